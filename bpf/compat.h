@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What <linux/bpf.h> of an older distribution lacks. The running kernel (6.6 or newer) has it all. */
+#ifndef LONGSPLICE_COMPAT_H
+#define LONGSPLICE_COMPAT_H
+
+#include <linux/bpf.h>
+#include <linux/version.h>
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
+struct bpf_iter_num {
+	__u64 __opaque[1];
+} __attribute__((aligned(8)));
+#endif
+
+/* enum tcx_action_base, since 6.6; as macros they may shadow the enumerators */
+#define TCX_NEXT (-1)
+#define TCX_DROP 2
+
+#endif

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The layout shared with user space: the only definition of it. User space gets its view from the object's BTF.
+ *
+ * Words: a *leg* is our end of one connection, with a host at its other end. A *flow* is two legs. Per leg there are two
+ * sequence spaces on the wire: "in" (the host's bytes) and "out" (bytes to the host). The local socket may lag behind the
+ * wire by a *shim* in either space. All sequence numbers here are those of the wire, host byte order, unless said otherwise.
+ */
+#ifndef LONGSPLICE_FLOW_H
+#define LONGSPLICE_FLOW_H
+
+#define ABI_VERSION 1
+
+/* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
+struct tuple {
+	__u32 remote[4];
+	__u32 local[4];
+	__u16 rport;
+	__u16 lport;
+};
+
+/* The same for IPv4, as the key of the first look-up. */
+struct tuple4 {
+	__u32 remote;
+	__u32 local;
+	__u16 rport;
+	__u16 lport;
+};
+
+/* Who owns the bytes of one direction (sender -> receiver). Kept in the sender's leg as phase_in, in the receiver's as
+ * phase_out; the bound is the same position in either's sequence space. */
+enum phase {
+	PHASE_LOCAL = 0,    /* the proxy: control mode */
+	PHASE_TO_FWD = 1,   /* below the bound the proxy (it drains), from the bound on the data path */
+	PHASE_FWD = 2,      /* the data path: forwarding mode */
+	PHASE_TO_LOCAL = 3, /* below the bound the data path (until acknowledged), from the bound on the proxy */
+};
+
+enum leg_flag {
+	LEG_TS = 1 << 0,       /* timestamps negotiated (RFC 7323) */
+	LEG_SACK = 1 << 1,     /* selective acknowledgements negotiated (RFC 2018) */
+	LEG_PAIRED = 1 << 2,   /* `peer` is valid */
+	LEG_SPLICED = 1 << 3,  /* the path entries rule; this record is stale until woken */
+	LEG_HOLD = 1 << 4,     /* drop instead of forward while draining */
+	LEG_FRAGMENTS = 1 << 5,/* fragments were seen: the tracker cannot vouch for max_in */
+	LEG_FIN_IN = 1 << 6,   /* the host has sent FIN */
+	LEG_FIN_OUT = 1 << 7,  /* FIN was sent to the host */
+	LEG_FIN_ACKED = 1 << 8,/* ... and acknowledged by it */
+	LEG_RESET = 1 << 9,    /* RST seen */
+	LEG_TRACKED = 1 << 10, /* handshake seen from the SYN on */
+	LEG_TRIGGER = 1 << 11, /* new data from the host take the flow back to control mode */
+	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
+	LEG_LOST = 1 << 13,    /* the socket died with bytes in hand: the flow cannot go on */
+};
+
+struct leg {
+	struct bpf_spin_lock lock;
+	__u32 flags;
+	struct tuple peer;
+	__u8 phase_in, phase_out;
+	__u8 wscale_in, wscale_out; /* shift of windows announced by the host / by us */
+	__u16 mss_in, mss_out;      /* announced by the host / by us, bytes */
+	__u32 irs, iss;             /* initial sequence numbers */
+	/* from the host */
+	__u32 max_in;    /* highest end ever passed up or forwarded */
+	__u32 bound_in;
+	__u32 ack_in;    /* highest acknowledgement, in out space */
+	__u32 edge_in;   /* right edge of its window, in out space */
+	__u32 tsval_in;
+	/* to the host */
+	__u32 max_out;   /* highest end sent by anyone */
+	__u32 local_out; /* highest end sent by the local socket */
+	__u32 bound_out;
+	__u32 ack_out;   /* highest acknowledgement sent by anyone, in in space */
+	__u32 win_out;   /* the window sent with it, bytes */
+	__u32 edge_out;  /* highest right edge promised */
+	__u32 ack_local; /* highest acknowledgement by the local socket, in in space */
+	__u32 win_local;
+	__u32 tsval_out;
+	/* wire = socket + shim */
+	__u32 shim_in, shim_out, shim_ts;
+	/* the peer's out space = our in space + seq_off; our TSval = the peer host's TSval + ts_from_peer */
+	__u32 seq_off, ts_from_peer;
+	__u32 verbatim;  /* from this position in in space on, bytes are relayed unchanged */
+	/* next hop to the host, as learned from what the local socket sends */
+	__u32 ifindex;
+	__u8 dmac[6], smac[6];
+	__u64 in64;      /* stream position of max_in: bytes since the SYN, 64-bit */
+	__u64 seen;      /* ns, CLOCK_MONOTONIC */
+};
+
+/* ---- forwarding mode: one entry per direction, found by the tuple of the leg where the packet comes in ---- */
+
+enum path_flag {
+	PATH_SPLICED = 1 << 0,
+	PATH_FIN = 1 << 1,       /* FIN passed; end is its end */
+	PATH_PEER_FIN = 1 << 2,  /* FIN passed in the other direction, not acknowledged yet */
+	PATH_FIN_ACKED = 1 << 3, /* this direction's FIN was acknowledged */
+	PATH_DEAD = 1 << 4,      /* RST passed: answer with RST from now on */
+	PATH_STRIP_TS = 1 << 5,  /* the far side has no timestamps */
+	PATH_STRIP_SACK = 1 << 6,
+	PATH_TRIGGER = 1 << 7,
+	PATH_CROSS = 1 << 8,     /* the other leg is of the other address family; remote4 is an index into remotes6 */
+	PATH_CHECK_SHIFT = 12,   /* 4 bits: window scale that bounds what the sender may send */
+};
+
+/* Changes as one 64-bit word, so that an unsplice can stop it at a definite position. */
+union path_word {
+	__u64 all;
+	struct {
+		__u32 end;   /* highest sequence end forwarded, in in space */
+		__u16 wraps; /* how often it wrapped */
+		__u16 flags; /* enum path_flag */
+	};
+};
+
+struct path {
+	union path_word word;
+	__u32 max_ack;   /* highest acknowledgement forwarded, in out space of this leg */
+	__u16 via;       /* index into vias */
+	__u8 scales;     /* low 4 bits: shift of windows in; high 4: out */
+	__u8 seen;       /* coarse time of the last packet, units of 2^33 ns */
+	__u32 seq_add, ack_add, tsval_add, tsecr_add;
+	__u16 rport, lport; /* of the leg where the packet goes out, network order */
+};
+
+struct path4 {
+	struct path p;
+	__u32 remote; /* network order */
+};
+
+struct path6 {
+	struct path p;
+	__u32 remote[4];
+};
+
+/* Next hop and own address, shared by many flows. */
+struct via {
+	__u32 ifindex;
+	__u32 mtu;      /* bytes of IP packet */
+	__u8 dmac[6], smac[6];
+	__u32 local[4]; /* our address on the outgoing leg; network order, IPv4-mapped */
+};
+
+/* A connection that is not established yet, seen through its SYN. */
+struct embryo {
+	__u32 irs, iss;
+	__u32 tsval_in, tsval_out;
+	__u16 mss_in, mss_out;
+	__u8 wscale_in, wscale_out;
+	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE as offered by the host / by us */
+	__u32 edge_out;
+	__u32 ifindex;
+	__u8 dmac[6], smac[6];
+};
+#define OPT_WSCALE 0x80
+
+/* ---- events, system-call programs ---- */
+
+enum event_kind {
+	EVENT_FORWARDING = 1, /* both directions are forwarded: commit may follow */
+	EVENT_CONTROL = 2,    /* both directions are back in control mode */
+	EVENT_TRIGGERED = 3,  /* the data path has begun an unsplice by itself */
+	EVENT_CLOSED = 4,     /* both FINs acknowledged */
+	EVENT_RESET = 5,
+	EVENT_OVERSIZE = 6,   /* segments do not fit, and the sender keeps sending them */
+	EVENT_LOST = 7,
+};
+
+struct event {
+	struct tuple leg;
+	enum event_kind kind;
+};
+
+/* One half of a splice, as user space sees it: positions are stream positions, FINs counting one. */
+struct half {
+	struct tuple leg;
+	__u32 consumed;  /* in: bytes taken from the socket */
+	__u32 produced;  /* in: bytes given to the socket */
+	__u32 leftover;  /* in: bytes in hand from this leg for the other */
+	__u32 pending;   /* out: OP_FREEZE: bytes still to be read from the socket; OP_UNSPLICE: enum phase that was left */
+	__u32 start;     /* out: stream position of the bound, low 32 bits */
+	__u32 fin;       /* out: the FIN lies below the bound: end of stream is pending too, and counted */
+	__u32 flags;     /* out: enum leg_flag */
+	enum phase phase_in; /* out */
+};
+
+enum switch_op {
+	OP_FREEZE = 1,   /* bounds set, TO_FWD */
+	OP_COMMIT = 2,   /* FWD -> path entries */
+	OP_UNSPLICE = 3, /* back, whatever the phases are */
+	OP_LOOK = 5,     /* phases and positions only */
+};
+
+enum switch_result {
+	SWITCH_OK = 0,
+	SWITCH_UNTRACKED = 1,
+	SWITCH_BUSY = 2,      /* an earlier switch is not over */
+	SWITCH_CLOSING = 3,
+	SWITCH_FRAGMENTS = 4,
+	SWITCH_MISMATCH = 5,  /* the counts cannot be right */
+	SWITCH_FULL = 6,
+};
+
+struct switch_args {
+	enum switch_op op;
+	enum switch_result result;
+	__u32 hold;
+	__u32 trigger;       /* OP_COMMIT: bit 0 new data from a, bit 1 new data from b */
+	struct half a, b;
+	__u16 via_a, via_b;  /* OP_COMMIT: next hop towards a, b */
+	__u32 remote_a, remote_b; /* OP_COMMIT: index into remotes6, when the families differ */
+	__u64 end_a, end_b;  /* out: stream position of all that came from a, b */
+};
+
+/* A listening address; all-zero address: any. Network order. */
+struct listen_key {
+	__u32 local[4];
+	__u16 port;
+	__u16 family; /* 4 or 6 */
+};
+
+enum verdict {
+	V_FORWARDED,        /* spliced, rewritten and sent on */
+	V_FORWARDED_SLOW,   /* the same through the switching code */
+	V_LOCAL,            /* given to the local socket */
+	V_BOTH,             /* forwarded and given to the local socket */
+	V_LOCAL_OUT,        /* sent by the local socket */
+	V_LOCAL_MUTED,      /* local socket's segment dropped: the flow is forwarded */
+	V_HELD,             /* dropped under the hold policy */
+	V_OUT_OF_WINDOW,    /* sequence number not acceptable */
+	V_BAD_ACK,          /* acknowledgement not acceptable */
+	V_BAD_RST,          /* RST not in order */
+	V_SYN,              /* SYN on a live flow */
+	V_CHALLENGE,        /* answered with a challenge ACK */
+	V_CHALLENGE_LIMITED,/* not answered: rate limit */
+	V_RST,              /* RST relayed */
+	V_TTL,              /* hop limit reached zero */
+	V_OVERSIZE,         /* did not fit the MTU: ICMP sent back */
+	V_FRAGMENT,         /* IP fragment of a flow */
+	V_STRADDLE,         /* a part of a segment across the bound was left to retransmission */
+	V_MALFORMED,
+	V_NO_PEER,          /* the other leg's record is gone */
+	V_REWRITE_FAILED,   /* a helper refused: out of memory */
+	V_TABLE_FULL,
+	V_STALE_CPU,        /* gave up racing with other CPUs for one entry */
+	V_ICMP_TRANSLATED,  /* ICMP error about a forwarded segment passed on to its sender */
+	V_MAX,
+};
+
+#endif

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From a packet to the tuple and the header fields. Scratch space is one per-CPU record: programs run with softirqs off,
+ * and a program that runs nested (egress of a cloned packet) returns before it touches the record. */
+#ifndef LONGSPLICE_PARSE_H
+#define LONGSPLICE_PARSE_H
+
+#define ETH_LEN 14
+#define MAX_TCP_HDR 60
+
+struct scratch {
+	struct tuple t;     /* as the leg sees it: the host is `remote` */
+	struct tuple other; /* the leg where a forwarded copy goes out */
+	struct seg s;
+	struct plan p;
+	__u32 pkt_len;      /* IP packet, bytes */
+	__u8 v6;            /* family of the packet */
+	__u8 ihl;           /* bytes */
+	__u8 doff;          /* TCP header, bytes */
+	__u8 ttl;
+	__u8 ts_at, sack_at, sack_len; /* offsets in the TCP header; 0: none */
+	__u8 cursor;
+	__u8 egress;
+	__u8 l3[40];        /* IP header as it came, without options */
+	__u8 old[64], new[64]; /* TCP header */
+	__u8 orig[64];      /* TCP header as it came */
+	__u8 dmac[6], smac[6];
+	__u32 ifindex;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratches SEC(".maps");
+
+/* An offset that the verifier believes; the arrays above leave room behind offset 63. */
+static __always_inline __u32 cap(__u32 offset)
+{
+	asm volatile("%0 &= 63" : "+r"(offset));
+	return offset;
+}
+
+static __always_inline struct scratch *scratch(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&scratches, &zero);
+}
+
+/* ::ffff:0:0/96 */
+#define MAPPED_PREFIX bpf_htonl(0x0000ffff)
+
+static __always_inline int tuple_is_v4(const struct tuple *t)
+{
+	return t->remote[0] == 0 && t->remote[1] == 0 && t->remote[2] == MAPPED_PREFIX;
+}
+
+static __always_inline void tuple_from4(struct tuple *t, __u32 remote, __u32 local)
+{
+	t->remote[0] = t->remote[1] = 0;
+	t->remote[2] = MAPPED_PREFIX;
+	t->remote[3] = remote;
+	t->local[0] = t->local[1] = 0;
+	t->local[2] = MAPPED_PREFIX;
+	t->local[3] = local;
+}
+
+enum parsed {
+	PARSED_TCP = 0,
+	PARSED_OTHER = 1,
+	PARSED_FRAGMENT = 2, /* first fragment: the ports are there */
+};
+
+/* Fills everything but options. Reads by copy: slow path and miss path only. */
+static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int egress)
+{
+	struct tcphdr *th = (void *)sc->orig;
+	__u16 frag = 0, total;
+	__u32 l4;
+	int r = PARSED_TCP;
+
+	sc->egress = egress;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = (void *)sc->l3;
+
+		if (bpf_skb_load_bytes(skb, ETH_LEN, ip, sizeof(*ip)) || ip->protocol != IPPROTO_TCP || ip->version != 4)
+			return PARSED_OTHER;
+		frag = ip->frag_off & bpf_htons(0x3fff);
+		if (frag & bpf_htons(0x1fff))
+			return PARSED_OTHER;
+		if (frag)
+			r = PARSED_FRAGMENT;
+		sc->v6 = 0;
+		sc->ihl = ip->ihl * 4;
+		sc->ttl = ip->ttl;
+		total = bpf_ntohs(ip->tot_len);
+		sc->pkt_len = total ? total : skb->len - ETH_LEN; /* 0: BIG TCP */
+		if (egress)
+			tuple_from4(&sc->t, ip->daddr, ip->saddr);
+		else
+			tuple_from4(&sc->t, ip->saddr, ip->daddr);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip6 = (void *)sc->l3;
+
+		if (bpf_skb_load_bytes(skb, ETH_LEN, ip6, sizeof(*ip6)) || ip6->nexthdr != IPPROTO_TCP)
+			return PARSED_OTHER;
+		sc->v6 = 1;
+		sc->ihl = sizeof(*ip6);
+		sc->ttl = ip6->hop_limit;
+		total = bpf_ntohs(ip6->payload_len);
+		sc->pkt_len = total ? total + sizeof(*ip6) : skb->len - ETH_LEN;
+		if (egress) {
+			__builtin_memcpy(sc->t.remote, &ip6->daddr, 16);
+			__builtin_memcpy(sc->t.local, &ip6->saddr, 16);
+		} else {
+			__builtin_memcpy(sc->t.remote, &ip6->saddr, 16);
+			__builtin_memcpy(sc->t.local, &ip6->daddr, 16);
+		}
+	} else {
+		return PARSED_OTHER;
+	}
+	l4 = ETH_LEN + sc->ihl;
+	if (sc->ihl < 20 || bpf_skb_load_bytes(skb, l4, th, sizeof(*th)))
+		return PARSED_OTHER;
+	sc->doff = th->doff * 4;
+	sc->t.rport = egress ? th->dest : th->source;
+	sc->t.lport = egress ? th->source : th->dest;
+	if (sc->doff < sizeof(*th) || sc->pkt_len < (__u32)sc->ihl + sc->doff)
+		return PARSED_OTHER;
+	sc->s.seq = bpf_ntohl(th->seq);
+	sc->s.ack = bpf_ntohl(th->ack_seq);
+	sc->s.win = bpf_ntohs(th->window);
+	sc->s.flags = sc->orig[13];
+	sc->s.len = sc->pkt_len - sc->ihl - sc->doff;
+	return r;
+}
+
+/* Options (RFC 9293, 3.2). Global: verified once, with the cursor in map memory so that the loop stays small. */
+__noinline int parse_options(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	__u32 n, l4;
+	int i;
+
+	if (!sc)
+		return 0;
+	sc->ts_at = sc->sack_at = sc->sack_len = 0;
+	sc->s.has_ts = 0;
+	n = sc->doff;
+	if (n <= 20 || n > MAX_TCP_HDR)
+		return 0;
+	l4 = ETH_LEN + sc->ihl;
+	n = cap(n - 20);
+	if (n < 1 || n > 40 || bpf_skb_load_bytes(skb, l4 + 20, sc->orig + 20, n))
+		return 0;
+	sc->cursor = 20;
+	bpf_for(i, 0, 40) {
+		__u32 at = sc->cursor;
+		__u32 kind, len;
+
+		if (at >= sc->doff || at >= MAX_TCP_HDR)
+			break;
+		at = cap(at);
+		kind = sc->orig[at];
+		if (kind == 0)
+			break;
+		if (kind == 1) {
+			sc->cursor = at + 1;
+			continue;
+		}
+		len = sc->orig[at + 1];
+		if (len < 2 || at + len > sc->doff)
+			break;
+		if (kind == 8 && len == 10)
+			sc->ts_at = at;
+		if (kind == 5 && len >= 10 && len <= 34)
+			sc->sack_at = at, sc->sack_len = len;
+		sc->cursor = at + len;
+	}
+	if (sc->ts_at && sc->ts_at <= 50) {
+		__u32 at = cap(sc->ts_at), v;
+
+		__builtin_memcpy(&v, sc->orig + at + 2, 4);
+		sc->s.tsval = bpf_ntohl(v);
+		__builtin_memcpy(&v, sc->orig + at + 6, 4);
+		sc->s.tsecr = bpf_ntohl(v);
+		sc->s.has_ts = 1;
+	}
+	return 0;
+}
+
+#endif

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Makes the packet what an edit says. Checksums are corrected by difference (RFC 1624) through the helpers, which know about
+ * offload: a CHECKSUM_PARTIAL packet carries the pseudo-header's sum only, a large packet is one header for many segments. */
+#ifndef LONGSPLICE_REWRITE_H
+#define LONGSPLICE_REWRITE_H
+
+#define TCP_CSUM_AT 16
+
+/* Edits the copy of the TCP header in sc->new: SACK edges, timestamps. */
+static __always_inline void edit_options(struct scratch *sc, const struct edit *e)
+{
+	__u32 at = sc->ts_at, i;
+
+	if (at >= 20 && at <= 50) {
+		at = cap(at);
+		if (e->strip_ts) {
+			for (i = 0; i < 10; i++)
+				sc->new[at + i] = 1;
+		} else {
+			__u32 v = bpf_htonl(e->tsval);
+
+			__builtin_memcpy(sc->new + at + 2, &v, 4);
+			/* without ACK the echo is not valid (RFC 7323, 3.2) */
+			v = e->flags & TH_ACK ? bpf_htonl(e->tsecr) : 0;
+			if (e->flags & TH_ACK)
+				__builtin_memcpy(sc->new + at + 6, &v, 4);
+		}
+	}
+	at = sc->sack_at;
+	if (at < 20 || at > 50)
+		return;
+	if (e->strip_sack) {
+		bpf_for(i, 0, 34) {
+			if (i >= sc->sack_len)
+				break;
+			sc->new[cap(at + i)] = 1;
+		}
+		return;
+	}
+	bpf_for(i, 0, 8) {
+		__u32 o = at + 2 + i * 4, v;
+
+		if (o + 4 > (__u32)at + sc->sack_len || o > 56)
+			break;
+		o = cap(o);
+		__builtin_memcpy(&v, sc->new + o, 4);
+		v = bpf_ntohl(v);
+		v = earlier(later(v, e->sack_lo), e->sack_hi) + e->sack_add;
+		v = bpf_htonl(v);
+		__builtin_memcpy(sc->new + o, &v, 4);
+	}
+}
+
+/* TCP header: ports 0 means unchanged. Global, so that it is verified once. which: 0 the local copy, 1 the forwarded. */
+__noinline int rewrite_tcp(struct __sk_buff *skb, __u32 which, __u32 ports)
+{
+	struct scratch *sc = scratch();
+	struct edit *e;
+	struct tcphdr *th;
+	__u32 n, l4;
+	__s64 diff;
+
+	if (!sc)
+		return -1;
+	n = sc->doff;
+	if (n < 20 || n > MAX_TCP_HDR)
+		return -1;
+	n = cap(n);
+	if (n < 20)
+		return -1;
+	l4 = ETH_LEN + sc->ihl;
+	if (bpf_skb_load_bytes(skb, l4, sc->old, n))
+		return -1;
+	__builtin_memcpy(sc->new, sc->orig, 64);
+	th = (void *)sc->new;
+	if (which)
+		e = &sc->p.f;
+	else
+		e = &sc->p.l;
+	if (ports)
+		__builtin_memcpy(sc->new, &ports, 4);
+	th->seq = bpf_htonl(e->seq);
+	if (e->flags & TH_ACK)
+		th->ack_seq = bpf_htonl(e->ack);
+	sc->new[13] = e->flags;
+	th->window = bpf_htons(e->win);
+	__builtin_memcpy(sc->new + TCP_CSUM_AT, sc->old + TCP_CSUM_AT, 2);
+	edit_options(sc, e);
+	n = cap(n) & 60;
+	if (n < 20)
+		return -1;
+	diff = bpf_csum_diff((void *)sc->old, n, (void *)sc->new, n, 0);
+	if (diff < 0)
+		return -1;
+	if (bpf_skb_store_bytes(skb, l4, sc->new, n, 0))
+		return -1;
+	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, 0);
+}
+
+/* IP header and addresses as `t` has them, seen from the sender: local -> remote if `out`, else remote -> local.
+ * Changes the family when it must. ttl 0: as it came. */
+__noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
+{
+	struct scratch *sc = scratch();
+	struct tuple *t;
+	__u32 now6, want6, l4, from_len, to_len;
+	__u8 *from, *to;
+	__s64 diff;
+
+	if (!sc)
+		return -1;
+	t = &sc->t;
+	if (which)
+		t = &sc->other;
+	now6 = skb->protocol == bpf_htons(ETH_P_IPV6);
+	want6 = !tuple_is_v4(t);
+	if (!now6 && sc->ihl > 20) {
+		/* IP options are for this hop's stack, not for the other path (RFC 1812, 4.2.2.6; symmetric splice, 5.2) */
+		if (bpf_skb_adjust_room(skb, 20 - (__s32)sc->ihl, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO))
+			return -1;
+		sc->pkt_len -= sc->ihl - 20;
+		sc->ihl = 20;
+	}
+	/* what the checksum covers now: addresses as they are in the packet */
+	if (bpf_skb_load_bytes(skb, ETH_LEN + (now6 ? 8 : 12), sc->old, now6 ? 32 : 8))
+		return -1;
+	from_len = now6 ? 32 : 8;
+	if (now6 != want6 && bpf_skb_change_proto(skb, want6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP), 0))
+		return -1;
+	l4 = ETH_LEN + (want6 ? 40 : 20);
+	if (want6) {
+		struct ipv6hdr *ip6 = (void *)sc->new;
+
+		__builtin_memset(sc->new, 0, 40);
+		if (sc->v6)
+			__builtin_memcpy(sc->new, sc->l3, 4); /* traffic class, flow label */
+		else
+			sc->new[0] = 0x60 | sc->l3[1] >> 4, sc->new[1] = sc->l3[1] << 4;
+		ip6->payload_len = sc->pkt_len - sc->ihl > 0xffff ? 0 : bpf_htons(sc->pkt_len - sc->ihl);
+		ip6->nexthdr = IPPROTO_TCP;
+		ip6->hop_limit = ttl;
+		if (which) {
+			__builtin_memcpy(&ip6->saddr, t->local, 16);
+			__builtin_memcpy(&ip6->daddr, t->remote, 16);
+		} else {
+			__builtin_memcpy(&ip6->saddr, sc->egress ? t->local : t->remote, 16);
+			__builtin_memcpy(&ip6->daddr, sc->egress ? t->remote : t->local, 16);
+		}
+		to = sc->new + 8;
+		to_len = 32;
+		if (bpf_skb_store_bytes(skb, ETH_LEN, sc->new, 40, 0))
+			return -1;
+	} else {
+		struct iphdr *ip = (void *)sc->new;
+		__u32 len = sc->pkt_len - sc->ihl + 20;
+		__s64 sum;
+
+		if (sc->v6) {
+			__builtin_memset(sc->new, 0, 20);
+			sc->new[1] = sc->l3[0] << 4 | sc->l3[1] >> 4;
+			ip->frag_off = bpf_htons(0x4000);
+		} else {
+			__builtin_memcpy(sc->new, sc->l3, 20);
+		}
+		sc->new[0] = 0x45;
+		ip->protocol = IPPROTO_TCP;
+		ip->tot_len = len > 0xffff ? 0 : bpf_htons(len);
+		ip->ttl = ttl;
+		ip->check = 0;
+		if (which) {
+			ip->saddr = t->local[3];
+			ip->daddr = t->remote[3];
+		} else {
+			ip->saddr = sc->egress ? t->local[3] : t->remote[3];
+			ip->daddr = sc->egress ? t->remote[3] : t->local[3];
+		}
+		sum = bpf_csum_diff(0, 0, (void *)sc->new, 20, 0);
+		sum = (sum & 0xffff) + (sum >> 16);
+		sum = (sum & 0xffff) + (sum >> 16);
+		ip->check = ~sum;
+		to = sc->new + 12;
+		to_len = 8;
+		if (bpf_skb_store_bytes(skb, ETH_LEN, sc->new, 20, 0))
+			return -1;
+	}
+	from = sc->old;
+	if (from_len == 8 && to_len == 8)
+		diff = bpf_csum_diff((void *)from, 8, (void *)to, 8, 0);
+	else if (from_len == 32 && to_len == 32)
+		diff = bpf_csum_diff((void *)from, 32, (void *)to, 32, 0);
+	else if (from_len == 8)
+		diff = bpf_csum_diff((void *)from, 8, (void *)to, 32, 0);
+	else
+		diff = bpf_csum_diff((void *)from, 32, (void *)to, 8, 0);
+	sc->ihl = want6 ? 40 : 20;
+	sc->pkt_len = (sc->pkt_len - (now6 ? 40 : 20)) + sc->ihl;
+	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, BPF_F_PSEUDO_HDR);
+}
+
+/* Cuts the payload to `keep` bytes. The length is part of the checksum, and so are the bytes that go. */
+__noinline int trim(struct __sk_buff *skb, __u32 keep)
+{
+	struct scratch *sc = scratch();
+	__u32 l4, cut, len, i, at;
+	__s64 sum = 0;
+	__u16 v;
+
+	if (!sc)
+		return -1;
+	if (keep >= sc->s.len)
+		return 0;
+	cut = sc->s.len - keep;
+	l4 = ETH_LEN + sc->ihl;
+	at = l4 + sc->doff + keep;
+	/* bytes that go; for CHECKSUM_PARTIAL the last step ignores them */
+	bpf_for(i, 0, 1025) {
+		__u32 left = cut - i * 64;
+
+		if (i * 64 >= cut)
+			break;
+		if (left >= 64) {
+			if (bpf_skb_load_bytes(skb, at + i * 64, sc->old, 64))
+				return -1;
+		} else {
+			__builtin_memset(sc->old, 0, 64);
+			left = cap(left);
+			if (left < 1 || bpf_skb_load_bytes(skb, at + i * 64, sc->old, left))
+				return -1;
+		}
+		sum = bpf_csum_diff((void *)sc->old, 64, 0, 0, sum);
+	}
+	sum = (sum & 0xffff) + ((__u64)sum >> 16 & 0xffff);
+	sum = (sum & 0xffff) + (sum >> 16);
+	if (keep & 1) /* they stood at odd offsets (RFC 1071, 2.B) */
+		sum = (sum & 0xff) << 8 | (sum >> 8 & 0xff);
+	if (bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, sum, 0))
+		return -1;
+	if (bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, bpf_htons(sc->s.len + sc->doff), bpf_htons(keep + sc->doff),
+				BPF_F_PSEUDO_HDR | 2))
+		return -1;
+	len = sc->ihl + sc->doff + keep;
+	if (sc->ihl == 40) {
+		v = bpf_htons(len - 40);
+		if (bpf_skb_store_bytes(skb, ETH_LEN + 4, &v, 2, 0))
+			return -1;
+	} else {
+		__u16 old;
+
+		v = bpf_htons(len);
+		if (bpf_skb_load_bytes(skb, ETH_LEN + 2, &old, 2) ||
+		    bpf_l3_csum_replace(skb, ETH_LEN + 10, old, v, 2) || bpf_skb_store_bytes(skb, ETH_LEN + 2, &v, 2, 0))
+			return -1;
+	}
+	sc->pkt_len = len;
+	sc->s.len = keep;
+	return bpf_skb_change_tail(skb, ETH_LEN + len, 0);
+}
+
+#endif

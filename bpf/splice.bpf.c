@@ -1,0 +1,872 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The data path's entries: parse -> look up -> decide -> rewrite -> redirect.
+ *
+ * ingress: a packet from a host. Its tuple finds a path entry (paths4, paths6): a miss goes on as if nothing were here. A
+ *   path that is SPLICED holds all that is needed to rewrite the packet and to send it on (fast_*): no lock, and nothing but
+ *   this direction's own entry is written. Otherwise the leg's record decides (slow): control mode, switching, switching back.
+ * egress: a segment of a local socket. The same look-up; shims are applied, and a socket whose flow is forwarded is muted.
+ * switch_flow: run by user space; splice, commit, unsplice, release.
+ *
+ * Between fast and slow stands one atomic word per direction, path.word: the fast path advances it by compare-and-swap and
+ * only while it says SPLICED, so clearing that flag stops it at a definite position. That position is the bound of the unsplice,
+ * and whoever comes first, packet or user space, can derive the leg's record from it (wake).
+ */
+#include "compat.h"
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "flow.h"
+#include "switch.h"
+#include "verdict.h"
+#include "parse.h"
+#include "rewrite.h"
+#include "track.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+static __always_inline struct path *find_path(const struct tuple *t)
+{
+	if (tuple_is_v4(t)) {
+		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
+		struct path4 *p = bpf_map_lookup_elem(&paths4, &k);
+
+		return p ? &p->p : NULL;
+	}
+	struct path6 *p = bpf_map_lookup_elem(&paths6, t);
+
+	return p ? &p->p : NULL;
+}
+
+/* ---- from forwarding mode back to a leg's record ---- */
+
+/* Stops a direction where it is. */
+static __always_inline void stop_path(struct path *p)
+{
+	union path_word w, n;
+	int i;
+
+	bpf_for(i, 0, 64) {
+		w.all = *(volatile __u64 *)&p->word.all;
+		if (!(w.flags & PATH_SPLICED))
+			return;
+		n = w;
+		n.flags &= ~PATH_SPLICED;
+		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
+			return;
+	}
+}
+
+/* Under l's lock; `in` and `out` are stopped: the entries where l's host sends, and where the other host sends to it. */
+INLINE void wake(struct leg *l, const struct path *in, const struct path *out)
+{
+	__u32 end = in->word.end;
+	__u64 wrapped = ((__u64)in->word.wraps << 32) + end - l->max_in;
+
+	if (!(l->flags & LEG_SPLICED))
+		return;
+	l->flags &= ~LEG_SPLICED;
+	l->in64 += wrapped;
+	l->max_in = end;
+	l->max_out = later(l->max_out, out->word.end + out->seq_add);
+	l->ack_in = in->max_ack;
+	l->edge_in = l->max_out + 65535; /* unknown until the host's next segment */
+	l->ack_out = out->max_ack + out->ack_add;
+	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
+	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;
+	if (in->word.flags & PATH_FIN)
+		l->flags |= LEG_FIN_IN;
+	if (out->word.flags & PATH_FIN)
+		l->flags |= LEG_FIN_OUT;
+	if (out->word.flags & PATH_FIN_ACKED)
+		l->flags |= LEG_FIN_ACKED;
+	if ((in->word.flags | out->word.flags) & PATH_DEAD)
+		l->flags |= LEG_RESET;
+}
+
+static __always_inline void wake_both(struct leg *a, struct leg *b, struct path *pa, struct path *pb)
+{
+	stop_path(pa);
+	stop_path(pb);
+	bpf_spin_lock(&a->lock);
+	wake(a, pa, pb);
+	bpf_spin_unlock(&a->lock);
+	bpf_spin_lock(&b->lock);
+	wake(b, pb, pa);
+	bpf_spin_unlock(&b->lock);
+}
+
+static __always_inline int unsplice_direction(struct leg *from, struct leg *to)
+{
+	__u32 at, at_out;
+	int was, done;
+
+	bpf_spin_lock(&from->lock);
+	at = from->max_in;
+	at_out = at + from->seq_off;
+	was = unsplice_in(from, at);
+	bpf_spin_unlock(&from->lock);
+	bpf_spin_lock(&to->lock);
+	done = unsplice_out(to, was, at_out);
+	bpf_spin_unlock(&to->lock);
+	if (done) {
+		bpf_spin_lock(&from->lock);
+		unsplice_done(from);
+		bpf_spin_unlock(&from->lock);
+	}
+	return was;
+}
+
+/* Returns the phases that were left, the first direction's in the low 4 bits, or a negative number. */
+__noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
+{
+	struct leg *a, *b;
+	struct path *pa, *pb;
+	int was;
+
+	if (!ta || !tb)
+		return -1;
+	a = bpf_map_lookup_elem(&legs, ta);
+	b = bpf_map_lookup_elem(&legs, tb);
+	pa = find_path(ta);
+	pb = find_path(tb);
+	if (!a || !b || !pa || !pb)
+		return -1;
+	wake_both(a, b, pa, pb);
+	was = unsplice_direction(a, b);
+	was |= unsplice_direction(b, a) << 4;
+	return was;
+}
+
+/* ---- slow path: control mode, switching, switching back ---- */
+
+static __always_inline int send_on(struct __sk_buff *skb, const struct leg *o, int clone)
+{
+	__u8 mac[12];
+
+	__builtin_memcpy(mac, o->dmac, 6);
+	__builtin_memcpy(mac + 6, o->smac, 6);
+	if (bpf_skb_store_bytes(skb, 0, mac, 12, 0))
+		return -1;
+	if (clone)
+		return bpf_clone_redirect(skb, o->ifindex, 0);
+	return bpf_redirect(o->ifindex, 0);
+}
+
+static __always_inline __u32 ports_of(const struct tuple *t)
+{
+	return (__u32)t->lport | (__u32)t->rport << 16;
+}
+
+/* Is the packet, or each segment of a large one, larger than the way out allows? */
+static __always_inline int oversize(struct __sk_buff *skb, const struct scratch *sc, __u32 mtu)
+{
+	__u32 hdr = (tuple_is_v4(&sc->other) ? 20 : 40) + sc->doff;
+	__u32 len = hdr + (skb->gso_size ? skb->gso_size : sc->s.len);
+
+	return mtu && len > mtu;
+}
+
+/* Gives the socket its copy back after the forwarded one has left. */
+static __always_inline int restore_local(struct __sk_buff *skb, struct scratch *sc, int touched)
+{
+	if (touched) {
+		if (rewrite_ip(skb, 0, sc->ttl))
+			return -1;
+		/* the receiver only looks at the destination */
+		if (bpf_skb_store_bytes(skb, 0, sc->dmac, 12, 0))
+			return -1;
+	}
+	if (rewrite_tcp(skb, 0, touched ? (__u32)sc->t.rport | (__u32)sc->t.lport << 16 : 0))
+		return -1;
+	return trim(skb, sc->p.l.keep);
+}
+
+/* RST from a host: in order it counts, otherwise it does not (RFC 5961, 3.2). */
+INLINE int rst_in_order(const struct leg *l, const struct seg *s)
+{
+	return s->seq == l->ack_out || s->seq == l->max_in;
+}
+
+__noinline int slow_ingress(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct leg *l, *o = NULL;
+	struct path *pl, *po;
+	struct plan *p;
+	__u32 events = 0, flags, mtu = 0;
+	int keep_going, plain, trigger, touched = 0;
+
+	if (!sc)
+		return TCX_NEXT;
+	p = &sc->p;
+	l = bpf_map_lookup_elem(&legs, &sc->t);
+	if (!l)
+		return TCX_NEXT;
+	if (l->flags & LEG_SYN) {
+		struct syn_options opt = {};
+
+		if ((sc->s.flags & (TH_SYN | TH_ACK)) == (TH_SYN | TH_ACK)) {
+			parse_syn(skb, &opt);
+			bpf_spin_lock(&l->lock);
+			own_syn_ack(l, sc, &opt);
+			bpf_spin_unlock(&l->lock);
+		}
+		return TCX_NEXT;
+	}
+	parse_options(skb);
+	if (l->flags & LEG_PAIRED) {
+		sc->other = l->peer;
+		o = bpf_map_lookup_elem(&legs, &sc->other);
+		if (l->flags & LEG_SPLICED) {
+			/* stopped, but nobody has woken the legs yet */
+			pl = find_path(&sc->t);
+			po = find_path(&sc->other);
+			if (!o || !pl || !po)
+				return drop(V_NO_PEER);
+			wake_both(l, o, pl, po);
+		}
+	}
+	/* new data on a flow that waits for them: they are the proxy's */
+	trigger = (l->flags & LEG_TRIGGER) && l->phase_in == PHASE_FWD && o && after(sc->s.seq + sc->s.len, l->max_in);
+	if (trigger) {
+		unsplice_legs(&sc->t, &sc->other);
+		tell(&sc->t, EVENT_TRIGGERED);
+	}
+	l->seen = bpf_ktime_get_coarse_ns();
+
+	if (sc->s.flags & (TH_SYN | TH_RST)) {
+		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
+		int in_order = rst_in_order(l, &sc->s);
+
+		if (sc->s.flags & TH_SYN) {
+			if (control)
+				goto as_shimmed;
+			return drop(V_SYN);
+		}
+		if (!control && !in_order)
+			return drop(V_BAD_RST);
+		bpf_spin_lock(&l->lock);
+		if (in_order)
+			l->flags |= LEG_RESET;
+		bpf_spin_unlock(&l->lock);
+		tell(&sc->t, EVENT_RESET);
+		if (control)
+			goto as_shimmed;
+		/* switching: the engine ends the other leg when its socket reports the reset */
+		edit_for_local(l, &sc->s, p, 0);
+		p->l.keep = 0;
+		p->l.flags = sc->s.flags;
+		count(V_RST);
+		if (rewrite_tcp(skb, 0, 0) || trim(skb, 0))
+			return drop(V_REWRITE_FAILED);
+		return TCX_NEXT;
+	}
+
+	bpf_spin_lock(&l->lock);
+	flags = l->flags;
+	keep_going = host_segment(l, &sc->s, p);
+	plain = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL && !p->returned;
+	flags ^= l->flags;
+	bpf_spin_unlock(&l->lock);
+	if (!keep_going)
+		return drop(p->dropped);
+	if (plain && !(l->shim_in | l->shim_out | l->shim_ts)) {
+		count(V_LOCAL);
+		return TCX_NEXT;
+	}
+	if (p->fwd || p->drained || p->returned) {
+		if (!o)
+			return drop(V_NO_PEER);
+		bpf_spin_lock(&o->lock);
+		forward_segment(o, &sc->s, p);
+		if ((p->drained || p->returned)) {
+			if (o->phase_out == PHASE_FWD && o->phase_in == PHASE_FWD)
+				events = EVENT_FORWARDING;
+			if (o->phase_out == PHASE_LOCAL && o->phase_in == PHASE_LOCAL)
+				events = EVENT_CONTROL;
+		}
+		bpf_spin_unlock(&o->lock);
+		if (events)
+			tell(&sc->t, events);
+	}
+	if (o && (l->flags & LEG_FIN_ACKED) && (o->flags & LEG_FIN_ACKED) && (flags & LEG_FIN_ACKED))
+		tell(&sc->t, EVENT_CLOSED);
+	if (p->fwd) {
+		__u32 whole = sc->s.len;
+
+		if (!o)
+			return drop(V_NO_PEER);
+		if (sc->ttl <= 1)
+			return drop(V_TTL);
+		if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) < 0)
+			mtu = 0;
+		if (p->f.keep && oversize(skb, sc, mtu)) {
+			count(V_OVERSIZE);
+			tell(&sc->t, EVENT_OVERSIZE);
+			if (!p->local)
+				return TCX_DROP;
+		} else {
+			if (p->local) {
+				bpf_skb_load_bytes(skb, 0, sc->dmac, 12);
+				if (!p->fwd_data && whole && trim(skb, p->l.keep)) /* bare ack of a segment with data */
+					return drop(V_REWRITE_FAILED);
+			}
+			if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
+				return drop(V_REWRITE_FAILED);
+			if (!p->local || p->fwd_data) {
+				/* trim() leaves a clone's data alone only if it is not shared: the clone goes first */
+				if (p->f.keep < sc->s.len && !p->local && trim(skb, p->f.keep))
+					return drop(V_REWRITE_FAILED);
+			}
+			if (!p->local) {
+				count(V_FORWARDED_SLOW);
+				return send_on(skb, o, 0);
+			}
+			if (send_on(skb, o, 1) < 0)
+				count(V_REWRITE_FAILED);
+			touched = 1;
+		}
+	}
+	if (restore_local(skb, sc, touched))
+		return drop(V_REWRITE_FAILED);
+	count(touched ? V_BOTH : V_LOCAL);
+	return TCX_NEXT;
+
+as_shimmed:
+	p->l.seq = sc->s.seq - l->shim_in;
+	p->l.ack = sc->s.ack - l->shim_out;
+	p->l.tsval = sc->s.tsval;
+	p->l.tsecr = sc->s.tsecr - l->shim_ts;
+	p->l.win = sc->s.win;
+	p->l.flags = sc->s.flags;
+	p->l.keep = sc->s.len;
+	p->l.strip_ts = p->l.strip_sack = 0;
+	p->l.sack_add = -l->shim_out;
+	p->l.sack_lo = sc->s.ack - FAR;
+	p->l.sack_hi = sc->s.ack + FAR;
+	count(V_LOCAL);
+	if ((l->shim_in | l->shim_out | l->shim_ts) && rewrite_tcp(skb, 0, 0))
+		return drop(V_REWRITE_FAILED);
+	return TCX_NEXT;
+}
+
+/* ---- fast path: forwarding mode ---- */
+
+/* FIN and RST of a spliced flow change its life; SYN must not. Returns 0 to forward. */
+static __always_inline int fast_special(struct scratch *sc, struct path *p, union path_word w)
+{
+	struct path *rev = find_path(&sc->other);
+
+	if (!rev)
+		return drop(V_NO_PEER);
+	if (sc->s.flags & TH_SYN)
+		return drop(V_SYN);
+	if (sc->s.flags & TH_RST) {
+		/* the next in order as the receiver or as the sender has it */
+		__u32 next = rev->max_ack + rev->ack_add;
+
+		if (sc->s.seq != next && sc->s.seq != w.end)
+			return drop(V_BAD_RST);
+		__sync_fetch_and_or(&p->word.all, (__u64)PATH_DEAD << 48);
+		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
+		count(V_RST);
+		tell(&sc->t, EVENT_RESET);
+		return 0;
+	}
+	return 0;
+}
+
+/* The acknowledgement of a FIN that went the other way. */
+static __always_inline void fin_acked(struct scratch *sc, struct path *p)
+{
+	struct path *rev = find_path(&sc->other);
+
+	if (!rev || sc->s.ack != rev->word.end + rev->seq_add)
+		return;
+	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_PEER_FIN << 48));
+	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_FIN_ACKED << 48);
+	if (p->word.flags & PATH_FIN_ACKED)
+		tell(&sc->t, EVENT_CLOSED);
+}
+
+/* Advances the word to `end`. 0: done; 1: no longer SPLICED; -1: gave up. */
+static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags)
+{
+	union path_word w, n;
+	int i;
+
+	bpf_for(i, 0, 16) {
+		w.all = *(volatile __u64 *)&p->word.all;
+		if (!(w.flags & PATH_SPLICED))
+			return 1;
+		if (!after(end, w.end) && !(flags & ~w.flags))
+			return 0;
+		n = w;
+		n.flags |= flags;
+		if (after(end, w.end)) {
+			n.end = end;
+			if (end < w.end)
+				n.wraps++;
+		}
+		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
+			return 0;
+	}
+	return -1;
+}
+
+static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, __u32 remote4,
+					const __u32 *remote6)
+{
+	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
+	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = p->via;
+	__u32 reach = (__u32)65535 << (w.flags >> PATH_CHECK_SHIFT);
+	__u32 win = (__u32)sc->s.win << (p->scales & 15);
+	struct edit *e = &sc->p.f;
+	struct via *v = bpf_map_lookup_elem(&vias, &via);
+	int r;
+
+	if (!v)
+		return drop(V_NO_PEER);
+	if (w.flags & PATH_DEAD)
+		return TCX_NEXT; /* no socket: the kernel answers with RST */
+	if ((__s32)(end - w.end) > (__s32)reach || (__s32)(w.end - sc->s.seq) > (__s32)(reach + FAR))
+		return drop(V_OUT_OF_WINDOW);
+	if ((sc->s.flags & TH_ACK) &&
+	    ((__s32)(sc->s.ack - p->max_ack) > (__s32)(((__u32)65535 << (p->scales & 15)) + 65536) ||
+	     (__s32)(p->max_ack - sc->s.ack) > (__s32)FAR))
+		return drop(V_BAD_ACK);
+	/* the leg where it goes out */
+	if (remote6) {
+		__builtin_memcpy(sc->other.remote, remote6, 16);
+	} else if (w.flags & PATH_CROSS) {
+		struct remote6 *r6 = bpf_map_lookup_elem(&remotes6, &remote4);
+
+		if (!r6)
+			return drop(V_NO_PEER);
+		__builtin_memcpy(sc->other.remote, r6->addr, 16);
+	} else {
+		sc->other.remote[0] = sc->other.remote[1] = 0;
+		sc->other.remote[2] = MAPPED_PREFIX;
+		sc->other.remote[3] = remote4;
+	}
+	__builtin_memcpy(sc->other.local, v->local, 16);
+	sc->other.rport = p->rport;
+	sc->other.lport = p->lport;
+	if (sc->s.flags & (TH_SYN | TH_RST)) {
+		r = fast_special(sc, p, w);
+		if (r)
+			return r;
+	}
+	if (sc->ttl <= 1)
+		return drop(V_TTL);
+	if (oversize(skb, sc, v->mtu)) {
+		tell(&sc->t, EVENT_OVERSIZE);
+		return drop(V_OVERSIZE);
+	}
+	if (after(end, w.end) || fin) {
+		if (w.flags & PATH_TRIGGER && after(end, w.end)) {
+			stop_path(p);
+			return -1;
+		}
+		r = advance_path(p, end, fin ? PATH_FIN : 0);
+		if (r > 0)
+			return -1; /* an unsplice has come in between */
+		if (r < 0)
+			return drop(V_STALE_CPU);
+		if (fin) {
+			struct path *rev = find_path(&sc->other);
+
+			if (rev && !(w.flags & PATH_FIN_ACKED))
+				__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48);
+		}
+	}
+	if (sc->s.flags & TH_ACK) {
+		if (after(sc->s.ack, p->max_ack))
+			p->max_ack = sc->s.ack;
+		if (w.flags & PATH_PEER_FIN)
+			fin_acked(sc, p);
+	}
+	p->seen = bpf_ktime_get_coarse_ns() >> 33;
+
+	parse_options(skb);
+	e->seq = sc->s.seq + p->seq_add;
+	e->ack = sc->s.ack + p->ack_add;
+	e->tsval = sc->s.tsval + p->tsval_add;
+	e->tsecr = sc->s.tsecr + p->tsecr_add;
+	e->sack_add = p->ack_add;
+	e->sack_lo = sc->s.ack - FAR;
+	e->sack_hi = sc->s.ack + FAR;
+	win >>= p->scales >> 4;
+	e->win = win > 0xffff ? 0xffff : win;
+	e->flags = sc->s.flags;
+	e->keep = sc->s.len;
+	e->strip_ts = !!(w.flags & PATH_STRIP_TS);
+	e->strip_sack = !!(w.flags & PATH_STRIP_SACK);
+	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
+		return drop(V_REWRITE_FAILED);
+	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
+		return drop(V_REWRITE_FAILED);
+	count(V_FORWARDED);
+	return bpf_redirect(v->ifindex, 0);
+}
+
+/* A first fragment: its leg can no longer be vouched for. */
+static __always_inline int fragment(struct scratch *sc, const struct path *p)
+{
+	struct leg *l;
+
+	if (p->word.flags & PATH_SPLICED)
+		return drop(V_FRAGMENT);
+	l = bpf_map_lookup_elem(&legs, &sc->t);
+	if (!l)
+		return TCX_NEXT;
+	if (l->phase_in != PHASE_LOCAL || l->phase_out != PHASE_LOCAL)
+		return drop(V_FRAGMENT);
+	__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
+	return TCX_NEXT;
+}
+
+SEC("tcx/ingress")
+int ingress(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct path *p;
+	int r, parsed;
+
+	if (!sc)
+		return TCX_NEXT;
+	parsed = parse(skb, sc, 0);
+	if (parsed == PARSED_OTHER)
+		return TCX_NEXT;
+	if (!sc->v6) {
+		struct tuple4 k = { sc->t.remote[3], sc->t.local[3], sc->t.rport, sc->t.lport };
+		struct path4 *p4 = bpf_map_lookup_elem(&paths4, &k);
+
+		p = p4 ? &p4->p : NULL;
+		if (p4 && parsed == PARSED_TCP && (p4->p.word.flags & PATH_SPLICED)) {
+			r = fast_ingress(skb, sc, &p4->p, p4->remote, NULL);
+			if (r >= 0)
+				return r;
+		}
+	} else {
+		struct path6 *p6 = bpf_map_lookup_elem(&paths6, &sc->t);
+
+		p = p6 ? &p6->p : NULL;
+		if (p6 && parsed == PARSED_TCP && (p6->p.word.flags & PATH_SPLICED)) {
+			r = fast_ingress(skb, sc, &p6->p, 0, p6->remote);
+			if (r >= 0)
+				return r;
+		}
+	}
+	if (!p) {
+		if (parsed == PARSED_FRAGMENT || !track_ingress(skb))
+			return TCX_NEXT;
+		return slow_ingress(skb);
+	}
+	if (parsed == PARSED_FRAGMENT)
+		return fragment(sc, p);
+	return slow_ingress(skb);
+}
+
+/* ---- from a local socket ---- */
+
+__noinline int slow_egress(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct leg *l, *o = NULL;
+	struct plan *p;
+	__u32 room = 0;
+	int go;
+
+	if (!sc)
+		return TCX_NEXT;
+	p = &sc->p;
+	l = bpf_map_lookup_elem(&legs, &sc->t);
+	if (!l)
+		return TCX_NEXT;
+	if (sc->s.flags & TH_SYN) {
+		struct syn_options opt = {};
+
+		if (l->flags & LEG_SYN) {
+			parse_syn(skb, &opt);
+			bpf_spin_lock(&l->lock);
+			own_syn(l, sc, &opt);
+			bpf_spin_unlock(&l->lock);
+			l->ifindex = skb->ifindex;
+			bpf_skb_load_bytes(skb, 0, l->dmac, 6);
+			bpf_skb_load_bytes(skb, 6, l->smac, 6);
+		}
+		return TCX_NEXT;
+	}
+	parse_options(skb);
+	if (l->phase_in == PHASE_TO_FWD) {
+		o = bpf_map_lookup_elem(&legs, &l->peer);
+		if (!o)
+			return drop(V_NO_PEER);
+		/* What the other host has room for, in this host's numbers. Read without its lock: one word, only a hint. */
+		room = *(volatile __u32 *)&o->edge_in - l->seq_off;
+	}
+	bpf_spin_lock(&l->lock);
+	go = local_segment(l, &sc->s, p, room);
+	bpf_spin_unlock(&l->lock);
+	if (!go)
+		return drop(V_LOCAL_MUTED);
+	if (l->ifindex != skb->ifindex || l->phase_in == PHASE_LOCAL) {
+		l->ifindex = skb->ifindex;
+		bpf_skb_load_bytes(skb, 0, l->dmac, 6);
+		bpf_skb_load_bytes(skb, 6, l->smac, 6);
+	}
+	count(V_LOCAL_OUT);
+	if (p->l.seq == sc->s.seq && p->l.ack == sc->s.ack && p->l.win == sc->s.win && p->l.flags == sc->s.flags &&
+	    (!sc->s.has_ts || p->l.tsval == sc->s.tsval))
+		return TCX_NEXT;
+	if (rewrite_tcp(skb, 0, 0))
+		return drop(V_REWRITE_FAILED);
+	return TCX_NEXT;
+}
+
+SEC("tcx/egress")
+int egress(struct __sk_buff *skb)
+{
+	struct scratch *sc;
+	struct path *p;
+
+	if (skb->ingress_ifindex) /* forwarded, by us or by the kernel */
+		return TCX_NEXT;
+	sc = scratch();
+	if (!sc || parse(skb, sc, 1) == PARSED_OTHER)
+		return TCX_NEXT;
+	p = find_path(&sc->t);
+	if (!p) {
+		if ((sc->s.flags & (TH_SYN | TH_ACK)) == (TH_SYN | TH_ACK))
+			track_egress(skb);
+		return TCX_NEXT;
+	}
+	if (p->word.flags & PATH_SPLICED) {
+		if ((p->word.flags & PATH_DEAD) && (sc->s.flags & TH_RST))
+			return TCX_NEXT;
+		return drop(V_LOCAL_MUTED);
+	}
+	return slow_egress(skb);
+}
+
+/* ---- run by user space ---- */
+
+static __always_inline int ready(const struct leg *l)
+{
+	if (!(l->flags & LEG_TRACKED))
+		return SWITCH_UNTRACKED;
+	if (l->flags & LEG_RESET)
+		return SWITCH_CLOSING;
+	if (l->flags & LEG_FRAGMENTS)
+		return SWITCH_FRAGMENTS;
+	if (l->phase_in != PHASE_LOCAL || l->phase_out != PHASE_LOCAL)
+		return SWITCH_BUSY;
+	return SWITCH_OK;
+}
+
+static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b)
+{
+	__u32 to_b, to_a, ts, r, done;
+	__u32 out_a = a->iss + 1 + g->a.produced + g->b.leftover;
+	__u32 out_b = b->iss + 1 + g->b.produced + g->a.leftover;
+
+	r = ready(a);
+	if (!r)
+		r = ready(b);
+	if (!r && (a->flags & LEG_FIN_IN) && (b->flags & LEG_FIN_IN))
+		r = SWITCH_CLOSING;
+	if (r)
+		return r;
+	if (a->max_in - a->irs - 1 - g->a.consumed > FAR || b->max_in - b->irs - 1 - g->b.consumed > FAR ||
+	    before(out_a, a->local_out) || before(out_b, b->local_out))
+		return SWITCH_MISMATCH; /* more taken than came, or less given than went */
+	bpf_spin_lock(&a->lock);
+	a->peer = g->b.leg;
+	a->flags |= LEG_PAIRED;
+	a->flags &= ~LEG_TRIGGER;
+	bpf_spin_unlock(&a->lock);
+	bpf_spin_lock(&b->lock);
+	b->peer = g->a.leg;
+	b->flags |= LEG_PAIRED;
+	b->flags &= ~LEG_TRIGGER;
+	bpf_spin_unlock(&b->lock);
+
+	bpf_spin_lock(&a->lock);
+	g->a.pending = freeze_in(a, g->a.consumed, out_b, &to_b, g->hold);
+	g->a.start = a->bound_in - a->irs - 1;
+	g->a.fin = !!(a->flags & LEG_FIN_IN);
+	ts = a->tsval_in;
+	bpf_spin_unlock(&a->lock);
+
+	bpf_spin_lock(&b->lock);
+	done = freeze_out(b, to_b, ts);
+	g->b.pending = freeze_in(b, g->b.consumed, out_a, &to_a, g->hold);
+	if (done)
+		a->phase_in = PHASE_FWD;
+	g->b.start = b->bound_in - b->irs - 1;
+	g->b.fin = !!(b->flags & LEG_FIN_IN);
+	ts = b->tsval_in;
+	bpf_spin_unlock(&b->lock);
+
+	bpf_spin_lock(&a->lock);
+	done = freeze_out(a, to_a, ts);
+	bpf_spin_unlock(&a->lock);
+	if (done) {
+		bpf_spin_lock(&b->lock);
+		b->phase_in = PHASE_FWD;
+		bpf_spin_unlock(&b->lock);
+	}
+	return SWITCH_OK;
+}
+
+/* Fills the entry for packets from `from`'s host. Under from's lock. */
+INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *to, const struct tuple *out, __u32 via)
+{
+	p->max_ack = from->ack_in;
+	p->via = via;
+	p->scales = from->wscale_in | to->wscale_out << 4;
+	p->seq_add = from->seq_off;
+	p->ack_add = -to->seq_off;
+	p->tsval_add = to->ts_from_peer;
+	p->tsecr_add = -from->ts_from_peer;
+	p->rport = out->rport;
+	p->lport = out->lport;
+}
+
+INLINE __u16 path_flags(const struct leg *from, const struct leg *to, int trigger)
+{
+	__u16 f = PATH_SPLICED | from->wscale_out << PATH_CHECK_SHIFT;
+
+	if (!(to->flags & LEG_TS))
+		f |= PATH_STRIP_TS;
+	if (!(to->flags & LEG_SACK))
+		f |= PATH_STRIP_SACK;
+	if (from->flags & LEG_FIN_IN)
+		f |= PATH_FIN;
+	if ((from->flags & LEG_FIN_OUT) && !(from->flags & LEG_FIN_ACKED))
+		f |= PATH_PEER_FIN;
+	if ((to->flags & LEG_FIN_OUT) && (to->flags & LEG_FIN_ACKED))
+		f |= PATH_FIN_ACKED;
+	if (trigger)
+		f |= PATH_TRIGGER;
+	return f;
+}
+
+static __always_inline int set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
+{
+	if (!tuple_is_v4(in)) {
+		struct path6 *p = bpf_map_lookup_elem(&paths6, in);
+
+		if (!p)
+			return 0;
+		__builtin_memcpy(p->remote, out->remote, 16);
+		return 0;
+	}
+	struct tuple4 k = { in->remote[3], in->local[3], in->rport, in->lport };
+	struct path4 *p = bpf_map_lookup_elem(&paths4, &k);
+
+	if (!p)
+		return 0;
+	if (tuple_is_v4(out)) {
+		p->remote = out->remote[3];
+		return 0;
+	}
+	struct remote6 *r = bpf_map_lookup_elem(&remotes6, &index);
+
+	if (r)
+		__builtin_memcpy(r->addr, out->remote, 16);
+	p->remote = index;
+	return PATH_CROSS;
+}
+
+static __always_inline void splice_path(struct leg *from, struct leg *to, struct path *p, const struct tuple *out,
+					__u32 via, int trigger, __u32 cross)
+{
+	union path_word w = {};
+
+	bpf_spin_lock(&from->lock);
+	if (from->phase_in == PHASE_FWD && from->phase_out == PHASE_FWD) {
+		fill_path(p, from, to, out, via);
+		w.end = from->max_in;
+		w.flags = path_flags(from, to, trigger) | cross;
+		from->flags |= LEG_SPLICED;
+		if (trigger)
+			from->flags |= LEG_TRIGGER;
+		*(volatile __u64 *)&p->word.all = w.all;
+	}
+	bpf_spin_unlock(&from->lock);
+}
+
+static __always_inline int commit(struct switch_args *g, struct leg *a, struct leg *b)
+{
+	struct path *pa = find_path(&g->a.leg), *pb = find_path(&g->b.leg);
+	__u32 cross_a, cross_b;
+
+	if (!pa || !pb)
+		return SWITCH_FULL;
+	if ((a->flags | b->flags) & LEG_RESET)
+		return SWITCH_CLOSING;
+	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
+		return SWITCH_BUSY;
+	cross_a = set_remote(&g->a.leg, &g->b.leg, g->remote_b);
+	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
+	splice_path(a, b, pa, &g->b.leg, g->via_b, g->trigger & 1, cross_a);
+	splice_path(b, a, pb, &g->a.leg, g->via_a, g->trigger & 2, cross_b);
+	return SWITCH_OK;
+}
+
+static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
+{
+	struct path *p = find_path(&h->leg);
+
+	bpf_spin_lock(&l->lock);
+	h->phase_in = l->phase_in;
+	h->start = l->bound_in - l->irs - 1;
+	h->flags = l->flags;
+	*end = l->in64;
+	if (p && l->flags & LEG_SPLICED) {
+		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
+
+		*end += ((__u64)w.wraps << 32) + w.end - l->max_in;
+	}
+	bpf_spin_unlock(&l->lock);
+}
+
+SEC("syscall")
+int switch_flow(struct switch_args *ctx)
+{
+	struct switch_args args = *ctx, *g = &args;
+	struct leg *a = bpf_map_lookup_elem(&legs, &g->a.leg), *b = bpf_map_lookup_elem(&legs, &g->b.leg);
+	int was;
+
+	g->result = SWITCH_UNTRACKED;
+	if (a && b) {
+		switch (g->op) {
+		case OP_FREEZE:
+			g->result = freeze(g, a, b);
+			break;
+		case OP_COMMIT:
+			g->result = commit(g, a, b);
+			break;
+		case OP_UNSPLICE:
+			was = unsplice_legs(&g->a.leg, &g->b.leg);
+			g->a.pending = was & 15;
+			g->b.pending = was >> 4 & 15;
+			g->result = was < 0 ? SWITCH_UNTRACKED : SWITCH_OK;
+			break;
+		case OP_LOOK:
+			g->result = SWITCH_OK;
+			break;
+		}
+		look(&g->a, &g->end_a, a);
+		look(&g->b, &g->end_b, b);
+	}
+	*ctx = args;
+	return 0;
+}

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What becomes of a segment while a flow is tracked, switching or switching back.
+ *
+ * Theory of operation. Each direction of a flow has a phase (flow.h) and, while it switches, a bound: one position in the
+ * stream, known in both legs' spaces. Below and above it the bytes belong to different owners, local socket and data path,
+ * and so do the acknowledgements for them. A segment from a host carries data of one direction and the acknowledgement of
+ * the other, so up to two copies leave: one for the local socket, one for the other host. Everything here is arithmetic on
+ * one leg at a time, under that leg's lock; nothing is called and nothing is sent. The rules that keep hosts from ignoring
+ * what they get (design, 4.4):
+ *   - a segment to a host never acknowledges less than an earlier one did, and carries the window that belongs to its
+ *     acknowledgement;
+ *   - a segment without data carries the highest sequence number sent so far, but not beyond the host's window;
+ *   - TSval never goes back.
+ */
+#ifndef LONGSPLICE_SWITCH_H
+#define LONGSPLICE_SWITCH_H
+
+#define TH_FIN 0x01
+#define TH_SYN 0x02
+#define TH_RST 0x04
+#define TH_ACK 0x10
+
+/* A segment as it came in; host byte order. */
+struct seg {
+	__u32 seq, ack, len; /* len: payload bytes, FIN not counted */
+	__u32 tsval, tsecr;
+	__u16 win;
+	__u8 flags;
+	__u8 has_ts;
+};
+
+/* One outgoing copy of it; host byte order. */
+struct edit {
+	__u32 seq, ack, tsval, tsecr;
+	__u32 keep;               /* payload bytes kept, from the front */
+	__u32 sack_add;           /* added to SACK edges ... */
+	__u32 sack_lo, sack_hi;   /* ... which are first clamped to this range */
+	__u16 win;
+	__u8 flags;
+	__u8 strip_ts, strip_sack;
+};
+
+/* What is to be done with it. */
+struct plan {
+	__u8 local, fwd;       /* send this copy */
+	__u8 fwd_data;         /* the forwarded copy carries data or FIN */
+	__u8 ack_valid;        /* `ack` is meant for the other host */
+	__u8 in_order_ts;      /* not older than what was seen: may move the TSval offset */
+	__u8 drained, returned;/* the acknowledged direction has completed TO_FWD / TO_LOCAL */
+	enum verdict dropped;  /* if neither copy is sent */
+	__u32 ack;             /* in the out space of the leg it came from */
+	__u32 fwd_end;
+	__u32 win;             /* bytes */
+	struct edit l, f;
+};
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE int before(__u32 a, __u32 b) { return (__s32)(a - b) < 0; }
+INLINE int after(__u32 a, __u32 b) { return (__s32)(a - b) > 0; }
+INLINE __u32 later(__u32 a, __u32 b) { return after(a, b) ? a : b; }
+INLINE __u32 earlier(__u32 a, __u32 b) { return before(a, b) ? a : b; }
+
+/* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
+#define FAR 0x40000000u
+
+INLINE void advance_in(struct leg *l, __u32 end)
+{
+	if (after(end, l->max_in)) {
+		l->in64 += end - l->max_in;
+		l->max_in = end;
+	}
+}
+
+/* A segment without data must be acceptable to the host (RFC 9293, 3.10.7.4): not beyond its window. */
+INLINE __u32 pure_ack_seq(const struct leg *l)
+{
+	return earlier(l->max_out, l->edge_in);
+}
+
+/* ---- from a host, step 1: under the lock of the leg it came in on ---- */
+
+INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
+{
+	p->win = (__u32)s->win << l->wscale_in;
+	p->in_order_ts = 0;
+	if (s->has_ts && !before(s->tsval, l->tsval_in)) {
+		l->tsval_in = s->tsval;
+		p->in_order_ts = 1;
+	}
+	if (!(s->flags & TH_ACK) || after(s->ack, l->max_out))
+		return;
+	if (!before(s->ack, l->ack_in)) {
+		l->ack_in = s->ack;
+		l->edge_in = s->ack + p->win;
+	}
+	if ((l->flags & LEG_FIN_OUT) && s->ack == l->max_out)
+		l->flags |= LEG_FIN_ACKED;
+}
+
+/* The copy for the local socket. `data`: it carries data or FIN of the local region. */
+INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan *p, int data)
+{
+	struct edit *e = &p->l;
+	__u32 lo = s->ack - FAR, hi = s->ack + FAR;
+	__u32 ack = s->ack;
+
+	if (l->phase_out != PHASE_LOCAL) {
+		hi = l->local_out;
+		ack = earlier(ack, hi);
+	}
+	if (l->phase_out == PHASE_TO_LOCAL) {
+		lo = l->bound_out;
+		ack = later(ack, lo);
+	}
+	e->seq = (data || l->phase_in == PHASE_LOCAL ? s->seq : l->ack_local) - l->shim_in;
+	e->ack = ack - l->shim_out;
+	e->tsval = s->tsval;
+	e->tsecr = s->tsecr - l->shim_ts;
+	e->sack_add = -l->shim_out;
+	e->sack_lo = lo;
+	e->sack_hi = hi;
+	e->win = s->win;
+	e->strip_ts = e->strip_sack = 0;
+}
+
+/* Which bytes go where, and is the bare acknowledgement worth a copy? Returns 0 when the segment is not acceptable. */
+INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
+{
+	__u32 fin = !!(s->flags & TH_FIN);
+	__u32 end = s->seq + s->len + fin;
+	__u32 old_ack = l->ack_in;
+	__u32 local_end = s->seq; /* local data: [seq, local_end) */
+	int pure = end == s->seq;
+	int advanced;
+
+	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = 0;
+	p->dropped = V_OUT_OF_WINDOW;
+	/* Beyond the promised window: the socket would drop it, and max_in must not learn from it. */
+	if (after(s->seq, l->edge_out) && l->phase_in != PHASE_LOCAL)
+		return 0;
+	if (s->flags & TH_ACK && after(s->ack, l->max_out) && l->phase_out != PHASE_LOCAL) {
+		p->dropped = V_BAD_ACK;
+		return 0;
+	}
+	learn_from_host(l, s, p);
+	advanced = after(l->ack_in, old_ack);
+	if (fin && !after(s->seq, l->edge_out))
+		l->flags |= LEG_FIN_IN;
+
+	/* data */
+	p->f.keep = p->l.keep = s->len;
+	p->f.flags = p->l.flags = s->flags;
+	p->fwd_end = end;
+	if (pure || l->phase_in == PHASE_LOCAL) {
+		local_end = end;
+		p->local = !pure;
+		if (!after(s->seq, l->edge_out))
+			advance_in(l, end);
+	} else if (l->phase_in == PHASE_FWD) {
+		p->fwd = 1;
+		advance_in(l, end);
+	} else if (l->phase_in == PHASE_TO_FWD) {
+		local_end = earlier(end, l->bound_in);
+		p->local = before(s->seq, l->bound_in);
+		p->fwd = after(end, l->bound_in) && !(l->flags & LEG_HOLD);
+		/* A copy across the bound is forwarded whole, for what lies below arrives unchanged from the socket.
+		 * Where the proxy may have changed it, the host will have to send again, from the bound. */
+		if (p->local && before(s->seq, l->verbatim))
+			p->fwd = 0;
+		if (p->fwd)
+			advance_in(l, end);
+		else if (!p->local)
+			p->dropped = V_HELD;
+	} else { /* TO_LOCAL */
+		p->fwd = before(s->seq, l->bound_in) && before(l->ack_out, l->bound_in);
+		p->local = after(end, l->bound_in);
+		local_end = p->local ? end : s->seq;
+		if (p->fwd && p->local) {
+			/* Send the first part on; what is beyond will come again, since nobody acknowledges it. */
+			p->local = 0;
+			p->f.keep = l->bound_in - s->seq;
+			p->f.flags &= ~TH_FIN;
+			p->fwd_end = l->bound_in;
+		}
+		if (!p->fwd && !p->local)
+			p->local = 1, local_end = end; /* old data: the socket answers with its acknowledgement */
+		advance_in(l, p->local ? end : p->fwd_end);
+	}
+	p->fwd_data = p->fwd;
+	if (p->local && local_end != end) {
+		p->l.keep = local_end - s->seq;
+		p->l.flags &= ~TH_FIN;
+	}
+
+	/* acknowledgement: who hears of it */
+	edit_for_local(l, s, p, p->local);
+	if (!p->local)
+		p->l.keep = 0, p->l.flags &= ~TH_FIN;
+	p->ack = s->ack;
+	p->f.tsval = s->tsval;
+	p->f.tsecr = s->tsecr - l->ts_from_peer;
+	p->f.seq = s->seq + l->seq_off;
+	p->f.sack_lo = s->ack - FAR;
+	p->f.sack_hi = s->ack + FAR;
+	switch (l->phase_out) {
+	case PHASE_LOCAL:
+		p->local |= pure || advanced;
+		break;
+	case PHASE_TO_FWD:
+		p->local |= pure || advanced;
+		p->ack_valid = !before(s->ack, l->bound_out);
+		p->fwd |= p->ack_valid && (pure || advanced);
+		p->f.sack_lo = l->bound_out;
+		if (!before(l->ack_in, l->bound_out)) {
+			l->phase_out = PHASE_FWD;
+			p->drained = 1;
+		}
+		break;
+	case PHASE_FWD:
+		p->ack_valid = 1;
+		p->fwd |= pure || advanced;
+		break;
+	case PHASE_TO_LOCAL:
+		p->local |= !before(s->ack, l->bound_out) && (pure || advanced);
+		p->ack_valid = 1;
+		p->ack = earlier(s->ack, l->bound_out);
+		p->f.sack_hi = l->bound_out;
+		p->fwd |= pure || advanced;
+		if (!before(l->ack_in, l->bound_out)) {
+			l->phase_out = PHASE_LOCAL;
+			p->returned = 1;
+			p->fwd = 1;
+		}
+		break;
+	}
+	if (p->fwd && !p->fwd_data)
+		p->f.keep = 0, p->f.flags &= ~TH_FIN;
+	return p->local || p->fwd;
+}
+
+/* ---- from a host, step 2: under the lock of the other leg, where the forwarded copy goes out ---- */
+INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
+{
+	struct edit *e = &p->f;
+	__u32 ack = o->ack_out, win = o->win_out;
+
+	if (p->drained)
+		o->phase_in = PHASE_FWD;
+	if (p->ack_valid) {
+		__u32 a = p->ack - o->seq_off;
+
+		if (p->returned && after(o->ack_local, a)) {
+			ack = o->ack_local;
+			win = o->win_local;
+		} else if (!before(a, ack)) {
+			ack = a;
+			win = p->win;
+		}
+		if (!before(ack, o->ack_out)) {
+			o->ack_out = ack;
+			o->win_out = win;
+			o->edge_out = later(o->edge_out, ack + win);
+		}
+	}
+	if (p->returned)
+		o->phase_in = PHASE_LOCAL;
+	e->ack = o->ack_out;
+	win = o->win_out >> o->wscale_out;
+	e->win = win > 0xffff ? 0xffff : win;
+	if (p->fwd_data) {
+		__u32 end = p->fwd_end + (e->seq - s->seq);
+
+		o->max_out = later(o->max_out, end);
+		if (e->flags & TH_FIN)
+			o->flags |= LEG_FIN_OUT;
+	} else {
+		e->seq = pure_ack_seq(o);
+	}
+	e->sack_add = -o->seq_off;
+	e->strip_ts = !(o->flags & LEG_TS);
+	e->strip_sack = !(o->flags & LEG_SACK) || !p->ack_valid;
+	if (s->has_ts) {
+		__u32 ts = s->tsval + o->ts_from_peer;
+
+		if (p->in_order_ts && before(ts, o->tsval_out)) {
+			o->ts_from_peer += o->tsval_out - ts;
+			ts = o->tsval_out;
+		}
+		o->tsval_out = later(o->tsval_out, ts);
+		e->tsval = ts;
+	}
+}
+
+/* ---- from the local socket: under the leg's lock. `room`: how far the other host's window reaches, in in space ---- */
+INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u32 room)
+{
+	struct edit *e = &p->l;
+	__u32 fin = !!(s->flags & TH_FIN);
+	__u32 seq = s->seq + l->shim_out;
+	__u32 end = seq + s->len + fin;
+	__u32 ack = s->ack + l->shim_in;
+	__u32 win = (__u32)s->win << l->wscale_out;
+
+	p->dropped = V_LOCAL_MUTED;
+	if (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD)
+		return 0;
+	e->keep = s->len;
+	e->flags = s->flags;
+	e->strip_ts = e->strip_sack = 0;
+	if (s->flags & TH_RST) {
+		/* The far end insists on its exact next sequence number (RFC 5961, 3.2). */
+		if (l->phase_out != PHASE_LOCAL)
+			seq = l->ack_in;
+		l->flags |= LEG_RESET;
+	} else if (end != seq) {
+		if (l->phase_out == PHASE_FWD)
+			return 0;
+		if (l->phase_out == PHASE_TO_FWD && after(end, l->bound_out)) {
+			/* The socket was closed while it drained: its FIN is not the flow's. Anything else is a loss. */
+			if (!fin || end != l->bound_out + 1)
+				return 0;
+			e->flags &= ~TH_FIN;
+			end--;
+			fin = 0;
+			if (end == seq)
+				return 0;
+		}
+		l->local_out = later(l->local_out, end);
+		l->max_out = later(l->max_out, end);
+		if (fin)
+			l->flags |= LEG_FIN_OUT;
+	} else if (l->phase_out != PHASE_LOCAL && !before(seq, l->ack_in)) {
+		seq = pure_ack_seq(l); /* but window probes, below ack_in, stay what they are */
+	}
+
+	if (s->flags & TH_ACK) {
+		if (!before(ack, l->ack_local)) {
+			l->ack_local = ack;
+			l->win_local = win;
+		}
+		if (l->phase_in == PHASE_TO_FWD && after(ack + win, room))
+			win = after(room, ack) ? room - ack : 0;
+		if (l->phase_in == PHASE_FWD || before(ack, l->ack_out) ||
+		    (l->phase_in == PHASE_TO_LOCAL && before(l->ack_out, l->bound_in))) {
+			ack = l->ack_out;
+			if (l->phase_in != PHASE_LOCAL)
+				win = l->win_out;
+		} else {
+			l->ack_out = ack;
+			l->win_out = win;
+			l->edge_out = later(l->edge_out, ack + win);
+		}
+	}
+	e->seq = seq;
+	e->ack = ack;
+	win >>= l->wscale_out;
+	e->win = win > 0xffff ? 0xffff : win;
+	e->sack_add = l->shim_in;
+	e->sack_lo = s->ack - FAR;
+	e->sack_hi = s->ack + FAR;
+	e->tsecr = s->tsecr;
+	if (s->has_ts) {
+		__u32 ts = s->tsval + l->shim_ts;
+
+		if (before(ts, l->tsval_out)) {
+			l->shim_ts += l->tsval_out - ts;
+			ts = l->tsval_out;
+		}
+		l->tsval_out = ts;
+		e->tsval = ts;
+	}
+	return 1;
+}
+
+/* ---- the switches: each step under the lock of the leg named first ---- */
+
+/* Splice, direction from -> to, step 1. `start`: the end of what was taken from the socket; `out`: of what was given to the
+ * other. Returns the bytes still to be read (FIN not counted). */
+INLINE __u32 freeze_in(struct leg *from, __u32 consumed, __u32 out, __u32 *bound_out, __u32 hold)
+{
+	__u32 taken = from->irs + 1 + consumed;
+	__u32 pending = from->max_in - taken;
+
+	from->bound_in = from->max_in;
+	from->verbatim = taken;
+	*bound_out = out + pending;
+	from->seq_off = *bound_out - from->bound_in;
+	from->phase_in = PHASE_TO_FWD;
+	if (hold)
+		from->flags |= LEG_HOLD;
+	else
+		from->flags &= ~LEG_HOLD;
+	return pending;
+}
+
+/* Step 2; tsval: the sender's last. Returns 1 when nothing was left to drain. */
+INLINE int freeze_out(struct leg *to, __u32 bound_out, __u32 tsval)
+{
+	to->bound_out = bound_out;
+	to->ts_from_peer = to->tsval_out - tsval;
+	to->phase_out = before(to->ack_in, bound_out) ? PHASE_TO_FWD : PHASE_FWD;
+	return to->phase_out == PHASE_FWD;
+}
+
+/* Unsplice, direction from -> to, step 1: bytes from `at` on belong to the socket again; `at` not before max_in.
+ * Returns the phase that was left. A splice that has not drained is taken back whole: nobody has acknowledged anything
+ * beyond its bound, so the sender still has it. */
+INLINE int unsplice_in(struct leg *from, __u32 at)
+{
+	int was = from->phase_in;
+
+	if (was == PHASE_TO_FWD) {
+		from->phase_in = PHASE_LOCAL;
+	} else if (was == PHASE_FWD) {
+		from->shim_in += at - from->bound_in;
+		from->bound_in = at;
+		from->ack_local = at;
+		from->win_local = from->win_out;
+		from->phase_in = before(from->ack_out, at) ? PHASE_TO_LOCAL : PHASE_LOCAL;
+	}
+	return was;
+}
+
+/* Step 2. `at`: the same position in the receiver's space. Returns 1 when all of it was acknowledged already. */
+INLINE int unsplice_out(struct leg *to, int was, __u32 at)
+{
+	if (was == PHASE_TO_FWD) {
+		to->phase_out = PHASE_LOCAL;
+		return 0;
+	}
+	if (was != PHASE_FWD)
+		return 0;
+	to->shim_out += at - to->bound_out;
+	to->bound_out = at;
+	to->local_out = at;
+	to->max_out = later(to->max_out, at);
+	to->phase_out = before(to->ack_in, at) ? PHASE_TO_LOCAL : PHASE_LOCAL;
+	return to->phase_out == PHASE_LOCAL;
+}
+
+/* Step 3, only if step 2 returned 1 */
+INLINE void unsplice_done(struct leg *from)
+{
+	if (from->phase_in == PHASE_TO_LOCAL) {
+		from->phase_in = PHASE_LOCAL;
+		/* ack_out stays below the bound until the next segment; nothing below it can come any more but copies */
+	}
+}
+
+#endif

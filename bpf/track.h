@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From the SYN to a leg: who is tracked, and what the handshake agreed. Our own connections have their leg before the SYN
+ * leaves (user space has chosen the port); a client's leg is made when it completes the handshake, so that a flood of SYNs
+ * costs entries of an LRU table only. */
+#ifndef LONGSPLICE_TRACK_H
+#define LONGSPLICE_TRACK_H
+
+struct syn_options {
+	__u16 mss;
+	__u8 wscale, opts;
+	__u32 tsval;
+};
+
+/* MSS, window scale, SACK permitted, timestamps of a SYN; in sc->orig. Global for the verifier's sake. */
+__noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
+{
+	struct scratch *sc = scratch();
+	__u32 v;
+	int i;
+
+	if (!sc || !o)
+		return 0;
+	parse_options(skb);
+	o->mss = 536; /* RFC 9293, 3.7.1: without the option */
+	o->wscale = 0;
+	o->opts = sc->s.has_ts ? LEG_TS : 0;
+	o->tsval = sc->s.has_ts ? sc->s.tsval : 0;
+	sc->cursor = 20;
+	bpf_for(i, 0, 40) {
+		__u32 at = sc->cursor, kind, len;
+
+		if (at >= sc->doff || at >= MAX_TCP_HDR)
+			break;
+		at = cap(at);
+		kind = sc->orig[at];
+		if (kind == 0)
+			break;
+		if (kind == 1) {
+			sc->cursor = at + 1;
+			continue;
+		}
+		len = sc->orig[at + 1];
+		if (len < 2 || at + len > sc->doff)
+			break;
+		if (kind == 2 && len == 4) {
+			v = sc->orig[at + 2] << 8 | sc->orig[at + 3];
+			o->mss = v;
+		}
+		if (kind == 3 && len == 3) {
+			v = sc->orig[at + 2];
+			o->wscale = v > 14 ? 14 : v; /* RFC 7323, 2.3 */
+			o->opts |= OPT_WSCALE;
+		}
+		if (kind == 4 && len == 2)
+			o->opts |= LEG_SACK;
+		sc->cursor = at + len;
+	}
+	return 0;
+}
+
+/* What both SYNs together mean. */
+static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_in, __u8 wscale_out)
+{
+	__u8 both = in & out;
+
+	l->flags |= (both & (LEG_TS | LEG_SACK)) | LEG_TRACKED;
+	l->flags &= ~LEG_SYN;
+	l->wscale_in = both & OPT_WSCALE ? wscale_in : 0;
+	l->wscale_out = both & OPT_WSCALE ? wscale_out : 0;
+}
+
+static __always_inline int listened(const struct scratch *sc)
+{
+	struct listen_key k = { .port = sc->t.lport, .family = sc->v6 ? 6 : 4 };
+
+	if (bpf_map_lookup_elem(&listeners, &k))
+		return 1;
+	__builtin_memcpy(k.local, sc->t.local, 16);
+	return !!bpf_map_lookup_elem(&listeners, &k);
+}
+
+static __always_inline int insert_path(const struct tuple *t, int v6)
+{
+	if (v6) {
+		struct path6 p = {};
+
+		return bpf_map_update_elem(&paths6, t, &p, BPF_NOEXIST);
+	} else {
+		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
+		struct path4 p = {};
+
+		return bpf_map_update_elem(&paths4, &k, &p, BPF_NOEXIST);
+	}
+}
+
+/* A client has completed its handshake. */
+static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
+{
+	struct leg l = {};
+
+	l.irs = e->irs;
+	l.iss = e->iss;
+	l.mss_in = e->mss_in;
+	l.mss_out = e->mss_out;
+	agree(&l, e->opts_in, e->opts_out, e->wscale_in, e->wscale_out);
+	l.max_in = l.ack_out = l.ack_local = e->irs + 1;
+	l.max_out = l.local_out = l.ack_in = e->iss + 1;
+	l.edge_in = l.ack_in + ((__u32)sc->s.win << l.wscale_in);
+	l.edge_out = e->edge_out;
+	l.win_out = l.win_local = e->edge_out - l.ack_out;
+	l.tsval_in = e->tsval_in;
+	l.tsval_out = e->tsval_out;
+	l.ifindex = e->ifindex;
+	__builtin_memcpy(l.dmac, e->dmac, 6);
+	__builtin_memcpy(l.smac, e->smac, 6);
+	l.seen = bpf_ktime_get_coarse_ns();
+	if (bpf_map_update_elem(&legs, &sc->t, &l, BPF_ANY) || insert_path(&sc->t, sc->v6)) {
+		bpf_map_delete_elem(&legs, &sc->t);
+		count(V_TABLE_FULL);
+	}
+}
+
+/* From a host, no path entry. Global: keeps the miss path out of the entry's stack frame. */
+__noinline int track_ingress(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct syn_options o = {};
+	struct embryo e = {}, *known;
+
+	if (!sc || !listened(sc))
+		return 0;
+	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
+		parse_syn(skb, &o);
+		e.irs = sc->s.seq;
+		e.mss_in = o.mss;
+		e.wscale_in = o.wscale;
+		e.opts_in = o.opts;
+		e.tsval_in = o.tsval;
+		bpf_map_update_elem(&embryos, &sc->t, &e, BPF_ANY);
+	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
+		known = bpf_map_lookup_elem(&embryos, &sc->t);
+		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1) {
+			hatch(sc, known);
+			bpf_map_delete_elem(&embryos, &sc->t);
+			return 1; /* the segment itself may carry data: treat it as the leg's first */
+		}
+	}
+	return 0;
+}
+
+/* Our SYN-ACK. */
+__noinline int track_egress(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct syn_options o = {};
+	struct embryo *e;
+
+	if (!sc)
+		return 0;
+	e = bpf_map_lookup_elem(&embryos, &sc->t);
+	if (!e)
+		return 0;
+	parse_syn(skb, &o);
+	e->iss = sc->s.seq;
+	e->mss_out = o.mss;
+	e->wscale_out = o.wscale;
+	e->opts_out = o.opts;
+	e->tsval_out = o.tsval;
+	e->edge_out = sc->s.ack + sc->s.win;
+	e->ifindex = skb->ifindex;
+	bpf_skb_load_bytes(skb, 0, e->dmac, 6);
+	bpf_skb_load_bytes(skb, 6, e->smac, 6);
+	return 0;
+}
+
+/* Our own handshake: SYN out, SYN-ACK in. `l` has flag LEG_SYN. */
+static __always_inline void own_syn(struct leg *l, const struct scratch *sc, const struct syn_options *o)
+{
+	l->iss = sc->s.seq;
+	l->max_out = l->local_out = sc->s.seq + 1;
+	l->ack_in = sc->s.seq;
+	l->mss_out = o->mss;
+	l->wscale_out = o->wscale;
+	l->shim_ts = 0;
+	l->tsval_out = o->tsval;
+	/* kept here until the answer tells which of them hold */
+	l->verbatim = o->opts;
+}
+
+static __always_inline void own_syn_ack(struct leg *l, const struct scratch *sc, const struct syn_options *o)
+{
+	if (sc->s.ack != l->iss + 1)
+		return;
+	l->irs = sc->s.seq;
+	l->mss_in = o->mss;
+	agree(l, o->opts, l->verbatim, o->wscale, l->wscale_out);
+	l->max_in = l->ack_out = l->ack_local = sc->s.seq + 1;
+	l->ack_in = sc->s.ack;
+	l->edge_in = sc->s.ack + sc->s.win;
+	l->edge_out = l->ack_out + 65535; /* until our first ACK tells */
+	l->tsval_in = o->tsval;
+}
+
+#endif

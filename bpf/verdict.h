@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The maps, and the counters: every packet that was looked up ends in one verdict. */
+#ifndef LONGSPLICE_VERDICT_H
+#define LONGSPLICE_VERDICT_H
+
+/* Types that no map mentions, for the generated view. */
+const volatile struct event event_layout;
+
+#define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
+#define MAX_PATHS 262144  /* two per flow, one per tracked leg; resized before load */
+#define MAX_VIAS 1024     /* next hop and own address pairs: few, since hosts sit behind routers */
+#define MAX_REMOTES 65536 /* flows between IPv4 and IPv6 */
+#define MAX_EMBRYOS 65536 /* half-open connections: evicting the oldest costs a splice, not a connection */
+#define MAX_LISTENERS 1024
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_PATHS);
+	__type(key, struct tuple4);
+	__type(value, struct path4);
+} paths4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_PATHS);
+	__type(key, struct tuple);
+	__type(value, struct path6);
+} paths6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LEGS);
+	__type(key, struct tuple);
+	__type(value, struct leg);
+} legs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_EMBRYOS);
+	__type(key, struct tuple);
+	__type(value, struct embryo);
+} embryos SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LISTENERS);
+	__type(key, struct listen_key);
+	__type(value, __u32);
+} listeners SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_VIAS);
+	__type(key, __u32);
+	__type(value, struct via);
+} vias SEC(".maps");
+
+struct remote6 {
+	__u32 addr[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_REMOTES);
+	__type(key, __u32);
+	__type(value, struct remote6);
+} remotes6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18); /* some 4000 events: user space polls phases too, so a lost one delays only */
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, V_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} verdicts SEC(".maps");
+
+/* Whose layout the pinned maps have: written at creation, compared at takeover. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} abi SEC(".maps");
+
+/* Tokens for segments that we answer by ourselves (challenge ACK, ICMP), refilled each second. */
+struct limiter {
+	__u64 second;
+	__u64 used;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct limiter);
+} limiters SEC(".maps");
+
+#define ANSWERS_PER_SECOND 1000 /* as Linux's tcp_challenge_ack_limit */
+
+static __always_inline void count(__u32 verdict)
+{
+	__u64 *n = bpf_map_lookup_elem(&verdicts, &verdict);
+
+	if (n)
+		(*n)++;
+}
+
+static __always_inline int drop(__u32 verdict)
+{
+	count(verdict);
+	return TCX_DROP;
+}
+
+static __always_inline void tell(const struct tuple *leg, __u32 kind)
+{
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+
+	if (!e)
+		return;
+	e->leg = *leg;
+	e->kind = kind;
+	bpf_ringbuf_submit(e, 0);
+}
+
+static __always_inline int may_answer(void)
+{
+	__u32 zero = 0;
+	struct limiter *l = bpf_map_lookup_elem(&limiters, &zero);
+	__u64 now = bpf_ktime_get_coarse_ns() >> 30;
+
+	if (!l)
+		return 0;
+	if (l->second != now) {
+		l->second = now;
+		l->used = 0;
+	}
+	return __sync_fetch_and_add(&l->used, 1) < ANSWERS_PER_SECOND;
+}
+
+#endif

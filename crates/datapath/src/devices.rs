@@ -1,0 +1,57 @@
+//! Network devices of this namespace.
+
+use nix::{ifaddrs::getifaddrs, libc, net::if_::InterfaceFlags};
+use std::{io, os::fd::AsRawFd};
+
+/// A device that packets of flows may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Name.
+    pub name: String,
+    /// Index.
+    pub index: u32,
+    /// Ethernet (ARPHRD_ETHER): the only link layer the data path handles.
+    pub ethernet: bool,
+    /// Administratively up.
+    pub up: bool,
+}
+
+/// All devices but loopback.
+pub fn devices() -> io::Result<Vec<Device>> {
+    let mut found = Vec::new();
+    for a in getifaddrs()? {
+        let Some(link) = a.address.as_ref().and_then(|x| x.as_link_addr()) else { continue };
+        if a.flags.contains(InterfaceFlags::IFF_LOOPBACK) {
+            continue;
+        }
+        found.push(Device {
+            name: a.interface_name,
+            index: link.ifindex() as u32,
+            ethernet: link.hatype() == libc::ARPHRD_ETHER,
+            up: a.flags.contains(InterfaceFlags::IFF_UP),
+        });
+    }
+    Ok(found)
+}
+
+/// MTU in bytes of IP packet.
+pub(crate) fn mtu(index: u32) -> io::Result<u32> {
+    let s = nix::sys::socket::socket(
+        nix::sys::socket::AddressFamily::Inet,
+        nix::sys::socket::SockType::Datagram,
+        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // SAFETY: ifreq is plain data; all-zero is valid.
+    let mut req: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: ifr_name holds IF_NAMESIZE bytes, which is what if_indextoname writes at most.
+    if unsafe { libc::if_indextoname(index, req.ifr_name.as_mut_ptr()) }.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: SIOCGIFMTU reads the name and writes ifru_mtu of the ifreq that `req` is.
+    if unsafe { libc::ioctl(s.as_raw_fd(), libc::SIOCGIFMTU as _, &mut req) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the ioctl has just written this member of the union.
+    Ok(unsafe { req.ifr_ifru.ifru_mtu } as u32)
+}

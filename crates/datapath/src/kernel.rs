@@ -1,0 +1,573 @@
+//! Loading, pinning, attaching, and the calls that switch a flow.
+
+use crate::{
+    ABI_VERSION, ExpectError, LegView, PathView, Tuple, abi,
+    devices::{devices, mtu},
+    maps::{Maps, bytes_of_mut, errno, from_bytes},
+    skel::SpliceSkelBuilder,
+};
+use libbpf_rs::{
+    AsRawLibbpf, Link, MapHandle, RingBufferBuilder,
+    skel::{OpenSkel, SkelBuilder},
+};
+use nix::libc;
+use std::{
+    fs, io,
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    ptr::{NonNull, null},
+    sync::Mutex,
+    time::Duration,
+};
+
+/// How to open the data path.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Devices to attach to; empty: all Ethernet devices that are up.
+    pub devices: Vec<String>,
+    /// Where maps and links are pinned (bpffs). `None`: a folder of this network namespace below `/sys/fs/bpf/longsplice`.
+    pub pin: Option<PathBuf>,
+    /// How many flows at most; tables are preallocated for it.
+    pub max_flows: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { devices: Vec::new(), pin: None, max_flows: 65536 }
+    }
+}
+
+/// Why the kernel path cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, or root.
+    #[error("no privilege to load programs: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
+    Privilege,
+    /// bpffs is not there.
+    #[error("no bpffs at {0}: mount -t bpf bpf /sys/fs/bpf")]
+    NoBpffs(PathBuf),
+    /// Pinned by another version.
+    #[error("{path} holds flows of ABI version {found}, this program has {ABI_VERSION}: let them end, or `longsplice stop --flush`")]
+    Abi {
+        /// Where.
+        path: PathBuf,
+        /// Version found.
+        found: u32,
+    },
+    /// Another process of this namespace holds it.
+    #[error("another process runs the data path of this network namespace (lock {0})")]
+    Running(PathBuf),
+    /// A device named does not exist or is no Ethernet device.
+    #[error("device {0}: not found, or no Ethernet device")]
+    Device(String),
+    /// The kernel refused something that it should have.
+    #[error("{what}: {source} (kernel 6.6 or newer is needed)")]
+    Kernel {
+        /// What was tried.
+        what: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> OpenError {
+    move |e| match errno(&e) {
+        libc::EPERM | libc::EACCES => OpenError::Privilege,
+        n => OpenError::Kernel { what, source: io::Error::from_raw_os_error(n) },
+    }
+}
+
+/// Why a switch was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SwitchError {
+    /// Not seen from the SYN on, or gone.
+    #[error("not tracked")]
+    Untracked,
+    /// Another switch is not over.
+    #[error("an earlier switch is not over")]
+    Busy,
+    /// Reset, or closing in both directions.
+    #[error("closing")]
+    Closing,
+    /// Fragments were seen.
+    #[error("fragments")]
+    Fragments,
+    /// The counts cannot be right.
+    #[error("the caller's byte counts contradict the tracker's")]
+    Mismatch,
+    /// A table is full.
+    #[error("table full")]
+    Full,
+    /// The program could not be run.
+    #[error("running the switch program failed: errno {0}")]
+    Run(i32),
+}
+
+/// One leg as its owner sees it. Positions count bytes since the SYN, FINs counting one.
+#[derive(Clone, Copy, Debug)]
+pub struct Half {
+    /// Which leg.
+    pub leg: Tuple,
+    /// Position up to which its bytes were taken from the socket.
+    pub consumed: u64,
+    /// Position up to which bytes were given to the socket.
+    pub produced: u64,
+    /// Bytes in hand from this leg for the other.
+    pub leftover: u32,
+}
+
+/// What a freeze leaves to be drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// Bytes still to be read from the first and the second leg's socket.
+    pub pending: [u32; 2],
+    /// End of stream is to be read after them.
+    pub fin: [bool; 2],
+}
+
+/// State of a pair of legs.
+#[derive(Clone, Copy, Debug)]
+pub struct Switched {
+    /// Phase of the bytes from the first and from the second host (`enum phase`).
+    pub phase: [u8; 2],
+    /// Position of all that came from the hosts.
+    pub end: [u64; 2],
+    /// Position of the last bound, low 32 bits.
+    pub bound: [u32; 2],
+    /// `LegFlags`.
+    pub flags: [u32; 2],
+    /// After an unsplice: was the direction forwarded already (true), or still draining?
+    pub was_forwarded: [bool; 2],
+}
+
+/// What the data path reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// Both directions are forwarded.
+    Forwarding,
+    /// Both directions are in control mode.
+    Control,
+    /// A trigger has begun an unsplice.
+    Triggered,
+    /// Both FINs are acknowledged.
+    Closed,
+    /// A host has reset.
+    Reset,
+    /// Segments do not fit the MTU.
+    Oversize,
+}
+
+/// A report, and the leg it came from.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// The leg.
+    pub leg: Tuple,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// A loaded and attached data path. Dropping it leaves links and maps pinned: spliced flows go on.
+pub struct Datapath {
+    maps: Maps,
+    switch: OwnedFd,
+    ingress: OwnedFd,
+    egress: OwnedFd,
+    pin: PathBuf,
+    attached: Vec<u32>,
+    vias: Mutex<Vec<abi::via>>,
+    /// One switch at a time: user space is the only one to begin them but for triggers.
+    switching: Mutex<()>,
+    _lock: fs::File,
+}
+
+const PINNED: [&str; 10] =
+    ["paths4", "paths6", "legs", "embryos", "listeners", "vias", "remotes6", "verdicts", "events", "abi"];
+const BPFFS: &str = "/sys/fs/bpf";
+
+fn default_pin() -> io::Result<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let ns = fs::metadata("/proc/thread-self/ns/net")?.ino();
+    Ok(Path::new(BPFFS).join("longsplice").join(format!("net-{ns}")))
+}
+
+/// One process per pin folder. bpffs files cannot be locked: the lock lies beside, in /run.
+fn lock(pin: &Path) -> Result<fs::File, OpenError> {
+    let name = pin.to_string_lossy().replace('/', "-");
+    let dir = Path::new("/run/longsplice");
+    let path = dir.join(format!("{}.lock", name.trim_start_matches('-')));
+    let io = |source| OpenError::Kernel { what: "lock file in /run/longsplice", source };
+    fs::create_dir_all(dir).map_err(io)?;
+    let f = fs::File::create(&path).map_err(io)?;
+    // SAFETY: flock on a descriptor that `f` owns.
+    if unsafe { libc::flock(f.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } < 0 {
+        return Err(OpenError::Running(path));
+    }
+    Ok(f)
+}
+
+impl Datapath {
+    /// Loads the programs, takes over pinned maps of the same ABI or makes new ones, and attaches to the devices.
+    /// Links that are there already get the new programs atomically: no packet passes unseen.
+    pub fn open(options: &Options) -> Result<Datapath, OpenError> {
+        let pin = match &options.pin {
+            Some(p) => p.clone(),
+            None => default_pin().map_err(|source| OpenError::Kernel { what: "network namespace", source })?,
+        };
+        if !nix::unistd::Uid::effective().is_root() && fs::create_dir_all(&pin).is_err() {
+            return Err(OpenError::Privilege);
+        }
+        fs::create_dir_all(&pin).map_err(|_| OpenError::NoBpffs(pin.clone()))?;
+        let lock = lock(&pin)?;
+        check_abi(&pin)?;
+
+        let mut object = MaybeUninit::uninit();
+        let mut open = SpliceSkelBuilder::default().open(&mut object).map_err(kernel("open object"))?;
+        let n = options.max_flows.max(16);
+        let size = kernel("table size");
+        (|| {
+            open.maps.paths4.set_max_entries(n.saturating_mul(2))?;
+            open.maps.paths6.set_max_entries(n.saturating_mul(2))?;
+            open.maps.legs.set_max_entries(n.saturating_mul(2))?;
+            open.maps.embryos.set_max_entries(n.clamp(1024, 65536))
+        })()
+        .map_err(size)?;
+        for mut map in open.open_object_mut().maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if PINNED.contains(&name.as_str()) {
+                map.set_pin_path(pin.join(&name)).map_err(kernel("pin path"))?;
+            }
+        }
+        let skel = open.load().map_err(kernel("load programs"))?;
+        let handle = |m: &libbpf_rs::MapMut<'_>| MapHandle::try_from(&**m).map_err(kernel("map handle"));
+        let m = &skel.maps;
+        let maps = Maps {
+            paths4: handle(&m.paths4)?,
+            paths6: handle(&m.paths6)?,
+            legs: handle(&m.legs)?,
+            listeners: handle(&m.listeners)?,
+            vias: handle(&m.vias)?,
+            verdicts: handle(&m.verdicts)?,
+            events: handle(&m.events)?,
+            abi: handle(&m.abi)?,
+        };
+        maps.set_abi().map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
+
+        let wanted = wanted_devices(options)?;
+        for index in &wanted {
+            attach(&skel.progs.ingress, *index, &pin.join(format!("ingress-{index}")))?;
+            attach(&skel.progs.egress, *index, &pin.join(format!("egress-{index}")))?;
+        }
+        let dup = |fd: std::os::fd::BorrowedFd<'_>| {
+            fd.try_clone_to_owned().map_err(|source| OpenError::Kernel { what: "program descriptor", source })
+        };
+        let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).collect();
+        Ok(Datapath {
+            switch: dup(skel.progs.switch_flow.as_fd())?,
+            ingress: dup(skel.progs.ingress.as_fd())?,
+            egress: dup(skel.progs.egress.as_fd())?,
+            maps,
+            pin,
+            attached: wanted,
+            vias: Mutex::new(vias),
+            switching: Mutex::new(()),
+            _lock: lock,
+        })
+    }
+
+    /// Indices of the devices attached to.
+    pub fn attached(&self) -> &[u32] {
+        &self.attached
+    }
+
+    /// Connections to this address are tracked from their SYN on.
+    pub fn listen(&self, addr: SocketAddr) -> io::Result<()> {
+        self.maps.listen(addr, true)
+    }
+
+    /// No more.
+    pub fn unlisten(&self, addr: SocketAddr) -> io::Result<()> {
+        self.maps.listen(addr, false)
+    }
+
+    /// Prepares the record of a connection that is about to be opened from `leg.local`.
+    pub fn expect(&self, leg: &Tuple) -> Result<(), ExpectError> {
+        self.maps.expect(leg)
+    }
+
+    /// Forgets a leg: its connection is over, or was never opened.
+    pub fn forget(&self, leg: &Tuple) {
+        self.maps.forget_path(leg);
+        self.maps.forget_leg(leg);
+    }
+
+    /// Removes the leg's record and keeps its path entry: the flow is released.
+    pub fn release(&self, leg: &Tuple) {
+        self.maps.forget_leg(leg);
+    }
+
+    /// One leg.
+    pub fn leg(&self, leg: &Tuple) -> Option<LegView> {
+        self.maps.leg(leg)
+    }
+
+    /// One direction's entry: packets that come in on `leg`.
+    pub fn path(&self, leg: &Tuple) -> Option<PathView> {
+        self.maps.path(leg)
+    }
+
+    /// The leg where packets of `leg` go out, if it is or was spliced.
+    pub fn other_leg(&self, leg: &Tuple) -> Option<Tuple> {
+        self.maps.other_leg(leg)
+    }
+
+    /// All legs.
+    pub fn legs(&self) -> Vec<(Tuple, LegView)> {
+        self.maps.all_legs()
+    }
+
+    /// All entries, of legs and of spliced flows.
+    pub fn paths(&self) -> Vec<(Tuple, PathView)> {
+        self.maps.all_paths()
+    }
+
+    /// Counters since the maps were made: label and packets.
+    pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
+        self.maps.verdicts()
+    }
+
+    fn run(&self, op: abi::switch_op, a: &Half, b: &Half, set: impl FnOnce(&mut abi::switch_args)) -> Result<abi::switch_args, SwitchError> {
+        let half = |h: &Half| abi::half {
+            leg: h.leg.to_abi(),
+            consumed: h.consumed as u32,
+            produced: h.produced as u32,
+            leftover: h.leftover,
+            ..Default::default()
+        };
+        let mut args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
+        set(&mut args);
+        run_program(&self.switch, &mut args).map_err(SwitchError::Run)?;
+        match args.result {
+            abi::switch_result::SWITCH_OK => Ok(args),
+            abi::switch_result::SWITCH_BUSY => Err(SwitchError::Busy),
+            abi::switch_result::SWITCH_CLOSING => Err(SwitchError::Closing),
+            abi::switch_result::SWITCH_FRAGMENTS => Err(SwitchError::Fragments),
+            abi::switch_result::SWITCH_MISMATCH => Err(SwitchError::Mismatch),
+            abi::switch_result::SWITCH_FULL => Err(SwitchError::Full),
+            _ => Err(SwitchError::Untracked),
+        }
+    }
+
+    /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
+    /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
+    pub fn freeze(&self, a: &Half, b: &Half, hold: bool) -> Result<Frozen, SwitchError> {
+        let _one = self.switching.lock().expect("no panic under this lock");
+        let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| g.hold = hold.into())?;
+        let pending = |h: &abi::half| {
+            // the FIN is counted while it has not been read
+            let fin = h.fin != 0 && h.pending > 0;
+            (h.pending - u32::from(fin), fin)
+        };
+        let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
+        Ok(Frozen { pending: [pa, pb], fin: [fa, fb] })
+    }
+
+    /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
+    /// ([`SwitchError::Busy`] otherwise). `trigger`: new data from that host take the flow back to control mode.
+    pub fn commit(&self, a: &Tuple, b: &Tuple, trigger: [bool; 2]) -> Result<Switched, SwitchError> {
+        let _one = self.switching.lock().expect("no panic under this lock");
+        let (via_a, via_b) = (self.via_for(a)?, self.via_for(b)?);
+        let r = self.run(abi::switch_op::OP_COMMIT, &bare(a), &bare(b), |g| {
+            g.via_a = via_a;
+            g.via_b = via_b;
+            g.trigger = u32::from(trigger[0]) | u32::from(trigger[1]) << 1;
+        })?;
+        Ok(switched(&r))
+    }
+
+    /// Back to control mode, from wherever the switch is.
+    pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
+        let _one = self.switching.lock().expect("no panic under this lock");
+        self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
+    }
+
+    /// Phases and positions.
+    pub fn look(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
+        self.run(abi::switch_op::OP_LOOK, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
+    }
+
+    /// The next hop towards a leg's host, as learned from what its socket sent.
+    fn via_for(&self, leg: &Tuple) -> Result<u16, SwitchError> {
+        let l = self.maps.leg(leg).ok_or(SwitchError::Untracked)?.raw;
+        let want = abi::via {
+            ifindex: l.ifindex,
+            mtu: mtu(l.ifindex).unwrap_or(1500),
+            dmac: l.dmac,
+            smac: l.smac,
+            local: leg.to_abi().local,
+        };
+        let same = |v: &abi::via| {
+            (v.ifindex, v.mtu, v.dmac, v.smac, v.local) == (want.ifindex, want.mtu, want.dmac, want.smac, want.local)
+        };
+        let mut vias = self.vias.lock().expect("no panic under this lock");
+        if let Some(i) = vias.iter().position(same) {
+            return Ok(i as u16);
+        }
+        if vias.len() >= usize::from(VIAS) {
+            return Err(SwitchError::Full);
+        }
+        let i = vias.len() as u16;
+        self.maps.set_via(i, &want).map_err(|e| SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        vias.push(want);
+        Ok(i)
+    }
+
+    /// Delivers events to `f` until it returns false. Blocks: give it a thread of its own.
+    pub fn poll_events(&self, mut f: impl FnMut(Option<Event>) -> bool) -> io::Result<()> {
+        let go = std::cell::Cell::new(true);
+        let f = std::cell::RefCell::new(&mut f);
+        let mut b = RingBufferBuilder::new();
+        let io = |e: libbpf_rs::Error| io::Error::from_raw_os_error(errno(&e));
+        b.add(&self.maps.events, |data| {
+            let e: abi::event = from_bytes(data);
+            let kind = match e.kind {
+                abi::event_kind::EVENT_FORWARDING => EventKind::Forwarding,
+                abi::event_kind::EVENT_CONTROL => EventKind::Control,
+                abi::event_kind::EVENT_TRIGGERED => EventKind::Triggered,
+                abi::event_kind::EVENT_CLOSED => EventKind::Closed,
+                abi::event_kind::EVENT_RESET => EventKind::Reset,
+                _ => EventKind::Oversize,
+            };
+            if !(f.borrow_mut())(Some(Event { leg: Tuple::from_abi(&e.leg), kind })) {
+                go.set(false);
+            }
+            0
+        })
+        .map_err(io)?;
+        let ring = b.build().map_err(io)?;
+        while go.get() {
+            match ring.poll(Duration::from_millis(100)) {
+                Err(e) if errno(&e) != libc::EINTR => return Err(io(e)),
+                _ => {}
+            }
+            if !(f.borrow_mut())(None) {
+                go.set(false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the ingress or egress program over one packet, for tests: the packet out and the return code.
+    pub fn test_run(&self, egress: bool, packet: &[u8], out: &mut Vec<u8>) -> io::Result<i32> {
+        let fd = if egress { &self.egress } else { &self.ingress };
+        // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
+        let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
+        out.resize(packet.len() + 256, 0);
+        opts.sz = size_of_val(&opts) as _;
+        opts.data_in = packet.as_ptr().cast();
+        opts.data_size_in = packet.len() as u32;
+        opts.data_out = out.as_mut_ptr().cast();
+        opts.data_size_out = out.len() as u32;
+        opts.repeat = 1;
+        // SAFETY: the pointers and sizes are those of live buffers.
+        let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &mut opts) };
+        if r < 0 {
+            return Err(io::Error::from_raw_os_error(-r));
+        }
+        out.truncate(opts.data_size_out as usize);
+        Ok(opts.retval as i32)
+    }
+
+    /// Detaches from all devices and removes the maps: no flow survives this.
+    pub fn remove(&self) -> io::Result<()> {
+        fs::remove_dir_all(&self.pin)
+    }
+
+    /// Where it is pinned.
+    pub fn pin(&self) -> &Path {
+        &self.pin
+    }
+}
+
+const VIAS: u16 = 1024;
+/// `PHASE_FWD` of `enum phase`.
+const FORWARDED: u32 = 2;
+
+fn bare(t: &Tuple) -> Half {
+    Half { leg: *t, consumed: 0, produced: 0, leftover: 0 }
+}
+
+fn switched(g: &abi::switch_args) -> Switched {
+    Switched {
+        phase: [g.a.phase_in.0 as u8, g.b.phase_in.0 as u8],
+        end: [g.end_a, g.end_b],
+        bound: [g.a.start, g.b.start],
+        flags: [g.a.flags, g.b.flags],
+        was_forwarded: [g.a.pending == FORWARDED, g.b.pending == FORWARDED],
+    }
+}
+
+fn run_program(fd: &OwnedFd, args: &mut abi::switch_args) -> Result<(), i32> {
+    let ctx = bytes_of_mut(args);
+    // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
+    let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
+    opts.sz = size_of_val(&opts) as _;
+    opts.ctx_in = ctx.as_mut_ptr().cast();
+    opts.ctx_size_in = ctx.len() as u32;
+    // SAFETY: a syscall program reads and writes its context in place, through ctx_in, within ctx_size_in.
+    let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &mut opts) };
+    if r < 0 { Err(-r) } else { Ok(()) }
+}
+
+fn check_abi(pin: &Path) -> Result<(), OpenError> {
+    use libbpf_rs::{MapCore, MapFlags};
+    let path = pin.join("abi");
+    if !path.exists() {
+        return Ok(());
+    }
+    let map = MapHandle::from_pinned_path(&path).map_err(kernel("open pinned map"))?;
+    let found = map
+        .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)
+        .map_err(kernel("read pinned map"))?
+        .map_or(0, |b| from_bytes::<u32>(&b));
+    if found != ABI_VERSION {
+        return Err(OpenError::Abi { path: pin.to_owned(), found });
+    }
+    Ok(())
+}
+
+fn wanted_devices(options: &Options) -> Result<Vec<u32>, OpenError> {
+    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+    if options.devices.is_empty() {
+        return Ok(all.iter().filter(|d| d.ethernet && d.up).map(|d| d.index).collect());
+    }
+    options
+        .devices
+        .iter()
+        .map(|n| {
+            let d = all.iter().find(|d| d.ethernet && d.name == *n);
+            d.map(|d| d.index).ok_or_else(|| OpenError::Device(n.clone()))
+        })
+        .collect()
+}
+
+/// Attaches by a pinned tcx link, or puts the program into the link that is there.
+fn attach(prog: &libbpf_rs::ProgramMut<'_>, index: u32, path: &Path) -> Result<(), OpenError> {
+    if path.exists() {
+        let taken = Link::open(path).and_then(|mut l| l.update_prog(prog));
+        if taken.is_ok() {
+            return Ok(());
+        }
+        // the device of that link is gone, and its index was given to another one
+        fs::remove_file(path).map_err(|source| OpenError::Kernel { what: "remove a stale link", source })?;
+    }
+    // SAFETY: the program is loaded and alive; no options are passed.
+    let link = unsafe { libbpf_sys::bpf_program__attach_tcx(prog.as_libbpf_object().as_ptr(), index as i32, null()) };
+    let Some(link) = NonNull::new(link) else {
+        return Err(OpenError::Kernel { what: "attach tcx", source: io::Error::last_os_error() });
+    };
+    // SAFETY: a new link that nobody else owns.
+    let mut link = unsafe { Link::from_ptr(link) };
+    link.pin(path).map_err(kernel("pin link"))
+}

@@ -1,0 +1,31 @@
+//! The border to the kernel, and the only crate with unsafe code: loads and pins bpf/, gives a typed view of its maps, and
+//! sets the socket options that no safe library offers.
+//!
+//! The layout of everything shared with the kernel is defined in `bpf/flow.h` alone. [`abi`] is generated from the compiled
+//! object's BTF at build time.
+
+mod devices;
+mod kernel;
+mod maps;
+mod names;
+mod sockets;
+
+/// The view of the maps, generated from the object's BTF. Field meanings, units and byte orders: `bpf/flow.h`.
+pub mod abi {
+    pub use crate::skel::types::{
+        embryo, event, event_kind, half, leg, listen_key, path, path4, path6, phase, switch_args, switch_op,
+        switch_result, tuple, tuple4, verdict, via,
+    };
+}
+
+#[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[allow(non_snake_case, non_camel_case_types, dead_code, unused_imports, unsafe_op_in_unsafe_fn)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/splice.skel.rs"));
+}
+
+pub use devices::{Device, devices};
+pub use kernel::{Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched};
+pub use maps::{ExpectError, LegView, PathView, Tuple};
+pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
+pub use sockets::{Repair, close_silently, unread, unsent};

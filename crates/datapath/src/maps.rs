@@ -1,0 +1,355 @@
+//! Typed access to the maps.
+
+use crate::abi;
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use nix::libc;
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+/// A connection as one leg sees it: key of all look-ups.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    /// The host.
+    pub remote: SocketAddr,
+    /// Our address.
+    pub local: SocketAddr,
+}
+
+impl std::fmt::Debug for Tuple {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} <-> {}", self.local, self.remote)
+    }
+}
+
+fn words(ip: IpAddr) -> [u32; 4] {
+    let o = match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    std::array::from_fn(|i| u32::from_ne_bytes([o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]]))
+}
+
+fn address(w: [u32; 4]) -> IpAddr {
+    let mut o = [0; 16];
+    for (i, x) in w.iter().enumerate() {
+        o[4 * i..4 * i + 4].copy_from_slice(&x.to_ne_bytes());
+    }
+    Ipv6Addr::from(o).to_canonical()
+}
+
+impl Tuple {
+    /// IPv4?
+    pub fn is_v4(&self) -> bool {
+        self.remote.ip().to_canonical().is_ipv4()
+    }
+
+    pub(crate) fn to_abi(self) -> abi::tuple {
+        abi::tuple {
+            remote: words(self.remote.ip()),
+            local: words(self.local.ip()),
+            rport: self.remote.port().to_be(),
+            lport: self.local.port().to_be(),
+        }
+    }
+
+    pub(crate) fn from_abi(t: &abi::tuple) -> Tuple {
+        Tuple {
+            remote: SocketAddr::new(address(t.remote), u16::from_be(t.rport)),
+            local: SocketAddr::new(address(t.local), u16::from_be(t.lport)),
+        }
+    }
+
+    fn to_abi4(self) -> abi::tuple4 {
+        let t = self.to_abi();
+        abi::tuple4 { remote: t.remote[3], local: t.local[3], rport: t.rport, lport: t.lport }
+    }
+
+    fn from_abi4(t: &abi::tuple4) -> Tuple {
+        let mapped = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+        Tuple::from_abi(&abi::tuple {
+            remote: [0, 0, mapped, t.remote],
+            local: [0, 0, mapped, t.local],
+            rport: t.rport,
+            lport: t.lport,
+        })
+    }
+}
+
+/// Plain data shared with the kernel.
+///
+/// # Safety
+/// The type is `repr(C)`, valid for every bit pattern, and has no padding that must not be read.
+pub(crate) unsafe trait Pod: Copy {}
+// SAFETY: generated from BTF with explicit padding members; integers, arrays of them, and enums as integers.
+unsafe impl Pod for abi::tuple {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tuple4 {}
+// SAFETY: as above.
+unsafe impl Pod for abi::leg {}
+// SAFETY: as above; the union's members overlap in full.
+unsafe impl Pod for abi::path4 {}
+// SAFETY: as above.
+unsafe impl Pod for abi::path6 {}
+// SAFETY: as above.
+unsafe impl Pod for abi::via {}
+// SAFETY: as above.
+unsafe impl Pod for abi::listen_key {}
+// SAFETY: as above.
+unsafe impl Pod for abi::switch_args {}
+// SAFETY: as above.
+unsafe impl Pod for abi::event {}
+// SAFETY: an integer.
+unsafe impl Pod for u32 {}
+
+pub(crate) fn bytes_of<T: Pod>(v: &T) -> &[u8] {
+    // SAFETY: Pod: every byte of `v` may be read.
+    unsafe { std::slice::from_raw_parts((&raw const *v).cast(), size_of::<T>()) }
+}
+
+pub(crate) fn bytes_of_mut<T: Pod>(v: &mut T) -> &mut [u8] {
+    // SAFETY: Pod: every byte of `v` may be read, and any value written.
+    unsafe { std::slice::from_raw_parts_mut((&raw mut *v).cast(), size_of::<T>()) }
+}
+
+pub(crate) fn from_bytes<T: Pod>(b: &[u8]) -> T {
+    assert!(b.len() >= size_of::<T>(), "the kernel gave {} bytes for a {}", b.len(), std::any::type_name::<T>());
+    // SAFETY: Pod, and long enough; the read does not assume alignment.
+    unsafe { b.as_ptr().cast::<T>().read_unaligned() }
+}
+
+/// Why a leg could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum ExpectError {
+    /// A flow with this four-tuple lives: take another source port.
+    #[error("the four-tuple is in use by a live flow")]
+    Taken,
+    /// No room: the connection will not be tracked.
+    #[error("the table of legs is full")]
+    Full,
+    /// The kernel refused.
+    #[error("map access: {0}")]
+    Io(io::Error),
+}
+
+/// One leg's record, as far as user space is interested. Positions count bytes since the SYN, FINs counting one.
+#[derive(Clone, Copy, Debug)]
+pub struct LegView {
+    /// `LegFlags`.
+    pub flags: u32,
+    /// 0 local, 1 to forwarding, 2 forwarding, 3 to local; the host's bytes.
+    pub phase_in: u8,
+    /// The same for the bytes to the host.
+    pub phase_out: u8,
+    /// MSS the host announced, bytes.
+    pub mss_in: u16,
+    /// The leg at the other side, if paired.
+    pub peer: Option<Tuple>,
+    /// Position of all that came from the host while this record ruled.
+    pub received: u64,
+    /// Nanoseconds, CLOCK_MONOTONIC.
+    pub seen: u64,
+    pub(crate) raw: abi::leg,
+}
+
+/// One direction's entry.
+#[derive(Clone, Copy, Debug)]
+pub struct PathView {
+    /// `PathFlags`.
+    pub flags: u16,
+    /// Highest sequence end forwarded.
+    pub end: u32,
+    /// How often `end` wrapped.
+    pub wraps: u16,
+    /// Highest acknowledgement forwarded.
+    pub max_ack: u32,
+    /// Coarse time of the last packet, units of 2^33 ns, modulo 256.
+    pub seen: u8,
+    /// Index of the next hop.
+    pub via: u16,
+}
+
+impl PathView {
+    fn new(p: &abi::path) -> PathView {
+        // SAFETY: both members of the union are plain integers over the same 8 bytes.
+        let all = unsafe { p.word.all };
+        PathView {
+            end: all as u32,
+            wraps: (all >> 32) as u16,
+            flags: (all >> 48) as u16,
+            max_ack: p.max_ack,
+            seen: p.seen,
+            via: p.via,
+        }
+    }
+}
+
+/// The maps of one data path.
+pub(crate) struct Maps {
+    pub paths4: MapHandle,
+    pub paths6: MapHandle,
+    pub legs: MapHandle,
+    pub listeners: MapHandle,
+    pub vias: MapHandle,
+    pub verdicts: MapHandle,
+    pub events: MapHandle,
+    pub abi: MapHandle,
+}
+
+fn io_error(e: libbpf_rs::Error) -> io::Error {
+    io::Error::from_raw_os_error(errno(&e))
+}
+
+pub(crate) fn errno(e: &libbpf_rs::Error) -> i32 {
+    use libbpf_rs::ErrorKind::*;
+    match e.kind() {
+        AlreadyExists => libc::EEXIST,
+        NotFound => libc::ENOENT,
+        PermissionDenied => libc::EPERM,
+        OutOfMemory => libc::ENOMEM,
+        _ => std::error::Error::source(e)
+            .and_then(|s| s.downcast_ref::<io::Error>())
+            .and_then(|e| e.raw_os_error())
+            .unwrap_or(libc::EIO),
+    }
+}
+
+impl Maps {
+    pub fn set_abi(&self) -> io::Result<()> {
+        self.abi.update(bytes_of(&0u32), bytes_of(&crate::ABI_VERSION), MapFlags::ANY).map_err(io_error)
+    }
+
+    pub fn listen(&self, addr: SocketAddr, on: bool) -> io::Result<()> {
+        let unspecified = addr.ip().is_unspecified();
+        let key = abi::listen_key {
+            local: if unspecified { [0; 4] } else { words(addr.ip()) },
+            port: addr.port().to_be(),
+            family: if addr.is_ipv4() { 4 } else { 6 },
+        };
+        if on {
+            self.listeners.update(bytes_of(&key), bytes_of(&1u32), MapFlags::ANY).map_err(io_error)
+        } else {
+            self.listeners.delete(bytes_of(&key)).map_err(io_error)
+        }
+    }
+
+    /// Makes the entries for a connection that we are about to open.
+    pub fn expect(&self, t: &Tuple) -> Result<(), ExpectError> {
+        let full = |e: libbpf_rs::Error| match e.kind() {
+            libbpf_rs::ErrorKind::AlreadyExists => ExpectError::Taken,
+            _ => match io_error(e) {
+                e if e.raw_os_error() == Some(libc::E2BIG) => ExpectError::Full,
+                e => ExpectError::Io(e),
+            },
+        };
+        if t.is_v4() {
+            let v = abi::path4::default();
+            self.paths4.update(bytes_of(&t.to_abi4()), bytes_of(&v), MapFlags::NO_EXIST).map_err(full)?;
+        } else {
+            let v = abi::path6::default();
+            self.paths6.update(bytes_of(&t.to_abi()), bytes_of(&v), MapFlags::NO_EXIST).map_err(full)?;
+        }
+        let leg = abi::leg { flags: crate::LegFlags::SYN, ..Default::default() };
+        self.legs.update(bytes_of(&t.to_abi()), bytes_of(&leg), MapFlags::ANY).map_err(|e| {
+            self.forget_path(t);
+            full(e)
+        })
+    }
+
+    /// Removes a path entry; an entry that is gone already is no error.
+    pub fn forget_path(&self, t: &Tuple) {
+        let _ = if t.is_v4() {
+            self.paths4.delete(bytes_of(&t.to_abi4()))
+        } else {
+            self.paths6.delete(bytes_of(&t.to_abi()))
+        };
+    }
+
+    /// Removes a leg's record; one that is gone already is no error.
+    pub fn forget_leg(&self, t: &Tuple) {
+        let _ = self.legs.delete(bytes_of(&t.to_abi()));
+    }
+
+    pub fn leg(&self, t: &Tuple) -> Option<LegView> {
+        let b = self.legs.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok()??;
+        Some(leg_view(from_bytes(&b)))
+    }
+
+    pub fn path(&self, t: &Tuple) -> Option<PathView> {
+        if t.is_v4() {
+            let b = self.paths4.lookup(bytes_of(&t.to_abi4()), MapFlags::ANY).ok()??;
+            Some(PathView::new(&from_bytes::<abi::path4>(&b).p))
+        } else {
+            let b = self.paths6.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok()??;
+            Some(PathView::new(&from_bytes::<abi::path6>(&b).p))
+        }
+    }
+
+    pub fn all_legs(&self) -> Vec<(Tuple, LegView)> {
+        self.legs
+            .keys()
+            .map(|k| Tuple::from_abi(&from_bytes(&k)))
+            .filter_map(|t| Some((t, self.leg(&t)?)))
+            .collect()
+    }
+
+    pub fn all_paths(&self) -> Vec<(Tuple, PathView)> {
+        let v4 = self.paths4.keys().map(|k| Tuple::from_abi4(&from_bytes(&k)));
+        let v6 = self.paths6.keys().map(|k| Tuple::from_abi(&from_bytes(&k)));
+        v4.chain(v6).filter_map(|t| Some((t, self.path(&t)?))).collect()
+    }
+
+    /// The leg where packets of `t` go out, from the path entry alone.
+    pub fn other_leg(&self, t: &Tuple) -> Option<Tuple> {
+        let (p, remote) = if t.is_v4() {
+            let b = self.paths4.lookup(bytes_of(&t.to_abi4()), MapFlags::ANY).ok()??;
+            let p: abi::path4 = from_bytes(&b);
+            if PathView::new(&p.p).flags & crate::PathFlags::CROSS != 0 {
+                return self.leg(t)?.peer;
+            }
+            (p.p, [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.remote])
+        } else {
+            let b = self.paths6.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok()??;
+            let p: abi::path6 = from_bytes(&b);
+            (p.p, p.remote)
+        };
+        let via: abi::via =
+            from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via)), MapFlags::ANY).ok()??);
+        Some(Tuple::from_abi(&abi::tuple { remote, local: via.local, rport: p.rport, lport: p.lport }))
+    }
+
+    pub fn via(&self, index: u16) -> Option<abi::via> {
+        Some(from_bytes(&self.vias.lookup(bytes_of(&u32::from(index)), MapFlags::ANY).ok()??))
+    }
+
+    pub fn set_via(&self, index: u16, v: &abi::via) -> io::Result<()> {
+        self.vias.update(bytes_of(&u32::from(index)), bytes_of(v), MapFlags::ANY).map_err(io_error)
+    }
+
+    pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
+        crate::VERDICTS
+            .iter()
+            .enumerate()
+            .map(|(i, name)| {
+                let per_cpu =
+                    self.verdicts.lookup_percpu(bytes_of(&(i as u32)), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
+                let sum = per_cpu.iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum();
+                Ok((*name, sum))
+            })
+            .collect()
+    }
+}
+
+fn leg_view(l: abi::leg) -> LegView {
+    LegView {
+        flags: l.flags,
+        phase_in: l.phase_in,
+        phase_out: l.phase_out,
+        mss_in: l.mss_in,
+        peer: (l.flags & crate::LegFlags::PAIRED != 0).then(|| Tuple::from_abi(&l.peer)),
+        received: l.in64,
+        seen: l.seen,
+        raw: l,
+    }
+}

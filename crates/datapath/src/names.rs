@@ -1,0 +1,68 @@
+//! Constants of `bpf/flow.h` that BTF carries as enumerators, under Rust names.
+
+/// Version of the layout of pinned maps; a process takes over only maps of its own version.
+pub const ABI_VERSION: u32 = 1;
+
+/// Bits of `leg.flags` (`enum leg_flag`).
+#[allow(missing_docs)]
+#[derive(Debug)]
+pub struct LegFlags;
+
+#[allow(missing_docs)]
+impl LegFlags {
+    pub const TS: u32 = 1 << 0;
+    pub const SACK: u32 = 1 << 1;
+    pub const PAIRED: u32 = 1 << 2;
+    pub const SPLICED: u32 = 1 << 3;
+    pub const FRAGMENTS: u32 = 1 << 5;
+    pub const FIN_IN: u32 = 1 << 6;
+    pub const FIN_OUT: u32 = 1 << 7;
+    pub const FIN_ACKED: u32 = 1 << 8;
+    pub const RESET: u32 = 1 << 9;
+    pub const TRACKED: u32 = 1 << 10;
+    pub const SYN: u32 = 1 << 12;
+    pub const LOST: u32 = 1 << 13;
+}
+
+/// Bits of `path.word.flags` (`enum path_flag`).
+#[allow(missing_docs)]
+#[derive(Debug)]
+pub struct PathFlags;
+
+#[allow(missing_docs)]
+impl PathFlags {
+    pub const SPLICED: u16 = 1 << 0;
+    pub const FIN: u16 = 1 << 1;
+    pub const PEER_FIN: u16 = 1 << 2;
+    pub const FIN_ACKED: u16 = 1 << 3;
+    pub const DEAD: u16 = 1 << 4;
+    pub const CROSS: u16 = 1 << 8;
+}
+
+/// Labels of `enum verdict`, in its order: what the data path did with a packet.
+pub const VERDICTS: &[&str] = &[
+    "forwarded",
+    "forwarded-slow",
+    "local",
+    "both",
+    "local-out",
+    "local-muted",
+    "held",
+    "out-of-window",
+    "bad-ack",
+    "bad-rst",
+    "syn",
+    "challenge",
+    "challenge-limited",
+    "rst",
+    "ttl",
+    "oversize",
+    "fragment",
+    "straddle",
+    "malformed",
+    "no-peer",
+    "rewrite-failed",
+    "table-full",
+    "stale-cpu",
+    "icmp-translated",
+];

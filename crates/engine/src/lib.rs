@@ -1,0 +1,26 @@
+//! Splice and unsplice: the state machine of a flow (`relay`) and the handle through which a proxy uses it ([`Splicer`]).
+//!
+//! # Order of calls
+//! 1. [`Splicer::open`] once per process; [`Splicer::copying`] where the kernel path is not to be had.
+//! 2. [`Splicer::listen`] for the client's side, [`Splicer::connect`] for the server's: connections made through
+//!    these two are tracked from their SYN on, which is what makes a splice at any later moment possible.
+//! 3. Read and write both [`Leg`]s as ordinary asynchronous streams: control mode.
+//! 4. [`Splicer::relay`] hands both over. It copies, splices when [`Policy`] says so, and returns when the
+//!    connections have ended.
+//!
+//! # The caller's duties
+//! - All reading and writing goes through [`Leg`], which counts: the boundary arithmetic rests on these counts.
+//! - Bytes that were read but not passed on yet, or that the caller adds, go into [`Leftovers`].
+//! - Nobody else holds the sockets: no duplicated descriptor, no child process.
+
+mod leg;
+mod ports;
+mod pump;
+mod relay;
+mod splicer;
+mod types;
+
+pub use leg::{Leg, Listener};
+pub use longsplice_datapath::OpenError;
+pub use splicer::{Command, OpenOptions, Splicer};
+pub use types::{Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Policy, Refusal, When};

@@ -1,0 +1,144 @@
+//! Copies both directions of a flow, in steps that a splice can interrupt at any byte.
+
+use crate::Leg;
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes in hand per direction: large enough that a read empties what a window brings.
+const BUFFER: usize = 64 * 1024;
+
+/// One direction: from one leg to the other.
+#[derive(Debug)]
+pub(crate) struct Direction {
+    /// Bytes in hand: buffer[start..end]. Given back while the flow is spliced.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Bytes that may still be read; `None`: no limit.
+    pub limit: Option<u64>,
+    /// With the limit used up: end of stream is still to be read.
+    pub fin: bool,
+    /// Bytes passed on.
+    pub copied: u64,
+}
+
+impl Direction {
+    fn new(first: &[u8]) -> Direction {
+        Direction { buffer: first.to_vec(), start: 0, end: first.len(), limit: None, fin: false, copied: 0 }
+    }
+
+    /// Bytes read and not written yet.
+    pub fn in_hand(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Gives the memory back. Nothing may be in hand.
+    pub fn park(&mut self) {
+        debug_assert_eq!(self.in_hand(), 0);
+        (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
+    }
+
+    /// One pass: writes what is in hand, reads more. Ready when the direction has ended, or has drained to its limit.
+    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Leg, to: &mut Leg) -> Poll<Result<(), Broken>> {
+        loop {
+            while self.in_hand() > 0 {
+                let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.buffer[self.start..self.end])).map_err(Broken::Write)?;
+                self.start += n;
+                self.copied += n as u64;
+            }
+            if from.eof {
+                if !to.shut {
+                    ready!(Pin::new(&mut *to).poll_shutdown(cx)).map_err(Broken::Write)?;
+                }
+                return Poll::Ready(Ok(()));
+            }
+            let room = match self.limit {
+                Some(0) if !self.fin => return Poll::Ready(Ok(())),
+                Some(0) => 1,
+                Some(n) => n.min(BUFFER as u64) as usize,
+                None => BUFFER,
+            };
+            if self.buffer.len() < room {
+                self.buffer.resize(BUFFER, 0);
+            }
+            let mut b = ReadBuf::new(&mut self.buffer[..room]);
+            ready!(Pin::new(&mut *from).poll_read(cx, &mut b)).map_err(Broken::Read)?;
+            let n = b.filled().len();
+            (self.start, self.end) = (0, n);
+            if let Some(limit) = &mut self.limit {
+                *limit = limit.saturating_sub(n as u64);
+            }
+        }
+    }
+}
+
+/// Which end of a direction failed.
+#[derive(Debug)]
+enum Broken {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+/// Why the pump stopped for good.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// The client's connection.
+    Client,
+    /// The server's.
+    Server,
+}
+
+/// Both directions: 0 is client to server.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    pub dirs: [Direction; 2],
+}
+
+impl Pump {
+    pub fn new(to_server: &[u8], to_client: &[u8]) -> Pump {
+        Pump { dirs: [Direction::new(to_server), Direction::new(to_client)] }
+    }
+
+    /// Bytes passed on, both directions.
+    pub fn copied(&self) -> u64 {
+        self.dirs[0].copied + self.dirs[1].copied
+    }
+
+    /// Lifts the limits of a drain.
+    pub fn unlimited(&mut self) {
+        for d in &mut self.dirs {
+            d.limit = None;
+            d.fin = false;
+        }
+    }
+
+    /// Runs both directions; ready when both have ended or drained, or when `enough` bytes were copied.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: &mut Leg,
+        server: &mut Leg,
+        enough: u64,
+    ) -> Poll<Result<(), Failed>> {
+        let failed = |d: usize| {
+            move |b: Broken| {
+                let client = matches!((d, &b), (0, Broken::Read(_)) | (1, Broken::Write(_)));
+                let (Broken::Read(e) | Broken::Write(e)) = b;
+                tracing::debug!(client, error = %e, "connection failed");
+                if client { Failed::Client } else { Failed::Server }
+            }
+        };
+        let up = self.dirs[0].poll(cx, client, server).map_err(failed(0))?;
+        let down = self.dirs[1].poll(cx, server, client).map_err(failed(1))?;
+        if self.copied() >= enough || (up.is_ready() && down.is_ready()) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    /// Have both directions ended?
+    pub fn ended(&self, client: &Leg, server: &Leg) -> bool {
+        client.eof && server.eof && client.shut && server.shut
+    }
+}

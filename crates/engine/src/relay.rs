@@ -1,0 +1,408 @@
+//! One flow from hand-over to end. States and what may be done in them:
+//!
+//! | state | bytes | leaves by |
+//! | --- | --- | --- |
+//! | `Copying` | both directions copied | threshold or command: freeze; end of both streams |
+//! | `Draining` | up to the bound copied, beyond it forwarded | both forwarded: commit; time limit, failure: unsplice |
+//! | `Spliced` | forwarded; sockets parked | trigger, command: unsplice; both FINs acknowledged, RST, idle: end; release |
+//! | `Released` | forwarded; no sockets | both FINs acknowledged, RST, idle: end |
+//!
+//! A drain that fails is no error: the flow copies on, with the reason in its status.
+
+use crate::{
+    Ended, FlowState, How, Leftovers, Leg, Policy, Refusal, Splicer, When,
+    pump::{Failed, Pump},
+    splicer::{Command, LINGER, Registered, Stop},
+};
+use longsplice_datapath::{Datapath, EventKind, Half, LegFlags, PathFlags, Repair, SwitchError, Switched, Tuple};
+use std::{
+    future::poll_fn,
+    time::{Duration, Instant},
+};
+use tokio::sync::{mpsc, watch};
+
+/// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
+const DRAIN_POLL: Duration = Duration::from_millis(50);
+
+pub(crate) struct Relay<'a> {
+    splicer: &'a Splicer,
+    flow: &'a Registered,
+    policy: &'a Policy,
+    client: Leg,
+    server: Leg,
+    pump: Pump,
+    orders: mpsc::UnboundedReceiver<Command>,
+    events: Option<mpsc::UnboundedReceiver<EventKind>>,
+    stop: watch::Receiver<Stop>,
+    /// The wire differs from the sockets: entries must outlive them.
+    shimmed: bool,
+}
+
+/// What ends a stretch of copying.
+enum Copied {
+    Ended(How),
+    Splice,
+}
+
+/// What ends a stretch of forwarding.
+enum Forwarded {
+    Ended(How),
+    Unsplice,
+}
+
+/// Waits for an order; for ever once the flow's status is gone.
+async fn order(rx: &mut mpsc::UnboundedReceiver<Command>) -> Command {
+    match rx.recv().await {
+        Some(c) => c,
+        None => std::future::pending().await,
+    }
+}
+
+async fn stopped(rx: &mut watch::Receiver<Stop>) -> Stop {
+    let told = rx.wait_for(|s| *s != Stop::Go).await.map(|s| *s);
+    match told {
+        Ok(s) => s,
+        Err(_) => std::future::pending().await,
+    }
+}
+
+impl<'a> Relay<'a> {
+    pub fn new(
+        splicer: &'a Splicer,
+        flow: &'a Registered,
+        policy: &'a Policy,
+        client: Leg,
+        server: Leg,
+        left: Leftovers,
+        orders: mpsc::UnboundedReceiver<Command>,
+    ) -> Relay<'a> {
+        let pump = Pump::new(&left.to_server, &left.to_client);
+        let stop = splicer.stop_signal();
+        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false }
+    }
+
+    fn set_state(&self, state: FlowState) {
+        let mut now = self.flow.shared.now();
+        tracing::debug!(flow = self.flow.shared.id, "{:?} -> {:?}", now.state, state);
+        now.state = state;
+    }
+
+    fn refuse(&self, why: Refusal) {
+        tracing::debug!(flow = self.flow.shared.id, reason = %why, "not spliced");
+        self.flow.shared.now().refusal = Some(why);
+    }
+
+    fn legs(&self) -> (Tuple, Tuple) {
+        (self.flow.shared.client, self.flow.shared.server)
+    }
+
+    /// May the flow be spliced, as far as one can know before trying?
+    fn spliceable(&self) -> bool {
+        let (c, s) = self.legs();
+        if self.flow.shared.now().refusal.is_some() {
+            return false;
+        }
+        if self.policy.when == When::Never {
+            self.refuse(Refusal::Policy);
+            return false;
+        }
+        if c.local.ip().is_loopback() || s.local.ip().is_loopback() {
+            self.refuse(Refusal::Loopback);
+            return false;
+        }
+        true
+    }
+
+    pub async fn run(mut self) -> Ended {
+        let how = loop {
+            match self.copy().await {
+                Copied::Ended(how) => break how,
+                Copied::Splice => {}
+            }
+            if !self.splice().await {
+                continue;
+            }
+            match self.forward().await {
+                Forwarded::Ended(how) => return self.finish(how, true),
+                Forwarded::Unsplice => self.unsplice(),
+            }
+        };
+        self.finish(how, false)
+    }
+
+    /// Control mode. Returns at the end of the flow, or when it is to be spliced.
+    async fn copy(&mut self) -> Copied {
+        self.set_state(FlowState::Copying);
+        let mut enough = match self.policy.when {
+            _ if !self.spliceable() => u64::MAX,
+            When::Never => u64::MAX,
+            When::AtOnce => 0,
+            When::AfterBytes(n) => n,
+        };
+        if self.pump.copied() >= enough {
+            return Copied::Splice;
+        }
+        loop {
+            let Relay { pump, client, server, orders, stop, .. } = self;
+            tokio::select! {
+                r = poll_fn(|cx| pump.poll(cx, client, server, enough)) => {
+                    let ended = r.is_err() || self.pump.ended(&self.client, &self.server);
+                    self.note_copied();
+                    match r {
+                        Err(Failed::Client) => return Copied::Ended(How::ClientReset),
+                        Err(Failed::Server) => return Copied::Ended(How::ServerReset),
+                        Ok(()) if ended => return Copied::Ended(How::Closed),
+                        Ok(()) => return Copied::Splice,
+                    }
+                }
+                c = order(orders) => match c {
+                    Command::Splice => {
+                        self.flow.shared.now().refusal = self.splicer.refusal();
+                        if self.spliceable() {
+                            return Copied::Splice;
+                        }
+                    }
+                    // stay until told otherwise
+                    Command::Unsplice => enough = u64::MAX,
+                    Command::Release => {}
+                },
+                _ = stopped(stop) => return Copied::Ended(How::Stopped),
+                () = tokio::time::sleep(Duration::from_millis(500)) => self.note_copied(),
+            }
+        }
+    }
+
+    fn note_copied(&self) {
+        self.flow.shared.now().copied = [self.pump.dirs[0].copied, self.pump.dirs[1].copied];
+    }
+
+    fn half(leg: &Leg, in_hand: usize) -> Half {
+        Half { leg: leg.tuple(), consumed: leg.consumed, produced: leg.produced, leftover: in_hand as u32 }
+    }
+
+    /// Freeze, drain, commit. False: it was refused or taken back, and the flow copies on.
+    async fn splice(&mut self) -> bool {
+        let Some(datapath) = self.splicer.datapath() else { return false };
+        let (c, s) = self.legs();
+        let mut events = self.flow.events();
+        let a = Self::half(&self.client, self.pump.dirs[0].in_hand());
+        let b = Self::half(&self.server, self.pump.dirs[1].in_hand());
+        let frozen = match datapath.freeze(&a, &b, self.policy.hold) {
+            Ok(f) => f,
+            Err(e) => {
+                self.refuse(refusal(e));
+                return false;
+            }
+        };
+        self.set_state(FlowState::Draining);
+        tracing::debug!(flow = self.flow.shared.id, ?frozen, "frozen");
+        for (d, dir) in self.pump.dirs.iter_mut().enumerate() {
+            dir.limit = Some(frozen.pending[d].into());
+            dir.fin = frozen.fin[d];
+        }
+        self.flow.shared.now().since =
+            [a.consumed + u64::from(frozen.pending[0]) + u64::from(frozen.fin[0]), b.consumed + u64::from(frozen.pending[1]) + u64::from(frozen.fin[1])];
+        self.events = None;
+        let drained = self.drain(datapath, &mut events).await;
+        self.pump.unlimited();
+        if drained.is_ok() {
+            match datapath.commit(&c, &s, [false; 2]) {
+                Ok(at) => {
+                    tracing::debug!(flow = self.flow.shared.id, ?at, "spliced");
+                    self.events = Some(events);
+                    for d in &mut self.pump.dirs {
+                        d.park();
+                    }
+                    self.note_copied();
+                    self.flow.shared.now().splices += 1;
+                    self.set_state(FlowState::Spliced);
+                    return true;
+                }
+                Err(e) => self.refuse(refusal(e)),
+            }
+        } else if let Err(Some(why)) = drained {
+            self.refuse(why);
+        }
+        self.unsplice();
+        false
+    }
+
+    /// Passes on what lies before the bounds, until both directions are forwarded. Err: why not, None if a connection failed.
+    async fn drain(
+        &mut self,
+        datapath: &Datapath,
+        events: &mut mpsc::UnboundedReceiver<EventKind>,
+    ) -> Result<(), Option<Refusal>> {
+        const FORWARDED: u8 = 2;
+        let (c, s) = self.legs();
+        let limit = Instant::now() + self.policy.drain_limit;
+        let mut passed = false;
+        loop {
+            match datapath.look(&c, &s) {
+                Ok(now) if now.phase == [FORWARDED; 2] => return Ok(()),
+                Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(None),
+                Ok(_) => {}
+                Err(e) => return Err(Some(refusal(e))),
+            }
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Some(Refusal::DrainTimeout));
+            }
+            let Relay { pump, client, server, stop, .. } = self;
+            tokio::select! {
+                r = poll_fn(|cx| pump.poll(cx, client, server, u64::MAX)), if !passed => match r {
+                    Ok(()) => passed = true,
+                    Err(_) => return Err(None),
+                },
+                _ = events.recv() => {}
+                _ = stopped(stop) => return Err(None),
+                () = tokio::time::sleep(DRAIN_POLL.min(left)) => {}
+            }
+        }
+    }
+
+    /// Forwarding mode: waits.
+    async fn forward(&mut self) -> Forwarded {
+        let Some(datapath) = self.splicer.datapath() else { return Forwarded::Unsplice };
+        let (c, s) = self.legs();
+        let began = Instant::now();
+        let mut last = (Instant::now(), None);
+        let poll = (self.policy.idle_limit / 8).clamp(Duration::from_millis(100), Duration::from_secs(30));
+        let release = self.policy.release_after.unwrap_or(Duration::MAX);
+        loop {
+            let events = self.events.as_mut().expect("set by splice()");
+            let stop = &mut self.stop;
+            tokio::select! {
+                e = events.recv() => match e {
+                    Some(EventKind::Closed) => return Forwarded::Ended(How::Closed),
+                    Some(EventKind::Reset) => {}
+                    Some(EventKind::Triggered) => return Forwarded::Unsplice,
+                    Some(EventKind::Oversize) | Some(EventKind::Forwarding) | Some(EventKind::Control) | None => {}
+                },
+                o = order(&mut self.orders) => match o {
+                    Command::Unsplice => return Forwarded::Unsplice,
+                    Command::Splice => {}
+                    Command::Release => {} // by time only, so far
+                },
+                s = stopped(stop) => {
+                    return Forwarded::Ended(if s == Stop::Leave { How::Left } else { How::Stopped });
+                }
+                () = tokio::time::sleep(poll) => {}
+            }
+            let (Some(pc), Some(ps)) = (datapath.path(&c), datapath.path(&s)) else {
+                return Forwarded::Ended(How::Stopped); // somebody has flushed the tables
+            };
+            if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
+                return Forwarded::Ended(How::ClientReset);
+            }
+            if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
+                return Forwarded::Ended(How::Closed);
+            }
+            let sign = Some((pc.end, pc.max_ack, pc.seen, ps.end, ps.max_ack, ps.seen));
+            if last.1 != sign {
+                last = (Instant::now(), sign);
+            } else if last.0.elapsed() >= self.policy.idle_limit {
+                return Forwarded::Ended(How::Idle);
+            }
+            let _ = (began, release);
+        }
+    }
+
+    /// Back to control mode, from forwarding as well as from a drain.
+    fn unsplice(&mut self) {
+        let Some(datapath) = self.splicer.datapath() else { return };
+        let (c, s) = self.legs();
+        match datapath.unsplice(&c, &s) {
+            Ok(at) => self.take_back(&at),
+            // the sockets will fail, and the flow with them
+            Err(error) => tracing::warn!(flow = self.flow.shared.id, %error, "unsplice"),
+        }
+        self.set_state(FlowState::Unsplicing);
+    }
+
+    /// The sockets' positions move by what was forwarded past them.
+    fn take_back(&mut self, at: &Switched) {
+        self.shimmed = true;
+        let mut now = self.flow.shared.now();
+        for d in 0..2 {
+            if !at.was_forwarded[d] {
+                continue;
+            }
+            let forwarded = at.end[d] - now.since[d];
+            now.spliced[d] += forwarded;
+            let (from, to) = if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
+            from.consumed += forwarded;
+            to.produced += forwarded;
+        }
+        tracing::debug!(flow = self.flow.shared.id, ?at, "unspliced");
+    }
+
+    /// Counts, closes, and sees to it that the entries go when nobody needs them any more.
+    fn finish(self, how: How, spliced: bool) -> Ended {
+        let (c, s) = self.legs();
+        self.note_copied();
+        let datapath = self.splicer.datapath();
+        if spliced && let Some(d) = datapath {
+            if let Ok(at) = d.look(&c, &s) {
+                let mut now = self.flow.shared.now();
+                for i in 0..2 {
+                    let fin = u64::from(d.path(if i == 0 { &c } else { &s }).is_some_and(|p| p.flags & PathFlags::FIN != 0));
+                    now.spliced[i] += (at.end[i] - now.since[i]).saturating_sub(fin);
+                }
+            }
+        }
+        let now = *self.flow.shared.now();
+        let ended = Ended {
+            id: self.flow.shared.id,
+            how,
+            bytes_up: now.copied[0] + now.spliced[0],
+            bytes_down: now.copied[1] + now.spliced[1],
+            spliced_up: now.spliced[0],
+            spliced_down: now.spliced[1],
+            splices: now.splices,
+            refusal: now.refusal.or((now.splices == 0 && how == How::Closed).then_some(Refusal::Short)),
+            duration_ms: self.flow.shared.began.elapsed().as_millis() as u64,
+        };
+        let linger = spliced || self.shimmed;
+        match (how, spliced) {
+            (How::Closed | How::Left, false) => {}
+            (_, false) => {
+                self.client.abort();
+                self.server.abort();
+            }
+            // no socket may speak for a flow that is forwarded
+            (_, true) => {
+                for leg in [&self.client, &self.server] {
+                    if let Err(error) = Repair::On.set(&leg.stream) {
+                        tracing::warn!(flow = ended.id, %error, "a parked socket could not be closed silently");
+                    }
+                }
+            }
+        }
+        if how != How::Left && datapath.is_some() {
+            let splicer = self.splicer.clone();
+            tokio::spawn(async move {
+                if linger {
+                    tokio::time::sleep(LINGER).await;
+                }
+                if let Some(d) = splicer.datapath() {
+                    d.forget(&c);
+                    d.forget(&s);
+                }
+            });
+        }
+        ended
+    }
+}
+
+fn refusal(e: SwitchError) -> Refusal {
+    match e {
+        SwitchError::Untracked => Refusal::Untracked,
+        SwitchError::Busy => Refusal::DrainTimeout,
+        SwitchError::Closing => Refusal::Closing,
+        SwitchError::Fragments => Refusal::Fragments,
+        SwitchError::Mismatch => Refusal::Mismatch,
+        SwitchError::Full => Refusal::TableFull,
+        SwitchError::Run(_) => Refusal::Unprivileged,
+    }
+}

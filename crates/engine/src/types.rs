@@ -1,0 +1,203 @@
+//! The vocabulary of the interface: policy in, status and outcome out.
+
+use bytes::Bytes;
+use serde::Serialize;
+use std::{net::SocketAddr, time::Duration};
+
+/// When a relayed pair of connections is spliced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Never: the flow stays in control mode ([`Refusal::Policy`]).
+    Never,
+    /// As soon as the relay starts.
+    AtOnce,
+    /// After this many bytes, both directions together, were copied: short connections are not worth the switch.
+    AfterBytes(u64),
+}
+
+/// How a relayed flow is treated; one per listener.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// When to splice.
+    pub when: When,
+    /// Hold new segments while the buffers drain, instead of forwarding them at once (the other drain policy of the
+    /// connection-splicing paper, section III-C). Slower; for comparison.
+    pub hold: bool,
+    /// A splice that has not drained by then is taken back.
+    pub drain_limit: Duration,
+    /// Close the parked sockets silently after this long in forwarding mode; `None` keeps them.
+    pub release_after: Option<Duration>,
+    /// A flow without a segment in either direction for this long is ended with a reset.
+    pub idle_limit: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            when: When::AfterBytes(64 * 1024),
+            hold: false,
+            drain_limit: Duration::from_secs(10),
+            release_after: Some(Duration::from_secs(60)),
+            idle_limit: Duration::from_secs(2 * 3600),
+        }
+    }
+}
+
+/// Bytes that control mode has in hand when it hands two legs over: they are delivered first.
+#[derive(Clone, Debug, Default)]
+pub struct Leftovers {
+    /// For the server: read from the client, or added.
+    pub to_server: Bytes,
+    /// For the client.
+    pub to_client: Bytes,
+}
+
+/// Why a flow stays in control mode. Counted and shown; not an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Refusal {
+    /// The policy says never.
+    Policy,
+    /// The flow ended before the policy's threshold.
+    Short,
+    /// No privilege, no bpffs or a kernel that is too old: see `longsplice doctor`.
+    Unprivileged,
+    /// A leg runs over the loopback device, where no tcx program is attached.
+    Loopback,
+    /// A leg was not seen from its SYN on.
+    Untracked,
+    /// A leg received IP fragments, which the data path does not reassemble.
+    Fragments,
+    /// A connection was already reset or is closing in both directions.
+    Closing,
+    /// The buffers did not drain within [`Policy::drain_limit`].
+    DrainTimeout,
+    /// A table of the data path is full.
+    TableFull,
+    /// Tracker and socket disagree: never expected; splicing would not be safe.
+    Mismatch,
+    /// Segments of the sender do not fit the other side's MTU, and the sender ignores it.
+    Mtu,
+}
+
+impl Refusal {
+    /// The label used in logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Refusal::Policy => "policy",
+            Refusal::Short => "short",
+            Refusal::Unprivileged => "unprivileged",
+            Refusal::Loopback => "loopback",
+            Refusal::Untracked => "untracked",
+            Refusal::Fragments => "fragments",
+            Refusal::Closing => "closing",
+            Refusal::DrainTimeout => "drain-timeout",
+            Refusal::TableFull => "table-full",
+            Refusal::Mismatch => "mismatch",
+            Refusal::Mtu => "mtu",
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What control mode knows of a flow and wants to see in lists and logs.
+#[derive(Clone, Debug)]
+pub struct FlowInfo {
+    /// The listener's protocol, for example `socks5` or `plug`.
+    pub protocol: &'static str,
+    /// Who authenticated, if anybody did.
+    pub user: Option<String>,
+    /// The destination as the client named it (`example.org:443`).
+    pub target: String,
+}
+
+/// Where a flow is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowState {
+    /// Control mode: bytes are copied.
+    Copying,
+    /// Splice under way: what lies before the boundary drains.
+    Draining,
+    /// Forwarding mode; the sockets are parked.
+    Spliced,
+    /// Forwarding mode; no socket is left.
+    Released,
+    /// Unsplice under way.
+    Unsplicing,
+}
+
+/// One live flow as `longsplice ls` shows it.
+#[derive(Clone, Debug, Serialize)]
+pub struct FlowStatus {
+    /// Number of the flow, unique in this process.
+    pub id: u64,
+    /// The listener's protocol.
+    pub protocol: String,
+    /// The client's address.
+    pub client: SocketAddr,
+    /// The server's address.
+    pub server: SocketAddr,
+    /// The destination as the client named it.
+    pub target: String,
+    /// Who authenticated.
+    pub user: Option<String>,
+    /// State.
+    pub state: FlowState,
+    /// The stages a segment from the client traverses now, in order (connection-splicing paper, section IV).
+    pub stages: Vec<&'static str>,
+    /// Bytes from client to server so far, copied and spliced.
+    pub bytes_up: u64,
+    /// Bytes from server to client so far, copied and spliced.
+    pub bytes_down: u64,
+    /// Age in milliseconds.
+    pub age_ms: u64,
+    /// Why it is not spliced, if it is not to be.
+    pub refusal: Option<Refusal>,
+}
+
+/// How a flow ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum How {
+    /// Both directions were closed in order.
+    Closed,
+    /// The client reset.
+    ClientReset,
+    /// The server reset.
+    ServerReset,
+    /// No segment for [`Policy::idle_limit`].
+    Idle,
+    /// The program was told to stop.
+    Stopped,
+    /// The program was told to stop and left the flow running in the kernel.
+    Left,
+}
+
+/// The record of a flow that has ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ended {
+    /// Number of the flow.
+    pub id: u64,
+    /// How it ended.
+    pub how: How,
+    /// Bytes from client to server, all told.
+    pub bytes_up: u64,
+    /// Bytes from server to client, all told.
+    pub bytes_down: u64,
+    /// Of these, bytes that passed while spliced.
+    pub spliced_up: u64,
+    /// Of these, bytes that passed while spliced.
+    pub spliced_down: u64,
+    /// How often the flow was spliced.
+    pub splices: u32,
+    /// Why it was not spliced, or not any more.
+    pub refusal: Option<Refusal>,
+    /// Length of its life in milliseconds.
+    pub duration_ms: u64,
+}

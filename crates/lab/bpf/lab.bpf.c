@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * Impairment of one direction of one device, for kernels without netem.
+ *
+ * Theory of operation. `impair` sees every packet of the direction and decides its fate: lost, duplicated, sent on, or
+ * sent on a detour. The detour is a pair of veth in the same namespace; user space (delay.rs) takes frames from its
+ * far end, keeps them for as long as they are to be late, and sends them back the same way:
+ *
+ *	device --- impair ---> near end ===> far end --- delay.rs
+ *	device <-- return ---- near end <=== far end <-- delay.rs
+ *
+ * `came_back` at the near end puts them where they were taken from. `impair` meets them again there, and knows them by
+ * their mark. `swallow` at the far end keeps the stack from looking at frames that are on their way.
+ *
+ * A packet's fate is a function of the seed and of how many came before it, so nothing is shared but a counter. Only
+ * TCP and UDP are impaired: a neighbour that cannot be resolved would be a fault of the lab.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "lab.h"
+
+/* Says that a packet has met its fate already. Any number that no host uses would do. */
+#define DECIDED 0x1ab0dec1
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SETTINGS);
+	__type(key, __u32);
+	__type(value, __u64);
+} settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counts SEC(".maps");
+
+static __always_inline __u64 setting(__u32 which)
+{
+	__u64 *value = bpf_map_lookup_elem(&settings, &which);
+
+	return value ? *value : 0;
+}
+
+/* Counts, and gives the number before. */
+static __always_inline __u64 count(__u32 which)
+{
+	__u64 *value = bpf_map_lookup_elem(&counts, &which);
+
+	return value ? __sync_fetch_and_add(value, 1) : 0;
+}
+
+/* Draws for packet number `number` with one of several independent dice (splitmix64). */
+static __always_inline bool chance(__u32 probability, __u64 number, __u64 dice)
+{
+	__u64 limit = setting(probability);
+	__u64 z = setting(SETTING_SEED) + (number * 4 + dice) * 0x9e3779b97f4a7c15ULL;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+	z ^= z >> 31;
+	return (z >> 32) < limit;
+}
+
+static __always_inline bool is_transport(struct __sk_buff *skb)
+{
+	__u8 protocol = 0;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, protocol), &protocol, 1);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, nexthdr), &protocol, 1);
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP;
+}
+
+/* The copy goes the way the packet itself will go. */
+static __always_inline void duplicate(struct __sk_buff *skb)
+{
+	__u64 flags = setting(SETTING_INGRESS) ? BPF_F_INGRESS : 0;
+
+	count(COUNT_DUPLICATED);
+	if (setting(SETTING_DETOUR_ALL)) {
+		bpf_clone_redirect(skb, setting(SETTING_DETOUR), 0);
+		return;
+	}
+	skb->mark = DECIDED;
+	bpf_clone_redirect(skb, setting(SETTING_DEVICE), flags);
+	skb->mark = 0;
+}
+
+SEC("tc")
+int impair(struct __sk_buff *skb)
+{
+	__u64 number, every;
+
+	if (skb->mark == DECIDED) {
+		skb->mark = 0;
+		return TC_ACT_UNSPEC;
+	}
+	if (!is_transport(skb))
+		return TC_ACT_UNSPEC;
+
+	number = count(COUNT_SEEN);
+	every = setting(SETTING_DROP_EVERY);
+	if ((every && number % every == every - 1) || chance(SETTING_LOSS, number, 0)) {
+		count(COUNT_LOST);
+		/* Not TC_ACT_SHOT: a sender's TCP would be told, and would not count the packet as sent. */
+		return TC_ACT_STOLEN;
+	}
+	if (chance(SETTING_DUPLICATE, number, 1))
+		duplicate(skb);
+	if (setting(SETTING_DETOUR_ALL) || chance(SETTING_REORDER, number, 2))
+		return bpf_redirect(setting(SETTING_DETOUR), 0);
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int came_back(struct __sk_buff *skb)
+{
+	skb->mark = DECIDED;
+	return bpf_redirect(setting(SETTING_DEVICE), setting(SETTING_INGRESS) ? BPF_F_INGRESS : 0);
+}
+
+SEC("tc")
+int swallow(struct __sk_buff *skb)
+{
+	return TC_ACT_SHOT;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,38 @@
+//! Compiles bpf/lab.bpf.c, and makes Rust constants of the enums in bpf/lab.h.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use libbpf_cargo::SkeletonBuilder;
+
+const SOURCE: &str = "bpf/lab.bpf.c";
+const HEADER: &str = "bpf/lab.h";
+
+fn main() {
+    println!("cargo:rerun-if-changed=bpf");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets the target");
+    SkeletonBuilder::new()
+        .source(SOURCE)
+        .obj(out.join("lab.bpf.o"))
+        // Atomic fetch-and-add needs the third instruction set; <asm/types.h> is below a directory per architecture.
+        .clang_args(["-mcpu=v3".into(), format!("-I/usr/include/{architecture}-linux-gnu")])
+        .build()
+        .expect("clang compiles bpf/lab.bpf.c (Debian packages clang, libelf-dev, zlib1g-dev)");
+    let header = fs::read_to_string(HEADER).expect("the header is there");
+    fs::write(out.join("places.rs"), places(&header)).expect("OUT_DIR can be written to");
+}
+
+/// One constant for each name of each enum, in order from zero.
+fn places(header: &str) -> String {
+    let mut constants = String::new();
+    for list in header.split("enum ").skip(1).filter_map(|after| after.split_once('{')?.1.split_once('}')) {
+        let names = list.0.lines().filter_map(|line| line.trim().strip_suffix(','));
+        for (place, name) in names.filter(|name| !name.contains(' ')).enumerate() {
+            let _ = writeln!(constants, "pub const {name}: u32 = {place};");
+        }
+    }
+    constants
+}

@@ -1,0 +1,126 @@
+//! Network namespaces: entering them, running in them, and asking their kernel.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+
+use crate::LabError;
+use crate::process::{run, wait_for};
+
+/// Where `ip netns` keeps its namespaces.
+pub(crate) const RUN_NETNS: &str = "/run/netns";
+
+/// A network namespace. Clones are the same namespace; it is removed by its [`Lab`](crate::Lab).
+#[derive(Clone, Debug)]
+pub struct Namespace {
+    name: String,
+    handle: Arc<File>,
+}
+
+impl Namespace {
+    pub(crate) fn open(name: String) -> Result<Self, LabError> {
+        let handle = File::open(Path::new(RUN_NETNS).join(&name)).map_err(LabError::io(name.clone()))?;
+        Ok(Self { name, handle: Arc::new(handle) })
+    }
+
+    /// Its name in /run/netns.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file that stands for it.
+    pub fn path(&self) -> PathBuf {
+        Path::new(RUN_NETNS).join(&self.name)
+    }
+
+    /// Runs `work` on a fresh thread inside the namespace and gives its result; a panic goes through. Sockets opened
+    /// there stay in the namespace wherever they are used later.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let done = thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    self.enter();
+                    work()
+                })
+                .join()
+        });
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// The same without waiting: a thread that lives inside the namespace.
+    pub fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> thread::JoinHandle<T> {
+        let namespace = self.clone();
+        thread::spawn(move || {
+            namespace.enter();
+            work()
+        })
+    }
+
+    /// Only the network namespace is entered: /sys and with it bpffs and cgroup2 stay visible.
+    fn enter(&self) {
+        setns(&*self.handle, CloneFlags::CLONE_NEWNET).expect("entering a network namespace needs root");
+    }
+
+    /// A command that will run inside the namespace. Not `ip netns exec`, which mounts another /sys.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.path().display())).arg("--").arg(program);
+        command
+    }
+
+    /// Runs a short program inside the namespace; its output, or why it refused.
+    pub fn execute(&self, program: &str, arguments: &[&str]) -> Result<String, LabError> {
+        // A child has the namespace of the thread that starts it.
+        self.run(|| run(program, arguments, ""))
+    }
+
+    /// Sets a sysctl, named with dots. Only those below `net` differ between namespaces.
+    pub fn sysctl(&self, name: &str, value: &str) -> Result<(), LabError> {
+        let path = Path::new("/proc/sys").join(name.replace('.', "/"));
+        self.run(|| fs::write(&path, value)).map_err(LabError::io(format!("sysctl {name}={value}")))
+    }
+
+    /// Whether something listens on this TCP port. Unlike connecting, asking this disturbs nobody.
+    pub fn listening(&self, port: u16) -> bool {
+        const LISTEN: &str = "0A";
+        let tables = self.run(|| {
+            ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default())
+        });
+        let end = format!(":{port:04X}");
+        tables.iter().flat_map(|table| table.lines().skip(1)).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let (local, state) = (fields.next(), fields.nth(1));
+            local.is_some_and(|local| local.ends_with(&end)) && state == Some(LISTEN)
+        })
+    }
+
+    /// Waits until something listens on this TCP port.
+    pub fn wait_listening(&self, port: u16, limit: Duration) -> Result<(), LabError> {
+        wait_for(limit, || self.listening(port).then_some(()))
+            .ok_or_else(|| LabError::Late { what: format!("a listener on port {port}"), seconds: limit.as_secs() })
+    }
+
+    /// A counter of /proc/net/snmp or /proc/net/netstat, as in `counter("Tcp", "RetransSegs")`.
+    pub fn counter(&self, group: &str, name: &str) -> Option<u64> {
+        let tables = self.run(|| {
+            ["snmp", "netstat"]
+                .map(|file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default())
+        });
+        let head = format!("{group}:");
+        let lines: Vec<&str> = tables.iter().flat_map(|table| table.lines()).filter(|l| l.starts_with(&head)).collect();
+        let [names, values] = lines[..] else {
+            return None;
+        };
+        let at = names.split_whitespace().position(|n| n == name)?;
+        values.split_whitespace().nth(at)?.parse().ok()
+    }
+
+    pub(crate) fn ip(&self, batch: &str) -> Result<(), LabError> {
+        run("ip", &["-n", &self.name, "-batch", "-"], batch).map(drop)
+    }
+}

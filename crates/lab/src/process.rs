@@ -1,0 +1,138 @@
+//! Programs that the lab starts: short ones that are waited for, long ones that are guarded.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::LabError;
+
+/// How often a condition is looked at while waiting for it. Short against what tests measure, long against a look.
+const POLL: Duration = Duration::from_millis(5);
+
+/// Repeats `look` until it gives something or `limit` is over.
+pub fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Runs a short program with `input` on its standard input; its standard output, or why it refused.
+pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, LabError> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|source| LabError::Missing { program: program.into(), source })?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that ends before it has read everything says why on standard error.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let done = child.wait_with_output().map_err(LabError::io(format!("waiting for {program}")))?;
+    if done.status.success() {
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+    }
+    Err(LabError::Refused {
+        program: format!("{program} {}", arguments.join(" ")),
+        status: done.status,
+        output: String::from_utf8_lossy(&done.stderr).into_owned(),
+    })
+}
+
+/// A running program that is killed and waited for at drop; what it writes goes to a file.
+///
+/// If the thread is panicking at drop, the end of that file is printed: it is usually the reason.
+#[derive(Debug)]
+pub struct ChildGuard {
+    child: Child,
+    name: String,
+    log: tempfile::NamedTempFile,
+}
+
+impl ChildGuard {
+    /// Starts `command` (see [`crate::Namespace::command`]) with both its outputs going to a file.
+    pub fn spawn(command: &mut Command) -> Result<Self, LabError> {
+        let name = format!("{command:?}");
+        let log = tempfile::NamedTempFile::new().map_err(LabError::io("temporary file"))?;
+        // Two descriptions of one file overwrite each other unless both append.
+        let append = |path: &Path| File::options().append(true).open(path).map_err(LabError::io("temporary file"));
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(append(log.path())?)
+            .stderr(append(log.path())?)
+            .spawn()
+            .map_err(|source| LabError::Missing { program: name.clone(), source })?;
+        Ok(Self { child, name, log })
+    }
+
+    /// Its process id; `nsenter` becomes the program it starts, so this is the program's own.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written so far.
+    pub fn output(&self) -> String {
+        fs::read(self.log.path()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// Waits until it has written `text`.
+    pub fn wait_output(&mut self, text: &str, limit: Duration) -> Result<(), LabError> {
+        let seen = wait_for(limit, || {
+            // Ask first, look then: the text may be among its last words.
+            let running = self.is_running();
+            let seen = self.output().contains(text);
+            (seen || !running).then_some(seen)
+        });
+        match seen {
+            Some(true) => Ok(()),
+            _ => Err(LabError::Late { what: format!("{text:?} from {}", self.name), seconds: limit.as_secs() }),
+        }
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<(), LabError> {
+        kill(Pid::from_raw(self.pid() as i32), signal).map_err(LabError::errno(format!("{signal} to {}", self.name)))
+    }
+
+    /// Waits for its end; `None` if it still runs after `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        wait_for(limit, || self.child.try_wait().ok().flatten())
+    }
+
+    /// Kills it (SIGKILL) and waits for its end. Harmless when it has ended by itself.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for ChildGuard {
+    fn drop(&mut self) {
+        self.kill();
+        if thread::panicking() {
+            let output = self.output();
+            let tail: Vec<&str> = output.lines().rev().take(40).collect();
+            eprintln!("--- last words of {}", self.name);
+            tail.iter().rev().for_each(|line| eprintln!("{line}"));
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Client - forwarder - server, out of network namespaces and veth.
+//!
+//! Both shapes have the same addresses and routes, so that a test can run on either without knowing which:
+//!
+//! ```text
+//! TwoDevices   client c0 ──── f0 forwarder f1 ──── s0 server
+//!
+//! OneArmed     client c0 ──┐
+//!           forwarder f0 ──┼── bridge br0, in a namespace of its own
+//!              server s0 ──┘
+//! ```
+//!
+//! The client's prefixes are 10.77.1.0/24 and fd77:1::/64, the server's 10.77.2.0/24 and fd77:2::/64; the forwarder has
+//! the first address of each, and client and server always have a default route through it. Whether it forwards is a
+//! sysctl ([`Options::forwarding`]). All labs use the same addresses: they never meet.
+//!
+//! Names are `ls-PID-NUMBER-ROLE` in /run/netns, as `ip netns` would have them, so that a person can look inside.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::namespace::RUN_NETNS;
+use crate::process::run;
+use crate::{LabError, Namespace};
+
+/// The first letters of every namespace of a lab; the sweeper touches nothing else.
+const PREFIX: &str = "ls-";
+
+/// How the three hosts are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// The forwarder has a device towards each side.
+    TwoDevices,
+    /// All three are on one segment, and the forwarder has one device.
+    OneArmed,
+}
+
+/// What can be chosen about a lab; the default is what most tests want.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// MTU of the client's link.
+    pub mtu_client: u32,
+    /// MTU of the server's link.
+    pub mtu_server: u32,
+    /// Segmentation and checksum offload, so packets of up to 64 KB. Without it every packet is as on a wire, with
+    /// a full checksum; losses are realistic only then.
+    pub large_packets: bool,
+    /// Whether the forwarder forwards IP packets, for comparison with splicing.
+    pub forwarding: bool,
+    /// Congestion control of all hosts. A child namespace can choose reno or bbr, not cubic.
+    pub congestion: &'static str,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { mtu_client: 1500, mtu_server: 1500, large_packets: true, forwarding: false, congestion: "reno" }
+    }
+}
+
+/// IPv4 or IPv6: most tests run with both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both, to loop over.
+    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
+}
+
+/// The addresses of one interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// IPv4, in a /24.
+    pub v4: Ipv4Addr,
+    /// IPv6, in a /64.
+    pub v6: Ipv6Addr,
+}
+
+impl Address {
+    const fn new(side: u8, host: u8) -> Self {
+        Self {
+            v4: Ipv4Addr::new(10, 77, side, host),
+            v6: Ipv6Addr::new(0xfd77, side as u16, 0, 0, 0, 0, 0, host as u16),
+        }
+    }
+
+    /// The address of this family.
+    pub const fn ip(self, family: Family) -> IpAddr {
+        match family {
+            Family::V4 => IpAddr::V4(self.v4),
+            Family::V6 => IpAddr::V6(self.v6),
+        }
+    }
+
+    /// The address of this family with a port.
+    pub const fn port(self, family: Family, port: u16) -> SocketAddr {
+        SocketAddr::new(self.ip(family), port)
+    }
+}
+
+/// The client.
+pub const CLIENT: Address = Address::new(1, 2);
+/// A second address of the client.
+pub const CLIENT_SECOND: Address = Address::new(1, 12);
+/// The forwarder, as the client sees it.
+pub const FORWARDER_TO_CLIENT: Address = Address::new(1, 1);
+/// The forwarder, as the server sees it.
+pub const FORWARDER_TO_SERVER: Address = Address::new(2, 1);
+/// A second address of the forwarder, as the server sees it.
+pub const FORWARDER_TO_SERVER_SECOND: Address = Address::new(2, 11);
+/// The server.
+pub const SERVER: Address = Address::new(2, 2);
+/// A second address of the server.
+pub const SERVER_SECOND: Address = Address::new(2, 12);
+
+/// Three connected hosts. Dropping it removes them with everything inside.
+#[derive(Debug)]
+pub struct Lab {
+    /// Where connections come from. Its device is `c0`.
+    pub client: Namespace,
+    /// Where longsplice runs. Its devices are [`Lab::client_device`] and [`Lab::server_device`].
+    pub forwarder: Namespace,
+    /// Where connections go to. Its device is `s0`.
+    pub server: Namespace,
+    segment: Option<Namespace>,
+    shape: Shape,
+    options: Options,
+    // Last, so that the names go when the handles are gone.
+    _removal: Removal,
+}
+
+/// Removes namespaces by name; apart from [`Lab`] so that a half-made lab is removed too.
+#[derive(Debug)]
+struct Removal(Vec<String>);
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        let existing = self.0.iter().filter(|name| Path::new(RUN_NETNS).join(name).exists());
+        let batch: String = existing.map(|name| format!("netns del {name}\n")).collect();
+        if let Err(error) = run("ip", &["-force", "-batch", "-"], &batch) {
+            eprintln!("lab not removed, left to the next sweep: {error}");
+        }
+    }
+}
+
+impl Lab {
+    /// Makes a lab. Takes about 30 ms. The first one in a process also sweeps ([`Lab::sweep`]).
+    pub fn new(shape: Shape, options: Options) -> Result<Self, LabError> {
+        static SWEPT: Once = Once::new();
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        SWEPT.call_once(|| {
+            Self::sweep();
+        });
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = |role: &str| format!("{PREFIX}{}-{number}-{role}", std::process::id());
+        let plan = Plan { shape, options: &options, number, name: &name };
+
+        let removal = Removal(plan.roles().iter().map(|role| name(role)).collect());
+        run("ip", &["-batch", "-"], &plan.creation())?;
+        let open = |role: &str| Namespace::open(name(role));
+        let lab = Self {
+            client: open("client")?,
+            forwarder: open("forwarder")?,
+            server: open("server")?,
+            segment: (shape == Shape::OneArmed).then(|| open("segment")).transpose()?,
+            shape,
+            options: options.clone(),
+            _removal: removal,
+        };
+        for namespace in lab.namespaces() {
+            lab.quieten(namespace)?;
+        }
+        lab.client.ip(&plan.end_host("c0", 1, &[CLIENT, CLIENT_SECOND]))?;
+        lab.server.ip(&plan.end_host("s0", 2, &[SERVER, SERVER_SECOND]))?;
+        lab.forwarder.ip(&plan.forwarder())?;
+        if let Some(segment) = &lab.segment {
+            segment.ip(&plan.segment())?;
+        }
+        lab.set_offloads()?;
+        Ok(lab)
+    }
+
+    /// With [`Options::default`].
+    pub fn simple(shape: Shape) -> Result<Self, LabError> {
+        Self::new(shape, Options::default())
+    }
+
+    /// How the hosts are connected.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The forwarder's device towards the client.
+    pub fn client_device(&self) -> &'static str {
+        "f0"
+    }
+
+    /// The forwarder's device towards the server: the same one if one-armed.
+    pub fn server_device(&self) -> &'static str {
+        match self.shape {
+            Shape::TwoDevices => "f1",
+            Shape::OneArmed => "f0",
+        }
+    }
+
+    /// Lets the forwarder forward IP packets, or stops it.
+    pub fn set_forwarding(&self, on: bool) -> Result<(), LabError> {
+        let value = if on { "1" } else { "0" };
+        self.forwarder.sysctl("net.ipv4.ip_forward", value)?;
+        self.forwarder.sysctl("net.ipv6.conf.all.forwarding", value)
+    }
+
+    /// Removes the labs of processes that no longer exist, and what still runs in them. Gives the number of
+    /// namespaces removed. Failure is left to the next sweep.
+    pub fn sweep() -> usize {
+        let stale: Vec<String> = entries(RUN_NETNS).into_iter().filter(|name| is_stale(name)).collect();
+        for name in &stale {
+            let pids = run("ip", &["netns", "pids", name], "").unwrap_or_default();
+            for pid in pids.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+                let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+            }
+        }
+        let count = stale.len();
+        drop(Removal(stale));
+        count
+    }
+
+    fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        [&self.client, &self.forwarder, &self.server].into_iter().chain(&self.segment)
+    }
+
+    /// Switches off what would make packets that no test asked for, or keep an IPv6 address waiting.
+    fn quieten(&self, namespace: &Namespace) -> Result<(), LabError> {
+        let forwarding = if self.options.forwarding { "1" } else { "0" };
+        let mut settings = vec![
+            ("ipv6/conf/all/accept_ra", "0"),
+            ("ipv6/conf/default/accept_ra", "0"),
+            ("ipv6/conf/all/accept_dad", "0"),
+            ("ipv6/conf/default/accept_dad", "0"),
+            ("ipv4/conf/all/accept_redirects", "0"),
+            ("ipv4/conf/default/accept_redirects", "0"),
+            // On one segment the forwarder would tell the client to go straight to the server.
+            ("ipv4/conf/all/send_redirects", "0"),
+            ("ipv4/conf/default/send_redirects", "0"),
+            ("ipv4/tcp_congestion_control", self.options.congestion),
+            // What one connection learnt about a path must not shape the next test.
+            ("ipv4/tcp_no_metrics_save", "1"),
+        ];
+        if namespace.name() == self.forwarder.name() {
+            settings.extend([("ipv4/ip_forward", forwarding), ("ipv6/conf/all/forwarding", forwarding)]);
+        }
+        let written = namespace.run(|| {
+            let devices = entries("/proc/sys/net/ipv4/conf");
+            for device in devices.iter().filter(|name| !["all", "default", "lo"].contains(&name.as_str())) {
+                fs::write(format!("/proc/sys/net/ipv4/conf/{device}/send_redirects"), "0")?;
+                for setting in ["accept_ra", "accept_dad", "router_solicitations"] {
+                    fs::write(format!("/proc/sys/net/ipv6/conf/{device}/{setting}"), "0")?;
+                }
+            }
+            settings.iter().try_for_each(|(name, value)| fs::write(format!("/proc/sys/net/{name}"), value))
+        });
+        written.map_err(LabError::io(format!("sysctl settings of {}", namespace.name())))
+    }
+
+    fn set_offloads(&self) -> Result<(), LabError> {
+        if self.options.large_packets {
+            return Ok(());
+        }
+        let forwarder_devices = BTreeSet::from([self.client_device(), self.server_device()]);
+        let hosts = [(&self.client, "c0"), (&self.server, "s0")];
+        let forwarder = forwarder_devices.into_iter().map(|device| (&self.forwarder, device));
+        let ports = self.segment.iter().flat_map(|segment| ["pc", "pf", "ps"].map(|port| (segment, port)));
+        for (namespace, device) in hosts.into_iter().chain(forwarder).chain(ports) {
+            const OFF: [&str; 8] = ["tso", "off", "gso", "off", "gro", "off", "tx", "off"];
+            namespace.run(|| {
+                run("ethtool", &[&["-K", device][..], &OFF].concat(), "")?;
+                // TCP makes large packets without offload too, and cuts them up only below the tc programs.
+                run("ip", &["link", "set", device, "gso_max_segs", "1"], "")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Names of the entries of a directory; none if it cannot be read.
+fn entries(path: &str) -> Vec<String> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Whether a namespace belongs to a lab whose process is gone. A process id that was given again delays the sweep,
+/// no more.
+fn is_stale(name: &str) -> bool {
+    let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()).and_then(|pid| pid.parse::<u32>().ok());
+    let gone =
+        |pid| matches!(fs::metadata(format!("/proc/{pid}")), Err(error) if error.kind() == io::ErrorKind::NotFound);
+    pid.is_some_and(gone)
+}
+
+/// The batches for `ip` that make a lab: one process for many commands.
+struct Plan<'a> {
+    shape: Shape,
+    options: &'a Options,
+    number: u32,
+    name: &'a dyn Fn(&str) -> String,
+}
+
+impl Plan<'_> {
+    fn roles(&self) -> &'static [&'static str] {
+        match self.shape {
+            Shape::TwoDevices => &["client", "forwarder", "server"],
+            Shape::OneArmed => &["client", "forwarder", "server", "segment"],
+        }
+    }
+
+    /// The namespaces and the wires between them.
+    fn creation(&self) -> String {
+        let (client, server) = (self.options.mtu_client, self.options.mtu_server);
+        let names = self.roles().iter().map(|role| format!("netns add {}\n", (self.name)(role)));
+        let wires = match self.shape {
+            Shape::TwoDevices => vec![
+                self.wire(0, ("client", "c0"), ("forwarder", "f0"), client),
+                self.wire(1, ("server", "s0"), ("forwarder", "f1"), server),
+            ],
+            Shape::OneArmed => vec![
+                self.wire(0, ("client", "c0"), ("segment", "pc"), client),
+                self.wire(1, ("server", "s0"), ("segment", "ps"), server),
+                self.wire(2, ("forwarder", "f0"), ("segment", "pf"), client.max(server)),
+            ],
+        };
+        names.chain(wires).collect()
+    }
+
+    /// The two ends of a wire have different interface numbers. The kernel reports a veth whose peer has its own number
+    /// as lazily as a physical device, and a bridge does not use a port before: a second would pass.
+    fn wire(&self, wire: u8, left: (&str, &str), right: (&str, &str), mtu: u32) -> String {
+        let end = |(role, device): (&str, &str), end: u8| {
+            let (mac, index, role) = (self.mac(wire * 2 + end), 10 + wire * 2 + end, (self.name)(role));
+            format!("name {device} index {index} address {mac} mtu {mtu} netns {role}")
+        };
+        format!("link add {} type veth peer {}\n", end(left, 0), end(right, 1))
+    }
+
+    /// Unique among all labs of this machine, so that a trace of any of them says where a frame is from.
+    fn mac(&self, end: u8) -> String {
+        let [_, _, pid_high, pid_low] = std::process::id().to_be_bytes();
+        let [.., number_high, number_low] = self.number.to_be_bytes();
+        format!("02:{end:02x}:{pid_high:02x}:{pid_low:02x}:{number_high:02x}:{number_low:02x}")
+    }
+
+    fn end_host(&self, device: &str, side: u8, addresses: &[Address]) -> String {
+        let gateway = Address::new(side, 1);
+        let mut batch = addresses_of(device, addresses);
+        let _ = writeln!(batch, "route add default via {}\nroute add default via {}", gateway.v4, gateway.v6);
+        batch
+    }
+
+    fn forwarder(&self) -> String {
+        let to_server = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
+        match self.shape {
+            Shape::TwoDevices => addresses_of("f0", &[FORWARDER_TO_CLIENT]) + &addresses_of("f1", &to_server),
+            Shape::OneArmed => {
+                let mut batch = addresses_of("f0", &[&[FORWARDER_TO_CLIENT][..], &to_server].concat());
+                // One device has one MTU; the smaller link's is known to its routes.
+                for (side, mtu) in [(1, self.options.mtu_client), (2, self.options.mtu_server)] {
+                    let own = Address::new(side, 1);
+                    let _ = writeln!(batch, "route replace 10.77.{side}.0/24 dev f0 src {} mtu {mtu}", own.v4);
+                    let _ = writeln!(batch, "route replace fd77:{side}::/64 dev f0 metric 256 mtu {mtu}");
+                }
+                batch
+            }
+        }
+    }
+
+    fn segment(&self) -> String {
+        let mtu = self.options.mtu_client.max(self.options.mtu_server);
+        let mut batch = format!(
+            "link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 mtu {mtu} up\n"
+        );
+        for port in ["pc", "pf", "ps"] {
+            let _ = writeln!(batch, "link set {port} master br0 up");
+        }
+        batch
+    }
+}
+
+fn addresses_of(device: &str, addresses: &[Address]) -> String {
+    let mut batch = format!("link set lo up\nlink set {device} up\n");
+    for address in addresses {
+        let _ = writeln!(batch, "addr add {}/24 dev {device}", address.v4);
+        let _ = writeln!(batch, "addr add {}/64 dev {device} nodad", address.v6);
+    }
+    batch
+}

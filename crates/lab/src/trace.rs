@@ -1,0 +1,220 @@
+//! What went over a device: a tap that gives times, sequence numbers and flags, for sequence-number traces.
+//!
+//! `tcpdump` captures to a file in pcap format, which is read here: the classic format with nanoseconds, link type
+//! Ethernet, TCP over IPv4 or IPv6 without extension headers. Anything else is passed over.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::{ChildGuard, LabError, Namespace};
+
+/// tcpdump is there within this time, or something is wrong.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Ethernet, IPv6 and TCP headers at their longest, and some: payload is of no interest.
+const SNAP: &str = "160";
+/// What the kernel keeps for tcpdump, in KiB. A few hundred thousand packets at that length.
+const BUFFER: &str = "65536";
+
+/// A capture that is going on. Dropping it throws it away.
+#[derive(Debug)]
+pub struct Tap {
+    tcpdump: ChildGuard,
+    file: tempfile::NamedTempFile,
+}
+
+impl Tap {
+    /// Begins to capture on a device; when this returns, the next packet is in.
+    pub fn start(namespace: &Namespace, device: &str) -> Result<Self, LabError> {
+        let file = tempfile::NamedTempFile::new().map_err(LabError::io("temporary file"))?;
+        let mut command = namespace.command("tcpdump");
+        // As root: tcpdump would otherwise give up the right to write the file.
+        command.args(["-i", device, "-n", "-U", "--immediate-mode", "--time-stamp-precision=nano", "-Z", "root"]);
+        command.args(["-s", SNAP, "-B", BUFFER, "-w"]).arg(file.path()).arg("tcp");
+        let mut tcpdump = ChildGuard::spawn(&mut command)?;
+        tcpdump.wait_output("listening on", PATIENCE)?;
+        Ok(Self { tcpdump, file })
+    }
+
+    /// Ends the capture and reads it.
+    pub fn stop(mut self) -> Result<Trace, LabError> {
+        self.tcpdump.signal(Signal::SIGINT)?;
+        if self.tcpdump.wait(PATIENCE).is_none() {
+            return Err(LabError::Late { what: "the end of tcpdump".into(), seconds: PATIENCE.as_secs() });
+        }
+        let pcap = std::fs::read(self.file.path()).map_err(LabError::io("the capture"))?;
+        let packets = packets(&pcap).ok_or_else(|| {
+            LabError::io("the capture")(std::io::Error::new(
+                std::io::ErrorKind::InvalidData,
+                "not pcap with nanoseconds",
+            ))
+        })?;
+        Ok(Trace { packets, dropped: dropped(&self.tcpdump.output()) })
+    }
+}
+
+/// The packets that went over a device, in order.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// TCP packets in order of time.
+    pub packets: Vec<Packet>,
+    /// Packets that the kernel could not keep for tcpdump: if there are any, gaps mean nothing.
+    pub dropped: u64,
+}
+
+impl Trace {
+    /// The packets between two addresses, both directions.
+    pub fn connection(&self, one: SocketAddr, other: SocketAddr) -> Vec<Packet> {
+        let between = |p: &&Packet| (p.from, p.to) == (one, other) || (p.from, p.to) == (other, one);
+        self.packets.iter().filter(between).copied().collect()
+    }
+
+    /// The packets from one address to another.
+    pub fn direction(&self, from: SocketAddr, to: SocketAddr) -> Vec<Packet> {
+        self.packets.iter().filter(|p| (p.from, p.to) == (from, to)).copied().collect()
+    }
+}
+
+/// The header of one TCP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Time of capture, since the epoch.
+    pub time: Duration,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// Whom it is for.
+    pub to: SocketAddr,
+    /// Sequence number, as on the wire.
+    pub seq: u32,
+    /// Acknowledgement number, as on the wire.
+    pub ack: u32,
+    /// Bytes of payload.
+    pub len: u32,
+    /// Window, as on the wire: not scaled.
+    pub window: u16,
+    /// Flags of TCP.
+    pub flags: Flags,
+}
+
+/// The flags of a TCP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// FIN.
+    pub fn fin(self) -> bool {
+        self.0 & 0x01 != 0
+    }
+    /// SYN.
+    pub fn syn(self) -> bool {
+        self.0 & 0x02 != 0
+    }
+    /// RST.
+    pub fn rst(self) -> bool {
+        self.0 & 0x04 != 0
+    }
+    /// PSH.
+    pub fn psh(self) -> bool {
+        self.0 & 0x08 != 0
+    }
+    /// ACK.
+    pub fn ack(self) -> bool {
+        self.0 & 0x10 != 0
+    }
+}
+
+/// tcpdump's last words, as in "3 packets dropped by kernel".
+fn dropped(words: &str) -> u64 {
+    let line = words.lines().find(|line| line.ends_with("dropped by kernel"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Reads a file in pcap format. A record that is cut off ends it: tcpdump was still writing.
+fn packets(pcap: &[u8]) -> Option<Vec<Packet>> {
+    const NANOSECONDS: u32 = 0xa1b2_3c4d;
+    const ETHERNET: u32 = 1;
+    const FILE_HEADER: usize = 24;
+    // In the byte order of the machine that wrote it: this one.
+    let number = |at: usize| Some(u32::from_ne_bytes(pcap.get(at..at + 4)?.try_into().ok()?));
+    if number(0)? != NANOSECONDS || number(20)? != ETHERNET {
+        return None;
+    }
+    let mut packets = Vec::new();
+    let mut at = FILE_HEADER;
+    while let (Some(seconds), Some(nanoseconds), Some(kept)) = (number(at), number(at + 4), number(at + 8)) {
+        let Some(frame) = pcap.get(at + 16..at + 16 + kept as usize) else {
+            break;
+        };
+        packets.extend(packet(Duration::new(seconds.into(), nanoseconds), frame));
+        at += 16 + kept as usize;
+    }
+    Some(packets)
+}
+
+fn packet(time: Duration, frame: &[u8]) -> Option<Packet> {
+    const TCP: u8 = 6;
+    let ip = frame.get(14..)?;
+    let (from, to, tcp, tcp_len) = match frame.get(12..14)? {
+        [0x08, 0x00] => {
+            let header = usize::from(ip.first()? & 0xf) * 4;
+            let [from, to] =
+                [12, 16].map(|at| ip.get(at..at + 4)?.try_into().ok().map(|ip: [u8; 4]| Ipv4Addr::from(ip)));
+            let total = u32::from(number16(ip, 2)?);
+            (*ip.get(9)? == TCP).then_some(())?;
+            (IpAddr::V4(from?), IpAddr::V4(to?), ip.get(header..)?, total.checked_sub(header as u32)?)
+        }
+        [0x86, 0xdd] => {
+            let [from, to] =
+                [8, 24].map(|at| ip.get(at..at + 16)?.try_into().ok().map(|ip: [u8; 16]| Ipv6Addr::from(ip)));
+            (*ip.get(6)? == TCP).then_some(())?;
+            (IpAddr::V6(from?), IpAddr::V6(to?), ip.get(40..)?, u32::from(number16(ip, 4)?))
+        }
+        _ => return None,
+    };
+    let header = u32::from(*tcp.get(12)? >> 4) * 4;
+    Some(Packet {
+        time,
+        from: SocketAddr::new(from, number16(tcp, 0)?),
+        to: SocketAddr::new(to, number16(tcp, 2)?),
+        seq: number32(tcp, 4)?,
+        ack: number32(tcp, 8)?,
+        len: tcp_len.checked_sub(header)?,
+        window: number16(tcp, 14)?,
+        flags: Flags(*tcp.get(13)?),
+    })
+}
+
+fn number16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn number32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_capture_is_refused() {
+        assert_eq!(packets(b""), None);
+        assert_eq!(packets(&[0; 100]), None);
+    }
+
+    #[test]
+    fn a_frame_that_is_cut_off_is_no_packet() {
+        let mut frame = vec![0; 14 + 20 + 20];
+        (frame[12], frame[14], frame[17], frame[14 + 9], frame[14 + 20 + 12]) = (8, 0x45, 40, 6, 0x50);
+        assert!(packet(Duration::ZERO, &frame).is_some());
+        for len in 0..frame.len() - 4 {
+            assert_eq!(packet(Duration::ZERO, &frame[..len]), None, "{len}");
+        }
+    }
+
+    #[test]
+    fn drops_are_read() {
+        assert_eq!(dropped("10 packets captured\n3 packets dropped by kernel\n"), 3);
+    }
+}

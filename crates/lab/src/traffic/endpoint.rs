@@ -1,0 +1,438 @@
+//! One end of a connection at work: a thread that writes, a thread that reads, and what they tell each other.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::getsockopt;
+use nix::{getsockopt_impl, libc, sockopt_impl};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use sha2::{Digest, Sha256};
+use socket2::SockRef;
+
+use super::{Amount, Chunks, Ending, How, Report, STEP, Script, Side, Start};
+use crate::pattern::{self, Mismatch};
+
+sockopt_impl!(
+    /// TCP_INFO, which nix has no name for. The kernel fills as much of the structure as it is asked for.
+    TcpInfo, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, libc::tcp_info
+);
+
+/// A connection whose other end was reset may show that to the writer only, and an end of stream to the reader.
+/// Within this time the two are one event.
+const SAME_EVENT: Duration = Duration::from_millis(20);
+
+/// Drives one end of a connection until both directions have ended or the deadline is over, then closes it.
+pub fn converse(stream: TcpStream, script: &Script) -> Report {
+    let conversation = Conversation {
+        stream: &stream,
+        script,
+        started: Instant::now(),
+        // Asked now: a socket that was reset knows its peer no more.
+        local: stream.local_addr().ok(),
+        remote: stream.peer_addr().ok(),
+        progress: Mutex::new(Progress { seed: script.seed, received: 0, reading: true, over: None }),
+        changed: Condvar::new(),
+    };
+    let set_up = SockRef::from(&stream).set_read_timeout(Some(STEP)).and(stream.set_write_timeout(Some(STEP)));
+    let (sender, receiver) = match set_up.and(stream.set_nodelay(script.nodelay)) {
+        Ok(()) => thread::scope(|scope| {
+            let writer = scope.spawn(|| conversation.write());
+            let receiver = conversation.read();
+            (writer.join().expect("the writing thread does not panic"), receiver)
+        }),
+        Err(error) => {
+            let how = How::from_error(&error);
+            (Sender { end: how.clone(), ..Sender::default() }, Receiver { end: how, ..Receiver::default() })
+        }
+    };
+    conversation.report(sender, receiver)
+}
+
+/// What the writing thread did.
+struct Sender {
+    sent: u64,
+    digest: Sha256,
+    end: How,
+    ended: Option<Instant>,
+}
+
+impl Default for Sender {
+    fn default() -> Self {
+        Self { sent: 0, digest: Sha256::new(), end: How::Eof, ended: None }
+    }
+}
+
+/// What the reading thread saw.
+struct Receiver {
+    received: u64,
+    digest: Sha256,
+    mismatch: Option<Mismatch>,
+    first_byte: Option<Duration>,
+    longest_gap: Duration,
+    longest_gap_at: u64,
+    end: How,
+    ended: Option<Instant>,
+}
+
+impl Default for Receiver {
+    fn default() -> Self {
+        Self {
+            received: 0,
+            digest: Sha256::new(),
+            mismatch: None,
+            first_byte: None,
+            longest_gap: Duration::ZERO,
+            longest_gap_at: 0,
+            end: How::Eof,
+            ended: None,
+        }
+    }
+}
+
+/// What the two threads tell each other.
+struct Progress {
+    /// The connection's seed, once it is known.
+    seed: Option<u64>,
+    received: u64,
+    /// Whether the reader is still at it.
+    reading: bool,
+    /// Why the connection is over for both: closed by the script, or broken.
+    over: Option<How>,
+}
+
+struct Conversation<'a> {
+    stream: &'a TcpStream,
+    script: &'a Script,
+    started: Instant,
+    local: Option<SocketAddr>,
+    remote: Option<SocketAddr>,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+impl Conversation<'_> {
+    fn late(&self) -> bool {
+        self.started.elapsed() >= self.script.deadline
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().expect("neither thread panics while it holds the lock")
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut self.progress());
+        self.changed.notify_all();
+    }
+
+    /// Why the connection is over for both threads, if it is.
+    fn over(&self) -> Option<How> {
+        self.progress().over.clone()
+    }
+
+    /// Ends the connection for the other thread too; the first reason counts.
+    fn finish(&self, why: How) {
+        self.tell(|progress| {
+            progress.over.get_or_insert(why);
+        });
+    }
+
+    /// Waits until `condition` holds: `Err` says what came first.
+    fn await_progress(&self, condition: impl Fn(&Progress) -> bool) -> Result<(), How> {
+        let mut progress = self.progress();
+        loop {
+            if let Some(why) = &progress.over {
+                return Err(why.clone());
+            }
+            if condition(&progress) {
+                return Ok(());
+            }
+            if self.late() {
+                return Err(How::Timeout);
+            }
+            progress = self.changed.wait_timeout(progress, STEP).expect("no panic under the lock").0;
+        }
+    }
+
+    /// Sleeps, unless the connection is over before.
+    fn sleep_until(&self, when: Instant) -> Result<(), How> {
+        self.sleep_while(when, || false)
+    }
+
+    fn sleep_while(&self, when: Instant, enough: impl Fn() -> bool) -> Result<(), How> {
+        loop {
+            let rest = when.saturating_duration_since(Instant::now());
+            if rest.is_zero() || enough() {
+                return Ok(());
+            }
+            if let Some(why) = self.over() {
+                return Err(why);
+            }
+            if self.late() {
+                return Err(How::Timeout);
+            }
+            thread::sleep(rest.min(STEP));
+        }
+    }
+
+    // ---- the writing thread
+
+    fn write(&self) -> Sender {
+        let mut sender = Sender::default();
+        let sent_all = self.write_all(&mut sender);
+        let end = sent_all.and_then(|()| self.end_writing());
+        sender.end = end.err().unwrap_or(How::Eof);
+        sender.ended = Some(Instant::now());
+        if sender.end != How::Eof {
+            self.finish(sender.end.clone());
+        }
+        sender
+    }
+
+    fn write_all(&self, sender: &mut Sender) -> Result<(), How> {
+        let wants_to_send = self.script.send != Amount::Bytes(0);
+        match self.script.start {
+            Start::AtOnce => {}
+            Start::Received(bytes) => self.await_progress(|p| p.received >= bytes || !p.reading)?,
+            Start::Delay(delay) => self.sleep_until(self.started + delay)?,
+        }
+        if !wants_to_send {
+            return Ok(());
+        }
+        self.await_progress(|p| p.seed.is_some() || !p.reading)?;
+        // The stream ended before it told its seed: nothing can be answered.
+        let Some(seed) = self.progress().seed else {
+            return Ok(());
+        };
+        let seed = match self.script.side {
+            Side::Opener => seed,
+            Side::Answerer => pattern::answer_seed(seed),
+        };
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut buffer = Vec::new();
+        let began = Instant::now();
+        while let Some(room) = self.room(sender.sent, began)? {
+            let chunk = (self.chunk(&mut random) as u64).min(room);
+            buffer.resize(chunk as usize, 0);
+            pattern::fill(seed, sender.sent, &mut buffer);
+            self.write_chunk(&buffer, sender)?;
+            if let Some(pace) = self.script.pace {
+                self.sleep_until(began + Duration::from_secs_f64(sender.sent as f64 / pace as f64))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many bytes may be sent now, at least one; `None` when all is sent.
+    fn room(&self, sent: u64, began: Instant) -> Result<Option<u64>, How> {
+        let rest = match self.script.send {
+            Amount::Bytes(bytes) => bytes - sent,
+            Amount::Lasting(time) if began.elapsed() < time => u64::MAX,
+            Amount::Lasting(_) => 0,
+        };
+        if rest == 0 {
+            return Ok(None);
+        }
+        let Some(ahead) = self.script.ahead else {
+            return Ok(Some(rest));
+        };
+        self.await_progress(|p| p.received.saturating_add(ahead) > sent || !p.reading)?;
+        let allowed = (self.progress().received.saturating_add(ahead)).saturating_sub(sent);
+        // The other end has ended, so nothing more will ever be allowed.
+        Ok((allowed > 0).then_some(allowed.min(rest)))
+    }
+
+    fn chunk(&self, random: &mut StdRng) -> usize {
+        match self.script.chunks {
+            Chunks::Fixed(size) => size.max(1),
+            Chunks::Random(low, high) => {
+                let (low, high) = (low.max(1), high.max(low).max(1));
+                // Even by magnitude: single bytes and whole bursts are both what finds mistakes.
+                let exponent = random.random_range((low as f64).ln()..=(high as f64).ln());
+                (exponent.exp().round() as usize).clamp(low, high)
+            }
+        }
+    }
+
+    fn write_chunk(&self, mut chunk: &[u8], sender: &mut Sender) -> Result<(), How> {
+        while !chunk.is_empty() {
+            if let Some(why) = self.over() {
+                return Err(why);
+            }
+            match { self.stream }.write(chunk) {
+                Ok(count) => {
+                    sender.digest.update(&chunk[..count]);
+                    sender.sent += count as u64;
+                    chunk = &chunk[count..];
+                }
+                Err(error) if is_step(&error) && self.late() => return Err(How::Timeout),
+                Err(error) if is_step(&error) => {}
+                Err(error) => return Err(How::from_error(&error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn end_writing(&self) -> Result<(), How> {
+        match self.script.ending {
+            Ending::HalfClose => self.stream.shutdown(Shutdown::Write).map_err(|error| match error.kind() {
+                // Not connected any more: the other end has reset it.
+                ErrorKind::NotConnected => How::Reset,
+                _ => How::from_error(&error),
+            }),
+            Ending::Hold => self.await_progress(|progress| !progress.reading),
+            Ending::Close => {
+                self.end_both();
+                Ok(())
+            }
+            Ending::Reset => self.reset(),
+            Ending::ResetReceived(bytes) => {
+                self.await_progress(|progress| progress.received >= bytes || !progress.reading)?;
+                self.reset()
+            }
+        }
+    }
+
+    fn reset(&self) -> Result<(), How> {
+        let lingering = SockRef::from(self.stream).set_linger(Some(Duration::ZERO));
+        self.end_both();
+        lingering.map_err(|error| How::from_error(&error))
+    }
+
+    /// Stops the reader, so that the socket can be closed. Shutting down the receiving half wakes it and sends nothing.
+    fn end_both(&self) {
+        self.finish(How::Own);
+        let _ = self.stream.shutdown(Shutdown::Read);
+    }
+
+    // ---- the reading thread
+
+    fn read(&self) -> Receiver {
+        let mut receiver = Receiver::default();
+        receiver.end = self.read_all(&mut receiver);
+        receiver.ended = Some(Instant::now());
+        self.tell(|progress| progress.reading = false);
+        if receiver.end != How::Eof {
+            self.finish(receiver.end.clone());
+        }
+        receiver
+    }
+
+    fn read_all(&self, receiver: &mut Receiver) -> How {
+        let mut buffer = vec![0; self.script.read_size.max(1)];
+        let mut pauses = self.script.pauses.iter().peekable();
+        let mut last = None;
+        let mut first_word = Vec::new();
+        loop {
+            while let Some(pause) = pauses.next_if(|pause| pause.at <= receiver.received) {
+                if let Err(how) = self.sleep_until(Instant::now() + pause.lasting) {
+                    return how;
+                }
+                last = None;
+            }
+            let stops = [self.script.stop_reading_at, pauses.peek().map(|pause| pause.at)];
+            let stop = stops.into_iter().flatten().min().unwrap_or(u64::MAX);
+            let room = (stop - receiver.received).min(buffer.len() as u64) as usize;
+            if room == 0 {
+                return self.stop_reading();
+            }
+            match { self.stream }.read(&mut buffer[..room]) {
+                Ok(0) => return self.over().unwrap_or(How::Eof),
+                Ok(count) => self.take(&buffer[..count], receiver, &mut last, &mut first_word),
+                Err(error) if is_step(&error) => match self.over() {
+                    Some(why) => return why,
+                    None if self.late() => return How::Timeout,
+                    None => {}
+                },
+                Err(error) => return self.over().unwrap_or_else(|| How::from_error(&error)),
+            }
+        }
+    }
+
+    fn take(&self, bytes: &[u8], receiver: &mut Receiver, last: &mut Option<Instant>, first_word: &mut Vec<u8>) {
+        let now = Instant::now();
+        receiver.first_byte.get_or_insert(now - self.started);
+        let gap = last.replace(now).map_or(Duration::ZERO, |last| now - last);
+        if gap > receiver.longest_gap {
+            (receiver.longest_gap, receiver.longest_gap_at) = (gap, receiver.received);
+        }
+        receiver.digest.update(bytes);
+        let seed = self.learn(bytes, first_word);
+        if let (Some(seed), None) = (seed, receiver.mismatch) {
+            let seed = match self.script.side {
+                Side::Opener => pattern::answer_seed(seed),
+                Side::Answerer => seed,
+            };
+            receiver.mismatch = pattern::check(seed, receiver.received, bytes).err();
+        }
+        receiver.received += bytes.len() as u64;
+        self.tell(|progress| progress.received = receiver.received);
+    }
+
+    /// The seed of the connection, learnt from the first word if the script has none. Only an answerer can: its
+    /// opener's stream begins with the seed itself.
+    fn learn(&self, bytes: &[u8], first_word: &mut Vec<u8>) -> Option<u64> {
+        if let Some(seed) = self.progress().seed {
+            return Some(seed);
+        }
+        let missing = 8 - first_word.len();
+        first_word.extend(bytes.iter().take(missing));
+        let seed = u64::from_le_bytes(first_word.as_slice().try_into().ok()?);
+        self.tell(|progress| progress.seed = Some(seed));
+        Some(seed)
+    }
+
+    /// The window closes now. The connection lasts until the writer has ended it or the deadline is over.
+    fn stop_reading(&self) -> How {
+        loop {
+            if let Some(why) = self.over() {
+                return why;
+            }
+            if self.late() {
+                return How::Timeout;
+            }
+            thread::sleep(STEP);
+        }
+    }
+
+    // ---- both
+
+    fn report(&self, sender: Sender, receiver: Receiver) -> Report {
+        let mut end = receiver.end;
+        // See SAME_EVENT: the writer took the error, so the reader saw only an end.
+        let together = sender.ended.zip(receiver.ended).is_some_and(|(a, b)| a.max(b) - a.min(b) < SAME_EVENT);
+        if end == How::Eof && sender.end == How::Reset && together {
+            end = How::Reset;
+        }
+        Report {
+            seed: self.progress().seed,
+            sent: sender.sent,
+            received: receiver.received,
+            sha256_sent: hexadecimal(sender.digest),
+            sha256_received: hexadecimal(receiver.digest),
+            mismatch: receiver.mismatch,
+            first_byte: receiver.first_byte,
+            longest_gap: receiver.longest_gap,
+            longest_gap_at: receiver.longest_gap_at,
+            retransmits: getsockopt(&self.stream.as_fd(), TcpInfo).ok().map(|info| info.tcpi_total_retrans),
+            end,
+            send_end: sender.end,
+            duration: self.started.elapsed(),
+            local: self.local,
+            remote: self.remote,
+        }
+    }
+}
+
+/// Whether a call only ended because [`STEP`] was over.
+fn is_step(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+fn hexadecimal(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,176 @@
+//! Sockets for the two ends: options that must be set before the handshake, an accept loop with an end, and SOCKS5.
+
+use std::io::{self, Error, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::{Report, STEP, Script, converse};
+
+/// More connections than any test opens at once, so that none waits for a SYN to be sent again.
+const BACKLOG: i32 = 4096;
+
+/// Connects with the options of the script. Call it inside a namespace.
+pub fn connect(remote: SocketAddr, script: &Script) -> io::Result<TcpStream> {
+    let socket = socket(remote, script)?;
+    if let Some(local) = script.local {
+        socket.set_reuse_address(true)?;
+        socket.bind(&local.into())?;
+    }
+    socket.connect_timeout(&remote.into(), script.deadline)?;
+    Ok(socket.into())
+}
+
+/// Listens with the options of the script. Call it inside a namespace; port 0 takes any free port.
+pub fn listen(local: SocketAddr, script: &Script) -> io::Result<TcpListener> {
+    let socket = socket(local, script)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&local.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Buffers and segment size take part in the handshake, so they come first.
+fn socket(address: SocketAddr, script: &Script) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if let Some(size) = script.receive_buffer {
+        socket.set_recv_buffer_size(size)?;
+    }
+    if let Some(size) = script.send_buffer {
+        socket.set_send_buffer_size(size)?;
+    }
+    if let Some(size) = script.max_segment {
+        socket.set_tcp_mss(size)?;
+    }
+    Ok(socket)
+}
+
+/// A server at work on its own thread. Dropping it stops accepting, and waits.
+#[derive(Debug)]
+pub struct Serving {
+    local: Option<SocketAddr>,
+    stop: Arc<AtomicBool>,
+    accepting: Option<JoinHandle<Vec<Report>>>,
+}
+
+/// Accepts so many connections and lets each follow the script. The deadline of the script is for each connection, and
+/// accepting ends when no new one has come for as long.
+pub fn serve(listener: TcpListener, connections: usize, script: Script) -> Serving {
+    let stop = Arc::new(AtomicBool::new(false));
+    let local = listener.local_addr().ok();
+    let stopped = stop.clone();
+    let accepting = thread::spawn(move || accept_all(&listener, connections, &script, &stopped));
+    Serving { local, stop, accepting: Some(accepting) }
+}
+
+impl Serving {
+    /// Where it listens.
+    pub fn local(&self) -> Option<SocketAddr> {
+        self.local
+    }
+
+    /// Waits until all connections have come and ended. In order of arrival: through a proxy not the order in which
+    /// clients connected, so look at [`Report::seed`].
+    pub fn join(mut self) -> Vec<Report> {
+        self.finish()
+    }
+
+    /// Accepts no more, and waits for the connections there are.
+    pub fn stop(mut self) -> Vec<Report> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Vec<Report> {
+        self.accepting
+            .take()
+            .map_or_else(Vec::new, |accepting| accepting.join().expect("the accept loop does not panic"))
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(accepting) = self.accepting.take() {
+            // A panic there must not become a second one here.
+            let _ = accepting.join();
+        }
+    }
+}
+
+fn accept_all(listener: &TcpListener, connections: usize, script: &Script, stop: &AtomicBool) -> Vec<Report> {
+    // SO_RCVTIMEO limits accept() too.
+    if SockRef::from(listener).set_read_timeout(Some(STEP)).is_err() {
+        return Vec::new();
+    }
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        let mut last = Instant::now();
+        while threads.len() < connections && last.elapsed() < script.deadline && !stop.load(Ordering::Relaxed) {
+            if let Ok((stream, _)) = listener.accept() {
+                last = Instant::now();
+                threads.push(scope.spawn(|| converse(stream, script)));
+            }
+        }
+        threads.into_iter().map(|thread| thread.join().expect("a conversation does not panic")).collect()
+    })
+}
+
+/// Connects to a SOCKS5 proxy and asks it for `target` (RFC 1928, CONNECT without authentication). What follows on
+/// the stream is between the client and the target.
+pub fn socks5_connect(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<TcpStream> {
+    let mut stream = connect(proxy, script)?;
+    // A proxy that never answers must not hold up a test.
+    let patience = Some(script.deadline.max(Duration::from_millis(1)));
+    stream.set_read_timeout(patience)?;
+    stream.set_write_timeout(patience)?;
+    stream.write_all(&[5, 1, 0])?;
+    let mut method = [0; 2];
+    stream.read_exact(&mut method)?;
+    if method != [5, 0] {
+        return Err(refused(format!("method {method:?}")));
+    }
+    stream.write_all(&socks5_request(target))?;
+    socks5_reply(&mut stream)?;
+    Ok(stream)
+}
+
+fn socks5_request(target: SocketAddr) -> Vec<u8> {
+    let mut request = vec![5, 1, 0];
+    match target.ip() {
+        IpAddr::V4(ip) => {
+            request.push(1);
+            request.extend(ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            request.push(4);
+            request.extend(ip.octets());
+        }
+    }
+    request.extend(target.port().to_be_bytes());
+    request
+}
+
+/// Reads the reply to its last byte and no further: the next one is the target's.
+fn socks5_reply(stream: &mut TcpStream) -> io::Result<()> {
+    let mut head = [0; 4];
+    stream.read_exact(&mut head)?;
+    let [version, reply, _, address_type] = head;
+    if version != 5 || reply != 0 {
+        return Err(refused(format!("reply {reply}")));
+    }
+    let address_and_port = match address_type {
+        1 => 4 + 2,
+        4 => 16 + 2,
+        other => return Err(refused(format!("address type {other}"))),
+    };
+    stream.read_exact(&mut [0; 18][..address_and_port])
+}
+
+fn refused(why: String) -> Error {
+    Error::new(ErrorKind::ConnectionRefused, format!("the SOCKS5 proxy says {why}"))
+}

@@ -1,0 +1,273 @@
+//! The only table of flags. `--help`, the man page and the parser all come from here.
+
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use longsplice_engine::When;
+use std::path::PathBuf;
+
+/// A TCP proxy that gets out of the way.
+///
+/// longsplice accepts connections, decides where they may go, and opens the onward connection, as any proxy does. Once
+/// it has decided, it splices the two: from then on the kernel rewrites the headers of their segments and sends them
+/// straight on. No byte passes through the program any more, and spliced connections outlive it. A connection that
+/// cannot be spliced is served by copying, and `longsplice ls` says why.
+///
+/// Splicing needs Linux 6.6 or newer and CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (or root): `longsplice doctor` checks.
+/// Copying needs no privilege.
+#[derive(Debug, Parser)]
+#[command(name = "longsplice", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Args {
+    /// Path of the control socket.
+    ///
+    /// Without it, `run` takes the path from its configuration file, and everybody else
+    /// /run/longsplice/control-INODE.sock, where INODE is the inode of the network namespace: one longsplice in each
+    /// namespace needs no option at all. Who cannot write to /run uses $XDG_RUNTIME_DIR or the directory of temporary
+    /// files instead.
+    #[arg(long, global = true, value_name = "PATH", env = "LONGSPLICE_CONTROL")]
+    pub control: Option<PathBuf>,
+
+    /// Says more on standard error; twice: every transition of every flow. RUST_LOG, if set, decides instead.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Runs the proxy until it is told to stop.
+    ///
+    /// SIGTERM and SIGINT stop it at once, `longsplice stop --drain` gently; SIGHUP opens the access log anew. It exits
+    /// with 0 after a clean stop, and with 1 when it could not start.
+    Run(RunArgs),
+    /// Lists live flows.
+    ///
+    /// One line each: number, protocol, client, server and target, state, bytes from client to server (UP) and back
+    /// (DOWN), age, and the stages that segments traverse, or why the flow is not spliced.
+    Ls(Json),
+    /// Splices a flow now, whatever its policy waits for.
+    Splice(Flow),
+    /// Takes a spliced flow back into the program, which copies from then on.
+    Unsplice(Flow),
+    /// Shows what the data path did with packets (verdicts) and what the proxy did with connections.
+    Counters(Json),
+    /// Stops the running proxy, and waits until it has.
+    ///
+    /// Flows are ended with a reset, unless the proxy was started with `--leave-flows`.
+    Stop(StopArgs),
+    /// Checks whether this machine can splice, and says what to do about it if not.
+    ///
+    /// Changes nothing: programs are loaded and attached inside a network namespace made for the purpose. Exits with 0
+    /// if splicing is possible, with 1 otherwise.
+    Doctor(Json),
+    /// Shows a download that is spliced and outlives the proxy, in three network namespaces made for the purpose.
+    ///
+    /// nginx serves a file, curl fetches it through longsplice, longsplice is killed with SIGKILL half way, and the file
+    /// must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. Needs root, nginx,
+    /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. Exits with 0 only if all of it worked.
+    Demo(DemoArgs),
+    /// Prints this program's man page, for `man -l` or for packaging.
+    Man,
+    /// Networks to try things in.
+    #[command(hide = true)]
+    Lab(LabArgs),
+}
+
+/// What to serve, and how.
+#[derive(Debug, clap::Args, Default)]
+pub struct RunArgs {
+    /// Serves SOCKS 5, 4 and 4a here. May be repeated.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub socks5: Vec<String>,
+
+    /// Connects everybody who comes to the left address to the target on the right. May be repeated.
+    #[arg(long, value_name = "ADDR:PORT=HOST:PORT")]
+    pub plug: Vec<String>,
+
+    /// Reads this TOML file. Listeners of the command line are added to its own; other options win over it.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Splices on this device. May be repeated; without it, on all Ethernet devices that are up.
+    #[arg(long, value_name = "DEV")]
+    pub device: Vec<String>,
+
+    /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 65536].
+    #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
+    pub splice: Option<When>,
+
+    /// When stopped, lets spliced flows run on in the kernel, for the next process to take over.
+    #[arg(long)]
+    pub leave_flows: bool,
+
+    /// Copies only, without touching the kernel's packet path.
+    #[arg(long, conflicts_with = "device")]
+    pub copy_only: bool,
+
+    /// Format of the access log and of messages on standard error [default: text].
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<Format>,
+
+    /// Appends the access log to this file. Without it, and with `-`, it goes to standard output.
+    #[arg(long, value_name = "FILE")]
+    pub access_log: Option<PathBuf>,
+
+    /// Tracks this many flows at most; tables are allocated for as many at the start.
+    #[arg(long, value_name = "N", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(16..=16_777_216))]
+    pub max_flows: u32,
+}
+
+/// How lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// How output looks.
+#[derive(Debug, clap::Args)]
+pub struct Json {
+    /// Prints JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which flow.
+#[derive(Debug, clap::Args)]
+pub struct Flow {
+    /// Number of the flow, as `longsplice ls` shows it.
+    pub id: u64,
+}
+
+/// How to stop.
+#[derive(Debug, clap::Args)]
+pub struct StopArgs {
+    /// Accepts no more connections, and waits this long for the live ones to end by themselves; 30 s without a number.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "30")]
+    pub drain: Option<u64>,
+
+    /// Leaves nothing behind in the kernel: ends flows that were to be left, and removes what a process that has died
+    /// left in this network namespace. Spliced flows end with it.
+    #[arg(long)]
+    pub flush: bool,
+}
+
+/// Where the demo writes.
+#[derive(Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Directory for the trace; made if it does not exist.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+}
+
+/// Networks to try things in.
+#[derive(Debug, clap::Args)]
+pub struct LabArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+/// What can be done with a lab.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum LabCommand {
+    /// Makes client, forwarder and server, and starts $SHELL in the client. The lab goes when the shell ends.
+    Shell,
+}
+
+fn parse_when(text: &str) -> Result<When, String> {
+    match text {
+        "never" => Ok(When::Never),
+        "at-once" => Ok(When::AtOnce),
+        n => n.parse().map(When::AfterBytes).map_err(|_| "write never, at-once, or a number of bytes".to_owned()),
+    }
+}
+
+/// What no flag says, for the end of the man page.
+pub const MAN_TAIL: &str = r#".SH EXAMPLES
+.TP
+SOCKS on one address, spliced after 64 KiB:
+longsplice run \-\-socks5 192.0.2.1:1080
+.TP
+A fixed target, spliced from the first byte on:
+longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
+.TP
+Without any privilege:
+longsplice run \-\-socks5 127.0.0.1:1080 \-\-copy\-only
+.SH SIGNALS
+SIGTERM and SIGINT stop \fBlongsplice run\fR, a second one at once; SIGHUP opens the access log anew. After SIGKILL,
+spliced flows run on, and the next \fBlongsplice run\fR in the same network namespace takes over.
+.SH FILES
+.TP
+/run/longsplice/control\-INODE.sock
+control socket, mode 0600
+.TP
+/sys/fs/bpf/longsplice/net\-INODE/
+links and maps of the data path, pinned; \fBlongsplice stop \-\-flush\fR removes them
+.SH SEE ALSO
+bpf(2), network_namespaces(7), capabilities(7)
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        Args::try_parse_from(line.split_whitespace())
+    }
+
+    fn run(line: &str) -> RunArgs {
+        match parse(line).unwrap().command {
+            Command::Run(run) => run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_table_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn when_to_splice() {
+        assert_eq!(run("longsplice run").splice, None);
+        assert_eq!(run("longsplice run --splice never").splice, Some(When::Never));
+        assert_eq!(run("longsplice run --splice at-once").splice, Some(When::AtOnce));
+        assert_eq!(run("longsplice run --splice 4096").splice, Some(When::AfterBytes(4096)));
+        assert!(parse("longsplice run --splice soon").is_err());
+    }
+
+    #[test]
+    fn listeners_repeat() {
+        let run = run("longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --device eth0 --device eth1");
+        assert_eq!((run.socks5.len(), run.plug.len(), run.device.len()), (2, 1, 2));
+    }
+
+    #[test]
+    fn drain_with_and_without_a_number() {
+        for (line, want) in [("stop", None), ("stop --drain", Some(30)), ("stop --drain 5 --flush", Some(5))] {
+            match parse(&format!("longsplice {line}")).unwrap().command {
+                Command::Stop(stop) => assert_eq!(stop.drain, want, "{line}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn options_of_all_subcommands_stand_anywhere() {
+        assert_eq!(parse("longsplice ls --control /a").unwrap().control, Some("/a".into()));
+        assert_eq!(parse("longsplice --control /a -vv ls").unwrap().verbose, 2);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert!(parse("longsplice run --copy-only --device eth0").is_err());
+        assert!(parse("longsplice run --max-flows 1").is_err());
+        assert!(parse("longsplice splice").is_err());
+    }
+}

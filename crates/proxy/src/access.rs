@@ -1,0 +1,249 @@
+//! Who may go where: ordered rules, of which the first that matches decides.
+//!
+//! The decision falls on the *resolved* address that is then connected to, so a name cannot point somewhere else in
+//! between. A `deny` rule looks at every address that the target's address carries inside ([`guard::faces`]), an
+//! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener
+//! (SOCKS), where [`guard::guarded`] addresses are denied. An `allow` rule opens a guarded address only if it names a
+//! prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254: `0.0.0.0/0`, a name or
+//! no target at all do not.
+
+use crate::{
+    guard,
+    target::{Host, Target},
+};
+use ipnet::{IpNet, Ipv4Net};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Let it pass.
+    Allow,
+    /// Refuse it.
+    Deny,
+}
+
+/// Ports from first to last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortRange {
+    /// The lowest.
+    pub first: u16,
+    /// The highest.
+    pub last: u16,
+}
+
+/// A prefix, or an address for a prefix of full length. IPv4-mapped IPv6 prefixes become the IPv4 prefixes they
+/// stand for, as the addresses they are compared with do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix(pub IpNet);
+
+/// One entry of a rule's target list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pattern {
+    /// Addresses.
+    Prefix(Prefix),
+    /// This very name.
+    Name(String),
+    /// `*.suffix`: every name below the suffix, at any depth, and not the suffix itself.
+    Below(String),
+}
+
+/// A rule. An empty list matches everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// What to do when it matches.
+    pub action: Action,
+    /// Clients.
+    pub client: Vec<Prefix>,
+    /// Targets. A name in here matches what the client asked for: a `deny` by name is no use against a client that
+    /// knows the address.
+    pub target: Vec<Pattern>,
+    /// Ports of the target.
+    pub ports: Vec<PortRange>,
+}
+
+/// The rules of a listener.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// In order.
+    pub list: Vec<Rule>,
+    /// Whether guarded addresses are denied unless a rule opens them.
+    pub guarded: bool,
+}
+
+/// Why something is denied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denied {
+    /// By a rule; its number in the list, from 1.
+    Rule(usize),
+    /// Guarded, by the range of this name.
+    Guarded(&'static str),
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Denied::Rule(n) => write!(f, "rule {n}"),
+            Denied::Guarded(name) => write!(f, "guarded address ({name})"),
+        }
+    }
+}
+
+impl Rules {
+    /// Whether `client` may be connected to `server`, to which `target` was resolved.
+    pub fn check(&self, client: IpAddr, target: &Target, server: SocketAddr) -> Result<(), Denied> {
+        let client = client.to_canonical();
+        let ip = server.ip().to_canonical();
+        let guarded = if self.guarded { guard::guarded(ip) } else { None };
+        for (i, rule) in self.list.iter().enumerate() {
+            if !rule.covers(client, server.port()) {
+                continue;
+            }
+            match rule.action {
+                Action::Deny if rule.denies(&target.host, ip) => return Err(Denied::Rule(i + 1)),
+                Action::Allow if rule.allows(&target.host, ip, guarded.is_some()) => return Ok(()),
+                Action::Deny | Action::Allow => {}
+            }
+        }
+        guarded.map_or(Ok(()), |g| Err(Denied::Guarded(g.name)))
+    }
+
+    /// What is denied whatever the name resolves to: such names are not looked up at all.
+    pub fn check_name(&self, client: IpAddr, target: &Target) -> Result<(), Denied> {
+        let client = client.to_canonical();
+        for (i, rule) in self.list.iter().enumerate() {
+            if !rule.covers(client, target.port) {
+                continue;
+            }
+            let certain = rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&target.host));
+            let open = rule.target.iter().any(|p| matches!(p, Pattern::Prefix(_)));
+            match (certain, rule.action) {
+                (true, Action::Deny) => return Err(Denied::Rule(i + 1)),
+                (true, Action::Allow) => return Ok(()),
+                // Only the address can tell.
+                (false, _) if open => return Ok(()),
+                (false, _) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Rule {
+    fn covers(&self, client: IpAddr, port: u16) -> bool {
+        (self.client.is_empty() || self.client.iter().any(|p| p.0.contains(&client)))
+            && (self.ports.is_empty() || self.ports.iter().any(|r| r.contains(port)))
+    }
+
+    fn denies(&self, host: &Host, ip: IpAddr) -> bool {
+        self.target.is_empty()
+            || self.target.iter().any(|p| p.matches_name(host) || guard::faces(ip).any(|face| p.matches_ip(face)))
+    }
+
+    fn allows(&self, host: &Host, ip: IpAddr, guarded: bool) -> bool {
+        if guarded {
+            let opens = |p: &Pattern| matches!(p, Pattern::Prefix(net) if guard::wholly_guarded(&net.0));
+            return self.target.iter().any(|p| opens(p) && p.matches_ip(ip));
+        }
+        self.target.is_empty() || self.target.iter().any(|p| p.matches_name(host) || p.matches_ip(ip))
+    }
+}
+
+impl Pattern {
+    fn matches_ip(&self, ip: IpAddr) -> bool {
+        matches!(self, Pattern::Prefix(net) if net.0.contains(&ip))
+    }
+
+    fn matches_name(&self, host: &Host) -> bool {
+        let Host::Name(name) = host else { return false };
+        match self {
+            Pattern::Prefix(_) => false,
+            Pattern::Name(own) => own == name,
+            Pattern::Below(suffix) => name.strip_suffix(suffix.as_str()).is_some_and(|rest| rest.ends_with('.')),
+        }
+    }
+}
+
+impl PortRange {
+    /// Whether `port` lies in the range.
+    pub fn contains(self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port)
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// Why a text is no part of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// No port or range.
+    #[error("bad port range: write a port such as 443, or FIRST-LAST with FIRST not above LAST, from 1 to 65535")]
+    Ports,
+    /// No prefix or address.
+    #[error("bad address prefix: write one such as 192.0.2.0/24 or 2001:db8::/32, or a single address")]
+    Prefix,
+    /// No name, suffix, prefix or address.
+    #[error("bad target: write a prefix (192.0.2.0/24), an address, a name (example.org) or *.SUFFIX (*.example.org)")]
+    Target,
+    /// `*` alone.
+    #[error("`*` is no target: leave `target` out to match every target")]
+    Star,
+}
+
+impl FromStr for PortRange {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let port = |t: &str| t.trim().parse::<u16>().ok().filter(|p| *p != 0).ok_or(PatternError::Ports);
+        let range = PortRange { first: port(first)?, last: port(last)? };
+        if range.first > range.last { Err(PatternError::Ports) } else { Ok(range) }
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let address = || text.parse::<IpAddr>().map(IpNet::from);
+        let net = text.parse::<IpNet>().or_else(|_| address()).map_err(|_| PatternError::Prefix)?;
+        if let IpNet::V6(v6) = net
+            && let Some(v4) = v6.addr().to_ipv4_mapped()
+            && let Some(len) = v6.prefix_len().checked_sub(96)
+        {
+            return Ok(Prefix(Ipv4Net::new(v4, len).map_err(|_| PatternError::Prefix)?.trunc().into()));
+        }
+        Ok(Prefix(net.trunc()))
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        if text == "*" {
+            return Err(PatternError::Star);
+        }
+        if let Ok(prefix) = text.parse() {
+            return Ok(Pattern::Prefix(prefix));
+        }
+        let (suffix, below) = text.strip_prefix("*.").map_or((text, false), |s| (s, true));
+        match Host::from_name(suffix.as_bytes()) {
+            Ok(Host::Name(name)) if below => Ok(Pattern::Below(name)),
+            Ok(Host::Name(name)) => Ok(Pattern::Name(name)),
+            _ => Err(PatternError::Target),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "access_tests.rs"]
+mod tests;

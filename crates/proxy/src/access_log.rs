@@ -1,0 +1,337 @@
+//! One line for every connection that has ended, as text or JSON.
+//!
+//! Lines go through a bounded queue to a thread of their own. A disk or a pipe that does not take them makes the queue
+//! run full, and then lines are dropped and counted: the log never holds up a connection.
+
+use crate::fault::Fault;
+use longsplice_engine::{Ended, How, Refusal};
+use serde::Serialize;
+use std::{
+    fmt::Write as _,
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    net::SocketAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// About two megabytes of lines.
+const QUEUE: usize = 8192;
+/// So much is written at a time, if so much is waiting.
+const BATCH: usize = 64 * 1024;
+
+/// How a line looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// `TIME key=value ...`, values quoted where they have to be.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Where lines go, and how they look.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogConfig {
+    /// How a line looks.
+    pub format: LogFormat,
+    /// The file that lines are appended to; `None` is standard output.
+    pub file: Option<PathBuf>,
+}
+
+/// What a line says.
+#[derive(Debug, Clone, Serialize)]
+pub struct Record {
+    /// When the connection ended: RFC 3339, UTC, milliseconds.
+    pub time: String,
+    /// Number of the flow; none if there never was one.
+    pub id: Option<u64>,
+    /// Protocol of the listener.
+    pub listener: &'static str,
+    /// The client's address.
+    pub client: SocketAddr,
+    /// The server's address.
+    pub server: Option<SocketAddr>,
+    /// The destination as the client named it.
+    pub target: Option<String>,
+    /// Who authenticated, or tried to.
+    pub user: Option<String>,
+    /// How it ended: [`How`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `timeout`.
+    pub how: &'static str,
+    /// Bytes from client to server.
+    pub bytes_up: u64,
+    /// Bytes from server to client.
+    pub bytes_down: u64,
+    /// Of these, bytes that passed while spliced.
+    pub spliced_up: u64,
+    /// Of these, bytes that passed while spliced.
+    pub spliced_down: u64,
+    /// How often the flow was spliced.
+    pub splices: u32,
+    /// Why it was not spliced, or what was wrong with the request.
+    pub refusal: Option<String>,
+    /// Time since accept, in milliseconds.
+    pub duration_ms: u64,
+}
+
+impl Record {
+    /// The record of a connection that has done nothing yet.
+    pub fn new(listener: &'static str, client: SocketAddr) -> Record {
+        Record {
+            time: String::new(),
+            id: None,
+            listener,
+            client,
+            server: None,
+            target: None,
+            user: None,
+            how: "closed",
+            bytes_up: 0,
+            bytes_down: 0,
+            spliced_up: 0,
+            spliced_down: 0,
+            splices: 0,
+            refusal: None,
+            duration_ms: 0,
+        }
+    }
+
+    /// Takes over how a relayed flow ended.
+    pub fn ended(&mut self, e: &Ended) {
+        self.id = Some(e.id);
+        self.how = word(e.how);
+        (self.bytes_up, self.bytes_down) = (e.bytes_up, e.bytes_down);
+        (self.spliced_up, self.spliced_down) = (e.spliced_up, e.spliced_down);
+        self.splices = e.splices;
+        self.refusal = e.refusal.map(Refusal::as_str).map(String::from);
+    }
+
+    /// Takes over why there was nothing to relay.
+    pub fn fault(&mut self, fault: &Fault) {
+        self.how = fault.how();
+        self.refusal = Some(fault.to_string());
+        if let Fault::AuthFailed { user, .. } = fault {
+            self.user.clone_from(user);
+        }
+    }
+
+    fn line(&self, format: LogFormat) -> String {
+        let mut line = match format {
+            LogFormat::Text => self.text(),
+            // Strings, numbers and options of them: there is nothing in a record that JSON cannot hold.
+            LogFormat::Json => serde_json::to_string(self).unwrap_or_default(),
+        };
+        line.push('\n');
+        line
+    }
+
+    fn text(&self) -> String {
+        let mut t = format!("{} ", self.time);
+        let mut field = |key: &str, value: &str| {
+            let plain = !value.is_empty() && value.bytes().all(|b| b.is_ascii_graphic() && !b"\"\\=".contains(&b));
+            // Writing to a String cannot fail.
+            let _ = if plain { write!(t, "{key}={value} ") } else { write!(t, "{key}={value:?} ") };
+        };
+        let number = |n: u64| n.to_string();
+        field("id", &self.id.map_or("-".into(), number));
+        field("listener", self.listener);
+        field("client", &self.client.to_string());
+        field("server", &self.server.map_or("-".into(), |s| s.to_string()));
+        field("target", self.target.as_deref().unwrap_or("-"));
+        field("user", self.user.as_deref().unwrap_or("-"));
+        field("how", self.how);
+        field("bytes_up", &number(self.bytes_up));
+        field("bytes_down", &number(self.bytes_down));
+        field("spliced_up", &number(self.spliced_up));
+        field("spliced_down", &number(self.spliced_down));
+        field("splices", &number(self.splices.into()));
+        field("refusal", self.refusal.as_deref().unwrap_or("-"));
+        field("duration_ms", &number(self.duration_ms));
+        t.truncate(t.trim_end().len());
+        t
+    }
+}
+
+fn word(how: How) -> &'static str {
+    match how {
+        How::Closed => "closed",
+        How::ClientReset => "client-reset",
+        How::ServerReset => "server-reset",
+        How::Idle => "idle",
+        How::Stopped => "stopped",
+        How::Left => "left",
+    }
+}
+
+/// RFC 3339 in UTC with milliseconds. The calendar is that of Howard Hinnant's `civil_from_days`: years of the era
+/// begin in March, so that the leap day is the last.
+pub(crate) fn rfc3339(t: SystemTime) -> String {
+    let t = t.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, s) = (t.as_secs() / 86400, t.as_secs() % 86400);
+    let z = days + 719_468;
+    let (era, doe) = (z / 146_097, z % 146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let day = doy - (153 * mp + 2) / 5 + 1;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    let year = yoe + era * 400 + u64::from(month <= 2);
+    let (h, m, s, ms) = (s / 3600, s / 60 % 60, s % 60, t.subsec_millis());
+    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{ms:03}Z")
+}
+
+enum Message {
+    Line(String),
+    Wake,
+    Flush(Sender<()>),
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    reopen: AtomicBool,
+    dropped: AtomicU64,
+}
+
+/// The open log.
+#[derive(Debug)]
+pub struct AccessLog {
+    format: LogFormat,
+    queue: SyncSender<Message>,
+    shared: Arc<Shared>,
+}
+
+impl AccessLog {
+    /// Opens the file and starts the writer.
+    pub fn open(config: &LogConfig) -> io::Result<AccessLog> {
+        let out = Out::open(config.file.as_deref())?;
+        let (queue, lines) = sync_channel(QUEUE);
+        let shared = Arc::new(Shared::default());
+        let theirs = shared.clone();
+        thread::Builder::new().name("access-log".into()).spawn(move || write_lines(&lines, out, &theirs))?;
+        Ok(AccessLog { format: config.format, queue, shared })
+    }
+
+    /// Writes a line, or counts it as dropped if the queue is full. Never waits.
+    pub fn write(&self, mut record: Record) {
+        record.time = rfc3339(SystemTime::now());
+        if self.queue.try_send(Message::Line(record.line(self.format))).is_err() {
+            self.shared.dropped.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Opens the file anew before the next line: log rotation has moved the old one away.
+    pub fn reopen(&self) {
+        self.shared.reopen.store(true, Relaxed);
+        // If the queue is full the writer is awake.
+        let _ = self.queue.try_send(Message::Wake);
+    }
+
+    /// Lines that were not written.
+    pub fn dropped(&self) -> u64 {
+        self.shared.dropped.load(Relaxed)
+    }
+
+    /// Waits until all lines so far are written, at most for `limit`. Blocks the thread.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let (done, wait) = channel();
+        let mut message = Message::Flush(done);
+        loop {
+            message = match self.queue.try_send(message) {
+                Ok(()) => return wait.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok(),
+                Err(TrySendError::Full(m)) if Instant::now() < end => m,
+                Err(_) => return false,
+            };
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for AccessLog {
+    fn drop(&mut self) {
+        // The last lines of a program that ends; a pipe nobody reads must not keep it from ending.
+        self.flush(Duration::from_secs(1));
+    }
+}
+
+fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
+    let mut failing = false;
+    while let Ok(first) = lines.recv() {
+        let (mut batch, mut count, mut flushed) = (String::new(), 0, Vec::new());
+        let mut next = Some(first);
+        while let Some(message) = next {
+            match message {
+                Message::Line(line) => {
+                    batch.push_str(&line);
+                    count += 1;
+                }
+                Message::Wake => {}
+                Message::Flush(done) => flushed.push(done),
+            }
+            next = if batch.len() < BATCH { lines.try_recv().ok() } else { None };
+        }
+        if shared.reopen.swap(false, Relaxed) {
+            out.reopen();
+        }
+        match out.write(batch.as_bytes()) {
+            Ok(()) => failing = false,
+            Err(e) => {
+                shared.dropped.fetch_add(count, Relaxed);
+                if !failing {
+                    tracing::error!("access log: {e}; lines are dropped until it works again");
+                }
+                failing = true;
+            }
+        }
+        // Who waited may be gone by now.
+        for done in flushed {
+            let _ = done.send(());
+        }
+    }
+}
+
+enum Out {
+    Stdout,
+    File(PathBuf, File),
+}
+
+impl Out {
+    fn open(file: Option<&Path>) -> io::Result<Out> {
+        let Some(path) = file else { return Ok(Out::Stdout) };
+        // Who visited what is nothing for every user of the host.
+        let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+        Ok(Out::File(path.into(), file))
+    }
+
+    fn reopen(&mut self) {
+        let Out::File(path, _) = self else { return };
+        match Out::open(Some(path)) {
+            Ok(new) => *self = new,
+            Err(e) => {
+                tracing::error!("access log: cannot reopen {}: {e}; still writing to the old file", path.display());
+            }
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Out::Stdout => {
+                let mut out = io::stdout().lock();
+                out.write_all(bytes)?;
+                out.flush()
+            }
+            Out::File(_, file) => file.write_all(bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "access_log_tests.rs"]
+mod tests;

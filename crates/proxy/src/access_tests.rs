@@ -1,0 +1,149 @@
+//! Rules: order, matching, guarded addresses and the ways around them.
+
+use super::*;
+
+/// `allow|deny [from CLIENT,..] [to TARGET,..] [port PORTS,..]`
+fn rule(text: &str) -> Rule {
+    let mut words = text.split(' ');
+    let action = if words.next() == Some("allow") { Action::Allow } else { Action::Deny };
+    let mut rule = Rule { action, client: vec![], target: vec![], ports: vec![] };
+    while let (Some(key), Some(values)) = (words.next(), words.next()) {
+        for value in values.split(',') {
+            match key {
+                "from" => rule.client.push(value.parse().unwrap()),
+                "to" => rule.target.push(value.parse().unwrap()),
+                _ => rule.ports.push(value.parse().unwrap()),
+            }
+        }
+    }
+    rule
+}
+
+fn rules(list: &[&str], guarded: bool) -> Rules {
+    Rules { list: list.iter().map(|t| rule(t)).collect(), guarded }
+}
+
+const CLIENT: &str = "10.1.2.3";
+
+/// Checks `target`, resolved to `server`.
+fn named(rules: &Rules, target: &str, server: &str) -> Result<(), Denied> {
+    let target: Target = target.parse().unwrap();
+    let server = SocketAddr::new(server.parse().unwrap(), target.port);
+    rules.check(CLIENT.parse().unwrap(), &target, server)
+}
+
+fn addressed(rules: &Rules, server: &str) -> Result<(), Denied> {
+    let server: SocketAddr = server.parse().unwrap();
+    rules.check(CLIENT.parse().unwrap(), &server.into(), server)
+}
+
+#[test]
+fn no_rules_allow_what_is_not_guarded() {
+    assert_eq!(addressed(&rules(&[], true), "192.0.2.1:80"), Ok(()));
+    assert_eq!(addressed(&rules(&[], true), "10.0.0.1:80"), Ok(()));
+    assert_eq!(addressed(&rules(&[], true), "127.0.0.1:80"), Err(Denied::Guarded("loopback")));
+    assert_eq!(addressed(&rules(&[], false), "127.0.0.1:80"), Ok(()));
+}
+
+#[test]
+fn the_first_match_decides() {
+    let r = rules(&["allow to 192.0.2.1", "deny to 192.0.2.0/24", "allow", "deny"], true);
+    assert_eq!(addressed(&r, "192.0.2.1:80"), Ok(()));
+    assert_eq!(addressed(&r, "192.0.2.2:80"), Err(Denied::Rule(2)));
+    assert_eq!(addressed(&r, "198.51.100.1:80"), Ok(()));
+}
+
+#[test]
+fn clients_and_ports() {
+    let r = rules(&["allow from 10.0.0.0/8 port 443,8000-8999", "deny"], true);
+    assert_eq!(addressed(&r, "192.0.2.1:443"), Ok(()));
+    assert_eq!(addressed(&r, "192.0.2.1:8500"), Ok(()));
+    assert_eq!(addressed(&r, "192.0.2.1:9000"), Err(Denied::Rule(2)));
+    assert_eq!(addressed(&rules(&["deny from 10.1.2.4"], true), "192.0.2.1:1"), Ok(()));
+    assert_eq!(addressed(&rules(&["deny from ::ffff:10.1.0.0/112"], true), "192.0.2.1:1"), Err(Denied::Rule(1)));
+    let mapped_client = "::ffff:10.1.2.3".parse().unwrap();
+    let server = "192.0.2.1:1".parse().unwrap();
+    let r = rules(&["deny from 10.1.2.3"], true);
+    assert_eq!(r.check(mapped_client, &Target::from(server), server), Err(Denied::Rule(1)));
+}
+
+#[test]
+fn names_and_suffixes() {
+    let r = rules(&["deny to *.example.org,ads.net"], true);
+    for (name, denied) in [
+        ("www.example.org:80", true),
+        ("a.b.example.org:80", true),
+        ("WWW.Example.Org.:80", true),
+        ("ads.net:80", true),
+        ("example.org:80", false),
+        ("badexample.org:80", false),
+        ("www.ads.net:80", false),
+    ] {
+        let want = if denied { Err(Denied::Rule(1)) } else { Ok(()) };
+        assert_eq!(named(&r, name, "192.0.2.1"), want, "{name}");
+        assert_eq!(r.check_name(CLIENT.parse().unwrap(), &name.parse().unwrap()), want, "{name}");
+    }
+}
+
+/// The address a name resolves to counts, however trusted the name.
+#[test]
+fn rebinding_does_not_help() {
+    for list in [&[][..], &["allow"], &["allow to good.org"], &["allow to *.org,0.0.0.0/0,::/0"]] {
+        let r = rules(list, true);
+        for server in ["127.0.0.1", "::1", "169.254.169.254", "fd00:ec2::254", "::ffff:127.0.0.1", "64:ff9b::7f00:1"] {
+            assert!(matches!(named(&r, "good.org:80", server), Err(Denied::Guarded(_))), "{list:?} {server}");
+        }
+    }
+    assert_eq!(named(&rules(&["deny to 10.0.0.0/8"], true), "good.org:80", "10.9.9.9"), Err(Denied::Rule(1)));
+}
+
+#[test]
+fn a_rule_opens_what_it_names() {
+    let r = rules(&["allow to 127.0.0.0/8 port 8080", "allow to 169.254.169.254,::1"], true);
+    assert_eq!(addressed(&r, "127.0.0.1:8080"), Ok(()));
+    assert_eq!(addressed(&r, "[::ffff:127.0.0.1]:8080"), Ok(()));
+    assert_eq!(addressed(&r, "127.0.0.1:80"), Err(Denied::Guarded("loopback")));
+    assert_eq!(addressed(&r, "169.254.169.254:80"), Ok(()));
+    assert_eq!(addressed(&r, "169.254.169.253:80"), Err(Denied::Guarded("link-local")));
+    assert_eq!(addressed(&r, "[::1]:80"), Ok(()));
+    // Only the plain address was opened, not the one that carries it.
+    assert_eq!(addressed(&r, "[64:ff9b::7f00:1]:8080"), Err(Denied::Guarded("loopback")));
+}
+
+#[test]
+fn a_deny_sees_through_wrapping() {
+    let r = rules(&["deny to 10.0.0.0/8"], false);
+    for server in ["10.0.0.1:80", "[::ffff:10.0.0.1]:80", "[2002:a00:1::]:80", "[64:ff9b::a00:1]:80"] {
+        assert_eq!(addressed(&r, server), Err(Denied::Rule(1)), "{server}");
+    }
+}
+
+#[test]
+fn what_the_name_decides_is_not_looked_up() {
+    let check =
+        |list: &[&str], target: &str| rules(list, true).check_name(CLIENT.parse().unwrap(), &target.parse().unwrap());
+    assert_eq!(check(&["deny"], "a.org:80"), Err(Denied::Rule(1)));
+    assert_eq!(check(&["deny port 25"], "a.org:25"), Err(Denied::Rule(1)));
+    assert_eq!(check(&["allow to b.org", "deny"], "a.org:80"), Err(Denied::Rule(2)));
+    assert_eq!(check(&["allow to a.org", "deny"], "a.org:80"), Ok(()));
+    assert_eq!(check(&["allow to 10.0.0.0/8", "deny"], "a.org:80"), Ok(()));
+    assert_eq!(check(&[], "a.org:80"), Ok(()));
+}
+
+#[test]
+fn texts() {
+    assert_eq!("443".parse(), Ok(PortRange { first: 443, last: 443 }));
+    assert_eq!("1-65535".parse(), Ok(PortRange { first: 1, last: 65535 }));
+    for text in ["0", "2-1", "x", "1-", "65536", "0-5", ""] {
+        assert_eq!(text.parse::<PortRange>(), Err(PatternError::Ports), "{text}");
+    }
+    assert_eq!("10.9.9.9/8".parse::<Prefix>().unwrap().0.to_string(), "10.0.0.0/8");
+    assert_eq!("::ffff:10.0.0.0/104".parse::<Prefix>().unwrap().0.to_string(), "10.0.0.0/8");
+    assert_eq!("10.0.0.0/33".parse::<Prefix>(), Err(PatternError::Prefix));
+    assert_eq!("*.Example.Org".parse(), Ok(Pattern::Below("example.org".into())));
+    assert_eq!("localhost".parse(), Ok(Pattern::Name("localhost".into())));
+    assert_eq!("*".parse::<Pattern>(), Err(PatternError::Star));
+    for text in ["", "*.", "a*b", "10.0.0.0/33", "*.*.org", "a b"] {
+        assert_eq!(text.parse::<Pattern>(), Err(PatternError::Target), "{text}");
+    }
+}

@@ -1,0 +1,233 @@
+//! What the proxy is to do: from a TOML file ([`Config::from_file`]), from the command line ([`Config::from_args`]),
+//! or from both. Every error names the place and the cure.
+//!
+//! # The file
+//! Times are numbers of seconds, whole or not (`2.5`). Relative paths start at the directory of the file.
+//! ```toml
+//! devices = ["eth0", "eth1"]        # devices to splice on; all Ethernet devices if left out
+//! control = "/run/longsplice/control" # socket for `longsplice ls` and its like
+//! source_ports = "10240-28671"      # ports of connections to servers
+//! leave_flows_on_stop = false       # let spliced flows run on in the kernel when the program stops
+//! connections = 65536               # of all listeners together
+//! log = { format = "json", file = "access.log" } # "text" is the default, and "-", standard output
+//!
+//! [[listener]]
+//! protocol = "socks5"               # and SOCKS 4 and 4a, as long as there are no users
+//! listen = "0.0.0.0:1080"
+//! users = { ann = "secret" }        # RFC 1929: passwords cross the network, and stand here, in the clear
+//! users_file = "users"              # or here: lines NAME:PASSWORD, # for comments; keep it readable to one user only
+//! rules = [                         # the first that matches decides; without a match: allowed, except loopback,
+//!   { action = "allow", target = ["10.0.0.0/8", "*.example.org"], ports = [443, "8000-8999"] }, # link-local and
+//!   { action = "deny", client = "192.0.2.0/24" },                                    # the like, on SOCKS listeners
+//! ]
+//! limits = { handshake = 10, resolve = 5, connect = 10, connections_per_client = 1024, connections = 65536 }
+//! policy = { splice = 65536, hold = false, drain_limit = 10, release_after = 60, idle_limit = 7200 }
+//! # splice: "never", "at-once", or after so many bytes; release_after: "never" keeps the sockets
+//!
+//! [[listener]]
+//! protocol = "plug"
+//! listen = "[::1]:8080"
+//! target = "example.org:80"
+//! ```
+
+mod file;
+mod value;
+
+use crate::{
+    access::{PortRange, Rules},
+    access_log::LogConfig,
+    limits::Limits,
+    plug::{self, Plug},
+    target::Target,
+    users::Users,
+};
+use longsplice_engine::Policy;
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+/// What the program is told. Everything the proxy itself does not use is for the program around it.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen for what.
+    pub listeners: Vec<ListenerConfig>,
+    /// Connections of all listeners together.
+    pub connections: u32,
+    /// The access log.
+    pub log: LogConfig,
+    /// Devices to splice on; empty for all.
+    pub devices: Vec<String>,
+    /// Path of the control socket.
+    pub control: Option<PathBuf>,
+    /// Ports of connections to servers.
+    pub source_ports: Option<PortRange>,
+    /// Let spliced flows run on when the program stops.
+    pub leave_flows_on_stop: bool,
+}
+
+/// One listening address.
+#[derive(Debug, Clone)]
+pub struct ListenerConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// What to speak there.
+    pub protocol: Protocol,
+    /// Who may go where.
+    pub rules: Rules,
+    /// When to splice.
+    pub policy: Policy,
+    /// How much and how long.
+    pub limits: Limits,
+}
+
+/// What a listener speaks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Protocol {
+    /// SOCKS 5, and 4 and 4a if there are no users.
+    Socks5 {
+        /// Who may use it; empty for everybody.
+        users: Users,
+    },
+    /// Everything goes to one target.
+    Plug {
+        /// The target.
+        target: Target,
+    },
+}
+
+impl Protocol {
+    /// The word for logs and lists.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Protocol::Socks5 { .. } => "socks5",
+            Protocol::Plug { .. } => "plug",
+        }
+    }
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Something in a file is wrong.
+    #[error("{}:{line}:{column}: {message}", file.display())]
+    Wrong {
+        /// The file.
+        file: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// The character in the line, from 1.
+        column: usize,
+        /// What is wrong and what to write instead.
+        message: String,
+    },
+    /// Something on the command line is wrong.
+    #[error("{option} {value}: {message}")]
+    Argument {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong and what to write instead.
+        message: String,
+    },
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            listeners: Vec::new(),
+            // Two descriptors each, and pipes while copying: well below the usual hard limit of a million.
+            connections: 65536,
+            log: LogConfig::default(),
+            devices: Vec::new(),
+            control: None,
+            source_ports: None,
+            leave_flows_on_stop: false,
+        }
+    }
+}
+
+impl ListenerConfig {
+    /// A listener with the defaults of its protocol.
+    pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
+        // A client of SOCKS chooses its target; that of a plug was chosen by whoever wrote the configuration.
+        let guarded = matches!(protocol, Protocol::Socks5 { .. });
+        let rules = Rules { list: Vec::new(), guarded };
+        ListenerConfig { listen, protocol, rules, policy: Policy::default(), limits: Limits::default() }
+    }
+}
+
+impl Config {
+    /// Reads a TOML file, and the users files it names.
+    pub fn from_file(file: &Path) -> Result<Config, ConfigError> {
+        let read = |source| ConfigError::Read { file: file.into(), source };
+        let text = std::fs::read_to_string(file).map_err(read)?;
+        Config::from_toml(&text, file)
+    }
+
+    /// Reads TOML; `file` is its name in errors and the place that relative paths start at.
+    pub fn from_toml(text: &str, file: &Path) -> Result<Config, ConfigError> {
+        file::read(text, file)
+    }
+
+    /// The listeners of the command line: values of `--socks5 ADDR:PORT` and `--plug ADDR:PORT=HOST:PORT`.
+    pub fn from_args<S: AsRef<str>>(socks5: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
+        let mut config = Config::default();
+        config.add_args(socks5, plugs)?;
+        Ok(config)
+    }
+
+    /// Adds the listeners of the command line to those that are there.
+    pub fn add_args<S: AsRef<str>>(&mut self, socks5: &[S], plugs: &[S]) -> Result<(), ConfigError> {
+        for value in socks5.iter().map(AsRef::as_ref) {
+            let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--socks5", value, &e))?;
+            let socks5 = Protocol::Socks5 { users: Users::default() };
+            self.add("--socks5", value, ListenerConfig::new(listen, socks5))?;
+        }
+        for value in plugs.iter().map(AsRef::as_ref) {
+            let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;
+            let protocol = Protocol::Plug { target: plug.target };
+            self.add("--plug", value, ListenerConfig::new(plug.listen, protocol))?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, option: &'static str, value: &str, listener: ListenerConfig) -> Result<(), ConfigError> {
+        if self.listens_on(listener.listen) {
+            return Err(wrong_argument(option, value, &Twice(listener.listen)));
+        }
+        self.listeners.push(listener);
+        Ok(())
+    }
+
+    /// Port 0 is another port each time.
+    fn listens_on(&self, addr: SocketAddr) -> bool {
+        addr.port() != 0 && self.listeners.iter().any(|l| l.listen == addr)
+    }
+}
+
+/// What is wrong with a listener whose address is taken by another.
+struct Twice(SocketAddr);
+
+impl fmt::Display for Twice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "another listener has {} already: remove one or change its address", self.0)
+    }
+}
+
+fn wrong_argument(option: &'static str, value: &str, e: &dyn fmt::Display) -> ConfigError {
+    ConfigError::Argument { option, value: value.into(), message: e.to_string() }
+}
+
+#[cfg(test)]
+mod tests;

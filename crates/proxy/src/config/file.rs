@@ -1,0 +1,302 @@
+//! The TOML file: its shape, as serde sees it, and the way from there to [`Config`].
+//!
+//! Values check themselves while they are read ([`value`](super::value)), so that serde knows where they stand; what
+//! concerns several values is checked afterwards, with the spans kept in [`Spanned`].
+
+use super::{
+    Config, ConfigError, ListenerConfig, Protocol, Twice,
+    value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
+};
+use crate::{
+    access::{Action, Pattern, PortRange, Prefix, Rule},
+    access_log::{LogConfig, LogFormat},
+    limits::Limits,
+    plug::parse_listen,
+    target::Target,
+    users::Users,
+};
+use longsplice_engine::Policy;
+use serde::Deserialize;
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    net::SocketAddr,
+    ops::Range,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+use toml::Spanned;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    listener: Vec<Spanned<Listener>>,
+    connections: Option<u32>,
+    #[serde(default)]
+    log: Log,
+    #[serde(default)]
+    devices: Vec<String>,
+    control: Option<PathBuf>,
+    source_ports: Option<OrNumber<PortRange>>,
+    #[serde(default)]
+    leave_flows_on_stop: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct Log {
+    format: Option<Format>,
+    file: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Format {
+    Text,
+    Json,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Listener {
+    protocol: Name,
+    listen: Spanned<Parsed<Listen>>,
+    target: Option<Spanned<Parsed<Target>>>,
+    users: Option<Spanned<BTreeMap<String, String>>>,
+    users_file: Option<Spanned<PathBuf>>,
+    #[serde(default)]
+    rules: Vec<RawRule>,
+    #[serde(default)]
+    policy: RawPolicy,
+    #[serde(default)]
+    limits: RawLimits,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum Name {
+    Socks5,
+    Plug,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRule {
+    action: RawAction,
+    #[serde(default)]
+    client: Many<Parsed<Prefix>>,
+    #[serde(default)]
+    target: Many<Parsed<Pattern>>,
+    #[serde(default)]
+    ports: Many<OrNumber<PortRange>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum RawAction {
+    Allow,
+    Deny,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct RawPolicy {
+    splice: Option<Splice>,
+    hold: Option<bool>,
+    drain_limit: Option<Seconds>,
+    release_after: Option<SecondsOrNever>,
+    idle_limit: Option<Seconds>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct RawLimits {
+    handshake: Option<Seconds>,
+    resolve: Option<Seconds>,
+    connect: Option<Seconds>,
+    connections_per_client: Option<u32>,
+    connections: Option<u32>,
+}
+
+/// A listening address, which has to be numeric.
+struct Listen(SocketAddr);
+
+impl FromStr for Listen {
+    type Err = crate::plug::ListenError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse_listen(text).map(Listen)
+    }
+}
+
+/// A file that is being read: where errors and relative paths start from.
+struct Place<'a> {
+    text: &'a str,
+    file: &'a Path,
+}
+
+pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
+    let place = Place { text, file };
+    let raw: File = toml::from_str(text).map_err(|e| place.wrong(e.span().unwrap_or(0..0), e.message()))?;
+    let defaults = Config::default();
+    let mut config = Config {
+        connections: raw.connections.unwrap_or(defaults.connections),
+        log: place.log(raw.log),
+        devices: raw.devices,
+        control: raw.control.map(|path| place.path(&path)),
+        source_ports: raw.source_ports.map(|p| p.0),
+        leave_flows_on_stop: raw.leave_flows_on_stop,
+        ..defaults
+    };
+    for listener in raw.listener {
+        let listen = listener.get_ref().listen.span();
+        let listener = place.listener(listener)?;
+        if config.listens_on(listener.listen) {
+            return Err(place.wrong(listen, &Twice(listener.listen)));
+        }
+        config.listeners.push(listener);
+    }
+    Ok(config)
+}
+
+impl Place<'_> {
+    fn wrong(&self, span: Range<usize>, message: &(impl Display + ?Sized)) -> ConfigError {
+        // A span may lie at the very end, and, from an error in the middle of a character, inside one.
+        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
+        let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
+        let line = before.iter().filter(|b| **b == b'\n').count() + 1;
+        let column = String::from_utf8_lossy(&before[line_start..]).chars().count() + 1;
+        ConfigError::Wrong { file: self.file.into(), line, column, message: with_cure(&message.to_string()) }
+    }
+
+    fn path(&self, path: &Path) -> PathBuf {
+        self.file.parent().map_or_else(|| path.into(), |dir| dir.join(path))
+    }
+
+    fn log(&self, raw: Log) -> LogConfig {
+        let format = match raw.format {
+            Some(Format::Json) => LogFormat::Json,
+            Some(Format::Text) | None => LogFormat::Text,
+        };
+        LogConfig { format, file: raw.file.filter(|f| f.as_os_str() != "-").map(|f| self.path(&f)) }
+    }
+
+    fn listener(&self, spanned: Spanned<Listener>) -> Result<ListenerConfig, ConfigError> {
+        let span = spanned.span();
+        let raw = spanned.into_inner();
+        let listen = raw.listen.into_inner().0.0;
+        let protocol = match (raw.protocol, raw.target) {
+            (Name::Socks5, None) => Protocol::Socks5 { users: self.users(raw.users, raw.users_file)? },
+            (Name::Socks5, Some(target)) => {
+                return Err(self.wrong(
+                    target.span(),
+                    "a SOCKS client names its own target: remove `target`, or use protocol = \"plug\"",
+                ));
+            }
+            (Name::Plug, None) => {
+                return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
+            }
+            (Name::Plug, Some(target)) => {
+                let users = raw.users.map(|u| u.span()).or(raw.users_file.map(|f| f.span()));
+                if let Some(span) = users {
+                    return Err(
+                        self.wrong(span, "a plug cannot authenticate: remove the users, or use protocol = \"socks5\"")
+                    );
+                }
+                Protocol::Plug { target: target.into_inner().0 }
+            }
+        };
+        let mut listener = ListenerConfig::new(listen, protocol);
+        listener.rules.list = raw.rules.into_iter().map(rule).collect();
+        listener.policy = policy(raw.policy);
+        listener.limits = limits(raw.limits);
+        Ok(listener)
+    }
+
+    fn users(
+        &self,
+        inline: Option<Spanned<BTreeMap<String, String>>>,
+        file: Option<Spanned<PathBuf>>,
+    ) -> Result<Users, ConfigError> {
+        let mut users = Users::default();
+        if let Some(inline) = inline {
+            for (name, password) in inline.get_ref() {
+                users.add(name, password).map_err(|e| self.wrong(inline.span(), &e))?;
+            }
+            self.some(&users, inline.span())?;
+        }
+        if let Some(file) = file {
+            let path = self.path(file.get_ref());
+            let text = std::fs::read_to_string(&path);
+            let text = text.map_err(|e| self.wrong(file.span(), &format!("cannot read {}: {e}", path.display())))?;
+            warn_if_others_read(&path);
+            users.add_lines(&text).map_err(|(line, e)| ConfigError::Wrong {
+                file: path.clone(),
+                line,
+                column: 1,
+                message: e.to_string(),
+            })?;
+            self.some(&users, file.span())?;
+        }
+        Ok(users)
+    }
+
+    /// Somebody who writes `users` wants a password to be asked for: an empty list must not open the door.
+    fn some(&self, users: &Users, span: Range<usize>) -> Result<(), ConfigError> {
+        if users.is_empty() {
+            return Err(self.wrong(span, "no users: add one, or remove the key to let everybody in"));
+        }
+        Ok(())
+    }
+}
+
+/// Not an error: there are file systems without permissions.
+fn warn_if_others_read(path: &Path) {
+    if std::fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o077 != 0) {
+        tracing::warn!("{} holds passwords and is not for its owner alone: chmod 600 it", path.display());
+    }
+}
+
+/// The messages of serde name what is expected, except one.
+fn with_cure(message: &str) -> String {
+    match message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        Some(field) => format!("{message}: add {field} = ... here"),
+        None => message.into(),
+    }
+}
+
+fn rule(raw: RawRule) -> Rule {
+    Rule {
+        action: match raw.action {
+            RawAction::Allow => Action::Allow,
+            RawAction::Deny => Action::Deny,
+        },
+        client: raw.client.0.into_iter().map(|p| p.0).collect(),
+        target: raw.target.0.into_iter().map(|p| p.0).collect(),
+        ports: raw.ports.0.into_iter().map(|p| p.0).collect(),
+    }
+}
+
+fn policy(raw: RawPolicy) -> Policy {
+    let d = Policy::default();
+    Policy {
+        when: raw.splice.map_or(d.when, |s| s.0),
+        hold: raw.hold.unwrap_or(d.hold),
+        drain_limit: raw.drain_limit.map_or(d.drain_limit, |s| s.0),
+        release_after: raw.release_after.map_or(d.release_after, |s| s.0),
+        idle_limit: raw.idle_limit.map_or(d.idle_limit, |s| s.0),
+    }
+}
+
+fn limits(raw: RawLimits) -> Limits {
+    let d = Limits::default();
+    Limits {
+        handshake: raw.handshake.map_or(d.handshake, |s| s.0),
+        resolve: raw.resolve.map_or(d.resolve, |s| s.0),
+        connect: raw.connect.map_or(d.connect, |s| s.0),
+        connections_per_client: raw.connections_per_client.unwrap_or(d.connections_per_client),
+        connections: raw.connections.unwrap_or(d.connections),
+    }
+}

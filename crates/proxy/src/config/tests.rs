@@ -1,0 +1,221 @@
+//! A whole file, defaults, the command line, and for every mistake its place and its cure.
+
+use super::*;
+use crate::access::{Action, Pattern};
+use crate::access_log::LogFormat;
+use longsplice_engine::When;
+use std::time::Duration;
+
+fn read(text: &str) -> Result<Config, ConfigError> {
+    Config::from_toml(text, Path::new("/etc/longsplice.toml"))
+}
+
+/// Line, column and message of the error in `text`.
+fn mistake(text: &str) -> (usize, usize, String) {
+    match read(text) {
+        Err(ConfigError::Wrong { line, column, message, file }) => {
+            assert_eq!(file, Path::new("/etc/longsplice.toml"));
+            (line, column, message)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// `text` is wrong at `line:column`, and the message contains `part`.
+#[track_caller]
+fn expect(text: &str, (line, column): (usize, usize), part: &str) {
+    let (l, c, message) = mistake(text);
+    assert!((l, c) == (line, column) && message.contains(part), "{l}:{c}: {message}");
+}
+
+const SOCKS: &str = "[[listener]]\nprotocol = \"socks5\"\nlisten = \"127.0.0.1:1080\"\n";
+const PLUG: &str = "[[listener]]\nprotocol = \"plug\"\nlisten = \"127.0.0.1:1080\"\n";
+
+fn socks(more: &str) -> String {
+    format!("{SOCKS}{more}")
+}
+
+const WHOLE: &str = r#"
+devices = ["eth0"]
+control = "control"
+source_ports = "10240-28671"
+leave_flows_on_stop = true
+connections = 100
+log = { format = "json", file = "/var/log/longsplice" }
+
+[[listener]]
+protocol = "socks5"
+listen = "0.0.0.0:1080"
+users = { ann = "secret", "bob b" = "x" }
+rules = [
+  { action = "allow", target = ["10.0.0.0/8", "*.example.org"], ports = [443, "8000-8999"] },
+  { action = "deny", client = "192.0.2.0/24", ports = 25 },
+]
+[listener.policy]
+splice = "at-once"
+hold = true
+drain_limit = 2.5
+release_after = "never"
+idle_limit = 60
+[listener.limits]
+handshake = 1
+resolve = 2
+connect = 3
+connections_per_client = 4
+connections = 5
+
+[[listener]]
+protocol = "plug"
+listen = "[::1]:8080"
+target = "example.org:80"
+policy = { splice = 1000 }
+"#;
+
+#[test]
+fn whole_file() {
+    let c = read(WHOLE).unwrap();
+    assert_eq!((c.devices, c.control), (vec!["eth0".to_string()], Some("/etc/control".into())));
+    assert_eq!(c.source_ports, Some(PortRange { first: 10240, last: 28671 }));
+    assert!(c.leave_flows_on_stop && c.connections == 100);
+    assert_eq!(c.log, LogConfig { format: LogFormat::Json, file: Some("/var/log/longsplice".into()) });
+    let [socks, plug] = &c.listeners[..] else { panic!() };
+    assert_eq!((socks.listen, plug.listen), ("0.0.0.0:1080".parse().unwrap(), "[::1]:8080".parse().unwrap()));
+    assert_eq!(format!("{:?}", socks.protocol), r#"Socks5 { users: {"ann", "bob b"} }"#);
+    assert_eq!(plug.protocol, Protocol::Plug { target: "example.org:80".parse().unwrap() });
+    assert_eq!((socks.rules.guarded, plug.rules.guarded), (true, false));
+    let [allow, deny] = &socks.rules.list[..] else { panic!() };
+    assert_eq!((allow.action, allow.target.len(), allow.ports.len()), (Action::Allow, 2, 2));
+    assert_eq!(allow.target[1], Pattern::Below("example.org".into()));
+    assert_eq!((deny.action, deny.client.len(), deny.ports[0].last), (Action::Deny, 1, 25));
+    let p = &socks.policy;
+    assert_eq!((p.when, p.hold, p.release_after), (When::AtOnce, true, None));
+    assert_eq!((p.drain_limit, p.idle_limit), (Duration::from_millis(2500), Duration::from_secs(60)));
+    assert_eq!(plug.policy.when, When::AfterBytes(1000));
+    let l = &socks.limits;
+    assert_eq!(
+        (l.handshake, l.resolve, l.connect),
+        (Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(3))
+    );
+    assert_eq!((l.connections_per_client, l.connections), (4, 5));
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let c = read(SOCKS).unwrap();
+    assert_eq!(c.listeners[0].limits, Limits::default());
+    assert_eq!(c.listeners[0].policy.when, Policy::default().when);
+    assert_eq!((c.log, c.connections, c.source_ports), (LogConfig::default(), 65536, None));
+    assert!(read("").unwrap().listeners.is_empty());
+    assert_eq!(read("log.file = \"-\"").unwrap().log.file, None);
+}
+
+/// The example in the documentation is a configuration, apart from the users file that is not there.
+#[test]
+fn the_example_is_right() {
+    let source = include_str!("../config.rs");
+    let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
+    let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
+    let c = read(&text).unwrap();
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len()), (2, 2));
+}
+
+#[test]
+fn mistakes_of_the_language() {
+    expect("devices = [", (1, 12), "");
+    expect("a = 1", (1, 1), "unknown field `a`, expected one of `listener`");
+    expect(&socks("tarpit = 1\n"), (4, 1), "unknown field `tarpit`");
+    expect(&socks("limits = { total = 1 }\n"), (4, 12), "unknown field `total`");
+    expect("[[listener]]\nprotocol = \"plug\"\n", (1, 1), "missing field `listen`: add listen = ... here");
+    expect("connections = -1", (1, 15), "");
+    expect("connections = \"many\"", (1, 15), "expected u32");
+}
+
+#[test]
+fn mistakes_in_values() {
+    expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
+    expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
+    expect("[[listener]]\nprotocol = \"http\"", (2, 12), "expected `socks5` or `plug`");
+    expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
+    expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
+    expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
+    expect(&socks("policy.splice = -1"), (4, 17), "a number of bytes");
+    expect(&socks("policy.idle_limit = 0"), (4, 21), "a number of seconds above 0");
+    expect(&socks("policy.idle_limit = nan"), (4, 21), "a number of seconds above 0");
+    expect(&socks("policy.idle_limit = 1e300"), (4, 21), "a number of seconds above 0");
+    expect(&socks("policy.drain_limit = \"never\""), (4, 22), "a number of seconds above 0");
+    expect(&socks("policy.release_after = \"10s\""), (4, 24), "such as 10 or 2.5, or \"never\"");
+}
+
+#[test]
+fn mistakes_in_rules() {
+    expect(&socks("rules = [{}]"), (4, 10), "missing field `action`");
+    expect(&socks("rules = [{ action = \"drop\" }]"), (4, 21), "expected `allow` or `deny`");
+    expect(&socks("rules = [\n{ action = \"deny\", client = \"10.0.0.0/40\" }]"), (5, 29), "192.0.2.0/24");
+    expect(&socks("rules = [{ action = \"deny\", client = [\"10.0.0.1\", \"x\"] }]"), (4, 51), "bad address prefix");
+    expect(&socks("rules = [{ action = \"deny\", client = 10 }]"), (4, 38), "expected a");
+    expect(&socks("rules = [{ action = \"deny\", target = \"*\" }]"), (4, 38), "leave `target` out");
+    expect(&socks("rules = [{ action = \"deny\", target = [] }]"), (4, 38), "leave the key out");
+    expect(&socks("rules = [{ action = \"deny\", ports = 65536 }]"), (4, 37), "from 1 to 65535");
+    expect(&socks("rules = [{ action = \"deny\", ports = -1 }]"), (4, 37), "from 1 to 65535");
+}
+
+#[test]
+fn values_that_do_not_go_together() {
+    expect(&socks("target = \"a:1\""), (4, 10), "remove `target`");
+    expect(PLUG, (1, 1), "add target = \"HOST:PORT\"");
+    expect(&format!("{PLUG}target = \"::1:80\""), (4, 10), "write [ADDR]:PORT");
+    expect(&format!("{PLUG}target = \"a:1\"\nusers = {{ a = \"b\" }}"), (5, 9), "cannot authenticate");
+    expect(&format!("{SOCKS}{SOCKS}"), (6, 10), "another listener has 127.0.0.1:1080 already");
+}
+
+#[test]
+fn mistakes_in_users() {
+    expect(&socks("users = {}"), (4, 9), "no users");
+    expect(&socks("users = { a = \"\" }"), (4, 9), "1 to 255 bytes");
+    expect(&socks("users = { a = 1 }"), (4, 15), "expected a string");
+    expect(&socks("users_file = \"/nowhere/users\""), (4, 14), "cannot read /nowhere/users");
+}
+
+#[test]
+fn users_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, users) = (dir.path().join("longsplice.toml"), dir.path().join("users"));
+    std::fs::write(&file, socks("users = { ann = \"a\" }\nusers_file = \"users\"\n")).unwrap();
+    std::fs::write(&users, "# nobody else\nbob:b\n").unwrap();
+    let Protocol::Socks5 { users: found } = &Config::from_file(&file).unwrap().listeners[0].protocol else { panic!() };
+    assert_eq!(format!("{found:?}"), r#"{"ann", "bob"}"#);
+    for (text, line) in [("ann:x", 1), ("\nbob", 2)] {
+        std::fs::write(&users, text).unwrap();
+        let e = Config::from_file(&file).unwrap_err().to_string();
+        assert!(e.starts_with(&format!("{}:{line}:1: ", users.display())), "{e}");
+    }
+    // Both sources together count, but a file without users does not open the door.
+    std::fs::write(&users, "").unwrap();
+    std::fs::write(&file, socks("users_file = \"users\"\n")).unwrap();
+    assert!(Config::from_file(&file).unwrap_err().to_string().contains("no users"));
+}
+
+#[test]
+fn a_file_that_is_not_there() {
+    let e = Config::from_file(Path::new("/nowhere/longsplice.toml")).unwrap_err();
+    assert!(e.to_string().starts_with("cannot read /nowhere/longsplice.toml: "));
+}
+
+#[test]
+fn command_line() {
+    let c = Config::from_args(&["127.0.0.1:1080", "[::1]:1080"], &["127.0.0.1:8080=example.org:80"]).unwrap();
+    let names: Vec<_> = c.listeners.iter().map(|l| (l.protocol.name(), l.rules.guarded)).collect();
+    assert_eq!(names, [("socks5", true), ("socks5", true), ("plug", false)]);
+    // Port 0 is another port each time.
+    assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[]).is_ok());
+}
+
+#[test]
+fn mistakes_on_the_command_line() {
+    let error = |socks5: &[&str], plugs: &[&str]| Config::from_args(socks5, plugs).unwrap_err().to_string();
+    assert!(error(&["1080"], &[]).starts_with("--socks5 1080: bad listen address: write ADDR:PORT"));
+    assert!(error(&[], &["a"]).starts_with("--plug a: no `=`: write ADDR:PORT=HOST:PORT"));
+    assert!(error(&["127.0.0.1:1"], &["127.0.0.1:1=a:1"]).contains("another listener has 127.0.0.1:1 already"));
+    let mut config = read(SOCKS).unwrap();
+    assert!(config.add_args(&["127.0.0.1:1080"], &[]).is_err());
+}

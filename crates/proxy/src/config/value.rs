@@ -1,0 +1,177 @@
+//! Values of the TOML file that check themselves. Their errors say what to write instead.
+
+use longsplice_engine::When;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, IntoDeserializer, SeqAccess, Visitor},
+};
+use std::{
+    fmt::{self, Display},
+    marker::PhantomData,
+    str::FromStr,
+    time::Duration,
+};
+
+/// A string that is parsed.
+pub(super) struct Parsed<T>(pub(super) T);
+
+/// A string that is parsed, or a number that is read like the string of its digits.
+pub(super) struct OrNumber<T>(pub(super) T);
+
+/// Parses within the visitor, because only errors from there come with the span of an element of a list.
+struct ParseVisitor<T> {
+    numbers: bool,
+    of: PhantomData<T>,
+}
+
+impl<T: FromStr<Err: Display>> Visitor<'_> for ParseVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.numbers { "a number or a string" } else { "a string" })
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(de::Error::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        if !self.numbers {
+            return Err(de::Error::invalid_type(de::Unexpected::Signed(number), &self));
+        }
+        self.visit_str(&number.to_string())
+    }
+}
+
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Parsed<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(ParseVisitor { numbers: false, of: PhantomData }).map(Parsed)
+    }
+}
+
+impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for OrNumber<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(ParseVisitor { numbers: true, of: PhantomData }).map(OrNumber)
+    }
+}
+
+/// A list, or a single value that stands for a list of one.
+pub(super) struct Many<T>(pub(super) Vec<T>);
+
+impl<T> Default for Many<T> {
+    fn default() -> Self {
+        Many(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct V<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for V<T> {
+            type Value = Vec<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value or a list of values")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<T>, E> {
+                Ok(vec![T::deserialize(text.into_deserializer())?])
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Vec<T>, E> {
+                Ok(vec![T::deserialize(number.into_deserializer())?])
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = seq.next_element()? {
+                    all.push(one);
+                }
+                if all.is_empty() {
+                    // An empty list could mean all or none: better to ask.
+                    return Err(de::Error::custom("empty list: leave the key out to match everything"));
+                }
+                Ok(all)
+            }
+        }
+        d.deserialize_any(V(PhantomData)).map(Many)
+    }
+}
+
+/// A time limit.
+pub(super) struct Seconds(pub(super) Duration);
+/// A time limit, or none.
+pub(super) struct SecondsOrNever(pub(super) Option<Duration>);
+
+/// Ten years: more is a mistake, and would overflow somewhere.
+const SECONDS_MAX: f64 = 10.0 * 366.0 * 86400.0;
+
+struct SecondsVisitor {
+    never: bool,
+}
+
+impl Visitor<'_> for SecondsVisitor {
+    type Value = Option<Duration>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number of seconds above 0, such as 10 or 2.5")?;
+        f.write_str(if self.never { ", or \"never\"" } else { "" })
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "numbers that large are refused")]
+    fn visit_i64<E: de::Error>(self, seconds: i64) -> Result<Option<Duration>, E> {
+        self.visit_f64(seconds as f64)
+    }
+
+    fn visit_f64<E: de::Error>(self, seconds: f64) -> Result<Option<Duration>, E> {
+        if seconds > 0.0 && seconds <= SECONDS_MAX {
+            Ok(Some(Duration::from_secs_f64(seconds)))
+        } else {
+            Err(de::Error::invalid_value(de::Unexpected::Float(seconds), &self))
+        }
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Option<Duration>, E> {
+        if self.never && text == "never" {
+            Ok(None)
+        } else {
+            Err(de::Error::invalid_value(de::Unexpected::Str(text), &self))
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Seconds {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let seconds = d.deserialize_any(SecondsVisitor { never: false })?;
+        seconds.map(Seconds).ok_or_else(|| de::Error::custom("a number of seconds is expected"))
+    }
+}
+
+impl<'de> Deserialize<'de> for SecondsOrNever {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(SecondsVisitor { never: true }).map(SecondsOrNever)
+    }
+}
+
+/// When to splice.
+pub(super) struct Splice(pub(super) When);
+
+impl<'de> Deserialize<'de> for Splice {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = When;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"never\", \"at-once\" or a number of bytes")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<When, E> {
+                match text {
+                    "never" => Ok(When::Never),
+                    "at-once" => Ok(When::AtOnce),
+                    other => Err(de::Error::invalid_value(de::Unexpected::Str(other), &self)),
+                }
+            }
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<When, E> {
+                let negative = |_| de::Error::invalid_value(de::Unexpected::Signed(bytes), &self);
+                u64::try_from(bytes).map(When::AfterBytes).map_err(negative)
+            }
+        }
+        d.deserialize_any(V).map(Splice)
+    }
+}

@@ -1,0 +1,123 @@
+//! The life of one accepted connection: `handshake -> dial -> answer -> relay -> access log`.
+//!
+//! Every step before the relay has a time limit; in the relay the engine's idle limit takes over.
+
+use crate::{
+    access_log::Record,
+    config::{ListenerConfig, Protocol},
+    counters::Counters,
+    dial::dial,
+    fault::{Fault, Step},
+    server::Shared,
+    socks::{self, Asked},
+    target::Target,
+    users::Users,
+};
+use longsplice_engine::{FlowInfo, Leftovers, Leg};
+use std::time::{Duration, Instant};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+/// How long, and for how many bytes, a client that was refused is listened to.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 64 * 1024;
+
+/// What a handshake leaves for the relay.
+struct Ready {
+    server: Leg,
+    left: Leftovers,
+}
+
+/// Serves one connection and writes its line into the access log.
+pub(crate) async fn serve(shared: &Shared, listener: &ListenerConfig, client: Leg) {
+    let started = Instant::now();
+    let mut record = Record::new(listener.protocol.name(), client.remote());
+    let mut client = client;
+    let ready = match &listener.protocol {
+        Protocol::Socks5 { users } => socks_handshake(shared, listener, users, &mut client, &mut record).await,
+        Protocol::Plug { target } => {
+            record.target = Some(target.to_string());
+            let server = connect(shared, listener, &client, target).await;
+            server.map(|server| Ready { server, left: Leftovers::default() })
+        }
+    };
+    match ready {
+        Ok(ready) => relay(shared, listener, client, ready, &mut record).await,
+        Err(fault) => {
+            shared.counters.fault(&fault);
+            record.fault(&fault);
+            match listener.protocol {
+                Protocol::Socks5 { .. } => linger(client).await,
+                // The client believes to be connected to the target: a reset is what it would have got from there.
+                Protocol::Plug { .. } => client.reset(),
+            }
+        }
+    }
+    record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    shared.log.write(record);
+}
+
+async fn socks_handshake(
+    shared: &Shared,
+    listener: &ListenerConfig,
+    users: &Users,
+    client: &mut Leg,
+    record: &mut Record,
+) -> Result<Ready, Fault> {
+    let limit = listener.limits.handshake;
+    let late = |_| Fault::Timeout(Step::Handshake);
+    let asked: Asked = timeout(limit, socks::ask(client, users)).await.map_err(late)??;
+    record.target = Some(asked.target.to_string());
+    record.user.clone_from(&asked.user);
+    match connect(shared, listener, client, &asked.target).await {
+        Ok(server) => {
+            record.server = Some(server.remote());
+            let granted = timeout(limit, asked.grant(client, server.local())).await.map_err(late)?;
+            granted.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
+            Ok(Ready { server, left: Leftovers { to_server: asked.rest, ..Leftovers::default() } })
+        }
+        Err(fault) => {
+            // The refusal is logged either way; whether the client gets to read it is its own affair.
+            let _ = timeout(limit, asked.refuse(client, &fault)).await;
+            Err(fault)
+        }
+    }
+}
+
+async fn connect(shared: &Shared, listener: &ListenerConfig, client: &Leg, target: &Target) -> Result<Leg, Fault> {
+    dial(&shared.splicer, &shared.resolver, (&listener.rules, &listener.limits), client, target).await
+}
+
+async fn relay(shared: &Shared, listener: &ListenerConfig, client: Leg, ready: Ready, record: &mut Record) {
+    Counters::add(&shared.counters.relayed);
+    record.server = Some(ready.server.remote());
+    let info = FlowInfo {
+        protocol: listener.protocol.name(),
+        user: record.user.clone(),
+        target: record.target.clone().unwrap_or_default(),
+    };
+    let ended = shared.splicer.relay(client, ready.server, ready.left, &listener.policy, info).await;
+    record.ended(&ended);
+}
+
+/// Closes so that the client can read our last message: closing with unread data would send a reset, which may
+/// overtake it (RFC 9293, 3.6.1; RFC 2525, 2.17).
+async fn linger(mut client: Leg) {
+    let drain = async {
+        if client.shutdown().await.is_err() {
+            return;
+        }
+        let mut bin = [0; 1024];
+        let mut left = LINGER_BYTES;
+        while let Ok(n @ 1..) = client.read(&mut bin).await {
+            left = left.saturating_sub(n);
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    // Past the limit the client gets its reset.
+    let _ = timeout(LINGER, drain).await;
+}

@@ -1,0 +1,68 @@
+//! What the server has done so far, counted by name.
+
+use crate::fault::Fault;
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// The counters, live.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: AtomicU64,)*
+        }
+
+        /// The counters at one moment.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+        pub struct CounterValues {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Connections now.
+            pub live: u64,
+            /// Lines of the access log that were lost.
+            pub log_lines_dropped: u64,
+        }
+
+        impl Counters {
+            pub(crate) fn values(&self, live: u64, log_lines_dropped: u64) -> CounterValues {
+                CounterValues { $($name: self.$name.load(Relaxed),)* live, log_lines_dropped }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Connections accepted.
+    accepted,
+    /// Of these, handed to the relay.
+    relayed,
+    /// Closed at once, because there were too many.
+    over_limit,
+    /// Forbidden by the rules.
+    denied,
+    /// No request, or none that can be served.
+    bad_requests,
+    /// Wrong password, or none.
+    auth_failed,
+    /// No connection to the target.
+    unreachable,
+    /// A time limit passed.
+    timeouts,
+    /// accept(2) failed for want of descriptors or memory.
+    accept_errors,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn fault(&self, fault: &Fault) {
+        Counters::add(match fault {
+            Fault::BadRequest(_) => &self.bad_requests,
+            Fault::AuthFailed { .. } => &self.auth_failed,
+            Fault::Denied(_) => &self.denied,
+            Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,
+            Fault::Timeout(_) => &self.timeouts,
+        });
+    }
+}

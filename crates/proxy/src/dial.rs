@@ -1,0 +1,161 @@
+//! Connecting to a target: look up, check every address, then try those that are allowed, each a little after the
+//! one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form).
+
+use crate::{
+    access::Rules,
+    fault::{Fault, Step},
+    limits::Limits,
+    resolve::Resolver,
+    target::Target,
+};
+use longsplice_engine::{Leg, Splicer};
+use std::{
+    future::{Future, poll_fn},
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::Poll,
+    time::Duration,
+};
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Connection Attempt Delay (RFC 8305, section 5).
+const STAGGER: Duration = Duration::from_millis(250);
+
+/// Connects to `target` on behalf of `client`, if `rules` let it.
+pub(crate) async fn dial(
+    splicer: &Splicer,
+    resolver: &Resolver,
+    (rules, limits): (&Rules, &Limits),
+    client: &Leg,
+    target: &Target,
+) -> Result<Leg, Fault> {
+    let from = client.remote().ip();
+    rules.check_name(from, target).map_err(Fault::Denied)?;
+    let mut denied = None;
+    let mut addresses = resolver.resolve(target, limits.resolve).await?;
+    addresses.retain(|a| match rules.check(from, target, *a) {
+        Ok(()) => true,
+        Err(why) => {
+            denied.get_or_insert(why);
+            false
+        }
+    });
+    // The resolver returns at least one address, so an empty list was emptied by a rule.
+    if let (true, Some(why)) = (addresses.is_empty(), denied) {
+        return Err(Fault::Denied(why));
+    }
+    let connecting = first_of(&addresses, STAGGER, |a| splicer.connect(a, client));
+    let connected = timeout(limits.connect, connecting).await.map_err(|_| Fault::Timeout(Step::Connect))?;
+    connected.map_err(Fault::Unreachable)
+}
+
+/// The first connection that comes about. The next address is tried when `stagger` has passed or an attempt failed;
+/// attempts that come too late are dropped.
+async fn first_of<T, F>(addresses: &[SocketAddr], stagger: Duration, connect: impl Fn(SocketAddr) -> F) -> io::Result<T>
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let mut untried = addresses.iter().copied();
+    let mut attempts: Vec<Pin<Box<F>>> = Vec::new();
+    let mut error: Option<io::Error> = None;
+    loop {
+        if let Some(address) = untried.next() {
+            attempts.push(Box::pin(connect(address)));
+        }
+        if attempts.is_empty() {
+            return Err(error.unwrap_or_else(|| io::Error::other("no address to connect to")));
+        }
+        let wait = if untried.len() > 0 { Some(Instant::now() + stagger) } else { None };
+        tokio::select! {
+            done = first_done(&mut attempts) => match done {
+                Ok(connected) => return Ok(connected),
+                Err(e) => error = Some(worse(error, e)),
+            },
+            () = sleep_until(wait.unwrap_or_else(Instant::now)), if wait.is_some() => {}
+        }
+    }
+}
+
+/// Waits for one of the attempts and removes it.
+async fn first_done<T, F: Future<Output = T>>(attempts: &mut Vec<Pin<Box<F>>>) -> T {
+    poll_fn(|cx| {
+        for i in 0..attempts.len() {
+            if let Poll::Ready(done) = attempts[i].as_mut().poll(cx) {
+                drop(attempts.swap_remove(i));
+                return Poll::Ready(done);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Of two errors the one that says more: a host that refuses is at least there.
+fn worse(a: Option<io::Error>, b: io::Error) -> io::Error {
+    let rank = |e: &io::Error| match e.kind() {
+        io::ErrorKind::ConnectionRefused => 0,
+        io::ErrorKind::TimedOut => 1,
+        io::ErrorKind::HostUnreachable => 2,
+        io::ErrorKind::NetworkUnreachable => 3,
+        _ => 4,
+    };
+    match a {
+        Some(a) if rank(&a) <= rank(&b) => a,
+        _ => b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{cell::RefCell, io::ErrorKind};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Ports tell what an attempt does: 1 connects, 2 is refused, 3 hangs, 4 finds no network.
+    async fn run(ports: &[u16], stagger: Duration) -> (io::Result<u16>, Vec<u16>) {
+        let addresses: Vec<_> = ports.iter().map(|p| SocketAddr::from(([192, 0, 2, 1], *p))).collect();
+        let tried = RefCell::new(Vec::new());
+        let connect = |a: SocketAddr| {
+            tried.borrow_mut().push(a.port());
+            async move {
+                match a.port() {
+                    1 => Ok(1),
+                    2 => Err(ErrorKind::ConnectionRefused.into()),
+                    3 => std::future::pending().await,
+                    _ => Err(ErrorKind::NetworkUnreachable.into()),
+                }
+            }
+        };
+        let r = timeout(1000 * MS, first_of(&addresses, stagger, connect)).await;
+        let r = r.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
+        (r, tried.into_inner())
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_hangs_is_overtaken() {
+        let (r, tried) = run(&[3, 1, 1], 10 * MS).await;
+        assert_eq!((r.unwrap(), tried), (1, vec![3, 1]));
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_fails_is_followed_at_once() {
+        let (r, tried) = run(&[2, 4, 1], 60_000 * MS).await;
+        assert_eq!((r.unwrap(), tried), (1, vec![2, 4, 1]));
+    }
+
+    #[tokio::test]
+    async fn the_first_success_is_the_last_attempt() {
+        let (r, tried) = run(&[1, 1], 10 * MS).await;
+        assert_eq!((r.unwrap(), tried), (1, vec![1]));
+    }
+
+    #[tokio::test]
+    async fn of_many_errors_the_most_telling() {
+        assert_eq!(run(&[4, 2, 4], MS).await.0.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(run(&[2, 4], MS).await.0.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(run(&[4], MS).await.0.unwrap_err().kind(), ErrorKind::NetworkUnreachable);
+        assert!(run(&[], MS).await.0.is_err());
+    }
+}

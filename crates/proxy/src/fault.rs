@@ -1,0 +1,66 @@
+//! Why a connection never came to be relayed: one enum for the reply, the access log and the counters alike.
+
+use crate::access::Denied;
+use std::{fmt, io};
+
+/// A step with a time limit of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Greeting, authentication and request.
+    Handshake,
+    /// Looking up the name.
+    Resolve,
+    /// Connecting.
+    Connect,
+}
+
+/// Why a connection was not relayed.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The client said something that cannot be served, or went away before it had said all.
+    #[error("{0}")]
+    BadRequest(String),
+    /// No acceptable method, or a wrong name or password.
+    #[error("{why}")]
+    AuthFailed {
+        /// The name given, if one was; whatever the client sent, made readable.
+        user: Option<String>,
+        /// What was missing or wrong.
+        why: &'static str,
+    },
+    /// The rules forbid it.
+    #[error("{0}")]
+    Denied(Denied),
+    /// The name has no address.
+    #[error("no address: {0}")]
+    NoAddress(io::Error),
+    /// No address of the target could be connected to.
+    #[error("{0}")]
+    Unreachable(io::Error),
+    /// A time limit passed.
+    #[error("{0} took too long")]
+    Timeout(Step),
+}
+
+impl Fault {
+    /// The word for the access log and the counters.
+    pub fn how(&self) -> &'static str {
+        match self {
+            Fault::BadRequest(_) => "bad-request",
+            Fault::AuthFailed { .. } => "auth-failed",
+            Fault::Denied(_) => "denied",
+            Fault::NoAddress(_) | Fault::Unreachable(_) => "unreachable",
+            Fault::Timeout(_) => "timeout",
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Step::Handshake => "handshake",
+            Step::Resolve => "name lookup",
+            Step::Connect => "connect",
+        })
+    }
+}

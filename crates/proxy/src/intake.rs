@@ -1,0 +1,91 @@
+//! Reads messages of a dialogue through a small buffer, without losing what follows the last one.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use std::io;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// Longer than any message of a dialogue: the longest of RFC 1929 has 513 bytes, of SOCKS 4a 520.
+const CAP: usize = 1024;
+
+/// Bytes read and not used yet; never more than [`CAP`].
+#[derive(Debug, Default)]
+pub(crate) struct Intake {
+    buffer: BytesMut,
+}
+
+/// Why there is no message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum IntakeError<E> {
+    #[error("the client closed before its request was complete")]
+    Closed,
+    #[error("a message of more than {CAP} bytes")]
+    TooLong,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Parse(E),
+}
+
+impl Intake {
+    /// The next message, as soon as `parse` finds it complete.
+    pub(crate) async fn message<T, E>(
+        &mut self,
+        leg: &mut (impl AsyncRead + Unpin),
+        parse: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
+    ) -> Result<T, IntakeError<E>> {
+        loop {
+            if let Some((message, used)) = parse(&self.buffer).map_err(IntakeError::Parse)? {
+                self.buffer.advance(used);
+                return Ok(message);
+            }
+            let room = CAP.saturating_sub(self.buffer.len());
+            if room == 0 {
+                return Err(IntakeError::TooLong);
+            }
+            if leg.read_buf(&mut (&mut self.buffer).limit(room)).await? == 0 {
+                return Err(IntakeError::Closed);
+            }
+        }
+    }
+
+    /// What was read behind the last message.
+    pub(crate) fn rest(self) -> Bytes {
+        self.buffer.freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message is a length byte and as many bytes.
+    fn parse(input: &[u8]) -> Result<Option<(Vec<u8>, usize)>, ()> {
+        let Some(&n) = input.first() else { return Ok(None) };
+        let end = 1 + usize::from(n);
+        Ok(input.get(1..end).map(|m| (m.to_vec(), end)))
+    }
+
+    #[tokio::test]
+    async fn messages_and_rest_in_one_segment() {
+        let mut intake = Intake::default();
+        let mut leg = &b"\x02ab\x01crest"[..];
+        assert_eq!(intake.message(&mut leg, parse).await.unwrap(), b"ab");
+        assert_eq!(intake.message(&mut leg, parse).await.unwrap(), b"c");
+        assert_eq!(&intake.rest()[..], b"rest");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_beyond_the_cap() {
+        let never = |_: &[u8]| Ok::<Option<((), usize)>, ()>(None);
+        let input = [0; CAP + 1];
+        let mut leg = &input[..];
+        assert!(matches!(Intake::default().message(&mut leg, never).await, Err(IntakeError::TooLong)));
+        assert_eq!(leg.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn end_of_stream_within_a_message() {
+        let mut leg = &b"\x02a"[..];
+        assert!(matches!(Intake::default().message(&mut leg, parse).await, Err(IntakeError::Closed)));
+    }
+}

@@ -1,0 +1,36 @@
+//! Control mode: everything that happens to a connection before, and instead of, being spliced.
+//!
+//! # Way of a connection
+//! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
+//! [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial` connects to
+//! the first that answers; the engine relays and splices; [`access_log`] keeps one line.
+//!
+//! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
+//! means that more has to come. Every wait before the relay has a time limit, every buffer a size.
+//!
+//! # Order of calls
+//! [`Config::from_file`] or [`Config::from_args`], then [`Server::start`]; to end, [`Server::stop_accepting`] and
+//! [`Server::drain`].
+
+pub mod access;
+pub mod access_log;
+pub mod config;
+mod connection;
+mod counters;
+mod dial;
+pub mod fault;
+pub mod guard;
+mod intake;
+pub mod limits;
+pub mod plug;
+mod resolve;
+pub mod server;
+mod socks;
+pub mod socks4;
+pub mod socks5;
+pub mod target;
+pub mod users;
+
+pub use config::{Config, ConfigError, ListenerConfig, Protocol};
+pub use counters::CounterValues;
+pub use server::{Server, StartError};

@@ -1,0 +1,170 @@
+//! What one connection may take in time, and one client and all clients together in number.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// The limits of a listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// From accept to the end of the request: greeting, authentication and request together.
+    pub handshake: Duration,
+    /// Looking up a name.
+    pub resolve: Duration,
+    /// Connecting, over all addresses of the name.
+    pub connect: Duration,
+    /// Connections from one client address; for IPv6 from one /64, all of which a single host may use.
+    pub connections_per_client: u32,
+    /// Connections of this listener.
+    pub connections: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            // Three round trips, and time for a retransmission or two.
+            handshake: Duration::from_secs(10),
+            // The default of resolv.conf for one attempt at one name server.
+            resolve: Duration::from_secs(5),
+            // Three retransmissions of the SYN: 1, 3 and 7 seconds after the first.
+            connect: Duration::from_secs(10),
+            connections_per_client: 1024,
+            connections: 65536,
+        }
+    }
+}
+
+/// Which limit a new connection would exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Full {
+    /// The client has too many.
+    Client,
+    /// There are too many.
+    Total,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Full::Client => "too many connections from this client",
+            Full::Total => "too many connections",
+        })
+    }
+}
+
+/// Counts connections. Its memory is bounded by the connections that are there: clients with none have no entry.
+#[derive(Debug)]
+pub struct Counted {
+    total_max: u32,
+    client_max: u32,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    total: u32,
+    clients: HashMap<IpAddr, u32>,
+}
+
+/// The right to be counted; counted off when it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    counted: Arc<Counted>,
+    client: IpAddr,
+}
+
+impl Counted {
+    /// A counter with a limit in total and one per client.
+    pub fn new(total_max: u32, client_max: u32) -> Arc<Counted> {
+        Arc::new(Counted { total_max, client_max, now: Mutex::default() })
+    }
+
+    /// Counts a connection from `client`, unless it is one too many.
+    pub fn enter(self: &Arc<Self>, client: IpAddr) -> Result<Slot, Full> {
+        let client = counted_as(client);
+        let mut now = self.lock();
+        if now.total >= self.total_max {
+            return Err(Full::Total);
+        }
+        if now.clients.get(&client).is_some_and(|n| *n >= self.client_max) || self.client_max == 0 {
+            return Err(Full::Client);
+        }
+        now.total += 1;
+        *now.clients.entry(client).or_default() += 1;
+        Ok(Slot { counted: self.clone(), client })
+    }
+
+    /// Connections now.
+    pub fn now(&self) -> u32 {
+        self.lock().total
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Now> {
+        // Nothing in here panics half-way through a change, so a poisoned lock guards sound data.
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut now = self.counted.lock();
+        now.total -= 1;
+        if let Some(n) = now.clients.get_mut(&self.client) {
+            *n -= 1;
+            if *n == 0 {
+                now.clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+fn counted_as(client: IpAddr) -> IpAddr {
+    match client.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(s: &str) -> IpAddr {
+        s.parse().unwrap()
+    }
+
+    #[test]
+    fn per_client_and_total() {
+        let counted = Counted::new(3, 2);
+        let a = counted.enter(ip("192.0.2.1")).unwrap();
+        let _b = counted.enter(ip("192.0.2.1")).unwrap();
+        assert_eq!(counted.enter(ip("192.0.2.1")).unwrap_err(), Full::Client);
+        assert_eq!(counted.enter(ip("::ffff:192.0.2.1")).unwrap_err(), Full::Client);
+        let _c = counted.enter(ip("192.0.2.2")).unwrap();
+        assert_eq!(counted.enter(ip("192.0.2.3")).unwrap_err(), Full::Total);
+        drop(a);
+        assert_eq!(counted.now(), 2);
+        let _d = counted.enter(ip("192.0.2.3")).unwrap();
+    }
+
+    #[test]
+    fn an_ipv6_host_is_its_slash_64() {
+        let counted = Counted::new(10, 1);
+        let _a = counted.enter(ip("2001:db8::1")).unwrap();
+        assert_eq!(counted.enter(ip("2001:db8::ffff:2")).unwrap_err(), Full::Client);
+        let _b = counted.enter(ip("2001:db8:0:1::1")).unwrap();
+    }
+
+    #[test]
+    fn clients_that_are_gone_leave_nothing() {
+        let counted = Counted::new(10, 2);
+        let slots: Vec<_> = (0..10).map(|i| counted.enter(ip(&format!("192.0.2.{i}"))).unwrap()).collect();
+        assert_eq!(counted.lock().clients.len(), 10);
+        drop(slots);
+        assert_eq!((counted.now(), counted.lock().clients.len()), (0, 0));
+    }
+}

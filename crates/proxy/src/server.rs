@@ -1,0 +1,271 @@
+//! The server: listens, accepts within the limits, and can be stopped gently.
+
+use crate::{
+    access_log::AccessLog,
+    config::{Config, ListenerConfig, Protocol},
+    connection,
+    counters::{CounterValues, Counters},
+    limits::{Counted, Full, Slot},
+    resolve::Resolver,
+};
+use longsplice_engine::{Leg, Listener, Splicer};
+use std::{
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+/// How long accepting waits when descriptors have run out; doubled up to the second value while it lasts.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// At most one message in this time says that clients are turned away.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+/// How long [`Server::drain`] waits for the last lines of the access log.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is nothing to listen on.
+    #[error("no listener: add a [[listener]] to the configuration, or --socks5 or --plug to the command line")]
+    NoListener,
+    /// An address cannot be listened on.
+    #[error("cannot listen on {addr}: {source}{}", cure(source))]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The access log cannot be opened.
+    #[error("cannot open the access log {}: {source}", file.as_ref().map_or("on standard output".into(), |f| f.display().to_string()))]
+    AccessLog {
+        /// Its file; none for standard output.
+        file: Option<PathBuf>,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+fn cure(e: &io::Error) -> &'static str {
+    match e.kind() {
+        io::ErrorKind::AddrInUse => "; another program listens there: stop it or take another port",
+        io::ErrorKind::AddrNotAvailable => "; no device of this host has the address",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
+        _ => "",
+    }
+}
+
+/// What all connections share.
+pub(crate) struct Shared {
+    pub(crate) splicer: Splicer,
+    pub(crate) resolver: Resolver,
+    pub(crate) log: AccessLog,
+    pub(crate) counters: Counters,
+    /// Connections of all listeners.
+    all: Arc<Counted>,
+    /// How many there are, for [`Server::drain`] to wait on.
+    live: watch::Sender<u64>,
+}
+
+/// A server that runs until it is dropped. Connections that are being relayed outlive it.
+pub struct Server {
+    shared: Arc<Shared>,
+    addrs: Vec<SocketAddr>,
+    stop: watch::Sender<bool>,
+    accepting: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Binds every listener, or none, and begins to serve.
+    pub async fn start(splicer: Splicer, config: Config) -> Result<Server, StartError> {
+        if config.listeners.is_empty() {
+            return Err(StartError::NoListener);
+        }
+        let mut bound = Vec::new();
+        for listener in config.listeners {
+            let failed = |source| StartError::Listen { addr: listener.listen, source };
+            let socket = splicer.listen(listener.listen).await.map_err(failed)?;
+            let addr = socket.local_addr().map_err(failed)?;
+            bound.push((socket, addr, listener));
+        }
+        let log = AccessLog::open(&config.log)
+            .map_err(|source| StartError::AccessLog { file: config.log.file.clone(), source })?;
+        let shared = Arc::new(Shared {
+            splicer,
+            resolver: Resolver::default(),
+            log,
+            counters: Counters::default(),
+            all: Counted::new(config.connections, u32::MAX),
+            live: watch::Sender::new(0),
+        });
+        let stop = watch::Sender::new(false);
+        let mut server = Server { shared, addrs: Vec::new(), stop, accepting: Vec::new() };
+        for (socket, addr, listener) in bound {
+            announce(addr, &listener);
+            let front = Arc::new(Front::new(listener));
+            let accept = accept_all(server.shared.clone(), front, socket, server.stop.subscribe());
+            server.accepting.push(tokio::spawn(accept));
+            server.addrs.push(addr);
+        }
+        Ok(server)
+    }
+
+    /// The addresses listened on, in the order of the configuration, with the ports the kernel chose.
+    pub fn listen_addrs(&self) -> &[SocketAddr] {
+        &self.addrs
+    }
+
+    /// Closes the listening sockets; connections live on. Once done there is no way back.
+    pub fn stop_accepting(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Waits until no connection is left, at most for `limit`, and says how many are. Does not stop accepting.
+    pub async fn drain(&self, limit: Duration) -> u64 {
+        let mut live = self.shared.live.subscribe();
+        // The sender is in `self`: the wait ends with zero or with the limit.
+        let _ = timeout(limit, live.wait_for(|n| *n == 0)).await;
+        let shared = self.shared.clone();
+        let _ = tokio::task::spawn_blocking(move || shared.log.flush(FLUSH)).await;
+        *self.shared.live.borrow()
+    }
+
+    /// Opens the access log anew, after a rotation.
+    pub fn reopen_log(&self) {
+        self.shared.log.reopen();
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> CounterValues {
+        self.shared.counters.values(*self.shared.live.borrow(), self.shared.log.dropped())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.accepting.iter().for_each(JoinHandle::abort);
+    }
+}
+
+fn announce(addr: SocketAddr, listener: &ListenerConfig) {
+    match &listener.protocol {
+        Protocol::Socks5 { users }
+            if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list.is_empty() =>
+        {
+            tracing::warn!("socks5 on {addr}: open to everybody who can reach it; add users or rules");
+        }
+        Protocol::Socks5 { .. } => tracing::info!("socks5 on {addr}"),
+        Protocol::Plug { target } => tracing::info!("plug on {addr} to {target}"),
+    }
+}
+
+/// A listener's configuration and the count of its connections.
+struct Front {
+    listener: ListenerConfig,
+    counted: Arc<Counted>,
+}
+
+impl Front {
+    fn new(listener: ListenerConfig) -> Front {
+        let counted = Counted::new(listener.limits.connections, listener.limits.connections_per_client);
+        Front { listener, counted }
+    }
+}
+
+/// Counts a connection as live while it exists, also when its task is torn down.
+struct Live {
+    shared: Arc<Shared>,
+    _slots: [Slot; 2],
+}
+
+impl Live {
+    fn enter(shared: &Arc<Shared>, front: &Front, client: SocketAddr) -> Result<Live, Full> {
+        let slots = [shared.all.enter(client.ip())?, front.counted.enter(client.ip())?];
+        shared.live.send_modify(|n| *n += 1);
+        Ok(Live { shared: shared.clone(), _slots: slots })
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.shared.live.send_modify(|n| *n -= 1);
+    }
+}
+
+async fn accept_all(shared: Arc<Shared>, front: Arc<Front>, socket: Listener, mut stop: watch::Receiver<bool>) {
+    let mut wait = BACK_OFF.0;
+    let mut complained = None;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            accepted = socket.accept() => accepted,
+        };
+        match accepted {
+            Ok(client) => {
+                wait = BACK_OFF.0;
+                admit(&shared, &front, client, &mut complained);
+            }
+            Err(e) if concerns_one_connection(&e) => {}
+            Err(e) => {
+                Counters::add(&shared.counters.accept_errors);
+                complain(&mut complained, &format!("cannot accept on {}: {e}", front.listener.listen));
+                // Only a connection that ends can help; meanwhile the kernel's queue holds the clients.
+                sleep(wait).await;
+                wait = BACK_OFF.1.min(wait * 2);
+            }
+        }
+    }
+}
+
+/// Starts serving `client`, if it is not one too many.
+fn admit(shared: &Arc<Shared>, front: &Arc<Front>, client: Leg, complained: &mut Option<Instant>) {
+    Counters::add(&shared.counters.accepted);
+    match Live::enter(shared, front, client.remote()) {
+        Ok(live) => {
+            let front = front.clone();
+            tokio::spawn(async move {
+                connection::serve(&live.shared, &front.listener, client).await;
+            });
+        }
+        // No line in the access log: a flood must not drive out the lines of those who are served.
+        Err(full) => {
+            Counters::add(&shared.counters.over_limit);
+            complain(complained, &format!("{} turned away: {full}", client.remote()));
+            client.reset();
+        }
+    }
+}
+
+/// Errors of a connection that was gone before it was accepted; the next one may be fine (accept(2)).
+fn concerns_one_connection(e: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected, TimedOut};
+    matches!(e.kind(), ConnectionAborted | ConnectionReset | Interrupted | NotConnected | TimedOut)
+}
+
+fn complain(last: &mut Option<Instant>, message: &str) {
+    if last.is_none_or(|t| t.elapsed() >= COMPLAIN_EVERY) {
+        tracing::warn!("{message}");
+        *last = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepting_backs_off_only_when_the_next_connection_would_fail_too() {
+        let one = |errno| concerns_one_connection(&io::Error::from_raw_os_error(errno));
+        // ECONNABORTED and ENOTCONN, against EMFILE, ENFILE, ENOBUFS and ENOMEM.
+        assert_eq!([103, 107].map(one), [true; 2]);
+        assert_eq!([24, 23, 105, 12].map(one), [false; 4]);
+    }
+}

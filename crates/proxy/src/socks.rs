@@ -1,0 +1,164 @@
+//! The dialogue with a SOCKS client, versions 4, 4a and 5 on one listener, told apart by their first byte.
+//!
+//! `accept -> ask -> (connect) -> grant | refuse`: [`ask`] answers its own failures, those of the connect are answered
+//! by [`Asked::refuse`].
+
+use crate::{
+    fault::Fault,
+    intake::{Intake, IntakeError},
+    socks4,
+    socks5::{self, Method, Reply},
+    target::Target,
+    users::Users,
+};
+use bytes::Bytes;
+use std::{convert::Infallible, fmt::Display, io, net::SocketAddr};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+/// What the dialogue runs over.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V4,
+    V5,
+}
+
+/// A request to connect that waits for its answer.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    version: Version,
+    pub(crate) target: Target,
+    /// Who authenticated.
+    pub(crate) user: Option<String>,
+    /// What the client sent behind its request already: for the server.
+    pub(crate) rest: Bytes,
+}
+
+/// Leads the dialogue up to the request. Without a time limit of its own.
+pub(crate) async fn ask(leg: &mut impl Stream, users: &Users) -> Result<Asked, Fault> {
+    let mut intake = Intake::default();
+    let peek = |input: &[u8]| Ok::<_, Infallible>(input.first().map(|b| (*b, 0)));
+    match intake.message(leg, peek).await.map_err(bad)? {
+        socks5::VERSION => ask_v5(leg, intake, users).await,
+        socks4::VERSION => ask_v4(leg, intake, users).await,
+        other => Err(Fault::BadRequest(format!("not SOCKS: first byte 0x{other:02x}"))),
+    }
+}
+
+async fn ask_v5(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Result<Asked, Fault> {
+    let greeting = intake.message(leg, socks5::parse_greeting).await.map_err(bad)?;
+    let method = choose(greeting, users);
+    send(leg, &socks5::encode_method(method)).await?;
+    let user = match method {
+        Method::NoAuth => None,
+        Method::Password => Some(authenticate(leg, &mut intake, users).await?),
+        Method::NoneAcceptable => return Err(Fault::AuthFailed { user: None, why: "no acceptable method" }),
+    };
+    let request = match intake.message(leg, socks5::parse_request).await {
+        Ok(request) => request,
+        Err(e) => {
+            if let IntakeError::Parse(e) = &e {
+                send(leg, &socks5::encode_reply(reply_to_bad_request(*e), None)).await?;
+            }
+            return Err(bad(e));
+        }
+    };
+    if request.command != socks5::Command::Connect {
+        send(leg, &socks5::encode_reply(Reply::CommandNotSupported, None)).await?;
+        return Err(Fault::BadRequest(format!("command {:?} not supported", request.command)));
+    }
+    Ok(Asked { version: Version::V5, target: request.target, user, rest: intake.rest() })
+}
+
+fn choose(greeting: socks5::Greeting, users: &Users) -> Method {
+    match users.is_empty() {
+        true if greeting.no_auth => Method::NoAuth,
+        false if greeting.password => Method::Password,
+        _ => Method::NoneAcceptable,
+    }
+}
+
+/// The sub-negotiation of RFC 1929.
+async fn authenticate(leg: &mut impl Stream, intake: &mut Intake, users: &Users) -> Result<String, Fault> {
+    let given = intake.message(leg, socks5::parse_credentials).await.map_err(bad)?;
+    let user = users.check(&given).map(String::from);
+    send(leg, &socks5::encode_auth_status(user.is_some())).await?;
+    user.ok_or_else(|| Fault::AuthFailed {
+        user: Some(String::from_utf8_lossy(&given.name).into_owned()),
+        why: "wrong name or password",
+    })
+}
+
+fn reply_to_bad_request(e: socks5::ParseError) -> Reply {
+    match e {
+        socks5::ParseError::AddressType(_) => Reply::AddressTypeNotSupported,
+        socks5::ParseError::Version(_) | socks5::ParseError::Name | socks5::ParseError::EmptyCredential => {
+            Reply::GeneralFailure
+        }
+    }
+}
+
+async fn ask_v4(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Result<Asked, Fault> {
+    let refusal = socks4::encode_reply(socks4::Reply::Rejected, None);
+    if !users.is_empty() {
+        send(leg, &refusal).await?;
+        return Err(Fault::AuthFailed { user: None, why: "version 4 cannot authenticate" });
+    }
+    let request = match intake.message(leg, socks4::parse_request).await {
+        Ok(request) => request,
+        Err(e) => {
+            if matches!(e, IntakeError::Parse(_)) {
+                send(leg, &refusal).await?;
+            }
+            return Err(bad(e));
+        }
+    };
+    if request.command != socks4::Command::Connect {
+        send(leg, &refusal).await?;
+        return Err(Fault::BadRequest(format!("command {:?} not supported", request.command)));
+    }
+    Ok(Asked { version: Version::V4, target: request.target, user: None, rest: intake.rest() })
+}
+
+impl Asked {
+    /// Tells the client that it is connected; `bound` is our own address on the server's leg.
+    pub(crate) async fn grant(&self, leg: &mut impl Stream, bound: SocketAddr) -> io::Result<()> {
+        match self.version {
+            Version::V4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Granted, Some(bound))).await,
+            Version::V5 => leg.write_all(&socks5::encode_reply(Reply::Succeeded, Some(bound))).await,
+        }
+    }
+
+    /// Tells the client that it is not, and why as far as its version has a word for it.
+    pub(crate) async fn refuse(&self, leg: &mut impl Stream, fault: &Fault) -> io::Result<()> {
+        match self.version {
+            Version::V4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Rejected, None)).await,
+            Version::V5 => leg.write_all(&socks5::encode_reply(reply_to(fault), None)).await,
+        }
+    }
+}
+
+fn reply_to(fault: &Fault) -> Reply {
+    match fault {
+        Fault::Denied(_) | Fault::AuthFailed { .. } => Reply::NotAllowed,
+        // What Tor answers for a name that does not resolve, too: no code fits better.
+        Fault::NoAddress(_) => Reply::HostUnreachable,
+        Fault::Unreachable(e) => Reply::from_io(e),
+        Fault::Timeout(_) => Reply::TtlExpired,
+        Fault::BadRequest(_) => Reply::GeneralFailure,
+    }
+}
+
+fn bad<E: Display>(e: IntakeError<E>) -> Fault {
+    Fault::BadRequest(e.to_string())
+}
+
+async fn send(leg: &mut impl Stream, bytes: &[u8]) -> Result<(), Fault> {
+    leg.write_all(bytes).await.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))
+}
+
+#[cfg(test)]
+#[path = "socks_tests.rs"]
+mod tests;

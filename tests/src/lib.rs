@@ -1,0 +1,123 @@
+//! What the tests of the whole share: a forwarder inside a lab, driven from the test.
+
+use longsplice_engine::{Command, Ended, FlowInfo, FlowState, Leftovers, OpenOptions, Policy, Splicer, When};
+use longsplice_lab::{Lab, process::wait_for};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, mpsc},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// A policy that leaves the decisions to the test.
+pub fn by_hand() -> Policy {
+    Policy { when: When::AfterBytes(u64::MAX), ..Policy::default() }
+}
+
+/// A policy that splices before the first byte.
+pub fn at_once() -> Policy {
+    Policy { when: When::AtOnce, ..Policy::default() }
+}
+
+/// A plug proxy in a lab's forwarder, in this process. Dropping it stops it and removes what it attached.
+pub struct Forwarder {
+    /// The engine.
+    pub splicer: Splicer,
+    ended: Arc<Mutex<Vec<Ended>>>,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Forwarder {
+    /// Listens on `listen` in the forwarder namespace and relays each connection to `target`.
+    pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (ready, is_ready) = mpsc::channel();
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let record = ended.clone();
+        let thread = lab.forwarder.spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
+            let options = OpenOptions { max_flows: 4096, ..OpenOptions::default() };
+            let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
+            runtime.block_on(async {
+                let listener = splicer.listen(listen).await.expect("listen");
+                ready.send(splicer.clone()).expect("the test waits");
+                let accept = async {
+                    loop {
+                        let client = listener.accept().await.expect("accept");
+                        let (splicer, policy, record) = (splicer.clone(), policy.clone(), record.clone());
+                        tokio::spawn(async move {
+                            let Ok(server) = splicer.connect(target, &client).await else { return client.reset() };
+                            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
+                            let e = splicer.relay(client, server, Leftovers::default(), &policy, info).await;
+                            record.lock().expect("lock").push(e);
+                        });
+                    }
+                };
+                tokio::select! { () = accept => {}, _ = stopped => {} }
+                splicer.stop(false);
+                wait_async(Duration::from_secs(5), || splicer.flows().is_empty()).await;
+            });
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            splicer.close().expect("what was attached is removed");
+        });
+        let splicer = is_ready.recv_timeout(Duration::from_secs(20)).expect("the forwarder starts");
+        Forwarder { splicer, ended, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Waits until `n` flows have ended, and gives their records.
+    pub fn ended(&self, n: usize) -> Vec<Ended> {
+        let all = wait_for(Duration::from_secs(10), || {
+            let e = self.ended.lock().expect("lock");
+            (e.len() >= n).then(|| e.clone())
+        });
+        all.unwrap_or_else(|| panic!("{n} flows end: {:?}, live: {:#?}", self.ended.lock(), self.splicer.flows()))
+    }
+
+    /// Waits until the first flow is in this state.
+    pub fn wait_state(&self, state: FlowState) {
+        wait_for(Duration::from_secs(10), || self.splicer.flows().iter().any(|f| f.state == state).then_some(()))
+            .unwrap_or_else(|| panic!("a flow becomes {state:?}: {:#?}, {:?}", self.splicer.flows(), self.verdicts()));
+    }
+
+    /// Gives all live flows this command.
+    pub fn command(&self, c: Command) {
+        for f in self.splicer.flows() {
+            self.splicer.command(f.id, c);
+        }
+    }
+
+    /// Non-zero verdict counters.
+    pub fn verdicts(&self) -> Vec<(&'static str, u64)> {
+        let all = self.splicer.datapath().expect("kernel path").verdicts().expect("counters");
+        all.into_iter().filter(|v| v.1 > 0).collect()
+    }
+
+    /// One verdict counter.
+    pub fn verdict(&self, name: &str) -> u64 {
+        self.verdicts().iter().find(|v| v.0 == name).map_or(0, |v| v.1)
+    }
+}
+
+async fn wait_async(limit: Duration, done: impl Fn() -> bool) {
+    let end = tokio::time::Instant::now() + limit;
+    while !done() && tokio::time::Instant::now() < end {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(t) = self.thread.take()
+            && let Err(panic) = t.join()
+            && !std::thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
