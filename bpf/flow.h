@@ -121,11 +121,11 @@ struct path {
 	__u8 seen;       /* coarse time of the last packet, units of 2^33 ns */
 	__u32 seq_add, ack_add, tsval_add, tsecr_add;
 	__u16 rport, lport; /* of the leg where the packet goes out, network order */
+	__u32 remote4;      /* its host, if IPv4; network order */
 };
 
 struct path4 {
-	struct path p;
-	__u32 remote; /* network order */
+	struct path p; /* 40 bytes: what a hash table's entry of 104 leaves room for */
 };
 
 struct path6 {

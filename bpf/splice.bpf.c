@@ -22,6 +22,7 @@
 
 #include "flow.h"
 #include "switch.h"
+#include "path.h"
 #include "verdict.h"
 #include "parse.h"
 #include "rewrite.h"
@@ -61,64 +62,18 @@ static __always_inline void stop_path(struct path *p)
 	}
 }
 
-/* Under l's lock; `in` and `out` are stopped: the entries where l's host sends, and where the other host sends to it. */
-INLINE void wake(struct leg *l, const struct path *in, const struct path *out)
-{
-	__u32 end = in->word.end;
-	__u64 wrapped = ((__u64)in->word.wraps << 32) + end - l->max_in;
-
-	if (!(l->flags & LEG_SPLICED))
-		return;
-	l->flags &= ~LEG_SPLICED;
-	l->in64 += wrapped;
-	l->max_in = end;
-	l->max_out = later(l->max_out, out->word.end + out->seq_add);
-	l->ack_in = in->max_ack;
-	l->edge_in = l->max_out + 65535; /* unknown until the host's next segment */
-	l->ack_out = out->max_ack + out->ack_add;
-	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
-	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;
-	if (in->word.flags & PATH_FIN)
-		l->flags |= LEG_FIN_IN;
-	if (out->word.flags & PATH_FIN)
-		l->flags |= LEG_FIN_OUT;
-	if (out->word.flags & PATH_FIN_ACKED)
-		l->flags |= LEG_FIN_ACKED;
-	if ((in->word.flags | out->word.flags) & PATH_DEAD)
-		l->flags |= LEG_RESET;
-}
-
 static __always_inline void wake_both(struct leg *a, struct leg *b, struct path *pa, struct path *pb)
 {
+	__u64 now = bpf_ktime_get_ns();
+
 	stop_path(pa);
 	stop_path(pb);
 	bpf_spin_lock(&a->lock);
-	wake(a, pa, pb);
+	wake(a, b, pa, pb, now);
 	bpf_spin_unlock(&a->lock);
 	bpf_spin_lock(&b->lock);
-	wake(b, pb, pa);
+	wake(b, a, pb, pa, now);
 	bpf_spin_unlock(&b->lock);
-}
-
-static __always_inline int unsplice_direction(struct leg *from, struct leg *to)
-{
-	__u32 at, at_out;
-	int was, done;
-
-	bpf_spin_lock(&from->lock);
-	at = from->max_in;
-	at_out = at + from->seq_off;
-	was = unsplice_in(from, at);
-	bpf_spin_unlock(&from->lock);
-	bpf_spin_lock(&to->lock);
-	done = unsplice_out(to, was, at_out);
-	bpf_spin_unlock(&to->lock);
-	if (done) {
-		bpf_spin_lock(&from->lock);
-		unsplice_done(from);
-		bpf_spin_unlock(&from->lock);
-	}
-	return was;
 }
 
 /* Returns the phases that were left, the first direction's in the low 4 bits, or a negative number. */
@@ -186,11 +141,8 @@ static __always_inline int restore_local(struct __sk_buff *skb, struct scratch *
 	return trim(skb, sc->p.l.keep);
 }
 
-/* RST from a host: in order it counts, otherwise it does not (RFC 5961, 3.2). */
-INLINE int rst_in_order(const struct leg *l, const struct seg *s)
-{
-	return s->seq == l->ack_out || s->seq == l->max_in;
-}
+/* The flow was committed or stopped while the packet was on its way here: look again. */
+#define RETRY (-2)
 
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
@@ -223,12 +175,13 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		sc->other = l->peer;
 		o = bpf_map_lookup_elem(&legs, &sc->other);
 		if (l->flags & LEG_SPLICED) {
-			/* stopped, but nobody has woken the legs yet */
 			pl = find_path(&sc->t);
 			po = find_path(&sc->other);
 			if (!o || !pl || !po)
 				return drop(V_NO_PEER);
-			wake_both(l, o, pl, po);
+			if (pl->word.flags & PATH_SPLICED)
+				return RETRY; /* committed since the entry was read */
+			wake_both(l, o, pl, po); /* stopped, but nobody has woken the legs yet */
 		}
 	}
 	/* new data on a flow that waits for them: they are the proxy's */
@@ -269,6 +222,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
+	if (flags & LEG_SPLICED) {
+		bpf_spin_unlock(&l->lock);
+		return RETRY;
+	}
 	keep_going = host_segment(l, &sc->s, p);
 	plain = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL && !p->returned;
 	flags ^= l->flags;
@@ -406,13 +363,7 @@ static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags)
 			return 1;
 		if (!after(end, w.end) && !(flags & ~w.flags))
 			return 0;
-		n = w;
-		n.flags |= flags;
-		if (after(end, w.end)) {
-			n.end = end;
-			if (end < w.end)
-				n.wraps++;
-		}
+		n = word_moved(w, end, flags);
 		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
 			return 0;
 	}
@@ -424,9 +375,6 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = p->via;
-	__u32 reach = (__u32)65535 << (w.flags >> PATH_CHECK_SHIFT);
-	__u32 win = (__u32)sc->s.win << (p->scales & 15);
-	struct edit *e = &sc->p.f;
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
 	int r;
 
@@ -434,11 +382,9 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		return drop(V_NO_PEER);
 	if (w.flags & PATH_DEAD)
 		return TCX_NEXT; /* no socket: the kernel answers with RST */
-	if ((__s32)(end - w.end) > (__s32)reach || (__s32)(w.end - sc->s.seq) > (__s32)(reach + FAR))
+	if (!path_takes_seq(w, &sc->s))
 		return drop(V_OUT_OF_WINDOW);
-	if ((sc->s.flags & TH_ACK) &&
-	    ((__s32)(sc->s.ack - p->max_ack) > (__s32)(((__u32)65535 << (p->scales & 15)) + 65536) ||
-	     (__s32)(p->max_ack - sc->s.ack) > (__s32)FAR))
+	if (!path_takes_ack(p, &sc->s))
 		return drop(V_BAD_ACK);
 	/* the leg where it goes out */
 	if (remote6) {
@@ -471,11 +417,11 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (after(end, w.end) || fin) {
 		if (w.flags & PATH_TRIGGER && after(end, w.end)) {
 			stop_path(p);
-			return -1;
+			return RETRY;
 		}
 		r = advance_path(p, end, fin ? PATH_FIN : 0);
 		if (r > 0)
-			return -1; /* an unsplice has come in between */
+			return RETRY; /* an unsplice has come in between */
 		if (r < 0)
 			return drop(V_STALE_CPU);
 		if (fin) {
@@ -494,19 +440,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	p->seen = bpf_ktime_get_coarse_ns() >> 33;
 
 	parse_options(skb);
-	e->seq = sc->s.seq + p->seq_add;
-	e->ack = sc->s.ack + p->ack_add;
-	e->tsval = sc->s.tsval + p->tsval_add;
-	e->tsecr = sc->s.tsecr + p->tsecr_add;
-	e->sack_add = p->ack_add;
-	e->sack_lo = sc->s.ack - FAR;
-	e->sack_hi = sc->s.ack + FAR;
-	win >>= p->scales >> 4;
-	e->win = win > 0xffff ? 0xffff : win;
-	e->flags = sc->s.flags;
-	e->keep = sc->s.len;
-	e->strip_ts = !!(w.flags & PATH_STRIP_TS);
-	e->strip_sack = !!(w.flags & PATH_STRIP_SACK);
+	path_edit(p, w, &sc->s, &sc->p.f);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
 		return drop(V_REWRITE_FAILED);
 	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
@@ -531,17 +465,14 @@ static __always_inline int fragment(struct scratch *sc, const struct path *p)
 	return TCX_NEXT;
 }
 
-SEC("tcx/ingress")
-int ingress(struct __sk_buff *skb)
+/* Look up, and decide between fast and slow. */
+__noinline int dispatch(struct __sk_buff *skb, int parsed)
 {
 	struct scratch *sc = scratch();
 	struct path *p;
-	int r, parsed;
+	int r;
 
 	if (!sc)
-		return TCX_NEXT;
-	parsed = parse(skb, sc, 0);
-	if (parsed == PARSED_OTHER)
 		return TCX_NEXT;
 	if (!sc->v6) {
 		struct tuple4 k = { sc->t.remote[3], sc->t.local[3], sc->t.rport, sc->t.lport };
@@ -549,8 +480,8 @@ int ingress(struct __sk_buff *skb)
 
 		p = p4 ? &p4->p : NULL;
 		if (p4 && parsed == PARSED_TCP && (p4->p.word.flags & PATH_SPLICED)) {
-			r = fast_ingress(skb, sc, &p4->p, p4->remote, NULL);
-			if (r >= 0)
+			r = fast_ingress(skb, sc, &p4->p, p4->p.remote4, NULL);
+			if (r != RETRY)
 				return r;
 		}
 	} else {
@@ -559,18 +490,36 @@ int ingress(struct __sk_buff *skb)
 		p = p6 ? &p6->p : NULL;
 		if (p6 && parsed == PARSED_TCP && (p6->p.word.flags & PATH_SPLICED)) {
 			r = fast_ingress(skb, sc, &p6->p, 0, p6->remote);
-			if (r >= 0)
+			if (r != RETRY)
 				return r;
 		}
 	}
 	if (!p) {
 		if (parsed == PARSED_FRAGMENT || !track_ingress(skb))
 			return TCX_NEXT;
-		return slow_ingress(skb);
-	}
-	if (parsed == PARSED_FRAGMENT)
+	} else if (parsed == PARSED_FRAGMENT) {
 		return fragment(sc, p);
+	}
 	return slow_ingress(skb);
+}
+
+SEC("tcx/ingress")
+int ingress(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	int r, parsed;
+
+	if (!sc)
+		return TCX_NEXT;
+	parsed = parse(skb, sc, 0);
+	if (parsed == PARSED_OTHER)
+		return TCX_NEXT;
+	r = dispatch(skb, parsed);
+	if (r == RETRY)
+		r = dispatch(skb, parsed);
+	if (r == RETRY)
+		r = dispatch(skb, parsed);
+	return r == RETRY ? drop(V_STALE_CPU) : r;
 }
 
 /* ---- from a local socket ---- */
@@ -657,107 +606,6 @@ int egress(struct __sk_buff *skb)
 
 /* ---- run by user space ---- */
 
-static __always_inline int ready(const struct leg *l)
-{
-	if (!(l->flags & LEG_TRACKED))
-		return SWITCH_UNTRACKED;
-	if (l->flags & LEG_RESET)
-		return SWITCH_CLOSING;
-	if (l->flags & LEG_FRAGMENTS)
-		return SWITCH_FRAGMENTS;
-	if (l->phase_in != PHASE_LOCAL || l->phase_out != PHASE_LOCAL)
-		return SWITCH_BUSY;
-	return SWITCH_OK;
-}
-
-static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b)
-{
-	__u32 to_b, to_a, ts, r, done;
-	__u32 out_a = a->iss + 1 + g->a.produced + g->b.leftover;
-	__u32 out_b = b->iss + 1 + g->b.produced + g->a.leftover;
-
-	r = ready(a);
-	if (!r)
-		r = ready(b);
-	if (!r && (a->flags & LEG_FIN_IN) && (b->flags & LEG_FIN_IN))
-		r = SWITCH_CLOSING;
-	if (r)
-		return r;
-	if (a->max_in - a->irs - 1 - g->a.consumed > FAR || b->max_in - b->irs - 1 - g->b.consumed > FAR ||
-	    before(out_a, a->local_out) || before(out_b, b->local_out))
-		return SWITCH_MISMATCH; /* more taken than came, or less given than went */
-	bpf_spin_lock(&a->lock);
-	a->peer = g->b.leg;
-	a->flags |= LEG_PAIRED;
-	a->flags &= ~LEG_TRIGGER;
-	bpf_spin_unlock(&a->lock);
-	bpf_spin_lock(&b->lock);
-	b->peer = g->a.leg;
-	b->flags |= LEG_PAIRED;
-	b->flags &= ~LEG_TRIGGER;
-	bpf_spin_unlock(&b->lock);
-
-	bpf_spin_lock(&a->lock);
-	g->a.pending = freeze_in(a, g->a.consumed, out_b, &to_b, g->hold);
-	g->a.start = a->bound_in - a->irs - 1;
-	g->a.fin = !!(a->flags & LEG_FIN_IN);
-	ts = a->tsval_in;
-	bpf_spin_unlock(&a->lock);
-
-	bpf_spin_lock(&b->lock);
-	done = freeze_out(b, to_b, ts);
-	g->b.pending = freeze_in(b, g->b.consumed, out_a, &to_a, g->hold);
-	if (done)
-		a->phase_in = PHASE_FWD;
-	g->b.start = b->bound_in - b->irs - 1;
-	g->b.fin = !!(b->flags & LEG_FIN_IN);
-	ts = b->tsval_in;
-	bpf_spin_unlock(&b->lock);
-
-	bpf_spin_lock(&a->lock);
-	done = freeze_out(a, to_a, ts);
-	bpf_spin_unlock(&a->lock);
-	if (done) {
-		bpf_spin_lock(&b->lock);
-		b->phase_in = PHASE_FWD;
-		bpf_spin_unlock(&b->lock);
-	}
-	return SWITCH_OK;
-}
-
-/* Fills the entry for packets from `from`'s host. Under from's lock. */
-INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *to, const struct tuple *out, __u32 via)
-{
-	p->max_ack = from->ack_in;
-	p->via = via;
-	p->scales = from->wscale_in | to->wscale_out << 4;
-	p->seq_add = from->seq_off;
-	p->ack_add = -to->seq_off;
-	p->tsval_add = to->ts_from_peer;
-	p->tsecr_add = -from->ts_from_peer;
-	p->rport = out->rport;
-	p->lport = out->lport;
-}
-
-INLINE __u16 path_flags(const struct leg *from, const struct leg *to, int trigger)
-{
-	__u16 f = PATH_SPLICED | from->wscale_out << PATH_CHECK_SHIFT;
-
-	if (!(to->flags & LEG_TS))
-		f |= PATH_STRIP_TS;
-	if (!(to->flags & LEG_SACK))
-		f |= PATH_STRIP_SACK;
-	if (from->flags & LEG_FIN_IN)
-		f |= PATH_FIN;
-	if ((from->flags & LEG_FIN_OUT) && !(from->flags & LEG_FIN_ACKED))
-		f |= PATH_PEER_FIN;
-	if ((to->flags & LEG_FIN_OUT) && (to->flags & LEG_FIN_ACKED))
-		f |= PATH_FIN_ACKED;
-	if (trigger)
-		f |= PATH_TRIGGER;
-	return f;
-}
-
 static __always_inline int set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
 {
 	if (!tuple_is_v4(in)) {
@@ -774,14 +622,14 @@ static __always_inline int set_remote(const struct tuple *in, const struct tuple
 	if (!p)
 		return 0;
 	if (tuple_is_v4(out)) {
-		p->remote = out->remote[3];
+		p->p.remote4 = out->remote[3];
 		return 0;
 	}
 	struct remote6 *r = bpf_map_lookup_elem(&remotes6, &index);
 
 	if (r)
 		__builtin_memcpy(r->addr, out->remote, 16);
-	p->remote = index;
+	p->p.remote4 = index;
 	return PATH_CROSS;
 }
 
@@ -814,6 +662,12 @@ static __always_inline int commit(struct switch_args *g, struct leg *a, struct l
 		return SWITCH_CLOSING;
 	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
 		return SWITCH_BUSY;
+	bpf_spin_lock(&a->lock);
+	settle_tsval(a, b->tsval_in);
+	bpf_spin_unlock(&a->lock);
+	bpf_spin_lock(&b->lock);
+	settle_tsval(b, a->tsval_in);
+	bpf_spin_unlock(&b->lock);
 	cross_a = set_remote(&g->a.leg, &g->b.leg, g->remote_b);
 	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
 	splice_path(a, b, pa, &g->b.leg, g->via_b, g->trigger & 1, cross_a);

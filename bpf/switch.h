@@ -78,6 +78,12 @@ INLINE __u32 pure_ack_seq(const struct leg *l)
 	return earlier(l->max_out, l->edge_in);
 }
 
+/* RST from a host: in order it counts, otherwise it does not (RFC 5961, 3.2). */
+INLINE int rst_in_order(const struct leg *l, const struct seg *s)
+{
+	return s->seq == l->ack_out || s->seq == l->max_in;
+}
+
 /* ---- from a host, step 1: under the lock of the leg it came in on ---- */
 
 INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
@@ -90,6 +96,10 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 	}
 	if (!(s->flags & TH_ACK) || after(s->ack, l->max_out))
 		return;
+	/* The echo is the last TSval the host took (RFC 7323, 4.3): ours must not be older. Not by far, though: a forged one
+	 * must not carry it away. */
+	if (s->has_ts && after(s->tsecr, l->tsval_out) && s->tsecr - l->tsval_out < 1 << 24)
+		l->tsval_out = s->tsecr;
 	if (!before(s->ack, l->ack_in)) {
 		l->ack_in = s->ack;
 		l->edge_in = s->ack + p->win;

@@ -16,4 +16,13 @@ fn main() {
         .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-I", &format!("/usr/include/{arch}")])
         .build_and_generate(&out)
         .expect("bpf/splice.bpf.c compiles: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
+    #[cfg(feature = "model")]
+    model(&bpf);
+}
+
+/// The decision logic for user space.
+#[cfg(feature = "model")]
+fn model(bpf: &std::path::Path) {
+    println!("cargo:rerun-if-changed=model/model.c");
+    cc::Build::new().file("model/model.c").include(bpf).opt_level(2).flag("-Wall").flag("-Wextra").compile("model");
 }

@@ -7,6 +7,8 @@
 mod devices;
 mod kernel;
 mod maps;
+#[cfg(feature = "model")]
+pub mod model;
 mod names;
 mod sockets;
 

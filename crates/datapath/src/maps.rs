@@ -308,7 +308,7 @@ impl Maps {
             if PathView::new(&p.p).flags & crate::PathFlags::CROSS != 0 {
                 return self.leg(t)?.peer;
             }
-            (p.p, [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.remote])
+            (p.p, [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.p.remote4])
         } else {
             let b = self.paths6.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok()??;
             let p: abi::path6 = from_bytes(&b);

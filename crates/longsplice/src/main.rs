@@ -70,7 +70,9 @@ fn man() -> Outcome {
     let subcommands = command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help");
     for subcommand in subcommands {
         writeln!(page, ".SH \"LONGSPLICE {}\"", subcommand.get_name().to_uppercase())?;
-        let man = clap_mangen::Man::new(subcommand.clone().disable_help_flag(true));
+        // What holds for all of them has been said above.
+        let own = subcommand.clone().mut_args(|a| if a.is_global_set() || a.get_id() == "help" { a.hide(true) } else { a });
+        let man = clap_mangen::Man::new(own);
         let mut part = Vec::new();
         man.render_synopsis_section(&mut part)?;
         man.render_description_section(&mut part)?;

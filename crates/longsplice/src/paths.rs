@@ -2,7 +2,9 @@
 
 use longsplice_datapath::OpenError;
 use std::{
-    env, fs, io,
+    env,
+    fs::{self, File},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -34,10 +36,12 @@ pub fn own_pin_folder() -> io::Result<PathBuf> {
 /// The control socket of this namespace.
 pub fn control_socket() -> io::Result<PathBuf> {
     let name = format!("control-{}.sock", own_netns()?);
-    if nix::unistd::Uid::effective().is_root() {
+    // Root makes the directory; a service manager may have made it for another user (RuntimeDirectory=longsplice).
+    let writable = nix::unistd::access(RUN, nix::unistd::AccessFlags::W_OK).is_ok();
+    if writable || nix::unistd::Uid::effective().is_root() {
         return Ok(Path::new(RUN).join(name));
     }
-    // Without the right to write to /run. The user's number keeps two users of one machine apart.
+    // The user's number keeps two users of one machine apart.
     Ok(match env::var_os("XDG_RUNTIME_DIR") {
         Some(dir) => Path::new(&dir).join("longsplice").join(name),
         None => env::temp_dir().join(format!("longsplice-{}", nix::unistd::Uid::effective())).join(name),
@@ -63,5 +67,3 @@ pub fn flush(pin: &Path) -> Result<bool, OpenError> {
     fs::remove_dir_all(pin).map_err(kernel("remove pinned links"))?;
     Ok(true)
 }
-
-use std::fs::File;

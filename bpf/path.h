@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Between the legs' records and the path entries: the switches as steps over both legs, one lock at a time, and what a path
+ * entry says about a segment. Look-ups and packets are left to the callers, so that all of this can be run outside of the
+ * kernel as well. */
+#ifndef LONGSPLICE_PATH_H
+#define LONGSPLICE_PATH_H
+
+/* ---- from control mode to forwarding mode ---- */
+
+static __always_inline int ready(const struct leg *l)
+{
+	if (!(l->flags & LEG_TRACKED))
+		return SWITCH_UNTRACKED;
+	if (l->flags & LEG_RESET)
+		return SWITCH_CLOSING;
+	if (l->flags & LEG_FRAGMENTS)
+		return SWITCH_FRAGMENTS;
+	if (l->phase_in != PHASE_LOCAL || l->phase_out != PHASE_LOCAL)
+		return SWITCH_BUSY;
+	return SWITCH_OK;
+}
+
+static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b)
+{
+	__u32 to_b, to_a, ts, r, done;
+	__u32 out_a = a->iss + 1 + g->a.produced + g->b.leftover;
+	__u32 out_b = b->iss + 1 + g->b.produced + g->a.leftover;
+
+	r = ready(a);
+	if (!r)
+		r = ready(b);
+	if (!r && (a->flags & LEG_FIN_IN) && (b->flags & LEG_FIN_IN))
+		r = SWITCH_CLOSING;
+	if (r)
+		return r;
+	if (a->max_in - a->irs - 1 - g->a.consumed > FAR || b->max_in - b->irs - 1 - g->b.consumed > FAR ||
+	    before(out_a, a->local_out) || before(out_b, b->local_out))
+		return SWITCH_MISMATCH; /* more taken than came, or less given than went */
+	bpf_spin_lock(&a->lock);
+	a->peer = g->b.leg;
+	a->flags |= LEG_PAIRED;
+	a->flags &= ~LEG_TRIGGER;
+	bpf_spin_unlock(&a->lock);
+	bpf_spin_lock(&b->lock);
+	b->peer = g->a.leg;
+	b->flags |= LEG_PAIRED;
+	b->flags &= ~LEG_TRIGGER;
+	bpf_spin_unlock(&b->lock);
+
+	bpf_spin_lock(&a->lock);
+	g->a.pending = freeze_in(a, g->a.consumed, out_b, &to_b, g->hold);
+	g->a.start = a->bound_in - a->irs - 1;
+	g->a.fin = !!(a->flags & LEG_FIN_IN);
+	ts = a->tsval_in;
+	bpf_spin_unlock(&a->lock);
+
+	bpf_spin_lock(&b->lock);
+	done = freeze_out(b, to_b, ts);
+	g->b.pending = freeze_in(b, g->b.consumed, out_a, &to_a, g->hold);
+	if (done)
+		a->phase_in = PHASE_FWD;
+	g->b.start = b->bound_in - b->irs - 1;
+	g->b.fin = !!(b->flags & LEG_FIN_IN);
+	ts = b->tsval_in;
+	bpf_spin_unlock(&b->lock);
+
+	bpf_spin_lock(&a->lock);
+	done = freeze_out(a, to_a, ts);
+	bpf_spin_unlock(&a->lock);
+	if (done) {
+		bpf_spin_lock(&b->lock);
+		b->phase_in = PHASE_FWD;
+		bpf_spin_unlock(&b->lock);
+	}
+	return SWITCH_OK;
+}
+
+/* The local socket may have spoken last: what the other host sends from now on must not seem older. Under to's lock. */
+INLINE void settle_tsval(struct leg *to, __u32 tsval)
+{
+	to->ts_from_peer = later(to->ts_from_peer, to->tsval_out - tsval);
+}
+
+/* Fills the entry for packets from `from`'s host. Under from's lock. */
+INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *to, const struct tuple *out, __u32 via)
+{
+	p->max_ack = from->ack_in;
+	p->via = via;
+	p->scales = from->wscale_in | to->wscale_out << 4;
+	p->seq_add = from->seq_off;
+	p->ack_add = -to->seq_off;
+	p->tsval_add = to->ts_from_peer;
+	p->tsecr_add = -from->ts_from_peer;
+	p->rport = out->rport;
+	p->lport = out->lport;
+}
+
+INLINE __u16 path_flags(const struct leg *from, const struct leg *to, int trigger)
+{
+	__u16 f = PATH_SPLICED | from->wscale_out << PATH_CHECK_SHIFT;
+
+	if (!(to->flags & LEG_TS))
+		f |= PATH_STRIP_TS;
+	if (!(to->flags & LEG_SACK))
+		f |= PATH_STRIP_SACK;
+	if (from->flags & LEG_FIN_IN)
+		f |= PATH_FIN;
+	if ((from->flags & LEG_FIN_OUT) && !(from->flags & LEG_FIN_ACKED))
+		f |= PATH_PEER_FIN;
+	if ((to->flags & LEG_FIN_OUT) && (to->flags & LEG_FIN_ACKED))
+		f |= PATH_FIN_ACKED;
+	if (trigger)
+		f |= PATH_TRIGGER;
+	return f;
+}
+
+/* ---- forwarding mode ---- */
+
+/* Is the sequence number near what was forwarded last? */
+INLINE int path_takes_seq(union path_word w, const struct seg *s)
+{
+	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
+	__u32 reach = (__u32)65535 << (w.flags >> PATH_CHECK_SHIFT);
+
+	return (__s32)(end - w.end) <= (__s32)reach && (__s32)(w.end - s->seq) <= (__s32)(reach + FAR);
+}
+
+/* And the acknowledgement near the last? */
+INLINE int path_takes_ack(const struct path *p, const struct seg *s)
+{
+	__u32 reach = ((__u32)65535 << (p->scales & 15)) + 65536;
+
+	return !(s->flags & TH_ACK) ||
+	       ((__s32)(s->ack - p->max_ack) <= (__s32)reach && (__s32)(p->max_ack - s->ack) <= (__s32)FAR);
+}
+
+/* The word after a segment that ends at `end`. */
+INLINE union path_word word_moved(union path_word w, __u32 end, __u16 flags)
+{
+	union path_word n = w;
+
+	n.flags |= flags;
+	if (after(end, w.end)) {
+		n.end = end;
+		if (end < w.end)
+			n.wraps++;
+	}
+	return n;
+}
+
+INLINE void path_edit(const struct path *p, union path_word w, const struct seg *s, struct edit *e)
+{
+	__u32 win = (__u32)s->win << (p->scales & 15);
+
+	e->seq = s->seq + p->seq_add;
+	e->ack = s->ack + p->ack_add;
+	e->tsval = s->tsval + p->tsval_add;
+	e->tsecr = s->tsecr + p->tsecr_add;
+	e->sack_add = p->ack_add;
+	e->sack_lo = s->ack - FAR;
+	e->sack_hi = s->ack + FAR;
+	win >>= p->scales >> 4;
+	e->win = win > 0xffff ? 0xffff : win;
+	e->flags = s->flags;
+	e->keep = s->len;
+	e->strip_ts = !!(w.flags & PATH_STRIP_TS);
+	e->strip_sack = !!(w.flags & PATH_STRIP_SACK);
+}
+
+/* ---- from forwarding mode back to a leg's record ---- */
+
+/* Path entries have no room for the last TSval. It is estimated, not too low: the other host's clock has gone on since it
+ * was seen, by 1 ms ticks as most hosts have it (RFC 7323, 5.4, allows 1 ms to 1 s), and some more for the time on the way
+ * and our coarse clock. If it was faster, the host drops one segment (PAWS) and its answer tells its last TSval. */
+INLINE __u32 tsval_reached(const struct leg *l, const struct leg *o, __u64 now)
+{
+	return o->tsval_in + (__u32)((now - o->seen) / 1000000) + 8 + l->ts_from_peer;
+}
+
+/* Under l's lock; `in` and `out` are stopped: the entries where l's host sends, and where the other host sends to it.
+ * o: the other leg. now: ns, coarse. */
+INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, const struct path *out, __u64 now)
+{
+	__u32 end = in->word.end;
+	__u64 wrapped = ((__u64)in->word.wraps << 32) + end - l->max_in;
+
+	if (!(l->flags & LEG_SPLICED))
+		return;
+	l->flags &= ~LEG_SPLICED;
+	l->in64 += wrapped;
+	l->max_in = end;
+	l->max_out = later(l->max_out, out->word.end + out->seq_add);
+	l->ack_in = in->max_ack;
+	if (l->flags & o->flags & LEG_TS)
+		l->tsval_out = later(l->tsval_out, tsval_reached(l, o, now));
+	l->edge_in = l->max_out + 65535; /* unknown until the host's next segment */
+	l->ack_out = out->max_ack + out->ack_add;
+	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
+	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;
+	if (in->word.flags & PATH_FIN)
+		l->flags |= LEG_FIN_IN;
+	if (out->word.flags & PATH_FIN)
+		l->flags |= LEG_FIN_OUT;
+	if (out->word.flags & PATH_FIN_ACKED)
+		l->flags |= LEG_FIN_ACKED;
+	if ((in->word.flags | out->word.flags) & PATH_DEAD)
+		l->flags |= LEG_RESET;
+}
+
+static __always_inline int unsplice_direction(struct leg *from, struct leg *to)
+{
+	__u32 at, at_out;
+	int was, done;
+
+	bpf_spin_lock(&from->lock);
+	at = from->max_in;
+	at_out = at + from->seq_off;
+	was = unsplice_in(from, at);
+	bpf_spin_unlock(&from->lock);
+	bpf_spin_lock(&to->lock);
+	done = unsplice_out(to, was, at_out);
+	bpf_spin_unlock(&to->lock);
+	if (done) {
+		bpf_spin_lock(&from->lock);
+		unsplice_done(from);
+		bpf_spin_unlock(&from->lock);
+	}
+	return was;
+}
+
+#endif

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The decision logic of the data path (switch.h, path.h) compiled for user space, so that a simulator can drive it: one
+ * flow, no concurrency. What surrounds that logic here (model_ingress, model_egress, model_switch) follows the entries of
+ * splice.bpf.c without look-ups and packets; keep them alike. */
+#include <linux/bpf.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define __always_inline inline __attribute__((always_inline))
+static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l; }
+static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
+
+#include "flow.h"
+#include "switch.h"
+#include "path.h"
+
+struct model {
+	struct leg leg[2];
+	struct path path[2]; /* where packets of leg i's host come in */
+};
+
+/* Mirrored in src/model.rs. */
+struct model_start {
+	__u32 irs, iss, edge_in, edge_out, tsval_in, tsval_out, flags;
+	__u8 wscale_in, wscale_out;
+};
+
+struct model_out {
+	__u8 local, fwd; /* copies sent */
+	__u8 plain;      /* the local copy is the segment as it came */
+	__u8 events;     /* 1 << enum event_kind */
+	__u32 dropped;   /* enum verdict, if neither is sent */
+	struct edit l, f;
+};
+
+struct model_switch {
+	__u32 op, result, hold, trigger;
+	__u32 consumed[2], produced[2], leftover[2];
+	__u32 pending[2], start[2], fin[2], flags[2], phase[2];
+	__u64 end[2];
+};
+
+struct model *model_new(const struct model_start *s)
+{
+	struct model *m = calloc(1, sizeof(*m));
+
+	if (!m)
+		abort();
+	for (int i = 0; i < 2; i++, s++) {
+		struct leg *l = &m->leg[i];
+
+		l->irs = s->irs;
+		l->iss = s->iss;
+		l->flags = s->flags | LEG_TRACKED;
+		l->wscale_in = s->wscale_in;
+		l->wscale_out = s->wscale_out;
+		l->max_in = l->ack_out = l->ack_local = s->irs + 1;
+		l->max_out = l->local_out = l->ack_in = s->iss + 1;
+		l->edge_in = s->edge_in;
+		l->edge_out = s->edge_out;
+		l->win_out = l->win_local = s->edge_out - l->ack_out;
+		l->tsval_in = s->tsval_in;
+		l->tsval_out = s->tsval_out;
+	}
+	return m;
+}
+
+void model_free(struct model *m) { free(m); }
+
+void model_look(const struct model *m, int i, struct leg *to) { *to = m->leg[i]; }
+__u64 model_leg_size(void) { return sizeof(struct leg); }
+
+static void stop_path(struct path *p) { p->word.flags &= ~PATH_SPLICED; }
+
+static void wake_both(struct model *m)
+{
+	stop_path(&m->path[0]);
+	stop_path(&m->path[1]);
+	wake(&m->leg[0], &m->path[0], &m->path[1]);
+	wake(&m->leg[1], &m->path[1], &m->path[0]);
+}
+
+static int unsplice_legs(struct model *m)
+{
+	int was;
+
+	wake_both(m);
+	was = unsplice_direction(&m->leg[0], &m->leg[1]);
+	return was | unsplice_direction(&m->leg[1], &m->leg[0]) << 4;
+}
+
+/* Returns 0 when the slow path must decide. */
+static int fast(struct model *m, int i, const struct seg *s, struct model_out *out)
+{
+	struct path *p = &m->path[i], *rev = &m->path[!i];
+	__u32 fin = !!(s->flags & TH_FIN), end = s->seq + s->len + fin;
+	union path_word w = p->word;
+
+	if (!(w.flags & PATH_SPLICED))
+		return 0;
+	if (!path_takes_seq(w, s)) {
+		out->dropped = V_OUT_OF_WINDOW;
+		return 1;
+	}
+	if (!path_takes_ack(p, s)) {
+		out->dropped = V_BAD_ACK;
+		return 1;
+	}
+	if (s->flags & TH_RST) {
+		if (s->seq != rev->max_ack + rev->ack_add && s->seq != w.end) {
+			out->dropped = V_BAD_RST;
+			return 1;
+		}
+		p->word.flags |= PATH_DEAD;
+		rev->word.flags |= PATH_DEAD;
+		out->events |= 1 << EVENT_RESET;
+	}
+	if (after(end, w.end) || fin) {
+		if (w.flags & PATH_TRIGGER && after(end, w.end)) {
+			stop_path(p);
+			return 0;
+		}
+		if (after(end, w.end) || (fin && !(w.flags & PATH_FIN)))
+			p->word = word_moved(w, end, fin ? PATH_FIN : 0);
+		if (fin && !(w.flags & PATH_FIN_ACKED))
+			rev->word.flags |= PATH_PEER_FIN;
+	}
+	if (s->flags & TH_ACK) {
+		if (after(s->ack, p->max_ack))
+			p->max_ack = s->ack;
+		if (w.flags & PATH_PEER_FIN && s->ack == rev->word.end + rev->seq_add) {
+			p->word.flags &= ~PATH_PEER_FIN;
+			rev->word.flags |= PATH_FIN_ACKED;
+			if (p->word.flags & PATH_FIN_ACKED)
+				out->events |= 1 << EVENT_CLOSED;
+		}
+	}
+	path_edit(p, w, s, &out->f);
+	out->fwd = 1;
+	return 1;
+}
+
+static void as_shimmed(const struct leg *l, const struct seg *s, struct model_out *out)
+{
+	struct edit *e = &out->l;
+
+	memset(e, 0, sizeof(*e));
+	e->seq = s->seq - l->shim_in;
+	e->ack = s->ack - l->shim_out;
+	e->tsval = s->tsval;
+	e->tsecr = s->tsecr - l->shim_ts;
+	e->win = s->win;
+	e->flags = s->flags;
+	e->keep = s->len;
+	e->sack_add = -l->shim_out;
+	e->sack_lo = s->ack - FAR;
+	e->sack_hi = s->ack + FAR;
+	out->local = 1;
+}
+
+void model_ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
+{
+	struct leg *l = &m->leg[i], *o = &m->leg[!i];
+	struct plan p;
+	int plain;
+
+	memset(out, 0, sizeof(*out));
+	memset(&p, 0, sizeof(p));
+	if (fast(m, i, s, out))
+		return;
+	if (l->flags & LEG_SPLICED)
+		wake_both(m);
+	if (l->flags & LEG_TRIGGER && l->phase_in == PHASE_FWD && after(s->seq + s->len, l->max_in)) {
+		unsplice_legs(m);
+		out->events |= 1 << EVENT_TRIGGERED;
+	}
+	if (s->flags & TH_RST) {
+		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
+		int in_order = rst_in_order(l, s);
+
+		if (!control && !in_order) {
+			out->dropped = V_BAD_RST;
+			return;
+		}
+		if (in_order)
+			l->flags |= LEG_RESET;
+		out->events |= 1 << EVENT_RESET;
+		as_shimmed(l, s, out);
+		if (control)
+			return;
+		edit_for_local(l, s, &p, 0);
+		out->l = p.l;
+		out->l.keep = 0;
+		out->l.flags = s->flags;
+		return;
+	}
+	if (!host_segment(l, s, &p)) {
+		out->dropped = p.dropped;
+		return;
+	}
+	plain = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL && !p.returned;
+	if (plain && !(l->shim_in | l->shim_out | l->shim_ts)) {
+		out->local = out->plain = 1;
+		return;
+	}
+	if (p.fwd || p.drained || p.returned) {
+		forward_segment(o, s, &p);
+		if (p.drained || p.returned) {
+			if (o->phase_out == PHASE_FWD && o->phase_in == PHASE_FWD)
+				out->events |= 1 << EVENT_FORWARDING;
+			if (o->phase_out == PHASE_LOCAL && o->phase_in == PHASE_LOCAL)
+				out->events |= 1 << EVENT_CONTROL;
+		}
+	}
+	out->local = p.local || !p.fwd; /* what is not forwarded is passed up */
+	out->fwd = p.fwd;
+	out->l = p.l;
+	out->f = p.f;
+}
+
+int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
+{
+	struct leg *l = &m->leg[i], *o = &m->leg[!i];
+	struct plan p;
+	__u32 room = 0;
+
+	memset(&p, 0, sizeof(p));
+	if (m->path[i].word.flags & PATH_SPLICED)
+		return 0;
+	if (l->phase_in == PHASE_TO_FWD)
+		room = o->edge_in - l->seq_off;
+	if (!local_segment(l, s, &p, room))
+		return 0;
+	*e = p.l;
+	return 1;
+}
+
+static void look(const struct model *m, struct model_switch *g)
+{
+	for (int i = 0; i < 2; i++) {
+		const struct leg *l = &m->leg[i];
+		union path_word w = m->path[i].word;
+
+		g->phase[i] = l->phase_in;
+		g->flags[i] = l->flags;
+		g->start[i] = l->bound_in - l->irs - 1;
+		g->end[i] = l->in64;
+		if (l->flags & LEG_SPLICED)
+			g->end[i] += ((__u64)w.wraps << 32) + w.end - l->max_in;
+	}
+}
+
+static __u32 commit(struct model *m, const struct model_switch *g)
+{
+	struct tuple none = {};
+
+	if ((m->leg[0].flags | m->leg[1].flags) & LEG_RESET)
+		return SWITCH_CLOSING;
+	for (int i = 0; i < 2; i++)
+		if (m->leg[i].phase_in != PHASE_FWD || m->leg[i].phase_out != PHASE_FWD)
+			return SWITCH_BUSY;
+	for (int i = 0; i < 2; i++) {
+		struct leg *from = &m->leg[i], *to = &m->leg[!i];
+		struct path *p = &m->path[i];
+		union path_word w = {};
+		int trigger = g->trigger >> i & 1;
+
+		fill_path(p, from, to, &none, 0);
+		w.end = from->max_in;
+		w.flags = path_flags(from, to, trigger);
+		from->flags |= LEG_SPLICED;
+		if (trigger)
+			from->flags |= LEG_TRIGGER;
+		p->word = w;
+	}
+	return SWITCH_OK;
+}
+
+void model_switch(struct model *m, struct model_switch *g)
+{
+	struct switch_args a = { .op = g->op, .hold = g->hold };
+	int was;
+
+	a.a.consumed = g->consumed[0], a.b.consumed = g->consumed[1];
+	a.a.produced = g->produced[0], a.b.produced = g->produced[1];
+	a.a.leftover = g->leftover[0], a.b.leftover = g->leftover[1];
+	g->result = SWITCH_OK;
+	switch (g->op) {
+	case OP_FREEZE:
+		g->result = freeze(&a, &m->leg[0], &m->leg[1]);
+		break;
+	case OP_COMMIT:
+		g->result = commit(m, g);
+		break;
+	case OP_UNSPLICE:
+		was = unsplice_legs(m);
+		a.a.pending = was & 15;
+		a.b.pending = was >> 4 & 15;
+		break;
+	}
+	g->pending[0] = a.a.pending, g->pending[1] = a.b.pending;
+	g->fin[0] = a.a.fin, g->fin[1] = a.b.fin;
+	look(m, g);
+}
+
+/* Flags of the path entries, for the simulator's engine. */
+__u32 model_path_flags(const struct model *m, int i) { return m->path[i].word.flags; }

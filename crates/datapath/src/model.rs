@@ -1,0 +1,190 @@
+//! The data path's decisions, natively: what `bpf/switch.h` and `bpf/path.h` do with the segments of one flow. For
+//! simulators; nothing here touches the kernel.
+
+use std::{ffi::c_int, fmt, ptr::NonNull};
+
+/// A segment as it comes in. Mirrors `struct seg`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Seg {
+    pub seq: u32,
+    pub ack: u32,
+    pub len: u32,
+    pub tsval: u32,
+    pub tsecr: u32,
+    pub win: u16,
+    pub flags: u8,
+    pub has_ts: u8,
+}
+
+/// One outgoing copy. Mirrors `struct edit`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Edit {
+    pub seq: u32,
+    pub ack: u32,
+    pub tsval: u32,
+    pub tsecr: u32,
+    pub keep: u32,
+    pub sack_add: u32,
+    pub sack_lo: u32,
+    pub sack_hi: u32,
+    pub win: u16,
+    pub flags: u8,
+    pub strip_ts: u8,
+    pub strip_sack: u8,
+}
+
+/// What the handshake of a leg agreed on. Mirrors `struct model_start`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Start {
+    pub irs: u32,
+    pub iss: u32,
+    pub edge_in: u32,
+    pub edge_out: u32,
+    pub tsval_in: u32,
+    pub tsval_out: u32,
+    pub flags: u32,
+    pub wscale_in: u8,
+    pub wscale_out: u8,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Out {
+    local: u8,
+    fwd: u8,
+    plain: u8,
+    events: u8,
+    dropped: u32,
+    l: Edit,
+    f: Edit,
+}
+
+/// A switch and its answer. Mirrors `struct model_switch`; fields as in `struct switch_args`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct SwitchArgs {
+    pub op: u32,
+    pub result: u32,
+    pub hold: u32,
+    pub trigger: u32,
+    pub consumed: [u32; 2],
+    pub produced: [u32; 2],
+    pub leftover: [u32; 2],
+    pub pending: [u32; 2],
+    pub start: [u32; 2],
+    pub fin: [u32; 2],
+    pub flags: [u32; 2],
+    pub phase: [u32; 2],
+    pub end: [u64; 2],
+}
+
+/// What became of a segment from a host.
+#[derive(Clone, Copy, Debug)]
+pub enum Fate {
+    /// Dropped; number of the verdict.
+    Dropped(u32),
+    /// Sent as these copies.
+    Sent {
+        /// For the local socket; as it came if `plain`.
+        local: Option<Edit>,
+        /// For the other host.
+        forwarded: Option<Edit>,
+        /// The local copy is the segment itself.
+        plain: bool,
+    },
+}
+
+enum Opaque {}
+
+unsafe extern "C" {
+    fn model_new(start: *const Start) -> *mut Opaque;
+    fn model_free(m: *mut Opaque);
+    fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
+    fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
+    fn model_switch(m: *mut Opaque, g: *mut SwitchArgs);
+    fn model_path_flags(m: *const Opaque, i: c_int) -> u32;
+    fn model_look(m: *const Opaque, i: c_int, to: *mut crate::abi::leg);
+    fn model_leg_size() -> u64;
+}
+
+/// One flow: two legs and their path entries.
+pub struct Model(NonNull<Opaque>);
+
+// SAFETY: memory of its own, without any tie to a thread.
+unsafe impl Send for Model {}
+
+impl Model {
+    /// Both connections established, nothing sent yet.
+    pub fn new(start: &[Start; 2]) -> Model {
+        // SAFETY: reads two elements; aborts rather than return null.
+        Model(NonNull::new(unsafe { model_new(start.as_ptr()) }).expect("aborts instead"))
+    }
+
+    /// A segment of the host of leg `i`. Events come as a set of bits, `1 << event_kind`.
+    pub fn ingress(&mut self, i: usize, s: &Seg) -> (Fate, u8) {
+        let mut out = Out::default();
+        // SAFETY: live pointers; i is 0 or 1.
+        unsafe { model_ingress(self.0.as_ptr(), index(i), s, &mut out) };
+        if out.local == 0 && out.fwd == 0 {
+            return (Fate::Dropped(out.dropped), out.events);
+        }
+        let local = (out.local != 0).then_some(out.l);
+        let forwarded = (out.fwd != 0).then_some(out.f);
+        (Fate::Sent { local, forwarded, plain: out.plain != 0 }, out.events)
+    }
+
+    /// A segment of the local socket of leg `i`; `None`: muted.
+    pub fn egress(&mut self, i: usize, s: &Seg) -> Option<Edit> {
+        let mut e = Edit::default();
+        // SAFETY: live pointers; i is 0 or 1.
+        let go = unsafe { model_egress(self.0.as_ptr(), index(i), s, &mut e) };
+        (go != 0).then_some(e)
+    }
+
+    /// Freeze, commit, unsplice or look.
+    pub fn switch(&mut self, args: &mut SwitchArgs) {
+        // SAFETY: live pointers.
+        unsafe { model_switch(self.0.as_ptr(), args) }
+    }
+
+    /// Flags of the path entry where packets of leg `i`'s host come in.
+    pub fn path_flags(&self, i: usize) -> u32 {
+        // SAFETY: a live pointer; i is 0 or 1.
+        unsafe { model_path_flags(self.0.as_ptr(), index(i)) }
+    }
+
+    /// The record of a leg.
+    pub fn leg(&self, i: usize) -> crate::abi::leg {
+        let mut l = crate::abi::leg::default();
+        // SAFETY: no pointer is passed.
+        assert_eq!(unsafe { model_leg_size() } as usize, size_of_val(&l), "one layout");
+        // SAFETY: live pointers; i is 0 or 1; the sizes were compared.
+        unsafe { model_look(self.0.as_ptr(), index(i), &mut l) };
+        l
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: made by model_new, freed once.
+        unsafe { model_free(self.0.as_ptr()) }
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entry(&self.leg(0)).entry(&self.leg(1)).finish()
+    }
+}
+
+fn index(i: usize) -> c_int {
+    assert!(i < 2, "a flow has two legs");
+    i as c_int
+}

@@ -1,0 +1,157 @@
+//! The operator's end of the control socket.
+
+use crate::{
+    Outcome,
+    args::StopArgs,
+    control::{Ask, Request, VERSION},
+    paths,
+};
+use serde_json::Value;
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+/// Answers come at once, from memory. Who waits longer than this waits for a process that hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody listens.
+    #[error("no longsplice listens on {}: start one in this network namespace, or name its socket with --control", .0.display())]
+    NotRunning(PathBuf),
+    /// Somebody listens, but not to us.
+    #[error("{}: {source}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It hung up.
+    #[error("{}: hung up without an answer (too many clients?)", .0.display())]
+    HungUp(PathBuf),
+    /// The answer is none.
+    #[error("{}: no JSON in the answer: {source}", path.display())]
+    Answer {
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// It cannot be done.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A connection to a control socket.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to `control`, or to the socket of this network namespace.
+    pub fn connect(control: Option<&Path>) -> Result<Client, AskError> {
+        let path = match control {
+            Some(path) => path.to_owned(),
+            None => paths::control_socket().map_err(|source| AskError::Socket { path: "netns".into(), source })?,
+        };
+        let stream = match UnixStream::connect(&path) {
+            Ok(stream) => stream,
+            Err(e) if [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused].contains(&e.kind()) => {
+                return Err(AskError::NotRunning(path));
+            }
+            Err(source) => return Err(AskError::Socket { path, source }),
+        };
+        Ok(Client { path, stream: BufReader::new(stream) })
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn ask(&mut self, ask: Ask) -> Result<Value, AskError> {
+        let failed = |source| AskError::Socket { path: self.path.clone(), source };
+        let stream = self.stream.get_mut();
+        stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        let request = Request { version: VERSION, ask };
+        let mut line = serde_json::to_string(&request).expect("numbers and words are JSON");
+        line.push('\n');
+        stream.write_all(line.as_bytes()).map_err(failed)?;
+        let mut answer = String::new();
+        self.stream.read_line(&mut answer).map_err(failed)?;
+        if answer.is_empty() {
+            return Err(AskError::HungUp(self.path.clone()));
+        }
+        let answer: Value =
+            serde_json::from_str(&answer).map_err(|source| AskError::Answer { path: self.path.clone(), source })?;
+        match answer.get("error").and_then(Value::as_str) {
+            Some(why) => Err(AskError::Refused(why.into())),
+            None => Ok(answer),
+        }
+    }
+
+    /// Waits for the end of the process, `limit` at most.
+    fn wait_end(mut self, limit: Duration) -> bool {
+        let _ = self.stream.get_mut().set_read_timeout(Some(limit));
+        // A reset is an end too.
+        !matches!(self.stream.fill_buf(), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// `longsplice splice`.
+pub fn splice(control: Option<&Path>, id: u64) -> Outcome {
+    Client::connect(control)?.ask(Ask::Splice { id })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice unsplice`.
+pub fn unsplice(control: Option<&Path>, id: u64) -> Outcome {
+    Client::connect(control)?.ask(Ask::Unsplice { id })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice counters`.
+pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
+    let answer = Client::connect(control)?.ask(Ask::Counters)?;
+    let mut out = io::stdout().lock();
+    if json {
+        writeln!(out, "{answer}")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (title, key) in [("proxy", "proxy"), ("data path, packets", "verdicts")] {
+        let Some(counters) = answer.get(key).and_then(Value::as_object).filter(|c| !c.is_empty()) else { continue };
+        writeln!(out, "{title}")?;
+        for (name, n) in counters {
+            writeln!(out, "  {name:<20} {n:>15}")?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice stop`.
+pub fn stop(control: Option<&Path>, args: &StopArgs) -> Outcome {
+    /// For what comes after the drain: ending flows and writing the last lines of the log.
+    const AFTER: Duration = Duration::from_secs(20);
+    match Client::connect(control) {
+        Ok(mut client) => {
+            client.ask(Ask::Stop { drain: args.drain, flush: args.flush })?;
+            if !client.wait_end(Duration::from_secs(args.drain.unwrap_or(0)) + AFTER) {
+                return Err("it was told to stop, but still runs".into());
+            }
+        }
+        // What a process that was killed left behind.
+        Err(AskError::NotRunning(_)) if args.flush => {}
+        Err(e) => return Err(e.into()),
+    }
+    if args.flush {
+        let pin = paths::own_pin_folder()?;
+        if paths::flush(&pin)? {
+            println!("removed {}", pin.display());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

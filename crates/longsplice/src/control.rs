@@ -1,0 +1,303 @@
+//! The control socket: a Unix stream socket on which operators ask and the running proxy answers.
+//!
+//! # Protocol
+//! One JSON object per line each way, one answer per request, any number of requests per connection:
+//! ```text
+//! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
+//! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...}}
+//! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
+//! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
+//! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true}, then end of stream at the very end
+//! ```
+//! What cannot be done is answered with `{"version":1,"error":"..."}`. `done` means that the flow was told: whether it
+//! was spliced, `ls` shows. There are no passwords: the socket has mode 0600, and whoever may open it may do everything.
+
+use longsplice_engine::{Command, Splicer};
+use longsplice_proxy::Server;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::{
+    fs, io,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
+        unix::net::{UnixListener as StdListener, UnixStream as StdStream},
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, mpsc},
+    time::timeout,
+};
+
+/// Of requests and answers; raised when a field changes its meaning. New fields do not raise it.
+pub const VERSION: u32 = 1;
+/// Longest request in bytes: the longest that makes sense has about a hundred.
+const REQUEST: u64 = 4096;
+/// Operators and monitors at a time; more are turned away, so that a leak of theirs does not become one of ours.
+const CLIENTS: usize = 32;
+/// A client that says nothing for so long is hung up on.
+const SILENCE: Duration = Duration::from_secs(60);
+/// A client that does not read its answer for so long, too.
+const SLOWNESS: Duration = Duration::from_secs(10);
+
+/// A request with the version it is written in.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What is asked.
+    #[serde(flatten)]
+    pub ask: Ask,
+}
+
+/// What can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum Ask {
+    /// All live flows.
+    Ls,
+    /// All counters.
+    Counters,
+    /// Splice a flow.
+    Splice {
+        /// Its number.
+        id: u64,
+    },
+    /// Take a flow back.
+    Unsplice {
+        /// Its number.
+        id: u64,
+    },
+    /// End the program.
+    Stop {
+        /// Seconds to wait for flows that end by themselves; null: end them now.
+        #[serde(default)]
+        drain: Option<u64>,
+        /// Leave nothing behind in the kernel.
+        #[serde(default)]
+        flush: bool,
+    },
+}
+
+/// How the program is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// How long to wait for flows that end by themselves.
+    pub drain: Option<Duration>,
+    /// Leave nothing behind in the kernel, whatever the configuration says.
+    pub flush: bool,
+}
+
+/// The socket's file. Removed at drop.
+#[derive(Debug)]
+pub struct Control {
+    listener: UnixListener,
+    slots: Arc<Semaphore>,
+    _file: SocketFile,
+}
+
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Gone already, or the directory is: either way nobody finds it any more.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Control {
+    /// Listens on `path`. A file there is replaced only if it is a socket that nobody listens on.
+    pub fn bind(path: &Path) -> io::Result<Control> {
+        make_directory(path)?;
+        match StdStream::connect(path) {
+            Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another longsplice listens there")),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => fs::remove_file(path)?,
+            Err(e) => return Err(e),
+        }
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+        let file = SocketFile(path.to_owned());
+        // Before listen(2), so that nobody connects while the mode is still the default one.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        listen(&fd, Backlog::new(CLIENTS as i32)?)?;
+        let listener = UnixListener::from_std(StdListener::from(fd))?;
+        Ok(Control { listener, slots: Arc::new(Semaphore::new(CLIENTS)), _file: file })
+    }
+
+    /// Answers until dropped. `stop` hears what `longsplice stop` wants.
+    pub async fn serve(&self, splicer: &Splicer, server: &Arc<Server>, stop: &mpsc::UnboundedSender<Ending>) {
+        loop {
+            let Ok((stream, _)) = self.listener.accept().await else {
+                // For want of descriptors; the flows need them more urgently than we do.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            };
+            let office = Office { splicer: splicer.clone(), server: server.clone(), stop: stop.clone() };
+            // Without a slot the stream is closed at once: the client sees an end of stream in place of an answer.
+            if let Ok(slot) = self.slots.clone().try_acquire_owned() {
+                tokio::spawn(async move {
+                    // A client that hangs up, or is hung up on, has no one to tell.
+                    let _ = office.attend(stream).await;
+                    drop(slot);
+                });
+            }
+        }
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
+}
+
+/// Makes the directory of the socket, if need be, for nobody but us; /tmp is everybody's, so who owns it matters.
+fn make_directory(socket: &Path) -> io::Result<()> {
+    let Some(dir) = socket.parent().filter(|d| !d.as_os_str().is_empty()) else { return Ok(()) };
+    if let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)
+        && e.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(e);
+    }
+    let owner = fs::metadata(dir)?.uid();
+    if owner != 0 && owner != nix::unistd::Uid::effective().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} belongs to another user", dir.display())));
+    }
+    Ok(())
+}
+
+/// What answers need.
+struct Office {
+    splicer: Splicer,
+    server: Arc<Server>,
+    stop: mpsc::UnboundedSender<Ending>,
+}
+
+impl Office {
+    async fn attend(&self, stream: UnixStream) -> io::Result<()> {
+        let (read, mut write) = stream.into_split();
+        let mut read = BufReader::new(read);
+        loop {
+            let mut line = Vec::new();
+            let n = timeout(SILENCE, (&mut read).take(REQUEST).read_until(b'\n', &mut line)).await??;
+            if n == 0 {
+                return Ok(());
+            }
+            let (answer, last) = match request(&line) {
+                Ok(ask) => self.answer(ask),
+                Err(why) => (error(&why), false),
+            };
+            let mut text = answer.to_string();
+            text.push('\n');
+            timeout(SLOWNESS, write.write_all(text.as_bytes())).await??;
+            if last {
+                // The stream ends with the program: whoever asked for the end learns when it has come.
+                std::future::pending::<()>().await;
+            }
+            if line.last() != Some(&b'\n') {
+                return Ok(()); // cut off, or too long: what follows is no beginning of a request
+            }
+        }
+    }
+
+    /// The answer, and whether it is the last one.
+    fn answer(&self, ask: Ask) -> (Value, bool) {
+        let answer = match ask {
+            Ask::Ls => {
+                let mut flows = self.splicer.flows();
+                flows.sort_by_key(|f| f.id);
+                json!({ "version": VERSION, "flows": flows })
+            }
+            Ask::Counters => self.counters(),
+            Ask::Splice { id } => self.command(id, Command::Splice),
+            Ask::Unsplice { id } => self.command(id, Command::Unsplice),
+            Ask::Stop { drain, flush } => {
+                // Fails when the program is about to end anyway.
+                let _ = self.stop.send(Ending { drain: drain.map(Duration::from_secs), flush });
+                return (json!({ "version": VERSION, "stopping": true }), true);
+            }
+        };
+        (answer, false)
+    }
+
+    fn command(&self, id: u64, command: Command) -> Value {
+        if let Some(why) = self.splicer.refusal() {
+            return error(&format!("no flow of this process can be spliced: {why}"));
+        }
+        if self.splicer.command(id, command) {
+            json!({ "version": VERSION, "done": true })
+        } else {
+            error(&format!("there is no flow {id}"))
+        }
+    }
+
+    fn counters(&self) -> Value {
+        let verdicts = match self.splicer.datapath().map(|d| d.verdicts()) {
+            Some(Ok(verdicts)) => verdicts.into_iter().map(|(name, n)| (name.to_owned(), json!(n))).collect(),
+            Some(Err(e)) => return error(&format!("cannot read the verdicts: {e}")),
+            None => serde_json::Map::new(),
+        };
+        json!({ "version": VERSION, "verdicts": verdicts, "proxy": self.server.counters() })
+    }
+}
+
+fn error(why: &str) -> Value {
+    json!({ "version": VERSION, "error": why })
+}
+
+fn request(line: &[u8]) -> Result<Ask, String> {
+    if line.last() != Some(&b'\n') {
+        return Err(format!("a request is one line of at most {REQUEST} bytes"));
+    }
+    let value: Value = serde_json::from_slice(line).map_err(|e| format!("no JSON: {e}"))?;
+    match value.get("version").and_then(Value::as_u64) {
+        Some(v) if v == u64::from(VERSION) => {}
+        Some(v) => return Err(format!("version {v} of the protocol is unknown; this is version {VERSION}")),
+        None => return Err(format!("no \"version\": this is version {VERSION}")),
+    }
+    let request: Request = serde_json::from_value(value).map_err(|e| e.to_string())?;
+    Ok(request.ask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests() {
+        assert_eq!(request(b"{\"version\":1,\"ask\":\"ls\"}\n"), Ok(Ask::Ls));
+        assert_eq!(request(b"{\"version\":1,\"ask\":\"splice\",\"id\":7}\n"), Ok(Ask::Splice { id: 7 }));
+        let stop = Ask::Stop { drain: None, flush: false };
+        assert_eq!(request(b"{\"version\":1,\"ask\":\"stop\"}\n"), Ok(stop));
+    }
+
+    #[test]
+    fn requests_go_there_and_back() {
+        for ask in [Ask::Counters, Ask::Unsplice { id: u64::MAX }, Ask::Stop { drain: Some(5), flush: true }] {
+            let line = serde_json::to_string(&Request { version: VERSION, ask }).unwrap() + "\n";
+            assert_eq!(request(line.as_bytes()), Ok(ask));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (line, want) in [
+            ("{\"version\":1,\"ask\":\"ls\"}", "one line"),
+            ("ls\n", "no JSON"),
+            ("{\"ask\":\"ls\"}\n", "no \"version\""),
+            ("{\"version\":2,\"ask\":\"ls\"}\n", "version 2"),
+            ("{\"version\":1,\"ask\":\"dance\"}\n", "dance"),
+            ("{\"version\":1,\"ask\":\"splice\"}\n", "id"),
+        ] {
+            let why = request(line.as_bytes()).unwrap_err();
+            assert!(why.contains(want), "{line}: {why}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! `longsplice demo`: one download, told as it happens. The [`stage`] is set, the story told here, the switch drawn by
+//! [`plot`].
+
+mod plot;
+mod stage;
+
+use crate::{
+    Outcome,
+    args::DemoArgs,
+    client::Client,
+    ls::{self, Row},
+};
+use longsplice_lab::{
+    Family, topology,
+    trace::{Tap, Trace},
+};
+use plot::{Leg, Switch};
+use stage::{Download, HTTP, RATE, Result, SIZE, SOCKS, Stage};
+use std::{
+    fs,
+    path::Path,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Copied before the switch: three seconds of control mode to compare with.
+const THRESHOLD: u64 = 3 * RATE;
+/// Spliced, with the proxy alive, to measure it doing nothing.
+const WATCHED: Duration = Duration::from_secs(4);
+/// The whole download takes 16 s when nothing goes wrong; a machine under load may be slower.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// `longsplice demo`.
+pub fn demo(args: &DemoArgs) -> Outcome {
+    if !nix::unistd::Uid::effective().is_root() {
+        return Err("the demo makes network namespaces: run it as root".into());
+    }
+    fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
+    println!("client 10.77.1.2 ──── longsplice ──── server 10.77.2.2   (three network namespaces)\n");
+    println!("making a file of {} and its SHA-256 ...", ls::bytes(SIZE));
+    let mut stage = Stage::set(THRESHOLD)?;
+    let mut story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
+    let told = story.tell(&mut stage, &args.out);
+    if told.is_err() {
+        let words = stage.proxy.output();
+        eprintln!("\nlast words of the proxy:");
+        words.lines().rev().take(20).collect::<Vec<_>>().iter().rev().for_each(|l| eprintln!("  {l}"));
+    }
+    told?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ctrl-C must not leave namespaces and pinned links behind.
+fn watch_interrupts() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = flag.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::spawn(move || {
+        runtime.block_on(async {
+            // Without the handler, Ctrl-C does what it always does.
+            if tokio::signal::ctrl_c().await.is_ok() {
+                set.store(true, Relaxed);
+            }
+        });
+    });
+    Ok(flag)
+}
+
+/// Processor time and bytes at one moment.
+struct Mark {
+    at: Instant,
+    cpu: Option<f64>,
+    received: u64,
+}
+
+struct Story {
+    began: Instant,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Story {
+    fn say(&self, text: &str) {
+        println!("{:5.1} s  {text}", self.began.elapsed().as_secs_f64());
+    }
+
+    /// Repeats `look` every `step` until it gives something.
+    fn wait<T>(&self, what: &str, step: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = look()? {
+                return Ok(found);
+            }
+            if self.interrupted.load(Relaxed) {
+                return Err("interrupted".into());
+            }
+            if Instant::now() > end {
+                return Err(format!("{what} did not happen within {} s", PATIENCE.as_secs()).into());
+            }
+            thread::sleep(step);
+        }
+    }
+
+    fn pause(&self, length: Duration) -> Result<()> {
+        let end = Instant::now() + length;
+        self.wait("the end of a pause", Duration::from_millis(20), || Ok((Instant::now() >= end).then_some(())))
+    }
+
+    fn tell(&mut self, stage: &mut Stage, out: &Path) -> Result<()> {
+        self.say(&format!("nginx serves {} at {}/s, SHA-256 {}", ls::bytes(SIZE), ls::bytes(RATE), short(&stage.digest)));
+        self.say(&format!(
+            "longsplice run --socks5 {} --splice {THRESHOLD}   (process {})",
+            stage::proxy_address(),
+            stage.proxy.pid()
+        ));
+        let taps = (Tap::start(&stage.lab.server, "s0")?, Tap::start(&stage.lab.client, "c0")?);
+        let mut client = Client::connect(Some(&stage.control))?;
+        let retransmitted = stage.retransmitted();
+        let mut download = Download::start(&stage.lab)?;
+        self.say(&format!("curl --socks5-hostname {} {} | sha256sum", stage::proxy_address(), stage::url()));
+
+        let switch = self.watch_switch(stage, &mut client, &download)?;
+        self.pause(Duration::from_millis(500))?;
+        let traces = (taps.0.stop()?, taps.1.stop()?);
+        let spliced = self.mark(stage, &download);
+        self.pause(WATCHED)?;
+        self.compare("spliced", &spliced, &self.mark(stage, &download));
+        drop(client);
+        stage.proxy.kill();
+        self.say(&format!("kill -9 {}   the proxy is gone, {} have arrived", stage.proxy.pid(), ls::bytes(download.received())));
+
+        let killed = self.mark(stage, &download);
+        self.wait("the end of the download", Duration::from_millis(20), || Ok(download.ended().then_some(())))?;
+        self.compare("without it", &killed, &self.mark(stage, &download));
+        let received = download.received();
+        let digest = download.digest()?;
+        if digest != stage.digest {
+            return Err(format!("{} arrived, but with SHA-256 {digest}, not {}", ls::bytes(received), stage.digest).into());
+        }
+        self.say(&format!("complete: {}, SHA-256 {} as served", ls::bytes(received), short(&digest)));
+        let again = stage.retransmitted() - retransmitted;
+        self.say(&format!("segments that the server had to send again, all told: {again}"));
+        self.draw(&traces, switch, out)?;
+        stage.longsplice(&["stop", "--flush"])?;
+        self.say("longsplice stop --flush   nothing is left in the kernel");
+        Ok(())
+    }
+
+    /// Looks on until the flow is spliced.
+    fn watch_switch(&self, stage: &Stage, client: &mut Client, download: &Download) -> Result<Switch> {
+        let flow = |client: &mut Client| -> Result<Option<Row>> { Ok(ls::flows(client)?.pop()) };
+        let step = Duration::from_millis(5);
+        let row = self.wait("the flow", step, || Ok(flow(client)?.filter(|r| r.bytes_down > 0)))?;
+        let copying = self.mark(stage, download);
+        let stages = row.stages.join(" > ");
+        let mut began = now();
+        let mut before = copying.received;
+        let (row, done) = self.wait("the switch", step, || {
+            if download.ended() {
+                return Err("the download ended too early".into());
+            }
+            match flow(client)? {
+                Some(Row { refusal: Some(why), .. }) => Err(format!("the flow was not spliced: {why}").into()),
+                Some(row) if row.state == "spliced" => Ok(Some((row, now()))),
+                Some(row) => {
+                    if row.state == "copying" {
+                        began = now();
+                        before = download.received();
+                    }
+                    Ok(None)
+                }
+                None => Err("the flow is gone".into()),
+            }
+        })?;
+        self.compare("copying", &copying, &self.mark(stage, download));
+        self.say(&format!("             segments pass: {stages}"));
+        self.say(&format!(
+            "spliced after {} in {:.0} ms at most (two looks at `longsplice ls`)",
+            ls::bytes(before),
+            (done - began).as_secs_f64() * 1000.0
+        ));
+        self.say(&format!("             segments pass: {}", row.stages.join(" > ")));
+        Ok(Switch { began, done })
+    }
+
+    fn mark(&self, stage: &Stage, download: &Download) -> Mark {
+        Mark { at: Instant::now(), cpu: stage.cpu(), received: download.received() }
+    }
+
+    fn compare(&self, name: &str, from: &Mark, to: &Mark) {
+        let seconds = (to.at - from.at).as_secs_f64().max(0.001);
+        let rate = ls::bytes(((to.received - from.received) as f64 / seconds) as u64);
+        let cpu = match (from.cpu, to.cpu) {
+            (Some(from), Some(to)) => format!(", the proxy takes {:.1} % of a processor", (to - from) / seconds * 100.0),
+            _ => String::new(),
+        };
+        self.say(&format!("{name:<11}  {rate}/s{cpu}"));
+    }
+
+    fn draw(&self, traces: &(Trace, Trace), switch: Switch, out: &Path) -> Result<()> {
+        let server = topology::SERVER.port(Family::V4, HTTP);
+        let proxy = topology::FORWARDER_TO_CLIENT.port(Family::V4, SOCKS);
+        let missing = "the trace has no connection";
+        let server = Leg::new(&traces.0, server, switch).ok_or(missing)?;
+        let client = Leg::new(&traces.1, proxy, switch).ok_or(missing)?;
+        let file = out.join("switch.svg");
+        plot::draw(&file, &server, &client, switch)?;
+        self.say(&format!(
+            "around the switch {} segments came twice, the longest pause was {:.0} ms: see {}",
+            client.again,
+            client.longest_pause(),
+            file.display()
+        ));
+        Ok(())
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn short(digest: &str) -> String {
+    format!("{}...", &digest[..16])
+}

@@ -1,0 +1,122 @@
+//! `longsplice doctor`: the assumptions about the machine, as checks that can be run.
+//!
+//! Facts are read first (`facts`), then the one experiment that settles it (`attach`): programs are loaded, attached
+//! and removed again, in a network namespace of their own.
+
+mod attach;
+mod facts;
+
+use crate::Outcome;
+use serde::Serialize;
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// What a check found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    /// As it should be.
+    Ok,
+    /// Splicing is impossible, or will not happen, without it.
+    Missing,
+    /// Splicing is possible, but something is not as it should be.
+    Warning,
+    /// Neither good nor bad.
+    Note,
+}
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    state: State,
+    /// What there is.
+    found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cure: Option<String>,
+}
+
+impl Check {
+    fn new(name: &'static str, state: State, found: impl Into<String>) -> Check {
+        Check { name, state, found: found.into(), cure: None }
+    }
+
+    fn ok(name: &'static str, found: impl Into<String>) -> Check {
+        Check::new(name, State::Ok, found)
+    }
+
+    fn missing(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Check {
+        Check { cure: Some(cure.into()), ..Check::new(name, State::Missing, found) }
+    }
+
+    fn warning(name: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Check {
+        Check { cure: Some(cure.into()), ..Check::new(name, State::Warning, found) }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    splicing: bool,
+    checks: Vec<Check>,
+}
+
+/// `longsplice doctor`.
+pub fn doctor(json: bool) -> Outcome {
+    let mut checks = facts::all();
+    // Without these the experiment fails for a reason that has been told already.
+    let pointless = checks.iter().any(|c| c.state == State::Missing && ["capabilities", "bpffs"].contains(&c.name));
+    checks.push(if pointless { attach::not_tried() } else { attach::attach() });
+    checks.push(Check::ok("copying", "always possible: connections that cannot be spliced are copied"));
+    let splicing = checks.iter().all(|c| c.state != State::Missing);
+    let report = Report { splicing, checks };
+    let mut out = io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        out.write_all(text(&report).as_bytes())?;
+    }
+    Ok(if splicing { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn text(report: &Report) -> String {
+    let mut text = String::new();
+    for c in &report.checks {
+        let state = match c.state {
+            State::Ok => "ok",
+            State::Missing => "MISSING",
+            State::Warning => "warning",
+            State::Note => "note",
+        };
+        text += &format!("{state:<8} {:<15} {}\n", c.name, c.found);
+        if let Some(cure) = &c.cure {
+            text += &format!("{:<24} -> {cure}\n", "");
+        }
+    }
+    text += match report.splicing {
+        true => "\nThis machine can splice.\n",
+        false => "\nThis machine cannot splice; longsplice copies on it.\n",
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_thing_comes_with_its_cure() {
+        let checks = vec![Check::ok("kernel", "6.6.0"), Check::missing("bpffs", "not mounted", "mount it")];
+        let text = text(&Report { splicing: false, checks });
+        assert!(text.contains("MISSING  bpffs           not mounted\n"), "{text}");
+        assert!(text.contains("-> mount it\n") && text.contains("cannot splice"), "{text}");
+    }
+
+    #[test]
+    fn every_check_gives_an_answer_whoever_asks() {
+        let names: Vec<&str> = facts::all().iter().map(|c| c.name).collect();
+        assert!(names.contains(&"kernel") && names.contains(&"capabilities"), "{names:?}");
+    }
+}

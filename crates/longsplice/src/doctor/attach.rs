@@ -1,0 +1,79 @@
+//! The experiment: load, attach, remove, where nobody is disturbed.
+
+use super::{Check, State};
+use crate::paths;
+use longsplice_datapath::{Datapath, OpenError, Options};
+use nix::sched::{CloneFlags, unshare};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::{self, Command, Stdio},
+    thread,
+};
+
+const NAME: &str = "tcx";
+
+/// For when it cannot succeed.
+pub fn not_tried() -> Check {
+    Check::new(NAME, State::Note, "not tried, because of what is missing above")
+}
+
+/// Loads and attaches in a network namespace that lives as long as this function's thread.
+pub fn attach() -> Check {
+    let tried = thread::scope(|s| s.spawn(in_own_namespace).join());
+    match tried {
+        Ok(Ok(())) => Check::ok(NAME, "loaded, attached and removed in a namespace of its own"),
+        Ok(Err(Trouble::Setting(why))) => {
+            Check::warning(NAME, format!("not tried: {why}"), "install iproute2 and run as root to try it")
+        }
+        Ok(Err(Trouble::Kernel(e))) => Check::missing(NAME, e.to_string(), cure(&e)),
+        Err(_) => Check::missing(NAME, "the attempt panicked", "report this, please"),
+    }
+}
+
+fn cure(e: &OpenError) -> &'static str {
+    match e {
+        OpenError::Privilege => "a container or a security module may stand in the way of bpf(2): run outside of it",
+        OpenError::NoBpffs(_) => "mount -t bpf bpf /sys/fs/bpf",
+        OpenError::Kernel { .. } => "boot a kernel with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT, CONFIG_NET_XGRESS and BTF",
+        OpenError::Abi { .. } | OpenError::Running(_) | OpenError::Device(_) => "report this, please",
+    }
+}
+
+enum Trouble {
+    /// The namespace could not be made: that says nothing about splicing.
+    Setting(String),
+    Kernel(OpenError),
+}
+
+fn in_own_namespace() -> Result<(), Trouble> {
+    let setting = |what: &'static str| move |e: io::Error| Trouble::Setting(format!("{what}: {e}"));
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| setting("network namespace")(e.into()))?;
+    for arguments in [&["link", "add", "ls0", "type", "veth", "peer", "name", "ls1"][..], &["link", "set", "ls0", "up"]] {
+        // A child has the namespace of the thread that starts it.
+        let status = Command::new("ip").args(arguments).stderr(Stdio::null()).status().map_err(setting("ip"))?;
+        if !status.success() {
+            return Err(Trouble::Setting(format!("ip {}: {status}", arguments.join(" "))));
+        }
+    }
+    let pins = Pins::new();
+    let options = Options { devices: vec!["ls0".into()], pin: Some(pins.0.clone()), max_flows: 16 };
+    Datapath::open(&options).map(drop).map_err(Trouble::Kernel)
+}
+
+/// The pins of the attempt, removed whatever becomes of it.
+struct Pins(PathBuf);
+
+impl Pins {
+    fn new() -> Pins {
+        Pins(Path::new("/sys/fs/bpf/longsplice").join(format!("doctor-{}", process::id())))
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        // Both may never have been made; and a pin that stays is harmless, as its device is gone with the namespace.
+        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_file(paths::pin_lock(&self.0));
+    }
+}

@@ -1,0 +1,170 @@
+//! What can be read without changing anything.
+
+use super::{Check, State};
+use crate::paths;
+use longsplice_datapath::Repair;
+use longsplice_engine::OpenOptions;
+use nix::sys::{
+    resource::{Resource, getrlimit},
+    socket::{AddressFamily, SockFlag, SockType, socket},
+};
+use std::{fs, io, path::Path};
+
+/// tcx links, and `bpf_mprog` below them, came with 6.6.
+const KERNEL: (u32, u32) = (6, 6);
+
+/// All of them, in the order in which one would put them right.
+pub fn all() -> Vec<Check> {
+    let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair()];
+    checks.extend(devices());
+    checks.extend([source_ports(), descriptors(), pinned()]);
+    checks
+}
+
+fn read(path: &str) -> io::Result<String> {
+    Ok(fs::read_to_string(path)?.trim().to_owned())
+}
+
+fn kernel() -> Check {
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    match version(&release) {
+        Some(v) if v >= KERNEL => Check::ok("kernel", release),
+        _ => Check::missing("kernel", release, "Linux 6.6 or newer is needed; Debian 12 has one in bookworm-backports"),
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn btf() -> Check {
+    const BTF: &str = "/sys/kernel/btf/vmlinux";
+    if Path::new(BTF).exists() {
+        Check::ok("BTF", BTF)
+    } else {
+        Check::missing("BTF", format!("no {BTF}"), "boot a kernel with CONFIG_DEBUG_INFO_BTF=y")
+    }
+}
+
+fn bpffs() -> Check {
+    const BPFFS: &str = "/sys/fs/bpf";
+    let mounts = read("/proc/self/mounts").unwrap_or_default();
+    let mounted = mounts.lines().any(|l| {
+        let mut fields = l.split(' ').skip(1);
+        (fields.next(), fields.next()) == (Some(BPFFS), Some("bpf"))
+    });
+    if mounted {
+        Check::ok("bpffs", BPFFS)
+    } else {
+        Check::missing("bpffs", format!("not mounted at {BPFFS}"), format!("mount -t bpf bpf {BPFFS}"))
+    }
+}
+
+fn capabilities() -> Check {
+    // include/uapi/linux/capability.h
+    const NEEDED: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_PERFMON", 38), ("CAP_BPF", 39)];
+    let status = read("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    let lacking: Vec<&str> =
+        NEEDED.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect();
+    if lacking.is_empty() {
+        Check::ok("capabilities", "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON")
+    } else {
+        let cure = "run as root, or with AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON in a systemd unit";
+        Check::missing("capabilities", format!("without {}", lacking.join(", ")), cure)
+    }
+}
+
+/// Parked sockets are closed silently with TCP_REPAIR.
+fn repair() -> Check {
+    let tried = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+        .map_err(io::Error::from)
+        .and_then(|s| Repair::On.set(&s).and_then(|()| Repair::Off.set(&s)));
+    match tried {
+        Ok(()) => Check::ok("TCP_REPAIR", "permitted"),
+        Err(e) => {
+            let cure = "needs CAP_NET_ADMIN in the user namespace that owns this network namespace";
+            Check::missing("TCP_REPAIR", e.to_string(), cure)
+        }
+    }
+}
+
+fn devices() -> Vec<Check> {
+    let all = match longsplice_datapath::devices() {
+        Ok(all) => all,
+        Err(e) => return vec![Check::missing("devices", e.to_string(), "mount /proc and /sys")],
+    };
+    let usable = all.iter().filter(|d| d.ethernet && d.up).count();
+    let mut checks: Vec<Check> = all
+        .iter()
+        .map(|d| {
+            let state = if d.ethernet && d.up { State::Ok } else { State::Note };
+            let link = if d.ethernet { "Ethernet" } else { "not Ethernet: connections over it are copied" };
+            let up = if d.up { "up" } else { "down" };
+            Check::new("device", state, format!("{}: {link}, {up}", d.name))
+        })
+        .collect();
+    if usable == 0 {
+        checks.push(Check::missing("devices", "no Ethernet device is up", "ip link set DEVICE up"));
+    }
+    checks
+}
+
+/// A port of ours that the kernel also gives to others ends in collisions of four-tuples.
+fn source_ports() -> Check {
+    const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+    let ours = OpenOptions::default().source_ports;
+    let text = read(RANGE).unwrap_or_default();
+    let mut numbers = text.split_whitespace().map(str::parse::<u16>);
+    let (Some(Ok(first)), Some(Ok(last))) = (numbers.next(), numbers.next()) else {
+        return Check::warning("source ports", format!("cannot read {RANGE}"), "mount /proc");
+    };
+    let found = format!("ours {}-{}, the kernel's {first}-{last}", ours.start(), ours.end());
+    if first > *ours.end() || last < *ours.start() {
+        Check::ok("source ports", found)
+    } else {
+        let cure = "set source_ports in the configuration, or net.ipv4.ip_local_port_range, so that they do not overlap";
+        Check::warning("source ports", found, cure)
+    }
+}
+
+fn descriptors() -> Check {
+    /// Two per flow, for as many flows as are allowed by default, and some for the program.
+    const ENOUGH: u64 = 2 * 65536 + 64;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
+    if hard >= ENOUGH {
+        Check::ok("open files", hard.to_string())
+    } else {
+        let found = format!("{hard}: about {} flows", hard.saturating_sub(64) / 2);
+        Check::warning("open files", found, format!("ulimit -Hn {ENOUGH}, or LimitNOFILE={ENOUGH} in a systemd unit"))
+    }
+}
+
+/// What is pinned in this network namespace.
+fn pinned() -> Check {
+    let pin = match paths::own_pin_folder() {
+        Ok(pin) => pin,
+        Err(e) => return Check::warning("data path", e.to_string(), "mount /proc"),
+    };
+    match fs::exists(&pin) {
+        Ok(true) => Check::new("data path", State::Note, format!("pinned at {}", pin.display())),
+        Ok(false) => Check::new("data path", State::Note, "not loaded in this network namespace"),
+        Err(e) => Check::new("data path", State::Note, format!("cannot look at {}: {e}", pin.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert_eq!(version("6.18.44-cloud-amd64"), Some((6, 18)));
+        assert_eq!(version("5.10.0"), Some((5, 10)));
+        assert_eq!(version("6"), None);
+        assert_eq!(version(""), None);
+        assert!(version("6.6.0") >= Some(KERNEL) && version("6.5.99") < Some(KERNEL) && version("10.0") > Some(KERNEL));
+    }
+}

@@ -1,0 +1,178 @@
+//! `longsplice ls`: live flows as a table.
+
+use crate::{Outcome, client::Client, control::Ask};
+use serde::Deserialize;
+use serde_json::Value;
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
+
+/// A flow as the control socket tells it (`FlowStatus`), as far as the table shows it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Row {
+    /// Number.
+    pub id: u64,
+    /// Protocol of the listener.
+    pub protocol: String,
+    /// The client's address.
+    pub client: String,
+    /// The server's address.
+    pub server: String,
+    /// The destination as the client named it.
+    pub target: String,
+    /// State.
+    pub state: String,
+    /// Stages that a segment traverses.
+    pub stages: Vec<String>,
+    /// Bytes from client to server.
+    pub bytes_up: u64,
+    /// Bytes from server to client.
+    pub bytes_down: u64,
+    /// Age in milliseconds.
+    pub age_ms: u64,
+    /// Why it is not spliced.
+    pub refusal: Option<String>,
+}
+
+/// `longsplice ls`.
+pub fn ls(control: Option<&Path>, json: bool) -> Outcome {
+    let mut answer = Client::connect(control)?.ask(Ask::Ls)?;
+    let flows = answer.get_mut("flows").map(Value::take).unwrap_or_default();
+    let mut out = io::stdout().lock();
+    if json {
+        writeln!(out, "{flows}")?;
+    } else {
+        let rows: Vec<Row> = serde_json::from_value(flows)?;
+        out.write_all(table(&rows).as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The flows of a control socket.
+pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
+    let mut answer = client.ask(Ask::Ls)?;
+    Ok(serde_json::from_value(answer.get_mut("flows").map(Value::take).unwrap_or_default())?)
+}
+
+const HEAD: [&str; 10] = ["ID", "PROTO", "CLIENT", "SERVER", "TARGET", "STATE", "UP", "DOWN", "AGE", "STAGES OR REFUSAL"];
+/// Numbers, and what is read from its end, stand at the right.
+const RIGHT: [bool; 10] = [true, false, false, false, false, false, true, true, true, false];
+
+fn table(rows: &[Row]) -> String {
+    let cells: Vec<[String; 10]> = rows.iter().map(cells).collect();
+    let mut width: [usize; 10] = HEAD.map(str::len);
+    for row in &cells {
+        for (w, cell) in width.iter_mut().zip(row) {
+            *w = (*w).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    let mut line = |row: &[String; 10]| {
+        let mut l = String::new();
+        for ((cell, w), right) in row.iter().zip(width).zip(RIGHT) {
+            l += &if right { format!("{cell:>w$}  ") } else { format!("{cell:<w$}  ") };
+        }
+        text += l.trim_end();
+        text.push('\n');
+    };
+    line(&HEAD.map(String::from));
+    cells.iter().for_each(&mut line);
+    text
+}
+
+fn cells(r: &Row) -> [String; 10] {
+    let why = match &r.refusal {
+        Some(refusal) => format!("not spliced: {refusal}"),
+        None => r.stages.join(" > "),
+    };
+    [
+        r.id.to_string(),
+        r.protocol.clone(),
+        r.client.clone(),
+        r.server.clone(),
+        printable(&r.target),
+        r.state.clone(),
+        bytes(r.bytes_up),
+        bytes(r.bytes_down),
+        age(r.age_ms),
+        why,
+    ]
+}
+
+/// Targets are what clients sent: nothing of theirs may steer the operator's terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Three digits and a power of 1000.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if n < 1000 {
+        return format!("{n} B");
+    }
+    let mut x = n as f64 / 1000.0;
+    let mut unit = 0;
+    // 999.95 is where "%.1f" would say 1000.0.
+    while x >= 999.95 {
+        x /= 1000.0;
+        unit += 1;
+    }
+    format!("{x:.1} {}", UNITS[unit])
+}
+
+fn age(ms: u64) -> String {
+    match ms / 1000 {
+        s @ 0..60 => format!("{s}.{} s", ms / 100 % 10),
+        s @ 60..3600 => format!("{}:{:02} min", s / 60, s % 60),
+        s => format!("{}:{:02} h", s / 3600, s / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        Row {
+            id: 7,
+            protocol: "socks5".into(),
+            client: "10.77.1.2:40000".into(),
+            server: "10.77.2.2:80".into(),
+            target: "example.org:80".into(),
+            state: "spliced".into(),
+            stages: vec!["device".into(), "forward".into(), "device".into()],
+            bytes_up: 120,
+            bytes_down: 1_234_567_890,
+            age_ms: 61_000,
+            refusal: None,
+        }
+    }
+
+    #[test]
+    fn a_table() {
+        let refused = Row { id: 12, refusal: Some("loopback".into()), target: "a\x1b[2J".into(), ..row() };
+        let text = table(&[row(), refused]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines[0].starts_with("ID  PROTO   CLIENT"), "{text}");
+        assert!(lines[1].contains("120 B") && lines[1].contains("1.2 GB") && lines[1].contains("1:01 min"), "{text}");
+        assert!(lines[1].ends_with("device > forward > device"), "{text}");
+        assert!(lines[2].ends_with("not spliced: loopback") && lines[2].contains("a?[2J"), "{text}");
+    }
+
+    #[test]
+    fn sizes() {
+        for (n, want) in [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (u64::MAX, "18.4 EB")] {
+            assert_eq!(bytes(n), want);
+        }
+    }
+
+    #[test]
+    fn ages() {
+        for (ms, want) in [(0, "0.0 s"), (59_999, "59.9 s"), (60_000, "1:00 min"), (3_600_000, "1:00 h"), (90_061_000, "25:01 h")] {
+            assert_eq!(age(ms), want);
+        }
+    }
+}

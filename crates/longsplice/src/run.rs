@@ -1,0 +1,247 @@
+//! `longsplice run`: from configuration to clean end.
+//!
+//! Order of the start: configuration, data path, listeners, control socket; order of the end: stop accepting, wait for
+//! flows that may end by themselves, end or leave the others, last lines of the access log, detach.
+
+use crate::{
+    Outcome,
+    args::{Format, RunArgs},
+    control::{Control, Ending},
+    paths,
+};
+use longsplice_datapath::{Datapath, PathFlags};
+use longsplice_engine::{OpenOptions, Refusal, Splicer};
+use longsplice_proxy::{Config, ConfigError, Server, access_log::LogFormat};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::{
+    error::Error,
+    io,
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
+use tracing_subscriber::EnvFilter;
+
+/// How long flows that were told to end may take to do so, and the access log to be written.
+const END: Duration = Duration::from_secs(5);
+
+/// `longsplice run`.
+pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
+    let config = configure(args)?;
+    start_log(verbose, args.log_format == Some(Format::Json));
+    raise_descriptor_limit();
+    let path = match control.or(config.control.as_deref()) {
+        Some(path) => path.to_owned(),
+        None => paths::control_socket()?,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(args, config, &path))
+}
+
+/// The file, and the command line on top of it.
+fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
+    let mut config = match &args.config {
+        Some(file) => Config::from_file(file)?,
+        None => Config::default(),
+    };
+    config.add_args(&args.socks5, &args.plug)?;
+    if let Some(when) = args.splice {
+        config.listeners.iter_mut().for_each(|l| l.policy.when = when);
+    }
+    if !args.device.is_empty() {
+        config.devices.clone_from(&args.device);
+    }
+    if let Some(file) = &args.access_log {
+        config.log.file = (file != Path::new("-")).then(|| file.clone());
+    }
+    match args.log_format {
+        Some(Format::Text) => config.log.format = LogFormat::Text,
+        Some(Format::Json) => config.log.format = LogFormat::Json,
+        None => {}
+    }
+    config.leave_flows_on_stop |= args.leave_flows;
+    Ok(config)
+}
+
+fn start_log(verbose: u8, json: bool) {
+    let level = ["info", "debug", "trace"][usize::from(verbose).min(2)];
+    // libbpf speaks through the same log, and much, at its lower levels.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    if json {
+        log.json().init();
+    } else {
+        log.init();
+    }
+}
+
+/// Two descriptors per flow: the usual soft limit of 1024 is for programs that call select(2).
+fn raise_descriptor_limit() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(e) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!("the limit of open files stays at {soft}: {e}");
+    }
+}
+
+/// The engine with the kernel path, or without it and with the reason in the log.
+fn open(args: &RunArgs, config: &Config) -> Splicer {
+    if args.copy_only {
+        tracing::info!("copying only, as told by --copy-only");
+        return Splicer::copying(Refusal::Policy);
+    }
+    let mut options = OpenOptions { devices: config.devices.clone(), max_flows: args.max_flows, ..OpenOptions::default() };
+    if let Some(ports) = &config.source_ports {
+        options.source_ports = ports.first..=ports.last;
+    }
+    match Splicer::open(&options) {
+        Ok(splicer) => {
+            announce_devices(&splicer);
+            splicer
+        }
+        Err(e) => {
+            tracing::warn!("connections are copied, not spliced: {e}; see `longsplice doctor`");
+            Splicer::copying(Refusal::Unprivileged)
+        }
+    }
+}
+
+fn announce_devices(splicer: &Splicer) {
+    let Some(datapath) = splicer.datapath() else { return };
+    let names: Vec<String> = longsplice_datapath::devices()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|d| datapath.attached().contains(&d.index))
+        .map(|d| d.name)
+        .collect();
+    if names.is_empty() {
+        tracing::warn!("no Ethernet device is up: nothing will be spliced; see `longsplice doctor`");
+    } else {
+        tracing::info!("splicing on {}", names.join(", "));
+    }
+}
+
+async fn serve(args: &RunArgs, config: Config, path: &Path) -> Outcome {
+    // Signals first: one that comes during the start must end it cleanly too.
+    let mut signals = Signals::new()?;
+    let leave = config.leave_flows_on_stop;
+    let splicer = open(args, &config);
+    let (server, control) = match start(&splicer, config, path).await {
+        Ok(started) => started,
+        Err(e) => {
+            // Flows that an earlier process has left must not suffer from a mistake in our configuration.
+            close(splicer, true)?;
+            return Err(e);
+        }
+    };
+    let (stop, mut stops) = mpsc::unbounded_channel();
+    // Also the sign for whoever waits for the start: everything is there now.
+    tracing::info!("control socket {}", path.display());
+    let ending = tokio::select! {
+        () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
+        ending = signals.until_end(&server) => ending,
+        ending = stops.recv() => ending.expect("we hold a sender"),
+    };
+    // The operator may go on looking, while flows drain.
+    tokio::select! {
+        () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
+        () = end(&splicer, &server, ending, leave, (&mut signals, &mut stops)) => {}
+    }
+    drop(server);
+    close(splicer, leave && !ending.flush)?;
+    drop(control);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn start(splicer: &Splicer, config: Config, path: &Path) -> Result<(Arc<Server>, Control), Box<dyn Error>> {
+    // The socket first: if it is taken, another process runs, and should not lose clients to us in between.
+    let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
+    let server = Server::start(splicer.clone(), config).await?;
+    Ok((Arc::new(server), control))
+}
+
+/// Ends all flows as gently as `ending` wants.
+async fn end(
+    splicer: &Splicer,
+    server: &Server,
+    ending: Ending,
+    leave: bool,
+    (signals, stops): (&mut Signals, &mut mpsc::UnboundedReceiver<Ending>),
+) {
+    server.stop_accepting();
+    if let Some(limit) = ending.drain {
+        tracing::info!("draining for at most {} s", limit.as_secs());
+        tokio::select! {
+            left = server.drain(limit) => tracing::info!("{left} connections left after draining"),
+            _ = signals.until_end(server) => {}
+            _ = stops.recv() => tracing::info!("told again to stop: no more draining"),
+        }
+    }
+    splicer.stop(leave && !ending.flush);
+    let left = server.drain(END).await;
+    if left > 0 {
+        tracing::warn!("{left} connections did not end within {} s; closing them", END.as_secs());
+    }
+}
+
+/// Detaches from the kernel and removes the tables; `keep`: unless the kernel forwards flows.
+fn close(splicer: Splicer, keep: bool) -> Result<(), Box<dyn Error>> {
+    let (pin, flows) = match splicer.datapath() {
+        Some(d) => (d.pin().display().to_string(), if keep { spliced(d) } else { 0 }),
+        None => (String::new(), 0),
+    };
+    splicer.stop(flows > 0);
+    splicer.close().map_err(|e| format!("cannot remove {pin}: {e}"))?;
+    if flows > 0 {
+        tracing::info!("stopped; {flows} flows left running, pinned at {pin}");
+    } else {
+        tracing::info!("stopped");
+    }
+    Ok(())
+}
+
+/// Flows that the kernel forwards without us; two entries each.
+fn spliced(datapath: &Datapath) -> usize {
+    let live = |flags: u16| flags & PathFlags::SPLICED != 0 && flags & PathFlags::DEAD == 0;
+    datapath.paths().iter().filter(|(_, p)| live(p.flags)).count() / 2
+}
+
+/// What the process reacts to.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Until SIGTERM or SIGINT; SIGHUP on the way reopens the access log.
+    async fn until_end(&mut self, server: &Server) -> Ending {
+        loop {
+            let name = tokio::select! {
+                _ = self.terminate.recv() => "SIGTERM",
+                _ = self.interrupt.recv() => "SIGINT",
+                _ = self.hang_up.recv() => {
+                    tracing::info!("SIGHUP: opening the access log anew");
+                    server.reopen_log();
+                    continue;
+                }
+            };
+            tracing::info!("{name}: stopping");
+            return Ending { drain: None, flush: false };
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `longsplice lab shell`: a network to try things in.
+
+use crate::Outcome;
+use longsplice_lab::{Lab, Shape, topology};
+use std::{env, io::Write, process::ExitCode};
+
+/// Makes a lab, starts a shell in its client, and removes the lab when the shell ends.
+pub fn shell() -> Outcome {
+    let lab = Lab::simple(Shape::TwoDevices)?;
+    let enter = |n: &longsplice_lab::Namespace| format!("nsenter --net={}", n.path().display());
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "client  c0 ──── f0  forwarder  f1 ──── s0  server\n")?;
+    for (name, namespace, device, address) in [
+        ("client", &lab.client, "c0", topology::CLIENT),
+        ("forwarder", &lab.forwarder, "f0", topology::FORWARDER_TO_CLIENT),
+        ("", &lab.forwarder, "f1", topology::FORWARDER_TO_SERVER),
+        ("server", &lab.server, "s0", topology::SERVER),
+    ] {
+        let enter = if name.is_empty() { String::new() } else { enter(namespace) };
+        writeln!(out, "{name:<10} {device}  {:<11} {:<11} {enter}", address.v4.to_string(), address.v6.to_string())?;
+    }
+    let forwarder = enter(&lab.forwarder);
+    writeln!(
+        out,
+        "\nThis shell is the client. Try:\n  {} nc -lkp 7 -e cat &\n  {forwarder} longsplice run --socks5 {}:1080 &\n  \
+         curl --socks5-hostname {}:1080 http://{}/\nThe lab goes when the shell ends.",
+        enter(&lab.server),
+        topology::FORWARDER_TO_CLIENT.v4,
+        topology::FORWARDER_TO_CLIENT.v4,
+        topology::SERVER.v4,
+    )?;
+    drop(out);
+    let shell = env::var("SHELL").unwrap_or_else(|_| "/bin/bash".into());
+    let status = lab.client.command(&shell).status()?;
+    Ok(status.code().map_or(ExitCode::FAILURE, |c| ExitCode::from(c.clamp(0, 255) as u8)))
+}
