@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define __always_inline inline __attribute__((always_inline))
 static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l; }
 static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 
@@ -17,6 +16,8 @@ static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 struct model {
 	struct leg leg[2];
 	struct path path[2]; /* where packets of leg i's host come in */
+	__u64 now;           /* ns */
+	__u64 now;           /* ns */
 };
 
 /* Mirrored in src/model.rs. */
@@ -67,8 +68,14 @@ struct model *model_new(const struct model_start *s)
 
 void model_free(struct model *m) { free(m); }
 
+/* The clock: to be set before any other call. */
+void model_at(struct model *m, __u64 ns) { m->now = ns; }
+
 void model_look(const struct model *m, int i, struct leg *to) { *to = m->leg[i]; }
 __u64 model_leg_size(void) { return sizeof(struct leg); }
+
+/* The clock stands still in between. */
+void model_time(struct model *m, __u64 now) { m->now = now; }
 
 static void stop_path(struct path *p) { p->word.flags &= ~PATH_SPLICED; }
 
@@ -76,8 +83,8 @@ static void wake_both(struct model *m)
 {
 	stop_path(&m->path[0]);
 	stop_path(&m->path[1]);
-	wake(&m->leg[0], &m->path[0], &m->path[1]);
-	wake(&m->leg[1], &m->path[1], &m->path[0]);
+	wake(&m->leg[0], &m->leg[1], &m->path[0], &m->path[1], m->now);
+	wake(&m->leg[1], &m->leg[0], &m->path[1], &m->path[0], m->now);
 }
 
 static int unsplice_legs(struct model *m)
@@ -170,10 +177,12 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 		return;
 	if (l->flags & LEG_SPLICED)
 		wake_both(m);
+	l->seen = m->now;
 	if (l->flags & LEG_TRIGGER && l->phase_in == PHASE_FWD && after(s->seq + s->len, l->max_in)) {
 		unsplice_legs(m);
 		out->events |= 1 << EVENT_TRIGGERED;
 	}
+	l->seen = m->now;
 	if (s->flags & TH_RST) {
 		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 		int in_order = rst_in_order(l, s);
@@ -259,6 +268,8 @@ static __u32 commit(struct model *m, const struct model_switch *g)
 	for (int i = 0; i < 2; i++)
 		if (m->leg[i].phase_in != PHASE_FWD || m->leg[i].phase_out != PHASE_FWD)
 			return SWITCH_BUSY;
+	settle_tsval(&m->leg[0], m->leg[1].tsval_in);
+	settle_tsval(&m->leg[1], m->leg[0].tsval_in);
 	for (int i = 0; i < 2; i++) {
 		struct leg *from = &m->leg[i], *to = &m->leg[!i];
 		struct path *p = &m->path[i];

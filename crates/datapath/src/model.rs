@@ -106,6 +106,8 @@ enum Opaque {}
 unsafe extern "C" {
     fn model_new(start: *const Start) -> *mut Opaque;
     fn model_free(m: *mut Opaque);
+    fn model_time(m: *mut Opaque, now: u64);
+    fn model_at(m: *mut Opaque, ns: u64);
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
     fn model_switch(m: *mut Opaque, g: *mut SwitchArgs);
@@ -125,6 +127,18 @@ impl Model {
     pub fn new(start: &[Start; 2]) -> Model {
         // SAFETY: reads two elements; aborts rather than return null.
         Model(NonNull::new(unsafe { model_new(start.as_ptr()) }).expect("aborts instead"))
+    }
+
+    /// Sets the clock, in nanoseconds: before every other call.
+    pub fn at(&mut self, ns: u64) {
+        // SAFETY: a live model.
+        unsafe { model_at(self.0.as_ptr(), ns) }
+    }
+
+    /// Sets the clock, in nanoseconds.
+    pub fn time(&mut self, now: u64) {
+        // SAFETY: a live pointer.
+        unsafe { model_time(self.0.as_ptr(), now) }
     }
 
     /// A segment of the host of leg `i`. Events come as a set of bits, `1 << event_kind`.

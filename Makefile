@@ -1,0 +1,50 @@
+# Everything that can be done with a checkout. Each target first installs what a fresh Debian 12 lacks, and says so.
+
+CARGO ?= cargo
+OUT ?= target/demo
+PATH := $(HOME)/.cargo/bin:$(PATH)
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo,)
+BIN = $${CARGO_TARGET_DIR:-target}/release/longsplice
+
+.PHONY: help build demo test bench lint shell man install-deps
+
+help:
+	@echo 'make build         target/release/longsplice'
+	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
+	@echo 'make test          all tests (root: they make network namespaces)'
+	@echo 'make bench         the figures of the README (root)'
+	@echo 'make lint          rustfmt, clippy, tidy'
+	@echo 'make shell         a shell in a network of client, forwarder and server (root)'
+	@echo 'make man           target/longsplice.1'
+	@echo 'make install-deps  what Debian 12 lacks for the above'
+
+install-deps:
+	@$(SUDO) dist/install-deps
+
+build: install-deps
+	$(CARGO) build --release --locked -p longsplice
+
+demo: build
+	@$(SUDO) $(BIN) demo --out $(OUT)
+
+# The same profile as build: what was built for it is used again, and the checked traffic runs at full speed.
+test: install-deps
+	$(CARGO) test --release --locked --workspace
+	@echo 'make test: all tests passed'
+
+bench: build
+	@test -x bench/run || { echo 'make bench: there is no bench/run yet'; exit 1; }
+	@$(SUDO) bench/run
+
+lint: install-deps
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) test --release --locked -p longsplice --test tidy
+	@echo 'make lint: clean'
+
+shell: build
+	@$(SUDO) $(BIN) lab shell
+
+man: build
+	$(BIN) man > target/longsplice.1
+	@echo 'man -l target/longsplice.1'

@@ -1,0 +1,765 @@
+//! A small, strict TCP (RFC 9293) without handshake: what it does not accept, no host has to accept.
+//!
+//! Not here: urgent data, path MTU discovery, keep-alive, simultaneous anything. Congestion control is slow start and
+//! additive increase, loss recovery NewReno with or without SACK (RFC 6582, RFC 6675 in spirit).
+
+use rand::{RngExt, rngs::SmallRng};
+use std::collections::VecDeque;
+
+/// Microseconds.
+pub type Time = u64;
+/// One millisecond.
+pub const MS: Time = 1000;
+
+pub const FIN: u8 = 1;
+pub const RST: u8 = 4;
+pub const PSH: u8 = 8;
+pub const ACK: u8 = 16;
+
+/// A segment on a wire.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: u8,
+    pub win: u16,
+    pub ts: Option<(u32, u32)>,
+    pub sack: Vec<(u32, u32)>,
+    pub data: Vec<u8>,
+}
+
+impl Packet {
+    pub fn end(&self) -> u32 {
+        self.seq.wrapping_add(self.data.len() as u32).wrapping_add(u32::from(self.flags & FIN != 0))
+    }
+}
+
+pub fn before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}
+pub fn after(a: u32, b: u32) -> bool {
+    before(b, a)
+}
+fn later(a: u32, b: u32) -> u32 {
+    if after(a, b) { a } else { b }
+}
+
+/// Where implementations differ.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    pub mss: u32,
+    pub receive: u32,
+    pub send: usize,
+    pub wscale: u8,
+    pub ts: bool,
+    pub sack: bool,
+    /// Pure ACKs below RCV.NXT are not acceptable (RFC 9293, 3.10.7.4), else down to the last acknowledgement sent (Linux).
+    pub strict_low: bool,
+    /// A zero window is probed with a byte of data beyond it (BSD), else with an old sequence number (Linux).
+    pub probe_data: bool,
+    /// Window updates by SND.WL1 and SND.WL2 alone (RFC 9293), else also when the window grows (Linux).
+    pub strict_window: bool,
+    /// Delay of acknowledgements.
+    pub delack: Time,
+    /// Ticks of the timestamp clock.
+    pub tick: Time,
+    pub rto_min: Time,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ignored {
+    Paws,
+    Sequence,
+    AckTooNew,
+    AckTooOld,
+}
+
+pub struct Tcp {
+    pub style: Style,
+    /// Window shift of the other side.
+    peer_wscale: u8,
+    ts_base: u32,
+    // send
+    una: u32,
+    nxt: u32,
+    max: u32,
+    wnd: u32,
+    max_wnd: u32,
+    wl1: u32,
+    wl2: u32,
+    buffer: VecDeque<u8>,
+    closing: bool,
+    fin_sent: bool,
+    pub fin_acked: bool,
+    cwnd: u32,
+    ssthresh: u32,
+    dup: u32,
+    recover: Option<u32>,
+    rtx: u32,
+    sacked: Vec<(u32, u32)>,
+    high_sacked: u32,
+    srtt: Time,
+    rttvar: Time,
+    rto: Time,
+    backoff: u32,
+    timed: Option<(u32, Time)>,
+    rto_at: Option<Time>,
+    persist_at: Option<Time>,
+    // receive
+    rcv: u32,
+    edge: u32,
+    last_ack: u32,
+    ready: VecDeque<u8>,
+    ooo: Vec<(u32, Vec<u8>)>,
+    latest: Option<u32>,
+    fin_at: Option<u32>,
+    pub eof: bool,
+    ts_recent: u32,
+    unacked: u32,
+    delack_at: Option<Time>,
+    ack_now: bool,
+    pub reset: bool,
+    /// Silent for good: closed under TCP_REPAIR.
+    pub dead: bool,
+    out: Vec<Packet>,
+    pub rtos: u32,
+    pub fast: u32,
+    pub ignored: Vec<(Ignored, u32)>,
+    challenge_at: Time,
+}
+
+impl Tcp {
+    pub fn new(style: Style, peer: &Style, iss: u32, irs: u32, ts_base: u32, ts_recent: u32) -> Tcp {
+        let one = iss.wrapping_add(1);
+        let rcv = irs.wrapping_add(1);
+        let first = peer.receive.min(65535);
+        let mine = style.receive.min(65535);
+        Tcp {
+            style,
+            peer_wscale: peer.wscale,
+            ts_base,
+            una: one,
+            nxt: one,
+            max: one,
+            wnd: first,
+            max_wnd: first,
+            wl1: rcv,
+            wl2: one,
+            buffer: VecDeque::new(),
+            closing: false,
+            fin_sent: false,
+            fin_acked: false,
+            cwnd: 10 * style.mss.min(peer.mss),
+            ssthresh: u32::MAX,
+            dup: 0,
+            recover: None,
+            rtx: one,
+            sacked: Vec::new(),
+            high_sacked: one,
+            srtt: 0,
+            rttvar: 0,
+            rto: 1000 * MS,
+            backoff: 0,
+            timed: None,
+            rto_at: None,
+            persist_at: None,
+            rcv,
+            edge: rcv.wrapping_add(mine),
+            last_ack: rcv,
+            ready: VecDeque::new(),
+            ooo: Vec::new(),
+            latest: None,
+            fin_at: None,
+            eof: false,
+            ts_recent,
+            unacked: 0,
+            delack_at: None,
+            ack_now: false,
+            reset: false,
+            dead: false,
+            out: Vec::new(),
+            rtos: 0,
+            fast: 0,
+            ignored: Vec::new(),
+            challenge_at: 0,
+        }
+    }
+
+    // ---- the application's side
+
+    pub fn room(&self) -> usize {
+        if self.closing { 0 } else { self.style.send.saturating_sub(self.buffer.len()) }
+    }
+
+    pub fn write(&mut self, data: &[u8]) {
+        assert!(!self.closing);
+        self.buffer.extend(data);
+    }
+
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    pub fn unread(&self) -> usize {
+        self.ready.len()
+    }
+
+    pub fn at_eof(&self) -> bool {
+        self.ready.is_empty() && self.eof
+    }
+
+    pub fn read(&mut self, n: usize, to: &mut Vec<u8>) -> usize {
+        let n = n.min(self.ready.len());
+        to.extend(self.ready.drain(..n));
+        n
+    }
+
+    pub fn unsent(&self) -> bool {
+        !self.buffer.is_empty()
+    }
+
+    pub fn brief(&self) -> String {
+        format!(
+            "una {} nxt {} max {} wnd {} cwnd {} rto {:?} rcv {} edge {} unread {} ooo {} buf {} closing {} fin_acked {} eof {}",
+            self.una, self.nxt, self.max, self.wnd, self.cwnd, self.rto_at, self.rcv, self.edge, self.ready.len(),
+            self.ooo.len(), self.buffer.len(), self.closing, self.fin_acked, self.eof
+        )
+    }
+
+    // ---- time
+
+    pub fn wakes(&self) -> Option<Time> {
+        if self.dead {
+            return None;
+        }
+        [self.rto_at, self.persist_at, self.delack_at].into_iter().flatten().min()
+    }
+
+    fn tsval(&self, now: Time) -> u32 {
+        self.ts_base.wrapping_add((now / self.style.tick) as u32)
+    }
+
+    /// Runs timers, and sends what may be sent.
+    pub fn poll(&mut self, now: Time) -> Vec<Packet> {
+        if self.dead || self.reset {
+            self.out.clear();
+            return Vec::new();
+        }
+        if self.delack_at.is_some_and(|t| t <= now) {
+            self.ack_now = true;
+        }
+        if self.rto_at.is_some_and(|t| t <= now) {
+            self.timeout(now);
+        }
+        if self.persist_at.is_some_and(|t| t <= now) {
+            self.probe(now);
+        }
+        self.send(now);
+        if self.updates_window() {
+            self.ack_now = true;
+        }
+        if self.ack_now {
+            self.push(now, self.max_or_edge(), Vec::new(), 0);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// SND.NXT for a segment without data, but not beyond the window, should that have been taken back.
+    fn max_or_edge(&self) -> u32 {
+        self.max
+    }
+
+    fn timeout(&mut self, now: Time) {
+        self.rtos += 1;
+        let flight = self.max.wrapping_sub(self.una);
+        self.ssthresh = (flight / 2).max(2 * self.mss());
+        self.cwnd = self.mss();
+        self.recover = Some(self.max);
+        self.nxt = self.una;
+        self.rtx = self.una;
+        self.dup = 0;
+        self.timed = None;
+        self.backoff = (self.backoff + 1).min(8);
+        self.rto_at = Some(now + (self.rto << self.backoff).min(60_000 * MS));
+        self.sacked.clear(); // the receiver may have reneged (RFC 2018, 8)
+    }
+
+    fn probe(&mut self, now: Time) {
+        if self.style.probe_data && !self.buffer.is_empty() && self.una == self.max {
+            let b = self.buffer[0];
+            self.push(now, self.una, vec![b], 0);
+            self.max = self.una.wrapping_add(1);
+            self.nxt = self.una;
+        } else if self.style.probe_data && !self.buffer.is_empty() {
+            let b = self.buffer[0];
+            self.push(now, self.una, vec![b], 0);
+        } else {
+            self.push(now, self.una.wrapping_sub(1), Vec::new(), 0);
+        }
+        self.backoff = (self.backoff + 1).min(8);
+        self.persist_at = Some(now + (self.rto << self.backoff).min(60_000 * MS));
+    }
+
+    fn mss(&self) -> u32 {
+        self.style.mss
+    }
+
+    /// Sequence number after everything that is to be sent.
+    fn goal(&self) -> u32 {
+        let fin = u32::from(self.closing && !self.fin_acked);
+        self.una.wrapping_add(self.buffer.len() as u32).wrapping_add(fin)
+    }
+
+    fn send(&mut self, now: Time) {
+        loop {
+            let goal = self.goal();
+            let data_end = self.una.wrapping_add(self.buffer.len() as u32);
+            // what the other side already has
+            if let Some(&(_, e)) = self.sacked.iter().find(|(s, e)| !before(self.nxt, *s) && before(self.nxt, *e)) {
+                self.nxt = e;
+                continue;
+            }
+            let in_flight = self.nxt.wrapping_sub(self.una);
+            let window = self.wnd.min(self.cwnd + self.dup * self.mss());
+            if !before(self.nxt, goal) {
+                break;
+            }
+            let left = goal.wrapping_sub(self.nxt);
+            let room = window.saturating_sub(in_flight);
+            let mut n = self.mss().min(left).min(room);
+            if n == 0 {
+                break;
+            }
+            if let Some(&(s, _)) = self.sacked.iter().find(|(s, _)| after(*s, self.nxt)) {
+                n = n.min(s.wrapping_sub(self.nxt));
+            }
+            // silly windows (RFC 9293, 3.8.6.2.1)
+            let again = before(self.nxt, self.max);
+            if n < self.mss() && n < left && n < self.max_wnd / 2 && !again {
+                if in_flight == 0 && self.persist_at.is_none() && self.rto_at.is_none() {
+                    self.persist_at = Some(now + 200 * MS);
+                }
+                break;
+            }
+            let have = data_end.wrapping_sub(self.nxt).min(n);
+            let have = if after(self.nxt, data_end) { 0 } else { have };
+            let fin = n > have;
+            let at = self.nxt.wrapping_sub(self.una) as usize;
+            let data: Vec<u8> = self.buffer.range(at..at + have as usize).copied().collect();
+            if !again && self.timed.is_none() {
+                self.timed = Some((self.nxt.wrapping_add(n), now));
+            }
+            let seq = self.nxt;
+            self.push(now, seq, data, if fin { FIN } else { PSH });
+            self.fin_sent |= fin;
+            self.nxt = self.nxt.wrapping_add(n);
+            self.max = later(self.max, self.nxt);
+            if self.rto_at.is_none() {
+                self.rto_at = Some(now + self.rto);
+            }
+        }
+        // a closed window, nothing in flight
+        if self.una == self.max && before(self.una, self.goal()) && self.wnd < self.mss().min(self.goal().wrapping_sub(self.una)) {
+            if self.persist_at.is_none() && self.wnd == 0 {
+                self.persist_at = Some(now + self.rto);
+            }
+        } else if self.wnd > 0 && self.persist_at.is_some() && self.una != self.max && self.rto_at.is_some() {
+            self.persist_at = None;
+        }
+        // a probed byte beyond a closed window
+        if self.una != self.max && self.rto_at.is_none() && self.persist_at.is_none() {
+            self.rto_at = Some(now + self.rto);
+        }
+    }
+
+    fn window(&self) -> u32 {
+        let free = self.style.receive.saturating_sub(self.ready.len() as u32);
+        free >> self.style.wscale << self.style.wscale
+    }
+
+    fn updates_window(&self) -> bool {
+        let offered = self.edge.wrapping_sub(self.rcv);
+        let free = self.window().min(65535 << self.style.wscale);
+        !self.eof && free >= offered + (2 * self.mss()).min(self.style.receive / 2).max(1)
+    }
+
+    fn push(&mut self, now: Time, seq: u32, data: Vec<u8>, flags: u8) {
+        // the right edge never moves back (RFC 9293, 3.8.6.2.2)
+        let right = later(self.edge, self.rcv.wrapping_add(self.window().min(65535 << self.style.wscale)));
+        let win = (right.wrapping_sub(self.rcv) >> self.style.wscale).min(65535);
+        self.edge = later(self.edge, self.rcv.wrapping_add(win << self.style.wscale));
+        let mut sack = Vec::new();
+        if self.style.sack && !self.ooo.is_empty() {
+            let mut blocks = self.blocks();
+            if let Some(i) = self.latest.and_then(|l| blocks.iter().position(|(s, e)| !before(l, *s) && before(l, *e))) {
+                let b = blocks.remove(i);
+                blocks.insert(0, b);
+            }
+            blocks.truncate(3);
+            sack = blocks;
+        }
+        self.out.push(Packet {
+            seq,
+            ack: self.rcv,
+            flags: flags | ACK,
+            win: win as u16,
+            ts: self.style.ts.then(|| (self.tsval(now), self.ts_recent)),
+            sack,
+            data,
+        });
+        self.last_ack = self.rcv;
+        self.unacked = 0;
+        self.delack_at = None;
+        self.ack_now = false;
+    }
+
+    fn blocks(&self) -> Vec<(u32, u32)> {
+        let mut v: Vec<(u32, u32)> = Vec::new();
+        for (s, d) in &self.ooo {
+            let e = s.wrapping_add(d.len() as u32);
+            match v.last_mut() {
+                Some(l) if !after(*s, l.1) => l.1 = later(l.1, e),
+                _ => v.push((*s, e)),
+            }
+        }
+        v
+    }
+
+    // ---- input
+
+    fn ignore(&mut self, why: Ignored) {
+        match self.ignored.iter_mut().find(|i| i.0 == why) {
+            Some(i) => i.1 += 1,
+            None => self.ignored.push((why, 1)),
+        }
+    }
+
+    /// An answer to what is not acceptable; rate limited, as everywhere, once anything has gone wrong.
+    fn challenge(&mut self, now: Time) {
+        if now >= self.challenge_at {
+            self.challenge_at = now + 500;
+            self.ack_now = true;
+        }
+    }
+
+    /// `why` it was ignored, if it was.
+    pub fn input(&mut self, now: Time, p: &Packet) -> Option<Ignored> {
+        if self.dead || self.reset {
+            return None;
+        }
+        if self.style.ts
+            && let Some((val, _)) = p.ts
+            && before(val, self.ts_recent)
+            && p.flags & RST == 0
+        {
+            self.ignore(Ignored::Paws);
+            self.challenge(now);
+            return Some(Ignored::Paws);
+        }
+        let (seq, end) = (p.seq, p.end());
+        let wnd = self.edge.wrapping_sub(self.rcv);
+        let low = if self.style.strict_low { self.rcv } else { self.last_ack };
+        let acceptable = if end == seq {
+            // up to and including the edge, as all implementations have it
+            !before(seq, low) && !after(seq, self.rcv.wrapping_add(wnd))
+        } else {
+            after(end, self.rcv) && before(seq, self.rcv.wrapping_add(wnd.max(u32::from(wnd == 0 && seq == self.rcv) )))
+        };
+        if !acceptable {
+            self.ignore(Ignored::Sequence);
+            if p.flags & RST == 0 {
+                self.challenge(now);
+                // duplicates and probes are answered without limit
+                if end != seq || before(seq, self.rcv) {
+                    self.ack_now = true;
+                }
+            }
+            return Some(Ignored::Sequence);
+        }
+        if p.flags & RST != 0 {
+            if seq == self.rcv {
+                self.reset = true;
+            } else {
+                self.challenge(now);
+            }
+            return None;
+        }
+        if after(p.ack, self.max) {
+            self.ignore(Ignored::AckTooNew);
+            self.challenge(now);
+            return Some(Ignored::AckTooNew);
+        }
+        if before(p.ack, self.una.wrapping_sub(self.max_wnd)) {
+            self.ignore(Ignored::AckTooOld);
+            self.challenge(now);
+            return Some(Ignored::AckTooOld);
+        }
+        if self.style.ts
+            && let Some((val, _)) = p.ts
+            && !after(seq, self.last_ack)
+        {
+            self.ts_recent = val;
+        }
+        self.acknowledged(now, p);
+        if end != seq {
+            self.data(now, p, wnd);
+        }
+        None
+    }
+
+    fn acknowledged(&mut self, now: Time, p: &Packet) {
+        let win = u32::from(p.win) << self.peer_wscale;
+        let mut window_changed = false;
+        if before(p.ack, self.una) {
+            return;
+        }
+        let newer = before(self.wl1, p.seq) || (self.wl1 == p.seq && !after(self.wl2, p.ack));
+        let linux = after(p.ack, self.una) || before(self.wl1, p.seq) || (self.wl1 == p.seq && win > self.wnd);
+        if if self.style.strict_window { newer } else { linux } {
+            window_changed = win != self.wnd;
+            let opened = self.wnd == 0 && win > 0;
+            self.wnd = win;
+            self.max_wnd = self.max_wnd.max(win);
+            self.wl1 = p.seq;
+            self.wl2 = p.ack;
+            if opened {
+                self.backoff = 0;
+                self.persist_at = None;
+                if self.una == self.max || self.nxt != self.max || self.style.probe_data {
+                    // what was a probe is sent again as data
+                    self.nxt = if self.persist_at.is_none() && self.rto_at.is_none() { self.una } else { self.nxt };
+                }
+            } else if win == 0 && self.persist_at.is_none() && self.una == self.max && before(self.una, self.goal()) {
+                self.persist_at = Some(now + self.rto);
+            }
+        }
+        let mut new_sack = false;
+        if self.style.sack {
+            for &(s, e) in &p.sack {
+                if !before(s, self.una) && after(e, s) && !after(e, self.max) {
+                    let known = self.sacked.iter().any(|&(a, b)| !before(s, a) && !after(e, b));
+                    if !known {
+                        new_sack = true;
+                        self.sacked.push((s, e));
+                        self.high_sacked = later(self.high_sacked, e);
+                    }
+                }
+            }
+            self.sacked.sort_by_key(|x| x.0.wrapping_sub(self.una));
+        }
+        if after(p.ack, self.una) {
+            self.advanced(now, p.ack);
+        } else if self.una != self.max && p.data.is_empty() && p.flags & FIN == 0 {
+            let counts = if self.style.sack { new_sack } else { !window_changed };
+            if counts && self.wnd > 0 {
+                self.dup += 1;
+                if self.dup == 3 && self.recover.is_none_or(|r| !before(self.una, r)) {
+                    self.fast += 1;
+                    let flight = self.max.wrapping_sub(self.una);
+                    self.ssthresh = (flight / 2).max(2 * self.mss());
+                    self.cwnd = self.ssthresh;
+                    self.recover = Some(self.max);
+                    self.timed = None;
+                    self.retransmit_hole(now, self.una);
+                } else if self.dup > 3 && self.style.sack && self.recover.is_some() {
+                    self.retransmit_hole(now, self.rtx);
+                }
+            }
+        }
+        if self.style.sack && p.data.len() > 0 && new_sack {
+            self.dup += 1;
+        }
+    }
+
+    /// Sends the first segment from `from` on that is neither acknowledged nor beyond what was sent.
+    fn retransmit_hole(&mut self, now: Time, from: u32) {
+        let mut at = later(from, self.una);
+        while let Some(&(_, e)) = self.sacked.iter().find(|(s, e)| !before(at, *s) && before(at, *e)) {
+            at = e;
+        }
+        if self.style.sack && !self.sacked.is_empty() && !before(at, self.high_sacked) && at != self.una {
+            return;
+        }
+        if !before(at, self.max) || !before(at, self.nxt) {
+            return;
+        }
+        let data_end = self.una.wrapping_add(self.buffer.len() as u32);
+        let mut n = self.mss().min(self.max.wrapping_sub(at));
+        if let Some(&(s, _)) = self.sacked.iter().find(|(s, _)| after(*s, at)) {
+            n = n.min(s.wrapping_sub(at));
+        }
+        let have = if before(at, data_end) { data_end.wrapping_sub(at).min(n) } else { 0 };
+        let fin = n > have && self.fin_sent;
+        let i = at.wrapping_sub(self.una) as usize;
+        let data: Vec<u8> = self.buffer.range(i..i + have as usize).copied().collect();
+        let len = have + u32::from(fin);
+        if len == 0 {
+            return;
+        }
+        self.push(now, at, data, if fin { FIN } else { PSH });
+        self.rtx = at.wrapping_add(len);
+    }
+
+    fn advanced(&mut self, now: Time, ack: u32) {
+        let n = ack.wrapping_sub(self.una);
+        let bytes = (n as usize).min(self.buffer.len());
+        self.buffer.drain(..bytes);
+        if n as usize > bytes {
+            assert!(self.fin_sent && n as usize == bytes + 1, "acknowledges what was not sent");
+            self.fin_acked = true;
+        }
+        self.una = ack;
+        self.nxt = later(self.nxt, ack);
+        self.sacked.retain(|&(_, e)| after(e, ack));
+        self.high_sacked = later(self.high_sacked, ack);
+        if let Some((end, at)) = self.timed
+            && !before(ack, end)
+        {
+            let r = (now - at).max(1);
+            if self.srtt == 0 {
+                self.srtt = r;
+                self.rttvar = r / 2;
+            } else {
+                self.rttvar = (3 * self.rttvar + self.srtt.abs_diff(r)) / 4;
+                self.srtt = (7 * self.srtt + r) / 8;
+            }
+            self.rto = (self.srtt + 4 * self.rttvar).max(self.style.rto_min);
+            self.timed = None;
+        }
+        self.backoff = 0;
+        self.persist_at = None;
+        match self.recover {
+            Some(r) if before(ack, r) => {
+                if self.nxt == self.max {
+                    self.dup = self.dup.saturating_sub(n / self.mss());
+                    self.retransmit_hole(now, later(ack, self.rtx).min_seq(ack, self.style.sack));
+                }
+                self.cwnd += n.min(self.mss());
+            }
+            Some(_) => {
+                self.recover = None;
+                self.dup = 0;
+                self.cwnd = self.cwnd.max(2 * self.mss());
+            }
+            None => {
+                self.dup = 0;
+                if self.cwnd < self.ssthresh {
+                    self.cwnd += n.min(2 * self.mss());
+                } else {
+                    self.cwnd += (self.mss() * self.mss() / self.cwnd).max(1);
+                }
+                self.cwnd = self.cwnd.min(1 << 24);
+            }
+        }
+        self.rto_at = (self.una != self.max).then_some(now + self.rto);
+    }
+
+    fn data(&mut self, now: Time, p: &Packet, wnd: u32) {
+        let limit = self.rcv.wrapping_add(wnd);
+        let mut data = &p.data[..];
+        let mut seq = p.seq;
+        let mut fin = p.flags & FIN != 0;
+        if before(seq, self.rcv) {
+            let cut = self.rcv.wrapping_sub(seq) as usize;
+            data = &data[cut.min(data.len())..];
+            seq = self.rcv;
+            self.ack_now = true;
+        }
+        let end = seq.wrapping_add(data.len() as u32);
+        if after(end, limit) {
+            let keep = limit.wrapping_sub(seq) as usize;
+            data = &data[..keep.min(data.len())];
+            fin = false;
+            self.ack_now = true;
+        }
+        let end = seq.wrapping_add(data.len() as u32);
+        if fin {
+            self.fin_at = Some(end);
+        }
+        if self.eof {
+            self.ack_now = true;
+            return;
+        }
+        let in_order = seq == self.rcv;
+        if !data.is_empty() {
+            self.latest = Some(seq);
+            let at = self.ooo.partition_point(|(s, _)| before(*s, seq));
+            self.ooo.insert(at, (seq, data.to_vec()));
+        }
+        let holes = self.ooo.len() > 1 || !in_order;
+        while let Some((s, _)) = self.ooo.first() {
+            if after(*s, self.rcv) {
+                break;
+            }
+            let (s, d) = self.ooo.remove(0);
+            let skip = self.rcv.wrapping_sub(s) as usize;
+            if skip < d.len() {
+                self.ready.extend(&d[skip..]);
+                self.rcv = self.rcv.wrapping_add((d.len() - skip) as u32);
+            }
+        }
+        if self.fin_at == Some(self.rcv) {
+            self.rcv = self.rcv.wrapping_add(1);
+            self.edge = later(self.edge, self.rcv);
+            self.eof = true;
+            self.ack_now = true;
+        }
+        self.unacked += data.len() as u32;
+        if holes || self.unacked >= 2 * self.mss() {
+            self.ack_now = true;
+        } else if self.delack_at.is_none() {
+            self.delack_at = Some(now + self.style.delack);
+        }
+    }
+}
+
+trait MinSeq {
+    fn min_seq(self, ack: u32, sack: bool) -> u32;
+}
+impl MinSeq for u32 {
+    /// Without SACK a partial acknowledgement names the next hole (RFC 6582).
+    fn min_seq(self, ack: u32, sack: bool) -> u32 {
+        if sack { self } else { ack }
+    }
+}
+
+impl Style {
+    pub fn random(rng: &mut SmallRng) -> Style {
+        let wscale = if rng.random_bool(0.7) { rng.random_range(0..10) } else { 0 };
+        let mss = *[536, 1000, 1460, 1448, 100][..].get(rng.random_range(0..5)).expect("five");
+        let unit = 1u32 << wscale;
+        let receive = match rng.random_range(0..10) {
+            0 => rng.random_range(1..4 * mss),
+            1..5 => rng.random_range(mss..20 * mss),
+            _ => rng.random_range(20_000..400_000),
+        };
+        Style {
+            mss,
+            receive: receive.max(unit).max(2),
+            send: rng.random_range(2000..200_000),
+            wscale,
+            ts: rng.random_bool(0.7),
+            sack: rng.random_bool(0.7),
+            strict_low: rng.random_bool(0.5),
+            probe_data: rng.random_bool(0.3),
+            strict_window: rng.random_bool(0.5),
+            delack: *[0, 1, 40, 40, 100, 200].get(rng.random_range(0..6usize)).expect("six") * MS,
+            tick: *[MS, MS, MS, 10 * MS, 100].get(rng.random_range(0..5usize)).expect("five"),
+            rto_min: 200 * MS,
+        }
+    }
+
+    /// Like Linux, which our sockets are.
+    pub fn local(rng: &mut SmallRng) -> Style {
+        Style {
+            strict_low: false,
+            probe_data: false,
+            strict_window: false,
+            delack: 40 * MS,
+            tick: MS,
+            wscale: rng.random_range(0..9),
+            receive: rng.random_range(4000..300_000),
+            ..Style::random(rng)
+        }
+    }
+}
