@@ -1,5 +1,7 @@
 //! What the tests of the whole share: a forwarder inside a lab, driven from the test.
 
+pub mod sim;
+
 use longsplice_engine::{Command, Ended, FlowInfo, FlowState, Leftovers, OpenOptions, Policy, Splicer, When};
 use longsplice_lab::{Lab, process::wait_for};
 use std::{

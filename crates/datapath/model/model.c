@@ -17,7 +17,6 @@ struct model {
 	struct leg leg[2];
 	struct path path[2]; /* where packets of leg i's host come in */
 	__u64 now;           /* ns */
-	__u64 now;           /* ns */
 };
 
 /* Mirrored in src/model.rs. */
@@ -69,7 +68,6 @@ struct model *model_new(const struct model_start *s)
 void model_free(struct model *m) { free(m); }
 
 /* The clock: to be set before any other call. */
-void model_at(struct model *m, __u64 ns) { m->now = ns; }
 
 void model_look(const struct model *m, int i, struct leg *to) { *to = m->leg[i]; }
 __u64 model_leg_size(void) { return sizeof(struct leg); }
@@ -182,7 +180,6 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 		unsplice_legs(m);
 		out->events |= 1 << EVENT_TRIGGERED;
 	}
-	l->seen = m->now;
 	if (s->flags & TH_RST) {
 		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 		int in_order = rst_in_order(l, s);

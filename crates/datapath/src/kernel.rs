@@ -142,6 +142,14 @@ pub struct Switched {
     pub was_forwarded: [bool; 2],
 }
 
+impl Switched {
+    /// Position of the last bound of direction `d`. The hosts do not wait: `end` may be beyond it already, by less than
+    /// 2^32 since no window is larger.
+    pub fn bound64(&self, d: usize) -> u64 {
+        self.end[d] - u64::from((self.end[d] as u32).wrapping_sub(self.bound[d]))
+    }
+}
+
 /// What the data path reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {

@@ -328,7 +328,7 @@ impl<'a> Relay<'a> {
             if !at.was_forwarded[d] {
                 continue;
             }
-            let forwarded = at.end[d] - now.since[d];
+            let forwarded = at.bound64(d) - now.since[d];
             now.spliced[d] += forwarded;
             let (from, to) = if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
             from.consumed += forwarded;

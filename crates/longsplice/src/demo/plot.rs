@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 /// Before and after the switch.
-const AROUND: Duration = Duration::from_millis(100);
+const AROUND: Duration = Duration::from_millis(60);
 /// More points than these are one line to the eye, and a slow picture.
 const POINTS: usize = 4000;
 const SERVER: RGBColor = RGBColor(0x1f, 0x77, 0xb4);

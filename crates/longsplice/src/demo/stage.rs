@@ -23,6 +23,8 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 pub const SIZE: u64 = 1 << 30;
 /// What nginx sends in a second: so little that a small machine copies it too, and the pictures compare.
 pub const RATE: u64 = 64 << 20;
+/// What it sends at a time: the steps of the stairs in the picture.
+const CHUNK: u64 = 256 << 10;
 /// Where nginx listens.
 pub const HTTP: u16 = 80;
 /// Where the proxy listens.
@@ -125,7 +127,7 @@ fn start_nginx(server: &Namespace, dir: &Path) -> Result<ChildGuard> {
     let config = dir.join("nginx.conf");
     let text = format!(
         "daemon off;\nuser root;\nworker_processes 1;\npid {dir}/nginx.pid;\nerror_log stderr;\nevents {{}}\n\
-         http {{\n  access_log off;\n  sendfile on;\n  server {{\n    listen {address};\n    root {dir};\n    \
+         http {{\n  access_log off;\n  sendfile on;\n  sendfile_max_chunk {CHUNK};\n  server {{\n    listen {address};\n    root {dir};\n    \
          limit_rate {RATE};\n  }}\n}}\n",
         dir = dir.display(),
         address = topology::SERVER.port(Family::V4, HTTP),

@@ -1,0 +1,570 @@
+//! A deterministic simulation of one flow: two hosts, two links, our two sockets, and between them the data path's own
+//! decision logic. Everything follows from a seed.
+
+mod relay;
+mod tcp;
+
+use longsplice_datapath::model::{Edit, Fate, Model, Seg, Start};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use relay::{Habits, Relay, State};
+use std::{cmp::Reverse, collections::BinaryHeap};
+use tcp::{FIN, MS, Packet, RST, Style, Tcp, Time};
+
+const LEG_TS: u32 = 1;
+const LEG_SACK: u32 = 2;
+const EVENT_TRIGGERED: u8 = 1 << 3;
+
+/// How bad the links are.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// Probability.
+    pub loss: f64,
+    /// Probability.
+    pub duplicate: f64,
+    /// Probability of an extra delay.
+    pub reorder: f64,
+}
+
+/// What a run has shown.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Longest time in which a receiver got nothing although there was something.
+    pub gap: Time,
+    /// End of all.
+    pub time: Time,
+    /// Completed splices.
+    pub splices: u32,
+    /// Retransmission timeouts of hosts and sockets.
+    pub rtos: u32,
+    /// What was wrong.
+    pub error: Option<String>,
+    /// The packets, if asked for.
+    pub trace: Vec<String>,
+    /// Where the longest gap began.
+    pub gap_at: Time,
+}
+
+struct App {
+    seed: u64,
+    total: u64,
+    written: u64,
+    got: u64,
+    chunk: usize,
+    pause: Time,
+    write_at: Time,
+    /// Reads at most so much at a time ...
+    sip: usize,
+    /// ... and then sleeps.
+    nap: Time,
+    read_at: Time,
+    /// Closes only when the other side has.
+    after_peer: bool,
+    closed: bool,
+    eof: bool,
+    last: Time,
+}
+
+fn byte(seed: u64, at: u64) -> u8 {
+    let z = (seed.wrapping_add(at >> 3)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((z ^ z >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> (8 * (at & 7))) as u8
+}
+
+#[derive(Debug)]
+enum Event {
+    /// To the host of this side.
+    ToHost(usize, Packet),
+    /// To our device of this side.
+    ToUs(usize, Packet),
+    Wake,
+}
+
+struct Queued(Time, u64, Event);
+impl PartialEq for Queued {
+    fn eq(&self, o: &Queued) -> bool {
+        (self.0, self.1) == (o.0, o.1)
+    }
+}
+impl Eq for Queued {}
+impl PartialOrd for Queued {
+    fn partial_cmp(&self, o: &Queued) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(o))
+    }
+}
+impl Ord for Queued {
+    fn cmp(&self, o: &Queued) -> std::cmp::Ordering {
+        (self.0, self.1).cmp(&(o.0, o.1))
+    }
+}
+
+struct World {
+    now: Time,
+    serial: u64,
+    rng: SmallRng,
+    queue: BinaryHeap<Reverse<Queued>>,
+    hosts: [Tcp; 2],
+    apps: [App; 2],
+    sockets: [Tcp; 2],
+    model: Model,
+    relay: Relay,
+    relay_at: Option<Time>,
+    weather: Weather,
+    delay: [Time; 2],
+    jitter: Time,
+    /// Earliest time the next packet may arrive: links keep the order.
+    fifo: [[Time; 2]; 2],
+    tracing: bool,
+    out: Outcome,
+    progress: [u64; 2],
+}
+
+/// Runs one seed. `calm`: no loss, duplication or reordering, and nothing that makes hosts wait by right.
+pub fn run(seed: u64, calm: bool, tracing: bool) -> Outcome {
+    let mut w = World::new(seed, calm, tracing);
+    w.go();
+    w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
+    w.out.splices = w.relay.splices;
+    w.out.time = w.now;
+    w.out
+}
+
+impl World {
+    fn new(seed: u64, calm: bool, tracing: bool) -> World {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let r = &mut rng;
+        let mut host = [Style::random(r), Style::random(r)];
+        let mut ours = [Style::local(r), Style::local(r)];
+        // both legs have one MSS: the server is told the client's
+        let mss = host[0].mss.min(host[1].mss).min(ours[0].mss);
+        if calm {
+            // Of what hosts do by right to stop a flow, nothing: no windows below a few segments, no slow probes.
+            for h in &mut host {
+                h.receive = h.receive.max(6 * mss.max(1 << h.wscale));
+                h.delack = h.delack.min(40 * MS);
+            }
+            for s in &mut ours {
+                s.receive = s.receive.max(6 * mss);
+                s.send = s.send.max(6 * mss as usize);
+            }
+        }
+        for i in 0..2 {
+            let (ts, sack) = (host[i].ts && ours[i].ts, host[i].sack && ours[i].sack);
+            let scaled = r.random_bool(0.8);
+            for s in [&mut host[i], &mut ours[i]] {
+                s.mss = mss;
+                s.ts = ts;
+                s.sack = sack;
+                if !scaled {
+                    s.wscale = 0;
+                    s.receive = s.receive.min(65535);
+                }
+            }
+        }
+        let number = |r: &mut SmallRng| match r.random_range(0..3) {
+            0 => r.random_range(0..200_000u32).wrapping_neg(),
+            1 => (1u32 << 31) - r.random_range(0..200_000u32),
+            _ => r.random(),
+        };
+        let mut starts = [Start::default(), Start::default()];
+        let make = |i: usize, r: &mut SmallRng, start: &mut Start| {
+            let (a, b) = (number(r), number(r));
+            let (ta, tb): (u32, u32) = (r.random(), r.random());
+            let (h, o) = (&host[i], &ours[i]);
+            let far = Tcp::new(*h, o, a, b, ta, tb);
+            let near = Tcp::new(*o, h, b, a, tb, ta);
+            *start = Start {
+                irs: a,
+                iss: b,
+                edge_in: b.wrapping_add(1).wrapping_add(h.receive.min(65535)),
+                edge_out: a.wrapping_add(1).wrapping_add(o.receive.min(65535)),
+                tsval_in: ta,
+                tsval_out: tb,
+                flags: u32::from(h.ts) * LEG_TS + u32::from(h.sack) * LEG_SACK,
+                wscale_in: h.wscale,
+                wscale_out: o.wscale,
+            };
+            (far, near)
+        };
+        let (h0, s0) = make(0, r, &mut starts[0]);
+        let (h1, s1) = make(1, r, &mut starts[1]);
+        let app = |seed: u64, r: &mut SmallRng| App {
+            seed,
+            total: match r.random_range(0..8) {
+                0 => r.random_range(0..100),
+                1 => 0,
+                2..5 => r.random_range(100..30_000),
+                _ => r.random_range(30_000..400_000),
+            },
+            written: 0,
+            got: 0,
+            chunk: *[1, 100, 3000, 50_000].get(r.random_range(0..4usize)).expect("four"),
+            pause: *[0, 0, 100, MS, 20 * MS].get(r.random_range(0..5usize)).expect("five"),
+            write_at: 0,
+            sip: *[10, 1000, 100_000, 100_000].get(r.random_range(0..4usize)).expect("four"),
+            nap: if r.random_bool(0.6) { 0 } else { r.random_range(0..5 * MS) },
+            read_at: 0,
+            after_peer: false,
+            closed: false,
+            eof: false,
+            last: 0,
+        };
+        let mut apps = [app(seed * 2, r), app(seed * 2 + 1, r)];
+        for a in &mut apps {
+            // no more than some 4000 steps
+            a.chunk = a.chunk.max((a.total / 1000) as usize).max(1);
+            a.sip = a.sip.max((a.total / 1000) as usize);
+            if a.pause == 20 * MS {
+                a.chunk = a.chunk.max((a.total / 100) as usize).max(1);
+            }
+        }
+        match r.random_range(0..3) {
+            0 => apps[0].after_peer = true,
+            1 => apps[1].after_peer = true,
+            _ => {}
+        }
+        let weather = if calm {
+            Weather { loss: 0.0, duplicate: 0.0, reorder: 0.0 }
+        } else {
+            let dice = |r: &mut SmallRng, max: f64| if r.random_bool(0.5) { r.random_range(0.0..max) } else { 0.0 };
+            Weather { loss: dice(r, 0.04), duplicate: dice(r, 0.03), reorder: dice(r, 0.05) }
+        };
+        let habits = Habits {
+            buffer: *[100, 1500, 16_384, 65_536].get(r.random_range(0..4usize)).expect("four"),
+            late: *[10, 100, 2 * MS, 10 * MS].get(r.random_range(0..4usize)).expect("four"),
+            period: *[MS, 5 * MS, 20 * MS, 100 * MS].get(r.random_range(0..4usize)).expect("four"),
+            hold: !calm && r.random_bool(0.15),
+            trigger: r.random_bool(0.2),
+            drain_limit: if r.random_bool(0.2) { r.random_range(0..20 * MS) } else { 10_000 * MS },
+            switches: 40,
+        };
+        let first = r.random_range(0..2 * habits.period);
+        let mut relay = Relay::new(habits, first);
+        relay.tracing = tracing;
+        let far = if calm { 20 * MS } else { 60 * MS };
+        let delay = [r.random_range(10..far), r.random_range(10..far)].map(|d: u64| if r.random_bool(0.4) { d % 500 + 10 } else { d });
+        let mut out = Outcome::default();
+        if tracing {
+            out.trace.push(format!(
+                "hosts {host:?}\nours {ours:?}\n{habits:?}\n{weather:?} delay {delay:?}\ntotals {:?}\nstarts {starts:?}",
+                apps.iter().map(|a| (a.total, a.chunk, a.pause, a.sip, a.nap, a.after_peer)).collect::<Vec<_>>()
+            ));
+        }
+        World {
+            now: 0,
+            serial: 0,
+            hosts: [h0, h1],
+            sockets: [s0, s1],
+            apps,
+            model: Model::new(&starts),
+            relay,
+            relay_at: Some(0),
+            weather,
+            delay,
+            jitter: 20,
+            fifo: [[0; 2]; 2],
+            tracing,
+            out,
+            progress: [0; 2],
+            queue: BinaryHeap::new(),
+            rng,
+        }
+    }
+
+    fn note(&mut self, what: impl FnOnce(&World) -> String) {
+        if self.tracing {
+            let line = format!("{:>10} {}", self.now, what(self));
+            self.out.trace.push(line);
+        }
+    }
+
+    fn at(&mut self, t: Time, e: Event) {
+        self.serial += 1;
+        self.queue.push(Reverse(Queued(t, self.serial, e)));
+    }
+
+    /// Puts a packet on the link between us and host `i`.
+    fn wire(&mut self, i: usize, to_host: bool, p: Packet) {
+        let w = self.weather;
+        if self.rng.random_bool(w.loss) {
+            self.note(|_| format!("{i} lost"));
+            return;
+        }
+        let copies = 1 + u32::from(self.rng.random_bool(w.duplicate));
+        for _ in 0..copies {
+            let way = usize::from(to_host);
+            let mut t = self.now + self.delay[i] + self.rng.random_range(0..self.jitter);
+            if self.rng.random_bool(w.reorder) {
+                t += self.rng.random_range(0..self.delay[i] + 5 * MS);
+            } else {
+                t = t.max(self.fifo[i][way] + 1);
+                self.fifo[i][way] = t;
+            }
+            let p = p.clone();
+            self.at(t, if to_host { Event::ToHost(i, p) } else { Event::ToUs(i, p) });
+        }
+    }
+
+    fn go(&mut self) {
+        const LIMIT: Time = 600_000 * MS;
+        let mut steps = 0;
+        self.at(0, Event::Wake);
+        while self.out.error.is_none() {
+            self.settle();
+            if self.finished() {
+                return;
+            }
+            steps += 1;
+            let Some(next) = self.next() else {
+                return self.fail("nothing will ever happen again");
+            };
+            if next > LIMIT || steps > 400_000 {
+                return self.fail("no end");
+            }
+            self.now = self.now.max(next);
+            while self.queue.peek().is_some_and(|q| q.0.0 <= self.now) && self.out.error.is_none() {
+                let Reverse(Queued(_, _, e)) = self.queue.pop().expect("peeked");
+                self.event(e);
+            }
+        }
+    }
+
+    fn fail(&mut self, why: &str) {
+        let mut s = format!("{why} at {} us", self.now);
+        for i in 0..2 {
+            let a = &self.apps[i];
+            s += &format!(
+                "\nhost {i}: wrote {}/{} closed {}, got {}/{} eof {}; {} ignored {:?}\nsocket {i}: {} ignored {:?}",
+                a.written,
+                a.total,
+                a.closed,
+                a.got,
+                self.apps[1 - i].total,
+                a.eof,
+                self.hosts[i].brief(),
+                self.hosts[i].ignored,
+                self.sockets[i].brief(),
+                self.sockets[i].ignored
+            );
+        }
+        s += &format!("\nrelay {}\n{:?}", self.relay.brief(), self.model);
+        self.out.error = Some(s);
+    }
+
+    fn next(&self) -> Option<Time> {
+        let mut t = self.queue.peek().map(|q| q.0.0);
+        let mut also = |x: Option<Time>| {
+            if let Some(x) = x {
+                t = Some(t.map_or(x, |t| t.min(x)));
+            }
+        };
+        for i in 0..2 {
+            also(self.hosts[i].wakes());
+            also(self.sockets[i].wakes());
+            let (a, h) = (&self.apps[i], &self.hosts[i]);
+            if a.written < a.total && h.room() > 0 {
+                also(Some(a.write_at));
+            }
+            if h.unread() > 0 {
+                also(Some(a.read_at));
+            }
+        }
+        also(self.relay_at);
+        t
+    }
+
+    fn finished(&self) -> bool {
+        self.apps.iter().all(|a| a.closed && a.eof) && self.hosts.iter().all(|h| h.fin_acked)
+    }
+
+    /// Everything that can happen at this instant.
+    fn settle(&mut self) {
+        for i in 0..2 {
+            self.app(i);
+        }
+        if self.relay_at.is_some_and(|t| t <= self.now) {
+            self.model.time(self.now * 1000);
+            self.relay_at = self.relay.run(self.now, &mut self.model, &mut self.sockets, &mut self.rng);
+            for l in std::mem::take(&mut self.relay.log) {
+                self.note(|_| l);
+            }
+        }
+        for i in 0..2 {
+            for p in self.hosts[i].poll(self.now) {
+                self.note(|_| format!("host {i} -> {}", show(&p)));
+                self.wire(i, false, p);
+            }
+            for p in self.sockets[i].poll(self.now) {
+                self.from_socket(i, p);
+            }
+            if self.hosts[i].reset {
+                return self.fail(&format!("host {i} was reset"));
+            }
+            if self.sockets[i].reset {
+                return self.fail(&format!("socket {i} was reset"));
+            }
+        }
+    }
+
+    fn app(&mut self, i: usize) {
+        let now = self.now;
+        let a = &mut self.apps[i];
+        let h = &mut self.hosts[i];
+        if a.written < a.total && h.room() > 0 && a.write_at <= now {
+            let n = (h.room().min(a.chunk) as u64).min(a.total - a.written);
+            let data: Vec<u8> = (a.written..a.written + n).map(|p| byte(a.seed, p)).collect();
+            h.write(&data);
+            a.written += n;
+            a.write_at = now + a.pause + 1;
+        }
+        if a.written == a.total && !a.closed && (!a.after_peer || a.eof) {
+            a.closed = true;
+            h.close();
+        }
+        let mut wrong = None;
+        if (h.unread() > 0 && a.read_at <= now) || (h.at_eof() && !a.eof) {
+            let mut got = Vec::new();
+            h.read(a.sip, &mut got);
+            let (seed, total) = {
+                let peer = &self.apps[1 - i];
+                (peer.seed, peer.total)
+            };
+            let a = &mut self.apps[i];
+            for b in &got {
+                if *b != byte(seed, a.got) {
+                    wrong = Some(format!("host {i}: byte {} is wrong", a.got));
+                    break;
+                }
+                a.got += 1;
+            }
+            a.read_at = now + a.nap + u64::from(a.nap == 0);
+            if self.hosts[i].at_eof() && !a.eof {
+                a.eof = true;
+                if a.got != total {
+                    wrong = Some(format!("host {i}: end of stream after {} of {total}", a.got));
+                }
+            }
+        }
+        if let Some(w) = wrong {
+            self.fail(&w);
+        }
+        self.gap(i);
+    }
+
+    /// How long has this receiver been without anything, although the sender had something?
+    fn gap(&mut self, i: usize) {
+        let sent = self.apps[1 - i].written + u64::from(self.apps[1 - i].closed);
+        let a = &self.apps[i];
+        let got = a.got + self.hosts[i].unread() as u64 + u64::from(self.hosts[i].eof);
+        let since = a.last;
+        if got != self.progress[i] {
+            self.progress[i] = got;
+            if self.now - since > self.out.gap {
+                self.out.gap = self.now - since;
+                self.out.gap_at = since;
+            }
+            self.apps[i].last = self.now;
+        } else if sent <= got {
+            self.apps[i].last = self.now;
+        }
+    }
+
+    fn from_socket(&mut self, i: usize, p: Packet) {
+        self.model.time(self.now * 1000);
+        match self.model.egress(i, &seg(&p)) {
+            None => self.note(|_| format!("socket {i} muted {}", show(&p))),
+            Some(e) => {
+                let q = edited(&p, &e);
+                self.note(|_| format!("socket {i} {} as {}", show(&p), show(&q)));
+                self.wire(i, true, q);
+            }
+        }
+        self.wake_relay();
+    }
+
+    /// The relay hears of it, late.
+    fn wake_relay(&mut self) {
+        if self.relay.state == State::Ended {
+            return;
+        }
+        let late = self.rng.random_range(0..=self.relay.habits.late);
+        let t = self.now + late;
+        self.relay_at = Some(self.relay_at.map_or(t, |r| r.min(t)));
+    }
+
+    fn event(&mut self, e: Event) {
+        match e {
+            Event::Wake => {}
+            Event::ToHost(i, p) => {
+                let why = self.hosts[i].input(self.now, &p);
+                self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));
+            }
+            Event::ToUs(i, p) => {
+                self.model.time(self.now * 1000);
+                let (fate, events) = self.model.ingress(i, &seg(&p));
+                if events & EVENT_TRIGGERED != 0 {
+                    self.relay.triggered();
+                }
+                match fate {
+                    Fate::Dropped(v) => self.note(|_| format!("{i} in {} DROPPED verdict {v}", show(&p))),
+                    Fate::Sent { local, forwarded, plain } => {
+                        if let Some(e) = forwarded {
+                            let q = edited(&p, &e);
+                            self.note(|_| format!("{i} in {} forwarded {}", show(&p), show(&q)));
+                            self.wire(1 - i, true, q);
+                        }
+                        if let Some(e) = local {
+                            let q = if plain { p.clone() } else { edited(&p, &e) };
+                            let why = self.sockets[i].input(self.now, &q);
+                            self.note(|w| format!("{i} in {} local {} {why:?} [{}]", show(&p), show(&q), w.sockets[i].brief()));
+                        }
+                    }
+                }
+                self.wake_relay();
+            }
+        }
+    }
+}
+
+fn seg(p: &Packet) -> Seg {
+    Seg {
+        seq: p.seq,
+        ack: p.ack,
+        len: p.data.len() as u32,
+        tsval: p.ts.map_or(0, |t| t.0),
+        tsecr: p.ts.map_or(0, |t| t.1),
+        win: p.win,
+        flags: p.flags,
+        has_ts: p.ts.is_some().into(),
+    }
+}
+
+/// What rewrite.h makes of a packet.
+fn edited(p: &Packet, e: &Edit) -> Packet {
+    let clamp = |v: u32| {
+        let v = if tcp::before(v, e.sack_lo) { e.sack_lo } else { v };
+        let v = if tcp::after(v, e.sack_hi) { e.sack_hi } else { v };
+        v.wrapping_add(e.sack_add)
+    };
+    Packet {
+        seq: e.seq,
+        ack: e.ack,
+        flags: e.flags,
+        win: e.win,
+        ts: p.ts.filter(|_| e.strip_ts == 0).map(|_| (e.tsval, e.tsecr)),
+        sack: if e.strip_sack != 0 { Vec::new() } else { p.sack.iter().map(|&(a, b)| (clamp(a), clamp(b))).collect() },
+        data: p.data[..(e.keep as usize).min(p.data.len())].to_vec(),
+    }
+}
+
+fn show(p: &Packet) -> String {
+    format!(
+        "{}{}{} len {} ack {} win {}{}{}",
+        if p.flags & FIN != 0 { "F " } else { "" },
+        if p.flags & RST != 0 { "R " } else { "" },
+        p.seq,
+        p.data.len(),
+        p.ack,
+        p.win,
+        p.ts.map_or(String::new(), |(v, e)| format!(" ts {v} {e}")),
+        if p.sack.is_empty() { String::new() } else { format!(" sack {:?}", p.sack) }
+    )
+}

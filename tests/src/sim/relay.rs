@@ -1,0 +1,300 @@
+//! The engine's relay (crates/engine, relay.rs and pump.rs) over simulated sockets: copies, freezes, drains, commits,
+//! takes back. It is asleep between events, and wakes up late, as processes do.
+
+use super::tcp::{MS, Tcp, Time};
+use longsplice_datapath::model::{Model, SwitchArgs};
+use rand::{RngExt, rngs::SmallRng};
+
+const OP_FREEZE: u32 = 1;
+const OP_COMMIT: u32 = 2;
+const OP_UNSPLICE: u32 = 3;
+const OP_LOOK: u32 = 5;
+const PHASE_FWD: u32 = 2;
+const LEG_FIN_IN: u32 = 1 << 6;
+const LEG_RESET: u32 = 1 << 9;
+const PATH_FIN_ACKED: u32 = 1 << 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Copying,
+    Draining,
+    Spliced,
+    /// Forwarded to the end; the sockets are gone.
+    Ended,
+}
+
+#[derive(Default)]
+struct Direction {
+    hand: Vec<u8>,
+    limit: Option<u64>,
+    fin: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// Reads of at most this many bytes.
+    pub buffer: usize,
+    /// Latest wake-up.
+    pub late: Time,
+    /// Mean time between switches.
+    pub period: Time,
+    pub hold: bool,
+    pub trigger: bool,
+    pub drain_limit: Time,
+    pub switches: u32,
+}
+
+pub struct Relay {
+    pub habits: Habits,
+    pub state: State,
+    dirs: [Direction; 2],
+    consumed: [u64; 2],
+    produced: [u64; 2],
+    eof: [bool; 2],
+    shut: [bool; 2],
+    since: [u64; 2],
+    deadline: Time,
+    pub switch_at: Time,
+    pub splices: u32,
+    pub refused: u32,
+    pub taken_back: u32,
+    pub log: Vec<String>,
+    pub tracing: bool,
+}
+
+impl Relay {
+    pub fn new(habits: Habits, first: Time) -> Relay {
+        Relay {
+            habits,
+            state: State::Copying,
+            dirs: Default::default(),
+            consumed: [0; 2],
+            produced: [0; 2],
+            eof: [false; 2],
+            shut: [false; 2],
+            since: [0; 2],
+            deadline: 0,
+            switch_at: first,
+            splices: 0,
+            refused: 0,
+            taken_back: 0,
+            log: Vec::new(),
+            tracing: false,
+        }
+    }
+
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        if self.tracing {
+            self.log.push(what());
+        }
+    }
+
+    fn next_switch(&mut self, now: Time, rng: &mut SmallRng) {
+        self.switch_at = now + rng.random_range(1..2 * self.habits.period);
+    }
+
+    /// One wake-up. When to wake at the latest, if at all.
+    pub fn run(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) -> Option<Time> {
+        match self.state {
+            State::Copying => {
+                self.pump(sockets);
+                if self.done() {
+                    return None;
+                }
+                if now >= self.switch_at && self.splices < self.habits.switches {
+                    self.next_switch(now, rng);
+                    // a wake-up in the middle of things: something is in hand, something unread
+                    if rng.random_bool(0.5) {
+                        self.grab(sockets, rng);
+                    }
+                    self.freeze(now, m);
+                    if self.state == State::Draining {
+                        return Some(now + rng.random_range(0..=self.habits.late));
+                    }
+                }
+                (self.splices < self.habits.switches).then_some(self.switch_at)
+            }
+            State::Draining => {
+                self.pump(sockets);
+                let look = self.call(m, OP_LOOK);
+                if look.phase == [PHASE_FWD; 2] {
+                    self.commit(now, m, rng);
+                } else if now >= self.deadline || (look.flags[0] | look.flags[1]) & LEG_RESET != 0 {
+                    self.taken_back += 1;
+                    self.unsplice(now, m, sockets, rng);
+                }
+                Some(now + 50 * MS)
+            }
+            State::Spliced => {
+                if m.path_flags(0) & m.path_flags(1) & PATH_FIN_ACKED != 0 {
+                    self.say(|| "closed while spliced".into());
+                    self.state = State::Ended;
+                    for s in sockets {
+                        s.dead = true;
+                    }
+                    return None;
+                }
+                if now >= self.switch_at {
+                    self.unsplice(now, m, sockets, rng);
+                    return Some(now);
+                }
+                Some(self.switch_at.min(now + 100 * MS))
+            }
+            State::Ended => None,
+        }
+    }
+
+    fn done(&self) -> bool {
+        self.eof == [true; 2] && self.shut == [true; 2]
+    }
+
+    pub fn brief(&self) -> String {
+        format!(
+            "{:?} consumed {:?} produced {:?} eof {:?} shut {:?} hand {:?} splices {} refused {} back {}",
+            self.state,
+            self.consumed,
+            self.produced,
+            self.eof,
+            self.shut,
+            [self.dirs[0].hand.len(), self.dirs[1].hand.len()],
+            self.splices,
+            self.refused,
+            self.taken_back
+        )
+    }
+
+    /// Reads without writing.
+    fn grab(&mut self, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
+        for d in 0..2 {
+            if self.dirs[d].hand.is_empty() && !self.eof[d] && sockets[d].unread() > 0 {
+                let n = rng.random_range(1..=sockets[d].unread().min(self.habits.buffer));
+                let n = sockets[d].read(n, &mut self.dirs[d].hand);
+                self.consumed[d] += n as u64;
+            }
+        }
+    }
+
+    fn pump(&mut self, sockets: &mut [Tcp; 2]) {
+        for d in 0..2 {
+            let o = 1 - d;
+            loop {
+                let dir = &mut self.dirs[d];
+                if !dir.hand.is_empty() {
+                    let n = sockets[o].room().min(dir.hand.len());
+                    if n == 0 {
+                        break;
+                    }
+                    sockets[o].write(&dir.hand[..n]);
+                    dir.hand.drain(..n);
+                    self.produced[o] += n as u64;
+                    continue;
+                }
+                if self.eof[d] {
+                    if !self.shut[o] {
+                        self.shut[o] = true;
+                        self.produced[o] += 1;
+                        sockets[o].close();
+                    }
+                    break;
+                }
+                let room = match dir.limit {
+                    Some(0) if !dir.fin => break,
+                    Some(0) => 1,
+                    Some(n) => n.min(self.habits.buffer as u64) as usize,
+                    None => self.habits.buffer,
+                };
+                if sockets[d].at_eof() {
+                    self.eof[d] = true;
+                    self.consumed[d] += 1;
+                    continue;
+                }
+                let n = sockets[d].read(room, &mut dir.hand);
+                if n == 0 {
+                    break;
+                }
+                self.consumed[d] += n as u64;
+                if let Some(l) = &mut dir.limit {
+                    *l -= n as u64;
+                }
+            }
+        }
+    }
+
+    fn call(&self, m: &mut Model, op: u32) -> SwitchArgs {
+        let mut g = SwitchArgs {
+            op,
+            hold: self.habits.hold.into(),
+            consumed: self.consumed.map(|x| x as u32),
+            produced: self.produced.map(|x| x as u32),
+            leftover: [self.dirs[0].hand.len() as u32, self.dirs[1].hand.len() as u32],
+            trigger: u32::from(self.habits.trigger) * 3,
+            ..SwitchArgs::default()
+        };
+        m.switch(&mut g);
+        g
+    }
+
+    fn freeze(&mut self, now: Time, m: &mut Model) {
+        let g = self.call(m, OP_FREEZE);
+        self.say(|| format!("freeze {g:?}"));
+        if g.result != 0 {
+            self.refused += 1;
+            return;
+        }
+        for d in 0..2 {
+            let fin = g.fin[d] != 0 && g.pending[d] > 0;
+            let pending = u64::from(g.pending[d]) - u64::from(fin);
+            self.dirs[d].limit = Some(pending);
+            self.dirs[d].fin = fin;
+            self.since[d] = self.consumed[d] + pending + u64::from(fin);
+        }
+        self.deadline = now + self.habits.drain_limit;
+        self.state = State::Draining;
+    }
+
+    fn lift(&mut self) {
+        for d in &mut self.dirs {
+            d.limit = None;
+            d.fin = false;
+        }
+    }
+
+    fn commit(&mut self, now: Time, m: &mut Model, rng: &mut SmallRng) {
+        let g = self.call(m, OP_COMMIT);
+        assert_eq!(g.result, 0, "{g:?}");
+        assert!(self.dirs.iter().all(|d| d.hand.is_empty()), "forwarded with bytes in hand");
+        self.say(|| format!("commit {g:?}"));
+        self.lift();
+        self.splices += 1;
+        self.state = State::Spliced;
+        self.next_switch(now, rng);
+    }
+
+    fn unsplice(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
+        let g = self.call(m, OP_UNSPLICE);
+        self.say(|| format!("unsplice {g:?}"));
+        self.lift();
+        for d in 0..2 {
+            if g.pending[d] != PHASE_FWD {
+                continue;
+            }
+            let o = 1 - d;
+            let forwarded = g.end[d] - self.since[d];
+            self.consumed[d] += forwarded;
+            self.produced[o] += forwarded;
+            if g.flags[d] & LEG_FIN_IN != 0 && !self.eof[d] {
+                // the end of the stream has passed by the sockets
+                self.eof[d] = true;
+                self.shut[o] = true;
+            }
+        }
+        self.state = State::Copying;
+        self.next_switch(now, rng);
+        let _ = sockets;
+    }
+
+    /// Told by an event of the data path.
+    pub fn triggered(&mut self) {
+        self.switch_at = 0;
+    }
+}

@@ -1,0 +1,50 @@
+//! The decision logic of the data path against hosts that are strict, over links that are bad, switching at random
+//! moments: what arrives is what was sent.
+//!
+//! `SIM_SEED=n` runs one seed, with a trace of its packets; `SIM_SEEDS=a..b` runs others than the usual.
+
+use longsplice_tests::sim::{Outcome, run};
+use std::env;
+
+/// Without loss no receiver waits longer than this, in microseconds.
+const CALM_GAP: u64 = 200_000;
+
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(s) = env::var("SIM_SEEDS") else { return 0..1000 };
+    let (a, b) = s.split_once("..").expect("SIM_SEEDS=a..b");
+    a.parse().expect("number")..b.parse().expect("number")
+}
+
+fn all(calm: bool, wrong: impl Fn(&Outcome) -> Option<String>) {
+    if let Ok(seed) = env::var("SIM_SEED") {
+        let o = run(seed.parse().expect("number"), calm, true);
+        for line in &o.trace {
+            eprintln!("{line}");
+        }
+        eprintln!("calm {calm}: gap {} us at {}, {} us, {} splices, {} rtos", o.gap, o.gap_at, o.time, o.splices, o.rtos);
+        assert!(o.error.is_none(), "{}", o.error.unwrap_or_default());
+        return;
+    }
+    let (mut failed, mut splices, mut longest) = (Vec::new(), 0, (0, 0));
+    for seed in seeds() {
+        let o = run(seed, calm, false);
+        splices += o.splices;
+        longest = longest.max((o.gap, seed));
+        if let Some(e) = o.error.clone().or_else(|| wrong(&o)) {
+            failed.push(format!("seed {seed}: {e}"));
+        }
+    }
+    eprintln!("calm {calm}: {splices} splices; longest gap {} us, seed {}", longest.0, longest.1);
+    let first: Vec<_> = failed.iter().take(5).cloned().collect();
+    assert!(failed.is_empty(), "{} seeds failed:\n{}", failed.len(), first.join("\n\n"));
+}
+
+#[test]
+fn without_loss() {
+    all(true, |o| (o.gap > CALM_GAP).then(|| format!("gap of {} us at {}, {} rtos, {} splices", o.gap, o.gap_at, o.rtos, o.splices)));
+}
+
+#[test]
+fn under_loss() {
+    all(false, |_| None);
+}
