@@ -23,8 +23,9 @@ struct scratch {
 	__u8 l3[40];        /* IP header as it came, without options */
 	__u8 old[64], new[64]; /* TCP header */
 	__u8 orig[64];      /* TCP header as it came */
-	__u8 dmac[6], smac[6];
-	__u32 ifindex;
+	__u8 mac[12];       /* Ethernet addresses as they came */
+	__u8 hop[12];       /* ... of the forwarded copy */
+	__u32 ifindex;      /* its device */
 };
 
 struct {

@@ -17,6 +17,10 @@ static __always_inline int ready(const struct leg *l)
 		return SWITCH_FRAGMENTS;
 	if (l->phase_in != PHASE_LOCAL || l->phase_out != PHASE_LOCAL)
 		return SWITCH_BUSY;
+	/* Taken back, and not caught up with yet: what was forwarded must come through the sockets once more, or a host would
+	 * acknowledge the new bound before they have reached it. */
+	if (ahead_of_socket(l))
+		return SWITCH_BUSY;
 	return SWITCH_OK;
 }
 

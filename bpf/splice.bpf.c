@@ -99,19 +99,6 @@ __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 
 /* ---- slow path: control mode, switching, switching back ---- */
 
-static __always_inline int send_on(struct __sk_buff *skb, const struct leg *o, int clone)
-{
-	__u8 mac[12];
-
-	__builtin_memcpy(mac, o->dmac, 6);
-	__builtin_memcpy(mac + 6, o->smac, 6);
-	if (bpf_skb_store_bytes(skb, 0, mac, 12, 0))
-		return -1;
-	if (clone)
-		return bpf_clone_redirect(skb, o->ifindex, 0);
-	return bpf_redirect(o->ifindex, 0);
-}
-
 static __always_inline __u32 ports_of(const struct tuple *t)
 {
 	return (__u32)t->lport | (__u32)t->rport << 16;
@@ -126,19 +113,69 @@ static __always_inline int oversize(struct __sk_buff *skb, const struct scratch 
 	return mtu && len > mtu;
 }
 
-/* Gives the socket its copy back after the forwarded one has left. */
-static __always_inline int restore_local(struct __sk_buff *skb, struct scratch *sc, int touched)
+/* ---- the copies leave ----
+ * A copy that must be cut is the last one, since its bytes are gone then; the other is a clone. */
+
+/* The socket's copy, from the packet as it came or, if `touched`, as the forwarded copy left it. */
+__noinline int emit_local(struct __sk_buff *skb, int touched)
 {
-	if (touched) {
-		if (rewrite_ip(skb, 0, sc->ttl))
-			return -1;
-		/* the receiver only looks at the destination */
-		if (bpf_skb_store_bytes(skb, 0, sc->dmac, 12, 0))
-			return -1;
+	struct scratch *sc = scratch();
+
+	if (!sc)
+		return TCX_DROP;
+	if (touched && (rewrite_ip(skb, 0, sc->ttl) || bpf_skb_store_bytes(skb, 0, sc->mac, 12, 0)))
+		return drop(V_REWRITE_FAILED);
+	if (rewrite_tcp(skb, 0, touched ? (__u32)sc->t.rport | (__u32)sc->t.lport << 16 : 0) || trim(skb, sc->p.l.keep))
+		return drop(V_REWRITE_FAILED);
+	count(touched ? V_BOTH : V_LOCAL);
+	return TCX_NEXT;
+}
+
+/* The other host's copy, as a clone or for good. */
+__noinline int emit_forward(struct __sk_buff *skb, int clone)
+{
+	struct scratch *sc = scratch();
+
+	if (!sc)
+		return TCX_DROP;
+	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1) ||
+	    bpf_skb_store_bytes(skb, 0, sc->hop, 12, 0))
+		return drop(V_REWRITE_FAILED);
+	if (clone)
+		return bpf_clone_redirect(skb, sc->ifindex, 0);
+	if (trim(skb, sc->p.f.keep))
+		return drop(V_REWRITE_FAILED);
+	return bpf_redirect(sc->ifindex, 0);
+}
+
+/* Marks the socket's clone on its way through our own ingress. A packet from outside has no mark. */
+#define MARK_LOCAL 0x6c73706c
+
+__noinline int emit_both(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+
+	if (!sc)
+		return TCX_DROP;
+	if (sc->p.f.keep >= sc->s.len) {
+		if (bpf_skb_load_bytes(skb, 0, sc->mac, 12))
+			return drop(V_REWRITE_FAILED);
+		if (emit_forward(skb, 1) < 0)
+			count(V_REWRITE_FAILED);
+		return emit_local(skb, 1);
 	}
-	if (rewrite_tcp(skb, 0, touched ? (__u32)sc->t.rport | (__u32)sc->t.lport << 16 : 0))
-		return -1;
-	return trim(skb, sc->p.l.keep);
+	if (sc->p.l.keep < sc->s.len) { /* both cut: the other host will hear of it from the next segment */
+		count(V_STRADDLE);
+		return emit_local(skb, 0);
+	}
+	if (rewrite_tcp(skb, 0, 0))
+		return drop(V_REWRITE_FAILED);
+	skb->mark = MARK_LOCAL;
+	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+		count(V_REWRITE_FAILED);
+	skb->mark = 0;
+	count(V_BOTH);
+	return emit_forward(skb, 0);
 }
 
 /* The flow was committed or stopped while the packet was on its way here: look again. */
@@ -151,7 +188,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	struct path *pl, *po;
 	struct plan *p;
 	__u32 events = 0, flags, mtu = 0;
-	int keep_going, plain, trigger, touched = 0;
+	int keep_going, plain, trigger;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -227,12 +264,12 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return RETRY;
 	}
 	keep_going = host_segment(l, &sc->s, p);
-	plain = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL && !p->returned;
+	plain = untouched(l) && !p->returned;
 	flags ^= l->flags;
 	bpf_spin_unlock(&l->lock);
 	if (!keep_going)
 		return drop(p->dropped);
-	if (plain && !(l->shim_in | l->shim_out | l->shim_ts)) {
+	if (plain) {
 		count(V_LOCAL);
 		return TCX_NEXT;
 	}
@@ -253,46 +290,27 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	}
 	if (o && (l->flags & LEG_FIN_ACKED) && (o->flags & LEG_FIN_ACKED) && (flags & LEG_FIN_ACKED))
 		tell(&sc->t, EVENT_CLOSED);
-	if (p->fwd) {
-		__u32 whole = sc->s.len;
-
-		if (!o)
-			return drop(V_NO_PEER);
-		if (sc->ttl <= 1)
-			return drop(V_TTL);
-		if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) < 0)
-			mtu = 0;
-		if (p->f.keep && oversize(skb, sc, mtu)) {
-			count(V_OVERSIZE);
-			tell(&sc->t, EVENT_OVERSIZE);
-			if (!p->local)
-				return TCX_DROP;
-		} else {
-			if (p->local) {
-				bpf_skb_load_bytes(skb, 0, sc->dmac, 12);
-				if (!p->fwd_data && whole && trim(skb, p->l.keep)) /* bare ack of a segment with data */
-					return drop(V_REWRITE_FAILED);
-			}
-			if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
-				return drop(V_REWRITE_FAILED);
-			if (!p->local || p->fwd_data) {
-				/* trim() leaves a clone's data alone only if it is not shared: the clone goes first */
-				if (p->f.keep < sc->s.len && !p->local && trim(skb, p->f.keep))
-					return drop(V_REWRITE_FAILED);
-			}
-			if (!p->local) {
-				count(V_FORWARDED_SLOW);
-				return send_on(skb, o, 0);
-			}
-			if (send_on(skb, o, 1) < 0)
-				count(V_REWRITE_FAILED);
-			touched = 1;
-		}
+	if (!p->fwd)
+		return emit_local(skb, 0);
+	if (!o)
+		return drop(V_NO_PEER);
+	if (sc->ttl <= 1)
+		return drop(V_TTL);
+	if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) < 0)
+		mtu = 0;
+	if (p->f.keep && oversize(skb, sc, mtu)) {
+		count(V_OVERSIZE);
+		tell(&sc->t, EVENT_OVERSIZE);
+		return p->local ? emit_local(skb, 0) : TCX_DROP;
 	}
-	if (restore_local(skb, sc, touched))
-		return drop(V_REWRITE_FAILED);
-	count(touched ? V_BOTH : V_LOCAL);
-	return TCX_NEXT;
+	sc->ifindex = o->ifindex;
+	__builtin_memcpy(sc->hop, o->dmac, 6);
+	__builtin_memcpy(sc->hop + 6, o->smac, 6);
+	if (!p->local) {
+		count(V_FORWARDED_SLOW);
+		return emit_forward(skb, 0);
+	}
+	return emit_both(skb);
 
 as_shimmed:
 	p->l.seq = sc->s.seq - l->shim_in;
@@ -509,6 +527,10 @@ int ingress(struct __sk_buff *skb)
 	struct scratch *sc = scratch();
 	int r, parsed;
 
+	if (skb->mark == MARK_LOCAL) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
 	if (!sc)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);

@@ -72,6 +72,12 @@ INLINE void advance_in(struct leg *l, __u32 end)
 	}
 }
 
+/* How far the local socket's window reaches. */
+INLINE __u32 edge_local(const struct leg *l)
+{
+	return l->ack_local + l->win_local;
+}
+
 /* A segment without data must be acceptable to the host (RFC 9293, 3.10.7.4): not beyond its window. */
 INLINE __u32 pure_ack_seq(const struct leg *l)
 {
@@ -108,6 +114,19 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 		l->flags |= LEG_FIN_ACKED;
 }
 
+/* Has the host been sent more than the local socket knows of? Not only while data are forwarded: a drain that was taken back
+ * leaves bytes behind that the socket will send once more. */
+INLINE int ahead_of_socket(const struct leg *l)
+{
+	return l->phase_out != PHASE_LOCAL || after(l->max_out, l->local_out);
+}
+
+/* In control mode, and the socket's numbers are those of the wire. */
+INLINE int untouched(const struct leg *l)
+{
+	return l->phase_in == PHASE_LOCAL && !ahead_of_socket(l) && !(l->shim_in | l->shim_out | l->shim_ts);
+}
+
 /* The copy for the local socket. `data`: it carries data or FIN of the local region. */
 INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan *p, int data)
 {
@@ -115,7 +134,7 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	__u32 lo = s->ack - FAR, hi = s->ack + FAR;
 	__u32 ack = s->ack;
 
-	if (l->phase_out != PHASE_LOCAL) {
+	if (ahead_of_socket(l)) {
 		hi = l->local_out;
 		ack = earlier(ack, hi);
 	}
@@ -187,15 +206,14 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		p->local = after(end, l->bound_in);
 		local_end = p->local ? end : s->seq;
 		if (p->fwd && p->local) {
-			/* Send the first part on; what is beyond will come again, since nobody acknowledges it. */
-			p->local = 0;
+			/* Only the first part goes on. The socket gets all: what lies below is old to it. */
 			p->f.keep = l->bound_in - s->seq;
 			p->f.flags &= ~TH_FIN;
 			p->fwd_end = l->bound_in;
 		}
 		if (!p->fwd && !p->local)
 			p->local = 1, local_end = end; /* old data: the socket answers with its acknowledgement */
-		advance_in(l, p->local ? end : p->fwd_end);
+		advance_in(l, end);
 	}
 	p->fwd_data = p->fwd;
 	if (p->local && local_end != end) {
@@ -260,12 +278,14 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	if (p->ack_valid) {
 		__u32 a = p->ack - o->seq_off;
 
-		if (p->returned && after(o->ack_local, a)) {
-			ack = o->ack_local;
-			win = o->win_local;
-		} else if (!before(a, ack)) {
+		if (p->returned)
+			a = later(a, o->ack_local);
+		if (!before(a, ack)) {
 			ack = a;
 			win = p->win;
+			/* what comes beyond the bound is for the local socket, and all below it was sent already */
+			if (o->phase_in == PHASE_TO_LOCAL)
+				win = later(edge_local(o), ack) - ack;
 		}
 		if (!before(ack, o->ack_out)) {
 			o->ack_out = ack;
@@ -313,6 +333,11 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	__u32 win = (__u32)s->win << l->wscale_out;
 
 	p->dropped = V_LOCAL_MUTED;
+	/* The socket believes in what it has said, muted or not: to be remembered for the way back. */
+	if ((s->flags & TH_ACK) && !before(ack, l->ack_local)) {
+		l->ack_local = ack;
+		l->win_local = win;
+	}
 	if (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD)
 		return 0;
 	e->keep = s->len;
@@ -340,22 +365,17 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		l->max_out = later(l->max_out, end);
 		if (fin)
 			l->flags |= LEG_FIN_OUT;
-	} else if (l->phase_out != PHASE_LOCAL && !before(seq, l->ack_in)) {
+	} else if (ahead_of_socket(l) && !before(seq, l->ack_in)) {
 		seq = pure_ack_seq(l); /* but window probes, below ack_in, stay what they are */
 	}
 
 	if (s->flags & TH_ACK) {
-		if (!before(ack, l->ack_local)) {
-			l->ack_local = ack;
-			l->win_local = win;
-		}
 		if (l->phase_in == PHASE_TO_FWD && after(ack + win, room))
 			win = after(room, ack) ? room - ack : 0;
 		if (l->phase_in == PHASE_FWD || before(ack, l->ack_out) ||
 		    (l->phase_in == PHASE_TO_LOCAL && before(l->ack_out, l->bound_in))) {
+			win = l->phase_in == PHASE_FWD ? l->win_out : later(ack + win, l->ack_out) - l->ack_out;
 			ack = l->ack_out;
-			if (l->phase_in != PHASE_LOCAL)
-				win = l->win_out;
 		} else {
 			l->ack_out = ack;
 			l->win_out = win;
@@ -414,8 +434,8 @@ INLINE int freeze_out(struct leg *to, __u32 bound_out, __u32 tsval)
 }
 
 /* Unsplice, direction from -> to, step 1: bytes from `at` on belong to the socket again; `at` not before max_in.
- * Returns the phase that was left. A splice that has not drained is taken back whole: nobody has acknowledged anything
- * beyond its bound, so the sender still has it. */
+ * Returns the phase that was left. A splice that has not drained is taken back whole: the sender was told of nothing beyond
+ * its bound, so it still has that. The receiver may have it as well, and may say so (ahead_of_socket). */
 INLINE int unsplice_in(struct leg *from, __u32 at)
 {
 	int was = from->phase_in;
@@ -423,10 +443,11 @@ INLINE int unsplice_in(struct leg *from, __u32 at)
 	if (was == PHASE_TO_FWD) {
 		from->phase_in = PHASE_LOCAL;
 	} else if (was == PHASE_FWD) {
+		/* the socket's window moves along with its numbers; it had read all up to the old bound */
+		from->win_local = later(edge_local(from), from->bound_in) - from->bound_in;
+		from->ack_local = at;
 		from->shim_in += at - from->bound_in;
 		from->bound_in = at;
-		from->ack_local = at;
-		from->win_local = from->win_out;
 		from->phase_in = before(from->ack_out, at) ? PHASE_TO_LOCAL : PHASE_LOCAL;
 	}
 	return was;

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 #[test]
 fn debug_gap() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    let server = SERVER.port(Family::V4, 7000);
+    let server = SERVER.port(Family::V6, 7000);
     let time = Duration::from_secs(4);
     let answer = Script::answerer().lasting(time, 2_500_000).deadline(Duration::from_secs(30));
     let serving = lab.server.run(|| serve(listen(server, &answer).unwrap(), 8, answer.clone()));
-    let proxy = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
+    let proxy = FORWARDER_TO_CLIENT.port(Family::V6, 7000);
     let f = Forwarder::start(&lab, proxy, server, by_hand());
     let tc = Tap::start(&lab.client, "c0").unwrap();
     let ts = Tap::start(&lab.server, "s0").unwrap();

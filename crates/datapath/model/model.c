@@ -67,8 +67,6 @@ struct model *model_new(const struct model_start *s)
 
 void model_free(struct model *m) { free(m); }
 
-/* The clock: to be set before any other call. */
-
 void model_look(const struct model *m, int i, struct leg *to) { *to = m->leg[i]; }
 __u64 model_leg_size(void) { return sizeof(struct leg); }
 
@@ -204,8 +202,8 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 		out->dropped = p.dropped;
 		return;
 	}
-	plain = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL && !p.returned;
-	if (plain && !(l->shim_in | l->shim_out | l->shim_ts)) {
+	plain = untouched(l) && !p.returned;
+	if (plain) {
 		out->local = out->plain = 1;
 		return;
 	}

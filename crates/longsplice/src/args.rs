@@ -244,7 +244,8 @@ mod tests {
 
     #[test]
     fn listeners_repeat() {
-        let run = run("longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --device eth0 --device eth1");
+        let run =
+            run("longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --device eth0 --device eth1");
         assert_eq!((run.socks5.len(), run.plug.len(), run.device.len()), (2, 1, 2));
     }
 

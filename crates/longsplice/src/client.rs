@@ -74,7 +74,10 @@ impl Client {
 
     /// Asks, and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Value, AskError> {
-        let failed = |source| AskError::Socket { path: self.path.clone(), source };
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => AskError::HungUp(self.path.clone()),
+            _ => AskError::Socket { path: self.path.clone(), source },
+        };
         let stream = self.stream.get_mut();
         stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         let request = Request { version: VERSION, ask };

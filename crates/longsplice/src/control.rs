@@ -168,7 +168,10 @@ fn make_directory(socket: &Path) -> io::Result<()> {
     }
     let owner = fs::metadata(dir)?.uid();
     if owner != 0 && owner != nix::unistd::Uid::effective().as_raw() {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} belongs to another user", dir.display())));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{} belongs to another user", dir.display()),
+        ));
     }
     Ok(())
 }

@@ -111,7 +111,12 @@ impl Story {
     }
 
     fn tell(&mut self, stage: &mut Stage, out: &Path) -> Result<()> {
-        self.say(&format!("nginx serves {} at {}/s, SHA-256 {}", ls::bytes(SIZE), ls::bytes(RATE), short(&stage.digest)));
+        self.say(&format!(
+            "nginx serves {} at {}/s, SHA-256 {}",
+            ls::bytes(SIZE),
+            ls::bytes(RATE),
+            short(&stage.digest)
+        ));
         self.say(&format!(
             "longsplice run --socks5 {} --splice {THRESHOLD}   (process {})",
             stage::proxy_address(),
@@ -131,7 +136,11 @@ impl Story {
         self.compare("spliced", &spliced, &self.mark(stage, &download));
         drop(client);
         stage.proxy.kill();
-        self.say(&format!("kill -9 {}   the proxy is gone, {} have arrived", stage.proxy.pid(), ls::bytes(download.received())));
+        self.say(&format!(
+            "kill -9 {}   the proxy is gone, {} have arrived",
+            stage.proxy.pid(),
+            ls::bytes(download.received())
+        ));
 
         let killed = self.mark(stage, &download);
         self.wait("the end of the download", Duration::from_millis(20), || Ok(download.ended().then_some(())))?;
@@ -139,7 +148,9 @@ impl Story {
         let received = download.received();
         let digest = download.digest()?;
         if digest != stage.digest {
-            return Err(format!("{} arrived, but with SHA-256 {digest}, not {}", ls::bytes(received), stage.digest).into());
+            return Err(
+                format!("{} arrived, but with SHA-256 {digest}, not {}", ls::bytes(received), stage.digest).into()
+            );
         }
         self.say(&format!("complete: {}, SHA-256 {} as served", ls::bytes(received), short(&digest)));
         let again = stage.retransmitted() - retransmitted;
@@ -195,7 +206,9 @@ impl Story {
         let seconds = (to.at - from.at).as_secs_f64().max(0.001);
         let rate = ls::bytes(((to.received - from.received) as f64 / seconds) as u64);
         let cpu = match (from.cpu, to.cpu) {
-            (Some(from), Some(to)) => format!(", the proxy takes {:.1} % of a processor", (to - from) / seconds * 100.0),
+            (Some(from), Some(to)) => {
+                format!(", the proxy takes {:.1} % of a processor", (to - from) / seconds * 100.0)
+            }
             _ => String::new(),
         };
         self.say(&format!("{name:<11}  {rate}/s{cpu}"));

@@ -56,7 +56,8 @@ pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>
     Ok(serde_json::from_value(answer.get_mut("flows").map(Value::take).unwrap_or_default())?)
 }
 
-const HEAD: [&str; 10] = ["ID", "PROTO", "CLIENT", "SERVER", "TARGET", "STATE", "UP", "DOWN", "AGE", "STAGES OR REFUSAL"];
+const HEAD: [&str; 10] =
+    ["ID", "PROTO", "CLIENT", "SERVER", "TARGET", "STATE", "UP", "DOWN", "AGE", "STAGES OR REFUSAL"];
 /// Numbers, and what is read from its end, stand at the right.
 const RIGHT: [bool; 10] = [true, false, false, false, false, false, true, true, true, false];
 
@@ -164,14 +165,23 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (n, want) in [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (u64::MAX, "18.4 EB")] {
+        for (n, want) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.0 kB"),
+            (999_949, "999.9 kB"),
+            (999_950, "1.0 MB"),
+            (u64::MAX, "18.4 EB"),
+        ] {
             assert_eq!(bytes(n), want);
         }
     }
 
     #[test]
     fn ages() {
-        for (ms, want) in [(0, "0.0 s"), (59_999, "59.9 s"), (60_000, "1:00 min"), (3_600_000, "1:00 h"), (90_061_000, "25:01 h")] {
+        for (ms, want) in
+            [(0, "0.0 s"), (59_999, "59.9 s"), (60_000, "1:00 min"), (3_600_000, "1:00 h"), (90_061_000, "25:01 h")]
+        {
             assert_eq!(age(ms), want);
         }
     }

@@ -71,7 +71,8 @@ fn man() -> Outcome {
     for subcommand in subcommands {
         writeln!(page, ".SH \"LONGSPLICE {}\"", subcommand.get_name().to_uppercase())?;
         // What holds for all of them has been said above.
-        let own = subcommand.clone().mut_args(|a| if a.is_global_set() || a.get_id() == "help" { a.hide(true) } else { a });
+        let own =
+            subcommand.clone().mut_args(|a| if a.is_global_set() || a.get_id() == "help" { a.hide(true) } else { a });
         let man = clap_mangen::Man::new(own);
         let mut part = Vec::new();
         man.render_synopsis_section(&mut part)?;

@@ -62,8 +62,9 @@ pub fn flush(pin: &Path) -> Result<bool, OpenError> {
     }
     let lock = pin_lock(pin);
     let file = File::options().create(true).truncate(false).write(true).open(&lock);
-    let _lock = nix::fcntl::Flock::lock(file.map_err(kernel("lock file"))?, nix::fcntl::FlockArg::LockExclusiveNonblock)
-        .map_err(|_| OpenError::Running(lock))?;
+    let _lock =
+        nix::fcntl::Flock::lock(file.map_err(kernel("lock file"))?, nix::fcntl::FlockArg::LockExclusiveNonblock)
+            .map_err(|_| OpenError::Running(lock))?;
     fs::remove_dir_all(pin).map_err(kernel("remove pinned links"))?;
     Ok(true)
 }

@@ -15,7 +15,7 @@ use longsplice_proxy::{Config, ConfigError, Server, access_log::LogFormat};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     error::Error,
-    io,
+    io::{self, IsTerminal},
     path::Path,
     process::ExitCode,
     sync::Arc,
@@ -70,9 +70,9 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
 
 fn start_log(verbose: u8, json: bool) {
     let level = ["info", "debug", "trace"][usize::from(verbose).min(2)];
-    // libbpf speaks through the same log, and much, at its lower levels.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let log = log.with_ansi(io::stderr().is_terminal());
     if json {
         log.json().init();
     } else {
@@ -96,7 +96,8 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         tracing::info!("copying only, as told by --copy-only");
         return Splicer::copying(Refusal::Policy);
     }
-    let mut options = OpenOptions { devices: config.devices.clone(), max_flows: args.max_flows, ..OpenOptions::default() };
+    let mut options =
+        OpenOptions { devices: config.devices.clone(), max_flows: args.max_flows, ..OpenOptions::default() };
     if let Some(ports) = &config.source_ports {
         options.source_ports = ports.first..=ports.last;
     }

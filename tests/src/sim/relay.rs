@@ -275,11 +275,13 @@ impl Relay {
         self.say(|| format!("unsplice {g:?}"));
         self.lift();
         for d in 0..2 {
-            if g.pending[d] != PHASE_FWD {
+            // a trigger has taken both directions back already
+            if g.pending[d] != PHASE_FWD && self.state != State::Spliced {
                 continue;
             }
             let o = 1 - d;
-            let forwarded = g.end[d] - self.since[d];
+            let bound = g.end[d] - u64::from((g.end[d] as u32).wrapping_sub(g.start[d]));
+            let forwarded = bound - self.since[d];
             self.consumed[d] += forwarded;
             self.produced[o] += forwarded;
             if g.flags[d] & LEG_FIN_IN != 0 && !self.eof[d] {

@@ -214,10 +214,6 @@ impl Tcp {
         n
     }
 
-    pub fn unsent(&self) -> bool {
-        !self.buffer.is_empty()
-    }
-
     pub fn brief(&self) -> String {
         format!(
             "una {} nxt {} max {} wnd {} cwnd {} rto {:?} rcv {} edge {} unread {} ooo {} buf {} closing {} fin_acked {} eof {}",

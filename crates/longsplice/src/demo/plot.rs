@@ -38,7 +38,8 @@ impl Leg {
         let hello = trace.packets.iter().find(|p| p.from == sender && p.flags.syn())?;
         let (receiver, first) = (hello.to, hello.seq.wrapping_add(1));
         let near = |p: &&Packet| p.time + AROUND >= switch.done && p.time <= switch.done + AROUND && !p.flags.syn();
-        let point = |p: &Packet, number: u32| (milliseconds(p.time, switch.done), f64::from(number.wrapping_sub(first)));
+        let point =
+            |p: &Packet, number: u32| (milliseconds(p.time, switch.done), f64::from(number.wrapping_sub(first)));
         let sent: Vec<Packet> = trace.direction(sender, receiver).iter().filter(near).copied().collect();
         let mut end = None;
         let mut again = 0;
@@ -96,11 +97,17 @@ pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(
     for (leg, colour, name) in [(server, SERVER, "server's connection"), (client, CLIENT, "client's connection")] {
         let acks = thin(&leg.acks).map(megabytes).filter(|p| (0.0..=height).contains(&p.1));
         let line = colour.mix(0.5).stroke_width(1);
-        chart.draw_series(LineSeries::new(acks, line))?.label(format!("{name}: acknowledged")).legend(key(line.color.filled()));
+        chart
+            .draw_series(LineSeries::new(acks, line))?
+            .label(format!("{name}: acknowledged"))
+            .legend(key(line.color.filled()));
         let size = if colour == SERVER { 4 } else { 2 };
         let style = if colour == SERVER { colour.stroke_width(1) } else { colour.filled() };
         let dots = thin(&leg.data).map(megabytes).map(|p| Circle::new(p, size, style));
-        chart.draw_series(dots)?.label(format!("{name}: segments")).legend(move |(x, y)| Circle::new((x + 6, y), size, style));
+        chart
+            .draw_series(dots)?
+            .label(format!("{name}: segments"))
+            .legend(move |(x, y)| Circle::new((x + 6, y), size, style));
     }
     chart
         .configure_series_labels()

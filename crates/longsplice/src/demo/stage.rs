@@ -101,7 +101,7 @@ pub fn url() -> String {
 fn command(namespace: &Namespace, control: &Path) -> Result<Command> {
     let program = std::env::current_exe()?;
     let mut command = namespace.command(program.to_str().ok_or("the path of this program is no text")?);
-    command.env("LONGSPLICE_CONTROL", control).env_remove("RUST_LOG").env("NO_COLOR", "1");
+    command.env("LONGSPLICE_CONTROL", control).env_remove("RUST_LOG");
     Ok(command)
 }
 
@@ -161,7 +161,16 @@ pub struct Download {
 impl Download {
     pub fn start(lab: &Lab) -> Result<Download> {
         let mut curl = lab.client.command("curl");
-        curl.args(["--silent", "--show-error", "--fail", "--noproxy", "", "--socks5-hostname", &proxy_address(), &url()]);
+        curl.args([
+            "--silent",
+            "--show-error",
+            "--fail",
+            "--noproxy",
+            "",
+            "--socks5-hostname",
+            &proxy_address(),
+            &url(),
+        ]);
         let mut curl = curl.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut body = curl.stdout.take().expect("piped above");
         let received = Arc::new(AtomicU64::new(0));

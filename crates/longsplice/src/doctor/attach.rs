@@ -49,7 +49,8 @@ enum Trouble {
 fn in_own_namespace() -> Result<(), Trouble> {
     let setting = |what: &'static str| move |e: io::Error| Trouble::Setting(format!("{what}: {e}"));
     unshare(CloneFlags::CLONE_NEWNET).map_err(|e| setting("network namespace")(e.into()))?;
-    for arguments in [&["link", "add", "ls0", "type", "veth", "peer", "name", "ls1"][..], &["link", "set", "ls0", "up"]] {
+    for arguments in [&["link", "add", "ls0", "type", "veth", "peer", "name", "ls1"][..], &["link", "set", "ls0", "up"]]
+    {
         // A child has the namespace of the thread that starts it.
         let status = Command::new("ip").args(arguments).stderr(Stdio::null()).status().map_err(setting("ip"))?;
         if !status.success() {

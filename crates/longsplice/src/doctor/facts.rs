@@ -125,7 +125,8 @@ fn source_ports() -> Check {
     if first > *ours.end() || last < *ours.start() {
         Check::ok("source ports", found)
     } else {
-        let cure = "set source_ports in the configuration, or net.ipv4.ip_local_port_range, so that they do not overlap";
+        let cure =
+            "set source_ports in the configuration, or net.ipv4.ip_local_port_range, so that they do not overlap";
         Check::warning("source ports", found, cure)
     }
 }

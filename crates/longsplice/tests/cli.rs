@@ -1,0 +1,239 @@
+//! The program from outside: its flags, its messages, its control socket, and how it ends.
+//!
+//! Tests that need root and eBPF are named so; the others run for anybody.
+
+mod running;
+
+use running::{LONGSPLICE, Running, connect, eventually, longsplice, loopback_echo, round_trip};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        net::UnixStream,
+    },
+    process::Command,
+    time::{Duration, Instant},
+};
+
+/// Standard error of a call that must fail.
+fn complaint(arguments: &[&str]) -> String {
+    let output = longsplice(arguments);
+    assert!(!output.status.success(), "{arguments:?} succeeded");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn wrong_flags_are_explained() {
+    let help = complaint(&["run", "--copy-only"]);
+    assert!(help.contains("--socks5") && help.contains("[[listener]]"), "{help}");
+    let plug = complaint(&["run", "--copy-only", "--plug", "nonsense"]);
+    assert!(plug.contains("--plug nonsense") && plug.contains("ADDR:PORT=HOST:PORT"), "{plug}");
+    let when = complaint(&["run", "--splice", "soon"]);
+    assert!(when.contains("never, at-once, or a number of bytes"), "{when}");
+}
+
+#[test]
+fn a_wrong_configuration_file_is_explained_to_the_column() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, "[[listener]]\nprotocol = \"socks5\"\nlisten = \"nowhere\"\n").unwrap();
+    let message = complaint(&["run", "--config", file.to_str().unwrap()]);
+    assert!(message.contains("longsplice.toml:3:10: ") && message.contains("ADDR:PORT"), "{message}");
+    let message = complaint(&["run", "--config", "/nowhere/at/all.toml"]);
+    assert!(message.contains("cannot read /nowhere/at/all.toml"), "{message}");
+}
+
+#[test]
+fn without_a_running_proxy_clients_say_where_they_looked() {
+    let message = complaint(&["ls", "--control", "/nowhere/control.sock"]);
+    assert!(message.contains("/nowhere/control.sock") && message.contains("--control"), "{message}");
+}
+
+#[test]
+fn a_flow_is_listed_with_the_reason_why_it_is_copied() {
+    let mut proxy = Running::copying(&loopback_echo(), &[]);
+    assert_eq!(proxy.client(&["ls", "--json"]), "[]\n");
+    let mut connection = connect(proxy.address());
+    round_trip(&mut connection, b"hello");
+    let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+    let flow = &flows[0];
+    assert_eq!(
+        (&flow["protocol"], &flow["state"], &flow["refusal"]),
+        (&"plug".into(), &"copying".into(), &"policy".into())
+    );
+    eventually("the bytes to show", || {
+        let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+        (flows[0]["bytes_up"] == 5 && flows[0]["bytes_down"] == 5).then_some(())
+    });
+    let table = proxy.client(&["ls"]);
+    assert!(table.starts_with("ID  PROTO") && table.contains("not spliced: policy"), "{table}");
+    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    assert_eq!((&counters["proxy"]["relayed"], &counters["proxy"]["live"]), (&1.into(), &1.into()));
+    assert!(proxy.client(&["counters"]).contains("relayed "));
+    for command in ["splice", "unsplice"] {
+        let why = proxy.client_error(&[command, &flow["id"].to_string()]);
+        assert!(why.contains("policy"), "{why}");
+    }
+    drop(connection);
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+}
+
+#[test]
+fn stop_ends_flows_writes_their_lines_and_removes_the_socket() {
+    let mut proxy = Running::copying(&loopback_echo(), &["--log-format", "json"]);
+    let mut connection = connect(proxy.address());
+    round_trip(&mut connection, b"hello");
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+    assert!(!proxy.control().exists());
+    let log = fs::read_to_string(proxy.access_log()).unwrap();
+    let line: Value = serde_json::from_str(log.trim()).unwrap();
+    assert_eq!((&line["how"], &line["bytes_up"]), (&"stopped".into(), &5.into()), "{line}");
+    assert!(matches!(connection.read(&mut [0]), Ok(0) | Err(_)));
+}
+
+#[test]
+fn a_drain_waits_for_live_connections_and_takes_no_new_ones() {
+    let mut proxy = Running::copying(&loopback_echo(), &[]);
+    let mut connection = connect(proxy.address());
+    round_trip(&mut connection, b"hello");
+    let mut stop = Command::new(LONGSPLICE);
+    stop.args(["stop", "--drain", "20", "--control"]).arg(proxy.control());
+    let mut stop = stop.spawn().unwrap();
+    let address = proxy.address();
+    eventually("listening to end", || std::net::TcpStream::connect(address).is_err().then_some(()));
+    round_trip(&mut connection, b"still here");
+    assert!(proxy.client(&["ls"]).contains("plug"), "the operator can look while flows drain");
+    drop(connection);
+    assert!(proxy.wait().success());
+    assert!(stop.wait().unwrap().success());
+    assert!(fs::read_to_string(proxy.access_log()).unwrap().contains("how=closed"));
+}
+
+#[test]
+fn a_second_stop_cuts_a_drain_short() {
+    let mut proxy = Running::copying(&loopback_echo(), &[]);
+    let mut connection = connect(proxy.address());
+    round_trip(&mut connection, b"hello");
+    let began = Instant::now();
+    let mut stop = Command::new(LONGSPLICE);
+    stop.args(["stop", "--drain", "60", "--control"]).arg(proxy.control());
+    let mut stop = stop.spawn().unwrap();
+    proxy.wait_message("draining for at most 60 s");
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success() && stop.wait().unwrap().success());
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn sigterm_and_sigint_end_it_cleanly() {
+    for signal in [nix::sys::signal::Signal::SIGTERM, nix::sys::signal::Signal::SIGINT] {
+        let mut proxy = Running::copying(&loopback_echo(), &[]);
+        let mut connection = connect(proxy.address());
+        round_trip(&mut connection, b"hello");
+        proxy.signal(signal);
+        assert!(proxy.wait().success(), "{signal}");
+        assert!(!proxy.control().exists());
+        assert!(fs::read_to_string(proxy.access_log()).unwrap().contains("how=stopped"));
+    }
+}
+
+#[test]
+fn sighup_opens_the_access_log_anew() {
+    let proxy = Running::copying(&loopback_echo(), &[]);
+    let rotated = proxy.access_log().with_extension("1");
+    round_trip(&mut connect(proxy.address()), b"first");
+    eventually("the first line", || {
+        fs::read_to_string(proxy.access_log()).is_ok_and(|t| t.contains("bytes_up=5")).then_some(())
+    });
+    fs::rename(proxy.access_log(), &rotated).unwrap();
+    proxy.signal(nix::sys::signal::Signal::SIGHUP);
+    eventually("the new file", || proxy.access_log().exists().then_some(()));
+    round_trip(&mut connect(proxy.address()), b"second");
+    eventually("the second line", || {
+        fs::read_to_string(proxy.access_log()).is_ok_and(|t| t.contains("bytes_up=6")).then_some(())
+    });
+    assert_eq!(fs::read_to_string(&rotated).unwrap().lines().count(), 1);
+}
+
+#[test]
+fn the_control_socket_is_ours_alone_and_outlives_no_kill() {
+    let mut proxy = Running::copying(&loopback_echo(), &[]);
+    assert_eq!(fs::metadata(proxy.control()).unwrap().permissions().mode() & 0o777, 0o600);
+    let control = proxy.control().to_owned();
+    let run = ["run", "--copy-only", "--socks5", "127.0.0.1:0", "--control", control.to_str().unwrap()];
+    assert!(complaint(&run).contains("another longsplice listens there"));
+    proxy.signal(nix::sys::signal::Signal::SIGKILL);
+    proxy.wait();
+    assert!(control.exists(), "SIGKILL leaves the file");
+    let mut next = Running::copying_at(&control, &loopback_echo(), &[]);
+    assert_eq!(next.client(&["ls", "--json"]), "[]\n");
+    next.client(&["stop"]);
+    next.wait();
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (precious, link) = (dir.path().join("precious"), dir.path().join("link"));
+    fs::write(&precious, "data").unwrap();
+    symlink(&precious, &link).unwrap();
+    for path in [&precious, &link] {
+        let run = ["run", "--copy-only", "--socks5", "127.0.0.1:0", "--control", path.to_str().unwrap()];
+        assert!(complaint(&run).contains("control socket"));
+    }
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "data");
+}
+
+#[test]
+fn nonsense_on_the_control_socket_is_answered_and_does_no_harm() {
+    let proxy = Running::copying(&loopback_echo(), &[]);
+    let ask = |request: &[u8]| {
+        let mut stream = UnixStream::connect(proxy.control()).unwrap();
+        // The answer may come before all of it was read.
+        let _ = stream.write_all(request);
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        serde_json::from_str::<Value>(&answer).unwrap()
+    };
+    assert!(ask(b"hello\n")["error"].as_str().unwrap().contains("no JSON"));
+    assert!(ask(b"{\"version\":9,\"ask\":\"ls\"}\n")["error"].as_str().unwrap().contains("version 9"));
+    assert!(ask(&vec![b'x'; 10_000])["error"].as_str().unwrap().contains("4096"));
+    assert!(ask(b"{\"version\":1,\"ask\":\"splice\",\"id\":99}\n")["error"].is_string());
+    // More idle clients than there is room for: the one too many is hung up on, and room comes back.
+    let mut idle: Vec<UnixStream> = (0..40).map(|_| UnixStream::connect(proxy.control()).unwrap()).collect();
+    assert!(proxy.client_error(&["ls"]).contains("hung up"));
+    idle.clear();
+    eventually("room", || {
+        longsplice(&["ls", "--control", proxy.control().to_str().unwrap()]).status.success().then_some(())
+    });
+}
+
+#[test]
+fn doctor_says_the_same_to_people_and_programs() {
+    let (text, json) = (longsplice(&["doctor"]), longsplice(&["doctor", "--json"]));
+    assert_eq!(text.status.code(), json.status.code());
+    let report: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(report["splicing"].as_bool().unwrap(), json.status.success());
+    let text = String::from_utf8(text.stdout).unwrap();
+    for check in report["checks"].as_array().unwrap() {
+        assert!(text.contains(check["name"].as_str().unwrap()), "{check} not in {text}");
+        assert!(check["state"] != "missing" || check["cure"].is_string(), "{check}");
+    }
+}
+
+#[test]
+fn the_man_page_has_every_command_and_flag() {
+    let page = String::from_utf8(longsplice(&["man"]).stdout).unwrap();
+    assert!(page.contains(".TH longsplice 1"), "{page}");
+    for command in ["RUN", "LS", "SPLICE", "UNSPLICE", "COUNTERS", "STOP", "DOCTOR", "DEMO", "MAN"] {
+        assert!(page.contains(&format!("LONGSPLICE {command}\"")), "{command}");
+    }
+    for flag in ["socks5", "plug", "config", "device", "splice", "leave", "copy", "access", "max", "drain", "flush"] {
+        assert!(page.contains(&format!("\\-\\-{flag}")), "{flag}");
+    }
+    assert!(!page.contains("LONGSPLICE LAB"), "hidden");
+}

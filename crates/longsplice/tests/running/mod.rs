@@ -1,0 +1,188 @@
+//! A running longsplice and somebody to talk to, for tests from outside.
+
+// Each test file uses what it needs.
+#![allow(dead_code)]
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The program under test.
+pub const LONGSPLICE: &str = env!("CARGO_BIN_EXE_longsplice");
+/// Nothing here takes a second on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Looks until there is something to see.
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs the program to its end.
+pub fn longsplice(arguments: &[&str]) -> Output {
+    Command::new(LONGSPLICE).args(arguments).env_remove("LONGSPLICE_CONTROL").output().unwrap()
+}
+
+/// A proxy, killed at drop.
+pub struct Running {
+    child: Child,
+    dir: tempfile::TempDir,
+    control: PathBuf,
+}
+
+impl Running {
+    /// Copies from a free loopback port to `target`.
+    pub fn copying(target: &str, more: &[&str]) -> Running {
+        Running::start(
+            Command::new(LONGSPLICE),
+            None,
+            &["--copy-only", "--plug", &format!("127.0.0.1:0={target}")],
+            more,
+        )
+    }
+
+    /// The same with its control socket there.
+    pub fn copying_at(control: &Path, target: &str, more: &[&str]) -> Running {
+        let plug = format!("127.0.0.1:0={target}");
+        Running::start(Command::new(LONGSPLICE), Some(control), &["--copy-only", "--plug", &plug], more)
+    }
+
+    /// Any command that comes down to the program, as inside a namespace.
+    pub fn start(mut command: Command, control: Option<&Path>, arguments: &[&str], more: &[&str]) -> Running {
+        let dir = tempfile::tempdir().unwrap();
+        let control = control.map_or_else(|| dir.path().join("control.sock"), Path::to_owned);
+        command.arg("run").args(arguments).args(more);
+        command.arg("--control").arg(&control).arg("--access-log").arg(dir.path().join("access.log"));
+        command.env_remove("RUST_LOG").env_remove("LONGSPLICE_CONTROL");
+        command.stdin(Stdio::null()).stderr(File::create(dir.path().join("messages")).unwrap());
+        let running = Running { child: command.spawn().unwrap(), dir, control };
+        running.wait_message("control socket");
+        running
+    }
+
+    /// What it has said on standard error.
+    pub fn messages(&self) -> String {
+        fs::read_to_string(self.dir.path().join("messages")).unwrap()
+    }
+
+    /// Waits until it has said this.
+    pub fn wait_message(&self, text: &str) {
+        eventually(text, || self.messages().contains(text).then_some(()));
+    }
+
+    /// The address of its first listener.
+    pub fn address(&self) -> SocketAddr {
+        let messages = self.messages();
+        let (_, rest) = messages.split_once(" on 1").expect("a listener");
+        let address = format!("1{}", rest.split([' ', '"', ':']).next().unwrap());
+        let port = rest.split([' ', '"', '\n', ';']).next().unwrap().rsplit(':').next().unwrap();
+        format!("{address}:{port}").parse().unwrap()
+    }
+
+    pub fn control(&self) -> &Path {
+        &self.control
+    }
+
+    pub fn access_log(&self) -> PathBuf {
+        self.dir.path().join("access.log")
+    }
+
+    /// Asks it something; the answer.
+    pub fn client(&self, arguments: &[&str]) -> String {
+        let output = self.ask(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}\n{}", self.messages());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Asks it something that it refuses; why.
+    pub fn client_error(&self, arguments: &[&str]) -> String {
+        let output = self.ask(arguments);
+        assert!(!output.status.success(), "{arguments:?} succeeded");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        longsplice(&[arguments, &["--control", self.control.to_str().unwrap()]].concat())
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    /// SIGKILL; harmless if it has ended.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// How it ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        eventually("the end of the proxy", || child.try_wait().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+        if thread::panicking() {
+            eprintln!("--- the proxy said:\n{}", self.messages());
+        }
+    }
+}
+
+/// Sends back what it gets, on every connection that comes to `listener`.
+pub fn echo(listener: TcpListener) {
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            thread::spawn(move || {
+                let mut buffer = [0; 65536];
+                while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                    if stream.write_all(&buffer[..n]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// The address of an echo server on loopback.
+pub fn loopback_echo() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    echo(listener);
+    address
+}
+
+/// Connects, and never waits for ever afterwards.
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Sends `bytes` and gets them back.
+pub fn round_trip(stream: &mut TcpStream, bytes: &[u8]) {
+    stream.write_all(bytes).unwrap();
+    let mut back = vec![0; bytes.len()];
+    stream.read_exact(&mut back).unwrap();
+    assert_eq!(back, bytes);
+}

@@ -1,0 +1,184 @@
+//! The program with its kernel path: every test needs root and eBPF, and fails without.
+
+mod running;
+
+use longsplice_lab::{Family, Lab, Shape, topology};
+use running::{LONGSPLICE, Running, connect, echo, eventually, longsplice, round_trip};
+use serde_json::Value;
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+const PORT: u16 = 7000;
+
+/// Client, forwarder with a proxy that splices at once, and an echo server.
+struct Scene {
+    proxy: Running,
+    lab: Lab,
+}
+
+impl Scene {
+    fn new(more: &[&str]) -> Scene {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let server = topology::SERVER.port(Family::V4, PORT);
+        echo(lab.server.run(|| TcpListener::bind(server)).unwrap());
+        Scene { proxy: Scene::proxy(&lab, more), lab }
+    }
+
+    fn proxy(lab: &Lab, more: &[&str]) -> Running {
+        let plug = format!("{}={}", Scene::address(), topology::SERVER.port(Family::V4, PORT));
+        Running::start(lab.forwarder.command(LONGSPLICE), None, &["--plug", &plug, "--splice", "at-once"], more)
+    }
+
+    fn address() -> SocketAddr {
+        topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT)
+    }
+
+    fn connect(&self) -> TcpStream {
+        self.lab.client.run(|| connect(Scene::address()))
+    }
+
+    fn flow(&self) -> Value {
+        let flows: Value = serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap();
+        flows[0].clone()
+    }
+
+    fn wait_state(&self, state: &str) {
+        eventually(state, || (self.flow()["state"] == state).then_some(()));
+    }
+
+    fn pins(&self) -> PathBuf {
+        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
+        Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
+    }
+
+    /// The client closes, the flow ends in order, the proxy is stopped, and nothing is left.
+    fn end(&mut self, connection: TcpStream) {
+        drop(connection);
+        eventually("the end of the flow", || self.flow().is_null().then_some(()));
+        self.proxy.client(&["stop"]);
+        assert!(self.proxy.wait().success());
+        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
+    }
+
+    /// Packets with this verdict so far.
+    fn verdict(&self, name: &str) -> u64 {
+        let counters: Value = serde_json::from_str(&self.proxy.client(&["counters", "--json"])).unwrap();
+        counters["verdicts"][name].as_u64().unwrap()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // What a killed proxy leaves, when a test has failed before it came to that.
+        self.proxy.kill();
+        let _ = fs::remove_dir_all(self.pins());
+    }
+}
+
+#[test]
+fn needs_root_and_bpf_a_spliced_flow_is_listed_counted_and_logged() {
+    let mut scene = Scene::new(&[]);
+    let mut connection = scene.connect();
+    round_trip(&mut connection, b"hello");
+    scene.wait_state("spliced");
+    let before = scene.verdict("forwarded");
+    round_trip(&mut connection, &[7; 5000]);
+    assert!(scene.verdict("forwarded") > before);
+    let flow = scene.flow();
+    assert_eq!(
+        (&flow["refusal"], &flow["bytes_up"], &flow["bytes_down"]),
+        (&Value::Null, &5005.into(), &5005.into()),
+        "{flow}"
+    );
+    assert!(scene.proxy.client(&["ls"]).contains("device > forward > device"));
+    assert!(scene.proxy.client_error(&["splice", "999"]).contains("there is no flow 999"));
+    scene.end(connection);
+    let log = fs::read_to_string(scene.proxy.access_log()).unwrap();
+    assert!(log.contains("how=closed bytes_up=5005 bytes_down=5005") && log.contains("splices=1"), "{log}");
+}
+
+#[test]
+fn needs_root_and_bpf_a_flow_is_taken_back_by_command_and_spliced_again() {
+    let mut scene = Scene::new(&[]);
+    let mut connection = scene.connect();
+    round_trip(&mut connection, b"hello");
+    scene.wait_state("spliced");
+    let id = scene.flow()["id"].to_string();
+    scene.proxy.client(&["unsplice", &id]);
+    scene.wait_state("copying");
+    round_trip(&mut connection, &[8; 5000]);
+    assert_eq!(scene.flow()["state"], "copying", "it stays until it is told otherwise");
+    scene.proxy.client(&["splice", &id]);
+    scene.wait_state("spliced");
+    round_trip(&mut connection, &[9; 5000]);
+    scene.end(connection);
+    let log = fs::read_to_string(scene.proxy.access_log()).unwrap();
+    assert!(log.contains("how=closed bytes_up=10005 bytes_down=10005") && log.contains("splices=2"), "{log}");
+}
+
+#[test]
+fn needs_root_and_bpf_flows_that_are_left_go_on_until_they_are_flushed() {
+    let mut scene = Scene::new(&["--leave-flows"]);
+    let mut connection = scene.connect();
+    round_trip(&mut connection, b"hello");
+    scene.wait_state("spliced");
+    scene.proxy.client(&["stop"]);
+    assert!(scene.proxy.wait().success());
+    assert!(scene.proxy.messages().contains("1 flows left running"), "{}", scene.proxy.messages());
+    assert!(fs::read_to_string(scene.proxy.access_log()).unwrap().contains("how=left"));
+    round_trip(&mut connection, &[7; 100_000]);
+    let flushed = scene.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
+    assert!(flushed.contains("removed"), "{flushed}");
+    assert!(!scene.pins().exists());
+}
+
+#[test]
+fn needs_root_and_bpf_flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
+    let mut scene = Scene::new(&[]);
+    let mut connection = scene.connect();
+    round_trip(&mut connection, b"hello");
+    scene.wait_state("spliced");
+    scene.proxy.kill();
+    round_trip(&mut connection, &[7; 100_000]);
+    // A start that fails does them no harm either.
+    let mistake = scene.lab.forwarder.execute(LONGSPLICE, &["run", "--socks5", "192.0.2.1:1080"]).unwrap_err();
+    assert!(mistake.to_string().contains("no device of this host has the address"), "{mistake}");
+    round_trip(&mut connection, &[8; 100_000]);
+    scene.proxy = Scene::proxy(&scene.lab, &[]);
+    round_trip(&mut connection, &[9; 100_000]);
+    let mut second = scene.connect();
+    round_trip(&mut second, b"hello again");
+    scene.wait_state("spliced");
+}
+
+#[test]
+fn needs_root_and_bpf_flush_refuses_while_a_proxy_runs_elsewhere() {
+    let scene = Scene::new(&[]);
+    // Another control socket than the proxy's: nobody there, but the data path is in use.
+    let arguments = ["stop", "--flush", "--control", "/nowhere/control.sock"];
+    let refused = scene.lab.forwarder.execute(LONGSPLICE, &arguments).unwrap_err();
+    assert!(refused.to_string().contains("another process runs the data path"), "{refused}");
+    assert!(scene.pins().exists());
+}
+
+#[test]
+fn needs_root_and_bpf_doctor_finds_that_this_machine_can_splice() {
+    let doctor = longsplice(&["doctor"]);
+    assert!(doctor.status.success(), "{}", String::from_utf8_lossy(&doctor.stdout));
+}
+
+/// Half a minute, and five more where digests are not optimised.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes without optimisation")]
+fn needs_root_and_bpf_the_demo_works() {
+    let dir = tempfile::tempdir().unwrap();
+    let demo = longsplice(&["demo", "--out", dir.path().to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&demo.stdout);
+    assert!(demo.status.success(), "{text}\n{}", String::from_utf8_lossy(&demo.stderr));
+    assert!(text.contains("complete: 1.1 GB"), "{text}");
+    assert!(fs::read_to_string(dir.path().join("switch.svg")).unwrap().contains("</svg>"));
+}
