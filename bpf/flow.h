@@ -49,6 +49,7 @@ enum leg_flag {
 	LEG_TRACKED = 1 << 10, /* handshake seen from the SYN on */
 	LEG_TRIGGER = 1 << 11, /* new data from the host take the flow back to control mode */
 	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
+	LEG_CLAMP = 1 << 14,   /* a freeze waits: promise the host no more than the other one has room for */
 	LEG_LOST = 1 << 13,    /* the socket died with bytes in hand: the flow cannot go on */
 };
 
@@ -199,12 +200,14 @@ enum switch_result {
 	SWITCH_FRAGMENTS = 4,
 	SWITCH_MISMATCH = 5,  /* the counts cannot be right */
 	SWITCH_FULL = 6,
+	SWITCH_WINDOW = 7,    /* OP_FREEZE with `fit`: a host may still send more than the other has room for */
 };
 
 struct switch_args {
 	enum switch_op op;
 	enum switch_result result;
 	__u32 hold;
+	__u32 fit;           /* OP_FREEZE: not before the windows promised to either host fit the other's */
 	__u32 trigger;       /* OP_COMMIT: bit 0 new data from a, bit 1 new data from b */
 	struct half a, b;
 	__u16 via_a, via_b;  /* OP_COMMIT: next hop towards a, b */

@@ -51,6 +51,16 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	b->flags &= ~LEG_TRIGGER;
 	bpf_spin_unlock(&b->lock);
 
+	if (g->fit) {
+		bpf_spin_lock(&a->lock);
+		r = clamp(a, out_b - (a->irs + 1 + g->a.consumed), b->edge_in);
+		bpf_spin_unlock(&a->lock);
+		bpf_spin_lock(&b->lock);
+		r |= clamp(b, out_a - (b->irs + 1 + g->b.consumed), a->edge_in);
+		bpf_spin_unlock(&b->lock);
+		if (r)
+			return SWITCH_WINDOW;
+	}
 	bpf_spin_lock(&a->lock);
 	g->a.pending = freeze_in(a, g->a.consumed, out_b, &to_b, g->hold);
 	g->a.start = a->bound_in - a->irs - 1;

@@ -27,6 +27,7 @@
 #include "parse.h"
 #include "rewrite.h"
 #include "track.h"
+#include "fast.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -369,25 +370,6 @@ static __always_inline void fin_acked(struct scratch *sc, struct path *p)
 		tell(&sc->t, EVENT_CLOSED);
 }
 
-/* Advances the word to `end`. 0: done; 1: no longer SPLICED; -1: gave up. */
-static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags)
-{
-	union path_word w, n;
-	int i;
-
-	bpf_for(i, 0, 16) {
-		w.all = *(volatile __u64 *)&p->word.all;
-		if (!(w.flags & PATH_SPLICED))
-			return 1;
-		if (!after(end, w.end) && !(flags & ~w.flags))
-			return 0;
-		n = word_moved(w, end, flags);
-		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
-			return 0;
-	}
-	return -1;
-}
-
 static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, __u32 remote4,
 					const __u32 *remote6)
 {
@@ -531,6 +513,14 @@ int ingress(struct __sk_buff *skb)
 		skb->mark = 0;
 		return TCX_NEXT;
 	}
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		r = fast4(skb);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		r = fast6(skb);
+	else
+		return TCX_NEXT;
+	if (r != UNUSUAL)
+		return r;
 	if (!sc)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);
@@ -575,7 +565,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	parse_options(skb);
-	if (l->phase_in == PHASE_TO_FWD) {
+	if (l->phase_in == PHASE_TO_FWD || l->flags & LEG_CLAMP) {
 		o = bpf_map_lookup_elem(&legs, &l->peer);
 		if (!o)
 			return drop(V_NO_PEER);
@@ -621,7 +611,8 @@ int egress(struct __sk_buff *skb)
 	if (p->word.flags & PATH_SPLICED) {
 		if ((p->word.flags & PATH_DEAD) && (sc->s.flags & TH_RST))
 			return TCX_NEXT;
-		return drop(V_LOCAL_MUTED);
+		slow_egress(skb); /* it is muted, but what it says is remembered */
+		return TCX_DROP;
 	}
 	return slow_egress(skb);
 }

@@ -78,6 +78,12 @@ INLINE __u32 edge_local(const struct leg *l)
 	return l->ack_local + l->win_local;
 }
 
+/* The right edge that the host was told last. edge_out may be beyond it: after forwarding mode it is an upper bound. */
+INLINE __u32 edge_promised(const struct leg *l)
+{
+	return l->ack_out + l->win_out;
+}
+
 /* A segment without data must be acceptable to the host (RFC 9293, 3.10.7.4): not beyond its window. */
 INLINE __u32 pure_ack_seq(const struct leg *l)
 {
@@ -174,8 +180,6 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	}
 	learn_from_host(l, s, p);
 	advanced = after(l->ack_in, old_ack);
-	if (fin && !after(s->seq, l->edge_out))
-		l->flags |= LEG_FIN_IN;
 
 	/* data */
 	p->f.keep = p->l.keep = s->len;
@@ -220,6 +224,9 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		p->l.keep = local_end - s->seq;
 		p->l.flags &= ~TH_FIN;
 	}
+
+	if (fin && !after(end, l->max_in)) /* not if it was held or cut off: it will come again */
+		l->flags |= LEG_FIN_IN;
 
 	/* acknowledgement: who hears of it */
 	edit_for_local(l, s, p, p->local);
@@ -365,22 +372,26 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		l->max_out = later(l->max_out, end);
 		if (fin)
 			l->flags |= LEG_FIN_OUT;
-	} else if (ahead_of_socket(l) && !before(seq, l->ack_in)) {
+	} else if (ahead_of_socket(l) && !before(seq, earlier(l->ack_in, l->local_out))) {
 		seq = pure_ack_seq(l); /* but window probes, below ack_in, stay what they are */
 	}
 
 	if (s->flags & TH_ACK) {
 		if (l->phase_in == PHASE_TO_FWD && after(ack + win, room))
 			win = after(room, ack) ? room - ack : 0;
-		if (l->phase_in == PHASE_FWD || before(ack, l->ack_out) ||
-		    (l->phase_in == PHASE_TO_LOCAL && before(l->ack_out, l->bound_in))) {
-			win = l->phase_in == PHASE_FWD ? l->win_out : later(ack + win, l->ack_out) - l->ack_out;
+		/* before the freeze nothing that was promised is taken back */
+		if (l->flags & LEG_CLAMP)
+			win = earlier(ack + win, later(later(room, edge_promised(l)), ack)) - ack;
+		if (l->phase_in == PHASE_FWD) {
 			ack = l->ack_out;
-		} else {
-			l->ack_out = ack;
-			l->win_out = win;
-			l->edge_out = later(l->edge_out, ack + win);
+			win = l->win_out;
+		} else if (before(ack, l->ack_out) || (l->phase_in == PHASE_TO_LOCAL && before(l->ack_out, l->bound_in))) {
+			win = later(ack + win, l->ack_out) - l->ack_out; /* the same right edge */
+			ack = l->ack_out;
 		}
+		l->ack_out = ack;
+		l->win_out = win;
+		l->edge_out = later(l->edge_out, ack + win);
 	}
 	e->seq = seq;
 	e->ack = ack;
@@ -405,6 +416,18 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 
 /* ---- the switches: each step under the lock of the leg named first ---- */
 
+/* Has the sender been promised more than the receiver has room for? What is under way beyond that would be lost with the
+ * switch, and only a timeout would bring it back. So the promise is held where it is, until the receiver's window has come
+ * up to it; meanwhile copying goes on. */
+INLINE int clamp(struct leg *from, __u32 seq_off, __u32 room)
+{
+	from->seq_off = seq_off;
+	if (!after(edge_promised(from) + seq_off, room))
+		return 0;
+	from->flags |= LEG_CLAMP;
+	return 1;
+}
+
 /* Splice, direction from -> to, step 1. `start`: the end of what was taken from the socket; `out`: of what was given to the
  * other. Returns the bytes still to be read (FIN not counted). */
 INLINE __u32 freeze_in(struct leg *from, __u32 consumed, __u32 out, __u32 *bound_out, __u32 hold)
@@ -417,6 +440,7 @@ INLINE __u32 freeze_in(struct leg *from, __u32 consumed, __u32 out, __u32 *bound
 	*bound_out = out + pending;
 	from->seq_off = *bound_out - from->bound_in;
 	from->phase_in = PHASE_TO_FWD;
+	from->flags &= ~LEG_CLAMP;
 	if (hold)
 		from->flags |= LEG_HOLD;
 	else
@@ -440,6 +464,7 @@ INLINE int unsplice_in(struct leg *from, __u32 at)
 {
 	int was = from->phase_in;
 
+	from->flags &= ~LEG_CLAMP;
 	if (was == PHASE_TO_FWD) {
 		from->phase_in = PHASE_LOCAL;
 	} else if (was == PHASE_FWD) {
@@ -448,6 +473,7 @@ INLINE int unsplice_in(struct leg *from, __u32 at)
 		from->ack_local = at;
 		from->shim_in += at - from->bound_in;
 		from->bound_in = at;
+		from->win_out = later(edge_local(from), from->ack_out) - from->ack_out;
 		from->phase_in = before(from->ack_out, at) ? PHASE_TO_LOCAL : PHASE_LOCAL;
 	}
 	return was;

@@ -55,7 +55,7 @@ impl Storm {
             assert!(c.is_some(), "the counts of a flow are those of its ends: {e:?} {clients:#?}");
         }
         assert!(f.splicer.flows().is_empty());
-        let sum = |name| [&self.lab.client, &self.lab.server].map(|n| n.counter("TcpExt", name).unwrap_or(0));
+        let sum = |name| [&self.lab.client, &self.lab.server, &self.lab.forwarder].map(|n| n.counter("TcpExt", name).unwrap_or(0));
         let (timeouts, paws) = (sum("TCPTimeouts"), sum("PAWSEstab"));
         eprintln!("{splices} splices, longest gap {longest:?}, timeouts {timeouts:?}, PAWS {paws:?}, {verdicts:?}");
         (longest, splices)

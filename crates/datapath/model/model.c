@@ -34,7 +34,7 @@ struct model_out {
 };
 
 struct model_switch {
-	__u32 op, result, hold, trigger;
+	__u32 op, result, hold, trigger, fit, spare;
 	__u32 consumed[2], produced[2], leftover[2];
 	__u32 pending[2], start[2], fin[2], flags[2], phase[2];
 	__u64 end[2];
@@ -230,8 +230,8 @@ int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
 
 	memset(&p, 0, sizeof(p));
 	if (m->path[i].word.flags & PATH_SPLICED)
-		return 0;
-	if (l->phase_in == PHASE_TO_FWD)
+		return local_segment(l, s, &p, 0), 0;
+	if (l->phase_in == PHASE_TO_FWD || l->flags & LEG_CLAMP)
 		room = o->edge_in - l->seq_off;
 	if (!local_segment(l, s, &p, room))
 		return 0;
@@ -284,7 +284,7 @@ static __u32 commit(struct model *m, const struct model_switch *g)
 
 void model_switch(struct model *m, struct model_switch *g)
 {
-	struct switch_args a = { .op = g->op, .hold = g->hold };
+	struct switch_args a = { .op = g->op, .hold = g->hold, .fit = g->fit };
 	int was;
 
 	a.a.consumed = g->consumed[0], a.b.consumed = g->consumed[1];

@@ -176,11 +176,22 @@ pub struct Event {
     pub kind: EventKind,
 }
 
+/// Fields of `struct __sk_buff` for [`Datapath::test_run_with`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TestContext {
+    /// `skb->mark`.
+    pub mark: u32,
+    /// Payload bytes per segment of a large packet; 0: not a large packet.
+    pub gso_size: u32,
+    /// How many segments.
+    pub gso_segs: u32,
+}
+
 /// A loaded and attached data path. Dropping it leaves links and maps pinned: spliced flows go on.
 pub struct Datapath {
-    maps: Maps,
+    pub(crate) maps: Maps,
     switch: OwnedFd,
-    ingress: OwnedFd,
+    pub(crate) ingress: OwnedFd,
     egress: OwnedFd,
     pin: PathBuf,
     attached: Vec<u32>,
@@ -468,6 +479,13 @@ impl Datapath {
 
     /// Runs the ingress or egress program over one packet, for tests: the packet out and the return code.
     pub fn test_run(&self, egress: bool, packet: &[u8], out: &mut Vec<u8>) -> io::Result<i32> {
+        self.test_run_with(egress, packet, &TestContext::default(), out)
+    }
+
+    /// The same with what the kernel knows of a packet beside its bytes.
+    pub fn test_run_with(&self, egress: bool, packet: &[u8], context: &TestContext, out: &mut Vec<u8>) -> io::Result<i32> {
+        let TestContext { mark, gso_size, gso_segs } = *context;
+        let skb = abi::__sk_buff { mark, gso_size, gso_segs, ..Default::default() };
         let fd = if egress { &self.egress } else { &self.ingress };
         // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
         let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
@@ -477,6 +495,8 @@ impl Datapath {
         opts.data_size_in = packet.len() as u32;
         opts.data_out = out.as_mut_ptr().cast();
         opts.data_size_out = out.len() as u32;
+        opts.ctx_in = (&raw const skb).cast();
+        opts.ctx_size_in = size_of_val(&skb) as u32;
         opts.repeat = 1;
         // SAFETY: the pointers and sizes are those of live buffers.
         let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &mut opts) };

@@ -11,6 +11,8 @@ mod maps;
 pub mod model;
 mod names;
 mod sockets;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 /// The view of the maps, generated from the object's BTF. Field meanings, units and byte orders: `bpf/flow.h`.
 pub mod abi {
@@ -18,6 +20,7 @@ pub mod abi {
         embryo, event, event_kind, half, leg, listen_key, path, path4, path6, phase, switch_args, switch_op,
         switch_result, tuple, tuple4, verdict, via,
     };
+    pub(crate) use crate::skel::types::__sk_buff;
 }
 
 #[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
@@ -27,7 +30,7 @@ mod skel {
 }
 
 pub use devices::{Device, devices};
-pub use kernel::{Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched};
+pub use kernel::{Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched, TestContext};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use sockets::{Repair, close_silently, unread, unsent};

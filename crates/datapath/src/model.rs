@@ -74,6 +74,9 @@ pub struct SwitchArgs {
     pub result: u32,
     pub hold: u32,
     pub trigger: u32,
+    pub fit: u32,
+    #[doc(hidden)]
+    pub spare: u32,
     pub consumed: [u32; 2],
     pub produced: [u32; 2],
     pub leftover: [u32; 2],

@@ -98,7 +98,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<When>,
 
-    /// When stopped, lets spliced flows run on in the kernel, for the next process to take over.
+    /// When stopped, lets spliced flows run on in the kernel, until they end or `longsplice stop --flush`.
     #[arg(long)]
     pub leave_flows: bool,
 
@@ -199,8 +199,9 @@ longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
 Without any privilege:
 longsplice run \-\-socks5 127.0.0.1:1080 \-\-copy\-only
 .SH SIGNALS
-SIGTERM and SIGINT stop \fBlongsplice run\fR, a second one at once; SIGHUP opens the access log anew. After SIGKILL,
-spliced flows run on, and the next \fBlongsplice run\fR in the same network namespace takes over.
+SIGTERM and SIGINT stop \fBlongsplice run\fR, a second one without waiting; SIGHUP opens the access log anew. After
+SIGKILL, spliced flows run on; the next \fBlongsplice run\fR in the same network namespace uses the same tables and
+does not disturb them.
 .SH FILES
 .TP
 /run/longsplice/control\-INODE.sock

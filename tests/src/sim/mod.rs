@@ -246,6 +246,7 @@ impl World {
             trigger: r.random_bool(0.2),
             drain_limit: if !calm && r.random_bool(0.2) { r.random_range(0..20 * MS) } else { 10_000 * MS },
             switches: 40,
+            patience: std::env::var("SIM_PATIENCE").map_or(200, |p| p.parse().expect("number")) * MS,
         };
         let first = r.random_range(0..2 * habits.period);
         let mut relay = Relay::new(habits, first);

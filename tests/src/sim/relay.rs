@@ -10,7 +10,8 @@ const OP_COMMIT: u32 = 2;
 const OP_UNSPLICE: u32 = 3;
 const OP_LOOK: u32 = 5;
 const PHASE_FWD: u32 = 2;
-const LEG_FIN_IN: u32 = 1 << 6;
+const SWITCH_WINDOW: u32 = 7;
+const LEG_FIN_OUT: u32 = 1 << 7;
 const LEG_RESET: u32 = 1 << 9;
 const PATH_FIN_ACKED: u32 = 1 << 3;
 
@@ -42,6 +43,8 @@ pub struct Habits {
     pub trigger: bool,
     pub drain_limit: Time,
     pub switches: u32,
+    /// How long a freeze waits for windows to fit.
+    pub patience: Time,
 }
 
 pub struct Relay {
@@ -54,6 +57,9 @@ pub struct Relay {
     shut: [bool; 2],
     since: [u64; 2],
     deadline: Time,
+    /// Since when a freeze has been waiting for windows to fit.
+    waiting: Option<Time>,
+    fit: bool,
     pub switch_at: Time,
     pub splices: u32,
     pub refused: u32,
@@ -74,6 +80,8 @@ impl Relay {
             shut: [false; 2],
             since: [0; 2],
             deadline: 0,
+            waiting: None,
+            fit: false,
             switch_at: first,
             splices: 0,
             refused: 0,
@@ -102,12 +110,14 @@ impl Relay {
                     return None;
                 }
                 if now >= self.switch_at && self.splices < self.habits.switches {
-                    self.next_switch(now, rng);
                     // a wake-up in the middle of things: something is in hand, something unread
                     if rng.random_bool(0.5) {
                         self.grab(sockets, rng);
                     }
-                    self.freeze(now, m);
+                    if !self.freeze(now, m) {
+                        return Some(now + MS);
+                    }
+                    self.next_switch(now, rng);
                     if self.state == State::Draining {
                         return Some(now + rng.random_range(0..=self.habits.late));
                     }
@@ -224,6 +234,7 @@ impl Relay {
         let mut g = SwitchArgs {
             op,
             hold: self.habits.hold.into(),
+            fit: self.fit.into(),
             consumed: self.consumed.map(|x| x as u32),
             produced: self.produced.map(|x| x as u32),
             leftover: [self.dirs[0].hand.len() as u32, self.dirs[1].hand.len() as u32],
@@ -234,12 +245,19 @@ impl Relay {
         g
     }
 
-    fn freeze(&mut self, now: Time, m: &mut Model) {
+    /// False: to be tried again when the windows fit.
+    fn freeze(&mut self, now: Time, m: &mut Model) -> bool {
+        let since = *self.waiting.get_or_insert(now);
+        self.fit = now < since + self.habits.patience;
         let g = self.call(m, OP_FREEZE);
+        if g.result == SWITCH_WINDOW {
+            return false;
+        }
+        self.waiting = None;
         self.say(|| format!("freeze {g:?}"));
         if g.result != 0 {
             self.refused += 1;
-            return;
+            return true;
         }
         for d in 0..2 {
             let fin = g.fin[d] != 0 && g.pending[d] > 0;
@@ -250,6 +268,7 @@ impl Relay {
         }
         self.deadline = now + self.habits.drain_limit;
         self.state = State::Draining;
+        true
     }
 
     fn lift(&mut self) {
@@ -284,7 +303,7 @@ impl Relay {
             let forwarded = bound - self.since[d];
             self.consumed[d] += forwarded;
             self.produced[o] += forwarded;
-            if g.flags[d] & LEG_FIN_IN != 0 && !self.eof[d] {
+            if g.flags[o] & LEG_FIN_OUT != 0 && !self.shut[o] {
                 // the end of the stream has passed by the sockets
                 self.eof[d] = true;
                 self.shut[o] = true;

@@ -277,6 +277,14 @@ impl Tcp {
         self.timed = None;
         self.backoff = (self.backoff + 1).min(8);
         self.rto_at = Some(now + (self.rto << self.backoff).min(60_000 * MS));
+        if self.wnd < self.mss() {
+            // the window was taken back: retransmit none the less (RFC 9293, 3.8.6)
+            let n = (self.buffer.len() as u32).min(self.mss()).min(self.max.wrapping_sub(self.una));
+            let fin = n < self.max.wrapping_sub(self.una).min(self.mss()) && self.fin_sent;
+            let data: Vec<u8> = self.buffer.range(..n as usize).copied().collect();
+            self.push(now, self.una, data, if fin { FIN } else { PSH });
+            self.nxt = self.una.wrapping_add(n + u32::from(fin));
+        }
         self.sacked.clear(); // the receiver may have reneged (RFC 2018, 8)
     }
 

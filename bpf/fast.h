@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The short way of forwarding mode: packets of the common layouts (no options; timestamps; timestamps and SACK, as Linux lays
+ * them out), rewritten in place. No lock, no scratch space, no helper but the look-ups. Whatever is unusual is left to the
+ * general way, which gives the same packet (splice.bpf.c, fast_ingress). */
+#ifndef LONGSPLICE_FAST_H
+#define LONGSPLICE_FAST_H
+
+#include <bpf/bpf_core_read.h>
+
+#define UNUSUAL (-3) /* not for the short way */
+
+#define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
+#define LAYOUT_SACK bpf_htonl(0x01010500) /* NOP NOP SACK, length to be added */
+
+#define SUMMED_COMPLETE 2 /* CHECKSUM_COMPLETE of <linux/skbuff.h> */
+#define SUMMED_PARTIAL 3
+
+struct sk_buff {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+void *bpf_cast_to_kern_ctx(void *) __ksym;
+
+static __always_inline __u32 summed(struct __sk_buff *skb)
+{
+	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD(k, ip_summed);
+}
+
+/* One's complement sum of what a change of a word adds (RFC 1624). */
+static __always_inline __u64 delta(__u32 from, __u32 to)
+{
+	return (__u64)(__u32)~from + to;
+}
+
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* Adds to a word in the packet. */
+static __always_inline __u64 add_to(__be32 *at, __u32 n)
+{
+	__be32 old = *at;
+
+	*at = bpf_htonl(bpf_ntohl(old) + n);
+	return delta(old, *at);
+}
+
+/* Advances the word to `end`. 0: done; 1: no longer SPLICED; -1: gave up. */
+static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags)
+{
+	union path_word w, n;
+	int i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < 8; i++) {
+		w.all = *(volatile __u64 *)&p->word.all;
+		if (!(w.flags & PATH_SPLICED))
+			return 1;
+		if (!after(end, w.end) && !(flags & ~w.flags))
+			return 0;
+		n = word_moved(w, end, flags);
+		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
+			return 0;
+	}
+	return -1;
+}
+
+/* TCP header and checksum; `pseudo`: what the change of addresses adds. Returns UNUSUAL before anything is written. */
+static __always_inline int fast_tcp(struct __sk_buff *skb, struct tcphdr *th, void *end, struct path *p, struct via *v,
+				    __u32 ip_len, __u32 ip_hdr, __u64 pseudo)
+{
+	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
+	__be32 *opt = (void *)(th + 1);
+	__u32 doff = th->doff * 4, flags = ((__u8 *)th)[13], kind = summed(skb), len, win;
+	struct seg s = {};
+	__u64 sum = 0;
+	int r;
+
+	if ((flags & ~0xc8) != TH_ACK || kind == SUMMED_COMPLETE)
+		return UNUSUAL; /* ACK, perhaps PSH, ECE, CWR */
+	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_TRIGGER | PATH_CROSS))
+		return UNUSUAL;
+	if (ip_len < ip_hdr + doff)
+		return UNUSUAL;
+	if (doff == 32) {
+		if ((void *)(opt + 3) > end || opt[0] != LAYOUT_TS)
+			return UNUSUAL;
+	} else if (doff != 20) {
+		if (doff < 44 || (void *)(opt + 6) > end || opt[0] != LAYOUT_TS ||
+		    opt[3] != (LAYOUT_SACK | bpf_htonl(doff - 34)) || doff == 48 || doff == 56)
+			return UNUSUAL;
+		if (doff >= 52 && (void *)(opt + 8) > end)
+			return UNUSUAL;
+		if (doff == 60 && (void *)(opt + 10) > end)
+			return UNUSUAL;
+	}
+	len = ip_len - ip_hdr - doff;
+	if (v->mtu && ip_hdr + doff + (skb->gso_size ? skb->gso_size : len) > v->mtu)
+		return UNUSUAL;
+	s.seq = bpf_ntohl(th->seq);
+	s.ack = bpf_ntohl(th->ack_seq);
+	s.len = len;
+	s.flags = flags;
+	if (!path_takes_seq(w, &s) || !path_takes_ack(p, &s))
+		return UNUSUAL;
+	if (after(s.seq + len, w.end)) {
+		r = advance_path(p, s.seq + len, 0);
+		if (r)
+			return UNUSUAL;
+	}
+	if (after(s.ack, p->max_ack))
+		p->max_ack = s.ack;
+	p->seen = bpf_ktime_get_coarse_ns() >> 33;
+
+	sum += delta(*(__u32 *)th, (__u32)p->lport | (__u32)p->rport << 16);
+	th->source = p->lport;
+	th->dest = p->rport;
+	sum += add_to(&th->seq, p->seq_add);
+	sum += add_to(&th->ack_seq, p->ack_add);
+	win = (__u32)bpf_ntohs(th->window) << (p->scales & 15) >> (p->scales >> 4);
+	win = bpf_htons(win > 0xffff ? 0xffff : win);
+	sum += delta(th->window, win);
+	th->window = win;
+	if (doff >= 32 && (void *)(opt + 3) <= end) {
+		sum += add_to(&opt[1], p->tsval_add);
+		sum += add_to(&opt[2], p->tsecr_add);
+	}
+	if (doff >= 44 && (void *)(opt + 6) <= end) {
+		sum += add_to(&opt[4], p->ack_add);
+		sum += add_to(&opt[5], p->ack_add);
+	}
+	if (doff >= 52 && (void *)(opt + 8) <= end) {
+		sum += add_to(&opt[6], p->ack_add);
+		sum += add_to(&opt[7], p->ack_add);
+	}
+	if (doff == 60 && (void *)(opt + 10) <= end) {
+		sum += add_to(&opt[8], p->ack_add);
+		sum += add_to(&opt[9], p->ack_add);
+	}
+	if (kind == SUMMED_PARTIAL)
+		th->check = fold(pseudo + th->check); /* the sum of the pseudo-header, not complemented */
+	else
+		th->check = ~fold(sum + pseudo + (__u16)~th->check);
+	return 0;
+}
+
+__noinline int fast4(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct iphdr *ip = data + ETH_LEN;
+	struct tcphdr *th = (void *)(ip + 1);
+	struct tuple4 k;
+	struct path4 *p;
+	struct via *v;
+	__u64 pseudo, sum;
+	__u32 via;
+
+	if ((void *)(th + 1) > end || *(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_TCP ||
+	    ip->frag_off & bpf_htons(0x3fff) || ip->ttl <= 1 || !ip->tot_len)
+		return UNUSUAL;
+	k.remote = ip->saddr;
+	k.local = ip->daddr;
+	k.rport = th->source;
+	k.lport = th->dest;
+	p = bpf_map_lookup_elem(&paths4, &k);
+	if (!p || !(p->p.word.flags & PATH_SPLICED))
+		return UNUSUAL;
+	via = p->p.via;
+	v = bpf_map_lookup_elem(&vias, &via);
+	if (!v)
+		return UNUSUAL;
+	pseudo = delta(ip->saddr, v->local[3]) + delta(ip->daddr, p->p.remote4);
+	if (fast_tcp(skb, th, end, &p->p, v, bpf_ntohs(ip->tot_len), sizeof(*ip), pseudo))
+		return UNUSUAL;
+	/* time to live is the high byte of its word; one less is one less there */
+	sum = pseudo + delta(bpf_htons((__u16)ip->ttl << 8), bpf_htons((__u16)(ip->ttl - 1) << 8));
+	ip->ttl--;
+	ip->saddr = v->local[3];
+	ip->daddr = p->p.remote4;
+	ip->check = ~fold(sum + (__u16)~ip->check);
+	__builtin_memcpy(data, v->dmac, 12);
+	count(V_FORWARDED);
+	return bpf_redirect(v->ifindex, 0);
+}
+
+__noinline int fast6(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ipv6hdr *ip = data + ETH_LEN;
+	struct tcphdr *th = (void *)(ip + 1);
+	struct tuple k;
+	struct path6 *p;
+	struct via *v;
+	__u64 pseudo = 0;
+	__u32 via, i;
+	__u32 *from, *to;
+
+	if ((void *)(th + 1) > end || ip->nexthdr != IPPROTO_TCP || ip->hop_limit <= 1 || !ip->payload_len)
+		return UNUSUAL;
+	__builtin_memcpy(k.remote, &ip->saddr, 16);
+	__builtin_memcpy(k.local, &ip->daddr, 16);
+	k.rport = th->source;
+	k.lport = th->dest;
+	p = bpf_map_lookup_elem(&paths6, &k);
+	if (!p || !(p->p.word.flags & PATH_SPLICED))
+		return UNUSUAL;
+	via = p->p.via;
+	v = bpf_map_lookup_elem(&vias, &via);
+	if (!v)
+		return UNUSUAL;
+	if (p->remote[0] == 0 && p->remote[1] == 0 && p->remote[2] == MAPPED_PREFIX)
+		return UNUSUAL; /* goes out as IPv4 */
+	from = (void *)&ip->saddr;
+#pragma clang loop unroll(full)
+	for (i = 0; i < 4; i++)
+		pseudo += delta(from[i], v->local[i]) + delta(from[4 + i], p->remote[i]);
+	if (fast_tcp(skb, th, end, &p->p, v, bpf_ntohs(ip->payload_len) + sizeof(*ip), sizeof(*ip), pseudo))
+		return UNUSUAL;
+	ip->hop_limit--;
+	to = (void *)&ip->saddr;
+	__builtin_memcpy(to, v->local, 16);
+	__builtin_memcpy(to + 4, p->remote, 16);
+	__builtin_memcpy(data, v->dmac, 12);
+	count(V_FORWARDED);
+	return bpf_redirect(v->ifindex, 0);
+}
+
+#endif

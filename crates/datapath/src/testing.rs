@@ -1,0 +1,139 @@
+//! Puts any state into the maps and reads the object's BTF: for tests that look at single packets, and at the layout that
+//! both sides share. A program has no use for this.
+
+use crate::{
+    Datapath, Tuple, abi,
+    maps::{bytes_of, errno, from_bytes},
+};
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle,
+    btf::{
+        Btf,
+        types::{Composite, Enum},
+    },
+};
+use std::{
+    fs, io,
+    net::Ipv6Addr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+};
+
+fn io_error(e: libbpf_rs::Error) -> io::Error {
+    io::Error::from_raw_os_error(errno(&e))
+}
+
+/// Writes a leg's record.
+pub fn put_leg(d: &Datapath, t: &Tuple, leg: &abi::leg) -> io::Result<()> {
+    d.maps.legs.update(bytes_of(&t.to_abi()), bytes_of(leg), MapFlags::ANY).map_err(io_error)
+}
+
+/// A leg's record as it is.
+pub fn get_leg(d: &Datapath, t: &Tuple) -> Option<abi::leg> {
+    Some(d.maps.leg(t)?.raw)
+}
+
+/// The key that a leg's record is stored under, as it stands in `leg.peer`.
+pub fn key(t: &Tuple) -> abi::tuple {
+    t.to_abi()
+}
+
+/// Writes the entry for packets that come in on `t`. `remote`: the host where they go, for a leg that is IPv6.
+pub fn put_path(d: &Datapath, t: &Tuple, p: &abi::path, remote: [u32; 4]) -> io::Result<()> {
+    if t.is_v4() {
+        let k = t.to_abi();
+        let k = abi::tuple4 { remote: k.remote[3], local: k.local[3], rport: k.rport, lport: k.lport };
+        d.maps.paths4.update(bytes_of(&k), bytes_of(&abi::path4 { p: *p }), MapFlags::ANY).map_err(io_error)
+    } else {
+        let v = abi::path6 { p: *p, remote };
+        d.maps.paths6.update(bytes_of(&t.to_abi()), bytes_of(&v), MapFlags::ANY).map_err(io_error)
+    }
+}
+
+/// Writes a next hop.
+pub fn put_via(d: &Datapath, index: u16, via: &abi::via) -> io::Result<()> {
+    d.maps.set_via(index, via)
+}
+
+/// Writes the address that a path with `PATH_CROSS` names by its index.
+pub fn put_remote6(d: &Datapath, index: u32, address: Ipv6Addr) -> io::Result<()> {
+    let map = pinned(d, "remotes6")?;
+    map.update(bytes_of(&index), &address.octets(), MapFlags::ANY).map_err(io_error)
+}
+
+/// One counter, by its place in [`crate::VERDICTS`].
+pub fn verdict(d: &Datapath, place: usize) -> io::Result<u64> {
+    let per_cpu = d.maps.verdicts.lookup_percpu(bytes_of(&(place as u32)), MapFlags::ANY).map_err(io_error)?;
+    Ok(per_cpu.unwrap_or_default().iter().map(|b| from_bytes::<u32>(b)).map(u64::from).sum())
+}
+
+fn pinned(d: &Datapath, map: &str) -> io::Result<MapHandle> {
+    MapHandle::from_pinned_path(d.pin().join(map)).map_err(io_error)
+}
+
+/// A field of /proc/self/fdinfo.
+fn fdinfo(fd: BorrowedFd<'_>, field: &str) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let value = text.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':')?.trim().parse().ok());
+    value.ok_or_else(|| io::Error::other(format!("no {field} in fdinfo")))
+}
+
+/// Kernel memory that a map takes, bytes.
+pub fn memory(d: &Datapath, map: &str) -> io::Result<u64> {
+    fdinfo(pinned(d, map)?.as_fd(), "memlock")
+}
+
+/// A struct or union as the loaded object's BTF has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes.
+    pub size: usize,
+    /// Names and offsets in bytes. Members of anonymous structs stand by themselves.
+    pub members: Vec<(String, usize)>,
+}
+
+/// The types of the loaded programs.
+#[derive(Debug)]
+pub struct Types(Btf<'static>);
+
+impl Types {
+    /// Of what this data path has loaded.
+    pub fn of(d: &Datapath) -> io::Result<Types> {
+        let id = fdinfo(d.ingress.as_fd(), "prog_id")?;
+        Btf::from_prog_id(id as u32).map(Types).map_err(io_error)
+    }
+
+    /// A struct or union by name.
+    pub fn layout(&self, name: &str) -> Option<Layout> {
+        let c: Composite<'_> = self.0.type_by_name(name)?;
+        let mut members = Vec::new();
+        flatten(&self.0, c, 0, &mut members);
+        Some(Layout { size: size_of_type(&c), members })
+    }
+
+    /// An enum's constants, by name of the enum.
+    pub fn constants(&self, name: &str) -> Option<Vec<(String, i64)>> {
+        let e: Enum<'_> = self.0.type_by_name(name)?;
+        Some(e.iter().map(|m| (m.name.unwrap_or_default().to_string_lossy().into_owned(), m.value)).collect())
+    }
+}
+
+fn size_of_type(c: &Composite<'_>) -> usize {
+    use libbpf_rs::btf::HasSize;
+    c.size()
+}
+
+fn flatten(btf: &Btf<'_>, c: Composite<'_>, base: usize, to: &mut Vec<(String, usize)>) {
+    use libbpf_rs::btf::types::MemberAttr;
+    for i in 0..c.len() {
+        let m = c.get(i).expect("within its length");
+        let bits = match m.attr {
+            MemberAttr::Normal { offset } => offset,
+            MemberAttr::BitField { offset, .. } => offset.into(),
+        };
+        let at = base + bits as usize / 8;
+        match m.name {
+            Some(n) if !n.is_empty() => to.push((n.to_string_lossy().into_owned(), at)),
+            _ => flatten(btf, btf.type_by_id(m.ty).expect("an anonymous member is a struct or union"), at, to),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What the machine is, what it does, and who else makes it do something.
+
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    process::Command,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// USER_HZ, part of the kernel's interface (proc(5)).
+const TICKS: f64 = 100.0;
+/// A hypervisor that takes more of the time than this has other guests to serve.
+const STEAL: f64 = 0.02;
+/// Other programs that take more of the time than this belong into another hour.
+const FOREIGN: f64 = 0.05;
+
+/// Where and with what it was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model, as /proc/cpuinfo has it.
+    pub cpu: String,
+    /// How many are online.
+    pub cpus: usize,
+    /// Megabytes of memory.
+    pub memory_mb: u64,
+    /// Release and build of the kernel.
+    pub kernel: String,
+    /// Version of longsplice.
+    pub longsplice: String,
+    /// First line of `haproxy -v`; none if it is not installed.
+    pub haproxy: Option<String>,
+}
+
+impl Machine {
+    /// This one.
+    pub fn here() -> Machine {
+        let field = |file: &str, name: &str| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let value = text.lines().find_map(|l| l.strip_prefix(name)?.trim_start().strip_prefix(':').map(str::trim));
+            value.map(str::to_owned)
+        };
+        let memory = field("/proc/meminfo", "MemTotal").and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
+        let kernel = |name: &str| fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+        Machine {
+            cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            cpus: cpus().0.len(),
+            memory_mb: memory.unwrap_or(0) / 1024,
+            kernel: format!("{} {}", kernel("osrelease").trim(), kernel("version").trim()),
+            longsplice: env!("CARGO_PKG_VERSION").to_owned(),
+            haproxy: haproxy(),
+        }
+    }
+
+    /// The CPU's name as part of a file's.
+    pub fn slug(&self) -> String {
+        let words = self.cpu.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty());
+        words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
+    }
+}
+
+fn haproxy() -> Option<String> {
+    // Debian has it in /usr/sbin, which is not in everybody's PATH.
+    let output = Command::new(HAPROXY).arg("-v").output().ok()?;
+    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
+}
+
+/// Where Debian puts it.
+pub const HAPROXY: &str = "/usr/sbin/haproxy";
+
+/// Today, in UTC: `2026-03-01`.
+pub fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    date(seconds / 86400)
+}
+
+/// The proleptic Gregorian date of a day since 1970, counting years from March so that leap days come last.
+fn date(days: u64) -> String {
+    let z = days + 719_468;
+    let (era, day) = (z / 146_097, z % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (d, m) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    format!("{:04}-{m:02}-{d:02}", era * 400 + year + u64::from(m <= 2))
+}
+
+/// A line of /proc/stat, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ticks {
+    busy: u64,
+    idle: u64,
+    steal: u64,
+}
+
+impl Ticks {
+    /// user nice system idle iowait irq softirq steal; guest time is part of user.
+    fn parse(line: &str) -> Option<Ticks> {
+        let n: Vec<u64> = line.split_whitespace().skip(1).map_while(|w| w.parse().ok()).collect();
+        let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = n[..] else { return None };
+        Some(Ticks { busy: user + nice + system + irq + softirq, idle: idle + iowait, steal })
+    }
+
+    fn since(self, before: Ticks) -> Ticks {
+        Ticks {
+            busy: self.busy.saturating_sub(before.busy),
+            idle: self.idle.saturating_sub(before.idle),
+            steal: self.steal.saturating_sub(before.steal),
+        }
+    }
+}
+
+/// All CPUs, and their sum.
+fn cpus() -> (Vec<Ticks>, Ticks) {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let lines = stat.lines().take_while(|l| l.starts_with("cpu"));
+    let mut all: Vec<Ticks> = lines.filter_map(Ticks::parse).collect();
+    let sum = if all.is_empty() { Ticks::default() } else { all.remove(0) };
+    (all, sum)
+}
+
+/// A moment, to measure from.
+pub struct Watch {
+    foreign: u64,
+    at: Instant,
+    ticks: Ticks,
+    first: Ticks,
+}
+
+/// What a stretch of time has cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    /// How long it was.
+    pub seconds: f64,
+    /// Seconds of all CPUs.
+    pub cpu: f64,
+    /// Share of CPU 0's time that was busy.
+    pub first_busy: f64,
+    /// Why it should not count, if so.
+    pub disturbed: Option<String>,
+}
+
+impl Watch {
+    /// From now on.
+    pub fn start() -> Watch {
+        let foreign = foreign();
+        let (each, ticks) = cpus();
+        Watch { foreign, at: Instant::now(), ticks, first: each.first().copied().unwrap_or_default() }
+    }
+
+    /// Until now.
+    pub fn stop(&self) -> Cost {
+        let seconds = self.at.elapsed().as_secs_f64();
+        let (each, sum) = cpus();
+        let all = sum.since(self.ticks);
+        let first = each.first().copied().unwrap_or_default().since(self.first);
+        let foreign = foreign().saturating_sub(self.foreign);
+        let whole = (all.busy + all.idle + all.steal).max(1) as f64;
+        let share = |ticks: u64| ticks as f64 / whole;
+        let disturbed = if share(all.steal) > STEAL {
+            Some(format!("{:.0} % of the time stolen by the hypervisor", share(all.steal) * 100.0))
+        } else if share(foreign) > FOREIGN {
+            Some(format!("{:.0} % of the time used by other programs", share(foreign) * 100.0))
+        } else {
+            None
+        };
+        let first_busy = first.busy as f64 / (first.busy + first.idle + first.steal).max(1) as f64;
+        Cost { seconds, cpu: all.busy as f64 / TICKS, first_busy, disturbed }
+    }
+}
+
+/// One process of /proc.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Process {
+    parent: u32,
+    /// Its time, and that of its children who have ended: what a process has used moves to its parent, and is not lost.
+    ticks: u64,
+}
+
+impl Process {
+    fn parse(stat: &str) -> Option<Process> {
+        // The second field, the name, ends with the last parenthesis.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let time = fields.get(11..15)?.iter().map(|f| f.parse::<u64>().unwrap_or(0)).sum();
+        Some(Process { parent: fields.get(1)?.parse().ok()?, ticks: time })
+    }
+}
+
+/// Ticks used by all programs but this one, its children, and the kernel's own threads.
+fn foreign() -> u64 {
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let all: HashMap<u32, Process> = pids
+        .filter_map(|pid| Some((pid, Process::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+        .collect();
+    outside(&all, &[std::process::id(), KTHREADD])
+}
+
+/// The parent of all kernel threads.
+const KTHREADD: u32 = 2;
+
+/// Ticks of processes that do not descend from these.
+fn outside(all: &HashMap<u32, Process>, roots: &[u32]) -> u64 {
+    let descends = |mut pid: u32| {
+        let mut seen = HashSet::new();
+        while seen.insert(pid) {
+            if roots.contains(&pid) {
+                return true;
+            }
+            let Some(process) = all.get(&pid) else { return false };
+            pid = process.parent;
+        }
+        false
+    };
+    all.iter().filter(|(pid, _)| !descends(**pid)).map(|(_, p)| p.ticks).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_of_a_line() {
+        let ticks = Ticks::parse("cpu0 100 1 50 1000 20 3 7 5 0 0").unwrap();
+        assert_eq!(ticks, Ticks { busy: 161, idle: 1020, steal: 5 });
+        assert_eq!(ticks.since(Ticks { busy: 61, idle: 1021, steal: 5 }), Ticks { busy: 100, idle: 0, steal: 0 });
+        assert_eq!(Ticks::parse("cpu0 100 1"), None);
+    }
+
+    #[test]
+    fn time_of_a_process_with_an_odd_name() {
+        let stat = "42 (a) b) S 7 42 42 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0 5";
+        assert_eq!(Process::parse(stat), Some(Process { parent: 7, ticks: 100 }));
+        assert_eq!(Process::parse("42 (a"), None);
+    }
+
+    #[test]
+    fn children_and_kernel_threads_are_no_strangers() {
+        let p = |parent, ticks| Process { parent, ticks };
+        let all = HashMap::from([
+            (1, p(0, 1)),
+            (2, p(0, 10)),
+            (3, p(2, 100)),
+            (7, p(1, 1000)),
+            (8, p(7, 10_000)),
+            (9, p(8, 100_000)),
+            (10, p(77, 2)),
+        ]);
+        assert_eq!(outside(&all, &[7, 2]), 3);
+    }
+
+    #[test]
+    fn dates() {
+        for (days, want) in
+            [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (11_017, "2000-03-01"), (20_454, "2026-01-01")]
+        {
+            assert_eq!(date(days), want);
+        }
+    }
+
+    #[test]
+    fn a_slug() {
+        let machine = Machine { cpu: "AMD EPYC 7R13 (48-Core)".into(), ..Machine::here() };
+        assert_eq!(machine.slug(), "amd-epyc-7r13-48-core");
+    }
+}

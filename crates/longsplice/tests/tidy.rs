@@ -1,0 +1,201 @@
+//! Style as a test: what rustfmt and clippy do not see. Prose that cites what no longer exists is the main thing.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Longest line of C, prose and scripts; Rust is rustfmt's affair. Tables and links cannot be broken.
+const WIDTH: usize = 130;
+/// A file beyond this does two things.
+const LINES: usize = 800;
+/// Not prose, and not ours to wrap.
+const LICENCES: [&str; 5] =
+    ["LICENSE-APACHE", "LICENSE-MIT", "LICENSE.md", "bpf/LICENSE-GPL-2.0", "bpf/LICENSE-BSD-2-Clause"];
+
+/// A file of the project, by its path from the top.
+struct Text {
+    path: String,
+    text: String,
+}
+
+impl Text {
+    fn is(&self, extensions: &[&str]) -> bool {
+        extensions.iter().any(|e| self.path.ends_with(e))
+    }
+
+    fn is_code(&self) -> bool {
+        self.is(&[".rs", ".c", ".h"])
+    }
+}
+
+fn top() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// All text files, without what is built, hidden or recorded.
+fn texts() -> Vec<Text> {
+    const KINDS: [&str; 9] = ["rs", "c", "h", "md", "toml", "service", "conf", "svg", ""];
+    let top = top();
+    let mut found = Vec::new();
+    let mut left = vec![top.clone()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
+            let path = entry.path();
+            let name = entry.file_name().into_string().unwrap();
+            if name.starts_with('.') || ["target", "results"].contains(&name.as_str()) {
+                continue;
+            }
+            let kind = path.extension().map_or("", |e| e.to_str().unwrap());
+            if path.is_dir() {
+                left.push(path);
+            } else if KINDS.contains(&kind)
+                && kind != "svg"
+                && let Ok(text) = fs::read_to_string(&path)
+            {
+                found.push(Text { path: path.strip_prefix(&top).unwrap().to_str().unwrap().to_owned(), text });
+            }
+        }
+    }
+    assert!(found.len() > 50, "looked in the wrong place: {}", top.display());
+    found.retain(|t| !LICENCES.contains(&t.path.as_str()));
+    found
+}
+
+fn none(what: &str, found: Vec<String>) {
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+fn lines<'a>(texts: impl Iterator<Item = &'a Text>, wrong: impl Fn(&str) -> bool) -> Vec<String> {
+    texts
+        .flat_map(|t| t.text.lines().enumerate().map(move |(n, line)| (t, n + 1, line)))
+        .filter(|(_, _, line)| wrong(line))
+        .map(|(t, n, line)| format!("{}:{n}: {}", t.path, line.trim()))
+        .collect()
+}
+
+#[test]
+fn lines_are_clean_and_not_too_long() {
+    let texts = texts();
+    none("white space at the end", lines(texts.iter(), |l| l.trim_end() != l));
+    let long = |l: &str| l.chars().count() > WIDTH && !l.starts_with('|') && !l.contains("](");
+    none("longer lines than 130", lines(texts.iter().filter(|t| !t.is(&[".rs", ".toml"])), long));
+    let ragged = |t: &&Text| !t.text.is_empty() && (!t.text.ends_with('\n') || t.text.ends_with("\n\n"));
+    none("files that do not end with one newline", texts.iter().filter(ragged).map(|t| t.path.clone()).collect());
+}
+
+#[test]
+fn files_have_one_subject() {
+    let long = |t: &&Text| t.is_code() && t.text.lines().count() > LINES;
+    none("files of more than 800 lines", texts().iter().filter(long).map(|t| t.path.clone()).collect());
+}
+
+#[test]
+fn nothing_is_left_to_do() {
+    // Put together here, so that this file is clean too.
+    let marks = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}")).collect::<Vec<_>>();
+    let macros = ["dbg", "todo", "unimplemented"].map(|m| format!("{m}!("));
+    let unfinished = |l: &str| marks.iter().any(|m| has_word(l, m)) || macros.iter().any(|m| l.contains(m));
+    none("unfinished", lines(texts().iter().filter(|t| t.is_code() || t.is(&[".md"])), unfinished));
+}
+
+#[test]
+fn unsafe_code_stays_in_one_crate() {
+    let allow = format!("allow({}", "unsafe_code");
+    let elsewhere = |t: &&Text| t.is(&[".rs"]) && !t.path.starts_with("crates/datapath/");
+    none("unsafe outside of the datapath crate", lines(texts().iter().filter(elsewhere), |l| l.contains(&allow)));
+}
+
+#[test]
+fn every_file_for_the_kernel_states_its_licence() {
+    const LICENCE: &str = "SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause";
+    let kernel =
+        |t: &&Text| t.is(&[".c", ".h"]) && (t.path.starts_with("bpf/") || t.path.starts_with("crates/lab/bpf/"));
+    let silent = |t: &&Text| !t.text.lines().next().unwrap_or("").contains(LICENCE);
+    none("no SPDX line at the top", texts().iter().filter(kernel).filter(silent).map(|t| t.path.clone()).collect());
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut dead = Vec::new();
+    for t in texts().iter().filter(|t| t.is(&[".md"])) {
+        let dir = top().join(&t.path).parent().unwrap().to_owned();
+        for target in t.text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap();
+            if !file.is_empty() && !file.contains("://") && !dir.join(file).exists() {
+                dead.push(format!("{}: {target}", t.path));
+            }
+        }
+    }
+    none("links to nothing", dead);
+}
+
+/// In prose, `Type::method`, `function()` and `dir/file.rs` must exist somewhere.
+#[test]
+fn prose_cites_what_exists() {
+    let texts = texts();
+    let words: HashSet<&str> =
+        texts.iter().filter(|t| t.is_code() || t.is(&[".toml"])).flat_map(|t| t.text.split(|c| !is_word(c))).collect();
+    let mut gone = Vec::new();
+    for t in texts.iter().filter(|t| t.is(&[".md"])) {
+        for cited in spans(&t.text) {
+            let symbol = cited.strip_suffix("()").or(cited.contains("::").then_some(cited));
+            let last = symbol.and_then(|s| s.rsplit("::").next());
+            if last.is_some_and(|s| s.chars().all(is_word) && !words.contains(s)) {
+                gone.push(format!("{}: `{cited}`", t.path));
+            }
+            let file = [".rs", ".c", ".h"].iter().any(|e| cited.ends_with(e)) && !cited.contains([' ', '<', '*']);
+            if file && !texts.iter().any(|t| t.path.ends_with(cited)) {
+                gone.push(format!("{}: `{cited}`", t.path));
+            }
+        }
+    }
+    none("cited, but gone", gone);
+}
+
+/// Examples of the prose use flags that there are.
+#[test]
+fn prose_uses_flags_that_exist() {
+    let man = std::process::Command::new(env!("CARGO_BIN_EXE_longsplice")).arg("man").output().unwrap();
+    let page = String::from_utf8(man.stdout).unwrap().replace("\\-", "-");
+    let mut unknown = Vec::new();
+    for t in texts().iter().filter(|t| t.is(&[".md", ".service"])) {
+        for line in t.text.lines() {
+            let Some((_, call)) = line.split_once("longsplice ") else { continue };
+            let call = call.split(['|', ';', '#', '`']).next().unwrap();
+            for flag in call.split_whitespace().filter_map(|w| w.strip_prefix("--")) {
+                let name = flag.split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).next().unwrap();
+                if !page.contains(&format!("--{name}")) {
+                    unknown.push(format!("{}: --{name}", t.path));
+                }
+            }
+        }
+    }
+    none("flags that do not exist", unknown);
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn has_word(line: &str, word: &str) -> bool {
+    line.split(|c| !is_word(c)).any(|w| w == word)
+}
+
+/// What stands between single backticks, outside of blocks.
+fn spans(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for (n, block) in text.split("```").enumerate() {
+        if n % 2 == 0 {
+            found.extend(block.lines().flat_map(|line| line.split('`').skip(1).step_by(2)));
+        }
+    }
+    found
+}
+
+#[test]
+fn spans_are_found_outside_of_blocks() {
+    assert_eq!(spans("a `b` c\n```\n`d`\n```\n`e()` `f::g`"), ["b", "e()", "f::g"]);
+    assert!(has_word("x FOO: y", "FOO") && !has_word("FOOD", "FOO"));
+}

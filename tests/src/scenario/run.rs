@@ -1,0 +1,285 @@
+//! One run of a scenario in one mode, and what must hold afterwards.
+
+use super::{Ended, Families, Host, Mode, SEED, Scenario};
+use crate::{Forwarder, at_once, by_hand};
+use longsplice_engine::{Command, FlowState, Policy, Refusal, When};
+use longsplice_lab::{
+    Impairment, Lab, Namespace,
+    process::wait_for,
+    topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_CLIENT, SERVER},
+    traffic::{How, Report, connect, converse, intact, listen, serve},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    fmt::Write,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+/// The ends have closed; the flow's end must follow within this time, retransmissions of a FIN under loss included.
+const SETTLED: Duration = Duration::from_secs(6);
+
+/// What a run left behind for its judges.
+struct Run {
+    clients: Vec<Report>,
+    servers: Vec<Report>,
+    ended: Vec<longsplice_engine::Ended>,
+    wrong: Vec<String>,
+}
+
+/// Runs it once. On failure: what is wrong, reports, verdicts.
+pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, String> {
+    let lab = Lab::new(s.shape(), s.options()).expect("lab");
+    let _impaired = prepare(s, &lab);
+    let server = SERVER.port(families.server(), 7000);
+    let proxy = FORWARDER_TO_CLIENT.port(families.client(), 7000);
+    let answer = s.answerer();
+    let count = s.connections as usize;
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), count, answer.clone()));
+    let forwarder = Forwarder::start(&lab, proxy, server, policy(s, mode));
+    let clients: Vec<_> = (0..s.connections)
+        .map(|i| {
+            let mut script = s.opener(s.seed(i));
+            let address = if s.two_clients && i % 2 == 1 { CLIENT_SECOND } else { CLIENT };
+            script.local = Some(SocketAddr::new(address.ip(families.client()), 0));
+            lab.client.spawn(move || connect(proxy, &script).map(|c| converse(c, &script)))
+        })
+        .collect();
+    let over = AtomicBool::new(false);
+    let mut run = std::thread::scope(|scope| {
+        scope.spawn(|| steer(s, mode, &forwarder, &over));
+        let mut wrong = Vec::new();
+        let clients: Vec<Report> = clients
+            .into_iter()
+            .filter_map(|c| match c.join().expect("client") {
+                Ok(report) => Some(report),
+                Err(e) => {
+                    wrong.push(format!("a client could not connect: {e}"));
+                    None
+                }
+            })
+            .collect();
+        let servers = serving.stop();
+        let ended = wait_for(SETTLED, || {
+            let e = forwarder.ended.lock().expect("lock").clone();
+            (e.len() >= count).then_some(e)
+        });
+        over.store(true, Ordering::Relaxed);
+        if ended.is_none() {
+            wrong.push(format!("flows do not end: {:#?}", forwarder.splicer.flows()));
+            wrong.push(format!("their records: {:#?}", legs(&forwarder)));
+        }
+        let ended = ended.unwrap_or_else(|| forwarder.ended.lock().expect("lock").clone());
+        Run { clients, servers, ended, wrong }
+    });
+    if run.wrong.is_empty() {
+        run.left_behind(&lab, &forwarder, mode);
+    }
+    run.judge(s, mode);
+    let sum = |n: &Namespace, name| n.counter("TcpExt", name).unwrap_or(0);
+    let counted = |name| [&lab.client, &lab.server].map(|n| sum(n, name));
+    if !s.expect.old_duplicates && counted("PAWSEstab") != [0; 2] {
+        run.wrong.push(format!("segments rejected by timestamp (client, server): {:?}", counted("PAWSEstab")));
+    }
+    if s.expect.no_timeouts && counted("TCPTimeouts") != [0; 2] {
+        run.wrong.push(format!("retransmission timeouts (client, server): {:?}", counted("TCPTimeouts")));
+    }
+    let mut text = String::new();
+    for (name, reports) in [("client", &run.clients), ("server", &run.servers)] {
+        for r in reports {
+            let _ = writeln!(text, "    {name} {:?}: {r}", r.seed);
+        }
+    }
+    for e in &run.ended {
+        let _ = writeln!(text, "    {e:?}");
+    }
+    let _ = writeln!(text, "    timeouts {:?}, PAWS {:?}", counted("TCPTimeouts"), counted("PAWSEstab"));
+    let _ = writeln!(text, "    {:?}", forwarder.verdicts());
+    if run.wrong.is_empty() { Ok(text) } else { Err(format!("  {}\n{text}", run.wrong.join("\n  "))) }
+}
+
+fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
+    for (host, settings) in &s.sysctl {
+        let namespace = match host {
+            Host::Client => &lab.client,
+            Host::Forwarder => &lab.forwarder,
+            Host::Server => &lab.server,
+        };
+        for (name, value) in settings {
+            namespace.sysctl(name, value).expect("sysctl");
+        }
+    }
+    s.impair.iter().map(|(way, i)| lab.impair(way.way(), i.impair()).expect("impairment")).collect()
+}
+
+fn policy(s: &Scenario, mode: Mode) -> Policy {
+    match mode {
+        Mode::Copy => Policy { when: When::Never, ..Policy::default() },
+        Mode::Spliced => at_once(),
+        Mode::SplicedLater => Policy { when: When::AfterBytes(s.splice_after), ..Policy::default() },
+        Mode::SplicedThen => Policy { drain_limit: Duration::from_secs(2), ..by_hand() },
+        Mode::Switched => by_hand(),
+    }
+}
+
+/// Gives commands, as the mode has it, until all is over.
+fn steer(s: &Scenario, mode: Mode, f: &Forwarder, over: &AtomicBool) {
+    match mode {
+        Mode::Switched => switch_at_random(s, f, over),
+        Mode::SplicedThen => splice_then(s, f, over),
+        _ => {}
+    }
+}
+
+fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
+    let when = s.splice.expect("a mode of scenarios that name the moment");
+    let mut due = std::collections::HashMap::new();
+    while !over.load(Ordering::Relaxed) {
+        for flow in f.splicer.flows() {
+            if flow.bytes_up >= when.up && flow.bytes_down >= when.down {
+                let at = due.entry(flow.id).or_insert(Some(Instant::now() + Duration::from_millis(when.after_ms)));
+                if at.is_some_and(|t| t <= Instant::now()) {
+                    *at = None;
+                    f.splicer.command(flow.id, Command::Splice);
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn switch_at_random(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
+    let mut rng = SmallRng::seed_from_u64(SEED);
+    let mut next = std::collections::HashMap::new();
+    while !over.load(Ordering::Relaxed) {
+        for flow in f.splicer.flows() {
+            let at = next.entry(flow.id).or_insert_with(Instant::now);
+            let command = match flow.state {
+                FlowState::Copying => Command::Splice,
+                FlowState::Spliced => Command::Unsplice,
+                _ => continue,
+            };
+            if *at <= Instant::now() {
+                f.splicer.command(flow.id, command);
+                *at = Instant::now() + Duration::from_micros(rng.random_range(200..s.switch_ms * 1000));
+            }
+        }
+        std::thread::sleep(Duration::from_micros(300));
+    }
+}
+
+fn legs(f: &Forwarder) -> Vec<String> {
+    let Some(d) = f.splicer.datapath() else { return Vec::new() };
+    let legs = d.legs().into_iter().map(|(t, l)| format!("{t:?} {l:?}"));
+    legs.chain(d.paths().into_iter().map(|(t, p)| format!("{t:?} {p:?}"))).collect()
+}
+
+impl Run {
+    /// No connection, and no entry but those that answer retransmissions of a flow that was spliced.
+    fn left_behind(&mut self, lab: &Lab, f: &Forwarder, mode: Mode) {
+        let d = f.splicer.datapath().expect("kernel path");
+        let most = if mode == Mode::Copy { 0 } else { 2 * self.ended.len() };
+        if wait_for(SETTLED, || (d.legs().len() <= most && d.paths().len() <= most).then_some(())).is_none() {
+            self.wrong.push(format!("entries left behind: {:#?}", legs(f)));
+        }
+        if !f.splicer.flows().is_empty() {
+            self.wrong.push(format!("flows left behind: {:#?}", f.splicer.flows()));
+        }
+        for (name, n) in [("client", &lab.client), ("forwarder", &lab.forwarder), ("server", &lab.server)] {
+            if wait_for(SETTLED, || connections(n).is_empty().then_some(())).is_none() {
+                self.wrong.push(format!("connections left behind at the {name}: {:#?}", connections(n)));
+            }
+        }
+    }
+
+    fn judge(&mut self, s: &Scenario, mode: Mode) {
+        let mut wrong = Vec::new();
+        if self.clients.len() != s.connections as usize || self.servers.len() != s.connections as usize {
+            wrong.push("not all connections came about".to_owned());
+        }
+        let mut left: Vec<&Report> = self.servers.iter().collect();
+        let mut passed = Vec::new();
+        for c in &self.clients {
+            let same = |r: &&Report| r.seed == c.seed || r.seed.is_none();
+            let Some(i) = left.iter().position(same) else {
+                wrong.push(format!("client {:?} has no server", c.seed));
+                continue;
+            };
+            let server = left.remove(i);
+            wrong.extend(ends(s, c, server).err());
+            passed.push((c, server));
+        }
+        for e in &self.ended {
+            let exact = |(c, v): &(&Report, &Report)| c.sent == e.bytes_up && v.sent == e.bytes_down;
+            let between = |(c, v): &(&Report, &Report)| {
+                (v.received..=c.sent).contains(&e.bytes_up) && (c.received..=v.sent).contains(&e.bytes_down)
+            };
+            let found = passed.iter().position(|p| if s.expect.cut { between(p) } else { exact(p) });
+            match found {
+                Some(i) => drop(passed.remove(i)),
+                None => wrong.push(format!("flow {} counts other bytes than its ends: {e:?}", e.id)),
+            }
+            if e.how != s.expect.how.how() {
+                wrong.push(format!("flow {} ended as {:?}, not {:?}", e.id, e.how, s.expect.how));
+            }
+            wrong.extend(spliced(s, mode, e).err());
+        }
+        self.wrong.extend(wrong);
+    }
+}
+
+/// Did the splice happen, if it was to?
+fn spliced(s: &Scenario, mode: Mode, e: &longsplice_engine::Ended) -> Result<(), String> {
+    let refusal = s.splice.and_then(|s| s.refusal).map(|r| r.refusal());
+    let right = match mode {
+        Mode::Copy => e.splices == 0 && e.refusal == Some(Refusal::Policy),
+        Mode::Spliced | Mode::SplicedLater => e.splices == 1 && e.refusal.is_none(),
+        Mode::SplicedThen if refusal.is_some() => e.splices == 0 && e.refusal == refusal,
+        Mode::SplicedThen => e.splices == 1 && e.refusal.is_none(),
+        Mode::Switched => e.splices >= 1,
+    };
+    if right { Ok(()) } else { Err(format!("flow {}: {} splices, refusal {:?}", e.id, e.splices, e.refusal)) }
+}
+
+/// What both ends of a connection saw.
+fn ends(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
+    let (resets, hears) = match s.expect.how {
+        Ended::Closed => return intact(client, server).and_then(|()| amounts(s, client, server)),
+        Ended::ClientReset => (client, server),
+        Ended::ServerReset => (server, client),
+    };
+    if let Some(m) = client.mismatch.or(server.mismatch) {
+        return Err(format!("wrong byte: {m}"));
+    }
+    if resets.end != How::Own || hears.end != How::Reset {
+        return Err(format!("one end is to reset and the other to hear of it: {:?}, {:?}", resets.end, hears.end));
+    }
+    let whole = |from: &Report, to: &Report| from.sent == to.received && from.sha256_sent == to.sha256_received;
+    if !s.expect.cut && !(whole(client, server) && whole(server, client)) {
+        return Err(format!("the two ends disagree\n    {client}\n    {server}"));
+    }
+    let begun = |from: &Report, to: &Report| to.received <= from.sent;
+    if !(begun(client, server) && begun(server, client)) {
+        return Err("more received than sent".into());
+    }
+    if s.expect.cut { Ok(()) } else { amounts(s, client, server) }
+}
+
+/// Both ends have sent what they were to send.
+fn amounts(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
+    if client.sent == s.client.bytes && server.sent == s.server.bytes {
+        return Ok(());
+    }
+    Err(format!("sent {} and {} instead of {} and {}", client.sent, server.sent, s.client.bytes, s.server.bytes))
+}
+
+/// TCP sockets of a namespace that are neither listening nor in TIME-WAIT, as the kernel lists them.
+fn connections(n: &Namespace) -> Vec<String> {
+    const STATES: [&str; 2] = ["06", "0A"];
+    let tables = n.run(|| {
+        ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default())
+    });
+    let lines = tables.iter().flat_map(|t| t.lines().skip(1));
+    lines.filter(|l| !STATES.contains(&l.split_whitespace().nth(3).unwrap_or_default())).map(str::to_owned).collect()
+}

@@ -1,0 +1,50 @@
+//! Every situation of tests/scenarios, as copy, as splice, and spliced and unspliced again and again.
+//!
+//! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` leave the others out; `SCENARIO_REPEAT=n` repeats.
+
+use longsplice_tests::scenario::{Families, Mode, Scenario, run};
+use std::{
+    env,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
+
+include!(concat!(env!("OUT_DIR"), "/scenarios.rs"));
+
+#[test]
+fn there_are_scenarios() {
+    assert!(!SCENARIOS.is_empty(), "no file in tests/scenarios");
+}
+
+fn chosen(variable: &str, value: &dyn std::fmt::Debug) -> bool {
+    env::var(variable).map_or(true, |v| v.split(',').any(|v| v == format!("{value:?}")))
+}
+
+fn situation(name: &str, text: &str) {
+    let s = Scenario::parse(text);
+    let repeat = env::var("SCENARIO_REPEAT").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let one = |families: &Families| -> Vec<String> {
+        let modes = Mode::of(&s).into_iter().filter(|m| chosen("SCENARIO_MODE", m));
+        let runs = modes.flat_map(|m| (0..repeat).map(move |_| m));
+        runs.filter_map(|mode| {
+            let began = Instant::now();
+            let r = catch_unwind(AssertUnwindSafe(|| run(&s, *families, mode))).unwrap_or_else(|p| {
+                let text = p.downcast_ref::<String>().cloned().or(p.downcast_ref::<&str>().map(|s| s.to_string()));
+                Err(format!("  panic: {}\n", text.unwrap_or_default()))
+            });
+            let (word, text) = match &r {
+                Ok(text) => ("ok", text),
+                Err(text) => ("FAILED", text),
+            };
+            println!("{name} {families:?} {mode:?}: {word} in {:.1?}\n{text}", began.elapsed());
+            r.err().map(|e| format!("{name} {families:?} {mode:?}:\n{e}"))
+        })
+        .collect()
+    };
+    let families = s.families.iter().filter(|f| chosen("SCENARIO_FAMILIES", f));
+    let failed: Vec<String> = std::thread::scope(|scope| {
+        let running: Vec<_> = families.map(|f| scope.spawn(move || one(f))).collect();
+        running.into_iter().flat_map(|r| r.join().expect("panics were caught")).collect()
+    });
+    assert!(failed.is_empty(), "{}\n{}", s.about, failed.join("\n"));
+}
