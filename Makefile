@@ -33,8 +33,7 @@ test: install-deps
 	@echo 'make test: all tests passed'
 
 bench: build
-	@test -x bench/run || { echo 'make bench: there is no bench/run yet'; exit 1; }
-	@$(SUDO) bench/run
+	@$(SUDO) $(BIN) bench
 
 lint: install-deps
 	$(CARGO) fmt --all --check

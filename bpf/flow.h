@@ -49,7 +49,7 @@ enum leg_flag {
 	LEG_TRACKED = 1 << 10, /* handshake seen from the SYN on */
 	LEG_TRIGGER = 1 << 11, /* new data from the host take the flow back to control mode */
 	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
-	LEG_CLAMP = 1 << 14,   /* a freeze waits: promise the host no more than the other one has room for */
+	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
 	LEG_LOST = 1 << 13,    /* the socket died with bytes in hand: the flow cannot go on */
 };
 
@@ -101,6 +101,7 @@ enum path_flag {
 	PATH_STRIP_SACK = 1 << 6,
 	PATH_TRIGGER = 1 << 7,
 	PATH_CROSS = 1 << 8,     /* the other leg is of the other address family; remote4 is an index into remotes6 */
+	PATH_RST = 1 << 9,       /* the RST came from this direction's sender */
 	PATH_CHECK_SHIFT = 12,   /* 4 bits: window scale that bounds what the sender may send */
 };
 
@@ -190,6 +191,8 @@ enum switch_op {
 	OP_COMMIT = 2,   /* FWD -> path entries */
 	OP_UNSPLICE = 3, /* back, whatever the phases are */
 	OP_LOOK = 5,     /* phases and positions only */
+	OP_STOP = 6,     /* a released flow, if idle: its path entries stop */
+	OP_RESUME = 7,   /* and go on */
 };
 
 enum switch_result {

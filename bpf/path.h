@@ -40,6 +40,9 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	if (a->max_in - a->irs - 1 - g->a.consumed > FAR || b->max_in - b->irs - 1 - g->b.consumed > FAR ||
 	    before(out_a, a->local_out) || before(out_b, b->local_out))
 		return SWITCH_MISMATCH; /* more taken than came, or less given than went */
+	if (g->fit && (overpromised(a, out_b - (a->irs + 1 + g->a.consumed), b) ||
+		       overpromised(b, out_a - (b->irs + 1 + g->b.consumed), a)))
+		return SWITCH_WINDOW;
 	bpf_spin_lock(&a->lock);
 	a->peer = g->b.leg;
 	a->flags |= LEG_PAIRED;
@@ -51,16 +54,6 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	b->flags &= ~LEG_TRIGGER;
 	bpf_spin_unlock(&b->lock);
 
-	if (g->fit) {
-		bpf_spin_lock(&a->lock);
-		r = clamp(a, out_b - (a->irs + 1 + g->a.consumed), b->edge_in);
-		bpf_spin_unlock(&a->lock);
-		bpf_spin_lock(&b->lock);
-		r |= clamp(b, out_a - (b->irs + 1 + g->b.consumed), a->edge_in);
-		bpf_spin_unlock(&b->lock);
-		if (r)
-			return SWITCH_WINDOW;
-	}
 	bpf_spin_lock(&a->lock);
 	g->a.pending = freeze_in(a, g->a.consumed, out_b, &to_b, g->hold);
 	g->a.start = a->bound_in - a->irs - 1;

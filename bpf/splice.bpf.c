@@ -44,6 +44,17 @@ static __always_inline struct path *find_path(const struct tuple *t)
 	return p ? &p->p : NULL;
 }
 
+static __always_inline void delete_path(const struct tuple *t)
+{
+	if (tuple_is_v4(t)) {
+		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
+
+		bpf_map_delete_elem(&paths4, &k);
+	} else {
+		bpf_map_delete_elem(&paths6, t);
+	}
+}
+
 /* ---- from forwarding mode back to a leg's record ---- */
 
 /* Stops a direction where it is. */
@@ -132,6 +143,13 @@ __noinline int emit_local(struct __sk_buff *skb, int touched)
 	return TCX_NEXT;
 }
 
+static __always_inline void next_hop(struct scratch *sc, const struct leg *o)
+{
+	sc->ifindex = o->ifindex;
+	__builtin_memcpy(sc->hop, o->dmac, 6);
+	__builtin_memcpy(sc->hop + 6, o->smac, 6);
+}
+
 /* The other host's copy, as a clone or for good. */
 __noinline int emit_forward(struct __sk_buff *skb, int clone)
 {
@@ -182,6 +200,60 @@ __noinline int emit_both(struct __sk_buff *skb)
 /* The flow was committed or stopped while the packet was on its way here: look again. */
 #define RETRY (-2)
 
+/* SYN and RST outside of forwarding mode. */
+__noinline int slow_special(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct leg *l, *o = NULL;
+	struct plan *p;
+	int control;
+
+	if (!sc)
+		return TCX_NEXT;
+	p = &sc->p;
+	l = bpf_map_lookup_elem(&legs, &sc->t);
+	if (!l)
+		return TCX_NEXT;
+	control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
+	if (control && sc->s.flags & TH_SYN) {
+		if (untouched(l)) { /* perhaps a new connection, from the same port */
+			bpf_map_delete_elem(&legs, &sc->t);
+			delete_path(&sc->t);
+			return RETRY;
+		}
+		l->flags &= ~LEG_TRACKED;
+	}
+	if (control) { /* the socket's affair */
+		bpf_spin_lock(&l->lock);
+		edit_for_local(l, &sc->s, p, 1);
+		if (rst_in_order(l, &sc->s) && sc->s.flags & TH_RST)
+			l->flags |= LEG_RESET;
+		bpf_spin_unlock(&l->lock);
+		p->l.keep = sc->s.len;
+		p->l.flags = sc->s.flags;
+		return untouched(l) ? TCX_NEXT : emit_local(skb, 0);
+	}
+	if (sc->s.flags & TH_SYN)
+		return drop(V_SYN);
+	if (!rst_in_order(l, &sc->s))
+		return drop(V_BAD_RST);
+	o = bpf_map_lookup_elem(&legs, &sc->other);
+	if (!o)
+		return drop(V_NO_PEER);
+	bpf_spin_lock(&l->lock);
+	host_reset(l, &sc->s, p);
+	bpf_spin_unlock(&l->lock);
+	bpf_spin_lock(&o->lock);
+	forward_reset(o, p);
+	bpf_spin_unlock(&o->lock);
+	count(V_RST);
+	tell(&sc->t, EVENT_RESET);
+	if (sc->ttl <= 1 || sc->s.len)
+		return emit_local(skb, 0); /* a reset with a message (RFC 9293, 3.10.7.4) stays here */
+	next_hop(sc, o);
+	return emit_both(skb);
+}
+
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -195,8 +267,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	p = &sc->p;
 	l = bpf_map_lookup_elem(&legs, &sc->t);
-	if (!l)
-		return TCX_NEXT;
+	if (!l) /* released, and just being recreated: the kernel must not answer that there is no socket */
+		return drop(V_NO_PEER);
 	if (l->flags & LEG_SYN) {
 		struct syn_options opt = {};
 
@@ -230,33 +302,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	}
 	l->seen = bpf_ktime_get_coarse_ns();
 
-	if (sc->s.flags & (TH_SYN | TH_RST)) {
-		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
-		int in_order = rst_in_order(l, &sc->s);
-
-		if (sc->s.flags & TH_SYN) {
-			if (control)
-				goto as_shimmed;
-			return drop(V_SYN);
-		}
-		if (!control && !in_order)
-			return drop(V_BAD_RST);
-		bpf_spin_lock(&l->lock);
-		if (in_order)
-			l->flags |= LEG_RESET;
-		bpf_spin_unlock(&l->lock);
-		tell(&sc->t, EVENT_RESET);
-		if (control)
-			goto as_shimmed;
-		/* switching: the engine ends the other leg when its socket reports the reset */
-		edit_for_local(l, &sc->s, p, 0);
-		p->l.keep = 0;
-		p->l.flags = sc->s.flags;
-		count(V_RST);
-		if (rewrite_tcp(skb, 0, 0) || trim(skb, 0))
-			return drop(V_REWRITE_FAILED);
-		return TCX_NEXT;
-	}
+	if (sc->s.flags & (TH_SYN | TH_RST))
+		return slow_special(skb);
 
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
@@ -304,51 +351,58 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		tell(&sc->t, EVENT_OVERSIZE);
 		return p->local ? emit_local(skb, 0) : TCX_DROP;
 	}
-	sc->ifindex = o->ifindex;
-	__builtin_memcpy(sc->hop, o->dmac, 6);
-	__builtin_memcpy(sc->hop + 6, o->smac, 6);
+	next_hop(sc, o);
 	if (!p->local) {
 		count(V_FORWARDED_SLOW);
 		return emit_forward(skb, 0);
 	}
 	return emit_both(skb);
-
-as_shimmed:
-	p->l.seq = sc->s.seq - l->shim_in;
-	p->l.ack = sc->s.ack - l->shim_out;
-	p->l.tsval = sc->s.tsval;
-	p->l.tsecr = sc->s.tsecr - l->shim_ts;
-	p->l.win = sc->s.win;
-	p->l.flags = sc->s.flags;
-	p->l.keep = sc->s.len;
-	p->l.strip_ts = p->l.strip_sack = 0;
-	p->l.sack_add = -l->shim_out;
-	p->l.sack_lo = sc->s.ack - FAR;
-	p->l.sack_hi = sc->s.ack + FAR;
-	count(V_LOCAL);
-	if ((l->shim_in | l->shim_out | l->shim_ts) && rewrite_tcp(skb, 0, 0))
-		return drop(V_REWRITE_FAILED);
-	return TCX_NEXT;
 }
 
 /* ---- fast path: forwarding mode ---- */
 
+/* A SYN on a live flow calls for a challenge ACK (RFC 5961, 4.2). Only the other host knows the numbers of one: it is sent
+ * a segment just below its window, as a keep-alive is, and what it answers goes to whoever sent the SYN. */
+static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, const struct path *p,
+				     const struct path *rev, union path_word w)
+{
+	struct edit *e = &sc->p.f;
+	__u32 via = p->via, i;
+	struct via *v = bpf_map_lookup_elem(&vias, &via);
+
+	count(V_SYN);
+	if (!v || sc->ttl <= 1 || !may_answer())
+		return drop(V_CHALLENGE_LIMITED);
+	e->seq = rev->max_ack + rev->ack_add - 1 + p->seq_add;
+	e->ack = p->max_ack + p->ack_add;
+	e->win = 0;
+	e->flags = TH_ACK;
+	e->keep = 0;
+	sc->ts_at = sc->sack_at = 0;
+	bpf_for(i, 20, 60)
+		sc->orig[cap(i)] = 1; /* NOP: the options were those of a SYN */
+	sc->ifindex = v->ifindex;
+	__builtin_memcpy(sc->hop, v->dmac, 12);
+	count(V_CHALLENGE);
+	return emit_forward(skb, 0);
+}
+
 /* FIN and RST of a spliced flow change its life; SYN must not. Returns 0 to forward. */
-static __always_inline int fast_special(struct scratch *sc, struct path *p, union path_word w)
+static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *sc, struct path *p, union path_word w)
 {
 	struct path *rev = find_path(&sc->other);
 
 	if (!rev)
 		return drop(V_NO_PEER);
 	if (sc->s.flags & TH_SYN)
-		return drop(V_SYN);
+		return challenge(skb, sc, p, rev, w);
 	if (sc->s.flags & TH_RST) {
 		/* the next in order as the receiver or as the sender has it */
 		__u32 next = rev->max_ack + rev->ack_add;
 
 		if (sc->s.seq != next && sc->s.seq != w.end)
 			return drop(V_BAD_RST);
-		__sync_fetch_and_or(&p->word.all, (__u64)PATH_DEAD << 48);
+		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | PATH_RST) << 48);
 		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
 		count(V_RST);
 		tell(&sc->t, EVENT_RESET);
@@ -404,7 +458,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	sc->other.rport = p->rport;
 	sc->other.lport = p->lport;
 	if (sc->s.flags & (TH_SYN | TH_RST)) {
-		r = fast_special(sc, p, w);
+		r = fast_special(skb, sc, p, w);
 		if (r)
 			return r;
 	}
@@ -565,7 +619,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	parse_options(skb);
-	if (l->phase_in == PHASE_TO_FWD || l->flags & LEG_CLAMP) {
+	if (l->phase_in == PHASE_TO_FWD) {
 		o = bpf_map_lookup_elem(&legs, &l->peer);
 		if (!o)
 			return drop(V_NO_PEER);
@@ -583,10 +637,10 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		bpf_skb_load_bytes(skb, 6, l->smac, 6);
 	}
 	count(V_LOCAL_OUT);
-	if (p->l.seq == sc->s.seq && p->l.ack == sc->s.ack && p->l.win == sc->s.win && p->l.flags == sc->s.flags &&
+	if (p->l.seq == sc->s.seq && p->l.ack == sc->s.ack && p->l.keep == sc->s.len && p->l.win == sc->s.win && p->l.flags == sc->s.flags &&
 	    (!sc->s.has_ts || p->l.tsval == sc->s.tsval))
 		return TCX_NEXT;
-	if (rewrite_tcp(skb, 0, 0))
+	if (rewrite_tcp(skb, 0, 0) || trim(skb, p->l.keep))
 		return drop(V_REWRITE_FAILED);
 	return TCX_NEXT;
 }
@@ -705,6 +759,27 @@ static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
 	bpf_spin_unlock(&l->lock);
 }
 
+/* A flow without sockets is stopped where it is, if it is idle: all that was forwarded is acknowledged. Segments that come
+ * now are dropped, until user space has made sockets and records, or has let it go on. */
+static __always_inline int stop_released(const struct switch_args *g)
+{
+	struct path *a = find_path(&g->a.leg), *b = find_path(&g->b.leg);
+
+	if (!a || !b)
+		return SWITCH_UNTRACKED;
+	if (g->op == OP_STOP) {
+		if ((a->word.flags | b->word.flags) & (PATH_FIN | PATH_DEAD))
+			return SWITCH_CLOSING;
+		stop_path(a);
+		stop_path(b);
+		if (a->word.end + a->seq_add == b->max_ack && b->word.end + b->seq_add == a->max_ack)
+			return SWITCH_OK;
+	}
+	__sync_fetch_and_or(&a->word.all, (__u64)PATH_SPLICED << 48);
+	__sync_fetch_and_or(&b->word.all, (__u64)PATH_SPLICED << 48);
+	return g->op == OP_STOP ? SWITCH_BUSY : SWITCH_OK;
+}
+
 SEC("syscall")
 int switch_flow(struct switch_args *ctx)
 {
@@ -713,7 +788,9 @@ int switch_flow(struct switch_args *ctx)
 	int was;
 
 	g->result = SWITCH_UNTRACKED;
-	if (a && b) {
+	if (g->op == OP_STOP || g->op == OP_RESUME) {
+		g->result = stop_released(g);
+	} else if (a && b) {
 		switch (g->op) {
 		case OP_FREEZE:
 			g->result = freeze(g, a, b);
@@ -729,6 +806,9 @@ int switch_flow(struct switch_args *ctx)
 			break;
 		case OP_LOOK:
 			g->result = SWITCH_OK;
+			break;
+		case OP_STOP:
+		case OP_RESUME:
 			break;
 		}
 		look(&g->a, &g->end_a, a);

@@ -124,7 +124,7 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
  * leaves bytes behind that the socket will send once more. */
 INLINE int ahead_of_socket(const struct leg *l)
 {
-	return l->phase_out != PHASE_LOCAL || after(l->max_out, l->local_out);
+	return l->phase_out != PHASE_LOCAL || l->flags & LEG_AHEAD;
 }
 
 /* In control mode, and the socket's numbers are those of the wire. */
@@ -157,6 +157,29 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	e->sack_hi = hi;
 	e->win = s->win;
 	e->strip_ts = e->strip_sack = 0;
+}
+
+/* A reset while the flow is switching goes to both: the socket may be gone. Under the lock of the leg it came in on ... */
+INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
+{
+	l->flags |= LEG_RESET;
+	edit_for_local(l, s, p, 0);
+	p->l.keep = p->f.keep = 0;
+	p->l.flags = p->f.flags = s->flags;
+	p->local = p->fwd = 1;
+	p->f.tsval = s->tsval;
+	p->f.tsecr = s->tsecr;
+	p->f.sack_add = 0;
+	p->f.strip_ts = p->f.strip_sack = 1;
+}
+
+/* ... and of the other. */
+INLINE void forward_reset(struct leg *o, struct plan *p)
+{
+	p->f.seq = o->ack_in; /* exactly what it expects (RFC 5961, 3.2) */
+	p->f.ack = o->ack_out;
+	p->f.win = 0;
+	o->flags |= LEG_RESET;
 }
 
 /* Which bytes go where, and is the bare acknowledgement worth a copy? Returns 0 when the segment is not acceptable. */
@@ -227,6 +250,15 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 
 	if (fin && !after(end, l->max_in)) /* not if it was held or cut off: it will come again */
 		l->flags |= LEG_FIN_IN;
+
+	/* The socket has caught up only when it has heard so: to unsplice again, with other shims, while it still has something
+	 * to retransmit would put old bytes in the place of new ones. */
+	if (l->flags & LEG_AHEAD && l->phase_out == PHASE_LOCAL && l->local_out == l->max_out && s->flags & TH_ACK &&
+	    s->ack == l->local_out) {
+		l->flags &= ~LEG_AHEAD;
+		p->local = 1;
+		advanced = 1;
+	}
 
 	/* acknowledgement: who hears of it */
 	edit_for_local(l, s, p, p->local);
@@ -358,8 +390,15 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	} else if (end != seq) {
 		if (l->phase_out == PHASE_FWD)
 			return 0;
-		if (l->phase_out == PHASE_TO_FWD && after(end, l->bound_out)) {
-			/* The socket was closed while it drained: its FIN is not the flow's. Anything else is a loss. */
+		if (l->phase_out == PHASE_TO_FWD && fin && before(end, l->bound_out)) {
+			/* The process died with bytes in hand: an end of stream here would be a lie. */
+			e->flags = TH_RST | TH_ACK;
+			e->keep = 0;
+			seq = end = l->ack_in;
+			fin = 0;
+			l->flags |= LEG_RESET;
+		} else if (l->phase_out == PHASE_TO_FWD && after(end, l->bound_out)) {
+			/* The socket was closed while it drained: its FIN is not the flow's. */
 			if (!fin || end != l->bound_out + 1)
 				return 0;
 			e->flags &= ~TH_FIN;
@@ -379,9 +418,6 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	if (s->flags & TH_ACK) {
 		if (l->phase_in == PHASE_TO_FWD && after(ack + win, room))
 			win = after(room, ack) ? room - ack : 0;
-		/* before the freeze nothing that was promised is taken back */
-		if (l->flags & LEG_CLAMP)
-			win = earlier(ack + win, later(later(room, edge_promised(l)), ack)) - ack;
 		if (l->phase_in == PHASE_FWD) {
 			ack = l->ack_out;
 			win = l->win_out;
@@ -416,16 +452,11 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 
 /* ---- the switches: each step under the lock of the leg named first ---- */
 
-/* Has the sender been promised more than the receiver has room for? What is under way beyond that would be lost with the
- * switch, and only a timeout would bring it back. So the promise is held where it is, until the receiver's window has come
- * up to it; meanwhile copying goes on. */
-INLINE int clamp(struct leg *from, __u32 seq_off, __u32 room)
+/* Has the sender been promised more than the receiver has room for? What is under way beyond that is lost with a switch, and
+ * only a timeout brings it back. */
+INLINE int overpromised(const struct leg *from, __u32 seq_off, const struct leg *to)
 {
-	from->seq_off = seq_off;
-	if (!after(edge_promised(from) + seq_off, room))
-		return 0;
-	from->flags |= LEG_CLAMP;
-	return 1;
+	return after(edge_promised(from) + seq_off, to->edge_in);
 }
 
 /* Splice, direction from -> to, step 1. `start`: the end of what was taken from the socket; `out`: of what was given to the
@@ -440,7 +471,6 @@ INLINE __u32 freeze_in(struct leg *from, __u32 consumed, __u32 out, __u32 *bound
 	*bound_out = out + pending;
 	from->seq_off = *bound_out - from->bound_in;
 	from->phase_in = PHASE_TO_FWD;
-	from->flags &= ~LEG_CLAMP;
 	if (hold)
 		from->flags |= LEG_HOLD;
 	else
@@ -464,7 +494,6 @@ INLINE int unsplice_in(struct leg *from, __u32 at)
 {
 	int was = from->phase_in;
 
-	from->flags &= ~LEG_CLAMP;
 	if (was == PHASE_TO_FWD) {
 		from->phase_in = PHASE_LOCAL;
 	} else if (was == PHASE_FWD) {
@@ -484,6 +513,8 @@ INLINE int unsplice_out(struct leg *to, int was, __u32 at)
 {
 	if (was == PHASE_TO_FWD) {
 		to->phase_out = PHASE_LOCAL;
+		if (after(to->max_out, to->local_out))
+			to->flags |= LEG_AHEAD;
 		return 0;
 	}
 	if (was != PHASE_FWD)

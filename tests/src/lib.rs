@@ -1,7 +1,9 @@
 //! What the tests of the whole share: a forwarder inside a lab, driven from the test.
 
 pub mod scenario;
+pub mod packet;
 pub mod sim;
+pub mod translator;
 
 use longsplice_engine::{Command, Ended, FlowInfo, FlowState, Leftovers, OpenOptions, Policy, Splicer, When};
 use longsplice_lab::{Lab, process::wait_for};

@@ -231,7 +231,7 @@ int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
 	memset(&p, 0, sizeof(p));
 	if (m->path[i].word.flags & PATH_SPLICED)
 		return local_segment(l, s, &p, 0), 0;
-	if (l->phase_in == PHASE_TO_FWD || l->flags & LEG_CLAMP)
+	if (l->phase_in == PHASE_TO_FWD)
 		room = o->edge_in - l->seq_off;
 	if (!local_segment(l, s, &p, room))
 		return 0;

@@ -198,21 +198,22 @@ pub struct Datapath {
     vias: Mutex<Vec<abi::via>>,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     switching: Mutex<()>,
-    _lock: fs::File,
+    lock: (fs::File, PathBuf),
 }
 
 const PINNED: [&str; 10] =
     ["paths4", "paths6", "legs", "embryos", "listeners", "vias", "remotes6", "verdicts", "events", "abi"];
 const BPFFS: &str = "/sys/fs/bpf";
 
-fn default_pin() -> io::Result<PathBuf> {
+/// Where maps and links of this network namespace are pinned unless told otherwise.
+pub fn default_pin() -> io::Result<PathBuf> {
     use std::os::unix::fs::MetadataExt;
     let ns = fs::metadata("/proc/thread-self/ns/net")?.ino();
     Ok(Path::new(BPFFS).join("longsplice").join(format!("net-{ns}")))
 }
 
 /// One process per pin folder. bpffs files cannot be locked: the lock lies beside, in /run.
-fn lock(pin: &Path) -> Result<fs::File, OpenError> {
+fn lock(pin: &Path) -> Result<(fs::File, PathBuf), OpenError> {
     let name = pin.to_string_lossy().replace('/', "-");
     let dir = Path::new("/run/longsplice");
     let path = dir.join(format!("{}.lock", name.trim_start_matches('-')));
@@ -223,7 +224,7 @@ fn lock(pin: &Path) -> Result<fs::File, OpenError> {
     if unsafe { libc::flock(f.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } < 0 {
         return Err(OpenError::Running(path));
     }
-    Ok(f)
+    Ok((f, path))
 }
 
 impl Datapath {
@@ -291,7 +292,7 @@ impl Datapath {
             attached: wanted,
             vias: Mutex::new(vias),
             switching: Mutex::new(()),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -321,9 +322,12 @@ impl Datapath {
         self.maps.forget_leg(leg);
     }
 
-    /// Removes the leg's record and keeps its path entry: the flow is released.
-    pub fn release(&self, leg: &Tuple) {
+    pub(crate) fn forget_leg(&self, leg: &Tuple) {
         self.maps.forget_leg(leg);
+    }
+
+    pub(crate) fn insert_leg(&self, leg: &Tuple, record: &abi::leg) -> io::Result<()> {
+        self.maps.insert_leg(leg, record)
     }
 
     /// One leg.
@@ -356,7 +360,7 @@ impl Datapath {
         self.maps.verdicts()
     }
 
-    fn run(&self, op: abi::switch_op, a: &Half, b: &Half, set: impl FnOnce(&mut abi::switch_args)) -> Result<abi::switch_args, SwitchError> {
+    pub(crate) fn run(&self, op: abi::switch_op, a: &Half, b: &Half, set: impl FnOnce(&mut abi::switch_args)) -> Result<abi::switch_args, SwitchError> {
         let half = |h: &Half| abi::half {
             leg: h.leg.to_abi(),
             consumed: h.consumed as u32,
@@ -509,7 +513,16 @@ impl Datapath {
 
     /// Detaches from all devices and removes the maps: no flow survives this.
     pub fn remove(&self) -> io::Result<()> {
-        fs::remove_dir_all(&self.pin)
+        fs::remove_dir_all(&self.pin)?;
+        fs::remove_file(&self.lock.1)
+    }
+
+    /// The same for what a process that is gone has left behind. Err: another process runs it, or nothing is there.
+    pub fn flush(pin: &Path) -> Result<(), OpenError> {
+        let (_held, path) = lock(pin)?;
+        let io = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
+        fs::remove_dir_all(pin).map_err(io)?;
+        fs::remove_file(path).map_err(io)
     }
 
     /// Where it is pinned.
@@ -518,11 +531,13 @@ impl Datapath {
     }
 }
 
+pub(crate) use abi::switch_op;
+
 const VIAS: u16 = 1024;
 /// `PHASE_FWD` of `enum phase`.
 const FORWARDED: u32 = 2;
 
-fn bare(t: &Tuple) -> Half {
+pub(crate) fn bare(t: &Tuple) -> Half {
     Half { leg: *t, consumed: 0, produced: 0, leftover: 0 }
 }
 

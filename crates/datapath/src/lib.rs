@@ -10,6 +10,7 @@ mod maps;
 #[cfg(feature = "model")]
 pub mod model;
 mod names;
+mod released;
 mod sockets;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -17,7 +18,7 @@ pub mod testing;
 /// The view of the maps, generated from the object's BTF. Field meanings, units and byte orders: `bpf/flow.h`.
 pub mod abi {
     pub use crate::skel::types::{
-        embryo, event, event_kind, half, leg, listen_key, path, path4, path6, phase, switch_args, switch_op,
+        embryo, event, event_kind, half, leg, listen_key, path, path4, path6, path_word, phase, switch_args, switch_op,
         switch_result, tuple, tuple4, verdict, via,
     };
     pub(crate) use crate::skel::types::__sk_buff;
@@ -30,7 +31,8 @@ mod skel {
 }
 
 pub use devices::{Device, devices};
-pub use kernel::{Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched, TestContext};
+pub use released::{Released, monotonic};
+pub use kernel::{Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched, TestContext, default_pin};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
-pub use sockets::{Repair, close_silently, unread, unsent};
+pub use sockets::Repair;

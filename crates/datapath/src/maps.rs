@@ -257,6 +257,10 @@ impl Maps {
         })
     }
 
+    pub fn insert_leg(&self, t: &Tuple, record: &abi::leg) -> io::Result<()> {
+        self.legs.update(bytes_of(&t.to_abi()), bytes_of(record), MapFlags::ANY).map_err(io_error)
+    }
+
     /// Removes a path entry; an entry that is gone already is no error.
     pub fn forget_path(&self, t: &Tuple) {
         let _ = if t.is_v4() {

@@ -37,6 +37,7 @@ impl PathFlags {
     pub const FIN_ACKED: u16 = 1 << 3;
     pub const DEAD: u16 = 1 << 4;
     pub const CROSS: u16 = 1 << 8;
+    pub const RST: u16 = 1 << 9;
 }
 
 /// Labels of `enum verdict`, in its order: what the data path did with a packet.

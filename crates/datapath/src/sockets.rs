@@ -1,9 +1,13 @@
 //! Socket options and ioctls for which no safe wrapper exists.
 
-use nix::libc;
+use nix::{
+    libc,
+    sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket},
+};
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
 fn set_int(fd: impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
@@ -18,25 +22,6 @@ fn set_int(fd: impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result
         )
     };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-fn get_int(fd: impl AsFd, request: libc::c_ulong) -> io::Result<u32> {
-    let mut n: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ and SIOCINQ write one int.
-    if unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request as _, &mut n) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(n as u32)
-}
-
-/// Bytes written to a TCP socket and not acknowledged yet (SIOCOUTQ).
-pub fn unsent(fd: impl AsFd) -> io::Result<u32> {
-    get_int(fd, libc::TIOCOUTQ)
-}
-
-/// Bytes waiting to be read (SIOCINQ).
-pub fn unread(fd: impl AsFd) -> io::Result<u32> {
-    get_int(fd, libc::FIONREAD)
 }
 
 /// TCP_REPAIR: a socket in this mode sends nothing, not even when it is closed. Needs CAP_NET_ADMIN.
@@ -57,7 +42,98 @@ impl Repair {
     }
 }
 
-/// Closes a socket without FIN and without RST.
-pub fn close_silently(fd: OwnedFd) -> io::Result<()> {
-    Repair::On.set(&fd)
+/// All that a connection needs to go on in a new socket. Sequence numbers and timestamps as on the wire, windows in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Restore {
+    /// Our address.
+    pub local: SocketAddr,
+    /// The host.
+    pub remote: SocketAddr,
+    /// The next sequence number to be sent; all before it is acknowledged.
+    pub next_out: u32,
+    /// The next sequence number expected.
+    pub next_in: u32,
+    /// MSS the host announced.
+    pub mss: u16,
+    /// Window scales: the host's, ours. `None`: not negotiated.
+    pub wscale: Option<(u8, u8)>,
+    /// Selective acknowledgements negotiated.
+    pub sack: bool,
+    /// The next TSval at least, if timestamps were negotiated.
+    pub tsval: Option<u32>,
+}
+
+#[repr(C)]
+struct RepairOption {
+    code: u32,
+    value: u32,
+}
+
+#[repr(C)]
+struct RepairWindow {
+    snd_wl1: u32,
+    snd_wnd: u32,
+    max_window: u32,
+    rcv_wnd: u32,
+    rcv_wup: u32,
+}
+
+fn set_raw<T>(fd: BorrowedFd<'_>, option: libc::c_int, values: &[T]) -> io::Result<()> {
+    // SAFETY: the kernel reads size_of_val(values) bytes of initialized plain data.
+    let r = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            option,
+            values.as_ptr().cast(),
+            size_of_val(values) as libc::socklen_t,
+        )
+    };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// An established socket in the middle of its connection, by TCP_REPAIR; it stays in repair mode. Nothing is sent.
+pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
+    // <linux/tcp.h>; libc lacks some
+    const TCP_REPAIR_WINDOW: libc::c_int = 29;
+    const RECV_QUEUE: libc::c_int = 1;
+    const SEND_QUEUE: libc::c_int = 2;
+    const OPT_MSS: u32 = 2;
+    const OPT_WSCALE: u32 = 3;
+    const OPT_SACK: u32 = 4;
+    const OPT_TIMESTAMP: u32 = 8;
+    // until the host's next segment tells: small, so that it is not overrun
+    const WINDOW: u32 = 14600;
+
+    let family = if r.remote.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let s = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    Repair::On.set(&s)?;
+    bind(s.as_raw_fd(), &SockaddrStorage::from(r.local))?;
+    for (queue, seq) in [(SEND_QUEUE, r.next_out), (RECV_QUEUE, r.next_in)] {
+        set_int(&s, libc::TCP_REPAIR_QUEUE, queue)?;
+        set_int(&s, libc::TCP_QUEUE_SEQ, seq as libc::c_int)?;
+    }
+    connect(s.as_raw_fd(), &SockaddrStorage::from(r.remote))?;
+    let mut options = vec![RepairOption { code: OPT_MSS, value: r.mss.into() }];
+    if let Some((snd, rcv)) = r.wscale {
+        options.push(RepairOption { code: OPT_WSCALE, value: u32::from(snd) | u32::from(rcv) << 16 });
+    }
+    if r.sack {
+        options.push(RepairOption { code: OPT_SACK, value: 0 });
+    }
+    if let Some(tsval) = r.tsval {
+        options.push(RepairOption { code: OPT_TIMESTAMP, value: 0 });
+        // bit 0 would switch the socket to microseconds
+        set_int(&s, libc::TCP_TIMESTAMP, (tsval.wrapping_add(1) & !1) as libc::c_int)?;
+    }
+    set_raw(s.as_fd(), libc::TCP_REPAIR_OPTIONS, &options)?;
+    let w = RepairWindow {
+        snd_wl1: r.next_in,
+        snd_wnd: WINDOW,
+        max_window: WINDOW,
+        rcv_wnd: 65535,
+        rcv_wup: r.next_in,
+    };
+    set_raw(s.as_fd(), TCP_REPAIR_WINDOW, &[w])?;
+    Ok(s)
 }

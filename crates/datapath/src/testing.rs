@@ -3,7 +3,7 @@
 
 use crate::{
     Datapath, Tuple, abi,
-    maps::{bytes_of, errno, from_bytes},
+    maps::{bytes_of, errno},
 };
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle,
@@ -63,7 +63,7 @@ pub fn put_remote6(d: &Datapath, index: u32, address: Ipv6Addr) -> io::Result<()
 /// One counter, by its place in [`crate::VERDICTS`].
 pub fn verdict(d: &Datapath, place: usize) -> io::Result<u64> {
     let per_cpu = d.maps.verdicts.lookup_percpu(bytes_of(&(place as u32)), MapFlags::ANY).map_err(io_error)?;
-    Ok(per_cpu.unwrap_or_default().iter().map(|b| from_bytes::<u32>(b)).map(u64::from).sum())
+    Ok(per_cpu.unwrap_or_default().iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum())
 }
 
 fn pinned(d: &Datapath, map: &str) -> io::Result<MapHandle> {

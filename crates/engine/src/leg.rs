@@ -1,10 +1,11 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use longsplice_datapath::Tuple;
+use longsplice_datapath::{Repair, Tuple};
 use socket2::SockRef;
 use std::{
     io,
     net::SocketAddr,
+    os::fd::OwnedFd,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -17,7 +18,8 @@ use tokio::{
 /// counts: hand out no duplicate of the socket.
 #[derive(Debug)]
 pub struct Leg {
-    pub(crate) stream: TcpStream,
+    /// `None` while the flow is released.
+    stream: Option<TcpStream>,
     pub(crate) remote: SocketAddr,
     pub(crate) local: SocketAddr,
     /// Positions consumed from the host, a FIN that was read as end of stream counting one.
@@ -32,7 +34,7 @@ impl Leg {
     pub(crate) fn new(stream: TcpStream) -> io::Result<Leg> {
         stream.set_nodelay(true)?;
         let (remote, local) = (stream.peer_addr()?, stream.local_addr()?);
-        Ok(Leg { stream, remote, local, consumed: 0, produced: 0, eof: false, shut: false })
+        Ok(Leg { stream: Some(stream), remote, local, consumed: 0, produced: 0, eof: false, shut: false })
     }
 
     /// Address of the host at the other end.
@@ -62,8 +64,28 @@ impl Leg {
 
     /// The same at the next drop.
     pub(crate) fn abort(&self) {
-        // A socket that is gone already cannot be reset any more: nothing is lost by ignoring that.
-        let _ = SockRef::from(&self.stream).set_linger(Some(std::time::Duration::ZERO));
+        if let Some(s) = &self.stream {
+            // A socket that is gone already cannot be reset any more: nothing is lost by ignoring that.
+            let _ = SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
+        }
+    }
+
+    /// Closes the socket without a word to the host: its flow goes on in the kernel.
+    pub(crate) fn close_silently(&mut self) {
+        if let Some(s) = self.stream.take()
+            && let Err(error) = Repair::On.set(&s)
+        {
+            // its FIN is muted by the data path anyway
+            tracing::warn!(leg = ?self.tuple(), %error, "a parked socket could not be closed silently");
+        }
+    }
+
+    /// A new socket in place of the one that was closed.
+    pub(crate) fn reopen(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let s = TcpStream::from_std(std::net::TcpStream::from(socket))?;
+        s.set_nodelay(true)?;
+        self.stream = Some(s);
+        Ok(())
     }
 
     /// The connection as the data path knows it.
@@ -72,11 +94,15 @@ impl Leg {
     }
 }
 
+fn open(stream: &mut Option<TcpStream>) -> io::Result<&mut TcpStream> {
+    stream.as_mut().ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the flow is released"))
+}
+
 impl AsyncRead for Leg {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let room = buf.remaining() > 0;
-        let r = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let r = Pin::new(open(&mut self.stream)?).poll_read(cx, buf);
         if let Poll::Ready(Ok(())) = r {
             let n = (buf.filled().len() - before) as u64;
             self.consumed += n;
@@ -91,7 +117,7 @@ impl AsyncRead for Leg {
 
 impl AsyncWrite for Leg {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let r = Pin::new(&mut self.stream).poll_write(cx, buf);
+        let r = Pin::new(open(&mut self.stream)?).poll_write(cx, buf);
         if let Poll::Ready(Ok(n)) = r {
             self.produced += n as u64;
         }
@@ -99,11 +125,11 @@ impl AsyncWrite for Leg {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        Pin::new(open(&mut self.stream)?).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let r = Pin::new(&mut self.stream).poll_shutdown(cx);
+        let r = Pin::new(open(&mut self.stream)?).poll_shutdown(cx);
         if let Poll::Ready(Ok(())) = r
             && !self.shut
         {

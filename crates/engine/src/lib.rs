@@ -14,6 +14,7 @@
 //! - Nobody else holds the sockets: no duplicated descriptor, no child process.
 
 mod leg;
+mod orphans;
 mod ports;
 mod pump;
 mod relay;

@@ -14,7 +14,7 @@ use crate::{
     pump::{Failed, Pump},
     splicer::{Command, LINGER, Registered, Stop},
 };
-use longsplice_datapath::{Datapath, EventKind, Half, LegFlags, PathFlags, Repair, SwitchError, Switched, Tuple};
+use longsplice_datapath::{Datapath, EventKind, Half, LegFlags, PathFlags, Released, SwitchError, Switched, Tuple};
 use std::{
     future::poll_fn,
     time::{Duration, Instant},
@@ -36,6 +36,10 @@ pub(crate) struct Relay<'a> {
     stop: watch::Receiver<Stop>,
     /// The wire differs from the sockets: entries must outlive them.
     shimmed: bool,
+    /// An operator wants it in control mode.
+    stay: bool,
+    /// No sockets are left.
+    released: Option<[Released; 2]>,
 }
 
 /// What ends a stretch of copying.
@@ -78,7 +82,7 @@ impl<'a> Relay<'a> {
     ) -> Relay<'a> {
         let pump = Pump::new(&left.to_server, &left.to_client);
         let stop = splicer.stop_signal();
-        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false }
+        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false, stay: false, released: None }
     }
 
     fn set_state(&self, state: FlowState) {
@@ -134,7 +138,7 @@ impl<'a> Relay<'a> {
     async fn copy(&mut self) -> Copied {
         self.set_state(FlowState::Copying);
         let mut enough = match self.policy.when {
-            _ if !self.spliceable() => u64::MAX,
+            _ if self.stay || !self.spliceable() => u64::MAX,
             When::Never => u64::MAX,
             When::AtOnce => 0,
             When::AfterBytes(n) => n,
@@ -157,13 +161,16 @@ impl<'a> Relay<'a> {
                 }
                 c = order(orders) => match c {
                     Command::Splice => {
+                        self.stay = false;
                         self.flow.shared.now().refusal = self.splicer.refusal();
                         if self.spliceable() {
                             return Copied::Splice;
                         }
                     }
-                    // stay until told otherwise
-                    Command::Unsplice => enough = u64::MAX,
+                    Command::Unsplice => {
+                        self.stay = true;
+                        enough = u64::MAX;
+                    }
                     Command::Release => {}
                 },
                 _ = stopped(stop) => return Copied::Ended(How::Stopped),
@@ -264,47 +271,112 @@ impl<'a> Relay<'a> {
     /// Forwarding mode: waits.
     async fn forward(&mut self) -> Forwarded {
         let Some(datapath) = self.splicer.datapath() else { return Forwarded::Unsplice };
-        let (c, s) = self.legs();
         let began = Instant::now();
         let mut last = (Instant::now(), None);
         let poll = (self.policy.idle_limit / 8).clamp(Duration::from_millis(100), Duration::from_secs(30));
         let release = self.policy.release_after.unwrap_or(Duration::MAX);
         loop {
+            let due = release.saturating_sub(began.elapsed());
             let events = self.events.as_mut().expect("set by splice()");
             let stop = &mut self.stop;
             tokio::select! {
-                e = events.recv() => match e {
-                    Some(EventKind::Closed) => return Forwarded::Ended(How::Closed),
-                    Some(EventKind::Reset) => {}
-                    Some(EventKind::Triggered) => return Forwarded::Unsplice,
-                    Some(EventKind::Oversize) | Some(EventKind::Forwarding) | Some(EventKind::Control) | None => {}
+                e = events.recv() => if e == Some(EventKind::Triggered) {
+                    return Forwarded::Unsplice;
                 },
                 o = order(&mut self.orders) => match o {
-                    Command::Unsplice => return Forwarded::Unsplice,
-                    Command::Splice => {}
-                    Command::Release => {} // by time only, so far
+                    Command::Unsplice if self.recreated(datapath).await => {
+                        self.stay = true;
+                        return Forwarded::Unsplice;
+                    }
+                    Command::Unsplice | Command::Splice => {}
+                    Command::Release => self.release(datapath),
                 },
                 s = stopped(stop) => {
                     return Forwarded::Ended(if s == Stop::Leave { How::Left } else { How::Stopped });
                 }
+                () = tokio::time::sleep(due), if self.released.is_none() => self.release(datapath),
                 () = tokio::time::sleep(poll) => {}
             }
-            let (Some(pc), Some(ps)) = (datapath.path(&c), datapath.path(&s)) else {
-                return Forwarded::Ended(How::Stopped); // somebody has flushed the tables
+            let sign = match self.life(datapath) {
+                Ok(sign) => Some(sign),
+                Err(how) => return Forwarded::Ended(how),
             };
-            if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
-                return Forwarded::Ended(How::ClientReset);
-            }
-            if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
-                return Forwarded::Ended(How::Closed);
-            }
-            let sign = Some((pc.end, pc.max_ack, pc.seen, ps.end, ps.max_ack, ps.seen));
             if last.1 != sign {
                 last = (Instant::now(), sign);
             } else if last.0.elapsed() >= self.policy.idle_limit {
                 return Forwarded::Ended(How::Idle);
             }
-            let _ = (began, release);
+        }
+    }
+
+    /// Does the flow still live? A sign that changes with every segment, or how it has ended.
+    fn life(&self, datapath: &Datapath) -> Result<[(u32, u32, u8); 2], How> {
+        let (c, s) = self.legs();
+        let (Some(pc), Some(ps)) = (datapath.path(&c), datapath.path(&s)) else {
+            return Err(How::Stopped); // somebody has flushed the tables
+        };
+        if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
+            return Err(if pc.flags & PathFlags::RST != 0 { How::ClientReset } else { How::ServerReset });
+        }
+        if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
+            return Err(How::Closed);
+        }
+        Ok([pc, ps].map(|p| (p.end, p.max_ack, p.seen)))
+    }
+
+    /// Closes the parked sockets; the flow goes on without.
+    fn release(&mut self, datapath: &Datapath) {
+        if self.released.is_some() {
+            return;
+        }
+        self.client.close_silently();
+        self.server.close_silently();
+        let (c, s) = self.legs();
+        self.released = datapath.release(&c).zip(datapath.release(&s)).map(|(a, b)| [a, b]);
+        *self.flow.shared.released() = self.released;
+        self.set_state(FlowState::Released);
+    }
+
+    /// Are there sockets to come back to? A released flow gets new ones as soon as it is idle for an instant.
+    async fn recreated(&mut self, datapath: &Datapath) -> bool {
+        let Some([a, b]) = self.released else { return true };
+        let limit = Instant::now() + self.policy.drain_limit;
+        while Instant::now() < limit {
+            let sockets = match datapath.recreate(&a, &b) {
+                Ok(sockets) => sockets,
+                Err(SwitchError::Busy) => {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(flow = self.flow.shared.id, %error, "sockets of a released flow could not be made");
+                    return false;
+                }
+            };
+            let [x, y] = sockets;
+            if self.client.reopen(x).and_then(|()| self.server.reopen(y)).is_err() {
+                return false; // out of descriptors: the kernel ends both connections
+            }
+            self.took_over(datapath, [a, b]);
+            return true;
+        }
+        tracing::info!(flow = self.flow.shared.id, "never idle: stays released");
+        false
+    }
+
+    /// The new sockets begin where the hosts are.
+    fn took_over(&mut self, datapath: &Datapath, old: [Released; 2]) {
+        self.released = None;
+        *self.flow.shared.released() = None;
+        let mut now = self.flow.shared.now();
+        for d in 0..2 {
+            let Some(end) = datapath.released_end(&old[d]) else { continue };
+            let forwarded = end - now.since[d];
+            now.spliced[d] += forwarded;
+            now.since[d] = end;
+            let (from, to) = if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
+            from.consumed += forwarded;
+            to.produced += forwarded;
         }
     }
 
@@ -313,7 +385,7 @@ impl<'a> Relay<'a> {
         let Some(datapath) = self.splicer.datapath() else { return };
         let (c, s) = self.legs();
         match datapath.unsplice(&c, &s) {
-            Ok(at) => self.take_back(&at),
+            Ok(at) => self.take_back(&at), // sockets made anew are in control mode already: nothing is forwarded then
             // the sockets will fail, and the flow with them
             Err(error) => tracing::warn!(flow = self.flow.shared.id, %error, "unsplice"),
         }
@@ -338,17 +410,21 @@ impl<'a> Relay<'a> {
     }
 
     /// Counts, closes, and sees to it that the entries go when nobody needs them any more.
-    fn finish(self, how: How, spliced: bool) -> Ended {
+    fn finish(mut self, how: How, spliced: bool) -> Ended {
+        if spliced && matches!(how, How::Stopped | How::Idle) && self.released.is_none() {
+            self.unsplice(); // the sockets tell the hosts
+            return self.finish(how, false);
+        }
         let (c, s) = self.legs();
         self.note_copied();
         let datapath = self.splicer.datapath();
         if spliced && let Some(d) = datapath {
-            if let Ok(at) = d.look(&c, &s) {
-                let mut now = self.flow.shared.now();
-                for i in 0..2 {
-                    let fin = u64::from(d.path(if i == 0 { &c } else { &s }).is_some_and(|p| p.flags & PathFlags::FIN != 0));
-                    now.spliced[i] += (at.end[i] - now.since[i]).saturating_sub(fin);
-                }
+            let end = self.flow.shared.ends(d);
+            let mut now = self.flow.shared.now();
+            for (i, leg) in [&c, &s].into_iter().enumerate() {
+                let fin = u64::from(d.path(leg).is_some_and(|p| p.flags & PathFlags::FIN != 0));
+                let before = now.since[i];
+                now.spliced[i] += end.map_or(0, |e| (e[i] - before).saturating_sub(fin));
             }
         }
         let now = *self.flow.shared.now();
@@ -372,11 +448,8 @@ impl<'a> Relay<'a> {
             }
             // no socket may speak for a flow that is forwarded
             (_, true) => {
-                for leg in [&self.client, &self.server] {
-                    if let Err(error) = Repair::On.set(&leg.stream) {
-                        tracing::warn!(flow = ended.id, %error, "a parked socket could not be closed silently");
-                    }
-                }
+                self.client.close_silently();
+                self.server.close_silently();
             }
         }
         if how != How::Left && datapath.is_some() {

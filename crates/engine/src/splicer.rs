@@ -2,10 +2,11 @@
 
 use crate::{
     Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Policy, Refusal,
+    orphans::{self, Orphan},
     ports::{Ports, source_for, tuple},
     relay::Relay,
 };
-use longsplice_datapath::{Datapath, EventKind, ExpectError, OpenError, Options, Tuple};
+use longsplice_datapath::{Datapath, EventKind, ExpectError, OpenError, Options, Released, Tuple};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     collections::HashMap,
@@ -56,10 +57,12 @@ pub(crate) struct Inner {
     /// Why there is no data path.
     refusal: Refusal,
     ports: Ports,
-    next_id: AtomicU64,
+    pub next_id: AtomicU64,
     flows: Mutex<HashMap<u64, Arc<FlowShared>>>,
+    /// Spliced flows of an earlier process.
+    pub orphans: Mutex<Vec<Orphan>>,
     waiting: Mutex<HashMap<Tuple, mpsc::UnboundedSender<EventKind>>>,
-    stopping: AtomicBool,
+    pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
 }
 
@@ -81,6 +84,7 @@ pub(crate) struct FlowShared {
     pub server: Tuple,
     pub began: Instant,
     pub now: Mutex<FlowNow>,
+    released: Mutex<Option<[Released; 2]>>,
     /// Commands of the operator.
     pub commands: mpsc::UnboundedSender<Command>,
 }
@@ -108,7 +112,7 @@ pub enum Command {
     Release,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().expect("nothing panics under the engine's locks")
 }
 
@@ -117,15 +121,25 @@ impl FlowShared {
         lock(&self.now)
     }
 
+    pub fn released(&self) -> MutexGuard<'_, Option<[Released; 2]>> {
+        lock(&self.released)
+    }
+
+    /// Positions of all that came from the hosts.
+    pub fn ends(&self, datapath: &Datapath) -> Option<[u64; 2]> {
+        match *self.released() {
+            Some([a, b]) => Some([datapath.released_end(&a)?, datapath.released_end(&b)?]),
+            None => datapath.look(&self.client, &self.server).ok().map(|s| s.end),
+        }
+    }
+
     fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
         let now = *self.now();
-        let live = match (now.state, datapath) {
-            (FlowState::Spliced | FlowState::Draining | FlowState::Unsplicing, Some(d)) => {
-                d.look(&self.client, &self.server).ok().map(|s| [0, 1].map(|i| s.end[i].saturating_sub(now.since[i])))
-            }
-            _ => None,
-        }
-        .unwrap_or_default();
+        let ends = match now.state {
+            FlowState::Copying | FlowState::Unsplicing => None,
+            _ => datapath.and_then(|d| self.ends(d)),
+        };
+        let live = ends.map_or([0; 2], |e| [0, 1].map(|i| e[i].saturating_sub(now.since[i])));
         let bytes = |i: usize| now.copied[i] + now.spliced[i] + live[i];
         FlowStatus {
             id: self.id,
@@ -145,7 +159,7 @@ impl FlowShared {
 }
 
 /// The stages a segment traverses (connection-splicing paper, Figs. 6 and 8).
-fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static str> {
+pub(crate) fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static str> {
     match state {
         FlowState::Copying => vec!["device", "ip", "tcp", protocol, "tcp", "ip", "device"],
         FlowState::Draining | FlowState::Unsplicing => vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"],
@@ -162,6 +176,7 @@ impl Splicer {
             max_flows: options.max_flows,
         })?;
         let s = Splicer::with(Some(datapath), Refusal::Unprivileged, options.source_ports.clone());
+        orphans::adopt(&s.inner)?;
         let weak = Arc::downgrade(&s.inner);
         std::thread::Builder::new()
             .name("events".into())
@@ -197,6 +212,7 @@ impl Splicer {
                 ports: Ports::new(ports),
                 next_id: AtomicU64::new(1),
                 flows: Mutex::default(),
+                orphans: Mutex::default(),
                 waiting: Mutex::default(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),
@@ -292,16 +308,18 @@ impl Splicer {
                 splices: 0,
                 refusal: self.refusal(),
             }),
+            released: Mutex::default(),
             commands,
         });
         let registered = Registered::new(&self.inner, shared);
         Relay::new(self, &registered, policy, client, server, left, orders).run().await
     }
 
-    /// All live flows.
+    /// All live flows, and those that an earlier process left in forwarding mode.
     pub fn flows(&self) -> Vec<FlowStatus> {
         let flows: Vec<_> = lock(&self.inner.flows).values().cloned().collect();
-        flows.iter().map(|f| f.status(self.inner.datapath.as_ref())).collect()
+        let own = flows.iter().map(|f| f.status(self.inner.datapath.as_ref()));
+        own.chain(lock(&self.inner.orphans).iter().map(Orphan::status)).collect()
     }
 
     /// Asks something of a live flow. False: there is no such flow.

@@ -68,6 +68,12 @@ pub enum Command {
     /// must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. Needs root, nginx,
     /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. Exits with 0 only if all of it worked.
     Demo(DemoArgs),
+    /// Measures splicing against IP forwarding, copying and HAProxy, in network namespaces made for the purpose.
+    ///
+    /// Every round measures all variants in turn; what is reported are medians of ratios within rounds, and rounds during
+    /// which other programs or guests had the processors do not count. Prints a table, and writes it with every single
+    /// measurement to DIR/DATE-PROCESSOR. Needs root, haproxy, iproute2, ethtool and util-linux, and takes three minutes.
+    Bench(BenchArgs),
     /// Prints this program's man page, for `man -l` or for packaging.
     Man,
     /// Networks to try things in.
@@ -164,6 +170,48 @@ pub struct DemoArgs {
     pub out: PathBuf,
 }
 
+/// What to measure, and where to keep it.
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    /// What to measure [default: everything]. A part is only written to files if there is an --out.
+    #[arg(value_name = "WHAT", value_enum)]
+    pub what: Vec<What>,
+
+    /// Rounds; the median is over them.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Length of one transfer, whole or not, from 0.1 to 60.
+    #[arg(long, value_name = "S", default_value = "1", value_parser = parse_seconds)]
+    pub seconds: f64,
+
+    /// Directory of results [default: bench/results].
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+
+    /// Measures nothing, but writes the figures of the latest results into README.md and docs/bench.md of this
+    /// directory, between `<!-- figures -->` and `<!-- /figures -->`.
+    #[arg(long, conflicts_with = "what")]
+    pub readme: bool,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// Throughput of one connection and of eight.
+    Bulk,
+    /// Processor time per gigabyte; measured together with bulk.
+    Cpu,
+    /// Cost of a round trip of one byte.
+    Rtt,
+    /// Time that a splice and an unsplice take.
+    Switch,
+    /// Memory per connection.
+    Memory,
+    /// From how many bytes on splicing pays.
+    Threshold,
+}
+
 /// Networks to try things in.
 #[derive(Debug, clap::Args)]
 pub struct LabArgs {
@@ -185,6 +233,11 @@ fn parse_when(text: &str) -> Result<When, String> {
         "at-once" => Ok(When::AtOnce),
         n => n.parse().map(When::AfterBytes).map_err(|_| "write never, at-once, or a number of bytes".to_owned()),
     }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|s| (0.1..=60.0).contains(s));
+    seconds.ok_or_else(|| "write a number of seconds from 0.1 to 60".to_owned())
 }
 
 /// What no flag says, for the end of the man page.

@@ -1,9 +1,10 @@
 //! The program: `longsplice run` and what an operator needs around it.
 //!
 //! `args` is the only table of flags; help texts, man page and this list come from there. `run` is the proxy itself,
-//! `control` its Unix socket, `client` and `ls` the other end of that socket; `doctor`, `demo` and `shell` stand alone.
+//! `control` its Unix socket, `client` and `ls` the other end of that socket; `doctor`, `demo`, `bench` and `shell` stand alone.
 
 mod args;
+mod bench;
 mod client;
 mod control;
 mod demo;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Stop(stop) => client::stop(control, stop),
         Command::Doctor(json) => doctor::doctor(json.json),
         Command::Demo(demo) => demo::demo(demo),
+        Command::Bench(bench) => bench::bench(bench),
         Command::Man => man(),
         Command::Lab(lab) => match lab.command {
             LabCommand::Shell => shell::shell(),

@@ -19,14 +19,13 @@ pub fn shell() -> Outcome {
         let enter = if name.is_empty() { String::new() } else { enter(namespace) };
         writeln!(out, "{name:<10} {device}  {:<11} {:<11} {enter}", address.v4.to_string(), address.v6.to_string())?;
     }
-    let forwarder = enter(&lab.forwarder);
+    let (server, forwarder) = (enter(&lab.server), enter(&lab.forwarder));
+    let (program, proxy) = (env::current_exe()?, topology::FORWARDER_TO_CLIENT.v4);
     writeln!(
         out,
-        "\nThis shell is the client. Try:\n  {} nc -lkp 7 -e cat &\n  {forwarder} longsplice run --socks5 {}:1080 &\n  \
-         curl --socks5-hostname {}:1080 http://{}/\nThe lab goes when the shell ends.",
-        enter(&lab.server),
-        topology::FORWARDER_TO_CLIENT.v4,
-        topology::FORWARDER_TO_CLIENT.v4,
+        "\nThis shell is the client. Try:\n  {server} python3 -m http.server 80 &\n  {forwarder} {} run --socks5 \
+         {proxy}:1080 --splice at-once &\n  curl --socks5-hostname {proxy}:1080 http://{}/\nThe lab goes when the shell ends.",
+        program.display(),
         topology::SERVER.v4,
     )?;
     drop(out);

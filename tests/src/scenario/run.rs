@@ -20,6 +20,9 @@ use std::{
 /// The ends have closed; the flow's end must follow within this time, retransmissions of a FIN under loss included.
 const SETTLED: Duration = Duration::from_secs(6);
 
+/// Where proxy and server listen; clients never have it as their own.
+const PORT: u16 = 7000;
+
 /// What a run left behind for its judges.
 struct Run {
     clients: Vec<Report>,
@@ -32,8 +35,8 @@ struct Run {
 pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, String> {
     let lab = Lab::new(s.shape(), s.options()).expect("lab");
     let _impaired = prepare(s, &lab);
-    let server = SERVER.port(families.server(), 7000);
-    let proxy = FORWARDER_TO_CLIENT.port(families.client(), 7000);
+    let server = SERVER.port(families.server(), PORT);
+    let proxy = FORWARDER_TO_CLIENT.port(families.client(), PORT);
     let answer = s.answerer();
     let count = s.connections as usize;
     let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), count, answer.clone()));
@@ -132,21 +135,25 @@ fn steer(s: &Scenario, mode: Mode, f: &Forwarder, over: &AtomicBool) {
     }
 }
 
+/// One command for each flow, when all hosts have sent what the moment asks for, and some time after that.
 fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
     let when = s.splice.expect("a mode of scenarios that name the moment");
-    let mut due = std::collections::HashMap::new();
-    while !over.load(Ordering::Relaxed) {
-        for flow in f.splicer.flows() {
-            if flow.bytes_up >= when.up && flow.bytes_down >= when.down {
-                let at = due.entry(flow.id).or_insert(Some(Instant::now() + Duration::from_millis(when.after_ms)));
-                if at.is_some_and(|t| t <= Instant::now()) {
-                    *at = None;
-                    f.splicer.command(flow.id, Command::Splice);
-                }
-            }
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    let sleep = || std::thread::sleep(Duration::from_millis(1));
+    while !over.load(Ordering::Relaxed) && !all_have_sent(s, f, [when.up, when.down]) {
+        sleep();
     }
+    let due = Instant::now() + Duration::from_millis(when.after_ms);
+    while !over.load(Ordering::Relaxed) && Instant::now() < due {
+        sleep();
+    }
+    f.command(Command::Splice);
+}
+
+/// The lists show copied bytes with a delay; the data path knows at once what has come in.
+fn all_have_sent(s: &Scenario, f: &Forwarder, [up, down]: [u64; 2]) -> bool {
+    let legs = f.splicer.datapath().expect("kernel path").legs();
+    let sent = legs.iter().filter(|(t, l)| l.received >= if t.remote.port() == PORT { down } else { up });
+    f.splicer.flows().len() == s.connections as usize && sent.count() == 2 * s.connections as usize
 }
 
 fn switch_at_random(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
@@ -252,7 +259,9 @@ fn ends(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
     if let Some(m) = client.mismatch.or(server.mismatch) {
         return Err(format!("wrong byte: {m}"));
     }
-    if resets.end != How::Own || hears.end != How::Reset {
+    // An end that was told of the other's end of stream has nothing more to hear when it resets.
+    let own = matches!(resets.end, How::Own | How::Eof);
+    if !own || hears.end != How::Reset {
         return Err(format!("one end is to reset and the other to hear of it: {:?}, {:?}", resets.end, hears.end));
     }
     let whole = |from: &Report, to: &Report| from.sent == to.received && from.sha256_sent == to.sha256_received;

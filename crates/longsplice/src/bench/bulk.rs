@@ -7,7 +7,7 @@ use super::{
     Bench, Result,
     machine::Watch,
     results::{BulkCase, BulkRound, BulkRun},
-    venue::{Packets, Pair, Variant, Venue},
+    venue::{Packets, Pair, Venue},
 };
 use std::{
     io::{self, Read, Write},
@@ -111,13 +111,5 @@ fn receive(mut from: TcpStream, received: &AtomicU64) -> io::Result<()> {
             0 => return Ok(()),
             n => received.fetch_add(n as u64, Relaxed),
         };
-    }
-}
-
-/// Variants that a round has measured, for ratios.
-impl BulkRound {
-    /// The run of this variant.
-    pub fn of(&self, variant: Variant) -> Option<&BulkRun> {
-        self.runs.iter().find(|r| r.variant == variant)
     }
 }

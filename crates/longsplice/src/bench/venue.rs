@@ -4,11 +4,13 @@
 use super::{Result, machine::HAPROXY};
 use crate::{client::Client, ls, paths};
 use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape, process::wait_for, topology};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt, fs, io,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -143,18 +145,12 @@ impl Venue {
     }
 
     fn accept(&self) -> Result<TcpStream> {
-        let accepted = wait_for(PATIENCE, || match self.listener.accept() {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => None,
-            other => Some(other),
-        });
-        let (stream, _) = accepted.ok_or("no connection arrives at the server")??;
-        stream.set_nonblocking(false)?;
-        Ok(stream)
+        accept(&self.listener, PATIENCE)?.ok_or_else(|| "no connection arrives at the server".into())
     }
 
-    /// The server's listening socket once more, for a thread that accepts by itself. It does not block.
-    pub fn listener(&self) -> Result<TcpListener> {
-        Ok(self.listener.try_clone()?)
+    /// The server's listening socket once more, for a thread that accepts by itself ([`accept`]).
+    pub fn listener(&self) -> io::Result<TcpListener> {
+        self.listener.try_clone()
     }
 
     fn wait_spliced(&self, pairs: &[Pair]) -> Result<()> {
@@ -181,6 +177,20 @@ impl Venue {
     }
 }
 
+/// The next connection of a socket that does not block; none within the limit.
+pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpStream>> {
+    let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    poll(&mut ready, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX))?;
+    match listener.accept() {
+        Ok((stream, _)) => {
+            stream.set_nonblocking(false)?;
+            Ok(Some(stream))
+        }
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
 /// The network of a variant; also for what runs inside this process.
 pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
     let large_packets = packets == Packets::Large;
@@ -201,8 +211,9 @@ fn start_longsplice(lab: &Lab, dir: &Path, splice: &str) -> Result<ChildGuard> {
     let program = std::env::current_exe()?;
     let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
     run.env("LONGSPLICE_CONTROL", dir.join("control.sock")).env_remove("RUST_LOG");
-    run.args(["run", "--splice", splice, "--plug", &format!("{}={}", proxy(), server()), "--access-log"]);
-    run.arg(dir.join("access.log"));
+    let config = dir.join("longsplice.toml");
+    fs::write(&config, longsplice_config())?;
+    run.args(["run", "--splice", splice, "--config"]).arg(&config).arg("--access-log").arg(dir.join("access.log"));
     let mut guard = ChildGuard::spawn(&mut run)?;
     guard.wait_output("control socket", PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
     let words = guard.output();
@@ -212,10 +223,19 @@ fn start_longsplice(lab: &Lab, dir: &Path, splice: &str) -> Result<ChildGuard> {
     Ok(guard)
 }
 
+/// What is written for longsplice: a plug, with room for the one client that there is.
+pub fn longsplice_config() -> String {
+    format!(
+        "[[listener]]\nprotocol = \"plug\"\nlisten = \"{}\"\ntarget = \"{}\"\nlimits = {{ connections_per_client = 4096 }}\n",
+        proxy(),
+        server()
+    )
+}
+
 /// What is written for HAProxy; threads as it chooses. The limit of connections is for the measurement of memory.
 pub fn haproxy_config() -> String {
     format!(
-        "global\n  maxconn 8192\ndefaults\n  mode tcp\n  option splice-auto\n  timeout connect 5s\n  timeout client 60s\n  \
+        "global\n  maxconn 4096\ndefaults\n  mode tcp\n  option splice-auto\n  timeout connect 5s\n  timeout client 60s\n  \
          timeout server 60s\nlisten bench\n  bind {}\n  server bench {}\n",
         proxy(),
         server()

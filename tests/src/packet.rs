@@ -1,0 +1,291 @@
+//! Packets for tests of single packets: built from fields, taken apart again, and their checksums verified from scratch.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Bits of the TCP header's flags byte (RFC 9293, 3.1).
+#[allow(missing_docs)]
+pub mod flag {
+    pub const FIN: u8 = 0x01;
+    pub const SYN: u8 = 0x02;
+    pub const RST: u8 = 0x04;
+    pub const PSH: u8 = 0x08;
+    pub const ACK: u8 = 0x10;
+    pub const URG: u8 = 0x20;
+    pub const ECE: u8 = 0x40;
+    pub const CWR: u8 = 0x80;
+}
+
+/// Bytes of an Ethernet header.
+pub const ETHERNET: usize = 14;
+const TCP: u8 = 6;
+
+/// A TCP segment with all that stands around it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Packet {
+    pub dmac: [u8; 6],
+    pub smac: [u8; 6],
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// Type of service or traffic class.
+    pub tos: u8,
+    /// IPv4: identification.
+    pub id: u16,
+    /// IPv4: flags and fragment offset as they stand in the header.
+    pub fragment: u16,
+    /// IPv4: whole options, a multiple of four bytes.
+    pub ip_options: Vec<u8>,
+    /// IPv6: flow label.
+    pub label: u32,
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: u8,
+    /// As in the header, not scaled.
+    pub window: u16,
+    pub urgent: u16,
+    /// TCP options, a multiple of four bytes.
+    pub options: Vec<u8>,
+    pub payload: Vec<u8>,
+    /// Bytes behind the IP packet, as on frames of minimum length.
+    pub padding: Vec<u8>,
+}
+
+impl Packet {
+    /// An ordinary segment: ACK, no options, no payload.
+    pub fn new(from: SocketAddr, to: SocketAddr) -> Packet {
+        Packet {
+            dmac: [2, 0, 0, 0, 0, 1],
+            smac: [2, 0, 0, 0, 0, 2],
+            from,
+            to,
+            ttl: 64,
+            tos: 0,
+            id: 0x1234,
+            fragment: 0x4000,
+            ip_options: Vec::new(),
+            label: 0,
+            seq: 0,
+            ack: 0,
+            flags: flag::ACK,
+            window: 1000,
+            urgent: 0,
+            options: Vec::new(),
+            payload: Vec::new(),
+            padding: Vec::new(),
+        }
+    }
+
+    /// The frame, with right checksums.
+    pub fn frame(&self) -> Vec<u8> {
+        let mut t = Vec::new();
+        t.extend(self.from.port().to_be_bytes());
+        t.extend(self.to.port().to_be_bytes());
+        t.extend(self.seq.to_be_bytes());
+        t.extend(self.ack.to_be_bytes());
+        assert!(self.options.len() % 4 == 0 && self.options.len() <= 40, "a TCP header is 20 to 60 bytes");
+        t.push((5 + self.options.len() as u8 / 4) << 4);
+        t.push(self.flags);
+        t.extend(self.window.to_be_bytes());
+        t.extend([0, 0]);
+        t.extend(self.urgent.to_be_bytes());
+        t.extend(&self.options);
+        t.extend(&self.payload);
+        let sum = !sum(&t, pseudo(self.from.ip(), self.to.ip(), t.len()));
+        t[16..18].copy_from_slice(&sum.to_be_bytes());
+
+        let mut f = Vec::new();
+        f.extend(self.dmac);
+        f.extend(self.smac);
+        match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                f.extend(0x0800u16.to_be_bytes());
+                let n = 20 + self.ip_options.len();
+                f.push(0x40 | (n / 4) as u8);
+                f.push(self.tos);
+                f.extend(((n + t.len()) as u16).to_be_bytes());
+                f.extend(self.id.to_be_bytes());
+                f.extend(self.fragment.to_be_bytes());
+                f.extend([self.ttl, TCP, 0, 0]);
+                f.extend(from.octets());
+                f.extend(to.octets());
+                f.extend(&self.ip_options);
+                let check = !self::sum(&f[ETHERNET..], 0);
+                f[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&check.to_be_bytes());
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                f.extend(0x86ddu16.to_be_bytes());
+                f.extend((6 << 28 | u32::from(self.tos) << 20 | self.label & 0xfffff).to_be_bytes());
+                f.extend((t.len() as u16).to_be_bytes());
+                f.extend([TCP, self.ttl]);
+                f.extend(from.octets());
+                f.extend(to.octets());
+            }
+            _ => panic!("both addresses of a packet are of one family"),
+        }
+        f.extend(t);
+        f.extend(&self.padding);
+        f
+    }
+
+    /// Takes a frame apart. Checksums are not looked at.
+    pub fn parse(f: &[u8]) -> Option<Packet> {
+        let ip = f.get(ETHERNET..)?;
+        let word = |b: &[u8], at: usize| Some(u16::from_be_bytes(b.get(at..at + 2)?.try_into().ok()?));
+        let long = |b: &[u8], at: usize| Some(u32::from_be_bytes(b.get(at..at + 4)?.try_into().ok()?));
+        let v4 = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(ip.get(at..at + 4)?).ok()?));
+        let v6 = |at: usize| Some(IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(ip.get(at..at + 16)?).ok()?)));
+        let (header, len, protocol, ttl, tos, from, to) = match word(f, 12)? {
+            0x0800 if ip.len() >= 20 && ip[0] >> 4 == 4 => {
+                ((ip[0] & 15) as usize * 4, word(ip, 2)? as usize, ip[9], ip[8], ip[1], v4(12)?, v4(16)?)
+            }
+            0x86dd if ip.len() >= 40 && ip[0] >> 4 == 6 => {
+                let tos = (long(ip, 0)? >> 20) as u8;
+                (40, 40 + word(ip, 4)? as usize, ip[6], ip[7], tos, v6(8)?, v6(24)?)
+            }
+            _ => return None,
+        };
+        if protocol != TCP || header < 20 {
+            return None;
+        }
+        let t = ip.get(header..len)?;
+        let data = (*t.get(12)? >> 4) as usize * 4;
+        if data < 20 {
+            return None;
+        }
+        let is_v4 = from.is_ipv4();
+        Some(Packet {
+            dmac: f[0..6].try_into().ok()?,
+            smac: f[6..12].try_into().ok()?,
+            from: SocketAddr::new(from, word(t, 0)?),
+            to: SocketAddr::new(to, word(t, 2)?),
+            ttl,
+            tos,
+            id: if is_v4 { word(ip, 4)? } else { 0 },
+            fragment: if is_v4 { word(ip, 6)? } else { 0 },
+            ip_options: if is_v4 { ip.get(20..header)?.to_vec() } else { Vec::new() },
+            label: if is_v4 { 0 } else { long(ip, 0)? & 0xfffff },
+            seq: long(t, 4)?,
+            ack: long(t, 8)?,
+            flags: t[13],
+            window: word(t, 14)?,
+            urgent: word(t, 18)?,
+            options: t.get(20..data)?.to_vec(),
+            payload: t.get(data..)?.to_vec(),
+            padding: ip[len..].to_vec(),
+        })
+    }
+}
+
+/// Ones' complement sum (RFC 1071) of 16-bit words.
+fn sum(bytes: &[u8], start: u32) -> u16 {
+    let mut s = u64::from(start);
+    for pair in bytes.chunks(2) {
+        s += u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0));
+    }
+    while s > 0xffff {
+        s = (s & 0xffff) + (s >> 16);
+    }
+    s as u16
+}
+
+/// Sum of the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1).
+fn pseudo(from: IpAddr, to: IpAddr, len: usize) -> u32 {
+    let addresses = |a: IpAddr| match a {
+        IpAddr::V4(a) => u32::from(sum(&a.octets(), 0)),
+        IpAddr::V6(a) => u32::from(sum(&a.octets(), 0)),
+    };
+    addresses(from) + addresses(to) + u32::from(TCP) + len as u32
+}
+
+/// Verifies lengths and both checksums of a frame, from scratch.
+pub fn verify(frame: &[u8]) -> Result<Packet, String> {
+    let p = Packet::parse(frame).ok_or_else(|| format!("no TCP packet: {}", hex(frame)))?;
+    let ip = &frame[ETHERNET..frame.len() - p.padding.len()];
+    let header = if p.from.is_ipv4() { 20 + p.ip_options.len() } else { 40 };
+    if p.from.is_ipv4() && sum(&ip[..header], 0) != 0xffff {
+        return Err(format!("IP checksum wrong: {}", hex(frame)));
+    }
+    let t = &ip[header..];
+    if sum(t, pseudo(p.from.ip(), p.to.ip(), t.len())) != 0xffff {
+        return Err(format!("TCP checksum wrong: {}", hex(frame)));
+    }
+    Ok(p)
+}
+
+/// For messages.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// TCP options.
+pub mod option {
+    /// No operation.
+    pub const NOP: u8 = 1;
+
+    /// Timestamps (RFC 7323, 3.2), ten bytes.
+    pub fn ts(val: u32, ecr: u32) -> Vec<u8> {
+        [&[8, 10][..], &val.to_be_bytes(), &ecr.to_be_bytes()].concat()
+    }
+
+    /// SACK blocks (RFC 2018, 3), left and right edges.
+    pub fn sack(blocks: &[(u32, u32)]) -> Vec<u8> {
+        let mut o = vec![5, 2 + 8 * blocks.len() as u8];
+        for (left, right) in blocks {
+            o.extend(left.to_be_bytes());
+            o.extend(right.to_be_bytes());
+        }
+        o
+    }
+
+    /// Filled up with NOPs to a multiple of four.
+    pub fn fill(mut o: Vec<u8>) -> Vec<u8> {
+        o.resize(o.len().next_multiple_of(4), NOP);
+        o
+    }
+
+    /// The usual layout: two NOPs before each.
+    pub fn usual(ts: Option<(u32, u32)>, blocks: &[(u32, u32)]) -> Vec<u8> {
+        let mut o = Vec::new();
+        if let Some((val, ecr)) = ts {
+            o.extend([NOP, NOP]);
+            o.extend(self::ts(val, ecr));
+        }
+        if !blocks.is_empty() {
+            o.extend([NOP, NOP]);
+            o.extend(sack(blocks));
+        }
+        o
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        for (from, to) in [("10.0.0.1:1", "10.0.0.2:2"), ("[2001:db8::1]:1", "[2001:db8::2]:2")] {
+            let mut p = Packet::new(from.parse().expect("address"), to.parse().expect("address"));
+            if p.from.is_ipv6() {
+                (p.id, p.fragment) = (0, 0);
+            }
+            (p.seq, p.ack, p.window, p.urgent) = (1, 2, 3, 4);
+            p.options = option::usual(Some((5, 6)), &[(7, 8)]);
+            p.payload = vec![9; 11];
+            p.padding = vec![0; 3];
+            let f = p.frame();
+            assert_eq!(verify(&f), Ok(p));
+            let mut bad = f.clone();
+            bad[f.len() - 5] ^= 1;
+            assert!(verify(&bad).is_err());
+        }
+    }
+
+    /// An example worked by hand: RFC 1071, 3.
+    #[test]
+    fn rfc_1071() {
+        assert_eq!(sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7], 0), 0xddf2);
+    }
+}

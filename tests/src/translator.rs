@@ -1,0 +1,185 @@
+//! What forwarding mode does to a packet, written down a second time: from the RFCs and the design, over whole values instead
+//! of differences. The packet is taken apart, its numbers are translated, and it is built again with checksums from scratch.
+
+use crate::packet::{Packet, flag};
+use std::net::SocketAddr;
+
+/// One direction of a flow: what its host sends, and what has gone by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Direction {
+    /// Added to the host's numbers to get those of the other connection.
+    pub seq_add: u32,
+    pub ack_add: u32,
+    pub tsval_add: u32,
+    pub tsecr_add: u32,
+    /// Window scale the host announced, and the one we announced to the other host.
+    pub scale_in: u8,
+    pub scale_out: u8,
+    /// Window scale we announced to the host: bounds what it may send ahead.
+    pub scale_check: u8,
+    /// The other side did not negotiate them.
+    pub strip_ts: bool,
+    pub strip_sack: bool,
+    pub dead: bool,
+    /// FIN went by; one in the other direction awaits its acknowledgement; this direction's FIN was acknowledged.
+    pub fin: bool,
+    pub peer_fin: bool,
+    pub fin_acked: bool,
+    /// Highest end of sequence forwarded, how often it wrapped, highest acknowledgement.
+    pub end: u32,
+    pub wraps: u16,
+    pub max_ack: u32,
+    /// The connection where packets go out: our address there and the host.
+    pub out_from: SocketAddr,
+    pub out_to: SocketAddr,
+    pub smac: [u8; 6],
+    pub dmac: [u8; 6],
+    pub mtu: u32,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Fate {
+    Forwarded(Vec<u8>),
+    /// Sent on, and the flow is dead from now on.
+    Reset(Vec<u8>),
+    /// Not looked at: the kernel goes on with it.
+    Passed,
+    /// The name of the verdict.
+    Dropped(&'static str),
+}
+
+/// Distance from `b` to `a` around the circle of 2^32, -2^31 to 2^31 - 1.
+fn distance(a: u32, b: u32) -> i64 {
+    i64::from(a.wrapping_sub(b) as i32)
+}
+
+/// No window reaches further (RFC 7323, 2.3).
+const FAR: i64 = 1 << 30;
+
+/// Translates one frame and moves the state of both directions. `segment`: payload per segment if it is a large packet.
+pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segment: Option<usize>) -> Fate {
+    let Some(mut p) = Packet::parse(frame) else { return Fate::Passed };
+    if d.dead {
+        return Fate::Passed;
+    }
+    let has = |f: u8| p.flags & f != 0;
+    let (fin, ack) = (has(flag::FIN), has(flag::ACK));
+    let end = p.seq.wrapping_add(p.payload.len() as u32).wrapping_add(fin.into());
+
+    // Within what the host was ever allowed to send, or old by no more than can have been in flight.
+    let window = 65535i64 << d.scale_check;
+    if distance(end, d.end) > window || distance(d.end, p.seq) > window + FAR {
+        return Fate::Dropped("out-of-window");
+    }
+    let window = 65535i64 << d.scale_in;
+    let ahead = distance(p.ack, d.max_ack);
+    if ack && (ahead > window + 65536 || -ahead > FAR) {
+        return Fate::Dropped("bad-ack");
+    }
+    // RFC 5961, 4 and 3
+    if has(flag::SYN) {
+        return Fate::Dropped("syn");
+    }
+    let reset = has(flag::RST);
+    if reset {
+        let acknowledged = reverse.max_ack.wrapping_add(reverse.ack_add);
+        if p.seq != acknowledged && p.seq != d.end {
+            return Fate::Dropped("bad-rst");
+        }
+        d.dead = true;
+        reverse.dead = true;
+    }
+    // RFC 1812, 5.3.1
+    if p.ttl <= 1 {
+        return Fate::Dropped("ttl");
+    }
+    let header = if d.out_to.is_ipv4() { 20 } else { 40 } + 20 + p.options.len();
+    if header + segment.unwrap_or(p.payload.len()) > d.mtu as usize {
+        return Fate::Dropped("oversize");
+    }
+
+    if distance(end, d.end) > 0 {
+        d.wraps = d.wraps.wrapping_add((end < d.end).into());
+        d.end = end;
+    }
+    if fin {
+        d.fin = true;
+        reverse.peer_fin |= !d.fin_acked;
+    }
+    if ack {
+        if ahead > 0 {
+            d.max_ack = p.ack;
+        }
+        if d.peer_fin && p.ack == reverse.end.wrapping_add(reverse.seq_add) {
+            d.peer_fin = false;
+            reverse.fin_acked = true;
+        }
+    }
+
+    let old_ack = p.ack;
+    p.seq = p.seq.wrapping_add(d.seq_add);
+    if ack {
+        p.ack = p.ack.wrapping_add(d.ack_add);
+    }
+    p.window = (u64::from(p.window) << d.scale_in >> d.scale_out).min(65535) as u16;
+    translate_options(d, &mut p.options, ack, old_ack);
+    if p.from.is_ipv4() != d.out_to.is_ipv4() {
+        (p.label, p.id, p.fragment) = (0, 0, 0x4000); // atomic datagram (RFC 6864, 4)
+    }
+    p.ip_options.clear();
+    (p.from, p.to) = (d.out_from, d.out_to);
+    (p.smac, p.dmac) = (d.smac, d.dmac);
+    p.ttl -= 1;
+    if reset { Fate::Reset(p.frame()) } else { Fate::Forwarded(p.frame()) }
+}
+
+/// Whole options by kind and place, up to the end of the list or the first that makes no sense.
+fn walk(options: &[u8]) -> Vec<(u8, std::ops::Range<usize>)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(&kind) = options.get(at) {
+        let len = match kind {
+            0 => break,
+            1 => 1,
+            _ => options.get(at + 1).map_or(0, |&l| usize::from(l)),
+        };
+        if len == 0 || (kind != 1 && len < 2) || at + len > options.len() {
+            break;
+        }
+        found.push((kind, at..at + len));
+        at += len;
+    }
+    found
+}
+
+fn translate_options(d: &Direction, options: &mut [u8], ack: bool, old_ack: u32) {
+    let shift = |b: &mut [u8], by: &dyn Fn(u32) -> u32| {
+        let v = u32::from_be_bytes((&*b).try_into().expect("four bytes"));
+        b.copy_from_slice(&by(v).to_be_bytes());
+    };
+    for (kind, place) in walk(options) {
+        let o = &mut options[place];
+        match (kind, o.len()) {
+            (8, 10) if d.strip_ts => o.fill(1),
+            (8, 10) => {
+                shift(&mut o[2..6], &|v| v.wrapping_add(d.tsval_add));
+                if ack {
+                    // RFC 7323, 3.2: not valid without ACK
+                    shift(&mut o[6..10], &|v| v.wrapping_add(d.tsecr_add));
+                }
+            }
+            (5, 10..=34) if d.strip_sack => o.fill(1),
+            (5, 10..=34) => {
+                for edge in o[2..].chunks_exact_mut(4) {
+                    // an edge that no window can reach is brought within reach
+                    let near = |v: u32| old_ack.wrapping_add(distance(v, old_ack).clamp(-FAR, FAR) as u32);
+                    shift(edge, &|v| near(v).wrapping_add(d.ack_add));
+                }
+            }
+            _ => {}
+        }
+    }
+}

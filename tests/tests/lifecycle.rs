@@ -1,0 +1,138 @@
+//! Release, recreation, policies, ends of life.
+use longsplice_engine::{Command, FlowState, How, Policy, When};
+use longsplice_lab::{
+    Family, Lab, Shape,
+    process::wait_for,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Chunks, Ending, Report, Script, Serving, converse, connect, intact, listen, serve},
+};
+use longsplice_tests::{Forwarder, at_once, by_hand};
+use std::{thread::JoinHandle, time::Duration};
+
+struct Run {
+    lab: Lab,
+    f: Forwarder,
+    client: Option<JoinHandle<Report>>,
+    server: Option<Serving>,
+}
+
+fn start(family: Family, policy: Policy, script: Script, answer: Script) -> Run {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let server = SERVER.port(family, 7000);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let f = Forwarder::start(&lab, proxy, server, policy);
+    let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+    Run { lab, f, client: Some(client), server: Some(serving) }
+}
+
+impl Run {
+    fn reports(&mut self) -> (Report, Report) {
+        let c = self.client.take().expect("once").join().expect("client");
+        (c, self.server.take().expect("once").join().remove(0))
+    }
+
+    fn intact(&mut self) -> (Report, Report) {
+        let (c, s) = self.reports();
+        intact(&c, &s).unwrap_or_else(|e| panic!("{e}\n{:?}", self.f.verdicts()));
+        (c, s)
+    }
+}
+
+/// Steps with pauses in between: the flow is idle now and then, as a released flow must be to come back.
+fn steps() -> (Script, Script) {
+    let client = Script::opener(5).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
+    (client, Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000)))
+}
+
+#[test]
+fn released_flows_go_on_and_come_back() {
+    for family in Family::BOTH {
+        let (client, server) = steps();
+        let mut r = start(family, at_once(), client, server);
+        for _ in 0..3 {
+            r.f.wait_state(FlowState::Spliced);
+            r.f.command(Command::Release);
+            r.f.wait_state(FlowState::Released);
+            assert!(r.f.splicer.datapath().expect("kernel path").legs().is_empty(), "no record and no socket is left");
+            let before = r.f.splicer.flows()[0].bytes_up;
+            let moved = || (r.f.splicer.flows().first()?.bytes_up > before).then_some(());
+            wait_for(Duration::from_secs(5), moved).expect("bytes are counted while released");
+            r.f.command(Command::Unsplice);
+            r.f.wait_state(FlowState::Copying);
+            r.f.command(Command::Splice);
+        }
+        r.intact();
+        let e = r.f.ended(1);
+        assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, How::Closed), "{e:?}");
+        assert!(e[0].splices >= 3);
+    }
+}
+
+#[test]
+fn released_flows_end() {
+    let (client, server) = steps();
+    let mut r = start(Family::V4, Policy { release_after: Some(Duration::ZERO), ..at_once() }, client, server);
+    r.f.wait_state(FlowState::Released);
+    r.intact();
+    let e = r.f.ended(1);
+    assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, How::Closed), "{e:?}");
+}
+
+#[test]
+fn the_hold_policy_loses_nothing() {
+    let script = Script::opener(5).bytes(6_000_000).pace(6_000_000);
+    let answer = Script::answerer().bytes(6_000_000).pace(6_000_000);
+    let mut r = start(Family::V4, Policy { hold: true, when: When::AfterBytes(1_000_000), ..by_hand() }, script, answer);
+    r.f.wait_state(FlowState::Spliced);
+    r.intact();
+}
+
+/// A client that does not read keeps the server's direction from draining: the splice is taken back, and tried no more.
+#[test]
+fn a_splice_that_cannot_finish_is_taken_back() {
+    let pause = Duration::from_secs(3);
+    let script = Script { receive_buffer: Some(16_384), ..Script::opener(5).bytes(1_000_000).pace(400_000).pause(0, pause) };
+    let answer = Script::answerer().bytes(8_000_000);
+    let policy = Policy { drain_limit: Duration::from_millis(300), ..by_hand() };
+    let mut r = start(Family::V4, policy, script, answer);
+    std::thread::sleep(Duration::from_millis(800));
+    r.f.command(Command::Splice);
+    r.f.wait_state(FlowState::Draining);
+    r.f.wait_state(FlowState::Copying);
+    r.intact();
+    let e = r.f.ended(1);
+    assert_eq!(e[0].refusal.map(|r| r.as_str()), Some("drain-timeout"), "{e:?}");
+    assert_eq!((e[0].bytes_up, e[0].bytes_down), (1_000_000, 8_000_000), "{e:?}");
+}
+
+#[test]
+fn resets_are_relayed_and_named() {
+    for by_client in [true, false] {
+        let reset = Ending::Reset;
+        let (mut script, mut answer) = (Script::opener(5).ending(Ending::Hold), Script::answerer().ending(Ending::Hold));
+        let (s, other) = if by_client { (&mut script, &mut answer) } else { (&mut answer, &mut script) };
+        *s = s.clone().bytes(2_000_000).pace(1_000_000).ending(reset);
+        *other = other.clone().bytes(100_000);
+        let mut r = start(Family::V4, at_once(), script, answer);
+        r.f.wait_state(FlowState::Spliced);
+        let (c, s) = r.reports();
+        let other = if by_client { s } else { c };
+        assert_eq!(other.end, longsplice_lab::traffic::How::Reset, "{other}");
+        let e = r.f.ended(1);
+        assert_eq!(e[0].how, if by_client { How::ClientReset } else { How::ServerReset }, "{e:?}");
+        assert_eq!(r.lab.forwarder.counter("Tcp", "OutRsts"), Some(0), "nobody but the hosts has reset anything");
+    }
+}
+
+#[test]
+fn idle_flows_are_ended() {
+    let script = Script::opener(5).bytes(10_000).ending(Ending::Hold).deadline(Duration::from_secs(8));
+    let answer = Script::answerer().bytes(10_000).ending(Ending::Hold).deadline(Duration::from_secs(8));
+    let mut r = start(Family::V4, Policy { idle_limit: Duration::from_secs(1), ..at_once() }, script, answer);
+    r.f.wait_state(FlowState::Spliced);
+    let e = r.f.ended(1);
+    assert_eq!(e[0].how, How::Idle);
+    let (c, s) = r.reports();
+    assert_eq!((c.end, s.end), (longsplice_lab::traffic::How::Reset, longsplice_lab::traffic::How::Reset));
+}

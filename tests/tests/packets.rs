@@ -1,0 +1,1088 @@
+//! The data path packet by packet, under BPF_PROG_TEST_RUN: tables of packet in, packet out; the same against a translator
+//! of its own; and the layout that both sides share.
+
+use longsplice_datapath::{Datapath, Options, PathFlags, TestContext, Tuple, VERDICTS, abi, testing};
+use longsplice_lab::{Lab, Shape};
+use longsplice_tests::{
+    packet::{ETHERNET, Packet, flag, hex, option, verify},
+    translator::{Direction, Fate, translate},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::net::{IpAddr, SocketAddr};
+
+/// Return codes of tcx programs (enum tcx_action_base, and TC_ACT_REDIRECT).
+const NEXT: i32 = -1;
+const DROP: i32 = 2;
+const REDIRECT: i32 = 7;
+
+/// Of `enum path_flag`, beside those that the library has; compared with flow.h below.
+const STRIP_TS: u16 = 1 << 5;
+const STRIP_SACK: u16 = 1 << 6;
+const TRIGGER: u16 = 1 << 7;
+const CHECK_SHIFT: u16 = 12;
+
+/// Of `enum phase` and `enum leg_flag`.
+const FWD: u8 = 2;
+const LEG_TS: u32 = 1 << 0;
+const LEG_SACK: u32 = 1 << 1;
+const LEG_PAIRED: u32 = 1 << 2;
+const LEG_SPLICED: u32 = 1 << 3;
+const LEG_FRAGMENTS: u32 = 1 << 5;
+const LEG_TRACKED: u32 = 1 << 10;
+const LEG_TRIGGER: u32 = 1 << 11;
+
+/// What the program did.
+#[derive(Debug)]
+struct Outcome {
+    code: i32,
+    frame: Vec<u8>,
+    verdicts: Vec<&'static str>,
+}
+
+struct Bench {
+    datapath: Datapath,
+}
+
+/// Runs `work` in a namespace with a data path of its own.
+fn bench(max_flows: u32, work: impl FnOnce(&Bench) + Send) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab: root and iproute2");
+    lab.forwarder.run(|| {
+        let options = Options { max_flows, ..Options::default() };
+        let b = Bench { datapath: Datapath::open(&options).expect("the data path opens: root, kernel 6.6, bpffs") };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&b)));
+        b.datapath.remove().expect("what was pinned is removed");
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+impl Bench {
+    fn counters(&self) -> Vec<u64> {
+        self.datapath.verdicts().expect("counters").into_iter().map(|v| v.1).collect()
+    }
+
+    fn run(&self, egress: bool, frame: &[u8], context: TestContext) -> Outcome {
+        let before = self.counters();
+        let mut out = Vec::new();
+        let code = self.datapath.test_run_with(egress, frame, &context, &mut out).expect("test run");
+        let after = self.counters();
+        let verdicts = (0..VERDICTS.len()).filter(|&i| before[i] != after[i]).map(|i| VERDICTS[i]).collect();
+        Outcome { code, frame: out, verdicts }
+    }
+
+    fn ingress(&self, frame: &[u8]) -> Outcome {
+        self.run(false, frame, TestContext::default())
+    }
+}
+
+fn addr(s: &str) -> SocketAddr {
+    s.parse().expect("an address")
+}
+
+/// A flow between a client and a server, spliced.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    client: Tuple,
+    server: Tuple,
+    up: Direction,
+    down: Direction,
+}
+
+const MAC: [[u8; 6]; 4] = [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2], [2, 0, 0, 0, 2, 1], [2, 0, 0, 0, 2, 2]];
+
+impl Flow {
+    /// `v6`: of the client, of the server.
+    fn new(v6: [bool; 2]) -> Flow {
+        let leg = |v6: bool, net: u8, port: u16| {
+            let (remote, local) = if v6 {
+                (format!("[2001:db8:{net}::2]:{port}"), format!("[2001:db8:{net}::1]:{}", port + 1000))
+            } else {
+                (format!("10.77.{net}.2:{port}"), format!("10.77.{net}.1:{}", port + 1000))
+            };
+            Tuple { remote: addr(&remote), local: addr(&local) }
+        };
+        let (client, server) = (leg(v6[0], 1, 40001), leg(v6[1], 2, 7000));
+        let d = |out: &Tuple, mac: usize| Direction {
+            seq_add: 0x1000_0000,
+            ack_add: 0xfff0_0000,
+            tsval_add: 1000,
+            tsecr_add: 0u32.wrapping_sub(2000),
+            scale_in: 7,
+            scale_out: 7,
+            scale_check: 7,
+            strip_ts: false,
+            strip_sack: false,
+            dead: false,
+            fin: false,
+            peer_fin: false,
+            fin_acked: false,
+            end: 5000,
+            wraps: 0,
+            max_ack: 9000,
+            out_from: out.local,
+            out_to: out.remote,
+            smac: MAC[mac],
+            dmac: MAC[mac + 1],
+            mtu: 1500,
+        };
+        let up = d(&server, 0);
+        let mut down = d(&client, 2);
+        down.seq_add = up.ack_add.wrapping_neg();
+        down.ack_add = up.seq_add.wrapping_neg();
+        down.end = up.max_ack.wrapping_add(up.ack_add);
+        down.max_ack = up.end.wrapping_add(up.seq_add);
+        Flow { client, server, up, down }
+    }
+
+    /// Puts both directions into the maps.
+    fn install(&self, b: &Bench, more_flags: u16) {
+        for (i, (t, d)) in [(&self.client, &self.up), (&self.server, &self.down)].into_iter().enumerate() {
+            let other = if i == 0 { self.server } else { self.client };
+            let via = abi::via { ifindex: 2, mtu: d.mtu, dmac: d.dmac, smac: d.smac, local: testing::key(&other).local };
+            testing::put_via(&b.datapath, 10 + i as u16, &via).expect("via");
+            let cross = t.is_v4() && !other.is_v4();
+            if let (true, IpAddr::V6(a)) = (cross, other.remote.ip()) {
+                testing::put_remote6(&b.datapath, 3, a).expect("remote6");
+            }
+            let bit = |on: bool, f: u16| if on { f } else { 0 };
+            let flags = PathFlags::SPLICED
+                | more_flags
+                | bit(d.fin, PathFlags::FIN)
+                | bit(d.peer_fin, PathFlags::PEER_FIN)
+                | bit(d.fin_acked, PathFlags::FIN_ACKED)
+                | bit(d.dead, PathFlags::DEAD)
+                | bit(d.strip_ts, STRIP_TS)
+                | bit(d.strip_sack, STRIP_SACK)
+                | bit(cross, PathFlags::CROSS)
+                | u16::from(d.scale_check) << CHECK_SHIFT;
+            let k = testing::key(&other);
+            let p = abi::path {
+                word: abi::path_word {
+                    all: u64::from(d.end) | u64::from(d.wraps) << 32 | u64::from(flags) << 48,
+                },
+                max_ack: d.max_ack,
+                via: 10 + i as u16,
+                scales: d.scale_in | d.scale_out << 4,
+                seen: 0,
+                seq_add: d.seq_add,
+                ack_add: d.ack_add,
+                tsval_add: d.tsval_add,
+                tsecr_add: d.tsecr_add,
+                rport: k.rport,
+                lport: k.lport,
+                remote4: if cross { 3 } else { k.remote[3] },
+            };
+            testing::put_path(&b.datapath, t, &p, k.remote).expect("path");
+        }
+    }
+
+    /// State of both directions as the maps have it.
+    fn read(&self, b: &Bench) -> Flow {
+        let mut f = *self;
+        for (t, d) in [(&self.client, &mut f.up), (&self.server, &mut f.down)] {
+            let p = b.datapath.path(t).expect("the entry is there");
+            (d.end, d.wraps, d.max_ack) = (p.end, p.wraps, p.max_ack);
+            d.fin = p.flags & PathFlags::FIN != 0;
+            d.peer_fin = p.flags & PathFlags::PEER_FIN != 0;
+            d.fin_acked = p.flags & PathFlags::FIN_ACKED != 0;
+            d.dead = p.flags & PathFlags::DEAD != 0;
+        }
+        f
+    }
+
+    /// The client's next segment: new data of `n` bytes.
+    fn next(&self, n: usize) -> Packet {
+        let mut p = Packet::new(self.client.remote, self.client.local);
+        if p.from.is_ipv6() {
+            (p.id, p.fragment) = (0, 0);
+        }
+        p.seq = self.up.end;
+        p.ack = self.up.max_ack;
+        p.payload = (0..n).map(|i| (i * 7 + 3) as u8).collect();
+        p
+    }
+}
+
+/// Ones' complement has two zeros: both verify.
+fn same_zero(mut f: Vec<u8>) -> Vec<u8> {
+    if let Some(p) = Packet::parse(&f) {
+        let l4 = ETHERNET + if p.from.is_ipv4() { 20 + p.ip_options.len() } else { 40 };
+        if f[l4 + 16..l4 + 18] == [0xff, 0xff] {
+            f[l4 + 16..l4 + 18].fill(0);
+        }
+    }
+    f
+}
+
+/// Runs one frame from the client against the translator, from the state `f`.
+fn agree(b: &Bench, name: &str, f: &Flow, frame: &[u8], gso: Option<usize>) -> Outcome {
+    f.install(b, 0);
+    let context = TestContext {
+        gso_size: gso.unwrap_or(0) as u32,
+        gso_segs: gso.map_or(0, |g| frame.len().div_ceil(g) as u32),
+        ..TestContext::default()
+    };
+    let o = b.run(false, frame, context);
+    let mut want = *f;
+    let fate = translate(&mut want.up, &mut want.down, frame, gso);
+    compare(name, f, frame, &o.frame, o.code, &fate);
+    match &fate {
+        Fate::Passed => assert!(o.verdicts.is_empty(), "{name}: {:?}", o.verdicts),
+        Fate::Dropped(v) => assert_eq!(o.verdicts, [*v], "{name}"),
+        Fate::Forwarded(_) => assert_eq!(o.verdicts, ["forwarded"], "{name}"),
+        Fate::Reset(_) => assert!(o.verdicts.contains(&"rst"), "{name}: {:?}", o.verdicts),
+    }
+    let got = f.read(b);
+    assert_eq!((got.up, got.down), (want.up, want.down), "{name}: state after\n{}", hex(frame));
+    o
+}
+
+fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fate) {
+    let say = || format!("{name}\n in     {}\n out    {}\n flow {f:?}", hex(frame), hex(out));
+    match fate {
+        Fate::Passed => {
+            assert_eq!(code, NEXT, "{}", say());
+            assert_eq!(hex(out), hex(frame), "untouched: {name}");
+        }
+        Fate::Dropped(v) => assert_eq!(code, DROP, "{v}: {}", say()),
+        Fate::Forwarded(want) | Fate::Reset(want) => {
+            assert_eq!(code, REDIRECT, "{}", say());
+            if same_zero(out.to_vec()) != same_zero(want.clone()) {
+                panic!("{}\n wanted {}", say(), hex(want));
+            }
+            if let Err(e) = verify(out) {
+                panic!("{e}: {}", say());
+            }
+        }
+    }
+}
+
+const FAMILIES: [[bool; 2]; 4] = [[false, false], [true, true], [false, true], [true, false]];
+
+/// Option layouts, for a segment whose acknowledgement is `ack`.
+fn layouts(ack: u32) -> Vec<(&'static str, Vec<u8>)> {
+    use option::{fill, sack, ts, usual};
+    let blocks = [
+        (ack.wrapping_add(1000), ack.wrapping_add(2000)),
+        (ack.wrapping_add(4000), ack.wrapping_add(9000)),
+        (ack.wrapping_sub(3000), ack.wrapping_sub(1000)),
+        (ack.wrapping_add(1 << 20), ack.wrapping_add(1 << 21)),
+    ];
+    let t = Some((0xffff_fff0, 17));
+    let unknown = vec![30, 4, 0xab, 0xcd];
+    vec![
+        ("none", vec![]),
+        ("timestamps", usual(t, &[])),
+        ("timestamps, 1 block", usual(t, &blocks[..1])),
+        ("timestamps, 2 blocks", usual(t, &blocks[..2])),
+        ("timestamps, 3 blocks", usual(t, &blocks[..3])),
+        ("1 block", usual(None, &blocks[..1])),
+        ("4 blocks", usual(None, &blocks)),
+        ("timestamps, then NOPs", fill(ts(5, 6))),
+        ("SACK, then timestamps", fill([sack(&blocks[..1]), ts(5, 6)].concat())),
+        ("odd offsets", fill([vec![1], ts(5, 6), vec![1, 1, 1], sack(&blocks[..2])].concat())),
+        ("unknown option first", fill([unknown.clone(), ts(5, 6)].concat())),
+        ("unknown option between", fill([ts(5, 6), unknown, sack(&blocks[..1])].concat())),
+        ("unknown option of odd length", fill([vec![253, 5, 1, 2, 3], ts(5, 6)].concat())),
+        ("end of list, then what looks like timestamps", fill([vec![1, 0], ts(5, 6)].concat())),
+        ("timestamps, end of list", [ts(5, 6), vec![0, 0]].concat()),
+        ("length 0", fill([vec![30, 0], ts(5, 6)].concat())),
+        ("length 1", fill([vec![30, 1], ts(5, 6)].concat())),
+        ("length beyond the header", fill([ts(5, 6), vec![30, 40]].concat())),
+        ("timestamps of a wrong length", fill([vec![8, 6, 1, 2, 3, 4], sack(&blocks[..1])].concat())),
+        ("kind at the last byte", [ts(5, 6), vec![1, 30]].concat()),
+        ("only NOPs", vec![1; 40]),
+        ("timestamps at the end", [vec![1; 30], ts(5, 6)].concat()),
+    ]
+}
+
+#[test]
+fn option_layouts() {
+    bench(64, |b| {
+        for v6 in FAMILIES {
+            for (strip_ts, strip_sack) in [(false, false), (true, false), (false, true), (true, true)] {
+                let mut f = Flow::new(v6);
+                (f.up.strip_ts, f.up.strip_sack) = (strip_ts, strip_sack);
+                for (name, options) in layouts(f.up.max_ack) {
+                    for n in [0, 1, 333] {
+                        let mut p = f.next(n);
+                        p.options = options.clone();
+                        let name = format!("{name}, strip {strip_ts} {strip_sack}, v6 {v6:?}, {n} bytes");
+                        let o = agree(b, &name, &f, &p.frame(), None);
+                        let out = verify(&o.frame).expect("checksums");
+                        assert_eq!(out.options.len(), p.options.len(), "{name}: the header keeps its length");
+                        assert_eq!(out.payload, p.payload, "{name}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// A few written out, so that the translator is not the only witness.
+#[test]
+fn by_hand() {
+    bench(64, |b| {
+        let mut f = Flow::new([false, false]);
+        f.up.seq_add = 100;
+        f.up.ack_add = 1000;
+        f.up.tsval_add = 7;
+        f.up.tsecr_add = 0xffff_ffff;
+        (f.up.scale_in, f.up.scale_out) = (3, 1);
+        let mut p = f.next(3);
+        p.window = 10;
+        p.options = option::usual(Some((1, 0)), &[(f.up.max_ack + 1, f.up.max_ack + 2)]);
+        f.install(b, 0);
+        let o = b.ingress(&p.frame());
+        let out = verify(&o.frame).expect("checksums");
+        assert_eq!((o.code, &o.verdicts[..]), (REDIRECT, &["forwarded"][..]));
+        assert_eq!((out.from, out.to), (f.server.local, f.server.remote));
+        assert_eq!((out.seq, out.ack, out.window), (p.seq + 100, p.ack + 1000, 40));
+        assert_eq!(out.options, option::usual(Some((8, 0xffff_ffff)), &[(p.ack + 1001, p.ack + 1002)]));
+        assert_eq!((out.ttl, out.id, out.fragment, &out.payload), (63, p.id, p.fragment, &p.payload));
+        assert_eq!((out.dmac, out.smac), (MAC[1], MAC[0]));
+        assert_eq!(f.read(b).up.end, f.up.end + 3);
+    });
+}
+
+/// A name, what to change in the flow, and what in its next packet.
+type Case = (&'static str, fn(&mut Flow), fn(&mut Packet));
+
+const CASES: &[Case] = &[
+    ("no ACK flag", |_| (), |p| p.flags = flag::PSH),
+    ("no ACK flag, with timestamps", |_| (), |p| (p.flags, p.options) = (flag::PSH, option::usual(Some((1, 2)), &[]))),
+    ("no ACK flag, wild acknowledgement", |_| (), |p| (p.flags, p.ack) = (0, 0xdead_beef)),
+    ("sequence wraps within the segment", |f| f.up.end = u32::MAX - 2, |p| p.seq = u32::MAX - 2),
+    ("sequence wraps by the offset", |f| f.up.seq_add = u32::MAX - 4000, |_| ()),
+    ("ends exactly at the wrap", |f| f.up.end = u32::MAX - 9, |p| p.seq = u32::MAX - 9),
+    ("acknowledgement wraps", |f| f.up.max_ack = u32::MAX - 3, |p| p.ack = 5),
+    ("window scaled up", |f| (f.up.scale_in, f.up.scale_out) = (4, 2), |p| p.window = 1000),
+    ("window scaled down", |f| (f.up.scale_in, f.up.scale_out) = (0, 14), |p| p.window = 65535),
+    ("window scaled down to nothing", |f| (f.up.scale_in, f.up.scale_out) = (0, 14), |p| p.window = 1000),
+    ("window clamped", |f| (f.up.scale_in, f.up.scale_out) = (14, 0), |p| p.window = 5),
+    ("largest window clamped", |f| (f.up.scale_in, f.up.scale_out) = (14, 0), |p| p.window = 65535),
+    ("window zero", |_| (), |p| p.window = 0),
+    ("urgent", |_| (), |p| (p.flags, p.urgent) = (flag::ACK | flag::URG, 77)),
+    ("congestion marks", |_| (), |p| (p.flags, p.tos) = (flag::ACK | flag::ECE | flag::CWR | flag::PSH, 0x2b)),
+    ("flow label, all of the traffic class", |_| (), |p| (p.label, p.tos) = (0xf_edcb, 0xff)),
+    ("TTL 1", |_| (), |p| p.ttl = 1),
+    ("TTL 0", |_| (), |p| p.ttl = 0),
+    ("TTL 2", |_| (), |p| p.ttl = 2),
+    ("TTL 255", |_| (), |p| p.ttl = 255),
+    ("padding of a short frame", |_| (), |p| p.padding = vec![0xee; 6]),
+    ("one byte behind what came", |_| (), |p| p.seq += 1),
+    ("a hole", |_| (), |p| p.seq += 60000),
+    ("the last byte of the window", |_| (), |p| p.seq += (65535 << 7) - p.payload.len() as u32),
+    ("beyond the window", |_| (), |p| p.seq += (65535 << 7) - p.payload.len() as u32 + 1),
+    ("opposite side of the circle", |_| (), |p| p.seq ^= 1 << 31),
+    ("far behind", |_| (), |p| p.seq = p.seq.wrapping_sub((1 << 30) + (65535 << 7) + 1)),
+    ("retransmission", |_| (), |p| p.seq = p.seq.wrapping_sub(4000)),
+    ("old acknowledgement", |_| (), |p| p.ack -= 5000),
+    ("acknowledgement beyond the window", |_| (), |p| p.ack += (65535 << 7) + 65537),
+    ("acknowledgement at the window's end", |_| (), |p| p.ack += (65535 << 7) + 65536),
+    ("acknowledgement far behind", |_| (), |p| p.ack = p.ack.wrapping_sub((1 << 30) + 1)),
+    ("SYN", |_| (), |p| (p.flags, p.payload) = (flag::SYN, vec![])),
+    ("SYN ACK", |_| (), |p| (p.flags, p.payload) = (flag::SYN | flag::ACK, vec![])),
+    ("SYN RST", |_| (), |p| (p.flags, p.payload) = (flag::SYN | flag::RST, vec![])),
+    ("RST in order", |_| (), |p| (p.flags, p.payload) = (flag::RST, vec![])),
+    ("RST ACK in order", |_| (), |p| (p.flags, p.payload) = (flag::RST | flag::ACK, vec![])),
+    ("RST as the receiver has it", |f| f.up.end += 1000, |p| {
+        (p.flags, p.payload) = (flag::RST, vec![]);
+        p.seq -= 1000;
+    }),
+    ("RST out of order", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + 1)),
+    ("dead flow", |f| f.up.dead = true, |_| ()),
+    ("FIN", |_| (), |p| (p.flags, p.payload) = (flag::FIN | flag::ACK, vec![])),
+    ("FIN with data", |_| (), |p| p.flags = flag::FIN | flag::ACK),
+    ("FIN at the wrap", |f| f.up.end = u32::MAX, |p| (p.flags, p.payload, p.seq) = (flag::FIN | flag::ACK, vec![], u32::MAX)),
+    ("FIN once more", |f| (f.up.fin, f.down.peer_fin) = (true, true), |p| {
+        (p.flags, p.payload) = (flag::FIN | flag::ACK, vec![]);
+        p.seq -= 1;
+    }),
+    ("FIN once more, acknowledged already", |f| (f.up.fin, f.up.fin_acked) = (true, true), |p| {
+        (p.flags, p.payload) = (flag::FIN | flag::ACK, vec![]);
+        p.seq -= 1;
+    }),
+    ("acknowledges the other FIN", |f| (f.up.peer_fin, f.down.fin) = (true, true), |p| p.payload = vec![]),
+    ("acknowledges less than the other FIN", |f| (f.up.peer_fin, f.down.fin) = (true, true), |p| p.ack -= 1),
+    ("acknowledges the other FIN with its own", |f| (f.up.peer_fin, f.down.fin) = (true, true), |p| p.flags |= flag::FIN),
+    ("fits exactly", |_| (), |p| p.payload = vec![1; 1440]),
+    ("too large", |_| (), |p| p.payload = vec![1; 1461]),
+    ("too large by one, IPv6", |_| (), |p| p.payload = vec![1; 1441]),
+    ("no MTU known, small", |f| f.up.mtu = 576, |p| p.payload = vec![1; 600]),
+];
+
+#[test]
+fn one_packet() {
+    bench(64, |b| {
+        for v6 in FAMILIES {
+            for (name, flow, packet) in CASES {
+                for n in [0, 10, 11] {
+                    let mut f = Flow::new(v6);
+                    flow(&mut f);
+                    let mut p = f.next(n);
+                    packet(&mut p);
+                    agree(b, &format!("{name}, v6 {v6:?}, {n} bytes"), &f, &p.frame(), None);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn ip_options_are_removed() {
+    bench(64, |b| {
+        for v6 in [[false, false], [false, true]] {
+            for n in [4, 8, 40] {
+                let f = Flow::new(v6);
+                let mut p = f.next(101);
+                p.ip_options = vec![1; n];
+                p.options = option::usual(Some((1, 2)), &[]);
+                let o = agree(b, &format!("{n} bytes of IP options, {v6:?}"), &f, &p.frame(), None);
+                assert!(verify(&o.frame).expect("checksums").ip_options.is_empty());
+            }
+        }
+    });
+}
+
+/// The checksum is end to end: what came broken must leave broken.
+#[test]
+fn a_wrong_checksum_stays_wrong() {
+    bench(64, |b| {
+        for v6 in FAMILIES {
+            let f = Flow::new(v6);
+            let mut frame = f.next(100).frame();
+            *frame.last_mut().expect("bytes") ^= 0x10;
+            f.install(b, 0);
+            let o = b.ingress(&frame);
+            assert!(o.code == DROP || verify(&o.frame).is_err(), "{v6:?}: a broken packet was made whole");
+        }
+    });
+}
+
+#[test]
+fn first_fragment_of_a_spliced_flow() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        f.install(b, 0);
+        let mut p = f.next(64);
+        p.fragment = 0x2000;
+        let o = b.ingress(&p.frame());
+        assert_eq!((o.code, &o.verdicts[..]), (DROP, &["fragment"][..]));
+        assert_eq!(f.read(b).up, f.up, "state unchanged");
+    });
+}
+
+#[test]
+fn not_ours() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        let f6 = Flow::new([true, true]);
+        f.install(b, 0);
+        f6.install(b, 0);
+        let good = f.next(32).frame();
+        let good6 = f6.next(32).frame();
+        let mut stranger = f.next(8);
+        stranger.from.set_port(1);
+        let mut stranger6 = f6.next(8);
+        stranger6.to.set_port(1);
+        let mut later_fragment = f.next(64);
+        later_fragment.fragment = 0x2010;
+        let changed = |f: &[u8], at: usize, v: u8| {
+            let mut f = f.to_vec();
+            f[at] = v;
+            f
+        };
+        let mut extended = good6[..ETHERNET + 40].to_vec();
+        extended[ETHERNET + 6] = 60; // destination options
+        extended.extend([6, 0, 1, 4, 0, 0, 0, 0]);
+        extended.extend(&good6[ETHERNET + 40..]);
+        let cases: Vec<(&str, Vec<u8>)> = vec![
+            ("unknown tuple", stranger.frame()),
+            ("unknown tuple, IPv6", stranger6.frame()),
+            ("later fragment", later_fragment.frame()),
+            ("UDP", changed(&good, ETHERNET + 9, 17)),
+            ("ICMP", changed(&good, ETHERNET + 9, 1)),
+            ("UDP, IPv6", changed(&good6, ETHERNET + 6, 17)),
+            ("ARP", changed(&good, 13, 6)),
+            ("extension header", extended),
+            ("version 5", changed(&good, ETHERNET, 0x55)),
+            ("IP header length 16", changed(&good, ETHERNET, 0x44)),
+            ("TCP header length 16", changed(&good, ETHERNET + 32, 0x40)),
+            ("TCP header beyond the packet", changed(&f.next(0).frame(), ETHERNET + 32, 0xf0)),
+            ("cut in the TCP header", good[..ETHERNET + 30].to_vec()),
+            ("cut in the TCP header, IPv6", good6[..ETHERNET + 50].to_vec()),
+        ];
+        for (name, frame) in cases {
+            let o = b.ingress(&frame);
+            assert!(o.code == NEXT && o.verdicts.is_empty(), "{name}: {o:?}");
+            assert_eq!(hex(&o.frame), hex(&frame), "{name}");
+            assert_eq!(f.read(b).up, f.up, "{name}");
+            assert_eq!(f6.read(b).up, f6.up, "{name}");
+        }
+    });
+}
+
+/// A length field that promises more than the frame holds: a router discards it (RFC 1812, 5.2.2); state must not learn.
+#[test]
+fn truncated_packets_move_nothing() {
+    bench(64, |b| {
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            let frame = f.next(400).frame();
+            for n in [1, 100, 400] {
+                f.install(b, 0);
+                let o = b.ingress(&frame[..frame.len() - n]);
+                assert_ne!(o.code, REDIRECT, "{v6:?}: {n} bytes are missing, and it was forwarded");
+                assert_eq!(f.read(b).up, f.up, "{v6:?}: state unchanged");
+            }
+        }
+    });
+}
+
+/// What the header checksum covers must not be made whole (RFC 1812, 5.2.2).
+#[test]
+fn broken_ip_header_is_not_repaired() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        let mut frame = f.next(40).frame();
+        frame[ETHERNET + 1] ^= 0x40;
+        f.install(b, 0);
+        let o = b.ingress(&frame);
+        assert!(o.code != REDIRECT || verify(&o.frame).is_err(), "forwarded with a right checksum: {}", hex(&o.frame));
+    });
+}
+
+/// A large packet is judged by its segments.
+#[test]
+fn large_packets() {
+    bench(64, |b| {
+        for v6 in FAMILIES {
+            let f = Flow::new(v6);
+            for (n, segment) in [(2800, 1400), (2801, 1400), (3000, 1440), (3000, 1441), (3000, 1460), (3000, 1461), (100, 50)] {
+                let p = f.next(n);
+                agree(b, &format!("{n} bytes by {segment}, {v6:?}"), &f, &p.frame(), Some(segment));
+            }
+        }
+    });
+}
+
+/// A leg in control mode, its socket's numbers shifted by shims.
+fn control_leg(f: &Flow, b: &Bench, shim: [u32; 3]) -> abi::leg {
+    let leg = abi::leg {
+        flags: LEG_TRACKED | LEG_TS | LEG_SACK,
+        wscale_in: 7,
+        wscale_out: 7,
+        irs: f.up.end - 1,
+        iss: f.up.max_ack - 1,
+        max_in: f.up.end,
+        ack_out: f.up.end,
+        ack_local: f.up.end,
+        win_local: 65535,
+        win_out: 65535,
+        edge_out: f.up.end + 65535,
+        max_out: f.up.max_ack,
+        local_out: f.up.max_ack,
+        ack_in: f.up.max_ack,
+        edge_in: f.up.max_ack + 65535,
+        shim_in: shim[0],
+        shim_out: shim[1],
+        shim_ts: shim[2],
+        ifindex: 1,
+        ..Default::default()
+    };
+    testing::put_path(&b.datapath, &f.client, &abi::path::default(), [0; 4]).expect("path");
+    testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+    leg
+}
+
+#[test]
+fn control_mode_leaves_packets_alone() {
+    bench(64, |b| {
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            for flags in [flag::ACK, flag::ACK | flag::PSH, flag::ACK | flag::FIN, flag::RST, flag::SYN, flag::SYN | flag::ACK] {
+                control_leg(&f, b, [0; 3]);
+                let mut p = f.next(25);
+                p.flags = flags;
+                p.options = option::usual(Some((1, 2)), &[(p.ack + 1, p.ack + 2)]);
+                let o = b.ingress(&p.frame());
+                assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "flags {flags:x}");
+                assert_eq!(hex(&o.frame), hex(&p.frame()), "flags {flags:x}");
+            }
+            control_leg(&f, b, [0; 3]);
+            let mut p = Packet::new(f.client.local, f.client.remote);
+            (p.seq, p.ack, p.payload) = (f.up.max_ack, f.up.end, vec![5; 25]);
+            if v6[0] {
+                (p.id, p.fragment) = (0, 0);
+            }
+            p.options = option::usual(Some((1, 2)), &[]);
+            let o = b.run(true, &p.frame(), TestContext::default());
+            assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local-out"][..]));
+            assert_eq!(hex(&o.frame), hex(&p.frame()));
+            assert_eq!(testing::get_leg(&b.datapath, &f.client).expect("leg").max_out, f.up.max_ack + 25);
+        }
+    });
+}
+
+#[test]
+fn fragment_in_control_mode() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        control_leg(&f, b, [0; 3]);
+        let mut p = f.next(64);
+        p.fragment = 0x2000;
+        let o = b.ingress(&p.frame());
+        assert_eq!(o.code, NEXT);
+        assert_eq!(hex(&o.frame), hex(&p.frame()));
+        assert_ne!(testing::get_leg(&b.datapath, &f.client).expect("leg").flags & LEG_FRAGMENTS, 0);
+    });
+}
+
+#[test]
+fn shims() {
+    bench(64, |b| {
+        let shim = [100_000, 0u32.wrapping_sub(3000), 500];
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            for flags in [flag::ACK, flag::ACK | flag::FIN, flag::PSH, flag::RST | flag::ACK, flag::SYN] {
+                for n in [0, 33] {
+                    control_leg(&f, b, shim);
+                    let mut p = f.next(n);
+                    p.flags = flags;
+                    p.options = option::usual(Some((1, 2)), &[(p.ack + 1, p.ack + 2)]);
+                    let mut want = p.clone();
+                    want.seq = p.seq.wrapping_sub(shim[0]);
+                    if flags & flag::ACK != 0 {
+                        want.ack = p.ack.wrapping_sub(shim[1]);
+                        want.options = option::usual(Some((1, 2u32.wrapping_sub(500))), &[(want.ack + 1, want.ack + 2)]);
+                    } else {
+                        let at = p.ack.wrapping_sub(shim[1]);
+                        want.options = option::usual(Some((1, 2)), &[(at + 1, at + 2)]);
+                    }
+                    let o = b.ingress(&p.frame());
+                    assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "flags {flags:x}");
+                    assert_eq!(verify(&o.frame), Ok(want), "in: flags {flags:x}, {n} bytes, v6 {v6:?}");
+                }
+            }
+            for n in [0, 33] {
+                control_leg(&f, b, shim);
+                let mut p = Packet::new(f.client.local, f.client.remote);
+                if v6[0] {
+                    (p.id, p.fragment) = (0, 0);
+                }
+                p.seq = f.up.max_ack.wrapping_sub(shim[1]);
+                p.ack = f.up.end.wrapping_sub(shim[0]);
+                p.payload = vec![3; n];
+                p.options = option::usual(Some((7, 8)), &[(p.ack + 10, p.ack + 20)]);
+                let mut want = p.clone();
+                (want.seq, want.ack) = (f.up.max_ack, f.up.end);
+                want.options = option::usual(Some((507, 8)), &[(want.ack + 10, want.ack + 20)]);
+                let o = b.run(true, &p.frame(), TestContext::default());
+                assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local-out"][..]));
+                assert_eq!(verify(&o.frame), Ok(want), "out: {n} bytes, v6 {v6:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn spliced_sockets_are_muted() {
+    bench(64, |b| {
+        for (v6, with_leg) in [([false, false], false), ([true, true], false), ([false, false], true)] {
+            let f = Flow::new(v6);
+            if with_leg {
+                spliced_legs(&f, b, 0);
+            }
+            f.install(b, 0);
+            for flags in [flag::ACK, flag::ACK | flag::FIN, flag::RST] {
+                let mut p = Packet::new(f.client.local, f.client.remote);
+                (p.seq, p.ack, p.flags) = (f.up.max_ack, f.up.end, flags);
+                let o = b.run(true, &p.frame(), TestContext::default());
+                assert_eq!((o.code, &o.verdicts[..]), (DROP, &["local-muted"][..]), "{v6:?} leg {with_leg} {flags:x}");
+            }
+        }
+        // a dead flow is answered by the kernel's RST
+        let mut f = Flow::new([false, false]);
+        f.up.dead = true;
+        f.install(b, 0);
+        let mut p = Packet::new(f.client.local, f.client.remote);
+        (p.seq, p.flags) = (f.up.max_ack, flag::RST);
+        let o = b.run(true, &p.frame(), TestContext::default());
+        assert_eq!((o.code, hex(&o.frame)), (NEXT, hex(&p.frame())));
+    });
+}
+
+/// Records of both legs of a spliced flow; `passed` bytes went by from the client since.
+fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
+    for (t, other, d, r) in [(&f.client, &f.server, &f.up, &f.down), (&f.server, &f.client, &f.down, &f.up)] {
+        let back = if t == &f.client { passed } else { 0 };
+        let forth = passed - back;
+        let (end, out) = (d.end.wrapping_sub(back), r.end.wrapping_add(r.seq_add).wrapping_sub(forth));
+        let leg = abi::leg {
+            flags: LEG_TRACKED | LEG_PAIRED | LEG_SPLICED | LEG_TRIGGER | LEG_TS | LEG_SACK,
+            peer: testing::key(other),
+            phase_in: FWD,
+            phase_out: FWD,
+            wscale_in: 7,
+            wscale_out: 7,
+            irs: end.wrapping_sub(1000),
+            iss: out.wrapping_sub(1000),
+            max_in: end,
+            bound_in: end,
+            ack_out: end,
+            ack_local: end,
+            win_local: 65535,
+            win_out: 65535,
+            edge_out: end.wrapping_add(65535),
+            max_out: out,
+            local_out: out,
+            bound_out: out,
+            ack_in: out,
+            edge_in: out.wrapping_add(65535),
+            seq_off: d.seq_add,
+            ts_from_peer: r.tsval_add,
+            ifindex: 1,
+            ..Default::default()
+        };
+        testing::put_leg(&b.datapath, t, &leg).expect("leg");
+    }
+}
+
+#[test]
+fn trigger_gives_new_data_to_the_socket() {
+    bench(64, |b| {
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            spliced_legs(&f, b, 1234);
+            f.install(b, TRIGGER);
+            // what is old does not trigger
+            let mut old = f.next(100);
+            old.seq -= 100;
+            let o = b.ingress(&old.frame());
+            assert_eq!((o.code, &o.verdicts[..]), (REDIRECT, &["forwarded"][..]));
+            let p = f.next(100);
+            let o = b.ingress(&p.frame());
+            assert_eq!(o.code, NEXT, "{:?}", o.verdicts);
+            let out = verify(&o.frame).expect("checksums");
+            assert_eq!((out.from, out.to, out.ttl), (p.from, p.to, p.ttl));
+            assert_eq!((out.seq, &out.payload), (p.seq - 1234, &p.payload), "as the socket counts");
+            assert_eq!(out.ack, p.ack);
+            assert_eq!(b.datapath.path(&f.client).expect("path").flags & PathFlags::SPLICED, 0);
+            assert_eq!(b.datapath.path(&f.server).expect("path").flags & PathFlags::SPLICED, 0);
+        }
+    });
+}
+
+/// Our own marked clone passes.
+#[test]
+fn marked_clone() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        f.install(b, 0);
+        let p = f.next(10);
+        let o = b.run(false, &p.frame(), TestContext { mark: 0x6c73_706c, ..TestContext::default() });
+        assert_eq!((o.code, hex(&o.frame)), (NEXT, hex(&p.frame())));
+    });
+}
+
+// ---- against the translator ----
+
+fn random_options(r: &mut SmallRng, ack: u32, with_sack: bool) -> Vec<u8> {
+    let edge = |r: &mut SmallRng| match r.random_range(0..4) {
+        0 => ack.wrapping_add(r.random_range(0..1 << 29)),
+        1 => ack.wrapping_sub(r.random_range(0..1 << 29)),
+        _ => ack.wrapping_add(r.random_range(0..1 << 20)),
+    };
+    let blocks = |r: &mut SmallRng, n: usize| (0..n).map(|_| (edge(r), edge(r))).collect::<Vec<_>>();
+    let ts = r.random_bool(0.7).then(|| (r.random(), r.random()));
+    if r.random_bool(0.6) {
+        let n = if with_sack { r.random_range(0..=3) } else { 0 };
+        let b = blocks(r, n);
+        return option::usual(ts, &b);
+    }
+    let mut parts: Vec<Vec<u8>> = Vec::new();
+    if let Some((a, b)) = ts {
+        parts.push(option::ts(a, b));
+    }
+    if with_sack && r.random_bool(0.5) {
+        let n = r.random_range(1..=3);
+        parts.push(option::sack(&blocks(r, n)));
+    }
+    for _ in 0..r.random_range(0..6) {
+        let n = r.random_range(2..8u8);
+        parts.push(match r.random_range(0..8) {
+            0 => vec![0],
+            1 => vec![30, r.random_range(0..2)],
+            2 => vec![30, 41],
+            3 => (0..n).map(|i| if i == 0 { 253 } else if i == 1 { n } else { r.random() }).collect(),
+            _ => vec![1],
+        });
+    }
+    let mut o = Vec::new();
+    while !parts.is_empty() {
+        let next = parts.swap_remove(r.random_range(0..parts.len()));
+        if o.len() + next.len() <= 40 {
+            o.extend(next);
+        }
+    }
+    option::fill(o)
+}
+
+/// A number that is likely to be near a wrap.
+fn number(r: &mut SmallRng) -> u32 {
+    match r.random_range(0..4) {
+        0 => r.random_range(0..4000u32).wrapping_sub(2000),
+        1 => (1u32 << 31).wrapping_add(r.random_range(0..4000)).wrapping_sub(2000),
+        _ => r.random(),
+    }
+}
+
+fn random_flow(r: &mut SmallRng) -> Flow {
+    let v6 = FAMILIES[r.random_range(0..4)];
+    let mut f = Flow::new(v6);
+    f.client.remote.set_port(r.random_range(1..=u16::MAX));
+    f.server.local.set_port(r.random_range(1..=u16::MAX));
+    (f.up.out_from, f.up.out_to) = (f.server.local, f.server.remote);
+    (f.down.out_from, f.down.out_to) = (f.client.local, f.client.remote);
+    for d in [&mut f.up, &mut f.down] {
+        (d.seq_add, d.tsval_add, d.tsecr_add) = (number(r), number(r), number(r));
+        (d.scale_in, d.scale_out, d.scale_check) = (r.random_range(0..15), r.random_range(0..15), r.random_range(0..15));
+        (d.strip_ts, d.strip_sack) = (r.random_bool(0.1), r.random_bool(0.1));
+        d.dead = r.random_bool(0.01);
+        d.mtu = if r.random_bool(0.9) { 1500 } else { r.random_range(576..1500) };
+        d.wraps = r.random();
+        d.end = number(r);
+    }
+    (f.up.ack_add, f.down.ack_add) = (f.down.seq_add.wrapping_neg(), f.up.seq_add.wrapping_neg());
+    f.up.max_ack = f.down.end.wrapping_add(f.down.seq_add).wrapping_sub(r.random_range(0..3) * 500);
+    f.down.max_ack = f.up.end.wrapping_add(f.up.seq_add).wrapping_sub(r.random_range(0..3) * 500);
+    f.up.fin = r.random_bool(0.1);
+    f.up.fin_acked = f.up.fin && r.random_bool(0.5);
+    f.down.fin = r.random_bool(0.1);
+    f.up.peer_fin = f.down.fin && r.random_bool(0.5);
+    f
+}
+
+fn random_packet(r: &mut SmallRng, f: &Flow) -> (Vec<u8>, Option<usize>) {
+    let gso = r.random_bool(0.1).then(|| r.random_range(500..1470usize));
+    let n = match r.random_range(0..4) {
+        _ if gso.is_some() => r.random_range(1000..3400),
+        0 => 0,
+        1 => r.random_range(0..8),
+        2 => r.random_range(1380..1470),
+        _ => r.random_range(0..1400),
+    };
+    let mut p = f.next(0);
+    p.payload = vec![0; n];
+    r.fill(&mut p.payload[..]);
+    p.flags = match r.random_range(0..40) {
+        0 => r.random(),
+        1 => flag::FIN | flag::ACK,
+        2 => flag::RST,
+        3 => flag::PSH,
+        4 => flag::ACK | flag::URG,
+        5 => flag::ACK | flag::ECE | flag::CWR,
+        _ => flag::ACK | if r.random_bool(0.5) { flag::PSH } else { 0 },
+    };
+    p.seq = match r.random_range(0..20) {
+        0 => r.random(),
+        1 => p.seq.wrapping_sub(r.random_range(0..1 << 31)),
+        2 => p.seq.wrapping_add(r.random_range(0..1 << 31)),
+        3..6 => p.seq.wrapping_sub(r.random_range(0..3000)),
+        6..9 => p.seq.wrapping_add(r.random_range(0..3000)),
+        _ => p.seq,
+    };
+    let down_end = f.down.end.wrapping_add(f.down.seq_add);
+    p.ack = match r.random_range(0..20) {
+        0 => r.random(),
+        1..4 => p.ack.wrapping_sub(r.random_range(0..3000)),
+        4..8 => p.ack.wrapping_add(r.random_range(0..3000)),
+        8..12 => down_end,
+        _ => p.ack,
+    };
+    (p.window, p.urgent, p.tos) = (r.random(), if r.random_bool(0.1) { r.random() } else { 0 }, r.random());
+    if p.from.is_ipv4() {
+        p.id = r.random();
+        p.fragment = if r.random_bool(0.5) { 0x4000 } else { 0 };
+        if r.random_bool(0.03) {
+            p.ip_options = vec![1; 4 * r.random_range(1..=10)];
+        }
+    } else {
+        p.label = r.random::<u32>() & 0xfffff;
+    }
+    p.ttl = if r.random_bool(0.02) { r.random_range(0..3) } else { r.random_range(2..=255) };
+    p.options = random_options(r, p.ack, p.flags & flag::ACK != 0);
+    if n < 8 && r.random_bool(0.3) {
+        p.padding = vec![0xa5; r.random_range(1..7)];
+    }
+    (p.frame(), gso)
+}
+
+/// `PACKETS_SEED=n` for other packets than the usual.
+#[test]
+fn a_hundred_thousand_packets() {
+    let seed = std::env::var("PACKETS_SEED").map_or(1, |s| s.parse().expect("PACKETS_SEED is a number"));
+    bench(64, |b| {
+        let mut r = SmallRng::seed_from_u64(seed);
+        let mut counts = std::collections::BTreeMap::new();
+        let started = std::time::Instant::now();
+        let before = b.counters();
+        let mut out = Vec::new();
+        let place = |v: &str| VERDICTS.iter().position(|x| *x == v).expect("a known verdict");
+        for n in 0..100_000 {
+            let f = random_flow(&mut r);
+            let (frame, gso) = random_packet(&mut r, &f);
+            f.install(b, 0);
+            let context = TestContext {
+                gso_size: gso.unwrap_or(0) as u32,
+                gso_segs: gso.map_or(0, |g| frame.len().div_ceil(g) as u32),
+                ..TestContext::default()
+            };
+            let code = b.datapath.test_run_with(false, &frame, &context, &mut out).expect("test run");
+            let mut want = f;
+            let fate = translate(&mut want.up, &mut want.down, &frame, gso);
+            let name = format!("seed {seed}, packet {n}, {fate:?}", fate = std::mem::discriminant(&fate));
+            compare(&name, &f, &frame, &out, code, &fate);
+            let got = f.read(b);
+            assert_eq!((got.up, got.down), (want.up, want.down), "{name}: state after {}", hex(&frame));
+            *counts.entry(match fate {
+                Fate::Forwarded(_) => "forwarded",
+                Fate::Reset(_) => "rst",
+                Fate::Passed => "passed",
+                Fate::Dropped(v) => v,
+            })
+            .or_insert(0u64) += 1;
+            b.datapath.forget(&f.client);
+            b.datapath.forget(&f.server);
+        }
+        let after = b.counters();
+        eprintln!("{counts:?} in {:?}", started.elapsed());
+        for (v, n) in &counts {
+            if !["passed", "forwarded"].contains(v) {
+                assert_eq!(after[place(v)] - before[place(v)], *n, "counter {v}");
+            }
+        }
+    });
+}
+
+// ---- what both sides share ----
+
+macro_rules! layout {
+    ($types:expr, $t:ident { $($field:ident),* }) => {{
+        let found = $types.layout(stringify!($t)).unwrap_or_else(|| panic!("struct {} is in the BTF", stringify!($t)));
+        assert_eq!(found.size, size_of::<abi::$t>(), "size of struct {}", stringify!($t));
+        let ours = vec![$((stringify!($field).to_string(), std::mem::offset_of!(abi::$t, $field))),*];
+        assert_eq!(found.members, ours, "members of struct {}", stringify!($t));
+    }};
+}
+
+#[test]
+fn layouts_are_those_of_the_object() {
+    bench(64, |b| {
+        let t = testing::Types::of(&b.datapath).expect("BTF");
+        layout!(t, tuple { remote, local, rport, lport });
+        layout!(t, tuple4 { remote, local, rport, lport });
+        layout!(t, leg {
+            lock, flags, peer, phase_in, phase_out, wscale_in, wscale_out, mss_in, mss_out, irs, iss, max_in, bound_in,
+            ack_in, edge_in, tsval_in, max_out, local_out, bound_out, ack_out, win_out, edge_out, ack_local, win_local,
+            tsval_out, shim_in, shim_out, shim_ts, seq_off, ts_from_peer, verbatim, ifindex, dmac, smac, in64, seen
+        });
+        layout!(t, path {
+            word, max_ack, via, scales, seen, seq_add, ack_add, tsval_add, tsecr_add, rport, lport, remote4
+        });
+        layout!(t, path4 { p });
+        layout!(t, path6 { p, remote });
+        layout!(t, via { ifindex, mtu, dmac, smac, local });
+        layout!(t, embryo {
+            irs, iss, tsval_in, tsval_out, mss_in, mss_out, wscale_in, wscale_out, opts_in, opts_out, edge_out, ifindex,
+            dmac, smac
+        });
+        layout!(t, event { leg, kind });
+        layout!(t, half { leg, consumed, produced, leftover, pending, start, fin, flags, phase_in });
+        layout!(t, switch_args {
+            op, result, hold, trigger, a, b, via_a, via_b, remote_a, remote_b, end_a, end_b
+        });
+        layout!(t, listen_key { local, port, family });
+        let word = t.layout("path_word").expect("union path_word");
+        assert_eq!(word.size, 8);
+        let place = |n: &str| word.members.iter().find(|m| m.0 == n).map(|m| m.1);
+        assert_eq!(
+            [place("all"), place("end"), place("wraps"), place("flags")],
+            [Some(0), Some(0), Some(4), Some(6)],
+            "as PathView takes it apart"
+        );
+        assert!(size_of::<abi::path4>() <= 40, "what an entry of 104 bytes leaves room for");
+    });
+}
+
+/// The constants of one enum, from the object or, if nothing in it has the enum's type, from the header.
+fn constants(t: &testing::Types, name: &str) -> Vec<(String, i64)> {
+    if let Some(c) = t.constants(name) {
+        return c;
+    }
+    let header = include_str!("../../bpf/flow.h");
+    let body = header.split_once(&format!("enum {name} {{")).expect("the enum is in flow.h").1.split_once("};").expect("its end").0;
+    let value = |v: &str| match v.trim().split_once("<<") {
+        Some((a, n)) => a.trim().parse::<i64>().expect("number") << n.trim().parse::<u32>().expect("number"),
+        None => v.trim().parse().expect("number"),
+    };
+    let lines = body.lines().map(|l| l.split("/*").next().expect("a part").trim().trim_end_matches(','));
+    lines.filter_map(|l| l.split_once('=')).map(|(n, v)| (n.trim().to_string(), value(v))).collect()
+}
+
+macro_rules! same_constants {
+    ($t:expr, $enum:literal, $prefix:literal, $($ty:ident :: { $($name:ident),* }),*) => {{
+        let found = constants($t, $enum);
+        $($({
+            let want = format!("{}{}", $prefix, stringify!($name));
+            let value = found.iter().find(|c| c.0 == want).unwrap_or_else(|| panic!("{want} is in enum {}", $enum)).1;
+            assert_eq!(value, i64::from($ty::$name), "{want}");
+        })*)*
+    }};
+}
+
+#[test]
+fn constants_are_those_of_the_object() {
+    use longsplice_datapath::LegFlags;
+    bench(64, |b| {
+        let t = &testing::Types::of(&b.datapath).expect("BTF");
+        let verdicts = t.constants("verdict").expect("enum verdict is in the BTF");
+        assert_eq!(verdicts.last(), Some(&("V_MAX".to_string(), VERDICTS.len() as i64)), "a label for each verdict");
+        for (i, ((name, value), label)) in verdicts.iter().zip(VERDICTS).enumerate() {
+            assert_eq!(*value, i as i64);
+            let constant = format!("V_{}", label.to_uppercase().replace('-', "_"));
+            assert_eq!(&constant, name);
+        }
+        same_constants!(t, "leg_flag", "LEG_", LegFlags::{
+            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, SYN, LOST
+        });
+        same_constants!(t, "path_flag", "PATH_", PathFlags::{ SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS });
+        let value = |e: &str, n: &str| constants(t, e).iter().find(|c| c.0 == n).map(|c| c.1);
+        assert_eq!(value("path_flag", "PATH_STRIP_TS"), Some(STRIP_TS.into()));
+        assert_eq!(value("path_flag", "PATH_STRIP_SACK"), Some(STRIP_SACK.into()));
+        assert_eq!(value("path_flag", "PATH_TRIGGER"), Some(TRIGGER.into()));
+        assert_eq!(value("path_flag", "PATH_CHECK_SHIFT"), Some(CHECK_SHIFT.into()));
+        assert_eq!(value("leg_flag", "LEG_TRIGGER"), Some(LEG_TRIGGER.into()));
+        assert_eq!(value("phase", "PHASE_FWD"), Some(FWD.into()));
+        for e in ["leg_flag", "path_flag"] {
+            if t.constants(e).is_none() {
+                eprintln!("enum {e} is not in the BTF, for no variable has its type: compared with flow.h");
+            }
+        }
+    });
+}
+
+/// A released IPv4 flow is two entries of paths4 and nothing else.
+#[test]
+fn memory_of_a_released_flow() {
+    const FLOWS: u32 = 16384;
+    bench(FLOWS, |b| {
+        let bytes = testing::memory(&b.datapath, "paths4").expect("fdinfo");
+        let per_flow = bytes as f64 / f64::from(FLOWS);
+        eprintln!("paths4 for {FLOWS} flows: {bytes} bytes, {per_flow:.1} per flow");
+        assert!(per_flow <= 256.0, "{per_flow:.1} bytes per flow");
+        assert_eq!(size_of::<abi::tuple4>() + size_of::<abi::path4>(), 52);
+    });
+}
