@@ -28,6 +28,7 @@
 #include "rewrite.h"
 #include "track.h"
 #include "fast.h"
+#include "icmp.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -305,6 +306,14 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (sc->s.flags & (TH_SYN | TH_RST))
 		return slow_special(skb);
 
+	/* before anything is learnt from it: what cannot be forwarded has not come */
+	if (o && to_be_forwarded(l, &sc->s)) {
+		if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) >= 0 && oversize(skb, sc, mtu)) {
+			tell(&sc->t, EVENT_OVERSIZE);
+			return answer_too_big(skb, mtu_for_sender(sc, mtu));
+		}
+	}
+
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
 	if (flags & LEG_SPLICED) {
@@ -344,13 +353,6 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return drop(V_NO_PEER);
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
-	if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) < 0)
-		mtu = 0;
-	if (p->f.keep && oversize(skb, sc, mtu)) {
-		count(V_OVERSIZE);
-		tell(&sc->t, EVENT_OVERSIZE);
-		return p->local ? emit_local(skb, 0) : TCX_DROP;
-	}
 	next_hop(sc, o);
 	if (!p->local) {
 		count(V_FORWARDED_SLOW);
@@ -466,7 +468,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		return drop(V_TTL);
 	if (oversize(skb, sc, v->mtu)) {
 		tell(&sc->t, EVENT_OVERSIZE);
-		return drop(V_OVERSIZE);
+		return answer_too_big(skb, mtu_for_sender(sc, v->mtu));
 	}
 	if (after(end, w.end) || fin) {
 		if (w.flags & PATH_TRIGGER && after(end, w.end)) {
@@ -579,7 +581,7 @@ int ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);
 	if (parsed == PARSED_OTHER)
-		return TCX_NEXT;
+		return skb->protocol == bpf_htons(ETH_P_IP) ? translate_error(skb) : TCX_NEXT;
 	r = dispatch(skb, parsed);
 	if (r == RETRY)
 		r = dispatch(skb, parsed);

@@ -96,6 +96,16 @@ INLINE int rst_in_order(const struct leg *l, const struct seg *s)
 	return s->seq == l->ack_out || s->seq == l->max_in;
 }
 
+/* Will data of this segment be forwarded? Read without the lock: a hint, for what must be known before. */
+INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
+{
+	if (!s->len || l->phase_in == PHASE_LOCAL)
+		return 0;
+	if (l->phase_in == PHASE_TO_FWD)
+		return after(s->seq + s->len, l->bound_in);
+	return l->phase_in == PHASE_FWD || before(s->seq, l->bound_in);
+}
+
 /* ---- from a host, step 1: under the lock of the leg it came in on ---- */
 
 INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)

@@ -45,6 +45,8 @@ pub enum Fate {
     Forwarded(Vec<u8>),
     /// Sent on, and the flow is dead from now on.
     Reset(Vec<u8>),
+    /// A SYN: the other host is asked to answer it, if the rate limit allows.
+    Challenge(Vec<u8>),
     /// Not looked at: the kernel goes on with it.
     Passed,
     /// The name of the verdict.
@@ -81,7 +83,15 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     }
     // RFC 5961, 4 and 3
     if has(flag::SYN) {
-        return Fate::Dropped("syn");
+        // Our probe is a keep-alive: one below what the other host expects (RFC 9293, 3.8.4), which it answers with an ACK.
+        let expected = reverse.max_ack.wrapping_add(reverse.ack_add);
+        p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
+        p.ack = d.max_ack.wrapping_add(d.ack_add);
+        (p.flags, p.window) = (flag::ACK, 0);
+        p.options.fill(1);
+        p.payload.clear();
+        p.padding.clear();
+        return Fate::Challenge(readdress(d, p).frame());
     }
     let reset = has(flag::RST);
     if reset {
@@ -92,7 +102,6 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         d.dead = true;
         reverse.dead = true;
     }
-    // RFC 1812, 5.3.1
     if p.ttl <= 1 {
         return Fate::Dropped("ttl");
     }
@@ -126,14 +135,20 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     }
     p.window = (u64::from(p.window) << d.scale_in >> d.scale_out).min(65535) as u16;
     translate_options(d, &mut p.options, ack, old_ack);
+    p = readdress(d, p);
+    if reset { Fate::Reset(p.frame()) } else { Fate::Forwarded(p.frame()) }
+}
+
+/// To the other connection, as a router would (RFC 1812, 5.3.1), with the options for this path removed.
+fn readdress(d: &Direction, mut p: Packet) -> Packet {
     if p.from.is_ipv4() != d.out_to.is_ipv4() {
         (p.label, p.id, p.fragment) = (0, 0, 0x4000); // atomic datagram (RFC 6864, 4)
     }
     p.ip_options.clear();
     (p.from, p.to) = (d.out_from, d.out_to);
     (p.smac, p.dmac) = (d.smac, d.dmac);
-    p.ttl -= 1;
-    if reset { Fate::Reset(p.frame()) } else { Fate::Forwarded(p.frame()) }
+    p.ttl = p.ttl.saturating_sub(1);
+    p
 }
 
 /// Whole options by kind and place, up to the end of the list or the first that makes no sense.

@@ -489,7 +489,9 @@ impl Datapath {
     /// The same with what the kernel knows of a packet beside its bytes.
     pub fn test_run_with(&self, egress: bool, packet: &[u8], context: &TestContext, out: &mut Vec<u8>) -> io::Result<i32> {
         let TestContext { mark, gso_size, gso_segs } = *context;
-        let skb = abi::__sk_buff { mark, gso_size, gso_segs, ..Default::default() };
+        // SAFETY: __sk_buff is plain data; all-zero, in its padding too, is what the kernel wants of what is not set.
+        let mut skb: abi::__sk_buff = unsafe { std::mem::zeroed() };
+        (skb.mark, skb.gso_size, skb.gso_segs) = (mark, gso_size, gso_segs);
         let fd = if egress { &self.egress } else { &self.ingress };
         // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
         let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };

@@ -24,6 +24,9 @@ use tokio::sync::{mpsc, watch};
 /// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
+/// A host that still sends segments too large so long after it was told ignores ICMP, or does not get it.
+const MTU_PATIENCE: Duration = Duration::from_secs(3);
+
 pub(crate) struct Relay<'a> {
     splicer: &'a Splicer,
     flow: &'a Registered,
@@ -275,13 +278,21 @@ impl<'a> Relay<'a> {
         let mut last = (Instant::now(), None);
         let poll = (self.policy.idle_limit / 8).clamp(Duration::from_millis(100), Duration::from_secs(30));
         let release = self.policy.release_after.unwrap_or(Duration::MAX);
+        let mut oversize = None;
         loop {
             let due = release.saturating_sub(began.elapsed());
             let events = self.events.as_mut().expect("set by splice()");
             let stop = &mut self.stop;
             tokio::select! {
-                e = events.recv() => if e == Some(EventKind::Triggered) {
-                    return Forwarded::Unsplice;
+                e = events.recv() => match e {
+                    Some(EventKind::Triggered) => return Forwarded::Unsplice,
+                    Some(EventKind::Oversize) if oversize.get_or_insert_with(Instant::now).elapsed() > MTU_PATIENCE => {
+                        self.refuse(Refusal::Mtu);
+                        if self.recreated(datapath).await {
+                            return Forwarded::Unsplice;
+                        }
+                    }
+                    _ => {}
                 },
                 o = order(&mut self.orders) => match o {
                     Command::Unsplice if self.recreated(datapath).await => {

@@ -132,7 +132,7 @@ pub struct Watch {
 pub struct Cost {
     /// How long it was.
     pub seconds: f64,
-    /// Seconds of all CPUs.
+    /// Seconds of all CPUs, without those of other programs.
     pub cpu: f64,
     /// Share of CPU 0's time that was busy.
     pub first_busy: f64,
@@ -165,7 +165,7 @@ impl Watch {
             None
         };
         let first_busy = first.busy as f64 / (first.busy + first.idle + first.steal).max(1) as f64;
-        Cost { seconds, cpu: all.busy as f64 / TICKS, first_busy, disturbed }
+        Cost { seconds, cpu: all.busy.saturating_sub(foreign) as f64 / TICKS, first_busy, disturbed }
     }
 }
 
@@ -251,9 +251,13 @@ mod tests {
 
     #[test]
     fn dates() {
-        for (days, want) in
-            [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (11_017, "2000-03-01"), (20_454, "2026-01-01")]
-        {
+        for (days, want) in [
+            (0, "1970-01-01"),
+            (59, "1970-03-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_454, "2026-01-01"),
+        ] {
             assert_eq!(date(days), want);
         }
     }

@@ -20,8 +20,10 @@ const END: &str = "<!-- /figures -->";
 pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     let (dir, latest) = latest(results)?;
     let source = dir.strip_prefix(top).unwrap_or(&dir).display().to_string();
-    let documents =
-        [("README.md", short(&latest, &source)), ("docs/bench.md", format!("{}From {source}.\n", report::full(&latest)))];
+    let documents = [
+        ("README.md", short(&latest, &source)),
+        ("docs/bench.md", format!("{}From {source}.\n", report::full(&latest))),
+    ];
     let mut written = Vec::new();
     for (name, figures) in documents {
         let file = top.join(name);
@@ -73,7 +75,8 @@ fn short(results: &Results, source: &str) -> String {
     };
     for (packets, name) in [(Packets::Large, "packets of up to 64 KB"), (Packets::Mtu, "packets of 1500 bytes")] {
         for connections in [1, 8] {
-            let plural = if connections == 1 { "1 connection".to_owned() } else { format!("{connections} connections") };
+            let plural =
+                if connections == 1 { "1 connection".to_owned() } else { format!("{connections} connections") };
             row(&format!("throughput, {name}, {plural}"), &|v| {
                 s.bulk_of(packets, connections, v).map(|b| b.ratio.median)
             });
@@ -85,7 +88,11 @@ fn short(results: &Results, source: &str) -> String {
     row("CPU time per round trip of 1 byte", &|v| s.rtt_of(v).map(|r| r.cost_ratio.median));
     text.push('\n');
     let m = &results.machine;
-    let _ = writeln!(text, "Medians of {} rounds on {} ({} CPUs of {}, over veth, end hosts", results.setup.rounds, results.date, m.cpus, m.cpu);
+    let _ = writeln!(
+        text,
+        "Medians of {} rounds on {} ({} CPUs of {}, over veth, end hosts",
+        results.setup.rounds, results.date, m.cpus, m.cpu
+    );
     let _ = writeln!(text, "included), Linux {}. From {source}.", m.kernel.split(' ').next().unwrap_or_default());
     if !s.all_disturbed.is_empty() {
         text += "The machine was not quiet during all of it: see there.\n";

@@ -10,7 +10,7 @@ use std::fmt::Write;
 pub fn full(results: &Results) -> String {
     let m = &results.machine;
     let mut text = format!(
-        "# Measured on {}\n\n{} CPUs ({}), {} MB; Linux {};\nlongsplice {}; {}.\n\n",
+        "## Measured on {}\n\n{} CPUs ({}), {} MB; Linux {};\nlongsplice {}; {}.\n\n",
         results.date,
         m.cpus,
         m.cpu,
@@ -20,12 +20,12 @@ pub fn full(results: &Results) -> String {
         m.haproxy.as_deref().unwrap_or("no HAProxy"),
     );
     text += &tables(results);
-    text += "## Set-up\n\n";
+    text += "### Set-up\n\n";
     for line in [&results.setup.network, &results.setup.disturbed].into_iter().chain(&results.setup.variants) {
-        let _ = writeln!(text, "- {line}");
+        let _ = writeln!(text, "- {}", wrap(line).join("\n  "));
     }
     for (name, config) in [("longsplice", &results.setup.longsplice), ("HAProxy", &results.setup.haproxy)] {
-        let _ = writeln!(text, "\nConfiguration of {name}:\n\n```\n{config}```");
+        let _ = writeln!(text, "\nConfiguration of {name}:\n\n```text\n{config}```");
     }
     text
 }
@@ -36,7 +36,8 @@ pub fn tables(results: &Results) -> String {
     let s = &results.summary;
     let n = results.setup.rounds;
     if !s.bulk.is_empty() {
-        let _ = writeln!(text, "Throughput, Gbit/s, and its ratio to IP forwarding (median of {n} rounds, and spread):\n");
+        let _ =
+            writeln!(text, "Throughput, Gbit/s, and its ratio to IP forwarding (median of {n} rounds, and spread):\n");
         text += &bulk(s, |b| (format!("{:.1}", b.gbit.median), b.ratio.text(2)));
         let _ = writeln!(text, "\nCPU seconds per GB, end hosts included, and the ratio to IP forwarding:\n");
         text += &bulk(s, |b| (format!("{:.3}", b.cpu_per_gb.median), b.cpu_ratio.text(2)));
@@ -93,7 +94,8 @@ fn switch(results: &Results) -> String {
         return String::new();
     }
     let mut text = "Switching, microseconds (median, and the range of eight in ten):\n\n".to_owned();
-    text += "| connection | splices | freeze | drain | commit | unsplice |\n| --- | ---: | ---: | ---: | ---: | ---: |\n";
+    text +=
+        "| connection | splices | freeze | drain | commit | unsplice |\n| --- | ---: | ---: | ---: | ---: | ---: |\n";
     for case in &results.switch {
         let name = if case.busy { "busy" } else { "idle" };
         let of = [&case.freeze, &case.drain, &case.commit, &case.unsplice].map(|s| s.text(1));
@@ -123,7 +125,7 @@ fn threshold(results: &Results) -> String {
     let mut text = "Short transfers on one CPU, microseconds per connection:\n\n".to_owned();
     text += "| bytes | copied | spliced at once | copied, CPU | spliced, CPU |\n| ---: | ---: | ---: | ---: | ---: |\n";
     for s in &t.sizes {
-        let of = [&s.copied, &s.spliced, &s.copied_cpu, &s.spliced_cpu].map(|s| format!("{:.0}", s.median));
+        let of = [s.copied.median, s.spliced.median, s.copied_cpu, s.spliced_cpu].map(|micros| format!("{micros:.0}"));
         let _ = writeln!(text, "| {} | {} |", s.bytes, of.join(" | "));
     }
     let from = |at: Option<f64>| at.map_or("at no size measured".to_owned(), |n| format!("from {n:.0} bytes on"));
@@ -155,4 +157,32 @@ fn remarks(results: &Results) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Lines that fit where prose is checked.
+fn wrap(text: &str) -> Vec<String> {
+    const WIDTH: usize = 116;
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut().filter(|line| line.len() + word.len() < WIDTH) {
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_wrapped_between_words() {
+        let lines = wrap(&"word ".repeat(50));
+        assert!(lines.len() > 1 && lines.iter().all(|l| l.len() <= 116 && !l.ends_with(' ')), "{lines:?}");
+        assert_eq!(lines.join(" "), "word ".repeat(50).trim_end());
+    }
 }

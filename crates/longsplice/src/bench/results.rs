@@ -195,10 +195,10 @@ pub struct Size {
     pub copied: Spread,
     /// Time, spliced at once.
     pub spliced: Spread,
-    /// CPU time, copied.
-    pub copied_cpu: Spread,
+    /// CPU time, copied; of all rounds together, since ticks are coarse.
+    pub copied_cpu: f64,
     /// CPU time, spliced at once.
-    pub spliced_cpu: Spread,
+    pub spliced_cpu: f64,
     /// Rounds that were disturbed; they count only if all were.
     pub disturbed: usize,
 }
@@ -210,7 +210,7 @@ pub struct Summary {
     pub bulk: Vec<BulkSummary>,
     /// Of round trips.
     pub rtt: Vec<RttSummary>,
-    /// Rounds that were disturbed, out of how many.
+    /// Rounds that were left out as disturbed, out of how many.
     pub disturbed: [usize; 2],
     /// Cases of which all rounds were disturbed: they were all counted nevertheless.
     pub all_disturbed: Vec<String>,
@@ -277,10 +277,11 @@ impl Summary {
     }
 
     fn note(&mut self, name: &str, disturbed: usize, all: usize) {
-        self.disturbed[0] += disturbed;
         self.disturbed[1] += all;
         if disturbed == all && all > 0 {
             self.all_disturbed.push(name.to_lowercase());
+        } else {
+            self.disturbed[0] += disturbed;
         }
     }
 

@@ -36,54 +36,71 @@ const BLOCK: usize = 256 << 10;
 
 /// One cell of a round.
 struct Run {
+    connections: usize,
     micros: f64,
-    cpu: f64,
+    busy: f64,
     disturbed: bool,
 }
+
+/// By variant: copied, spliced.
+const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
+type Runs = [[Vec<Run>; 2]; SIZES.len()];
 
 /// All sizes, both variants, interleaved.
 pub fn measure(bench: &Bench) -> Result<Threshold> {
     let rounds = bench.rounds.min(ROUNDS);
-    let runs = on_one_cpu(|| {
-        let venues = [Venue::set(Variant::Copy, Packets::Large)?, Venue::set(Variant::Spliced, Packets::Large)?];
-        let servers = [Server::start(&venues[0])?, Server::start(&venues[1])?];
-        let mut runs: [[Vec<Run>; 2]; SIZES.len()] = Default::default();
-        for round in 0..rounds {
-            for (n, size) in SIZES.into_iter().enumerate() {
-                for v in 0..2 {
-                    bench.check()?;
-                    let v = (v + round) % 2;
-                    let length = Duration::from_secs_f64(bench.seconds * SHARE);
-                    runs[n][v].push(run(&venues[v], size, length).map_err(|e| format!("{}: {e}", venues[v].variant))?);
-                }
-            }
-            bench.say(&format!("short transfers: round {} of {rounds}", round + 1));
+    let mut runs = Runs::default();
+    on_one_cpu(|| {
+        for n in 0..rounds {
+            round(bench, n, &mut runs)?;
+            bench.say(&format!("short transfers: round {} of {rounds}", n + 1));
         }
-        drop(servers);
-        Ok(runs)
+        Ok(())
     })?;
     let sizes: Vec<Size> =
         SIZES.into_iter().zip(&runs).filter_map(|(bytes, [copied, spliced])| size(bytes, copied, spliced)).collect();
-    let curve = |of: fn(&Size) -> &Spread| sizes.iter().map(|s| (s.bytes as f64, of(s).median)).collect::<Vec<_>>();
-    let by_time = crossing(&curve(|s| &s.copied), &curve(|s| &s.spliced));
-    let by_cpu = crossing(&curve(|s| &s.copied_cpu), &curve(|s| &s.spliced_cpu));
+    let curve = |of: fn(&Size) -> f64| sizes.iter().map(|s| (s.bytes as f64, of(s))).collect::<Vec<_>>();
+    let by_time = crossing(&curve(|s| s.copied.median), &curve(|s| s.spliced.median));
+    let by_cpu = crossing(&curve(|s| s.copied_cpu), &curve(|s| s.spliced_cpu));
     let recommended = by_time.zip(by_cpu).map(|(a, b)| (a.max(b).ceil() as u64).next_power_of_two());
     Ok(Threshold { sizes, by_time, by_cpu, recommended })
+}
+
+/// New venues for each round: what ended flows leave for a minute must not pile up.
+fn round(bench: &Bench, n: usize, runs: &mut Runs) -> Result<()> {
+    let venues = [Venue::set(VARIANTS[0], Packets::Large)?, Venue::set(VARIANTS[1], Packets::Large)?];
+    let _servers = [Server::start(&venues[0])?, Server::start(&venues[1])?];
+    let length = Duration::from_secs_f64(bench.seconds * SHARE);
+    for (size, runs) in SIZES.into_iter().zip(runs) {
+        for v in 0..2 {
+            bench.check()?;
+            let v = (v + n) % 2;
+            runs[v].push(run(&venues[v], size, length).map_err(|e| format!("{}: {e}", VARIANTS[v]))?);
+        }
+    }
+    Ok(())
 }
 
 fn size(bytes: u64, copied: &[Run], spliced: &[Run]) -> Option<Size> {
     // What disturbs one variant of a round makes both worthless.
     let disturbed: Vec<bool> = copied.iter().zip(spliced).map(|(a, b)| a.disturbed || b.disturbed).collect();
     let all = disturbed.iter().all(|d| *d);
-    let counted = |runs: &[Run], of: fn(&Run) -> f64| {
-        Spread::of(runs.iter().zip(&disturbed).filter(|(_, d)| all || !**d).map(|(run, _)| of(run)))
+    let counted = |runs| -> Vec<&Run> {
+        let both = <[Run]>::iter(runs).zip(&disturbed);
+        both.filter(|(_, d)| all || !**d).map(|(run, _)| run).collect()
+    };
+    let (copied, spliced) = (counted(copied), counted(spliced));
+    let time = |runs: &[&Run]| Spread::of(runs.iter().map(|r| r.micros));
+    let cpu = |runs: &[&Run]| {
+        let total: f64 = runs.iter().map(|r| r.micros * r.connections as f64 * r.busy).sum();
+        total / runs.iter().map(|r| r.connections as f64).sum::<f64>()
     };
     Some(Size {
         bytes,
-        copied: counted(copied, |r| r.micros)?,
-        spliced: counted(spliced, |r| r.micros)?,
-        copied_cpu: counted(copied, |r| r.cpu)?,
-        spliced_cpu: counted(spliced, |r| r.cpu)?,
+        copied: time(&copied)?,
+        spliced: time(&spliced)?,
+        copied_cpu: cpu(&copied),
+        spliced_cpu: cpu(&spliced),
         disturbed: disturbed.iter().filter(|d| **d).count(),
     })
 }
@@ -93,14 +110,14 @@ fn run(venue: &Venue, bytes: u64, length: Duration) -> Result<Run> {
     fetch(venue, bytes, &mut block)?;
     let watch = Watch::start();
     let end = Instant::now() + length;
-    let mut count = 0;
-    while count < CONNECTIONS && (count == 0 || Instant::now() < end) {
+    let mut connections = 0;
+    while connections < CONNECTIONS && (connections == 0 || Instant::now() < end) {
         fetch(venue, bytes, &mut block)?;
-        count += 1;
+        connections += 1;
     }
     let cost = watch.stop();
-    let micros = cost.seconds * 1e6 / count as f64;
-    Ok(Run { micros, cpu: micros * cost.first_busy, disturbed: cost.disturbed.is_some() })
+    let micros = cost.seconds * 1e6 / connections as f64;
+    Ok(Run { connections, micros, busy: cost.first_busy, disturbed: cost.disturbed.is_some() })
 }
 
 fn fetch(venue: &Venue, bytes: u64, block: &mut [u8]) -> Result<()> {

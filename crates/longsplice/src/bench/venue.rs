@@ -93,6 +93,8 @@ impl Venue {
     pub fn set(variant: Variant, packets: Packets) -> Result<Venue> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
         let lab = lab(packets, variant == Variant::IpForward)?;
+        // Thousands of connections from one address, none of which should meet what is left of another.
+        lab.client.sysctl("net.ipv4.ip_local_port_range", "1024 65535")?;
         let listener = lab.server.run(|| TcpListener::bind(server()))?;
         listener.set_nonblocking(true)?;
         let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
