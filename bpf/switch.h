@@ -400,6 +400,13 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	} else if (end != seq) {
 		if (l->phase_out == PHASE_FWD)
 			return 0;
+		/* The socket may have missed the acknowledgement that ended a drain (the copy was old by its timestamp, say).
+		 * What it sends again from before an unsplice has no place under the new shim: that is where other bytes were
+		 * forwarded. The next acknowledgement tells it. */
+		if (l->phase_out == PHASE_LOCAL)
+			l->bound_out = later(l->bound_out, l->ack_in);
+		if (l->shim_out && !(l->flags & LEG_AHEAD) && before(seq, l->phase_out == PHASE_TO_FWD ? l->ack_in : l->bound_out))
+			return 0;
 		if (l->phase_out == PHASE_TO_FWD && fin && before(end, l->bound_out)) {
 			/* The process died with bytes in hand: an end of stream here would be a lie. */
 			e->flags = TH_RST | TH_ACK;
@@ -523,6 +530,7 @@ INLINE int unsplice_out(struct leg *to, int was, __u32 at)
 {
 	if (was == PHASE_TO_FWD) {
 		to->phase_out = PHASE_LOCAL;
+		to->bound_out = to->ack_in;
 		if (after(to->max_out, to->local_out))
 			to->flags |= LEG_AHEAD;
 		return 0;

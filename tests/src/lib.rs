@@ -1,7 +1,7 @@
 //! What the tests of the whole share: a forwarder inside a lab, driven from the test.
 
-pub mod scenario;
 pub mod packet;
+pub mod scenario;
 pub mod sim;
 pub mod translator;
 

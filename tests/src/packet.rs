@@ -214,6 +214,55 @@ pub fn verify(frame: &[u8]) -> Result<Packet, String> {
     Ok(p)
 }
 
+/// An ICMP or ICMPv6 error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Icmp {
+    pub dmac: [u8; 6],
+    pub smac: [u8; 6],
+    pub from: IpAddr,
+    pub to: IpAddr,
+    pub kind: u8,
+    pub code: u8,
+    pub mtu: u32,
+    /// What it quotes: from the IP header on.
+    pub quote: Vec<u8>,
+}
+
+/// Takes an ICMP error apart and verifies its checksums and lengths.
+pub fn verify_icmp(f: &[u8]) -> Option<Icmp> {
+    let ip = f.get(ETHERNET..)?;
+    let (from, to, message, start) = if f[12..14] == [0x08, 0x00] {
+        let v4 = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(ip.get(at..at + 4)?).ok()?));
+        let len = u16::from_be_bytes([*ip.get(2)?, ip[3]]) as usize;
+        if ip[0] != 0x45 || ip[9] != 1 || len != ip.len() || sum(&ip[..20], 0) != 0xffff {
+            return None;
+        }
+        (v4(12)?, v4(16)?, ip.get(20..)?, 0)
+    } else {
+        let v6 = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(ip.get(at..at + 16)?).ok()?));
+        let len = u16::from_be_bytes([*ip.get(4)?, ip[5]]) as usize;
+        if f[12..14] != [0x86, 0xdd] || ip[0] >> 4 != 6 || ip[6] != 58 || 40 + len != ip.len() {
+            return None;
+        }
+        let (from, to) = (v6(8)?, v6(24)?);
+        (from, to, ip.get(40..)?, pseudo(from, to, len) - u32::from(TCP) + 58)
+    };
+    if message.len() < 8 || sum(message, start) != 0xffff {
+        return None;
+    }
+    Some(Icmp {
+        dmac: f[0..6].try_into().ok()?,
+        smac: f[6..12].try_into().ok()?,
+        from,
+        to,
+        kind: message[0],
+        code: message[1],
+        mtu: u32::from_be_bytes(message[4..8].try_into().ok()?),
+        quote: message[8..].to_vec(),
+    })
+}
+
 /// For messages.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()

@@ -277,7 +277,8 @@ pub struct Expect {
     pub cut: bool,
     /// Old duplicates are to be expected, and so is their rejection by timestamp.
     pub old_duplicates: bool,
-    /// No end waits for a retransmission timer: only where nothing is lost, late or small.
+    /// No end waits for a retransmission timer: only where nothing is lost, late or small, and not asked of
+    /// [`Mode::Switched`].
     pub no_timeouts: bool,
 }
 

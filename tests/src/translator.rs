@@ -47,6 +47,8 @@ pub enum Fate {
     Reset(Vec<u8>),
     /// A SYN: the other host is asked to answer it, if the rate limit allows.
     Challenge(Vec<u8>),
+    /// Does not fit: its sender is told this MTU, in bytes of its own family's packets, if the rate limit allows.
+    TooBig(u32),
     /// Not looked at: the kernel goes on with it.
     Passed,
     /// The name of the verdict.
@@ -89,8 +91,10 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         p.ack = d.max_ack.wrapping_add(d.ack_add);
         (p.flags, p.window) = (flag::ACK, 0);
         p.options.fill(1);
-        p.payload.clear();
-        p.padding.clear();
+        if !p.payload.is_empty() {
+            p.payload.clear();
+            p.padding.clear(); // nothing is cut from a frame that has no payload
+        }
         return Fate::Challenge(readdress(d, p).frame());
     }
     let reset = has(flag::RST);
@@ -107,7 +111,12 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     }
     let header = if d.out_to.is_ipv4() { 20 } else { 40 } + 20 + p.options.len();
     if header + segment.unwrap_or(p.payload.len()) > d.mtu as usize {
-        return Fate::Dropped("oversize");
+        // RFC 7915, 5: across families headers grow or shrink by twenty bytes
+        return Fate::TooBig(match (p.from.is_ipv4(), d.out_to.is_ipv4()) {
+            (true, false) => d.mtu - 20,
+            (false, true) => d.mtu + 20,
+            _ => d.mtu,
+        });
     }
 
     if distance(end, d.end) > 0 {

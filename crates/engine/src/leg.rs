@@ -70,6 +70,25 @@ impl Leg {
         }
     }
 
+    /// The socket, for `splice(2)`; what passes is told to [`Leg::took`] and [`Leg::gave`].
+    pub(crate) fn socket(&self) -> io::Result<&TcpStream> {
+        self.stream.as_ref().ok_or_else(released)
+    }
+
+    /// So many bytes were read; 0: end of stream.
+    pub(crate) fn took(&mut self, n: usize) {
+        self.consumed += n as u64;
+        if n == 0 && !self.eof {
+            self.eof = true;
+            self.consumed += 1;
+        }
+    }
+
+    /// So many bytes were written.
+    pub(crate) fn gave(&mut self, n: usize) {
+        self.produced += n as u64;
+    }
+
     /// Closes the socket without a word to the host: its flow goes on in the kernel.
     pub(crate) fn close_silently(&mut self) {
         if let Some(s) = self.stream.take()
@@ -95,7 +114,11 @@ impl Leg {
 }
 
 fn open(stream: &mut Option<TcpStream>) -> io::Result<&mut TcpStream> {
-    stream.as_mut().ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the flow is released"))
+    stream.as_mut().ok_or_else(released)
+}
+
+fn released() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the flow is released")
 }
 
 impl AsyncRead for Leg {
@@ -104,11 +127,9 @@ impl AsyncRead for Leg {
         let room = buf.remaining() > 0;
         let r = Pin::new(open(&mut self.stream)?).poll_read(cx, buf);
         if let Poll::Ready(Ok(())) = r {
-            let n = (buf.filled().len() - before) as u64;
-            self.consumed += n;
-            if n == 0 && room && !self.eof {
-                self.eof = true;
-                self.consumed += 1;
+            let n = buf.filled().len() - before;
+            if n > 0 || room {
+                self.took(n);
             }
         }
         r
@@ -119,7 +140,7 @@ impl AsyncWrite for Leg {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let r = Pin::new(open(&mut self.stream)?).poll_write(cx, buf);
         if let Poll::Ready(Ok(n)) = r {
-            self.produced += n as u64;
+            self.gave(n);
         }
         r
     }

@@ -15,6 +15,7 @@
 
 mod leg;
 mod orphans;
+mod pipe;
 mod ports;
 mod pump;
 mod relay;

@@ -1,6 +1,6 @@
 //! Copies both directions of a flow, in steps that a splice can interrupt at any byte.
 
-use crate::Leg;
+use crate::{Leg, pipe::Pipe};
 use std::{
     io,
     pin::Pin,
@@ -18,6 +18,8 @@ pub(crate) struct Direction {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// Instead of the buffer, once that is empty.
+    pipe: Option<Pipe>,
     /// Bytes that may still be read; `None`: no limit.
     pub limit: Option<u64>,
     /// With the limit used up: end of stream is still to be read.
@@ -28,27 +30,30 @@ pub(crate) struct Direction {
 
 impl Direction {
     fn new(first: &[u8]) -> Direction {
-        Direction { buffer: first.to_vec(), start: 0, end: first.len(), limit: None, fin: false, copied: 0 }
+        Direction { buffer: first.to_vec(), start: 0, end: first.len(), pipe: None, limit: None, fin: false, copied: 0 }
     }
 
     /// Bytes read and not written yet.
     pub fn in_hand(&self) -> usize {
-        self.end - self.start
+        self.end - self.start + self.pipe.as_ref().map_or(0, Pipe::filled)
     }
 
     /// Gives the memory back. Nothing may be in hand.
     pub fn park(&mut self) {
         debug_assert_eq!(self.in_hand(), 0);
-        (self.buffer, self.start, self.end) = (Vec::new(), 0, 0);
+        (self.buffer, self.start, self.end, self.pipe) = (Vec::new(), 0, 0, None);
     }
 
     /// One pass: writes what is in hand, reads more. Ready when the direction has ended, or has drained to its limit.
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Leg, to: &mut Leg) -> Poll<Result<(), Broken>> {
         loop {
-            while self.in_hand() > 0 {
+            while self.end > self.start {
                 let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.buffer[self.start..self.end])).map_err(Broken::Write)?;
                 self.start += n;
                 self.copied += n as u64;
+            }
+            while let Some(p) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
+                self.copied += ready!(p.empty(cx, to)).map_err(Broken::Write)? as u64;
             }
             if from.eof {
                 if !to.shut {
@@ -60,8 +65,14 @@ impl Direction {
                 Some(0) if !self.fin => return Poll::Ready(Ok(())),
                 Some(0) => 1,
                 Some(n) => n.min(BUFFER as u64) as usize,
+                None if self.pipe.is_some() => usize::MAX,
                 None => BUFFER,
             };
+            if let Some(p) = &mut self.pipe {
+                let n = ready!(p.fill(cx, from, room)).map_err(Broken::Read)?;
+                self.took(n);
+                continue;
+            }
             if self.buffer.len() < room {
                 self.buffer.resize(BUFFER, 0);
             }
@@ -69,9 +80,13 @@ impl Direction {
             ready!(Pin::new(&mut *from).poll_read(cx, &mut b)).map_err(Broken::Read)?;
             let n = b.filled().len();
             (self.start, self.end) = (0, n);
-            if let Some(limit) = &mut self.limit {
-                *limit = limit.saturating_sub(n as u64);
-            }
+            self.took(n);
+        }
+    }
+
+    fn took(&mut self, n: usize) {
+        if let Some(limit) = &mut self.limit {
+            *limit = limit.saturating_sub(n as u64);
         }
     }
 }
@@ -106,6 +121,15 @@ impl Pump {
     /// Bytes passed on, both directions.
     pub fn copied(&self) -> u64 {
         self.dirs[0].copied + self.dirs[1].copied
+    }
+
+    /// From now on through pipes, where they can be had: the flow is to stay in control mode.
+    pub fn through_pipes(&mut self) {
+        for d in &mut self.dirs {
+            if d.pipe.is_none() {
+                d.pipe = Pipe::new().ok();
+            }
+        }
     }
 
     /// Lifts the limits of a drain.

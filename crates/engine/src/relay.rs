@@ -149,6 +149,9 @@ impl<'a> Relay<'a> {
         if self.pump.copied() >= enough {
             return Copied::Splice;
         }
+        if enough == u64::MAX {
+            self.pump.through_pipes();
+        }
         loop {
             let Relay { pump, client, server, orders, stop, .. } = self;
             tokio::select! {

@@ -132,7 +132,7 @@ pub struct Watch {
 pub struct Cost {
     /// How long it was.
     pub seconds: f64,
-    /// Seconds of all CPUs, without those of other programs.
+    /// Seconds of all CPUs, whoever used them.
     pub cpu: f64,
     /// Share of CPU 0's time that was busy.
     pub first_busy: f64,
@@ -165,7 +165,7 @@ impl Watch {
             None
         };
         let first_busy = first.busy as f64 / (first.busy + first.idle + first.steal).max(1) as f64;
-        Cost { seconds, cpu: all.busy.saturating_sub(foreign) as f64 / TICKS, first_busy, disturbed }
+        Cost { seconds, cpu: all.busy as f64 / TICKS, first_busy, disturbed }
     }
 }
 
