@@ -28,21 +28,6 @@ static __always_inline __u32 summed(struct __sk_buff *skb)
 	return BPF_CORE_READ_BITFIELD(k, ip_summed);
 }
 
-/* One's complement sum of what a change of a word adds (RFC 1624). */
-static __always_inline __u64 delta(__u32 from, __u32 to)
-{
-	return (__u64)(__u32)~from + to;
-}
-
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
 /* Adds to a word in the packet. */
 static __always_inline __u64 add_to(__be32 *at, __u32 n)
 {
@@ -87,7 +72,7 @@ static __always_inline int fast_tcp(struct __sk_buff *skb, struct tcphdr *th, vo
 		return UNUSUAL; /* ACK, perhaps PSH, ECE, CWR */
 	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_TRIGGER | PATH_CROSS))
 		return UNUSUAL;
-	if (ip_len < ip_hdr + doff)
+	if (ip_len < ip_hdr + doff || ip_len > skb->len - ETH_LEN)
 		return UNUSUAL;
 	if (doff == 32) {
 		if ((void *)(opt + 3) > end || opt[0] != LAYOUT_TS)

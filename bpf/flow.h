@@ -51,6 +51,7 @@ enum leg_flag {
 	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
 	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
 	LEG_LOST = 1 << 13,    /* the socket died with bytes in hand: the flow cannot go on */
+	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
 };
 
 struct leg {

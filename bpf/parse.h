@@ -67,6 +67,21 @@ static __always_inline void tuple_from4(struct tuple *t, __u32 remote, __u32 loc
 	t->local[3] = local;
 }
 
+/* One's complement sum of what a change of a word adds (RFC 1624). */
+static __always_inline __u64 delta(__u32 from, __u32 to)
+{
+	return (__u64)(__u32)~from + to;
+}
+
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
 enum parsed {
 	PARSED_TCP = 0,
 	PARSED_OTHER = 1,
@@ -92,6 +107,9 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 			return PARSED_OTHER;
 		if (frag)
 			r = PARSED_FRAGMENT;
+		/* a new header would make a broken one good (RFC 1812, 5.2.2); with options, the stack's own check must do */
+		if (!egress && ip->ihl == 5 && fold(bpf_csum_diff(0, 0, (void *)ip, sizeof(*ip), 0)) != 0xffff)
+			return PARSED_OTHER;
 		sc->v6 = 0;
 		sc->ihl = ip->ihl * 4;
 		sc->ttl = ip->ttl;
@@ -127,7 +145,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	sc->doff = th->doff * 4;
 	sc->t.rport = egress ? th->dest : th->source;
 	sc->t.lport = egress ? th->source : th->dest;
-	if (sc->doff < sizeof(*th) || sc->pkt_len < (__u32)sc->ihl + sc->doff)
+	if (sc->doff < sizeof(*th) || sc->pkt_len < (__u32)sc->ihl + sc->doff || sc->pkt_len > skb->len - ETH_LEN)
 		return PARSED_OTHER;
 	sc->s.seq = bpf_ntohl(th->seq);
 	sc->s.ack = bpf_ntohl(th->ack_seq);

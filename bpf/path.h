@@ -214,15 +214,17 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 		l->flags |= LEG_RESET;
 }
 
+/* Returns the phase that was left, and bit 2 if the sender's FIN lies below the bound. */
 static __always_inline int unsplice_direction(struct leg *from, struct leg *to)
 {
 	__u32 at, at_out;
-	int was, done;
+	int was, done, fin;
 
 	bpf_spin_lock(&from->lock);
 	at = from->max_in;
 	at_out = at + from->seq_off;
 	was = unsplice_in(from, at);
+	fin = (from->flags & LEG_FIN_IN) && from->max_in == from->bound_in;
 	bpf_spin_unlock(&from->lock);
 	bpf_spin_lock(&to->lock);
 	done = unsplice_out(to, was, at_out);
@@ -232,7 +234,7 @@ static __always_inline int unsplice_direction(struct leg *from, struct leg *to)
 		unsplice_done(from);
 		bpf_spin_unlock(&from->lock);
 	}
-	return was;
+	return was | fin << 2;
 }
 
 #endif

@@ -125,8 +125,13 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 	if (bpf_skb_load_bytes(skb, ETH_LEN + (now6 ? 8 : 12), sc->old, now6 ? 32 : 8))
 		return -1;
 	from_len = now6 ? 32 : 8;
-	if (now6 != want6 && bpf_skb_change_proto(skb, want6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP), 0))
-		return -1;
+	if (now6 != want6) {
+		__u16 type = want6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+
+		/* the helper leaves the Ethernet header as it was */
+		if (bpf_skb_change_proto(skb, type, 0) || bpf_skb_store_bytes(skb, 12, &type, 2, 0))
+			return -1;
+	}
 	l4 = ETH_LEN + (want6 ? 40 : 20);
 	if (want6) {
 		struct ipv6hdr *ip6 = (void *)sc->new;

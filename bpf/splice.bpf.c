@@ -228,11 +228,14 @@ __noinline int slow_special(struct __sk_buff *skb)
 		bpf_spin_lock(&l->lock);
 		edit_for_local(l, &sc->s, p, 1);
 		if (rst_in_order(l, &sc->s) && sc->s.flags & TH_RST)
-			l->flags |= LEG_RESET;
+			l->flags |= LEG_RESET | LEG_RESET_IN;
 		bpf_spin_unlock(&l->lock);
 		p->l.keep = sc->s.len;
 		p->l.flags = sc->s.flags;
-		return untouched(l) ? TCX_NEXT : emit_local(skb, 0);
+		if (!untouched(l))
+			return emit_local(skb, 0);
+		count(V_LOCAL);
+		return TCX_NEXT;
 	}
 	if (sc->s.flags & TH_SYN)
 		return drop(V_SYN);
@@ -301,7 +304,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		unsplice_legs(&sc->t, &sc->other);
 		tell(&sc->t, EVENT_TRIGGERED);
 	}
-	l->seen = bpf_ktime_get_coarse_ns();
+	if (!sc->s.has_ts || !before(sc->s.tsval, l->tsval_in)) /* what overtook it has told a later time */
+		l->seen = bpf_ktime_get_coarse_ns();
 
 	if (sc->s.flags & (TH_SYN | TH_RST))
 		return slow_special(skb);
@@ -459,10 +463,9 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	__builtin_memcpy(sc->other.local, v->local, 16);
 	sc->other.rport = p->rport;
 	sc->other.lport = p->lport;
-	if (sc->s.flags & (TH_SYN | TH_RST)) {
-		r = fast_special(skb, sc, p, w);
-		if (r)
-			return r;
+	if (w.flags & PATH_TRIGGER && after(end, w.end) && !(sc->s.flags & (TH_SYN | TH_RST))) {
+		stop_path(p); /* the proxy's own */
+		return RETRY;
 	}
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
@@ -470,11 +473,12 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		tell(&sc->t, EVENT_OVERSIZE);
 		return answer_too_big(skb, mtu_for_sender(sc, v->mtu));
 	}
+	if (sc->s.flags & (TH_SYN | TH_RST)) {
+		r = fast_special(skb, sc, p, w);
+		if (r)
+			return r;
+	}
 	if (after(end, w.end) || fin) {
-		if (w.flags & PATH_TRIGGER && after(end, w.end)) {
-			stop_path(p);
-			return RETRY;
-		}
 		r = advance_path(p, end, fin ? PATH_FIN : 0);
 		if (r > 0)
 			return RETRY; /* an unsplice has come in between */
@@ -565,6 +569,8 @@ int ingress(struct __sk_buff *skb)
 	struct scratch *sc = scratch();
 	int r, parsed;
 
+	if (skb->vlan_present) /* for the VLAN device, where it is seen again without its tag */
+		return TCX_NEXT;
 	if (skb->mark == MARK_LOCAL) {
 		skb->mark = 0;
 		return TCX_NEXT;
@@ -653,7 +659,7 @@ int egress(struct __sk_buff *skb)
 	struct scratch *sc;
 	struct path *p;
 
-	if (skb->ingress_ifindex) /* forwarded, by us or by the kernel */
+	if (skb->vlan_present || skb->ingress_ifindex) /* tagged: seen on the VLAN device already; forwarded, by us or by the kernel */
 		return TCX_NEXT;
 	sc = scratch();
 	if (!sc || parse(skb, sc, 1) == PARSED_OTHER)
@@ -667,6 +673,8 @@ int egress(struct __sk_buff *skb)
 	if (p->word.flags & PATH_SPLICED) {
 		if ((p->word.flags & PATH_DEAD) && (sc->s.flags & TH_RST))
 			return TCX_NEXT;
+		if (!bpf_map_lookup_elem(&legs, &sc->t))
+			return drop(V_LOCAL_MUTED); /* released: a socket that is no more */
 		slow_egress(skb); /* it is muted, but what it says is remembered */
 		return TCX_DROP;
 	}
@@ -802,8 +810,10 @@ int switch_flow(struct switch_args *ctx)
 			break;
 		case OP_UNSPLICE:
 			was = unsplice_legs(&g->a.leg, &g->b.leg);
-			g->a.pending = was & 15;
-			g->b.pending = was >> 4 & 15;
+			g->a.pending = was & 3;
+			g->a.fin = was >> 2 & 1;
+			g->b.pending = was >> 4 & 3;
+			g->b.fin = was >> 6 & 1;
 			g->result = was < 0 ? SWITCH_UNTRACKED : SWITCH_OK;
 			break;
 		case OP_LOOK:

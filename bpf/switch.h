@@ -172,7 +172,7 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 /* A reset while the flow is switching goes to both: the socket may be gone. Under the lock of the leg it came in on ... */
 INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
-	l->flags |= LEG_RESET;
+	l->flags |= LEG_RESET | LEG_RESET_IN;
 	edit_for_local(l, s, p, 0);
 	p->l.keep = p->f.keep = 0;
 	p->l.flags = p->f.flags = s->flags;

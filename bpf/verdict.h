@@ -5,6 +5,8 @@
 
 /* Types that no map mentions, for the generated view. */
 const volatile struct event event_layout;
+const volatile enum leg_flag leg_flag_layout;
+const volatile enum path_flag path_flag_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
 #define MAX_PATHS 262144  /* two per flow, one per tracked leg; resized before load */

@@ -300,8 +300,8 @@ void model_switch(struct model *m, struct model_switch *g)
 		break;
 	case OP_UNSPLICE:
 		was = unsplice_legs(m);
-		a.a.pending = was & 15;
-		a.b.pending = was >> 4 & 15;
+		a.a.pending = was & 3;
+		a.b.pending = was >> 4 & 3;
 		break;
 	}
 	g->pending[0] = a.a.pending, g->pending[1] = a.b.pending;

@@ -1,7 +1,7 @@
 //! Network devices of this namespace.
 
 use nix::{ifaddrs::getifaddrs, libc, net::if_::InterfaceFlags};
-use std::{io, os::fd::AsRawFd};
+use std::{fs, io, os::fd::AsRawFd, path::Path};
 
 /// A device that packets of flows may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct Device {
     pub ethernet: bool,
     /// Administratively up.
     pub up: bool,
+    /// A port of a bridge or bond: packets are seen on the master.
+    pub enslaved: bool,
 }
 
 /// All devices but loopback.
@@ -29,9 +31,20 @@ pub fn devices() -> io::Result<Vec<Device>> {
             index: link.ifindex() as u32,
             ethernet: link.hatype() == libc::ARPHRD_ETHER,
             up: a.flags.contains(InterfaceFlags::IFF_UP),
+            enslaved: false,
         });
     }
+    for d in &mut found {
+        d.enslaved = has_master(d);
+    }
     Ok(found)
+}
+
+/// By sysfs, if it shows this network namespace (it shows the one it was mounted in).
+fn has_master(d: &Device) -> bool {
+    let dir = Path::new("/sys/class/net").join(&d.name);
+    let index = fs::read_to_string(dir.join("ifindex")).ok().and_then(|s| s.trim().parse().ok());
+    index == Some(d.index) && dir.join("master").exists()
 }
 
 /// MTU in bytes of IP packet.

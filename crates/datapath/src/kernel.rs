@@ -1,7 +1,7 @@
 //! Loading, pinning, attaching, and the calls that switch a flow.
 
 use crate::{
-    ABI_VERSION, ExpectError, LegView, PathView, Tuple, abi,
+    ABI_VERSION, ExpectError, LegView, PathFlags, PathView, Tuple, abi,
     devices::{devices, mtu},
     maps::{Maps, bytes_of_mut, errno, from_bytes},
     skel::SpliceSkelBuilder,
@@ -12,6 +12,7 @@ use libbpf_rs::{
 };
 use nix::libc;
 use std::{
+    collections::HashMap,
     fs, io,
     mem::MaybeUninit,
     net::SocketAddr,
@@ -100,6 +101,9 @@ pub enum SwitchError {
     /// A table is full.
     #[error("table full")]
     Full,
+    /// A host was promised more than the other has room for: a moment later it may fit.
+    #[error("the windows do not fit yet")]
+    Window,
     /// The program could not be run.
     #[error("running the switch program failed: errno {0}")]
     Run(i32),
@@ -140,6 +144,8 @@ pub struct Switched {
     pub flags: [u32; 2],
     /// After an unsplice: was the direction forwarded already (true), or still draining?
     pub was_forwarded: [bool; 2],
+    /// After an unsplice: the host's FIN lies below the bound, so that its socket will never see it.
+    pub fin: [bool; 2],
 }
 
 impl Switched {
@@ -196,6 +202,7 @@ pub struct Datapath {
     pin: PathBuf,
     attached: Vec<u32>,
     vias: Mutex<Vec<abi::via>>,
+    remotes: Mutex<Remotes>,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     switching: Mutex<()>,
     lock: (fs::File, PathBuf),
@@ -287,10 +294,11 @@ impl Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
             ingress: dup(skel.progs.ingress.as_fd())?,
             egress: dup(skel.progs.egress.as_fd())?,
+            vias: Mutex::new(vias),
+            remotes: Mutex::new(Remotes::taken_by(&maps)),
             maps,
             pin,
             attached: wanted,
-            vias: Mutex::new(vias),
             switching: Mutex::new(()),
             lock,
         })
@@ -318,6 +326,7 @@ impl Datapath {
 
     /// Forgets a leg: its connection is over, or was never opened.
     pub fn forget(&self, leg: &Tuple) {
+        self.remotes.lock().expect("no panic under this lock").free(leg);
         self.maps.forget_path(leg);
         self.maps.forget_leg(leg);
     }
@@ -378,15 +387,22 @@ impl Datapath {
             abi::switch_result::SWITCH_FRAGMENTS => Err(SwitchError::Fragments),
             abi::switch_result::SWITCH_MISMATCH => Err(SwitchError::Mismatch),
             abi::switch_result::SWITCH_FULL => Err(SwitchError::Full),
+            abi::switch_result::SWITCH_WINDOW => Err(SwitchError::Window),
             _ => Err(SwitchError::Untracked),
         }
     }
 
     /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
     /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
-    pub fn freeze(&self, a: &Half, b: &Half, hold: bool) -> Result<Frozen, SwitchError> {
+    ///
+    /// `hold`: drop what comes meanwhile, instead of forwarding it. `fit`: not while a host may send more than the other has
+    /// room for ([`SwitchError::Window`]); the excess would be lost.
+    pub fn freeze(&self, a: &Half, b: &Half, hold: bool, fit: bool) -> Result<Frozen, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
-        let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| g.hold = hold.into())?;
+        let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| {
+            g.hold = hold.into();
+            g.fit = fit.into();
+        })?;
         let pending = |h: &abi::half| {
             // the FIN is counted while it has not been read
             let fin = h.fin != 0 && h.pending > 0;
@@ -401,9 +417,15 @@ impl Datapath {
     pub fn commit(&self, a: &Tuple, b: &Tuple, trigger: [bool; 2]) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         let (via_a, via_b) = (self.via_for(a)?, self.via_for(b)?);
+        let remotes = match (a.is_v4(), b.is_v4()) {
+            (true, false) => (self.remote_for(a)?, 0),
+            (false, true) => (0, self.remote_for(b)?),
+            _ => (0, 0),
+        };
         let r = self.run(abi::switch_op::OP_COMMIT, &bare(a), &bare(b), |g| {
             g.via_a = via_a;
             g.via_b = via_b;
+            (g.remote_b, g.remote_a) = remotes;
             g.trigger = u32::from(trigger[0]) | u32::from(trigger[1]) << 1;
         })?;
         Ok(switched(&r))
@@ -444,6 +466,11 @@ impl Datapath {
         self.maps.set_via(i, &want).map_err(|e| SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)))?;
         vias.push(want);
         Ok(i)
+    }
+
+    /// Where the IPv6 address is kept that packets of this IPv4 leg go to.
+    fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
+        self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
     }
 
     /// Delivers events to `f` until it returns false. Blocks: give it a thread of its own.
@@ -535,6 +562,41 @@ impl Datapath {
 
 pub(crate) use abi::switch_op;
 
+/// Places in `remotes6`, one for each flow from IPv4 to IPv6.
+#[derive(Debug, Default)]
+struct Remotes {
+    taken: HashMap<Tuple, u32>,
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl Remotes {
+    const MOST: u32 = 65536;
+
+    /// Those in use by pinned flows.
+    fn taken_by(maps: &Maps) -> Remotes {
+        let crossing = |p: &PathView| p.flags & (PathFlags::CROSS | PathFlags::SPLICED) == PathFlags::CROSS | PathFlags::SPLICED;
+        let taken: HashMap<_, _> =
+            maps.all_paths().into_iter().filter(|(_, p)| crossing(p)).map(|(t, p)| (t, p.remote4)).collect();
+        let next = taken.values().max().map_or(0, |n| n + 1);
+        Remotes { taken, free: Vec::new(), next }
+    }
+
+    fn take(&mut self, leg: &Tuple) -> Option<u32> {
+        if let Some(i) = self.taken.get(leg) {
+            return Some(*i);
+        }
+        let i = self.free.pop().or_else(|| (self.next < Self::MOST).then(|| self.next))?;
+        self.next = self.next.max(i + 1);
+        self.taken.insert(*leg, i);
+        Some(i)
+    }
+
+    fn free(&mut self, leg: &Tuple) {
+        self.free.extend(self.taken.remove(leg));
+    }
+}
+
 const VIAS: u16 = 1024;
 /// `PHASE_FWD` of `enum phase`.
 const FORWARDED: u32 = 2;
@@ -549,6 +611,7 @@ fn switched(g: &abi::switch_args) -> Switched {
         end: [g.end_a, g.end_b],
         bound: [g.a.start, g.b.start],
         flags: [g.a.flags, g.b.flags],
+        fin: [g.a.fin != 0, g.b.fin != 0],
         was_forwarded: [g.a.pending == FORWARDED, g.b.pending == FORWARDED],
     }
 }
@@ -585,7 +648,7 @@ fn check_abi(pin: &Path) -> Result<(), OpenError> {
 fn wanted_devices(options: &Options) -> Result<Vec<u32>, OpenError> {
     let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
     if options.devices.is_empty() {
-        return Ok(all.iter().filter(|d| d.ethernet && d.up).map(|d| d.index).collect());
+        return Ok(all.iter().filter(|d| d.ethernet && d.up && !d.enslaved).map(|d| d.index).collect());
     }
     options
         .devices

@@ -168,6 +168,8 @@ pub struct PathView {
     pub seen: u8,
     /// Index of the next hop.
     pub via: u16,
+    /// The host that packets go to, or an index, by `PathFlags::CROSS`.
+    pub(crate) remote4: u32,
 }
 
 impl PathView {
@@ -181,6 +183,7 @@ impl PathView {
             max_ack: p.max_ack,
             seen: p.seen,
             via: p.via,
+            remote4: p.remote4,
         }
     }
 }

@@ -22,6 +22,8 @@ impl LegFlags {
     pub const TRACKED: u32 = 1 << 10;
     pub const SYN: u32 = 1 << 12;
     pub const LOST: u32 = 1 << 13;
+    pub const AHEAD: u32 = 1 << 14;
+    pub const RESET_IN: u32 = 1 << 15;
 }
 
 /// Bits of `path.word.flags` (`enum path_flag`).

@@ -21,6 +21,12 @@ use std::{
 };
 use tokio::sync::{mpsc, watch};
 
+/// How old the counts in lists may be while a flow is copied.
+const COUNT_EVERY: Duration = Duration::from_millis(250);
+/// A switch before this one may not be over, or windows may not fit yet: how long to wait for it ...
+const AGAIN: Duration = Duration::from_millis(20);
+/// ... and how often to wait for windows. Then what a host sends beyond the other's is lost, and sent again.
+const FIT_TRIES: u32 = 3;
 /// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
@@ -41,6 +47,11 @@ pub(crate) struct Relay<'a> {
     shimmed: bool,
     /// An operator wants it in control mode.
     stay: bool,
+    /// The data path could not splice just now: the next try, and how many there were.
+    again: Option<Instant>,
+    tries: u32,
+    /// A FIN was forwarded past its socket: the sockets will not see the end of that direction, or would repeat it.
+    fin_past: bool,
     /// No sockets are left.
     released: Option<[Released; 2]>,
 }
@@ -51,10 +62,20 @@ enum Copied {
     Splice,
 }
 
+/// What an attempt to splice comes to.
+enum Attempt {
+    Spliced,
+    /// Refused, or taken back: the flow copies on.
+    Copying,
+    Ended(How),
+}
+
 /// What ends a stretch of forwarding.
 enum Forwarded {
     Ended(How),
     Unsplice,
+    /// The flow has new sockets, in control mode.
+    Recreated,
 }
 
 /// Waits for an order; for ever once the flow's status is gone.
@@ -85,7 +106,7 @@ impl<'a> Relay<'a> {
     ) -> Relay<'a> {
         let pump = Pump::new(&left.to_server, &left.to_client);
         let stop = splicer.stop_signal();
-        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false, stay: false, released: None }
+        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false, stay: false, again: None, tries: 0, fin_past: false, released: None }
     }
 
     fn set_state(&self, state: FlowState) {
@@ -126,15 +147,41 @@ impl<'a> Relay<'a> {
                 Copied::Ended(how) => break how,
                 Copied::Splice => {}
             }
-            if !self.splice().await {
-                continue;
+            match self.splice().await {
+                Attempt::Spliced => {}
+                Attempt::Copying => continue,
+                Attempt::Ended(how) => break how,
             }
             match self.forward().await {
                 Forwarded::Ended(how) => return self.finish(how, true),
-                Forwarded::Unsplice => self.unsplice(),
+                Forwarded::Recreated => {}
+                Forwarded::Unsplice => {
+                    if let Some(how) = self.unsplice(true) {
+                        break how;
+                    }
+                }
             }
         };
+        if self.fin_past && how == How::Closed {
+            self.await_fins().await;
+        }
         self.finish(how, false)
+    }
+
+    /// Until both hosts have acknowledged the other's FIN; then no socket has anything to add.
+    async fn await_fins(&mut self) {
+        let Some(datapath) = self.splicer.datapath() else { return };
+        let (c, s) = self.legs();
+        let limit = Instant::now() + LINGER;
+        while Instant::now() < limit {
+            match datapath.look(&c, &s) {
+                Ok(at) if at.flags[0] & at.flags[1] & LegFlags::FIN_ACKED == 0 => {}
+                _ => break,
+            }
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+        self.client.close_silently();
+        self.server.close_silently();
     }
 
     /// Control mode. Returns at the end of the flow, or when it is to be spliced.
@@ -146,23 +193,24 @@ impl<'a> Relay<'a> {
             When::AtOnce => 0,
             When::AfterBytes(n) => n,
         };
-        if self.pump.copied() >= enough {
-            return Copied::Splice;
-        }
         if enough == u64::MAX {
             self.pump.through_pipes();
         }
         loop {
+            let due = self.pump.copied() >= enough;
+            let wait = self.again.map_or(Duration::ZERO, |t| t.saturating_duration_since(Instant::now()));
+            if due && wait.is_zero() {
+                return Copied::Splice;
+            }
             let Relay { pump, client, server, orders, stop, .. } = self;
             tokio::select! {
-                r = poll_fn(|cx| pump.poll(cx, client, server, enough)) => {
-                    let ended = r.is_err() || self.pump.ended(&self.client, &self.server);
+                r = poll_fn(|cx| pump.poll(cx, client, server, if due { u64::MAX } else { enough })) => {
                     self.note_copied();
                     match r {
                         Err(Failed::Client) => return Copied::Ended(How::ClientReset),
                         Err(Failed::Server) => return Copied::Ended(How::ServerReset),
-                        Ok(()) if ended => return Copied::Ended(How::Closed),
-                        Ok(()) => return Copied::Splice,
+                        Ok(()) if self.pump.ended(&self.client, &self.server) => return Copied::Ended(How::Closed),
+                        Ok(()) => {}
                     }
                 }
                 c = order(orders) => match c {
@@ -170,7 +218,7 @@ impl<'a> Relay<'a> {
                         self.stay = false;
                         self.flow.shared.now().refusal = self.splicer.refusal();
                         if self.spliceable() {
-                            return Copied::Splice;
+                            enough = 0;
                         }
                     }
                     Command::Unsplice => {
@@ -180,7 +228,8 @@ impl<'a> Relay<'a> {
                     Command::Release => {}
                 },
                 _ = stopped(stop) => return Copied::Ended(How::Stopped),
-                () = tokio::time::sleep(Duration::from_millis(500)) => self.note_copied(),
+                () = tokio::time::sleep(wait), if due => {}
+                () = tokio::time::sleep(COUNT_EVERY) => self.note_copied(),
             }
         }
     }
@@ -193,33 +242,38 @@ impl<'a> Relay<'a> {
         Half { leg: leg.tuple(), consumed: leg.consumed, produced: leg.produced, leftover: in_hand as u32 }
     }
 
-    /// Freeze, drain, commit. False: it was refused or taken back, and the flow copies on.
-    async fn splice(&mut self) -> bool {
-        let Some(datapath) = self.splicer.datapath() else { return false };
+    /// Freeze, drain, commit.
+    async fn splice(&mut self) -> Attempt {
+        let Some(datapath) = self.splicer.datapath() else { return Attempt::Copying };
         let (c, s) = self.legs();
         let mut events = self.flow.events();
         let a = Self::half(&self.client, self.pump.dirs[0].in_hand());
         let b = Self::half(&self.server, self.pump.dirs[1].in_hand());
-        let frozen = match datapath.freeze(&a, &b, self.policy.hold) {
+        let frozen = match datapath.freeze(&a, &b, self.policy.hold, self.tries < FIT_TRIES) {
             Ok(f) => f,
+            Err(SwitchError::Busy | SwitchError::Window) => {
+                self.again = Some(Instant::now() + AGAIN);
+                self.tries += 1;
+                return Attempt::Copying;
+            }
             Err(e) => {
                 self.refuse(refusal(e));
-                return false;
+                return Attempt::Copying;
             }
         };
+        (self.again, self.tries) = (None, 0);
         self.set_state(FlowState::Draining);
         tracing::debug!(flow = self.flow.shared.id, ?frozen, "frozen");
-        for (d, dir) in self.pump.dirs.iter_mut().enumerate() {
+        for (d, half) in [&a, &b].into_iter().enumerate() {
+            let dir = &mut self.pump.dirs[d];
             dir.limit = Some(frozen.pending[d].into());
             dir.fin = frozen.fin[d];
+            self.flow.shared.now().since[d] = half.consumed + u64::from(frozen.pending[d]) + u64::from(frozen.fin[d]);
         }
-        self.flow.shared.now().since =
-            [a.consumed + u64::from(frozen.pending[0]) + u64::from(frozen.fin[0]), b.consumed + u64::from(frozen.pending[1]) + u64::from(frozen.fin[1])];
-        self.events = None;
         let drained = self.drain(datapath, &mut events).await;
         self.pump.unlimited();
-        if drained.is_ok() {
-            match datapath.commit(&c, &s, [false; 2]) {
+        match drained {
+            Ok(()) => match datapath.commit(&c, &s, [false; 2]) {
                 Ok(at) => {
                     tracing::debug!(flow = self.flow.shared.id, ?at, "spliced");
                     self.events = Some(events);
@@ -229,15 +283,17 @@ impl<'a> Relay<'a> {
                     self.note_copied();
                     self.flow.shared.now().splices += 1;
                     self.set_state(FlowState::Spliced);
-                    return true;
+                    return Attempt::Spliced;
                 }
                 Err(e) => self.refuse(refusal(e)),
-            }
-        } else if let Err(Some(why)) = drained {
-            self.refuse(why);
+            },
+            Err(Some(why)) => self.refuse(why),
+            Err(None) => {}
         }
-        self.unsplice();
-        false
+        match self.unsplice(false) {
+            Some(how) => Attempt::Ended(how),
+            None => Attempt::Copying,
+        }
     }
 
     /// Passes on what lies before the bounds, until both directions are forwarded. Err: why not, None if a connection failed.
@@ -291,18 +347,18 @@ impl<'a> Relay<'a> {
                     Some(EventKind::Triggered) => return Forwarded::Unsplice,
                     Some(EventKind::Oversize) if oversize.get_or_insert_with(Instant::now).elapsed() > MTU_PATIENCE => {
                         self.refuse(Refusal::Mtu);
-                        if self.recreated(datapath).await {
-                            return Forwarded::Unsplice;
+                        if let Some(back) = self.way_back(datapath).await {
+                            return back;
                         }
                     }
                     _ => {}
                 },
                 o = order(&mut self.orders) => match o {
-                    Command::Unsplice if self.recreated(datapath).await => {
+                    Command::Unsplice => if let Some(back) = self.way_back(datapath).await {
                         self.stay = true;
-                        return Forwarded::Unsplice;
-                    }
-                    Command::Unsplice | Command::Splice => {}
+                        return back;
+                    },
+                    Command::Splice => {}
                     Command::Release => self.release(datapath),
                 },
                 s = stopped(stop) => {
@@ -330,6 +386,9 @@ impl<'a> Relay<'a> {
             return Err(How::Stopped); // somebody has flushed the tables
         };
         if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
+            if pc.flags & ps.flags & PathFlags::FIN != 0 {
+                return Err(How::Closed); // a late segment met a host that had forgotten the connection
+            }
             return Err(if pc.flags & PathFlags::RST != 0 { How::ClientReset } else { How::ServerReset });
         }
         if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
@@ -351,9 +410,10 @@ impl<'a> Relay<'a> {
         self.set_state(FlowState::Released);
     }
 
-    /// Are there sockets to come back to? A released flow gets new ones as soon as it is idle for an instant.
-    async fn recreated(&mut self, datapath: &Datapath) -> bool {
-        let Some([a, b]) = self.released else { return true };
+    /// By unsplicing to the parked sockets; a released flow gets new ones, as soon as it is idle for an instant. None: it is
+    /// never idle, and stays as it is.
+    async fn way_back(&mut self, datapath: &Datapath) -> Option<Forwarded> {
+        let Some([a, b]) = self.released else { return Some(Forwarded::Unsplice) };
         let limit = Instant::now() + self.policy.drain_limit;
         while Instant::now() < limit {
             let sockets = match datapath.recreate(&a, &b) {
@@ -364,18 +424,20 @@ impl<'a> Relay<'a> {
                 }
                 Err(error) => {
                     tracing::warn!(flow = self.flow.shared.id, %error, "sockets of a released flow could not be made");
-                    return false;
+                    return None;
                 }
             };
             let [x, y] = sockets;
-            if self.client.reopen(x).and_then(|()| self.server.reopen(y)).is_err() {
-                return false; // out of descriptors: the kernel ends both connections
+            if let Err(error) = self.client.reopen(x).and_then(|()| self.server.reopen(y)) {
+                // out of descriptors: both sockets are closed now, which ends both connections
+                tracing::error!(flow = self.flow.shared.id, %error, "recreated sockets are lost");
+                return Some(Forwarded::Ended(How::Stopped));
             }
             self.took_over(datapath, [a, b]);
-            return true;
+            return Some(Forwarded::Recreated);
         }
         tracing::info!(flow = self.flow.shared.id, "never idle: stays released");
-        false
+        None
     }
 
     /// The new sockets begin where the hosts are.
@@ -394,31 +456,46 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// Back to control mode, from forwarding as well as from a drain.
-    fn unsplice(&mut self) {
-        let Some(datapath) = self.splicer.datapath() else { return };
+    /// Back to control mode, from forwarding (`spliced`) as well as from a drain. Some: a reset has ended the flow.
+    fn unsplice(&mut self, spliced: bool) -> Option<How> {
+        let datapath = self.splicer.datapath()?;
         let (c, s) = self.legs();
+        let reset_by_client = datapath.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);
         match datapath.unsplice(&c, &s) {
-            Ok(at) => self.take_back(&at), // sockets made anew are in control mode already: nothing is forwarded then
-            // the sockets will fail, and the flow with them
-            Err(error) => tracing::warn!(flow = self.flow.shared.id, %error, "unsplice"),
+            Ok(at) => {
+                self.take_back(&at, spliced);
+                self.set_state(FlowState::Unsplicing);
+                let reset = (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0;
+                let by_client = reset_by_client || at.flags[0] & LegFlags::RESET_IN != 0;
+                reset.then_some(if by_client { How::ClientReset } else { How::ServerReset })
+            }
+            Err(error) => {
+                tracing::warn!(flow = self.flow.shared.id, %error, "unsplice");
+                Some(How::Stopped)
+            }
         }
-        self.set_state(FlowState::Unsplicing);
     }
 
-    /// The sockets' positions move by what was forwarded past them.
-    fn take_back(&mut self, at: &Switched) {
+    /// The sockets' positions move by what was forwarded past them. After a trigger the data path has left forwarding mode
+    /// by itself: then the phases tell nothing, but both directions were `spliced`.
+    fn take_back(&mut self, at: &Switched, spliced: bool) {
         self.shimmed = true;
         let mut now = self.flow.shared.now();
         for d in 0..2 {
-            if !at.was_forwarded[d] {
+            if !spliced && !at.was_forwarded[d] {
                 continue;
             }
             let forwarded = at.bound64(d) - now.since[d];
+            now.since[d] += forwarded;
             now.spliced[d] += forwarded;
             let (from, to) = if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
             from.consumed += forwarded;
             to.produced += forwarded;
+            if at.fin[d] && !from.eof {
+                (from.eof, to.shut) = (true, true);
+                now.spliced[d] -= 1;
+                self.fin_past = true;
+            }
         }
         tracing::debug!(flow = self.flow.shared.id, ?at, "unspliced");
     }
@@ -426,7 +503,7 @@ impl<'a> Relay<'a> {
     /// Counts, closes, and sees to it that the entries go when nobody needs them any more.
     fn finish(mut self, how: How, spliced: bool) -> Ended {
         if spliced && matches!(how, How::Stopped | How::Idle) && self.released.is_none() {
-            self.unsplice(); // the sockets tell the hosts
+            self.unsplice(true); // the sockets tell the hosts
             return self.finish(how, false);
         }
         let (c, s) = self.legs();
@@ -485,7 +562,7 @@ impl<'a> Relay<'a> {
 fn refusal(e: SwitchError) -> Refusal {
     match e {
         SwitchError::Untracked => Refusal::Untracked,
-        SwitchError::Busy => Refusal::DrainTimeout,
+        SwitchError::Busy | SwitchError::Window => Refusal::DrainTimeout,
         SwitchError::Closing => Refusal::Closing,
         SwitchError::Fragments => Refusal::Fragments,
         SwitchError::Mismatch => Refusal::Mismatch,
