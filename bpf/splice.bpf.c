@@ -201,6 +201,14 @@ __noinline int emit_both(struct __sk_buff *skb)
 /* The flow was committed or stopped while the packet was on its way here: look again. */
 #define RETRY (-2)
 
+/* A new connection from a port whose last one is over (RFC 6191): the entries of that one are in the way. */
+static __always_inline int begin_anew(const struct tuple *t)
+{
+	bpf_map_delete_elem(&legs, t);
+	delete_path(t);
+	return RETRY;
+}
+
 /* SYN and RST outside of forwarding mode. */
 __noinline int slow_special(struct __sk_buff *skb)
 {
@@ -218,9 +226,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 	if (control && sc->s.flags & TH_SYN) {
 		if (untouched(l)) { /* perhaps a new connection, from the same port */
-			bpf_map_delete_elem(&legs, &sc->t);
-			delete_path(&sc->t);
-			return RETRY;
+			return begin_anew(&sc->t);
 		}
 		l->flags &= ~LEG_TRACKED;
 	}
@@ -400,8 +406,11 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 
 	if (!rev)
 		return drop(V_NO_PEER);
-	if (sc->s.flags & TH_SYN)
+	if (sc->s.flags & TH_SYN) {
+		if (w.flags & rev->word.flags & PATH_FIN_ACKED)
+			return begin_anew(&sc->t);
 		return challenge(skb, sc, p, rev, w);
+	}
 	if (sc->s.flags & TH_RST) {
 		/* the next in order as the receiver or as the sender has it */
 		__u32 next = rev->max_ack + rev->ack_add;
@@ -440,11 +449,15 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 
 	if (!v)
 		return drop(V_NO_PEER);
-	if (w.flags & PATH_DEAD)
-		return TCX_NEXT; /* no socket: the kernel answers with RST */
-	if (!path_takes_seq(w, &sc->s))
+	if (w.flags & PATH_DEAD) { /* no socket: the kernel answers with RST */
+		if ((sc->s.flags & (TH_SYN | TH_ACK)) == TH_SYN)
+			return begin_anew(&sc->t);
+		return TCX_NEXT;
+	}
+	/* a SYN has a number of its own, and is not forwarded anyway */
+	if (!(sc->s.flags & TH_SYN) && !path_takes_seq(w, &sc->s))
 		return drop(V_OUT_OF_WINDOW);
-	if (!path_takes_ack(p, &sc->s))
+	if (!(sc->s.flags & TH_SYN) && !path_takes_ack(p, &sc->s))
 		return drop(V_BAD_ACK);
 	/* the leg where it goes out */
 	if (remote6) {

@@ -1,7 +1,7 @@
 //! Loading, pinning, attaching, and the calls that switch a flow.
 
 use crate::{
-    ABI_VERSION, ExpectError, LegView, PathFlags, PathView, Tuple, abi,
+    ABI_VERSION, ExpectError, LegFlags, LegView, PathFlags, PathView, Tuple, abi,
     devices::{devices, mtu},
     maps::{Maps, bytes_of_mut, errno, from_bytes},
     skel::SpliceSkelBuilder,
@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
     ptr::{NonNull, null},
     sync::Mutex,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How to open the data path.
@@ -203,6 +203,7 @@ pub struct Datapath {
     attached: Vec<u32>,
     vias: Mutex<Vec<abi::via>>,
     remotes: Mutex<Remotes>,
+    mtus: Mutex<Mtus>,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     switching: Mutex<()>,
     lock: (fs::File, PathBuf),
@@ -296,6 +297,7 @@ impl Datapath {
             egress: dup(skel.progs.egress.as_fd())?,
             vias: Mutex::new(vias),
             remotes: Mutex::new(Remotes::taken_by(&maps)),
+            mtus: Mutex::default(),
             maps,
             pin,
             attached: wanted,
@@ -329,6 +331,18 @@ impl Datapath {
         self.remotes.lock().expect("no panic under this lock").free(leg);
         self.maps.forget_path(leg);
         self.maps.forget_leg(leg);
+    }
+
+    /// Forgets a leg whose flow is over, unless its port has been used for a new connection since.
+    pub fn forget_ended(&self, leg: &Tuple) {
+        let over = match (self.path(leg), self.leg(leg)) {
+            (Some(p), _) if p.flags & PathFlags::SPLICED != 0 => p.flags & (PathFlags::DEAD | PathFlags::FIN_ACKED) != 0,
+            (_, Some(l)) => l.flags & (LegFlags::RESET | LegFlags::FIN_IN | LegFlags::FIN_OUT) != 0,
+            (_, None) => true,
+        };
+        if over {
+            self.forget(leg);
+        }
     }
 
     pub(crate) fn forget_leg(&self, leg: &Tuple) {
@@ -447,7 +461,7 @@ impl Datapath {
         let l = self.maps.leg(leg).ok_or(SwitchError::Untracked)?.raw;
         let want = abi::via {
             ifindex: l.ifindex,
-            mtu: mtu(l.ifindex).unwrap_or(1500),
+            mtu: self.mtus.lock().expect("no panic under this lock").of(l.ifindex),
             dmac: l.dmac,
             smac: l.smac,
             local: leg.to_abi().local,
@@ -561,6 +575,24 @@ impl Datapath {
 }
 
 pub(crate) use abi::switch_op;
+
+/// MTUs of devices, asked for again after a second: a commit must not cost a system call more than it needs.
+#[derive(Debug, Default)]
+struct Mtus(HashMap<u32, (Instant, u32)>);
+
+impl Mtus {
+    fn of(&mut self, index: u32) -> u32 {
+        match self.0.get(&index) {
+            Some((asked, n)) if asked.elapsed() < Duration::from_secs(1) => *n,
+            _ => {
+                // a device that is gone: its packets go nowhere anyway
+                let n = mtu(index).unwrap_or(1500);
+                self.0.insert(index, (Instant::now(), n));
+                n
+            }
+        }
+    }
+}
 
 /// Places in `remotes6`, one for each flow from IPv4 to IPv6.
 #[derive(Debug, Default)]

@@ -45,7 +45,8 @@ impl Direction {
     }
 
     /// One pass: writes what is in hand, reads more. Ready when the direction has ended, or has drained to its limit.
-    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Leg, to: &mut Leg) -> Poll<Result<(), Broken>> {
+    /// Pending without a wake-up when `most` bytes have been passed on: the caller looks at the count.
+    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Leg, to: &mut Leg, most: u64) -> Poll<Result<(), Broken>> {
         loop {
             while self.end > self.start {
                 let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.buffer[self.start..self.end])).map_err(Broken::Write)?;
@@ -54,6 +55,9 @@ impl Direction {
             }
             while let Some(p) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
                 self.copied += ready!(p.empty(cx, to)).map_err(Broken::Write)? as u64;
+            }
+            if self.copied >= most {
+                return Poll::Pending;
             }
             if from.eof {
                 if !to.shut {
@@ -77,8 +81,12 @@ impl Direction {
                 self.buffer.resize(BUFFER, 0);
             }
             let mut b = ReadBuf::new(&mut self.buffer[..room]);
-            ready!(Pin::new(&mut *from).poll_read(cx, &mut b)).map_err(Broken::Read)?;
+            let read = Pin::new(&mut *from).poll_read(cx, &mut b);
             let n = b.filled().len();
+            if read.is_pending() {
+                self.buffer = Vec::new(); // an idle connection holds no memory
+            }
+            ready!(read).map_err(Broken::Read)?;
             (self.start, self.end) = (0, n);
             self.took(n);
         }
@@ -156,8 +164,10 @@ impl Pump {
                 if client { Failed::Client } else { Failed::Server }
             }
         };
-        let up = self.dirs[0].poll(cx, client, server).map_err(failed(0))?;
-        let down = self.dirs[1].poll(cx, server, client).map_err(failed(1))?;
+        let most = enough.saturating_sub(self.dirs[1].copied);
+        let up = self.dirs[0].poll(cx, client, server, most).map_err(failed(0))?;
+        let most = enough.saturating_sub(self.dirs[0].copied);
+        let down = self.dirs[1].poll(cx, server, client, most).map_err(failed(1))?;
         if self.copied() >= enough || (up.is_ready() && down.is_ready()) { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 

@@ -24,9 +24,9 @@ use tokio::sync::{mpsc, watch};
 /// How old the counts in lists may be while a flow is copied.
 const COUNT_EVERY: Duration = Duration::from_millis(250);
 /// A switch before this one may not be over, or windows may not fit yet: how long to wait for it ...
-const AGAIN: Duration = Duration::from_millis(20);
-/// ... and how often to wait for windows. Then what a host sends beyond the other's is lost, and sent again.
-const FIT_TRIES: u32 = 3;
+const AGAIN: Duration = Duration::from_millis(5);
+/// ... and how often for windows. Then what a host sends beyond the other's is lost, and sent again.
+const FIT_TRIES: u32 = 1;
 /// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
@@ -45,8 +45,9 @@ pub(crate) struct Relay<'a> {
     stop: watch::Receiver<Stop>,
     /// The wire differs from the sockets: entries must outlive them.
     shimmed: bool,
-    /// An operator wants it in control mode.
+    /// An operator wants it in control mode, or spliced whatever the policy says.
     stay: bool,
+    wanted: bool,
     /// The data path could not splice just now: the next try, and how many there were.
     again: Option<Instant>,
     tries: u32,
@@ -106,7 +107,7 @@ impl<'a> Relay<'a> {
     ) -> Relay<'a> {
         let pump = Pump::new(&left.to_server, &left.to_client);
         let stop = splicer.stop_signal();
-        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false, stay: false, again: None, tries: 0, fin_past: false, released: None }
+        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false, stay: false, wanted: false, again: None, tries: 0, fin_past: false, released: None }
     }
 
     fn set_state(&self, state: FlowState) {
@@ -189,6 +190,7 @@ impl<'a> Relay<'a> {
         self.set_state(FlowState::Copying);
         let mut enough = match self.policy.when {
             _ if self.stay || !self.spliceable() => u64::MAX,
+            _ if self.wanted => 0,
             When::Never => u64::MAX,
             When::AtOnce => 0,
             When::AfterBytes(n) => n,
@@ -218,12 +220,11 @@ impl<'a> Relay<'a> {
                         self.stay = false;
                         self.flow.shared.now().refusal = self.splicer.refusal();
                         if self.spliceable() {
-                            enough = 0;
+                            (self.wanted, enough) = (true, 0);
                         }
                     }
                     Command::Unsplice => {
-                        self.stay = true;
-                        enough = u64::MAX;
+                        (self.stay, self.wanted, enough) = (true, false, u64::MAX);
                     }
                     Command::Release => {}
                 },
@@ -249,7 +250,8 @@ impl<'a> Relay<'a> {
         let mut events = self.flow.events();
         let a = Self::half(&self.client, self.pump.dirs[0].in_hand());
         let b = Self::half(&self.server, self.pump.dirs[1].in_hand());
-        let frozen = match datapath.freeze(&a, &b, self.policy.hold, self.tries < FIT_TRIES) {
+        let fit = self.tries < FIT_TRIES && self.pump.copied() > 0;
+        let frozen = match datapath.freeze(&a, &b, self.policy.hold, fit) {
             Ok(f) => f,
             Err(SwitchError::Busy | SwitchError::Window) => {
                 self.again = Some(Instant::now() + AGAIN);
@@ -257,11 +259,12 @@ impl<'a> Relay<'a> {
                 return Attempt::Copying;
             }
             Err(e) => {
+                self.wanted = false;
                 self.refuse(refusal(e));
                 return Attempt::Copying;
             }
         };
-        (self.again, self.tries) = (None, 0);
+        (self.again, self.tries, self.wanted) = (None, 0, false);
         self.set_state(FlowState::Draining);
         tracing::debug!(flow = self.flow.shared.id, ?frozen, "frozen");
         for (d, half) in [&a, &b].into_iter().enumerate() {
@@ -546,10 +549,12 @@ impl<'a> Relay<'a> {
         if how != How::Left && datapath.is_some() {
             let splicer = self.splicer.clone();
             tokio::spawn(async move {
+                let Some(d) = splicer.datapath() else { return };
                 if linger {
                     tokio::time::sleep(LINGER).await;
-                }
-                if let Some(d) = splicer.datapath() {
+                    d.forget_ended(&c);
+                    d.forget_ended(&s);
+                } else {
                     d.forget(&c);
                     d.forget(&s);
                 }
