@@ -88,6 +88,15 @@ enum parsed {
 	PARSED_FRAGMENT = 2, /* first fragment: the ports are there */
 };
 
+static __always_inline int ip_sum_right(struct __sk_buff *skb, struct scratch *sc)
+{
+	__u32 n = cap(sc->ihl) & 60;
+
+	if (n < 20 || bpf_skb_load_bytes(skb, ETH_LEN, sc->old, n))
+		return 0;
+	return fold(bpf_csum_diff(0, 0, (void *)sc->old, n, 0)) == 0xffff;
+}
+
 /* Fills everything but options. Reads by copy: slow path and miss path only. */
 static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int egress)
 {
@@ -107,11 +116,11 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 			return PARSED_OTHER;
 		if (frag)
 			r = PARSED_FRAGMENT;
-		/* a new header would make a broken one good (RFC 1812, 5.2.2); with options, the stack's own check must do */
-		if (!egress && ip->ihl == 5 && fold(bpf_csum_diff(0, 0, (void *)ip, sizeof(*ip), 0)) != 0xffff)
-			return PARSED_OTHER;
 		sc->v6 = 0;
 		sc->ihl = ip->ihl * 4;
+		/* a new header would make a broken one good (RFC 1812, 5.2.2) */
+		if (!egress && !ip_sum_right(skb, sc))
+			return PARSED_OTHER;
 		sc->ttl = ip->ttl;
 		total = bpf_ntohs(ip->tot_len);
 		sc->pkt_len = total ? total : skb->len - ETH_LEN; /* 0: BIG TCP */

@@ -224,7 +224,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!l)
 		return TCX_NEXT;
 	control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
-	if (control && sc->s.flags & TH_SYN) {
+	if (control && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
 		if (untouched(l)) { /* perhaps a new connection, from the same port */
 			return begin_anew(&sc->t);
 		}
@@ -407,7 +407,7 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 	if (!rev)
 		return drop(V_NO_PEER);
 	if (sc->s.flags & TH_SYN) {
-		if (w.flags & rev->word.flags & PATH_FIN_ACKED)
+		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST)))
 			return begin_anew(&sc->t);
 		return challenge(skb, sc, p, rev, w);
 	}
@@ -450,7 +450,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (!v)
 		return drop(V_NO_PEER);
 	if (w.flags & PATH_DEAD) { /* no socket: the kernel answers with RST */
-		if ((sc->s.flags & (TH_SYN | TH_ACK)) == TH_SYN)
+		if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN)
 			return begin_anew(&sc->t);
 		return TCX_NEXT;
 	}
@@ -543,7 +543,6 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 {
 	struct scratch *sc = scratch();
 	struct path *p;
-	int r;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -552,20 +551,14 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 		struct path4 *p4 = bpf_map_lookup_elem(&paths4, &k);
 
 		p = p4 ? &p4->p : NULL;
-		if (p4 && parsed == PARSED_TCP && (p4->p.word.flags & PATH_SPLICED)) {
-			r = fast_ingress(skb, sc, &p4->p, p4->p.remote4, NULL);
-			if (r != RETRY)
-				return r;
-		}
+		if (p4 && parsed == PARSED_TCP && (p4->p.word.flags & PATH_SPLICED))
+			return fast_ingress(skb, sc, &p4->p, p4->p.remote4, NULL);
 	} else {
 		struct path6 *p6 = bpf_map_lookup_elem(&paths6, &sc->t);
 
 		p = p6 ? &p6->p : NULL;
-		if (p6 && parsed == PARSED_TCP && (p6->p.word.flags & PATH_SPLICED)) {
-			r = fast_ingress(skb, sc, &p6->p, 0, p6->remote);
-			if (r != RETRY)
-				return r;
-		}
+		if (p6 && parsed == PARSED_TCP && (p6->p.word.flags & PATH_SPLICED))
+			return fast_ingress(skb, sc, &p6->p, 0, p6->remote);
 	}
 	if (!p) {
 		if (parsed == PARSED_FRAGMENT || !track_ingress(skb))
@@ -601,6 +594,7 @@ int ingress(struct __sk_buff *skb)
 	parsed = parse(skb, sc, 0);
 	if (parsed == PARSED_OTHER)
 		return skb->protocol == bpf_htons(ETH_P_IP) ? translate_error(skb) : TCX_NEXT;
+	/* twice more: stopped, committed again; more is a race not worth running */
 	r = dispatch(skb, parsed);
 	if (r == RETRY)
 		r = dispatch(skb, parsed);

@@ -45,7 +45,8 @@ impl Forwarder {
         let ended = Arc::new(Mutex::new(Vec::new()));
         let record = ended.clone();
         let thread = lab.forwarder.spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
             let options = OpenOptions { max_flows: 4096, ..OpenOptions::default() };
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
             runtime.block_on(async {

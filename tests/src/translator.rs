@@ -75,16 +75,30 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
 
     // Within what the host was ever allowed to send, or old by no more than can have been in flight.
     let window = 65535i64 << d.scale_check;
-    if distance(end, d.end) > window || distance(d.end, p.seq) > window + FAR {
+    // a SYN has a number of its own, and is answered whatever it is (RFC 5961, 4.2)
+    let syn = has(flag::SYN);
+    if !syn && (distance(end, d.end) > window || distance(d.end, p.seq) > window + FAR) {
         return Fate::Dropped("out-of-window");
     }
     let window = 65535i64 << d.scale_in;
     let ahead = distance(p.ack, d.max_ack);
-    if ack && (ahead > window + 65536 || -ahead > FAR) {
+    if !syn && ack && (ahead > window + 65536 || -ahead > FAR) {
         return Fate::Dropped("bad-ack");
     }
+    if p.ttl <= 1 {
+        return Fate::Dropped("ttl");
+    }
+    let header = if d.out_to.is_ipv4() { 20 } else { 40 } + 20 + p.options.len();
+    if header + segment.unwrap_or(p.payload.len()) > d.mtu as usize {
+        // RFC 7915, 5: across families headers grow or shrink by twenty bytes
+        return Fate::TooBig(match (p.from.is_ipv4(), d.out_to.is_ipv4()) {
+            (true, false) => d.mtu - 20,
+            (false, true) => d.mtu + 20,
+            _ => d.mtu,
+        });
+    }
     // RFC 5961, 4 and 3
-    if has(flag::SYN) {
+    if syn {
         // Our probe is a keep-alive: one below what the other host expects (RFC 9293, 3.8.4), which it answers with an ACK.
         let expected = reverse.max_ack.wrapping_add(reverse.ack_add);
         p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
@@ -105,18 +119,6 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         }
         d.dead = true;
         reverse.dead = true;
-    }
-    if p.ttl <= 1 {
-        return Fate::Dropped("ttl");
-    }
-    let header = if d.out_to.is_ipv4() { 20 } else { 40 } + 20 + p.options.len();
-    if header + segment.unwrap_or(p.payload.len()) > d.mtu as usize {
-        // RFC 7915, 5: across families headers grow or shrink by twenty bytes
-        return Fate::TooBig(match (p.from.is_ipv4(), d.out_to.is_ipv4()) {
-            (true, false) => d.mtu - 20,
-            (false, true) => d.mtu + 20,
-            _ => d.mtu,
-        });
     }
 
     if distance(end, d.end) > 0 {

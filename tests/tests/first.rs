@@ -1,10 +1,10 @@
 //! The thin whole: a real client, through a real splice, to a real server.
+use longsplice_engine::FlowState;
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Script, converse, connect, intact, listen, serve},
+    traffic::{Script, connect, converse, intact, listen, serve},
 };
-use longsplice_engine::FlowState;
 use longsplice_tests::{Forwarder, at_once};
 
 fn through(family: Family) {

@@ -4,7 +4,7 @@ use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Chunks, Ending, Report, Script, Serving, converse, connect, intact, listen, serve},
+    traffic::{Chunks, Ending, Report, Script, Serving, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{thread::JoinHandle, time::Duration};
@@ -83,7 +83,8 @@ fn released_flows_end() {
 fn the_hold_policy_loses_nothing() {
     let script = Script::opener(5).bytes(6_000_000).pace(6_000_000);
     let answer = Script::answerer().bytes(6_000_000).pace(6_000_000);
-    let mut r = start(Family::V4, Policy { hold: true, when: When::AfterBytes(1_000_000), ..by_hand() }, script, answer);
+    let mut r =
+        start(Family::V4, Policy { hold: true, when: When::AfterBytes(1_000_000), ..by_hand() }, script, answer);
     r.f.wait_state(FlowState::Spliced);
     r.intact();
 }
@@ -92,7 +93,8 @@ fn the_hold_policy_loses_nothing() {
 #[test]
 fn a_splice_that_cannot_finish_is_taken_back() {
     let pause = Duration::from_secs(3);
-    let script = Script { receive_buffer: Some(16_384), ..Script::opener(5).bytes(1_000_000).pace(400_000).pause(0, pause) };
+    let script =
+        Script { receive_buffer: Some(16_384), ..Script::opener(5).bytes(1_000_000).pace(400_000).pause(0, pause) };
     let answer = Script::answerer().bytes(8_000_000);
     let policy = Policy { drain_limit: Duration::from_millis(300), ..by_hand() };
     let mut r = start(Family::V4, policy, script, answer);
@@ -110,7 +112,8 @@ fn a_splice_that_cannot_finish_is_taken_back() {
 fn resets_are_relayed_and_named() {
     for by_client in [true, false] {
         let reset = Ending::Reset;
-        let (mut script, mut answer) = (Script::opener(5).ending(Ending::Hold), Script::answerer().ending(Ending::Hold));
+        let (mut script, mut answer) =
+            (Script::opener(5).ending(Ending::Hold), Script::answerer().ending(Ending::Hold));
         let (s, other) = if by_client { (&mut script, &mut answer) } else { (&mut answer, &mut script) };
         *s = s.clone().bytes(2_000_000).pace(1_000_000).ending(reset);
         *other = other.clone().bytes(100_000);

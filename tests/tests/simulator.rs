@@ -21,7 +21,10 @@ fn all(calm: bool, wrong: impl Fn(u64, &Outcome) -> Option<String>) {
         for line in &o.trace {
             eprintln!("{line}");
         }
-        eprintln!("calm {calm}: gap {} us at {}, {} us, {} splices, {} rtos", o.gap, o.gap_at, o.time, o.splices, o.rtos);
+        eprintln!(
+            "calm {calm}: gap {} us at {}, {} us, {} splices, {} rtos",
+            o.gap, o.gap_at, o.time, o.splices, o.rtos
+        );
         assert!(o.error.is_none(), "{}", o.error.unwrap_or_default());
         return;
     }
@@ -54,7 +57,10 @@ fn without_loss() {
         if o.gap > usual.gap + CALM_GAP {
             long.set(long.get() + 1);
             let Outcome { gap, gap_at, rtos, splices, .. } = o;
-            eprintln!("seed {seed}: gap of {gap} us at {gap_at}, {} without switches; {rtos} rtos, {splices} splices", usual.gap);
+            eprintln!(
+                "seed {seed}: gap of {gap} us at {gap_at}, {} without switches; {rtos} rtos, {splices} splices",
+                usual.gap
+            );
         }
         None
     });

@@ -3,7 +3,7 @@ use longsplice_engine::{Command, FlowState, How};
 use longsplice_lab::{
     Family, Impair, Lab, Options, Shape, Way,
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Report, Script, converse, connect, intact, listen, serve},
+    traffic::{Report, Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, by_hand};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -55,7 +55,9 @@ impl Storm {
             assert!(c.is_some(), "the counts of a flow are those of its ends: {e:?} {clients:#?}");
         }
         assert!(f.splicer.flows().is_empty());
-        let sum = |name| [&self.lab.client, &self.lab.server, &self.lab.forwarder].map(|n| n.counter("TcpExt", name).unwrap_or(0));
+        let sum = |name| {
+            [&self.lab.client, &self.lab.server, &self.lab.forwarder].map(|n| n.counter("TcpExt", name).unwrap_or(0))
+        };
         let (timeouts, paws) = (sum("TCPTimeouts"), sum("PAWSEstab"));
         eprintln!("{splices} splices, longest gap {longest:?}, timeouts {timeouts:?}, PAWS {paws:?}, {verdicts:?}");
         (longest, splices)
@@ -93,7 +95,13 @@ fn lab(large_packets: bool) -> Lab {
 #[test]
 fn full_speed_both_ways() {
     for family in Family::BOTH {
-        let s = Storm { family, lab: lab(true), pace: 20_000_000 / CONNECTIONS as u64, time: Duration::from_secs(6), cycles: 600 };
+        let s = Storm {
+            family,
+            lab: lab(true),
+            pace: 20_000_000 / CONNECTIONS as u64,
+            time: Duration::from_secs(6),
+            cycles: 600,
+        };
         let (_, splices) = s.run();
         assert!(splices >= 100, "{splices}");
     }
@@ -105,6 +113,12 @@ fn under_loss() {
     let loss = Impair { loss: 0.005, ..Impair::default() };
     let _up = lab.impair(Way::ToServer, loss).expect("impairment");
     let _down = lab.impair(Way::ToClient, loss).expect("impairment");
-    let s = Storm { family: Family::V4, lab, pace: 20_000_000 / CONNECTIONS as u64, time: Duration::from_secs(8), cycles: 600 };
+    let s = Storm {
+        family: Family::V4,
+        lab,
+        pace: 20_000_000 / CONNECTIONS as u64,
+        time: Duration::from_secs(8),
+        cycles: 600,
+    };
     s.run();
 }

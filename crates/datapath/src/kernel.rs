@@ -50,7 +50,9 @@ pub enum OpenError {
     #[error("no bpffs at {0}: mount -t bpf bpf /sys/fs/bpf")]
     NoBpffs(PathBuf),
     /// Pinned by another version.
-    #[error("{path} holds flows of ABI version {found}, this program has {ABI_VERSION}: let them end, or `longsplice stop --flush`")]
+    #[error(
+        "{path} holds flows of ABI version {found}, this program has {ABI_VERSION}: let them end, or `longsplice stop --flush`"
+    )]
     Abi {
         /// Where.
         path: PathBuf,
@@ -336,7 +338,9 @@ impl Datapath {
     /// Forgets a leg whose flow is over, unless its port has been used for a new connection since.
     pub fn forget_ended(&self, leg: &Tuple) {
         let over = match (self.path(leg), self.leg(leg)) {
-            (Some(p), _) if p.flags & PathFlags::SPLICED != 0 => p.flags & (PathFlags::DEAD | PathFlags::FIN_ACKED) != 0,
+            (Some(p), _) if p.flags & PathFlags::SPLICED != 0 => {
+                p.flags & (PathFlags::DEAD | PathFlags::FIN_ACKED) != 0
+            }
             (_, Some(l)) => l.flags & (LegFlags::RESET | LegFlags::FIN_IN | LegFlags::FIN_OUT) != 0,
             (_, None) => true,
         };
@@ -383,7 +387,13 @@ impl Datapath {
         self.maps.verdicts()
     }
 
-    pub(crate) fn run(&self, op: abi::switch_op, a: &Half, b: &Half, set: impl FnOnce(&mut abi::switch_args)) -> Result<abi::switch_args, SwitchError> {
+    pub(crate) fn run(
+        &self,
+        op: abi::switch_op,
+        a: &Half,
+        b: &Half,
+        set: impl FnOnce(&mut abi::switch_args),
+    ) -> Result<abi::switch_args, SwitchError> {
         let half = |h: &Half| abi::half {
             leg: h.leg.to_abi(),
             consumed: h.consumed as u32,
@@ -528,7 +538,13 @@ impl Datapath {
     }
 
     /// The same with what the kernel knows of a packet beside its bytes.
-    pub fn test_run_with(&self, egress: bool, packet: &[u8], context: &TestContext, out: &mut Vec<u8>) -> io::Result<i32> {
+    pub fn test_run_with(
+        &self,
+        egress: bool,
+        packet: &[u8],
+        context: &TestContext,
+        out: &mut Vec<u8>,
+    ) -> io::Result<i32> {
         let TestContext { mark, gso_size, gso_segs } = *context;
         // SAFETY: __sk_buff is plain data; all-zero, in its padding too, is what the kernel wants of what is not set.
         let mut skb: abi::__sk_buff = unsafe { std::mem::zeroed() };
@@ -607,7 +623,8 @@ impl Remotes {
 
     /// Those in use by pinned flows.
     fn taken_by(maps: &Maps) -> Remotes {
-        let crossing = |p: &PathView| p.flags & (PathFlags::CROSS | PathFlags::SPLICED) == PathFlags::CROSS | PathFlags::SPLICED;
+        let crossing =
+            |p: &PathView| p.flags & (PathFlags::CROSS | PathFlags::SPLICED) == PathFlags::CROSS | PathFlags::SPLICED;
         let taken: HashMap<_, _> =
             maps.all_paths().into_iter().filter(|(_, p)| crossing(p)).map(|(t, p)| (t, p.remote4)).collect();
         let next = taken.values().max().map_or(0, |n| n + 1);

@@ -17,11 +17,11 @@ pub mod testing;
 
 /// The view of the maps, generated from the object's BTF. Field meanings, units and byte orders: `bpf/flow.h`.
 pub mod abi {
+    pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        embryo, event, event_kind, half, leg, listen_key, path, path4, path6, path_word, phase, switch_args, switch_op,
+        embryo, event, event_kind, half, leg, listen_key, path, path_word, path4, path6, phase, switch_args, switch_op,
         switch_result, tuple, tuple4, verdict, via,
     };
-    pub(crate) use crate::skel::types::__sk_buff;
 }
 
 #[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
@@ -31,8 +31,10 @@ mod skel {
 }
 
 pub use devices::{Device, devices};
-pub use released::{Released, monotonic};
-pub use kernel::{Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched, TestContext, default_pin};
+pub use kernel::{
+    Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched, TestContext, default_pin,
+};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
+pub use released::{Released, monotonic};
 pub use sockets::Repair;

@@ -294,11 +294,7 @@ impl Maps {
     }
 
     pub fn all_legs(&self) -> Vec<(Tuple, LegView)> {
-        self.legs
-            .keys()
-            .map(|k| Tuple::from_abi(&from_bytes(&k)))
-            .filter_map(|t| Some((t, self.leg(&t)?)))
-            .collect()
+        self.legs.keys().map(|k| Tuple::from_abi(&from_bytes(&k))).filter_map(|t| Some((t, self.leg(&t)?))).collect()
     }
 
     pub fn all_paths(&self) -> Vec<(Tuple, PathView)> {
@@ -321,8 +317,7 @@ impl Maps {
             let p: abi::path6 = from_bytes(&b);
             (p.p, p.remote)
         };
-        let via: abi::via =
-            from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via)), MapFlags::ANY).ok()??);
+        let via: abi::via = from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via)), MapFlags::ANY).ok()??);
         Some(Tuple::from_abi(&abi::tuple { remote, local: via.local, rport: p.rport, lport: p.lport }))
     }
 
@@ -339,8 +334,11 @@ impl Maps {
             .iter()
             .enumerate()
             .map(|(i, name)| {
-                let per_cpu =
-                    self.verdicts.lookup_percpu(bytes_of(&(i as u32)), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
+                let per_cpu = self
+                    .verdicts
+                    .lookup_percpu(bytes_of(&(i as u32)), MapFlags::ANY)
+                    .map_err(io_error)?
+                    .unwrap_or_default();
                 let sum = per_cpu.iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum();
                 Ok((*name, sum))
             })

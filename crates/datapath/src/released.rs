@@ -62,7 +62,8 @@ impl Datapath {
             let l = &r.raw;
             let ts = l.flags & o.raw.flags & LegFlags::TS != 0;
             // as bpf/path.h, tsval_reached
-            let reached = o.raw.tsval_in.wrapping_add(((now - o.raw.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
+            let reached =
+                o.raw.tsval_in.wrapping_add(((now - o.raw.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
             let tsval = if ts { reached } else { l.tsval_out.wrapping_add(((now - l.seen) / 1_000_000) as u32) };
             let scaled = l.wscale_in != 0 || l.wscale_out != 0;
             let s = restore(&Restore {

@@ -127,13 +127,8 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         set_int(&s, libc::TCP_TIMESTAMP, (tsval.wrapping_add(1) & !1) as libc::c_int)?;
     }
     set_raw(s.as_fd(), libc::TCP_REPAIR_OPTIONS, &options)?;
-    let w = RepairWindow {
-        snd_wl1: r.next_in,
-        snd_wnd: WINDOW,
-        max_window: WINDOW,
-        rcv_wnd: 65535,
-        rcv_wup: r.next_in,
-    };
+    let w =
+        RepairWindow { snd_wl1: r.next_in, snd_wnd: WINDOW, max_window: WINDOW, rcv_wnd: 65535, rcv_wup: r.next_in };
     set_raw(s.as_fd(), TCP_REPAIR_WINDOW, &[w])?;
     Ok(s)
 }

@@ -42,9 +42,8 @@ impl Pipe {
             let socket = from.socket()?;
             ready!(socket.poll_read_ready(cx))?;
             let flags = SpliceFFlags::SPLICE_F_MOVE | SpliceFFlags::SPLICE_F_NONBLOCK;
-            let took = socket.try_io(Interest::READABLE, || {
-                Ok(splice(socket, None, &self.write, None, most.min(CAPACITY), flags)?)
-            });
+            let took = socket
+                .try_io(Interest::READABLE, || Ok(splice(socket, None, &self.write, None, most.min(CAPACITY), flags)?));
             match took {
                 Ok(n) => {
                     self.filled += n;
@@ -63,8 +62,8 @@ impl Pipe {
             let socket = to.socket()?;
             ready!(socket.poll_write_ready(cx))?;
             let flags = SpliceFFlags::SPLICE_F_MOVE | SpliceFFlags::SPLICE_F_NONBLOCK;
-            let gave = socket
-                .try_io(Interest::WRITABLE, || Ok(splice(&self.read, None, socket, None, self.filled, flags)?));
+            let gave =
+                socket.try_io(Interest::WRITABLE, || Ok(splice(&self.read, None, socket, None, self.filled, flags)?));
             match gave {
                 Ok(n) => {
                     self.filled -= n;

@@ -49,7 +49,8 @@ impl Direction {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Leg, to: &mut Leg, most: u64) -> Poll<Result<(), Broken>> {
         loop {
             while self.end > self.start {
-                let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.buffer[self.start..self.end])).map_err(Broken::Write)?;
+                let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.buffer[self.start..self.end]))
+                    .map_err(Broken::Write)?;
                 self.start += n;
                 self.copied += n as u64;
             }

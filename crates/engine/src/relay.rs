@@ -107,7 +107,24 @@ impl<'a> Relay<'a> {
     ) -> Relay<'a> {
         let pump = Pump::new(&left.to_server, &left.to_client);
         let stop = splicer.stop_signal();
-        Relay { splicer, flow, policy, client, server, pump, orders, events: None, stop, shimmed: false, stay: false, wanted: false, again: None, tries: 0, fin_past: false, released: None }
+        Relay {
+            splicer,
+            flow,
+            policy,
+            client,
+            server,
+            pump,
+            orders,
+            events: None,
+            stop,
+            shimmed: false,
+            stay: false,
+            wanted: false,
+            again: None,
+            tries: 0,
+            fin_past: false,
+            released: None,
+        }
     }
 
     fn set_state(&self, state: FlowState) {
@@ -453,7 +470,8 @@ impl<'a> Relay<'a> {
             let forwarded = end - now.since[d];
             now.spliced[d] += forwarded;
             now.since[d] = end;
-            let (from, to) = if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
+            let (from, to) =
+                if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
             from.consumed += forwarded;
             to.produced += forwarded;
         }
@@ -491,7 +509,8 @@ impl<'a> Relay<'a> {
             let forwarded = at.bound64(d) - now.since[d];
             now.since[d] += forwarded;
             now.spliced[d] += forwarded;
-            let (from, to) = if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
+            let (from, to) =
+                if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
             from.consumed += forwarded;
             to.produced += forwarded;
             if at.fin[d] && !from.eof {

@@ -162,7 +162,9 @@ impl FlowShared {
 pub(crate) fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static str> {
     match state {
         FlowState::Copying => vec!["device", "ip", "tcp", protocol, "tcp", "ip", "device"],
-        FlowState::Draining | FlowState::Unsplicing => vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"],
+        FlowState::Draining | FlowState::Unsplicing => {
+            vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"]
+        }
         FlowState::Spliced | FlowState::Released => vec!["device", "forward", "device"],
     }
 }

@@ -252,7 +252,8 @@ impl World {
         let mut relay = Relay::new(habits, first);
         relay.tracing = tracing;
         let far = if calm { 20 * MS } else { 60 * MS };
-        let delay = [r.random_range(10..far), r.random_range(10..far)].map(|d: u64| if r.random_bool(0.4) { d % 500 + 10 } else { d });
+        let delay = [r.random_range(10..far), r.random_range(10..far)]
+            .map(|d: u64| if r.random_bool(0.4) { d % 500 + 10 } else { d });
         let mut out = Outcome::default();
         if tracing {
             out.trace.push(format!(
@@ -527,7 +528,9 @@ impl World {
                         if let Some(e) = local {
                             let q = if plain { p.clone() } else { edited(&p, &e) };
                             let why = self.sockets[i].input(self.now, &q);
-                            self.note(|w| format!("{i} in {} local {} {why:?} [{}]", show(&p), show(&q), w.sockets[i].brief()));
+                            self.note(|w| {
+                                format!("{i} in {} local {} {why:?} [{}]", show(&p), show(&q), w.sockets[i].brief())
+                            });
                         }
                     }
                 }

@@ -217,8 +217,20 @@ impl Tcp {
     pub fn brief(&self) -> String {
         format!(
             "una {} nxt {} max {} wnd {} cwnd {} rto {:?} rcv {} edge {} unread {} ooo {} buf {} closing {} fin_acked {} eof {}",
-            self.una, self.nxt, self.max, self.wnd, self.cwnd, self.rto_at, self.rcv, self.edge, self.ready.len(),
-            self.ooo.len(), self.buffer.len(), self.closing, self.fin_acked, self.eof
+            self.una,
+            self.nxt,
+            self.max,
+            self.wnd,
+            self.cwnd,
+            self.rto_at,
+            self.rcv,
+            self.edge,
+            self.ready.len(),
+            self.ooo.len(),
+            self.buffer.len(),
+            self.closing,
+            self.fin_acked,
+            self.eof
         )
     }
 
@@ -363,7 +375,10 @@ impl Tcp {
             }
         }
         // a closed window, nothing in flight
-        if self.una == self.max && before(self.una, self.goal()) && self.wnd < self.mss().min(self.goal().wrapping_sub(self.una)) {
+        if self.una == self.max
+            && before(self.una, self.goal())
+            && self.wnd < self.mss().min(self.goal().wrapping_sub(self.una))
+        {
             if self.persist_at.is_none() && self.wnd == 0 {
                 self.persist_at = Some(now + self.rto);
             }
@@ -395,7 +410,8 @@ impl Tcp {
         let mut sack = Vec::new();
         if self.style.sack && !self.ooo.is_empty() {
             let mut blocks = self.blocks();
-            if let Some(i) = self.latest.and_then(|l| blocks.iter().position(|(s, e)| !before(l, *s) && before(l, *e))) {
+            if let Some(i) = self.latest.and_then(|l| blocks.iter().position(|(s, e)| !before(l, *s) && before(l, *e)))
+            {
                 let b = blocks.remove(i);
                 blocks.insert(0, b);
             }
@@ -467,7 +483,7 @@ impl Tcp {
             // up to and including the edge, as all implementations have it
             !before(seq, low) && !after(seq, self.rcv.wrapping_add(wnd))
         } else {
-            after(end, self.rcv) && before(seq, self.rcv.wrapping_add(wnd.max(u32::from(wnd == 0 && seq == self.rcv) )))
+            after(end, self.rcv) && before(seq, self.rcv.wrapping_add(wnd.max(u32::from(wnd == 0 && seq == self.rcv))))
         };
         if !acceptable {
             self.ignore(Ignored::Sequence);
