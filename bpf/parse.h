@@ -85,7 +85,7 @@ static __always_inline __u16 fold(__u64 sum)
 enum parsed {
 	PARSED_TCP = 0,
 	PARSED_OTHER = 1,
-	PARSED_FRAGMENT = 2, /* first fragment: the ports are there */
+	PARSED_FRAGMENT = 2, /* first fragment, or behind an IPv6 extension header: the ports are there, but it is not for us */
 };
 
 static __always_inline int ip_sum_right(struct __sk_buff *skb, struct scratch *sc)
@@ -95,6 +95,22 @@ static __always_inline int ip_sum_right(struct __sk_buff *skb, struct scratch *s
 	if (n < 20 || bpf_skb_load_bytes(skb, ETH_LEN, sc->old, n))
 		return 0;
 	return fold(bpf_csum_diff(0, 0, (void *)sc->old, n, 0)) == 0xffff;
+}
+
+/* One extension header before TCP (RFC 8200, 4): not forwarded, but a leg that receives such must know. */
+static __always_inline int tcp_behind_extension(struct __sk_buff *skb, struct scratch *sc, __u8 kind)
+{
+	__u8 h[4]; /* next header, length in units of 8 bytes less one; a fragment's offset */
+
+	if ((kind != 0 && kind != 43 && kind != 44 && kind != 60) || bpf_skb_load_bytes(skb, ETH_LEN + 40, h, 4) ||
+	    h[0] != IPPROTO_TCP)
+		return 0;
+	if (kind == 44 && (h[2] || h[3] & 0xf8))
+		return 0; /* a later fragment */
+	if (kind != 44 && h[1] > 20)
+		return 0;
+	sc->ihl += kind == 44 ? 8 : (h[1] + 1) * 8;
+	return 1;
 }
 
 /* Fills everything but options. Reads by copy: slow path and miss path only. */
@@ -131,10 +147,15 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip6 = (void *)sc->l3;
 
-		if (bpf_skb_load_bytes(skb, ETH_LEN, ip6, sizeof(*ip6)) || ip6->nexthdr != IPPROTO_TCP)
+		if (bpf_skb_load_bytes(skb, ETH_LEN, ip6, sizeof(*ip6)))
 			return PARSED_OTHER;
 		sc->v6 = 1;
 		sc->ihl = sizeof(*ip6);
+		if (ip6->nexthdr != IPPROTO_TCP) {
+			if (!tcp_behind_extension(skb, sc, ip6->nexthdr))
+				return PARSED_OTHER;
+			r = PARSED_FRAGMENT;
+		}
 		sc->ttl = ip6->hop_limit;
 		total = bpf_ntohs(ip6->payload_len);
 		sc->pkt_len = total ? total + sizeof(*ip6) : skb->len - ETH_LEN;

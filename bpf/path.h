@@ -64,14 +64,14 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	bpf_spin_lock(&b->lock);
 	done = freeze_out(b, to_b, ts);
 	g->b.pending = freeze_in(b, g->b.consumed, out_a, &to_a, g->hold);
-	if (done)
-		a->phase_in = PHASE_FWD;
 	g->b.start = b->bound_in - b->irs - 1;
 	g->b.fin = !!(b->flags & LEG_FIN_IN);
 	ts = b->tsval_in;
 	bpf_spin_unlock(&b->lock);
 
 	bpf_spin_lock(&a->lock);
+	if (done)
+		a->phase_in = PHASE_FWD;
 	done = freeze_out(a, to_a, ts);
 	bpf_spin_unlock(&a->lock);
 	if (done) {

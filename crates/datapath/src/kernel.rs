@@ -12,7 +12,7 @@ use libbpf_rs::{
 };
 use nix::libc;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs, io,
     mem::MaybeUninit,
     net::SocketAddr,
@@ -483,13 +483,18 @@ impl Datapath {
         if let Some(i) = vias.iter().position(same) {
             return Ok(i as u16);
         }
-        if vias.len() >= usize::from(VIAS) {
-            return Err(SwitchError::Full);
-        }
-        let i = vias.len() as u16;
-        self.maps.set_via(i, &want).map_err(|e| SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)))?;
-        vias.push(want);
-        Ok(i)
+        let i = if vias.len() < usize::from(VIAS) {
+            vias.push(want);
+            vias.len() - 1
+        } else {
+            // next hops have changed: take a place that no flow uses any more
+            let used: HashSet<u16> = self.paths().iter().map(|(_, p)| p.via).collect();
+            let i = (0..VIAS).find(|i| !used.contains(i)).ok_or(SwitchError::Full)?;
+            vias[usize::from(i)] = want;
+            usize::from(i)
+        };
+        self.maps.set_via(i as u16, &want).map_err(|e| SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        Ok(i as u16)
     }
 
     /// Where the IPv6 address is kept that packets of this IPv4 leg go to.

@@ -47,7 +47,10 @@ impl Scene {
     }
 
     fn wait_state(&self, state: &str) {
-        eventually(state, || (self.flow()["state"] == state).then_some(()));
+        eventually(state, || {
+            let flows: Value = serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap();
+            flows.as_array().unwrap().iter().any(|f| f["state"] == state).then_some(())
+        });
     }
 
     fn pins(&self) -> PathBuf {

@@ -1,0 +1,391 @@
+//! kill -9 at every step of a splice and an unsplice: a connection goes on whole, or it ends and both its ends see that.
+//! Needs root and eBPF, and fails without.
+
+mod running;
+
+use longsplice_lab::{
+    Family, Lab, Shape,
+    pattern::{self, Mismatch},
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{self, How, Report, Script, converse, intact, listen, serve},
+};
+use nix::sys::signal::Signal;
+use running::{LONGSPLICE, Running, connect, eventually, round_trip};
+use serde_json::{Value, json};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener},
+    os::unix::{fs::MetadataExt, net::UnixStream},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+const PORT: u16 = 7000;
+/// Where a connection that is made after the kill leads.
+const ECHO: u16 = 7001;
+const CONNECTIONS: u64 = 8;
+const ROUNDS: u64 = 8;
+/// More bytes than there are: only commands splice. "never" would refuse them.
+const BY_HAND: &str = "1000000000000";
+/// How long each end of each connection sends, and how fast.
+const TRAFFIC: Duration = Duration::from_millis(2000);
+const PACE: u64 = 1_000_000;
+/// Whoever is still waiting then has been left hanging.
+const DEADLINE: Duration = Duration::from_secs(12);
+
+/// Random numbers that are the same in every run.
+struct Dice {
+    seed: u64,
+    thrown: u64,
+}
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        let mut word = [0; 8];
+        // The pattern begins with its seed itself.
+        pattern::fill(self.seed, 8 + self.thrown * 8, &mut word);
+        self.thrown += 1;
+        u64::from_le_bytes(word) % limit
+    }
+
+    fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    fn micros(&mut self, limit: u64) -> Duration {
+        Duration::from_micros(self.below(limit))
+    }
+}
+
+/// The control socket, without waiting for more than the caller wants to.
+struct Control(BufReader<UnixStream>);
+
+impl Control {
+    fn of(proxy: &Running) -> Control {
+        let stream = UnixStream::connect(proxy.control()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        Control(BufReader::new(stream))
+    }
+
+    fn send(&mut self, requests: &str) {
+        self.0.get_mut().write_all(requests.as_bytes()).unwrap();
+    }
+
+    fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn flows(&mut self) -> Vec<Value> {
+        self.send("{\"version\":1,\"ask\":\"ls\"}\n");
+        self.answer()["flows"].as_array().unwrap().clone()
+    }
+}
+
+/// Splices what is copied and takes back what is spliced, at random; knows what became of it.
+struct Driver {
+    control: Control,
+    dice: Dice,
+    /// The last command of each flow.
+    told: HashMap<u64, &'static str>,
+    /// Clients of flows that were spliced when last looked at.
+    spliced: HashSet<String>,
+    /// Those of them that nothing was asked of since: the kill must not matter to them at all.
+    steady: HashSet<String>,
+    states: HashMap<String, usize>,
+}
+
+impl Driver {
+    /// Looks at all flows, and gives a random half of them a command; whether to wait until these have been heard.
+    fn step(&mut self, wait: bool) {
+        let mut commands = String::new();
+        (self.spliced, self.steady, self.states) = Default::default();
+        let flows = self.control.flows();
+        let mut told = 0;
+        for flow in &flows {
+            let (id, client) = (flow["id"].as_u64().unwrap(), flow["client"].as_str().unwrap().to_owned());
+            let state = flow["state"].as_str().unwrap();
+            *self.states.entry(state.to_owned()).or_default() += 1;
+            let ask = match state {
+                "copying" => "splice",
+                "spliced" => "unsplice",
+                _ => continue,
+            };
+            let chosen = self.dice.coin();
+            if state == "spliced" {
+                if !chosen && self.told.get(&id).is_none_or(|last| *last == "splice") {
+                    self.steady.insert(client.clone());
+                }
+                self.spliced.insert(client);
+            }
+            if chosen {
+                self.told.insert(id, ask);
+                commands += &format!("{}\n", json!({ "version": 1, "ask": ask, "id": id }));
+                told += 1;
+            }
+        }
+        self.control.send(&commands);
+        if wait {
+            // A flow that has ended in the meantime is an error, and no harm.
+            (0..told).for_each(|_| drop(self.control.answer()));
+        }
+    }
+
+    /// Switches for some time, gives a last round of commands, and returns when it is time to kill.
+    fn drive(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.step(true);
+            thread::sleep(self.dice.micros(10_000));
+        }
+        self.step(false);
+        // A switch takes from some hundred microseconds to some milliseconds.
+        let longest = 200 << self.dice.below(6);
+        thread::sleep(self.dice.micros(longest));
+    }
+}
+
+/// What became of the connections of a round, or of all rounds.
+#[derive(Debug, Default)]
+struct Tally {
+    connections: usize,
+    spliced: usize,
+    steady: usize,
+    survived: usize,
+    ended: usize,
+    recovered: usize,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Tally) {
+        self.connections += other.connections;
+        self.spliced += other.spliced;
+        self.steady += other.steady;
+        self.survived += other.survived;
+        self.ended += other.ended;
+        self.recovered += other.recovered;
+    }
+}
+
+struct Round {
+    lab: Lab,
+    family: Family,
+    seed: u64,
+}
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        // What a killed proxy leaves, when a round has failed before it came to that.
+        let _ = fs::remove_dir_all(self.pins());
+    }
+}
+
+impl Round {
+    fn new(seed: u64) -> Round {
+        let family = Family::BOTH[seed as usize % 2];
+        Round { lab: Lab::simple(Shape::TwoDevices).unwrap(), family, seed }
+    }
+
+    fn pins(&self) -> PathBuf {
+        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
+        Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
+    }
+
+    fn front(&self, port: u16) -> SocketAddr {
+        FORWARDER_TO_CLIENT.port(self.family, port)
+    }
+
+    fn proxy(&self, splice: &str) -> Running {
+        let [traffic, echo] =
+            [PORT, ECHO].map(|port| format!("{}={}", self.front(port), SERVER.port(self.family, port)));
+        let arguments = ["--plug", &traffic, "--plug", &echo, "--splice", splice];
+        Running::start(self.lab.forwarder.command(LONGSPLICE), None, &arguments, &[])
+    }
+
+    fn run(&self, splice: &str) -> Tally {
+        let mut dice = Dice { seed: self.seed, thrown: 0 };
+        let mut first = self.proxy(splice);
+        let server = SERVER.port(self.family, PORT);
+        let answer = Script::answerer().lasting(TRAFFIC, PACE).deadline(DEADLINE);
+        let serving =
+            self.lab.server.run(|| serve(listen(server, &answer).unwrap(), CONNECTIONS as usize, answer.clone()));
+        self.lab.server.run(|| running::echo(TcpListener::bind(SERVER.port(self.family, ECHO)).unwrap()));
+        let control = Control::of(&first);
+        let front = self.front(PORT);
+        let clients: Vec<_> = (0..CONNECTIONS)
+            .map(|i| {
+                let script = Script::opener(self.seed * 1000 + i).lasting(TRAFFIC, PACE).deadline(DEADLINE);
+                self.lab.client.spawn(move || {
+                    // A proxy that was killed before it could accept refuses.
+                    traffic::connect(front, &script).ok().map(|stream| converse(stream, &script))
+                })
+            })
+            .collect();
+
+        let time = if splice == "at-once" { dice.micros(30_000) } else { dice.micros(1_000_000) };
+        let mut driver = Driver {
+            control,
+            dice,
+            told: HashMap::new(),
+            spliced: HashSet::new(),
+            steady: HashSet::new(),
+            states: HashMap::new(),
+        };
+        driver.drive(time);
+        first.kill();
+        thread::sleep(driver.dice.micros(400_000));
+
+        let mut second = self.proxy("at-once");
+        let recovered = self.recovered(&second, &driver);
+        self.new_connection(&second);
+        let clients: Vec<Report> = clients.into_iter().filter_map(|client| client.join().unwrap()).collect();
+        let servers = serving.stop();
+        let mut tally = self.judge(&clients, &servers, &driver);
+        tally.recovered = recovered;
+        eprintln!(
+            "{splice}, round {}, {:?}: killed after {time:?} at {:?}: {tally:?}",
+            self.seed, self.family, driver.states
+        );
+
+        second.signal(Signal::SIGTERM);
+        assert!(second.wait().success(), "{}", second.messages());
+        self.nothing_left();
+        tally
+    }
+
+    /// How many flows the new process knows of. Those that nobody was switching must be among them.
+    fn recovered(&self, proxy: &Running, driver: &Driver) -> usize {
+        let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+        let known: HashSet<&str> = flows.iter().filter_map(|flow| flow["client"].as_str()).collect();
+        for client in &driver.steady {
+            assert!(known.contains(client.as_str()), "{client} is spliced, but not taken over: {flows:?}");
+        }
+        flows.len()
+    }
+
+    /// What is asked of the new process works like anywhere else.
+    fn new_connection(&self, proxy: &Running) {
+        let mut connection = self.lab.client.run(|| connect(self.front(ECHO)));
+        round_trip(&mut connection, b"hello");
+        let client = connection.local_addr().unwrap().to_string();
+        eventually("the new connection is spliced", || {
+            let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+            flows.iter().any(|flow| flow["client"] == client && flow["state"] == "spliced").then_some(())
+        });
+        round_trip(&mut connection, &[7; 100_000]);
+    }
+
+    fn judge(&self, clients: &[Report], servers: &[Report], driver: &Driver) -> Tally {
+        let mut tally = Tally { connections: clients.len(), ..Tally::default() };
+        let answers: HashMap<u64, &Report> = servers.iter().filter_map(|s| Some((s.seed?, s))).collect();
+        for report in clients.iter().chain(servers) {
+            self.ended(report);
+        }
+        for client in clients {
+            let name = client.local.map(|local| local.to_string()).unwrap_or_default();
+            let server = answers.get(&client.seed.unwrap());
+            let whole = server.map_or_else(|| Err("it never came to the server".to_owned()), |s| intact(client, s));
+            tally.spliced += usize::from(driver.spliced.contains(&name));
+            tally.steady += usize::from(driver.steady.contains(&name));
+            match whole {
+                Ok(()) => tally.survived += 1,
+                Err(why) => {
+                    assert!(!driver.steady.contains(&name), "{}: {name} was spliced: {why}", self.seed);
+                    tally.ended += 1;
+                }
+            }
+            if let Some(server) = server {
+                for (from, to) in [(client, *server), (*server, client)] {
+                    assert!(to.received <= from.sent, "{}: bytes out of nothing: {client}; {server}", self.seed);
+                }
+            }
+        }
+        tally
+    }
+
+    /// Not one wrong byte, and an end that is no waiting.
+    fn ended(&self, report: &Report) {
+        let wrong: Option<Mismatch> = report.mismatch;
+        let ends = [&report.end, &report.send_end];
+        let over = ends.iter().all(|how| matches!(how, How::Eof | How::Reset));
+        assert!(wrong.is_none() && over, "round {}, {:?} > {:?}: {report}", self.seed, report.local, report.remote);
+    }
+
+    fn nothing_left(&self) {
+        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
+        // Sockets that were closed by the kill belong to the kernel, which tries for a while to tell their ends.
+        const CLOSED: [&str; 5] = ["TIME-WAIT", "FIN-WAIT", "CLOSING", "LAST-ACK", "UNCONN"];
+        let sockets = self.lab.forwarder.execute("ss", &["-tanH"]).unwrap();
+        let (closed, open): (Vec<&str>, Vec<&str>) =
+            sockets.lines().partition(|line| CLOSED.iter().any(|state| line.starts_with(state)));
+        assert!(open.is_empty(), "round {}: {open:#?}", self.seed);
+        let owed = closed.iter().filter(|line| !line.starts_with("TIME-WAIT")).count();
+        if owed > 0 {
+            eprintln!("round {}: {owed} sockets that the kernel still closes", self.seed);
+        }
+        let name = self.lab.forwarder.name();
+        let processes = Command::new("ip").args(["netns", "pids", name]).output().unwrap();
+        assert!(processes.stdout.is_empty(), "{processes:?}");
+    }
+}
+
+fn rounds(splice: &str, first: u64) -> Tally {
+    let mut all = Tally::default();
+    for seed in first..first + ROUNDS {
+        all.add(&Round::new(seed).run(splice));
+    }
+    eprintln!("--splice {splice}, all rounds: {all:?}");
+    all
+}
+
+#[test]
+fn needs_root_and_bpf_killed_while_flows_are_switched_at_random() {
+    let all = rounds(BY_HAND, 100);
+    assert!(all.spliced > 0 && all.steady > 0 && all.survived > 0 && all.recovered > 0, "{all:?}");
+    assert!(all.ended > 0, "every kill came too late to matter: {all:?}");
+}
+
+#[test]
+fn needs_root_and_bpf_killed_while_flows_begin() {
+    let all = rounds("at-once", 200);
+    assert!(all.survived > 0, "{all:?}");
+}
+
+/// Flows of an earlier process end with the one that has taken them over, and their ends are told.
+#[test]
+fn needs_root_and_bpf_killed_and_then_stopped() {
+    for (seed, flush) in [(300, false), (301, false), (302, true), (303, true)] {
+        let round = Round::new(seed);
+        let mut first = round.proxy("at-once");
+        let server = SERVER.port(round.family, PORT);
+        let (long, deadline) = (Duration::from_secs(4), Duration::from_secs(8));
+        let answer = Script::answerer().lasting(long, PACE).deadline(deadline);
+        let serving = round.lab.server.run(|| serve(listen(server, &answer).unwrap(), 1, answer.clone()));
+        let (front, script) = (round.front(PORT), Script::opener(seed).lasting(long, PACE).deadline(deadline));
+        let client = round.lab.client.spawn(move || converse(traffic::connect(front, &script).unwrap(), &script));
+        eventually("spliced", || (Control::of(&first).flows().first()?["state"] == "spliced").then_some(()));
+        first.kill();
+        thread::sleep(Duration::from_millis(200));
+        if flush {
+            round.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
+        } else {
+            let mut second = round.proxy("at-once");
+            thread::sleep(Duration::from_millis(200));
+            second.signal(Signal::SIGTERM);
+            assert!(second.wait().success(), "{}", second.messages());
+        }
+        let stopped = Instant::now();
+        let reports = [client.join().unwrap(), serving.join().remove(0)];
+        eprintln!("flush {flush}: ended {:?} after the stop: {} | {}", stopped.elapsed(), reports[0], reports[1]);
+        for report in &reports {
+            round.ended(report);
+            assert_eq!(report.end, How::Reset, "{report}");
+        }
+        round.nothing_left();
+    }
+}
