@@ -84,7 +84,7 @@ impl Packet {
         t.extend(self.to.port().to_be_bytes());
         t.extend(self.seq.to_be_bytes());
         t.extend(self.ack.to_be_bytes());
-        assert!(self.options.len() % 4 == 0 && self.options.len() <= 40, "a TCP header is 20 to 60 bytes");
+        assert!(self.options.len().is_multiple_of(4) && self.options.len() <= 40, "a TCP header is 20 to 60 bytes");
         t.push((5 + self.options.len() as u8 / 4) << 4);
         t.push(self.flags);
         t.extend(self.window.to_be_bytes());

@@ -640,7 +640,7 @@ impl Remotes {
         if let Some(i) = self.taken.get(leg) {
             return Some(*i);
         }
-        let i = self.free.pop().or_else(|| (self.next < Self::MOST).then(|| self.next))?;
+        let i = self.free.pop().or_else(|| (self.next < Self::MOST).then_some(self.next))?;
         self.next = self.next.max(i + 1);
         self.taken.insert(*leg, i);
         Some(i)

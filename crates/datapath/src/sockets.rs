@@ -10,12 +10,12 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-fn set_int(fd: impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+fn set_int(fd: impl AsFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the option value is one int, and its address and size are passed.
     let r = unsafe {
         libc::setsockopt(
             fd.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
+            level,
             option,
             (&raw const value).cast(),
             size_of::<libc::c_int>() as libc::socklen_t,
@@ -38,7 +38,12 @@ impl Repair {
     pub fn set(self, fd: impl AsFd) -> io::Result<()> {
         const TCP_REPAIR_ON: libc::c_int = 1;
         const TCP_REPAIR_OFF_NO_WP: libc::c_int = -1;
-        set_int(fd, libc::TCP_REPAIR, if self == Repair::On { TCP_REPAIR_ON } else { TCP_REPAIR_OFF_NO_WP })
+        if self == Repair::On {
+            return set_int(&fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, TCP_REPAIR_ON);
+        }
+        set_int(&fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)?;
+        // leaving repair mode clears it, and nobody could listen on the port again while this socket lives
+        set_int(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)
     }
 }
 
@@ -110,8 +115,8 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     Repair::On.set(&s)?;
     bind(s.as_raw_fd(), &SockaddrStorage::from(r.local))?;
     for (queue, seq) in [(SEND_QUEUE, r.next_out), (RECV_QUEUE, r.next_in)] {
-        set_int(&s, libc::TCP_REPAIR_QUEUE, queue)?;
-        set_int(&s, libc::TCP_QUEUE_SEQ, seq as libc::c_int)?;
+        set_int(&s, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)?;
+        set_int(&s, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, seq as libc::c_int)?;
     }
     connect(s.as_raw_fd(), &SockaddrStorage::from(r.remote))?;
     let mut options = vec![RepairOption { code: OPT_MSS, value: r.mss.into() }];
@@ -124,7 +129,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     if let Some(tsval) = r.tsval {
         options.push(RepairOption { code: OPT_TIMESTAMP, value: 0 });
         // bit 0 would switch the socket to microseconds
-        set_int(&s, libc::TCP_TIMESTAMP, (tsval.wrapping_add(1) & !1) as libc::c_int)?;
+        set_int(&s, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, (tsval.wrapping_add(1) & !1) as libc::c_int)?;
     }
     set_raw(s.as_fd(), libc::TCP_REPAIR_OPTIONS, &options)?;
     let w =

@@ -128,7 +128,7 @@ fn flatten(btf: &Btf<'_>, c: Composite<'_>, base: usize, to: &mut Vec<(String, u
         let m = c.get(i).expect("within its length");
         let bits = match m.attr {
             MemberAttr::Normal { offset } => offset,
-            MemberAttr::BitField { offset, .. } => offset.into(),
+            MemberAttr::BitField { offset, .. } => offset,
         };
         let at = base + bits as usize / 8;
         match m.name {

@@ -66,6 +66,7 @@ impl Leg {
     pub(crate) fn abort(&self) {
         if let Some(s) = &self.stream {
             // A socket that is gone already cannot be reset any more: nothing is lost by ignoring that.
+            let _ = Repair::Off.set(s);
             let _ = SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
         }
     }
@@ -96,6 +97,15 @@ impl Leg {
         {
             // its FIN is muted by the data path anyway
             tracing::warn!(leg = ?self.tuple(), %error, "a parked socket could not be closed silently");
+        }
+    }
+
+    /// A parked socket is in repair mode: if the process dies, the kernel closes it without a FIN, and nothing of it is left
+    /// that would answer for the connection when the data path is gone.
+    pub(crate) fn park(&self, on: bool) {
+        let Some(s) = &self.stream else { return };
+        if let Err(error) = if on { Repair::On } else { Repair::Off }.set(s) {
+            tracing::warn!(leg = ?self.tuple(), %error, "repair mode of a parked socket");
         }
     }
 

@@ -297,6 +297,8 @@ impl<'a> Relay<'a> {
                 Ok(at) => {
                     tracing::debug!(flow = self.flow.shared.id, ?at, "spliced");
                     self.events = Some(events);
+                    self.client.park(true);
+                    self.server.park(true);
                     for d in &mut self.pump.dirs {
                         d.park();
                     }
@@ -465,8 +467,8 @@ impl<'a> Relay<'a> {
         self.released = None;
         *self.flow.shared.released() = None;
         let mut now = self.flow.shared.now();
-        for d in 0..2 {
-            let Some(end) = datapath.released_end(&old[d]) else { continue };
+        for (d, old) in old.iter().enumerate() {
+            let Some(end) = datapath.released_end(old) else { continue };
             let forwarded = end - now.since[d];
             now.spliced[d] += forwarded;
             now.since[d] = end;
@@ -484,6 +486,10 @@ impl<'a> Relay<'a> {
         let reset_by_client = datapath.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);
         match datapath.unsplice(&c, &s) {
             Ok(at) => {
+                if spliced {
+                    self.client.park(false);
+                    self.server.park(false);
+                }
                 self.take_back(&at, spliced);
                 self.set_state(FlowState::Unsplicing);
                 let reset = (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0;

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What impair.rs and lab.bpf.c share: the places in two arrays of 64-bit numbers. build.rs makes the Rust constants
  * out of these enums, so this is their only definition. One name a line.

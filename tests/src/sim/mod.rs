@@ -406,7 +406,7 @@ impl World {
                 self.wire(i, false, p);
             }
             for p in self.sockets[i].poll(self.now) {
-                self.from_socket(i, p);
+                self.by_socket(i, p);
             }
             if self.hosts[i].reset {
                 return self.fail(&format!("host {i} was reset"));
@@ -481,7 +481,7 @@ impl World {
         }
     }
 
-    fn from_socket(&mut self, i: usize, p: Packet) {
+    fn by_socket(&mut self, i: usize, p: Packet) {
         self.model.time(self.now * 1000);
         match self.model.egress(i, &seg(&p)) {
             None => self.note(|_| format!("socket {i} muted {}", show(&p))),

@@ -175,10 +175,10 @@ impl Relay {
 
     /// Reads without writing.
     fn grab(&mut self, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
-        for d in 0..2 {
-            if self.dirs[d].hand.is_empty() && !self.eof[d] && sockets[d].unread() > 0 {
-                let n = rng.random_range(1..=sockets[d].unread().min(self.habits.buffer));
-                let n = sockets[d].read(n, &mut self.dirs[d].hand);
+        for (d, socket) in sockets.iter_mut().enumerate() {
+            if self.dirs[d].hand.is_empty() && !self.eof[d] && socket.unread() > 0 {
+                let n = rng.random_range(1..=socket.unread().min(self.habits.buffer));
+                let n = socket.read(n, &mut self.dirs[d].hand);
                 self.consumed[d] += n as u64;
             }
         }

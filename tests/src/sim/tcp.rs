@@ -586,7 +586,7 @@ impl Tcp {
                 }
             }
         }
-        if self.style.sack && p.data.len() > 0 && new_sack {
+        if self.style.sack && !p.data.is_empty() && new_sack {
             self.dup += 1;
         }
     }

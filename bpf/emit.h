@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The copies of a segment leave: one for the local socket, one for the other host. A copy that must be cut is the last one,
+ * since its bytes are gone then; the other is a clone. */
+#ifndef LONGSPLICE_EMIT_H
+#define LONGSPLICE_EMIT_H
+
+static __always_inline __u32 ports_of(const struct tuple *t)
+{
+	return (__u32)t->lport | (__u32)t->rport << 16;
+}
+
+/* The socket's copy, from the packet as it came or, if `touched`, as the forwarded copy left it. */
+__noinline int emit_local(struct __sk_buff *skb, int touched)
+{
+	struct scratch *sc = scratch();
+
+	if (!sc)
+		return TCX_DROP;
+	if (touched && (rewrite_ip(skb, 0, sc->ttl) || bpf_skb_store_bytes(skb, 0, sc->mac, 12, 0)))
+		return drop(V_REWRITE_FAILED);
+	if (rewrite_tcp(skb, 0, touched ? (__u32)sc->t.rport | (__u32)sc->t.lport << 16 : 0) || trim(skb, sc->p.l.keep))
+		return drop(V_REWRITE_FAILED);
+	count(touched ? V_BOTH : V_LOCAL);
+	return TCX_NEXT;
+}
+
+static __always_inline void next_hop(struct scratch *sc, const struct leg *o)
+{
+	sc->ifindex = o->ifindex;
+	__builtin_memcpy(sc->hop, o->dmac, 6);
+	__builtin_memcpy(sc->hop + 6, o->smac, 6);
+}
+
+/* The other host's copy, as a clone or for good. */
+__noinline int emit_forward(struct __sk_buff *skb, int clone)
+{
+	struct scratch *sc = scratch();
+
+	if (!sc)
+		return TCX_DROP;
+	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1) ||
+	    bpf_skb_store_bytes(skb, 0, sc->hop, 12, 0))
+		return drop(V_REWRITE_FAILED);
+	if (clone)
+		return bpf_clone_redirect(skb, sc->ifindex, 0);
+	if (trim(skb, sc->p.f.keep))
+		return drop(V_REWRITE_FAILED);
+	return bpf_redirect(sc->ifindex, 0);
+}
+
+/* Marks the socket's clone on its way through our own ingress. A packet from outside has no mark. */
+#define MARK_LOCAL 0x6c73706c
+
+__noinline int emit_both(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+
+	if (!sc)
+		return TCX_DROP;
+	if (sc->p.f.keep >= sc->s.len) {
+		if (bpf_skb_load_bytes(skb, 0, sc->mac, 12))
+			return drop(V_REWRITE_FAILED);
+		if (emit_forward(skb, 1) < 0)
+			count(V_REWRITE_FAILED);
+		return emit_local(skb, 1);
+	}
+	if (sc->p.l.keep < sc->s.len) { /* both cut: the other host will hear of it from the next segment */
+		count(V_STRADDLE);
+		return emit_local(skb, 0);
+	}
+	if (rewrite_tcp(skb, 0, 0))
+		return drop(V_REWRITE_FAILED);
+	skb->mark = MARK_LOCAL;
+	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+		count(V_REWRITE_FAILED);
+	skb->mark = 0;
+	count(V_BOTH);
+	return emit_forward(skb, 0);
+}
+
+#endif

@@ -1,0 +1,180 @@
+//! What both sides share: layouts, constants, memory.
+
+use super::*;
+
+macro_rules! layout {
+    ($types:expr, $t:ident { $($field:ident),* }) => {{
+        let found = $types.layout(stringify!($t)).unwrap_or_else(|| panic!("struct {} is in the BTF", stringify!($t)));
+        assert_eq!(found.size, size_of::<abi::$t>(), "size of struct {}", stringify!($t));
+        let ours = vec![$((stringify!($field).to_string(), std::mem::offset_of!(abi::$t, $field))),*];
+        assert_eq!(found.members, ours, "members of struct {}", stringify!($t));
+    }};
+}
+
+#[test]
+fn layouts_are_those_of_the_object() {
+    bench(64, |b| {
+        let t = testing::Types::of(&b.datapath).expect("BTF");
+        layout!(t, tuple { remote, local, rport, lport });
+        layout!(t, tuple4 { remote, local, rport, lport });
+        layout!(
+            t,
+            leg {
+                lock,
+                flags,
+                peer,
+                phase_in,
+                phase_out,
+                wscale_in,
+                wscale_out,
+                mss_in,
+                mss_out,
+                irs,
+                iss,
+                max_in,
+                bound_in,
+                ack_in,
+                edge_in,
+                tsval_in,
+                max_out,
+                local_out,
+                bound_out,
+                ack_out,
+                win_out,
+                edge_out,
+                ack_local,
+                win_local,
+                tsval_out,
+                shim_in,
+                shim_out,
+                shim_ts,
+                seq_off,
+                ts_from_peer,
+                verbatim,
+                ifindex,
+                dmac,
+                smac,
+                in64,
+                seen
+            }
+        );
+        layout!(
+            t,
+            path { word, max_ack, via, scales, seen, seq_add, ack_add, tsval_add, tsecr_add, rport, lport, remote4 }
+        );
+        layout!(t, path4 { p });
+        layout!(t, path6 { p, remote });
+        layout!(t, via { ifindex, mtu, dmac, smac, local });
+        layout!(
+            t,
+            embryo {
+                irs,
+                iss,
+                tsval_in,
+                tsval_out,
+                mss_in,
+                mss_out,
+                wscale_in,
+                wscale_out,
+                opts_in,
+                opts_out,
+                edge_out,
+                ifindex,
+                dmac,
+                smac
+            }
+        );
+        layout!(t, event { leg, kind });
+        layout!(t, half { leg, consumed, produced, leftover, pending, start, fin, flags, phase_in });
+        layout!(
+            t,
+            switch_args { op, result, hold, fit, trigger, a, b, via_a, via_b, remote_a, remote_b, end_a, end_b }
+        );
+        layout!(t, listen_key { local, port, family });
+        let word = t.layout("path_word").expect("union path_word");
+        assert_eq!(word.size, 8);
+        let place = |n: &str| word.members.iter().find(|m| m.0 == n).map(|m| m.1);
+        assert_eq!(
+            [place("all"), place("end"), place("wraps"), place("flags")],
+            [Some(0), Some(0), Some(4), Some(6)],
+            "as PathView takes it apart"
+        );
+        assert!(size_of::<abi::path4>() <= 40, "what an entry of 104 bytes leaves room for");
+    });
+}
+
+/// The constants of one enum, from the object or, if nothing in it has the enum's type, from the header.
+fn constants(t: &testing::Types, name: &str) -> Vec<(String, i64)> {
+    if let Some(c) = t.constants(name) {
+        return c;
+    }
+    let header = include_str!("../../../bpf/flow.h");
+    let body = header
+        .split_once(&format!("enum {name} {{"))
+        .expect("the enum is in flow.h")
+        .1
+        .split_once("};")
+        .expect("its end")
+        .0;
+    let value = |v: &str| match v.trim().split_once("<<") {
+        Some((a, n)) => a.trim().parse::<i64>().expect("number") << n.trim().parse::<u32>().expect("number"),
+        None => v.trim().parse().expect("number"),
+    };
+    let lines = body.lines().map(|l| l.split("/*").next().expect("a part").trim().trim_end_matches(','));
+    lines.filter_map(|l| l.split_once('=')).map(|(n, v)| (n.trim().to_string(), value(v))).collect()
+}
+
+macro_rules! same_constants {
+    ($t:expr, $enum:literal, $prefix:literal, $($ty:ident :: { $($name:ident),* }),*) => {{
+        let found = constants($t, $enum);
+        $($({
+            let want = format!("{}{}", $prefix, stringify!($name));
+            let value = found.iter().find(|c| c.0 == want).unwrap_or_else(|| panic!("{want} is in enum {}", $enum)).1;
+            assert_eq!(value, i64::from($ty::$name), "{want}");
+        })*)*
+    }};
+}
+
+#[test]
+fn constants_are_those_of_the_object() {
+    use longsplice_datapath::LegFlags;
+    bench(64, |b| {
+        let t = &testing::Types::of(&b.datapath).expect("BTF");
+        let verdicts = t.constants("verdict").expect("enum verdict is in the BTF");
+        assert_eq!(verdicts.last(), Some(&("V_MAX".to_string(), VERDICTS.len() as i64)), "a label for each verdict");
+        for (i, ((name, value), label)) in verdicts.iter().zip(VERDICTS).enumerate() {
+            assert_eq!(*value, i as i64);
+            let constant = format!("V_{}", label.to_uppercase().replace('-', "_"));
+            assert_eq!(&constant, name);
+        }
+        same_constants!(t, "leg_flag", "LEG_", LegFlags::{
+            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, SYN, LOST
+        });
+        same_constants!(t, "path_flag", "PATH_", PathFlags::{ SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS });
+        let value = |e: &str, n: &str| constants(t, e).iter().find(|c| c.0 == n).map(|c| c.1);
+        assert_eq!(value("path_flag", "PATH_STRIP_TS"), Some(STRIP_TS.into()));
+        assert_eq!(value("path_flag", "PATH_STRIP_SACK"), Some(STRIP_SACK.into()));
+        assert_eq!(value("path_flag", "PATH_TRIGGER"), Some(TRIGGER.into()));
+        assert_eq!(value("path_flag", "PATH_CHECK_SHIFT"), Some(CHECK_SHIFT.into()));
+        assert_eq!(value("leg_flag", "LEG_TRIGGER"), Some(LEG_TRIGGER.into()));
+        assert_eq!(value("phase", "PHASE_FWD"), Some(FWD.into()));
+        for e in ["leg_flag", "path_flag"] {
+            if t.constants(e).is_none() {
+                eprintln!("enum {e} is not in the BTF, for no variable has its type: compared with flow.h");
+            }
+        }
+    });
+}
+
+/// A released IPv4 flow is two entries of paths4 and nothing else.
+#[test]
+fn memory_of_a_released_flow() {
+    const FLOWS: u32 = 16384;
+    bench(FLOWS, |b| {
+        let bytes = testing::memory(&b.datapath, "paths4").expect("fdinfo");
+        let per_flow = bytes as f64 / f64::from(FLOWS);
+        eprintln!("paths4 for {FLOWS} flows: {bytes} bytes, {per_flow:.1} per flow");
+        assert!(per_flow <= 256.0, "{per_flow:.1} bytes per flow");
+        assert_eq!(size_of::<abi::tuple4>() + size_of::<abi::path4>(), 52);
+    });
+}

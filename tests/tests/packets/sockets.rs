@@ -1,0 +1,151 @@
+//! Local sockets: shims, muting, triggers.
+
+use super::*;
+
+#[test]
+fn shims() {
+    bench(64, |b| {
+        let shim = [100_000, 0u32.wrapping_sub(3000), 500];
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            for flags in [flag::ACK, flag::ACK | flag::FIN, flag::PSH, flag::RST | flag::ACK, flag::SYN] {
+                for n in [0, 33] {
+                    control_leg(&f, b, shim);
+                    let mut p = f.next(n);
+                    p.flags = flags;
+                    p.options = option::usual(Some((1, 2)), &[(p.ack + 1, p.ack + 2)]);
+                    let mut want = p.clone();
+                    want.seq = p.seq.wrapping_sub(shim[0]);
+                    if flags & flag::ACK != 0 {
+                        want.ack = p.ack.wrapping_sub(shim[1]);
+                        want.options =
+                            option::usual(Some((1, 2u32.wrapping_sub(500))), &[(want.ack + 1, want.ack + 2)]);
+                    } else {
+                        let at = p.ack.wrapping_sub(shim[1]);
+                        want.options = option::usual(Some((1, 2)), &[(at + 1, at + 2)]);
+                    }
+                    let o = b.ingress(&p.frame());
+                    assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "flags {flags:x}");
+                    assert_eq!(verify(&o.frame), Ok(want), "in: flags {flags:x}, {n} bytes, v6 {v6:?}");
+                }
+            }
+            for n in [0, 33] {
+                control_leg(&f, b, shim);
+                let mut p = Packet::new(f.client.local, f.client.remote);
+                if v6[0] {
+                    (p.id, p.fragment) = (0, 0);
+                }
+                p.seq = f.up.max_ack.wrapping_sub(shim[1]);
+                p.ack = f.up.end.wrapping_sub(shim[0]);
+                p.payload = vec![3; n];
+                p.options = option::usual(Some((7, 8)), &[(p.ack + 10, p.ack + 20)]);
+                let mut want = p.clone();
+                (want.seq, want.ack) = (f.up.max_ack, f.up.end);
+                want.options = option::usual(Some((507, 8)), &[(want.ack + 10, want.ack + 20)]);
+                let o = b.run(true, &p.frame(), TestContext::default());
+                assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local-out"][..]));
+                assert_eq!(verify(&o.frame), Ok(want), "out: {n} bytes, v6 {v6:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn spliced_sockets_are_muted() {
+    bench(64, |b| {
+        for (v6, with_leg) in [([false, false], false), ([true, true], false), ([false, false], true)] {
+            let f = Flow::new(v6);
+            if with_leg {
+                spliced_legs(&f, b, 0);
+            }
+            f.install(b, 0);
+            for flags in [flag::ACK, flag::ACK | flag::FIN, flag::RST] {
+                let mut p = Packet::new(f.client.local, f.client.remote);
+                (p.seq, p.ack, p.flags) = (f.up.max_ack, f.up.end, flags);
+                let o = b.run(true, &p.frame(), TestContext::default());
+                assert_eq!((o.code, &o.verdicts[..]), (DROP, &["local-muted"][..]), "{v6:?} leg {with_leg} {flags:x}");
+            }
+        }
+        // a dead flow is answered by the kernel's RST
+        let mut f = Flow::new([false, false]);
+        f.up.dead = true;
+        f.install(b, 0);
+        let mut p = Packet::new(f.client.local, f.client.remote);
+        (p.seq, p.flags) = (f.up.max_ack, flag::RST);
+        let o = b.run(true, &p.frame(), TestContext::default());
+        assert_eq!((o.code, hex(&o.frame)), (NEXT, hex(&p.frame())));
+    });
+}
+
+/// Records of both legs of a spliced flow; `passed` bytes went by from the client since.
+fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
+    for (t, other, d, r) in [(&f.client, &f.server, &f.up, &f.down), (&f.server, &f.client, &f.down, &f.up)] {
+        let back = if t == &f.client { passed } else { 0 };
+        let forth = passed - back;
+        let (end, out) = (d.end.wrapping_sub(back), r.end.wrapping_add(r.seq_add).wrapping_sub(forth));
+        let leg = abi::leg {
+            flags: LEG_TRACKED | LEG_PAIRED | LEG_SPLICED | LEG_TRIGGER | LEG_TS | LEG_SACK,
+            peer: testing::key(other),
+            phase_in: FWD,
+            phase_out: FWD,
+            wscale_in: 7,
+            wscale_out: 7,
+            irs: end.wrapping_sub(1000),
+            iss: out.wrapping_sub(1000),
+            max_in: end,
+            bound_in: end,
+            ack_out: end,
+            ack_local: end,
+            win_local: 65535,
+            win_out: 65535,
+            edge_out: end.wrapping_add(65535),
+            max_out: out,
+            local_out: out,
+            bound_out: out,
+            ack_in: out,
+            edge_in: out.wrapping_add(65535),
+            seq_off: d.seq_add,
+            ts_from_peer: r.tsval_add,
+            ifindex: 1,
+            ..Default::default()
+        };
+        testing::put_leg(&b.datapath, t, &leg).expect("leg");
+    }
+}
+
+#[test]
+fn trigger_gives_new_data_to_the_socket() {
+    bench(64, |b| {
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            spliced_legs(&f, b, 1234);
+            f.install(b, TRIGGER);
+            // what is old does not trigger
+            let mut old = f.next(100);
+            old.seq -= 100;
+            let o = b.ingress(&old.frame());
+            assert_eq!((o.code, &o.verdicts[..]), (REDIRECT, &["forwarded"][..]));
+            let p = f.next(100);
+            let o = b.ingress(&p.frame());
+            assert_eq!(o.code, NEXT, "{:?}", o.verdicts);
+            let out = verify(&o.frame).expect("checksums");
+            assert_eq!((out.from, out.to, out.ttl), (p.from, p.to, p.ttl));
+            assert_eq!((out.seq, &out.payload), (p.seq - 1234, &p.payload), "as the socket counts");
+            assert_eq!(out.ack, p.ack);
+            assert_eq!(b.datapath.path(&f.client).expect("path").flags & PathFlags::SPLICED, 0);
+            assert_eq!(b.datapath.path(&f.server).expect("path").flags & PathFlags::SPLICED, 0);
+        }
+    });
+}
+
+/// Our own marked clone passes.
+#[test]
+fn marked_clone() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        f.install(b, 0);
+        let p = f.next(10);
+        let o = b.run(false, &p.frame(), TestContext { mark: 0x6c73_706c, ..TestContext::default() });
+        assert_eq!((o.code, hex(&o.frame)), (NEXT, hex(&p.frame())));
+    });
+}
