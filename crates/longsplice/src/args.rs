@@ -100,7 +100,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "DEV")]
     pub device: Vec<String>,
 
-    /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 65536].
+    /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 2048,
+    /// from where on it was measured to pay].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<When>,
 

@@ -21,7 +21,7 @@
 //!   { action = "deny", client = "192.0.2.0/24" },                                    # the like, on SOCKS listeners
 //! ]
 //! limits = { handshake = 10, resolve = 5, connect = 10, connections_per_client = 1024, connections = 65536 }
-//! policy = { splice = 65536, hold = false, drain_limit = 10, release_after = 60, idle_limit = 7200 }
+//! policy = { splice = 2048, hold = false, drain_limit = 10, release_after = 60, idle_limit = 7200 }
 //! # splice: "never", "at-once", or after so many bytes; release_after: "never" keeps the sockets
 //!
 //! [[listener]]
