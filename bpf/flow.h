@@ -50,7 +50,6 @@ enum leg_flag {
 	LEG_TRIGGER = 1 << 11, /* new data from the host take the flow back to control mode */
 	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
 	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
-	LEG_LOST = 1 << 13,    /* the socket died with bytes in hand: the flow cannot go on */
 	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
 };
 
@@ -166,7 +165,6 @@ enum event_kind {
 	EVENT_CLOSED = 4,     /* both FINs acknowledged */
 	EVENT_RESET = 5,
 	EVENT_OVERSIZE = 6,   /* segments do not fit, and the sender keeps sending them */
-	EVENT_LOST = 7,
 };
 
 struct event {
@@ -245,7 +243,6 @@ enum verdict {
 	V_OVERSIZE,         /* did not fit the MTU: ICMP sent back */
 	V_FRAGMENT,         /* IP fragment of a flow */
 	V_STRADDLE,         /* a part of a segment across the bound was left to retransmission */
-	V_MALFORMED,
 	V_NO_PEER,          /* the other leg's record is gone */
 	V_REWRITE_FAILED,   /* a helper refused: out of memory */
 	V_TABLE_FULL,

@@ -1,10 +1,10 @@
 //! Release, recreation, policies, ends of life.
-use longsplice_engine::{Command, FlowState, How, Policy, When};
+use longsplice_engine::{Command, FlowState, How, Policy, Trigger, When};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Chunks, Ending, Report, Script, Serving, connect, converse, intact, listen, serve},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Chunks, Ending, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{thread::JoinHandle, time::Duration};
@@ -138,4 +138,54 @@ fn idle_flows_are_ended() {
     assert_eq!(e[0].how, How::Idle);
     let (c, s) = r.reports();
     assert_eq!((c.end, s.end), (longsplice_lab::traffic::How::Reset, longsplice_lab::traffic::How::Reset));
+}
+
+/// The server speaks first and is spliced; not one byte of what the client then sends is forwarded past the proxy.
+#[test]
+fn the_next_request_takes_the_flow_back() {
+    for family in Family::BOTH {
+        let script = Script::opener(5).bytes(400_000).start(Start::Received(1_000_000));
+        let answer = Script::answerer_of(5).bytes(1_000_000).pace(2_000_000).ending(Ending::Hold);
+        let mut r = start(family, Policy { trigger: Some(Trigger::ClientData), ..at_once() }, script, answer);
+        r.f.wait_state(FlowState::Spliced);
+        r.intact();
+        let e = r.f.ended(1);
+        assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].spliced_up), (400_000, 1_000_000, 0), "{e:?}");
+        assert!(e[0].spliced_down >= 900_000, "{e:?}");
+    }
+}
+
+#[test]
+fn an_idle_flow_is_taken_back() {
+    let script = Script::opener(5).bytes(100_000).pace(1_000_000).ending(Ending::Hold);
+    let answer = Script::answerer().bytes(200_000).start(Start::Delay(Duration::from_secs(3)));
+    let policy = Policy { trigger: Some(Trigger::Idle(Duration::from_millis(500))), ..at_once() };
+    let mut r = start(Family::V4, policy, script, answer);
+    r.f.wait_state(FlowState::Spliced);
+    r.f.wait_state(FlowState::Copying);
+    r.intact();
+    let e = r.f.ended(1);
+    assert_eq!((e[0].bytes_up, e[0].bytes_down), (100_000, 200_000), "{e:?}");
+}
+
+/// The client's next connection comes from the port of the last one, before its entries have gone (RFC 6191).
+#[test]
+fn a_port_is_used_again_at_once() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
+    let answer = Script::answerer().bytes(500_000);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 2, answer.clone()));
+    let f = Forwarder::start(&lab, proxy, server, at_once());
+    for seed in [1, 2] {
+        let local = Some(CLIENT.port(Family::V4, 40_000));
+        let script = Script { local, ..Script::opener(seed).bytes(500_000).pace(1_000_000) };
+        // the server closes first, so that no TIME-WAIT of the client's is in the way
+        let script = script.ending(Ending::Hold);
+        let report = lab.client.run(|| converse(connect(proxy, &script).expect("connect"), &script));
+        assert!(report.mismatch.is_none() && report.received == 500_000, "{report}");
+        f.ended(seed as usize);
+    }
+    let reports = serving.join();
+    assert!(reports.iter().all(|r| r.received == 500_000), "{reports:?}");
+    assert!(f.ended(2).iter().all(|e| e.splices == 1));
 }

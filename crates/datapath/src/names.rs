@@ -21,7 +21,6 @@ impl LegFlags {
     pub const RESET: u32 = 1 << 9;
     pub const TRACKED: u32 = 1 << 10;
     pub const SYN: u32 = 1 << 12;
-    pub const LOST: u32 = 1 << 13;
     pub const AHEAD: u32 = 1 << 14;
     pub const RESET_IN: u32 = 1 << 15;
 }
@@ -62,7 +61,6 @@ pub const VERDICTS: &[&str] = &[
     "oversize",
     "fragment",
     "straddle",
-    "malformed",
     "no-peer",
     "rewrite-failed",
     "table-full",

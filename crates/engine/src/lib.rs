@@ -25,4 +25,4 @@ mod types;
 pub use leg::{Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use splicer::{Command, OpenOptions, Splicer};
-pub use types::{Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Policy, Refusal, When};
+pub use types::{Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Policy, Refusal, Trigger, When};

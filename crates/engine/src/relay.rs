@@ -10,7 +10,7 @@
 //! A drain that fails is no error: the flow copies on, with the reason in its status.
 
 use crate::{
-    Ended, FlowState, How, Leftovers, Leg, Policy, Refusal, Splicer, When,
+    Ended, FlowState, How, Leftovers, Leg, Policy, Refusal, Splicer, Trigger, When,
     pump::{Failed, Pump},
     splicer::{Command, LINGER, Registered, Stop},
 };
@@ -293,7 +293,11 @@ impl<'a> Relay<'a> {
         let drained = self.drain(datapath, &mut events).await;
         self.pump.unlimited();
         match drained {
-            Ok(()) => match datapath.commit(&c, &s, [false; 2]) {
+            Ok(()) => match datapath.commit(
+                &c,
+                &s,
+                [Trigger::ClientData, Trigger::ServerData].map(|t| self.policy.trigger == Some(t)),
+            ) {
                 Ok(at) => {
                     tracing::debug!(flow = self.flow.shared.id, ?at, "spliced");
                     self.events = Some(events);
@@ -357,7 +361,11 @@ impl<'a> Relay<'a> {
         let Some(datapath) = self.splicer.datapath() else { return Forwarded::Unsplice };
         let began = Instant::now();
         let mut last = (Instant::now(), None);
-        let poll = (self.policy.idle_limit / 8).clamp(Duration::from_millis(100), Duration::from_secs(30));
+        let patience = match self.policy.trigger {
+            Some(Trigger::Idle(after)) => after.min(self.policy.idle_limit),
+            _ => self.policy.idle_limit,
+        };
+        let poll = (patience / 8).clamp(Duration::from_millis(100), Duration::from_secs(30));
         let release = self.policy.release_after.unwrap_or(Duration::MAX);
         let mut oversize = None;
         loop {
@@ -366,7 +374,10 @@ impl<'a> Relay<'a> {
             let stop = &mut self.stop;
             tokio::select! {
                 e = events.recv() => match e {
-                    Some(EventKind::Triggered) => return Forwarded::Unsplice,
+                    Some(EventKind::Triggered) => {
+                        self.stay = true;
+                        return Forwarded::Unsplice;
+                    }
                     Some(EventKind::Oversize) if oversize.get_or_insert_with(Instant::now).elapsed() > MTU_PATIENCE => {
                         self.refuse(Refusal::Mtu);
                         if let Some(back) = self.way_back(datapath).await {
@@ -395,8 +406,17 @@ impl<'a> Relay<'a> {
             };
             if last.1 != sign {
                 last = (Instant::now(), sign);
-            } else if last.0.elapsed() >= self.policy.idle_limit {
+                continue;
+            }
+            let idle = last.0.elapsed();
+            if idle >= self.policy.idle_limit {
                 return Forwarded::Ended(How::Idle);
+            }
+            if matches!(self.policy.trigger, Some(Trigger::Idle(after)) if idle >= after)
+                && let Some(back) = self.way_back(datapath).await
+            {
+                self.stay = true;
+                return back;
             }
         }
     }

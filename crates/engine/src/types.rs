@@ -15,6 +15,17 @@ pub enum When {
     AfterBytes(u64),
 }
 
+/// What takes a spliced flow back to control mode by itself; there it stays until [`Command::Splice`](crate::Command).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    /// The client sends again: its next request, say. Pulled inside the data path, so that no byte of it is forwarded.
+    ClientData,
+    /// The same for the server.
+    ServerData,
+    /// No segment in either direction for this long.
+    Idle(Duration),
+}
+
 /// How a relayed flow is treated; one per listener.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -27,6 +38,8 @@ pub struct Policy {
     pub drain_limit: Duration,
     /// Close the parked sockets silently after this long in forwarding mode; `None` keeps them.
     pub release_after: Option<Duration>,
+    /// Take it back by itself; `None`: only when told to.
+    pub trigger: Option<Trigger>,
     /// A flow without a segment in either direction for this long is ended with a reset.
     pub idle_limit: Duration,
 }
@@ -41,6 +54,7 @@ impl Default for Policy {
             hold: false,
             drain_limit: Duration::from_secs(10),
             release_after: Some(Duration::from_secs(60)),
+            trigger: None,
             idle_limit: Duration::from_secs(2 * 3600),
         }
     }

@@ -148,7 +148,7 @@ fn constants_are_those_of_the_object() {
             assert_eq!(&constant, name);
         }
         same_constants!(t, "leg_flag", "LEG_", LegFlags::{
-            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, SYN, LOST
+            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, SYN
         });
         same_constants!(t, "path_flag", "PATH_", PathFlags::{ SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS });
         let value = |e: &str, n: &str| constants(t, e).iter().find(|c| c.0 == n).map(|c| c.1);

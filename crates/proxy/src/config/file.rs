@@ -287,6 +287,7 @@ fn policy(raw: RawPolicy) -> Policy {
         drain_limit: raw.drain_limit.map_or(d.drain_limit, |s| s.0),
         release_after: raw.release_after.map_or(d.release_after, |s| s.0),
         idle_limit: raw.idle_limit.map_or(d.idle_limit, |s| s.0),
+        ..d
     }
 }
 
