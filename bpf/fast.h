@@ -95,7 +95,7 @@ static __always_inline int fast_tcp(struct __sk_buff *skb, struct tcphdr *th, vo
 	s.flags = flags;
 	if (!path_takes_seq(w, &s) || !path_takes_ack(p, &s))
 		return UNUSUAL;
-	if (after(s.seq + len, w.end)) {
+	if (len && after(s.seq + len, w.end)) { /* as in host_segment(): only what carries data */
 		r = advance_path(p, s.seq + len, 0);
 		if (r)
 			return UNUSUAL;

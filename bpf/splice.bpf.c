@@ -400,7 +400,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	__builtin_memcpy(sc->other.local, v->local, 16);
 	sc->other.rport = p->rport;
 	sc->other.lport = p->lport;
-	if (w.flags & PATH_TRIGGER && after(end, w.end) && !(sc->s.flags & (TH_SYN | TH_RST))) {
+	if (w.flags & PATH_TRIGGER && (sc->s.len || fin) && after(end, w.end) && !(sc->s.flags & (TH_SYN | TH_RST))) {
 		stop_path(p); /* the proxy's own */
 		return RETRY;
 	}
@@ -415,7 +415,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		if (r)
 			return r;
 	}
-	if (after(end, w.end) || fin) {
+	if ((sc->s.len && after(end, w.end)) || fin) {
 		r = advance_path(p, end, fin ? PATH_FIN : 0);
 		if (r > 0)
 			return RETRY; /* an unsplice has come in between */

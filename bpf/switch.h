@@ -221,7 +221,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	if (pure || l->phase_in == PHASE_LOCAL) {
 		local_end = end;
 		p->local = !pure;
-		if (!after(s->seq, l->edge_out))
+		/* A bare acknowledgement may stand beyond data, or a FIN, that were lost: those have not come. */
+		if (!pure && !after(s->seq, l->edge_out))
 			advance_in(l, end);
 	} else if (l->phase_in == PHASE_FWD) {
 		p->fwd = 1;

@@ -121,7 +121,8 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         reverse.dead = true;
     }
 
-    if distance(end, d.end) > 0 {
+    // a bare acknowledgement may stand beyond data that were lost
+    if (fin || !p.payload.is_empty()) && distance(end, d.end) > 0 {
         d.wraps = d.wraps.wrapping_add((end < d.end).into());
         d.end = end;
     }

@@ -118,7 +118,7 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 		rev->word.flags |= PATH_DEAD;
 		out->events |= 1 << EVENT_RESET;
 	}
-	if (after(end, w.end) || fin) {
+	if ((s->len && after(end, w.end)) || fin) {
 		if (w.flags & PATH_TRIGGER && after(end, w.end)) {
 			stop_path(p);
 			return 0;
