@@ -29,7 +29,7 @@ demo: build
 
 # The same profile as build: what was built for it is used again, and the checked traffic runs at full speed.
 test: install-deps
-	$(CARGO) test --release --locked --workspace
+	$(CARGO) test --release --locked --workspace --no-fail-fast
 	@echo 'make test: all tests passed'
 
 bench: build

@@ -53,13 +53,23 @@ pub struct Options {
     pub large_packets: bool,
     /// Whether the forwarder forwards IP packets, for comparison with splicing.
     pub forwarding: bool,
+    /// Client and server receive on one CPU, so in the order of sending, as one queue of a network card does. veth alone
+    /// lets a CPU overtake the other by milliseconds: what a host then rejects as old (RFC 7323) is nobody's fault.
+    pub in_order: bool,
     /// Congestion control of all hosts. A child namespace can choose reno or bbr, not cubic.
     pub congestion: &'static str,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mtu_client: 1500, mtu_server: 1500, large_packets: true, forwarding: false, congestion: "reno" }
+        Self {
+            mtu_client: 1500,
+            mtu_server: 1500,
+            large_packets: true,
+            forwarding: false,
+            in_order: true,
+            congestion: "reno",
+        }
     }
 }
 
@@ -187,6 +197,9 @@ impl Lab {
             segment.ip(&plan.segment())?;
         }
         lab.set_offloads()?;
+        if options.in_order {
+            lab.steer()?;
+        }
         Ok(lab)
     }
 
@@ -270,6 +283,15 @@ impl Lab {
             settings.iter().try_for_each(|(name, value)| fs::write(format!("/proc/sys/net/{name}"), value))
         });
         written.map_err(LabError::io(format!("sysctl settings of {}", namespace.name())))
+    }
+
+    /// Receive packet steering to the first CPU. The devices of a namespace are seen in a /sys of its own.
+    fn steer(&self) -> Result<(), LabError> {
+        for (host, device) in [(&self.client, "c0"), (&self.server, "s0")] {
+            let set = format!("echo 1 > /sys/class/net/{device}/queues/rx-0/rps_cpus");
+            run("ip", &["netns", "exec", host.name(), "sh", "-c", &set], "")?;
+        }
+        Ok(())
     }
 
     fn set_offloads(&self) -> Result<(), LabError> {

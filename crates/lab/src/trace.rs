@@ -4,7 +4,7 @@
 //! Ethernet, TCP over IPv4 or IPv6 without extension headers. Anything else is passed over.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
@@ -37,8 +37,9 @@ impl Tap {
         Ok(Self { tcpdump, file })
     }
 
-    /// Ends the capture and reads it.
+    /// Ends the capture and reads it: all packets that went over the device before this was called.
     pub fn stop(mut self) -> Result<Trace, LabError> {
+        self.catch_up()?;
         self.tcpdump.signal(Signal::SIGINT)?;
         if self.tcpdump.wait(PATIENCE).is_none() {
             return Err(LabError::Late { what: "the end of tcpdump".into(), seconds: PATIENCE.as_secs() });
@@ -50,7 +51,31 @@ impl Tap {
                 "not pcap with nanoseconds",
             ))
         })?;
-        Ok(Trace { packets, dropped: dropped(&self.tcpdump.output()) })
+        Ok(Trace { packets, dropped: counted(&self.tcpdump.output(), "dropped by kernel").unwrap_or(0) })
+    }
+
+    /// Waits until tcpdump has written what had come when this was called: it ends at once when it is told to, and what the
+    /// kernel still keeps for it is lost.
+    fn catch_up(&mut self) -> Result<(), LabError> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut came = None;
+        while Instant::now() < deadline {
+            let before = self.tcpdump.output().len();
+            self.tcpdump.signal(Signal::SIGUSR1)?; // tells how it stands
+            while Instant::now() < deadline {
+                let words = self.tcpdump.output().split_off(before);
+                let of = |what| counted(&words, what);
+                if let (Some(written), Some(all)) = (of("captured"), of("received by filter")) {
+                    let lost = of("dropped by kernel").unwrap_or(0);
+                    if written + lost >= *came.get_or_insert(all) {
+                        return Ok(());
+                    }
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Err(LabError::Late { what: "what tcpdump had to write".into(), seconds: PATIENCE.as_secs() })
     }
 }
 
@@ -124,10 +149,12 @@ impl Flags {
     }
 }
 
-/// tcpdump's last words, as in "3 packets dropped by kernel".
-fn dropped(words: &str) -> u64 {
-    let line = words.lines().find(|line| line.ends_with("dropped by kernel"));
-    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+/// What tcpdump said last about its packets, as in "3 packets dropped by kernel".
+fn counted(words: &str, what: &str) -> Option<u64> {
+    words.split(['\n', ',']).rev().find_map(|part| {
+        let mut before = part.trim_end().strip_suffix(what)?.split_whitespace().rev().skip(1);
+        before.next()?.parse().ok()
+    })
 }
 
 /// Reads a file in pcap format. A record that is cut off ends it: tcpdump was still writing.
@@ -214,7 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn drops_are_read() {
-        assert_eq!(dropped("10 packets captured\n3 packets dropped by kernel\n"), 3);
+    fn counts_are_read() {
+        let words = "tcpdump: 1 packet captured, 10 packets received by filter, 0 packets dropped by kernel\n\
+                     10 packets captured\n12 packets received by filter\n2 packets dropped by kernel\n";
+        let of = |what| counted(words, what);
+        assert_eq!((of("captured"), of("received by filter"), of("dropped by kernel")), (Some(10), Some(12), Some(2)));
+        assert_eq!(counted(words.lines().next().unwrap(), "captured"), Some(1));
+        assert_eq!(counted("listening\n", "captured"), None);
     }
 }

@@ -196,7 +196,7 @@ pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpS
 /// The network of a variant; also for what runs inside this process.
 pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
     let large_packets = packets == Packets::Large;
-    Ok(Lab::new(Shape::TwoDevices, Options { large_packets, forwarding, ..Options::default() })?)
+    Ok(Lab::new(Shape::TwoDevices, Options { large_packets, forwarding, in_order: false, ..Options::default() })?)
 }
 
 /// Where the server listens.
