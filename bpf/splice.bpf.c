@@ -169,7 +169,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	}
 	if (sc->s.flags & TH_SYN)
 		return drop(V_SYN);
-	if (!rst_in_order(l, &sc->s))
+	if (!rst_in_order(l, &sc->s) || is_over(l))
 		return drop(V_BAD_RST);
 	o = bpf_map_lookup_elem(&legs, &sc->other);
 	if (!o)

@@ -96,6 +96,12 @@ INLINE int rst_in_order(const struct leg *l, const struct seg *s)
 	return s->seq == l->ack_out || s->seq == l->max_in;
 }
 
+/* The host has heard the end of both directions, and forgotten the connection: it answers late segments with RST. */
+INLINE int is_over(const struct leg *l)
+{
+	return l->flags & LEG_FIN_IN && l->flags & LEG_FIN_ACKED && l->ack_out == l->max_in;
+}
+
 /* Will data of this segment be forwarded? Read without the lock: a hint, for what must be known before. */
 INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 {
@@ -158,6 +164,10 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 		lo = l->bound_out;
 		ack = later(ack, lo);
 	}
+	/* A socket that has heard the end of both directions is gone. While its acknowledgement of the host's FIN is held back,
+	 * the FIN comes again, and must find it. */
+	if (l->phase_in == PHASE_TO_LOCAL && l->flags & LEG_FIN_OUT && ack == l->max_out)
+		ack--;
 	e->seq = (data || l->phase_in == PHASE_LOCAL ? s->seq : l->ack_local) - l->shim_in;
 	e->ack = ack - l->shim_out;
 	e->tsval = s->tsval;
@@ -403,10 +413,11 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 			return 0;
 		/* The socket may have missed the acknowledgement that ended a drain (the copy was old by its timestamp, say).
 		 * What it sends again from before an unsplice has no place under the new shim: that is where other bytes were
-		 * forwarded. The next acknowledgement tells it. */
+		 * forwarded. The next acknowledgement tells it. Not so its FIN, which is always the last (edit_for_local). */
 		if (l->phase_out == PHASE_LOCAL)
 			l->bound_out = later(l->bound_out, l->ack_in);
-		if (l->shim_out && !(l->flags & LEG_AHEAD) && before(seq, l->phase_out == PHASE_TO_FWD ? l->ack_in : l->bound_out))
+		if (l->shim_out && !(l->flags & LEG_AHEAD) && before(seq, l->phase_out == PHASE_TO_FWD ? l->ack_in : l->bound_out) &&
+		    !(fin && seq + 1 == l->max_out))
 			return 0;
 		if (l->phase_out == PHASE_TO_FWD && fin && before(end, l->bound_out)) {
 			/* The process died with bytes in hand: an end of stream here would be a lie. */

@@ -1,6 +1,7 @@
 //! Every situation of tests/scenarios, as copy, as splice, and spliced and unspliced again and again.
 //!
-//! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` leave the others out; `SCENARIO_REPEAT=n` repeats.
+//! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` leave the others out; `SCENARIO_REPEAT=n` repeats;
+//! `SCENARIO_TRACE=DIR` keeps captures of runs that fail.
 
 use longsplice_tests::scenario::{Families, Mode, Scenario, run};
 use std::{

@@ -4,6 +4,7 @@
 //! Ethernet, TCP over IPv4 or IPv6 without extension headers. Anything else is passed over.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -37,13 +38,24 @@ impl Tap {
         Ok(Self { tcpdump, file })
     }
 
-    /// Ends the capture and reads it: all packets that went over the device before this was called.
-    pub fn stop(mut self) -> Result<Trace, LabError> {
+    /// Ends the capture and keeps it as a file, for people.
+    pub fn keep(mut self, file: &Path) -> Result<(), LabError> {
+        self.end()?;
+        std::fs::copy(self.file.path(), file).map(drop).map_err(LabError::io("the capture"))
+    }
+
+    fn end(&mut self) -> Result<(), LabError> {
         self.catch_up()?;
         self.tcpdump.signal(Signal::SIGINT)?;
-        if self.tcpdump.wait(PATIENCE).is_none() {
-            return Err(LabError::Late { what: "the end of tcpdump".into(), seconds: PATIENCE.as_secs() });
+        match self.tcpdump.wait(PATIENCE) {
+            Some(_) => Ok(()),
+            None => Err(LabError::Late { what: "the end of tcpdump".into(), seconds: PATIENCE.as_secs() }),
         }
+    }
+
+    /// Ends the capture and reads it: all packets that went over the device before this was called.
+    pub fn stop(mut self) -> Result<Trace, LabError> {
+        self.end()?;
         let pcap = std::fs::read(self.file.path()).map_err(LabError::io("the capture"))?;
         let packets = packets(&pcap).ok_or_else(|| {
             LabError::io("the capture")(std::io::Error::new(

@@ -7,12 +7,14 @@ use longsplice_lab::{
     Impairment, Lab, Namespace,
     process::wait_for,
     topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_CLIENT, SERVER},
+    trace::Tap,
     traffic::{How, Report, connect, converse, intact, listen, serve},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     fmt::Write,
     net::SocketAddr,
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -34,6 +36,7 @@ struct Run {
 /// Runs it once. On failure: what is wrong, reports, verdicts.
 pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, String> {
     let lab = Lab::new(s.shape(), s.options()).expect("lab");
+    let taps = taps(&lab);
     let _impaired = prepare(s, &lab);
     let server = SERVER.port(families.server(), PORT);
     let proxy = FORWARDER_TO_CLIENT.port(families.client(), PORT);
@@ -99,7 +102,28 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     }
     let _ = writeln!(text, "    timeouts {:?}, PAWS {:?}", counted("TCPTimeouts"), counted("PAWSEstab"));
     let _ = writeln!(text, "    {:?}", forwarder.verdicts());
-    if run.wrong.is_empty() { Ok(text) } else { Err(format!("  {}\n{text}", run.wrong.join("\n  "))) }
+    if run.wrong.is_empty() {
+        return Ok(text);
+    }
+    for (name, tap) in taps {
+        let _ = tap.keep(&PathBuf::from(format!("{name}.pcap"))).inspect_err(|e| eprintln!("{e}"));
+    }
+    Err(format!("  {}\n{text}", run.wrong.join("\n  ")))
+}
+
+/// With `SCENARIO_TRACE=DIR` what goes over the devices is captured, and kept there if the run fails.
+fn taps(lab: &Lab) -> Vec<(String, Tap)> {
+    let Ok(dir) = std::env::var("SCENARIO_TRACE") else { return Vec::new() };
+    let devices = [
+        (&lab.client, "c0"),
+        (&lab.forwarder, lab.client_device()),
+        (&lab.forwarder, lab.server_device()),
+        (&lab.server, "s0"),
+    ];
+    devices
+        .into_iter()
+        .map(|(n, device)| (format!("{dir}/{}-{device}", n.name()), Tap::start(n, device).expect("tcpdump")))
+        .collect()
 }
 
 fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
