@@ -154,7 +154,7 @@ __noinline int fast4(struct __sk_buff *skb)
 	k.local = ip->daddr;
 	k.rport = th->source;
 	k.lport = th->dest;
-	p = bpf_map_lookup_elem(&paths4, &k);
+	p = find4(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return UNUSUAL;
 	via = p->p.via;
@@ -193,7 +193,7 @@ __noinline int fast6(struct __sk_buff *skb)
 	__builtin_memcpy(k.local, &ip->daddr, 16);
 	k.rport = th->source;
 	k.lport = th->dest;
-	p = bpf_map_lookup_elem(&paths6, &k);
+	p = find6(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return UNUSUAL;
 	via = p->p.via;

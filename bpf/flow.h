@@ -8,7 +8,7 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
-#define ABI_VERSION 1
+#define ABI_VERSION 2
 
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
 struct tuple {
@@ -127,12 +127,34 @@ struct path {
 };
 
 struct path4 {
-	struct path p; /* 40 bytes: what a hash table's entry of 104 leaves room for */
+	struct path p;
 };
 
 struct path6 {
 	struct path p;
 	__u32 remote[4];
+};
+
+/* Where entries lie (table.h): slot4 is one cache line, slot6 two. */
+struct slot {
+	__u32 hop;   /* as a home: which of its places hold its keys */
+	__u32 state; /* as a place: taken, or since when not */
+	__u32 key[];
+};
+
+struct slot4 {
+	__u32 hop, state;
+	struct tuple4 key;
+	__u32 unused;
+	struct path4 p;
+};
+
+struct slot6 {
+	__u32 hop, state;
+	struct tuple key;
+	__u32 unused;
+	struct path6 p;
+	__u64 fill[3];
 };
 
 /* Next hop and own address, shared by many flows. */
@@ -215,6 +237,29 @@ struct switch_args {
 	__u16 via_a, via_b;  /* OP_COMMIT: next hop towards a, b */
 	__u32 remote_a, remote_b; /* OP_COMMIT: index into remotes6, when the families differ */
 	__u64 end_a, end_b;  /* out: stream position of all that came from a, b */
+};
+
+enum path_op {
+	PATH_GET = 1,
+	PATH_ADD = 2,    /* a new entry, all zero */
+	PATH_PUT = 3,    /* an entry as given, new or not */
+	PATH_REMOVE = 4,
+};
+
+/* User space's way to one path entry. */
+struct path_args {
+	enum path_op op;
+	__s32 result; /* 0; PATH_GET: 1 there is none; PATH_ADD: 1 there is one; -1 no place */
+	struct tuple key;
+	__u32 unused;
+	struct path6 p; /* without `remote` if the key is IPv4 */
+};
+
+/* Of the maps that are there: written when they are made. */
+struct abi {
+	__u32 version;
+	__u32 unused;
+	__u64 seed;
 };
 
 /* A listening address; all-zero address: any. Network order. */

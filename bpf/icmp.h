@@ -134,7 +134,7 @@ __noinline int translate_error(struct __sk_buff *skb)
 	__builtin_memcpy(&k.lport, sc->old + 48, 2);
 	__builtin_memcpy(&k.rport, sc->old + 50, 2);
 	__builtin_memcpy(&seq, sc->old + 52, 4);
-	p = bpf_map_lookup_elem(&paths4, &k);
+	p = find4(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return TCX_NEXT;
 	via = p->p.via;

@@ -26,36 +26,13 @@
 #include "verdict.h"
 #include "parse.h"
 #include "rewrite.h"
+#include "table.h"
 #include "track.h"
 #include "fast.h"
 #include "icmp.h"
 #include "emit.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
-
-static __always_inline struct path *find_path(const struct tuple *t)
-{
-	if (tuple_is_v4(t)) {
-		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
-		struct path4 *p = bpf_map_lookup_elem(&paths4, &k);
-
-		return p ? &p->p : NULL;
-	}
-	struct path6 *p = bpf_map_lookup_elem(&paths6, t);
-
-	return p ? &p->p : NULL;
-}
-
-static __always_inline void delete_path(const struct tuple *t)
-{
-	if (tuple_is_v4(t)) {
-		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
-
-		bpf_map_delete_elem(&paths4, &k);
-	} else {
-		bpf_map_delete_elem(&paths6, t);
-	}
-}
 
 /* ---- from forwarding mode back to a leg's record ---- */
 
@@ -129,7 +106,7 @@ static __always_inline int oversize(struct __sk_buff *skb, const struct scratch 
 static __always_inline int begin_anew(const struct tuple *t)
 {
 	bpf_map_delete_elem(&legs, t);
-	delete_path(t);
+	remove_path(t, bpf_ktime_get_coarse_ns());
 	return RETRY;
 }
 
@@ -471,14 +448,14 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 	if (!sc)
 		return TCX_NEXT;
 	if (!sc->v6) {
-		struct tuple4 k = { sc->t.remote[3], sc->t.local[3], sc->t.rport, sc->t.lport };
-		struct path4 *p4 = bpf_map_lookup_elem(&paths4, &k);
+		struct tuple4 k = key4(&sc->t);
+		struct path4 *p4 = find4(&k);
 
 		p = p4 ? &p4->p : NULL;
 		if (p4 && parsed == PARSED_TCP && (p4->p.word.flags & PATH_SPLICED))
 			return fast_ingress(skb, sc, &p4->p, p4->p.remote4, NULL);
 	} else {
-		struct path6 *p6 = bpf_map_lookup_elem(&paths6, &sc->t);
+		struct path6 *p6 = find6(&sc->t);
 
 		p = p6 ? &p6->p : NULL;
 		if (p6 && parsed == PARSED_TCP && (p6->p.word.flags & PATH_SPLICED))
@@ -617,15 +594,15 @@ int egress(struct __sk_buff *skb)
 static __always_inline int set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
 {
 	if (!tuple_is_v4(in)) {
-		struct path6 *p = bpf_map_lookup_elem(&paths6, in);
+		struct path6 *p = find6(in);
 
 		if (!p)
 			return 0;
 		__builtin_memcpy(p->remote, out->remote, 16);
 		return 0;
 	}
-	struct tuple4 k = { in->remote[3], in->local[3], in->rport, in->lport };
-	struct path4 *p = bpf_map_lookup_elem(&paths4, &k);
+	struct tuple4 k = key4(in);
+	struct path4 *p = find4(&k);
 
 	if (!p)
 		return 0;
@@ -757,6 +734,42 @@ int switch_flow(struct switch_args *ctx)
 		look(&g->a, &g->end_a, a);
 		look(&g->b, &g->end_b, b);
 	}
+	*ctx = args;
+	return 0;
+}
+
+/* User space's look-ups and changes in the table of path entries. */
+SEC("syscall")
+int path_entry(struct path_args *ctx)
+{
+	struct path_args args = *ctx;
+	struct path6 *p6 = NULL;
+	struct path4 *p4 = NULL;
+	struct tuple4 k = key4(&args.key);
+	int v4 = tuple_is_v4(&args.key), found = !!find_path(&args.key), put = args.op == PATH_PUT;
+
+	args.result = !found;
+	if (args.op == PATH_REMOVE)
+		remove_path(&args.key, bpf_ktime_get_ns());
+	else if (args.op == PATH_ADD && found)
+		args.result = 1;
+	else if (!found && args.op != PATH_GET)
+		args.result = insert_path(&args.key, bpf_ktime_get_ns());
+	if (args.op == PATH_REMOVE || args.result < 0)
+		goto out;
+	if (v4)
+		p4 = find4(&k);
+	else
+		p6 = find6(&args.key);
+	if (p4 && put)
+		p4->p = args.p.p;
+	else if (p4)
+		args.p.p = p4->p;
+	if (p6 && put)
+		*p6 = args.p;
+	else if (p6)
+		args.p = *p6;
+out:
 	*ctx = args;
 	return 0;
 }

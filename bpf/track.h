@@ -5,6 +5,8 @@
 #ifndef LONGSPLICE_TRACK_H
 #define LONGSPLICE_TRACK_H
 
+#include <asm-generic/errno-base.h>
+
 struct syn_options {
 	__u16 mss;
 	__u8 wscale, opts;
@@ -79,24 +81,11 @@ static __always_inline int listened(const struct scratch *sc)
 	return !!bpf_map_lookup_elem(&listeners, &k);
 }
 
-static __always_inline int insert_path(const struct tuple *t, int v6)
-{
-	if (v6) {
-		struct path6 p = {};
-
-		return bpf_map_update_elem(&paths6, t, &p, BPF_NOEXIST);
-	} else {
-		struct tuple4 k = { t->remote[3], t->local[3], t->rport, t->lport };
-		struct path4 p = {};
-
-		return bpf_map_update_elem(&paths4, &k, &p, BPF_NOEXIST);
-	}
-}
-
 /* A client has completed its handshake. */
 static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
 {
 	struct leg l = {};
+	int r;
 
 	l.irs = e->irs;
 	l.iss = e->iss;
@@ -114,7 +103,10 @@ static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
 	__builtin_memcpy(l.dmac, e->dmac, 6);
 	__builtin_memcpy(l.smac, e->smac, 6);
 	l.seen = bpf_ktime_get_coarse_ns();
-	if (bpf_map_update_elem(&legs, &sc->t, &l, BPF_ANY) || insert_path(&sc->t, sc->v6)) {
+	r = bpf_map_update_elem(&legs, &sc->t, &l, BPF_NOEXIST);
+	if (r == -EEXIST) /* the same segment twice, on two processors: the other has done it, or is about to */
+		return;
+	if (r || insert_path(&sc->t, l.seen)) {
 		bpf_map_delete_elem(&legs, &sc->t);
 		count(V_TABLE_FULL);
 	}

@@ -9,25 +9,10 @@ const volatile enum leg_flag leg_flag_layout;
 const volatile enum path_flag path_flag_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
-#define MAX_PATHS 262144  /* two per flow, one per tracked leg; resized before load */
 #define MAX_VIAS 1024     /* next hop and own address pairs: few, since hosts sit behind routers */
 #define MAX_REMOTES 65536 /* flows between IPv4 and IPv6 */
 #define MAX_EMBRYOS 65536 /* half-open connections: evicting the oldest costs a splice, not a connection */
 #define MAX_LISTENERS 1024
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PATHS);
-	__type(key, struct tuple4);
-	__type(value, struct path4);
-} paths4 SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PATHS);
-	__type(key, struct tuple);
-	__type(value, struct path6);
-} paths6 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -80,12 +65,12 @@ struct {
 	__type(value, __u64);
 } verdicts SEC(".maps");
 
-/* Whose layout the pinned maps have: written at creation, compared at takeover. */
+/* What a process must know that takes the pinned maps over: whose layout they have, and the seed of their hashes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct abi);
 } abi SEC(".maps");
 
 /* Tokens for segments that we answer by ourselves (challenge ACK, ICMP), refilled each second. */

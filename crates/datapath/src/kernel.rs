@@ -3,7 +3,7 @@
 use crate::{
     ABI_VERSION, ExpectError, LegFlags, LegView, PathFlags, PathView, Tuple, abi,
     devices::{devices, mtu},
-    maps::{Maps, bytes_of_mut, errno, from_bytes},
+    maps::{Maps, errno, from_bytes, run_program},
     skel::SpliceSkelBuilder,
 };
 use libbpf_rs::{
@@ -250,15 +250,20 @@ impl Datapath {
         }
         fs::create_dir_all(&pin).map_err(|_| OpenError::NoBpffs(pin.clone()))?;
         let lock = lock(&pin)?;
-        check_abi(&pin)?;
+        let there = pinned_abi(&pin)?;
+        let seed = there.map_or_else(random, |abi| abi.seed);
+        // Tables that are there keep their size.
+        let n = there.map_or(Ok(options.max_flows.max(16)), |_| pinned_flows(&pin))?;
 
         let mut object = MaybeUninit::uninit();
         let mut open = SpliceSkelBuilder::default().open(&mut object).map_err(kernel("open object"))?;
-        let n = options.max_flows.max(16);
         let size = kernel("table size");
+        let slots = n.saturating_mul(SLOTS_PER_FLOW);
+        let constants = open.maps.rodata_data.as_mut().expect("the object has constants");
+        (constants.slots4, constants.slots6, constants.hash_seed) = (slots, slots, seed);
         (|| {
-            open.maps.paths4.set_max_entries(n.saturating_mul(2))?;
-            open.maps.paths6.set_max_entries(n.saturating_mul(2))?;
+            open.maps.paths4.set_max_entries(slots)?;
+            open.maps.paths6.set_max_entries(slots)?;
             open.maps.legs.set_max_entries(n.saturating_mul(2))?;
             open.maps.embryos.set_max_entries(n.clamp(1024, 65536))
         })()
@@ -271,8 +276,12 @@ impl Datapath {
         }
         let skel = open.load().map_err(kernel("load programs"))?;
         let handle = |m: &libbpf_rs::MapMut<'_>| MapHandle::try_from(&**m).map_err(kernel("map handle"));
+        let dup = |fd: std::os::fd::BorrowedFd<'_>| {
+            fd.try_clone_to_owned().map_err(|source| OpenError::Kernel { what: "program descriptor", source })
+        };
         let m = &skel.maps;
         let maps = Maps {
+            path_entry: dup(skel.progs.path_entry.as_fd())?,
             paths4: handle(&m.paths4)?,
             paths6: handle(&m.paths6)?,
             legs: handle(&m.legs)?,
@@ -282,16 +291,13 @@ impl Datapath {
             events: handle(&m.events)?,
             abi: handle(&m.abi)?,
         };
-        maps.set_abi().map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
+        maps.set_abi(seed).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
         let wanted = wanted_devices(options)?;
         for index in &wanted {
             attach(&skel.progs.ingress, *index, &pin.join(format!("ingress-{index}")))?;
             attach(&skel.progs.egress, *index, &pin.join(format!("egress-{index}")))?;
         }
-        let dup = |fd: std::os::fd::BorrowedFd<'_>| {
-            fd.try_clone_to_owned().map_err(|source| OpenError::Kernel { what: "program descriptor", source })
-        };
         let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).collect();
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
@@ -652,6 +658,8 @@ impl Remotes {
 }
 
 const VIAS: u16 = 1024;
+/// Slots of a path table: two entries a flow, and two thirds full at most.
+const SLOTS_PER_FLOW: u32 = 3;
 /// `PHASE_FWD` of `enum phase`.
 const FORWARDED: u32 = 2;
 
@@ -670,33 +678,34 @@ fn switched(g: &abi::switch_args) -> Switched {
     }
 }
 
-fn run_program(fd: &OwnedFd, args: &mut abi::switch_args) -> Result<(), i32> {
-    let ctx = bytes_of_mut(args);
-    // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
-    let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
-    opts.sz = size_of_val(&opts) as _;
-    opts.ctx_in = ctx.as_mut_ptr().cast();
-    opts.ctx_size_in = ctx.len() as u32;
-    // SAFETY: a syscall program reads and writes its context in place, through ctx_in, within ctx_size_in.
-    let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &mut opts) };
-    if r < 0 { Err(-r) } else { Ok(()) }
-}
-
-fn check_abi(pin: &Path) -> Result<(), OpenError> {
+/// What the maps that are pinned already were made with.
+fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     use libbpf_rs::{MapCore, MapFlags};
     let path = pin.join("abi");
     if !path.exists() {
-        return Ok(());
+        return Ok(None);
     }
     let map = MapHandle::from_pinned_path(&path).map_err(kernel("open pinned map"))?;
-    let found = map
-        .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)
-        .map_err(kernel("read pinned map"))?
-        .map_or(0, |b| from_bytes::<u32>(&b));
+    let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(kernel("read pinned map"))?.unwrap_or_default();
+    // The version comes first in every version.
+    let found = value.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
     if found != ABI_VERSION {
         return Err(OpenError::Abi { path: pin.to_owned(), found });
     }
-    Ok(())
+    Ok(Some(from_bytes(&value)))
+}
+
+/// For how many flows the pinned maps were made.
+fn pinned_flows(pin: &Path) -> Result<u32, OpenError> {
+    use libbpf_rs::MapCore;
+    let legs = MapHandle::from_pinned_path(pin.join("legs")).map_err(kernel("open pinned map"))?;
+    Ok(legs.max_entries() / 2)
+}
+
+/// From the keys that the standard library draws for its own hashes.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
 }
 
 fn wanted_devices(options: &Options) -> Result<Vec<u32>, OpenError> {

@@ -19,8 +19,8 @@ pub mod testing;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        embryo, event, event_kind, half, leg, listen_key, path, path_word, path4, path6, phase, switch_args, switch_op,
-        switch_result, tuple, tuple4, verdict, via,
+        abi, embryo, event, event_kind, half, leg, listen_key, path, path_args, path_op, path_word, path4, path6,
+        phase, slot4, slot6, switch_args, switch_op, switch_result, tuple, tuple4, verdict, via,
     };
 }
 

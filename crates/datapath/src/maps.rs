@@ -6,6 +6,7 @@ use nix::libc;
 use std::{
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::fd::{AsRawFd, OwnedFd},
 };
 
 /// A connection as one leg sees it: key of all look-ups.
@@ -61,11 +62,6 @@ impl Tuple {
         }
     }
 
-    fn to_abi4(self) -> abi::tuple4 {
-        let t = self.to_abi();
-        abi::tuple4 { remote: t.remote[3], local: t.local[3], rport: t.rport, lport: t.lport }
-    }
-
     fn from_abi4(t: &abi::tuple4) -> Tuple {
         let mapped = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
         Tuple::from_abi(&abi::tuple {
@@ -89,9 +85,13 @@ unsafe impl Pod for abi::tuple4 {}
 // SAFETY: as above.
 unsafe impl Pod for abi::leg {}
 // SAFETY: as above; the union's members overlap in full.
-unsafe impl Pod for abi::path4 {}
+unsafe impl Pod for abi::slot4 {}
 // SAFETY: as above.
-unsafe impl Pod for abi::path6 {}
+unsafe impl Pod for abi::slot6 {}
+// SAFETY: as above.
+unsafe impl Pod for abi::path_args {}
+// SAFETY: as above.
+unsafe impl Pod for abi::abi {}
 // SAFETY: as above.
 unsafe impl Pod for abi::via {}
 // SAFETY: as above.
@@ -117,6 +117,19 @@ pub(crate) fn from_bytes<T: Pod>(b: &[u8]) -> T {
     assert!(b.len() >= size_of::<T>(), "the kernel gave {} bytes for a {}", b.len(), std::any::type_name::<T>());
     // SAFETY: Pod, and long enough; the read does not assume alignment.
     unsafe { b.as_ptr().cast::<T>().read_unaligned() }
+}
+
+/// Runs a syscall program over its context.
+pub(crate) fn run_program<T: Pod>(fd: &OwnedFd, args: &mut T) -> Result<(), i32> {
+    let ctx = bytes_of_mut(args);
+    // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
+    let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
+    opts.sz = size_of_val(&opts) as _;
+    opts.ctx_in = ctx.as_mut_ptr().cast();
+    opts.ctx_size_in = ctx.len() as u32;
+    // SAFETY: a syscall program reads and writes its context in place, through ctx_in, within ctx_size_in.
+    let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &mut opts) };
+    if r < 0 { Err(-r) } else { Ok(()) }
 }
 
 /// Why a leg could not be prepared.
@@ -190,6 +203,8 @@ impl PathView {
 
 /// The maps of one data path.
 pub(crate) struct Maps {
+    /// The program that looks up and changes path entries.
+    pub path_entry: OwnedFd,
     pub paths4: MapHandle,
     pub paths6: MapHandle,
     pub legs: MapHandle,
@@ -219,8 +234,22 @@ pub(crate) fn errno(e: &libbpf_rs::Error) -> i32 {
 }
 
 impl Maps {
-    pub fn set_abi(&self) -> io::Result<()> {
-        self.abi.update(bytes_of(&0u32), bytes_of(&crate::ABI_VERSION), MapFlags::ANY).map_err(io_error)
+    pub fn set_abi(&self, seed: u64) -> io::Result<()> {
+        let abi = abi::abi { version: crate::ABI_VERSION, seed, ..Default::default() };
+        self.abi.update(bytes_of(&0u32), bytes_of(&abi), MapFlags::ANY).map_err(io_error)
+    }
+
+    /// One entry: looked up or changed. The answer's `result` and `p` are those of `struct path_args`.
+    pub fn path_op(&self, op: abi::path_op, key: &Tuple, p: abi::path6) -> io::Result<abi::path_args> {
+        let mut args = abi::path_args { op, key: key.to_abi(), p, ..Default::default() };
+        run_program(&self.path_entry, &mut args).map_err(io::Error::from_raw_os_error)?;
+        Ok(args)
+    }
+
+    /// The entry as it is; of an IPv4 leg, `remote` means nothing.
+    fn entry(&self, t: &Tuple) -> Option<abi::path6> {
+        let args = self.path_op(abi::path_op::PATH_GET, t, abi::path6::default()).ok()?;
+        (args.result == 0).then_some(args.p)
     }
 
     pub fn listen(&self, addr: SocketAddr, on: bool) -> io::Result<()> {
@@ -239,24 +268,19 @@ impl Maps {
 
     /// Makes the entries for a connection that we are about to open.
     pub fn expect(&self, t: &Tuple) -> Result<(), ExpectError> {
-        let full = |e: libbpf_rs::Error| match e.kind() {
-            libbpf_rs::ErrorKind::AlreadyExists => ExpectError::Taken,
-            _ => match io_error(e) {
-                e if e.raw_os_error() == Some(libc::E2BIG) => ExpectError::Full,
-                e => ExpectError::Io(e),
-            },
-        };
-        if t.is_v4() {
-            let v = abi::path4::default();
-            self.paths4.update(bytes_of(&t.to_abi4()), bytes_of(&v), MapFlags::NO_EXIST).map_err(full)?;
-        } else {
-            let v = abi::path6::default();
-            self.paths6.update(bytes_of(&t.to_abi()), bytes_of(&v), MapFlags::NO_EXIST).map_err(full)?;
+        let made = self.path_op(abi::path_op::PATH_ADD, t, abi::path6::default()).map_err(ExpectError::Io)?;
+        match made.result {
+            0 => {}
+            1 => return Err(ExpectError::Taken),
+            _ => return Err(ExpectError::Full),
         }
         let leg = abi::leg { flags: crate::LegFlags::SYN, ..Default::default() };
         self.legs.update(bytes_of(&t.to_abi()), bytes_of(&leg), MapFlags::ANY).map_err(|e| {
             self.forget_path(t);
-            full(e)
+            match io_error(e) {
+                e if e.raw_os_error() == Some(libc::E2BIG) => ExpectError::Full,
+                e => ExpectError::Io(e),
+            }
         })
     }
 
@@ -266,11 +290,9 @@ impl Maps {
 
     /// Removes a path entry; an entry that is gone already is no error.
     pub fn forget_path(&self, t: &Tuple) {
-        let _ = if t.is_v4() {
-            self.paths4.delete(bytes_of(&t.to_abi4()))
-        } else {
-            self.paths6.delete(bytes_of(&t.to_abi()))
-        };
+        if let Err(error) = self.path_op(abi::path_op::PATH_REMOVE, t, abi::path6::default()) {
+            tracing::warn!(leg = ?t, %error, "path entry not removed");
+        }
     }
 
     /// Removes a leg's record; one that is gone already is no error.
@@ -284,13 +306,7 @@ impl Maps {
     }
 
     pub fn path(&self, t: &Tuple) -> Option<PathView> {
-        if t.is_v4() {
-            let b = self.paths4.lookup(bytes_of(&t.to_abi4()), MapFlags::ANY).ok()??;
-            Some(PathView::new(&from_bytes::<abi::path4>(&b).p))
-        } else {
-            let b = self.paths6.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok()??;
-            Some(PathView::new(&from_bytes::<abi::path6>(&b).p))
-        }
+        self.entry(t).map(|e| PathView::new(&e.p))
     }
 
     pub fn all_legs(&self) -> Vec<(Tuple, LegView)> {
@@ -298,25 +314,23 @@ impl Maps {
     }
 
     pub fn all_paths(&self) -> Vec<(Tuple, PathView)> {
-        let v4 = self.paths4.keys().map(|k| Tuple::from_abi4(&from_bytes(&k)));
-        let v6 = self.paths6.keys().map(|k| Tuple::from_abi(&from_bytes(&k)));
+        /// `SLOT_TAKEN` of table.h.
+        const TAKEN: u32 = 1;
+        let v4 = slots::<abi::slot4>(&self.paths4).filter(|s| s.state == TAKEN).map(|s| Tuple::from_abi4(&s.key));
+        let v6 = slots::<abi::slot6>(&self.paths6).filter(|s| s.state == TAKEN).map(|s| Tuple::from_abi(&s.key));
+        // Looked up once more: one that is just being made or removed is none.
         v4.chain(v6).filter_map(|t| Some((t, self.path(&t)?))).collect()
     }
 
     /// The leg where packets of `t` go out, from the path entry alone.
     pub fn other_leg(&self, t: &Tuple) -> Option<Tuple> {
-        let (p, remote) = if t.is_v4() {
-            let b = self.paths4.lookup(bytes_of(&t.to_abi4()), MapFlags::ANY).ok()??;
-            let p: abi::path4 = from_bytes(&b);
-            if PathView::new(&p.p).flags & crate::PathFlags::CROSS != 0 {
+        let abi::path6 { p, mut remote } = self.entry(t)?;
+        if t.is_v4() {
+            if PathView::new(&p).flags & crate::PathFlags::CROSS != 0 {
                 return self.leg(t)?.peer;
             }
-            (p.p, [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.p.remote4])
-        } else {
-            let b = self.paths6.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok()??;
-            let p: abi::path6 = from_bytes(&b);
-            (p.p, p.remote)
-        };
+            remote = [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.remote4];
+        }
         let via: abi::via = from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via)), MapFlags::ANY).ok()??);
         Some(Tuple::from_abi(&abi::tuple { remote, local: via.local, rport: p.rport, lport: p.lport }))
     }
@@ -344,6 +358,13 @@ impl Maps {
             })
             .collect()
     }
+}
+
+/// All slots of a table, read a thousand at a time.
+fn slots<T: Pod>(table: &MapHandle) -> impl Iterator<Item = T> {
+    const BATCH: u32 = 1024;
+    let all = table.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY);
+    all.into_iter().flatten().map(|(_, slot)| from_bytes(&slot))
 }
 
 fn leg_view(l: abi::leg) -> LegView {

@@ -39,14 +39,8 @@ pub fn key(t: &Tuple) -> abi::tuple {
 
 /// Writes the entry for packets that come in on `t`. `remote`: the host where they go, for a leg that is IPv6.
 pub fn put_path(d: &Datapath, t: &Tuple, p: &abi::path, remote: [u32; 4]) -> io::Result<()> {
-    if t.is_v4() {
-        let k = t.to_abi();
-        let k = abi::tuple4 { remote: k.remote[3], local: k.local[3], rport: k.rport, lport: k.lport };
-        d.maps.paths4.update(bytes_of(&k), bytes_of(&abi::path4 { p: *p }), MapFlags::ANY).map_err(io_error)
-    } else {
-        let v = abi::path6 { p: *p, remote };
-        d.maps.paths6.update(bytes_of(&t.to_abi()), bytes_of(&v), MapFlags::ANY).map_err(io_error)
-    }
+    let put = d.maps.path_op(abi::path_op::PATH_PUT, t, abi::path6 { p: *p, remote })?;
+    if put.result < 0 { Err(io::Error::other("no place in the table")) } else { Ok(()) }
 }
 
 /// Writes a next hop.

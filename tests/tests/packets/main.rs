@@ -4,6 +4,7 @@
 mod layout;
 mod random;
 mod sockets;
+mod table;
 
 use longsplice_datapath::{Datapath, Options, PathFlags, TestContext, Tuple, VERDICTS, abi, testing};
 use longsplice_lab::{Lab, Shape};

@@ -149,7 +149,7 @@ fn random_packet(r: &mut SmallRng, f: &Flow) -> (Vec<u8>, Option<usize>) {
 #[test]
 fn a_hundred_thousand_packets() {
     let seed = std::env::var("PACKETS_SEED").map_or(1, |s| s.parse().expect("PACKETS_SEED is a number"));
-    bench(64, |b| {
+    bench(65536, |b| {
         let mut r = SmallRng::seed_from_u64(seed);
         let mut counts = std::collections::BTreeMap::new();
         let started = std::time::Instant::now();

@@ -1,0 +1,109 @@
+//! The table of path entries: nothing is lost in it when it is full, and nothing while others come and go.
+
+use super::bench;
+use longsplice_datapath::{ExpectError, Tuple};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Connections as they come: ports in turn, few addresses.
+fn tuple(v6: bool, n: u32) -> Tuple {
+    let ip = |side: u8, host: u32| match v6 {
+        false => IpAddr::V4(Ipv4Addr::new(10, 77, side, host as u8)),
+        true => IpAddr::V6(Ipv6Addr::new(0xfd77, side.into(), 0, 0, 0, 0, 0, host as u16)),
+    };
+    let (host, port) = (1 + n / 20_000, 10_000 + (n % 20_000) as u16);
+    Tuple { remote: SocketAddr::new(ip(1, host), port), local: SocketAddr::new(ip(2, 1), 1080) }
+}
+
+#[test]
+fn every_entry_of_a_full_table_is_found() {
+    const FLOWS: u32 = 16384;
+    bench(FLOWS, |b| {
+        for v6 in [false, true] {
+            let all: Vec<Tuple> = (0..2 * FLOWS).map(|n| tuple(v6, n)).collect();
+            for t in &all {
+                b.datapath.expect(t).unwrap_or_else(|e| panic!("{t:?}: {e}"));
+            }
+            assert!(all.iter().all(|t| b.datapath.path(t).is_some()));
+            assert!(matches!(b.datapath.expect(&all[7]), Err(ExpectError::Taken)));
+            assert!(b.datapath.path(&tuple(v6, 2 * FLOWS)).is_none());
+            let listed: HashSet<Tuple> = b.datapath.paths().into_iter().map(|(t, _)| t).collect();
+            assert_eq!(listed, all.iter().copied().collect());
+            for (i, t) in all.iter().enumerate() {
+                if i % 2 == 0 {
+                    b.datapath.forget(t);
+                }
+            }
+            for (i, t) in all.iter().enumerate() {
+                assert_eq!(b.datapath.path(t).is_some(), i % 2 == 1, "{t:?}");
+            }
+            for t in &all {
+                b.datapath.forget(t);
+            }
+            assert!(b.datapath.paths().is_empty());
+        }
+    });
+}
+
+#[test]
+fn slots_are_used_again_after_a_rest() {
+    const FLOWS: u32 = 64;
+    bench(FLOWS, |b| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut refused = 0;
+        for n in 0..8 * 2 * FLOWS {
+            let t = tuple(false, n);
+            // Slots that were left a moment ago are not taken yet: others may still hold them.
+            while let Err(e) = b.datapath.expect(&t) {
+                assert!(matches!(e, ExpectError::Full) && Instant::now() < deadline, "{t:?}: {e}");
+                refused += 1;
+                thread::sleep(Duration::from_millis(20));
+            }
+            b.datapath.forget(&t);
+        }
+        assert!(refused > 0, "a table of {} slots took more than that at once", 3 * FLOWS);
+    });
+}
+
+#[test]
+fn others_come_and_go() {
+    bench(16384, |b| {
+        let stay: Vec<Tuple> = (0..8192).map(|n| tuple(false, n)).collect();
+        for t in &stay {
+            b.datapath.expect(t).expect("room");
+        }
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let looking = scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    for t in &stay {
+                        assert!(b.datapath.path(t).is_some(), "{t:?}");
+                    }
+                }
+            });
+            let coming: Vec<_> = (1..=2)
+                .map(|part| {
+                    scope.spawn(move || {
+                        for n in 0..8000 {
+                            let t = tuple(false, part * 50_000 + n);
+                            b.datapath.expect(&t).expect("room");
+                            assert!(b.datapath.path(&t).is_some(), "{t:?}");
+                            b.datapath.forget(&t);
+                            assert!(b.datapath.path(&t).is_none(), "{t:?}");
+                        }
+                    })
+                })
+                .collect();
+            let came: Vec<_> = coming.into_iter().map(|c| c.join()).collect();
+            over.store(true, Relaxed);
+            looking.join().expect("no entry is missed while others come and go");
+            came.into_iter().for_each(|c| c.expect("each is found while it is there"));
+        });
+        assert_eq!(b.datapath.paths().len(), stay.len());
+    });
+}
