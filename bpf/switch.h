@@ -411,14 +411,16 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	} else if (end != seq) {
 		if (l->phase_out == PHASE_FWD)
 			return 0;
-		/* The socket may have missed the acknowledgement that ended a drain (the copy was old by its timestamp, say).
-		 * What it sends again from before an unsplice has no place under the new shim: that is where other bytes were
-		 * forwarded. The next acknowledgement tells it. Not so its FIN, which is always the last (edit_for_local). */
+		/* The socket may have missed the last acknowledgement (the copy was lost or old, or is held back), and the host need
+		 * not speak again. What it sends again from before an unsplice has no place under the new shim: other bytes were
+		 * forwarded there. A keep-alive goes in its stead (RFC 9293, 3.8.4), and the answer tells it. */
 		if (l->phase_out == PHASE_LOCAL)
 			l->bound_out = later(l->bound_out, l->ack_in);
-		if (l->shim_out && !(l->flags & LEG_AHEAD) && before(seq, l->phase_out == PHASE_TO_FWD ? l->ack_in : l->bound_out) &&
-		    !(fin && seq + 1 == l->max_out))
-			return 0;
+		if (l->shim_out && !(l->flags & LEG_AHEAD) && before(seq, l->phase_out == PHASE_TO_FWD ? l->ack_in : l->bound_out)) {
+			e->flags = TH_ACK;
+			e->keep = fin = 0;
+			seq = end = l->ack_in - 1;
+		}
 		if (l->phase_out == PHASE_TO_FWD && fin && before(end, l->bound_out)) {
 			/* The process died with bytes in hand: an end of stream here would be a lie. */
 			e->flags = TH_RST | TH_ACK;

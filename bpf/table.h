@@ -61,70 +61,66 @@ static __always_inline __u64 hash6(const struct tuple *k)
 	return stir(h, (__u64)k->rport << 16 | k->lport);
 }
 
-/* What both tables do alike: a map, its size, and a key as words. Inlined, so that all of these are constants. */
-struct table {
-	void *map;
+/* What both tables do alike; the map is passed beside, since the verifier must know it. */
+struct place {
 	__u32 slots, home, stride;
-	const __u32 *key;
-	__u32 words;
 };
 
-static __always_inline __u32 place_of(const struct table *t, __u32 way)
+static __always_inline struct place place_of(__u64 hash, __u32 slots)
 {
-	__u64 at = (__u64)t->home + (way < NEAR ? way : (way - NEAR + 1) * t->stride);
+	__u32 home = (hash & 0xffffffff) * slots >> 32;
 
-	return at < t->slots ? at : at % t->slots;
+	return (struct place){ slots, home, (home * 0x9e3779b1u >> 16) + NEAR }; /* all keys of a home go the same ways */
+}
+
+static __always_inline __u32 at_way(struct place p, __u32 way)
+{
+	__u64 at = (__u64)p.home + (way < NEAR ? way : (way - NEAR + 1) * p.stride);
+
+	return at < p.slots ? at : at % p.slots;
 }
 
 #define MOST_WORDS (sizeof(struct tuple) / 4)
 
-static __always_inline int holds(const struct slot *s, const struct table *t)
+static __always_inline int holds(const struct slot *s, const __u32 *key, __u32 words)
 {
 	__u32 differ = 0, i;
 
 #pragma clang loop unroll(full)
 	for (i = 0; i < MOST_WORDS; i++)
-		if (i < t->words)
-			differ |= s->key[i] ^ t->key[i];
+		if (i < words)
+			differ |= s->key[i] ^ key[i];
 	return !differ;
 }
 
-/* The slot of a key, or NULL; its home and its way from there. */
-static __always_inline struct slot *search(const struct table *t, struct slot **home, __u32 *way)
+/* The way to a key's slot, or WAYS. */
+static __always_inline __u32 search(void *map, struct place p, __u32 hop, const __u32 *key, __u32 words)
 {
-	struct slot *s = bpf_map_lookup_elem(t->map, &t->home);
-	__u32 hop, at, i;
+	struct slot *s;
+	__u32 at, i;
 
-	*home = s;
-	*way = 0;
-	if (!s)
-		return NULL;
-	hop = *(volatile __u32 *)&s->hop;
-	if (hop & 1 && holds(s, t))
-		return s;
-	for (i = 1; i < WAYS && hop >> i; i++) {
+	for (i = 0; i < WAYS && hop >> i; i++) {
 		if (!(hop >> i & 1))
 			continue;
-		at = place_of(t, i);
-		s = bpf_map_lookup_elem(t->map, &at);
-		*way = i;
-		if (s && holds(s, t))
-			return s;
+		at = at_way(p, i);
+		s = bpf_map_lookup_elem(map, &at);
+		if (s && holds(s, key, words))
+			return i;
 	}
-	return NULL;
+	return WAYS;
 }
 
 /* A new entry, its path all zero, for a key that has none. 0, or -1: no place. now: ns, CLOCK_MONOTONIC. */
-static __always_inline int insert(const struct table *t, __u32 size, __u64 now)
+static __always_inline int insert(void *map, struct place p, const __u32 *key, __u32 words, __u32 size, __u64 now)
 {
-	struct slot *home = bpf_map_lookup_elem(t->map, &t->home), *s;
-	__u32 second = now >> 30, at, state, i, k;
+	__u32 second = now >> 30, at = p.home, state, i, k;
+	struct slot *home = bpf_map_lookup_elem(map, &at), *s;
 
 	if (!home)
 		return -1;
 	for (i = 0; i < WAYS; i++) {
-		at = place_of(t, i);
-		s = bpf_map_lookup_elem(t->map, &at);
+		at = at_way(p, i);
+		s = bpf_map_lookup_elem(map, &at);
 		if (!s)
 			continue;
 		state = *(volatile __u32 *)&s->state;
@@ -134,69 +130,125 @@ static __always_inline int insert(const struct table *t, __u32 size, __u64 now)
 			continue;
 #pragma clang loop unroll(full)
 		for (k = 0; k < MOST_WORDS; k++)
-			if (k < t->words)
-				s->key[k] = t->key[k];
-		__builtin_memset((__u64 *)s + (t->words + 3) / 2, 0, size);
+			if (k < words)
+				s->key[k] = key[k];
+		__builtin_memset((__u64 *)s + (words + 3) / 2, 0, size);
 		__sync_fetch_and_or(&home->hop, 1u << i);
 		return 0;
 	}
 	return -1;
 }
 
-static __always_inline void take_out(const struct table *t, __u64 now)
+static __always_inline void take_out(void *map, struct place p, const __u32 *key, __u32 words, __u64 now)
 {
-	struct slot *home, *s;
-	__u32 way, bit;
+	__u32 at = p.home, way, bit;
+	struct slot *home = bpf_map_lookup_elem(map, &at), *s;
 
-	s = search(t, &home, &way);
-	bit = 1u << (way & 31);
-	if (s && home && __sync_fetch_and_and(&home->hop, ~bit) & bit)
+	if (!home)
+		return;
+	way = search(map, p, home->hop, key, words);
+	if (way == WAYS)
+		return;
+	at = at_way(p, way);
+	s = bpf_map_lookup_elem(map, &at);
+	bit = 1u << (way & (WAYS - 1));
+	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit)
 		*(volatile __u32 *)&s->state = (__u32)(now >> 30) << 1;
-}
-
-static __always_inline struct table table_of(void *map, __u32 slots, __u64 hash, const void *key, __u32 size)
-{
-	__u32 home = (hash & 0xffffffff) * slots >> 32;
-	__u32 stride = (home * 0x9e3779b1u >> 16) + NEAR; /* of the home, which speaks of ways and not of keys */
-
-	return (struct table){ map, slots, home, stride, key, size / 4 };
-}
-
-static __always_inline struct table table4(const struct tuple4 *k)
-{
-	return table_of(&paths4, slots4, hash4(k), k, sizeof(*k));
-}
-
-static __always_inline struct table table6(const struct tuple *k)
-{
-	return table_of(&paths6, slots6, hash6(k), k, sizeof(*k));
-}
-
-static __always_inline struct path4 *find4(const struct tuple4 *k)
-{
-	struct table t = table4(k);
-	struct slot *home;
-	struct slot4 *s;
-	__u32 way;
-
-	s = (void *)search(&t, &home, &way);
-	return s ? &s->p : NULL;
-}
-
-static __always_inline struct path6 *find6(const struct tuple *k)
-{
-	struct table t = table6(k);
-	struct slot *home;
-	struct slot6 *s;
-	__u32 way;
-
-	s = (void *)search(&t, &home, &way);
-	return s ? &s->p : NULL;
 }
 
 static __always_inline struct tuple4 key4(const struct tuple *t)
 {
 	return (struct tuple4){ t->remote[3], t->local[3], t->rport, t->lport };
+}
+
+#define WORDS4 (sizeof(struct tuple4) / 4)
+#define WORDS6 (sizeof(struct tuple) / 4)
+
+/* Global functions: the verifier walks their loops once, and not wherever they are called. */
+
+/* The slot of a key that does not lie at home, or -1. */
+__noinline int seek4(const struct tuple4 *k, __u32 hop)
+{
+	struct place p;
+	__u32 way;
+
+	if (!k)
+		return -1;
+	p = place_of(hash4(k), slots4);
+	way = search(&paths4, p, hop & ~1u, (const __u32 *)k, WORDS4);
+	return way == WAYS ? -1 : (int)at_way(p, way);
+}
+
+__noinline int seek6(const struct tuple *k, __u32 hop)
+{
+	struct place p;
+	__u32 way;
+
+	if (!k)
+		return -1;
+	p = place_of(hash6(k), slots6);
+	way = search(&paths6, p, hop & ~1u, k->remote, WORDS6);
+	return way == WAYS ? -1 : (int)at_way(p, way);
+}
+
+__noinline int insert_path(const struct tuple *t, __u64 now)
+{
+	if (!t)
+		return -1;
+	if (tuple_is_v4(t)) {
+		struct tuple4 k = key4(t);
+
+		return insert(&paths4, place_of(hash4(&k), slots4), (const __u32 *)&k, WORDS4, sizeof(struct path4), now);
+	}
+	return insert(&paths6, place_of(hash6(t), slots6), t->remote, WORDS6, sizeof(struct path6), now);
+}
+
+__noinline int remove_path(const struct tuple *t, __u64 now)
+{
+	if (!t)
+		return 0;
+	if (tuple_is_v4(t)) {
+		struct tuple4 k = key4(t);
+
+		take_out(&paths4, place_of(hash4(&k), slots4), (const __u32 *)&k, WORDS4, now);
+	} else {
+		take_out(&paths6, place_of(hash6(t), slots6), t->remote, WORDS6, now);
+	}
+	return 0;
+}
+
+static __always_inline struct path4 *find4(const struct tuple4 *k)
+{
+	__u32 at = place_of(hash4(k), slots4).home, hop;
+	struct slot4 *s = bpf_map_lookup_elem(&paths4, &at);
+
+	if (!s)
+		return NULL;
+	hop = *(volatile __u32 *)&s->hop;
+	if (hop & 1 && holds((struct slot *)s, (const __u32 *)k, WORDS4))
+		return &s->p;
+	if (!(hop >> 1))
+		return NULL;
+	at = seek4(k, hop);
+	s = bpf_map_lookup_elem(&paths4, &at);
+	return s ? &s->p : NULL;
+}
+
+static __always_inline struct path6 *find6(const struct tuple *k)
+{
+	__u32 at = place_of(hash6(k), slots6).home, hop;
+	struct slot6 *s = bpf_map_lookup_elem(&paths6, &at);
+
+	if (!s)
+		return NULL;
+	hop = *(volatile __u32 *)&s->hop;
+	if (hop & 1 && holds((struct slot *)s, k->remote, WORDS6))
+		return &s->p;
+	if (!(hop >> 1))
+		return NULL;
+	at = seek6(k, hop);
+	s = bpf_map_lookup_elem(&paths6, &at); /* -1 is beyond any table */
+	return s ? &s->p : NULL;
 }
 
 static __noinline struct path *find_path(const struct tuple *t)
@@ -210,34 +262,6 @@ static __noinline struct path *find_path(const struct tuple *t)
 	struct path6 *p = find6(t);
 
 	return p ? &p->p : NULL;
-}
-
-static __noinline int insert_path(const struct tuple *t, __u64 now)
-{
-	if (tuple_is_v4(t)) {
-		struct tuple4 k = key4(t);
-		struct table at = table4(&k);
-
-		return insert(&at, sizeof(struct path4), now);
-	}
-	struct table at = table6(t);
-
-	return insert(&at, sizeof(struct path6), now);
-}
-
-static __noinline int remove_path(const struct tuple *t, __u64 now)
-{
-	if (tuple_is_v4(t)) {
-		struct tuple4 k = key4(t);
-		struct table at = table4(&k);
-
-		take_out(&at, now);
-	} else {
-		struct table at = table6(t);
-
-		take_out(&at, now);
-	}
-	return 0;
 }
 
 #endif
