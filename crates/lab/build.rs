@@ -1,4 +1,4 @@
-//! Compiles bpf/lab.bpf.c, and makes Rust constants of the enums in bpf/lab.h.
+//! Compiles the programs in bpf/, and makes Rust constants of the enums in their headers.
 
 use std::env;
 use std::fmt::Write as _;
@@ -7,22 +7,24 @@ use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCE: &str = "bpf/lab.bpf.c";
-const HEADER: &str = "bpf/lab.h";
+/// bpf/NAME.bpf.c, bpf/NAME.h, and the file of constants.
+const PROGRAMS: [(&str, &str); 2] = [("lab", "places.rs"), ("flood", "flood.rs")];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let architecture = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets the target");
-    SkeletonBuilder::new()
-        .source(SOURCE)
-        .obj(out.join("lab.bpf.o"))
-        // Atomic fetch-and-add needs the third instruction set; <asm/types.h> is below a directory per architecture.
-        .clang_args(["-mcpu=v3".into(), format!("-I/usr/include/{architecture}-linux-gnu")])
-        .build()
-        .expect("clang compiles bpf/lab.bpf.c (Debian packages clang, libelf-dev, zlib1g-dev)");
-    let header = fs::read_to_string(HEADER).expect("the header is there");
-    fs::write(out.join("places.rs"), places(&header)).expect("OUT_DIR can be written to");
+    for (name, constants) in PROGRAMS {
+        SkeletonBuilder::new()
+            .source(format!("bpf/{name}.bpf.c"))
+            .obj(out.join(format!("{name}.bpf.o")))
+            // Atomic fetch-and-add needs the third instruction set; <asm/types.h> is below a directory per architecture.
+            .clang_args(["-mcpu=v3".into(), format!("-I/usr/include/{architecture}-linux-gnu")])
+            .build()
+            .expect("clang compiles bpf/ (Debian packages clang, libelf-dev, zlib1g-dev)");
+        let header = fs::read_to_string(format!("bpf/{name}.h")).expect("the header is there");
+        fs::write(out.join(constants), places(&header)).expect("OUT_DIR can be written to");
+    }
 }
 
 /// One constant for each name of each enum, in order from zero.

@@ -205,7 +205,7 @@ pub struct Datapath {
     attached: Vec<u32>,
     vias: Mutex<Vec<abi::via>>,
     remotes: Mutex<Remotes>,
-    mtus: Mutex<Mtus>,
+    pub(crate) mtus: Mutex<Mtus>,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     switching: Mutex<()>,
     lock: (fs::File, PathBuf),
@@ -482,6 +482,14 @@ impl Datapath {
             smac: l.smac,
             local: leg.to_abi().local,
         };
+        self.via(&want).map_err(|e| match e.kind() {
+            io::ErrorKind::StorageFull => SwitchError::Full,
+            _ => SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)),
+        })
+    }
+
+    /// The place of a next hop; [`io::ErrorKind::StorageFull`]: flows use all there are.
+    pub(crate) fn via(&self, want: &abi::via) -> io::Result<u16> {
         let same = |v: &abi::via| {
             (v.ifindex, v.mtu, v.dmac, v.smac, v.local) == (want.ifindex, want.mtu, want.dmac, want.smac, want.local)
         };
@@ -490,16 +498,16 @@ impl Datapath {
             return Ok(i as u16);
         }
         let i = if vias.len() < usize::from(VIAS) {
-            vias.push(want);
+            vias.push(*want);
             vias.len() - 1
         } else {
             // next hops have changed: take a place that no flow uses any more
             let used: HashSet<u16> = self.paths().iter().map(|(_, p)| p.via).collect();
-            let i = (0..VIAS).find(|i| !used.contains(i)).ok_or(SwitchError::Full)?;
-            vias[usize::from(i)] = want;
+            let i = (0..VIAS).find(|i| !used.contains(i)).ok_or(io::ErrorKind::StorageFull)?;
+            vias[usize::from(i)] = *want;
             usize::from(i)
         };
-        self.maps.set_via(i as u16, &want).map_err(|e| SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        self.maps.set_via(i as u16, want)?;
         Ok(i as u16)
     }
 
@@ -605,10 +613,10 @@ pub(crate) use abi::switch_op;
 
 /// MTUs of devices, asked for again after a second: a commit must not cost a system call more than it needs.
 #[derive(Debug, Default)]
-struct Mtus(HashMap<u32, (Instant, u32)>);
+pub(crate) struct Mtus(HashMap<u32, (Instant, u32)>);
 
 impl Mtus {
-    fn of(&mut self, index: u32) -> u32 {
+    pub(crate) fn of(&mut self, index: u32) -> u32 {
         match self.0.get(&index) {
             Some((asked, n)) if asked.elapsed() < Duration::from_secs(1) => *n,
             _ => {

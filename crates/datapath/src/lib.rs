@@ -5,6 +5,7 @@
 //! object's BTF at build time.
 
 mod devices;
+mod install;
 mod kernel;
 mod maps;
 #[cfg(feature = "model")]
@@ -31,6 +32,7 @@ mod skel {
 }
 
 pub use devices::{Device, devices};
+pub use install::{IdleLeg, NextHop};
 pub use kernel::{
     Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched, TestContext, default_pin,
 };

@@ -288,6 +288,17 @@ impl Maps {
         self.legs.update(bytes_of(&t.to_abi()), bytes_of(record), MapFlags::ANY).map_err(io_error)
     }
 
+    /// Writes the entries of many IPv4 legs at once.
+    pub fn insert_paths4(&self, paths: &[(Tuple, abi::path)]) -> io::Result<()> {
+        if paths.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<u8> = paths.iter().flat_map(|(t, _)| bytes_of(&t.to_abi4()).to_vec()).collect();
+        let values: Vec<u8> = paths.iter().flat_map(|(_, p)| bytes_of(&abi::path4 { p: *p }).to_vec()).collect();
+        let all = self.paths4.update_batch(&keys, &values, paths.len() as u32, MapFlags::ANY, MapFlags::ANY);
+        all.map_err(io_error)
+    }
+
     /// Removes a path entry; an entry that is gone already is no error.
     pub fn forget_path(&self, t: &Tuple) {
         if let Err(error) = self.path_op(abi::path_op::PATH_REMOVE, t, abi::path6::default()) {

@@ -39,6 +39,8 @@ impl PathFlags {
     pub const DEAD: u16 = 1 << 4;
     pub const CROSS: u16 = 1 << 8;
     pub const RST: u16 = 1 << 9;
+    /// Where the window scale stands in them.
+    pub const CHECK_SHIFT: u16 = 12;
 }
 
 /// Labels of `enum verdict`, in its order: what the data path did with a packet.

@@ -6,6 +6,7 @@
 //! - [`process`] runs programs in them and never leaves one behind,
 //! - [`impair`] loses, duplicates, reorders and delays packets on a device, and counts what it did,
 //! - [`traffic`] sends streams of which every byte is known, and reports what arrived,
+//! - [`flood`] sends small packets over up to a million flows, and counts what arrives,
 //! - [`trace`] taps a device and gives the sequence numbers that went by.
 //!
 //! Everything is bounded in time and cleaned up at drop, after a panic too; what a killed process left behind is
@@ -13,6 +14,7 @@
 
 mod delay;
 pub mod error;
+pub mod flood;
 pub mod impair;
 pub mod namespace;
 pub mod pattern;

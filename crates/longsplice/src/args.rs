@@ -186,6 +186,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value = "1", value_parser = parse_seconds)]
     pub seconds: f64,
 
+    /// How many flows the flood hits at random; several numbers with commas.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,1000,100000,1000000",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub flows: Vec<u32>,
+
     /// Directory of results [default: bench/results].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -211,6 +216,8 @@ pub enum What {
     Memory,
     /// From how many bytes on splicing pays.
     Threshold,
+    /// Cost of a small packet, with up to a million flows.
+    Flood,
 }
 
 /// Networks to try things in.

@@ -6,6 +6,7 @@
 //! [`report`] makes tables of it, and [`readme`] puts them where people look.
 
 mod bulk;
+mod flood;
 mod machine;
 mod memory;
 mod readme;
@@ -96,6 +97,7 @@ impl Bench {
         let switch = if wanted(&[What::Switch]) { switch::measure(self)? } else { Vec::new() };
         let memory = wanted(&[What::Memory]).then(|| memory::measure(self)).transpose()?;
         let threshold = wanted(&[What::Threshold]).then(|| threshold::measure(self)).transpose()?;
+        let flood = if wanted(&[What::Flood]) { flood::measure(self, &args.flows)? } else { Vec::new() };
         let skipped = if self.machine.haproxy.is_none() {
             vec!["HAProxy, which is not installed (apt-get install haproxy)".to_owned()]
         } else {
@@ -113,6 +115,7 @@ impl Bench {
             switch,
             memory,
             threshold,
+            flood,
         })
     }
 

@@ -39,6 +39,29 @@ fn needs_root_and_bpf_bench_smoke() {
 }
 
 #[test]
+fn needs_root_and_bpf_flood_smoke() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().to_str().unwrap();
+    let short = ["bench", "flood", "--flows", "1,1000", "--rounds", "1", "--seconds", "0.1", "--out", out];
+    let bench = longsplice(&short);
+    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{said}\n{complained}");
+    assert!(said.contains("| flows | IP forwarding | spliced by tcx |"), "{said}");
+    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
+    let results: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("results.json")).unwrap()).unwrap();
+    let cases = results["flood"].as_array().unwrap();
+    assert_eq!(cases.iter().map(|c| c["flows"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 1000]);
+    for case in cases {
+        let runs = case["rounds"][0]["runs"].as_array().unwrap();
+        for way in ["ip-forward", "tcx"] {
+            let run = runs.iter().find(|run| run["way"] == way).unwrap_or_else(|| panic!("no {way}"));
+            let (sent, arrived) = (run["sent"].as_u64().unwrap(), run["arrived"].as_u64().unwrap());
+            assert!(arrived > 0 && arrived * 100 >= sent * 99 && arrived <= sent, "{run}");
+        }
+    }
+}
+
+#[test]
 fn without_results_there_are_no_figures() {
     let dir = tempfile::tempdir().unwrap();
     let bench = longsplice(&["bench", "--readme", "--out", dir.path().to_str().unwrap()]);

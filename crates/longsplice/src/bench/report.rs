@@ -1,6 +1,7 @@
 //! Tables: on standard output, beside the JSON, and in the README. They are made from [`Results`], never by hand.
 
 use super::{
+    flood,
     results::{Results, Summary},
     venue::{Packets, Variant},
 };
@@ -54,6 +55,7 @@ pub fn tables(results: &Results) -> String {
     text += &switch(results);
     text += &memory(results);
     text += &threshold(results);
+    text += &flood::table(&results.flood);
     text += &remarks(results);
     text
 }

@@ -1,6 +1,7 @@
 //! What was measured, as JSON keeps it, and what it comes to. Every single run is kept: medians can be taken again.
 
 use super::{
+    flood::FloodCase,
     machine::Machine,
     stats::Spread,
     venue::{Packets, Variant},
@@ -35,6 +36,9 @@ pub struct Results {
     pub memory: Option<Memory>,
     /// From where on splicing pays.
     pub threshold: Option<Threshold>,
+    /// Small packets over many flows.
+    #[serde(default)]
+    pub flood: Vec<FloodCase>,
 }
 
 /// How it was measured.

@@ -1,0 +1,266 @@
+//! A flood of small packets over many flows, from the client through the forwarder to a sink at the server, all of it
+//! on one CPU: what it takes divided by the packets that arrive is the cost of a packet, generator and sink included.
+//!
+//! Generator and sink are bpf/flood.bpf.c. No connections are needed: the forwarder is told by other means what to do
+//! with the flows. A lab with a flood is for nothing else: what passes for TCP there is not.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, TC_INGRESS, TcHookBuilder, Xdp, XdpFlags,
+};
+use nix::ifaddrs::getifaddrs;
+use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+
+use crate::process::run;
+use crate::topology::{CLIENT, SERVER};
+use crate::{Lab, LabError, Namespace, Shape};
+
+/// Places in the arrays, made from bpf/flood.h.
+mod place {
+    include!(concat!(env!("OUT_DIR"), "/flood.rs"));
+}
+
+/// The compiled bpf/flood.bpf.c.
+static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flood.bpf.o"));
+
+/// BPF_F_TEST_XDP_LIVE_FRAMES of <linux/bpf.h>: frames are really sent.
+const LIVE_FRAMES: u32 = 1 << 1;
+/// Packets for each call of the kernel, a fraction of a second: it waits for milliseconds when it ends.
+const BURST: u32 = 1 << 18;
+/// As long as what the generator writes.
+const FRAME: [u8; 55] = [0; 55];
+/// Source ports of one address, as a power of two.
+const PORT_BITS: u32 = 15;
+/// The first of them.
+const FIRST_PORT: u16 = 1 << PORT_BITS;
+/// The last part of the first source address.
+const FIRST_HOST: u8 = 64;
+/// The largest flood: as many as there are addresses in the rest of a /24.
+pub const MOST_FLOWS: u32 = (255 - FIRST_HOST as u32) << PORT_BITS;
+/// Sequence number of the first packet of a flood.
+pub const FIRST_SEQ: u32 = 1000;
+/// Acknowledgement of all packets.
+pub const ACK: u32 = 5000;
+/// Packets that are still under way when the generator ends have this long.
+const REST: Duration = Duration::from_millis(20);
+
+/// Where the packets of a flood go.
+#[derive(Clone, Copy, Debug)]
+pub struct Aim {
+    /// How many flows, hit at random; [`MOST_FLOWS`] at most.
+    pub flows: u32,
+    /// What the client sends them to.
+    pub target: SocketAddrV4,
+    /// The port that they have when they arrive at the server.
+    pub arrives_at: u16,
+}
+
+/// A generator and a sink in a lab.
+#[derive(Debug)]
+pub struct Flood {
+    object: Object,
+    counts: MapHandle,
+    client: Namespace,
+}
+
+/// What came of one run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flooded {
+    /// Packets made.
+    pub sent: u64,
+    /// Packets counted at the server.
+    pub arrived: u64,
+    /// From the first packet to the last.
+    pub elapsed: Duration,
+    /// Time of the CPU that the flood took: that of its thread and of the kernel's thread for late softirqs.
+    pub cpu: Duration,
+}
+
+/// A device, as the link layer knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Interface number.
+    pub index: u32,
+    /// Ethernet address.
+    pub mac: [u8; 6],
+}
+
+impl Namespace {
+    /// Number and Ethernet address of a device in here.
+    pub fn link(&self, device: &str) -> Result<Link, LabError> {
+        let found = self.run(|| {
+            let mut links = getifaddrs()?.filter(|a| a.interface_name == device).filter_map(|a| {
+                let link = *a.address?.as_link_addr()?;
+                Some(Link { index: link.ifindex() as u32, mac: link.addr()? })
+            });
+            links.next().ok_or(nix::Error::ENODEV)
+        });
+        found.map_err(LabError::errno(format!("the address of {device}")))
+    }
+}
+
+/// Source of flow number `flow`: an address of the client's or, with another prefix, of anybody's choice.
+fn spread(prefix: Ipv4Addr, flow: u32) -> SocketAddrV4 {
+    let [a, b, c, _] = prefix.octets();
+    let host = u32::from(FIRST_HOST) + (flow >> PORT_BITS);
+    SocketAddrV4::new(Ipv4Addr::new(a, b, c, host as u8), FIRST_PORT + (flow & ((1 << PORT_BITS) - 1)) as u16)
+}
+
+impl Flood {
+    /// What flow number `flow` comes from.
+    pub fn source(flow: u32) -> SocketAddrV4 {
+        spread(CLIENT.v4, flow)
+    }
+
+    /// An address and port of the server's network for it, as different from those of other flows as its source is.
+    pub fn other_side(flow: u32) -> SocketAddrV4 {
+        spread(SERVER.v4, flow)
+    }
+
+    /// Prepares one in a lab with two devices at the forwarder, which knows its neighbours afterwards.
+    pub fn new(lab: &Lab, aim: Aim) -> Result<Self, LabError> {
+        assert!(lab.shape() == Shape::TwoDevices, "a bridge would be part of what is measured");
+        assert!(aim.flows > 0 && aim.flows <= MOST_FLOWS, "from 1 to {MOST_FLOWS} flows");
+        let (c0, s0) = (lab.client.link("c0")?, lab.server.link("s0")?);
+        let f0 = lab.forwarder.link(lab.client_device())?;
+        // With GRO a veth receives by NAPI, as a network card does, and takes frames without an skb.
+        lab.forwarder.execute("ethtool", &["-K", lab.client_device(), "gro", "on"])?;
+        let mac = s0.mac.map(|byte| format!("{byte:02x}")).join(":");
+        lab.forwarder.ip(&format!(
+            "neigh replace {} dev {} lladdr {mac} nud permanent\n",
+            SERVER.v4,
+            lab.server_device()
+        ))?;
+
+        let bpf = |what: &'static str| move |source| LabError::Bpf { what: what.into(), source };
+        let object = load(&settings(&aim, c0, f0)).map_err(bpf("loading the programs of the flood"))?;
+        let counts = object.maps().find(|map| map.name().to_string_lossy().ends_with(".bss"));
+        let counts =
+            MapHandle::try_from(&counts.expect("bpf/flood.bpf.c counts")).map_err(bpf("opening the counts"))?;
+        lab.server.run(|| -> Result<(), LabError> {
+            run("tc", &["qdisc", "add", "dev", "s0", "clsact"], "")?;
+            let mut hook = TcHookBuilder::new(program(&object, "sink_skb").as_fd())
+                .ifindex(s0.index as i32)
+                .handle(1)
+                .priority(1)
+                .hook(TC_INGRESS);
+            hook.attach().map_err(bpf("attaching the sink behind the device"))?;
+            let sink = Xdp::new(program(&object, "sink").as_fd()).attach(s0.index as i32, XdpFlags::DRV_MODE);
+            sink.map_err(bpf("attaching the sink"))
+        })?;
+        Ok(Self { object, counts, client: lab.client.clone() })
+    }
+
+    /// Floods for this long, on a CPU of the calling thread's.
+    pub fn run(&mut self, length: Duration) -> Result<Flooded, LabError> {
+        let Self { object, counts, client } = self;
+        client.run(|| {
+            let failed = |source| LabError::Bpf { what: "sending live frames".into(), source };
+            let generate = object.progs_mut().find(|found| found.name() == "generate");
+            let generate = generate.expect("bpf/flood.bpf.c has this program");
+            let cpu = stay()?;
+            let before = read(counts)?;
+            let (began, used_before) = (Instant::now(), used(cpu));
+            while began.elapsed() < length {
+                let frames = Some(&FRAME[..]);
+                let input = ProgramInput { data_in: frames, flags: LIVE_FRAMES, repeat: BURST, ..Default::default() };
+                generate.test_run(input).map_err(failed)?;
+            }
+            let (elapsed, cpu) = (began.elapsed(), used(cpu).saturating_sub(used_before));
+            thread::sleep(REST);
+            let after = read(counts)?;
+            let of = |which: u32| after[which as usize] - before[which as usize];
+            Ok(Flooded { sent: of(place::FLOOD_SENT), arrived: of(place::FLOOD_ARRIVED), elapsed, cpu })
+        })
+    }
+
+    /// How many packets arrived with wrong checksums, among the first few thousand.
+    pub fn wrong(&self) -> Result<u64, LabError> {
+        Ok(read(&self.counts)?[place::FLOOD_WRONG as usize])
+    }
+}
+
+fn read(counts: &MapHandle) -> Result<Vec<u64>, LabError> {
+    let value = counts.lookup(&0u32.to_ne_bytes(), MapFlags::ANY);
+    let value = value.map_err(|source| LabError::Bpf { what: "reading the counts".into(), source })?;
+    let words = value.unwrap_or_default();
+    Ok(words.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect())
+}
+
+fn settings(aim: &Aim, from: Link, to: Link) -> [(u32, u64); 12] {
+    let mac = |m: [u8; 6]| u64::from_le_bytes([m[0], m[1], m[2], m[3], m[4], m[5], 0, 0]);
+    let source = Flood::source(0);
+    [
+        (place::FLOOD_DEVICE, from.index.into()),
+        (place::FLOOD_TO_MAC, mac(to.mac)),
+        (place::FLOOD_FROM_MAC, mac(from.mac)),
+        (place::FLOOD_FLOWS, aim.flows.into()),
+        (place::FLOOD_SOURCE, source.ip().to_bits().into()),
+        (place::FLOOD_SOURCE_PORT, source.port().into()),
+        (place::FLOOD_PORT_BITS, PORT_BITS.into()),
+        (place::FLOOD_TARGET, aim.target.ip().to_bits().into()),
+        (place::FLOOD_TARGET_PORT, aim.target.port().into()),
+        (place::FLOOD_SINK_PORT, aim.arrives_at.into()),
+        (place::FLOOD_SEQ, FIRST_SEQ.into()),
+        (place::FLOOD_ACK, ACK.into()),
+    ]
+}
+
+/// Settings are constants for the program: the kernel compiles them in.
+fn load(settings: &[(u32, u64)]) -> libbpf_rs::Result<Object> {
+    let mut open = ObjectBuilder::default().open_memory(PROGRAMS)?;
+    let mut constants = open.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata"));
+    let bytes = constants.as_mut().and_then(|map| map.initial_value_mut()).expect("bpf/flood.bpf.c has settings");
+    for (which, value) in settings {
+        let at = *which as usize * 8;
+        bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    }
+    open.load()
+}
+
+fn program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Program<'a> {
+    object.progs().find(|found| found.name() == name).expect("bpf/flood.bpf.c has this program")
+}
+
+/// Binds the calling thread to a CPU that it may use; which.
+fn stay() -> Result<usize, LabError> {
+    let failed = || LabError::errno("staying on one CPU");
+    let me = Pid::from_raw(0);
+    let may = sched_getaffinity(me).map_err(failed())?;
+    let here = sched_getcpu().map_err(failed())?;
+    let first = (0..CpuSet::count()).find(|cpu| may.is_set(*cpu).unwrap_or(false));
+    let cpu = if may.is_set(here).unwrap_or(false) { here } else { first.unwrap_or(here) };
+    let mut one = CpuSet::new();
+    one.set(cpu).and_then(|()| sched_setaffinity(me, &one)).map_err(failed())?;
+    Ok(cpu)
+}
+
+/// Time that the calling thread and the kernel's thread for softirqs have had of this CPU.
+fn used(cpu: usize) -> Duration {
+    let mine = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("this clock always exists").into();
+    late_softirqs(cpu).map_or(mine, |late| late + mine)
+}
+
+fn late_softirqs(cpu: usize) -> Option<Duration> {
+    static THREADS: std::sync::Mutex<Vec<(usize, Option<u32>)>> = std::sync::Mutex::new(Vec::new());
+    let mut threads = THREADS.lock().ok()?;
+    if !threads.iter().any(|(of, _)| *of == cpu) {
+        threads.push((cpu, thread_of(&format!("ksoftirqd/{cpu}"))));
+    }
+    let pid = threads.iter().find(|(of, _)| *of == cpu)?.1?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+    Some(Duration::from_nanos(stat.split_whitespace().next()?.parse().ok()?))
+}
+
+fn thread_of(name: &str) -> Option<u32> {
+    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let mut pids = pids.filter(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == name));
+    pids.next()
+}
