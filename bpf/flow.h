@@ -137,22 +137,22 @@ struct path6 {
 
 /* Where entries lie (table.h): slot4 is one cache line, slot6 two. */
 struct slot {
-	__u32 hop;   /* as a home: which of its places hold its keys */
+	__u64 hop;   /* as a home: which of its places hold its keys */
 	__u32 state; /* as a place: taken, or since when not */
 	__u32 key[];
 };
 
 struct slot4 {
-	__u32 hop, state;
+	__u64 hop;
+	__u32 state;
 	struct tuple4 key;
-	__u32 unused;
 	struct path4 p;
 };
 
 struct slot6 {
-	__u32 hop, state;
+	__u64 hop;
+	__u32 state;
 	struct tuple key;
-	__u32 unused;
 	struct path6 p;
 	__u64 fill[3];
 };
@@ -260,6 +260,7 @@ struct abi {
 	__u32 version;
 	__u32 unused;
 	__u64 seed;
+	__u64 namespace; /* SO_NETNS_COOKIE: another namespace may have got the number that the folder is named after */
 };
 
 /* A listening address; all-zero address: any. Network order. */

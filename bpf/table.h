@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The table of path entries: open addressing, one slot per entry, key and path in one cache line (IPv4) or two (IPv6).
  *
- * Each key has a home, its hash; the entry lies there or at one of 31 other places that follow from the home (place_of). The
+ * Each key has a home, its hash; the entry lies there or at one of 63 other places that follow from the home (place_of). The
  * home says which of them hold keys of its own (slot.hop), so a look-up reads the home, and mostly nothing else: a hit at
  * home and a miss cost one cache line. There are no chains, and nothing ever moves.
  *
@@ -12,7 +12,7 @@
 #ifndef LONGSPLICE_TABLE_H
 #define LONGSPLICE_TABLE_H
 
-#define WAYS 32     /* at two thirds full all are taken for one key in a million */
+#define WAYS 64     /* at two thirds full all are taken for one key in 10^10 */
 #define NEAR 8      /* the first places are neighbours, which the processor fetches ahead; the others lie apart, at a
 		       stride of the home's own, so that crowds do not grow */
 
@@ -94,7 +94,7 @@ static __always_inline int holds(const struct slot *s, const __u32 *key, __u32 w
 }
 
 /* The way to a key's slot, or WAYS. */
-static __always_inline __u32 search(void *map, struct place p, __u32 hop, const __u32 *key, __u32 words)
+static __always_inline __u32 search(void *map, struct place p, __u64 hop, const __u32 *key, __u32 words)
 {
 	struct slot *s;
 	__u32 at, i;
@@ -132,8 +132,8 @@ static __always_inline int insert(void *map, struct place p, const __u32 *key, _
 		for (k = 0; k < MOST_WORDS; k++)
 			if (k < words)
 				s->key[k] = key[k];
-		__builtin_memset((__u64 *)s + (words + 3) / 2, 0, size);
-		__sync_fetch_and_or(&home->hop, 1u << i);
+		__builtin_memset(s->key + words, 0, size);
+		__sync_fetch_and_or(&home->hop, 1ull << i);
 		return 0;
 	}
 	return -1;
@@ -141,7 +141,8 @@ static __always_inline int insert(void *map, struct place p, const __u32 *key, _
 
 static __always_inline void take_out(void *map, struct place p, const __u32 *key, __u32 words, __u64 now)
 {
-	__u32 at = p.home, way, bit;
+	__u32 at = p.home, way;
+	__u64 bit;
 	struct slot *home = bpf_map_lookup_elem(map, &at), *s;
 
 	if (!home)
@@ -151,7 +152,7 @@ static __always_inline void take_out(void *map, struct place p, const __u32 *key
 		return;
 	at = at_way(p, way);
 	s = bpf_map_lookup_elem(map, &at);
-	bit = 1u << (way & (WAYS - 1));
+	bit = 1ull << (way & (WAYS - 1));
 	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit)
 		*(volatile __u32 *)&s->state = (__u32)(now >> 30) << 1;
 }
@@ -167,7 +168,7 @@ static __always_inline struct tuple4 key4(const struct tuple *t)
 /* Global functions: the verifier walks their loops once, and not wherever they are called. */
 
 /* The slot of a key that does not lie at home, or -1. */
-__noinline int seek4(const struct tuple4 *k, __u32 hop)
+__noinline int seek4(const struct tuple4 *k, __u64 hop)
 {
 	struct place p;
 	__u32 way;
@@ -175,11 +176,11 @@ __noinline int seek4(const struct tuple4 *k, __u32 hop)
 	if (!k)
 		return -1;
 	p = place_of(hash4(k), slots4);
-	way = search(&paths4, p, hop & ~1u, (const __u32 *)k, WORDS4);
+	way = search(&paths4, p, hop & ~1ull, (const __u32 *)k, WORDS4);
 	return way == WAYS ? -1 : (int)at_way(p, way);
 }
 
-__noinline int seek6(const struct tuple *k, __u32 hop)
+__noinline int seek6(const struct tuple *k, __u64 hop)
 {
 	struct place p;
 	__u32 way;
@@ -187,7 +188,7 @@ __noinline int seek6(const struct tuple *k, __u32 hop)
 	if (!k)
 		return -1;
 	p = place_of(hash6(k), slots6);
-	way = search(&paths6, p, hop & ~1u, k->remote, WORDS6);
+	way = search(&paths6, p, hop & ~1ull, k->remote, WORDS6);
 	return way == WAYS ? -1 : (int)at_way(p, way);
 }
 
@@ -219,12 +220,13 @@ __noinline int remove_path(const struct tuple *t, __u64 now)
 
 static __always_inline struct path4 *find4(const struct tuple4 *k)
 {
-	__u32 at = place_of(hash4(k), slots4).home, hop;
+	__u32 at = place_of(hash4(k), slots4).home;
+	__u64 hop;
 	struct slot4 *s = bpf_map_lookup_elem(&paths4, &at);
 
 	if (!s)
 		return NULL;
-	hop = *(volatile __u32 *)&s->hop;
+	hop = *(volatile __u64 *)&s->hop;
 	if (hop & 1 && holds((struct slot *)s, (const __u32 *)k, WORDS4))
 		return &s->p;
 	if (!(hop >> 1))
@@ -236,12 +238,13 @@ static __always_inline struct path4 *find4(const struct tuple4 *k)
 
 static __always_inline struct path6 *find6(const struct tuple *k)
 {
-	__u32 at = place_of(hash6(k), slots6).home, hop;
+	__u32 at = place_of(hash6(k), slots6).home;
+	__u64 hop;
 	struct slot6 *s = bpf_map_lookup_elem(&paths6, &at);
 
 	if (!s)
 		return NULL;
-	hop = *(volatile __u32 *)&s->hop;
+	hop = *(volatile __u64 *)&s->hop;
 	if (hop & 1 && holds((struct slot *)s, k->remote, WORDS6))
 		return &s->p;
 	if (!(hop >> 1))

@@ -65,7 +65,8 @@ struct {
 	__type(value, __u64);
 } verdicts SEC(".maps");
 
-/* What a process must know that takes the pinned maps over: whose layout they have, and the seed of their hashes. */
+/* What a process must know that takes the pinned maps over: whose layout they have, the seed of their hashes,
+ * and where they belong. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

@@ -57,7 +57,13 @@ impl Forwarder {
                         let client = listener.accept().await.expect("accept");
                         let (splicer, policy, record) = (splicer.clone(), policy.clone(), record.clone());
                         tokio::spawn(async move {
-                            let Ok(server) = splicer.connect(target, &client).await else { return client.reset() };
+                            let server = match splicer.connect(target, &client).await {
+                                Ok(server) => server,
+                                Err(error) => {
+                                    eprintln!("{target}: {error}");
+                                    return client.reset();
+                                }
+                            };
                             let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
                             let e = splicer.relay(client, server, Leftovers::default(), &policy, info).await;
                             record.lock().expect("lock").push(e);

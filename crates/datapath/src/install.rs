@@ -30,21 +30,14 @@ pub struct IdleLeg {
     pub scale: u8,
 }
 
-/// Entries for one call of the kernel.
-const BATCH: usize = 1 << 16;
-
 impl Datapath {
     /// Splices flows without sockets and without records: both path entries of each, as a released flow has them, without
     /// options. For whoever has made the connections elsewhere, or measures what many flows cost; a million of them take
     /// seconds. Nobody watches such a flow: [`Datapath::forget`] both legs when it is over.
     pub fn install(&self, flows: &[[IdleLeg; 2]]) -> io::Result<()> {
-        for some in flows.chunks(BATCH / 2) {
-            let paths: io::Result<Vec<_>> = some
-                .iter()
-                .flat_map(|[a, b]| [(a, b), (b, a)])
-                .map(|(a, b)| Ok((a.leg, self.idle_path(a, b)?)))
-                .collect();
-            self.maps.insert_paths4(&paths?)?;
+        for (from, to) in flows.iter().flat_map(|[a, b]| [(a, b), (b, a)]) {
+            let p = self.idle_path(from, to)?;
+            self.maps.put_path(&from.leg, abi::path6 { p, ..Default::default() })?;
         }
         Ok(())
     }

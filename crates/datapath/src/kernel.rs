@@ -5,6 +5,7 @@ use crate::{
     devices::{devices, mtu},
     maps::{Maps, errno, from_bytes, run_program},
     skel::SpliceSkelBuilder,
+    sockets::namespace_cookie,
 };
 use libbpf_rs::{
     AsRawLibbpf, Link, MapHandle, RingBufferBuilder,
@@ -250,7 +251,14 @@ impl Datapath {
         }
         fs::create_dir_all(&pin).map_err(|_| OpenError::NoBpffs(pin.clone()))?;
         let lock = lock(&pin)?;
-        let there = pinned_abi(&pin)?;
+        let namespace = namespace_cookie()
+            .map_err(|source| OpenError::Kernel { what: "cookie of the network namespace", source })?;
+        let mut there = pinned_abi(&pin)?;
+        if there.is_some_and(|abi| abi.namespace != namespace) {
+            tracing::info!(pin = %pin.display(), "what is pinned belonged to a namespace that is gone: removed");
+            clear(&pin)?;
+            there = None;
+        }
         let seed = there.map_or_else(random, |abi| abi.seed);
         // Tables that are there keep their size.
         let n = there.map_or(Ok(options.max_flows.max(16)), |_| pinned_flows(&pin))?;
@@ -291,7 +299,7 @@ impl Datapath {
             events: handle(&m.events)?,
             abi: handle(&m.abi)?,
         };
-        maps.set_abi(seed).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
+        maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
         let wanted = wanted_devices(options)?;
         for index in &wanted {
@@ -701,6 +709,13 @@ fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
         return Err(OpenError::Abi { path: pin.to_owned(), found });
     }
     Ok(Some(from_bytes(&value)))
+}
+
+/// Empties the folder: whatever was pinned is detached and freed.
+fn clear(pin: &Path) -> Result<(), OpenError> {
+    let io = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
+    fs::remove_dir_all(pin).map_err(io)?;
+    fs::create_dir_all(pin).map_err(io)
 }
 
 /// For how many flows the pinned maps were made.

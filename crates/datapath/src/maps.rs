@@ -234,8 +234,8 @@ pub(crate) fn errno(e: &libbpf_rs::Error) -> i32 {
 }
 
 impl Maps {
-    pub fn set_abi(&self, seed: u64) -> io::Result<()> {
-        let abi = abi::abi { version: crate::ABI_VERSION, seed, ..Default::default() };
+    pub fn set_abi(&self, seed: u64, namespace: u64) -> io::Result<()> {
+        let abi = abi::abi { version: crate::ABI_VERSION, seed, namespace, ..Default::default() };
         self.abi.update(bytes_of(&0u32), bytes_of(&abi), MapFlags::ANY).map_err(io_error)
     }
 
@@ -288,15 +288,12 @@ impl Maps {
         self.legs.update(bytes_of(&t.to_abi()), bytes_of(record), MapFlags::ANY).map_err(io_error)
     }
 
-    /// Writes the entries of many IPv4 legs at once.
-    pub fn insert_paths4(&self, paths: &[(Tuple, abi::path)]) -> io::Result<()> {
-        if paths.is_empty() {
-            return Ok(());
+    /// Writes an entry, new or not.
+    pub fn put_path(&self, t: &Tuple, p: abi::path6) -> io::Result<()> {
+        match self.path_op(abi::path_op::PATH_PUT, t, p)?.result {
+            0.. => Ok(()),
+            _ => Err(io::Error::other("no place in the table of path entries")),
         }
-        let keys: Vec<u8> = paths.iter().flat_map(|(t, _)| bytes_of(&t.to_abi4()).to_vec()).collect();
-        let values: Vec<u8> = paths.iter().flat_map(|(_, p)| bytes_of(&abi::path4 { p: *p }).to_vec()).collect();
-        let all = self.paths4.update_batch(&keys, &values, paths.len() as u32, MapFlags::ANY, MapFlags::ANY);
-        all.map_err(io_error)
     }
 
     /// Removes a path entry; an entry that is gone already is no error.

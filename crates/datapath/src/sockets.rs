@@ -24,6 +24,18 @@ fn set_int(fd: impl AsFd, level: libc::c_int, option: libc::c_int, value: libc::
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// SO_NETNS_COOKIE: a number of this network namespace that no other gets until the machine starts again, unlike its inode.
+pub(crate) fn namespace_cookie() -> io::Result<u64> {
+    const SO_NETNS_COOKIE: libc::c_int = 71; // <asm-generic/socket.h>; the libc crate does not have it
+    let s = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let (mut cookie, mut size) = (0u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: the option value is one u64, and its address and size are passed.
+    let r = unsafe {
+        libc::getsockopt(s.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, (&raw mut cookie).cast(), &raw mut size)
+    };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
+}
+
 /// TCP_REPAIR: a socket in this mode sends nothing, not even when it is closed. Needs CAP_NET_ADMIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {

@@ -39,8 +39,7 @@ pub fn key(t: &Tuple) -> abi::tuple {
 
 /// Writes the entry for packets that come in on `t`. `remote`: the host where they go, for a leg that is IPv6.
 pub fn put_path(d: &Datapath, t: &Tuple, p: &abi::path, remote: [u32; 4]) -> io::Result<()> {
-    let put = d.maps.path_op(abi::path_op::PATH_PUT, t, abi::path6 { p: *p, remote })?;
-    if put.result < 0 { Err(io::Error::other("no place in the table")) } else { Ok(()) }
+    d.maps.put_path(t, abi::path6 { p: *p, remote })
 }
 
 /// Writes a next hop.

@@ -64,8 +64,8 @@ fn layouts_are_those_of_the_object() {
         );
         layout!(t, path4 { p });
         layout!(t, path6 { p, remote });
-        layout!(t, slot4 { hop, state, key, unused, p });
-        layout!(t, slot6 { hop, state, key, unused, p, fill });
+        layout!(t, slot4 { hop, state, key, p });
+        layout!(t, slot6 { hop, state, key, p, fill });
         layout!(t, via { ifindex, mtu, dmac, smac, local });
         layout!(
             t,

@@ -1,10 +1,12 @@
 //! The table of path entries: nothing is lost in it when it is full, and nothing while others come and go.
 
 use super::bench;
-use longsplice_datapath::{ExpectError, Tuple};
+use longsplice_datapath::{Datapath, ExpectError, Options, Tuple};
+use longsplice_lab::{Lab, Shape};
 use std::{
     collections::HashSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
@@ -47,6 +49,22 @@ fn every_entry_of_a_full_table_is_found() {
             }
             assert!(b.datapath.paths().is_empty());
         }
+    });
+}
+
+/// The number of a namespace that is gone is given again, and the folder is named after it.
+#[test]
+fn another_namespace_does_not_take_over() {
+    let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-{}", std::process::id()));
+    let open =
+        || Datapath::open(&Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() }).expect("open");
+    let labs = [0, 1].map(|_| Lab::simple(Shape::TwoDevices).expect("lab"));
+    labs[0].forwarder.run(|| open().expect(&tuple(false, 1)).expect("room"));
+    labs[0].forwarder.run(|| assert_eq!(open().paths().len(), 1, "the next process takes over"));
+    labs[1].forwarder.run(|| {
+        let d = open();
+        assert!(d.paths().is_empty() && d.legs().is_empty());
+        d.remove().expect("what was pinned is removed");
     });
 }
 
