@@ -1,10 +1,10 @@
 //! What the machine is, what it does, and who else makes it do something.
 
+use super::peers::Peer;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, HashSet},
     fs,
-    process::Command,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -28,8 +28,8 @@ pub struct Machine {
     pub kernel: String,
     /// Version of longsplice.
     pub longsplice: String,
-    /// First line of `haproxy -v`; none if it is not installed.
-    pub haproxy: Option<String>,
+    /// What the peers that are installed say of themselves.
+    pub peers: Vec<String>,
 }
 
 impl Machine {
@@ -48,7 +48,7 @@ impl Machine {
             memory_mb: memory.unwrap_or(0) / 1024,
             kernel: format!("{} {}", kernel("osrelease").trim(), kernel("version").trim()),
             longsplice: env!("CARGO_PKG_VERSION").to_owned(),
-            haproxy: haproxy(),
+            peers: Peer::ALL.into_iter().filter_map(Peer::version).collect(),
         }
     }
 
@@ -58,15 +58,6 @@ impl Machine {
         words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
     }
 }
-
-fn haproxy() -> Option<String> {
-    // Debian has it in /usr/sbin, which is not in everybody's PATH.
-    let output = Command::new(HAPROXY).arg("-v").output().ok()?;
-    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
-}
-
-/// Where Debian puts it.
-pub const HAPROXY: &str = "/usr/sbin/haproxy";
 
 /// Today, in UTC: `2026-03-01`.
 pub fn today() -> String {

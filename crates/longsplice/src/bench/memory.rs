@@ -4,11 +4,11 @@
 use super::{
     Bench, Result,
     results::{Memory, Process, Table},
-    venue::{Packets, Variant, Venue},
+    variant::Variant,
+    venue::{Packets, Venue},
 };
 use crate::paths;
 use libbpf_rs::MapHandle;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     fs,
     os::fd::{AsFd, AsRawFd},
@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+const VARIANTS: [Variant; 3] = [Variant::Spliced, Variant::Copy, Variant::Haproxy];
 /// Held at the same time: enough that what the process needs anyway does not count.
 const CONNECTIONS: usize = 2000;
 /// Opened and closed before: code is paged in, and arenas are made.
@@ -26,12 +27,9 @@ const REST: Duration = Duration::from_millis(500);
 
 /// Tables and processes.
 pub fn measure(bench: &Bench) -> Result<Memory> {
-    // Both ends of all connections are ours.
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     let mut tables = Vec::new();
     let mut processes = Vec::new();
-    for variant in Variant::PROXIES.into_iter().filter(|v| bench.has(*v)) {
+    for variant in VARIANTS.into_iter().filter(|v| bench.has(*v)) {
         bench.check()?;
         let venue = Venue::set(variant, Packets::Large)?;
         if variant == Variant::Spliced {
