@@ -15,6 +15,7 @@ mod peers;
 mod rate;
 mod ratio;
 mod readme;
+mod release;
 mod report;
 mod response;
 mod results;

@@ -74,11 +74,16 @@ fn run(venue: &Venue, connections: u64, seconds: f64) -> Result<Run> {
 }
 
 /// Bytes that arrived in the time, and what they have cost.
-pub fn transfer(venue: &Venue, connections: usize, seconds: f64) -> Result<(u64, Cost)> {
+fn transfer(venue: &Venue, connections: usize, seconds: f64) -> Result<(u64, Cost)> {
+    transfer_over(venue.connect(connections)?, seconds)
+}
+
+/// The same, over these.
+pub fn transfer_over(pairs: Vec<Pair>, seconds: f64) -> Result<(u64, Cost)> {
     let stop = Arc::new(AtomicBool::new(false));
     let received = Arc::new(AtomicU64::new(0));
     let mut threads = Vec::new();
-    for Pair { client, server } in venue.connect(connections)? {
+    for Pair { client, server } in pairs {
         let (stop, received) = (stop.clone(), received.clone());
         threads.push(thread::spawn(move || send(server, &stop)));
         threads.push(thread::spawn(move || receive(client, &received)));

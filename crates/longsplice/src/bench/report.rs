@@ -2,8 +2,9 @@
 
 use super::{
     ratio,
-    results::{Line, Results, Summary},
+    results::{Line, Results, Summary, SwitchCase},
     segment,
+    stats::Spread,
     subject::{Kind, Subject},
     variant::Variant,
 };
@@ -141,47 +142,71 @@ fn ratios(s: &Summary, rounds: &str) -> String {
         vec![
             l.subject.label(),
             l.variant.to_string(),
-            mb(ratio::derived_alone(s, l.variant, segments)),
-            mb(ratio::derived(s, l.variant, segments)),
+            mb(ratio::derived_alone(s, l.variant, segments as f64)),
+            mb(ratio::derived(s, l.variant, segments as f64)),
+            l.per_ack.map_or(String::new(), |p| format!("{:.1}:1", p.median)),
+            mb(l.per_ack.and_then(|p| ratio::derived(s, l.variant, p.median))),
             l.subject.number(l.value.median),
             l.ratio.text(2),
-            l.per_ack.map_or(String::new(), |p| format!("{:.1}:1", p.median)),
         ]
     });
-    let columns =
-        ["variant", "derived, forwarder alone", "derived", "measured", "to IP forwarding", "ratio that occurred"];
+    let columns = [
+        "variant",
+        "derived, forwarder alone",
+        "derived",
+        "occurred",
+        "derived for that",
+        "measured",
+        "to IP forwarding",
+    ];
     let head = format!("Throughput by the ratio of data to acknowledgements, MB/s, everything on one CPU ({rounds}):");
     table(&head, "ratio", &columns.map(str::to_owned), rows.collect())
 }
 
 fn switch(results: &Results) -> String {
-    if results.switch.is_empty() {
-        return String::new();
-    }
-    let mut text = "Switching, microseconds (median, and the range of eight in ten):\n\n".to_owned();
-    text +=
-        "| connection | splices | freeze | drain | commit | unsplice |\n| --- | ---: | ---: | ---: | ---: | ---: |\n";
-    for case in &results.switch {
-        let name = if case.busy { "busy" } else { "idle" };
-        let of = [&case.freeze, &case.drain, &case.commit, &case.unsplice].map(|s| s.text(1));
-        let _ = writeln!(text, "| {name} | {} | {} |", case.cycles, of.join(" | "));
-    }
-    text.push('\n');
-    text
+    let of = |spread: &Option<Spread>| spread.map_or(String::new(), |s| s.text(1));
+    let rows = results.switch.iter().map(|case| {
+        let mut row = vec![case.connection.title().to_owned(), case.cycles.to_string()];
+        row.extend([&case.freeze, &case.drain, &case.commit].map(|s| s.text(1)));
+        row.extend([&case.unsplice, &case.release, &case.recreate].map(of));
+        row
+    });
+    let columns = ["splices", "freeze", "drain", "commit", "unsplice", "release", "recreate"].map(str::to_owned);
+    let head = "Switching, microseconds (median, and the range of eight in ten):";
+    table(head, "connection", &columns, rows.collect()) + &pays(results)
+}
+
+/// Segments that must pass until a switch of an idle connection has saved what it took.
+fn pays(results: &Results) -> String {
+    let s = &results.summary;
+    let saved = segment::BYTES.map(|bytes| {
+        let of = |v| s.line(Subject::Segment { bytes }, v).map(|l| l.value.median);
+        Some(of(Variant::Copy)? - of(Variant::Spliced)?).filter(|micros| *micros > 0.0)
+    });
+    let rows = results.switch.iter().flat_map(SwitchCase::costs).map(|(what, micros)| {
+        let segments = saved.map(|s| s.map_or(String::new(), |s| format!("{:.1}", micros / s)));
+        [vec![what, format!("{micros:.1}")], segments.to_vec()].concat()
+    });
+    let columns = segment::BYTES.map(|bytes| format!("segments of {}", Subject::Segment { bytes }.label()));
+    let columns = [vec!["us".to_owned()], columns.to_vec()].concat();
+    table("Segments until a switch has saved what it takes, over copying:", "switch", &columns, rows.collect())
 }
 
 fn memory(results: &Results) -> String {
     let Some(m) = &results.memory else { return String::new() };
-    let mut text = format!(
-        "Memory, bytes per connection ({} of them, idle):\n\n| what | bytes |\n| --- | ---: |\n",
-        m.connections
+    let bytes = |n: f64| format!("{n:.0}");
+    let rows = m.held.iter().map(|h| {
+        let name = if h.released { format!("{}, released", h.variant) } else { h.variant.to_string() };
+        let resident = h.resident.map_or(String::new(), bytes);
+        vec![name, h.connections.to_string(), resident, bytes(h.kernel), h.forwarder.map_or(String::new(), bytes)]
+    });
+    let columns = ["connections", "in processes", "kernel's sockets", "of these, the forwarder's"].map(str::to_owned);
+    let mut text = table("Memory, bytes per idle connection:", "variant", &columns, rows.collect());
+    let _ = writeln!(
+        text,
+        "Tables of the data path, allocated at the start: {:.0} bytes per released IPv4 flow, {:.0} per parked one.\n",
+        m.released_flow, m.parked_flow
     );
-    let _ = writeln!(text, "| kernel tables, released IPv4 flow | {:.0} |", m.released_flow);
-    let _ = writeln!(text, "| kernel tables, parked flow, without its sockets | {:.0} |", m.parked_flow);
-    for p in &m.processes {
-        let _ = writeln!(text, "| resident in the process, {} | {:.0} |", p.variant, p.per_connection);
-    }
-    text.push('\n');
     text
 }
 
@@ -206,8 +231,10 @@ fn remarks(results: &Results) -> String {
         let _ = writeln!(text, "All rounds were disturbed, and counted nevertheless: {}.", subject.title());
     }
     for case in results.switch.iter().filter(|c| c.disturbed.is_some()) {
-        let name = if case.busy { "busy" } else { "idle" };
-        let _ = writeln!(text, "Disturbed: switching, {name}.");
+        let _ = writeln!(text, "Disturbed: switching, {}.", case.connection.title());
+    }
+    for held in results.memory.iter().flat_map(|m| &m.held).filter(|h| h.disturbed.is_some()) {
+        let _ = writeln!(text, "Disturbed: memory, {}.", held.variant);
     }
     for skipped in &results.skipped {
         let _ = writeln!(text, "{}", wrap(&format!("Not measured: {skipped}.")).join("\n"));

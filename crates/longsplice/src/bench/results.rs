@@ -89,12 +89,35 @@ pub struct Run {
     pub disturbed: Option<String>,
 }
 
-/// Splices and unsplices of one kind of connection. Microseconds.
+/// What is switched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Connection {
+    /// Nothing flows, and unsplicing goes back to the parked sockets.
+    Idle,
+    /// The server sends as fast as it can.
+    Busy,
+    /// Nothing flows, and sockets are closed and made again.
+    Released,
+}
+
+impl Connection {
+    /// For tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Connection::Idle => "idle",
+            Connection::Busy => "busy",
+            Connection::Released => "idle, released",
+        }
+    }
+}
+
+/// Splices of one kind of connection, and ways back. Microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchCase {
-    /// Whether data flow meanwhile.
-    pub busy: bool,
-    /// How many splices, and as many unsplices.
+    /// What was switched.
+    pub connection: Connection,
+    /// How many splices, and as many ways back.
     pub cycles: usize,
     /// The call that sets the boundaries.
     pub freeze: Spread,
@@ -102,25 +125,46 @@ pub struct SwitchCase {
     pub drain: Spread,
     /// The call that makes forwarding final.
     pub commit: Spread,
-    /// The call that takes the flow back.
-    pub unsplice: Spread,
+    /// The call that takes the flow back to its sockets.
+    pub unsplice: Option<Spread>,
+    /// Closing both sockets silently, and forgetting the records.
+    pub release: Option<Spread>,
+    /// The call that makes sockets and records again.
+    pub recreate: Option<Spread>,
     /// Why it should not count, if so.
     pub disturbed: Option<String>,
+}
+
+impl SwitchCase {
+    /// Microseconds of each switch of a connection that does nothing: of a busy one, the drain is the hosts' affair.
+    pub fn costs(&self) -> Vec<(String, f64)> {
+        let splice = self.freeze.median + self.drain.median + self.commit.median;
+        let of = |spread: &Option<Spread>| spread.map_or(0.0, |s| s.median);
+        let named = |name: &str, micros| (name.to_owned(), micros);
+        match self.connection {
+            Connection::Idle => {
+                vec![named("splice", splice), named("splice and unsplice", splice + of(&self.unsplice))]
+            }
+            Connection::Busy => Vec::new(),
+            Connection::Released => vec![
+                named("splice and release", splice + of(&self.release)),
+                named("splice, release and recreate", splice + of(&self.release) + of(&self.recreate)),
+            ],
+        }
+    }
 }
 
 /// Memory per connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// How many connections were held.
-    pub connections: usize,
     /// Tables of the data path.
     pub tables: Vec<Table>,
     /// Kernel bytes of a released IPv4 flow: its two path entries.
     pub released_flow: f64,
     /// Kernel bytes of a parked one without its sockets: two leg records more.
     pub parked_flow: f64,
-    /// Processes.
-    pub processes: Vec<Process>,
+    /// What connections hold.
+    pub held: Vec<Held>,
 }
 
 /// A preallocated table.
@@ -136,17 +180,23 @@ pub struct Table {
     pub per_entry: f64,
 }
 
-/// What a proxy holds for its connections.
+/// What connections that do nothing hold through one variant. Bytes of each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Process {
-    /// Which proxy.
+pub struct Held {
+    /// Through what.
     pub variant: Variant,
-    /// Resident bytes before.
-    pub before: u64,
-    /// Resident bytes with all connections open and idle.
-    pub after: u64,
-    /// Of each connection.
-    pub per_connection: f64,
+    /// Whether longsplice has closed their sockets.
+    pub released: bool,
+    /// How many there were.
+    pub connections: usize,
+    /// In all processes of the proxy, shared pages by their share; none: there is no process.
+    pub resident: Option<f64>,
+    /// Of the kernel, for sockets and what belongs to them, end hosts included.
+    pub kernel: f64,
+    /// The same without what the end hosts have when the forwarder routes.
+    pub forwarder: Option<f64>,
+    /// Why it should not count, if so.
+    pub disturbed: Option<String>,
 }
 
 /// Derived from short transfers, spliced at once and copied.

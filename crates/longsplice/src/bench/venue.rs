@@ -53,6 +53,8 @@ pub struct Venue {
     /// The network.
     pub lab: Lab,
     control: PathBuf,
+    /// What connections are to become before they are used.
+    becomes: Option<&'static str>,
     _dir: tempfile::TempDir,
 }
 
@@ -84,7 +86,9 @@ impl Venue {
         let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
         let control = dir.path().join("control.sock");
         let proxy = peers::start(variant, &lab, dir.path(), release_after)?;
-        Ok(Venue { variant, proxy, _pins: pins, listener, lab, control, _dir: dir })
+        let spliced = if release_after.is_some() { "released" } else { "spliced" };
+        let becomes = variant.is_spliced().then_some(spliced);
+        Ok(Venue { variant, proxy, _pins: pins, listener, lab, control, becomes, _dir: dir })
     }
 
     /// How the client gets to the server; for threads of its own.
@@ -105,8 +109,8 @@ impl Venue {
         let open = || (0..count).map(|_| self.open(&dialler).map_err(|e| e.to_string())).collect();
         let pairs: std::result::Result<Vec<Pair>, String> = self.lab.client.run(open);
         let pairs = pairs.map_err(|e| format!("{}: {e}{}", self.variant, self.last_words()))?;
-        if self.variant.is_spliced() {
-            self.wait_spliced(&pairs)?;
+        if let Some(state) = self.becomes {
+            self.wait_state(&pairs, state)?;
         }
         Ok(pairs)
     }
@@ -137,17 +141,12 @@ impl Venue {
         self.listener.try_clone()
     }
 
-    fn wait_spliced(&self, pairs: &[Pair]) -> Result<()> {
-        self.wait_state(pairs, "spliced")
-    }
-
     /// The running longsplice, to be asked.
     pub fn control(&self) -> Result<Client> {
         Ok(Client::connect(Some(&self.control))?)
     }
 
-    /// Waits until these are all spliced, or all released.
-    pub fn wait_state(&self, pairs: &[Pair], state: &str) -> Result<()> {
+    fn wait_state(&self, pairs: &[Pair], state: &str) -> Result<()> {
         let clients: std::collections::HashSet<String> =
             pairs.iter().map(|p| Ok(p.client.local_addr()?.to_string())).collect::<Result<_>>()?;
         let mut control = self.control()?;
