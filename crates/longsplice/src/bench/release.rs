@@ -13,7 +13,8 @@ pub struct Flow<'a> {
     datapath: &'a Datapath,
     legs: [Tuple; 2],
     halves: [Half; 2],
-    sockets: [OwnedFd; 2],
+    /// None while it is released.
+    sockets: Option<[OwnedFd; 2]>,
 }
 
 impl<'a> Flow<'a> {
@@ -25,19 +26,19 @@ impl<'a> Flow<'a> {
         proxy.legs.iter_mut().for_each(longsplice_engine::Leg::close_silently);
         let released = forget(datapath, &legs)?;
         let sockets = recreate(datapath, &released, &mut uncounted).await?;
-        Ok(Flow { datapath, legs, halves, sockets })
+        Ok(Flow { datapath, legs, halves, sockets: Some(sockets) })
     }
 
     /// There and back.
     pub async fn cycle(&mut self, times: &mut Times) -> Result<()> {
         splice(self.datapath, &self.legs, &self.halves, times).await?;
         let began = Instant::now();
-        for socket in &self.sockets {
-            Repair::On.set(socket)?;
+        for socket in self.sockets.take().into_iter().flatten() {
+            Repair::On.set(&socket)?;
         }
         let released = forget(self.datapath, &self.legs)?;
         times.release.push(began.elapsed().as_secs_f64() * 1e6);
-        self.sockets = recreate(self.datapath, &released, times).await?;
+        self.sockets = Some(recreate(self.datapath, &released, times).await?);
         Ok(())
     }
 }
