@@ -218,6 +218,8 @@ pub enum What {
     Switch,
     /// Memory per connection.
     Memory,
+    /// Sequence numbers across splice, unsplice, release and recreation, as a picture; measures nothing, and needs --out.
+    Trace,
 }
 
 /// Networks to try things in.

@@ -5,13 +5,14 @@
 //! what counts is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] are what there is to
 //! compare and to measure, [`peers`] and [`venue`] set up a variant; [`segment`], [`ratio`], [`bulk`], [`response`],
 //! [`rate`], [`threshold`], [`switch`] and [`memory`] measure; [`machine`] says what it cost and who disturbed it,
-//! [`results`] keeps everything, [`report`] makes tables of it, and [`readme`] puts them where people look.
+//! [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
 
 mod bulk;
 mod machine;
 mod memory;
 mod objects;
 mod peers;
+mod plots;
 mod rate;
 mod ratio;
 mod readme;
@@ -25,6 +26,7 @@ mod stats;
 mod subject;
 mod switch;
 mod threshold;
+mod trace;
 mod variant;
 mod venue;
 
@@ -75,18 +77,21 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     let full = report::full(&results);
     print!("{full}");
     if args.what.is_empty() || args.out.is_some() {
-        let dir = write(&out, &results, &full).map_err(|e| format!("{}: {e}", out.display()))?;
+        let dir = out.join(format!("{}-{}", results.date, results.machine.slug()));
+        write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
+        if bench.wanted(args, &[What::Trace]) {
+            trace::draw(&bench, &dir.join("trace.svg"))?;
+        }
         println!("\nkept in {}", dir.display());
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(out: &Path, results: &Results, table: &str) -> Result<PathBuf> {
-    let dir = out.join(format!("{}-{}", results.date, results.machine.slug()));
-    fs::create_dir_all(&dir)?;
+fn write(dir: &Path, results: &Results, table: &str) -> Result<()> {
+    fs::create_dir_all(dir)?;
     fs::write(dir.join(readme::JSON), serde_json::to_string_pretty(results)? + "\n")?;
     fs::write(dir.join("results.md"), table)?;
-    Ok(dir)
+    plots::draw(dir, &results.summary)
 }
 
 /// What all measurements share.
@@ -122,7 +127,7 @@ impl Bench {
     }
 
     fn measure(&self, args: &BenchArgs) -> Result<Results> {
-        let wanted = |any: &[What]| args.what.is_empty() || args.what.iter().any(|w| any.contains(w));
+        let wanted = |any: &[What]| self.wanted(args, any);
         let mut cases = Vec::new();
         // What is derived from the cost of segments needs it.
         if wanted(&[What::Segment, What::Ratio, What::Switch]) {
@@ -159,6 +164,10 @@ impl Bench {
             memory,
             threshold,
         })
+    }
+
+    fn wanted(&self, args: &BenchArgs, any: &[What]) -> bool {
+        args.what.is_empty() || args.what.iter().any(|w| any.contains(w))
     }
 
     fn setup(&self) -> Setup {

@@ -1,7 +1,7 @@
 //! `longsplice demo`: one download, told as it happens. The [`stage`] is set, the story told here, the switch drawn by
 //! [`plot`].
 
-mod plot;
+pub mod plot;
 mod stage;
 
 use crate::{
