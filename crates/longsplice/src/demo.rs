@@ -78,6 +78,9 @@ struct Mark {
     received: u64,
 }
 
+/// What the picture shows before and after the switch.
+const AROUND: Duration = Duration::from_millis(60);
+
 struct Story {
     began: Instant,
     interrupted: Arc<AtomicBool>,
@@ -195,7 +198,7 @@ impl Story {
             (done - began).as_secs_f64() * 1000.0
         ));
         self.say(&format!("             segments pass: {}", row.stages.join(" > ")));
-        Ok(Switch { began, done })
+        Ok(Switch { began, done, around: AROUND })
     }
 
     fn mark(&self, stage: &Stage, download: &Download) -> Mark {

@@ -91,7 +91,7 @@ fn by_variant(
 impl Bars {
     fn draw<'a>(&self, area: &Area<'a>) -> Result<()> {
         let top = self.groups.iter().flat_map(|(_, bars)| bars).flatten().fold(0.0, |a: f64, b| a.max(*b));
-        let (top, width) = (if top > 0.0 { top * 1.25 } else { 1.0 }, self.groups.len() as f64);
+        let (top, width) = (if top > 0.0 { top * 1.4 } else { 1.0 }, self.groups.len() as f64);
         let mut chart = ChartBuilder::on(area)
             .caption(self.caption, ("sans-serif", 20))
             .margin(12)

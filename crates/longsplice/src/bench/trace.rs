@@ -28,13 +28,17 @@ use std::{
 /// The server sends so much at a time, and rests: a flow that is never idle cannot be recreated.
 const BLOCK: usize = 256 << 10;
 const PACE: Duration = Duration::from_millis(4);
-/// Between two switches: pictures do not overlap.
-const APART: Duration = Duration::from_millis(200);
+/// Between two switches, and what a picture shows before and after each. New sockets begin with a small window, and what
+/// was sent beyond it is sent again: that takes a retransmission time-out, and has to be seen.
+const APART: Duration = Duration::from_millis(350);
+const AROUND: [Duration; 2] = [Duration::from_millis(60), APART];
 /// Seconds after which a spliced flow is released. Longer than it is spliced before that.
-const RELEASE: f64 = 1.0;
+const RELEASE: f64 = 1.5;
 /// Longer than that, and all that it takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SIZE: (u32, u32) = (1600, 1100);
+
+const RECREATION: &str = "recreation";
 
 /// A switch, and what is said of it.
 struct Seen {
@@ -82,7 +86,7 @@ fn switches(bench: &Bench, venue: &Venue) -> Result<[Seen; 4]> {
             switch(bench, venue, "second splice", Some(|id| Ask::Splice { id }), "spliced")?;
             switch(bench, venue, "release", None, "released")?
         },
-        switch(bench, venue, "recreation", Some(|id| Ask::Unsplice { id }), "copying")?,
+        switch(bench, venue, RECREATION, Some(|id| Ask::Unsplice { id }), "copying")?,
     ])
 }
 
@@ -108,7 +112,8 @@ fn switch(bench: &Bench, venue: &Venue, what: &'static str, ask: Option<fn(u64) 
     });
     let done = done.ok_or_else(|| format!("{what}: the flow was not {state} in time"))??;
     thread::sleep(APART);
-    Ok(Seen { what, switch: Switch { began, done } })
+    let around = if what == RECREATION { AROUND[1] } else { AROUND[0] };
+    Ok(Seen { what, switch: Switch { began, done, around } })
 }
 
 fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {

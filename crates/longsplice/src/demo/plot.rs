@@ -5,8 +5,6 @@ use longsplice_lab::trace::{Packet, Trace};
 use plotters::{coord::Shift, prelude::*};
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-/// Before and after the switch.
-const AROUND: Duration = Duration::from_millis(60);
 /// More points than these are one line to the eye, and a slow picture.
 const POINTS: usize = 4000;
 const SERVER: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
@@ -17,8 +15,10 @@ const CLIENT: RGBColor = RGBColor(0xd6, 0x5f, 0x0e);
 pub struct Switch {
     /// The last time that the flow was seen in control mode.
     pub began: Duration,
-    /// The first time that it was seen spliced.
+    /// The first time that it was seen done.
     pub done: Duration,
+    /// How much is shown before and after that.
+    pub around: Duration,
 }
 
 /// One connection, as seen at its host.
@@ -37,7 +37,9 @@ impl Leg {
     pub fn new(trace: &Trace, sender: SocketAddr, switch: Switch) -> Option<Leg> {
         let hello = trace.packets.iter().find(|p| p.from == sender && p.flags.syn())?;
         let (receiver, first) = (hello.to, hello.seq.wrapping_add(1));
-        let near = |p: &&Packet| p.time + AROUND >= switch.done && p.time <= switch.done + AROUND && !p.flags.syn();
+        let near = |p: &&Packet| {
+            p.time + switch.around >= switch.done && p.time <= switch.done + switch.around && !p.flags.syn()
+        };
         let point =
             |p: &Packet, number: u32| (milliseconds(p.time, switch.done), f64::from(number.wrapping_sub(first)));
         let sent: Vec<Packet> = trace.direction(sender, receiver).iter().filter(near).copied().collect();
@@ -89,7 +91,7 @@ pub fn panel(
     let top = points().map(|p| p.1).fold(zero, f64::max);
     let megabytes = |p: &(f64, f64)| (p.0, (p.1 - zero) / 1e6);
     let height = ((top - zero) / 1e6 * 1.05).max(0.1);
-    let limit = AROUND.as_secs_f64() * 1000.0;
+    let limit = switch.around.as_secs_f64() * 1000.0;
 
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 20))
