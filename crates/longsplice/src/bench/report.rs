@@ -159,7 +159,9 @@ fn ratios(s: &Summary, rounds: &str) -> String {
         "measured",
         "to IP forwarding",
     ];
-    let head = format!("Throughput by the ratio of data to acknowledgements, MB/s, everything on one CPU ({rounds}):");
+    let head = format!(
+        "Throughput by the ratio of data to acknowledgements, MB per second of CPU time, everything on one CPU ({rounds}):"
+    );
     table(&head, "ratio", &columns.map(str::to_owned), rows.collect())
 }
 

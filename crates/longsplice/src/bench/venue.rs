@@ -245,10 +245,21 @@ pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
     let lab = Lab::new(Shape::TwoDevices, options)?;
     if packets == Packets::Coalesced {
         for device in [lab.client_device(), lab.server_device()] {
-            lab.forwarder.execute("ethtool", &["-K", device, "gro", "on"])?;
+            coalesce(&lab.forwarder, device)?;
         }
     }
     Ok(lab)
+}
+
+/// The device puts together what comes in sequence. veth brings packets one by one, a network card several at an interrupt:
+/// what is put together is therefore kept for as long as a card waits with its interrupt.
+pub fn coalesce(host: &Namespace, device: &str) -> Result<()> {
+    const NANOSECONDS: u32 = 20_000;
+    host.execute("ethtool", &["-K", device, "gro", "on"])?;
+    let wait = format!("echo {NANOSECONDS} > /sys/class/net/{device}/gro_flush_timeout");
+    // The devices of a namespace are seen in a /sys of its own.
+    host.execute("ip", &["netns", "exec", host.name(), "sh", "-c", &wait])?;
+    Ok(())
 }
 
 /// Where the server listens.
