@@ -8,7 +8,8 @@ use super::{
     variant::Variant,
 };
 
-/// Rounds that are measured again at most, because others had the machine. More would wait for a quiet hour.
+/// Rounds that are measured again at most, because others had the machine, and not more than were asked for. More would
+/// wait for a quiet hour.
 const EXTRA: usize = 3;
 
 impl Run {
@@ -30,8 +31,9 @@ impl Bench {
     ) -> Result<Case> {
         let mut variants: Vec<Variant> = variants.iter().copied().filter(|v| self.has(*v)).collect();
         let mut rounds: Vec<Round> = Vec::new();
+        let most = self.rounds + EXTRA.min(self.rounds);
         let bar = self.bar(&subject.title(), self.rounds * variants.len());
-        while rounds.iter().filter(|r| r.is_quiet()).count() < self.rounds && rounds.len() < self.rounds + EXTRA {
+        while rounds.iter().filter(|r| r.is_quiet()).count() < self.rounds && rounds.len() < most {
             let n = rounds.len();
             if n >= self.rounds {
                 bar.inc_length(variants.len() as u64);

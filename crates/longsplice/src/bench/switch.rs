@@ -9,7 +9,6 @@ use super::{
     stats::Spread,
     venue::{self, PATIENCE, Packets, Pins},
 };
-use crate::paths;
 use longsplice_datapath::{Datapath, Half, SwitchError, Switched, Tuple};
 use longsplice_engine::{Leg, OpenOptions, Splicer};
 use longsplice_lab::Lab;
@@ -59,7 +58,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<SwitchCase>> {
 
 fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
     let lab = venue::lab(Packets::Large, false)?;
-    let _pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+    let _pins = Pins::of(&lab)?;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     // An error that may cross threads.
     let case = lab.forwarder.run(|| {

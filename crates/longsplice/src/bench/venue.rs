@@ -83,7 +83,7 @@ impl Venue {
             _ => (&lab.server, server()),
         };
         let listener = host.run(|| listen(address))?;
-        let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+        let pins = Pins::of(&lab)?;
         let control = dir.path().join("control.sock");
         let proxy = peers::start(variant, &lab, dir.path(), release_after)?;
         let spliced = if release_after.is_some() { "released" } else { "spliced" };
@@ -273,12 +273,26 @@ pub fn proxy() -> SocketAddr {
 }
 
 /// What a killed longsplice leaves in bpffs.
-pub struct Pins(pub PathBuf);
+pub struct Pins(PathBuf);
 
-impl Drop for Pins {
-    fn drop(&mut self) {
+impl Pins {
+    /// Of the forwarder of a lab that was just made: whatever is pinned under the number of its namespace belongs to one
+    /// that is gone.
+    pub fn of(lab: &Lab) -> Result<Pins> {
+        let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+        pins.remove();
+        Ok(pins)
+    }
+
+    fn remove(&self) {
         // Most variants leave nothing.
         let _ = fs::remove_dir_all(&self.0);
         let _ = fs::remove_file(paths::pin_lock(&self.0));
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        self.remove();
     }
 }
