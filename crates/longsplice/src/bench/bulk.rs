@@ -9,8 +9,9 @@ use super::{
     results::{Case, Run},
     subject::Subject,
     variant::Variant,
-    venue::{Packets, Pair, Venue},
+    venue::{PATIENCE, Packets, Pair, Venue},
 };
+use longsplice_lab::process::wait_for;
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, TcpStream},
@@ -88,20 +89,21 @@ pub fn transfer_over(pairs: Vec<Pair>, seconds: f64) -> Result<(u64, Cost)> {
         threads.push(thread::spawn(move || send(server, &stop)));
         threads.push(thread::spawn(move || receive(client, &received)));
     }
+    // A busy machine, or a retransmission time-out, can make nothing arrive for longer than a short measurement takes.
+    let wait = |seen: u64| wait_for(PATIENCE, || (received.load(Relaxed) > seen).then_some(()));
     thread::sleep(WARM_UP);
-    let before = received.load(Relaxed);
+    let began = wait(0);
     let watch = Watch::start();
     let begin = received.load(Relaxed);
     thread::sleep(Duration::from_secs_f64(seconds));
+    let arrives = began.and_then(|()| wait(begin));
     let bytes = received.load(Relaxed) - begin;
     let cost = watch.stop();
     stop.store(true, Relaxed);
     for thread in threads {
         thread.join().map_err(|_| "a sender or receiver panicked")??;
     }
-    if before == 0 || bytes == 0 {
-        return Err("nothing arrives".into());
-    }
+    arrives.ok_or("nothing arrives")?;
     Ok((bytes, cost))
 }
 
