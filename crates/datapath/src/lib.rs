@@ -39,4 +39,4 @@ pub use kernel::{
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use released::{Released, monotonic};
-pub use sockets::Repair;
+pub use sockets::{Repair, low_water};

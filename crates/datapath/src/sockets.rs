@@ -59,6 +59,12 @@ impl Repair {
     }
 }
 
+/// SO_RCVLOWAT: readers are woken when so many bytes are there. Until then, Linux acknowledges every other segment, however
+/// late the reader.
+pub fn low_water(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes as libc::c_int)
+}
+
 /// All that a connection needs to go on in a new socket. Sequence numbers and timestamps as on the wire, windows in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Restore {

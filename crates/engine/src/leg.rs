@@ -91,7 +91,7 @@ impl Leg {
     }
 
     /// Closes the socket without a word to the host: its flow goes on in the kernel.
-    pub(crate) fn close_silently(&mut self) {
+    pub fn close_silently(&mut self) {
         if let Some(s) = self.stream.take()
             && let Err(error) = Repair::On.set(&s)
         {

@@ -68,11 +68,12 @@ pub enum Command {
     /// must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. Needs root, nginx,
     /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. Exits with 0 only if all of it worked.
     Demo(DemoArgs),
-    /// Measures splicing against IP forwarding, copying and HAProxy, in network namespaces made for the purpose.
+    /// Measures splicing against IP forwarding, copying and other proxies, in network namespaces made for the purpose.
     ///
     /// Every round measures all variants in turn; what is reported are medians of ratios within rounds, and rounds during
-    /// which other programs or guests had the processors do not count. Prints a table, and writes it with every single
-    /// measurement to DIR/DATE-PROCESSOR. Needs root, haproxy, iproute2, ethtool and util-linux, and takes three minutes.
+    /// which other programs or guests had the processors do not count. Prints tables, and writes them with every single
+    /// measurement to DIR/DATE-PROCESSOR. Needs root, iproute2, ethtool and util-linux, compares with haproxy, nginx, socat,
+    /// dante and nftables if they are installed, and takes a quarter of an hour.
     Bench(BenchArgs),
     /// Prints this program's man page, for `man -l` or for packaging.
     Man,
@@ -204,20 +205,28 @@ pub struct BenchArgs {
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum What {
-    /// Throughput of one connection and of eight.
+    /// Cost of a segment, by round trips on one CPU.
+    Segment,
+    /// Throughput by the ratio of data to acknowledgements: derived from the cost of segments, and measured.
+    Ratio,
+    /// Throughput of 1, 8 and 64 connections.
     Bulk,
     /// Processor time per gigabyte; measured together with bulk.
     Cpu,
-    /// Cost of a round trip of one byte.
-    Rtt,
-    /// Time that a splice and an unsplice take.
+    /// Response time by size of object, through SOCKS.
+    Response,
+    /// New connections per second.
+    Rate,
+    /// From how many bytes on splicing pays.
+    Threshold,
+    /// Time that a splice, an unsplice, a release and a recreation take, and segments until it pays.
     Switch,
     /// Memory per connection.
     Memory,
-    /// From how many bytes on splicing pays.
-    Threshold,
     /// Cost of a small packet, with up to a million flows.
     Flood,
+    /// Sequence numbers across splice, unsplice, release and recreation, as a picture; measures nothing, and needs --out.
+    Trace,
 }
 
 /// Networks to try things in.

@@ -1,42 +1,60 @@
-//! `longsplice bench`: what splicing saves, measured in the [lab](longsplice_lab) against IP forwarding, copying and HAProxy.
+//! `longsplice bench`: what splicing saves, measured in the [lab](longsplice_lab) against IP forwarding, copying and the
+//! programs of others.
 //!
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
-//! what counts is the median of the ratios within rounds. [`venue`] sets up a variant, [`bulk`], [`rtt`], [`switch`],
-//! [`memory`] and [`threshold`] measure, [`machine`] says what it cost and who disturbed it, [`results`] keeps everything,
-//! [`report`] makes tables of it, and [`readme`] puts them where people look.
+//! what counts is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] are what there is to
+//! compare and to measure, [`peers`] and [`venue`] set up a variant; [`segment`], [`ratio`], [`bulk`], [`response`],
+//! [`rate`], [`threshold`], [`switch`] and [`memory`] measure; [`machine`] says what it cost and who disturbed it,
+//! [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
 
 mod bulk;
 mod flood;
 mod machine;
 mod memory;
+mod objects;
+mod peers;
+mod plots;
+mod rate;
+mod ratio;
 mod readme;
+mod release;
 mod report;
+mod response;
 mod results;
-mod rtt;
+mod rounds;
+mod segment;
 mod stats;
+mod subject;
 mod switch;
 mod threshold;
+mod trace;
+mod variant;
 mod venue;
 
 use crate::{
     Outcome,
     args::{BenchArgs, What},
 };
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use machine::Machine;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use peers::Peer;
 use results::{FORMAT, Results, Setup, Summary};
 use std::{
     error::Error,
     fs,
+    io::IsTerminal,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
     time::Instant,
 };
-use venue::{Packets, Variant, Venue};
+use variant::Variant;
+use venue::{Packets, Venue};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -60,18 +78,21 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     let full = report::full(&results);
     print!("{full}");
     if args.what.is_empty() || args.out.is_some() {
-        let dir = write(&out, &results, &full).map_err(|e| format!("{}: {e}", out.display()))?;
+        let dir = out.join(format!("{}-{}", results.date, results.machine.slug()));
+        write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
+        if bench.wanted(args, &[What::Trace]) {
+            trace::draw(&bench, &dir.join("trace.svg"))?;
+        }
         println!("\nkept in {}", dir.display());
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(out: &Path, results: &Results, table: &str) -> Result<PathBuf> {
-    let dir = out.join(format!("{}-{}", results.date, results.machine.slug()));
-    fs::create_dir_all(&dir)?;
+fn write(dir: &Path, results: &Results, table: &str) -> Result<()> {
+    fs::create_dir_all(dir)?;
     fs::write(dir.join(readme::JSON), serde_json::to_string_pretty(results)? + "\n")?;
     fs::write(dir.join("results.md"), table)?;
-    Ok(dir)
+    plots::draw(dir, &results.summary)
 }
 
 /// What all measurements share.
@@ -81,37 +102,66 @@ pub struct Bench {
     machine: Machine,
     began: Instant,
     interrupted: Arc<AtomicBool>,
+    /// What cannot be had here, and why.
+    lacking: Vec<(Variant, String)>,
+    /// What went wrong on the way.
+    left_out: Mutex<Vec<String>>,
+    /// None if nobody looks on.
+    bars: Option<MultiProgress>,
 }
 
 impl Bench {
     fn new(args: &BenchArgs) -> Result<Bench> {
-        let (rounds, seconds) = (args.rounds as usize, args.seconds);
-        let interrupted = watch_interrupts()?;
-        Ok(Bench { rounds, seconds, machine: Machine::here(), began: Instant::now(), interrupted })
+        // Both ends of thousands of connections are ours, and peers inherit the limit.
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        Ok(Bench {
+            rounds: args.rounds as usize,
+            seconds: args.seconds,
+            machine: Machine::here(),
+            began: Instant::now(),
+            interrupted: watch_interrupts()?,
+            lacking: Variant::ALL.into_iter().filter_map(|v| Some((v, peers::lacks(v)?))).collect(),
+            left_out: Mutex::default(),
+            bars: std::io::stderr().is_terminal().then(MultiProgress::new),
+        })
     }
 
     fn measure(&self, args: &BenchArgs) -> Result<Results> {
-        let wanted = |any: &[What]| args.what.is_empty() || args.what.iter().any(|w| any.contains(w));
-        let bulk = if wanted(&[What::Bulk, What::Cpu]) { bulk::measure(self)? } else { Vec::new() };
-        let rtt = if wanted(&[What::Rtt]) { rtt::measure(self)? } else { Vec::new() };
+        let wanted = |any: &[What]| self.wanted(args, any);
+        let mut cases = Vec::new();
+        // What is derived from the cost of segments needs it.
+        if wanted(&[What::Segment, What::Ratio, What::Switch]) {
+            cases.extend(segment::measure(self)?);
+        }
+        if wanted(&[What::Ratio]) {
+            cases.extend(ratio::measure(self)?);
+        }
+        if wanted(&[What::Bulk, What::Cpu]) {
+            cases.extend(bulk::measure(self)?);
+        }
+        if wanted(&[What::Response]) {
+            cases.extend(response::measure(self)?);
+        }
+        if wanted(&[What::Rate]) {
+            cases.extend(rate::measure(self)?);
+        }
+        let short = if wanted(&[What::Threshold]) { threshold::measure(self)? } else { Vec::new() };
+        let threshold = (!short.is_empty()).then(|| threshold::of(&short));
+        cases.extend(short);
         let switch = if wanted(&[What::Switch]) { switch::measure(self)? } else { Vec::new() };
         let memory = wanted(&[What::Memory]).then(|| memory::measure(self)).transpose()?;
-        let threshold = wanted(&[What::Threshold]).then(|| threshold::measure(self)).transpose()?;
         let flood = if wanted(&[What::Flood]) { flood::measure(self, &args.flows)? } else { Vec::new() };
-        let skipped = if self.machine.haproxy.is_none() {
-            vec!["HAProxy, which is not installed (apt-get install haproxy)".to_owned()]
-        } else {
-            Vec::new()
-        };
+        let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
+        let lacking = self.lacking.iter().map(|(_, why)| why.clone());
         Ok(Results {
             format: FORMAT,
             date: machine::today(),
             machine: self.machine.clone(),
             setup: self.setup(),
-            skipped,
-            summary: Summary::of(&bulk, &rtt),
-            bulk,
-            rtt,
+            skipped: lacking.chain(left_out).collect(),
+            summary: Summary::of(&cases),
+            cases,
             switch,
             memory,
             threshold,
@@ -119,45 +169,85 @@ impl Bench {
         })
     }
 
+    fn wanted(&self, args: &BenchArgs, any: &[What]) -> bool {
+        args.what.is_empty() || args.what.iter().any(|w| any.contains(w))
+    }
+
     fn setup(&self) -> Setup {
-        let variants = [
-            "IP forwarding: the client connects to the server, and the forwarder's kernel routes",
-            "spliced: `longsplice run --splice at-once`, measured after the connections are spliced",
-            "copying: `longsplice run --splice never`",
-            "HAProxy: Debian's, TCP mode, `option splice-auto`, as many threads as it chooses",
-        ];
+        let variants = Variant::ALL.into_iter().filter(|v| self.has(*v));
+        let of_peer = |peer: Peer| Some((peer.name().to_owned(), peer.config()?));
+        let ours = ("longsplice".to_owned(), peers::longsplice_config(false, None));
+        let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), peers::ruleset(v)?)));
+        let peers = Peer::ALL.into_iter().map(of_peer).chain(rules).flatten();
         Setup {
             rounds: self.rounds,
             seconds: self.seconds,
             network: "client, forwarder and server are network namespaces joined by veth, MTU 1500, Reno, a lab for \
                       each variant; sender and receiver are threads with blocks of 256 KB"
                 .to_owned(),
-            variants: variants.map(str::to_owned).to_vec(),
-            longsplice: venue::longsplice_config(),
-            haproxy: venue::haproxy_config(),
-            disturbed: "a round is left out when more than 2 % of the time was stolen by the hypervisor or more than \
-                        5 % used by other programs"
-                .to_owned(),
+            variants: variants.map(|v| format!("{v}: {}", v.does())).collect(),
+            configurations: std::iter::once(ours).chain(peers).collect(),
+            disturbed:
+                "a round is left out, and up to three are measured again, when more than 2 % of the time was stolen \
+                        by the hypervisor or more than 5 % used by other programs"
+                    .to_owned(),
         }
     }
 
     /// A venue for each variant that can be had here.
-    fn venues(&self, packets: Packets) -> Result<Vec<Venue>> {
-        Variant::ALL.into_iter().filter(|v| self.has(*v)).map(|v| Venue::set(v, packets)).collect()
+    fn venues(&self, variants: &[Variant], packets: Packets) -> Result<Venues> {
+        let has = variants.iter().copied().filter(|v| self.has(*v));
+        let set = |v: Variant| match Venue::set(v, packets) {
+            Err(e) if v.peer().is_none() => Err(format!("{v}: {e}").into()),
+            other => Ok((v, other.map_err(|e| e.to_string()))),
+        };
+        Ok(Venues(has.map(set).collect::<Result<_>>()?))
     }
 
     fn has(&self, variant: Variant) -> bool {
-        variant != Variant::Haproxy || self.machine.haproxy.is_some()
+        self.lacking.iter().all(|(v, _)| *v != variant)
+    }
+
+    /// Goes on without; the results say so.
+    fn leave_out(&self, what: String) {
+        self.say(&format!("left out: {what}"));
+        self.left_out.lock().expect("no panic under this lock").push(what);
     }
 
     /// Progress, for whoever waits.
     fn say(&self, text: &str) {
-        eprintln!("{:5.1} s  {text}", self.began.elapsed().as_secs_f64());
+        let line = format!("{:6.1} s  {text}", self.began.elapsed().as_secs_f64());
+        match &self.bars {
+            // What cannot be printed to a terminal that has gone is not missed.
+            Some(bars) => drop(bars.println(line)),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// A bar of so many steps, if there is a terminal to draw it on.
+    fn bar(&self, what: &str, steps: usize) -> ProgressBar {
+        let Some(bars) = &self.bars else { return ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len}, {eta} left").expect("it is constant");
+        bars.add(ProgressBar::new(steps as u64).with_style(style).with_message(what.to_owned()))
     }
 
     /// To be called often: an interrupt ends the bench here, with everything cleaned up.
     fn check(&self) -> Result<()> {
         if self.interrupted.load(Relaxed) { Err("interrupted".into()) } else { Ok(()) }
+    }
+}
+
+/// Those of one measurement. Of a peer that did not start, why.
+struct Venues(Vec<(Variant, std::result::Result<Venue, String>)>);
+
+impl Venues {
+    fn of(&self, variant: Variant) -> Result<&Venue> {
+        let (_, venue) = self.0.iter().find(|(v, _)| *v == variant).ok_or("no venue was set")?;
+        venue.as_ref().map_err(|e| e.clone().into())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Venue> {
+        self.0.iter().filter_map(|(_, venue)| venue.as_ref().ok())
     }
 }
 

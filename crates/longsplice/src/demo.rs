@@ -1,7 +1,7 @@
 //! `longsplice demo`: one download, told as it happens. The [`stage`] is set, the story told here, the switch drawn by
 //! [`plot`].
 
-mod plot;
+pub mod plot;
 mod stage;
 
 use crate::{
@@ -77,6 +77,9 @@ struct Mark {
     cpu: Option<f64>,
     received: u64,
 }
+
+/// What the picture shows before and after the switch.
+const AROUND: Duration = Duration::from_millis(60);
 
 struct Story {
     began: Instant,
@@ -195,7 +198,7 @@ impl Story {
             (done - began).as_secs_f64() * 1000.0
         ));
         self.say(&format!("             segments pass: {}", row.stages.join(" > ")));
-        Ok(Switch { began, done })
+        Ok(Switch { began, done, around: AROUND })
     }
 
     fn mark(&self, stage: &Stage, download: &Download) -> Mark {

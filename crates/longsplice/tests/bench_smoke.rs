@@ -4,38 +4,128 @@ mod running;
 
 use running::longsplice;
 use serde_json::Value;
-use std::fs;
+use std::{collections::HashSet, fs, path::PathBuf};
+
+/// What `longsplice bench` said and kept.
+struct Kept {
+    said: String,
+    dir: PathBuf,
+    results: Value,
+    _out: tempfile::TempDir,
+}
+
+/// The shortest possible rounds of these parts.
+fn bench(what: &[&str]) -> Kept {
+    let out = tempfile::tempdir().unwrap();
+    let options = ["--rounds", "1", "--seconds", "0.1", "--out", out.path().to_str().unwrap()];
+    let bench = longsplice(&[&["bench"], what, &options].concat());
+    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{said}\n{complained}");
+    let dir = fs::read_dir(out.path()).unwrap().next().expect("a directory of results").unwrap().path();
+    let results = serde_json::from_str(&fs::read_to_string(dir.join("results.json")).unwrap()).unwrap();
+    Kept { said: said.into_owned(), dir, results, _out: out }
+}
+
+impl Kept {
+    fn has(&self, text: &str) {
+        assert!(self.said.contains(text), "no {text:?} in\n{}", self.said);
+    }
+
+    fn drew(&self, name: &str) {
+        let svg = fs::read_to_string(self.dir.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(svg.contains("<svg") && svg.contains("<text"), "{name}");
+    }
+
+    /// All cases of a kind have these variants, and figures for them; how many cases there are.
+    fn cases(&self, what: &str, variants: &[&str]) -> usize {
+        let all = self.results["cases"].as_array().unwrap();
+        let of_kind: Vec<&Value> = all.iter().filter(|case| case["subject"]["what"] == what).collect();
+        for case in &of_kind {
+            let runs = case["rounds"][0]["runs"].as_array().unwrap();
+            for variant in variants {
+                let run = runs.iter().find(|run| run["variant"] == *variant);
+                let run = run.unwrap_or_else(|| panic!("no {variant} in {}", case["subject"]));
+                assert!(run["amount"].as_f64() > Some(0.0) && run["value"].as_f64() > Some(0.0), "{run}");
+            }
+            let lines = self.results["summary"]["lines"].as_array().unwrap();
+            let line = lines.iter().find(|l| l["subject"] == case["subject"] && l["variant"] == variants[0]).unwrap();
+            assert!(line["ratio"]["median"].as_f64() > Some(0.0), "{line}");
+        }
+        of_kind.len()
+    }
+
+    /// Peers are either measured or named as missing.
+    fn peers(&self, what: &str, peers: &[(&str, &str)]) {
+        let skipped = self.results["skipped"].to_string();
+        let lines = self.results["summary"]["lines"].as_array().unwrap();
+        let measured: HashSet<&str> =
+            lines.iter().filter(|l| l["subject"]["what"] == what).map(|l| l["variant"].as_str().unwrap()).collect();
+        for (variant, title) in peers {
+            assert!(measured.contains(variant) != skipped.contains(title), "{variant}: {measured:?}, {skipped}");
+        }
+    }
+}
 
 #[test]
 fn needs_root_and_bpf_bench_smoke() {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().to_str().unwrap();
-    let bench = longsplice(&["bench", "bulk", "--rounds", "1", "--seconds", "0.3", "--out", out]);
-    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
-    assert!(bench.status.success(), "{said}\n{complained}");
-    assert!(said.contains("| packets | connections | IP forwarding | spliced |"), "{said}");
-
-    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
-    let table = fs::read_to_string(entry.path().join("results.md")).unwrap();
-    assert!(said.starts_with(&table), "the table is kept as it was printed");
-    let results: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("results.json")).unwrap()).unwrap();
-    assert_eq!((&results["format"], &results["setup"]["rounds"]), (&1.into(), &1.into()));
+    let kept = bench(&["segment", "ratio", "switch", "trace"]);
+    let table = fs::read_to_string(kept.dir.join("results.md")).unwrap();
+    assert!(kept.said.starts_with(&table), "the tables are kept as they were printed");
+    assert_eq!((&kept.results["format"], &kept.results["setup"]["rounds"]), (&2.into(), &1.into()));
     for name in ["cpu", "kernel", "longsplice"] {
-        assert!(results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
+        assert!(kept.results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
     }
-    let cases = results["bulk"].as_array().unwrap();
-    assert_eq!(cases.len(), 4, "large and MTU-sized packets, one connection and eight");
-    for case in cases {
-        let runs = case["rounds"][0]["runs"].as_array().unwrap();
-        for variant in ["ip-forward", "spliced", "copy"] {
-            let run = runs.iter().find(|run| run["variant"] == variant).unwrap_or_else(|| panic!("no {variant}"));
-            assert!(run["bytes"].as_u64().unwrap() > 0 && run["gbit"].as_f64().unwrap() > 0.0, "{run}");
-        }
+    let ours = ["direct", "ip-forward", "spliced", "copy", "pipes"];
+    assert_eq!(kept.cases("segment", &ours), 2, "one byte, and a full segment");
+    kept.peers(
+        "segment",
+        &[
+            ("filter", "IP, filtered"),
+            ("nat", "IP, NAT"),
+            ("haproxy", "HAProxy"),
+            ("nginx", "nginx"),
+            ("socat", "socat"),
+            ("dante", "Dante"),
+        ],
+    );
+    assert_eq!(kept.cases("ratio", &["ip-forward", "spliced", "copy"]), 3);
+    let forced = kept.results["summary"]["lines"].as_array().unwrap().iter();
+    let forced = forced.filter(|l| l["subject"]["segments"] == 1).map(|l| l["per_ack"]["median"].as_f64().unwrap());
+    for per_ack in forced {
+        assert!((0.8..1.5).contains(&per_ack), "one acknowledgement for each segment, not for {per_ack}");
     }
-    let summary = results["summary"]["bulk"].as_array().unwrap();
-    let spliced = summary.iter().find(|s| s["variant"] == "spliced").unwrap();
-    assert!(spliced["ratio"]["median"].as_f64().unwrap() > 0.0);
-    assert!(summary.iter().any(|s| s["variant"] == "haproxy") == results["skipped"].as_array().unwrap().is_empty());
+    let switch = kept.results["switch"].as_array().unwrap();
+    let has = |n: usize, step: &str| switch[n][step]["median"].as_f64() > Some(0.0);
+    assert!(has(0, "unsplice") && has(1, "unsplice") && has(2, "release") && has(2, "recreate"), "{switch:?}");
+    kept.has("| splice, release and recreate |");
+    kept.drew("segments.svg");
+    kept.drew("trace.svg");
+}
+
+#[test]
+fn needs_root_and_bpf_throughput_and_connections() {
+    let kept = bench(&["bulk", "response", "rate"]);
+    assert_eq!(kept.cases("bulk", &["ip-forward", "spliced", "copy"]), 9, "three kinds of packets, 1, 8 and 64");
+    kept.peers("bulk", &[("haproxy", "HAProxy"), ("nginx", "nginx"), ("socat", "socat"), ("dante", "Dante")]);
+    let socks = ["ip-forward", "spliced-socks", "copy-socks"];
+    assert_eq!(kept.cases("response", &socks), 6 + 5, "the largest with one client only");
+    assert_eq!(kept.cases("rate", &["ip-forward", "spliced", "default", "copy"]), 2);
+    ["bulk.svg", "response.svg", "rate.svg"].iter().for_each(|name| kept.drew(name));
+    kept.has("| packets | IP forwarding | spliced |");
+}
+
+#[test]
+fn needs_root_and_bpf_memory() {
+    let kept = bench(&["memory"]);
+    let held = kept.results["memory"]["held"].as_array().unwrap();
+    let of = |variant: &str, released: bool| {
+        let found = held.iter().find(|h| h["variant"] == variant && h["released"] == released);
+        found.unwrap_or_else(|| panic!("no {variant} in {held:?}"))
+    };
+    let [parked, released] = [false, true].map(|released| of("spliced", released)["forwarder"].as_f64().unwrap());
+    assert!(released < parked / 2.0, "sockets of released flows are gone: {released} of {parked} bytes");
+    assert!(of("copy", false)["resident"].as_f64() > Some(0.0));
+    assert!(of("ip-forward", false)["resident"].is_null(), "nobody is in the middle");
 }
 
 #[test]

@@ -5,10 +5,13 @@
 
 use super::{
     Bench, Result,
-    machine::Watch,
-    results::{BulkCase, BulkRound, BulkRun},
-    venue::{Packets, Pair, Venue},
+    machine::{Cost, Watch},
+    results::{Case, Run},
+    subject::Subject,
+    variant::Variant,
+    venue::{PATIENCE, Packets, Pair, Venue},
 };
+use longsplice_lab::process::wait_for;
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, TcpStream},
@@ -27,78 +30,81 @@ const WARM_UP: Duration = Duration::from_millis(200);
 /// Seconds of a first transfer that does not count.
 const FIRST: f64 = 0.2;
 /// Connections at the same time.
-const CONNECTIONS: [usize; 2] = [1, 8];
+const CONNECTIONS: [u64; 3] = [1, 8, 64];
+/// Everywhere.
+const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::Spliced, Variant::Copy, Variant::Haproxy];
+/// With large packets only, and not with 64 connections: they tell the same story with MTU-size packets.
+const MORE: [Variant; 8] = [
+    Variant::IpForward,
+    Variant::Spliced,
+    Variant::Copy,
+    Variant::Pipes,
+    Variant::Haproxy,
+    Variant::Nginx,
+    Variant::Socat,
+    Variant::Dante,
+];
 
-/// All cases, their rounds interleaved: each round measures every variant once, in rotated order.
-pub fn measure(bench: &Bench) -> Result<Vec<BulkCase>> {
+/// All sizes of packets, all numbers of connections.
+pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
-    for packets in [Packets::Large, Packets::Mtu] {
-        let venues = bench.venues(packets)?;
-        for venue in &venues {
+    for packets in [Packets::Large, Packets::Mtu, Packets::Coalesced] {
+        let variants = |connections| if packets == Packets::Large && connections < 64 { &MORE[..] } else { &VARIANTS };
+        let venues = bench.venues(variants(CONNECTIONS[0]), packets)?;
+        for venue in venues.all() {
             bench.check()?;
-            // Not counted: the first transfer through anything was up to three times slower than the next.
-            run(venue, CONNECTIONS[0], bench.seconds.min(FIRST))?;
+            // Not counted: the first transfer through anything was up to three times slower than the next. A peer that
+            // fails will say so when it counts.
+            let _ = transfer(venue, 1, bench.seconds.min(FIRST));
         }
-        let mut of_packets = CONNECTIONS.map(|connections| BulkCase { packets, connections, rounds: Vec::new() });
-        for round in 0..bench.rounds {
-            for case in &mut of_packets {
-                let mut runs = Vec::new();
-                for n in 0..venues.len() {
-                    bench.check()?;
-                    let venue = &venues[(n + round) % venues.len()];
-                    runs.push(run(venue, case.connections, bench.seconds)?);
-                }
-                bench.say(&format!("bulk, {packets:?} packets, {} connections: {}", case.connections, words(&runs)));
-                case.rounds.push(BulkRound { runs });
-            }
+        for connections in CONNECTIONS {
+            let subject = Subject::Bulk { packets, connections };
+            cases.push(
+                bench.rounds(subject, variants(connections), |v| run(venues.of(v)?, connections, bench.seconds))?,
+            );
         }
-        cases.extend(of_packets);
     }
     Ok(cases)
 }
 
-fn words(runs: &[BulkRun]) -> String {
-    let mut runs: Vec<&BulkRun> = runs.iter().collect();
-    runs.sort_by_key(|r| r.variant);
-    let all: Vec<String> = runs.iter().map(|r| format!("{} {:.1}", r.variant, r.gbit)).collect();
-    let disturbed = if runs.iter().any(|r| r.disturbed.is_some()) { " (disturbed)" } else { "" };
-    format!("{} Gbit/s{disturbed}", all.join(", "))
+fn run(venue: &Venue, connections: u64, seconds: f64) -> Result<Run> {
+    let (bytes, cost) = transfer(venue, connections as usize, seconds)?;
+    let gigabytes = bytes as f64 / 1e9;
+    let (gbit, cpu) = (gigabytes * 8.0 / cost.seconds, cost.cpu / gigabytes);
+    Ok(Run::new(venue.variant, cost, bytes as f64, gbit, cpu))
 }
 
-/// One transfer through one variant.
-fn run(venue: &Venue, connections: usize, seconds: f64) -> Result<BulkRun> {
+/// Bytes that arrived in the time, and what they have cost.
+fn transfer(venue: &Venue, connections: usize, seconds: f64) -> Result<(u64, Cost)> {
+    transfer_over(venue.connect(connections)?, seconds)
+}
+
+/// The same, over these.
+pub fn transfer_over(pairs: Vec<Pair>, seconds: f64) -> Result<(u64, Cost)> {
     let stop = Arc::new(AtomicBool::new(false));
     let received = Arc::new(AtomicU64::new(0));
     let mut threads = Vec::new();
-    for Pair { client, server } in venue.connect(connections)? {
+    for Pair { client, server } in pairs {
         let (stop, received) = (stop.clone(), received.clone());
         threads.push(thread::spawn(move || send(server, &stop)));
         threads.push(thread::spawn(move || receive(client, &received)));
     }
+    // A busy machine, or a retransmission time-out, can make nothing arrive for longer than a short measurement takes.
+    let wait = |seen: u64| wait_for(PATIENCE, || (received.load(Relaxed) > seen).then_some(()));
     thread::sleep(WARM_UP);
-    let before = received.load(Relaxed);
+    let began = wait(0);
     let watch = Watch::start();
     let begin = received.load(Relaxed);
     thread::sleep(Duration::from_secs_f64(seconds));
+    let arrives = began.and_then(|()| wait(begin));
     let bytes = received.load(Relaxed) - begin;
     let cost = watch.stop();
     stop.store(true, Relaxed);
     for thread in threads {
-        thread.join().map_err(|_| "a sender or receiver panicked")?.map_err(|e| format!("{}: {e}", venue.variant))?;
+        thread.join().map_err(|_| "a sender or receiver panicked")??;
     }
-    if before == 0 || bytes == 0 {
-        return Err(format!("{}: nothing arrives", venue.variant).into());
-    }
-    let (variant, disturbed) = (venue.variant, cost.disturbed);
-    let gigabytes = bytes as f64 / 1e9;
-    Ok(BulkRun {
-        variant,
-        bytes,
-        seconds: cost.seconds,
-        gbit: gigabytes * 8.0 / cost.seconds,
-        cpu_per_gb: cost.cpu / gigabytes,
-        disturbed,
-    })
+    arrives.ok_or("nothing arrives")?;
+    Ok((bytes, cost))
 }
 
 fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {

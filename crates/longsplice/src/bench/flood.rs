@@ -3,8 +3,7 @@
 //!
 //! To add a way: a [`Way`], its title, and what [`Venue::set`] does for it.
 
-use super::{Bench, Result, machine::Watch, rtt::on_one_cpu, stats::Spread, venue, venue::Pins};
-use crate::paths;
+use super::{Bench, Result, machine::Watch, segment::on_one_cpu, stats::Spread, venue, venue::Pins};
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
 use longsplice_lab::{
     Lab,
@@ -136,7 +135,7 @@ struct Venue {
 impl Venue {
     fn set(way: Way, flows: u32) -> Result<Venue> {
         let lab = venue::lab(venue::Packets::Large, way == Way::IpForward)?;
-        let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+        let pins = Pins::of(&lab)?;
         let v4 = |address| match address {
             SocketAddr::V4(v4) => v4,
             SocketAddr::V6(v6) => unreachable!("{v6}: the venue has IPv4 addresses"),

@@ -1,10 +1,10 @@
 //! What the machine is, what it does, and who else makes it do something.
 
+use super::peers::Peer;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, HashSet},
     fs,
-    process::Command,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -28,8 +28,8 @@ pub struct Machine {
     pub kernel: String,
     /// Version of longsplice.
     pub longsplice: String,
-    /// First line of `haproxy -v`; none if it is not installed.
-    pub haproxy: Option<String>,
+    /// What the peers that are installed say of themselves.
+    pub peers: Vec<String>,
 }
 
 impl Machine {
@@ -48,7 +48,7 @@ impl Machine {
             memory_mb: memory.unwrap_or(0) / 1024,
             kernel: format!("{} {}", kernel("osrelease").trim(), kernel("version").trim()),
             longsplice: env!("CARGO_PKG_VERSION").to_owned(),
-            haproxy: haproxy(),
+            peers: Peer::ALL.into_iter().filter_map(Peer::version).collect(),
         }
     }
 
@@ -58,15 +58,6 @@ impl Machine {
         words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
     }
 }
-
-fn haproxy() -> Option<String> {
-    // Debian has it in /usr/sbin, which is not in everybody's PATH.
-    let output = Command::new(HAPROXY).arg("-v").output().ok()?;
-    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
-}
-
-/// Where Debian puts it.
-pub const HAPROXY: &str = "/usr/sbin/haproxy";
 
 /// Today, in UTC: `2026-03-01`.
 pub fn today() -> String {
@@ -186,14 +177,22 @@ impl Process {
     }
 }
 
+/// A process and all that descend from it.
+pub fn tree(root: u32) -> Vec<u32> {
+    let all = processes();
+    all.keys().copied().filter(|pid| descends(&all, *pid, &[root])).collect()
+}
+
 /// Ticks used by all programs but this one, its children, and the kernel's own threads.
 fn foreign() -> u64 {
+    outside(&processes(), &[std::process::id(), KTHREADD])
+}
+
+fn processes() -> HashMap<u32, Process> {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let all: HashMap<u32, Process> = pids
-        .filter_map(|pid| Some((pid, Process::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
-        .collect();
-    outside(&all, &[std::process::id(), KTHREADD])
+    pids.filter_map(|pid| Some((pid, Process::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+        .collect()
 }
 
 /// The parent of all kernel threads.
@@ -201,18 +200,19 @@ const KTHREADD: u32 = 2;
 
 /// Ticks of processes that do not descend from these.
 fn outside(all: &HashMap<u32, Process>, roots: &[u32]) -> u64 {
-    let descends = |mut pid: u32| {
-        let mut seen = HashSet::new();
-        while seen.insert(pid) {
-            if roots.contains(&pid) {
-                return true;
-            }
-            let Some(process) = all.get(&pid) else { return false };
-            pid = process.parent;
+    all.iter().filter(|(pid, _)| !descends(all, **pid, roots)).map(|(_, p)| p.ticks).sum()
+}
+
+fn descends(all: &HashMap<u32, Process>, mut pid: u32, roots: &[u32]) -> bool {
+    let mut seen = HashSet::new();
+    while seen.insert(pid) {
+        if roots.contains(&pid) {
+            return true;
         }
-        false
-    };
-    all.iter().filter(|(pid, _)| !descends(**pid)).map(|(_, p)| p.ticks).sum()
+        let Some(process) = all.get(&pid) else { return false };
+        pid = process.parent;
+    }
+    false
 }
 
 #[cfg(test)]

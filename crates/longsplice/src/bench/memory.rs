@@ -1,50 +1,77 @@
-//! Memory: what the data path's tables take, as the kernel accounts for them, and what a process holds for connections
-//! that do nothing.
+//! Memory of connections that do nothing: what the data path's tables take, what the processes of a proxy hold, and what
+//! the kernel holds for sockets.
 
 use super::{
     Bench, Result,
-    results::{Memory, Process, Table},
-    venue::{Packets, Variant, Venue},
+    machine::{Watch, tree},
+    results::{Held, Memory, Table},
+    variant::Variant,
+    venue::{Packets, Venue},
 };
 use crate::paths;
 use libbpf_rs::MapHandle;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     fs,
     os::fd::{AsFd, AsRawFd},
-    path::Path,
     thread,
     time::Duration,
 };
 
+/// Through what, and whether released. The first is what end hosts hold by themselves.
+const VARIANTS: [(Variant, bool); 8] = [
+    (Variant::IpForward, false),
+    (Variant::Copy, false),
+    (Variant::Spliced, false),
+    (Variant::Spliced, true),
+    (Variant::Haproxy, false),
+    (Variant::Nginx, false),
+    (Variant::Socat, false),
+    (Variant::Dante, false),
+];
 /// Held at the same time: enough that what the process needs anyway does not count.
 const CONNECTIONS: usize = 2000;
+/// The same where a connection is a process, or a good part of one.
+const PROCESSES: usize = 200;
 /// Opened and closed before: code is paged in, and arenas are made.
 const FIRST: usize = 50;
 /// Closing takes its time, and allocators give back late.
 const REST: Duration = Duration::from_millis(500);
+/// Seconds until sockets are closed, where they are.
+const RELEASE: f64 = 0.1;
+/// Caches of the kernel that a socket has its parts in.
+const CACHES: [&str; 6] = ["TCP", "sock_inode_cache", "filp", "dentry", "eventpoll_epi", "eventpoll_pwq"];
+/// Of x86-64, and most others.
+const PAGE: f64 = 4096.0;
 
-/// Tables and processes.
+/// Tables, processes and sockets.
 pub fn measure(bench: &Bench) -> Result<Memory> {
-    // Both ends of all connections are ours.
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     let mut tables = Vec::new();
-    let mut processes = Vec::new();
-    for variant in Variant::PROXIES.into_iter().filter(|v| bench.has(*v)) {
+    let mut all: Vec<Held> = Vec::new();
+    let bar = bench.bar("memory", VARIANTS.len());
+    for (variant, released) in VARIANTS.into_iter().filter(|(v, _)| bench.has(*v)) {
         bench.check()?;
-        let venue = Venue::set(variant, Packets::Large)?;
-        if variant == Variant::Spliced {
-            tables = ["paths4", "paths6", "legs"].into_iter().map(|name| table(&venue, name)).collect::<Result<_>>()?;
+        let venue = Venue::releasing(variant, Packets::Large, released.then_some(RELEASE));
+        if let (Variant::Spliced, false, Ok(venue)) = (variant, released, &venue) {
+            tables = ["paths4", "paths6", "legs"].into_iter().map(|name| table(venue, name)).collect::<Result<_>>()?;
         }
-        let process = process(&venue)?;
-        bench.say(&format!("memory: {variant} {:.0} bytes per connection", process.per_connection));
-        processes.push(process);
+        let ends = all.first().map(|ends| ends.kernel);
+        match venue.and_then(|venue| held(&venue, released, ends)) {
+            Ok(held) => {
+                let resident = held.resident.unwrap_or_default();
+                let state = if released { ", released" } else { "" };
+                bench.say(&format!("memory: {variant}{state} {resident:.0} bytes, sockets {:.0} bytes", held.kernel));
+                all.push(held);
+            }
+            Err(e) if variant.peer().is_some() => bench.leave_out(format!("memory: {variant}: {e}")),
+            Err(e) => return Err(format!("memory: {variant}: {e}").into()),
+        }
+        bar.inc(1);
     }
+    bar.finish_and_clear();
     let per = |name: &str| tables.iter().find(|t: &&Table| t.name == name).map_or(0.0, |t| t.per_entry);
     let released_flow = 2.0 * per("paths4");
     let parked_flow = released_flow + 2.0 * per("legs");
-    Ok(Memory { connections: CONNECTIONS, tables, released_flow, parked_flow, processes })
+    Ok(Memory { tables, released_flow, parked_flow, held: all })
 }
 
 /// `memlock` of a pinned map is what it has allocated.
@@ -57,24 +84,53 @@ fn table(venue: &Venue, name: &str) -> Result<Table> {
     Ok(Table { name: name.to_owned(), entries, bytes, per_entry: bytes as f64 / entries.max(1) as f64 })
 }
 
-fn process(venue: &Venue) -> Result<Process> {
-    let pid = venue.pid().ok_or("no proxy")?;
+/// `ends`: what the kernel holds for both end hosts.
+fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
+    let variant = venue.variant;
+    let connections = if matches!(variant, Variant::Socat | Variant::Dante) { PROCESSES } else { CONNECTIONS };
     drop(venue.connect(FIRST)?);
     thread::sleep(REST);
-    let before = resident(pid)?;
-    let held = venue.connect(CONNECTIONS)?;
+    let watch = Watch::start();
+    let before = (venue.pid().map(resident), sockets()?);
+    let pairs = venue.connect(connections)?;
     thread::sleep(REST);
-    let after = resident(pid)?;
-    drop(held);
-    let per_connection = after.saturating_sub(before) as f64 / CONNECTIONS as f64;
-    Ok(Process { variant: venue.variant, before, after, per_connection })
+    let after = (venue.pid().map(resident), sockets()?);
+    let cost = watch.stop();
+    drop(pairs);
+    let each = |before: f64, after: f64| (after - before).max(0.0) / connections as f64;
+    let kernel = each(before.1, after.1);
+    let resident = before.0.zip(after.0).map(|(before, after)| each(before, after));
+    let forwarder = ends.map(|ends| (kernel - ends).max(0.0));
+    Ok(Held { variant, released, connections, resident, kernel, forwarder, disturbed: cost.disturbed })
 }
 
-/// Bytes of a process that are in memory.
-fn resident(pid: u32) -> Result<u64> {
-    let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"))?;
-    let kilobytes = number(&status, "VmRSS").ok_or("no VmRSS in /proc/PID/status")?;
-    Ok(kilobytes * 1024)
+/// Bytes in memory of a process and those that it has started. What several of them share is divided among them.
+fn resident(pid: u32) -> f64 {
+    let of = |pid: u32| {
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        number(&rollup, "Pss").unwrap_or(0) as f64 * 1024.0
+    };
+    tree(pid).into_iter().map(of).sum()
+}
+
+/// Bytes that the whole kernel holds for sockets: [`CACHES`], and what is queued.
+fn sockets() -> Result<f64> {
+    let slabs = slab_bytes(&fs::read_to_string("/proc/slabinfo")?);
+    let sockstat = fs::read_to_string("/proc/net/sockstat")?;
+    let tcp = sockstat.lines().find(|l| l.starts_with("TCP:")).unwrap_or_default();
+    let pages = tcp.split_whitespace().skip_while(|w| *w != "mem").nth(1).and_then(|n| n.parse::<f64>().ok());
+    Ok(slabs + pages.ok_or("no mem of TCP in /proc/net/sockstat")? * PAGE)
+}
+
+/// Live objects by their size (slabinfo(5)).
+fn slab_bytes(slabinfo: &str) -> f64 {
+    let bytes = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let ours = CACHES.contains(&fields.next()?);
+        let (objects, size) = (fields.next()?.parse::<f64>().ok()?, fields.nth(1)?.parse::<f64>().ok()?);
+        ours.then_some(objects * size)
+    };
+    slabinfo.lines().filter_map(bytes).sum()
 }
 
 /// The number after `name:`.
@@ -92,6 +148,9 @@ mod tests {
         let info = "pos:\t0\nmap_type:\t1\nmax_entries:\t131072\nmemlock:\t15990784\n";
         assert_eq!((number(info, "max_entries"), number(info, "memlock")), (Some(131_072), Some(15_990_784)));
         assert_eq!(number(info, "frozen"), None);
-        assert_eq!(number("VmRSS:\t    5120 kB\n", "VmRSS"), Some(5120));
+        assert_eq!(number("Pss:\t    5120 kB\n", "Pss"), Some(5120));
+        let slabs =
+            "# name <active_objs> <num_objs> <objsize>\nTCP 10 117 2368 13 8\nTCPv6 1 1 1 1 1\nfilp 2 4 256 1 1\n";
+        assert_eq!(slab_bytes(slabs), 10.0 * 2368.0 + 2.0 * 256.0);
     }
 }

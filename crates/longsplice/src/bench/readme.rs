@@ -3,7 +3,9 @@
 use super::{
     Result, report,
     results::{FORMAT, Results},
-    venue::{Packets, Variant},
+    subject::Subject,
+    variant::Variant,
+    venue::Packets,
 };
 use std::{
     fmt::Write,
@@ -57,35 +59,56 @@ fn replace(text: &str, figures: &str) -> Option<String> {
     Some(format!("{head}{BEGIN}\n{}\n{END}{tail}", figures.trim()))
 }
 
+/// Columns of the first screen's table; one that has no figure as a plug has it as a SOCKS proxy.
+const COLUMNS: [[Variant; 2]; 6] = [
+    [Variant::Spliced, Variant::SplicedSocks],
+    [Variant::Copy, Variant::CopySocks],
+    [Variant::Haproxy; 2],
+    [Variant::Nginx; 2],
+    [Variant::Socat; 2],
+    [Variant::Dante; 2],
+];
+
+/// Its rows: what, whether of CPU time, and its name.
+const ROWS: [(Subject, bool, &str); 12] = [
+    (bulk(Packets::Large, 1), false, "throughput, packets of up to 64 KB, 1 connection"),
+    (bulk(Packets::Large, 8), false, "throughput, packets of up to 64 KB, 8 connections"),
+    (bulk(Packets::Large, 1), true, "CPU time per byte, packets of up to 64 KB, 1 connection"),
+    (bulk(Packets::Mtu, 1), false, "throughput, packets of 1500 bytes, 1 connection"),
+    (bulk(Packets::Mtu, 8), false, "throughput, packets of 1500 bytes, 8 connections"),
+    (bulk(Packets::Mtu, 1), true, "CPU time per byte, packets of 1500 bytes, 1 connection"),
+    (Subject::Segment { bytes: 1 }, false, "CPU time per segment of 1 byte"),
+    (Subject::Segment { bytes: 1448 }, false, "CPU time per segment of 1448 bytes"),
+    (Subject::Response { bytes: 10 << 10, clients: 1 }, false, "response time, 10 KB, 1 client (SOCKS)"),
+    (Subject::Response { bytes: 10 << 20, clients: 1 }, false, "response time, 10 MB, 1 client (SOCKS)"),
+    (Subject::Response { bytes: 1 << 20, clients: 32 }, false, "response time, 1 MB, 32 clients (SOCKS)"),
+    (Subject::Rate { bytes: 1 }, false, "connections per second, 1 byte each"),
+];
+
+const fn bulk(packets: Packets, connections: u64) -> Subject {
+    Subject::Bulk { packets, connections }
+}
+
 /// The first screen's table: ratios only.
 fn short(results: &Results, source: &str) -> String {
     let s = &results.summary;
+    let figure = |subject, of_cpu: bool, variants: [Variant; 2]| {
+        let line = variants.iter().find_map(|v| s.line(subject, *v))?;
+        if of_cpu { line.cpu_ratio.map(|r| r.median) } else { Some(line.ratio.median) }
+    };
     let mut text = "| relative to IP forwarding |".to_owned();
-    for variant in Variant::PROXIES {
+    for [variant, _] in COLUMNS {
         let _ = write!(text, " {variant} |");
     }
     text += "\n| --- |";
-    text += &" ---: |".repeat(Variant::PROXIES.len());
+    text += &" ---: |".repeat(COLUMNS.len());
     text.push('\n');
-    let mut row = |name: &str, cell: &dyn Fn(Variant) -> Option<f64>| {
-        let cells = Variant::PROXIES.map(|v| cell(v).map_or_else(String::new, |r| format!("{r:.2}")));
+    for (subject, of_cpu, name) in ROWS {
+        let cells = COLUMNS.map(|v| figure(subject, of_cpu, v).map_or_else(String::new, |r| format!(" {r:.2}")));
         if cells.iter().any(|c| !c.is_empty()) {
-            let _ = writeln!(text, "| {name} | {} |", cells.join(" | "));
+            let _ = writeln!(text, "| {name} |{} |", cells.join(" |"));
         }
-    };
-    for (packets, name) in [(Packets::Large, "packets of up to 64 KB"), (Packets::Mtu, "packets of 1500 bytes")] {
-        for connections in [1, 8] {
-            let plural =
-                if connections == 1 { "1 connection".to_owned() } else { format!("{connections} connections") };
-            row(&format!("throughput, {name}, {plural}"), &|v| {
-                s.bulk_of(packets, connections, v).map(|b| b.ratio.median)
-            });
-        }
-        row(&format!("CPU time per byte, {name}, 1 connection"), &|v| {
-            s.bulk_of(packets, 1, v).map(|b| b.cpu_ratio.median)
-        });
     }
-    row("CPU time per round trip of 1 byte", &|v| s.rtt_of(v).map(|r| r.cost_ratio.median));
     text.push('\n');
     let m = &results.machine;
     let _ = writeln!(

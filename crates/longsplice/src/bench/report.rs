@@ -1,9 +1,12 @@
 //! Tables: on standard output, beside the JSON, and in the README. They are made from [`Results`], never by hand.
 
 use super::{
-    flood,
-    results::{Results, Summary},
-    venue::{Packets, Variant},
+    flood, ratio,
+    results::{Line, Results, Summary, SwitchCase},
+    segment,
+    stats::Spread,
+    subject::{Kind, Subject},
+    variant::Variant,
 };
 use std::fmt::Write;
 
@@ -11,127 +14,209 @@ use std::fmt::Write;
 pub fn full(results: &Results) -> String {
     let m = &results.machine;
     let mut text = format!(
-        "## Measured on {}\n\n{} CPUs ({}), {} MB; Linux {};\nlongsplice {}; {}.\n\n",
-        results.date,
-        m.cpus,
-        m.cpu,
-        m.memory_mb,
-        m.kernel,
-        m.longsplice,
-        m.haproxy.as_deref().unwrap_or("no HAProxy"),
+        "## Measured on {}\n\n{} CPUs ({}), {} MB; Linux {};\nlongsplice {}",
+        results.date, m.cpus, m.cpu, m.memory_mb, m.kernel, m.longsplice,
     );
+    for peer in &m.peers {
+        let _ = write!(text, ";\n{peer}");
+    }
+    text += ".\n\n";
     text += &tables(results);
     text += "### Set-up\n\n";
     for line in [&results.setup.network, &results.setup.disturbed].into_iter().chain(&results.setup.variants) {
         let _ = writeln!(text, "- {}", wrap(line).join("\n  "));
     }
-    for (name, config) in [("longsplice", &results.setup.longsplice), ("HAProxy", &results.setup.haproxy)] {
+    for (name, config) in &results.setup.configurations {
         let _ = writeln!(text, "\nConfiguration of {name}:\n\n```text\n{config}```");
     }
     text
 }
 
 /// All tables, without the set-up.
-pub fn tables(results: &Results) -> String {
-    let mut text = String::new();
+fn tables(results: &Results) -> String {
     let s = &results.summary;
-    let n = results.setup.rounds;
-    if !s.bulk.is_empty() {
-        let _ =
-            writeln!(text, "Throughput, Gbit/s, and its ratio to IP forwarding (median of {n} rounds, and spread):\n");
-        text += &bulk(s, |b| (format!("{:.1}", b.gbit.median), b.ratio.text(2)));
-        let _ = writeln!(text, "\nCPU seconds per GB, end hosts included, and the ratio to IP forwarding:\n");
-        text += &bulk(s, |b| (format!("{:.3}", b.cpu_per_gb.median), b.cpu_ratio.text(2)));
-        text.push('\n');
-    }
-    if !s.rtt.is_empty() {
-        let _ = writeln!(text, "Round trips of one byte, everything on one CPU; cost relative to IP forwarding:\n");
-        text += "| variant | microseconds | cost |\n| --- | ---: | ---: |\n";
-        for r in &s.rtt {
-            let _ = writeln!(text, "| {} | {:.1} | {} |", r.variant, r.micros.median, r.cost_ratio.text(2));
+    let rounds = format!("median of {} rounds, and spread", results.setup.rounds);
+    let mut text = segments(s, &rounds);
+    text += &ratios(s, &rounds);
+    let with_ratio = |l: &Line| match l.variant == l.subject.base() {
+        true => l.subject.number(l.value.median),
+        false => format!("{}: {}", l.subject.number(l.value.median), l.ratio.text(2)),
+    };
+    let cpu_with_ratio = |digits: usize| {
+        move |l: &Line| match (l.variant == l.subject.base(), &l.cpu_ratio) {
+            (false, Some(ratio)) => format!("{:.digits$}: {}", l.cpu.median, ratio.text(2)),
+            _ => format!("{:.digits$}", l.cpu.median),
         }
-        text.push('\n');
-    }
+    };
+    let mut table = |kind, head: &str, cell: &dyn Fn(&Line) -> String| {
+        text += &by_variant(s, kind, head, cell);
+    };
+    let relative = format!("and the ratio to IP forwarding ({rounds})");
+    table(Kind::Bulk, &format!("Throughput, Gbit/s, {relative}:"), &with_ratio);
+    table(Kind::Bulk, "CPU seconds per GB, end hosts included, and the ratio to IP forwarding:", &cpu_with_ratio(3));
+    table(
+        Kind::Response,
+        &format!("Response time, milliseconds from connecting to the last byte, {relative}:"),
+        &with_ratio,
+    );
+    table(Kind::Rate, &format!("Connections per second, of eight clients, {relative}:"), &with_ratio);
+    table(Kind::Rate, "CPU microseconds per connection, and the ratio to IP forwarding:", &cpu_with_ratio(0));
+    let short = "Short transfers on one CPU, microseconds per connection, and the ratio to copying";
+    table(Kind::Short, &format!("{short} ({rounds}):"), &with_ratio);
+    table(Kind::Short, &format!("{short}, CPU time:"), &cpu_with_ratio(0));
+    text += &threshold(results);
     text += &switch(results);
     text += &memory(results);
-    text += &threshold(results);
     text += &flood::table(&results.flood);
     text += &remarks(results);
     text
 }
 
-type Cell = (String, String);
-
-fn bulk(s: &Summary, cell: impl Fn(&super::results::BulkSummary) -> Cell) -> String {
-    let mut text = "| packets | connections |".to_owned();
-    Variant::ALL.iter().for_each(|v| {
-        let _ = write!(text, " {v} |");
+/// A row for each subject, a column for each variant.
+fn by_variant(s: &Summary, kind: Kind, head: &str, cell: &dyn Fn(&Line) -> String) -> String {
+    let (subjects, variants) = (s.subjects(kind), s.variants(kind));
+    let rows = subjects.iter().map(|subject| {
+        let cells = variants.iter().map(|v| s.line(*subject, *v).map(cell).unwrap_or_default());
+        std::iter::once(subject.label()).chain(cells).collect()
     });
-    text += "\n| --- | ---: |";
-    text += &" ---: |".repeat(Variant::ALL.len());
-    text.push('\n');
-    let mut cases: Vec<(Packets, usize)> = s.bulk.iter().map(|b| (b.packets, b.connections)).collect();
-    cases.dedup();
-    for (packets, connections) in cases {
-        let name = match packets {
-            Packets::Large => "up to 64 KB",
-            Packets::Mtu => "1500 bytes",
-        };
-        let _ = write!(text, "| {name} | {connections} |");
-        for variant in Variant::ALL {
-            let text_of = s.bulk_of(packets, connections, variant).map(&cell);
-            let _ = match text_of {
-                None => write!(text, " |"),
-                Some((absolute, _)) if variant == Variant::IpForward => write!(text, " {absolute} |"),
-                Some((absolute, ratio)) => write!(text, " {absolute}: {ratio} |"),
-            };
-        }
-        text.push('\n');
+    let titles: Vec<String> = variants.iter().map(Variant::to_string).collect();
+    table(head, first_column(kind), &titles, rows.collect())
+}
+
+fn first_column(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Bulk => "packets",
+        Kind::Response => "object",
+        _ => "bytes",
     }
-    text
+}
+
+/// Nothing if there are no rows. The first cell of a row is its head.
+fn table(head: &str, first: &str, columns: &[String], rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("{}\n\n| {first} |", wrap(head).join("\n"));
+    columns.iter().for_each(|c| text += &format!(" {c} |"));
+    text += "\n| --- |";
+    text += &" ---: |".repeat(columns.len());
+    for row in rows {
+        text += "\n|";
+        row.iter().for_each(|cell| text += &if cell.is_empty() { " |".to_owned() } else { format!(" {cell} |") });
+    }
+    text + "\n\n"
+}
+
+/// Table II of the paper.
+fn segments(s: &Summary, rounds: &str) -> String {
+    let columns = segment::BYTES.into_iter().flat_map(|bytes| {
+        let what = Subject::Segment { bytes }.label();
+        [format!("{what}, us"), "to IP forwarding".to_owned(), "forwarder alone, us".to_owned(), "speedup".to_owned()]
+    });
+    let rows = s.variants(Kind::Segment).into_iter().map(|v| {
+        let cells = segment::BYTES.into_iter().flat_map(|bytes| {
+            let line = s.line(Subject::Segment { bytes }, v);
+            let alone = ratio::alone(s, bytes, v);
+            let speedup = ratio::alone(s, bytes, Variant::Copy).zip(alone).map(|(copy, own)| copy / own);
+            let number = |value: Option<f64>, digits: usize| value.map_or(String::new(), |n| format!("{n:.digits$}"));
+            [
+                line.map(|l| l.subject.number(l.value.median)).unwrap_or_default(),
+                line.map(|l| l.ratio.text(2)).unwrap_or_default(),
+                number(alone, 1),
+                number(speedup, 2),
+            ]
+        });
+        std::iter::once(v.to_string()).chain(cells).collect()
+    });
+    let head = format!(
+        "Cost of a segment, by round trips with everything on one CPU ({rounds}). Alone: without what back to back takes. \
+         Speedup: of the forwarder alone, over copying."
+    );
+    table(&head, "variant", &columns.collect::<Vec<_>>(), rows.collect())
+}
+
+/// Table III of the paper.
+fn ratios(s: &Summary, rounds: &str) -> String {
+    let rows = s.lines.iter().filter(|l| l.subject.kind() == Kind::Ratio).map(|l| {
+        let Subject::Ratio { segments } = l.subject else { return Vec::new() };
+        let mb = |value: Option<f64>| value.map_or(String::new(), |n| format!("{n:.0}"));
+        vec![
+            l.subject.label(),
+            l.variant.to_string(),
+            mb(ratio::derived_alone(s, l.variant, segments as f64)),
+            mb(ratio::derived(s, l.variant, segments as f64)),
+            l.per_ack.map_or(String::new(), |p| format!("{:.1}:1", p.median)),
+            mb(l.per_ack.and_then(|p| ratio::derived(s, l.variant, p.median))),
+            l.subject.number(l.value.median),
+            l.ratio.text(2),
+        ]
+    });
+    let columns = [
+        "variant",
+        "derived, forwarder alone",
+        "derived",
+        "occurred",
+        "derived for that",
+        "measured",
+        "to IP forwarding",
+    ];
+    let head = format!(
+        "Throughput by the ratio of data to acknowledgements, MB per second of CPU time, everything on one CPU ({rounds}):"
+    );
+    table(&head, "ratio", &columns.map(str::to_owned), rows.collect())
 }
 
 fn switch(results: &Results) -> String {
-    if results.switch.is_empty() {
-        return String::new();
-    }
-    let mut text = "Switching, microseconds (median, and the range of eight in ten):\n\n".to_owned();
-    text +=
-        "| connection | splices | freeze | drain | commit | unsplice |\n| --- | ---: | ---: | ---: | ---: | ---: |\n";
-    for case in &results.switch {
-        let name = if case.busy { "busy" } else { "idle" };
-        let of = [&case.freeze, &case.drain, &case.commit, &case.unsplice].map(|s| s.text(1));
-        let _ = writeln!(text, "| {name} | {} | {} |", case.cycles, of.join(" | "));
-    }
-    text.push('\n');
-    text
+    let of = |spread: &Option<Spread>| spread.map_or(String::new(), |s| s.text(1));
+    let rows = results.switch.iter().map(|case| {
+        let mut row = vec![case.connection.title().to_owned(), case.cycles.to_string()];
+        row.extend([&case.freeze, &case.drain, &case.commit].map(|s| s.text(1)));
+        row.extend([&case.unsplice, &case.release, &case.recreate].map(of));
+        row
+    });
+    let columns = ["splices", "freeze", "drain", "commit", "unsplice", "release", "recreate"].map(str::to_owned);
+    let head = "Switching, microseconds (median, and the range of eight in ten):";
+    table(head, "connection", &columns, rows.collect()) + &pays(results)
+}
+
+/// Segments that must pass until a switch of an idle connection has saved what it took.
+fn pays(results: &Results) -> String {
+    let s = &results.summary;
+    let saved = segment::BYTES.map(|bytes| {
+        let of = |v| s.line(Subject::Segment { bytes }, v).map(|l| l.value.median);
+        Some(of(Variant::Copy)? - of(Variant::Spliced)?).filter(|micros| *micros > 0.0)
+    });
+    let rows = results.switch.iter().flat_map(SwitchCase::costs).map(|(what, micros)| {
+        let segments = saved.map(|s| s.map_or(String::new(), |s| format!("{:.1}", micros / s)));
+        [vec![what, format!("{micros:.1}")], segments.to_vec()].concat()
+    });
+    let columns = segment::BYTES.map(|bytes| format!("segments of {}", Subject::Segment { bytes }.label()));
+    let columns = [vec!["us".to_owned()], columns.to_vec()].concat();
+    table("Segments until a switch has saved what it takes, over copying:", "switch", &columns, rows.collect())
 }
 
 fn memory(results: &Results) -> String {
     let Some(m) = &results.memory else { return String::new() };
-    let mut text = format!(
-        "Memory, bytes per connection ({} of them, idle):\n\n| what | bytes |\n| --- | ---: |\n",
-        m.connections
+    let bytes = |n: f64| format!("{n:.0}");
+    let rows = m.held.iter().map(|h| {
+        let name = if h.released { format!("{}, released", h.variant) } else { h.variant.to_string() };
+        let resident = h.resident.map_or(String::new(), bytes);
+        vec![name, h.connections.to_string(), resident, bytes(h.kernel), h.forwarder.map_or(String::new(), bytes)]
+    });
+    let columns = ["connections", "in processes", "kernel's sockets", "of these, the forwarder's"].map(str::to_owned);
+    let mut text = table("Memory, bytes per idle connection:", "variant", &columns, rows.collect());
+    let _ = writeln!(
+        text,
+        "Tables of the data path, allocated at the start: {:.0} bytes per released IPv4 flow, {:.0} per parked one.\n",
+        m.released_flow, m.parked_flow
     );
-    let _ = writeln!(text, "| kernel tables, released IPv4 flow | {:.0} |", m.released_flow);
-    let _ = writeln!(text, "| kernel tables, parked flow, without its sockets | {:.0} |", m.parked_flow);
-    for p in &m.processes {
-        let _ = writeln!(text, "| resident in the process, {} | {:.0} |", p.variant, p.per_connection);
-    }
-    text.push('\n');
     text
 }
 
 fn threshold(results: &Results) -> String {
     let Some(t) = &results.threshold else { return String::new() };
-    let mut text = "Short transfers on one CPU, microseconds per connection:\n\n".to_owned();
-    text += "| bytes | copied | spliced at once | copied, CPU | spliced, CPU |\n| ---: | ---: | ---: | ---: | ---: |\n";
-    for s in &t.sizes {
-        let of = [s.copied.median, s.spliced.median, s.copied_cpu, s.spliced_cpu].map(|micros| format!("{micros:.0}"));
-        let _ = writeln!(text, "| {} | {} |", s.bytes, of.join(" | "));
-    }
     let from = |at: Option<f64>| at.map_or("at no size measured".to_owned(), |n| format!("from {n:.0} bytes on"));
-    let _ = writeln!(text, "\nSplicing takes less time {}, less CPU {}.", from(t.by_time), from(t.by_cpu));
+    let mut text = format!("Splicing takes less time {}, less CPU {}.\n", from(t.by_time), from(t.by_cpu));
     if let Some(n) = t.recommended {
         let _ = writeln!(text, "Recommended: splice after {n} bytes.");
     }
@@ -145,15 +230,17 @@ fn remarks(results: &Results) -> String {
     if disturbed > 0 {
         let _ = writeln!(text, "{disturbed} of {all} rounds were disturbed and do not count.");
     }
-    for case in &results.summary.all_disturbed {
-        let _ = writeln!(text, "All rounds were disturbed, and counted nevertheless: {case}.");
+    for subject in &results.summary.all_disturbed {
+        let _ = writeln!(text, "All rounds were disturbed, and counted nevertheless: {}.", subject.title());
     }
     for case in results.switch.iter().filter(|c| c.disturbed.is_some()) {
-        let name = if case.busy { "busy" } else { "idle" };
-        let _ = writeln!(text, "Disturbed: switching, {name}.");
+        let _ = writeln!(text, "Disturbed: switching, {}.", case.connection.title());
+    }
+    for held in results.memory.iter().flat_map(|m| &m.held).filter(|h| h.disturbed.is_some()) {
+        let _ = writeln!(text, "Disturbed: memory, {}.", held.variant);
     }
     for skipped in &results.skipped {
-        let _ = writeln!(text, "Not measured: {skipped}.");
+        let _ = writeln!(text, "{}", wrap(&format!("Not measured: {skipped}.")).join("\n"));
     }
     if !text.is_empty() {
         text.push('\n');
@@ -186,5 +273,12 @@ mod tests {
         let lines = wrap(&"word ".repeat(50));
         assert!(lines.len() > 1 && lines.iter().all(|l| l.len() <= 116 && !l.ends_with(' ')), "{lines:?}");
         assert_eq!(lines.join(" "), "word ".repeat(50).trim_end());
+    }
+
+    #[test]
+    fn tables_have_a_cell_for_every_column() {
+        let text = table("Head:", "a", &["b".into(), "c".into()], vec![vec!["1".into(), String::new(), "3".into()]]);
+        assert_eq!(text, "Head:\n\n| a | b | c |\n| --- | ---: | ---: |\n| 1 | | 3 |\n\n");
+        assert_eq!(table("Head:", "a", &[], Vec::new()), "", "no table without rows");
     }
 }

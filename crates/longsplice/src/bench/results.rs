@@ -4,12 +4,13 @@ use super::{
     flood::FloodCase,
     machine::Machine,
     stats::Spread,
-    venue::{Packets, Variant},
+    subject::{Kind, Subject},
+    variant::Variant,
 };
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON's shape.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// One run of `longsplice bench`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,10 +27,8 @@ pub struct Results {
     pub skipped: Vec<String>,
     /// What it comes to.
     pub summary: Summary,
-    /// Bulk transfers.
-    pub bulk: Vec<BulkCase>,
-    /// Round trips.
-    pub rtt: Vec<RttRound>,
+    /// All that was measured in rounds.
+    pub cases: Vec<Case>,
     /// Switches.
     pub switch: Vec<SwitchCase>,
     /// Memory.
@@ -52,77 +51,77 @@ pub struct Setup {
     pub network: String,
     /// What each variant runs.
     pub variants: Vec<String>,
-    /// longsplice's configuration.
-    pub longsplice: String,
-    /// HAProxy's configuration.
-    pub haproxy: String,
+    /// Whose configuration, and its text.
+    pub configurations: Vec<(String, String)>,
     /// When a round does not count.
     pub disturbed: String,
 }
 
-/// One kind of bulk transfer.
+/// One subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BulkCase {
-    /// Large or MTU-sized.
-    pub packets: Packets,
-    /// At the same time.
-    pub connections: usize,
+pub struct Case {
+    /// What was measured.
+    pub subject: Subject,
     /// All rounds, disturbed ones too.
-    pub rounds: Vec<BulkRound>,
+    pub rounds: Vec<Round>,
 }
 
 /// Every variant once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BulkRound {
+pub struct Round {
     /// In the order of measurement.
-    pub runs: Vec<BulkRun>,
+    pub runs: Vec<Run>,
 }
 
-/// One transfer.
+/// One variant, once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BulkRun {
+pub struct Run {
     /// Through what.
     pub variant: Variant,
-    /// How much arrived.
-    pub bytes: u64,
+    /// Bytes, segments or connections.
+    pub amount: f64,
     /// In what time.
     pub seconds: f64,
-    /// Gbit/s.
-    pub gbit: f64,
-    /// CPU seconds of the whole machine, end hosts included, per 10^9 bytes.
-    pub cpu_per_gb: f64,
+    /// In the unit of the subject.
+    pub value: f64,
+    /// CPU time of the whole machine, end hosts included: seconds per 10^9 bytes, or microseconds per segment or connection.
+    pub cpu: f64,
+    /// Segments with data to one without, as they were seen; where that matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_ack: Option<f64>,
     /// Why it should not count, if so.
     pub disturbed: Option<String>,
 }
 
-/// Every variant once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RttRound {
-    /// By variant.
-    pub runs: Vec<RttRun>,
+/// What is switched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Connection {
+    /// Nothing flows, and unsplicing goes back to the parked sockets.
+    Idle,
+    /// The server sends as fast as it can.
+    Busy,
+    /// Nothing flows, and sockets are closed and made again.
+    Released,
 }
 
-/// Round trips through one variant.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RttRun {
-    /// Through what.
-    pub variant: Variant,
-    /// How many.
-    pub count: u64,
-    /// Microseconds each.
-    pub micros: f64,
-    /// Share of the CPU's time that was busy.
-    pub busy: f64,
-    /// Why it should not count, if so.
-    pub disturbed: Option<String>,
+impl Connection {
+    /// For tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Connection::Idle => "idle",
+            Connection::Busy => "busy",
+            Connection::Released => "idle, released",
+        }
+    }
 }
 
-/// Splices and unsplices of one kind of connection. Microseconds.
+/// Splices of one kind of connection, and ways back. Microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchCase {
-    /// Whether data flow meanwhile.
-    pub busy: bool,
-    /// How many splices, and as many unsplices.
+    /// What was switched.
+    pub connection: Connection,
+    /// How many splices, and as many ways back.
     pub cycles: usize,
     /// The call that sets the boundaries.
     pub freeze: Spread,
@@ -130,25 +129,46 @@ pub struct SwitchCase {
     pub drain: Spread,
     /// The call that makes forwarding final.
     pub commit: Spread,
-    /// The call that takes the flow back.
-    pub unsplice: Spread,
+    /// The call that takes the flow back to its sockets.
+    pub unsplice: Option<Spread>,
+    /// Closing both sockets silently, and forgetting the records.
+    pub release: Option<Spread>,
+    /// The call that makes sockets and records again.
+    pub recreate: Option<Spread>,
     /// Why it should not count, if so.
     pub disturbed: Option<String>,
+}
+
+impl SwitchCase {
+    /// Microseconds of each switch of a connection that does nothing: of a busy one, the drain is the hosts' affair.
+    pub fn costs(&self) -> Vec<(String, f64)> {
+        let splice = self.freeze.median + self.drain.median + self.commit.median;
+        let of = |spread: &Option<Spread>| spread.map_or(0.0, |s| s.median);
+        let named = |name: &str, micros| (name.to_owned(), micros);
+        match self.connection {
+            Connection::Idle => {
+                vec![named("splice", splice), named("splice and unsplice", splice + of(&self.unsplice))]
+            }
+            Connection::Busy => Vec::new(),
+            Connection::Released => vec![
+                named("splice and release", splice + of(&self.release)),
+                named("splice, release and recreate", splice + of(&self.release) + of(&self.recreate)),
+            ],
+        }
+    }
 }
 
 /// Memory per connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// How many connections were held.
-    pub connections: usize,
     /// Tables of the data path.
     pub tables: Vec<Table>,
     /// Kernel bytes of a released IPv4 flow: its two path entries.
     pub released_flow: f64,
     /// Kernel bytes of a parked one without its sockets: two leg records more.
     pub parked_flow: f64,
-    /// Processes.
-    pub processes: Vec<Process>,
+    /// What connections hold.
+    pub held: Vec<Held>,
 }
 
 /// A preallocated table.
@@ -164,24 +184,28 @@ pub struct Table {
     pub per_entry: f64,
 }
 
-/// What a proxy holds for its connections.
+/// What connections that do nothing hold through one variant. Bytes of each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Process {
-    /// Which proxy.
+pub struct Held {
+    /// Through what.
     pub variant: Variant,
-    /// Resident bytes before.
-    pub before: u64,
-    /// Resident bytes with all connections open and idle.
-    pub after: u64,
-    /// Of each connection.
-    pub per_connection: f64,
+    /// Whether longsplice has closed their sockets.
+    pub released: bool,
+    /// How many there were.
+    pub connections: usize,
+    /// In all processes of the proxy, shared pages by their share; none: there is no process.
+    pub resident: Option<f64>,
+    /// Of the kernel, for sockets and what belongs to them, end hosts included.
+    pub kernel: f64,
+    /// The same without what the end hosts have when the forwarder routes.
+    pub forwarder: Option<f64>,
+    /// Why it should not count, if so.
+    pub disturbed: Option<String>,
 }
 
-/// Short transfers, spliced at once and copied.
+/// Derived from short transfers, spliced at once and copied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Threshold {
-    /// By size.
-    pub sizes: Vec<Size>,
     /// Splicing takes less time from here on; none: at no size measured.
     pub by_time: Option<f64>,
     /// The same for CPU time.
@@ -190,184 +214,147 @@ pub struct Threshold {
     pub recommended: Option<u64>,
 }
 
-/// Transfers of one size. Microseconds per connection, from connecting to the end of the stream.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Size {
-    /// Bytes from server to client.
-    pub bytes: u64,
-    /// Time, copied.
-    pub copied: Spread,
-    /// Time, spliced at once.
-    pub spliced: Spread,
-    /// CPU time, copied; of all rounds together, since ticks are coarse.
-    pub copied_cpu: f64,
-    /// CPU time, spliced at once.
-    pub spliced_cpu: f64,
-    /// Rounds that were disturbed; they count only if all were.
-    pub disturbed: usize,
-}
-
 /// Medians.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Of bulk transfers.
-    pub bulk: Vec<BulkSummary>,
-    /// Of round trips.
-    pub rtt: Vec<RttSummary>,
+    /// By subject and variant.
+    pub lines: Vec<Line>,
     /// Rounds that were left out as disturbed, out of how many.
     pub disturbed: [usize; 2],
-    /// Cases of which all rounds were disturbed: they were all counted nevertheless.
-    pub all_disturbed: Vec<String>,
+    /// Subjects of which all rounds were disturbed: they were all counted nevertheless.
+    pub all_disturbed: Vec<Subject>,
 }
 
-/// One variant of one case; ratios are to IP forwarding in the same round.
+/// One variant of one subject; ratios are to [`Subject::base`] in the same round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BulkSummary {
-    /// Large or MTU-sized.
-    pub packets: Packets,
-    /// At the same time.
-    pub connections: usize,
+pub struct Line {
+    /// What.
+    pub subject: Subject,
     /// Through what.
     pub variant: Variant,
-    /// Gbit/s.
-    pub gbit: Spread,
-    /// Of throughput.
+    /// [`Run::value`].
+    pub value: Spread,
+    /// Of values.
     pub ratio: Spread,
-    /// CPU seconds per 10^9 bytes.
-    pub cpu_per_gb: Spread,
-    /// Of CPU time per byte.
-    pub cpu_ratio: Spread,
+    /// [`Run::cpu`].
+    pub cpu: Spread,
+    /// Of CPU time; none where it is too little to be seen in ticks.
+    pub cpu_ratio: Option<Spread>,
+    /// [`Run::per_ack`].
+    pub per_ack: Option<Spread>,
 }
 
-/// One variant; ratios are to IP forwarding in the same round.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RttSummary {
-    /// Through what.
-    pub variant: Variant,
-    /// Microseconds.
-    pub micros: Spread,
-    /// Of time per round trip.
-    pub cost_ratio: Spread,
+impl Round {
+    /// The run of this variant.
+    pub fn of(&self, variant: Variant) -> Option<&Run> {
+        self.runs.iter().find(|r| r.variant == variant)
+    }
+
+    /// Whether nobody else had the machine.
+    pub fn is_quiet(&self) -> bool {
+        self.runs.iter().all(|r| r.disturbed.is_none())
+    }
 }
 
-/// Rounds of one case, without those that were disturbed unless all were.
-struct Counted<'a, R> {
-    rounds: Vec<&'a R>,
-    disturbed: usize,
-}
+impl Case {
+    /// Rounds without those that were disturbed, unless all were.
+    pub fn counted(&self) -> Vec<&Round> {
+        let quiet: Vec<&Round> = self.rounds.iter().filter(|r| r.is_quiet()).collect();
+        if quiet.is_empty() { self.rounds.iter().collect() } else { quiet }
+    }
 
-impl<'a, R> Counted<'a, R> {
-    fn new(rounds: &'a [R], disturbed: impl Fn(&R) -> bool) -> Counted<'a, R> {
-        let quiet: Vec<&R> = rounds.iter().filter(|r| !disturbed(r)).collect();
-        let disturbed = rounds.len() - quiet.len();
-        Counted { rounds: if quiet.is_empty() { rounds.iter().collect() } else { quiet }, disturbed }
+    fn line(&self, variant: Variant) -> Option<Line> {
+        let rounds = self.counted();
+        let base = self.subject.base();
+        let runs = || rounds.iter().filter_map(|r| Some((r.of(variant)?, r.of(base)?)));
+        Some(Line {
+            subject: self.subject,
+            variant,
+            value: Spread::of(runs().map(|(run, _)| run.value))?,
+            ratio: Spread::of(runs().map(|(run, base)| run.value / base.value))?,
+            cpu: Spread::of(runs().map(|(run, _)| run.cpu))?,
+            cpu_ratio: Spread::of(runs().map(|(run, base)| run.cpu / base.cpu)),
+            per_ack: Spread::of(runs().filter_map(|(run, _)| run.per_ack)),
+        })
     }
 }
 
 impl Summary {
     /// Medians over the rounds that count.
-    pub fn of(bulk: &[BulkCase], rtt: &[RttRound]) -> Summary {
+    pub fn of(cases: &[Case]) -> Summary {
         let mut summary = Summary::default();
-        for case in bulk {
-            let counted = Counted::new(&case.rounds, |r| r.runs.iter().any(|r| r.disturbed.is_some()));
-            let name = format!("bulk, {:?} packets, {} connections", case.packets, case.connections);
-            summary.note(&name, counted.disturbed, case.rounds.len());
-            summary.bulk.extend(Variant::ALL.iter().filter_map(|v| bulk_summary(case, &counted.rounds, *v)));
+        for case in cases {
+            let disturbed = case.rounds.iter().filter(|r| !r.is_quiet()).count();
+            summary.disturbed[1] += case.rounds.len();
+            if disturbed == case.rounds.len() {
+                summary.all_disturbed.push(case.subject);
+            } else {
+                summary.disturbed[0] += disturbed;
+            }
+            summary.lines.extend(Variant::ALL.iter().filter_map(|v| case.line(*v)));
         }
-        let counted = Counted::new(rtt, |r| r.runs.iter().any(|r| r.disturbed.is_some()));
-        summary.note("round trips", counted.disturbed, rtt.len());
-        summary.rtt.extend(Variant::ALL.iter().filter_map(|v| rtt_summary(&counted.rounds, *v)));
         summary
     }
 
-    fn note(&mut self, name: &str, disturbed: usize, all: usize) {
-        self.disturbed[1] += all;
-        if disturbed == all && all > 0 {
-            self.all_disturbed.push(name.to_lowercase());
-        } else {
-            self.disturbed[0] += disturbed;
-        }
+    /// This subject, by variant.
+    pub fn line(&self, subject: Subject, variant: Variant) -> Option<&Line> {
+        self.lines.iter().find(|l| (l.subject, l.variant) == (subject, variant))
     }
 
-    /// This case, by variant.
-    pub fn bulk_of(&self, packets: Packets, connections: usize, variant: Variant) -> Option<&BulkSummary> {
-        self.bulk.iter().find(|b| (b.packets, b.connections, b.variant) == (packets, connections, variant))
+    /// Subjects of a kind, in the order of measurement.
+    pub fn subjects(&self, kind: Kind) -> Vec<Subject> {
+        let mut all: Vec<Subject> = self.lines.iter().map(|l| l.subject).filter(|s| s.kind() == kind).collect();
+        all.dedup();
+        all
     }
 
-    /// This variant.
-    pub fn rtt_of(&self, variant: Variant) -> Option<&RttSummary> {
-        self.rtt.iter().find(|r| r.variant == variant)
-    }
-}
-
-fn bulk_summary(case: &BulkCase, rounds: &[&BulkRound], variant: Variant) -> Option<BulkSummary> {
-    let runs = || rounds.iter().filter_map(|r| Some((r.of(variant)?, r.of(Variant::IpForward)?)));
-    Some(BulkSummary {
-        packets: case.packets,
-        connections: case.connections,
-        variant,
-        gbit: Spread::of(runs().map(|(run, _)| run.gbit))?,
-        ratio: Spread::of(runs().map(|(run, base)| run.gbit / base.gbit))?,
-        cpu_per_gb: Spread::of(runs().map(|(run, _)| run.cpu_per_gb))?,
-        cpu_ratio: Spread::of(runs().map(|(run, base)| run.cpu_per_gb / base.cpu_per_gb))?,
-    })
-}
-
-fn rtt_summary(rounds: &[&RttRound], variant: Variant) -> Option<RttSummary> {
-    let of = |round: &RttRound, v| round.runs.iter().find(|r| r.variant == v).map(|r| r.micros);
-    let runs = || rounds.iter().filter_map(|r| Some((of(r, variant)?, of(r, Variant::IpForward)?)));
-    Some(RttSummary {
-        variant,
-        micros: Spread::of(runs().map(|(run, _)| run))?,
-        cost_ratio: Spread::of(runs().map(|(run, base)| run / base))?,
-    })
-}
-
-impl BulkRound {
-    /// The run of this variant.
-    pub fn of(&self, variant: Variant) -> Option<&BulkRun> {
-        self.runs.iter().find(|r| r.variant == variant)
+    /// Variants that were measured for a kind, in the order of tables.
+    pub fn variants(&self, kind: Kind) -> Vec<Variant> {
+        let has = |v: &Variant| self.lines.iter().any(|l| l.subject.kind() == kind && l.variant == *v);
+        Variant::ALL.into_iter().filter(has).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::venue::Packets, *};
 
-    fn run(variant: Variant, gbit: f64, disturbed: bool) -> BulkRun {
+    const BULK: Subject = Subject::Bulk { packets: Packets::Large, connections: 1 };
+
+    fn run(variant: Variant, value: f64, disturbed: bool) -> Run {
         let disturbed = disturbed.then(|| "noise".to_owned());
-        BulkRun { variant, bytes: 1, seconds: 1.0, gbit, cpu_per_gb: 2.0 / gbit, disturbed }
+        Run { variant, amount: 1.0, seconds: 1.0, value, cpu: 2.0 / value, per_ack: None, disturbed }
     }
 
-    fn round(base: f64, spliced: f64, disturbed: bool) -> BulkRound {
-        BulkRound { runs: vec![run(Variant::Spliced, spliced, false), run(Variant::IpForward, base, disturbed)] }
+    fn round(base: f64, spliced: f64, disturbed: bool) -> Round {
+        Round { runs: vec![run(Variant::Spliced, spliced, false), run(Variant::IpForward, base, disturbed)] }
     }
 
-    fn summary(rounds: Vec<BulkRound>) -> Summary {
-        Summary::of(&[BulkCase { packets: Packets::Large, connections: 1, rounds }], &[])
+    fn summary(rounds: Vec<Round>) -> Summary {
+        Summary::of(&[Case { subject: BULK, rounds }])
     }
 
     #[test]
     fn ratios_are_taken_within_rounds_and_disturbed_rounds_left_out() {
         let s = summary(vec![round(10.0, 9.0, false), round(20.0, 16.0, false), round(1.0, 16.0, true)]);
-        let spliced = s.bulk_of(Packets::Large, 1, Variant::Spliced).unwrap();
+        let spliced = s.line(BULK, Variant::Spliced).unwrap();
         assert_eq!((spliced.ratio.median, spliced.ratio.n), ((0.9 + 0.8) / 2.0, 2));
-        assert_eq!(s.bulk_of(Packets::Large, 1, Variant::IpForward).unwrap().ratio.median, 1.0);
-        assert!(s.bulk_of(Packets::Large, 1, Variant::Haproxy).is_none(), "it was not measured");
+        assert_eq!(spliced.cpu_ratio.unwrap().n, 2);
+        assert_eq!(s.line(BULK, Variant::IpForward).unwrap().ratio.median, 1.0);
+        assert_eq!(s.variants(Kind::Bulk), [Variant::IpForward, Variant::Spliced], "the rest was not measured");
         assert_eq!((s.disturbed, s.all_disturbed.len()), ([1, 3], 0));
     }
 
     #[test]
     fn if_all_rounds_are_disturbed_all_count_and_it_is_said() {
         let s = summary(vec![round(10.0, 9.0, true)]);
-        assert_eq!(s.bulk_of(Packets::Large, 1, Variant::Spliced).unwrap().ratio.median, 0.9);
-        assert_eq!(s.all_disturbed, ["bulk, large packets, 1 connections"]);
+        assert_eq!(s.line(BULK, Variant::Spliced).unwrap().ratio.median, 0.9);
+        assert_eq!(s.all_disturbed, [BULK]);
     }
 
     #[test]
-    fn round_trips_compare_costs() {
-        let run = |variant, micros| RttRun { variant, count: 1, micros, busy: 1.0, disturbed: None };
-        let rounds = [RttRound { runs: vec![run(Variant::IpForward, 10.0), run(Variant::Haproxy, 25.0)] }];
-        assert_eq!(Summary::of(&[], &rounds).rtt_of(Variant::Haproxy).unwrap().cost_ratio.median, 2.5);
+    fn what_has_no_base_in_its_round_does_not_count() {
+        let s = summary(vec![round(10.0, 9.0, false), Round { runs: vec![run(Variant::Spliced, 1.0, false)] }]);
+        assert_eq!(s.line(BULK, Variant::Spliced).unwrap().value.n, 1);
     }
 }

@@ -4,11 +4,11 @@
 use super::{
     Bench, Result,
     machine::Watch,
-    results::SwitchCase,
+    release,
+    results::{Connection, SwitchCase},
     stats::Spread,
     venue::{self, PATIENCE, Packets, Pins},
 };
-use crate::paths;
 use longsplice_datapath::{Datapath, Half, SwitchError, Switched, Tuple};
 use longsplice_engine::{Leg, OpenOptions, Splicer};
 use longsplice_lab::Lab;
@@ -37,41 +37,41 @@ const DWELL: Duration = Duration::from_millis(1);
 const BLOCK: usize = 64 << 10;
 /// `enum phase` of bpf/flow.h.
 const LOCAL: u8 = 0;
-const FORWARDED: u8 = 2;
+pub const FORWARDED: u8 = 2;
 
-/// Idle and busy.
+/// Idle, busy, and released.
 pub fn measure(bench: &Bench) -> Result<Vec<SwitchCase>> {
-    [false, true]
-        .into_iter()
-        .map(|busy| {
-            bench.check()?;
-            let case = case(bench, busy)?;
-            let name = if busy { "busy" } else { "idle" };
-            bench.say(&format!(
-                "switch, {name}: {} cycles, freeze {:.1}, commit {:.1}, unsplice {:.1} us",
-                case.cycles, case.freeze.median, case.commit.median, case.unsplice.median
-            ));
-            Ok(case)
-        })
-        .collect()
+    let all = [Connection::Idle, Connection::Busy, Connection::Released];
+    let bar = bench.bar("switch", all.len());
+    let cases = all.into_iter().map(|connection| {
+        bench.check()?;
+        let case = case(bench, connection)?;
+        let micros: Vec<String> = case.costs().into_iter().map(|(what, n)| format!("{what} {n:.1}")).collect();
+        bench.say(&format!("switch, {}: {} cycles, us: {}", connection.title(), case.cycles, micros.join(", ")));
+        bar.inc(1);
+        Ok(case)
+    });
+    let cases = cases.collect();
+    bar.finish_and_clear();
+    cases
 }
 
-fn case(bench: &Bench, busy: bool) -> Result<SwitchCase> {
+fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
     let lab = venue::lab(Packets::Large, false)?;
-    let _pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+    let _pins = Pins::of(&lab)?;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     // An error that may cross threads.
     let case = lab.forwarder.run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
-        runtime.block_on(cycles(bench, &lab, busy, length)).map_err(|e| e.to_string())
+        runtime.block_on(cycles(bench, &lab, connection, length)).map_err(|e| e.to_string())
     });
     Ok(case?)
 }
 
-async fn cycles(bench: &Bench, lab: &Lab, busy: bool, length: Duration) -> Result<SwitchCase> {
+async fn cycles(bench: &Bench, lab: &Lab, connection: Connection, length: Duration) -> Result<SwitchCase> {
     let splicer = Splicer::open(&OpenOptions { max_flows: 1024, ..OpenOptions::default() })?;
     let hosts = Hosts::default();
-    let done = on_splicer(bench, &splicer, lab, &hosts, busy, length).await;
+    let done = on_splicer(bench, &splicer, lab, &hosts, connection, length).await;
     hosts.stop.store(true, Relaxed);
     splicer.close()?;
     done
@@ -82,27 +82,39 @@ async fn on_splicer(
     splicer: &Splicer,
     lab: &Lab,
     hosts: &Hosts,
-    busy: bool,
+    connection: Connection,
     length: Duration,
 ) -> Result<SwitchCase> {
     let datapath = splicer.datapath().ok_or("no data path")?;
+    let busy = connection == Connection::Busy;
     let mut proxy = Proxy::new(datapath, connect(splicer, lab, hosts, busy).await?);
     let mut times = Times::default();
     let watch = Watch::start();
     let end = Instant::now() + length;
-    while times.freeze.len() < CYCLES && Instant::now() < end {
-        bench.check()?;
-        timeout(PATIENCE, proxy.cycle(&mut times, busy)).await.map_err(|_| "a switch did not come to its end")??;
+    let late = "a switch did not come to its end";
+    if connection == Connection::Released {
+        let mut flow = timeout(PATIENCE, release::Flow::first(proxy)).await.map_err(|_| late)??;
+        while times.freeze.len() < CYCLES && Instant::now() < end {
+            bench.check()?;
+            timeout(PATIENCE, flow.cycle(&mut times)).await.map_err(|_| late)??;
+        }
+    } else {
+        while times.freeze.len() < CYCLES && Instant::now() < end {
+            bench.check()?;
+            timeout(PATIENCE, proxy.cycle(&mut times, busy)).await.map_err(|_| late)??;
+        }
     }
     let cost = watch.stop();
     let none = "no switch in the time there was";
     Ok(SwitchCase {
-        busy,
+        connection,
         cycles: times.freeze.len(),
         freeze: Spread::of(times.freeze).ok_or(none)?,
         drain: Spread::of(times.drain).ok_or(none)?,
         commit: Spread::of(times.commit).ok_or(none)?,
-        unsplice: Spread::of(times.unsplice).ok_or(none)?,
+        unsplice: Spread::of(times.unsplice),
+        release: Spread::of(times.release),
+        recreate: Spread::of(times.recreate),
         disturbed: cost.disturbed,
     })
 }
@@ -168,14 +180,17 @@ async fn connect(splicer: &Splicer, lab: &Lab, hosts: &Hosts, busy: bool) -> Res
 
 /// Microseconds.
 #[derive(Default)]
-struct Times {
-    freeze: Vec<f64>,
-    drain: Vec<f64>,
-    commit: Vec<f64>,
+pub struct Times {
+    pub freeze: Vec<f64>,
+    pub drain: Vec<f64>,
+    pub commit: Vec<f64>,
     unsplice: Vec<f64>,
+    pub release: Vec<f64>,
+    pub recreate: Vec<f64>,
 }
 
-fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
+/// Runs this and notes how long it took.
+pub fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let done = call();
     times.push(began.elapsed().as_secs_f64() * 1e6);
@@ -183,9 +198,9 @@ fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
 }
 
 /// Control mode of one flow. Legs: 0 is the client's, 1 the server's.
-struct Proxy<'a> {
-    datapath: &'a Datapath,
-    legs: [Leg; 2],
+pub struct Proxy<'a> {
+    pub datapath: &'a Datapath,
+    pub legs: [Leg; 2],
     /// Bytes from either host that went past the sockets.
     forwarded: [u64; 2],
     block: Vec<u8>,
@@ -196,12 +211,13 @@ impl Proxy<'_> {
         Proxy { datapath, legs, forwarded: [0; 2], block: vec![0; BLOCK] }
     }
 
-    fn tuples(&self) -> [Tuple; 2] {
+    /// Both legs as the data path knows them.
+    pub fn tuples(&self) -> [Tuple; 2] {
         [0, 1].map(|i| Tuple { remote: self.legs[i].remote(), local: self.legs[i].local() })
     }
 
     /// Nothing is ever in hand between two steps.
-    fn half(&self, i: usize) -> Half {
+    pub fn half(&self, i: usize) -> Half {
         Half {
             leg: self.tuples()[i],
             consumed: self.legs[i].bytes_in() + self.forwarded[i],
@@ -272,10 +288,14 @@ impl Proxy<'_> {
     }
 
     async fn wait_phase(&self, phase: u8) -> Result<()> {
-        let [c, s] = self.tuples();
-        while self.datapath.look(&c, &s)?.phase != [phase; 2] {
-            tokio::task::yield_now().await;
-        }
-        Ok(())
+        wait_phase(self.datapath, &self.tuples(), phase).await
     }
+}
+
+/// Until both directions are in this phase.
+pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: u8) -> Result<()> {
+    while datapath.look(c, s)?.phase != [phase; 2] {
+        tokio::task::yield_now().await;
+    }
+    Ok(())
 }

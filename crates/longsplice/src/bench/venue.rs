@@ -1,70 +1,46 @@
 //! What stands between client and server: one way of passing bytes on, in a lab of its own, so that the programs of one
 //! variant cost the others nothing.
 
-use super::{Result, machine::HAPROXY};
+use super::{Result, peers, variant::Variant};
 use crate::{client::Client, ls, paths};
-use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape, process::wait_for, topology};
+use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Options, Shape, process::wait_for, topology};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use std::{
-    fmt, fs, io,
+    fs, io,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
 /// Where server and proxies listen.
-const PORT: u16 = 7000;
+pub const PORT: u16 = 7000;
 /// Programs start, connections open and end within this time, or not at all.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How bytes are passed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Variant {
-    /// The client connects to the server itself, and the forwarder routes.
-    IpForward,
-    /// longsplice, spliced at once.
-    Spliced,
-    /// longsplice, never spliced.
-    Copy,
-    /// HAProxy with splice(2).
-    Haproxy,
-}
-
-impl Variant {
-    /// All of them; the first is what the others are compared with.
-    pub const ALL: [Variant; 4] = [Variant::IpForward, Variant::Spliced, Variant::Copy, Variant::Haproxy];
-    /// Those that are programs.
-    pub const PROXIES: [Variant; 3] = [Variant::Spliced, Variant::Copy, Variant::Haproxy];
-
-    /// For tables.
-    pub fn title(self) -> &'static str {
-        match self {
-            Variant::IpForward => "IP forwarding",
-            Variant::Spliced => "spliced",
-            Variant::Copy => "copying",
-            Variant::Haproxy => "HAProxy",
-        }
-    }
-}
-
-impl fmt::Display for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.title())
-    }
-}
-
 /// Whether segments of up to 64 KB pass whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packets {
     /// Segmentation offload.
     Large,
     /// None: every packet as on a wire, with a full checksum.
     Mtu,
+    /// The same on every wire, but the forwarder's devices put together what comes in sequence.
+    Coalesced,
+}
+
+impl Packets {
+    /// For tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Packets::Large => "up to 64 KB",
+            Packets::Mtu => "1500 bytes",
+            Packets::Coalesced => "1500 bytes, coalesced",
+        }
+    }
 }
 
 /// A lab with one variant in its middle. Fields are dropped in order: programs before the namespaces they run in.
@@ -77,6 +53,8 @@ pub struct Venue {
     /// The network.
     pub lab: Lab,
     control: PathBuf,
+    /// What connections are to become before they are used.
+    becomes: Option<&'static str>,
     _dir: tempfile::TempDir,
 }
 
@@ -91,26 +69,32 @@ pub struct Pair {
 impl Venue {
     /// Makes it. Programs get the CPUs of the calling thread.
     pub fn set(variant: Variant, packets: Packets) -> Result<Venue> {
-        let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
-        let lab = lab(packets, variant == Variant::IpForward)?;
-        // Thousands of connections from one address, none of which should meet what is left of another.
-        lab.client.sysctl("net.ipv4.ip_local_port_range", "1024 65535")?;
-        let listener = lab.server.run(|| TcpListener::bind(server()))?;
-        listener.set_nonblocking(true)?;
-        let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
-        let control = dir.path().join("control.sock");
-        let proxy = match variant {
-            Variant::IpForward => None,
-            Variant::Spliced => Some(start_longsplice(&lab, dir.path(), "at-once")?),
-            Variant::Copy => Some(start_longsplice(&lab, dir.path(), "never")?),
-            Variant::Haproxy => Some(start_haproxy(&lab, dir.path())?),
-        };
-        Ok(Venue { variant, proxy, _pins: pins, listener, lab, control, _dir: dir })
+        Venue::releasing(variant, packets, None)
     }
 
-    /// Where the client connects to.
-    pub fn target(&self) -> SocketAddr {
-        if self.variant == Variant::IpForward { server() } else { proxy() }
+    /// The same, and longsplice closes the sockets of spliced flows after so many seconds.
+    pub fn releasing(variant: Variant, packets: Packets, release_after: Option<f64>) -> Result<Venue> {
+        let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
+        let lab = lab(packets, variant.routed())?;
+        // Thousands of connections from one address, none of which should meet what is left of another.
+        lab.client.sysctl("net.ipv4.ip_local_port_range", "1024 65535")?;
+        let (host, address) = match variant {
+            Variant::Direct => (&lab.forwarder, proxy()),
+            _ => (&lab.server, server()),
+        };
+        let listener = host.run(|| listen(address))?;
+        let pins = Pins::of(&lab)?;
+        let control = dir.path().join("control.sock");
+        let proxy = peers::start(variant, &lab, dir.path(), release_after)?;
+        let spliced = if release_after.is_some() { "released" } else { "spliced" };
+        let becomes = variant.is_spliced().then_some(spliced);
+        Ok(Venue { variant, proxy, _pins: pins, listener, lab, control, becomes, _dir: dir })
+    }
+
+    /// How the client gets to the server; for threads of its own.
+    pub fn dialler(&self) -> Dialler {
+        let target = if self.variant.routed() { server() } else { proxy() };
+        Dialler { client: self.lab.client.clone(), target, socks: self.variant.socks() }
     }
 
     /// Process of the proxy.
@@ -121,19 +105,21 @@ impl Venue {
     /// Opens one connection after the other, sees a byte go through each, and waits until they are spliced if they are
     /// to be.
     pub fn connect(&self, count: usize) -> Result<Vec<Pair>> {
-        let pairs = self.lab.client.run(|| (0..count).map(|_| self.open().map_err(|e| e.to_string())).collect());
-        let pairs: std::result::Result<Vec<Pair>, String> = pairs;
+        let dialler = self.dialler();
+        let open = || (0..count).map(|_| self.open(&dialler).map_err(|e| e.to_string())).collect();
+        let pairs: std::result::Result<Vec<Pair>, String> = self.lab.client.run(open);
         let pairs = pairs.map_err(|e| format!("{}: {e}{}", self.variant, self.last_words()))?;
-        if self.variant == Variant::Spliced {
-            self.wait_spliced(&pairs)?;
+        if let Some(state) = self.becomes {
+            self.wait_state(&pairs, state)?;
         }
         Ok(pairs)
     }
 
     /// One connection, without waiting for anything but a byte both ways. From inside the client.
-    pub fn open(&self) -> Result<Pair> {
-        let mut client = TcpStream::connect_timeout(&self.target(), PATIENCE)?;
+    fn open(&self, dialler: &Dialler) -> Result<Pair> {
+        let mut client = dialler.ask()?;
         let mut server = self.accept()?;
+        dialler.answered(&mut client)?;
         for end in [&client, &server] {
             end.set_nodelay(true)?;
             end.set_read_timeout(Some(PATIENCE))?;
@@ -155,21 +141,26 @@ impl Venue {
         self.listener.try_clone()
     }
 
-    fn wait_spliced(&self, pairs: &[Pair]) -> Result<()> {
+    /// The running longsplice, to be asked.
+    pub fn control(&self) -> Result<Client> {
+        Ok(Client::connect(Some(&self.control))?)
+    }
+
+    fn wait_state(&self, pairs: &[Pair], state: &str) -> Result<()> {
         let clients: std::collections::HashSet<String> =
             pairs.iter().map(|p| Ok(p.client.local_addr()?.to_string())).collect::<Result<_>>()?;
-        let mut control = Client::connect(Some(&self.control))?;
-        let spliced = wait_for(PATIENCE, || match ls::flows(&mut control) {
+        let mut control = self.control()?;
+        let done = wait_for(PATIENCE, || match ls::flows(&mut control) {
             Err(e) => Some(Err(e)),
             Ok(rows) => {
                 let ours: Vec<_> = rows.iter().filter(|row| clients.contains(&row.client)).collect();
                 if let Some(why) = ours.iter().find_map(|row| row.refusal.as_ref()) {
                     return Some(Err(format!("a flow was not spliced: {why}").into()));
                 }
-                (ours.iter().filter(|row| row.state == "spliced").count() == clients.len()).then_some(Ok(()))
+                (ours.iter().filter(|row| row.state == state).count() == clients.len()).then_some(Ok(()))
             }
         });
-        spliced.unwrap_or_else(|| Err("the connections were not spliced in time".into()))
+        done.unwrap_or_else(|| Err(format!("the connections were not {state} in time").into()))
     }
 
     fn last_words(&self) -> String {
@@ -177,6 +168,60 @@ impl Venue {
         let lines: Vec<&str> = output.lines().rev().take(5).collect();
         lines.iter().rev().map(|line| format!("\n  {line}")).collect()
     }
+}
+
+/// How the client gets to the server.
+#[derive(Clone)]
+pub struct Dialler {
+    /// Threads that dial run in here.
+    pub client: Namespace,
+    target: SocketAddr,
+    socks: bool,
+}
+
+impl Dialler {
+    /// A connection that carries bytes to the server and back.
+    pub fn dial(&self) -> io::Result<TcpStream> {
+        let mut stream = self.ask()?;
+        self.answered(&mut stream)?;
+        Ok(stream)
+    }
+
+    /// Connects, and says where to if it has to be said: the server may accept now.
+    fn ask(&self) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect_timeout(&self.target, PATIENCE)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        if self.socks {
+            // RFC 1928: version 5, one method, none; CONNECT to an IPv4 address.
+            stream.write_all(&[5, 1, 0])?;
+            stream.read_exact(&mut [0; 2])?;
+            let to = topology::SERVER.v4.octets();
+            let port = PORT.to_be_bytes();
+            stream.write_all(&[&[5, 1, 0, 1], &to[..], &port[..]].concat())?;
+        }
+        Ok(stream)
+    }
+
+    /// Waits until the proxy has connected to the server.
+    fn answered(&self, stream: &mut TcpStream) -> io::Result<()> {
+        if self.socks {
+            let mut answer = [0; 10];
+            stream.read_exact(&mut answer)?;
+            if answer[1] != 0 {
+                return Err(io::Error::other(format!("SOCKS answers {}", answer[1])));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A socket that is polled before it is asked.
+fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(at)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// The next connection of a socket that does not block; none within the limit.
@@ -196,7 +241,25 @@ pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpS
 /// The network of a variant; also for what runs inside this process.
 pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
     let large_packets = packets == Packets::Large;
-    Ok(Lab::new(Shape::TwoDevices, Options { large_packets, forwarding, in_order: false, ..Options::default() })?)
+    let options = Options { large_packets, forwarding, in_order: false, ..Options::default() };
+    let lab = Lab::new(Shape::TwoDevices, options)?;
+    if packets == Packets::Coalesced {
+        for device in [lab.client_device(), lab.server_device()] {
+            coalesce(&lab.forwarder, device)?;
+        }
+    }
+    Ok(lab)
+}
+
+/// The device puts together what comes in sequence. veth brings packets one by one, a network card several at an interrupt:
+/// what is put together is therefore kept for as long as a card waits with its interrupt.
+pub fn coalesce(host: &Namespace, device: &str) -> Result<()> {
+    const NANOSECONDS: u32 = 20_000;
+    host.execute("ethtool", &["-K", device, "gro", "on"])?;
+    let wait = format!("echo {NANOSECONDS} > /sys/class/net/{device}/gro_flush_timeout");
+    // The devices of a namespace are seen in a /sys of its own.
+    host.execute("ip", &["netns", "exec", host.name(), "sh", "-c", &wait])?;
+    Ok(())
 }
 
 /// Where the server listens.
@@ -209,58 +272,27 @@ pub fn proxy() -> SocketAddr {
     topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT)
 }
 
-fn start_longsplice(lab: &Lab, dir: &Path, splice: &str) -> Result<ChildGuard> {
-    let program = std::env::current_exe()?;
-    let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
-    run.env("LONGSPLICE_CONTROL", dir.join("control.sock")).env_remove("RUST_LOG");
-    let config = dir.join("longsplice.toml");
-    fs::write(&config, longsplice_config())?;
-    run.args(["run", "--splice", splice, "--config"]).arg(&config).arg("--access-log").arg(dir.join("access.log"));
-    let mut guard = ChildGuard::spawn(&mut run)?;
-    guard.wait_output("control socket", PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
-    let words = guard.output();
-    if words.contains("are copied, not spliced") {
-        return Err(format!("this machine cannot splice:\n{words}").into());
-    }
-    Ok(guard)
-}
-
-/// What is written for longsplice: a plug, with room for the one client that there is.
-pub fn longsplice_config() -> String {
-    format!(
-        "[[listener]]\nprotocol = \"plug\"\nlisten = \"{}\"\ntarget = \"{}\"\nlimits = {{ connections_per_client = 4096 }}\n",
-        proxy(),
-        server()
-    )
-}
-
-/// What is written for HAProxy; threads as it chooses. The limit of connections is for the measurement of memory.
-pub fn haproxy_config() -> String {
-    format!(
-        "global\n  maxconn 4096\ndefaults\n  mode tcp\n  option splice-auto\n  timeout connect 5s\n  timeout client 60s\n  \
-         timeout server 60s\nlisten bench\n  bind {}\n  server bench {}\n",
-        proxy(),
-        server()
-    )
-}
-
-fn start_haproxy(lab: &Lab, dir: &Path) -> Result<ChildGuard> {
-    let config = dir.join("haproxy.cfg");
-    fs::write(&config, haproxy_config())?;
-    let mut run = lab.forwarder.command(HAPROXY);
-    run.arg("-db").arg("-f").arg(&config);
-    let guard = ChildGuard::spawn(&mut run)?;
-    lab.forwarder.wait_listening(PORT, PATIENCE).map_err(|e| format!("haproxy: {e}; it said:\n{}", guard.output()))?;
-    Ok(guard)
-}
-
 /// What a killed longsplice leaves in bpffs.
-pub struct Pins(pub PathBuf);
+pub struct Pins(PathBuf);
 
-impl Drop for Pins {
-    fn drop(&mut self) {
+impl Pins {
+    /// Of the forwarder of a lab that was just made: whatever is pinned under the number of its namespace belongs to one
+    /// that is gone.
+    pub fn of(lab: &Lab) -> Result<Pins> {
+        let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+        pins.remove();
+        Ok(pins)
+    }
+
+    fn remove(&self) {
         // Most variants leave nothing.
         let _ = fs::remove_dir_all(&self.0);
         let _ = fs::remove_file(paths::pin_lock(&self.0));
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        self.remove();
     }
 }

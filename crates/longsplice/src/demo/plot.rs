@@ -2,11 +2,9 @@
 //! would be a gap, a step back, or a stretch of points that come twice.
 
 use longsplice_lab::trace::{Packet, Trace};
-use plotters::prelude::*;
+use plotters::{coord::Shift, prelude::*};
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-/// Before and after the switch.
-const AROUND: Duration = Duration::from_millis(60);
 /// More points than these are one line to the eye, and a slow picture.
 const POINTS: usize = 4000;
 const SERVER: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
@@ -17,8 +15,10 @@ const CLIENT: RGBColor = RGBColor(0xd6, 0x5f, 0x0e);
 pub struct Switch {
     /// The last time that the flow was seen in control mode.
     pub began: Duration,
-    /// The first time that it was seen spliced.
+    /// The first time that it was seen done.
     pub done: Duration,
+    /// How much is shown before and after that.
+    pub around: Duration,
 }
 
 /// One connection, as seen at its host.
@@ -37,7 +37,9 @@ impl Leg {
     pub fn new(trace: &Trace, sender: SocketAddr, switch: Switch) -> Option<Leg> {
         let hello = trace.packets.iter().find(|p| p.from == sender && p.flags.syn())?;
         let (receiver, first) = (hello.to, hello.seq.wrapping_add(1));
-        let near = |p: &&Packet| p.time + AROUND >= switch.done && p.time <= switch.done + AROUND && !p.flags.syn();
+        let near = |p: &&Packet| {
+            p.time + switch.around >= switch.done && p.time <= switch.done + switch.around && !p.flags.syn()
+        };
         let point =
             |p: &Packet, number: u32| (milliseconds(p.time, switch.done), f64::from(number.wrapping_sub(first)));
         let sent: Vec<Packet> = trace.direction(sender, receiver).iter().filter(near).copied().collect();
@@ -65,6 +67,23 @@ fn milliseconds(time: Duration, zero: Duration) -> f64 {
 
 /// Draws both legs into `file`.
 pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(), Box<dyn std::error::Error>> {
+    let root = SVGBackend::new(file, (1000, 640)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let caption = "A download while it is spliced: sequence numbers at server and client";
+    panel(&root, caption, "switch, from copying to spliced", server, client, switch)?;
+    root.present()?;
+    Ok(())
+}
+
+/// A part of a picture. `band`: what the time of the switch is called.
+pub fn panel(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    caption: &str,
+    band: &str,
+    server: &Leg,
+    client: &Leg,
+    switch: Switch,
+) -> Result<(), Box<dyn std::error::Error>> {
     let points = || [&server.data, &client.data].into_iter().flatten();
     let Some(zero) = points().map(|p| p.1).reduce(f64::min) else {
         return Err("no segment was captured around the switch".into());
@@ -72,12 +91,10 @@ pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(
     let top = points().map(|p| p.1).fold(zero, f64::max);
     let megabytes = |p: &(f64, f64)| (p.0, (p.1 - zero) / 1e6);
     let height = ((top - zero) / 1e6 * 1.05).max(0.1);
-    let limit = AROUND.as_secs_f64() * 1000.0;
+    let limit = switch.around.as_secs_f64() * 1000.0;
 
-    let root = SVGBackend::new(file, (1000, 640)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
-        .caption("A download while it is spliced: sequence numbers at server and client", ("sans-serif", 20))
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(60)
@@ -90,9 +107,9 @@ pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(
         .label_style(("sans-serif", 14))
         .draw()?;
     let began = milliseconds(switch.began, switch.done).max(-limit);
-    let band = Rectangle::new([(began, 0.0), (0.0, height)], BLACK.mix(0.10).filled());
+    let shade = Rectangle::new([(began, 0.0), (0.0, height)], BLACK.mix(0.10).filled());
     let key = |style: ShapeStyle| move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], style);
-    chart.draw_series([band])?.label("switch, from copying to spliced").legend(key(BLACK.mix(0.25).filled()));
+    chart.draw_series([shade])?.label(band).legend(key(BLACK.mix(0.25).filled()));
     chart.draw_series([PathElement::new([(0.0, 0.0), (0.0, height)], BLACK)])?;
     for (leg, colour, name) in [(server, SERVER, "server's connection"), (client, CLIENT, "client's connection")] {
         let acks = thin(&leg.acks).map(megabytes).filter(|p| (0.0..=height).contains(&p.1));
@@ -116,7 +133,6 @@ pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(
         .border_style(BLACK.mix(0.3))
         .label_font(("sans-serif", 14))
         .draw()?;
-    root.present()?;
     Ok(())
 }
 

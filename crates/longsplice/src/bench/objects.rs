@@ -1,0 +1,140 @@
+//! Objects of a given size, fetched over a connection each: the client asks with eight bytes, and the server sends as many
+//! as they say. The set-up of the connection counts.
+
+use super::{
+    Result,
+    machine::{Cost, Watch},
+    venue::{self, Dialler, PATIENCE, Venue},
+};
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Bytes per write and read.
+const BLOCK: usize = 256 << 10;
+
+/// What is fetched, and how long.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    /// Size of each object.
+    pub bytes: u64,
+    /// Who fetch at the same time.
+    pub clients: usize,
+    /// No fetch begins after this.
+    pub length: Duration,
+    /// Not more of them than this, since flows that have ended stay in the tables for a minute.
+    pub most: usize,
+}
+
+/// What became of it.
+pub struct Fetched {
+    /// Seconds, each.
+    pub times: Vec<f64>,
+    /// Of them all.
+    pub cost: Cost,
+}
+
+/// Every client fetches once before it counts, and once at least when it does.
+pub fn fetch(venue: &Venue, plan: Plan) -> Result<Fetched> {
+    let _server = Server::start(venue.listener()?, plan.clients > 1);
+    let ready = Arc::new(Barrier::new(plan.clients + 1));
+    let begun = Arc::new(AtomicUsize::new(0));
+    let client = |dialler: Dialler| {
+        let (ready, begun) = (ready.clone(), begun.clone());
+        dialler.client.clone().spawn(move || {
+            let mut block = vec![0; BLOCK];
+            let first = one(&dialler, plan.bytes, &mut block);
+            ready.wait();
+            ready.wait();
+            let end = Instant::now() + plan.length;
+            let mut times = vec![];
+            first?;
+            while times.is_empty() || (begun.fetch_add(1, Relaxed) < plan.most && Instant::now() < end) {
+                let began = Instant::now();
+                one(&dialler, plan.bytes, &mut block)?;
+                times.push(began.elapsed().as_secs_f64());
+            }
+            Ok::<Vec<f64>, io::Error>(times)
+        })
+    };
+    let clients: Vec<_> = (0..plan.clients).map(|_| client(venue.dialler())).collect();
+    ready.wait();
+    let watch = Watch::start();
+    ready.wait();
+    let mut times = Vec::new();
+    for client in clients {
+        times.extend(client.join().map_err(|_| "a client panicked")??);
+    }
+    Ok(Fetched { times, cost: watch.stop() })
+}
+
+fn one(dialler: &Dialler, bytes: u64, block: &mut [u8]) -> io::Result<()> {
+    let mut stream = dialler.dial()?;
+    stream.write_all(&bytes.to_be_bytes())?;
+    let mut received = 0;
+    loop {
+        match stream.read(block)? {
+            0 if received == bytes => return Ok(()),
+            0 => return Err(io::Error::other(format!("{received} of {bytes} bytes arrived"))),
+            n => received += n as u64,
+        }
+    }
+}
+
+/// Serves as many bytes as it is asked for.
+struct Server {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Server {
+    /// `many`: a thread for each connection; otherwise one after the other.
+    fn start(listener: TcpListener, many: bool) -> Server {
+        const LOOK: Duration = Duration::from_millis(20);
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = thread::spawn(move || {
+            while !told.load(Relaxed) {
+                // The client notices what goes wrong here.
+                let Ok(Some(stream)) = venue::accept(&listener, LOOK) else { continue };
+                if many {
+                    thread::spawn(move || serve(stream));
+                } else {
+                    let _ = serve(stream);
+                }
+            }
+        });
+        Server { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+fn serve(mut stream: TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut size = [0; 8];
+    stream.read_exact(&mut size)?;
+    let mut left = u64::from_be_bytes(size);
+    let block = vec![0x55; BLOCK.min(left as usize)];
+    while left > 0 {
+        let n = left.min(BLOCK as u64);
+        stream.write_all(&block[..n as usize])?;
+        left -= n;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    // Until the client has closed: no reset may overtake the end.
+    stream.read(&mut size).map(drop)
+}

@@ -1,0 +1,242 @@
+//! Programs that the bench starts in the forwarder: ours, and those of others, each configured as its documentation advises.
+
+use super::{
+    Result,
+    variant::Variant,
+    venue::{PATIENCE, PORT, proxy, server},
+};
+use longsplice_lab::{ChildGuard, Lab, topology};
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+/// Where Debian has nginx's stream module; other builds have it inside.
+const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+
+/// A program of somebody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// HAProxy.
+    Haproxy,
+    /// nginx.
+    Nginx,
+    /// socat.
+    Socat,
+    /// Dante.
+    Dante,
+    /// nft, which tells the kernel what to filter and to translate.
+    Nft,
+}
+
+impl Peer {
+    /// All of them.
+    pub const ALL: [Peer; 5] = [Peer::Haproxy, Peer::Nginx, Peer::Socat, Peer::Dante, Peer::Nft];
+
+    /// As its authors write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Peer::Haproxy => "HAProxy",
+            Peer::Nginx => "nginx",
+            Peer::Socat => "socat",
+            Peer::Dante => "Dante",
+            Peer::Nft => "nftables",
+        }
+    }
+
+    /// Where Debian puts it, which is not in everybody's PATH.
+    fn program(self) -> &'static str {
+        match self {
+            Peer::Haproxy => "/usr/sbin/haproxy",
+            Peer::Nginx => "/usr/sbin/nginx",
+            Peer::Socat => "/usr/bin/socat",
+            Peer::Dante => "/usr/sbin/danted",
+            Peer::Nft => "/usr/sbin/nft",
+        }
+    }
+
+    fn packages(self) -> &'static str {
+        match self {
+            Peer::Haproxy => "haproxy",
+            Peer::Nginx => "nginx-light libnginx-mod-stream",
+            Peer::Socat => "socat",
+            Peer::Dante => "dante-server",
+            Peer::Nft => "nftables",
+        }
+    }
+
+    /// The line in which it tells its version; none: it is not installed.
+    pub fn version(self) -> Option<String> {
+        let argument = if self == Peer::Socat { "-V" } else { "-v" };
+        let output = Command::new(self.program()).arg(argument).output().ok()?;
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        // socat first says who has made it.
+        let line = said.lines().find(|l| l.contains("version") || l.contains(" v"))?;
+        Some(line.trim().to_owned())
+    }
+
+    fn installed(self) -> bool {
+        let stream =
+            self != Peer::Nginx || Path::new(STREAM_MODULE).exists() || !Path::new("/etc/debian_version").exists();
+        Path::new(self.program()).exists() && stream
+    }
+
+    /// Its configuration, or its command line.
+    pub fn config(self) -> Option<String> {
+        let (own, target) = (proxy(), server());
+        Some(match self {
+            Peer::Haproxy => format!(
+                "global\n  maxconn 4096\ndefaults\n  mode tcp\n  option splice-auto\n  timeout connect 5s\n  timeout client \
+                 60s\n  timeout server 60s\nlisten bench\n  bind {own}\n  server bench {target}\n"
+            ),
+            Peer::Nginx => format!(
+                "worker_processes auto;\nworker_rlimit_nofile 16384;\nuser root;\ndaemon off;\nerror_log stderr error;\n\
+                 events {{ worker_connections 8192; }}\nstream {{ server {{ listen {own}; proxy_pass {target}; }} }}\n"
+            ),
+            Peer::Socat => {
+                let listen = format!("TCP-LISTEN:{PORT},bind={},reuseaddr,backlog=1024,fork", own.ip());
+                format!("socat {listen} TCP:{target}\n")
+            }
+            Peer::Dante => format!(
+                "errorlog: stderr\ninternal: {} port = {PORT}\nexternal: {}\nclientmethod: none\nsocksmethod: none\n\
+                 user.privileged: root\nuser.unprivileged: nobody\nclient pass {{ from: 0/0 to: 0/0 }}\n\
+                 socks pass {{ from: 0/0 to: 0/0 }}\n",
+                own.ip(),
+                topology::FORWARDER_TO_SERVER.v4
+            ),
+            Peer::Nft => return None,
+        })
+    }
+}
+
+/// Why a variant cannot be had here; none: it can.
+pub fn lacks(variant: Variant) -> Option<String> {
+    let peer = variant.peer()?;
+    if !peer.installed() {
+        return Some(format!("{variant}, which is not installed (apt-get install {})", peer.packages()));
+    }
+    let rules = ruleset(variant)?;
+    let tried = nft(Command::new("unshare").args(["--net", peer.program()]), &rules);
+    tried.err().map(|e| format!("{variant}, which this kernel does not have: {e}"))
+}
+
+/// What nft is told. Ten rules that do not match, and one for either direction.
+pub fn ruleset(variant: Variant) -> Option<String> {
+    let (client, server) = (topology::CLIENT.v4, topology::SERVER.v4);
+    match variant {
+        Variant::Filter => {
+            let mut rules = "table ip bench {\nchain forward { type filter hook forward priority filter; policy drop;\n".to_owned();
+            for n in 1..=10 {
+                rules += &format!("ip saddr 192.0.2.{n} ip daddr {server} tcp dport {n} drop\n");
+            }
+            rules += &format!("ip saddr {client} ip daddr {server} tcp dport {PORT} accept\n");
+            rules += &format!("ip saddr {server} ip daddr {client} tcp sport {PORT} accept\n}}\n}}\n");
+            Some(rules)
+        }
+        Variant::Nat => Some(
+            "table ip bench {\nchain postrouting { type nat hook postrouting priority srcnat;\noifname \"f1\" masquerade\n}\n}\n"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+fn nft(command: &mut Command, rules: &str) -> Result<()> {
+    let command = command.args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut nft = command.spawn()?;
+    if let Some(mut stdin) = nft.stdin.take() {
+        stdin.write_all(rules.as_bytes())?;
+    }
+    let done = nft.wait_with_output()?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&done.stderr).lines().next().unwrap_or("nft failed").to_owned().into())
+}
+
+/// Starts what stands in the middle of a variant; none: the kernel does it all.
+pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<Option<ChildGuard>> {
+    let Some(peer) = variant.peer() else {
+        let ours = !variant.routed() && variant != Variant::Direct;
+        return ours.then(|| start_longsplice(variant, lab, dir, release_after)).transpose();
+    };
+    if let Some(rules) = ruleset(variant) {
+        nft(&mut lab.forwarder.command(peer.program()), &rules)?;
+        return Ok(None);
+    }
+    let config = peer.config().unwrap_or_default();
+    let file = dir.join("peer.conf");
+    let mut run = lab.forwarder.command(peer.program());
+    match peer {
+        Peer::Haproxy => run.arg("-db").arg("-f").arg(&file),
+        Peer::Dante => run.arg("-f").arg(&file).arg("-p").arg(dir.join("danted.pid")),
+        Peer::Socat => run.args(config.split_whitespace().skip(1)),
+        _ => run.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&file).arg("-g").arg(nginx_globals(dir)),
+    };
+    fs::write(&file, &config)?;
+    let guard = ChildGuard::spawn(&mut run)?;
+    lab.forwarder.wait_listening(PORT, PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
+    Ok(Some(guard))
+}
+
+/// What belongs to this machine, and not into the printed configuration.
+fn nginx_globals(dir: &Path) -> String {
+    let module =
+        if Path::new(STREAM_MODULE).exists() { format!("load_module {STREAM_MODULE};") } else { String::new() };
+    format!("{module} pid {};", dir.join("nginx.pid").display())
+}
+
+fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<ChildGuard> {
+    let program = std::env::current_exe()?;
+    let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
+    run.env("LONGSPLICE_CONTROL", dir.join("control.sock")).env_remove("RUST_LOG");
+    let config = dir.join("longsplice.toml");
+    fs::write(&config, longsplice_config(variant.socks(), release_after))?;
+    run.args(["run", "--config"]).arg(&config).arg("--access-log").arg(dir.join("access.log"));
+    if let Some(when) = variant.splice() {
+        run.args(["--splice", &when]);
+    }
+    let mut guard = ChildGuard::spawn(&mut run)?;
+    guard.wait_output("control socket", PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
+    let words = guard.output();
+    if words.contains("are copied, not spliced") {
+        return Err(format!("this machine cannot splice:\n{words}").into());
+    }
+    Ok(guard)
+}
+
+/// What is written for longsplice: one listener, with room for the one client that there is.
+pub fn longsplice_config(socks: bool, release_after: Option<f64>) -> String {
+    let (own, target) = (proxy(), server());
+    let serves = if socks {
+        format!("protocol = \"socks5\"\nlisten = \"{own}\"\n")
+    } else {
+        format!("protocol = \"plug\"\nlisten = \"{own}\"\ntarget = \"{target}\"\n")
+    };
+    let policy = release_after.map_or_else(String::new, |s| format!("policy = {{ release_after = {s} }}\n"));
+    format!("[[listener]]\n{serves}limits = {{ connections_per_client = 4096 }}\n{policy}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dozen_rules() {
+        let rules = ruleset(Variant::Filter).unwrap();
+        assert_eq!(rules.lines().filter(|l| l.starts_with("ip saddr")).count(), 12);
+        assert!(ruleset(Variant::IpForward).is_none());
+    }
+
+    #[test]
+    fn every_program_but_nft_has_a_configuration() {
+        for peer in Peer::ALL {
+            let config = peer.config();
+            assert_eq!(config.is_none(), peer == Peer::Nft, "{}", peer.name());
+            assert!(config.is_none_or(|c| c.contains("7000")), "{}", peer.name());
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Pictures of the tables, as SVG beside them. One for each kind that was measured.
+
+use super::{
+    Result,
+    results::Summary,
+    subject::{Kind, Subject},
+    variant::Variant,
+};
+use plotters::{coord::Shift, prelude::*};
+use std::path::Path;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+const SIZE: (u32, u32) = (1100, 520);
+const TEXT: (&str, i32) = ("sans-serif", 13);
+/// Part of a group's width that its bars take.
+const FILLED: f64 = 0.84;
+
+/// Colours that differ for most eyes, also beside each other (Okabe and Ito).
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0x99, 0x99, 0x99),
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x00, 0x00, 0x00),
+];
+
+/// Several bars side by side, for each of several things. What was not measured leaves a gap.
+struct Bars {
+    caption: &'static str,
+    unit: &'static str,
+    legend: Vec<String>,
+    groups: Vec<(String, Vec<Option<f64>>)>,
+}
+
+/// All pictures that there are figures for.
+pub fn draw(dir: &Path, s: &Summary) -> Result<()> {
+    for (name, bars) in [("segments.svg", segments(s)), ("bulk.svg", bulk(s)), ("rate.svg", rate(s))] {
+        if !bars.groups.is_empty() {
+            let file = dir.join(name);
+            let root = SVGBackend::new(&file, SIZE).into_drawing_area();
+            root.fill(&WHITE)?;
+            bars.draw(&root)?;
+            root.present()?;
+        }
+    }
+    if s.subjects(Kind::Response).is_empty() { Ok(()) } else { response(&dir.join("response.svg"), s) }
+}
+
+fn segments(s: &Summary) -> Bars {
+    let subjects = s.subjects(Kind::Segment);
+    let value = |v| move |subject: &Subject| s.line(*subject, v).map(|l| l.value.median);
+    let groups =
+        s.variants(Kind::Segment).into_iter().map(|v| (v.to_string(), subjects.iter().map(value(v)).collect()));
+    Bars {
+        caption: "Cost of a segment, everything on one CPU, end hosts included",
+        unit: "microseconds",
+        legend: subjects.iter().map(|subject| subject.label()).collect(),
+        groups: groups.collect(),
+    }
+}
+
+fn bulk(s: &Summary) -> Bars {
+    by_variant(s, Kind::Bulk, "Throughput", "relative to IP forwarding", |s, subject, v| {
+        s.line(subject, v).map(|l| l.ratio.median)
+    })
+}
+
+fn rate(s: &Summary) -> Bars {
+    by_variant(s, Kind::Rate, "New connections, by what each carries", "per second", |s, subject, v| {
+        s.line(subject, v).map(|l| l.value.median)
+    })
+}
+
+fn by_variant(
+    s: &Summary,
+    kind: Kind,
+    caption: &'static str,
+    unit: &'static str,
+    value: impl Fn(&Summary, Subject, Variant) -> Option<f64>,
+) -> Bars {
+    let variants = s.variants(kind);
+    let group = |subject: Subject| (subject.label(), variants.iter().map(|v| value(s, subject, *v)).collect());
+    let groups = s.subjects(kind).into_iter().map(group).collect();
+    Bars { caption, unit, legend: variants.iter().map(Variant::to_string).collect(), groups }
+}
+
+impl Bars {
+    fn draw<'a>(&self, area: &Area<'a>) -> Result<()> {
+        let top = self.groups.iter().flat_map(|(_, bars)| bars).flatten().fold(0.0, |a: f64, b| a.max(*b));
+        let (top, width) = (if top > 0.0 { top * 1.4 } else { 1.0 }, self.groups.len() as f64);
+        let mut chart = ChartBuilder::on(area)
+            .caption(self.caption, ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(64)
+            .build_cartesian_2d(0.0..width, 0.0..top)?;
+        // Groups are named below: the axis itself has nothing to say.
+        chart.configure_mesh().disable_x_mesh().x_labels(0).y_desc(self.unit).label_style(TEXT).draw()?;
+        let each = FILLED / self.legend.len() as f64;
+        for (n, name) in self.legend.iter().enumerate() {
+            let colour = COLOURS[n % COLOURS.len()];
+            let bars = self.groups.iter().enumerate().filter_map(|(group, (_, bars))| {
+                let left = group as f64 + (1.0 - FILLED) / 2.0 + n as f64 * each;
+                Some(Rectangle::new([(left, 0.0), (left + each * 0.92, bars[n]?)], colour.filled()))
+            });
+            let key = move |(x, y)| Rectangle::new([(x, y - 4), (x + 12, y + 4)], colour.filled());
+            chart.draw_series(bars)?.label(name).legend(key);
+        }
+        for (group, (name, _)) in self.groups.iter().enumerate() {
+            let (x, y) = chart.backend_coord(&(group as f64 + 0.5, 0.0));
+            let style = TEXT.into_text_style(area).pos(centred());
+            // A name of several parts has a line for each.
+            for (line, part) in name.split(", ").enumerate() {
+                area.draw(&Text::new(part.to_owned(), (x, y + 5 + 14 * line as i32), style.clone()))?;
+            }
+        }
+        legend(&mut chart)
+    }
+}
+
+fn centred() -> plotters::style::text_anchor::Pos {
+    use plotters::style::text_anchor::{HPos, Pos, VPos};
+    Pos::new(HPos::Center, VPos::Top)
+}
+
+fn legend<'a, X: Ranged + 'a, Y: Ranged + 'a>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+) -> Result<()> {
+    let mut labels = chart.configure_series_labels();
+    labels.position(SeriesLabelPosition::UpperLeft).background_style(WHITE.mix(0.85));
+    labels.border_style(BLACK.mix(0.3)).label_font(TEXT).draw()?;
+    Ok(())
+}
+
+/// Both loads side by side; both axes are logarithmic.
+fn response(file: &Path, s: &Summary) -> Result<()> {
+    let root = SVGBackend::new(file, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut loads: Vec<u64> = s.subjects(Kind::Response).iter().filter_map(|r| parts(*r)).map(|(_, n)| n).collect();
+    loads.dedup();
+    for (area, load) in root.split_evenly((1, loads.len())).iter().zip(&loads) {
+        let curve = |v: Variant| -> Vec<(f64, f64)> {
+            let lines = s.lines.iter().filter(|l| l.variant == v);
+            let points = lines.filter_map(|l| Some((parts(l.subject)?, l.value.median)));
+            points.filter(|((_, clients), _)| clients == load).map(|((bytes, _), ms)| (bytes as f64, ms)).collect()
+        };
+        let curves: Vec<_> = s.variants(Kind::Response).into_iter().map(|v| (v, curve(v))).collect();
+        let all = || curves.iter().flat_map(|(_, points)| points);
+        let range = |of: fn(&(f64, f64)) -> f64| {
+            let low = all().map(of).fold(f64::INFINITY, f64::min);
+            low / 1.5..all().map(of).fold(low, f64::max) * 1.5
+        };
+        let clients = if *load == 1 { "one client".to_owned() } else { format!("{load} clients") };
+        let mut chart = ChartBuilder::on(area)
+            .caption(format!("Response time, {clients}"), ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(64)
+            .build_cartesian_2d(range(|p| p.0).log_scale(), range(|p| p.1).log_scale())?;
+        chart.configure_mesh().x_desc("bytes").y_desc("milliseconds").label_style(TEXT).draw()?;
+        for (n, (variant, points)) in curves.iter().enumerate() {
+            let colour = COLOURS[n % COLOURS.len()];
+            let key = move |(x, y)| Rectangle::new([(x, y - 2), (x + 12, y + 2)], colour.filled());
+            chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
+            let dots = points.iter().map(|p| Circle::new(*p, 3, colour.filled()));
+            chart.draw_series(dots)?.label(variant.title()).legend(key);
+        }
+        legend(&mut chart)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+/// Size and load.
+fn parts(subject: Subject) -> Option<(u64, u64)> {
+    match subject {
+        Subject::Response { bytes, clients } => Some((bytes, clients)),
+        _ => None,
+    }
+}

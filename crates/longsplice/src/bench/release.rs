@@ -1,0 +1,82 @@
+//! What it takes to close the sockets of a spliced flow, and to make them again: the flow is spliced, released, and recreated
+//! in turn, with nothing under way.
+
+use super::{
+    Result,
+    switch::{FORWARDED, Proxy, Times, timed, wait_phase},
+};
+use longsplice_datapath::{Datapath, Half, Released, Repair, SwitchError, Tuple};
+use std::{os::fd::OwnedFd, time::Instant};
+
+/// A flow whose sockets are nobody's but ours. Since no byte flows, its positions stay.
+pub struct Flow<'a> {
+    datapath: &'a Datapath,
+    legs: [Tuple; 2],
+    halves: [Half; 2],
+    /// None while it is released.
+    sockets: Option<[OwnedFd; 2]>,
+}
+
+impl<'a> Flow<'a> {
+    /// The engine's legs come once and are not made again: they are released, and the first recreation is not counted.
+    pub async fn first(mut proxy: Proxy<'a>) -> Result<Flow<'a>> {
+        let (datapath, legs, halves) = (proxy.datapath, proxy.tuples(), [proxy.half(0), proxy.half(1)]);
+        let mut uncounted = Times::default();
+        splice(datapath, &legs, &halves, &mut uncounted).await?;
+        proxy.legs.iter_mut().for_each(longsplice_engine::Leg::close_silently);
+        let released = forget(datapath, &legs)?;
+        let sockets = recreate(datapath, &released, &mut uncounted).await?;
+        Ok(Flow { datapath, legs, halves, sockets: Some(sockets) })
+    }
+
+    /// There and back.
+    pub async fn cycle(&mut self, times: &mut Times) -> Result<()> {
+        splice(self.datapath, &self.legs, &self.halves, times).await?;
+        let began = Instant::now();
+        for socket in self.sockets.take().into_iter().flatten() {
+            Repair::On.set(&socket)?;
+        }
+        let released = forget(self.datapath, &self.legs)?;
+        times.release.push(began.elapsed().as_secs_f64() * 1e6);
+        self.sockets = Some(recreate(self.datapath, &released, times).await?);
+        Ok(())
+    }
+}
+
+async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], times: &mut Times) -> Result<()> {
+    loop {
+        match timed(&mut times.freeze, || datapath.freeze(a, b, false, false)) {
+            // What the hosts have not acknowledged yet belongs to the last switch.
+            Err(SwitchError::Busy) => {
+                times.freeze.pop();
+                tokio::task::yield_now().await;
+            }
+            other => {
+                other?;
+                break;
+            }
+        }
+    }
+    let began = Instant::now();
+    wait_phase(datapath, legs, FORWARDED).await?;
+    times.drain.push(began.elapsed().as_secs_f64() * 1e6);
+    timed(&mut times.commit, || datapath.commit(&legs[0], &legs[1], [false; 2]))?;
+    Ok(())
+}
+
+fn forget(datapath: &Datapath, legs: &[Tuple; 2]) -> Result<[Released; 2]> {
+    let both = datapath.release(&legs[0]).zip(datapath.release(&legs[1]));
+    both.map(|(a, b)| [a, b]).ok_or_else(|| "a leg's record is gone".into())
+}
+
+async fn recreate(datapath: &Datapath, [a, b]: &[Released; 2], times: &mut Times) -> Result<[OwnedFd; 2]> {
+    loop {
+        match timed(&mut times.recreate, || datapath.recreate(a, b)) {
+            Err(SwitchError::Busy) => {
+                times.recreate.pop();
+                tokio::task::yield_now().await;
+            }
+            other => return Ok(other?),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Response time by size of object (Fig. 6.1 and 6.2 of the symmetric-splice paper), here from connecting to the last byte:
+//! through SOCKS proxies and a router, with one client and with many.
+
+use super::{
+    Bench, Result,
+    objects::{Plan, fetch},
+    results::{Case, Run},
+    stats::Spread,
+    subject::Subject,
+    variant::Variant,
+    venue::{Packets, Venue},
+};
+use std::time::Duration;
+
+/// The largest at low load only.
+const BYTES: [u64; 6] = [1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20, 100 << 20];
+/// Low load and high.
+const CLIENTS: [u64; 2] = [1, 32];
+/// Of the length of a transfer; many small objects tell as much in this time.
+const SHARE: f64 = 0.4;
+const OBJECTS: usize = 4000;
+const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::SplicedSocks, Variant::CopySocks, Variant::Dante];
+
+/// All sizes, at both loads.
+pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    for clients in CLIENTS {
+        let largest = if clients == 1 { BYTES.len() } else { BYTES.len() - 1 };
+        for &bytes in &BYTES[..largest] {
+            let run = |v| run(v, bytes, clients, bench.seconds * SHARE);
+            cases.push(bench.rounds(Subject::Response { bytes, clients }, &VARIANTS, run)?);
+        }
+    }
+    Ok(cases)
+}
+
+/// In a new venue each time: what ended connections leave for a minute must not pile up.
+fn run(variant: Variant, bytes: u64, clients: u64, seconds: f64) -> Result<Run> {
+    let venue = Venue::set(variant, Packets::Large)?;
+    let length = Duration::from_secs_f64(seconds);
+    let fetched = fetch(&venue, Plan { bytes, clients: clients as usize, length, most: OBJECTS })?;
+    let (count, cost) = (fetched.times.len() as f64, fetched.cost);
+    let median = Spread::of(fetched.times).ok_or("nothing was fetched")?.median;
+    let cpu = cost.cpu * 1e6 / count;
+    Ok(Run::new(variant, cost, count, median * 1e3, cpu))
+}

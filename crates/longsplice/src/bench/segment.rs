@@ -1,0 +1,106 @@
+//! Cost of a segment (Table II of the connection-splicing paper): round trips, everything on one CPU. With no CPU to wait
+//! for and none to wake, the time of a round trip is the work that its two segments take; each carries the
+//! acknowledgement of the other.
+
+use super::{
+    Bench, Result,
+    machine::{Cost, Watch},
+    results::{Case, Run},
+    subject::Subject,
+    variant::Variant,
+    venue::{PATIENCE, Packets, Pair, Venue},
+};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Everything happens here.
+const CPU: usize = 0;
+/// Caches and windows are warm after this.
+const WARM_UP: Duration = Duration::from_millis(100);
+
+/// The smallest segment, and the largest that fits an MTU of 1500 with timestamps.
+pub const BYTES: [u64; 2] = [1, 1448];
+/// All but the SOCKS proxies that are plugs too: what is said before the first byte makes no difference here.
+const VARIANTS: [Variant; 11] = [
+    Variant::Direct,
+    Variant::IpForward,
+    Variant::Filter,
+    Variant::Nat,
+    Variant::Spliced,
+    Variant::Copy,
+    Variant::Pipes,
+    Variant::Haproxy,
+    Variant::Nginx,
+    Variant::Socat,
+    Variant::Dante,
+];
+
+/// Both sizes.
+pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
+    on_one_cpu(|| {
+        let venues = bench.venues(&VARIANTS, Packets::Large)?;
+        let case = |bytes| {
+            bench.rounds(Subject::Segment { bytes }, &VARIANTS, |v| run(venues.of(v)?, bytes as usize, bench.seconds))
+        };
+        BYTES.into_iter().map(case).collect()
+    })
+}
+
+/// Runs this with the calling thread, the threads it starts, and its child processes on one CPU; it has those it had
+/// before afterwards.
+pub fn on_one_cpu<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let me = Pid::from_raw(0);
+    let before = sched_getaffinity(me)?;
+    let mut one = CpuSet::new();
+    one.set(CPU)?;
+    sched_setaffinity(me, &one).map_err(|e| format!("everything on CPU {CPU}: {e}"))?;
+    let done = work();
+    sched_setaffinity(me, &before)?;
+    done
+}
+
+fn run(venue: &Venue, bytes: usize, seconds: f64) -> Result<Run> {
+    let Pair { client, server } = venue.connect(1)?.remove(0);
+    let echo = thread::spawn(move || echo(server, bytes));
+    let (segments, cost) = (|| {
+        ping(&client, bytes, WARM_UP)?;
+        let watch = Watch::start();
+        let count = ping(&client, bytes, Duration::from_secs_f64(seconds))?;
+        Ok::<(u64, Cost), io::Error>((2 * count, watch.stop()))
+    })()?;
+    drop(client);
+    // The echo ends with its connection, or by its time limit.
+    let _ = echo.join();
+    let micros = cost.seconds * 1e6 / segments.max(1) as f64;
+    let cpu = micros * cost.first_busy;
+    Ok(Run::new(venue.variant, cost, segments as f64, micros, cpu))
+}
+
+fn ping(mut to: &TcpStream, bytes: usize, length: Duration) -> io::Result<u64> {
+    let end = Instant::now() + length.min(PATIENCE * 6);
+    let mut block = vec![7; bytes];
+    let mut count = 0;
+    while Instant::now() < end {
+        to.write_all(&block)?;
+        to.read_exact(&mut block)?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Answers when all has come, so that a segment is never answered in two.
+fn echo(mut with: TcpStream, bytes: usize) -> io::Result<()> {
+    let mut block = vec![0; bytes];
+    loop {
+        with.read_exact(&mut block)?;
+        with.write_all(&block)?;
+    }
+}

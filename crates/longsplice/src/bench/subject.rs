@@ -1,0 +1,154 @@
+//! What is measured, in which unit, and which variants take part.
+
+use super::{variant::Variant, venue::Packets};
+use serde::{Deserialize, Serialize};
+
+/// One row of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "kebab-case")]
+pub enum Subject {
+    /// Cost of a segment, by round trips on one CPU.
+    Segment {
+        /// Its payload.
+        bytes: u64,
+    },
+    /// Throughput on one CPU while the receiver acknowledges so many segments at once.
+    Ratio {
+        /// Segments that one acknowledgement is meant for.
+        segments: u64,
+    },
+    /// Throughput.
+    Bulk {
+        /// Their size.
+        packets: Packets,
+        /// At the same time.
+        connections: u64,
+    },
+    /// Time from connecting to the end of an object.
+    Response {
+        /// Its size.
+        bytes: u64,
+        /// At the same time.
+        clients: u64,
+    },
+    /// Connections one after the other, by several clients.
+    Rate {
+        /// What each carries to the client.
+        bytes: u64,
+    },
+    /// The same by one client, on one CPU, to find the size from which splicing pays.
+    Short {
+        /// What each carries to the client.
+        bytes: u64,
+    },
+}
+
+/// A subject without its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// [`Subject::Segment`].
+    Segment,
+    /// [`Subject::Ratio`].
+    Ratio,
+    /// [`Subject::Bulk`].
+    Bulk,
+    /// [`Subject::Response`].
+    Response,
+    /// [`Subject::Rate`].
+    Rate,
+    /// [`Subject::Short`].
+    Short,
+}
+
+impl Subject {
+    /// Without parameters.
+    pub fn kind(self) -> Kind {
+        match self {
+            Subject::Segment { .. } => Kind::Segment,
+            Subject::Ratio { .. } => Kind::Ratio,
+            Subject::Bulk { .. } => Kind::Bulk,
+            Subject::Response { .. } => Kind::Response,
+            Subject::Rate { .. } => Kind::Rate,
+            Subject::Short { .. } => Kind::Short,
+        }
+    }
+
+    /// The row's head.
+    pub fn label(self) -> String {
+        match self {
+            Subject::Segment { bytes } => plural(bytes, "byte"),
+            Subject::Ratio { segments } => format!("{segments}:1"),
+            Subject::Bulk { packets, connections } => {
+                format!("{}, {}", packets.title(), plural(connections, "connection"))
+            }
+            Subject::Response { bytes, clients } => format!("{}, {}", size(bytes), plural(clients, "client")),
+            Subject::Rate { bytes } | Subject::Short { bytes } => size(bytes),
+        }
+    }
+
+    /// With what it is a row of.
+    pub fn title(self) -> String {
+        let kind = match self.kind() {
+            Kind::Segment => "segments of",
+            Kind::Ratio => "data to acknowledgements",
+            Kind::Bulk => "bulk, packets of",
+            Kind::Response => "response,",
+            Kind::Rate => "connections of",
+            Kind::Short => "short transfers of",
+        };
+        format!("{kind} {}", self.label())
+    }
+
+    /// Of [`Run::value`](super::results::Run::value).
+    pub fn unit(self) -> &'static str {
+        match self.kind() {
+            Kind::Segment | Kind::Short => "us",
+            Kind::Ratio => "MB/s",
+            Kind::Bulk => "Gbit/s",
+            Kind::Response => "ms",
+            Kind::Rate => "per second",
+        }
+    }
+
+    /// A value with as many digits as mean something.
+    pub fn number(self, value: f64) -> String {
+        match self.kind() {
+            Kind::Segment | Kind::Bulk => format!("{value:.1}"),
+            Kind::Response => format!("{value:.2}"),
+            Kind::Ratio | Kind::Rate | Kind::Short => format!("{value:.0}"),
+        }
+    }
+
+    /// What the others are divided by, in the same round.
+    pub fn base(self) -> Variant {
+        if self.kind() == Kind::Short { Variant::Copy } else { Variant::IpForward }
+    }
+}
+
+/// `1 byte`, `2 bytes`.
+pub fn plural(n: u64, what: &str) -> String {
+    if n == 1 { format!("{n} {what}") } else { format!("{n} {what}s") }
+}
+
+/// Powers of two by their names.
+fn size(bytes: u64) -> String {
+    match bytes {
+        n if n >= 1 << 20 && n % (1 << 20) == 0 => format!("{} MB", n >> 20),
+        n if n >= 1 << 10 && n % (1 << 10) == 0 => format!("{} KB", n >> 10),
+        n => plural(n, "byte"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_named() {
+        let bulk = Subject::Bulk { packets: Packets::Mtu, connections: 8 };
+        assert_eq!(bulk.title(), "bulk, packets of 1500 bytes, 8 connections");
+        let response = Subject::Response { bytes: 100 << 20, clients: 1 };
+        assert_eq!(response.title(), "response, 100 MB, 1 client");
+        assert_eq!([size(1), size(1448), size(16 << 10)], ["1 byte", "1448 bytes", "16 KB"]);
+    }
+}

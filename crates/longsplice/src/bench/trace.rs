@@ -1,0 +1,137 @@
+//! Sequence numbers across splice, unsplice, release and recreation of one connection that carries data throughout, as a
+//! picture for each: the trace that the connection-splicing paper has in Fig. 10.
+
+use super::{
+    Bench, Result,
+    variant::Variant,
+    venue::{self, Packets, Pair, Venue},
+};
+use crate::{
+    control::Ask,
+    demo::plot::{Leg, Switch, panel},
+    ls,
+};
+use longsplice_lab::{process::wait_for, trace::Tap};
+use plotters::prelude::*;
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, TcpStream},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// The server sends so much at a time, and rests: a flow that is never idle cannot be recreated.
+const BLOCK: usize = 256 << 10;
+const PACE: Duration = Duration::from_millis(4);
+/// Between two switches, and what a picture shows before and after each. New sockets begin with a small window, and what
+/// was sent beyond it is sent again: that takes a retransmission time-out, and has to be seen.
+const APART: Duration = Duration::from_millis(350);
+const AROUND: [Duration; 2] = [Duration::from_millis(60), APART];
+/// Seconds after which a spliced flow is released. Longer than it is spliced before that.
+const RELEASE: f64 = 1.5;
+/// Longer than that, and all that it takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+const SIZE: (u32, u32) = (1600, 1100);
+
+const RECREATION: &str = "recreation";
+
+/// A switch, and what is said of it.
+struct Seen {
+    what: &'static str,
+    switch: Switch,
+}
+
+/// Runs the connection through all states, and draws what was seen at both hosts.
+pub fn draw(bench: &Bench, file: &Path) -> Result<()> {
+    let venue = Venue::releasing(Variant::Copy, Packets::Large, Some(RELEASE))?;
+    let taps = (Tap::start(&venue.lab.server, "s0")?, Tap::start(&venue.lab.client, "c0")?);
+    let Pair { client, server } = venue.connect(1)?.remove(0);
+    let (at_server, at_client) = (server.local_addr()?, venue::proxy());
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = stop.clone();
+    let sender = thread::spawn(move || send(server, &told));
+    let receiver = thread::spawn(move || receive(client));
+    let seen = switches(bench, &venue);
+    stop.store(true, Relaxed);
+    let over = "a host of the trace panicked";
+    sender.join().map_err(|_| over)??;
+    receiver.join().map_err(|_| over)??;
+    let seen = seen?;
+    let traces = (taps.0.stop()?, taps.1.stop()?);
+
+    let root = SVGBackend::new(file, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (area, Seen { what, switch }) in root.split_evenly((2, 2)).iter().zip(seen) {
+        let missing = "the trace has no connection";
+        let server = Leg::new(&traces.0, at_server, switch).ok_or(missing)?;
+        let client = Leg::new(&traces.1, at_client, switch).ok_or(missing)?;
+        let (again, pause) = (client.again, client.longest_pause());
+        bench.say(&format!("trace, {what}: {again} segments came twice, longest pause {pause:.0} ms"));
+        panel(area, &format!("{what}: sequence numbers at server and client"), what, &server, &client, switch)?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn switches(bench: &Bench, venue: &Venue) -> Result<[Seen; 4]> {
+    Ok([
+        switch(bench, venue, "splice", Some(|id| Ask::Splice { id }), "spliced")?,
+        switch(bench, venue, "unsplice", Some(|id| Ask::Unsplice { id }), "copying")?,
+        {
+            switch(bench, venue, "second splice", Some(|id| Ask::Splice { id }), "spliced")?;
+            switch(bench, venue, "release", None, "released")?
+        },
+        switch(bench, venue, RECREATION, Some(|id| Ask::Unsplice { id }), "copying")?,
+    ])
+}
+
+/// Asks for it, if it does not come by itself, and looks on until the flow is in that state.
+fn switch(bench: &Bench, venue: &Venue, what: &'static str, ask: Option<fn(u64) -> Ask>, state: &str) -> Result<Seen> {
+    bench.check()?;
+    let mut control = venue.control()?;
+    let id = ls::flows(&mut control)?.pop().ok_or("the flow is gone")?.id;
+    thread::sleep(APART);
+    let mut began = now();
+    if let Some(ask) = ask {
+        control.ask(ask(id))?;
+    }
+    let done = wait_for(PATIENCE, || match ls::flows(&mut control) {
+        Err(e) => Some(Err(e.to_string())),
+        Ok(rows) if rows.iter().any(|row| row.id == id && row.state == state) => Some(Ok(now())),
+        Ok(_) => {
+            if ask.is_none() {
+                began = now();
+            }
+            None
+        }
+    });
+    let done = done.ok_or_else(|| format!("{what}: the flow was not {state} in time"))??;
+    thread::sleep(APART);
+    let around = if what == RECREATION { AROUND[1] } else { AROUND[0] };
+    Ok(Seen { what, switch: Switch { began, done, around } })
+}
+
+fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {
+    let block = vec![0x55; BLOCK];
+    while !stop.load(Relaxed) {
+        to.write_all(&block)?;
+        thread::sleep(PACE);
+    }
+    to.shutdown(Shutdown::Write)?;
+    to.read(&mut [0]).map(drop)
+}
+
+fn receive(mut from: TcpStream) -> io::Result<()> {
+    let mut block = vec![0; BLOCK];
+    while from.read(&mut block)? > 0 {}
+    Ok(())
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

@@ -1,0 +1,144 @@
+//! The ways of passing bytes on that are compared.
+
+use super::peers::Peer;
+use longsplice_engine::Policy;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// How bytes are passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// Not at all: two hosts on one wire. What is left of the others when this is taken off is the forwarder's.
+    Direct,
+    /// The client connects to the server itself, and the forwarder routes.
+    IpForward,
+    /// The same, past a dozen rules without connection tracking.
+    Filter,
+    /// The same, with the forwarder's address instead of the client's.
+    Nat,
+    /// longsplice, spliced at once.
+    Spliced,
+    /// longsplice, spliced when its default policy says so.
+    Default,
+    /// longsplice, copying by read and write, as it does until it splices.
+    Copy,
+    /// longsplice, copying by `splice(2)`, as it does for flows that are never to be spliced.
+    Pipes,
+    /// longsplice as a SOCKS proxy, spliced at once.
+    SplicedSocks,
+    /// longsplice as a SOCKS proxy, never spliced.
+    CopySocks,
+    /// HAProxy with splice(2).
+    Haproxy,
+    /// nginx's stream module.
+    Nginx,
+    /// socat, a process for each connection.
+    Socat,
+    /// Dante, a SOCKS proxy.
+    Dante,
+}
+
+impl Variant {
+    /// All of them, in the order of tables.
+    pub const ALL: [Variant; 14] = [
+        Variant::Direct,
+        Variant::IpForward,
+        Variant::Filter,
+        Variant::Nat,
+        Variant::Spliced,
+        Variant::Default,
+        Variant::Copy,
+        Variant::Pipes,
+        Variant::SplicedSocks,
+        Variant::CopySocks,
+        Variant::Haproxy,
+        Variant::Nginx,
+        Variant::Socat,
+        Variant::Dante,
+    ];
+
+    /// For tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Variant::Direct => "back to back",
+            Variant::IpForward => "IP forwarding",
+            Variant::Filter => "IP, filtered",
+            Variant::Nat => "IP, NAT",
+            Variant::Spliced => "spliced",
+            Variant::Default => "default policy",
+            Variant::Copy => "copying",
+            Variant::Pipes => "splice(2)",
+            Variant::SplicedSocks => "spliced, SOCKS",
+            Variant::CopySocks => "copying, SOCKS",
+            Variant::Haproxy => Peer::Haproxy.name(),
+            Variant::Nginx => Peer::Nginx.name(),
+            Variant::Socat => Peer::Socat.name(),
+            Variant::Dante => Peer::Dante.name(),
+        }
+    }
+
+    /// What it runs, for the set-up.
+    pub fn does(self) -> String {
+        match self {
+            Variant::Direct => "client and server share one wire, and nobody is between them".into(),
+            Variant::IpForward => "the client connects to the server, and the forwarder's kernel routes".into(),
+            Variant::Filter => "the same with an nftables chain of twelve rules, of which the last two accept".into(),
+            Variant::Nat => "the same with nftables' masquerade, which tracks connections".into(),
+            Variant::Nginx => "Debian's, stream module, as many workers as CPUs".into(),
+            Variant::Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses".into(),
+            Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),
+            Variant::Dante => "Debian's, SOCKS 5 without authentication".into(),
+            longsplice => {
+                let protocol = if longsplice.socks() { "SOCKS 5" } else { "a plug" };
+                let when = longsplice.splice().unwrap_or_else(|| format!("left at {:?}", Policy::default().when));
+                format!("longsplice, {protocol}, --splice {when}")
+            }
+        }
+    }
+
+    /// `--splice` of longsplice; none: its default.
+    pub fn splice(self) -> Option<String> {
+        /// More than any connection of the bench carries: it copies by read and write, and waits.
+        const FAR: u64 = 1 << 50;
+        match self {
+            Variant::Spliced | Variant::SplicedSocks => Some("at-once".into()),
+            Variant::Pipes | Variant::CopySocks => Some("never".into()),
+            Variant::Copy => Some(FAR.to_string()),
+            _ => None,
+        }
+    }
+
+    /// Whether its connections are spliced as soon as they are open.
+    pub fn is_spliced(self) -> bool {
+        matches!(self, Variant::Spliced | Variant::SplicedSocks)
+    }
+
+    /// Whether the client says to the proxy where to connect to.
+    pub fn socks(self) -> bool {
+        matches!(self, Variant::SplicedSocks | Variant::CopySocks | Variant::Dante)
+    }
+
+    /// Whether the forwarder forwards IP packets, and the client connects to the server itself.
+    pub fn routed(self) -> bool {
+        matches!(self, Variant::IpForward | Variant::Filter | Variant::Nat)
+    }
+
+    /// Whose program it is, if not ours.
+    pub fn peer(self) -> Option<Peer> {
+        match self {
+            Variant::Filter | Variant::Nat => Some(Peer::Nft),
+            Variant::Haproxy => Some(Peer::Haproxy),
+            Variant::Nginx => Some(Peer::Nginx),
+            Variant::Socat => Some(Peer::Socat),
+            Variant::Dante => Some(Peer::Dante),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.title())
+    }
+}
