@@ -201,6 +201,10 @@ pub enum How {
 pub struct Ended {
     /// Number of the flow.
     pub id: u64,
+    /// The client's address.
+    pub client: SocketAddr,
+    /// The server's address.
+    pub server: SocketAddr,
     /// How it ended.
     pub how: How,
     /// Bytes from client to server, all told.
@@ -218,3 +222,6 @@ pub struct Ended {
     /// Length of its life in milliseconds.
     pub duration_ms: u64,
 }
+
+/// Called once, with the record of a flow that has ended, by a thread of the engine: it must not wait.
+pub type Done = Box<dyn FnOnce(Ended, &FlowInfo) + Send>;

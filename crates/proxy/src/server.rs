@@ -8,7 +8,7 @@ use crate::{
     limits::{Counted, Full, Slot},
     resolve::Resolver,
 };
-use longsplice_engine::{Leg, Listener, Splicer};
+use longsplice_engine::{Leg, Listener, Policy, Splicer};
 use std::{
     io,
     net::SocketAddr,
@@ -167,21 +167,24 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 }
 
 /// A listener's configuration and the count of its connections.
-struct Front {
-    listener: ListenerConfig,
+pub(crate) struct Front {
+    pub(crate) listener: ListenerConfig,
+    /// The listener's, shared by all its flows.
+    pub(crate) policy: Arc<Policy>,
     counted: Arc<Counted>,
 }
 
 impl Front {
     fn new(listener: ListenerConfig) -> Front {
         let counted = Counted::new(listener.limits.connections, listener.limits.connections_per_client);
-        Front { listener, counted }
+        let policy = Arc::new(listener.policy.clone());
+        Front { listener, policy, counted }
     }
 }
 
-/// Counts a connection as live while it exists, also when its task is torn down.
-struct Live {
-    shared: Arc<Shared>,
+/// Counts a connection as live while it exists, also when its task is torn down or when it has none.
+pub(crate) struct Live {
+    pub(crate) shared: Arc<Shared>,
     _slots: [Slot; 2],
 }
 
@@ -230,10 +233,7 @@ fn admit(shared: &Arc<Shared>, front: &Arc<Front>, client: Leg, complained: &mut
     Counters::add(&shared.counters.accepted);
     match Live::enter(shared, front, client.remote()) {
         Ok(live) => {
-            let front = front.clone();
-            tokio::spawn(async move {
-                connection::serve(&live.shared, &front.listener, client).await;
-            });
+            tokio::spawn(connection::serve(live, front.clone(), client));
         }
         // No line in the access log: a flood must not drive out the lines of those who are served.
         Err(full) => {
