@@ -4,7 +4,7 @@ use crate::{
     Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Policy, Refusal,
     keeper::{self, Kept, Note},
     orphans::{self, Orphan},
-    ports::{Ports, source_for, tuple},
+    ports::{Ports, source_for},
     relay::Relay,
 };
 use longsplice_datapath::{Datapath, Event, ExpectError, OpenError, Options, Released, Tuple};
@@ -13,7 +13,7 @@ use std::{
     collections::{BTreeMap, HashMap, VecDeque, hash_map::RandomState},
     hash::BuildHasher,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     ops::{Bound, RangeInclusive},
     path::PathBuf,
     sync::{
@@ -40,6 +40,9 @@ pub struct OpenOptions {
     pub devices: Vec<String>,
     /// Source ports of connections to servers. Outside of `net.ipv4.ip_local_port_range`, or other programs meet them.
     pub source_ports: RangeInclusive<u16>,
+    /// Own addresses to connect to servers from, for more connections to one server than there are ports; those of the
+    /// server's family in turn. Empty: the one that the kernel chooses.
+    pub sources: Vec<IpAddr>,
     /// How many flows at most.
     pub max_flows: u32,
     /// Where to pin maps and links; `None`: below /sys/fs/bpf/longsplice, by network namespace.
@@ -48,7 +51,13 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { devices: Vec::new(), source_ports: 10240..=28671, max_flows: 65536, pin: None }
+        OpenOptions {
+            devices: Vec::new(),
+            source_ports: 10240..=28671,
+            sources: Vec::new(),
+            max_flows: 65536,
+            pin: None,
+        }
     }
 }
 
@@ -226,7 +235,12 @@ impl Splicer {
             max_flows: options.max_flows,
         })?;
         let (keeper, notes) = channel();
-        let s = Splicer::with(Some(datapath), Refusal::Unprivileged, options.source_ports.clone(), keeper);
+        let s = Splicer::with(
+            Some(datapath),
+            Refusal::Unprivileged,
+            Ports::new(options.source_ports.clone(), options.sources.clone()),
+            keeper,
+        );
         orphans::adopt(&s.inner)?;
         // these threads hold the engine until told to stop
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
@@ -286,15 +300,15 @@ impl Splicer {
 
     /// An engine that only copies; every flow shows `reason`.
     pub fn copying(reason: Refusal) -> Splicer {
-        Splicer::with(None, reason, OpenOptions::default().source_ports, channel().0)
+        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, Vec::new()), channel().0)
     }
 
-    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: RangeInclusive<u16>, keeper: Sender<Note>) -> Splicer {
+    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
         Splicer {
             inner: Arc::new(Inner {
                 datapath,
                 refusal,
-                ports: Ports::new(ports),
+                ports,
                 next_id: AtomicU64::new(1),
                 flows: Mutex::default(),
                 orphans: Mutex::default(),
@@ -352,7 +366,7 @@ impl Splicer {
             return Leg::new(tokio::net::TcpStream::connect(server).await?);
         };
         for _ in 0..PORT_TRIES {
-            let t = tuple(server, source, self.inner.ports.next());
+            let t = self.inner.ports.next(server, source);
             let s = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
             s.set_nonblocking(true)?;
             if let Err(e) = s.bind(&t.local.into()) {
@@ -376,7 +390,10 @@ impl Splicer {
             expected.leg = None;
             return Ok(leg);
         }
-        Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "no free source port: widen source_ports"))
+        Err(io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            "no free source port: widen source_ports, or name more addresses as source",
+        ))
     }
 
     /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.

@@ -1,7 +1,7 @@
 //! The vocabulary of the interface: policy in, status and outcome out.
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, time::Duration};
 
 /// When a relayed pair of connections is spliced.
@@ -134,7 +134,7 @@ pub struct FlowInfo {
 }
 
 /// Where a flow is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowState {
     /// Control mode: bytes are copied.

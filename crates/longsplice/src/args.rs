@@ -1,7 +1,7 @@
 //! The only table of flags. `--help`, the man page and the parser all come from here.
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use longsplice_engine::When;
+use longsplice_engine::{FlowState, When};
 use std::path::PathBuf;
 
 /// A TCP proxy that gets out of the way.
@@ -46,7 +46,7 @@ pub enum Command {
     ///
     /// One line each: number, protocol, client, server and target, state, bytes from client to server (UP) and back
     /// (DOWN), age, and the stages that segments traverse, or why the flow is not spliced.
-    Ls(Json),
+    Ls(LsArgs),
     /// Splices a flow now, whatever its policy waits for.
     Splice(Flow),
     /// Takes a spliced flow back into the program, which copies from then on.
@@ -143,6 +143,22 @@ pub struct Json {
     pub json: bool,
 }
 
+/// Which flows to list, and how.
+#[derive(Debug, clap::Args)]
+pub struct LsArgs {
+    /// Prints JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Lists so many at most: those that have lived longest. There may be a million.
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+
+    /// Lists only those in this state: copying, draining, spliced, or released.
+    #[arg(long, value_name = "STATE", value_parser = parse_state)]
+    pub state: Option<FlowState>,
+}
+
 /// Which flow.
 #[derive(Debug, clap::Args)]
 pub struct Flow {
@@ -234,6 +250,10 @@ fn parse_when(text: &str) -> Result<When, String> {
         "at-once" => Ok(When::AtOnce),
         n => n.parse().map(When::AfterBytes).map_err(|_| "write never, at-once, or a number of bytes".to_owned()),
     }
+}
+
+fn parse_state(text: &str) -> Result<FlowState, String> {
+    serde_json::from_value(text.into()).map_err(|_| "write copying, draining, spliced or released".to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

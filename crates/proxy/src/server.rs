@@ -26,6 +26,9 @@ use tokio::{
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// At most one message in this time says that clients are turned away.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+/// At most, unless the configuration says otherwise. Two descriptors each, and pipes while copying: well below the usual hard
+/// limit of a million.
+pub const CONNECTIONS: u32 = 65536;
 /// How long [`Server::drain`] waits for the last lines of the access log.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -102,7 +105,7 @@ impl Server {
             resolver: Resolver::default(),
             log,
             counters: Counters::default(),
-            all: Counted::new(config.connections, u32::MAX),
+            all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             live: watch::Sender::new(0),
         });
         let stop = watch::Sender::new(false);
@@ -176,7 +179,8 @@ pub(crate) struct Front {
 
 impl Front {
     fn new(listener: ListenerConfig) -> Front {
-        let counted = Counted::new(listener.limits.connections, listener.limits.connections_per_client);
+        let counted =
+            Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
         let policy = Arc::new(listener.policy.clone());
         Front { listener, policy, counted }
     }
