@@ -6,9 +6,8 @@
 //! | `Spliced` | parked | trigger, command, MTU: unsplice; both FINs acknowledged, RST, idle: end; release |
 //! | `Released` | none | command, MTU: recreation, when idle; both FINs acknowledged, RST, idle: end |
 //!
-//! Ends are told by events; a look finds idle flows, and ends whose event was lost. Looks are spread: at most
-//! [`LOOKS`] per [`PACE`], so that a million flows cost one hundredth of a processor or two, and are looked at every two
-//! minutes.
+//! Ends are told by events; a look finds idle flows, and ends whose event was lost. Looks cost at most [`LOOKS`] per [`PACE`];
+//! with more than a hundred thousand flows each is looked at more rarely, a million every three minutes.
 
 use crate::{
     FlowState, How, Refusal, Splicer, Trigger,
@@ -196,7 +195,7 @@ impl Keeper {
         match next {
             Next::Stays => {
                 if matches!(word, Some(Word::Look(_) | Word::Kept)) {
-                    kept.due = Instant::now() + kept.pause(&flow);
+                    kept.due = Instant::now() + kept.pause(&flow, self.due.len());
                     self.due.push(Reverse((kept.due, id)));
                 }
             }
@@ -319,13 +318,15 @@ enum Life {
 
 impl Kept {
     /// Until the next look.
-    fn pause(&self, flow: &Flow) -> Duration {
+    fn pause(&self, flow: &Flow, flows: usize) -> Duration {
         let policy = &flow.policy;
         let patience = match policy.trigger {
             Some(Trigger::Idle(after)) => after.min(policy.idle_limit),
             _ => policy.idle_limit,
         };
-        let look = (patience / 8).clamp(EVERY.0, EVERY.1);
+        // half of the looks there may be: what is due at a time of its own, as a release, does not have to wait
+        let fair = PACE * (2 * flows / LOOKS) as u32;
+        let look = (patience / 8).clamp(EVERY.0, EVERY.1).max(fair);
         match policy.release_after {
             Some(after) if self.released.is_none() => look.min(after.saturating_sub(self.began.elapsed())),
             _ => look,

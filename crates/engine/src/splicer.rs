@@ -33,6 +33,9 @@ const PORT_TRIES: usize = 256;
 /// How long the entries of a flow that has ended go on answering retransmissions (TIME-WAIT, 2 MSL as Linux has it).
 pub(crate) const LINGER: Duration = Duration::from_secs(60);
 
+/// Flows that are taken from the table at a time.
+const PAGE: usize = 1000;
+
 /// What [`Splicer::open`] is to do.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -455,18 +458,26 @@ impl Splicer {
 
     /// All live flows, and those that an earlier process left in forwarding mode.
     pub fn flows(&self) -> Vec<FlowStatus> {
-        self.flows_after(0, usize::MAX)
+        self.flows_after(0, usize::MAX, None)
     }
 
-    /// At most so many of them, in the order of their numbers, from the first above `after` on: page by page no lock is
-    /// held for long, and no list of a million is made.
-    pub fn flows_after(&self, after: u64, most: usize) -> Vec<FlowStatus> {
-        let own = self.page(after, most).unwrap_or_default();
-        let own = own.iter().map(|f| f.status(self.datapath()));
-        let orphans = lock(&self.inner.orphans);
-        let first = orphans.partition_point(|o| o.id <= after);
-        let mut all: Vec<_> = orphans[first..].iter().take(most).map(Orphan::status).chain(own).collect();
-        all.truncate(most);
+    /// At most so many of them, in the order of their numbers, from the first above `after` on, and only those in `state`
+    /// if there is one. No lock is held for more than a page, and the data path is asked about what is listed alone.
+    pub fn flows_after(&self, after: u64, most: usize, state: Option<FlowState>) -> Vec<FlowStatus> {
+        let fits = |now: FlowState| state.is_none_or(|s| s == now);
+        let mut all: Vec<FlowStatus> = {
+            let orphans = lock(&self.inner.orphans);
+            let first = orphans.partition_point(|o| o.id <= after);
+            orphans[first..].iter().map(Orphan::status).filter(|o| fits(o.state)).take(most).collect()
+        };
+        let mut last = after;
+        while all.len() < most
+            && let Some(page) = self.page(last, PAGE)
+        {
+            last = page[page.len() - 1].id;
+            let fit = page.iter().filter(|f| fits(f.now().state)).take(most - all.len());
+            all.extend(fit.map(|f| f.status(self.datapath())));
+        }
         all
     }
 

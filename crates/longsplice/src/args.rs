@@ -190,7 +190,7 @@ pub struct DemoArgs {
 /// What to measure, and where to keep it.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure [default: everything]. A part is only written to files if there is an --out.
+    /// What to measure [default: everything but million]. A part is only written to files if there is an --out.
     #[arg(value_name = "WHAT", value_enum)]
     pub what: Vec<What>,
 
@@ -201,6 +201,10 @@ pub struct BenchArgs {
     /// Length of one transfer, whole or not, from 0.1 to 60.
     #[arg(long, value_name = "S", default_value = "1", value_parser = parse_seconds)]
     pub seconds: f64,
+
+    /// So many connections at the same time, for `million`.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = parse_connections)]
+    pub connections: usize,
 
     /// Directory of results [default: bench/results].
     #[arg(long, value_name = "DIR")]
@@ -227,6 +231,8 @@ pub enum What {
     Memory,
     /// From how many bytes on splicing pays.
     Threshold,
+    /// A million connections at the same time; only if asked for: it takes minutes, and some 12 GB.
+    Million,
 }
 
 /// Networks to try things in.
@@ -254,6 +260,11 @@ fn parse_when(text: &str) -> Result<When, String> {
 
 fn parse_state(text: &str) -> Result<FlowState, String> {
     serde_json::from_value(text.into()).map_err(|_| "write copying, draining, spliced or released".to_owned())
+}
+
+fn parse_connections(text: &str) -> Result<usize, String> {
+    let n = text.parse().ok().filter(|n| (100..=4_000_000).contains(n));
+    n.ok_or_else(|| "write a number from 100 to 4000000".to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

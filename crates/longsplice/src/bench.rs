@@ -2,12 +2,13 @@
 //!
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
 //! what counts is the median of the ratios within rounds. [`venue`] sets up a variant, [`bulk`], [`rtt`], [`switch`],
-//! [`memory`] and [`threshold`] measure, [`machine`] says what it cost and who disturbed it, [`results`] keeps everything,
+//! [`memory`], [`million`] and [`threshold`] measure, [`machine`] says what it cost and who disturbed it, [`results`] keeps everything,
 //! [`report`] makes tables of it, and [`readme`] puts them where people look.
 
 mod bulk;
 mod machine;
 mod memory;
+mod million;
 mod readme;
 mod report;
 mod results;
@@ -95,6 +96,7 @@ impl Bench {
         let rtt = if wanted(&[What::Rtt]) { rtt::measure(self)? } else { Vec::new() };
         let switch = if wanted(&[What::Switch]) { switch::measure(self)? } else { Vec::new() };
         let memory = wanted(&[What::Memory]).then(|| memory::measure(self)).transpose()?;
+        let million = args.what.contains(&What::Million).then(|| million::measure(self, args.connections));
         let threshold = wanted(&[What::Threshold]).then(|| threshold::measure(self)).transpose()?;
         let skipped = if self.machine.haproxy.is_none() {
             vec!["HAProxy, which is not installed (apt-get install haproxy)".to_owned()]
@@ -113,6 +115,7 @@ impl Bench {
             switch,
             memory,
             threshold,
+            million: million.transpose()?,
         })
     }
 

@@ -71,14 +71,14 @@ fn process(venue: &Venue) -> Result<Process> {
 }
 
 /// Bytes of a process that are in memory.
-fn resident(pid: u32) -> Result<u64> {
+pub fn resident(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"))?;
     let kilobytes = number(&status, "VmRSS").ok_or("no VmRSS in /proc/PID/status")?;
     Ok(kilobytes * 1024)
 }
 
 /// The number after `name:`.
-fn number(text: &str, name: &str) -> Option<u64> {
+pub fn number(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
     rest.split_whitespace().next()?.parse().ok()
 }

@@ -54,6 +54,7 @@ pub fn tables(results: &Results) -> String {
     text += &switch(results);
     text += &memory(results);
     text += &threshold(results);
+    text += &super::million::table(results);
     text += &remarks(results);
     text
 }
