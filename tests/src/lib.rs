@@ -49,6 +49,7 @@ impl Forwarder {
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
             let options = OpenOptions { max_flows: 4096, ..OpenOptions::default() };
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
+            let policy = Arc::new(policy);
             runtime.block_on(async {
                 let listener = splicer.listen(listen).await.expect("listen");
                 ready.send(splicer.clone()).expect("the test waits");
@@ -65,8 +66,8 @@ impl Forwarder {
                                 }
                             };
                             let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
-                            let e = splicer.relay(client, server, Leftovers::default(), &policy, info).await;
-                            record.lock().expect("lock").push(e);
+                            let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
+                            splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
                         });
                     }
                 };

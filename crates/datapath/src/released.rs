@@ -7,16 +7,45 @@ use crate::{
 };
 use std::{io, os::fd::OwnedFd, time::Duration};
 
-/// A leg of a released flow: its record as it was at the commit.
-#[derive(Clone, Copy)]
+/// A leg of a released flow: what is needed of its record, as it was at the commit. There may be a million of them.
+#[derive(Clone, Copy, Debug)]
 pub struct Released {
-    leg: Tuple,
-    raw: abi::leg,
+    in64: u64,
+    seen: u64,
+    flags: u32,
+    max_in: u32,
+    iss: u32,
+    tsval_in: u32,
+    tsval_out: u32,
+    ts_from_peer: u32,
+    ifindex: u32,
+    mss_in: u16,
+    mss_out: u16,
+    wscale_in: u8,
+    wscale_out: u8,
+    dmac: [u8; 6],
+    smac: [u8; 6],
 }
 
-impl std::fmt::Debug for Released {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Released({:?})", self.leg)
+impl Released {
+    fn new(l: &abi::leg) -> Released {
+        Released {
+            in64: l.in64,
+            seen: l.seen,
+            flags: l.flags,
+            max_in: l.max_in,
+            iss: l.iss,
+            tsval_in: l.tsval_in,
+            tsval_out: l.tsval_out,
+            ts_from_peer: l.ts_from_peer,
+            ifindex: l.ifindex,
+            mss_in: l.mss_in,
+            mss_out: l.mss_out,
+            wscale_in: l.wscale_in,
+            wscale_out: l.wscale_out,
+            dmac: l.dmac,
+            smac: l.smac,
+        }
     }
 }
 
@@ -28,47 +57,46 @@ pub fn monotonic() -> Duration {
 impl Datapath {
     /// Takes the leg's record out of the data path; its path entry goes on alone. Close the socket silently first.
     pub fn release(&self, leg: &Tuple) -> Option<Released> {
-        let raw = self.leg(leg)?.raw;
+        let released = Released::new(&self.leg(leg)?.raw);
         self.forget_leg(leg);
-        Some(Released { leg: *leg, raw })
+        Some(released)
     }
 
     /// Position of all that came from the leg's host.
-    pub fn released_end(&self, r: &Released) -> Option<u64> {
-        let p = self.path(&r.leg)?;
+    pub fn released_end(&self, leg: &Tuple, r: &Released) -> Option<u64> {
+        let p = self.path(leg)?;
         let end = u64::from(p.wraps) << 32 | u64::from(p.end);
-        Some(r.raw.in64 + end - u64::from(r.raw.max_in))
+        Some(r.in64 + end - u64::from(r.max_in))
     }
 
     /// Makes sockets for both legs, in control mode. [`SwitchError::Busy`]: bytes are on their way, try again.
     /// The stream positions of the hosts are those of [`Datapath::released_end`]; nothing is unread or unacknowledged.
-    pub fn recreate(&self, a: &Released, b: &Released) -> Result<[OwnedFd; 2], SwitchError> {
-        self.run(switch_op::OP_STOP, &bare(&a.leg), &bare(&b.leg), |_| {})?;
-        let made = self.sockets(a, b);
+    pub fn recreate(&self, legs: [&Tuple; 2], released: &[Released; 2]) -> Result<[OwnedFd; 2], SwitchError> {
+        let [a, b] = legs.map(bare);
+        self.run(switch_op::OP_STOP, &a, &b, |_| {})?;
+        let made = self.sockets(legs, released);
         if made.is_err() {
-            self.run(switch_op::OP_RESUME, &bare(&a.leg), &bare(&b.leg), |_| {})?;
+            self.run(switch_op::OP_RESUME, &a, &b, |_| {})?;
         }
         made.map_err(|e| {
-            tracing::warn!(leg = ?a.leg, error = %e, "sockets of a released flow could not be made");
+            tracing::warn!(leg = ?legs[0], error = %e, "sockets of a released flow could not be made");
             SwitchError::Run(e.raw_os_error().unwrap_or(0))
         })
     }
 
-    fn sockets(&self, a: &Released, b: &Released) -> io::Result<[OwnedFd; 2]> {
+    fn sockets(&self, [ta, tb]: [&Tuple; 2], [a, b]: &[Released; 2]) -> io::Result<[OwnedFd; 2]> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let (pa, pb) = (self.path(&a.leg).ok_or_else(gone)?, self.path(&b.leg).ok_or_else(gone)?);
+        let (pa, pb) = (self.path(ta).ok_or_else(gone)?, self.path(tb).ok_or_else(gone)?);
         let now = monotonic().as_nanos() as u64;
-        let one = |r: &Released, o: &Released, end: u32, ack: u32| -> io::Result<(OwnedFd, abi::leg)> {
-            let l = &r.raw;
-            let ts = l.flags & o.raw.flags & LegFlags::TS != 0;
+        let one = |leg: &Tuple, l: &Released, o: &Released, end: u32, ack: u32| -> io::Result<(OwnedFd, abi::leg)> {
+            let ts = l.flags & o.flags & LegFlags::TS != 0;
             // as bpf/path.h, tsval_reached
-            let reached =
-                o.raw.tsval_in.wrapping_add(((now - o.raw.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
+            let reached = o.tsval_in.wrapping_add(((now - o.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
             let tsval = if ts { reached } else { l.tsval_out.wrapping_add(((now - l.seen) / 1_000_000) as u32) };
             let scaled = l.wscale_in != 0 || l.wscale_out != 0;
             let s = restore(&Restore {
-                local: r.leg.local,
-                remote: r.leg.remote,
+                local: leg.local,
+                remote: leg.remote,
                 next_out: ack,
                 next_in: end,
                 mss: l.mss_in,
@@ -76,7 +104,7 @@ impl Datapath {
                 sack: l.flags & LegFlags::SACK != 0,
                 tsval: (l.flags & LegFlags::TS != 0).then_some(tsval),
             })?;
-            let position = self.released_end(r).ok_or_else(gone)?;
+            let position = self.released_end(leg, l).ok_or_else(gone)?;
             let record = abi::leg {
                 flags: l.flags & (LegFlags::TS | LegFlags::SACK) | LegFlags::TRACKED,
                 wscale_in: l.wscale_in,
@@ -106,10 +134,10 @@ impl Datapath {
             };
             Ok((s, record))
         };
-        let (sa, la) = one(a, b, pa.end, pa.max_ack)?;
-        let (sb, lb) = one(b, a, pb.end, pb.max_ack)?;
-        self.insert_leg(&a.leg, &la)?;
-        self.insert_leg(&b.leg, &lb)?;
+        let (sa, la) = one(ta, a, b, pa.end, pa.max_ack)?;
+        let (sb, lb) = one(tb, b, a, pb.end, pb.max_ack)?;
+        self.insert_leg(ta, &la)?;
+        self.insert_leg(tb, &lb)?;
         for s in [&sa, &sb] {
             Repair::Off.set(s)?;
         }

@@ -5,7 +5,7 @@ use socket2::SockRef;
 use std::{
     io,
     net::SocketAddr,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     task::{Context, Poll},
 };
@@ -14,12 +14,22 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
+/// What a leg has of its socket.
+#[derive(Debug)]
+enum Socket {
+    /// In the runtime: it can be read and written.
+    Live(TcpStream),
+    /// Out of it: the flow is forwarded, or is about to be copied again.
+    Parked(OwnedFd),
+    /// The flow is released.
+    Gone,
+}
+
 /// Our end of one connection. Reads and writes are counted, because the boundary of a splice is computed from the
 /// counts: hand out no duplicate of the socket.
 #[derive(Debug)]
 pub struct Leg {
-    /// `None` while the flow is released.
-    stream: Option<TcpStream>,
+    socket: Socket,
     pub(crate) remote: SocketAddr,
     pub(crate) local: SocketAddr,
     /// Positions consumed from the host, a FIN that was read as end of stream counting one.
@@ -34,7 +44,7 @@ impl Leg {
     pub(crate) fn new(stream: TcpStream) -> io::Result<Leg> {
         stream.set_nodelay(true)?;
         let (remote, local) = (stream.peer_addr()?, stream.local_addr()?);
-        Ok(Leg { stream: Some(stream), remote, local, consumed: 0, produced: 0, eof: false, shut: false })
+        Ok(Leg { socket: Socket::Live(stream), remote, local, consumed: 0, produced: 0, eof: false, shut: false })
     }
 
     /// Address of the host at the other end.
@@ -64,16 +74,26 @@ impl Leg {
 
     /// The same at the next drop.
     pub(crate) fn abort(&self) {
-        if let Some(s) = &self.stream {
-            // A socket that is gone already cannot be reset any more: nothing is lost by ignoring that.
-            let _ = Repair::Off.set(s);
-            let _ = SockRef::from(s).set_linger(Some(std::time::Duration::ZERO));
+        let Some(s) = self.descriptor() else { return };
+        // A socket that is gone already cannot be reset any more: nothing is lost by ignoring that.
+        let _ = Repair::Off.set(s);
+        let _ = SockRef::from(&s).set_linger(Some(std::time::Duration::ZERO));
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.socket {
+            Socket::Live(s) => Some(s.as_fd()),
+            Socket::Parked(s) => Some(s.as_fd()),
+            Socket::Gone => None,
         }
     }
 
     /// The socket, for `splice(2)`; what passes is told to [`Leg::took`] and [`Leg::gave`].
     pub(crate) fn socket(&self) -> io::Result<&TcpStream> {
-        self.stream.as_ref().ok_or_else(released)
+        match &self.socket {
+            Socket::Live(s) => Ok(s),
+            _ => Err(parked()),
+        }
     }
 
     /// So many bytes were read; 0: end of stream.
@@ -92,29 +112,57 @@ impl Leg {
 
     /// Closes the socket without a word to the host: its flow goes on in the kernel.
     pub fn close_silently(&mut self) {
-        if let Some(s) = self.stream.take()
-            && let Err(error) = Repair::On.set(&s)
-        {
-            // its FIN is muted by the data path anyway
-            tracing::warn!(leg = ?self.tuple(), %error, "a parked socket could not be closed silently");
-        }
+        self.repair(Repair::On); // without it, its FIN is muted by the data path anyway
+        self.socket = Socket::Gone;
     }
 
-    /// A parked socket is in repair mode: if the process dies, the kernel closes it without a FIN, and nothing of it is left
-    /// that would answer for the connection when the data path is gone.
-    pub(crate) fn park(&self, on: bool) {
-        let Some(s) = &self.stream else { return };
-        if let Err(error) = if on { Repair::On } else { Repair::Off }.set(s) {
+    fn repair(&self, mode: Repair) {
+        if let Some(Err(error)) = self.descriptor().map(|s| mode.set(s)) {
             tracing::warn!(leg = ?self.tuple(), %error, "repair mode of a parked socket");
         }
     }
 
-    /// A new socket in place of the one that was closed.
-    pub(crate) fn reopen(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let s = TcpStream::from_std(std::net::TcpStream::from(socket))?;
-        s.set_nodelay(true)?;
-        self.stream = Some(s);
+    /// Takes the socket out of the runtime. A parked socket is in repair mode: if the process dies, the kernel closes it
+    /// without a FIN, and nothing of it is left that would answer for the connection when the data path is gone.
+    pub(crate) fn park(&mut self) {
+        self.repair(Repair::On);
+        if let Socket::Live(s) = std::mem::replace(&mut self.socket, Socket::Gone) {
+            match s.into_std() {
+                Ok(s) => self.socket = Socket::Parked(s.into()),
+                Err(error) => tracing::error!(leg = ?self.tuple(), %error, "a parked socket is lost"),
+            }
+        }
+    }
+
+    /// A parked socket may speak again.
+    pub(crate) fn unpark(&self) {
+        self.repair(Repair::Off);
+    }
+
+    /// Back into the runtime, with the parked socket or a new one.
+    pub(crate) fn attend(&mut self) -> io::Result<()> {
+        match std::mem::replace(&mut self.socket, Socket::Gone) {
+            Socket::Live(s) => self.socket = Socket::Live(s),
+            Socket::Parked(s) => {
+                let s = TcpStream::from_std(std::net::TcpStream::from(s))?;
+                s.set_nodelay(true)?;
+                self.socket = Socket::Live(s);
+            }
+            Socket::Gone => return Err(parked()),
+        }
         Ok(())
+    }
+
+    /// A new socket in place of the one that was closed.
+    pub(crate) fn reopen(&mut self, socket: OwnedFd) {
+        self.socket = Socket::Parked(socket);
+    }
+
+    /// What is left of a parked leg; the addresses are known otherwise.
+    pub(crate) fn side(self) -> Side {
+        let Leg { socket, consumed, produced, eof, shut, .. } = self;
+        let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
+        Side { socket, consumed, produced, eof, shut }
     }
 
     /// The connection as the data path knows it.
@@ -123,19 +171,50 @@ impl Leg {
     }
 }
 
-fn open(stream: &mut Option<TcpStream>) -> io::Result<&mut TcpStream> {
-    stream.as_mut().ok_or_else(released)
+/// A leg while its flow is forwarded.
+#[derive(Debug)]
+pub(crate) struct Side {
+    socket: Option<OwnedFd>,
+    consumed: u64,
+    produced: u64,
+    eof: bool,
+    shut: bool,
 }
 
-fn released() -> io::Error {
-    io::Error::new(io::ErrorKind::NotConnected, "the flow is released")
+impl Side {
+    /// The leg again.
+    pub fn leg(self, tuple: &Tuple) -> Leg {
+        let Side { socket, consumed, produced, eof, shut } = self;
+        let socket = socket.map_or(Socket::Gone, Socket::Parked);
+        Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut }
+    }
+
+    /// Closes the socket without a word to the host.
+    pub fn close_silently(&mut self, tuple: &Tuple) {
+        if let Some(s) = self.socket.take()
+            && let Err(error) = Repair::On.set(s)
+        {
+            tracing::warn!(leg = ?tuple, %error, "repair mode of a parked socket");
+        }
+    }
+}
+
+fn open(socket: &mut Socket) -> io::Result<&mut TcpStream> {
+    match socket {
+        Socket::Live(s) => Ok(s),
+        _ => Err(parked()),
+    }
+}
+
+fn parked() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the flow is forwarded")
 }
 
 impl AsyncRead for Leg {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let room = buf.remaining() > 0;
-        let r = Pin::new(open(&mut self.stream)?).poll_read(cx, buf);
+        let r = Pin::new(open(&mut self.socket)?).poll_read(cx, buf);
         if let Poll::Ready(Ok(())) = r {
             let n = buf.filled().len() - before;
             if n > 0 || room {
@@ -148,7 +227,7 @@ impl AsyncRead for Leg {
 
 impl AsyncWrite for Leg {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let r = Pin::new(open(&mut self.stream)?).poll_write(cx, buf);
+        let r = Pin::new(open(&mut self.socket)?).poll_write(cx, buf);
         if let Poll::Ready(Ok(n)) = r {
             self.gave(n);
         }
@@ -156,11 +235,11 @@ impl AsyncWrite for Leg {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(open(&mut self.stream)?).poll_flush(cx)
+        Pin::new(open(&mut self.socket)?).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let r = Pin::new(open(&mut self.stream)?).poll_shutdown(cx);
+        let r = Pin::new(open(&mut self.socket)?).poll_shutdown(cx);
         if let Poll::Ready(Ok(())) = r
             && !self.shut
         {

@@ -13,6 +13,7 @@
 //! - Bytes that were read but not passed on yet, or that the caller adds, go into [`Leftovers`].
 //! - Nobody else holds the sockets: no duplicated descriptor, no child process.
 
+mod keeper;
 mod leg;
 mod orphans;
 mod pipe;

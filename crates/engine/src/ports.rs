@@ -9,26 +9,32 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// Ports handed out in turn.
+/// Ports, and addresses if there are several, handed out in turn.
 #[derive(Debug)]
 pub(crate) struct Ports {
     range: RangeInclusive<u16>,
+    sources: Vec<IpAddr>,
     next: AtomicU32,
 }
 
 impl Ports {
-    pub fn new(range: RangeInclusive<u16>) -> Ports {
+    pub fn new(range: RangeInclusive<u16>, sources: Vec<IpAddr>) -> Ports {
         // Starting anywhere: a restarted process should not meet its predecessor's TIME-WAITs first.
         let start = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |d| d.subsec_nanos() ^ d.as_secs() as u32);
-        Ports { range, next: AtomicU32::new(start) }
+        Ports { range, sources, next: AtomicU32::new(start) }
     }
 
-    /// The next candidate.
-    pub fn next(&self) -> u16 {
-        let n = u32::from(*self.range.end() - *self.range.start()) + 1;
-        self.range.start() + (self.next.fetch_add(1, Ordering::Relaxed) % n) as u16
+    /// The next candidate for a connection to `server`, for which the kernel would take `usual`: all ports of an address,
+    /// then those of the next of that family.
+    pub fn next(&self, server: SocketAddr, usual: IpAddr) -> Tuple {
+        let ports = u32::from(*self.range.end() - *self.range.start()) + 1;
+        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        let fit = || self.sources.iter().filter(|s| s.is_ipv4() == server.is_ipv4());
+        let source = fit().nth((n / ports) as usize % fit().count().max(1)).copied().unwrap_or(usual);
+        let port = self.range.start() + (n % ports) as u16;
+        Tuple { remote: server, local: SocketAddr::new(source, port) }
     }
 }
 
@@ -40,7 +46,20 @@ pub(crate) fn source_for(server: SocketAddr) -> io::Result<IpAddr> {
     Ok(s.local_addr()?.ip())
 }
 
-/// The connection as its leg sees it.
-pub(crate) fn tuple(server: SocketAddr, source: IpAddr, port: u16) -> Tuple {
-    Tuple { remote: server, local: SocketAddr::new(source, port) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_port_of_every_source_in_turn() {
+        let of = |s: &str| s.parse::<IpAddr>().expect("address");
+        let ports = Ports::new(100..=102, ["192.0.2.1", "192.0.2.2", "2001:db8::1"].map(of).to_vec());
+        let server = "198.51.100.7:80".parse().expect("address");
+        let drawn: HashSet<SocketAddr> = (0..6).map(|_| ports.next(server, of("192.0.2.9")).local).collect();
+        assert_eq!(drawn.len(), 6, "{drawn:?}");
+        assert!(drawn.iter().all(|a| a.is_ipv4() && a.ip() != of("192.0.2.9")), "{drawn:?}");
+        let none = Ports::new(100..=102, Vec::new());
+        assert_eq!(none.next(server, of("192.0.2.9")).local.ip(), of("192.0.2.9"));
+    }
 }

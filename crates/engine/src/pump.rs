@@ -14,7 +14,7 @@ const BUFFER: usize = 64 * 1024;
 /// One direction: from one leg to the other.
 #[derive(Debug)]
 pub(crate) struct Direction {
-    /// Bytes in hand: buffer[start..end]. Given back while the flow is spliced.
+    /// Bytes in hand: buffer[start..end].
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -36,12 +36,6 @@ impl Direction {
     /// Bytes read and not written yet.
     pub fn in_hand(&self) -> usize {
         self.end - self.start + self.pipe.as_ref().map_or(0, Pipe::filled)
-    }
-
-    /// Gives the memory back. Nothing may be in hand.
-    pub fn park(&mut self) {
-        debug_assert_eq!(self.in_hand(), 0);
-        (self.buffer, self.start, self.end, self.pipe) = (Vec::new(), 0, 0, None);
     }
 
     /// One pass: writes what is in hand, reads more. Ready when the direction has ended, or has drained to its limit.

@@ -1,22 +1,26 @@
-//! One flow from hand-over to end. States and what may be done in them:
+//! One flow while bytes pass through this process, and its end. States and what may be done in them:
 //!
 //! | state | bytes | leaves by |
 //! | --- | --- | --- |
 //! | `Copying` | both directions copied | threshold or command: freeze; end of both streams |
 //! | `Draining` | up to the bound copied, beyond it forwarded | both forwarded: commit; time limit, failure: unsplice |
-//! | `Spliced` | forwarded; sockets parked | trigger, command: unsplice; both FINs acknowledged, RST, idle: end; release |
-//! | `Released` | forwarded; no sockets | both FINs acknowledged, RST, idle: end |
 //!
-//! A drain that fails is no error: the flow copies on, with the reason in its status.
+//! A drain that fails is no error: the flow copies on, with the reason in its status. With the commit the task ends: what
+//! must be remembered of a flow that is forwarded is a [`Kept`], and the [keeper](crate::keeper) looks after it. What it
+//! gives back begins a new task.
 
 use crate::{
-    Ended, FlowState, How, Leftovers, Leg, Policy, Refusal, Splicer, Trigger, When,
+    Ended, FlowState, How, Leftovers, Leg, Refusal, Splicer, Trigger, When,
+    keeper::{Kept, Note},
     pump::{Failed, Pump},
-    splicer::{Command, LINGER, Registered, Stop},
+    splicer::{Command, Ears, Flow, LINGER, Listed, Place, Stop, ends},
+    types::Done,
 };
-use longsplice_datapath::{Datapath, EventKind, Half, LegFlags, PathFlags, Released, SwitchError, Switched, Tuple};
+use longsplice_datapath::{Datapath, Half, LegFlags, PathFlags, Released, SwitchError, Switched, Tuple};
 use std::{
     future::poll_fn,
+    os::fd::OwnedFd,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, watch};
@@ -30,23 +34,17 @@ const FIT_TRIES: u32 = 1;
 /// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
-/// A host that still sends segments too large so long after it was told ignores ICMP, or does not get it.
-const MTU_PATIENCE: Duration = Duration::from_secs(3);
-
-pub(crate) struct Relay<'a> {
-    splicer: &'a Splicer,
-    flow: &'a Registered,
-    policy: &'a Policy,
-    client: Leg,
-    server: Leg,
+pub(crate) struct Relay {
+    splicer: Splicer,
+    listed: Listed,
+    pub client: Leg,
+    pub server: Leg,
     pump: Pump,
-    orders: mpsc::UnboundedReceiver<Command>,
-    events: Option<mpsc::UnboundedReceiver<EventKind>>,
-    stop: watch::Receiver<Stop>,
+    done: Done,
     /// The wire differs from the sockets: entries must outlive them.
     shimmed: bool,
     /// An operator wants it in control mode, or spliced whatever the policy says.
-    stay: bool,
+    pub stay: bool,
     wanted: bool,
     /// The data path could not splice just now: the next try, and how many there were.
     again: Option<Instant>,
@@ -71,14 +69,6 @@ enum Attempt {
     Ended(How),
 }
 
-/// What ends a stretch of forwarding.
-enum Forwarded {
-    Ended(How),
-    Unsplice,
-    /// The flow has new sockets, in control mode.
-    Recreated,
-}
-
 /// Waits for an order; for ever once the flow's status is gone.
 async fn order(rx: &mut mpsc::UnboundedReceiver<Command>) -> Command {
     match rx.recv().await {
@@ -95,28 +85,15 @@ async fn stopped(rx: &mut watch::Receiver<Stop>) -> Stop {
     }
 }
 
-impl<'a> Relay<'a> {
-    pub fn new(
-        splicer: &'a Splicer,
-        flow: &'a Registered,
-        policy: &'a Policy,
-        client: Leg,
-        server: Leg,
-        left: Leftovers,
-        orders: mpsc::UnboundedReceiver<Command>,
-    ) -> Relay<'a> {
-        let pump = Pump::new(&left.to_server, &left.to_client);
-        let stop = splicer.stop_signal();
+impl Relay {
+    pub fn new(splicer: &Splicer, listed: Listed, client: Leg, server: Leg, left: &Leftovers, done: Done) -> Relay {
         Relay {
-            splicer,
-            flow,
-            policy,
+            splicer: splicer.clone(),
+            listed,
             client,
             server,
-            pump,
-            orders,
-            events: None,
-            stop,
+            pump: Pump::new(&left.to_server, &left.to_client),
+            done,
             shimmed: false,
             stay: false,
             wanted: false,
@@ -127,28 +104,54 @@ impl<'a> Relay<'a> {
         }
     }
 
+    /// A flow that the keeper gives back.
+    pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: Kept) -> Relay {
+        let (c, s) = (flow.client, flow.server);
+        let Kept { sides: [a, b], done, shimmed, stay, fin_past, released, .. } = kept;
+        let listed = Listed::again(splicer, flow);
+        let mut r = Relay::new(splicer, listed, a.leg(&c), b.leg(&s), &Leftovers::default(), done);
+        for (d, copied) in r.pump.dirs.iter_mut().zip(r.listed.flow.now().copied) {
+            d.copied = copied;
+        }
+        Relay { shimmed, stay, fin_past, released, ..r }
+    }
+
+    /// Leaves the flow to the keeper, with the orders that nobody has heard.
+    fn keep(self, mut ears: Ears) {
+        let Relay { splicer, listed, client, server, done, shimmed, stay, fin_past, .. } = self;
+        let flow = listed.keep();
+        let kept = Kept::new([client.side(), server.side()], done, (shimmed, stay, fin_past));
+        let mut place = flow.place();
+        *place = Place::Kept(Box::new(kept));
+        splicer.tell(Note::Kept(flow.id));
+        while let Ok(command) = ears.orders.try_recv() {
+            splicer.tell(Note::Command(flow.id, command));
+        }
+    }
+
+    fn flow(&self) -> &Flow {
+        &self.listed.flow
+    }
+
     fn set_state(&self, state: FlowState) {
-        let mut now = self.flow.shared.now();
-        tracing::debug!(flow = self.flow.shared.id, "{:?} -> {:?}", now.state, state);
-        now.state = state;
+        self.flow().set_state(state);
     }
 
     fn refuse(&self, why: Refusal) {
-        tracing::debug!(flow = self.flow.shared.id, reason = %why, "not spliced");
-        self.flow.shared.now().refusal = Some(why);
+        self.flow().refuse(why);
     }
 
     fn legs(&self) -> (Tuple, Tuple) {
-        (self.flow.shared.client, self.flow.shared.server)
+        (self.flow().client, self.flow().server)
     }
 
     /// May the flow be spliced, as far as one can know before trying?
     fn spliceable(&self) -> bool {
         let (c, s) = self.legs();
-        if self.flow.shared.now().refusal.is_some() {
+        if self.flow().now().refusal.is_some() {
             return false;
         }
-        if self.policy.when == When::Never {
+        if self.flow().policy.when == When::Never {
             self.refuse(Refusal::Policy);
             return false;
         }
@@ -159,31 +162,36 @@ impl<'a> Relay<'a> {
         true
     }
 
-    pub async fn run(mut self) -> Ended {
+    /// Copies until the flow ends, or the keeper takes it.
+    pub async fn run(mut self, mut ears: Ears) {
+        if let Err(error) = self.client.attend().and_then(|()| self.server.attend()) {
+            // out of memory or watches: both sockets are closed now, which ends both connections
+            tracing::error!(flow = self.flow().id, %error, "the sockets of a flow are lost");
+            return self.finish(How::Stopped, false);
+        }
         let how = loop {
-            match self.copy().await {
+            match self.copy(&mut ears).await {
                 Copied::Ended(how) => break how,
                 Copied::Splice => {}
             }
-            match self.splice().await {
-                Attempt::Spliced => {}
-                Attempt::Copying => continue,
+            match self.splice(&mut ears).await {
+                Attempt::Spliced => return self.keep(ears),
+                Attempt::Copying => {}
                 Attempt::Ended(how) => break how,
-            }
-            match self.forward().await {
-                Forwarded::Ended(how) => return self.finish(how, true),
-                Forwarded::Recreated => {}
-                Forwarded::Unsplice => {
-                    if let Some(how) = self.unsplice(true) {
-                        break how;
-                    }
-                }
             }
         };
         if self.fin_past && how == How::Closed {
             self.await_fins().await;
         }
-        self.finish(how, false)
+        self.finish(how, false);
+    }
+
+    /// Takes a spliced flow back, and copies on.
+    pub async fn unsplice_and_run(mut self, ears: Ears) {
+        match self.unsplice(true) {
+            Some(how) => self.finish(how, false),
+            None => self.run(ears).await,
+        }
     }
 
     /// Until both hosts have acknowledged the other's FIN; then no socket has anything to add.
@@ -203,9 +211,9 @@ impl<'a> Relay<'a> {
     }
 
     /// Control mode. Returns at the end of the flow, or when it is to be spliced.
-    async fn copy(&mut self) -> Copied {
+    async fn copy(&mut self, ears: &mut Ears) -> Copied {
         self.set_state(FlowState::Copying);
-        let mut enough = match self.policy.when {
+        let mut enough = match self.flow().policy.when {
             _ if self.stay || !self.spliceable() => u64::MAX,
             _ if self.wanted => 0,
             When::Never => u64::MAX,
@@ -221,7 +229,8 @@ impl<'a> Relay<'a> {
             if due && wait.is_zero() {
                 return Copied::Splice;
             }
-            let Relay { pump, client, server, orders, stop, .. } = self;
+            let Relay { pump, client, server, .. } = self;
+            let Ears { orders, stop, .. } = ears;
             tokio::select! {
                 r = poll_fn(|cx| pump.poll(cx, client, server, if due { u64::MAX } else { enough })) => {
                     self.note_copied();
@@ -235,7 +244,7 @@ impl<'a> Relay<'a> {
                 c = order(orders) => match c {
                     Command::Splice => {
                         self.stay = false;
-                        self.flow.shared.now().refusal = self.splicer.refusal();
+                        self.flow().now().refusal = self.splicer.refusal();
                         if self.spliceable() {
                             (self.wanted, enough) = (true, 0);
                         }
@@ -253,7 +262,7 @@ impl<'a> Relay<'a> {
     }
 
     fn note_copied(&self) {
-        self.flow.shared.now().copied = [self.pump.dirs[0].copied, self.pump.dirs[1].copied];
+        self.flow().now().copied = [self.pump.dirs[0].copied, self.pump.dirs[1].copied];
     }
 
     fn half(leg: &Leg, in_hand: usize) -> Half {
@@ -261,14 +270,15 @@ impl<'a> Relay<'a> {
     }
 
     /// Freeze, drain, commit.
-    async fn splice(&mut self) -> Attempt {
-        let Some(datapath) = self.splicer.datapath() else { return Attempt::Copying };
+    async fn splice(&mut self, ears: &mut Ears) -> Attempt {
+        let splicer = self.splicer.clone();
+        let Some(datapath) = splicer.datapath() else { return Attempt::Copying };
         let (c, s) = self.legs();
-        let mut events = self.flow.events();
+        splicer.route_events(self.flow());
         let a = Self::half(&self.client, self.pump.dirs[0].in_hand());
         let b = Self::half(&self.server, self.pump.dirs[1].in_hand());
         let fit = self.tries < FIT_TRIES && self.pump.copied() > 0;
-        let frozen = match datapath.freeze(&a, &b, self.policy.hold, fit) {
+        let frozen = match datapath.freeze(&a, &b, self.flow().policy.hold, fit) {
             Ok(f) => f,
             Err(SwitchError::Busy | SwitchError::Window) => {
                 self.again = Some(Instant::now() + AGAIN);
@@ -283,31 +293,27 @@ impl<'a> Relay<'a> {
         };
         (self.again, self.tries, self.wanted) = (None, 0, false);
         self.set_state(FlowState::Draining);
-        tracing::debug!(flow = self.flow.shared.id, ?frozen, "frozen");
+        tracing::debug!(flow = self.flow().id, ?frozen, "frozen");
         for (d, half) in [&a, &b].into_iter().enumerate() {
             let dir = &mut self.pump.dirs[d];
             dir.limit = Some(frozen.pending[d].into());
             dir.fin = frozen.fin[d];
-            self.flow.shared.now().since[d] = half.consumed + u64::from(frozen.pending[d]) + u64::from(frozen.fin[d]);
+            self.flow().now().since[d] = half.consumed + u64::from(frozen.pending[d]) + u64::from(frozen.fin[d]);
         }
-        let drained = self.drain(datapath, &mut events).await;
+        let drained = self.drain(datapath, ears).await;
         self.pump.unlimited();
         match drained {
             Ok(()) => match datapath.commit(
                 &c,
                 &s,
-                [Trigger::ClientData, Trigger::ServerData].map(|t| self.policy.trigger == Some(t)),
+                [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t)),
             ) {
                 Ok(at) => {
-                    tracing::debug!(flow = self.flow.shared.id, ?at, "spliced");
-                    self.events = Some(events);
-                    self.client.park(true);
-                    self.server.park(true);
-                    for d in &mut self.pump.dirs {
-                        d.park();
-                    }
+                    tracing::debug!(flow = self.flow().id, ?at, "spliced");
+                    self.client.park();
+                    self.server.park();
                     self.note_copied();
-                    self.flow.shared.now().splices += 1;
+                    self.flow().now().splices += 1;
                     self.set_state(FlowState::Spliced);
                     return Attempt::Spliced;
                 }
@@ -323,14 +329,10 @@ impl<'a> Relay<'a> {
     }
 
     /// Passes on what lies before the bounds, until both directions are forwarded. Err: why not, None if a connection failed.
-    async fn drain(
-        &mut self,
-        datapath: &Datapath,
-        events: &mut mpsc::UnboundedReceiver<EventKind>,
-    ) -> Result<(), Option<Refusal>> {
+    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears) -> Result<(), Option<Refusal>> {
         const FORWARDED: u8 = 2;
         let (c, s) = self.legs();
-        let limit = Instant::now() + self.policy.drain_limit;
+        let limit = Instant::now() + self.flow().policy.drain_limit;
         let mut passed = false;
         loop {
             match datapath.look(&c, &s) {
@@ -343,152 +345,30 @@ impl<'a> Relay<'a> {
             if left.is_zero() {
                 return Err(Some(Refusal::DrainTimeout));
             }
-            let Relay { pump, client, server, stop, .. } = self;
+            let Relay { pump, client, server, .. } = self;
+            let Ears { events, stop, .. } = &mut *ears;
             tokio::select! {
                 r = poll_fn(|cx| pump.poll(cx, client, server, u64::MAX)), if !passed => match r {
                     Ok(()) => passed = true,
                     Err(_) => return Err(None),
                 },
-                _ = events.recv() => {}
+                () = events.notified() => {}
                 _ = stopped(stop) => return Err(None),
                 () = tokio::time::sleep(DRAIN_POLL.min(left)) => {}
             }
         }
     }
 
-    /// Forwarding mode: waits.
-    async fn forward(&mut self) -> Forwarded {
-        let Some(datapath) = self.splicer.datapath() else { return Forwarded::Unsplice };
-        let began = Instant::now();
-        let mut last = (Instant::now(), None);
-        let patience = match self.policy.trigger {
-            Some(Trigger::Idle(after)) => after.min(self.policy.idle_limit),
-            _ => self.policy.idle_limit,
-        };
-        let poll = (patience / 8).clamp(Duration::from_millis(100), Duration::from_secs(30));
-        let release = self.policy.release_after.unwrap_or(Duration::MAX);
-        let mut oversize = None;
-        loop {
-            let due = release.saturating_sub(began.elapsed());
-            let events = self.events.as_mut().expect("set by splice()");
-            let stop = &mut self.stop;
-            tokio::select! {
-                e = events.recv() => match e {
-                    Some(EventKind::Triggered) => {
-                        self.stay = true;
-                        return Forwarded::Unsplice;
-                    }
-                    Some(EventKind::Oversize) if oversize.get_or_insert_with(Instant::now).elapsed() > MTU_PATIENCE => {
-                        self.refuse(Refusal::Mtu);
-                        if let Some(back) = self.way_back(datapath).await {
-                            return back;
-                        }
-                    }
-                    _ => {}
-                },
-                o = order(&mut self.orders) => match o {
-                    Command::Unsplice => if let Some(back) = self.way_back(datapath).await {
-                        self.stay = true;
-                        return back;
-                    },
-                    Command::Splice => {}
-                    Command::Release => self.release(datapath),
-                },
-                s = stopped(stop) => {
-                    return Forwarded::Ended(if s == Stop::Leave { How::Left } else { How::Stopped });
-                }
-                () = tokio::time::sleep(due), if self.released.is_none() => self.release(datapath),
-                () = tokio::time::sleep(poll) => {}
-            }
-            let sign = match self.life(datapath) {
-                Ok(sign) => Some(sign),
-                Err(how) => return Forwarded::Ended(how),
-            };
-            if last.1 != sign {
-                last = (Instant::now(), sign);
-                continue;
-            }
-            let idle = last.0.elapsed();
-            if idle >= self.policy.idle_limit {
-                return Forwarded::Ended(How::Idle);
-            }
-            if matches!(self.policy.trigger, Some(Trigger::Idle(after)) if idle >= after)
-                && let Some(back) = self.way_back(datapath).await
-            {
-                self.stay = true;
-                return back;
-            }
-        }
-    }
-
-    /// Does the flow still live? A sign that changes with every segment, or how it has ended.
-    fn life(&self, datapath: &Datapath) -> Result<[(u32, u32, u8); 2], How> {
-        let (c, s) = self.legs();
-        let (Some(pc), Some(ps)) = (datapath.path(&c), datapath.path(&s)) else {
-            return Err(How::Stopped); // somebody has flushed the tables
-        };
-        if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
-            if pc.flags & ps.flags & PathFlags::FIN != 0 {
-                return Err(How::Closed); // a late segment met a host that had forgotten the connection
-            }
-            return Err(if pc.flags & PathFlags::RST != 0 { How::ClientReset } else { How::ServerReset });
-        }
-        if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
-            return Err(How::Closed);
-        }
-        Ok([pc, ps].map(|p| (p.end, p.max_ack, p.seen)))
-    }
-
-    /// Closes the parked sockets; the flow goes on without.
-    fn release(&mut self, datapath: &Datapath) {
-        if self.released.is_some() {
-            return;
-        }
-        self.client.close_silently();
-        self.server.close_silently();
-        let (c, s) = self.legs();
-        self.released = datapath.release(&c).zip(datapath.release(&s)).map(|(a, b)| [a, b]);
-        *self.flow.shared.released() = self.released;
-        self.set_state(FlowState::Released);
-    }
-
-    /// By unsplicing to the parked sockets; a released flow gets new ones, as soon as it is idle for an instant. None: it is
-    /// never idle, and stays as it is.
-    async fn way_back(&mut self, datapath: &Datapath) -> Option<Forwarded> {
-        let Some([a, b]) = self.released else { return Some(Forwarded::Unsplice) };
-        let limit = Instant::now() + self.policy.drain_limit;
-        while Instant::now() < limit {
-            let sockets = match datapath.recreate(&a, &b) {
-                Ok(sockets) => sockets,
-                Err(SwitchError::Busy) => {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                    continue;
-                }
-                Err(error) => {
-                    tracing::warn!(flow = self.flow.shared.id, %error, "sockets of a released flow could not be made");
-                    return None;
-                }
-            };
-            let [x, y] = sockets;
-            if let Err(error) = self.client.reopen(x).and_then(|()| self.server.reopen(y)) {
-                // out of descriptors: both sockets are closed now, which ends both connections
-                tracing::error!(flow = self.flow.shared.id, %error, "recreated sockets are lost");
-                return Some(Forwarded::Ended(How::Stopped));
-            }
-            self.took_over(datapath, [a, b]);
-            return Some(Forwarded::Recreated);
-        }
-        tracing::info!(flow = self.flow.shared.id, "never idle: stays released");
-        None
-    }
-
-    /// The new sockets begin where the hosts are.
-    fn took_over(&mut self, datapath: &Datapath, old: [Released; 2]) {
-        self.released = None;
-        *self.flow.shared.released() = None;
-        let mut now = self.flow.shared.now();
-        for (d, old) in old.iter().enumerate() {
-            let Some(end) = datapath.released_end(old) else { continue };
+    /// New sockets for a flow that was released; they begin where the hosts are.
+    pub fn took_over(&mut self, datapath: &Datapath, sockets: [OwnedFd; 2]) {
+        let [x, y] = sockets;
+        self.client.reopen(x);
+        self.server.reopen(y);
+        let Some(old) = self.released.take() else { return };
+        let mut now = self.listed.flow.now();
+        let (c, s) = (self.listed.flow.client, self.listed.flow.server);
+        for (d, (leg, old)) in [c, s].iter().zip(&old).enumerate() {
+            let Some(end) = datapath.released_end(leg, old) else { continue };
             let forwarded = end - now.since[d];
             now.spliced[d] += forwarded;
             now.since[d] = end;
@@ -501,14 +381,15 @@ impl<'a> Relay<'a> {
 
     /// Back to control mode, from forwarding (`spliced`) as well as from a drain. Some: a reset has ended the flow.
     fn unsplice(&mut self, spliced: bool) -> Option<How> {
-        let datapath = self.splicer.datapath()?;
+        let splicer = self.splicer.clone();
+        let datapath = splicer.datapath()?;
         let (c, s) = self.legs();
         let reset_by_client = datapath.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);
         match datapath.unsplice(&c, &s) {
             Ok(at) => {
                 if spliced {
-                    self.client.park(false);
-                    self.server.park(false);
+                    self.client.unpark();
+                    self.server.unpark();
                 }
                 self.take_back(&at, spliced);
                 self.set_state(FlowState::Unsplicing);
@@ -517,7 +398,7 @@ impl<'a> Relay<'a> {
                 reset.then_some(if by_client { How::ClientReset } else { How::ServerReset })
             }
             Err(error) => {
-                tracing::warn!(flow = self.flow.shared.id, %error, "unsplice");
+                tracing::warn!(flow = self.flow().id, %error, "unsplice");
                 Some(How::Stopped)
             }
         }
@@ -527,7 +408,7 @@ impl<'a> Relay<'a> {
     /// by itself: then the phases tell nothing, but both directions were `spliced`.
     fn take_back(&mut self, at: &Switched, spliced: bool) {
         self.shimmed = true;
-        let mut now = self.flow.shared.now();
+        let mut now = self.listed.flow.now();
         for d in 0..2 {
             if !spliced && !at.was_forwarded[d] {
                 continue;
@@ -545,40 +426,20 @@ impl<'a> Relay<'a> {
                 self.fin_past = true;
             }
         }
-        tracing::debug!(flow = self.flow.shared.id, ?at, "unspliced");
+        tracing::debug!(flow = self.flow().id, ?at, "unspliced");
     }
 
-    /// Counts, closes, and sees to it that the entries go when nobody needs them any more.
-    fn finish(mut self, how: How, spliced: bool) -> Ended {
+    /// Counts, closes, tells, and sees to it that the entries go when nobody needs them any more.
+    pub fn finish(mut self, how: How, spliced: bool) {
         if spliced && matches!(how, How::Stopped | How::Idle) && self.released.is_none() {
             self.unsplice(true); // the sockets tell the hosts
             return self.finish(how, false);
         }
-        let (c, s) = self.legs();
-        self.note_copied();
-        let datapath = self.splicer.datapath();
-        if spliced && let Some(d) = datapath {
-            let end = self.flow.shared.ends(d);
-            let mut now = self.flow.shared.now();
-            for (i, leg) in [&c, &s].into_iter().enumerate() {
-                let fin = u64::from(d.path(leg).is_some_and(|p| p.flags & PathFlags::FIN != 0));
-                let before = now.since[i];
-                now.spliced[i] += end.map_or(0, |e| (e[i] - before).saturating_sub(fin));
-            }
+        if spliced {
+            self.count_spliced();
+        } else {
+            self.note_copied();
         }
-        let now = *self.flow.shared.now();
-        let ended = Ended {
-            id: self.flow.shared.id,
-            how,
-            bytes_up: now.copied[0] + now.spliced[0],
-            bytes_down: now.copied[1] + now.spliced[1],
-            spliced_up: now.spliced[0],
-            spliced_down: now.spliced[1],
-            splices: now.splices,
-            refusal: now.refusal.or((now.splices == 0 && how == How::Closed).then_some(Refusal::Short)),
-            duration_ms: self.flow.shared.began.elapsed().as_millis() as u64,
-        };
-        let linger = spliced || self.shimmed;
         match (how, spliced) {
             (How::Closed | How::Left, false) => {}
             (_, false) => {
@@ -591,21 +452,45 @@ impl<'a> Relay<'a> {
                 self.server.close_silently();
             }
         }
-        if how != How::Left && datapath.is_some() {
-            let splicer = self.splicer.clone();
-            tokio::spawn(async move {
-                let Some(d) = splicer.datapath() else { return };
-                if linger {
-                    tokio::time::sleep(LINGER).await;
-                    d.forget_ended(&c);
-                    d.forget_ended(&s);
-                } else {
-                    d.forget(&c);
-                    d.forget(&s);
-                }
-            });
+        let ended = self.ended(how);
+        let Relay { splicer, listed, client, server, done, shimmed, .. } = self;
+        drop((client, server)); // the last segments of the sockets need the entries
+        let flow = listed.flow.clone();
+        if how != How::Left {
+            splicer.forget(&flow, spliced || shimmed);
         }
-        ended
+        drop(listed);
+        done(ended, &flow.info);
+    }
+
+    /// Adds what was forwarded since the last splice.
+    fn count_spliced(&self) {
+        let Some(d) = self.splicer.datapath() else { return };
+        let (c, s) = self.legs();
+        let Some(end) = ends(d, self.flow(), self.released.as_ref()) else { return };
+        let mut now = self.flow().now();
+        for (i, leg) in [&c, &s].into_iter().enumerate() {
+            let fin = u64::from(d.path(leg).is_some_and(|p| p.flags & PathFlags::FIN != 0));
+            now.spliced[i] += (end[i] - now.since[i]).saturating_sub(fin);
+        }
+    }
+
+    fn ended(&self, how: How) -> Ended {
+        let flow = self.flow();
+        let now = *flow.now();
+        Ended {
+            id: flow.id,
+            client: flow.client.remote,
+            server: flow.server.remote,
+            how,
+            bytes_up: now.copied[0] + now.spliced[0],
+            bytes_down: now.copied[1] + now.spliced[1],
+            spliced_up: now.spliced[0],
+            spliced_down: now.spliced[1],
+            splices: now.splices,
+            refusal: now.refusal.or((now.splices == 0 && how == How::Closed).then_some(Refusal::Short)),
+            duration_ms: flow.began.elapsed().as_millis() as u64,
+        }
     }
 }
 

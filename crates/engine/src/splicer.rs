@@ -2,30 +2,39 @@
 
 use crate::{
     Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Policy, Refusal,
+    keeper::{self, Kept, Note},
     orphans::{self, Orphan},
-    ports::{Ports, source_for, tuple},
+    ports::{Ports, source_for},
     relay::Relay,
 };
-use longsplice_datapath::{Datapath, EventKind, ExpectError, OpenError, Options, Released, Tuple};
+use longsplice_datapath::{Datapath, Event, ExpectError, OpenError, Options, Released, Tuple};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap, VecDeque, hash_map::RandomState},
+    hash::BuildHasher,
     io,
-    net::SocketAddr,
-    ops::RangeInclusive,
+    net::{IpAddr, SocketAddr},
+    ops::{Bound, RangeInclusive},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Sender, channel},
     },
     time::{Duration, Instant},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, mpsc, oneshot, watch},
+};
 
 /// How often a taken source port is replaced by the next before a connect fails: far more than TIME-WAITs in a row.
 const PORT_TRIES: usize = 256;
 /// How long the entries of a flow that has ended go on answering retransmissions (TIME-WAIT, 2 MSL as Linux has it).
 pub(crate) const LINGER: Duration = Duration::from_secs(60);
+
+/// Flows that are taken from the table at a time.
+const PAGE: usize = 1000;
 
 /// What [`Splicer::open`] is to do.
 #[derive(Clone, Debug)]
@@ -34,6 +43,9 @@ pub struct OpenOptions {
     pub devices: Vec<String>,
     /// Source ports of connections to servers. Outside of `net.ipv4.ip_local_port_range`, or other programs meet them.
     pub source_ports: RangeInclusive<u16>,
+    /// Own addresses to connect to servers from, for more connections to one server than there are ports; those of the
+    /// server's family in turn. Empty: the one that the kernel chooses.
+    pub sources: Vec<IpAddr>,
     /// How many flows at most.
     pub max_flows: u32,
     /// Where to pin maps and links; `None`: below /sys/fs/bpf/longsplice, by network namespace.
@@ -42,7 +54,13 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { devices: Vec::new(), source_ports: 10240..=28671, max_flows: 65536, pin: None }
+        OpenOptions {
+            devices: Vec::new(),
+            source_ports: 10240..=28671,
+            sources: Vec::new(),
+            max_flows: 65536,
+            pin: None,
+        }
     }
 }
 
@@ -58,10 +76,19 @@ pub(crate) struct Inner {
     refusal: Refusal,
     ports: Ports,
     pub next_id: AtomicU64,
-    flows: Mutex<HashMap<u64, Arc<FlowShared>>>,
+    /// Live flows, by number.
+    flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
     /// Spliced flows of an earlier process.
     pub orphans: Mutex<Vec<Orphan>>,
-    waiting: Mutex<HashMap<Tuple, mpsc::UnboundedSender<EventKind>>>,
+    /// Which flow a leg belongs to, for events; by hash, which takes an eighth of the tuple's room. Should two legs have
+    /// the same, one flow notices by looking.
+    routes: Mutex<HashMap<u64, u64>>,
+    hasher: RandomState,
+    /// Entries of flows that have ended, and until when they stay.
+    pub lingering: Mutex<VecDeque<(Instant, [Tuple; 2])>>,
+    keeper: Sender<Note>,
+    /// Where flows that come back are copied.
+    pub runtime: OnceLock<Handle>,
     pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
 }
@@ -76,19 +103,38 @@ pub(crate) enum Stop {
     Leave,
 }
 
-/// What lists show of a flow; written by its relay.
-pub(crate) struct FlowShared {
+/// A live flow, as lists and commands find it.
+pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
     pub client: Tuple,
     pub server: Tuple,
     pub began: Instant,
-    pub now: Mutex<FlowNow>,
-    released: Mutex<Option<[Released; 2]>>,
-    /// Commands of the operator.
-    pub commands: mpsc::UnboundedSender<Command>,
+    pub policy: Arc<Policy>,
+    now: Mutex<FlowNow>,
+    place: Mutex<Place>,
 }
 
+/// Who has the flow.
+pub(crate) enum Place {
+    /// A task, which copies or drains: what it listens to.
+    Task { orders: mpsc::UnboundedSender<Command>, events: Arc<Notify> },
+    /// The keeper.
+    Kept(Box<Kept>),
+    /// It has ended.
+    Gone,
+}
+
+/// What a task listens to.
+pub(crate) struct Ears {
+    /// Commands of the operator.
+    pub orders: mpsc::UnboundedReceiver<Command>,
+    /// Something has happened in the data path.
+    pub events: Arc<Notify>,
+    pub stop: watch::Receiver<Stop>,
+}
+
+/// What lists show; written by whoever has the flow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlowNow {
     pub state: FlowState,
@@ -116,28 +162,42 @@ pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().expect("nothing panics under the engine's locks")
 }
 
-impl FlowShared {
+/// Positions of all that came from the hosts.
+pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released; 2]>) -> Option<[u64; 2]> {
+    match released {
+        Some([a, b]) => Some([datapath.released_end(&flow.client, a)?, datapath.released_end(&flow.server, b)?]),
+        None => datapath.look(&flow.client, &flow.server).ok().map(|s| s.end),
+    }
+}
+
+impl Flow {
     pub fn now(&self) -> MutexGuard<'_, FlowNow> {
         lock(&self.now)
     }
 
-    pub fn released(&self) -> MutexGuard<'_, Option<[Released; 2]>> {
-        lock(&self.released)
+    pub fn place(&self) -> MutexGuard<'_, Place> {
+        lock(&self.place)
     }
 
-    /// Positions of all that came from the hosts.
-    pub fn ends(&self, datapath: &Datapath) -> Option<[u64; 2]> {
-        match *self.released() {
-            Some([a, b]) => Some([datapath.released_end(&a)?, datapath.released_end(&b)?]),
-            None => datapath.look(&self.client, &self.server).ok().map(|s| s.end),
-        }
+    pub fn set_state(&self, state: FlowState) {
+        let mut now = self.now();
+        tracing::debug!(flow = self.id, "{:?} -> {:?}", now.state, state);
+        now.state = state;
+    }
+
+    pub fn refuse(&self, why: Refusal) {
+        tracing::debug!(flow = self.id, reason = %why, "not spliced");
+        self.now().refusal = Some(why);
     }
 
     fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
         let now = *self.now();
         let ends = match now.state {
             FlowState::Copying | FlowState::Unsplicing => None,
-            _ => datapath.and_then(|d| self.ends(d)),
+            _ => datapath.and_then(|d| match &*self.place() {
+                Place::Kept(kept) => ends(d, self, kept.released.as_ref()),
+                _ => ends(d, self, None),
+            }),
         };
         let live = ends.map_or([0; 2], |e| [0, 1].map(|i| e[i].saturating_sub(now.since[i])));
         let bytes = |i: usize| now.copied[i] + now.spliced[i] + live[i];
@@ -177,45 +237,89 @@ impl Splicer {
             pin: options.pin.clone(),
             max_flows: options.max_flows,
         })?;
-        let s = Splicer::with(Some(datapath), Refusal::Unprivileged, options.source_ports.clone());
+        let (keeper, notes) = channel();
+        let s = Splicer::with(
+            Some(datapath),
+            Refusal::Unprivileged,
+            Ports::new(options.source_ports.clone(), options.sources.clone()),
+            keeper,
+        );
         orphans::adopt(&s.inner)?;
-        let weak = Arc::downgrade(&s.inner);
-        std::thread::Builder::new()
-            .name("events".into())
-            .spawn(move || {
-                let Some(inner) = weak.upgrade() else { return };
-                let d = inner.datapath.as_ref().expect("opened above");
-                // the thread holds the engine until told to stop
-                if let Err(error) = d.poll_events(|e| {
-                    if let Some(e) = e
-                        && let Some(to) = lock(&inner.waiting).get(&e.leg)
-                    {
-                        let _ = to.send(e.kind); // a flow that has just ended hears nothing any more
-                    }
-                    !inner.stopping.load(Ordering::Relaxed)
-                }) {
-                    tracing::error!(%error, "events of the data path are lost; flows notice by polling");
-                }
-            })
-            .map_err(|source| OpenError::Kernel { what: "event thread", source })?;
+        // these threads hold the engine until told to stop
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        let failed = |source| OpenError::Kernel { what: "thread", source };
+        let engine = s.clone();
+        thread("keeper").spawn(move || keeper::keep(engine, &notes)).map_err(failed)?;
+        let engine = s.clone();
+        thread("events").spawn(move || engine.hear_events()).map_err(failed)?;
         Ok(s)
+    }
+
+    fn hear_events(&self) {
+        let Some(d) = self.datapath() else { return };
+        let heard = d.poll_events(|event| {
+            if let Some(event) = event {
+                self.route(&event);
+            }
+            !self.inner.stopping.load(Ordering::Relaxed)
+        });
+        if let Err(error) = heard {
+            tracing::error!(%error, "events of the data path are lost; flows notice by polling");
+        }
+    }
+
+    /// A flow that has just ended hears nothing any more.
+    fn route(&self, event: &Event) {
+        let id = lock(&self.inner.routes).get(&self.hash(&event.leg)).copied();
+        let Some(flow) = id.and_then(|id| self.flow(id)) else { return };
+        match &*flow.place() {
+            Place::Task { events, .. } => events.notify_one(),
+            Place::Kept(_) => self.tell(Note::Event(flow.id, event.kind)),
+            Place::Gone => {}
+        }
+    }
+
+    fn hash(&self, leg: &Tuple) -> u64 {
+        self.inner.hasher.hash_one(leg)
+    }
+
+    /// Events of both legs reach the flow from now on.
+    pub(crate) fn route_events(&self, flow: &Flow) {
+        let legs = [self.hash(&flow.client), self.hash(&flow.server)];
+        lock(&self.inner.routes).extend(legs.map(|h| (h, flow.id)));
+    }
+
+    /// The keeper; once it is gone, flows are as well.
+    pub(crate) fn tell(&self, note: Note) {
+        let _ = self.inner.keeper.send(note);
+    }
+
+    /// For a new task: how it is reached, and what it listens to.
+    pub(crate) fn ears(&self) -> (Place, Ears) {
+        let (tx, orders) = mpsc::unbounded_channel();
+        let events = Arc::new(Notify::new());
+        (Place::Task { orders: tx, events: events.clone() }, Ears { orders, events, stop: self.stop_signal() })
     }
 
     /// An engine that only copies; every flow shows `reason`.
     pub fn copying(reason: Refusal) -> Splicer {
-        Splicer::with(None, reason, OpenOptions::default().source_ports)
+        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, Vec::new()), channel().0)
     }
 
-    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: RangeInclusive<u16>) -> Splicer {
+    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
         Splicer {
             inner: Arc::new(Inner {
                 datapath,
                 refusal,
-                ports: Ports::new(ports),
+                ports,
                 next_id: AtomicU64::new(1),
                 flows: Mutex::default(),
                 orphans: Mutex::default(),
-                waiting: Mutex::default(),
+                routes: Mutex::default(),
+                hasher: RandomState::new(),
+                lingering: Mutex::default(),
+                keeper,
+                runtime: OnceLock::new(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),
             }),
@@ -265,7 +369,7 @@ impl Splicer {
             return Leg::new(tokio::net::TcpStream::connect(server).await?);
         };
         for _ in 0..PORT_TRIES {
-            let t = tuple(server, source, self.inner.ports.next());
+            let t = self.inner.ports.next(server, source);
             let s = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
             s.set_nonblocking(true)?;
             if let Err(e) = s.bind(&t.local.into()) {
@@ -289,19 +393,41 @@ impl Splicer {
             expected.leg = None;
             return Ok(leg);
         }
-        Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "no free source port: widen source_ports"))
+        Err(io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            "no free source port: widen source_ports, or name more addresses as source",
+        ))
     }
 
     /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.
-    /// `left` is delivered first. Half-closes and resets are passed on.
+    /// `left` is delivered first. Half-closes and resets are passed on. Dropping the future does not end the flow.
     pub async fn relay(&self, client: Leg, server: Leg, left: Leftovers, policy: &Policy, info: FlowInfo) -> Ended {
-        let (commands, orders) = mpsc::unbounded_channel();
-        let shared = Arc::new(FlowShared {
+        let (tell, told) = oneshot::channel();
+        let done = move |ended, _: &FlowInfo| drop(tell.send(ended));
+        self.hand_over(client, server, &left, Arc::new(policy.clone()), info, done);
+        told.await.expect("a flow ends before its runtime does")
+    }
+
+    /// The same for whoever has nothing to do in the meantime: no task of the caller's has to live as long as the flow,
+    /// and none of the engine's does while it is forwarded. `done` is called once, with the record of the flow, by a
+    /// thread that must not wait. Within a runtime.
+    pub fn hand_over(
+        &self,
+        client: Leg,
+        server: Leg,
+        left: &Leftovers,
+        policy: Arc<Policy>,
+        info: FlowInfo,
+        done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
+    ) {
+        let (place, ears) = self.ears();
+        let flow = Arc::new(Flow {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
             info,
             client: client.tuple(),
             server: server.tuple(),
             began: Instant::now(),
+            policy,
             now: Mutex::new(FlowNow {
                 state: FlowState::Copying,
                 copied: [0; 2],
@@ -310,37 +436,87 @@ impl Splicer {
                 splices: 0,
                 refusal: self.refusal(),
             }),
-            released: Mutex::default(),
-            commands,
+            place: Mutex::new(place),
         });
-        let registered = Registered::new(&self.inner, shared);
-        Relay::new(self, &registered, policy, client, server, left, orders).run().await
+        lock(&self.inner.flows).insert(flow.id, flow.clone());
+        let listed = Listed::again(self, flow);
+        let runtime = self.inner.runtime.get_or_init(Handle::current);
+        runtime.spawn(Relay::new(self, listed, client, server, left, Box::new(done)).run(ears));
+    }
+
+    pub(crate) fn flow(&self, id: u64) -> Option<Arc<Flow>> {
+        lock(&self.inner.flows).get(&id).cloned()
+    }
+
+    /// At most so many flows with numbers above `after`; none: there are no more.
+    pub(crate) fn page(&self, after: u64, most: usize) -> Option<Vec<Arc<Flow>>> {
+        let flows = lock(&self.inner.flows);
+        let page: Vec<_> =
+            flows.range((Bound::Excluded(after), Bound::Unbounded)).take(most).map(|(_, f)| f.clone()).collect();
+        (!page.is_empty()).then_some(page)
     }
 
     /// All live flows, and those that an earlier process left in forwarding mode.
     pub fn flows(&self) -> Vec<FlowStatus> {
-        let flows: Vec<_> = lock(&self.inner.flows).values().cloned().collect();
-        let own = flows.iter().map(|f| f.status(self.inner.datapath.as_ref()));
-        own.chain(lock(&self.inner.orphans).iter().map(Orphan::status)).collect()
+        self.flows_after(0, usize::MAX, None)
+    }
+
+    /// At most so many of them, in the order of their numbers, from the first above `after` on, and only those in `state`
+    /// if there is one. No lock is held for more than a page, and the data path is asked about what is listed alone.
+    pub fn flows_after(&self, after: u64, most: usize, state: Option<FlowState>) -> Vec<FlowStatus> {
+        let fits = |now: FlowState| state.is_none_or(|s| s == now);
+        let mut all: Vec<FlowStatus> = {
+            let orphans = lock(&self.inner.orphans);
+            let first = orphans.partition_point(|o| o.id <= after);
+            orphans[first..].iter().map(Orphan::status).filter(|o| fits(o.state)).take(most).collect()
+        };
+        let mut last = after;
+        while all.len() < most
+            && let Some(page) = self.page(last, PAGE)
+        {
+            last = page[page.len() - 1].id;
+            let fit = page.iter().filter(|f| fits(f.now().state)).take(most - all.len());
+            all.extend(fit.map(|f| f.status(self.datapath())));
+        }
+        all
     }
 
     /// Asks something of a live flow. False: there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
-        lock(&self.inner.flows).get(&id).is_some_and(|f| f.commands.send(command).is_ok())
+        let Some(flow) = self.flow(id) else { return false };
+        match &*flow.place() {
+            Place::Task { orders, .. } => return orders.send(command).is_ok(),
+            Place::Kept(_) => self.tell(Note::Command(id, command)),
+            Place::Gone => return false,
+        }
+        true
     }
 
     /// Ends all flows now; `leave`: spliced ones go on in the kernel, without this process.
     pub fn stop(&self, leave: bool) {
         self.inner.stop.send_replace(if leave { Stop::Leave } else { Stop::Reset });
+        self.tell(Note::Stop);
     }
 
     /// After all relays have returned: removes everything that was attached and pinned, unless flows were left to the
     /// kernel by [`Splicer::stop`].
     pub fn close(self) -> io::Result<()> {
         self.inner.stopping.store(true, Ordering::Relaxed);
+        self.tell(Note::Stop);
         match &self.inner.datapath {
             Some(d) if *self.inner.stop.borrow() != Stop::Leave => d.remove(),
             _ => Ok(()),
+        }
+    }
+
+    /// Entries of a flow that has ended: at once, or when its last segments have been answered.
+    pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
+        let Some(d) = self.datapath() else { return };
+        let legs = [flow.client, flow.server];
+        if linger {
+            lock(&self.inner.lingering).push_back((Instant::now() + LINGER, legs));
+        } else {
+            legs.iter().for_each(|leg| d.forget(leg));
         }
     }
 
@@ -363,33 +539,39 @@ impl Drop for Expected<'_> {
     }
 }
 
-/// A flow in the tables, for as long as its relay runs.
-pub(crate) struct Registered {
-    inner: Arc<Inner>,
-    pub shared: Arc<FlowShared>,
+/// A flow in the tables: until this is dropped, unless the keeper takes it.
+pub(crate) struct Listed {
+    splicer: Splicer,
+    pub flow: Arc<Flow>,
+    kept: bool,
 }
 
-impl Registered {
-    fn new(inner: &Arc<Inner>, shared: Arc<FlowShared>) -> Registered {
-        lock(&inner.flows).insert(shared.id, shared.clone());
-        Registered { inner: inner.clone(), shared }
+impl Listed {
+    /// In a task.
+    pub fn again(splicer: &Splicer, flow: Arc<Flow>) -> Listed {
+        Listed { splicer: splicer.clone(), flow, kept: false }
     }
 
-    /// Events of both legs from now on.
-    pub fn events(&self) -> mpsc::UnboundedReceiver<EventKind> {
-        let (tx, rx) = mpsc::unbounded_channel();
-        let mut w = lock(&self.inner.waiting);
-        w.insert(self.shared.client, tx.clone());
-        w.insert(self.shared.server, tx);
-        rx
+    /// It stays listed.
+    pub fn keep(mut self) -> Arc<Flow> {
+        self.kept = true;
+        self.flow.clone()
     }
 }
 
-impl Drop for Registered {
+impl Drop for Listed {
     fn drop(&mut self) {
-        lock(&self.inner.flows).remove(&self.shared.id);
-        let mut w = lock(&self.inner.waiting);
-        w.remove(&self.shared.client);
-        w.remove(&self.shared.server);
+        if self.kept {
+            return;
+        }
+        let inner = &self.splicer.inner;
+        let legs = [&self.flow.client, &self.flow.server].map(|leg| self.splicer.hash(leg));
+        lock(&inner.flows).remove(&self.flow.id);
+        let mut routes = lock(&inner.routes);
+        for leg in legs {
+            if routes.get(&leg) == Some(&self.flow.id) {
+                routes.remove(&leg);
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The vocabulary of the interface: policy in, status and outcome out.
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, time::Duration};
 
 /// When a relayed pair of connections is spliced.
@@ -134,7 +134,7 @@ pub struct FlowInfo {
 }
 
 /// Where a flow is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowState {
     /// Control mode: bytes are copied.
@@ -201,6 +201,10 @@ pub enum How {
 pub struct Ended {
     /// Number of the flow.
     pub id: u64,
+    /// The client's address.
+    pub client: SocketAddr,
+    /// The server's address.
+    pub server: SocketAddr,
     /// How it ended.
     pub how: How,
     /// Bytes from client to server, all told.
@@ -218,3 +222,6 @@ pub struct Ended {
     /// Length of its life in milliseconds.
     pub duration_ms: u64,
 }
+
+/// Called once, with the record of a flow that has ended, by a thread of the engine: it must not wait.
+pub type Done = Box<dyn FnOnce(Ended, &FlowInfo) + Send>;

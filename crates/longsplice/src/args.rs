@@ -1,7 +1,7 @@
 //! The only table of flags. `--help`, the man page and the parser all come from here.
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use longsplice_engine::When;
+use longsplice_engine::{FlowState, When};
 use std::path::PathBuf;
 
 /// A TCP proxy that gets out of the way.
@@ -46,7 +46,7 @@ pub enum Command {
     ///
     /// One line each: number, protocol, client, server and target, state, bytes from client to server (UP) and back
     /// (DOWN), age, and the stages that segments traverse, or why the flow is not spliced.
-    Ls(Json),
+    Ls(LsArgs),
     /// Splices a flow now, whatever its policy waits for.
     Splice(Flow),
     /// Takes a spliced flow back into the program, which copies from then on.
@@ -144,6 +144,22 @@ pub struct Json {
     pub json: bool,
 }
 
+/// Which flows to list, and how.
+#[derive(Debug, clap::Args)]
+pub struct LsArgs {
+    /// Prints JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Lists so many at most: those that have lived longest. There may be a million.
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+
+    /// Lists only those in this state: copying, draining, spliced, or released.
+    #[arg(long, value_name = "STATE", value_parser = parse_state)]
+    pub state: Option<FlowState>,
+}
+
 /// Which flow.
 #[derive(Debug, clap::Args)]
 pub struct Flow {
@@ -175,7 +191,7 @@ pub struct DemoArgs {
 /// What to measure, and where to keep it.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure [default: everything]. A part is only written to files if there is an --out.
+    /// What to measure [default: everything but million]. A part is only written to files if there is an --out.
     #[arg(value_name = "WHAT", value_enum)]
     pub what: Vec<What>,
 
@@ -191,6 +207,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,1000,100000,1000000",
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub flows: Vec<u32>,
+    /// So many connections at the same time, for `million`.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = parse_connections)]
+    pub connections: usize,
 
     /// Directory of results [default: bench/results].
     #[arg(long, value_name = "DIR")]
@@ -227,6 +246,8 @@ pub enum What {
     Flood,
     /// Sequence numbers across splice, unsplice, release and recreation, as a picture; measures nothing, and needs --out.
     Trace,
+    /// A million connections at the same time; only if asked for: it takes minutes, and some 12 GB.
+    Million,
 }
 
 /// Networks to try things in.
@@ -250,6 +271,15 @@ fn parse_when(text: &str) -> Result<When, String> {
         "at-once" => Ok(When::AtOnce),
         n => n.parse().map(When::AfterBytes).map_err(|_| "write never, at-once, or a number of bytes".to_owned()),
     }
+}
+
+fn parse_state(text: &str) -> Result<FlowState, String> {
+    serde_json::from_value(text.into()).map_err(|_| "write copying, draining, spliced or released".to_owned())
+}
+
+fn parse_connections(text: &str) -> Result<usize, String> {
+    let n = text.parse().ok().filter(|n| (100..=4_000_000).contains(n));
+    n.ok_or_else(|| "write a number from 100 to 4000000".to_owned())
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

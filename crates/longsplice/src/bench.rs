@@ -4,13 +4,14 @@
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
 //! what counts is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] are what there is to
 //! compare and to measure, [`peers`] and [`venue`] set up a variant; [`segment`], [`ratio`], [`bulk`], [`response`],
-//! [`rate`], [`threshold`], [`switch`] and [`memory`] measure; [`machine`] says what it cost and who disturbed it,
+//! [`rate`], [`threshold`], [`switch`], [`memory`], [`flood`] and [`million`] measure; [`machine`] says what it cost and who disturbed it,
 //! [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
 
 mod bulk;
 mod flood;
 mod machine;
 mod memory;
+mod million;
 mod objects;
 mod peers;
 mod plots;
@@ -154,6 +155,7 @@ impl Bench {
         let flood = if wanted(&[What::Flood]) { flood::measure(self, &args.flows)? } else { Vec::new() };
         let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
         let lacking = self.lacking.iter().map(|(_, why)| why.clone());
+        let million = args.what.contains(&What::Million).then(|| million::measure(self, args.connections));
         Ok(Results {
             format: FORMAT,
             date: machine::today(),
@@ -166,6 +168,7 @@ impl Bench {
             memory,
             threshold,
             flood,
+            million: million.transpose()?,
         })
     }
 

@@ -4,6 +4,7 @@
 //! One JSON object per line each way, one answer per request, any number of requests per connection:
 //! ```text
 //! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
+//! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 of those after number 7
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...}}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
@@ -12,7 +13,7 @@
 //! What cannot be done is answered with `{"version":1,"error":"..."}`. `done` means that the flow was told: whether it
 //! was spliced, `ls` shows. There are no passwords: the socket has mode 0600, and whoever may open it may do everything.
 
-use longsplice_engine::{Command, Splicer};
+use longsplice_engine::{Command, FlowState, Splicer};
 use longsplice_proxy::Server;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
@@ -30,13 +31,15 @@ use std::{
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{UnixListener, UnixStream},
+    net::{UnixListener, UnixStream, unix::OwnedWriteHalf},
     sync::{Semaphore, mpsc},
     time::timeout,
 };
 
 /// Of requests and answers; raised when a field changes its meaning. New fields do not raise it.
 pub const VERSION: u32 = 1;
+/// Flows that are kept in memory for an answer at a time.
+pub const PAGE: usize = 500;
 /// Longest request in bytes: the longest that makes sense has about a hundred.
 const REQUEST: u64 = 4096;
 /// Operators and monitors at a time; more are turned away, so that a leak of theirs does not become one of ours.
@@ -60,8 +63,18 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Ask {
-    /// All live flows.
-    Ls,
+    /// Live flows, in the order of their numbers.
+    Ls {
+        /// Those with higher numbers than this.
+        #[serde(default)]
+        after: u64,
+        /// So many at most; null: all.
+        #[serde(default)]
+        limit: Option<usize>,
+        /// Those in this state; null: in any.
+        #[serde(default)]
+        state: Option<FlowState>,
+    },
     /// All counters.
     Counters,
     /// Splice a flow.
@@ -194,6 +207,10 @@ impl Office {
                 return Ok(());
             }
             let (answer, last) = match request(&line) {
+                Ok(Ask::Ls { after, limit, state }) => {
+                    self.list(&mut write, after, limit.unwrap_or(usize::MAX), state).await?;
+                    continue;
+                }
                 Ok(ask) => self.answer(ask),
                 Err(why) => (error(&why), false),
             };
@@ -210,14 +227,37 @@ impl Office {
         }
     }
 
+    /// A page at a time: an answer with a million flows is never in memory as a whole.
+    async fn list(
+        &self,
+        write: &mut OwnedWriteHalf,
+        mut after: u64,
+        mut limit: usize,
+        state: Option<FlowState>,
+    ) -> io::Result<()> {
+        let mut text = "{\"flows\":[".to_owned();
+        let mut first = true;
+        while limit > 0 {
+            let page = self.splicer.flows_after(after, PAGE.min(limit), state);
+            let Some(end) = page.last() else { break };
+            after = end.id;
+            limit -= page.len();
+            for flow in &page {
+                text.push_str(if first { "" } else { "," });
+                text.push_str(&serde_json::to_string(flow)?);
+                first = false;
+            }
+            timeout(SLOWNESS, write.write_all(text.as_bytes())).await??;
+            text.clear();
+        }
+        text.push_str(&format!("],\"version\":{VERSION}}}\n"));
+        timeout(SLOWNESS, write.write_all(text.as_bytes())).await?
+    }
+
     /// The answer, and whether it is the last one.
     fn answer(&self, ask: Ask) -> (Value, bool) {
         let answer = match ask {
-            Ask::Ls => {
-                let mut flows = self.splicer.flows();
-                flows.sort_by_key(|f| f.id);
-                json!({ "version": VERSION, "flows": flows })
-            }
+            Ask::Ls { .. } => unreachable!("answered by list()"),
             Ask::Counters => self.counters(),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
@@ -275,7 +315,8 @@ mod tests {
 
     #[test]
     fn requests() {
-        assert_eq!(request(b"{\"version\":1,\"ask\":\"ls\"}\n"), Ok(Ask::Ls));
+        let all = Ask::Ls { after: 0, limit: None, state: None };
+        assert_eq!(request(b"{\"version\":1,\"ask\":\"ls\"}\n"), Ok(all));
         assert_eq!(request(b"{\"version\":1,\"ask\":\"splice\",\"id\":7}\n"), Ok(Ask::Splice { id: 7 }));
         let stop = Ask::Stop { drain: None, flush: false };
         assert_eq!(request(b"{\"version\":1,\"ask\":\"stop\"}\n"), Ok(stop));

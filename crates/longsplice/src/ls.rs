@@ -1,6 +1,12 @@
 //! `longsplice ls`: live flows as a table.
 
-use crate::{Outcome, client::Client, control::Ask};
+use crate::{
+    Outcome,
+    args::LsArgs,
+    client::Client,
+    control::{Ask, PAGE},
+};
+use longsplice_engine::FlowState;
 use serde::Deserialize;
 use serde_json::Value;
 use std::{
@@ -36,24 +42,65 @@ pub struct Row {
     pub refusal: Option<String>,
 }
 
-/// `longsplice ls`.
-pub fn ls(control: Option<&Path>, json: bool) -> Outcome {
-    let mut answer = Client::connect(control)?.ask(Ask::Ls)?;
-    let flows = answer.get_mut("flows").map(Value::take).unwrap_or_default();
+/// `longsplice ls`: page by page, as many as there are.
+pub fn ls(control: Option<&Path>, args: &LsArgs) -> Outcome {
+    let mut client = Client::connect(control)?;
     let mut out = io::stdout().lock();
-    if json {
-        writeln!(out, "{flows}")?;
-    } else {
-        let rows: Vec<Row> = serde_json::from_value(flows)?;
-        out.write_all(table(&rows).as_bytes())?;
+    let mut width = HEAD.map(str::len);
+    let mut first = true;
+    let mut all = Ok(());
+    pages(&mut client, args.limit.unwrap_or(usize::MAX), args.state, |page| {
+        all = if args.json {
+            let rows = page.iter().map(Value::to_string).collect::<Vec<_>>().join(",");
+            write!(out, "{}{rows}", if first { "[" } else { "," })
+        } else {
+            let rows: Result<Vec<Row>, _> = page.into_iter().map(serde_json::from_value).collect();
+            rows.map_err(io::Error::from).and_then(|rows| out.write_all(table(&rows, &mut width, first).as_bytes()))
+        };
+        first = false;
+        all.is_ok()
+    })?;
+    all?;
+    match (first, args.json) {
+        (true, true) => writeln!(out, "[]")?,
+        (false, true) => writeln!(out, "]")?,
+        (true, false) => out.write_all(table(&[], &mut width, true).as_bytes())?,
+        (false, false) => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Gives pages that are not empty to `take`, until it wants no more.
+fn pages(
+    client: &mut Client,
+    mut limit: usize,
+    state: Option<FlowState>,
+    mut take: impl FnMut(Vec<Value>) -> bool,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let mut after = 0;
+    while limit > 0 {
+        let most = limit.min(PAGE);
+        let mut answer = client.ask(Ask::Ls { after, limit: Some(most), state })?;
+        let page: Vec<Value> = serde_json::from_value(answer.get_mut("flows").map(Value::take).unwrap_or_default())?;
+        let Some(last) = page.last() else { break };
+        after = last.get("id").and_then(Value::as_u64).ok_or("a flow without a number")?;
+        let n = page.len();
+        limit -= n;
+        if !take(page) || n < most {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// The flows of a control socket.
 pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
-    let mut answer = client.ask(Ask::Ls)?;
-    Ok(serde_json::from_value(answer.get_mut("flows").map(Value::take).unwrap_or_default())?)
+    let mut all = Vec::new();
+    pages(client, usize::MAX, None, |page| {
+        all.extend(page);
+        true
+    })?;
+    Ok(all.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 
 const HEAD: [&str; 10] =
@@ -61,9 +108,9 @@ const HEAD: [&str; 10] =
 /// Numbers, and what is read from its end, stand at the right.
 const RIGHT: [bool; 10] = [true, false, false, false, false, false, true, true, true, false];
 
-fn table(rows: &[Row]) -> String {
+/// Columns are never narrower than `width`, and leave it as wide as they are.
+fn table(rows: &[Row], width: &mut [usize; 10], head: bool) -> String {
     let cells: Vec<[String; 10]> = rows.iter().map(cells).collect();
-    let mut width: [usize; 10] = HEAD.map(str::len);
     for row in &cells {
         for (w, cell) in width.iter_mut().zip(row) {
             *w = (*w).max(cell.chars().count());
@@ -72,13 +119,15 @@ fn table(rows: &[Row]) -> String {
     let mut text = String::new();
     let mut line = |row: &[String; 10]| {
         let mut l = String::new();
-        for ((cell, w), right) in row.iter().zip(width).zip(RIGHT) {
+        for ((cell, w), right) in row.iter().zip(*width).zip(RIGHT) {
             l += &if right { format!("{cell:>w$}  ") } else { format!("{cell:<w$}  ") };
         }
         text += l.trim_end();
         text.push('\n');
     };
-    line(&HEAD.map(String::from));
+    if head {
+        line(&HEAD.map(String::from));
+    }
     cells.iter().for_each(&mut line);
     text
 }
@@ -154,7 +203,7 @@ mod tests {
     #[test]
     fn a_table() {
         let refused = Row { id: 12, refusal: Some("loopback".into()), target: "a\x1b[2J".into(), ..row() };
-        let text = table(&[row(), refused]);
+        let text = table(&[row(), refused], &mut HEAD.map(str::len), true);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0].starts_with("ID  PROTO   CLIENT"), "{text}");

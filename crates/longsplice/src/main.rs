@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let control = args.control.as_deref();
     let result = match &args.command {
         Command::Run(run) => run::run(run, control, args.verbose),
-        Command::Ls(json) => ls::ls(control, json.json),
+        Command::Ls(args) => ls::ls(control, args),
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Counters(json) => client::counters(control, json.json),

@@ -11,11 +11,12 @@ use crate::{
 };
 use longsplice_datapath::{Datapath, PathFlags};
 use longsplice_engine::{OpenOptions, Refusal, Splicer};
-use longsplice_proxy::{Config, ConfigError, Server, access_log::LogFormat};
+use longsplice_proxy::{Config, ConfigError, Server, access_log::LogFormat, server::CONNECTIONS};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     error::Error,
     io::{self, IsTerminal},
+    net::UdpSocket,
     path::Path,
     process::ExitCode,
     sync::Arc,
@@ -29,10 +30,15 @@ use tracing_subscriber::EnvFilter;
 
 /// How long flows that were told to end may take to do so, and the access log to be written.
 const END: Duration = Duration::from_secs(5);
+/// And one second more for so many.
+const ENDS: u64 = 20_000;
 
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     let config = configure(args)?;
+    for source in &config.sources {
+        UdpSocket::bind((*source, 0)).map_err(|e| format!("source {source}: {e}; name addresses of this host"))?;
+    }
     start_log(verbose, args.log_format == Some(Format::Json));
     raise_descriptor_limit();
     let path = match control.or(config.control.as_deref()) {
@@ -65,6 +71,7 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
         None => {}
     }
     config.leave_flows_on_stop |= args.leave_flows;
+    config.connections.get_or_insert(CONNECTIONS.max(args.max_flows));
     Ok(config)
 }
 
@@ -101,6 +108,7 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
     if let Some(ports) = &config.source_ports {
         options.source_ports = ports.first..=ports.last;
     }
+    options.sources.clone_from(&config.sources);
     match Splicer::open(&options) {
         Ok(splicer) => {
             announce_devices(&splicer);
@@ -185,9 +193,10 @@ async fn end(
         }
     }
     splicer.stop(leave && !ending.flush);
-    let left = server.drain(END).await;
+    let limit = END + Duration::from_secs(server.counters().live / ENDS);
+    let left = server.drain(limit).await;
     if left > 0 {
-        tracing::warn!("{left} connections did not end within {} s; closing them", END.as_secs());
+        tracing::warn!("{left} connections did not end within {} s; closing them", limit.as_secs());
     }
 }
 

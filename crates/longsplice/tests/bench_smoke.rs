@@ -152,6 +152,21 @@ fn needs_root_and_bpf_flood_smoke() {
 }
 
 #[test]
+fn needs_root_and_bpf_a_small_million() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().to_str().unwrap();
+    let bench = longsplice(&["bench", "million", "--connections", "200", "--out", out]);
+    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{said}\n{complained}");
+    assert!(said.contains("200 connections, spliced and released"), "{said}");
+    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
+    let results: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("results.json")).unwrap()).unwrap();
+    let million = &results["million"];
+    assert_eq!((&million["connections"], &million["checked"]), (&200.into(), &100.into()), "{million}");
+    assert!(million["micros_all"].as_f64().unwrap() > 0.0, "{million}");
+}
+
+#[test]
 fn without_results_there_are_no_figures() {
     let dir = tempfile::tempdir().unwrap();
     let bench = longsplice(&["bench", "--readme", "--out", dir.path().to_str().unwrap()]);

@@ -72,6 +72,15 @@ fn a_flow_is_listed_with_the_reason_why_it_is_copied() {
     let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
     assert_eq!((&counters["proxy"]["relayed"], &counters["proxy"]["live"]), (&1.into(), &1.into()));
     assert!(proxy.client(&["counters"]).contains("relayed "));
+    let mut second = connect(proxy.address());
+    round_trip(&mut second, b"hello");
+    let count = |arguments: &[&str]| -> usize {
+        let flows: Value = serde_json::from_str(&proxy.client(&[&["ls", "--json"], arguments].concat())).unwrap();
+        flows.as_array().unwrap().len()
+    };
+    assert_eq!((count(&[]), count(&["--limit", "1"]), count(&["--limit", "0"])), (2, 1, 0));
+    assert_eq!((count(&["--state", "copying"]), count(&["--state", "spliced"])), (2, 0));
+    drop(second);
     for command in ["splice", "unsplice"] {
         let why = proxy.client_error(&[command, &flow["id"].to_string()]);
         assert!(why.contains("policy"), "{why}");

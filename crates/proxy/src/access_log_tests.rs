@@ -11,6 +11,8 @@ fn record() -> Record {
     r.user = Some("ann".into());
     r.ended(&Ended {
         id: 7,
+        client: r.client,
+        server: "[2001:db8::1]:443".parse().unwrap(),
         how: How::ServerReset,
         bytes_up: 10,
         bytes_down: 20,

@@ -7,8 +7,9 @@
 //! devices = ["eth0", "eth1"]        # devices to splice on; all Ethernet devices if left out
 //! control = "/run/longsplice/control" # socket for `longsplice ls` and its like
 //! source_ports = "10240-28671"      # ports of connections to servers
+//! source = ["192.0.2.1", "192.0.2.2"] # own addresses to connect from, in turn: each has its own source_ports
 //! leave_flows_on_stop = false       # let spliced flows run on in the kernel when the program stops
-//! connections = 65536               # of all listeners together
+//! connections = 65536               # of all listeners together; left out: 65536, or --max-flows if more
 //! log = { format = "json", file = "access.log" } # "text" is the default, and "-", standard output
 //!
 //! [[listener]]
@@ -20,7 +21,8 @@
 //!   { action = "allow", target = ["10.0.0.0/8", "*.example.org"], ports = [443, "8000-8999"] }, # link-local and
 //!   { action = "deny", client = "192.0.2.0/24" },                                    # the like, on SOCKS listeners
 //! ]
-//! limits = { handshake = 10, resolve = 5, connect = 10, connections_per_client = 1024, connections = 65536 }
+//! limits = { handshake = 10, resolve = 5, connect = 10, connections_per_client = 1024, connections = 65536 } # the last
+//! # left out: as many as all listeners may have
 //! policy = { splice = 2048, hold = false, drain_limit = 10, release_after = 60, idle_limit = 7200 }
 //! # splice: "never", "at-once", or after so many bytes; release_after: "never" keeps the sockets
 //!
@@ -44,17 +46,17 @@ use crate::{
 use longsplice_engine::Policy;
 use std::{
     fmt, io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
 /// What the program is told. Everything the proxy itself does not use is for the program around it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Config {
     /// Where to listen for what.
     pub listeners: Vec<ListenerConfig>,
-    /// Connections of all listeners together.
-    pub connections: u32,
+    /// Connections of all listeners together; none: [`CONNECTIONS`](crate::server::CONNECTIONS).
+    pub connections: Option<u32>,
     /// The access log.
     pub log: LogConfig,
     /// Devices to splice on; empty for all.
@@ -63,6 +65,8 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// Ports of connections to servers.
     pub source_ports: Option<PortRange>,
+    /// Own addresses that connections to servers come from, in turn; empty: the one that the kernel chooses.
+    pub sources: Vec<IpAddr>,
     /// Let spliced flows run on when the program stops.
     pub leave_flows_on_stop: bool,
 }
@@ -140,21 +144,6 @@ pub enum ConfigError {
         /// What is wrong and what to write instead.
         message: String,
     },
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            listeners: Vec::new(),
-            // Two descriptors each, and pipes while copying: well below the usual hard limit of a million.
-            connections: 65536,
-            log: LogConfig::default(),
-            devices: Vec::new(),
-            control: None,
-            source_ports: None,
-            leave_flows_on_stop: false,
-        }
-    }
 }
 
 impl ListenerConfig {

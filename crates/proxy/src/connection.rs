@@ -1,6 +1,7 @@
 //! The life of one accepted connection: `handshake -> dial -> answer -> relay -> access log`.
 //!
-//! Every step before the relay has a time limit; in the relay the engine's idle limit takes over.
+//! Every step before the relay has a time limit; in the relay the engine's idle limit takes over. The task of a connection
+//! ends when it is handed over; what the last line needs then waits with the engine ([`Relayed`]).
 
 use crate::{
     access_log::Record,
@@ -8,13 +9,16 @@ use crate::{
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
-    server::Shared,
+    server::{Front, Live, Shared},
     socks::{self, Asked},
     target::Target,
     users::Users,
 };
 use longsplice_engine::{FlowInfo, Leftovers, Leg};
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
@@ -30,9 +34,16 @@ struct Ready {
     left: Leftovers,
 }
 
-/// Serves one connection and writes its line into the access log.
-pub(crate) async fn serve(shared: &Shared, listener: &ListenerConfig, client: Leg) {
+/// What remains of a connection while it is relayed. For each of a million: small.
+struct Relayed {
+    live: Live,
+    started: Instant,
+}
+
+/// Serves one connection, and sees to it that its line is written into the access log.
+pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
     let started = Instant::now();
+    let (shared, listener) = (&live.shared, &front.listener);
     let mut record = Record::new(listener.protocol.name(), client.remote());
     let mut client = client;
     let ready = match &listener.protocol {
@@ -44,7 +55,7 @@ pub(crate) async fn serve(shared: &Shared, listener: &ListenerConfig, client: Le
         }
     };
     match ready {
-        Ok(ready) => relay(shared, listener, client, ready, &mut record).await,
+        Ok(ready) => relay(Relayed { live, started }, &front, client, ready, record),
         Err(fault) => {
             shared.counters.fault(&fault);
             record.fault(&fault);
@@ -53,10 +64,14 @@ pub(crate) async fn serve(shared: &Shared, listener: &ListenerConfig, client: Le
                 // The client believes to be connected to the target: a reset is what it would have got from there.
                 Protocol::Plug { .. } => client.reset(),
             }
+            write(&live, record, started);
         }
     }
+}
+
+fn write(live: &Live, mut record: Record, started: Instant) {
     record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    shared.log.write(record);
+    live.shared.log.write(record);
 }
 
 async fn socks_handshake(
@@ -90,16 +105,28 @@ async fn connect(shared: &Shared, listener: &ListenerConfig, client: &Leg, targe
     dial(&shared.splicer, &shared.resolver, (&listener.rules, &listener.limits), client, target).await
 }
 
-async fn relay(shared: &Shared, listener: &ListenerConfig, client: Leg, ready: Ready, record: &mut Record) {
+fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
+    let shared = relayed.live.shared.clone();
     Counters::add(&shared.counters.relayed);
-    record.server = Some(ready.server.remote());
     let info = FlowInfo {
-        protocol: listener.protocol.name(),
-        user: record.user.clone(),
-        target: record.target.clone().unwrap_or_default(),
+        protocol: record.listener,
+        user: record.user.map(exact),
+        target: exact(record.target.unwrap_or_default()),
     };
-    let ended = shared.splicer.relay(client, ready.server, ready.left, &listener.policy, info).await;
-    record.ended(&ended);
+    shared.splicer.hand_over(client, ready.server, &ready.left, front.policy.clone(), info, move |ended, info| {
+        let Relayed { live, started } = relayed;
+        let mut record = Record::new(info.protocol, ended.client);
+        record.server = Some(ended.server);
+        record.target = Some(info.target.clone());
+        record.user.clone_from(&info.user);
+        record.ended(&ended);
+        write(&live, record, started);
+    });
+}
+
+/// Without room to grow.
+fn exact(text: String) -> String {
+    text.into_boxed_str().into_string()
 }
 
 /// Closes so that the client can read our last message: closing with unread data would send a reset, which may

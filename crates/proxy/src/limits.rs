@@ -19,8 +19,8 @@ pub struct Limits {
     pub connect: Duration,
     /// Connections from one client address; for IPv6 from one /64, all of which a single host may use.
     pub connections_per_client: u32,
-    /// Connections of this listener.
-    pub connections: u32,
+    /// Connections of this listener; none: as many as all listeners may have.
+    pub connections: Option<u32>,
 }
 
 impl Default for Limits {
@@ -33,7 +33,7 @@ impl Default for Limits {
             // Three retransmissions of the SYN: 1, 3 and 7 seconds after the first.
             connect: Duration::from_secs(10),
             connections_per_client: 1024,
-            connections: 65536,
+            connections: None,
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     limits::{Counted, Full, Slot},
     resolve::Resolver,
 };
-use longsplice_engine::{Leg, Listener, Splicer};
+use longsplice_engine::{Leg, Listener, Policy, Splicer};
 use std::{
     io,
     net::SocketAddr,
@@ -26,6 +26,9 @@ use tokio::{
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// At most one message in this time says that clients are turned away.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+/// At most, unless the configuration says otherwise. Two descriptors each, and pipes while copying: well below the usual hard
+/// limit of a million.
+pub const CONNECTIONS: u32 = 65536;
 /// How long [`Server::drain`] waits for the last lines of the access log.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -102,7 +105,7 @@ impl Server {
             resolver: Resolver::default(),
             log,
             counters: Counters::default(),
-            all: Counted::new(config.connections, u32::MAX),
+            all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             live: watch::Sender::new(0),
         });
         let stop = watch::Sender::new(false);
@@ -167,21 +170,25 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 }
 
 /// A listener's configuration and the count of its connections.
-struct Front {
-    listener: ListenerConfig,
+pub(crate) struct Front {
+    pub(crate) listener: ListenerConfig,
+    /// The listener's, shared by all its flows.
+    pub(crate) policy: Arc<Policy>,
     counted: Arc<Counted>,
 }
 
 impl Front {
     fn new(listener: ListenerConfig) -> Front {
-        let counted = Counted::new(listener.limits.connections, listener.limits.connections_per_client);
-        Front { listener, counted }
+        let counted =
+            Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
+        let policy = Arc::new(listener.policy.clone());
+        Front { listener, policy, counted }
     }
 }
 
-/// Counts a connection as live while it exists, also when its task is torn down.
-struct Live {
-    shared: Arc<Shared>,
+/// Counts a connection as live while it exists, also when its task is torn down or when it has none.
+pub(crate) struct Live {
+    pub(crate) shared: Arc<Shared>,
     _slots: [Slot; 2],
 }
 
@@ -230,10 +237,7 @@ fn admit(shared: &Arc<Shared>, front: &Arc<Front>, client: Leg, complained: &mut
     Counters::add(&shared.counters.accepted);
     match Live::enter(shared, front, client.remote()) {
         Ok(live) => {
-            let front = front.clone();
-            tokio::spawn(async move {
-                connection::serve(&live.shared, &front.listener, client).await;
-            });
+            tokio::spawn(connection::serve(live, front.clone(), client));
         }
         // No line in the access log: a flood must not drive out the lines of those who are served.
         Err(full) => {

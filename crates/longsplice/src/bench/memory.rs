@@ -105,7 +105,7 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
 }
 
 /// Bytes in memory of a process and those that it has started. What several of them share is divided among them.
-fn resident(pid: u32) -> f64 {
+pub fn resident(pid: u32) -> f64 {
     let of = |pid: u32| {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
         number(&rollup, "Pss").unwrap_or(0) as f64 * 1024.0
@@ -134,7 +134,7 @@ fn slab_bytes(slabinfo: &str) -> f64 {
 }
 
 /// The number after `name:`.
-fn number(text: &str, name: &str) -> Option<u64> {
+pub fn number(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
     rest.split_whitespace().next()?.parse().ok()
 }

@@ -25,7 +25,7 @@ impl<'a> Flow<'a> {
         splice(datapath, &legs, &halves, &mut uncounted).await?;
         proxy.legs.iter_mut().for_each(longsplice_engine::Leg::close_silently);
         let released = forget(datapath, &legs)?;
-        let sockets = recreate(datapath, &released, &mut uncounted).await?;
+        let sockets = recreate(datapath, &legs, &released, &mut uncounted).await?;
         Ok(Flow { datapath, legs, halves, sockets: Some(sockets) })
     }
 
@@ -38,7 +38,7 @@ impl<'a> Flow<'a> {
         }
         let released = forget(self.datapath, &self.legs)?;
         times.release.push(began.elapsed().as_secs_f64() * 1e6);
-        self.sockets = Some(recreate(self.datapath, &released, times).await?);
+        self.sockets = Some(recreate(self.datapath, &self.legs, &released, times).await?);
         Ok(())
     }
 }
@@ -69,9 +69,14 @@ fn forget(datapath: &Datapath, legs: &[Tuple; 2]) -> Result<[Released; 2]> {
     both.map(|(a, b)| [a, b]).ok_or_else(|| "a leg's record is gone".into())
 }
 
-async fn recreate(datapath: &Datapath, [a, b]: &[Released; 2], times: &mut Times) -> Result<[OwnedFd; 2]> {
+async fn recreate(
+    datapath: &Datapath,
+    legs: &[Tuple; 2],
+    released: &[Released; 2],
+    times: &mut Times,
+) -> Result<[OwnedFd; 2]> {
     loop {
-        match timed(&mut times.recreate, || datapath.recreate(a, b)) {
+        match timed(&mut times.recreate, || datapath.recreate([&legs[0], &legs[1]], released)) {
             Err(SwitchError::Busy) => {
                 times.recreate.pop();
                 tokio::task::yield_now().await;

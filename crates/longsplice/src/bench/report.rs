@@ -68,6 +68,7 @@ fn tables(results: &Results) -> String {
     text += &switch(results);
     text += &memory(results);
     text += &flood::table(&results.flood);
+    text += &super::million::table(results);
     text += &remarks(results);
     text
 }

@@ -38,6 +38,9 @@ pub struct Results {
     /// Small packets over many flows.
     #[serde(default)]
     pub flood: Vec<FloodCase>,
+    /// A million connections.
+    #[serde(default)]
+    pub million: Option<super::million::Million>,
 }
 
 /// How it was measured.

@@ -284,6 +284,11 @@ impl Pins {
         Ok(pins)
     }
 
+    /// Where they are.
+    pub fn folder(&self) -> &std::path::Path {
+        &self.0
+    }
+
     fn remove(&self) {
         // Most variants leave nothing.
         let _ = fs::remove_dir_all(&self.0);

@@ -131,14 +131,16 @@ fn source_ports() -> Check {
     }
 }
 
+/// A connection that is copied takes two, and four more for pipes if that is for good; a parked one two; a released one none.
 fn descriptors() -> Check {
-    /// Two per flow, for as many flows as are allowed by default, and some for the program.
+    /// For as many flows as are allowed by default, none of them released, and some for the program.
     const ENOUGH: u64 = 2 * 65536 + 64;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
+    let found =
+        format!("{hard}: {} connections at a time, beside those that are released", hard.saturating_sub(64) / 2);
     if hard >= ENOUGH {
-        Check::ok("open files", hard.to_string())
+        Check::ok("open files", found)
     } else {
-        let found = format!("{hard}: about {} flows", hard.saturating_sub(64) / 2);
         Check::warning("open files", found, format!("ulimit -Hn {ENOUGH}, or LimitNOFILE={ENOUGH} in a systemd unit"))
     }
 }

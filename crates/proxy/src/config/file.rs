@@ -20,7 +20,7 @@ use serde::Deserialize;
 use std::{
     collections::BTreeMap,
     fmt::Display,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     ops::Range,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -40,6 +40,8 @@ struct File {
     devices: Vec<String>,
     control: Option<PathBuf>,
     source_ports: Option<OrNumber<PortRange>>,
+    #[serde(default)]
+    source: Many<Parsed<IpAddr>>,
     #[serde(default)]
     leave_flows_on_stop: bool,
 }
@@ -142,11 +144,12 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let raw: File = toml::from_str(text).map_err(|e| place.wrong(e.span().unwrap_or(0..0), e.message()))?;
     let defaults = Config::default();
     let mut config = Config {
-        connections: raw.connections.unwrap_or(defaults.connections),
+        connections: raw.connections,
         log: place.log(raw.log),
         devices: raw.devices,
         control: raw.control.map(|path| place.path(&path)),
         source_ports: raw.source_ports.map(|p| p.0),
+        sources: raw.source.0.into_iter().map(|s| s.0).collect(),
         leave_flows_on_stop: raw.leave_flows_on_stop,
         ..defaults
     };
@@ -298,6 +301,6 @@ fn limits(raw: RawLimits) -> Limits {
         resolve: raw.resolve.map_or(d.resolve, |s| s.0),
         connect: raw.connect.map_or(d.connect, |s| s.0),
         connections_per_client: raw.connections_per_client.unwrap_or(d.connections_per_client),
-        connections: raw.connections.unwrap_or(d.connections),
+        connections: raw.connections.or(d.connections),
     }
 }

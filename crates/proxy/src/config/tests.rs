@@ -41,6 +41,7 @@ control = "control"
 source_ports = "10240-28671"
 leave_flows_on_stop = true
 connections = 100
+source = "192.0.2.7"
 log = { format = "json", file = "/var/log/longsplice" }
 
 [[listener]]
@@ -76,7 +77,8 @@ fn whole_file() {
     let c = read(WHOLE).unwrap();
     assert_eq!((c.devices, c.control), (vec!["eth0".to_string()], Some("/etc/control".into())));
     assert_eq!(c.source_ports, Some(PortRange { first: 10240, last: 28671 }));
-    assert!(c.leave_flows_on_stop && c.connections == 100);
+    assert!(c.leave_flows_on_stop && c.connections == Some(100));
+    assert_eq!(c.sources, ["192.0.2.7".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(c.log, LogConfig { format: LogFormat::Json, file: Some("/var/log/longsplice".into()) });
     let [socks, plug] = &c.listeners[..] else { panic!() };
     assert_eq!((socks.listen, plug.listen), ("0.0.0.0:1080".parse().unwrap(), "[::1]:8080".parse().unwrap()));
@@ -96,7 +98,7 @@ fn whole_file() {
         (l.handshake, l.resolve, l.connect),
         (Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(3))
     );
-    assert_eq!((l.connections_per_client, l.connections), (4, 5));
+    assert_eq!((l.connections_per_client, l.connections), (4, Some(5)));
 }
 
 #[test]
@@ -104,7 +106,7 @@ fn what_is_left_out_has_its_default() {
     let c = read(SOCKS).unwrap();
     assert_eq!(c.listeners[0].limits, Limits::default());
     assert_eq!(c.listeners[0].policy.when, Policy::default().when);
-    assert_eq!((c.log, c.connections, c.source_ports), (LogConfig::default(), 65536, None));
+    assert_eq!((c.log, c.connections, c.source_ports), (LogConfig::default(), None, None));
     assert!(read("").unwrap().listeners.is_empty());
     assert_eq!(read("log.file = \"-\"").unwrap().log.file, None);
 }
@@ -127,6 +129,7 @@ fn mistakes_of_the_language() {
     expect(&socks("limits = { total = 1 }\n"), (4, 12), "unknown field `total`");
     expect("[[listener]]\nprotocol = \"plug\"\n", (1, 1), "missing field `listen`: add listen = ... here");
     expect("connections = -1", (1, 15), "");
+    expect("source = [\"192.0.2.1\", \"here\"]", (1, 24), "invalid IP address");
     expect("connections = \"many\"", (1, 15), "expected u32");
 }
 

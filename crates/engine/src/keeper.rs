@@ -1,0 +1,383 @@
+//! Flows while they are forwarded. No task waits for them: one thread, the keeper, holds a record of each, hears events and
+//! commands, looks at every flow now and then, and brings it to its end or back into a task.
+//!
+//! | state | sockets | leaves by |
+//! | --- | --- | --- |
+//! | `Spliced` | parked | trigger, command, MTU: unsplice; both FINs acknowledged, RST, idle: end; release |
+//! | `Released` | none | command, MTU: recreation, when idle; both FINs acknowledged, RST, idle: end |
+//!
+//! Ends are told by events; a look finds idle flows, and ends whose event was lost. Looks cost at most [`LOOKS`] per [`PACE`];
+//! with more than a hundred thousand flows each is looked at more rarely, a million every three minutes.
+
+use crate::{
+    FlowState, How, Refusal, Splicer, Trigger,
+    leg::Side,
+    relay::Relay,
+    splicer::{Command, Flow, Place, Stop, lock},
+    types::Done,
+};
+use longsplice_datapath::{Datapath, EventKind, PathFlags, Released, SwitchError, Tuple};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    os::fd::OwnedFd,
+    sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
+    time::{Duration, Instant},
+};
+
+/// So many flows are looked at ...
+const LOOKS: usize = 100;
+/// ... in this time, at most.
+const PACE: Duration = Duration::from_millis(10);
+/// How often one flow is looked at: an eighth of its patience, within these.
+const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// A released flow comes back in an instant in which it is idle: how often that is tried.
+const TRY: Duration = Duration::from_millis(1);
+/// A host that still sends segments too large so long after it was told ignores ICMP, or does not get it.
+const MTU_PATIENCE: Duration = Duration::from_secs(3);
+/// So many flows or entries at a time, between two looks at what was said.
+const PAGE: usize = 1000;
+/// Entries that linger are cleared away with this precision.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// What the keeper is told.
+pub(crate) enum Note {
+    /// A flow is forwarded now.
+    Kept(u64),
+    Command(u64, Command),
+    Event(u64, EventKind),
+    /// The program stops, or the engine closes.
+    Stop,
+}
+
+/// What is remembered of a flow that is forwarded.
+pub(crate) struct Kept {
+    pub sides: [Side; 2],
+    pub done: Done,
+    pub shimmed: bool,
+    pub stay: bool,
+    pub fin_past: bool,
+    /// No sockets are left.
+    pub released: Option<[Released; 2]>,
+    began: Instant,
+    /// Changes with every segment, and when it last did.
+    sign: ([(u32, u32, u8); 2], Instant),
+    /// The next look.
+    due: Instant,
+    /// Segments did not fit for the first time.
+    oversize: Option<Instant>,
+    /// Sockets are wanted, until then at the latest; and whether it is to stay in control mode.
+    back: Option<(Instant, bool)>,
+}
+
+impl Kept {
+    pub fn new(sides: [Side; 2], done: Done, (shimmed, stay, fin_past): (bool, bool, bool)) -> Kept {
+        let now = Instant::now();
+        Kept {
+            sides,
+            done,
+            shimmed,
+            stay,
+            fin_past,
+            released: None,
+            began: now,
+            sign: ([(0, 0, 0); 2], now),
+            due: now,
+            oversize: None,
+            back: None,
+        }
+    }
+}
+
+/// What becomes of a flow after a look.
+enum Next {
+    Stays,
+    Ended(How),
+    /// To the parked sockets.
+    Unsplice,
+    /// To new ones.
+    Recreated([OwnedFd; 2]),
+}
+
+struct Keeper {
+    splicer: Splicer,
+    /// Flows by the time of their next look. An entry counts if it is [`Kept::due`].
+    due: BinaryHeap<Reverse<(Instant, u64)>>,
+    /// Flows that want sockets.
+    returning: Vec<u64>,
+    /// No look and no try before.
+    not_before: (Instant, Instant),
+}
+
+/// The thread: until the engine closes.
+pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>) {
+    let now = Instant::now();
+    let mut k = Keeper { splicer, due: BinaryHeap::new(), returning: Vec::new(), not_before: (now, now) };
+    while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
+        if let Ok(note) = notes.recv_timeout(k.rest()) {
+            k.hear(note);
+        }
+        let now = Instant::now();
+        if now >= k.not_before.1 {
+            k.not_before.1 = now + TRY;
+            for id in std::mem::take(&mut k.returning) {
+                k.tend(id, None);
+            }
+        }
+        if now >= k.not_before.0 {
+            k.not_before.0 = now + PACE;
+            k.look(now);
+        }
+        k.clear_away(now);
+    }
+}
+
+impl Keeper {
+    /// Until there is something to do but to listen.
+    fn rest(&self) -> Duration {
+        let now = Instant::now();
+        let look = self.due.peek().map_or(SLACK, |Reverse((at, _))| (*at).max(self.not_before.0) - now.min(*at));
+        let back = if self.returning.is_empty() { SLACK } else { TRY };
+        look.min(back).min(SLACK)
+    }
+
+    fn hear(&mut self, note: Note) {
+        match note {
+            Note::Kept(id) => self.tend(id, Some(Word::Kept)),
+            Note::Command(id, command) => self.tend(id, Some(Word::Command(command))),
+            Note::Event(id, kind) => self.tend(id, Some(Word::Event(kind))),
+            Note::Stop if *self.splicer.stop_signal().borrow() == Stop::Go => {}
+            Note::Stop => {
+                let mut last = 0;
+                while let Some(flows) = self.splicer.page(last, PAGE) {
+                    last = flows[flows.len() - 1].id;
+                    flows.iter().for_each(|f| self.tend(f.id, None));
+                }
+            }
+        }
+    }
+
+    /// Those whose time has come, as many as may be.
+    fn look(&mut self, now: Instant) {
+        for _ in 0..LOOKS {
+            match self.due.peek() {
+                Some(Reverse((at, _))) if *at <= now => {}
+                _ => return,
+            }
+            let Some(Reverse((at, id))) = self.due.pop() else { return };
+            self.tend(id, Some(Word::Look(at)));
+        }
+    }
+
+    fn clear_away(&mut self, now: Instant) {
+        let over = {
+            let mut lingering = lock(&self.splicer.inner.lingering);
+            let n = lingering.iter().take(PAGE).take_while(|(until, _)| *until <= now).count();
+            let over: Vec<[Tuple; 2]> = lingering.drain(..n).map(|(_, legs)| legs).collect();
+            if n > 0 && lingering.is_empty() {
+                *lingering = VecDeque::new(); // a million that ended at once are memory
+            }
+            over
+        };
+        let Some(d) = self.splicer.datapath() else { return };
+        over.iter().flatten().for_each(|leg| d.forget_ended(leg));
+    }
+
+    /// Does with a flow what is to be done. A flow that is not here any more has ended, or has a task.
+    fn tend(&mut self, id: u64, word: Option<Word>) {
+        let Some(flow) = self.splicer.flow(id) else { return };
+        let mut place = flow.place();
+        let Place::Kept(kept) = &mut *place else { return };
+        if matches!(word, Some(Word::Look(at)) if at != kept.due) {
+            return; // a look from an earlier stay
+        }
+        let next = self.next(&flow, kept, word.as_ref());
+        match next {
+            Next::Stays => {
+                if matches!(word, Some(Word::Look(_) | Word::Kept)) {
+                    kept.due = Instant::now() + kept.pause(&flow, self.due.len());
+                    self.due.push(Reverse((kept.due, id)));
+                }
+            }
+            Next::Ended(how) => self.take(&flow, place, Place::Gone).finish(how, true),
+            Next::Unsplice | Next::Recreated(_) => self.give_back(&flow, place, next),
+        }
+    }
+
+    fn take(&self, flow: &Arc<Flow>, mut place: MutexGuard<'_, Place>, then: Place) -> Relay {
+        match std::mem::replace(&mut *place, then) {
+            Place::Kept(kept) => Relay::revive(&self.splicer, flow.clone(), *kept),
+            _ => unreachable!("looked at under this lock"),
+        }
+    }
+
+    /// Into a task.
+    fn give_back(&self, flow: &Arc<Flow>, place: MutexGuard<'_, Place>, next: Next) {
+        let (task, ears) = self.splicer.ears();
+        let mut relay = self.take(flow, place, task);
+        let Some(runtime) = self.splicer.inner.runtime.get() else { return };
+        match next {
+            Next::Recreated(sockets) => {
+                if let Some(d) = self.splicer.datapath() {
+                    relay.took_over(d, sockets);
+                }
+                runtime.spawn(relay.run(ears));
+            }
+            _ => drop(runtime.spawn(relay.unsplice_and_run(ears))),
+        }
+    }
+
+    fn next(&mut self, flow: &Arc<Flow>, kept: &mut Kept, word: Option<&Word>) -> Next {
+        let stop = *self.splicer.stop_signal().borrow();
+        if stop != Stop::Go {
+            return Next::Ended(if stop == Stop::Leave { How::Left } else { How::Stopped });
+        }
+        let splicer = self.splicer.clone();
+        let Some(d) = splicer.datapath() else { return Next::Ended(How::Stopped) };
+        let wanted = match word {
+            Some(Word::Event(EventKind::Triggered) | Word::Command(Command::Unsplice)) => Some(true),
+            Some(Word::Event(EventKind::Oversize)) => {
+                let since = *kept.oversize.get_or_insert_with(Instant::now);
+                let late = since.elapsed() > MTU_PATIENCE;
+                late.then(|| flow.refuse(Refusal::Mtu)).map(|()| false)
+            }
+            Some(Word::Command(Command::Release)) => {
+                kept.release(d, flow);
+                None
+            }
+            _ => None,
+        };
+        if let Some(stay) = wanted {
+            if kept.released.is_none() {
+                kept.stay |= stay;
+                return Next::Unsplice;
+            }
+            if kept.back.is_none() {
+                kept.back = Some((Instant::now() + flow.policy.drain_limit, stay));
+            }
+        }
+        match kept.life(d, flow) {
+            Err(how) => return Next::Ended(how),
+            Ok(Life::Woken) => {
+                kept.stay = true;
+                return Next::Unsplice;
+            }
+            Ok(Life::Idle(after)) if after >= flow.policy.idle_limit => return Next::Ended(How::Idle),
+            Ok(Life::Idle(after)) if matches!(flow.policy.trigger, Some(Trigger::Idle(t)) if after >= t) => {
+                if kept.released.is_none() {
+                    kept.stay = true;
+                    return Next::Unsplice;
+                }
+                if kept.back.is_none() {
+                    kept.back = Some((Instant::now() + flow.policy.drain_limit, true));
+                }
+            }
+            Ok(_) => {}
+        }
+        if kept.began.elapsed() >= flow.policy.release_after.unwrap_or(Duration::MAX) {
+            kept.release(d, flow);
+        }
+        self.bring_back(d, flow, kept)
+    }
+
+    /// A released flow gets new sockets, as soon as it is idle for an instant. If it is never, it stays as it is.
+    fn bring_back(&mut self, d: &Datapath, flow: &Flow, kept: &mut Kept) -> Next {
+        let (Some((until, stay)), Some(released)) = (kept.back, &kept.released) else { return Next::Stays };
+        match d.recreate([&flow.client, &flow.server], released) {
+            Ok(sockets) => {
+                kept.stay |= stay;
+                kept.back = None;
+                return Next::Recreated(sockets);
+            }
+            Err(SwitchError::Busy) if Instant::now() < until => {
+                self.returning.push(flow.id);
+                return Next::Stays;
+            }
+            Err(SwitchError::Busy) => tracing::info!(flow = flow.id, "never idle: stays released"),
+            Err(error) => tracing::warn!(flow = flow.id, %error, "sockets of a released flow could not be made"),
+        }
+        kept.back = None;
+        Next::Stays
+    }
+}
+
+/// Why a flow is tended.
+enum Word {
+    Kept,
+    Look(Instant),
+    Command(Command),
+    Event(EventKind),
+}
+
+enum Life {
+    /// For so long.
+    Idle(Duration),
+    /// A trigger has taken it back, and its event was lost.
+    Woken,
+}
+
+impl Kept {
+    /// Until the next look.
+    fn pause(&self, flow: &Flow, flows: usize) -> Duration {
+        let policy = &flow.policy;
+        let patience = match policy.trigger {
+            Some(Trigger::Idle(after)) => after.min(policy.idle_limit),
+            _ => policy.idle_limit,
+        };
+        // half of the looks there may be: what is due at a time of its own, as a release, does not have to wait
+        let fair = PACE * (2 * flows / LOOKS) as u32;
+        let look = (patience / 8).clamp(EVERY.0, EVERY.1).max(fair);
+        match policy.release_after {
+            Some(after) if self.released.is_none() => look.min(after.saturating_sub(self.began.elapsed())),
+            _ => look,
+        }
+    }
+
+    /// How long has it been idle, or how has it ended?
+    fn life(&mut self, datapath: &Datapath, flow: &Flow) -> Result<Life, How> {
+        let (Some(pc), Some(ps)) = (datapath.path(&flow.client), datapath.path(&flow.server)) else {
+            return Err(How::Stopped); // somebody has flushed the tables
+        };
+        if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
+            if pc.flags & ps.flags & PathFlags::FIN != 0 {
+                return Err(How::Closed); // a late segment met a host that had forgotten the connection
+            }
+            return Err(if pc.flags & PathFlags::RST != 0 { How::ClientReset } else { How::ServerReset });
+        }
+        if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
+            return Err(How::Closed);
+        }
+        if self.released.is_none() && pc.flags & ps.flags & PathFlags::SPLICED == 0 {
+            return Ok(Life::Woken);
+        }
+        let sign = [pc, ps].map(|p| (p.end, p.max_ack, p.seen));
+        if self.sign.0 != sign {
+            self.sign = (sign, Instant::now());
+        }
+        Ok(Life::Idle(self.sign.1.elapsed()))
+    }
+
+    /// Closes the parked sockets; the flow goes on without.
+    fn release(&mut self, datapath: &Datapath, flow: &Flow) {
+        if self.released.is_some() {
+            return;
+        }
+        let (c, s) = (flow.client, flow.server);
+        let [a, b] = &mut self.sides;
+        a.close_silently(&c);
+        b.close_silently(&s);
+        self.released = datapath.release(&c).zip(datapath.release(&s)).map(|(a, b)| [a, b]);
+        flow.set_state(FlowState::Released);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A million of them are to fit a small machine.
+    #[test]
+    fn records_are_small() {
+        assert!(size_of::<Kept>() + size_of::<Flow>() <= 680, "{} {}", size_of::<Kept>(), size_of::<Flow>());
+    }
+}
