@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The short way of forwarding mode: packets of the common layouts (no options; timestamps; timestamps and SACK, as Linux lays
  * them out), rewritten in place. No lock, no scratch space, no helper but the look-ups. Whatever is unusual is left to the
- * general way, which gives the same packet (splice.bpf.c, fast_ingress). */
+ * general way, which gives the same packet (splice.bpf.c, fast_ingress). It has two entries: tcx, where everything begins
+ * and ends, and XDP, where a device has it and is told to (xdp.h). */
 #ifndef LONGSPLICE_FAST_H
 #define LONGSPLICE_FAST_H
 
@@ -27,6 +28,15 @@ static __always_inline __u32 summed(struct __sk_buff *skb)
 
 	return BPF_CORE_READ_BITFIELD(k, ip_summed);
 }
+
+/* What an entry knows of a packet besides its bytes. */
+struct frame {
+	void *data, *end; /* what can be read directly, from the Ethernet header on */
+	__u32 len;        /* bytes of all of it, without the Ethernet header */
+	__u32 segment;    /* payload bytes of each segment of a large packet; 0: it is not one */
+	__u32 summed;     /* who has computed the checksum */
+	__u32 needs;      /* what the device must be able to do where it goes out: VIA_* */
+};
 
 /* Adds to a word in the packet. */
 static __always_inline __u64 add_to(__be32 *at, __u32 n)
@@ -58,21 +68,24 @@ static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags)
 }
 
 /* TCP header and checksum; `pseudo`: what the change of addresses adds. Returns UNUSUAL before anything is written. */
-static __always_inline int fast_tcp(struct __sk_buff *skb, struct tcphdr *th, void *end, struct path *p, struct via *v,
-				    __u32 ip_len, __u32 ip_hdr, __u64 pseudo)
+static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, struct path *p, struct via *v, __u32 ip_len,
+				    __u32 ip_hdr, __u64 pseudo)
 {
+	void *end = f->end;
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 	__be32 *opt = (void *)(th + 1);
-	__u32 doff = th->doff * 4, flags = ((__u8 *)th)[13], kind = summed(skb), len, win;
+	__u32 doff = th->doff * 4, flags = ((__u8 *)th)[13], len, win;
 	struct seg s = {};
 	__u64 sum = 0;
 	int r;
 
-	if ((flags & ~0xc8) != TH_ACK || kind == SUMMED_COMPLETE)
+	if ((flags & ~0xc8) != TH_ACK || f->summed == SUMMED_COMPLETE)
 		return UNUSUAL; /* ACK, perhaps PSH, ECE, CWR */
 	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_TRIGGER | PATH_CROSS))
 		return UNUSUAL;
-	if (ip_len < ip_hdr + doff || ip_len > skb->len - ETH_LEN)
+	if (f->needs & ~v->can)
+		return UNUSUAL;
+	if (ip_len < ip_hdr + doff || ip_len > f->len)
 		return UNUSUAL;
 	if (doff == 32) {
 		if ((void *)(opt + 3) > end || opt[0] != LAYOUT_TS)
@@ -87,7 +100,7 @@ static __always_inline int fast_tcp(struct __sk_buff *skb, struct tcphdr *th, vo
 			return UNUSUAL;
 	}
 	len = ip_len - ip_hdr - doff;
-	if (v->mtu && ip_hdr + doff + (skb->gso_size ? skb->gso_size : len) > v->mtu)
+	if (v->mtu && ip_hdr + doff + (f->segment ? f->segment : len) > v->mtu)
 		return UNUSUAL;
 	s.seq = bpf_ntohl(th->seq);
 	s.ack = bpf_ntohl(th->ack_seq);
@@ -129,17 +142,17 @@ static __always_inline int fast_tcp(struct __sk_buff *skb, struct tcphdr *th, vo
 		sum += add_to(&opt[8], p->ack_add);
 		sum += add_to(&opt[9], p->ack_add);
 	}
-	if (kind == SUMMED_PARTIAL)
+	if (f->summed == SUMMED_PARTIAL)
 		th->check = fold(pseudo + th->check); /* the sum of the pseudo-header, not complemented */
 	else
 		th->check = ~fold(sum + pseudo + (__u16)~th->check);
 	return 0;
 }
 
-__noinline int fast4(struct __sk_buff *skb)
+/* Rewrites the packet. The next hop, or NULL: unusual, and nothing is written. */
+static __always_inline struct via *forward4(const struct frame *f)
 {
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct iphdr *ip = data + ETH_LEN;
+	struct iphdr *ip = f->data + ETH_LEN;
 	struct tcphdr *th = (void *)(ip + 1);
 	struct tuple4 k;
 	struct path4 *p;
@@ -147,38 +160,36 @@ __noinline int fast4(struct __sk_buff *skb)
 	__u64 pseudo, sum;
 	__u32 via;
 
-	if ((void *)(th + 1) > end || *(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_TCP ||
+	if ((void *)(th + 1) > f->end || *(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_TCP ||
 	    ip->frag_off & bpf_htons(0x3fff) || ip->ttl <= 1 || !ip->tot_len)
-		return UNUSUAL;
+		return NULL;
 	k.remote = ip->saddr;
 	k.local = ip->daddr;
 	k.rport = th->source;
 	k.lport = th->dest;
 	p = find4(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
-		return UNUSUAL;
+		return NULL;
 	via = p->p.via;
 	v = bpf_map_lookup_elem(&vias, &via);
 	if (!v)
-		return UNUSUAL;
+		return NULL;
 	pseudo = delta(ip->saddr, v->local[3]) + delta(ip->daddr, p->p.remote4);
-	if (fast_tcp(skb, th, end, &p->p, v, bpf_ntohs(ip->tot_len), sizeof(*ip), pseudo))
-		return UNUSUAL;
+	if (fast_tcp(f, th, &p->p, v, bpf_ntohs(ip->tot_len), sizeof(*ip), pseudo))
+		return NULL;
 	/* time to live is the high byte of its word; one less is one less there */
 	sum = pseudo + delta(bpf_htons((__u16)ip->ttl << 8), bpf_htons((__u16)(ip->ttl - 1) << 8));
 	ip->ttl--;
 	ip->saddr = v->local[3];
 	ip->daddr = p->p.remote4;
 	ip->check = ~fold(sum + (__u16)~ip->check);
-	__builtin_memcpy(data, v->dmac, 12);
-	count(V_FORWARDED);
-	return bpf_redirect(v->ifindex, 0);
+	__builtin_memcpy(f->data, v->dmac, 12);
+	return v;
 }
 
-__noinline int fast6(struct __sk_buff *skb)
+static __always_inline struct via *forward6(const struct frame *f)
 {
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct ipv6hdr *ip = data + ETH_LEN;
+	struct ipv6hdr *ip = f->data + ETH_LEN;
 	struct tcphdr *th = (void *)(ip + 1);
 	struct tuple k;
 	struct path6 *p;
@@ -187,32 +198,60 @@ __noinline int fast6(struct __sk_buff *skb)
 	__u32 via, i;
 	__u32 *from, *to;
 
-	if ((void *)(th + 1) > end || ip->nexthdr != IPPROTO_TCP || ip->hop_limit <= 1 || !ip->payload_len)
-		return UNUSUAL;
+	if ((void *)(th + 1) > f->end || ip->nexthdr != IPPROTO_TCP || ip->hop_limit <= 1 || !ip->payload_len)
+		return NULL;
 	__builtin_memcpy(k.remote, &ip->saddr, 16);
 	__builtin_memcpy(k.local, &ip->daddr, 16);
 	k.rport = th->source;
 	k.lport = th->dest;
 	p = find6(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
-		return UNUSUAL;
+		return NULL;
 	via = p->p.via;
 	v = bpf_map_lookup_elem(&vias, &via);
 	if (!v)
-		return UNUSUAL;
+		return NULL;
 	if (p->remote[0] == 0 && p->remote[1] == 0 && p->remote[2] == MAPPED_PREFIX)
-		return UNUSUAL; /* goes out as IPv4 */
+		return NULL; /* goes out as IPv4 */
 	from = (void *)&ip->saddr;
 #pragma clang loop unroll(full)
 	for (i = 0; i < 4; i++)
 		pseudo += delta(from[i], v->local[i]) + delta(from[4 + i], p->remote[i]);
-	if (fast_tcp(skb, th, end, &p->p, v, bpf_ntohs(ip->payload_len) + sizeof(*ip), sizeof(*ip), pseudo))
-		return UNUSUAL;
+	if (fast_tcp(f, th, &p->p, v, bpf_ntohs(ip->payload_len) + sizeof(*ip), sizeof(*ip), pseudo))
+		return NULL;
 	ip->hop_limit--;
 	to = (void *)&ip->saddr;
 	__builtin_memcpy(to, v->local, 16);
 	__builtin_memcpy(to + 4, p->remote, 16);
-	__builtin_memcpy(data, v->dmac, 12);
+	__builtin_memcpy(f->data, v->dmac, 12);
+	return v;
+}
+
+/* tcx. Global functions, verified by themselves. */
+static __always_inline struct frame frame_of(struct __sk_buff *skb)
+{
+	return (struct frame){ (void *)(long)skb->data, (void *)(long)skb->data_end, skb->len - ETH_LEN, skb->gso_size,
+			       summed(skb) };
+}
+
+__noinline int fast4(struct __sk_buff *skb)
+{
+	struct frame f = frame_of(skb);
+	struct via *v = forward4(&f);
+
+	if (!v)
+		return UNUSUAL;
+	count(V_FORWARDED);
+	return bpf_redirect(v->ifindex, 0);
+}
+
+__noinline int fast6(struct __sk_buff *skb)
+{
+	struct frame f = frame_of(skb);
+	struct via *v = forward6(&f);
+
+	if (!v)
+		return UNUSUAL;
 	count(V_FORWARDED);
 	return bpf_redirect(v->ifindex, 0);
 }

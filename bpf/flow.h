@@ -163,6 +163,12 @@ struct via {
 	__u32 mtu;      /* bytes of IP packet */
 	__u8 dmac[6], smac[6];
 	__u32 local[4]; /* our address on the outgoing leg; network order, IPv4-mapped */
+	__u32 can;      /* enum via_ability */
+};
+
+enum via_ability {
+	VIA_XDP = 1 << 0,           /* the device sends frames that XDP redirects to it */
+	VIA_XDP_FRAGMENTS = 1 << 1, /* ... also those in several buffers */
 };
 
 /* A connection that is not established yet, seen through its SYN. */
@@ -293,6 +299,7 @@ enum verdict {
 	V_REWRITE_FAILED,   /* a helper refused: out of memory */
 	V_TABLE_FULL,
 	V_STALE_CPU,        /* gave up racing with other CPUs for one entry */
+	V_FORWARDED_EARLY,  /* spliced, by XDP */
 	V_ICMP_TRANSLATED,  /* ICMP error about a forwarded segment passed on to its sender */
 	V_MAX,
 };

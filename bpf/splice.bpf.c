@@ -29,6 +29,7 @@
 #include "table.h"
 #include "track.h"
 #include "fast.h"
+#include "xdp.h"
 #include "icmp.h"
 #include "emit.h"
 

@@ -69,8 +69,10 @@ struct place {
 static __always_inline struct place place_of(__u64 hash, __u32 slots)
 {
 	__u32 home = (hash & 0xffffffff) * slots >> 32;
+	/* All keys of a home go the same ways. Odd, so that far ways do not meet soon in a table of an even size. */
+	__u32 stride = ((home * 0x9e3779b1u >> 16) + NEAR) | 1;
 
-	return (struct place){ slots, home, (home * 0x9e3779b1u >> 16) + NEAR }; /* all keys of a home go the same ways */
+	return (struct place){ slots, home, stride };
 }
 
 static __always_inline __u32 at_way(struct place p, __u32 way)

@@ -68,3 +68,33 @@ pub(crate) fn mtu(index: u32) -> io::Result<u32> {
     // SAFETY: the ioctl has just written this member of the union.
     Ok(unsafe { req.ifr_ifru.ifru_mtu } as u32)
 }
+
+/// What XDP can do on a device, in its driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct XdpAbilities {
+    /// Runs programs on what it receives, and they may redirect.
+    pub receives: bool,
+    /// Sends frames that are redirected to it; bits of `enum via_ability`.
+    pub sends: u32,
+}
+
+/// By the kernel's netdev family (6.3); a device that it says nothing about can nothing.
+pub(crate) fn xdp_abilities(index: u32) -> XdpAbilities {
+    // enum netdev_xdp_act of <linux/netdev.h>
+    const BASIC: u64 = 1;
+    const REDIRECT: u64 = 2;
+    const NDO_XMIT: u64 = 4;
+    const NDO_XMIT_SG: u64 = 64;
+    // SAFETY: bpf_xdp_query_opts is plain data; all-zero but for its size is what the library wants.
+    let mut opts: libbpf_sys::bpf_xdp_query_opts = unsafe { std::mem::zeroed() };
+    opts.sz = size_of_val(&opts) as _;
+    // SAFETY: the library writes `opts`, whose size it is told.
+    if unsafe { libbpf_sys::bpf_xdp_query(index as i32, 0, &mut opts) } < 0 {
+        return XdpAbilities::default();
+    }
+    let can = |bits: u64| opts.feature_flags & bits == bits;
+    XdpAbilities {
+        receives: can(BASIC | REDIRECT),
+        sends: u32::from(can(NDO_XMIT)) | u32::from(can(NDO_XMIT | NDO_XMIT_SG)) << 1,
+    }
+}

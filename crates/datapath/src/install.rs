@@ -48,13 +48,7 @@ impl Datapath {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let out = to.leg.to_abi();
-        let via = self.via(&abi::via {
-            ifindex: to.hop.device,
-            mtu: self.mtus.lock().expect("no panic under this lock").of(to.hop.device),
-            dmac: to.hop.to,
-            smac: to.hop.from,
-            local: out.local,
-        })?;
+        let via = self.via(to.hop.device, to.hop.to, to.hop.from, out.local)?;
         let flags = PathFlags::SPLICED | u16::from(from.scale) << PathFlags::CHECK_SHIFT;
         Ok(abi::path {
             word: abi::path_word { all: u64::from(from.end) | u64::from(flags) << 48 },

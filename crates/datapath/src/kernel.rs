@@ -2,7 +2,7 @@
 
 use crate::{
     ABI_VERSION, ExpectError, LegFlags, LegView, PathFlags, PathView, Tuple, abi,
-    devices::{devices, mtu},
+    devices::{devices, mtu, xdp_abilities},
     maps::{Maps, errno, from_bytes, run_program},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
@@ -14,10 +14,11 @@ use libbpf_rs::{
 use nix::libc;
 use std::{
     collections::{HashMap, HashSet},
+    ffi::CString,
     fs, io,
     mem::MaybeUninit,
     net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
     ptr::{NonNull, null},
     sync::Mutex,
@@ -29,6 +30,8 @@ use std::{
 pub struct Options {
     /// Devices to attach to; empty: all Ethernet devices that are up.
     pub devices: Vec<String>,
+    /// Devices of which XDP forwards what it can, in the driver, before tcx sees it. Some switch offloads off for it.
+    pub xdp: Vec<String>,
     /// Where maps and links are pinned (bpffs). `None`: a folder of this network namespace below `/sys/fs/bpf/longsplice`.
     pub pin: Option<PathBuf>,
     /// How many flows at most; tables are preallocated for it.
@@ -37,7 +40,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { devices: Vec::new(), pin: None, max_flows: 65536 }
+        Options { devices: Vec::new(), xdp: Vec::new(), pin: None, max_flows: 65536 }
     }
 }
 
@@ -66,6 +69,14 @@ pub enum OpenError {
     /// A device named does not exist or is no Ethernet device.
     #[error("device {0}: not found, or no Ethernet device")]
     Device(String),
+    /// XDP was asked for where it cannot be had.
+    #[error("device {device}: XDP cannot be had there: {why}")]
+    Xdp {
+        /// Which.
+        device: String,
+        /// What to do about it.
+        why: &'static str,
+    },
     /// The kernel refused something that it should have.
     #[error("{what}: {source} (kernel 6.6 or newer is needed)")]
     Kernel {
@@ -206,7 +217,9 @@ pub struct Datapath {
     attached: Vec<u32>,
     vias: Mutex<Vec<abi::via>>,
     remotes: Mutex<Remotes>,
-    pub(crate) mtus: Mutex<Mtus>,
+    links: Mutex<Links>,
+    /// XDP is in use: next hops must say what their devices can.
+    early: bool,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     switching: Mutex<()>,
     lock: (fs::File, PathBuf),
@@ -306,6 +319,7 @@ impl Datapath {
             attach(&skel.progs.ingress, *index, &pin.join(format!("ingress-{index}")))?;
             attach(&skel.progs.egress, *index, &pin.join(format!("egress-{index}")))?;
         }
+        attach_early(&skel.progs.early, &options.xdp, &wanted, &pin)?;
         let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).collect();
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
@@ -313,7 +327,8 @@ impl Datapath {
             egress: dup(skel.progs.egress.as_fd())?,
             vias: Mutex::new(vias),
             remotes: Mutex::new(Remotes::taken_by(&maps)),
-            mtus: Mutex::default(),
+            links: Mutex::default(),
+            early: !options.xdp.is_empty(),
             maps,
             pin,
             attached: wanted,
@@ -483,39 +498,33 @@ impl Datapath {
     /// The next hop towards a leg's host, as learned from what its socket sent.
     fn via_for(&self, leg: &Tuple) -> Result<u16, SwitchError> {
         let l = self.maps.leg(leg).ok_or(SwitchError::Untracked)?.raw;
-        let want = abi::via {
-            ifindex: l.ifindex,
-            mtu: self.mtus.lock().expect("no panic under this lock").of(l.ifindex),
-            dmac: l.dmac,
-            smac: l.smac,
-            local: leg.to_abi().local,
-        };
-        self.via(&want).map_err(|e| match e.kind() {
+        self.via(l.ifindex, l.dmac, l.smac, leg.to_abi().local).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => SwitchError::Full,
             _ => SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)),
         })
     }
 
     /// The place of a next hop; [`io::ErrorKind::StorageFull`]: flows use all there are.
-    pub(crate) fn via(&self, want: &abi::via) -> io::Result<u16> {
-        let same = |v: &abi::via| {
-            (v.ifindex, v.mtu, v.dmac, v.smac, v.local) == (want.ifindex, want.mtu, want.dmac, want.smac, want.local)
-        };
+    pub(crate) fn via(&self, ifindex: u32, dmac: [u8; 6], smac: [u8; 6], local: [u32; 4]) -> io::Result<u16> {
+        let link = self.links.lock().expect("no panic under this lock").of(ifindex, self.early);
+        let want = abi::via { ifindex, mtu: link.mtu, dmac, smac, local, can: link.can };
+        let facts = |v: &abi::via| (v.ifindex, v.mtu, v.dmac, v.smac, v.local, v.can);
+        let same = |v: &abi::via| facts(v) == facts(&want);
         let mut vias = self.vias.lock().expect("no panic under this lock");
         if let Some(i) = vias.iter().position(same) {
             return Ok(i as u16);
         }
         let i = if vias.len() < usize::from(VIAS) {
-            vias.push(*want);
+            vias.push(want);
             vias.len() - 1
         } else {
             // next hops have changed: take a place that no flow uses any more
             let used: HashSet<u16> = self.paths().iter().map(|(_, p)| p.via).collect();
             let i = (0..VIAS).find(|i| !used.contains(i)).ok_or(io::ErrorKind::StorageFull)?;
-            vias[usize::from(i)] = *want;
+            vias[usize::from(i)] = want;
             usize::from(i)
         };
-        self.maps.set_via(i as u16, want)?;
+        self.maps.set_via(i as u16, &want)?;
         Ok(i as u16)
     }
 
@@ -619,19 +628,27 @@ impl Datapath {
 
 pub(crate) use abi::switch_op;
 
-/// MTUs of devices, asked for again after a second: a commit must not cost a system call more than it needs.
+/// What is known of devices, asked for again after a second: a commit must not cost a system call more than it needs.
 #[derive(Debug, Default)]
-pub(crate) struct Mtus(HashMap<u32, (Instant, u32)>);
+struct Links(HashMap<u32, (Instant, LinkFacts)>);
 
-impl Mtus {
-    pub(crate) fn of(&mut self, index: u32) -> u32 {
+#[derive(Clone, Copy, Debug)]
+struct LinkFacts {
+    mtu: u32,
+    /// `enum via_ability`.
+    can: u32,
+}
+
+impl Links {
+    fn of(&mut self, index: u32, early: bool) -> LinkFacts {
         match self.0.get(&index) {
-            Some((asked, n)) if asked.elapsed() < Duration::from_secs(1) => *n,
+            Some((asked, facts)) if asked.elapsed() < Duration::from_secs(1) => *facts,
             _ => {
                 // a device that is gone: its packets go nowhere anyway
-                let n = mtu(index).unwrap_or(1500);
-                self.0.insert(index, (Instant::now(), n));
-                n
+                let mtu = mtu(index).unwrap_or(1500);
+                let facts = LinkFacts { mtu, can: if early { xdp_abilities(index).sends } else { 0 } };
+                self.0.insert(index, (Instant::now(), facts));
+                facts
             }
         }
     }
@@ -764,4 +781,60 @@ fn attach(prog: &libbpf_rs::ProgramMut<'_>, index: u32, path: &Path) -> Result<(
     // SAFETY: a new link that nobody else owns.
     let mut link = unsafe { Link::from_ptr(link) };
     link.pin(path).map_err(kernel("pin link"))
+}
+
+/// Attaches the XDP program to the devices named, by pinned links, and takes it from all others.
+fn attach_early(
+    prog: &libbpf_rs::ProgramMut<'_>,
+    names: &[String],
+    attached: &[u32],
+    pin: &Path,
+) -> Result<(), OpenError> {
+    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+    let mut kept = HashSet::new();
+    for name in names {
+        let refuse = |why| OpenError::Xdp { device: name.clone(), why };
+        let device = all.iter().find(|d| d.name == *name).ok_or_else(|| OpenError::Device(name.clone()))?;
+        if !attached.contains(&device.index) {
+            return Err(refuse("it is not among the devices to splice on"));
+        }
+        if !xdp_abilities(device.index).receives {
+            return Err(refuse("its driver has none, which the tcx entry does not need"));
+        }
+        let path = pin.join(format!("early-{}", device.index));
+        kept.insert(path.clone());
+        if path.exists() && Link::open(&path).and_then(|mut l| l.update_prog(prog)).is_ok() {
+            continue;
+        }
+        let _ = fs::remove_file(&path); // of a device that is gone; if it cannot be removed, pinning says so
+        const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+        // SAFETY: bpf_link_create_opts is plain data; all-zero but for its size and the flags is valid.
+        let mut opts: libbpf_sys::bpf_link_create_opts = unsafe { std::mem::zeroed() };
+        (opts.sz, opts.flags) = (size_of_val(&opts) as _, XDP_FLAGS_DRV_MODE);
+        // SAFETY: the program is loaded and alive; `opts` outlives the call.
+        let fd = unsafe {
+            libbpf_sys::bpf_link_create(prog.as_fd().as_raw_fd(), device.index as i32, libbpf_sys::BPF_XDP, &opts)
+        };
+        if fd < 0 {
+            return Err(match -fd {
+                libc::EBUSY => refuse("another XDP program is there"),
+                n => OpenError::Kernel { what: "attach XDP", source: io::Error::from_raw_os_error(n) },
+            });
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let link = unsafe { OwnedFd::from_raw_fd(fd) };
+        let at = CString::new(path.into_os_string().into_encoded_bytes()).expect("a path of ours has no NUL");
+        // SAFETY: both outlive the call.
+        let r = unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), at.as_ptr()) };
+        if r < 0 {
+            return Err(OpenError::Kernel { what: "pin link", source: io::Error::from_raw_os_error(-r) });
+        }
+    }
+    let entries = fs::read_dir(pin).map_err(|_| OpenError::NoBpffs(pin.to_owned()))?;
+    for path in entries.flatten().map(|e| e.path()) {
+        if path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("early-")) && !kept.contains(&path) {
+            fs::remove_file(&path).map_err(|source| OpenError::Kernel { what: "remove a link", source })?;
+        }
+    }
+    Ok(())
 }

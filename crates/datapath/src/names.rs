@@ -67,5 +67,6 @@ pub const VERDICTS: &[&str] = &[
     "rewrite-failed",
     "table-full",
     "stale-cpu",
+    "forwarded-early",
     "icmp-translated",
 ];

@@ -41,6 +41,8 @@ const PAGE: usize = 1000;
 pub struct OpenOptions {
     /// Devices to attach to; empty means all Ethernet devices of this network namespace that are up.
     pub devices: Vec<String>,
+    /// Those of them on which XDP forwards what it can, before tcx.
+    pub xdp: Vec<String>,
     /// Source ports of connections to servers. Outside of `net.ipv4.ip_local_port_range`, or other programs meet them.
     pub source_ports: RangeInclusive<u16>,
     /// Own addresses to connect to servers from, for more connections to one server than there are ports; those of the
@@ -56,6 +58,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         OpenOptions {
             devices: Vec::new(),
+            xdp: Vec::new(),
             source_ports: 10240..=28671,
             sources: Vec::new(),
             max_flows: 65536,
@@ -234,6 +237,7 @@ impl Splicer {
     pub fn open(options: &OpenOptions) -> Result<Splicer, OpenError> {
         let datapath = Datapath::open(&Options {
             devices: options.devices.clone(),
+            xdp: options.xdp.clone(),
             pin: options.pin.clone(),
             max_flows: options.max_flows,
         })?;

@@ -101,6 +101,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "DEV")]
     pub device: Vec<String>,
 
+    /// Forwards on this device by XDP what can be: native XDP of its driver, before the kernel makes a packet of what has come.
+    /// May be repeated. Some drivers switch offloads off for it; over veth it halves the throughput.
+    #[arg(long, value_name = "DEV")]
+    pub xdp: Vec<String>,
+
     /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 2048,
     /// from where on it was measured to pay].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]

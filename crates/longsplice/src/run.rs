@@ -62,6 +62,9 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
     if !args.device.is_empty() {
         config.devices.clone_from(&args.device);
     }
+    if !args.xdp.is_empty() {
+        config.xdp.clone_from(&args.xdp);
+    }
     if let Some(file) = &args.access_log {
         config.log.file = (file != Path::new("-")).then(|| file.clone());
     }
@@ -103,8 +106,12 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         tracing::info!("copying only, as told by --copy-only");
         return Splicer::copying(Refusal::Policy);
     }
-    let mut options =
-        OpenOptions { devices: config.devices.clone(), max_flows: args.max_flows, ..OpenOptions::default() };
+    let mut options = OpenOptions {
+        devices: config.devices.clone(),
+        xdp: config.xdp.clone(),
+        max_flows: args.max_flows,
+        ..OpenOptions::default()
+    };
     if let Some(ports) = &config.source_ports {
         options.source_ports = ports.first..=ports.last;
     }

@@ -5,6 +5,7 @@
 //! Times are numbers of seconds, whole or not (`2.5`). Relative paths start at the directory of the file.
 //! ```toml
 //! devices = ["eth0", "eth1"]        # devices to splice on; all Ethernet devices if left out
+//! xdp = ["eth0"]                    # those on which native XDP forwards what it can; none if left out
 //! control = "/run/longsplice/control" # socket for `longsplice ls` and its like
 //! source_ports = "10240-28671"      # ports of connections to servers
 //! source = ["192.0.2.1", "192.0.2.2"] # own addresses to connect from, in turn: each has its own source_ports
@@ -61,6 +62,8 @@ pub struct Config {
     pub log: LogConfig,
     /// Devices to splice on; empty for all.
     pub devices: Vec<String>,
+    /// Devices to forward on by XDP as well.
+    pub xdp: Vec<String>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
     /// Ports of connections to servers.

@@ -66,7 +66,7 @@ fn layouts_are_those_of_the_object() {
         layout!(t, path6 { p, remote });
         layout!(t, slot4 { hop, state, key, p });
         layout!(t, slot6 { hop, state, key, p, fill });
-        layout!(t, via { ifindex, mtu, dmac, smac, local });
+        layout!(t, via { ifindex, mtu, dmac, smac, local, can });
         layout!(
             t,
             embryo {

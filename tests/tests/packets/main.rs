@@ -144,8 +144,14 @@ impl Flow {
     fn install(&self, b: &Bench, more_flags: u16) {
         for (i, (t, d)) in [(&self.client, &self.up), (&self.server, &self.down)].into_iter().enumerate() {
             let other = if i == 0 { self.server } else { self.client };
-            let via =
-                abi::via { ifindex: 2, mtu: d.mtu, dmac: d.dmac, smac: d.smac, local: testing::key(&other).local };
+            let via = abi::via {
+                ifindex: 2,
+                mtu: d.mtu,
+                dmac: d.dmac,
+                smac: d.smac,
+                local: testing::key(&other).local,
+                can: 0,
+            };
             testing::put_via(&b.datapath, 10 + i as u16, &via).expect("via");
             let cross = t.is_v4() && !other.is_v4();
             if let (true, IpAddr::V6(a)) = (cross, other.remote.ip()) {

@@ -36,7 +36,9 @@ fn cure(e: &OpenError) -> &'static str {
         OpenError::Privilege => "a container or a security module may stand in the way of bpf(2): run outside of it",
         OpenError::NoBpffs(_) => "mount -t bpf bpf /sys/fs/bpf",
         OpenError::Kernel { .. } => "boot a kernel with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT, CONFIG_NET_XGRESS and BTF",
-        OpenError::Abi { .. } | OpenError::Running(_) | OpenError::Device(_) => "report this, please",
+        OpenError::Abi { .. } | OpenError::Running(_) | OpenError::Device(_) | OpenError::Xdp { .. } => {
+            "report this, please"
+        }
     }
 }
 
@@ -58,7 +60,8 @@ fn in_own_namespace() -> Result<(), Trouble> {
         }
     }
     let pins = Pins::new();
-    let options = Options { devices: vec!["ls0".into()], pin: Some(pins.0.clone()), max_flows: 16 };
+    let options =
+        Options { devices: vec!["ls0".into()], pin: Some(pins.0.clone()), max_flows: 16, ..Options::default() };
     Datapath::open(&options).map(drop).map_err(Trouble::Kernel)
 }
 
