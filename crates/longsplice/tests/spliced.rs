@@ -2,7 +2,10 @@
 
 mod running;
 
-use longsplice_lab::{Family, Lab, Shape, topology};
+use longsplice_lab::{
+    Family, Lab, Options, Shape, topology,
+    traffic::{Script, connect as traffic_connect, converse, intact, listen, serve},
+};
 use running::{LONGSPLICE, Running, connect, echo, eventually, longsplice, round_trip};
 use serde_json::Value;
 use std::{
@@ -184,4 +187,31 @@ fn needs_root_and_bpf_the_demo_works() {
     assert!(demo.status.success(), "{text}\n{}", String::from_utf8_lossy(&demo.stderr));
     assert!(text.contains("complete: 1.1 GB"), "{text}");
     assert!(fs::read_to_string(dir.path().join("switch.svg")).unwrap().contains("</svg>"));
+}
+
+#[test]
+fn needs_root_and_bpf_xdp_forwards_what_it_can_and_tcx_the_rest() {
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).unwrap();
+    // As a network card, a veth takes frames from XDP only if somebody receives them by NAPI at its other end.
+    lab.client.execute("ethtool", &["-K", "c0", "gro", "on"]).unwrap();
+    lab.server.execute("ethtool", &["-K", "s0", "gro", "on"]).unwrap();
+    for family in Family::BOTH {
+        let (server, at) = (topology::SERVER.port(family, PORT), topology::FORWARDER_TO_CLIENT.port(family, PORT));
+        let answer = Script::answerer().bytes(3_000_000);
+        let serving = serve(lab.server.run(|| listen(server, &answer)).unwrap(), 1, answer);
+        let plug = format!("{at}={server}");
+        let more = ["--xdp", lab.client_device(), "--xdp", lab.server_device()];
+        let arguments = ["--plug", &plug, "--splice", "at-once"];
+        let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &more);
+        let opener = Script::opener(7).bytes(3_000_000);
+        let client = converse(lab.client.run(|| traffic_connect(at, &opener)).unwrap(), &opener);
+        intact(&client, &serving.join()[0]).unwrap();
+        let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+        let count = |name: &str| counters["verdicts"][name].as_u64().unwrap();
+        assert!(count("forwarded-early") > 1000, "{counters}");
+        assert!(count("local") > 0, "what is not forwarded goes on: {counters}");
+    }
+    let plug = format!("{}=10.77.2.2:1", Scene::address());
+    let elsewhere = Running::start(lab.forwarder.command(LONGSPLICE), None, &["--plug", &plug], &["--xdp", "f9"]);
+    assert!(elsewhere.messages().contains("device f9: not found"), "{}", elsewhere.messages());
 }

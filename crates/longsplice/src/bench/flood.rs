@@ -29,17 +29,20 @@ pub enum Way {
     IpForward,
     /// Spliced by the programs at tcx.
     Tcx,
+    /// Spliced by the program at XDP.
+    Xdp,
 }
 
 impl Way {
     /// All of them; the first is what the others are compared with.
-    pub const ALL: [Way; 2] = [Way::IpForward, Way::Tcx];
+    pub const ALL: [Way; 3] = [Way::IpForward, Way::Tcx, Way::Xdp];
 
     /// For tables.
     pub fn title(self) -> &'static str {
         match self {
             Way::IpForward => "IP forwarding",
             Way::Tcx => "spliced by tcx",
+            Way::Xdp => "spliced by XDP",
         }
     }
 }
@@ -143,7 +146,12 @@ impl Venue {
         let (server, proxy) = (v4(venue::server()), v4(venue::proxy()));
         let (target, datapath) = match way {
             Way::IpForward => (server, None),
-            Way::Tcx => (proxy, Some(splice(&lab, flows)?)),
+            Way::Tcx => (proxy, Some(splice(&lab, flows, &[])?)),
+            Way::Xdp => {
+                // what makes a veth take frames that XDP sends to its peer, as a network card does
+                lab.server.execute("ethtool", &["-K", "s0", "gro", "on"])?;
+                (proxy, Some(splice(&lab, flows, &[lab.client_device()])?))
+            }
         };
         let flood = Flood::new(&lab, Aim { flows, target, arrives_at: server.port() })?;
         Ok(Venue { way, flood, datapath, _pins: pins, _lab: lab })
@@ -182,14 +190,15 @@ impl Venue {
 }
 
 /// Attaches the data path and installs the flows.
-fn splice(lab: &Lab, flows: u32) -> Result<Datapath> {
+fn splice(lab: &Lab, flows: u32, xdp: &[&str]) -> Result<Datapath> {
     let hop = |device: &str, host: &longsplice_lab::Namespace, its: &str| -> Result<NextHop> {
         let (own, neighbour) = (lab.forwarder.link(device)?, host.link(its)?);
         Ok(NextHop { device: own.index, to: neighbour.mac, from: own.mac })
     };
     let (to_client, to_server) =
         (hop(lab.client_device(), &lab.client, "c0")?, hop(lab.server_device(), &lab.server, "s0")?);
-    let options = Options { max_flows: flows, ..Options::default() };
+    let xdp = xdp.iter().map(|device| device.to_string()).collect();
+    let options = Options { max_flows: flows, xdp, ..Options::default() };
     let datapath = lab.forwarder.run(|| Datapath::open(&options))?;
     let all: Vec<[IdleLeg; 2]> = (0..flows)
         .map(|n| {
