@@ -4,6 +4,7 @@
 //! The layout of everything shared with the kernel is defined in `bpf/flow.h` alone. [`abi`] is generated from the compiled
 //! object's BTF at build time.
 
+mod attach;
 mod devices;
 mod install;
 mod kernel;
