@@ -136,6 +136,10 @@ __noinline int track_ingress(struct __sk_buff *skb)
 			bpf_map_delete_elem(&embryos, &sc->t);
 			return 1; /* the segment itself may carry data: treat it as the leg's first */
 		}
+		/* Made by another processor since the entry was looked for: a segment that went by unseen would be missed in
+		 * `max_in`, and its bytes at the bound of a splice. */
+		if (!known)
+			return !!bpf_map_lookup_elem(&legs, &sc->t);
 	}
 	return 0;
 }

@@ -34,6 +34,9 @@ fn open(lab: &Lab, f: &Forwarder, listener: &TcpListener, n: usize, all: usize) 
             let mut client = TcpStream::connect(proxy).expect("connect");
             client.write_all(b"?").expect("write");
             let mut server = listener.accept().expect("accept").0;
+            for end in [&client, &server] {
+                end.set_read_timeout(Some(Duration::from_secs(10))).expect("socket");
+            }
             server.read_exact(&mut [0]).expect("read");
             server.write_all(b"!").expect("write");
             client.read_exact(&mut [0]).expect("read");
