@@ -1,6 +1,7 @@
 //! Local sockets: shims, muting, triggers.
 
 use super::*;
+use longsplice_datapath::LegFlags;
 
 #[test]
 fn shims() {
@@ -46,6 +47,53 @@ fn shims() {
                 assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local-out"][..]));
                 assert_eq!(verify(&o.frame), Ok(want), "out: {n} bytes, v6 {v6:?}");
             }
+        }
+    });
+}
+
+/// A socket that has heard the end of both directions is gone, and the kernel would answer the host's FIN, sent again, with RST.
+#[test]
+fn a_socket_outlives_the_acknowledgement_it_holds_back() {
+    bench(64, |b| {
+        let shim = [100_000, 3000, 500];
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            for (phase_in, hidden) in [(TO_LOCAL, 1), (0, 0)] {
+                let mut leg = control_leg(&f, b, shim);
+                leg.flags |= LegFlags::FIN_OUT;
+                (leg.phase_in, leg.bound_in, leg.ack_out) = (phase_in, f.up.end, f.up.end - 5000);
+                leg.ack_in = f.up.max_ack - 1;
+                testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+                let mut p = f.next(0);
+                p.ack = f.up.max_ack; // our FIN's, which was the last
+                p.options = option::usual(Some((1, 2)), &[]);
+                let o = b.ingress(&p.frame());
+                assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "{v6:?}");
+                assert_eq!(verify(&o.frame).expect("checksums").ack, p.ack - hidden - shim[1], "{v6:?} {phase_in}");
+            }
+        }
+    });
+}
+
+/// What a socket sends again, since it has missed the last acknowledgement, has no place under a new shim.
+#[test]
+fn a_stale_retransmission_becomes_a_keep_alive() {
+    bench(64, |b| {
+        let shim = [100_000, 3000, 500];
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            control_leg(&f, b, shim);
+            let mut p = Packet::new(f.client.local, f.client.remote);
+            if v6[0] {
+                (p.id, p.fragment) = (0, 0);
+            }
+            (p.seq, p.ack) = (f.up.max_ack - 2000 - shim[1], f.up.end - shim[0]);
+            (p.flags, p.payload) = (flag::ACK | flag::PSH, vec![3; 100]);
+            let o = b.run(true, &p.frame(), TestContext::default());
+            assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local-out"][..]));
+            let out = verify(&o.frame).expect("checksums");
+            assert_eq!((out.seq, out.ack, out.flags), (f.up.max_ack - 1, f.up.end, flag::ACK), "{v6:?}");
+            assert!(out.payload.is_empty());
         }
     });
 }

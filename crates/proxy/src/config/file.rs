@@ -38,6 +38,8 @@ struct File {
     log: Log,
     #[serde(default)]
     devices: Vec<String>,
+    #[serde(default)]
+    xdp: Vec<String>,
     control: Option<PathBuf>,
     source_ports: Option<OrNumber<PortRange>>,
     #[serde(default)]
@@ -147,6 +149,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         connections: raw.connections,
         log: place.log(raw.log),
         devices: raw.devices,
+        xdp: raw.xdp,
         control: raw.control.map(|path| place.path(&path)),
         source_ports: raw.source_ports.map(|p| p.0),
         sources: raw.source.0.into_iter().map(|s| s.0).collect(),

@@ -37,6 +37,7 @@ fn socks(more: &str) -> String {
 
 const WHOLE: &str = r#"
 devices = ["eth0"]
+xdp = ["eth0"]
 control = "control"
 source_ports = "10240-28671"
 leave_flows_on_stop = true
@@ -75,7 +76,10 @@ policy = { splice = 1000 }
 #[test]
 fn whole_file() {
     let c = read(WHOLE).unwrap();
-    assert_eq!((c.devices, c.control), (vec!["eth0".to_string()], Some("/etc/control".into())));
+    assert_eq!(
+        (c.xdp, c.devices, c.control),
+        (vec!["eth0".into()], vec!["eth0".to_string()], Some("/etc/control".into()))
+    );
     assert_eq!(c.source_ports, Some(PortRange { first: 10240, last: 28671 }));
     assert!(c.leave_flows_on_stop && c.connections == Some(100));
     assert_eq!(c.sources, ["192.0.2.7".parse::<std::net::IpAddr>().unwrap()]);
