@@ -475,6 +475,10 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 			l->shim_ts += l->tsval_out - ts;
 			ts = l->tsval_out;
 		}
+		/* While it drains, the data path speaks too, on another processor perhaps, and what it has settled first may leave
+		 * last: the socket's clock stands still, or that would look old. */
+		if (l->phase_out == PHASE_TO_FWD)
+			ts = l->tsval_out;
 		l->tsval_out = ts;
 		e->tsval = ts;
 	}
