@@ -357,6 +357,9 @@ fn needs_root_and_bpf_git_clones_and_pushes() {
 #[test]
 fn needs_root_and_bpf_iperf3_measures_both_ways() {
     const BYTES: u64 = 200_000_000;
+    // iperf3 ends a test, and resets, on the word of another connection, whatever still waits in the buffers of this one:
+    // so these are held small, and more is sent than must arrive.
+    const SENT: u64 = BYTES + 20_000_000;
     let mut scene = Scene::new(5201, "at-once");
     let mut server = scene.lab.server.command("iperf3");
     server.args(["--server", "--port", &scene.port.to_string()]);
@@ -366,10 +369,10 @@ fn needs_root_and_bpf_iperf3_measures_both_ways() {
     {
         let mut client = scene.lab.client.command("iperf3");
         client.args(["--client", &FORWARDER_TO_CLIENT.ip(family).to_string(), "--port", &scene.port.to_string()]);
-        client.args(["--json", "--bytes", &BYTES.to_string()]).args(more);
+        client.args(["--json", "--window", "512K", "--bytes", &SENT.to_string()]).args(more);
         let result: Value = serde_json::from_str(&run(client)).unwrap();
         let [sent, received] = ["sum_sent", "sum_received"].map(|sum| result["end"][sum]["bytes"].as_u64().unwrap());
-        assert!(sent >= BYTES && received >= BYTES * 9 / 10, "{more:?}: {sent} sent, {received} received");
+        assert!(sent >= SENT && received >= BYTES, "{more:?}: {sent} sent, {received} received");
     }
     let records = scene.end();
     let large = |way: &str, least: u64| {
@@ -378,7 +381,7 @@ fn needs_root_and_bpf_iperf3_measures_both_ways() {
     };
     // Parallel connections share the bytes, not always evenly.
     assert!(
-        large("up", BYTES) == 1 && large("down", BYTES * 9 / 10) >= 1 && large("down", 1_000_000) >= 2,
+        large("up", BYTES) == 1 && large("down", BYTES) >= 1 && large("down", 1_000_000) >= 2,
         "{records:#?}"
     );
 }
