@@ -380,8 +380,5 @@ fn needs_root_and_bpf_iperf3_measures_both_ways() {
         of_these.inspect(|record| spliced(record, way, least)).count()
     };
     // Parallel connections share the bytes, not always evenly.
-    assert!(
-        large("up", BYTES) == 1 && large("down", BYTES) >= 1 && large("down", 1_000_000) >= 2,
-        "{records:#?}"
-    );
+    assert!(large("up", BYTES) == 1 && large("down", BYTES) >= 1 && large("down", 1_000_000) >= 2, "{records:#?}");
 }
