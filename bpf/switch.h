@@ -143,6 +143,27 @@ INLINE int ahead_of_socket(const struct leg *l)
 	return l->phase_out != PHASE_LOCAL || l->flags & LEG_AHEAD;
 }
 
+/* Do the local socket and the data path both speak to the host? */
+INLINE int both_speak(const struct leg *l)
+{
+	return l->phase_in != l->phase_out || (l->phase_in != PHASE_LOCAL && l->phase_in != PHASE_FWD);
+}
+
+/* The TSval to be sent for `tsval`. `add`, from the sender's clock to ours, is raised when its `newest` would make ours go
+ * back. While two speak, on two processors perhaps, what was settled first under the lock may leave last, and must not look
+ * old: ours stands still then, and `add` sinks, so that an echo of it is the sender's newest. (An older one would tell the
+ * sender that what it has sent again was not needed: RFC 3522.) */
+INLINE __u32 our_tsval(struct leg *l, __u32 tsval, int newest, __u32 *add)
+{
+	int still = both_speak(l);
+
+	if (newest && (still || before(tsval + *add, l->tsval_out)))
+		*add = l->tsval_out - tsval;
+	if (!still)
+		l->tsval_out = later(l->tsval_out, tsval + *add);
+	return still ? l->tsval_out : tsval + *add;
+}
+
 /* In control mode, and the socket's numbers are those of the wire. */
 INLINE int untouched(const struct leg *l)
 {
@@ -370,16 +391,8 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	e->sack_add = -o->seq_off;
 	e->strip_ts = !(o->flags & LEG_TS);
 	e->strip_sack = !(o->flags & LEG_SACK) || !p->ack_valid;
-	if (s->has_ts) {
-		__u32 ts = s->tsval + o->ts_from_peer;
-
-		if (p->in_order_ts && before(ts, o->tsval_out)) {
-			o->ts_from_peer += o->tsval_out - ts;
-			ts = o->tsval_out;
-		}
-		o->tsval_out = later(o->tsval_out, ts);
-		e->tsval = ts;
-	}
+	if (s->has_ts)
+		e->tsval = our_tsval(o, s->tsval, p->in_order_ts, &o->ts_from_peer);
 }
 
 /* ---- from the local socket: under the leg's lock. `room`: how far the other host's window reaches, in in space ---- */
@@ -468,20 +481,8 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	e->sack_lo = s->ack - FAR;
 	e->sack_hi = s->ack + FAR;
 	e->tsecr = s->tsecr;
-	if (s->has_ts) {
-		__u32 ts = s->tsval + l->shim_ts;
-
-		if (before(ts, l->tsval_out)) {
-			l->shim_ts += l->tsval_out - ts;
-			ts = l->tsval_out;
-		}
-		/* While it drains, the data path speaks too, on another processor perhaps, and what it has settled first may leave
-		 * last: the socket's clock stands still, or that would look old. */
-		if (l->phase_out == PHASE_TO_FWD)
-			ts = l->tsval_out;
-		l->tsval_out = ts;
-		e->tsval = ts;
-	}
+	if (s->has_ts)
+		e->tsval = our_tsval(l, s->tsval, 1, &l->shim_ts);
 	return 1;
 }
 

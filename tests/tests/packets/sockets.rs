@@ -98,6 +98,38 @@ fn a_stale_retransmission_becomes_a_keep_alive() {
     });
 }
 
+/// Two speak while it drains, and may overtake each other: no segment must look old, and no echo tell the socket that what it
+/// has sent again was not needed.
+#[test]
+fn our_clock_stands_still_while_two_speak() {
+    bench(64, |b| {
+        for v6 in [[false, false], [true, true]] {
+            let f = Flow::new(v6);
+            let mut leg = control_leg(&f, b, [0, 0, 0]);
+            (leg.phase_out, leg.bound_out, leg.tsval_out) = (TO_FWD, f.up.max_ack, 1000);
+            leg.flags |= LegFlags::TS;
+            testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+            let says = |tsval| {
+                let mut p = Packet::new(f.client.local, f.client.remote);
+                if v6[0] {
+                    (p.id, p.fragment) = (0, 0);
+                }
+                (p.seq, p.ack, p.options) = (f.up.max_ack, f.up.end, option::usual(Some((tsval, 8)), &[]));
+                let o = b.run(true, &p.frame(), TestContext::default());
+                p.options = option::usual(Some((1000, 8)), &[]);
+                assert_eq!(verify(&o.frame).map(|p| p.options), Ok(p.options), "{v6:?} {tsval}");
+            };
+            says(1003);
+            says(1009);
+            let mut p = f.next(0);
+            p.options = option::usual(Some((7, 1000)), &[]);
+            p.ack = f.up.max_ack - 1;
+            let want = option::usual(Some((7, 1009)), &[]);
+            assert_eq!(verify(&b.ingress(&p.frame()).frame).map(|p| p.options), Ok(want), "{v6:?}");
+        }
+    });
+}
+
 #[test]
 fn spliced_sockets_are_muted() {
     bench(64, |b| {
