@@ -49,6 +49,7 @@ enum leg_flag {
 	LEG_TRACKED = 1 << 10, /* handshake seen from the SYN on */
 	LEG_TRIGGER = 1 << 11, /* new data from the host take the flow back to control mode */
 	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
+	LEG_CLOCK = 1 << 13,   /* the socket's next TSval continues ours */
 	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
 	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
 };

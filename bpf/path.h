@@ -200,6 +200,7 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 	l->ack_in = in->max_ack;
 	if (l->flags & o->flags & LEG_TS)
 		l->tsval_out = later(l->tsval_out, tsval_reached(l, o, now));
+	l->flags |= LEG_CLOCK;
 	l->edge_in = l->max_out + 65535; /* unknown until the host's next segment */
 	l->ack_out = out->max_ack + out->ack_add;
 	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);

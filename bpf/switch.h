@@ -152,16 +152,19 @@ INLINE int both_speak(const struct leg *l)
 /* The TSval to be sent for `tsval`. `add`, from the sender's clock to ours, is raised when its `newest` would make ours go
  * back. While two speak, on two processors perhaps, what was settled first under the lock may leave last, and must not look
  * old: ours stands still then, and `add` sinks, so that an echo of it is the sender's newest. (An older one would tell the
- * sender that what it has sent again was not needed: RFC 3522.) */
+ * sender that what it has sent again was not needed: RFC 3522.) A socket that was silent meanwhile goes on from there. */
 INLINE __u32 our_tsval(struct leg *l, __u32 tsval, int newest, __u32 *add)
 {
 	int still = both_speak(l);
 
 	if (newest && (still || before(tsval + *add, l->tsval_out)))
 		*add = l->tsval_out - tsval;
-	if (!still)
-		l->tsval_out = later(l->tsval_out, tsval + *add);
-	return still ? l->tsval_out : tsval + *add;
+	if (still) {
+		l->flags |= LEG_CLOCK;
+		return l->tsval_out;
+	}
+	l->tsval_out = later(l->tsval_out, tsval + *add);
+	return tsval + *add;
 }
 
 /* In control mode, and the socket's numbers are those of the wire. */
@@ -481,8 +484,12 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	e->sack_lo = s->ack - FAR;
 	e->sack_hi = s->ack + FAR;
 	e->tsecr = s->tsecr;
-	if (s->has_ts)
+	if (s->has_ts) {
+		if (l->flags & LEG_CLOCK)
+			l->shim_ts = l->tsval_out - s->tsval;
+		l->flags &= ~LEG_CLOCK;
 		e->tsval = our_tsval(l, s->tsval, 1, &l->shim_ts);
+	}
 	return 1;
 }
 

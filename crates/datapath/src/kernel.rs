@@ -271,6 +271,9 @@ impl Datapath {
             clear(&pin)?;
             there = None;
         }
+        if there.is_none() {
+            remove_unfinished(&pin)?;
+        }
         let seed = there.map_or_else(random, |abi| abi.seed);
         // Tables that are there keep their size.
         let n = there.map_or(Ok(options.max_flows.max(16)), |_| pinned_flows(&pin))?;
@@ -710,7 +713,7 @@ fn switched(g: &abi::switch_args) -> Switched {
     }
 }
 
-/// What the maps that are pinned already were made with.
+/// What the maps that are pinned already were made with; `None` too if a process died before it was done with making them.
 fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     use libbpf_rs::{MapCore, MapFlags};
     let path = pin.join("abi");
@@ -721,10 +724,24 @@ fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(kernel("read pinned map"))?.unwrap_or_default();
     // The version comes first in every version.
     let found = value.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
-    if found != ABI_VERSION {
-        return Err(OpenError::Abi { path: pin.to_owned(), found });
+    match found {
+        0 => Ok(None),
+        ABI_VERSION => Ok(Some(from_bytes(&value))),
+        _ => Err(OpenError::Abi { path: pin.to_owned(), found }),
     }
-    Ok(Some(from_bytes(&value)))
+}
+
+/// Maps of a process that died before it attached anything.
+fn remove_unfinished(pin: &Path) -> Result<(), OpenError> {
+    for name in PINNED {
+        match fs::remove_file(pin.join(name)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(OpenError::Kernel { what: "remove pinned maps", source: e });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Empties the folder: whatever was pinned is detached and freed.

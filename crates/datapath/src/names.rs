@@ -21,6 +21,7 @@ impl LegFlags {
     pub const RESET: u32 = 1 << 9;
     pub const TRACKED: u32 = 1 << 10;
     pub const SYN: u32 = 1 << 12;
+    pub const CLOCK: u32 = 1 << 13;
     pub const AHEAD: u32 = 1 << 14;
     pub const RESET_IN: u32 = 1 << 15;
 }

@@ -28,6 +28,7 @@ const CHECK_SHIFT: u16 = 12;
 
 /// Of `enum phase` and `enum leg_flag`.
 const FWD: u8 = 2;
+const TO_FWD: u8 = 1;
 const TO_LOCAL: u8 = 3;
 const LEG_TS: u32 = 1 << 0;
 const LEG_SACK: u32 = 1 << 1;

@@ -107,25 +107,32 @@ fn our_clock_stands_still_while_two_speak() {
             let f = Flow::new(v6);
             let mut leg = control_leg(&f, b, [0, 0, 0]);
             (leg.phase_out, leg.bound_out, leg.tsval_out) = (TO_FWD, f.up.max_ack, 1000);
+            leg.ack_in = f.up.max_ack - 5;
             leg.flags |= LegFlags::TS;
             testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
-            let says = |tsval| {
+            let says = |tsval, ours| {
                 let mut p = Packet::new(f.client.local, f.client.remote);
                 if v6[0] {
                     (p.id, p.fragment) = (0, 0);
                 }
                 (p.seq, p.ack, p.options) = (f.up.max_ack, f.up.end, option::usual(Some((tsval, 8)), &[]));
                 let o = b.run(true, &p.frame(), TestContext::default());
-                p.options = option::usual(Some((1000, 8)), &[]);
+                p.options = option::usual(Some((ours, 8)), &[]);
                 assert_eq!(verify(&o.frame).map(|p| p.options), Ok(p.options), "{v6:?} {tsval}");
             };
-            says(1003);
-            says(1009);
+            says(1003, 1000);
+            says(1009, 1000);
             let mut p = f.next(0);
             p.options = option::usual(Some((7, 1000)), &[]);
-            p.ack = f.up.max_ack - 1;
+            p.ack = f.up.max_ack - 3;
             let want = option::usual(Some((7, 1009)), &[]);
             assert_eq!(verify(&b.ingress(&p.frame()).frame).map(|p| p.options), Ok(want), "{v6:?}");
+            // one of them has ended: it goes on from where it stood
+            (leg.phase_out, leg.shim_ts) = (0, 3);
+            leg.flags |= LegFlags::CLOCK;
+            testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+            says(1030, 1000);
+            says(1037, 1007);
         }
     });
 }
