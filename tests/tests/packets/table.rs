@@ -68,6 +68,22 @@ fn another_namespace_does_not_take_over() {
     });
 }
 
+/// It had made tables of another size, and not said yet what they are.
+#[test]
+fn a_process_that_died_while_it_opened_is_no_obstacle() {
+    let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-died-{}", std::process::id()));
+    let open =
+        |max_flows| Datapath::open(&Options { max_flows, pin: Some(pin.clone()), ..Options::default() }).expect("open");
+    Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
+        open(64).expect(&tuple(false, 1)).expect("room");
+        std::fs::remove_file(pin.join("abi")).expect("it was pinned");
+        let d = open(256);
+        assert!(d.paths().is_empty());
+        (0..256).for_each(|n| d.expect(&tuple(false, n)).expect("room for as many as were asked for"));
+        d.remove().expect("what was pinned is removed");
+    });
+}
+
 #[test]
 fn slots_are_used_again_after_a_rest() {
     const FLOWS: u32 = 64;
