@@ -250,7 +250,7 @@ enum path_op {
 	PATH_GET = 1,
 	PATH_ADD = 2,    /* a new entry, all zero */
 	PATH_PUT = 3,    /* an entry as given, new or not */
-	PATH_REMOVE = 4,
+	PATH_REMOVE = 4, /* and the leg's record */
 };
 
 /* User space's way to one path entry. */

@@ -750,9 +750,10 @@ int path_entry(struct path_args *ctx)
 	int v4 = tuple_is_v4(&args.key), found = !!find_path(&args.key), put = args.op == PATH_PUT;
 
 	args.result = !found;
-	if (args.op == PATH_REMOVE)
+	if (args.op == PATH_REMOVE) {
 		remove_path(&args.key, bpf_ktime_get_ns());
-	else if (args.op == PATH_ADD && found)
+		bpf_map_delete_elem(&legs, &args.key);
+	} else if (args.op == PATH_ADD && found)
 		args.result = 1;
 	else if (!found && args.op != PATH_GET)
 		args.result = insert_path(&args.key, bpf_ktime_get_ns());

@@ -362,8 +362,7 @@ impl Datapath {
     /// Forgets a leg: its connection is over, or was never opened.
     pub fn forget(&self, leg: &Tuple) {
         self.remotes.lock().expect("no panic under this lock").free(leg);
-        self.maps.forget_path(leg);
-        self.maps.forget_leg(leg);
+        self.maps.forget(leg);
     }
 
     /// Forgets a leg whose flow is over, unless its port has been used for a new connection since.

@@ -276,7 +276,7 @@ impl Maps {
         }
         let leg = abi::leg { flags: crate::LegFlags::SYN, ..Default::default() };
         self.legs.update(bytes_of(&t.to_abi()), bytes_of(&leg), MapFlags::ANY).map_err(|e| {
-            self.forget_path(t);
+            self.forget(t);
             match io_error(e) {
                 e if e.raw_os_error() == Some(libc::E2BIG) => ExpectError::Full,
                 e => ExpectError::Io(e),
@@ -296,8 +296,8 @@ impl Maps {
         }
     }
 
-    /// Removes a path entry; an entry that is gone already is no error.
-    pub fn forget_path(&self, t: &Tuple) {
+    /// Removes a path entry and a leg's record; what is gone already is no error.
+    pub fn forget(&self, t: &Tuple) {
         if let Err(error) = self.path_op(abi::path_op::PATH_REMOVE, t, abi::path6::default()) {
             tracing::warn!(leg = ?t, %error, "path entry not removed");
         }

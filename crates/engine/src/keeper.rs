@@ -364,8 +364,8 @@ impl Kept {
         }
         let (c, s) = (flow.client, flow.server);
         let [a, b] = &mut self.sides;
-        a.close_silently(&c);
-        b.close_silently(&s);
+        a.close_silently();
+        b.close_silently();
         self.released = datapath.release(&c).zip(datapath.release(&s)).map(|(a, b)| [a, b]);
         flow.set_state(FlowState::Released);
     }

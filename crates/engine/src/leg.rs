@@ -41,10 +41,9 @@ pub struct Leg {
 }
 
 impl Leg {
-    pub(crate) fn new(stream: TcpStream) -> io::Result<Leg> {
-        stream.set_nodelay(true)?;
-        let (remote, local) = (stream.peer_addr()?, stream.local_addr()?);
-        Ok(Leg { socket: Socket::Live(stream), remote, local, consumed: 0, produced: 0, eof: false, shut: false })
+    /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
+    pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr) -> Leg {
+        Leg { socket: Socket::Live(stream), remote, local, consumed: 0, produced: 0, eof: false, shut: false }
     }
 
     /// Address of the host at the other end.
@@ -189,13 +188,9 @@ impl Side {
         Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut }
     }
 
-    /// Closes the socket without a word to the host.
-    pub fn close_silently(&mut self, tuple: &Tuple) {
-        if let Some(s) = self.socket.take()
-            && let Err(error) = Repair::On.set(s)
-        {
-            tracing::warn!(leg = ?tuple, %error, "repair mode of a parked socket");
-        }
+    /// Closes the socket without a word to the host: parked, it is in repair mode.
+    pub fn close_silently(&mut self) {
+        self.socket = None;
     }
 }
 
@@ -259,7 +254,9 @@ pub struct Listener {
 impl Listener {
     /// The next connection. Errors are those of accept(2); the caller waits a little on `EMFILE` and goes on.
     pub async fn accept(&self) -> io::Result<Leg> {
-        Leg::new(self.listener.accept().await?.0)
+        let (stream, remote) = self.listener.accept().await?;
+        let local = stream.local_addr()?;
+        Ok(Leg::new(stream, remote, local))
     }
 
     /// The address listened on, with the port the kernel chose if 0 was asked for.

@@ -1,13 +1,24 @@
 //! Source addresses of our own connections. A released flow has no socket that would keep the kernel from giving its port
 //! away, so ports come from a range of our own, and the tables of the data path say which four-tuples live.
 
+use crate::splicer::lock;
 use longsplice_datapath::Tuple;
 use std::{
+    collections::HashMap,
     io,
     net::{IpAddr, SocketAddr, UdpSocket},
     ops::RangeInclusive,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
 };
+
+/// How long the kernel is not asked again for the source address towards a server: a change of routes is followed as fast.
+const FRESH: Duration = Duration::from_secs(1);
+/// So many servers are remembered for that long; with more, all are forgotten.
+const SERVERS: usize = 4096;
 
 /// Ports, and addresses if there are several, handed out in turn.
 #[derive(Debug)]
@@ -15,6 +26,8 @@ pub(crate) struct Ports {
     range: RangeInclusive<u16>,
     sources: Vec<IpAddr>,
     next: AtomicU32,
+    /// What the kernel answered, by server, and when.
+    usual: Mutex<HashMap<SocketAddr, (IpAddr, Instant)>>,
 }
 
 impl Ports {
@@ -23,7 +36,7 @@ impl Ports {
         let start = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |d| d.subsec_nanos() ^ d.as_secs() as u32);
-        Ports { range, sources, next: AtomicU32::new(start) }
+        Ports { range, sources, next: AtomicU32::new(start), usual: Mutex::default() }
     }
 
     /// The next candidate for a connection to `server`, for which the kernel would take `usual`: all ports of an address,
@@ -36,10 +49,38 @@ impl Ports {
         let port = self.range.start() + (n % ports) as u16;
         Tuple { remote: server, local: SocketAddr::new(source, port) }
     }
+
+    /// The address that the kernel would use towards `server`, and whether it was asked just now.
+    pub fn source_for(&self, server: SocketAddr) -> io::Result<(IpAddr, bool)> {
+        let now = Instant::now();
+        if let Some((source, at)) = lock(&self.usual).get(&host(server))
+            && now - *at < FRESH
+        {
+            return Ok((*source, false));
+        }
+        let source = ask_kernel(server)?;
+        let mut usual = lock(&self.usual);
+        if usual.len() >= SERVERS {
+            usual.clear();
+        }
+        usual.insert(host(server), (source, now));
+        Ok((source, true))
+    }
+
+    /// The address has gone.
+    pub fn forget_source(&self, server: SocketAddr) {
+        lock(&self.usual).remove(&host(server));
+    }
+}
+
+/// Whatever its port. Link-local addresses differ by their scope.
+fn host(mut server: SocketAddr) -> SocketAddr {
+    server.set_port(0);
+    server
 }
 
 /// The address that the kernel would use towards `server`.
-pub(crate) fn source_for(server: SocketAddr) -> io::Result<IpAddr> {
+fn ask_kernel(server: SocketAddr) -> io::Result<IpAddr> {
     let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let s = UdpSocket::bind(any)?;
     s.connect(server)?;

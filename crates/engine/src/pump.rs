@@ -1,7 +1,8 @@
 //! Copies both directions of a flow, in steps that a splice can interrupt at any byte.
 
-use crate::{Leg, pipe::Pipe};
+use crate::{How, Leg, pipe::Pipe};
 use std::{
+    cell::RefCell,
     io,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -10,16 +11,23 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes in hand per direction: large enough that a read empties what a window brings.
 const BUFFER: usize = 64 * 1024;
+/// From so many bytes on a pipe is worth the calls that make it.
+const PIPE_FROM: u64 = 4 * BUFFER as u64;
+
+thread_local! {
+    /// What is read goes through here; what cannot be written at once stays with its direction.
+    static PASSING: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER]);
+}
 
 /// One direction: from one leg to the other.
 #[derive(Debug)]
 pub(crate) struct Direction {
-    /// Bytes in hand: buffer[start..end].
-    buffer: Vec<u8>,
+    /// Bytes in hand, from `start` on. An idle connection holds no memory.
+    rest: Vec<u8>,
     start: usize,
-    end: usize,
-    /// Instead of the buffer, once that is empty.
+    /// Instead of memory, once that is empty.
     pipe: Option<Pipe>,
+    wants_pipe: bool,
     /// Bytes that may still be read; `None`: no limit.
     pub limit: Option<u64>,
     /// With the limit used up: end of stream is still to be read.
@@ -30,24 +38,24 @@ pub(crate) struct Direction {
 
 impl Direction {
     fn new(first: &[u8]) -> Direction {
-        Direction { buffer: first.to_vec(), start: 0, end: first.len(), pipe: None, limit: None, fin: false, copied: 0 }
+        Direction { rest: first.to_vec(), start: 0, pipe: None, wants_pipe: false, limit: None, fin: false, copied: 0 }
     }
 
     /// Bytes read and not written yet.
     pub fn in_hand(&self) -> usize {
-        self.end - self.start + self.pipe.as_ref().map_or(0, Pipe::filled)
+        self.rest.len() - self.start + self.pipe.as_ref().map_or(0, Pipe::filled)
     }
 
     /// One pass: writes what is in hand, reads more. Ready when the direction has ended, or has drained to its limit.
     /// Pending without a wake-up when `most` bytes have been passed on: the caller looks at the count.
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Leg, to: &mut Leg, most: u64) -> Poll<Result<(), Broken>> {
         loop {
-            while self.end > self.start {
-                let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.buffer[self.start..self.end]))
-                    .map_err(Broken::Write)?;
+            while self.start < self.rest.len() {
+                let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.rest[self.start..])).map_err(Broken::Write)?;
                 self.start += n;
                 self.copied += n as u64;
             }
+            (self.rest, self.start) = (Vec::new(), 0);
             while let Some(p) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
                 self.copied += ready!(p.empty(cx, to)).map_err(Broken::Write)? as u64;
             }
@@ -67,24 +75,40 @@ impl Direction {
                 None if self.pipe.is_some() => usize::MAX,
                 None => BUFFER,
             };
+            if self.wants_pipe && self.copied >= PIPE_FROM {
+                (self.pipe, self.wants_pipe) = (Pipe::new().ok(), false);
+            }
             if let Some(p) = &mut self.pipe {
                 let n = ready!(p.fill(cx, from, room)).map_err(Broken::Read)?;
                 self.took(n);
                 continue;
             }
-            if self.buffer.len() < room {
-                self.buffer.resize(BUFFER, 0);
-            }
-            let mut b = ReadBuf::new(&mut self.buffer[..room]);
-            let read = Pin::new(&mut *from).poll_read(cx, &mut b);
-            let n = b.filled().len();
-            if read.is_pending() {
-                self.buffer = Vec::new(); // an idle connection holds no memory
-            }
-            ready!(read).map_err(Broken::Read)?;
-            (self.start, self.end) = (0, n);
-            self.took(n);
+            let n = PASSING.with_borrow_mut(|passing| self.pass(cx, from, to, &mut passing[..room]));
+            self.took(ready!(n)?);
         }
+    }
+
+    /// Reads once, and writes what the other leg takes. Ready with the bytes read.
+    fn pass(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut Leg,
+        to: &mut Leg,
+        passing: &mut [u8],
+    ) -> Poll<Result<usize, Broken>> {
+        let mut b = ReadBuf::new(passing);
+        ready!(Pin::new(from).poll_read(cx, &mut b)).map_err(Broken::Read)?;
+        let bytes = b.filled();
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let written = match Pin::new(to).poll_write(cx, bytes) {
+            Poll::Ready(n) => n.map_err(Broken::Write)?,
+            Poll::Pending => 0,
+        };
+        self.copied += written as u64;
+        self.rest = bytes[written..].to_vec();
+        Poll::Ready(Ok(bytes.len()))
     }
 
     fn took(&mut self, n: usize) {
@@ -110,6 +134,16 @@ pub(crate) enum Failed {
     Server,
 }
 
+impl Failed {
+    /// What that is to the flow.
+    pub fn how(&self) -> How {
+        match self {
+            Failed::Client => How::ClientReset,
+            Failed::Server => How::ServerReset,
+        }
+    }
+}
+
 /// Both directions: 0 is client to server.
 #[derive(Debug)]
 pub(crate) struct Pump {
@@ -129,9 +163,7 @@ impl Pump {
     /// From now on through pipes, where they can be had: the flow is to stay in control mode.
     pub fn through_pipes(&mut self) {
         for d in &mut self.dirs {
-            if d.pipe.is_none() {
-                d.pipe = Pipe::new().ok();
-            }
+            d.wants_pipe = d.pipe.is_none();
         }
     }
 

@@ -21,6 +21,7 @@ use std::{
     future::poll_fn,
     os::fd::OwnedFd,
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, watch};
@@ -227,7 +228,15 @@ impl Relay {
             let due = self.pump.copied() >= enough;
             let wait = self.again.map_or(Duration::ZERO, |t| t.saturating_duration_since(Instant::now()));
             if due && wait.is_zero() {
-                return Copied::Splice;
+                match self.flow().policy.when {
+                    When::AfterBytes(n) if n > 0 && !self.wanted => match self.ends_now().await {
+                        Ok(false) => return Copied::Splice,
+                        Ok(true) => enough = self.pump.copied() + n,
+                        Err(failed) => return Copied::Ended(failed.how()),
+                    },
+                    _ => return Copied::Splice,
+                }
+                continue;
             }
             let Relay { pump, client, server, .. } = self;
             let Ears { orders, stop, .. } = ears;
@@ -235,8 +244,7 @@ impl Relay {
                 r = poll_fn(|cx| pump.poll(cx, client, server, if due { u64::MAX } else { enough })) => {
                     self.note_copied();
                     match r {
-                        Err(Failed::Client) => return Copied::Ended(How::ClientReset),
-                        Err(Failed::Server) => return Copied::Ended(How::ServerReset),
+                        Err(failed) => return Copied::Ended(failed.how()),
                         Ok(()) if self.pump.ended(&self.client, &self.server) => return Copied::Ended(How::Closed),
                         Ok(()) => {}
                     }
@@ -259,6 +267,21 @@ impl Relay {
                 () = tokio::time::sleep(COUNT_EVERY) => self.note_copied(),
             }
         }
+    }
+
+    /// Looks once behind the bytes that were enough. A stream that ends there has nothing left to splice for; what the
+    /// other brings has to be worth it by itself.
+    async fn ends_now(&mut self) -> Result<bool, Failed> {
+        let Relay { pump, client, server, .. } = self;
+        let (before, most) = ([client.eof, server.eof], pump.copied() + 1);
+        poll_fn(|cx| match pump.poll(cx, client, server, most) {
+            Poll::Ready(Err(failed)) => Poll::Ready(Err(failed)),
+            _ => Poll::Ready(Ok(())),
+        })
+        .await?;
+        let ends = [client.eof, server.eof] != before;
+        self.note_copied();
+        Ok(ends)
     }
 
     fn note_copied(&self) {

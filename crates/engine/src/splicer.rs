@@ -4,7 +4,7 @@ use crate::{
     Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Policy, Refusal,
     keeper::{self, Kept, Note},
     orphans::{self, Orphan},
-    ports::{Ports, source_for},
+    ports::Ports,
     relay::Relay,
 };
 use longsplice_datapath::{Datapath, Event, ExpectError, OpenError, Options, Released, Tuple};
@@ -342,12 +342,12 @@ impl Splicer {
 
     /// Listens on `addr`, IPv6-only for IPv6 addresses, SO_REUSEADDR set.
     pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
-        let s = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+        let s = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
         if addr.is_ipv6() {
             s.set_only_v6(true)?;
         }
         s.set_reuse_address(true)?;
-        s.set_nonblocking(true)?;
+        s.set_tcp_nodelay(true)?; // accepted sockets inherit it
         s.bind(&addr.into())?;
         if let Some(d) = &self.inner.datapath {
             let bound = s.local_addr()?.as_socket().expect("bound to an IP address");
@@ -368,20 +368,28 @@ impl Splicer {
 
     /// The same with an MSS in bytes, or none.
     pub async fn connect_with(&self, server: SocketAddr, mss: Option<u16>) -> io::Result<Leg> {
-        let source = source_for(server)?;
+        let ports = &self.inner.ports;
+        let (mut source, mut fresh) = ports.source_for(server)?;
         let Some(d) = self.inner.datapath.as_ref().filter(|_| !source.is_loopback()) else {
-            return Leg::new(tokio::net::TcpStream::connect(server).await?);
+            let stream = tokio::net::TcpStream::connect(server).await?;
+            stream.set_nodelay(true)?;
+            let local = stream.local_addr()?;
+            return Ok(Leg::new(stream, server, local));
         };
         for _ in 0..PORT_TRIES {
-            let t = self.inner.ports.next(server, source);
-            let s = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
-            s.set_nonblocking(true)?;
-            if let Err(e) = s.bind(&t.local.into()) {
-                if e.kind() == io::ErrorKind::AddrInUse {
+            let t = ports.next(server, source);
+            let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
+            match s.bind(&t.local.into()) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,
+                Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && !fresh => {
+                    ports.forget_source(server);
+                    (source, fresh) = ports.source_for(server)?;
                     continue;
                 }
-                return Err(e);
+                Err(e) => return Err(e),
             }
+            s.set_tcp_nodelay(true)?;
             match d.expect(&t) {
                 Ok(()) => {}
                 Err(ExpectError::Taken) => continue,
@@ -393,9 +401,9 @@ impl Splicer {
             }
             // Dropped without a connection, by an error or because the caller gave up: nothing stays behind.
             let mut expected = Expected { datapath: d, leg: Some(t) };
-            let leg = tokio::net::TcpSocket::from_std_stream(s.into()).connect(server).await.and_then(Leg::new)?;
+            let stream = tokio::net::TcpSocket::from_std_stream(s.into()).connect(server).await?;
             expected.leg = None;
-            return Ok(leg);
+            return Ok(Leg::new(stream, server, t.local));
         }
         Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
