@@ -123,9 +123,9 @@ pub fn lacks(variant: Variant) -> Option<String> {
     tried.err().map(|e| format!("{variant}, which this kernel does not have: {e}"))
 }
 
-/// What nft is told. Ten rules that do not match, and one for either direction.
+/// What nft is told. Ten rules that do not match, and one for either direction of the client's network.
 pub fn ruleset(variant: Variant) -> Option<String> {
-    let (client, server) = (topology::CLIENT.v4, topology::SERVER.v4);
+    let (client, server) = (format!("{}/24", topology::CLIENT.v4), topology::SERVER.v4);
     match variant {
         Variant::Filter => {
             let mut rules = "table ip bench {\nchain forward { type filter hook forward priority filter; policy drop;\n".to_owned();
@@ -142,6 +142,11 @@ pub fn ruleset(variant: Variant) -> Option<String> {
         ),
         _ => None,
     }
+}
+
+/// The forwarder has these rules from now on.
+pub fn load_rules(lab: &Lab, rules: &str) -> Result<()> {
+    nft(&mut lab.forwarder.command(Peer::Nft.program()), rules)
 }
 
 fn nft(command: &mut Command, rules: &str) -> Result<()> {
@@ -164,8 +169,7 @@ pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>
         return ours.then(|| start_longsplice(variant, lab, dir, release_after)).transpose();
     };
     if let Some(rules) = ruleset(variant) {
-        nft(&mut lab.forwarder.command(peer.program()), &rules)?;
-        return Ok(None);
+        return load_rules(lab, &rules).map(|()| None);
     }
     let config = peer.config().unwrap_or_default();
     let file = dir.join("peer.conf");
@@ -228,6 +232,7 @@ mod tests {
     fn a_dozen_rules() {
         let rules = ruleset(Variant::Filter).unwrap();
         assert_eq!(rules.lines().filter(|l| l.starts_with("ip saddr")).count(), 12);
+        assert!(rules.contains("ip saddr 10.77.1.2/24 ip daddr 10.77.2.2 tcp dport 7000 accept"), "{rules}");
         assert!(ruleset(Variant::IpForward).is_none());
     }
 

@@ -1,7 +1,7 @@
 //! Tables: on standard output, beside the JSON, and in the README. They are made from [`Results`], never by hand.
 
 use super::{
-    flood, ratio,
+    ratio,
     results::{Line, Results, Summary, SwitchCase},
     segment,
     stats::Spread,
@@ -67,7 +67,8 @@ fn tables(results: &Results) -> String {
     text += &threshold(results);
     text += &switch(results);
     text += &memory(results);
-    text += &flood::table(&results.flood);
+    let flood = "Nanoseconds of one CPU per small packet, generator and sink included, and the ratio to IP forwarding";
+    text += &by_variant(s, Kind::Flood, &format!("{flood} ({rounds}):"), &with_ratio);
     text += &super::million::table(results);
     text += &remarks(results);
     text
@@ -88,6 +89,7 @@ fn first_column(kind: Kind) -> &'static str {
     match kind {
         Kind::Bulk => "packets",
         Kind::Response => "object",
+        Kind::Flood => "random among",
         _ => "bytes",
     }
 }

@@ -1,7 +1,6 @@
 //! What was measured, as JSON keeps it, and what it comes to. Every single run is kept: medians can be taken again.
 
 use super::{
-    flood::FloodCase,
     machine::Machine,
     stats::Spread,
     subject::{Kind, Subject},
@@ -10,7 +9,7 @@ use super::{
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON's shape.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// One run of `longsplice bench`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,9 +34,6 @@ pub struct Results {
     pub memory: Option<Memory>,
     /// From where on splicing pays.
     pub threshold: Option<Threshold>,
-    /// Small packets over many flows.
-    #[serde(default)]
-    pub flood: Vec<FloodCase>,
     /// A million connections.
     #[serde(default)]
     pub million: Option<super::million::Million>,
