@@ -4,12 +4,13 @@
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
 //! what counts is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] are what there is to
 //! compare and to measure, [`peers`] and [`venue`] set up a variant; [`segment`], [`ratio`], [`bulk`], [`response`],
-//! [`rate`], [`threshold`], [`switch`], [`memory`], [`flood`] (with room by [`conntrack`]) and [`million`] measure; [`machine`]
-//! says what it cost and who disturbed it, [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] makes tables,
-//! and [`readme`] puts them where people look.
+//! [`rate`], [`threshold`], [`switch`], [`memory`], [`flood`] (with room by [`conntrack`]) and [`million`] measure;
+//! [`machine`] says what it cost and who disturbed it, [`counters`] how large packets were, [`results`] keeps everything,
+//! [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
 
 mod bulk;
 mod conntrack;
+mod counters;
 mod flood;
 mod machine;
 mod memory;

@@ -7,6 +7,7 @@
 use super::{
     Bench, Result,
     memory::{number, resident},
+    peers::{control_socket, run_longsplice},
     results::Results,
     segment::on_one_cpu,
     venue::{self, PATIENCE, Packets, Pins},
@@ -203,19 +204,12 @@ impl Place {
             let address = format!("{}/24", source_address(i));
             lab.forwarder.execute("ip", &["addr", "add", &address, "dev", lab.server_device()])?;
         }
-        let (config, control) = (dir.path().join("longsplice.toml"), dir.path().join("control.sock"));
-        fs::write(&config, configuration(connections))?;
         let pins = Pins::of(&lab)?;
         let room = connections + connections / 20 + FEW;
-        let program = std::env::current_exe()?;
-        let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
-        run.env("LONGSPLICE_CONTROL", &control).env_remove("RUST_LOG");
-        run.args(["run", "--splice", "at-once", "--max-flows", &room.to_string(), "--config"]).arg(&config);
-        run.arg("--access-log").arg(dir.path().join("access.log"));
-        let mut proxy = ChildGuard::spawn(&mut run)?;
+        let arguments = ["--splice", "at-once", "--max-flows", &room.to_string()];
         // tables for a million are zeroed first
-        proxy.wait_output("control socket", PATIENCE * 3).map_err(|e| format!("{e}; it said:\n{}", proxy.output()))?;
-        Ok(Place { proxy, pins, room, control, lab, _dir: dir })
+        let proxy = run_longsplice(&lab, dir.path(), &configuration(connections), &arguments, PATIENCE * 3)?;
+        Ok(Place { proxy, pins, room, control: control_socket(dir.path()), lab, _dir: dir })
     }
 
     /// Until nothing is in any other state.

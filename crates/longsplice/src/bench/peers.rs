@@ -5,12 +5,13 @@ use super::{
     variant::Variant,
     venue::{PATIENCE, PORT, proxy, server},
 };
-use longsplice_lab::{ChildGuard, Lab, topology};
+use longsplice_lab::{ChildGuard, Lab, LabError, topology};
 use std::{
     fs,
     io::Write,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 /// Where Debian has nginx's stream module; other builds have it inside.
@@ -181,9 +182,17 @@ pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>
         _ => run.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&file).arg("-g").arg(nginx_globals(dir)),
     };
     fs::write(&file, &config)?;
-    let guard = ChildGuard::spawn(&mut run)?;
-    lab.forwarder.wait_listening(PORT, PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
-    Ok(Some(guard))
+    spawn(&mut run, |_| lab.forwarder.wait_listening(PORT, PATIENCE)).map(Some)
+}
+
+/// Starts it and waits until it is ready; if it never is, says what it said.
+fn spawn(
+    run: &mut Command,
+    ready: impl FnOnce(&mut ChildGuard) -> std::result::Result<(), LabError>,
+) -> Result<ChildGuard> {
+    let mut guard = ChildGuard::spawn(run)?;
+    ready(&mut guard).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
+    Ok(guard)
 }
 
 /// What belongs to this machine, and not into the printed configuration.
@@ -194,22 +203,30 @@ fn nginx_globals(dir: &Path) -> String {
 }
 
 fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<ChildGuard> {
-    let program = std::env::current_exe()?;
-    let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
-    run.env("LONGSPLICE_CONTROL", dir.join("control.sock")).env_remove("RUST_LOG");
-    let config = dir.join("longsplice.toml");
-    fs::write(&config, longsplice_config(variant.socks(), release_after))?;
-    run.args(["run", "--config"]).arg(&config).arg("--access-log").arg(dir.join("access.log"));
-    if let Some(when) = variant.splice() {
-        run.args(["--splice", &when]);
-    }
-    let mut guard = ChildGuard::spawn(&mut run)?;
-    guard.wait_output("control socket", PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
+    let when = variant.splice();
+    let arguments = when.as_ref().map_or(vec![], |when| vec!["--splice", when]);
+    let guard = run_longsplice(lab, dir, &longsplice_config(variant.socks(), release_after), &arguments, PATIENCE)?;
     let words = guard.output();
     if words.contains("are copied, not spliced") {
         return Err(format!("this machine cannot splice:\n{words}").into());
     }
     Ok(guard)
+}
+
+/// longsplice in the forwarder, with its files in `dir` ([`control_socket`]), and ready within the limit.
+pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], limit: Duration) -> Result<ChildGuard> {
+    let program = std::env::current_exe()?;
+    let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
+    let file = dir.join("longsplice.toml");
+    fs::write(&file, config)?;
+    run.env("LONGSPLICE_CONTROL", control_socket(dir)).env_remove("RUST_LOG");
+    run.args(["run", "--config"]).arg(&file).arg("--access-log").arg(dir.join("access.log")).args(arguments);
+    spawn(&mut run, |guard| guard.wait_output("control socket", limit))
+}
+
+/// Where longsplice is asked.
+pub fn control_socket(dir: &Path) -> PathBuf {
+    dir.join("control.sock")
 }
 
 /// What is written for longsplice: one listener, with room for the one client that there is.

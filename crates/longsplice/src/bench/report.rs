@@ -2,7 +2,7 @@
 
 use super::{
     ratio,
-    results::{Line, Results, Summary, SwitchCase},
+    results::{Line, Refused, Results, Summary, SwitchCase},
     segment,
     stats::Spread,
     subject::{Kind, Subject},
@@ -54,6 +54,8 @@ fn tables(results: &Results) -> String {
     let relative = format!("and the ratio to IP forwarding ({rounds})");
     table(Kind::Bulk, &format!("Throughput, Gbit/s, {relative}:"), &with_ratio);
     table(Kind::Bulk, "CPU seconds per GB, end hosts included, and the ratio to IP forwarding:", &cpu_with_ratio(3));
+    let packet = |l: &Line| l.packet.map_or(String::new(), |bytes| format!("{:.0}", bytes.median));
+    table(Kind::Bulk, "Packets from the server as the forwarder handled them, bytes on average:", &packet);
     table(
         Kind::Response,
         &format!("Response time, milliseconds from connecting to the last byte, {relative}:"),
@@ -78,7 +80,12 @@ fn tables(results: &Results) -> String {
 fn by_variant(s: &Summary, kind: Kind, head: &str, cell: &dyn Fn(&Line) -> String) -> String {
     let (subjects, variants) = (s.subjects(kind), s.variants(kind));
     let rows = subjects.iter().map(|subject| {
-        let cells = variants.iter().map(|v| s.line(*subject, *v).map(cell).unwrap_or_default());
+        let refused = |v| s.refused.iter().any(|r| (r.subject, r.variant) == (*subject, v));
+        let cells = variants.iter().map(|v| match s.line(*subject, *v) {
+            Some(line) => cell(line),
+            None if refused(*v) => "refused".to_owned(),
+            None => String::new(),
+        });
         std::iter::once(subject.label()).chain(cells).collect()
     });
     let titles: Vec<String> = variants.iter().map(Variant::to_string).collect();
@@ -235,6 +242,9 @@ fn remarks(results: &Results) -> String {
     }
     for subject in &results.summary.all_disturbed {
         let _ = writeln!(text, "All rounds were disturbed, and counted nevertheless: {}.", subject.title());
+    }
+    for Refused { subject, variant, why } in &results.summary.refused {
+        let _ = writeln!(text, "Refused: {}: {variant}: {why}.", subject.title());
     }
     for case in results.switch.iter().filter(|c| c.disturbed.is_some()) {
         let _ = writeln!(text, "Disturbed: switching, {}.", case.connection.title());

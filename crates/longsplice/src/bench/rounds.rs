@@ -16,7 +16,7 @@ impl Run {
     /// A run from what it has cost.
     pub fn new(variant: Variant, cost: Cost, amount: f64, value: f64, cpu: f64) -> Run {
         let Cost { seconds, disturbed, .. } = cost;
-        Run { variant, amount, seconds, value, cpu, per_ack: None, disturbed }
+        Run { variant, amount, seconds, value, cpu, per_ack: None, packet: None, disturbed }
     }
 }
 

@@ -63,6 +63,17 @@ impl Variant {
         Variant::Socat,
         Variant::Dante,
     ];
+    /// Those that take the client's connection and make one of their own to the server; without those that differ only in
+    /// what is said before the first byte.
+    pub const PROXIES: [Variant; 7] = [
+        Variant::Spliced,
+        Variant::Copy,
+        Variant::Pipes,
+        Variant::Haproxy,
+        Variant::Nginx,
+        Variant::Socat,
+        Variant::Dante,
+    ];
 
     /// For tables.
     pub fn title(self) -> &'static str {
