@@ -78,16 +78,25 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         return Err("the bench makes network namespaces: run it as root".into());
     }
     let bench = Bench::new(args)?;
-    let results = bench.measure(args)?;
-    let full = report::full(&results);
-    print!("{full}");
-    if args.what.is_empty() || args.out.is_some() {
-        let dir = out.join(format!("{}-{}", results.date, results.machine.slug()));
-        write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
-        if bench.wanted(args, &[What::Trace]) {
-            trace::draw(&bench, &dir.join("trace.svg"))?;
+    let dir = |date: &str| out.join(format!("{date}-{}", bench.machine.slug()));
+    if args.what != [What::Million] {
+        let results = bench.measure(args)?;
+        let full = report::full(&results);
+        print!("{full}");
+        if args.what.is_empty() || args.out.is_some() {
+            let dir = dir(&results.date);
+            write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
+            if bench.wanted(args, &[What::Trace]) {
+                trace::draw(&bench, &dir.join("trace.svg"))?;
+            }
+            println!("\nkept in {}", dir.display());
         }
-        println!("\nkept in {}", dir.display());
+    }
+    if args.what.contains(&What::Million) {
+        let kept = million::Kept::new(bench.machine.clone(), million::measure(&bench, args.connections)?);
+        let dir = dir(&kept.date);
+        kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        println!("{}\nkept in {}", kept.text(), dir.join(million::JSON).display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -160,7 +169,6 @@ impl Bench {
         }
         let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
         let lacking = self.lacking.iter().map(|(_, why)| why.clone());
-        let million = args.what.contains(&What::Million).then(|| million::measure(self, args.connections));
         Ok(Results {
             format: FORMAT,
             date: machine::today(),
@@ -172,7 +180,6 @@ impl Bench {
             switch,
             memory,
             threshold,
-            million: million.transpose()?,
         })
     }
 

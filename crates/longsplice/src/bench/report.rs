@@ -1,6 +1,7 @@
 //! Tables: on standard output, beside the JSON, and in the README. They are made from [`Results`], never by hand.
 
 use super::{
+    machine::Machine,
     ratio,
     results::{Line, Refused, Results, Summary, SwitchCase},
     segment,
@@ -12,12 +13,8 @@ use std::fmt::Write;
 
 /// Everything, with the set-up.
 pub fn full(results: &Results) -> String {
-    let m = &results.machine;
-    let mut text = format!(
-        "## Measured on {}\n\n{} CPUs ({}), {} MB; Linux {};\nlongsplice {}",
-        results.date, m.cpus, m.cpu, m.memory_mb, m.kernel, m.longsplice,
-    );
-    for peer in &m.peers {
+    let mut text = format!("## Measured on {}\n\n{}", results.date, machine(&results.machine));
+    for peer in &results.machine.peers {
         let _ = write!(text, ";\n{peer}");
     }
     text += ".\n\n";
@@ -30,6 +27,11 @@ pub fn full(results: &Results) -> String {
         let _ = writeln!(text, "\nConfiguration of {name}:\n\n```text\n{config}```");
     }
     text
+}
+
+/// What it was measured on, in two lines.
+pub fn machine(m: &Machine) -> String {
+    format!("{} CPUs ({}), {} MB; Linux {};\nlongsplice {}", m.cpus, m.cpu, m.memory_mb, m.kernel, m.longsplice)
 }
 
 /// All tables, without the set-up.
@@ -71,7 +73,6 @@ fn tables(results: &Results) -> String {
     text += &memory(results);
     let flood = "Nanoseconds of one CPU per small packet, generator and sink included, and the ratio to IP forwarding";
     text += &by_variant(s, Kind::Flood, &format!("{flood} ({rounds}):"), &with_ratio);
-    text += &super::million::table(results);
     text += &remarks(results);
     text
 }
@@ -102,7 +103,7 @@ fn first_column(kind: Kind) -> &'static str {
 }
 
 /// Nothing if there are no rows. The first cell of a row is its head.
-fn table(head: &str, first: &str, columns: &[String], rows: Vec<Vec<String>>) -> String {
+pub fn table(head: &str, first: &str, columns: &[String], rows: Vec<Vec<String>>) -> String {
     if rows.is_empty() {
         return String::new();
     }

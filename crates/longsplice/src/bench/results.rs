@@ -36,9 +36,6 @@ pub struct Results {
     pub memory: Option<Memory>,
     /// From where on splicing pays.
     pub threshold: Option<Threshold>,
-    /// A million connections.
-    #[serde(default)]
-    pub million: Option<super::million::Million>,
 }
 
 /// How it was measured.
