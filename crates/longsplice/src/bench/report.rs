@@ -226,11 +226,12 @@ fn memory(results: &Results) -> String {
 
 fn threshold(results: &Results) -> String {
     let Some(t) = &results.threshold else { return String::new() };
-    let from = |at: Option<f64>| at.map_or("at no size measured".to_owned(), |n| format!("from {n:.0} bytes on"));
-    let mut text = format!("Splicing takes less time {}, less CPU {}.\n", from(t.by_time), from(t.by_cpu));
-    if let Some(n) = t.recommended {
-        let _ = writeln!(text, "Recommended: splice after {n} bytes.");
-    }
+    let mut text = format!("Splicing takes less time {}, less CPU {}. ", t.by_time, t.by_cpu);
+    text += &match t.recommended {
+        Some(n) => format!("Recommended: splice after {n} bytes."),
+        None => "These rounds cannot tell after how many bytes to splice; more may.".to_owned(),
+    };
+    let mut text = wrap(&text).join("\n") + "\n";
     text.push('\n');
     text
 }

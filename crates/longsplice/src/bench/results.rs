@@ -9,6 +9,7 @@ use super::{
     venue::Packets,
 };
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Version of the JSON's shape.
 pub const FORMAT: u32 = 3;
@@ -207,12 +208,31 @@ pub struct Held {
 /// Derived from short transfers, spliced at once and copied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Threshold {
-    /// Splicing takes less time from here on; none: at no size measured.
-    pub by_time: Option<f64>,
+    /// From where on splicing takes less time.
+    pub by_time: Crossing,
     /// The same for CPU time.
-    pub by_cpu: Option<f64>,
-    /// The larger of the two, up to the next power of two.
+    pub by_cpu: Crossing,
+    /// Splicing surely takes less of both from here on, and the rounds leave little doubt below; none: they leave much.
     pub recommended: Option<u64>,
+}
+
+/// From how many bytes on splicing costs less: somewhere above `costs`, and not above `pays`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crossing {
+    /// The largest size at which it surely costs more; none: at no size measured.
+    pub costs: Option<u64>,
+    /// It surely costs less at this size and all larger ones; none: not at the largest.
+    pub pays: Option<u64>,
+}
+
+impl fmt::Display for Crossing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.costs, self.pays) {
+            (Some(costs), Some(pays)) => write!(f, "from somewhere between {costs} and {pays} bytes on"),
+            (None, Some(pays)) => write!(f, "from {pays} bytes on at the latest"),
+            (_, None) => f.write_str("from no size on that was measured, as far as these rounds can tell"),
+        }
+    }
 }
 
 /// Medians.
