@@ -64,10 +64,11 @@ pub fn of(cases: &[Case]) -> Threshold {
     Threshold { by_time: crossing(&by_time), by_cpu: crossing(&by_cpu), recommended }
 }
 
-/// What splicing has saved, round by round.
+/// What splicing has saved, round by round. Disturbed ones too: they cost either variant more, by turns, and so make signs
+/// tell less and not something else.
 fn gains(case: &Case, of: fn(&Run) -> f64) -> Vec<f64> {
     let gain = |round: &super::results::Round| Some(of(round.of(Variant::Copy)?) - of(round.of(Variant::Spliced)?));
-    case.counted().into_iter().filter_map(gain).collect()
+    case.rounds.iter().filter_map(gain).collect()
 }
 
 /// Places in a list of sizes: of the last at which splicing surely costs, and the first from which it pays at all of them.
