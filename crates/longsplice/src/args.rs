@@ -196,7 +196,8 @@ pub struct DemoArgs {
 /// What to measure, and where to keep it.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure [default: everything but million]. A part is only written to files if there is an --out.
+    /// What to measure [default: everything but million]. A part is only written to files if there is an
+    /// --out; `million` always is, to a file of its own.
     #[arg(value_name = "WHAT", value_enum)]
     pub what: Vec<What>,
 
@@ -212,6 +213,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,1000,100000,1000000",
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub flows: Vec<u32>,
+
     /// So many connections at the same time, for `million`.
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = parse_connections)]
     pub connections: usize,

@@ -4,10 +4,13 @@
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
 //! what counts is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] are what there is to
 //! compare and to measure, [`peers`] and [`venue`] set up a variant; [`segment`], [`ratio`], [`bulk`], [`response`],
-//! [`rate`], [`threshold`], [`switch`], [`memory`], [`flood`] and [`million`] measure; [`machine`] says what it cost and who disturbed it,
-//! [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
+//! [`rate`], [`threshold`], [`switch`], [`memory`], [`flood`] (with room by [`conntrack`]) and [`million`] measure;
+//! [`machine`] says what it cost and who disturbed it, [`counters`] how large packets were, [`results`] keeps everything,
+//! [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
 
 mod bulk;
+mod conntrack;
+mod counters;
 mod flood;
 mod machine;
 mod memory;
@@ -75,16 +78,25 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         return Err("the bench makes network namespaces: run it as root".into());
     }
     let bench = Bench::new(args)?;
-    let results = bench.measure(args)?;
-    let full = report::full(&results);
-    print!("{full}");
-    if args.what.is_empty() || args.out.is_some() {
-        let dir = out.join(format!("{}-{}", results.date, results.machine.slug()));
-        write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
-        if bench.wanted(args, &[What::Trace]) {
-            trace::draw(&bench, &dir.join("trace.svg"))?;
+    let dir = |date: &str| out.join(format!("{date}-{}", bench.machine.slug()));
+    if args.what != [What::Million] {
+        let results = bench.measure(args)?;
+        let full = report::full(&results);
+        print!("{full}");
+        if args.what.is_empty() || args.out.is_some() {
+            let dir = dir(&results.date);
+            write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
+            if bench.wanted(args, &[What::Trace]) {
+                trace::draw(&bench, &dir.join("trace.svg"))?;
+            }
+            println!("\nkept in {}", dir.display());
         }
-        println!("\nkept in {}", dir.display());
+    }
+    if args.what.contains(&What::Million) {
+        let kept = million::Kept::new(bench.machine.clone(), million::measure(&bench, args.connections)?);
+        let dir = dir(&kept.date);
+        kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+        println!("{}\nkept in {}", kept.text(), dir.join(million::JSON).display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -152,10 +164,11 @@ impl Bench {
         cases.extend(short);
         let switch = if wanted(&[What::Switch]) { switch::measure(self)? } else { Vec::new() };
         let memory = wanted(&[What::Memory]).then(|| memory::measure(self)).transpose()?;
-        let flood = if wanted(&[What::Flood]) { flood::measure(self, &args.flows)? } else { Vec::new() };
+        if wanted(&[What::Flood]) {
+            cases.extend(flood::measure(self, &args.flows)?);
+        }
         let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
         let lacking = self.lacking.iter().map(|(_, why)| why.clone());
-        let million = args.what.contains(&What::Million).then(|| million::measure(self, args.connections));
         Ok(Results {
             format: FORMAT,
             date: machine::today(),
@@ -167,8 +180,6 @@ impl Bench {
             switch,
             memory,
             threshold,
-            flood,
-            million: million.transpose()?,
         })
     }
 
@@ -181,7 +192,8 @@ impl Bench {
         let of_peer = |peer: Peer| Some((peer.name().to_owned(), peer.config()?));
         let ours = ("longsplice".to_owned(), peers::longsplice_config(false, None));
         let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), peers::ruleset(v)?)));
-        let peers = Peer::ALL.into_iter().map(of_peer).chain(rules).flatten();
+        let flood = Some((format!("{} in the flood", Variant::Nat), flood::translation()));
+        let peers = Peer::ALL.into_iter().map(of_peer).chain(rules).chain([flood]).flatten();
         Setup {
             rounds: self.rounds,
             seconds: self.seconds,

@@ -5,6 +5,7 @@
 
 use super::{
     Bench, Result,
+    counters::FromServer,
     machine::{Cost, Watch},
     results::{Case, Run},
     subject::Subject,
@@ -31,26 +32,16 @@ const WARM_UP: Duration = Duration::from_millis(200);
 const FIRST: f64 = 0.2;
 /// Connections at the same time.
 const CONNECTIONS: [u64; 3] = [1, 8, 64];
+/// Where packets are to be put together, the average one is as large as two at least.
+pub const COALESCED: f64 = 2.0 * 1514.0;
 /// Everywhere.
 const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::Spliced, Variant::Copy, Variant::Haproxy];
-/// With large packets only, and not with 64 connections: they tell the same story with MTU-size packets.
-const MORE: [Variant; 8] = [
-    Variant::IpForward,
-    Variant::Spliced,
-    Variant::Copy,
-    Variant::Pipes,
-    Variant::Haproxy,
-    Variant::Nginx,
-    Variant::Socat,
-    Variant::Dante,
-];
-
 /// All sizes of packets, all numbers of connections.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for packets in [Packets::Large, Packets::Mtu, Packets::Coalesced] {
-        let variants = |connections| if packets == Packets::Large && connections < 64 { &MORE[..] } else { &VARIANTS };
-        let venues = bench.venues(variants(CONNECTIONS[0]), packets)?;
+        let variants = |connections| variants(packets, connections);
+        let venues = bench.venues(&variants(CONNECTIONS[0]), packets)?;
         for venue in venues.all() {
             bench.check()?;
             // Not counted: the first transfer through anything was up to three times slower than the next. A peer that
@@ -60,18 +51,29 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
         for connections in CONNECTIONS {
             let subject = Subject::Bulk { packets, connections };
             cases.push(
-                bench.rounds(subject, variants(connections), |v| run(venues.of(v)?, connections, bench.seconds))?,
+                bench.rounds(subject, &variants(connections), |v| run(venues.of(v)?, connections, bench.seconds))?,
             );
         }
     }
     Ok(cases)
 }
 
+/// Every proxy with large packets only, and not with 64 connections: they tell the same story with MTU-size packets.
+fn variants(packets: Packets, connections: u64) -> Vec<Variant> {
+    if packets == Packets::Large && connections < 64 {
+        [&[Variant::IpForward][..], &Variant::PROXIES].concat()
+    } else {
+        VARIANTS.to_vec()
+    }
+}
+
 fn run(venue: &Venue, connections: u64, seconds: f64) -> Result<Run> {
+    let before = FromServer::so_far(venue)?;
     let (bytes, cost) = transfer(venue, connections as usize, seconds)?;
+    let packet = FromServer::so_far(venue)?.size_since(before);
     let gigabytes = bytes as f64 / 1e9;
     let (gbit, cpu) = (gigabytes * 8.0 / cost.seconds, cost.cpu / gigabytes);
-    Ok(Run::new(venue.variant, cost, bytes as f64, gbit, cpu))
+    Ok(Run { packet, ..Run::new(venue.variant, cost, bytes as f64, gbit, cpu) })
 }
 
 /// Bytes that arrived in the time, and what they have cost.

@@ -5,12 +5,13 @@ use super::{
     variant::Variant,
     venue::{PATIENCE, PORT, proxy, server},
 };
-use longsplice_lab::{ChildGuard, Lab, topology};
+use longsplice_lab::{ChildGuard, Lab, LabError, topology};
 use std::{
     fs,
     io::Write,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 /// Where Debian has nginx's stream module; other builds have it inside.
@@ -123,9 +124,9 @@ pub fn lacks(variant: Variant) -> Option<String> {
     tried.err().map(|e| format!("{variant}, which this kernel does not have: {e}"))
 }
 
-/// What nft is told. Ten rules that do not match, and one for either direction.
+/// What nft is told. Ten rules that do not match, and one for either direction of the client's network.
 pub fn ruleset(variant: Variant) -> Option<String> {
-    let (client, server) = (topology::CLIENT.v4, topology::SERVER.v4);
+    let (client, server) = (format!("{}/24", topology::CLIENT.v4), topology::SERVER.v4);
     match variant {
         Variant::Filter => {
             let mut rules = "table ip bench {\nchain forward { type filter hook forward priority filter; policy drop;\n".to_owned();
@@ -142,6 +143,11 @@ pub fn ruleset(variant: Variant) -> Option<String> {
         ),
         _ => None,
     }
+}
+
+/// The forwarder has these rules from now on.
+pub fn load_rules(lab: &Lab, rules: &str) -> Result<()> {
+    nft(&mut lab.forwarder.command(Peer::Nft.program()), rules)
 }
 
 fn nft(command: &mut Command, rules: &str) -> Result<()> {
@@ -164,8 +170,7 @@ pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>
         return ours.then(|| start_longsplice(variant, lab, dir, release_after)).transpose();
     };
     if let Some(rules) = ruleset(variant) {
-        nft(&mut lab.forwarder.command(peer.program()), &rules)?;
-        return Ok(None);
+        return load_rules(lab, &rules).map(|()| None);
     }
     let config = peer.config().unwrap_or_default();
     let file = dir.join("peer.conf");
@@ -177,9 +182,17 @@ pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>
         _ => run.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&file).arg("-g").arg(nginx_globals(dir)),
     };
     fs::write(&file, &config)?;
-    let guard = ChildGuard::spawn(&mut run)?;
-    lab.forwarder.wait_listening(PORT, PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
-    Ok(Some(guard))
+    spawn(&mut run, |_| lab.forwarder.wait_listening(PORT, PATIENCE)).map(Some)
+}
+
+/// Starts it and waits until it is ready; if it never is, says what it said.
+fn spawn(
+    run: &mut Command,
+    ready: impl FnOnce(&mut ChildGuard) -> std::result::Result<(), LabError>,
+) -> Result<ChildGuard> {
+    let mut guard = ChildGuard::spawn(run)?;
+    ready(&mut guard).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
+    Ok(guard)
 }
 
 /// What belongs to this machine, and not into the printed configuration.
@@ -190,22 +203,30 @@ fn nginx_globals(dir: &Path) -> String {
 }
 
 fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<ChildGuard> {
-    let program = std::env::current_exe()?;
-    let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
-    run.env("LONGSPLICE_CONTROL", dir.join("control.sock")).env_remove("RUST_LOG");
-    let config = dir.join("longsplice.toml");
-    fs::write(&config, longsplice_config(variant.socks(), release_after))?;
-    run.args(["run", "--config"]).arg(&config).arg("--access-log").arg(dir.join("access.log"));
-    if let Some(when) = variant.splice() {
-        run.args(["--splice", &when]);
-    }
-    let mut guard = ChildGuard::spawn(&mut run)?;
-    guard.wait_output("control socket", PATIENCE).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
+    let when = variant.splice();
+    let arguments = when.as_ref().map_or(vec![], |when| vec!["--splice", when]);
+    let guard = run_longsplice(lab, dir, &longsplice_config(variant.socks(), release_after), &arguments, PATIENCE)?;
     let words = guard.output();
     if words.contains("are copied, not spliced") {
         return Err(format!("this machine cannot splice:\n{words}").into());
     }
     Ok(guard)
+}
+
+/// longsplice in the forwarder, with its files in `dir` ([`control_socket`]), and ready within the limit.
+pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], limit: Duration) -> Result<ChildGuard> {
+    let program = std::env::current_exe()?;
+    let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
+    let file = dir.join("longsplice.toml");
+    fs::write(&file, config)?;
+    run.env("LONGSPLICE_CONTROL", control_socket(dir)).env_remove("RUST_LOG");
+    run.args(["run", "--config"]).arg(&file).arg("--access-log").arg(dir.join("access.log")).args(arguments);
+    spawn(&mut run, |guard| guard.wait_output("control socket", limit))
+}
+
+/// Where longsplice is asked.
+pub fn control_socket(dir: &Path) -> PathBuf {
+    dir.join("control.sock")
 }
 
 /// What is written for longsplice: one listener, with room for the one client that there is.
@@ -228,6 +249,7 @@ mod tests {
     fn a_dozen_rules() {
         let rules = ruleset(Variant::Filter).unwrap();
         assert_eq!(rules.lines().filter(|l| l.starts_with("ip saddr")).count(), 12);
+        assert!(rules.contains("ip saddr 10.77.1.2/24 ip daddr 10.77.2.2 tcp dport 7000 accept"), "{rules}");
         assert!(ruleset(Variant::IpForward).is_none());
     }
 

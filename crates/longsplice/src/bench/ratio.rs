@@ -4,6 +4,7 @@
 
 use super::{
     Bench, Result, bulk,
+    counters::Device,
     results::{Case, Run, Summary},
     segment::{self, on_one_cpu},
     subject::Subject,
@@ -11,7 +12,6 @@ use super::{
     venue::{Packets, Venue, coalesce},
 };
 use longsplice_lab::{Lab, Namespace};
-use std::fs;
 
 /// Segments to one acknowledgement, as in the paper.
 pub const SEGMENTS: [u64; 3] = [3, 2, 1];
@@ -59,23 +59,15 @@ fn run(venue: &Venue, seconds: f64) -> Result<Run> {
     for pair in &pairs {
         longsplice_datapath::low_water(&pair.client, UNREAD)?;
     }
-    let before = packets(&venue.lab.client)?;
+    let before = Device::of(&venue.lab.client, "c0")?;
     let (bytes, cost) = bulk::transfer_over(pairs, seconds)?;
-    let after = packets(&venue.lab.client)?;
+    let after = Device::of(&venue.lab.client, "c0")?;
     let (megabytes, cpu) = (bytes as f64 / 1e6, cost.cpu * 1e9 / bytes as f64);
     // A device that waits for more to come leaves the CPU idle meanwhile: what counts is what a busy one carries.
     let value = megabytes / (cost.seconds * cost.first_busy.max(0.01));
     let mut run = Run::new(venue.variant, cost, bytes as f64, value, cpu);
-    run.per_ack = Some((after[0] - before[0]) as f64 / (after[1] - before[1]).max(1) as f64);
+    run.per_ack = Some((after.received - before.received) as f64 / (after.sent - before.sent).max(1) as f64);
     Ok(run)
-}
-
-/// How many the client's device has received, and sent.
-fn packets(client: &Namespace) -> Result<[u64; 2]> {
-    let table = client.run(|| fs::read_to_string("/proc/thread-self/net/dev"))?;
-    let line = table.lines().find_map(|l| l.trim().strip_prefix("c0:")).ok_or("no c0 in /proc/net/dev")?;
-    let fields: Vec<u64> = line.split_whitespace().filter_map(|f| f.parse().ok()).collect();
-    Ok([*fields.get(1).ok_or("too few fields")?, *fields.get(9).ok_or("too few fields")?])
 }
 
 /// MB/s with the costs of Table II: so many large segments and one small one take so long. End hosts included.

@@ -1,12 +1,14 @@
 //! Puts the figures of the latest results into documents: nobody types them.
 
 use super::{
-    Result, report,
+    Result, million, report,
     results::{FORMAT, Results},
     subject::Subject,
     variant::Variant,
     venue::Packets,
 };
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::{
     fmt::Write,
     fs,
@@ -20,12 +22,15 @@ const END: &str = "<!-- /figures -->";
 
 /// Rewrites both documents below `top`; which ones.
 pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
-    let (dir, latest) = latest(results)?;
-    let source = dir.strip_prefix(top).unwrap_or(&dir).display().to_string();
-    let documents = [
-        ("README.md", short(&latest, &source)),
-        ("docs/bench.md", format!("{}From {source}.\n", report::full(&latest))),
-    ];
+    let none = || format!("no results in {}: run `longsplice bench`", results.display());
+    let source = |dir: &Path| dir.strip_prefix(top).unwrap_or(dir).display().to_string();
+    let (dir, all): (_, Results) = latest(results, JSON)?.ok_or_else(none)?;
+    let dir = source(&dir);
+    let mut full = format!("{}From {dir}.\n", report::full(&all));
+    if let Some((dir, million)) = latest::<million::Kept>(results, million::JSON)? {
+        let _ = write!(full, "\n{}From {}.\n", million.text(), source(&dir));
+    }
+    let documents = [("README.md", short(&all, &dir)), ("docs/bench.md", full)];
     let mut written = Vec::new();
     for (name, figures) in documents {
         let file = top.join(name);
@@ -37,19 +42,20 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// Directories begin with their date: the last one is the latest.
-fn latest(results: &Path) -> Result<(PathBuf, Results)> {
+/// What the latest directory that has this file keeps in it: directories begin with their date. None: there is none.
+fn latest<T: DeserializeOwned>(results: &Path, name: &str) -> Result<Option<(PathBuf, T)>> {
     let entries = fs::read_dir(results).map_err(|e| format!("{}: {e}; run `longsplice bench`", results.display()))?;
-    let dirs = entries.flatten().map(|e| e.path()).filter(|dir| dir.join(JSON).exists());
-    let dir = dirs.max().ok_or_else(|| format!("no results in {}: run `longsplice bench`", results.display()))?;
-    let file = dir.join(JSON);
+    let Some(dir) = entries.flatten().map(|e| e.path()).filter(|dir| dir.join(name).exists()).max() else {
+        return Ok(None);
+    };
+    let file = dir.join(name);
     let wrong = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let text = fs::read_to_string(&file).map_err(|e| wrong(&e))?;
-    let latest: Results = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
-    if latest.format != FORMAT {
-        return Err(wrong(&format!("format {}, not {FORMAT}: measure again", latest.format)).into());
+    let json: Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
+    if json["format"] != FORMAT {
+        return Err(wrong(&format!("format {}, not {FORMAT}: measure again", json["format"])).into());
     }
-    Ok((dir, latest))
+    Ok(Some((dir, serde_json::from_value(json).map_err(|e| wrong(&e))?)))
 }
 
 /// What stands between the marks is replaced. None: they are not there.
@@ -126,6 +132,20 @@ fn short(results: &Results, source: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_latest_file_of_a_name_that_this_version_can_read() {
+        let results = tempfile::tempdir().unwrap();
+        let read = || latest::<Value>(results.path(), "a.json");
+        for (date, json) in [("2026-01-01", r#"{"format": 0}"#), ("2026-01-02", ""), ("2026-01-03", "")] {
+            fs::create_dir(results.path().join(date)).unwrap();
+            fs::write(results.path().join(date).join(if json.is_empty() { "b.json" } else { "a.json" }), json).unwrap();
+        }
+        assert!(read().unwrap_err().to_string().contains("format 0, not"));
+        fs::write(results.path().join("2026-01-02/a.json"), format!(r#"{{"format": {FORMAT}}}"#)).unwrap();
+        assert!(read().unwrap().unwrap().0.ends_with("2026-01-02"));
+        assert!(latest::<Value>(results.path(), "c.json").unwrap().is_none());
+    }
 
     #[test]
     fn only_what_stands_between_the_marks_changes() {

@@ -1,8 +1,9 @@
 //! Tables: on standard output, beside the JSON, and in the README. They are made from [`Results`], never by hand.
 
 use super::{
-    flood, ratio,
-    results::{Line, Results, Summary, SwitchCase},
+    machine::Machine,
+    ratio,
+    results::{Line, Refused, Results, Summary, SwitchCase},
     segment,
     stats::Spread,
     subject::{Kind, Subject},
@@ -12,12 +13,8 @@ use std::fmt::Write;
 
 /// Everything, with the set-up.
 pub fn full(results: &Results) -> String {
-    let m = &results.machine;
-    let mut text = format!(
-        "## Measured on {}\n\n{} CPUs ({}), {} MB; Linux {};\nlongsplice {}",
-        results.date, m.cpus, m.cpu, m.memory_mb, m.kernel, m.longsplice,
-    );
-    for peer in &m.peers {
+    let mut text = format!("## Measured on {}\n\n{}", results.date, machine(&results.machine));
+    for peer in &results.machine.peers {
         let _ = write!(text, ";\n{peer}");
     }
     text += ".\n\n";
@@ -30,6 +27,11 @@ pub fn full(results: &Results) -> String {
         let _ = writeln!(text, "\nConfiguration of {name}:\n\n```text\n{config}```");
     }
     text
+}
+
+/// What it was measured on, in two lines.
+pub fn machine(m: &Machine) -> String {
+    format!("{} CPUs ({}), {} MB; Linux {};\nlongsplice {}", m.cpus, m.cpu, m.memory_mb, m.kernel, m.longsplice)
 }
 
 /// All tables, without the set-up.
@@ -54,6 +56,8 @@ fn tables(results: &Results) -> String {
     let relative = format!("and the ratio to IP forwarding ({rounds})");
     table(Kind::Bulk, &format!("Throughput, Gbit/s, {relative}:"), &with_ratio);
     table(Kind::Bulk, "CPU seconds per GB, end hosts included, and the ratio to IP forwarding:", &cpu_with_ratio(3));
+    let packet = |l: &Line| l.packet.map_or(String::new(), |bytes| format!("{:.0}", bytes.median));
+    table(Kind::Bulk, "Packets from the server as the forwarder handled them, bytes on average:", &packet);
     table(
         Kind::Response,
         &format!("Response time, milliseconds from connecting to the last byte, {relative}:"),
@@ -67,8 +71,8 @@ fn tables(results: &Results) -> String {
     text += &threshold(results);
     text += &switch(results);
     text += &memory(results);
-    text += &flood::table(&results.flood);
-    text += &super::million::table(results);
+    let flood = "Nanoseconds of one CPU per small packet, generator and sink included, and the ratio to IP forwarding";
+    text += &by_variant(s, Kind::Flood, &format!("{flood} ({rounds}):"), &with_ratio);
     text += &remarks(results);
     text
 }
@@ -77,7 +81,12 @@ fn tables(results: &Results) -> String {
 fn by_variant(s: &Summary, kind: Kind, head: &str, cell: &dyn Fn(&Line) -> String) -> String {
     let (subjects, variants) = (s.subjects(kind), s.variants(kind));
     let rows = subjects.iter().map(|subject| {
-        let cells = variants.iter().map(|v| s.line(*subject, *v).map(cell).unwrap_or_default());
+        let refused = |v| s.refused.iter().any(|r| (r.subject, r.variant) == (*subject, v));
+        let cells = variants.iter().map(|v| match s.line(*subject, *v) {
+            Some(line) => cell(line),
+            None if refused(*v) => "refused".to_owned(),
+            None => String::new(),
+        });
         std::iter::once(subject.label()).chain(cells).collect()
     });
     let titles: Vec<String> = variants.iter().map(Variant::to_string).collect();
@@ -88,12 +97,13 @@ fn first_column(kind: Kind) -> &'static str {
     match kind {
         Kind::Bulk => "packets",
         Kind::Response => "object",
+        Kind::Flood => "random among",
         _ => "bytes",
     }
 }
 
 /// Nothing if there are no rows. The first cell of a row is its head.
-fn table(head: &str, first: &str, columns: &[String], rows: Vec<Vec<String>>) -> String {
+pub fn table(head: &str, first: &str, columns: &[String], rows: Vec<Vec<String>>) -> String {
     if rows.is_empty() {
         return String::new();
     }
@@ -216,11 +226,12 @@ fn memory(results: &Results) -> String {
 
 fn threshold(results: &Results) -> String {
     let Some(t) = &results.threshold else { return String::new() };
-    let from = |at: Option<f64>| at.map_or("at no size measured".to_owned(), |n| format!("from {n:.0} bytes on"));
-    let mut text = format!("Splicing takes less time {}, less CPU {}.\n", from(t.by_time), from(t.by_cpu));
-    if let Some(n) = t.recommended {
-        let _ = writeln!(text, "Recommended: splice after {n} bytes.");
-    }
+    let mut text = format!("Splicing takes less time {}, less CPU {}. ", t.by_time, t.by_cpu);
+    text += &match t.recommended {
+        Some(n) => format!("Recommended: splice after {n} bytes."),
+        None => "These rounds cannot tell after how many bytes to splice; more may.".to_owned(),
+    };
+    let mut text = wrap(&text).join("\n") + "\n";
     text.push('\n');
     text
 }
@@ -233,6 +244,9 @@ fn remarks(results: &Results) -> String {
     }
     for subject in &results.summary.all_disturbed {
         let _ = writeln!(text, "All rounds were disturbed, and counted nevertheless: {}.", subject.title());
+    }
+    for Refused { subject, variant, why } in &results.summary.refused {
+        let _ = writeln!(text, "Refused: {}: {variant}: {why}.", subject.title());
     }
     for case in results.switch.iter().filter(|c| c.disturbed.is_some()) {
         let _ = writeln!(text, "Disturbed: switching, {}.", case.connection.title());

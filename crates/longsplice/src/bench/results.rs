@@ -1,16 +1,18 @@
 //! What was measured, as JSON keeps it, and what it comes to. Every single run is kept: medians can be taken again.
 
 use super::{
-    flood::FloodCase,
+    bulk::COALESCED,
     machine::Machine,
     stats::Spread,
     subject::{Kind, Subject},
     variant::Variant,
+    venue::Packets,
 };
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Version of the JSON's shape.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// One run of `longsplice bench`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,12 +37,6 @@ pub struct Results {
     pub memory: Option<Memory>,
     /// From where on splicing pays.
     pub threshold: Option<Threshold>,
-    /// Small packets over many flows.
-    #[serde(default)]
-    pub flood: Vec<FloodCase>,
-    /// A million connections.
-    #[serde(default)]
-    pub million: Option<super::million::Million>,
 }
 
 /// How it was measured.
@@ -92,6 +88,9 @@ pub struct Run {
     /// Segments with data to one without, as they were seen; where that matters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_ack: Option<f64>,
+    /// Bytes of an average packet from the server as the forwarder handled it; where that matters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packet: Option<f64>,
     /// Why it should not count, if so.
     pub disturbed: Option<String>,
 }
@@ -209,12 +208,31 @@ pub struct Held {
 /// Derived from short transfers, spliced at once and copied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Threshold {
-    /// Splicing takes less time from here on; none: at no size measured.
-    pub by_time: Option<f64>,
+    /// From where on splicing takes less time.
+    pub by_time: Crossing,
     /// The same for CPU time.
-    pub by_cpu: Option<f64>,
-    /// The larger of the two, up to the next power of two.
+    pub by_cpu: Crossing,
+    /// Splicing surely takes less of both from here on, and the rounds leave little doubt below; none: they leave much.
     pub recommended: Option<u64>,
+}
+
+/// From how many bytes on splicing costs less: somewhere above `costs`, and not above `pays`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crossing {
+    /// The largest size at which it surely costs more; none: at no size measured.
+    pub costs: Option<u64>,
+    /// It surely costs less at this size and all larger ones; none: not at the largest.
+    pub pays: Option<u64>,
+}
+
+impl fmt::Display for Crossing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.costs, self.pays) {
+            (Some(costs), Some(pays)) => write!(f, "from somewhere between {costs} and {pays} bytes on"),
+            (None, Some(pays)) => write!(f, "from {pays} bytes on at the latest"),
+            (_, None) => f.write_str("from no size on that was measured, as far as these rounds can tell"),
+        }
+    }
 }
 
 /// Medians.
@@ -226,6 +244,8 @@ pub struct Summary {
     pub disturbed: [usize; 2],
     /// Subjects of which all rounds were disturbed: they were all counted nevertheless.
     pub all_disturbed: Vec<Subject>,
+    /// What was measured, but counts for nothing.
+    pub refused: Vec<Refused>,
 }
 
 /// One variant of one subject; ratios are to [`Subject::base`] in the same round.
@@ -245,6 +265,19 @@ pub struct Line {
     pub cpu_ratio: Option<Spread>,
     /// [`Run::per_ack`].
     pub per_ack: Option<Spread>,
+    /// [`Run::packet`].
+    pub packet: Option<Spread>,
+}
+
+/// A variant of a subject that was not what it should be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Refused {
+    /// What.
+    pub subject: Subject,
+    /// Through what.
+    pub variant: Variant,
+    /// Why it has no line.
+    pub why: String,
 }
 
 impl Round {
@@ -278,7 +311,17 @@ impl Case {
             cpu: Spread::of(runs().map(|(run, _)| run.cpu))?,
             cpu_ratio: Spread::of(runs().map(|(run, base)| run.cpu / base.cpu)),
             per_ack: Spread::of(runs().filter_map(|(run, _)| run.per_ack)),
+            packet: Spread::of(runs().filter_map(|(run, _)| run.packet)),
         })
+    }
+
+    /// Why what was measured is not what the subject says; none: it is.
+    fn refused(&self, variant: Variant) -> Option<Refused> {
+        let Subject::Bulk { packets: Packets::Coalesced, .. } = self.subject else { return None };
+        let sizes = self.counted().into_iter().filter_map(|r| r.of(variant)).map(|run| run.packet.unwrap_or_default());
+        let size = Spread::of(sizes)?.median;
+        let why = format!("not coalesced: packets of {size:.0} bytes on average");
+        (size < COALESCED).then_some(Refused { subject: self.subject, variant, why })
     }
 }
 
@@ -294,7 +337,12 @@ impl Summary {
             } else {
                 summary.disturbed[0] += disturbed;
             }
-            summary.lines.extend(Variant::ALL.iter().filter_map(|v| case.line(*v)));
+            let refused: Vec<Refused> = Variant::ALL.iter().filter_map(|v| case.refused(*v)).collect();
+            let counts = |v: Variant| refused.iter().all(|r| r.variant != v);
+            if counts(case.subject.base()) {
+                summary.lines.extend(Variant::ALL.iter().filter(|v| counts(**v)).filter_map(|v| case.line(*v)));
+            }
+            summary.refused.extend(refused);
         }
         summary
     }
@@ -320,13 +368,13 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::venue::Packets, *};
+    use super::*;
 
     const BULK: Subject = Subject::Bulk { packets: Packets::Large, connections: 1 };
 
     fn run(variant: Variant, value: f64, disturbed: bool) -> Run {
         let disturbed = disturbed.then(|| "noise".to_owned());
-        Run { variant, amount: 1.0, seconds: 1.0, value, cpu: 2.0 / value, per_ack: None, disturbed }
+        Run { variant, amount: 1.0, seconds: 1.0, value, cpu: 2.0 / value, per_ack: None, packet: None, disturbed }
     }
 
     fn round(base: f64, spliced: f64, disturbed: bool) -> Round {
@@ -353,6 +401,22 @@ mod tests {
         let s = summary(vec![round(10.0, 9.0, true)]);
         assert_eq!(s.line(BULK, Variant::Spliced).unwrap().ratio.median, 0.9);
         assert_eq!(s.all_disturbed, [BULK]);
+    }
+
+    #[test]
+    fn what_was_not_coalesced_is_refused_and_nothing_is_compared_with_it() {
+        let subject = Subject::Bulk { packets: Packets::Coalesced, connections: 1 };
+        let of = |base, spliced| {
+            let mut round = round(10.0, 9.0, false);
+            (round.runs[0].packet, round.runs[1].packet) = (spliced, base);
+            Summary::of(&[Case { subject, rounds: vec![round] }])
+        };
+        let s = of(Some(6000.0), Some(1514.0));
+        assert_eq!((s.lines.len(), s.refused.len(), s.refused[0].variant), (1, 1, Variant::Spliced));
+        assert_eq!(s.refused[0].why, "not coalesced: packets of 1514 bytes on average");
+        assert_eq!(of(Some(6000.0), None).lines.len(), 1, "nobody counted");
+        assert!(of(Some(1514.0), Some(6000.0)).lines.is_empty());
+        assert_eq!(of(Some(6000.0), Some(6000.0)).lines.len(), 2);
     }
 
     #[test]

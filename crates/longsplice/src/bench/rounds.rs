@@ -16,7 +16,7 @@ impl Run {
     /// A run from what it has cost.
     pub fn new(variant: Variant, cost: Cost, amount: f64, value: f64, cpu: f64) -> Run {
         let Cost { seconds, disturbed, .. } = cost;
-        Run { variant, amount, seconds, value, cpu, per_ack: None, disturbed }
+        Run { variant, amount, seconds, value, cpu, per_ack: None, packet: None, disturbed }
     }
 }
 
@@ -27,15 +27,26 @@ impl Bench {
         &self,
         subject: Subject,
         variants: &[Variant],
+        run: impl FnMut(Variant) -> Result<Run>,
+    ) -> Result<Case> {
+        self.rounds_of(self.rounds, subject, variants, run)
+    }
+
+    /// The same, so many instead of as many as were asked for.
+    pub fn rounds_of(
+        &self,
+        count: usize,
+        subject: Subject,
+        variants: &[Variant],
         mut run: impl FnMut(Variant) -> Result<Run>,
     ) -> Result<Case> {
         let mut variants: Vec<Variant> = variants.iter().copied().filter(|v| self.has(*v)).collect();
         let mut rounds: Vec<Round> = Vec::new();
-        let most = self.rounds + EXTRA.min(self.rounds);
-        let bar = self.bar(&subject.title(), self.rounds * variants.len());
-        while rounds.iter().filter(|r| r.is_quiet()).count() < self.rounds && rounds.len() < most {
+        let most = count + EXTRA.min(count);
+        let bar = self.bar(&subject.title(), count * variants.len());
+        while rounds.iter().filter(|r| r.is_quiet()).count() < count && rounds.len() < most {
             let n = rounds.len();
-            if n >= self.rounds {
+            if n >= count {
                 bar.inc_length(variants.len() as u64);
             }
             let mut runs = Vec::new();

@@ -28,27 +28,16 @@ const WARM_UP: Duration = Duration::from_millis(100);
 
 /// The smallest segment, and the largest that fits an MTU of 1500 with timestamps.
 pub const BYTES: [u64; 2] = [1, 1448];
-/// All but the SOCKS proxies that are plugs too: what is said before the first byte makes no difference here.
-const VARIANTS: [Variant; 11] = [
-    Variant::Direct,
-    Variant::IpForward,
-    Variant::Filter,
-    Variant::Nat,
-    Variant::Spliced,
-    Variant::Copy,
-    Variant::Pipes,
-    Variant::Haproxy,
-    Variant::Nginx,
-    Variant::Socat,
-    Variant::Dante,
-];
+/// Compared with [`Variant::PROXIES`].
+const ROUTERS: [Variant; 4] = [Variant::Direct, Variant::IpForward, Variant::Filter, Variant::Nat];
 
 /// Both sizes.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     on_one_cpu(|| {
-        let venues = bench.venues(&VARIANTS, Packets::Large)?;
+        let variants = [&ROUTERS[..], &Variant::PROXIES].concat();
+        let venues = bench.venues(&variants, Packets::Large)?;
         let case = |bytes| {
-            bench.rounds(Subject::Segment { bytes }, &VARIANTS, |v| run(venues.of(v)?, bytes as usize, bench.seconds))
+            bench.rounds(Subject::Segment { bytes }, &variants, |v| run(venues.of(v)?, bytes as usize, bench.seconds))
         };
         BYTES.into_iter().map(case).collect()
     })

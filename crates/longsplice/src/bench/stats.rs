@@ -1,6 +1,7 @@
 //! Medians and spreads. Never means: one disturbed run would move them.
 
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 
 /// What many measurements of one thing come to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,16 +35,24 @@ impl Spread {
     }
 }
 
-/// The first number of bytes from which `with` never costs more than `without`: all are (bytes, cost), in the order of
-/// bytes. Between two measured sizes the difference is taken as linear. None: it never pays.
-pub fn crossing(without: &[(f64, f64)], with: &[(f64, f64)]) -> Option<f64> {
-    let gain: Vec<(f64, f64)> = without.iter().zip(with).map(|(a, b)| (a.0, a.1 - b.1)).collect();
-    let pays = gain.iter().rposition(|(_, gain)| *gain < 0.0).map_or(0, |last| last + 1);
-    let (size, after) = *gain.get(pays)?;
-    let Some((before_size, before)) = pays.checked_sub(1).map(|i| gain[i]) else {
-        return Some(size);
-    };
-    Some(before_size + (size - before_size) * -before / (after - before))
+/// What the signs of differences say of their median (sign test): greater or less than nothing, with one chance in forty at
+/// most that chance alone has done as much. Equal: they cannot tell. Fewer than six never can.
+pub fn sign(differences: impl IntoIterator<Item = f64>) -> Ordering {
+    let (mut more, mut less) = (0, 0);
+    for difference in differences {
+        more += u32::from(difference > 0.0);
+        less += u32::from(difference < 0.0);
+    }
+    match more.cmp(&less) {
+        surely if by_chance(more + less, more.max(less)) <= 1.0 / 40.0 => surely,
+        _ => Ordering::Equal,
+    }
+}
+
+/// How likely so many heads of so many coins are, or more.
+fn by_chance(coins: u32, heads: u32) -> f64 {
+    let ways = |k: u32| (0..k).map(|i| f64::from(coins - i) / f64::from(i + 1)).product::<f64>();
+    (heads..=coins).map(ways).sum::<f64>() / 2f64.powi(coins as i32)
 }
 
 #[cfg(test)]
@@ -62,12 +71,15 @@ mod tests {
     }
 
     #[test]
-    fn where_two_costs_cross() {
-        let without = [(0.0, 10.0), (100.0, 20.0), (200.0, 30.0)];
-        assert_eq!(crossing(&without, &[(0.0, 15.0), (100.0, 20.0), (200.0, 25.0)]), Some(100.0));
-        assert_eq!(crossing(&without, &[(0.0, 20.0), (100.0, 25.0), (200.0, 25.0)]), Some(150.0));
-        assert_eq!(crossing(&without, &[(0.0, 9.0), (100.0, 9.0), (200.0, 9.0)]), Some(0.0), "from the start");
-        assert_eq!(crossing(&without, &[(0.0, 9.0), (100.0, 9.0), (200.0, 90.0)]), None, "not at the end");
-        assert_eq!(crossing(&[], &[]), None);
+    fn signs_tell_when_there_are_enough_of_them() {
+        assert_eq!((by_chance(4, 0), by_chance(4, 3), by_chance(4, 4)), (1.0, 5.0 / 16.0, 1.0 / 16.0));
+        assert_eq!(sign([1.0; 5]), Ordering::Equal, "chance does this one time in 32");
+        assert_eq!((sign([1.0; 6]), sign([-0.1; 6])), (Ordering::Greater, Ordering::Less));
+        let of = |more, less| sign((0..more).map(|_| 1.0).chain((0..less).map(|_| -9.0)));
+        assert_eq!((of(12, 3), of(11, 4), of(3, 12)), (Ordering::Greater, Ordering::Equal, Ordering::Less));
+        assert_eq!(
+            (sign([0.0; 9]), sign([f64::NAN; 9]), sign([])),
+            (Ordering::Equal, Ordering::Equal, Ordering::Equal)
+        );
     }
 }

@@ -41,6 +41,11 @@ pub enum Subject {
         /// What each carries to the client.
         bytes: u64,
     },
+    /// Cost of a small packet, on one CPU.
+    Flood {
+        /// Hit at random.
+        flows: u32,
+    },
 }
 
 /// A subject without its parameters.
@@ -58,6 +63,8 @@ pub enum Kind {
     Rate,
     /// [`Subject::Short`].
     Short,
+    /// [`Subject::Flood`].
+    Flood,
 }
 
 impl Subject {
@@ -70,6 +77,7 @@ impl Subject {
             Subject::Response { .. } => Kind::Response,
             Subject::Rate { .. } => Kind::Rate,
             Subject::Short { .. } => Kind::Short,
+            Subject::Flood { .. } => Kind::Flood,
         }
     }
 
@@ -83,6 +91,7 @@ impl Subject {
             }
             Subject::Response { bytes, clients } => format!("{}, {}", size(bytes), plural(clients, "client")),
             Subject::Rate { bytes } | Subject::Short { bytes } => size(bytes),
+            Subject::Flood { flows } => plural(flows.into(), "flow"),
         }
     }
 
@@ -95,6 +104,7 @@ impl Subject {
             Kind::Response => "response,",
             Kind::Rate => "connections of",
             Kind::Short => "short transfers of",
+            Kind::Flood => "flood over",
         };
         format!("{kind} {}", self.label())
     }
@@ -107,6 +117,7 @@ impl Subject {
             Kind::Bulk => "Gbit/s",
             Kind::Response => "ms",
             Kind::Rate => "per second",
+            Kind::Flood => "ns",
         }
     }
 
@@ -115,7 +126,7 @@ impl Subject {
         match self.kind() {
             Kind::Segment | Kind::Bulk => format!("{value:.1}"),
             Kind::Response => format!("{value:.2}"),
-            Kind::Ratio | Kind::Rate | Kind::Short => format!("{value:.0}"),
+            Kind::Ratio | Kind::Rate | Kind::Short | Kind::Flood => format!("{value:.0}"),
         }
     }
 
@@ -149,6 +160,7 @@ mod tests {
         assert_eq!(bulk.title(), "bulk, packets of 1500 bytes, 8 connections");
         let response = Subject::Response { bytes: 100 << 20, clients: 1 };
         assert_eq!(response.title(), "response, 100 MB, 1 client");
+        assert_eq!(Subject::Flood { flows: 1000 }.title(), "flood over 1000 flows");
         assert_eq!([size(1), size(1448), size(16 << 10)], ["1 byte", "1448 bytes", "16 KB"]);
     }
 }

@@ -3,35 +3,46 @@
 //! A splice costs a fixed amount and saves some for each byte. Where the two curves cross is the size from which splicing
 //! at once would have been right; to splice after as many bytes were copied costs at most twice what the best choice
 //! would, however long the connection turns out to be (Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988).
+//!
+//! Near the crossing the curves are closer to each other than runs of one of them are. Medians then cross wherever chance has
+//! it: what counts is the difference within each of many short rounds, and whether enough of these have the same sign.
 
 use super::{
     Bench, Result,
     objects::{Plan, fetch},
-    results::{Case, Round, Run, Summary, Threshold},
+    results::{Case, Crossing, Run, Threshold},
     segment::on_one_cpu,
-    stats::crossing,
+    stats::sign,
     subject::Subject,
     variant::Variant,
     venue::{Packets, Venue},
 };
-use std::time::Duration;
+use std::{cmp::Ordering, time::Duration};
 
-/// Bytes from server to client.
-const SIZES: [u64; 8] = [1, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
+/// Bytes from server to client: powers of two without a gap where the curves may cross.
+const SIZES: [u64; 10] = [1, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20];
 /// One size, one variant, one round: this part of a transfer's length, and not more connections than that.
 const SHARE: f64 = 0.2;
-const CONNECTIONS: usize = 200;
+const CONNECTIONS: usize = 1000;
+/// For each round that was asked for.
+const ROUNDS: usize = 3;
+/// Sizes between the largest at which splicing costs and the smallest from which it pays, where the rounds cannot tell.
+const DOUBT: usize = 1;
 const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
 
 /// All sizes, both variants.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     on_one_cpu(|| {
-        let case = |bytes| bench.rounds(Subject::Short { bytes }, &VARIANTS, |v| run(v, bytes, bench.seconds * SHARE));
+        let length = bench.seconds * SHARE;
+        let case = |bytes| {
+            bench.rounds_of(bench.rounds * ROUNDS, Subject::Short { bytes }, &VARIANTS, |v| run(v, bytes, length))
+        };
         SIZES.into_iter().map(case).collect()
     })
 }
 
-/// In a new venue each time: what ended flows leave for a minute must not pile up.
+/// In a new venue each time: what ended flows leave for a minute must not pile up, and where a process has its memory must
+/// not be the same luck for all rounds.
 fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
     let venue = Venue::set(variant, Packets::Large)?;
     let length = Duration::from_secs_f64(seconds);
@@ -44,22 +55,66 @@ fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
 
 /// Where the curves cross.
 pub fn of(cases: &[Case]) -> Threshold {
-    let summary = Summary::of(cases);
-    let median = |case: &Case, v| summary.line(case.subject, v).map(|line| line.value.median);
-    let curve = |variant, of: &dyn Fn(&Case, Variant) -> Option<f64>| -> Vec<(f64, f64)> {
-        let points = SIZES.into_iter().zip(cases);
-        points.filter_map(|(bytes, case)| Some((bytes as f64, of(case, variant)?))).collect()
+    let signs = |of: fn(&Run) -> f64| {
+        let sizes = SIZES.into_iter().zip(cases);
+        sizes.map(|(bytes, case)| (bytes, sign(gains(case, of)))).collect::<Vec<_>>()
     };
-    let by_time = crossing(&curve(Variant::Copy, &median), &curve(Variant::Spliced, &median));
-    let by_cpu = crossing(&curve(Variant::Copy, &cpu), &curve(Variant::Spliced, &cpu));
-    let recommended = by_time.zip(by_cpu).map(|(a, b)| (a.max(b).ceil() as u64).next_power_of_two());
-    Threshold { by_time, by_cpu, recommended }
+    let (by_time, by_cpu) = (signs(|run| run.value), signs(|run| run.cpu));
+    let recommended = clear(&by_time).zip(clear(&by_cpu)).map(|(time, cpu)| time.max(cpu));
+    Threshold { by_time: crossing(&by_time), by_cpu: crossing(&by_cpu), recommended }
 }
 
-/// Of all rounds together, since ticks are coarse.
-fn cpu(case: &Case, variant: Variant) -> Option<f64> {
-    let rounds: Vec<&Round> = case.counted();
-    let runs: Vec<&Run> = rounds.iter().filter_map(|r| r.of(variant)).collect();
-    let count: f64 = runs.iter().map(|r| r.amount).sum();
-    (count > 0.0).then(|| runs.iter().map(|r| r.cpu * r.amount).sum::<f64>() / count)
+/// What splicing has saved, round by round. Disturbed ones too: they cost either variant more, by turns, and so make signs
+/// tell less and not something else.
+fn gains(case: &Case, of: fn(&Run) -> f64) -> Vec<f64> {
+    let gain = |round: &super::results::Round| Some(of(round.of(Variant::Copy)?) - of(round.of(Variant::Spliced)?));
+    case.rounds.iter().filter_map(gain).collect()
+}
+
+/// Places in a list of sizes: of the last at which splicing surely costs, and the first from which it pays at all of them.
+fn places(signs: &[(u64, Ordering)]) -> (Option<usize>, Option<usize>) {
+    let costs = signs.iter().rposition(|(_, sign)| sign.is_lt());
+    let pays = signs.iter().rposition(|(_, sign)| !sign.is_gt()).map_or(0, |last| last + 1);
+    (costs, (pays < signs.len()).then_some(pays))
+}
+
+fn crossing(signs: &[(u64, Ordering)]) -> Crossing {
+    let (costs, pays) = places(signs);
+    Crossing { costs: costs.map(|i| signs[i].0), pays: pays.map(|i| signs[i].0) }
+}
+
+/// The size from which splicing surely pays, if there is little doubt below.
+fn clear(signs: &[(u64, Ordering)]) -> Option<u64> {
+    let (costs, pays) = places(signs);
+    let doubtful = pays? - costs.map_or(0, |i| i + 1);
+    (doubtful <= DOUBT).then_some(signs[pays?].0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Ordering::{Equal, Greater, Less};
+
+    fn found(signs: [Ordering; 5]) -> (Option<u64>, Option<u64>, Option<u64>) {
+        let signs: Vec<_> = [1, 2, 4, 8, 16].into_iter().zip(signs).collect();
+        let Crossing { costs, pays } = crossing(&signs);
+        (costs, pays, clear(&signs))
+    }
+
+    #[test]
+    fn where_two_costs_cross() {
+        assert_eq!(found([Less, Less, Greater, Greater, Greater]), (Some(2), Some(4), Some(4)));
+        assert_eq!(found([Less, Equal, Greater, Greater, Greater]), (Some(1), Some(4), Some(4)), "a doubt");
+        assert_eq!(found([Greater; 5]), (None, Some(1), Some(1)), "from the start");
+        assert_eq!(found([Less, Greater, Less, Greater, Greater]), (Some(4), Some(8), Some(8)), "the last time counts");
+    }
+
+    #[test]
+    fn curves_that_only_touch_do_not_cross() {
+        assert_eq!(found([Less, Equal, Equal, Equal, Greater]), (Some(1), Some(16), None));
+        assert_eq!(found([Less, Greater, Equal, Equal, Greater]), (Some(1), Some(16), None), "once is not enough");
+        assert_eq!(found([Less, Greater, Greater, Greater, Equal]), (Some(1), None, None), "not at the end");
+        assert_eq!(found([Less; 5]), (Some(16), None, None));
+        assert_eq!(found([Equal; 5]), (None, None, None));
+    }
 }

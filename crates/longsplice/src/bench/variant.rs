@@ -19,6 +19,10 @@ pub enum Variant {
     Nat,
     /// longsplice, spliced at once.
     Spliced,
+    /// longsplice's data path at tcx, with flows that were put into its table.
+    Tcx,
+    /// The same, with XDP at the client's device.
+    Xdp,
     /// longsplice, spliced when its default policy says so.
     Default,
     /// longsplice, copying by read and write, as it does until it splices.
@@ -41,17 +45,30 @@ pub enum Variant {
 
 impl Variant {
     /// All of them, in the order of tables.
-    pub const ALL: [Variant; 14] = [
+    pub const ALL: [Variant; 16] = [
         Variant::Direct,
         Variant::IpForward,
         Variant::Filter,
         Variant::Nat,
         Variant::Spliced,
+        Variant::Tcx,
+        Variant::Xdp,
         Variant::Default,
         Variant::Copy,
         Variant::Pipes,
         Variant::SplicedSocks,
         Variant::CopySocks,
+        Variant::Haproxy,
+        Variant::Nginx,
+        Variant::Socat,
+        Variant::Dante,
+    ];
+    /// Those that take the client's connection and make one of their own to the server; without those that differ only in
+    /// what is said before the first byte.
+    pub const PROXIES: [Variant; 7] = [
+        Variant::Spliced,
+        Variant::Copy,
+        Variant::Pipes,
         Variant::Haproxy,
         Variant::Nginx,
         Variant::Socat,
@@ -66,6 +83,8 @@ impl Variant {
             Variant::Filter => "IP, filtered",
             Variant::Nat => "IP, NAT",
             Variant::Spliced => "spliced",
+            Variant::Tcx => "spliced by tcx",
+            Variant::Xdp => "spliced by XDP",
             Variant::Default => "default policy",
             Variant::Copy => "copying",
             Variant::Pipes => "splice(2)",
@@ -84,7 +103,11 @@ impl Variant {
             Variant::Direct => "client and server share one wire, and nobody is between them".into(),
             Variant::IpForward => "the client connects to the server, and the forwarder's kernel routes".into(),
             Variant::Filter => "the same with an nftables chain of twelve rules, of which the last two accept".into(),
-            Variant::Nat => "the same with nftables' masquerade, which tracks connections".into(),
+            Variant::Nat => {
+                "the same with nftables' masquerade, which tracks connections; in the flood, its dnat".into()
+            }
+            Variant::Tcx => "longsplice's data path without its proxy, flows put into the table as if released".into(),
+            Variant::Xdp => "the same with XDP at the device towards the client".into(),
             Variant::Nginx => "Debian's, stream module, as many workers as CPUs".into(),
             Variant::Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses".into(),
             Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),

@@ -84,7 +84,7 @@ impl Venue {
         };
         let listener = host.run(|| listen(address))?;
         let pins = Pins::of(&lab)?;
-        let control = dir.path().join("control.sock");
+        let control = peers::control_socket(dir.path());
         let proxy = peers::start(variant, &lab, dir.path(), release_after)?;
         let spliced = if release_after.is_some() { "released" } else { "spliced" };
         let becomes = variant.is_spliced().then_some(spliced);

@@ -1,0 +1,85 @@
+//! What the devices and the kernel of a lab have counted: how large the packets were that a forwarder handled.
+
+use super::{Result, venue::Venue};
+use crate::control::Ask;
+use longsplice_lab::Namespace;
+use std::fs;
+
+/// A device, since it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Bytes that came, with the headers of every packet.
+    pub received_bytes: u64,
+    /// Packets that came, before any were put together.
+    pub received: u64,
+    /// Packets that left.
+    pub sent: u64,
+}
+
+impl Device {
+    /// As it is now.
+    pub fn of(host: &Namespace, name: &str) -> Result<Device> {
+        let table = host.run(|| fs::read_to_string("/proc/thread-self/net/dev"))?;
+        Ok(Device::parse(&table, name).ok_or_else(|| format!("no {name} in /proc/net/dev"))?)
+    }
+
+    fn parse(table: &str, name: &str) -> Option<Device> {
+        let line = table.lines().find_map(|l| l.trim().strip_prefix(name)?.strip_prefix(':'))?;
+        let fields: Vec<u64> = line.split_whitespace().map_while(|f| f.parse().ok()).collect();
+        let [received_bytes, received, .., sent] = *fields.get(..10)? else { return None };
+        Some(Device { received_bytes, received, sent })
+    }
+}
+
+/// What came from the server, as the forwarder handled it: after its device has put packets together, if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FromServer {
+    bytes: u64,
+    packets: u64,
+}
+
+impl FromServer {
+    /// Up to now. The kernel counts packets for itself and to be routed, the data path those that it forwards before; what
+    /// comes from the client is taken off: acknowledgements, which nobody puts together.
+    pub fn so_far(venue: &Venue) -> Result<FromServer> {
+        let lab = &venue.lab;
+        let [client, server] = [lab.client_device(), lab.server_device()].map(|name| Device::of(&lab.forwarder, name));
+        let routed = lab.forwarder.counter("Ip", "InReceives").ok_or("no InReceives in /proc/net/snmp")?;
+        let handled = routed + if venue.variant.is_spliced() { forwarded(venue)? } else { 0 };
+        Ok(FromServer { bytes: server?.received_bytes, packets: handled.saturating_sub(client?.received) })
+    }
+
+    /// Bytes of an average packet since then, headers included.
+    pub fn size_since(self, before: FromServer) -> Option<f64> {
+        let packets = self.packets.checked_sub(before.packets).filter(|n| *n > 0)?;
+        Some((self.bytes - before.bytes) as f64 / packets as f64)
+    }
+}
+
+/// Packets that the data path of longsplice has forwarded, in both directions.
+fn forwarded(venue: &Venue) -> Result<u64> {
+    let answer = venue.control()?.ask(Ask::Counters)?;
+    let verdict = |name: &str| answer["verdicts"][name].as_u64();
+    let all: Option<u64> = ["forwarded", "forwarded-slow", "forwarded-early"].into_iter().map(verdict).sum();
+    Ok(all.ok_or("longsplice does not say how many packets it forwarded")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_device() {
+        let table = "Inter-|   Receive\n face |bytes    packets\n    f1: 3028 2 0 0 0 0 0 0 132 7 0 0 0 0 0 0\n";
+        assert_eq!(Device::parse(table, "f1"), Some(Device { received_bytes: 3028, received: 2, sent: 7 }));
+        assert_eq!(Device::parse(table, "f"), None);
+        assert_eq!(Device::parse("f1: 1 2\n", "f1"), None);
+    }
+
+    #[test]
+    fn an_average_packet() {
+        let at = |bytes, packets| FromServer { bytes, packets };
+        assert_eq!(at(4000, 5).size_since(at(1000, 3)), Some(1500.0));
+        assert_eq!(at(1000, 3).size_since(at(1000, 3)), None, "none came");
+    }
+}

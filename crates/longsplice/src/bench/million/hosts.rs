@@ -1,0 +1,137 @@
+//! The threads at both ends of a million connections.
+//!
+//! One table of descriptors does not hold so many ends: every so many connections, client and server are other threads
+//! (`Pair`), each with a table of its own.
+
+use super::{
+    super::{Bench, Result},
+    ends::{Clients, Servers, endure},
+    place::{PER_SERVER, Place, server},
+};
+use longsplice_lab::Namespace;
+use nix::sched::{CloneFlags, unshare};
+use std::{
+    io,
+    net::TcpListener,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::AtomicUsize,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::Instant,
+};
+
+/// What an end is told: which connections to open, or to use.
+#[derive(Clone)]
+enum Order {
+    Open(Range<usize>),
+    Ping(Vec<usize>),
+}
+
+/// Both ends of as many connections as a table holds. The threads end, and close everything, when nobody can tell them
+/// anything any more.
+struct Pair {
+    client: End,
+    server: End,
+}
+
+/// All ends of both hosts.
+pub struct Hosts<'a> {
+    place: &'a Place,
+    pairs: Vec<Pair>,
+    per_table: usize,
+    listeners: Arc<Vec<TcpListener>>,
+    opened: Arc<AtomicUsize>,
+}
+
+impl Hosts<'_> {
+    /// Listeners only: threads come with the connections.
+    pub fn start(place: &Place, connections: usize, per_table: usize) -> Result<Hosts<'_>> {
+        let servers = connections.div_ceil(PER_SERVER);
+        let listeners: io::Result<Vec<TcpListener>> =
+            place.lab.server.run(|| (0..servers).map(|i| TcpListener::bind(server(i))).collect());
+        let listeners = Arc::new(listeners?);
+        for l in listeners.iter() {
+            l.set_nonblocking(true)?;
+            endure(l)?; // what is accepted inherits it
+        }
+        Ok(Hosts { place, pairs: Vec::new(), per_table, listeners, opened: Arc::default() })
+    }
+
+    /// The threads for connections from this one on.
+    fn pair(&self, base: usize) -> Pair {
+        let (ends, opened) = (Vec::new(), self.opened.clone());
+        let mut clients = Clients { base, ends, opened };
+        let client = end(&self.place.lab.client, move |order| match order {
+            Order::Open(range) => clients.open(range),
+            Order::Ping(list) => clients.ping(&list),
+        });
+        let mut ends = Vec::new();
+        ends.resize_with(self.per_table, || None);
+        let mut servers = Servers { base, listeners: self.listeners.clone(), ends, opened: self.opened.clone() };
+        let server = end(&self.place.lab.server, move |order| match order {
+            Order::Open(range) => servers.accept(range.end),
+            Order::Ping(list) => servers.echo(&list),
+        });
+        Pair { client, server }
+    }
+
+    /// One pair of threads after the other.
+    pub fn open(&mut self, bench: &Bench, range: Range<usize>) -> Result<()> {
+        let mut from = range.start;
+        while from < range.end {
+            bench.check()?;
+            let i = from / self.per_table;
+            if i == self.pairs.len() {
+                self.pairs.push(self.pair(from));
+                bench.say(&format!("million: {from} connections"));
+            }
+            let to = range.end.min((i + 1) * self.per_table);
+            self.pairs[i].both(&Order::Open(from..to))?;
+            from = to;
+        }
+        Ok(())
+    }
+
+    /// Microseconds of a round trip.
+    pub fn ping(&mut self, list: &[usize]) -> Result<f64> {
+        let mut seconds = 0.0;
+        for (i, pair) in self.pairs.iter().enumerate() {
+            let own: Vec<usize> = list.iter().copied().filter(|k| k / self.per_table == i).collect();
+            seconds += pair.both(&Order::Ping(own))?;
+        }
+        Ok(seconds * 1e6 / list.len() as f64)
+    }
+}
+
+impl Pair {
+    /// Seconds that the client took.
+    fn both(&self, order: &Order) -> Result<f64> {
+        for (orders, _) in [&self.client, &self.server] {
+            orders.send(order.clone()).map_err(|_| "a host is gone")?;
+        }
+        // if one fails, the other does soon
+        let seconds = self.client.1.recv()??;
+        self.server.1.recv()??;
+        Ok(seconds)
+    }
+}
+
+type End = (Sender<Order>, Receiver<std::result::Result<f64, String>>);
+
+/// A thread in a namespace, with descriptors of its own; it answers each order with the seconds it took.
+fn end(place: &Namespace, mut act: impl FnMut(Order) -> Result<()> + Send + 'static) -> End {
+    let ((orders, told), (tell, done)) = (channel(), channel());
+    place.spawn(move || {
+        let own = unshare(CloneFlags::CLONE_FILES).map_err(|e| format!("descriptors of its own: {e}"));
+        for order in told {
+            let began = Instant::now();
+            let result = own.clone().and_then(|()| act(order).map_err(|e| e.to_string()));
+            if tell.send(result.map(|()| began.elapsed().as_secs_f64())).is_err() {
+                return;
+            }
+        }
+    });
+    (orders, done)
+}

@@ -1,0 +1,135 @@
+//! Where a million connections are held: the proxy in its network, with addresses enough.
+
+use super::{
+    super::{
+        Result,
+        memory::number,
+        peers::{control_socket, run_longsplice},
+        venue::{self, PATIENCE, Packets, Pins},
+    },
+    FEW,
+};
+use crate::{client::Client, control::Ask};
+use libbpf_rs::MapHandle;
+use longsplice_engine::FlowState;
+use longsplice_lab::{ChildGuard, Family, Lab, process::wait_for, topology};
+use std::{
+    fmt::Write,
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::fd::{AsFd, AsRawFd},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Ports of one client address.
+pub const PER_CLIENT: usize = 50_000;
+/// Connections to one port of the server, from all source addresses: fewer than they have ports.
+pub const PER_SERVER: usize = 200_000;
+const SOURCES: u8 = 4;
+/// Where listeners and servers begin.
+const PORT: u16 = 7000;
+/// What waits for a whole list of a million.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Addresses in the lab's two networks that nobody else has.
+pub fn client_address(i: usize) -> IpAddr {
+    Ipv4Addr::new(10, 77, 1, 100 + i as u8).into()
+}
+
+fn source_address(i: u8) -> IpAddr {
+    Ipv4Addr::new(10, 77, 2, 100 + i).into()
+}
+
+/// Listener and server number `i`.
+pub fn front(i: usize) -> SocketAddr {
+    topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT + i as u16)
+}
+
+pub fn server(i: usize) -> SocketAddr {
+    topology::SERVER.port(Family::V4, PORT + i as u16)
+}
+
+/// The proxy in its network. Dropped in order.
+pub struct Place {
+    /// longsplice.
+    pub proxy: ChildGuard,
+    pins: Pins,
+    /// Flows that its tables have room for.
+    pub room: usize,
+    control: PathBuf,
+    /// Client, forwarder and server.
+    pub lab: Lab,
+    _dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn set(connections: usize) -> Result<Place> {
+        let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
+        let lab = venue::lab(Packets::Large, false)?;
+        for i in 0..connections.div_ceil(PER_CLIENT) {
+            lab.client.execute("ip", &["addr", "add", &format!("{}/24", client_address(i)), "dev", "c0"])?;
+        }
+        for i in 0..SOURCES {
+            let address = format!("{}/24", source_address(i));
+            lab.forwarder.execute("ip", &["addr", "add", &address, "dev", lab.server_device()])?;
+        }
+        let pins = Pins::of(&lab)?;
+        let room = connections + connections / 20 + FEW;
+        let arguments = ["--splice", "at-once", "--max-flows", &room.to_string()];
+        // tables for a million are zeroed first
+        let proxy = run_longsplice(&lab, dir.path(), &configuration(connections), &arguments, PATIENCE * 3)?;
+        Ok(Place { proxy, pins, room, control: control_socket(dir.path()), lab, _dir: dir })
+    }
+
+    /// Until nothing is in any other state.
+    pub fn wait_released(&self) -> Result<()> {
+        let mut control = Client::connect(Some(&self.control))?;
+        let mut one = |state| -> Result<Option<String>> {
+            let answer = control.ask(Ask::Ls { after: 0, limit: Some(1), state: Some(state) })?;
+            Ok(answer.get("flows").and_then(|f| f.get(0)).map(ToString::to_string))
+        };
+        let mut last = None;
+        let released = wait_for(LONG, || {
+            for state in [FlowState::Copying, FlowState::Draining, FlowState::Spliced] {
+                match one(state) {
+                    Ok(None) => {}
+                    Ok(flow) => {
+                        last = flow;
+                        return None;
+                    }
+                    Err(e) => return Some(Err(e)),
+                }
+            }
+            Some(Ok(()))
+        });
+        released.unwrap_or_else(|| Err(format!("a flow was not released: {}", last.unwrap_or_default()).into()))
+    }
+
+    /// Bytes of all that is pinned, as the kernel accounts for them.
+    pub fn tables(&self) -> Result<u64> {
+        fs::read_dir(self.pins.folder())?.map(|entry| memlock(&entry?.path())).sum()
+    }
+}
+
+/// None for what is no map.
+fn memlock(pinned: &Path) -> Result<u64> {
+    let Ok(map) = MapHandle::from_pinned_path(pinned) else { return Ok(0) };
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
+    Ok(number(&info, "memlock").unwrap_or(0))
+}
+
+fn configuration(connections: usize) -> String {
+    let sources: Vec<String> = (0..SOURCES).map(|i| format!("\"{}\"", source_address(i))).collect();
+    let mut text = format!("source_ports = \"1024-65535\"\nsource = [{}]\n", sources.join(", "));
+    for i in 0..connections.div_ceil(PER_SERVER) {
+        let _ = write!(
+            text,
+            "[[listener]]\nprotocol = \"plug\"\nlisten = \"{}\"\ntarget = \"{}\"\npolicy = {{ release_after = 0.001 }}\n\
+             limits = {{ connections_per_client = {connections} }}\n",
+            front(i),
+            server(i)
+        );
+    }
+    text
+}
