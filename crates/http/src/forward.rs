@@ -59,7 +59,8 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         // RFC 9110, 10.1.1: a client of HTTP/1.0 would not know what to do with the 100
         let expects = is("expect") && r.version == Version::Old;
         let counted = is("max-forwards") && r.max_forwards.is_some();
-        if !is(name) && !expects && !counted && !(is("via") && to.via.is_some()) {
+        let ours = is(name) || (is("via") && to.via.is_some());
+        if !(ours || expects || counted) {
             field(&mut out, n, value);
         }
     }
