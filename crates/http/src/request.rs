@@ -65,7 +65,7 @@ impl Request {
         let version = Version::new(minor);
         let fields = Fields::new(raw.headers);
         let form = form(method, target)?;
-        host(&fields, version)?;
+        host(&fields, version, &form)?;
         let framing = fields.framing(version)?.unwrap_or(Framing::None);
         if method == "CONNECT" && !matches!(framing, Framing::None | Framing::Exact(0)) {
             return Err(Wrong::ConnectBody);
@@ -134,13 +134,19 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
     Ok(Form::Absolute(Authority::parse(authority)?, path))
 }
 
-/// RFC 9112, 3.2: one, and a host.
-fn host(fields: &Fields, version: Version) -> Result<(), Wrong> {
+/// RFC 9112, 3.2: one, and a host. Where the target itself says who is meant, a proxy replaces `Host` (3.2.2): there its
+/// grammar is not insisted on, since clients in use forget the brackets of an IPv6 address.
+fn host(fields: &Fields, version: Version, form: &Form) -> Result<(), Wrong> {
     match fields.one("host", Wrong::Hosts)? {
         None if version == Version::New => Err(Wrong::NoHost),
         None => Ok(()),
         Some(value) => {
             let text = std::str::from_utf8(value).map_err(|_| Wrong::Host)?;
+            let replaced = matches!(form, Form::Absolute(..) | Form::Authority(_));
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:[]".contains(&b);
+            if replaced && !text.is_empty() && text.bytes().all(plain) {
+                return Ok(());
+            }
             Authority::parse(text).map(drop).map_err(|_| Wrong::Host)
         }
     }

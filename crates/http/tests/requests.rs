@@ -110,7 +110,9 @@ const HEADS: &[(&[u8], &str)] = &[
     (b"GET http://a/ HTTP/1.1\r\nHost: a, b\r\n\r\n", "400 Host"),
     (b"GET http://a/ HTTP/1.1\r\nHost: a/b\r\n\r\n", "400 Host"),
     (b"GET http://a/ HTTP/1.1\r\nHost: x@a\r\n\r\n", "400 Host"),
-    (b"GET http://a/ HTTP/1.1\r\nHost: a:x\r\n\r\n", "400 Host"),
+    (b"GET /a HTTP/1.1\r\nHost: a:x\r\n\r\n", "400 Host"),
+    (b"GET /a HTTP/1.1\r\nHost: 2001:db8::1:80\r\n\r\n", "400 Host"),
+    (b"GET http://a/ HTTP/1.1\r\nHost: 2001:db8::1:80\r\n\r\n", "GET a / none keep"),
     (b"GET http://a/ HTTP/1.1\r\nHost: \xc3\xa4\r\n\r\n", "400 Host"),
     (b"GET http://a/ HTTP/1.1\r\nHost: b\r\n\r\n", "GET a / none keep"),
     // heads that end too early, or do not end
