@@ -12,8 +12,11 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpStream,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 use tempfile::TempDir;
@@ -121,6 +124,17 @@ fn nginx(lab: &Lab, dir: &Path) -> ChildGuard {
     nginx
 }
 
+/// One request on a connection of its own; the status line of the reply.
+fn ask(scene: &Scene, path: &str) -> String {
+    let proxy = FORWARDER_TO_CLIENT.port(Family::V4, PROXY);
+    let mut connection = scene.lab.client.run(|| TcpStream::connect(proxy)).unwrap();
+    let url = url(Family::V4, path);
+    write!(connection, "GET {url} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    connection.read_to_string(&mut reply).unwrap();
+    reply.lines().next().unwrap_or_default().to_owned()
+}
+
 /// A URL at the server.
 fn url(family: Family, path: &str) -> String {
     format!("http://{}{path}", SERVER.port(family, PORT))
@@ -144,6 +158,26 @@ fn needs_root_and_bpf_connect_is_spliced() {
         let [all, spliced] = ["bytes_down", "spliced_down"].map(|key| record[key].as_u64().unwrap());
         assert!(all >= SIZE as u64 && spliced >= all / 2 && record["splices"] == 1, "{record}");
     }
+}
+
+#[test]
+fn needs_root_and_bpf_connections_that_are_over_leave_no_entries() {
+    const FLOWS: usize = 512;
+    let mut scene = Scene::new(&["--max-flows", &FLOWS.to_string()]);
+    let bytes = scene.file("root/slow/file", 10_000_000);
+    for _ in 0..3 {
+        for _ in 0..FLOWS / 2 {
+            assert_eq!(ask(&scene, "/echo"), "HTTP/1.1 200 OK");
+        }
+        // A place in the table of path entries rests for two seconds before it is taken again.
+        thread::sleep(Duration::from_millis(2500));
+    }
+    // Were they left, there would be no room for these.
+    scene.curl(Family::V4, &["--proxytunnel", "--fail", "--output", "file", &url(Family::V4, "/slow/file")]);
+    scene.same("file", &bytes);
+    let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
+    assert_eq!(counters["verdicts"]["table-full"], 0, "{counters}");
+    assert_eq!(scene.end().pop().unwrap()["splices"], 1);
 }
 
 #[test]

@@ -64,7 +64,7 @@ enum Next {
     /// It is to be reset.
     Reset,
     /// It belongs to the relay.
-    Relay(Target, Record),
+    Relay(Box<Record>),
 }
 
 /// Serves one connection.
@@ -78,12 +78,11 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, client: Leg) {
     };
     let Row { live, mut client, server, began, .. } = row;
     match next {
-        Next::Relay(target, mut record) => {
+        Next::Relay(record) => {
             let Some((_, server)) = server else { return client.close(&shared.splicer) };
             let ((client, to_server), (server, to_client)) = (client.into_parts(), server.into_parts());
-            record.target = Some(target.to_string());
             let left = Leftovers { to_server, to_client };
-            return relay(Relayed { live, started: began }, front, client, Ready { server, left }, record);
+            return relay(Relayed { live, started: began }, front, client, Ready { server, left }, *record);
         }
         Next::Reset => client.leg.reset_at_close(),
         Next::Request | Next::Close => linger(&mut client.leg).await,
@@ -183,10 +182,10 @@ impl Row<'_> {
         };
         record.server = Some(server.leg.remote());
         record.status = Some(200);
-        self.server = Some((target.clone(), server));
+        self.server = Some((target, server));
         let granted = self.client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n");
         match timeout(listener.limits.handshake, granted).await {
-            Ok(Ok(())) => Next::Relay(target, record.clone()),
+            Ok(Ok(())) => Next::Relay(Box::new(record.clone())),
             Ok(Err(_)) | Err(_) => {
                 record.how = "client-reset";
                 Next::Reset
@@ -227,7 +226,7 @@ impl Row<'_> {
                     record.refusal = Some(COPIED.into());
                     if close { Next::Close } else { Next::Request }
                 }
-                End::Upgraded => Next::Relay(target, record.clone()),
+                End::Upgraded => Next::Relay(Box::new(record.clone())),
                 End::Fault(fault, status) => {
                     self.answer(Some(request), record, &fault, Some(status), true).await;
                     Next::Close

@@ -343,6 +343,18 @@ async fn nobody_waits_for_ever() {
 }
 
 #[tokio::test]
+async fn a_client_that_goes_away_takes_its_request_along() {
+    let silent = Origin::start(vec![vec![("never", "")]]).await;
+    let proxy = http("").await;
+    let mut client = proxy.connect().await;
+    client.write_all(get(&silent.url("/")).as_bytes()).await.unwrap();
+    sleep(Duration::from_millis(100)).await;
+    client.set_zero_linger().unwrap();
+    drop(client);
+    assert_eq!(proxy.line().await["how"], "client-reset");
+}
+
+#[tokio::test]
 async fn idle_connections_do_not_hold_up_the_end() {
     let origin = Origin::start(vec![vec![(HEAD, OK), (HEAD, OK)]]).await;
     let proxy = http("").await;

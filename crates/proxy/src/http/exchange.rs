@@ -134,11 +134,7 @@ impl<'a> Exchange<'a> {
 
     /// Both directions, until the reply has ended.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        if self.up_done() {
-            if let Err(e) = self.watch_client(cx) {
-                return Poll::Ready(End::Cut("client-reset", e.to_string()));
-            }
-        } else if !self.up.broken {
+        if !self.up_done() && !self.up.broken {
             match self.poll_up(cx) {
                 Poll::Pending | Poll::Ready(Ok(())) => {}
                 // It may have replied before it closed.
@@ -148,6 +144,11 @@ impl<'a> Exchange<'a> {
                 }
                 Poll::Ready(Err(Broken::Wrong(wrong))) => return Poll::Ready(self.bad_request(wrong)),
             }
+        }
+        if self.up_done()
+            && let Err(e) = self.watch_client(cx)
+        {
+            return Poll::Ready(End::Cut("client-reset", e.to_string()));
         }
         match ready!(self.poll_down(cx)) {
             Ok(()) => Poll::Ready(std::mem::replace(&mut self.down.end, End::Stale)),
