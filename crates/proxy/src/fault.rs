@@ -12,6 +12,8 @@ pub enum Step {
     Resolve,
     /// Connecting.
     Connect,
+    /// Waiting for the body of an HTTP request.
+    Body,
     /// Waiting for a reply of HTTP.
     Reply,
 }
@@ -67,6 +69,7 @@ impl fmt::Display for Step {
             Step::Handshake => "handshake",
             Step::Resolve => "name lookup",
             Step::Connect => "connect",
+            Step::Body => "request body",
             Step::Reply => "reply",
         })
     }

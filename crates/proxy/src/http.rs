@@ -278,6 +278,7 @@ impl Row<'_> {
                 Ok(end) => break end,
                 Err(_) if exchange.moved.elapsed() < limit => {}
                 Err(_) if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
+                Err(_) if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
                 Err(_) => break End::Fault(Fault::Timeout(Step::Reply), 504),
             }
         };

@@ -231,8 +231,11 @@ async fn what_servers_do_wrong_is_answered() {
         let origin = Origin::start(vec![vec![(HEAD, reply)]]).await;
         refused(&http("").await, &last(&origin.url("/")), status, "bad-reply").await;
     }
-    let silent = Origin::start(vec![vec![("never", "")]]).await;
-    refused(&http("limits = { reply = 0.2 }").await, &last(&silent.url("/")), 504, "timeout").await;
+    let silent = Origin::start(vec![vec![("never", "")]; 2]).await;
+    let hasty = http("limits = { reply = 0.2 }").await;
+    refused(&hasty, &last(&silent.url("/")), 504, "timeout").await;
+    let post = format!("POST {} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe", silent.url("/"));
+    refused(&hasty, &post, 408, "timeout").await;
 }
 
 #[tokio::test]

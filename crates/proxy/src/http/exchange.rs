@@ -158,6 +158,11 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    /// Whether it is the client who has to send something.
+    pub fn waits_for_client(&self) -> bool {
+        self.up.sent == self.up.head.len() && self.up.checked == 0 && !self.up.body.is_done() && !self.up.broken
+    }
+
     fn up_done(&self) -> bool {
         self.up.sent == self.up.head.len() && self.up.checked == 0 && self.up.body.is_done()
     }
