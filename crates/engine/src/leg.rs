@@ -71,6 +71,11 @@ impl Leg {
         self.abort();
     }
 
+    /// Makes the next close one with a reset.
+    pub fn reset_at_close(&self) {
+        self.abort();
+    }
+
     /// The same at the next drop.
     pub(crate) fn abort(&self) {
         let Some(s) = self.descriptor() else { return };

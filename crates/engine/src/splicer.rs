@@ -504,6 +504,21 @@ impl Splicer {
         true
     }
 
+    /// Closes a leg that is to join no flow, as it is closed when dropped, and forgets what the data path knows of it.
+    pub fn discard(&self, leg: Leg) {
+        let tuple = leg.tuple();
+        drop(leg);
+        if let Some(d) = self.datapath() {
+            d.forget(&tuple);
+        }
+    }
+
+    /// Until all flows were told to end ([`Splicer::stop`]): what a caller does with legs of no flow has to end, too.
+    pub async fn stopped(&self) {
+        // The sender is in `self`.
+        let _ = self.stop_signal().wait_for(|s| *s != Stop::Go).await;
+    }
+
     /// Ends all flows now; `leave`: spliced ones go on in the kernel, without this process.
     pub fn stop(&self, leave: bool) {
         self.inner.stop.send_replace(if leave { Stop::Leave } else { Stop::Reset });

@@ -89,6 +89,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub socks5: Vec<String>,
 
+    /// Serves HTTP/1.1 and 1.0 here as a forward proxy: CONNECT, and requests with absolute URLs. May be repeated.
+    ///
+    /// Connections of CONNECT are spliced as all others are. Replies to other requests are read and copied, because the
+    /// next request on the same connection may go elsewhere.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub http: Vec<String>,
+
     /// Connects everybody who comes to the left address to the target on the right. May be repeated.
     #[arg(long, value_name = "ADDR:PORT=HOST:PORT")]
     pub plug: Vec<String>,
@@ -300,6 +307,9 @@ pub const MAN_TAIL: &str = r#".SH EXAMPLES
 SOCKS on one address, spliced after 64 KiB:
 longsplice run \-\-socks5 192.0.2.1:1080
 .TP
+HTTP, with CONNECT:
+longsplice run \-\-http 192.0.2.1:3128
+.TP
 A fixed target, spliced from the first byte on:
 longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
 .TP
@@ -352,9 +362,10 @@ mod tests {
 
     #[test]
     fn listeners_repeat() {
-        let run =
-            run("longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --device eth0 --device eth1");
-        assert_eq!((run.socks5.len(), run.plug.len(), run.device.len()), (2, 1, 2));
+        let run = run(
+            "longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --http [::1]:5 --device a --device b",
+        );
+        assert_eq!((run.socks5.len(), run.plug.len(), run.http.len(), run.device.len()), (2, 1, 1, 2));
     }
 
     #[test]

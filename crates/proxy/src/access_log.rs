@@ -1,4 +1,4 @@
-//! One line for every connection that has ended, as text or JSON.
+//! One line for every connection that has ended, and for every request of HTTP, as text or JSON.
 //!
 //! Lines go through a bounded queue to a thread of their own. A disk or a pipe that does not take them makes the queue
 //! run full, and then lines are dropped and counted: the log never holds up a connection.
@@ -63,7 +63,13 @@ pub struct Record {
     pub target: Option<String>,
     /// Who authenticated, or tried to.
     pub user: Option<String>,
-    /// How it ended: [`How`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `timeout`.
+    /// Method of the request; HTTP only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Status of the reply, the server's or ours; HTTP only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// How it ended: [`How`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `timeout`.
     pub how: &'static str,
     /// Bytes from client to server.
     pub bytes_up: u64,
@@ -92,6 +98,8 @@ impl Record {
             server: None,
             target: None,
             user: None,
+            method: None,
+            status: None,
             how: "closed",
             bytes_up: 0,
             bytes_down: 0,
@@ -146,6 +154,12 @@ impl Record {
         field("server", &self.server.map_or("-".into(), |s| s.to_string()));
         field("target", self.target.as_deref().unwrap_or("-"));
         field("user", self.user.as_deref().unwrap_or("-"));
+        if let Some(method) = &self.method {
+            field("method", method);
+        }
+        if let Some(status) = self.status {
+            field("status", &status.to_string());
+        }
         field("how", self.how);
         field("bytes_up", &number(self.bytes_up));
         field("bytes_down", &number(self.bytes_down));

@@ -28,6 +28,13 @@
 //! # splice: "never", "at-once", or after so many bytes; release_after: "never" keeps the sockets
 //!
 //! [[listener]]
+//! protocol = "http"                 # CONNECT, and requests with absolute URLs
+//! listen = "0.0.0.0:3128"           # users, rules, limits and policy as above
+//! via = "longsplice"                # our name in Via; "": none
+//! forwarded = "none"                # or "forwarded" or "x-forwarded-for": tells servers the client's address
+//! limits = { reply = 300, keep_alive = 60 } # what a server may take to reply, and a client to its next request
+//!
+//! [[listener]]
 //! protocol = "plug"
 //! listen = "[::1]:8080"
 //! target = "example.org:80"
@@ -45,6 +52,7 @@ use crate::{
     users::Users,
 };
 use longsplice_engine::Policy;
+pub use longsplice_http::forward::Forwarded;
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
@@ -97,6 +105,8 @@ pub enum Protocol {
         /// Who may use it; empty for everybody.
         users: Users,
     },
+    /// HTTP/1.0 and 1.1 as a forward proxy: CONNECT, and requests in absolute-form.
+    Http(Http),
     /// Everything goes to one target.
     Plug {
         /// The target.
@@ -104,11 +114,29 @@ pub enum Protocol {
     },
 }
 
+/// What a listener of HTTP is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Http {
+    /// Who may use it; empty for everybody.
+    pub users: Users,
+    /// Our name in `Via`; none: no `Via` (RFC 9110, 7.6.3, asks for it).
+    pub via: Option<String>,
+    /// What servers are told of the client.
+    pub forwarded: Forwarded,
+}
+
+impl Default for Http {
+    fn default() -> Http {
+        Http { users: Users::default(), via: Some("longsplice".into()), forwarded: Forwarded::None }
+    }
+}
+
 impl Protocol {
     /// The word for logs and lists.
     pub fn name(&self) -> &'static str {
         match self {
             Protocol::Socks5 { .. } => "socks5",
+            Protocol::Http(_) => "http",
             Protocol::Plug { .. } => "plug",
         }
     }
@@ -152,8 +180,8 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// A listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // A client of SOCKS chooses its target; that of a plug was chosen by whoever wrote the configuration.
-        let guarded = matches!(protocol, Protocol::Socks5 { .. });
+        // A client of SOCKS or HTTP chooses its target; that of a plug was chosen by whoever wrote the configuration.
+        let guarded = matches!(protocol, Protocol::Socks5 { .. } | Protocol::Http(_));
         let rules = Rules { list: Vec::new(), guarded };
         ListenerConfig { listen, protocol, rules, policy: Policy::default(), limits: Limits::default() }
     }
@@ -172,19 +200,24 @@ impl Config {
         file::read(text, file)
     }
 
-    /// The listeners of the command line: values of `--socks5 ADDR:PORT` and `--plug ADDR:PORT=HOST:PORT`.
-    pub fn from_args<S: AsRef<str>>(socks5: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
+    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT` and
+    /// `--plug ADDR:PORT=HOST:PORT`.
+    pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        config.add_args(socks5, plugs)?;
+        config.add_args(socks5, http, plugs)?;
         Ok(config)
     }
 
     /// Adds the listeners of the command line to those that are there.
-    pub fn add_args<S: AsRef<str>>(&mut self, socks5: &[S], plugs: &[S]) -> Result<(), ConfigError> {
+    pub fn add_args<S: AsRef<str>>(&mut self, socks5: &[S], http: &[S], plugs: &[S]) -> Result<(), ConfigError> {
         for value in socks5.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--socks5", value, &e))?;
             let socks5 = Protocol::Socks5 { users: Users::default() };
             self.add("--socks5", value, ListenerConfig::new(listen, socks5))?;
+        }
+        for value in http.iter().map(AsRef::as_ref) {
+            let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--http", value, &e))?;
+            self.add("--http", value, ListenerConfig::new(listen, Protocol::Http(Http::default())))?;
         }
         for value in plugs.iter().map(AsRef::as_ref) {
             let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;

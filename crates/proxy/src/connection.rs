@@ -9,6 +9,7 @@ use crate::{
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
+    http,
     server::{Front, Live, Shared},
     socks::{self, Asked},
     target::Target,
@@ -29,15 +30,15 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 64 * 1024;
 
 /// What a handshake leaves for the relay.
-struct Ready {
-    server: Leg,
-    left: Leftovers,
+pub(crate) struct Ready {
+    pub server: Leg,
+    pub left: Leftovers,
 }
 
 /// What remains of a connection while it is relayed. For each of a million: small.
-struct Relayed {
-    live: Live,
-    started: Instant,
+pub(crate) struct Relayed {
+    pub live: Live,
+    pub started: Instant,
 }
 
 /// Serves one connection, and sees to it that its line is written into the access log.
@@ -46,6 +47,9 @@ pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
     let (shared, listener) = (&live.shared, &front.listener);
     let mut record = Record::new(listener.protocol.name(), client.remote());
     let mut client = client;
+    if let Protocol::Http(http) = &listener.protocol {
+        return http::serve(live, &front, http, client).await;
+    }
     let ready = match &listener.protocol {
         Protocol::Socks5 { users } => socks_handshake(shared, listener, users, &mut client, &mut record).await,
         Protocol::Plug { target } => {
@@ -53,6 +57,7 @@ pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
             let server = connect(shared, listener, &client, target).await;
             server.map(|server| Ready { server, left: Leftovers::default() })
         }
+        Protocol::Http(_) => return,
     };
     match ready {
         Ok(ready) => relay(Relayed { live, started }, &front, client, ready, record),
@@ -60,16 +65,17 @@ pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
             shared.counters.fault(&fault);
             record.fault(&fault);
             match listener.protocol {
-                Protocol::Socks5 { .. } => linger(client).await,
+                Protocol::Socks5 { .. } | Protocol::Http(_) => linger(&mut client).await,
                 // The client believes to be connected to the target: a reset is what it would have got from there.
-                Protocol::Plug { .. } => client.reset(),
+                Protocol::Plug { .. } => client.reset_at_close(),
             }
+            shared.splicer.discard(client);
             write(&live, record, started);
         }
     }
 }
 
-fn write(live: &Live, mut record: Record, started: Instant) {
+pub(crate) fn write(live: &Live, mut record: Record, started: Instant) {
     record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     live.shared.log.write(record);
 }
@@ -101,11 +107,16 @@ async fn socks_handshake(
     }
 }
 
-async fn connect(shared: &Shared, listener: &ListenerConfig, client: &Leg, target: &Target) -> Result<Leg, Fault> {
+pub(crate) async fn connect(
+    shared: &Shared,
+    listener: &ListenerConfig,
+    client: &Leg,
+    target: &Target,
+) -> Result<Leg, Fault> {
     dial(&shared.splicer, &shared.resolver, (&listener.rules, &listener.limits), client, target).await
 }
 
-fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
+pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
     Counters::add(&shared.counters.relayed);
     let info = FlowInfo {
@@ -131,7 +142,7 @@ fn exact(text: String) -> String {
 
 /// Closes so that the client can read our last message: closing with unread data would send a reset, which may
 /// overtake it (RFC 9293, 3.6.1; RFC 2525, 2.17).
-async fn linger(mut client: Leg) {
+pub(crate) async fn linger(client: &mut Leg) {
     let drain = async {
         if client.shutdown().await.is_err() {
             return;

@@ -45,6 +45,14 @@ counters! {
     auth_failed,
     /// No connection to the target.
     unreachable,
+    /// HTTP: a server's reply that cannot be passed on.
+    bad_replies,
+    /// HTTP: requests, CONNECT included.
+    requests,
+    /// HTTP: replies that were passed on to their end, by copying.
+    replies_copied,
+    /// HTTP: requests that an open connection to the server was used for again.
+    reused,
     /// A time limit passed.
     timeouts,
     /// accept(2) failed for want of descriptors or memory.
@@ -62,6 +70,7 @@ impl Counters {
             Fault::AuthFailed { .. } => &self.auth_failed,
             Fault::Denied(_) => &self.denied,
             Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,
+            Fault::BadReply(_) => &self.bad_replies,
             Fault::Timeout(_) => &self.timeouts,
         });
     }

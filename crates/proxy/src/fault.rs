@@ -12,6 +12,10 @@ pub enum Step {
     Resolve,
     /// Connecting.
     Connect,
+    /// Waiting for the body of an HTTP request.
+    Body,
+    /// Waiting for a reply of HTTP.
+    Reply,
 }
 
 /// Why a connection was not relayed.
@@ -37,6 +41,9 @@ pub enum Fault {
     /// No address of the target could be connected to.
     #[error("{0}")]
     Unreachable(io::Error),
+    /// The server said something that cannot be passed on, or went away before it had said all.
+    #[error("{0}")]
+    BadReply(String),
     /// A time limit passed.
     #[error("{0} took too long")]
     Timeout(Step),
@@ -50,6 +57,7 @@ impl Fault {
             Fault::AuthFailed { .. } => "auth-failed",
             Fault::Denied(_) => "denied",
             Fault::NoAddress(_) | Fault::Unreachable(_) => "unreachable",
+            Fault::BadReply(_) => "bad-reply",
             Fault::Timeout(_) => "timeout",
         }
     }
@@ -61,6 +69,8 @@ impl fmt::Display for Step {
             Step::Handshake => "handshake",
             Step::Resolve => "name lookup",
             Step::Connect => "connect",
+            Step::Body => "request body",
+            Step::Reply => "reply",
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! # Way of a connection
 //! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
-//! [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial` connects to
+//! `http`, [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial` connects to
 //! the first that answers; the engine relays and splices; [`access_log`] keeps one line.
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
@@ -20,6 +20,7 @@ mod counters;
 mod dial;
 pub mod fault;
 pub mod guard;
+mod http;
 mod intake;
 pub mod limits;
 pub mod plug;
@@ -31,6 +32,6 @@ pub mod socks5;
 pub mod target;
 pub mod users;
 
-pub use config::{Config, ConfigError, ListenerConfig, Protocol};
+pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol};
 pub use counters::CounterValues;
 pub use server::{Server, StartError};

@@ -17,6 +17,10 @@ pub struct Limits {
     pub resolve: Duration,
     /// Connecting, over all addresses of the name.
     pub connect: Duration,
+    /// HTTP: from the last byte in either direction to the head of the reply.
+    pub reply: Duration,
+    /// HTTP: from a reply to the first byte of the client's next request.
+    pub keep_alive: Duration,
     /// Connections from one client address; for IPv6 from one /64, all of which a single host may use.
     pub connections_per_client: u32,
     /// Connections of this listener; none: as many as all listeners may have.
@@ -32,6 +36,10 @@ impl Default for Limits {
             resolve: Duration::from_secs(5),
             // Three retransmissions of the SYN: 1, 3 and 7 seconds after the first.
             connect: Duration::from_secs(10),
+            // Servers think longer than networks take: reports, queues, long polls.
+            reply: Duration::from_secs(300),
+            // What browsers expect of proxies, more or less.
+            keep_alive: Duration::from_secs(60),
             connections_per_client: 1024,
             connections: None,
         }

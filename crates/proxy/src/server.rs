@@ -2,7 +2,7 @@
 
 use crate::{
     access_log::AccessLog,
-    config::{Config, ListenerConfig, Protocol},
+    config::{Config, Http, ListenerConfig, Protocol},
     connection,
     counters::{CounterValues, Counters},
     limits::{Counted, Full, Slot},
@@ -36,7 +36,7 @@ const FLUSH: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// There is nothing to listen on.
-    #[error("no listener: add a [[listener]] to the configuration, or --socks5 or --plug to the command line")]
+    #[error("no listener: add a [[listener]] to the configuration, or --socks5, --http or --plug to the command line")]
     NoListener,
     /// An address cannot be listened on.
     #[error("cannot listen on {addr}: {source}{}", cure(source))]
@@ -75,6 +75,8 @@ pub(crate) struct Shared {
     all: Arc<Counted>,
     /// How many there are, for [`Server::drain`] to wait on.
     live: watch::Sender<u64>,
+    /// Whether no more is to be begun.
+    pub(crate) stop: watch::Receiver<bool>,
 }
 
 /// A server that runs until it is dropped. Connections that are being relayed outlive it.
@@ -100,6 +102,7 @@ impl Server {
         }
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { file: config.log.file.clone(), source })?;
+        let stop = watch::Sender::new(false);
         let shared = Arc::new(Shared {
             splicer,
             resolver: Resolver::default(),
@@ -107,8 +110,8 @@ impl Server {
             counters: Counters::default(),
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             live: watch::Sender::new(0),
+            stop: stop.subscribe(),
         });
-        let stop = watch::Sender::new(false);
         let mut server = Server { shared, addrs: Vec::new(), stop, accepting: Vec::new() };
         for (socket, addr, listener) in bound {
             announce(addr, &listener);
@@ -158,13 +161,14 @@ impl Drop for Server {
 }
 
 fn announce(addr: SocketAddr, listener: &ListenerConfig) {
-    match &listener.protocol {
-        Protocol::Socks5 { users }
+    let protocol = &listener.protocol;
+    match protocol {
+        Protocol::Socks5 { users } | Protocol::Http(Http { users, .. })
             if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list.is_empty() =>
         {
-            tracing::warn!("socks5 on {addr}: open to everybody who can reach it; add users or rules");
+            tracing::warn!("{} on {addr}: open to everybody who can reach it; add users or rules", protocol.name());
         }
-        Protocol::Socks5 { .. } => tracing::info!("socks5 on {addr}"),
+        Protocol::Socks5 { .. } | Protocol::Http(_) => tracing::info!("{} on {addr}", protocol.name()),
         Protocol::Plug { target } => tracing::info!("plug on {addr} to {target}"),
     }
 }

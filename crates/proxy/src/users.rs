@@ -1,6 +1,6 @@
-//! The users of a SOCKS listener, and the check of a password that takes the same time for every answer.
+//! The users of a SOCKS or HTTP listener, and the check of a password that takes the same time for every answer.
 //!
-//! RFC 1929 sends passwords in the clear, and they stand in the configuration in the clear: they keep strangers out
+//! RFC 1929 and RFC 7617 send passwords in the clear, and they stand in the configuration in the clear: they keep strangers out
 //! of a proxy on a trusted network and are worth nothing on any other.
 
 use crate::socks5::Credentials;
@@ -37,6 +37,11 @@ impl Users {
     /// Whether nobody has to authenticate.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// All names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
     }
 
     /// Adds a user.

@@ -1,64 +1,18 @@
 //! The whole server over real sockets on the loopback device, where everything is copied: handshakes, refusals,
 //! limits, relayed bytes, and the line that each connection leaves in the access log.
 
+mod proxying;
+
 use longsplice_engine::{Refusal, Splicer};
 use longsplice_proxy::{Config, Server, StartError};
+use proxying::{LIMIT, OPEN, Proxy, closed};
 use serde_json::Value;
 use std::{io::ErrorKind, net::SocketAddr, path::Path, time::Duration};
-use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     time::timeout,
 };
-
-const LIMIT: Duration = Duration::from_secs(10);
-const OPEN: &str = "rules = [{ action = \"allow\", target = \"127.0.0.0/8\" }]\n";
-
-struct Proxy {
-    server: Server,
-    dir: TempDir,
-}
-
-impl Proxy {
-    /// A server with one listener, `more` being the rest of its table.
-    async fn start(protocol: &str, more: &str) -> Proxy {
-        let dir = tempfile::tempdir().unwrap();
-        let text = format!(
-            "log = {{ format = \"json\", file = \"log\" }}\n\
-             [[listener]]\nprotocol = \"{protocol}\"\nlisten = \"127.0.0.1:0\"\n{more}"
-        );
-        let config = Config::from_toml(&text, &dir.path().join("longsplice.toml")).unwrap();
-        let server = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.unwrap();
-        Proxy { server, dir }
-    }
-
-    async fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.server.listen_addrs()[0]).await.unwrap()
-    }
-
-    /// What a client that sends `input` and listens to the end is answered.
-    async fn answer(&self, input: &[u8]) -> Vec<u8> {
-        let mut client = self.connect().await;
-        client.write_all(input).await.unwrap();
-        let mut seen = Vec::new();
-        timeout(LIMIT, client.read_to_end(&mut seen)).await.unwrap().unwrap();
-        seen
-    }
-
-    /// Waits until all connections have ended, and returns the only line of the log.
-    async fn line(&self) -> Value {
-        let mut lines = self.lines().await;
-        assert_eq!(lines.len(), 1, "{lines:?}");
-        lines.remove(0)
-    }
-
-    async fn lines(&self) -> Vec<Value> {
-        assert_eq!(self.server.drain(LIMIT).await, 0);
-        let text = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
-        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
-    }
-}
 
 /// A SOCKS 5 client's messages for an IPv4 target, without authentication, all at once.
 fn socks5(target: SocketAddr) -> Vec<u8> {
@@ -73,11 +27,6 @@ fn socks5_name(name: &str, port: u16) -> Vec<u8> {
 /// Method 0, then a failure.
 fn refused(code: u8) -> Vec<u8> {
     vec![5, 0, 5, code, 0, 1, 0, 0, 0, 0, 0, 0]
-}
-
-/// An address that refuses connections.
-async fn closed() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
 /// A server that says `hello`, then sends back what it gets until the client's FIN, then `bye`.
@@ -215,7 +164,7 @@ async fn a_plug_without_a_server_resets() {
 async fn all_listeners_or_none() {
     let (held, free) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), closed().await);
     let taken = held.local_addr().unwrap();
-    let config = Config::from_args(&[free.to_string(), taken.to_string()], &[]).unwrap();
+    let config = Config::from_args(&[free.to_string(), taken.to_string()], &[], &[]).unwrap();
     let e = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.err().unwrap();
     assert!(matches!(&e, StartError::Listen { addr, .. } if *addr == taken), "{e}");
     assert!(e.to_string().contains("another program listens there"), "{e}");

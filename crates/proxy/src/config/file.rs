@@ -4,7 +4,7 @@
 //! concerns several values is checked afterwards, with the spans kept in [`Spanned`].
 
 use super::{
-    Config, ConfigError, ListenerConfig, Protocol, Twice,
+    Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
     value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
@@ -70,6 +70,8 @@ struct Listener {
     target: Option<Spanned<Parsed<Target>>>,
     users: Option<Spanned<BTreeMap<String, String>>>,
     users_file: Option<Spanned<PathBuf>>,
+    via: Option<Spanned<String>>,
+    forwarded: Option<Spanned<RawForwarded>>,
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
@@ -82,7 +84,16 @@ struct Listener {
 #[serde(rename_all = "kebab-case")]
 enum Name {
     Socks5,
+    Http,
     Plug,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "kebab-case")]
+enum RawForwarded {
+    None,
+    Forwarded,
+    XForwardedFor,
 }
 
 #[derive(Deserialize)]
@@ -120,6 +131,8 @@ struct RawLimits {
     handshake: Option<Seconds>,
     resolve: Option<Seconds>,
     connect: Option<Seconds>,
+    reply: Option<Seconds>,
+    keep_alive: Option<Seconds>,
     connections_per_client: Option<u32>,
     connections: Option<u32>,
 }
@@ -193,12 +206,24 @@ impl Place<'_> {
         let span = spanned.span();
         let raw = spanned.into_inner();
         let listen = raw.listen.into_inner().0.0;
+        if raw.protocol != Name::Http
+            && let Some(span) = raw.via.as_ref().map(Spanned::span).or(raw.forwarded.as_ref().map(Spanned::span))
+        {
+            return Err(self.wrong(span, "only HTTP has such fields: remove the key, or use protocol = \"http\""));
+        }
         let protocol = match (raw.protocol, raw.target) {
             (Name::Socks5, None) => Protocol::Socks5 { users: self.users(raw.users, raw.users_file)? },
             (Name::Socks5, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
                     "a SOCKS client names its own target: remove `target`, or use protocol = \"plug\"",
+                ));
+            }
+            (Name::Http, None) => Protocol::Http(self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?),
+            (Name::Http, Some(target)) => {
+                return Err(self.wrong(
+                    target.span(),
+                    "an HTTP client names its own target: remove `target`, or use protocol = \"plug\"",
                 ));
             }
             (Name::Plug, None) => {
@@ -219,6 +244,35 @@ impl Place<'_> {
         listener.policy = policy(raw.policy);
         listener.limits = limits(raw.limits);
         Ok(listener)
+    }
+
+    fn http(
+        &self,
+        inline: Option<Spanned<BTreeMap<String, String>>>,
+        file: Option<Spanned<PathBuf>>,
+        via: Option<Spanned<String>>,
+        forwarded: Option<Spanned<RawForwarded>>,
+    ) -> Result<Http, ConfigError> {
+        let span = inline.as_ref().map(Spanned::span);
+        let mut http = Http { users: self.users(inline, file)?, ..Http::default() };
+        // Lines of a file end their names at the first colon.
+        if let (true, Some(span)) = (http.users.names().any(|n| n.contains(':')), span) {
+            return Err(self.wrong(span, "a name with a colon cannot be sent (RFC 7617, 2): choose another"));
+        }
+        if let Some(via) = via {
+            // A pseudonym is a token (RFC 9110, 7.6.3); a host with a port is one, too.
+            let good = |b: u8| b.is_ascii_alphanumeric() || b"-._:".contains(&b);
+            if !via.get_ref().bytes().all(good) {
+                return Err(self.wrong(via.span(), "bad name: write letters, digits, '-', '.', '_' and ':', or \"\""));
+            }
+            http.via = Some(via.into_inner()).filter(|v| !v.is_empty());
+        }
+        http.forwarded = match forwarded.map(Spanned::into_inner) {
+            Some(RawForwarded::Forwarded) => Forwarded::Standard,
+            Some(RawForwarded::XForwardedFor) => Forwarded::XForwardedFor,
+            Some(RawForwarded::None) | None => Forwarded::None,
+        };
+        Ok(http)
     }
 
     fn users(
@@ -303,6 +357,8 @@ fn limits(raw: RawLimits) -> Limits {
         handshake: raw.handshake.map_or(d.handshake, |s| s.0),
         resolve: raw.resolve.map_or(d.resolve, |s| s.0),
         connect: raw.connect.map_or(d.connect, |s| s.0),
+        reply: raw.reply.map_or(d.reply, |s| s.0),
+        keep_alive: raw.keep_alive.map_or(d.keep_alive, |s| s.0),
         connections_per_client: raw.connections_per_client.unwrap_or(d.connections_per_client),
         connections: raw.connections.or(d.connections),
     }

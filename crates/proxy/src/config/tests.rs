@@ -122,7 +122,7 @@ fn the_example_is_right() {
     let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
     let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
     let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len()), (2, 2));
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len()), (3, 2));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn mistakes_of_the_language() {
 fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
-    expect("[[listener]]\nprotocol = \"http\"", (2, 12), "expected `socks5` or `plug`");
+    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `plug`");
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
@@ -173,6 +173,33 @@ fn values_that_do_not_go_together() {
     expect(&format!("{PLUG}target = \"::1:80\""), (4, 10), "write [ADDR]:PORT");
     expect(&format!("{PLUG}target = \"a:1\"\nusers = {{ a = \"b\" }}"), (5, 9), "cannot authenticate");
     expect(&format!("{SOCKS}{SOCKS}"), (6, 10), "another listener has 127.0.0.1:1080 already");
+}
+
+#[test]
+fn http_listeners() {
+    let http = |more: &str| format!("[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:3128\"\n{more}");
+    let read_http = |more: &str| match read(&http(more)).unwrap().listeners.remove(0) {
+        ListenerConfig { protocol: Protocol::Http(http), limits, rules, .. } => {
+            assert!(rules.guarded);
+            (http, limits)
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(read_http("").0, Http::default());
+    let more =
+        "users = { ann = \"pw\" }\nvia = \"\"\nforwarded = \"x-forwarded-for\"\nlimits = { reply = 1, keep_alive = 2 }";
+    let (found, limits) = read_http(more);
+    assert_eq!(
+        (found.via, found.forwarded, found.users.names().collect()),
+        (None, Forwarded::XForwardedFor, vec!["ann"])
+    );
+    assert_eq!((limits.reply, limits.keep_alive), (Duration::from_secs(1), Duration::from_secs(2)));
+    assert_eq!(read_http("via = \"gate:80\"\nforwarded = \"forwarded\"").0.via.as_deref(), Some("gate:80"));
+    expect(&http("via = \"a b\""), (4, 7), "bad name");
+    expect(&http("forwarded = \"yes\""), (4, 13), "x-forwarded-for");
+    expect(&http("target = \"a:1\""), (4, 10), "remove `target`");
+    expect(&http("users = { \"a:b\" = \"x\" }"), (4, 9), "RFC 7617");
+    expect(&socks("via = \"a\""), (4, 7), "only HTTP");
 }
 
 #[test]
@@ -210,19 +237,24 @@ fn a_file_that_is_not_there() {
 
 #[test]
 fn command_line() {
-    let c = Config::from_args(&["127.0.0.1:1080", "[::1]:1080"], &["127.0.0.1:8080=example.org:80"]).unwrap();
+    let c =
+        Config::from_args(&["127.0.0.1:1080", "[::1]:1080"], &["127.0.0.1:3128"], &["127.0.0.1:8080=example.org:80"])
+            .unwrap();
     let names: Vec<_> = c.listeners.iter().map(|l| (l.protocol.name(), l.rules.guarded)).collect();
-    assert_eq!(names, [("socks5", true), ("socks5", true), ("plug", false)]);
+    assert_eq!(names, [("socks5", true), ("socks5", true), ("http", true), ("plug", false)]);
     // Port 0 is another port each time.
-    assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[]).is_ok());
+    assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[], &[]).is_ok());
 }
 
 #[test]
 fn mistakes_on_the_command_line() {
-    let error = |socks5: &[&str], plugs: &[&str]| Config::from_args(socks5, plugs).unwrap_err().to_string();
+    let error = |socks5: &[&str], plugs: &[&str]| {
+        Config::from_args(socks5, &["127.0.0.1:3128"], plugs).unwrap_err().to_string()
+    };
     assert!(error(&["1080"], &[]).starts_with("--socks5 1080: bad listen address: write ADDR:PORT"));
     assert!(error(&[], &["a"]).starts_with("--plug a: no `=`: write ADDR:PORT=HOST:PORT"));
+    assert!(error(&[], &["127.0.0.1:3128=a:1"]).contains("another listener has 127.0.0.1:3128 already"));
     assert!(error(&["127.0.0.1:1"], &["127.0.0.1:1=a:1"]).contains("another listener has 127.0.0.1:1 already"));
     let mut config = read(SOCKS).unwrap();
-    assert!(config.add_args(&["127.0.0.1:1080"], &[]).is_err());
+    assert!(config.add_args(&["127.0.0.1:1080"], &[], &[]).is_err());
 }

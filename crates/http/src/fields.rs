@@ -1,0 +1,154 @@
+//! The fields of a head, and what of them concerns one connection only.
+
+use crate::{Framing, Version, Wrong};
+
+/// Never passed on (RFC 9110, 7.6.1), or written anew from what was understood.
+const OWN: [&str; 13] = [
+    "connection",
+    "content-length",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Names and values, in their order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fields {
+    text: Vec<u8>,
+    /// Ends of name and value in `text`, one after the other.
+    ends: Vec<(u32, u32)>,
+}
+
+impl Fields {
+    pub(crate) fn new(headers: &[httparse::Header<'_>]) -> Fields {
+        let mut fields = Fields { text: Vec::new(), ends: Vec::with_capacity(headers.len()) };
+        for header in headers {
+            fields.text.extend(header.name.as_bytes());
+            let name = fields.text.len() as u32; // at most HEAD_MAX
+            fields.text.extend(header.value.trim_ascii());
+            fields.ends.push((name, fields.text.len() as u32));
+        }
+        fields
+    }
+
+    /// All fields: name as it was written, value without white space around it.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let starts = [0].into_iter().chain(self.ends.iter().map(|(_, end)| *end as usize));
+        starts.zip(&self.ends).map(|(start, (name, value))| {
+            let (name, value) = (*name as usize, *value as usize);
+            // names are tokens, which are ASCII
+            (std::str::from_utf8(&self.text[start..name]).unwrap_or(""), &self.text[name..value])
+        })
+    }
+
+    /// The values of all fields of this name, in any case.
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.iter().filter(move |(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// The only value of this name; Err: there are several.
+    pub(crate) fn one<'a>(&'a self, name: &'a str, several: Wrong) -> Result<Option<&'a [u8]>, Wrong> {
+        let mut all = self.all(name);
+        match (all.next(), all.next()) {
+            (value, None) => Ok(value),
+            (_, Some(_)) => Err(several),
+        }
+    }
+
+    /// What goes on to the other side as it is: not about this connection, and not named by `Connection`.
+    pub(crate) fn end_to_end<'a>(&'a self, hop: &'a [String]) -> impl Iterator<Item = (&'a str, &'a [u8])> {
+        self.iter().filter(|(name, _)| {
+            let is = |other: &str| name.eq_ignore_ascii_case(other);
+            !OWN.iter().any(|o| is(o)) && !hop.iter().any(|h| is(h))
+        })
+    }
+
+    /// The options of `Connection` in lower case (RFC 9110, 7.6.1).
+    pub(crate) fn connection(&self) -> Result<Vec<String>, Wrong> {
+        let mut options = Vec::new();
+        for value in self.all("connection") {
+            for option in value.split(|b| *b == b',').map(<[u8]>::trim_ascii).filter(|o| !o.is_empty()) {
+                if !option.iter().all(|b| is_token(*b)) {
+                    return Err(Wrong::Connection);
+                }
+                options.push(String::from_utf8_lossy(option).to_ascii_lowercase());
+            }
+        }
+        Ok(options)
+    }
+
+    /// What Content-Length and Transfer-Encoding say together (RFC 9112, 6.3); none if there is neither.
+    pub(crate) fn framing(&self, version: Version) -> Result<Option<Framing>, Wrong> {
+        let length = self.one("content-length", Wrong::Lengths)?;
+        let coded = self.all("transfer-encoding").next().is_some();
+        match (length, coded) {
+            (Some(_), true) => Err(Wrong::LengthAndCoding),
+            (None, true) if version == Version::Old => Err(Wrong::CodingInOld),
+            (None, true) => self.chunked().map(|()| Some(Framing::Chunked)),
+            (Some(length), false) => number(length).map(|n| Some(Framing::Exact(n))).ok_or(Wrong::Length),
+            (None, false) => Ok(None),
+        }
+    }
+
+    /// Whether the transfer codings are `chunked` alone.
+    fn chunked(&self) -> Result<(), Wrong> {
+        let codings: Vec<&[u8]> =
+            self.all("transfer-encoding").flat_map(|v| v.split(|b| *b == b',')).map(<[u8]>::trim_ascii).collect();
+        let is_chunked = |c: &&[u8]| c.eq_ignore_ascii_case(b"chunked");
+        match codings.split_last() {
+            Some((last, [])) if is_chunked(last) => Ok(()),
+            Some((last, before)) if is_chunked(last) && !before.iter().any(|c| is_chunked(c) || c.is_empty()) => {
+                Err(Wrong::UnknownCoding)
+            }
+            _ => Err(Wrong::Coding),
+        }
+    }
+}
+
+/// `1*DIGIT` up to 2^63-1, so that sums of two do not overflow.
+pub(crate) fn number(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || digits.len() > 19 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let n: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    (n <= i64::MAX as u64).then_some(n)
+}
+
+/// RFC 9110, 5.6.2.
+pub(crate) fn is_token(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
+}
+
+/// What `httparse` says of fields.
+pub(crate) fn wrong_field(e: httparse::Error) -> Wrong {
+    match e {
+        httparse::Error::TooManyHeaders => Wrong::TooManyFields,
+        httparse::Error::HeaderValue => Wrong::FieldValue,
+        httparse::Error::HeaderName => Wrong::FieldName,
+        httparse::Error::Version => Wrong::Version,
+        httparse::Error::Token | httparse::Error::Status | httparse::Error::NewLine => Wrong::StartLine,
+    }
+}
+
+/// Names that would change what was decided when they came in the head (RFC 9110, 6.5.1).
+pub(crate) fn forbidden_in_trailers(name: &str) -> bool {
+    const MORE: [&str; 8] = [
+        "authorization",
+        "content-encoding",
+        "content-range",
+        "content-type",
+        "cookie",
+        "expect",
+        "max-forwards",
+        "set-cookie",
+    ];
+    OWN.iter().chain(&MORE).any(|o| name.eq_ignore_ascii_case(o))
+}

@@ -1,0 +1,156 @@
+//! Heads as they go on to the other side: written anew from what was understood, so that both sides of a proxy read the
+//! same. Fields about one connection are left out (RFC 9110, 7.6.1).
+
+use crate::{Form, Framing, Request, Response, Version};
+use std::{io::Write, net::IpAddr};
+
+/// What servers are told of the client.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Forwarded {
+    /// Nothing; what the client itself says of others passes.
+    #[default]
+    None,
+    /// `Forwarded: for=` (RFC 7239).
+    Standard,
+    /// `X-Forwarded-For`, which is older and known to more.
+    XForwardedFor,
+}
+
+/// What goes into requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Onward<'a> {
+    /// The value of `Host`: who is connected to (RFC 9112, 3.2.2).
+    pub host: &'a str,
+    /// Our name in `Via`; none: no `Via`.
+    pub via: Option<&'a str>,
+    /// What is said of the client.
+    pub forwarded: Forwarded,
+    /// The client.
+    pub client: IpAddr,
+}
+
+/// What goes into replies.
+#[derive(Debug, Clone, Copy)]
+pub struct Back<'a> {
+    /// Our name in `Via`; none: no `Via`.
+    pub via: Option<&'a str>,
+    /// Whether the client knows chunks (RFC 9112, 6.1).
+    pub client: Version,
+    /// Whether we shall close after it.
+    pub close: bool,
+}
+
+/// The head of a request to a server, in origin-form. Its body is to be passed on as it is.
+pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
+    let path = match &r.form {
+        Form::Origin(path) | Form::Absolute(_, path) => path.as_str(),
+        Form::Authority(_) | Form::Asterisk => "*",
+    };
+    let mut out = Vec::with_capacity(512);
+    line(&mut out, &[r.method.as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1"]);
+    field(&mut out, "Host", to.host.as_bytes());
+    let name = match to.forwarded {
+        Forwarded::None => "",
+        Forwarded::Standard => "forwarded",
+        Forwarded::XForwardedFor => "x-forwarded-for",
+    };
+    for (n, value) in r.fields.end_to_end(&r.hop) {
+        let is = |other: &str| n.eq_ignore_ascii_case(other);
+        // RFC 9110, 10.1.1: a client of HTTP/1.0 would not know what to do with the 100
+        let expects = is("expect") && r.version == Version::Old;
+        let counted = is("max-forwards") && r.max_forwards.is_some();
+        let ours = is(name) || (is("via") && to.via.is_some());
+        if !(ours || expects || counted) {
+            field(&mut out, n, value);
+        }
+    }
+    framing(&mut out, r.framing);
+    if let Some(n) = r.max_forwards {
+        field(&mut out, "Max-Forwards", n.saturating_sub(1).to_string().as_bytes());
+    }
+    via(&mut out, r.fields.all("via").filter(|_| !r.hop.iter().any(|h| h == "via")), r.version, to.via);
+    let client = match (to.forwarded, to.client.to_canonical()) {
+        (Forwarded::None, _) => None,
+        (Forwarded::XForwardedFor, ip) => Some(ip.to_string()),
+        (Forwarded::Standard, IpAddr::V4(ip)) => Some(format!("for={ip}")),
+        (Forwarded::Standard, IpAddr::V6(ip)) => Some(format!("for=\"[{ip}]\"")),
+    };
+    if let Some(client) = client {
+        let name = if to.forwarded == Forwarded::Standard { "Forwarded" } else { "X-Forwarded-For" };
+        let before = r.fields.all(name).filter(|_| !r.hop.iter().any(|h| h.eq_ignore_ascii_case(name)));
+        list(&mut out, name, before, &client);
+    }
+    if let (Some(protocol), Framing::None) = (&r.upgrade, r.framing) {
+        field(&mut out, "Connection", b"upgrade");
+        field(&mut out, "Upgrade", protocol.as_bytes());
+    }
+    out.extend(b"\r\n");
+    out
+}
+
+/// The head of a reply to the client. A chunked body for a client of HTTP/1.0 has to be passed on without the chunks.
+pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(512);
+    line(&mut out, &[b"HTTP/1.1 ", r.status.to_string().as_bytes(), b" ", r.reason.as_bytes()]);
+    for (n, value) in r.fields.end_to_end(&r.hop) {
+        if !(n.eq_ignore_ascii_case("via") && to.via.is_some()) {
+            field(&mut out, n, value);
+        }
+    }
+    match (r.framing, r.said) {
+        (Framing::Chunked, _) if to.client == Version::Old => {}
+        (Framing::None, Some(n)) => framing(&mut out, Framing::Exact(n)),
+        (f, _) => framing(&mut out, f),
+    }
+    via(&mut out, r.fields.all("via").filter(|_| !r.hop.iter().any(|h| h == "via")), r.version, to.via);
+    match &r.upgrade {
+        Some(protocol) => {
+            field(&mut out, "Connection", b"upgrade");
+            field(&mut out, "Upgrade", protocol.as_bytes());
+        }
+        None if to.close && !r.is_interim() => field(&mut out, "Connection", b"close"),
+        None => {}
+    }
+    out.extend(b"\r\n");
+    out
+}
+
+/// `Host` for a target: without the port that goes without saying (RFC 9110, 4.2.3).
+pub fn host(name: &str, port: u16) -> String {
+    if port == 80 { name.to_owned() } else { format!("{name}:{port}") }
+}
+
+fn line(out: &mut Vec<u8>, parts: &[&[u8]]) {
+    parts.iter().for_each(|p| out.extend(*p));
+    out.extend(b"\r\n");
+}
+
+fn field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    line(out, &[name.as_bytes(), b": ", value]);
+}
+
+fn framing(out: &mut Vec<u8>, framing: Framing) {
+    match framing {
+        // writing to a vector cannot fail
+        Framing::Exact(n) => drop(write!(out, "Content-Length: {n}\r\n")),
+        Framing::Chunked => field(out, "Transfer-Encoding", b"chunked"),
+        Framing::None | Framing::UntilClose => {}
+    }
+}
+
+fn via<'a>(out: &mut Vec<u8>, before: impl Iterator<Item = &'a [u8]>, version: Version, name: Option<&str>) {
+    if let Some(name) = name {
+        list(out, "Via", before, &format!("{} {name}", version.number()));
+    }
+}
+
+/// One field with all values, ours last.
+fn list<'a>(out: &mut Vec<u8>, name: &str, before: impl Iterator<Item = &'a [u8]>, last: &str) {
+    let mut value = Vec::new();
+    for v in before.filter(|v| !v.is_empty()) {
+        value.extend(v);
+        value.extend(b", ");
+    }
+    value.extend(last.as_bytes());
+    field(out, name, &value);
+}

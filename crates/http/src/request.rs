@@ -1,0 +1,162 @@
+//! The head of a request.
+
+use crate::{
+    Authority, FIELDS_MAX, Fields, Framing, METHOD_MAX, Version, Wrong,
+    fields::{is_token, number, wrong_field},
+};
+
+/// What the request is about, in the four forms of RFC 9112, 3.2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Form {
+    /// A path and perhaps a query: to a server.
+    Origin(String),
+    /// `http://HOST:PORT/PATH`: to a proxy. The path as a server wants it (RFC 9112, 3.2.1, 3.2.4).
+    Absolute(Authority, String),
+    /// `HOST:PORT`: CONNECT.
+    Authority(Authority),
+    /// `*`: OPTIONS of a server as a whole.
+    Asterisk,
+}
+
+/// A request's head, understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The method, case as it was: methods are case-sensitive (RFC 9110, 9.1).
+    pub method: String,
+    /// The target.
+    pub form: Form,
+    /// The client's version.
+    pub version: Version,
+    /// All fields.
+    pub fields: Fields,
+    /// What follows; never [`Framing::UntilClose`].
+    pub framing: Framing,
+    /// Whether another request may follow on the connection, as a proxy has to see it: with a client of HTTP/1.0 none
+    /// (RFC 9112, 9.3).
+    pub keep_alive: bool,
+    /// What the client would rather speak, if it asks (RFC 9110, 7.8).
+    pub upgrade: Option<String>,
+    /// For OPTIONS and TRACE: how many may still pass it on (RFC 9110, 7.6.2).
+    pub max_forwards: Option<u64>,
+    /// Options of `Connection`, in lower case: these fields are for us alone.
+    pub(crate) hop: Vec<String>,
+}
+
+impl Request {
+    /// Reads a head of which [`Scan`](crate::Scan) has found the end.
+    ///
+    /// # Errors
+    /// Whatever may be read in two ways, and what no proxy may pass on; [`Wrong::status`] is the answer.
+    pub fn parse(head: &[u8]) -> Result<Request, Wrong> {
+        let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
+        let mut raw = httparse::Request::new(&mut room);
+        match raw.parse(head) {
+            Ok(httparse::Status::Complete(n)) if n == head.len() => {}
+            Ok(_) => return Err(Wrong::StartLine),
+            Err(httparse::Error::Version) => return Err(version(head)),
+            Err(e) => return Err(wrong_field(e)),
+        }
+        let (Some(method), Some(target), Some(minor)) = (raw.method, raw.path, raw.version) else {
+            return Err(Wrong::StartLine);
+        };
+        if method.len() > METHOD_MAX {
+            return Err(Wrong::Method);
+        }
+        let version = Version::new(minor);
+        let fields = Fields::new(raw.headers);
+        let form = form(method, target)?;
+        host(&fields, version, &form)?;
+        let framing = fields.framing(version)?.unwrap_or(Framing::None);
+        if method == "CONNECT" && !matches!(framing, Framing::None | Framing::Exact(0)) {
+            return Err(Wrong::ConnectBody);
+        }
+        let hop = fields.connection()?;
+        let says = |option: &str| hop.iter().any(|h| h == option);
+        let max_forwards = fields.one("max-forwards", Wrong::MaxForwards)?;
+        let max_forwards = match max_forwards.filter(|_| matches!(method, "OPTIONS" | "TRACE")) {
+            Some(n) => Some(number(n).ok_or(Wrong::MaxForwards)?),
+            None => None,
+        };
+        let framing = if framing == Framing::Exact(0) && method == "CONNECT" { Framing::None } else { framing };
+        Ok(Request {
+            keep_alive: version == Version::New && !says("close"),
+            upgrade: upgrade(&fields, says("upgrade") && version == Version::New),
+            method: method.to_owned(),
+            form,
+            version,
+            fields,
+            framing,
+            max_forwards,
+            hop,
+        })
+    }
+}
+
+/// A version that is one, but not ours, or something else.
+fn version(head: &[u8]) -> Wrong {
+    let line = head.strip_prefix(b"\r\n").unwrap_or(head).split(|b| *b == b'\r').next().unwrap_or(head);
+    let last = line.rsplit(|b| *b == b' ').next().unwrap_or(line);
+    match last.strip_prefix(b"HTTP/") {
+        Some(b"1.0" | b"1.1") => Wrong::StartLine,
+        Some([major, b'.', minor]) if major.is_ascii_digit() && minor.is_ascii_digit() => Wrong::Version,
+        _ => Wrong::StartLine,
+    }
+}
+
+fn form(method: &str, target: &str) -> Result<Form, Wrong> {
+    if method == "CONNECT" {
+        let authority = Authority::parse(target)?;
+        // RFC 9112, 3.2.3: the port is not optional
+        return if authority.port.is_some() { Ok(Form::Authority(authority)) } else { Err(Wrong::Authority) };
+    }
+    // RFC 3986 has none of these in a URI. Of what else it excludes, browsers send {|}^` as they are.
+    if !target.bytes().all(|b| matches!(b, b'!'..=b'~') && !b"\"#<>\\".contains(&b)) {
+        return Err(Wrong::Target);
+    }
+    match target {
+        "*" if method == "OPTIONS" => return Ok(Form::Asterisk),
+        _ if target.starts_with('/') => return Ok(Form::Origin(target.to_owned())),
+        _ => {}
+    }
+    let (scheme, rest) = target.split_once("://").ok_or(Wrong::Target)?;
+    if !scheme.eq_ignore_ascii_case("http") {
+        let is_scheme = |b: u8| b.is_ascii_alphanumeric() || b"+-.".contains(&b);
+        let good = scheme.bytes().next().is_some_and(|b| b.is_ascii_alphabetic()) && scheme.bytes().all(is_scheme);
+        return Err(if good { Wrong::Scheme } else { Wrong::Target });
+    }
+    let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let path = match path {
+        // RFC 9112, 3.2.4
+        "" if method == "OPTIONS" => "*".to_owned(),
+        _ if path.starts_with('/') => path.to_owned(),
+        _ => format!("/{path}"),
+    };
+    Ok(Form::Absolute(Authority::parse(authority)?, path))
+}
+
+/// RFC 9112, 3.2: one, and a host. Where the target itself says who is meant, a proxy replaces `Host` (3.2.2): there its
+/// grammar is not insisted on, since clients in use forget the brackets of an IPv6 address.
+fn host(fields: &Fields, version: Version, form: &Form) -> Result<(), Wrong> {
+    match fields.one("host", Wrong::Hosts)? {
+        None if version == Version::New => Err(Wrong::NoHost),
+        None => Ok(()),
+        Some(value) => {
+            let text = std::str::from_utf8(value).map_err(|_| Wrong::Host)?;
+            let replaced = matches!(form, Form::Absolute(..) | Form::Authority(_));
+            let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:[]".contains(&b);
+            if replaced && !text.is_empty() && text.bytes().all(plain) {
+                return Ok(());
+            }
+            Authority::parse(text).map(drop).map_err(|_| Wrong::Host)
+        }
+    }
+}
+
+/// The first protocol asked for that may be passed on. `h2c` is obsolete (RFC 9113, 3.1), and has been used to get past
+/// rules: its frames are requests that nobody reads.
+fn upgrade(fields: &Fields, asked: bool) -> Option<String> {
+    let list = fields.all("upgrade").filter(|_| asked).flat_map(|v| v.split(|b| *b == b',')).map(<[u8]>::trim_ascii);
+    let good = |p: &&[u8]| !p.is_empty() && p.iter().all(|b| is_token(*b) || *b == b'/');
+    let first = list.filter(good).map(|p| String::from_utf8_lossy(p).into_owned());
+    first.into_iter().find(|p| !p.to_ascii_lowercase().starts_with("h2"))
+}

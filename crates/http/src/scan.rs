@@ -1,0 +1,87 @@
+//! Finds the end of a head in the order in which bytes arrive, and refuses on the way what no line may contain.
+
+use crate::{HEAD_MAX, LINE_MAX, TRAILERS_MAX, Wrong};
+
+/// What is scanned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A request: one empty line before it is forgiven (RFC 9112, 2.2).
+    Request,
+    /// A reply.
+    Response,
+    /// The trailer section of a chunked body, which may be its final empty line alone.
+    Trailers,
+}
+
+/// A head whose end has not come yet. Every byte is looked at once, however it arrives.
+#[derive(Debug, Clone)]
+pub struct Scan {
+    kind: Kind,
+    /// Bytes looked at.
+    at: usize,
+    /// Where the line of `at` begins.
+    line: usize,
+    /// Lines with something in them so far.
+    lines: usize,
+    /// Empty lines before them.
+    empty: usize,
+}
+
+impl Scan {
+    /// At the first byte of a message.
+    pub fn new(kind: Kind) -> Scan {
+        Scan { kind, at: 0, line: 0, lines: 0, empty: 0 }
+    }
+
+    /// The length of the head, once it is there. `input` is everything since the first byte of the message, what was given
+    /// before included.
+    ///
+    /// # Errors
+    /// The first byte, in their order, that cannot belong to a head.
+    pub fn feed(&mut self, input: &[u8]) -> Result<Option<usize>, Wrong> {
+        while let Some(&byte) = input.get(self.at) {
+            if self.at >= self.most() {
+                return Err(if self.kind == Kind::Trailers { Wrong::Trailer } else { Wrong::HeadTooLong });
+            }
+            if self.lines == 0 && self.at - self.line >= LINE_MAX {
+                return Err(Wrong::LineTooLong);
+            }
+            let after_cr = self.at > self.line && input[self.at - 1] == b'\r';
+            let first = self.at == self.line;
+            self.at += 1;
+            match byte {
+                b'\n' if !after_cr => return Err(Wrong::BareLf),
+                b'\n' => {
+                    let empty = self.at - self.line == 2;
+                    self.line = self.at;
+                    if !empty {
+                        self.lines += 1;
+                    } else if self.lines > 0 || self.kind == Kind::Trailers {
+                        return Ok(Some(self.at));
+                    } else {
+                        self.empty += 1;
+                        if self.kind == Kind::Response || self.empty > 1 {
+                            return Err(Wrong::EmptyLines);
+                        }
+                    }
+                }
+                _ if after_cr => return Err(Wrong::BareCr),
+                b'\r' => {}
+                b' ' | b'\t' if first => return Err(Wrong::Fold),
+                b'\t' => {}
+                0..=0x1f | 0x7f => return Err(Wrong::Control),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn most(&self) -> usize {
+        if self.kind == Kind::Trailers { TRAILERS_MAX } else { HEAD_MAX }
+    }
+
+    /// Whether anything of the message has come, an empty line before it not counted.
+    pub fn has_begun(&self) -> bool {
+        self.lines > 0 || self.at > self.line
+    }
+}

@@ -1,0 +1,142 @@
+//! Feeds a message in pieces, and writes down in one line what was understood.
+
+// Each test file uses what it needs.
+#![allow(dead_code)]
+
+use longsplice_http::{Body, Form, Framing, Kind, Request, Response, Scan, Wrong};
+
+/// Whose message it is.
+#[derive(Debug, Clone, Copy)]
+pub enum From<'a> {
+    Client,
+    /// The answer to a request with this method.
+    Server(&'a str),
+}
+
+struct Feeder<'a> {
+    from: From<'a>,
+    buffer: Vec<u8>,
+    scan: Scan,
+    /// What the head said, and the body behind it.
+    head: Option<(String, Body)>,
+    content: Vec<u8>,
+}
+
+impl Feeder<'_> {
+    fn piece(&mut self, piece: &[u8]) -> Result<(), String> {
+        self.buffer.extend(piece);
+        if self.head.is_none() {
+            let said = |w: Wrong| format!("{} {w:?}", w.status());
+            let Some(end) = self.scan.feed(&self.buffer).map_err(said)? else { return Ok(()) };
+            let head: Vec<u8> = self.buffer.drain(..end).collect();
+            self.head = Some(match self.from {
+                From::Client => {
+                    let r = Request::parse(&head).map_err(said)?;
+                    (request(&r), Body::new(r.framing))
+                }
+                From::Server(method) => {
+                    let r = Response::parse(&head, method).map_err(said)?;
+                    (format!("{} {} {}", r.status, framing(r.framing), keep(r.keep_alive)), Body::new(r.framing))
+                }
+            });
+        }
+        let Some((said, body)) = &mut self.head else { return Ok(()) };
+        while !self.buffer.is_empty() && !body.is_done() {
+            let step = body.step(&self.buffer).map_err(|w| format!("{said}, {w:?}"))?;
+            assert!(!step.is_empty() && step.len() <= self.buffer.len(), "{step:?}");
+            let bytes: Vec<u8> = self.buffer.drain(..step.len()).collect();
+            if matches!(step, longsplice_http::Step::Content(_)) {
+                self.content.extend(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> String {
+        let Some((said, mut body)) = self.head.take() else { return "more".into() };
+        let end = body.end_of_stream();
+        let content = String::from_utf8_lossy(&self.content).into_owned();
+        let content = if content.is_empty() { String::new() } else { format!(" {content:?}") };
+        match end {
+            Ok(()) if self.buffer.is_empty() => format!("{said}{content}"),
+            Ok(()) => format!("{said}{content}, {} more", self.buffer.len()),
+            Err(w) => format!("{said}{content}, {w:?}"),
+        }
+    }
+}
+
+fn keep(keep_alive: bool) -> &'static str {
+    if keep_alive { "keep" } else { "close" }
+}
+
+fn framing(f: Framing) -> String {
+    match f {
+        Framing::None => "none".into(),
+        Framing::Exact(n) => n.to_string(),
+        Framing::Chunked => "chunked".into(),
+        Framing::UntilClose => "until-close".into(),
+    }
+}
+
+fn request(r: &Request) -> String {
+    let form = match &r.form {
+        Form::Origin(path) => path.clone(),
+        Form::Absolute(a, path) => format!("{a} {path}"),
+        Form::Authority(a) => a.to_string(),
+        Form::Asterisk => "*".into(),
+    };
+    format!("{} {form} {} {}", r.method, framing(r.framing), keep(r.keep_alive))
+}
+
+/// What is understood of a message that comes in these pieces, the connection ending behind them.
+pub fn answer<'p>(from: From<'_>, pieces: impl IntoIterator<Item = &'p [u8]>) -> String {
+    let kind = if matches!(from, From::Client) { Kind::Request } else { Kind::Response };
+    let mut feeder = Feeder { from, buffer: Vec::new(), scan: Scan::new(kind), head: None, content: Vec::new() };
+    for piece in pieces {
+        if let Err(wrong) = feeder.piece(piece) {
+            return wrong;
+        }
+    }
+    feeder.end()
+}
+
+/// The same, however the message is cut: whole, in two at every byte, in single bytes, and at random.
+#[track_caller]
+pub fn answer_however_cut(from: From<'_>, message: &[u8]) -> String {
+    use rand::{RngExt, SeedableRng, rngs::StdRng};
+    let whole = answer(from, [message]);
+    let same = |cut: &str, other: String| {
+        assert_eq!(other, whole, "{cut}: {}", String::from_utf8_lossy(message));
+    };
+    same("bytes", answer(from, message.chunks(1)));
+    for at in 0..=message.len().min(600) {
+        let (a, b) = message.split_at(at);
+        same("two", answer(from, [a, b]));
+    }
+    let mut rng = StdRng::seed_from_u64(message.len() as u64);
+    for _ in 0..8 {
+        let most = rng.random_range(1..=20);
+        let mut left = message;
+        let mut pieces = Vec::new();
+        while !left.is_empty() {
+            let (piece, rest) = left.split_at(rng.random_range(1..=most.min(left.len())));
+            pieces.push(piece);
+            left = rest;
+        }
+        same("random", answer(from, pieces));
+    }
+    whole
+}
+
+/// Feeds each message of a table, and shows all answers that are not those required.
+#[track_caller]
+pub fn table(from: From<'_>, rows: impl IntoIterator<Item = (Vec<u8>, String)>) {
+    let mut wrong = Vec::new();
+    for (message, required) in rows {
+        let found = answer_however_cut(from, &message);
+        if found != required {
+            wrong.push(format!("{}\n    required {required}\n    found    {found}", message.escape_ascii()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,241 @@
+//! HTTP through the program as it is run: curl on one side, nginx on the other. Needs root and eBPF, and fails without; of
+//! Debian: curl, nginx-light.
+
+mod running;
+
+use longsplice_lab::{
+    ChildGuard, Family, Lab, Shape, pattern,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use running::{LONGSPLICE, Running, eventually};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+use tempfile::TempDir;
+
+const PROXY: u16 = 3128;
+const PORT: u16 = 8080;
+/// Whatever curl does, it has done it by then.
+const PATIENCE: Duration = Duration::from_secs(40);
+const SIZE: usize = 30_000_000;
+
+/// curl's network, the program, and nginx with files below `root`; what is below /slow at 20 MB/s, below /zip in chunks.
+struct Scene {
+    proxy: Running,
+    _nginx: ChildGuard,
+    lab: Lab,
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new(more: &[&str]) -> Scene {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["root", "root/slow", "root/zip", "root/put"] {
+            fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        let nginx = nginx(&lab, dir.path());
+        let mut arguments = vec!["--splice".to_owned(), "65536".into(), "--log-format".into(), "json".into()];
+        for family in Family::BOTH {
+            arguments.extend(["--http".into(), FORWARDER_TO_CLIENT.port(family, PROXY).to_string()]);
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
+        Scene { proxy, _nginx: nginx, lab, dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A file of bytes that are all different.
+    fn file(&self, name: &str, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        pattern::fill(len as u64, 0, &mut bytes);
+        fs::write(self.path(name), &bytes).unwrap();
+        bytes
+    }
+
+    fn same(&self, name: &str, bytes: &[u8]) {
+        let found = fs::read(self.path(name)).unwrap();
+        assert_eq!(found.len(), bytes.len(), "{name}");
+        assert_eq!(Sha256::digest(&found), Sha256::digest(bytes), "{name}");
+    }
+
+    /// Runs curl with the proxy of this family; what it wrote.
+    fn curl(&self, family: Family, arguments: &[&str]) -> String {
+        let mut command = self.lab.client.command("curl");
+        command.args(["--disable", "--silent", "--show-error", "--noproxy", "", "--max-time", "35", "--proxy"]);
+        command.arg(format!("http://{}", FORWARDER_TO_CLIENT.port(family, PROXY))).args(arguments);
+        let mut curl = ChildGuard::spawn(command.current_dir(self.dir.path())).unwrap();
+        let status = curl.wait(PATIENCE);
+        assert!(status.is_some_and(|s| s.success()), "{arguments:?}: {status:?}: {}", curl.output());
+        curl.output()
+    }
+
+    /// Waits until all flows have ended, stops the proxy, and gives its access log.
+    fn end(&mut self) -> Vec<Value> {
+        eventually("the end of all flows", || (self.proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
+        self.proxy.client(&["stop"]);
+        assert!(self.proxy.wait().success());
+        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
+        let log = fs::read_to_string(self.proxy.access_log()).unwrap();
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn pins(&self) -> PathBuf {
+        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
+        Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // What a killed proxy leaves, when a test has failed before it came to that.
+        self.proxy.kill();
+        let _ = fs::remove_dir_all(self.pins());
+    }
+}
+
+fn nginx(lab: &Lab, dir: &Path) -> ChildGuard {
+    let config = dir.join("nginx.conf");
+    let at = dir.display();
+    let text = format!(
+        "daemon off; master_process off; user root; pid {at}/nginx.pid; error_log stderr; events {{}}\n\
+         http {{ access_log off; client_body_temp_path {at}/body; proxy_temp_path {at}/proxy;\n\
+         fastcgi_temp_path {at}/fastcgi; uwsgi_temp_path {at}/uwsgi; scgi_temp_path {at}/scgi;\n\
+         server {{ listen {PORT}; listen [::]:{PORT}; client_max_body_size 0; root {at}/root;\n\
+         location /slow {{ limit_rate 20m; }} location /put {{ dav_methods PUT; }}\n\
+         location /zip {{ gzip on; gzip_types *; gzip_min_length 0; gzip_proxied any; gzip_http_version 1.0; }}\n\
+         location /echo {{ return 200 \"$request_method $request_uri $http_host $http_via\\n\"; }} }} }}\n"
+    );
+    fs::write(&config, text).unwrap();
+    let mut command = lab.server.command("nginx");
+    let nginx = ChildGuard::spawn(command.arg("-e").arg("stderr").arg("-p").arg(dir).arg("-c").arg(&config)).unwrap();
+    lab.server.wait_listening(PORT, Duration::from_secs(10)).unwrap();
+    nginx
+}
+
+/// One request on a connection of its own; the status line of the reply.
+fn ask(scene: &Scene, path: &str) -> String {
+    let proxy = FORWARDER_TO_CLIENT.port(Family::V4, PROXY);
+    let mut connection = scene.lab.client.run(|| TcpStream::connect(proxy)).unwrap();
+    let url = url(Family::V4, path);
+    write!(connection, "GET {url} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    connection.read_to_string(&mut reply).unwrap();
+    reply.lines().next().unwrap_or_default().to_owned()
+}
+
+/// A URL at the server.
+fn url(family: Family, path: &str) -> String {
+    format!("http://{}{path}", SERVER.port(family, PORT))
+}
+
+#[test]
+fn needs_root_and_bpf_connect_is_spliced() {
+    let mut scene = Scene::new(&[]);
+    let bytes = scene.file("root/slow/file", SIZE);
+    for (n, (proxy, server)) in
+        [(Family::V4, Family::V4), (Family::V6, Family::V6), (Family::V4, Family::V6)].into_iter().enumerate()
+    {
+        let output = format!("download-{n}");
+        scene.curl(proxy, &["--proxytunnel", "--fail", "--output", &output, &url(server, "/slow/file")]);
+        scene.same(&output, &bytes);
+    }
+    let records = scene.end();
+    assert_eq!(records.len(), 3, "{records:#?}");
+    for record in &records {
+        assert_eq!((&record["how"], &record["listener"]), (&"closed".into(), &"http".into()), "{record}");
+        let [all, spliced] = ["bytes_down", "spliced_down"].map(|key| record[key].as_u64().unwrap());
+        assert!(all >= SIZE as u64 && spliced >= all / 2 && record["splices"] == 1, "{record}");
+    }
+}
+
+#[test]
+fn needs_root_and_bpf_connections_that_are_over_leave_no_entries() {
+    const FLOWS: usize = 512;
+    let mut scene = Scene::new(&["--max-flows", &FLOWS.to_string()]);
+    let bytes = scene.file("root/slow/file", 10_000_000);
+    for _ in 0..3 {
+        for _ in 0..FLOWS / 2 {
+            assert_eq!(ask(&scene, "/echo"), "HTTP/1.1 200 OK");
+        }
+        // A place in the table of path entries rests for two seconds before it is taken again.
+        thread::sleep(Duration::from_millis(2500));
+    }
+    // Were they left, there would be no room for these.
+    scene.curl(Family::V4, &["--proxytunnel", "--fail", "--output", "file", &url(Family::V4, "/slow/file")]);
+    scene.same("file", &bytes);
+    let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
+    assert_eq!(counters["verdicts"]["table-full"], 0, "{counters}");
+    assert_eq!(scene.end().pop().unwrap()["splices"], 1);
+}
+
+#[test]
+fn needs_root_and_bpf_requests_in_absolute_form() {
+    let mut scene = Scene::new(&[]);
+    let large = scene.file("root/large", SIZE);
+    let text = "0123456789\n".repeat(50_000);
+    fs::write(scene.path("root/zip/text"), &text).unwrap();
+    let [four, six] = Family::BOTH;
+    let code = ["--write-out", "%{http_code} %{num_connects} %{size_download}\n", "--output", "/dev/null"];
+
+    let said = scene.curl(four, &[&url(four, "/echo?a=b")]);
+    assert_eq!(said, format!("GET /echo?a=b {} 1.1 longsplice\n", SERVER.port(four, PORT)));
+
+    // Several on one connection of the client, to two addresses of the server, found and not found, large and small.
+    let echo = url(four, "/echo");
+    let mut many = Vec::new();
+    for address in [url(four, "/large"), echo.clone(), url(six, "/echo"), url(four, "/nothing"), url(six, "/large")] {
+        many.extend(code.map(String::from));
+        many.push(address);
+    }
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let said = scene.curl(six, &many);
+    let codes: Vec<_> = said.lines().map(|l| l.split(' ').collect::<Vec<_>>()).collect();
+    assert_eq!(codes.iter().map(|c| c[0]).collect::<Vec<_>>(), ["200", "200", "200", "404", "200"], "{said}");
+    assert_eq!(codes.iter().map(|c| c[1]).collect::<Vec<_>>(), ["1", "0", "0", "0", "0"], "{said}");
+    assert_eq!((codes[0][2], codes[4][2]), (SIZE.to_string().as_str(), SIZE.to_string().as_str()));
+
+    scene.curl(four, &["--fail", "--output", "large", &url(four, "/large")]);
+    scene.same("large", &large);
+    scene.curl(four, &["--fail", "--compressed", "--output", "text", &url(four, "/zip/text"), "--dump-header", "head"]);
+    scene.same("text", text.as_bytes());
+    assert!(fs::read_to_string(scene.path("head")).unwrap().contains("Transfer-Encoding: chunked"));
+    scene.curl(four, &["--fail", "--http1.0", "--compressed", "--output", "old", &url(four, "/zip/text")]);
+    scene.same("old", text.as_bytes());
+    let head = scene.curl(four, &["--head", &url(four, "/large"), &echo]);
+    assert!(head.contains(&format!("Content-Length: {SIZE}")) && head.matches("200 OK").count() == 2, "{head}");
+
+    // Uploads: with a length and 100-continue, and in chunks.
+    for (target, more) in [("/put/whole", &[][..]), ("/put/chunks", &["--header", "Transfer-Encoding: chunked"])] {
+        let address = url(four, target);
+        scene.curl(four, &[&["--fail", "--upload-file", "root/large", &address], more].concat());
+        scene.same(&format!("root{target}"), &large);
+    }
+    let said = scene.curl(four, &[&code[..], &["--data", "x", &url(four, "/large")]].concat());
+    assert!(said.starts_with("405 "), "{said}");
+    // What is guarded by default, and what is not there.
+    let said = scene.curl(four, &[&code[..], &["http://127.0.0.1:1/"]].concat());
+    assert!(said.starts_with("403 "), "{said}");
+    let said = scene.curl(four, &[&code[..], &["http://169.254.169.254/latest"]].concat());
+    assert!(said.starts_with("403 "), "{said}");
+    let said = scene.curl(four, &[&code[..], &[&format!("http://{}:1/", SERVER.v4)]].concat());
+    assert!(said.starts_with("502 "), "{said}");
+
+    let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
+    assert!(counters["proxy"]["reused"].as_u64() >= Some(1), "{counters}");
+    let records = scene.end();
+    assert_eq!(counters["proxy"]["requests"].as_u64(), Some(records.len() as u64));
+    let copied = records.iter().filter(|r| r["refusal"] == "http-reply" && r["how"] == "closed").count();
+    assert_eq!(copied, records.len() - 3, "{records:#?}");
+}

@@ -1,0 +1,51 @@
+//! Waits for a request, and for no longer than the limits say.
+
+use super::Row;
+use crate::fault::{Fault, Step};
+use longsplice_http::{Kind, Request, Scan, Wrong};
+use std::time::Instant;
+use tokio::time::sleep_until;
+
+impl Row<'_> {
+    /// The next request; none: the client has no more, or waits too long with it, or we are about to stop.
+    pub(super) async fn read_request(&mut self) -> Result<Option<Request>, (Fault, Option<u16>)> {
+        let limits = &self.front.listener.limits;
+        let mut stop = self.live.shared.stop.clone();
+        let mut scan = Scan::new(Kind::Request);
+        let mut until = match self.count {
+            0 => self.began + limits.handshake,
+            _ => Instant::now() + limits.keep_alive,
+        };
+        let wrong = |w: Wrong| (Fault::BadRequest(w.to_string()), Some(w.status()));
+        loop {
+            let idle = !scan.has_begun();
+            if let Some(end) = scan.feed(self.client.in_hand()).map_err(wrong)? {
+                let request = Request::parse(&self.client.in_hand()[..end]).map_err(wrong)?;
+                self.client.consume(end);
+                return Ok(Some(request));
+            }
+            let begun = scan.has_begun();
+            if idle && begun && self.count > 0 {
+                until = Instant::now() + limits.handshake;
+            }
+            let read = tokio::select! {
+                read = self.client.fill() => read,
+                () = sleep_until(until.into()) => match (begun, self.count) {
+                    (true, _) => return Err((Fault::Timeout(Step::Handshake), Some(408))),
+                    // Who has said nothing expects no answer.
+                    (false, 0) => return Err((Fault::Timeout(Step::Handshake), None)),
+                    (false, _) => return Ok(None),
+                },
+                _ = stop.wait_for(|stop| *stop), if !begun && self.count > 0 => return Ok(None),
+            };
+            match read {
+                Ok(1..) => {}
+                Ok(0) | Err(_) if !begun && self.count > 0 => return Ok(None),
+                Ok(0) | Err(_) => {
+                    let why = "the client closed before its request was complete";
+                    return Err((Fault::BadRequest(why.into()), begun.then_some(400)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A server with one listener on the loopback device, and its access log.
+
+// Each test file uses what it needs.
+#![allow(dead_code)]
+
+pub mod origin;
+
+use longsplice_engine::{Refusal, Splicer};
+use longsplice_proxy::{Config, Server};
+use serde_json::Value;
+use std::{net::SocketAddr, time::Duration};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+pub const LIMIT: Duration = Duration::from_secs(10);
+pub const OPEN: &str = "rules = [{ action = \"allow\", target = \"127.0.0.0/8\" }]\n";
+
+pub struct Proxy {
+    pub server: Server,
+    pub dir: TempDir,
+}
+
+impl Proxy {
+    /// A server with one listener, `more` being the rest of its table.
+    pub async fn start(protocol: &str, more: &str) -> Proxy {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!(
+            "log = {{ format = \"json\", file = \"log\" }}\n\
+             [[listener]]\nprotocol = \"{protocol}\"\nlisten = \"127.0.0.1:0\"\n{more}"
+        );
+        let config = Config::from_toml(&text, &dir.path().join("longsplice.toml")).unwrap();
+        let server = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.unwrap();
+        Proxy { server, dir }
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.server.listen_addrs()[0]).await.unwrap()
+    }
+
+    /// What a client that sends `input` and listens to the end is answered.
+    pub async fn answer(&self, input: &[u8]) -> Vec<u8> {
+        let mut client = self.connect().await;
+        client.write_all(input).await.unwrap();
+        let mut seen = Vec::new();
+        timeout(LIMIT, client.read_to_end(&mut seen)).await.unwrap().unwrap();
+        seen
+    }
+
+    /// Waits until all connections have ended, and returns the only line of the log.
+    pub async fn line(&self) -> Value {
+        let mut lines = self.lines().await;
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        lines.remove(0)
+    }
+
+    pub async fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.server.drain(LIMIT).await, 0);
+        let text = std::fs::read_to_string(self.dir.path().join("log")).unwrap();
+        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+    }
+}
+
+/// An address that refuses connections.
+pub async fn closed() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
