@@ -6,7 +6,7 @@
  * go the same way. Only the last one tells how long the segment is: then, and once, its bytes count in path.word, and its FIN.
  *
  * Identifications are given anew. Many hosts become one here, our own address, and two of them may have chosen the same
- * number: a receiver would mix their datagrams up (RFC 6864, 5.3).
+ * number: a receiver would mix their datagrams up (RFC 6864, 5.3.1).
  *
  * There is no way back for a flow that has had fragments forwarded (PATH_FRAGMENTS): a segment that is sent again across the
  * bound of an unsplice would have to be cut in two, which takes all of it. User space refuses (Keeper::next), and a trigger
@@ -77,7 +77,7 @@ static __always_inline struct path *way_out(struct scratch *sc, struct via **v, 
 	return p;
 }
 
-/* The next identification between two addresses: a counter for some of all pairs, from where nobody knows (RFC 7739, 5.2). */
+/* The next identification between two addresses: a counter for some of all pairs, from where nobody knows (RFC 7739). */
 static __always_inline __u32 next_id(const struct tuple *out)
 {
 	__u64 h = stir(hash_seed, (__u64)(out->remote[0] ^ out->remote[2]) << 32 | (out->remote[1] ^ out->remote[3]));

@@ -366,7 +366,8 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	__builtin_memcpy(sc->other.local, v->local, 16);
 	sc->other.rport = p->rport;
 	sc->other.lport = p->lport;
-	if (w.flags & PATH_TRIGGER && !(w.flags & PATH_FRAGMENTS) && (sc->s.len || fin) && after(end, w.end) && !(sc->s.flags & (TH_SYN | TH_RST))) {
+	if ((w.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) == PATH_TRIGGER && (sc->s.len || fin) && after(end, w.end) &&
+	    !(sc->s.flags & (TH_SYN | TH_RST))) {
 		stop_path(p); /* the proxy's own */
 		return RETRY;
 	}
