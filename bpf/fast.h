@@ -8,6 +8,7 @@
 
 #include <bpf/bpf_core_read.h>
 
+#define RETRY (-2)   /* the flow was committed or stopped while the packet was on its way here: look again */
 #define UNUSUAL (-3) /* not for the short way */
 
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
@@ -254,6 +255,46 @@ __noinline int fast6(struct __sk_buff *skb)
 		return UNUSUAL;
 	count(V_FORWARDED);
 	return bpf_redirect(v->ifindex, 0);
+}
+
+/* ---- what the general way notes of a segment, whole or in fragments; sc->other is where it goes out ---- */
+
+/* The acknowledgement of a FIN that went the other way. */
+static __always_inline void fin_acked(struct scratch *sc, struct path *p)
+{
+	struct path *rev = find_path(&sc->other);
+
+	if (!rev || sc->s.ack != rev->word.end + rev->seq_add)
+		return;
+	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_PEER_FIN << 48));
+	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_FIN_ACKED << 48);
+	if (p->word.flags & PATH_FIN_ACKED)
+		tell(&sc->t, EVENT_CLOSED);
+}
+
+/* All up to `end` was sent on. 0: done; 1: no longer SPLICED; -1: gave up. */
+static __always_inline int sent_to(struct scratch *sc, struct path *p, union path_word w, __u32 end, __u32 fin)
+{
+	int r = advance_path(p, end, fin ? PATH_FIN : 0);
+	struct path *rev;
+
+	if (r || !fin || w.flags & PATH_FIN_ACKED)
+		return r;
+	rev = find_path(&sc->other);
+	if (rev)
+		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48);
+	return 0;
+}
+
+static __always_inline void acknowledged(struct scratch *sc, struct path *p, union path_word w)
+{
+	if (sc->s.flags & TH_ACK) {
+		if (after(sc->s.ack, p->max_ack))
+			p->max_ack = sc->s.ack;
+		if (w.flags & PATH_PEER_FIN)
+			fin_acked(sc, p);
+	}
+	p->seen = bpf_ktime_get_coarse_ns() >> 33;
 }
 
 #endif

@@ -8,7 +8,7 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
-#define ABI_VERSION 2
+#define ABI_VERSION 3
 
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
 struct tuple {
@@ -41,7 +41,7 @@ enum leg_flag {
 	LEG_PAIRED = 1 << 2,   /* `peer` is valid */
 	LEG_SPLICED = 1 << 3,  /* the path entries rule; this record is stale until woken */
 	LEG_HOLD = 1 << 4,     /* drop instead of forward while draining */
-	LEG_FRAGMENTS = 1 << 5,/* fragments were seen: the tracker cannot vouch for max_in */
+	LEG_FRAGMENTS = 1 << 5,/* fragments came or went: the tracker cannot vouch for max_in, max_out */
 	LEG_FIN_IN = 1 << 6,   /* the host has sent FIN */
 	LEG_FIN_OUT = 1 << 7,  /* FIN was sent to the host */
 	LEG_FIN_ACKED = 1 << 8,/* ... and acknowledged by it */
@@ -103,6 +103,7 @@ enum path_flag {
 	PATH_TRIGGER = 1 << 7,
 	PATH_CROSS = 1 << 8,     /* the other leg is of the other address family; remote4 is an index into remotes6 */
 	PATH_RST = 1 << 9,       /* the RST came from this direction's sender */
+	PATH_FRAGMENTS = 1 << 10,/* fragments were forwarded, in this direction or the other: no way back (fragment.h) */
 	PATH_CHECK_SHIFT = 12,   /* 4 bits: window scale that bounds what the sender may send */
 };
 
@@ -184,6 +185,25 @@ struct embryo {
 	__u8 dmac[6], smac[6];
 };
 #define OPT_WSCALE 0x80
+
+/* A segment that comes in fragments, as the host sends it (RFC 791, 3.2; RFC 8200, 4.5); the protocol is TCP. Network order. */
+struct train_key {
+	__u32 remote[4];
+	__u32 local[4];
+	__u32 id;
+};
+
+/* What its first fragment has told. */
+struct train {
+	__u64 when;     /* ns, CLOCK_MONOTONIC, coarse */
+	__u32 seq;      /* host order, and so is `id` */
+	__u32 id;       /* the identification that it goes out with */
+	__u16 rport, lport;         /* network order */
+	__u16 out_rport, out_lport; /* of the leg where it goes out: another flow of the same ports differs in these */
+	__u8 doff;      /* TCP header, bytes */
+	__u8 fin;
+	__u8 fill[6];
+};
 
 /* ---- events, system-call programs ---- */
 
@@ -294,7 +314,7 @@ enum verdict {
 	V_RST,              /* RST relayed */
 	V_TTL,              /* hop limit reached zero */
 	V_OVERSIZE,         /* did not fit the MTU: ICMP sent back */
-	V_FRAGMENT,         /* IP fragment of a flow */
+	V_FRAGMENT,         /* first fragment of a flow that is switching, or segment behind an IPv6 extension header */
 	V_STRADDLE,         /* a part of a segment across the bound was left to retransmission */
 	V_NO_PEER,          /* the other leg's record is gone */
 	V_REWRITE_FAILED,   /* a helper refused: out of memory */
@@ -302,6 +322,12 @@ enum verdict {
 	V_STALE_CPU,        /* gave up racing with other CPUs for one entry */
 	V_FORWARDED_EARLY,  /* spliced, by XDP */
 	V_ICMP_TRANSLATED,  /* ICMP error about a forwarded segment passed on to its sender */
+	V_FRAGMENT_FORWARDED, /* fragment of a spliced flow, rewritten and sent on */
+	V_FRAGMENT_STRAY,   /* later fragment of a TCP segment without a first one that was forwarded: left to the stack */
+	V_FRAGMENT_LATE,    /* later fragment of a flow that is no longer in forwarding mode */
+	V_FRAGMENT_TINY,    /* first fragment that does not hold the whole TCP header */
+	V_FRAGMENT_OVERLAP, /* later fragment that reaches into the TCP header, or beyond what a datagram can hold */
+	V_FRAGMENT_CROSS,   /* fragment that would have to change the address family */
 	V_MAX,
 };
 

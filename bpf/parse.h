@@ -20,6 +20,10 @@ struct scratch {
 	__u8 ts_at, sack_at, sack_len; /* offsets in the TCP header; 0: none */
 	__u8 cursor;
 	__u8 egress;
+	__u8 fragment;      /* a fragment, or a segment behind an extension header */
+	__u8 more;          /* a fragment, and not the last one */
+	__u16 frag_at;      /* bytes of the datagram before it */
+	__u32 frag_id;      /* network order */
 	__u8 l3[40];        /* IP header as it came, without options */
 	__u8 old[64], new[64]; /* TCP header */
 	__u8 orig[64];      /* TCP header as it came */
@@ -84,8 +88,11 @@ static __always_inline __u16 fold(__u64 sum)
 
 enum parsed {
 	PARSED_TCP = 0,
-	PARSED_OTHER = 1,
-	PARSED_FRAGMENT = 2, /* first fragment, or behind an IPv6 extension header: the ports are there, but it is not for us */
+	PARSED_FRAGMENT = 1,  /* first fragment, with the whole TCP header */
+	PARSED_EXTENSION = 2, /* behind an IPv6 extension header: all is there, but it is not forwarded */
+	PARSED_TINY = 3,      /* first fragment, with the ports at least */
+	PARSED_LATER = 4,     /* later fragment: addresses and identification only */
+	PARSED_OTHER = 5,
 };
 
 static __always_inline int ip_sum_right(struct __sk_buff *skb, struct scratch *sc)
@@ -97,41 +104,52 @@ static __always_inline int ip_sum_right(struct __sk_buff *skb, struct scratch *s
 	return fold(bpf_csum_diff(0, 0, (void *)sc->old, n, 0)) == 0xffff;
 }
 
-/* One extension header before TCP (RFC 8200, 4): not forwarded, but a leg that receives such must know. */
-static __always_inline int tcp_behind_extension(struct __sk_buff *skb, struct scratch *sc, __u8 kind)
+/* One extension header before TCP (RFC 8200, 4). But for the fragment header none is forwarded, but a leg that receives such
+ * must know. */
+static __always_inline enum parsed tcp_behind_extension(struct __sk_buff *skb, struct scratch *sc, __u8 kind)
 {
-	__u8 h[4]; /* next header, length in units of 8 bytes less one; a fragment's offset */
+	__u8 h[8]; /* next header, length in units of 8 bytes less one; a fragment's offset, M flag, identification */
 
-	if ((kind != 0 && kind != 43 && kind != 44 && kind != 60) || bpf_skb_load_bytes(skb, ETH_LEN + 40, h, 4) ||
+	if ((kind != 0 && kind != 43 && kind != 44 && kind != 60) || bpf_skb_load_bytes(skb, ETH_LEN + 40, h, 8) ||
 	    h[0] != IPPROTO_TCP)
-		return 0;
-	if (kind == 44 && (h[2] || h[3] & 0xf8))
-		return 0; /* a later fragment */
-	if (kind != 44 && h[1] > 20)
-		return 0;
-	sc->ihl += kind == 44 ? 8 : (h[1] + 1) * 8;
-	return 1;
+		return PARSED_OTHER;
+	sc->fragment = 1;
+	if (kind == 44) {
+		sc->ihl += 8;
+		sc->frag_at = (__u16)h[2] << 8 | (h[3] & 0xf8);
+		sc->more = h[3] & 1;
+		__builtin_memcpy(&sc->frag_id, h + 4, 4);
+		return PARSED_FRAGMENT;
+	}
+	if (h[1] > 20)
+		return PARSED_OTHER;
+	sc->ihl += (h[1] + 1) * 8;
+	return PARSED_EXTENSION;
 }
 
 /* Fills everything but options. Reads by copy: slow path and miss path only. */
 static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int egress)
 {
 	struct tcphdr *th = (void *)sc->orig;
-	__u16 frag = 0, total;
+	__u16 frag, total;
 	__u32 l4;
 	int r = PARSED_TCP;
 
 	sc->egress = egress;
+	sc->fragment = sc->more = sc->frag_at = 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = (void *)sc->l3;
 
 		if (bpf_skb_load_bytes(skb, ETH_LEN, ip, sizeof(*ip)) || ip->protocol != IPPROTO_TCP || ip->version != 4)
 			return PARSED_OTHER;
-		frag = ip->frag_off & bpf_htons(0x3fff);
-		if (frag & bpf_htons(0x1fff))
-			return PARSED_OTHER;
-		if (frag)
+		frag = bpf_ntohs(ip->frag_off);
+		if (frag & 0x3fff) {
+			sc->fragment = 1;
+			sc->frag_at = (frag & 0x1fff) * 8;
+			sc->more = !!(frag & 0x2000);
+			sc->frag_id = ip->id;
 			r = PARSED_FRAGMENT;
+		}
 		sc->v6 = 0;
 		sc->ihl = ip->ihl * 4;
 		/* a new header would make a broken one good (RFC 1812, 5.2.2) */
@@ -152,9 +170,9 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 		sc->v6 = 1;
 		sc->ihl = sizeof(*ip6);
 		if (ip6->nexthdr != IPPROTO_TCP) {
-			if (!tcp_behind_extension(skb, sc, ip6->nexthdr))
-				return PARSED_OTHER;
-			r = PARSED_FRAGMENT;
+			r = tcp_behind_extension(skb, sc, ip6->nexthdr);
+			if (r == PARSED_OTHER)
+				return r;
 		}
 		sc->ttl = ip6->hop_limit;
 		total = bpf_ntohs(ip6->payload_len);
@@ -170,13 +188,26 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 		return PARSED_OTHER;
 	}
 	l4 = ETH_LEN + sc->ihl;
-	if (sc->ihl < 20 || bpf_skb_load_bytes(skb, l4, th, sizeof(*th)))
+	if (sc->ihl < 20 || sc->pkt_len > skb->len - ETH_LEN)
 		return PARSED_OTHER;
-	sc->doff = th->doff * 4;
+	if (sc->frag_at)
+		return sc->pkt_len > sc->ihl ? PARSED_LATER : PARSED_OTHER;
+	if (r == PARSED_FRAGMENT && sc->pkt_len < sc->ihl + sizeof(*th)) {
+		if (sc->pkt_len < (__u32)sc->ihl + 4 || bpf_skb_load_bytes(skb, l4, th, 4))
+			return PARSED_OTHER;
+		r = PARSED_TINY;
+	} else if (bpf_skb_load_bytes(skb, l4, th, sizeof(*th))) {
+		return PARSED_OTHER;
+	}
 	sc->t.rport = egress ? th->dest : th->source;
 	sc->t.lport = egress ? th->source : th->dest;
-	if (sc->doff < sizeof(*th) || sc->pkt_len < (__u32)sc->ihl + sc->doff || sc->pkt_len > skb->len - ETH_LEN)
+	if (r == PARSED_TINY)
+		return r;
+	sc->doff = th->doff * 4;
+	if (sc->doff < sizeof(*th))
 		return PARSED_OTHER;
+	if (sc->pkt_len < (__u32)sc->ihl + sc->doff)
+		return r == PARSED_FRAGMENT ? PARSED_TINY : PARSED_OTHER;
 	sc->s.seq = bpf_ntohl(th->seq);
 	sc->s.ack = bpf_ntohl(th->ack_seq);
 	sc->s.win = bpf_ntohs(th->window);

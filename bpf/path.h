@@ -213,6 +213,8 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 		l->flags |= LEG_FIN_ACKED;
 	if ((in->word.flags | out->word.flags) & PATH_DEAD)
 		l->flags |= LEG_RESET;
+	if ((in->word.flags | out->word.flags) & PATH_FRAGMENTS)
+		l->flags |= LEG_FRAGMENTS;
 }
 
 /* Returns the phase that was left, and bit 2 if the sender's FIN lies below the bound. */

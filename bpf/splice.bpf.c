@@ -32,6 +32,7 @@
 #include "xdp.h"
 #include "icmp.h"
 #include "emit.h"
+#include "fragment.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -99,9 +100,6 @@ static __always_inline int oversize(struct __sk_buff *skb, const struct scratch 
 
 	return mtu && len > mtu;
 }
-
-/* The flow was committed or stopped while the packet was on its way here: look again. */
-#define RETRY (-2)
 
 /* A new connection from a port whose last one is over (RFC 6191): the entries of that one are in the way. */
 static __always_inline int begin_anew(const struct tuple *t)
@@ -259,7 +257,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	}
 	if (o && (l->flags & LEG_FIN_ACKED) && (o->flags & LEG_FIN_ACKED) && (flags & LEG_FIN_ACKED))
 		tell(&sc->t, EVENT_CLOSED);
-	if (!p->fwd)
+	/* nothing can be cut out of a fragment, no acknowledgement either: the next segment carries it */
+	if (sc->fragment && (!p->local || p->l.keep < sc->s.len))
+		return drop(V_FRAGMENT);
+	if (!p->fwd || sc->fragment)
 		return emit_local(skb, 0);
 	if (!o)
 		return drop(V_NO_PEER);
@@ -328,19 +329,6 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 	return 0;
 }
 
-/* The acknowledgement of a FIN that went the other way. */
-static __always_inline void fin_acked(struct scratch *sc, struct path *p)
-{
-	struct path *rev = find_path(&sc->other);
-
-	if (!rev || sc->s.ack != rev->word.end + rev->seq_add)
-		return;
-	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_PEER_FIN << 48));
-	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_FIN_ACKED << 48);
-	if (p->word.flags & PATH_FIN_ACKED)
-		tell(&sc->t, EVENT_CLOSED);
-}
-
 static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, __u32 remote4,
 					const __u32 *remote6)
 {
@@ -378,7 +366,8 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	__builtin_memcpy(sc->other.local, v->local, 16);
 	sc->other.rport = p->rport;
 	sc->other.lport = p->lport;
-	if (w.flags & PATH_TRIGGER && (sc->s.len || fin) && after(end, w.end) && !(sc->s.flags & (TH_SYN | TH_RST))) {
+	if ((w.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) == PATH_TRIGGER && (sc->s.len || fin) && after(end, w.end) &&
+	    !(sc->s.flags & (TH_SYN | TH_RST))) {
 		stop_path(p); /* the proxy's own */
 		return RETRY;
 	}
@@ -394,26 +383,13 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 			return r;
 	}
 	if ((sc->s.len && after(end, w.end)) || fin) {
-		r = advance_path(p, end, fin ? PATH_FIN : 0);
+		r = sent_to(sc, p, w, end, fin);
 		if (r > 0)
 			return RETRY; /* an unsplice has come in between */
 		if (r < 0)
 			return drop(V_STALE_CPU);
-		if (fin) {
-			struct path *rev = find_path(&sc->other);
-
-			if (rev && !(w.flags & PATH_FIN_ACKED))
-				__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48);
-		}
 	}
-	if (sc->s.flags & TH_ACK) {
-		if (after(sc->s.ack, p->max_ack))
-			p->max_ack = sc->s.ack;
-		if (w.flags & PATH_PEER_FIN)
-			fin_acked(sc, p);
-	}
-	p->seen = bpf_ktime_get_coarse_ns() >> 33;
-
+	acknowledged(sc, p, w);
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
@@ -424,20 +400,29 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	return bpf_redirect(v->ifindex, 0);
 }
 
-/* A first fragment: its leg can no longer be vouched for. */
-static __always_inline int fragment(struct scratch *sc, const struct path *p)
+/* A first fragment outside of forwarding mode, or a segment behind an extension header. Its leg can no longer be vouched for.
+ * The socket gets what is its own, with the later fragments straight from the device: a shim concerns the TCP header only. */
+static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, const struct path *p, int parsed)
 {
 	struct leg *l;
 
 	if (p->word.flags & PATH_SPLICED)
-		return drop(V_FRAGMENT);
+		return drop(parsed == PARSED_TINY ? V_FRAGMENT_TINY : V_FRAGMENT);
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
-		return TCX_NEXT;
-	if (l->phase_in != PHASE_LOCAL || l->phase_out != PHASE_LOCAL)
-		return drop(V_FRAGMENT);
+		return drop(V_NO_PEER); /* as in slow_ingress() */
 	__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
-	return TCX_NEXT;
+	if (parsed != PARSED_EXTENSION)
+		forget_train(sc);
+	if (untouched(l))
+		return TCX_NEXT;
+	if (parsed == PARSED_TINY)
+		return drop(V_FRAGMENT_TINY);
+	if (l->flags & LEG_SPLICED || sc->s.flags & (TH_SYN | TH_RST))
+		return drop(V_FRAGMENT);
+	if (l->phase_in != PHASE_LOCAL && (l->phase_in != PHASE_TO_LOCAL || before(sc->s.seq, l->bound_in)))
+		return drop(V_FRAGMENT);
+	return slow_ingress(skb);
 }
 
 /* Look up, and decide between fast and slow. */
@@ -463,10 +448,12 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 			return fast_ingress(skb, sc, &p6->p, 0, p6->remote);
 	}
 	if (!p) {
-		if (parsed == PARSED_FRAGMENT || !track_ingress(skb))
+		if (parsed != PARSED_TCP || !track_ingress(skb))
 			return TCX_NEXT;
-	} else if (parsed == PARSED_FRAGMENT) {
-		return fragment(sc, p);
+	} else if (parsed == PARSED_FRAGMENT && (p->word.flags & PATH_SPLICED)) {
+		return first_fragment(skb);
+	} else if (parsed != PARSED_TCP) {
+		return fragment(skb, sc, p, parsed);
 	}
 	return slow_ingress(skb);
 }
@@ -494,6 +481,8 @@ int ingress(struct __sk_buff *skb)
 	if (!sc)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);
+	if (parsed == PARSED_LATER)
+		return later_fragment(skb);
 	if (parsed == PARSED_OTHER)
 		return skb->protocol == bpf_htons(ETH_P_IP) ? translate_error(skb) : TCX_NEXT;
 	/* twice more: stopped, committed again; more is a race not worth running */
@@ -521,6 +510,8 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return TCX_NEXT;
+	if (sc->fragment) /* cut up on the way here: it ends further on than it says */
+		__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
 	if (sc->s.flags & TH_SYN) {
 		struct syn_options opt = {};
 
@@ -571,7 +562,7 @@ int egress(struct __sk_buff *skb)
 	if (skb->vlan_present || skb->ingress_ifindex) /* tagged: seen on the VLAN device already; forwarded, by us or by the kernel */
 		return TCX_NEXT;
 	sc = scratch();
-	if (!sc || parse(skb, sc, 1) == PARSED_OTHER)
+	if (!sc || parse(skb, sc, 1) >= PARSED_TINY)
 		return TCX_NEXT;
 	p = find_path(&sc->t);
 	if (!p) {
@@ -683,6 +674,7 @@ static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
 static __always_inline int stop_released(const struct switch_args *g)
 {
 	struct path *a = find_path(&g->a.leg), *b = find_path(&g->b.leg);
+	int result = SWITCH_BUSY;
 
 	if (!a || !b)
 		return SWITCH_UNTRACKED;
@@ -691,12 +683,14 @@ static __always_inline int stop_released(const struct switch_args *g)
 			return SWITCH_CLOSING;
 		stop_path(a);
 		stop_path(b);
-		if (a->word.end + a->seq_add == b->max_ack && b->word.end + b->seq_add == a->max_ack)
+		if ((a->word.flags | b->word.flags) & PATH_FRAGMENTS)
+			result = SWITCH_FRAGMENTS;
+		else if (a->word.end + a->seq_add == b->max_ack && b->word.end + b->seq_add == a->max_ack)
 			return SWITCH_OK;
 	}
 	__sync_fetch_and_or(&a->word.all, (__u64)PATH_SPLICED << 48);
 	__sync_fetch_and_or(&b->word.all, (__u64)PATH_SPLICED << 48);
-	return g->op == OP_STOP ? SWITCH_BUSY : SWITCH_OK;
+	return g->op == OP_STOP ? result : SWITCH_OK;
 }
 
 SEC("syscall")

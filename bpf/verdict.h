@@ -13,6 +13,8 @@ const volatile enum path_flag path_flag_layout;
 #define MAX_REMOTES 65536 /* flows between IPv4 and IPv6 */
 #define MAX_EMBRYOS 65536 /* half-open connections: evicting the oldest costs a splice, not a connection */
 #define MAX_LISTENERS 1024
+#define MAX_TRAINS 4096   /* fragmented segments under way: 50 ms of them at 1 Gbit/s. Evicting one costs a retransmission */
+#define MAX_IDENTS 256    /* counters of identifications: one for all pairs of addresses would come round too soon */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -73,6 +75,20 @@ struct {
 	__type(key, __u32);
 	__type(value, struct abi);
 } abi SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_TRAINS);
+	__type(key, struct train_key);
+	__type(value, struct train);
+} trains SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_IDENTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} idents SEC(".maps");
 
 /* Tokens for segments that we answer by ourselves (challenge ACK, ICMP), refilled each second. */
 struct limiter {

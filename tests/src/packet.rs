@@ -214,6 +214,103 @@ pub fn verify(frame: &[u8]) -> Result<Packet, String> {
     Ok(p)
 }
 
+/// Bytes of an IPv6 fragment header.
+const FRAGMENT: usize = 8;
+
+/// Cuts an IP packet up (RFC 791, 3.2; RFC 8200, 4.5). `at`: where, in bytes behind the IP header, multiples of 8.
+pub fn cut(frame: &[u8], at: &[usize], id: u32) -> Vec<Vec<u8>> {
+    let v4 = frame[12..14] == [0x08, 0x00];
+    let header = ETHERNET + if v4 { usize::from(frame[ETHERNET] & 15) * 4 } else { 40 };
+    let data = &frame[header..];
+    let mut ends = at.to_vec();
+    ends.push(data.len());
+    let mut from = 0;
+    let mut all = Vec::new();
+    for to in ends {
+        assert!(from % 8 == 0, "fragments begin at multiples of 8 bytes");
+        let more = u16::from(to < data.len());
+        let mut f = frame[..header].to_vec();
+        if v4 {
+            f[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&((header - ETHERNET + to - from) as u16).to_be_bytes());
+            f[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&(id as u16).to_be_bytes());
+            f[ETHERNET + 6..ETHERNET + 8].copy_from_slice(&(more << 13 | (from / 8) as u16).to_be_bytes());
+            check_header(&mut f);
+        } else {
+            let next = std::mem::replace(&mut f[ETHERNET + 6], 44);
+            f[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&((FRAGMENT + to - from) as u16).to_be_bytes());
+            f.extend([next, 0]);
+            f.extend((from as u16 | more).to_be_bytes());
+            f.extend(id.to_be_bytes());
+        }
+        f.extend(&data[from..to]);
+        all.push(f);
+        from = to;
+    }
+    all
+}
+
+/// The IPv4 header checksum anew.
+pub fn check_header(f: &mut [u8]) {
+    let end = ETHERNET + usize::from(f[ETHERNET] & 15) * 4;
+    f[ETHERNET + 10..ETHERNET + 12].fill(0);
+    let check = !sum(&f[ETHERNET..end], 0);
+    f[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&check.to_be_bytes());
+}
+
+/// What a receiver makes of fragments in whatever order, and their identification. An IPv4 packet gets number 0.
+/// Panics if they do not make a whole, or if what they have in common differs.
+pub fn join(fragments: &[Vec<u8>]) -> (Vec<u8>, u32) {
+    let mut parts = Vec::new();
+    let mut whole: Option<(Vec<u8>, u32)> = None;
+    for f in fragments {
+        let v4 = f[12..14] == [0x08, 0x00];
+        let mut header;
+        let (from, more, id, data) = if v4 {
+            let n = ETHERNET + usize::from(f[ETHERNET] & 15) * 4;
+            header = f[..n].to_vec();
+            assert_eq!(sum(&f[ETHERNET..n], 0), 0xffff, "IP checksum: {}", hex(f));
+            let len = usize::from(u16::from_be_bytes([f[ETHERNET + 2], f[ETHERNET + 3]]));
+            let place = u16::from_be_bytes([f[ETHERNET + 6], f[ETHERNET + 7]]);
+            let id = u16::from_be_bytes([f[ETHERNET + 4], f[ETHERNET + 5]]);
+            header[ETHERNET + 2..ETHERNET + 8].fill(0);
+            check_header(&mut header);
+            (usize::from(place & 0x1fff) * 8, place & 0x2000 != 0, id.into(), &f[n..ETHERNET + len])
+        } else {
+            let len = usize::from(u16::from_be_bytes([f[ETHERNET + 4], f[ETHERNET + 5]]));
+            let b = &f[ETHERNET + 40..];
+            header = f[..ETHERNET + 40].to_vec();
+            assert_eq!(header[ETHERNET + 6], 44, "a fragment header: {}", hex(f));
+            header[ETHERNET + 6] = b[0];
+            header[ETHERNET + 4..ETHERNET + 6].fill(0);
+            let place = u16::from_be_bytes([b[2], b[3]]);
+            let id = u32::from_be_bytes([b[4], b[5], b[6], b[7]]);
+            (usize::from(place & !7), place & 1 != 0, id, &b[FRAGMENT..len])
+        };
+        match &whole {
+            None => whole = Some((header, id)),
+            Some(w) => assert_eq!((hex(&w.0), w.1), (hex(&header), id), "headers of one datagram"),
+        }
+        parts.push((from, more, data));
+    }
+    parts.sort_by_key(|p| p.0);
+    let (mut f, id) = whole.expect("fragments");
+    let header = f.len();
+    for (i, (from, more, data)) in parts.iter().enumerate() {
+        assert_eq!(*from, f.len() - header, "no gap, no overlap");
+        assert_eq!(*more, i + 1 < parts.len(), "all but the last say that more follow");
+        f.extend(*data);
+    }
+    let n = f.len() - header;
+    if f[12..14] == [0x08, 0x00] {
+        let len = (header - ETHERNET + n) as u16;
+        f[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&len.to_be_bytes());
+        check_header(&mut f);
+    } else {
+        f[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&(n as u16).to_be_bytes());
+    }
+    (f, id)
+}
+
 /// An ICMP or ICMPv6 error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]

@@ -224,8 +224,20 @@ pub struct Datapath {
     lock: (fs::File, PathBuf),
 }
 
-const PINNED: [&str; 10] =
-    ["paths4", "paths6", "legs", "embryos", "listeners", "vias", "remotes6", "verdicts", "events", "abi"];
+const PINNED: [&str; 12] = [
+    "paths4",
+    "paths6",
+    "legs",
+    "embryos",
+    "listeners",
+    "vias",
+    "remotes6",
+    "trains",
+    "idents",
+    "verdicts",
+    "events",
+    "abi",
+];
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// Where maps and links of this network namespace are pinned unless told otherwise.
@@ -485,7 +497,8 @@ impl Datapath {
         Ok(switched(&r))
     }
 
-    /// Back to control mode, from wherever the switch is.
+    /// Back to control mode, from wherever the switch is. A flow that has had fragments forwarded ([`PathFlags::FRAGMENTS`])
+    /// should stay as it is: what its host sends again across the bound may never come through.
     pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))

@@ -22,7 +22,7 @@ pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
         abi, embryo, event, event_kind, half, leg, listen_key, path, path_args, path_op, path_word, path4, path6,
-        phase, slot4, slot6, switch_args, switch_op, switch_result, tuple, tuple4, verdict, via,
+        phase, slot4, slot6, switch_args, switch_op, switch_result, train, train_key, tuple, tuple4, verdict, via,
     };
 }
 

@@ -100,6 +100,10 @@ unsafe impl Pod for abi::listen_key {}
 unsafe impl Pod for abi::switch_args {}
 // SAFETY: as above.
 unsafe impl Pod for abi::event {}
+// SAFETY: as above.
+unsafe impl Pod for abi::train_key {}
+// SAFETY: as above.
+unsafe impl Pod for abi::train {}
 // SAFETY: an integer.
 unsafe impl Pod for u32 {}
 

@@ -1,7 +1,7 @@
 //! Constants of `bpf/flow.h` that BTF carries as enumerators, under Rust names.
 
 /// Version of the layout of pinned maps; a process takes over only maps of its own version.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]
@@ -40,6 +40,7 @@ impl PathFlags {
     pub const DEAD: u16 = 1 << 4;
     pub const CROSS: u16 = 1 << 8;
     pub const RST: u16 = 1 << 9;
+    pub const FRAGMENTS: u16 = 1 << 10;
     /// Where the window scale stands in them.
     pub const CHECK_SHIFT: u16 = 12;
 }
@@ -70,4 +71,10 @@ pub const VERDICTS: &[&str] = &[
     "stale-cpu",
     "forwarded-early",
     "icmp-translated",
+    "fragment-forwarded",
+    "fragment-stray",
+    "fragment-late",
+    "fragment-tiny",
+    "fragment-overlap",
+    "fragment-cross",
 ];

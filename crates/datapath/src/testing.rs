@@ -3,7 +3,7 @@
 
 use crate::{
     Datapath, Tuple, abi,
-    maps::{bytes_of, errno},
+    maps::{bytes_of, errno, from_bytes},
 };
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle,
@@ -51,6 +51,17 @@ pub fn put_via(d: &Datapath, index: u16, via: &abi::via) -> io::Result<()> {
 pub fn put_remote6(d: &Datapath, index: u32, address: Ipv6Addr) -> io::Result<()> {
     let map = pinned(d, "remotes6")?;
     map.update(bytes_of(&index), &address.octets(), MapFlags::ANY).map_err(io_error)
+}
+
+/// What is remembered of a segment that comes in fragments.
+pub fn get_train(d: &Datapath, k: &abi::train_key) -> io::Result<Option<abi::train>> {
+    let found = pinned(d, "trains")?.lookup(bytes_of(k), MapFlags::ANY).map_err(io_error)?;
+    Ok(found.map(|b| from_bytes(&b)))
+}
+
+/// Writes it.
+pub fn put_train(d: &Datapath, k: &abi::train_key, t: &abi::train) -> io::Result<()> {
+    pinned(d, "trains")?.update(bytes_of(k), bytes_of(t), MapFlags::ANY).map_err(io_error)
 }
 
 /// One counter, by its place in [`crate::VERDICTS`].

@@ -235,6 +235,11 @@ impl Keeper {
         let splicer = self.splicer.clone();
         let Some(d) = splicer.datapath() else { return Next::Ended(How::Stopped) };
         let wanted = match word {
+            Some(Word::Command(Command::Unsplice)) if has_fragments(d, flow) => {
+                tracing::info!(flow = flow.id, "has had fragments forwarded: stays spliced");
+                flow.refuse(Refusal::Fragments);
+                None
+            }
             Some(Word::Event(EventKind::Triggered) | Word::Command(Command::Unsplice)) => Some(true),
             Some(Word::Event(EventKind::Oversize)) => {
                 let since = *kept.oversize.get_or_insert_with(Instant::now);
@@ -263,7 +268,9 @@ impl Keeper {
                 return Next::Unsplice;
             }
             Ok(Life::Idle(after)) if after >= flow.policy.idle_limit => return Next::Ended(How::Idle),
-            Ok(Life::Idle(after)) if matches!(flow.policy.trigger, Some(Trigger::Idle(t)) if after >= t) => {
+            Ok(Life::Idle(after))
+                if matches!(flow.policy.trigger, Some(Trigger::Idle(t)) if after >= t) && !has_fragments(d, flow) =>
+            {
                 if kept.released.is_none() {
                     kept.stay = true;
                     return Next::Unsplice;
@@ -294,11 +301,18 @@ impl Keeper {
                 return Next::Stays;
             }
             Err(SwitchError::Busy) => tracing::info!(flow = flow.id, "never idle: stays released"),
+            Err(SwitchError::Fragments) => flow.refuse(Refusal::Fragments),
             Err(error) => tracing::warn!(flow = flow.id, %error, "sockets of a released flow could not be made"),
         }
         kept.back = None;
         Next::Stays
     }
+}
+
+/// Have fragments been forwarded? Then a switch back may lose what its host sends again across the bound, and the flow stays
+/// forwarded unless that is worse.
+fn has_fragments(d: &Datapath, flow: &Flow) -> bool {
+    [flow.client, flow.server].iter().any(|leg| d.path(leg).is_some_and(|p| p.flags & PathFlags::FRAGMENTS != 0))
 }
 
 /// Why a flow is tended.

@@ -83,7 +83,8 @@ pub enum Refusal {
     Loopback,
     /// A leg was not seen from its SYN on.
     Untracked,
-    /// A leg received IP fragments, which the data path does not reassemble.
+    /// A leg received IP fragments, which the data path does not reassemble: a flow that is copied stays so, and one that is
+    /// spliced too.
     Fragments,
     /// A connection was already reset or is closing in both directions.
     Closing,

@@ -86,6 +86,8 @@ fn layouts_are_those_of_the_object() {
                 smac
             }
         );
+        layout!(t, train_key { remote, local, id });
+        layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill });
         layout!(t, event { leg, kind });
         layout!(t, half { leg, consumed, produced, leftover, pending, start, fin, flags, phase_in });
         layout!(
@@ -152,7 +154,9 @@ fn constants_are_those_of_the_object() {
         same_constants!(t, "leg_flag", "LEG_", LegFlags::{
             TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, SYN
         });
-        same_constants!(t, "path_flag", "PATH_", PathFlags::{ SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS });
+        same_constants!(t, "path_flag", "PATH_", PathFlags::{
+            SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS, FRAGMENTS
+        });
         let value = |e: &str, n: &str| constants(t, e).iter().find(|c| c.0 == n).map(|c| c.1);
         assert_eq!(value("path_flag", "PATH_STRIP_TS"), Some(STRIP_TS.into()));
         assert_eq!(value("path_flag", "PATH_STRIP_SACK"), Some(STRIP_SACK.into()));

@@ -1,6 +1,7 @@
 //! The data path packet by packet, under BPF_PROG_TEST_RUN: tables of packet in, packet out; the same against a translator
 //! of its own; and the layout that both sides share.
 
+mod fragments;
 mod layout;
 mod random;
 mod sockets;
@@ -511,19 +512,6 @@ fn a_wrong_checksum_stays_wrong() {
 }
 
 #[test]
-fn first_fragment_of_a_spliced_flow() {
-    bench(64, |b| {
-        let f = Flow::new([false, false]);
-        f.install(b, 0);
-        let mut p = f.next(64);
-        p.fragment = 0x2000;
-        let o = b.ingress(&p.frame());
-        assert_eq!((o.code, &o.verdicts[..]), (DROP, &["fragment"][..]));
-        assert_eq!(f.read(b).up, f.up, "state unchanged");
-    });
-}
-
-#[test]
 fn not_ours() {
     bench(64, |b| {
         let f = Flow::new([false, false]);
@@ -536,8 +524,6 @@ fn not_ours() {
         stranger.from.set_port(1);
         let mut stranger6 = f6.next(8);
         stranger6.to.set_port(1);
-        let mut later_fragment = f.next(64);
-        later_fragment.fragment = 0x2010;
         let changed = |f: &[u8], at: usize, v: u8| {
             let mut f = f.to_vec();
             f[at] = v;
@@ -550,7 +536,6 @@ fn not_ours() {
         let cases: Vec<(&str, Vec<u8>)> = vec![
             ("unknown tuple", stranger.frame()),
             ("unknown tuple, IPv6", stranger6.frame()),
-            ("later fragment", later_fragment.frame()),
             ("UDP", changed(&good, ETHERNET + 9, 17)),
             ("ICMP", changed(&good, ETHERNET + 9, 1)),
             ("UDP, IPv6", changed(&good6, ETHERNET + 6, 17)),
@@ -689,19 +674,5 @@ fn control_mode_leaves_packets_alone() {
             assert_eq!(hex(&o.frame), hex(&p.frame()));
             assert_eq!(testing::get_leg(&b.datapath, &f.client).expect("leg").max_out, f.up.max_ack + 25);
         }
-    });
-}
-
-#[test]
-fn fragment_in_control_mode() {
-    bench(64, |b| {
-        let f = Flow::new([false, false]);
-        control_leg(&f, b, [0; 3]);
-        let mut p = f.next(64);
-        p.fragment = 0x2000;
-        let o = b.ingress(&p.frame());
-        assert_eq!(o.code, NEXT);
-        assert_eq!(hex(&o.frame), hex(&p.frame()));
-        assert_ne!(testing::get_leg(&b.datapath, &f.client).expect("leg").flags & LEG_FRAGMENTS, 0);
     });
 }

@@ -1,0 +1,211 @@
+//! Real traffic in fragments: a wire between the client and the forwarder, in user space, cuts up what the client's TCP sends.
+//! No router would do so for IPv6, and none for IPv4 without being asked to.
+
+use longsplice_engine::{Command, FlowState, How, Refusal};
+use longsplice_lab::{
+    Family, Lab, Options, Shape,
+    process::wait_for,
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Report, Script, Serving, connect, converse, intact, listen, serve},
+};
+use longsplice_tests::{
+    Forwarder, by_hand,
+    packet::{Packet, cut},
+};
+use nix::sys::{
+    socket::{
+        AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket,
+        sockopt::ReceiveTimeout,
+    },
+    time::{TimeVal, TimeValLike},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+/// What the client sends to the forwarder passes through here.
+struct Wire {
+    cutting: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn link(name: &str) -> LinkAddr {
+    let all = nix::ifaddrs::getifaddrs().expect("interfaces");
+    let found = all.filter(|i| i.interface_name == name).find_map(|i| i.address?.as_link_addr().copied());
+    found.unwrap_or_else(|| panic!("{name} is an interface"))
+}
+
+/// All frames of an interface.
+fn frames(name: &str) -> OwnedFd {
+    let s = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll).expect("socket");
+    bind(s.as_raw_fd(), &link(name)).expect("bind");
+    setsockopt(&s, ReceiveTimeout, &TimeVal::milliseconds(50)).expect("timeout");
+    s
+}
+
+impl Wire {
+    /// `bad`: fragments of a thousand that are lost, and as many that come twice, or too late.
+    fn new(lab: &Lab, bad: u32) -> Wire {
+        let there = lab.forwarder.run(|| link("f0")).addr().expect("an Ethernet address");
+        let mac = there.map(|b| format!("{b:02x}")).join(":");
+        let (v4, v6) = (FORWARDER_TO_CLIENT.v4, FORWARDER_TO_CLIENT.v6);
+        for command in [
+            "ip link add t0 mtu 1500 type veth peer name t1 mtu 1500".to_owned(),
+            "ethtool -K t0 tso off gso off tx off".into(),
+            "ip link set t0 gso_max_segs 1 up".into(),
+            "ip link set t1 up".into(),
+            format!("ip neigh replace {v4} lladdr {mac} dev t0"),
+            format!("ip neigh replace {v6} lladdr {mac} dev t0"),
+            format!("ip route replace {v4}/32 dev t0 src {}", CLIENT.v4),
+            format!("ip route replace {v6}/128 dev t0 src {}", CLIENT.v6),
+        ] {
+            let words: Vec<&str> = command.split(' ').collect();
+            lab.client.execute(words[0], &words[1..]).unwrap_or_else(|e| panic!("{command}: {e}"));
+        }
+        for device in ["all", "c0"] {
+            lab.client.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0").expect("sysctl");
+        }
+        let (cutting, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (cut_now, stopped) = (cutting.clone(), stop.clone());
+        let (from, to) = lab.client.run(|| (frames("t1"), frames("c0")));
+        let thread = std::thread::spawn(move || {
+            let mut r = SmallRng::seed_from_u64(1);
+            let (mut buffer, mut late, mut id) = (vec![0; 65536], None, 0u32);
+            while !stopped.load(Ordering::Relaxed) {
+                let Ok(n) = recv(from.as_raw_fd(), &mut buffer, MsgFlags::empty()) else { continue };
+                let frame = &buffer[..n];
+                // from the client; the wire's far end is seen here as well
+                if frame[..6] != there {
+                    continue;
+                }
+                let long = Packet::parse(frame).is_some_and(|p| p.payload.len() > 500);
+                if !long || !cut_now.load(Ordering::Relaxed) {
+                    send(to.as_raw_fd(), frame, MsgFlags::empty()).expect("sent");
+                    continue;
+                }
+                id += 1;
+                let mut out = Vec::new();
+                for f in cut(frame, &[256, 512], id) {
+                    match if bad > 0 { r.random_range(0..1000 / bad) } else { 9 } {
+                        0 => {}
+                        1 => out.extend([f.clone(), f]),
+                        2 => late = Some(f),
+                        _ => out.push(f),
+                    }
+                    if r.random_bool(0.2) {
+                        out.extend(late.take());
+                    }
+                }
+                for f in out {
+                    send(to.as_raw_fd(), &f, MsgFlags::empty()).expect("sent");
+                }
+            }
+        });
+        Wire { cutting, stop, thread: Some(thread) }
+    }
+
+    fn cut(&self) {
+        self.cutting.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(t) = self.thread.take() {
+            let _ = t.join();
+        }
+    }
+}
+
+const UP: u64 = 3_000_000;
+const DOWN: u64 = 1_000_000;
+
+struct Run {
+    f: Forwarder,
+    wire: Wire,
+    client: JoinHandle<Report>,
+    server: Serving,
+    _lab: Lab,
+}
+
+/// A connection that is copied, and not yet cut up.
+fn start(family: Family, bad: u32) -> Run {
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    let wire = Wire::new(&lab, bad);
+    let answer = Script::answerer().bytes(DOWN).pace(600_000);
+    let (target, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+    let server = lab.server.run(|| serve(listen(target, &answer).expect("listen"), 1, answer.clone()));
+    let f = Forwarder::start(&lab, proxy, target, by_hand());
+    let script = Script::opener(5).bytes(UP).pace(1_500_000).deadline(Duration::from_secs(40));
+    let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+    f.wait_state(FlowState::Copying);
+    Run { f, wire, client, server, _lab: lab }
+}
+
+impl Run {
+    /// All arrived, and all was counted.
+    fn ends(self, name: &str, splices: u32, refusal: Option<Refusal>) {
+        let (c, s) = (self.client.join().expect("client"), self.server.join().remove(0));
+        intact(&c, &s).unwrap_or_else(|e| panic!("{name}: {e}\n{:?}", self.f.verdicts()));
+        let e = &self.f.ended(1)[0];
+        assert_eq!((e.bytes_up, e.bytes_down, e.how), (UP, DOWN, How::Closed), "{name}: {e:?}");
+        assert_eq!((e.splices, e.refusal), (splices, refusal), "{name}: {e:?}");
+    }
+
+    fn wait_verdict(&self, verdict: &str, n: u64) {
+        wait_for(Duration::from_secs(10), || (self.f.verdict(verdict) >= n).then_some(()))
+            .unwrap_or_else(|| panic!("{n} packets become {verdict}: {:?}", self.f.verdicts()));
+    }
+}
+
+#[test]
+fn a_spliced_flow_goes_on_in_fragments() {
+    for family in Family::BOTH {
+        for bad in [0, 5] {
+            let name = format!("{family:?}, {bad} of 1000 lost");
+            let r = start(family, bad);
+            r.f.command(Command::Splice);
+            r.f.wait_state(FlowState::Spliced);
+            r.wire.cut();
+            r.wait_verdict("fragment-forwarded", 1000);
+            // there is no way back
+            r.f.command(Command::Unsplice);
+            let refused = || r.f.splicer.flows().iter().any(|f| f.refusal == Some(Refusal::Fragments)).then_some(());
+            wait_for(Duration::from_secs(5), refused).unwrap_or_else(|| panic!("{name}: {:?}", r.f.splicer.flows()));
+            r.f.wait_state(FlowState::Spliced);
+            r.f.command(Command::Release);
+            r.f.wait_state(FlowState::Released);
+            r.f.command(Command::Unsplice);
+            r.wait_verdict("fragment-forwarded", 3000);
+            r.f.wait_state(FlowState::Released);
+            r.ends(&name, 1, Some(Refusal::Fragments));
+        }
+    }
+}
+
+/// Its sockets' numbers are not those of the wire; and once there are fragments, it is not spliced again.
+#[test]
+fn a_flow_that_was_taken_back_goes_on_in_fragments() {
+    for family in Family::BOTH {
+        let r = start(family, 5);
+        r.f.command(Command::Splice);
+        r.f.wait_state(FlowState::Spliced);
+        r.wait_verdict("forwarded", 300);
+        r.f.command(Command::Unsplice);
+        r.f.wait_state(FlowState::Copying);
+        std::thread::sleep(Duration::from_millis(100));
+        r.wire.cut();
+        r.wait_verdict("fragment-stray", 300);
+        r.f.command(Command::Splice);
+        r.ends(&format!("{family:?}"), 1, Some(Refusal::Fragments));
+    }
+}
