@@ -117,6 +117,8 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 	if (after(s.ack, p->max_ack))
 		p->max_ack = s.ack;
 	p->seen = bpf_ktime_get_coarse_ns() >> 33;
+	if (w.flags & PATH_IDENTITY)
+		return 0;
 
 	sum += delta(*(__u32 *)th, (__u32)p->lport | (__u32)p->rport << 16);
 	th->source = p->lport;

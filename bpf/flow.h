@@ -104,6 +104,7 @@ enum path_flag {
 	PATH_CROSS = 1 << 8,     /* the other leg is of the other address family; remote4 is an index into remotes6 */
 	PATH_RST = 1 << 9,       /* the RST came from this direction's sender */
 	PATH_FRAGMENTS = 1 << 10,/* fragments were forwarded, in this direction or the other: no way back (fragment.h) */
+	PATH_IDENTITY = 1 << 11, /* both connections have the same addresses, ports and numbers: nothing to rewrite but IP */
 	PATH_CHECK_SHIFT = 12,   /* 4 bits: window scale that bounds what the sender may send */
 };
 

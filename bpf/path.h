@@ -102,6 +102,20 @@ INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *
 	p->lport = out->lport;
 }
 
+/* Is a packet that comes in on `in` the one that goes out on `out`? A proxy that is not to be seen, and has chosen the same
+ * numbers on both sides. */
+INLINE __u16 path_identity(const struct path *p, const struct tuple *in, const struct tuple *out)
+{
+	int i;
+
+	for (i = 0; i < 4; i++)
+		if (in->remote[i] != out->local[i] || in->local[i] != out->remote[i])
+			return 0;
+	if (in->rport != out->lport || in->lport != out->rport || (p->scales & 15) != p->scales >> 4)
+		return 0;
+	return p->seq_add | p->ack_add | p->tsval_add | p->tsecr_add ? 0 : PATH_IDENTITY;
+}
+
 INLINE __u16 path_flags(const struct leg *from, const struct leg *to, int trigger)
 {
 	__u16 f = PATH_SPLICED | from->wscale_out << PATH_CHECK_SHIFT;

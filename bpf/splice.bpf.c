@@ -610,8 +610,8 @@ static __always_inline int set_remote(const struct tuple *in, const struct tuple
 	return PATH_CROSS;
 }
 
-static __always_inline void splice_path(struct leg *from, struct leg *to, struct path *p, const struct tuple *out,
-					__u32 via, int trigger, __u32 cross)
+static __always_inline void splice_path(struct leg *from, struct leg *to, struct path *p, const struct tuple *in,
+					const struct tuple *out, __u32 via, int trigger, __u32 cross)
 {
 	union path_word w = {};
 
@@ -619,7 +619,7 @@ static __always_inline void splice_path(struct leg *from, struct leg *to, struct
 	if (from->phase_in == PHASE_FWD && from->phase_out == PHASE_FWD) {
 		fill_path(p, from, to, out, via);
 		w.end = from->max_in;
-		w.flags = path_flags(from, to, trigger) | cross;
+		w.flags = path_flags(from, to, trigger) | path_identity(p, in, out) | cross;
 		from->flags |= LEG_SPLICED;
 		if (trigger)
 			from->flags |= LEG_TRIGGER;
@@ -647,8 +647,8 @@ static __always_inline int commit(struct switch_args *g, struct leg *a, struct l
 	bpf_spin_unlock(&b->lock);
 	cross_a = set_remote(&g->a.leg, &g->b.leg, g->remote_b);
 	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
-	splice_path(a, b, pa, &g->b.leg, g->via_b, g->trigger & 1, cross_a);
-	splice_path(b, a, pb, &g->a.leg, g->via_a, g->trigger & 2, cross_b);
+	splice_path(a, b, pa, &g->a.leg, &g->b.leg, g->via_b, g->trigger & 1, cross_a);
+	splice_path(b, a, pb, &g->b.leg, &g->a.leg, g->via_a, g->trigger & 2, cross_b);
 	return SWITCH_OK;
 }
 

@@ -41,6 +41,7 @@ impl PathFlags {
     pub const CROSS: u16 = 1 << 8;
     pub const RST: u16 = 1 << 9;
     pub const FRAGMENTS: u16 = 1 << 10;
+    pub const IDENTITY: u16 = 1 << 11;
     /// Where the window scale stands in them.
     pub const CHECK_SHIFT: u16 = 12;
 }

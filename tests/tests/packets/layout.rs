@@ -155,7 +155,7 @@ fn constants_are_those_of_the_object() {
             TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, SYN
         });
         same_constants!(t, "path_flag", "PATH_", PathFlags::{
-            SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS, FRAGMENTS
+            SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS, FRAGMENTS, IDENTITY
         });
         let value = |e: &str, n: &str| constants(t, e).iter().find(|c| c.0 == n).map(|c| c.1);
         assert_eq!(value("path_flag", "PATH_STRIP_TS"), Some(STRIP_TS.into()));

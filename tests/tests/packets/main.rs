@@ -2,6 +2,7 @@
 //! of its own; and the layout that both sides share.
 
 mod fragments;
+mod identity;
 mod layout;
 mod random;
 mod sockets;

@@ -165,7 +165,7 @@ fn spliced_sockets_are_muted() {
 }
 
 /// Records of both legs of a spliced flow; `passed` bytes went by from the client since.
-fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
+pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
     for (t, other, d, r) in [(&f.client, &f.server, &f.up, &f.down), (&f.server, &f.client, &f.down, &f.up)] {
         let back = if t == &f.client { passed } else { 0 };
         let forth = passed - back;
