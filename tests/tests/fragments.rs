@@ -94,10 +94,10 @@ impl Wire {
                 id += 1;
                 let mut out = Vec::new();
                 for f in cut(frame, &[256, 512], id) {
-                    match if bad > 0 { r.random_range(0..1000 / bad) } else { 9 } {
-                        0 => {}
-                        1 => out.extend([f.clone(), f]),
-                        2 => late = Some(f),
+                    match r.random_range(0..1000) {
+                        n if n < bad => {}
+                        n if n < 2 * bad => out.extend([f.clone(), f]),
+                        n if n < 3 * bad => late = Some(f),
                         _ => out.push(f),
                     }
                     if r.random_bool(0.2) {

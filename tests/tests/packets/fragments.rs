@@ -491,3 +491,46 @@ fn from_a_socket() {
         }
     });
 }
+
+/// Whatever is forwarded whole is forwarded in fragments, cut anywhere and in any order behind the first. `PACKETS_SEED=n` for
+/// others than the usual.
+#[test]
+fn random_trains() {
+    let seed = std::env::var("PACKETS_SEED").map_or(1, |s| s.parse().expect("PACKETS_SEED is a number"));
+    bench(65536, |b| {
+        let mut r = SmallRng::seed_from_u64(seed);
+        let mut trains = 0;
+        for n in 0..20_000 {
+            let f = unbounded(&random::random_flow(&mut r));
+            let mut p = Packet::parse(&random::random_packet(&mut r, &f).0).expect("a packet");
+            p.padding.clear();
+            (p.id, p.fragment) = (0, 0);
+            if f.up.dead || f.client.is_v4() != f.server.is_v4() || p.flags & (flag::SYN | flag::RST) != 0 {
+                continue;
+            }
+            let (frame, header) = (p.frame(), 20 + p.options.len());
+            let mut want = f;
+            let Fate::Forwarded(whole) = translate(&mut want.up, &mut want.down, &frame, None) else { continue };
+            let mut at: Vec<usize> =
+                (header.div_ceil(8)..(header + p.payload.len()).div_ceil(8)).map(|i| i * 8).collect();
+            at.retain(|_| r.random_bool(0.03));
+            if at.is_empty() {
+                continue;
+            }
+            let fragments = cut(&frame, &at, n);
+            let mut order: Vec<usize> = (0..fragments.len()).collect();
+            for i in 1..order.len() {
+                let j = r.random_range(1..order.len());
+                order.swap(i, j);
+            }
+            f.install(b, 0);
+            let name = format!("seed {seed}, packet {n}, cut at {at:?}, sent as {order:?}");
+            train(&name, b, &fragments, &order, &whole);
+            assert_eq!(state(&f, b), (want.up, want.down), "{name}: state after");
+            trains += 1;
+            b.datapath.forget(&f.client);
+            b.datapath.forget(&f.server);
+        }
+        assert!(trains > 1000, "{trains}");
+    });
+}

@@ -62,7 +62,7 @@ fn number(r: &mut SmallRng) -> u32 {
     }
 }
 
-fn random_flow(r: &mut SmallRng) -> Flow {
+pub(super) fn random_flow(r: &mut SmallRng) -> Flow {
     let v6 = FAMILIES[r.random_range(0..4)];
     let mut f = Flow::new(v6);
     f.client.remote.set_port(r.random_range(1..=u16::MAX));
@@ -89,7 +89,7 @@ fn random_flow(r: &mut SmallRng) -> Flow {
     f
 }
 
-fn random_packet(r: &mut SmallRng, f: &Flow) -> (Vec<u8>, Option<usize>) {
+pub(super) fn random_packet(r: &mut SmallRng, f: &Flow) -> (Vec<u8>, Option<usize>) {
     let gso = r.random_bool(0.1).then(|| r.random_range(500..1470usize));
     let n = match r.random_range(0..4) {
         _ if gso.is_some() => r.random_range(1000..3400),
