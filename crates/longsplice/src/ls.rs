@@ -38,7 +38,7 @@ pub struct Row {
     pub bytes_down: u64,
     /// Age in milliseconds.
     pub age_ms: u64,
-    /// Why it is not spliced.
+    /// Why it is not spliced; or, if it is, why it was not taken back.
     pub refusal: Option<String>,
 }
 
@@ -134,6 +134,7 @@ fn table(rows: &[Row], width: &mut [usize; 10], head: bool) -> String {
 
 fn cells(r: &Row) -> [String; 10] {
     let why = match &r.refusal {
+        Some(refusal) if ["spliced", "released"].contains(&&*r.state) => format!("stays {}: {refusal}", r.state),
         Some(refusal) => format!("not spliced: {refusal}"),
         None => r.stages.join(" > "),
     };
@@ -202,10 +203,18 @@ mod tests {
 
     #[test]
     fn a_table() {
-        let refused = Row { id: 12, refusal: Some("loopback".into()), target: "a\x1b[2J".into(), ..row() };
-        let text = table(&[row(), refused], &mut HEAD.map(str::len), true);
+        let refused = Row {
+            id: 12,
+            state: "copying".into(),
+            refusal: Some("loopback".into()),
+            target: "a\x1b[2J".into(),
+            ..row()
+        };
+        let stays = Row { refusal: Some("fragments".into()), ..row() };
+        let text = table(&[row(), refused, stays], &mut HEAD.map(str::len), true);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 3);
+        assert_eq!(lines.len(), 4);
+        assert!(lines[3].ends_with("stays spliced: fragments"), "{text}");
         assert!(lines[0].starts_with("ID  PROTO   CLIENT"), "{text}");
         assert!(lines[1].contains("120 B") && lines[1].contains("1.2 GB") && lines[1].contains("1:01 min"), "{text}");
         assert!(lines[1].ends_with("device > forward > device"), "{text}");
