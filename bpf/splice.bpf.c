@@ -163,20 +163,6 @@ __noinline int slow_special(struct __sk_buff *skb)
 	return emit_both(skb);
 }
 
-/* The host sends what is the proxy's. In forwarding mode both directions go back. In a drain it is this one alone, for the other
- * may have forwarded what its socket does not know of; user space waits for that one. A direction that has bytes to forward
- * drains first as well (host_segment). */
-static __always_inline void take_back(struct scratch *sc, struct leg *l, struct leg *o, int woken)
-{
-	if (woken)
-		unsplice_legs(&sc->t, &sc->other);
-	else if (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in))
-		unsplice_direction(l, o);
-	else
-		return;
-	tell(&sc->t, EVENT_TRIGGERED);
-}
-
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -218,8 +204,15 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			woken = 1;
 		}
 	}
-	if (o && is_beyond(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST)))
-		take_back(sc, l, o, woken);
+	/* In forwarding mode both directions go back. In a drain it is this one alone, for the other may have forwarded what its
+	 * socket does not know of; user space waits for that one. */
+	if (o && takes_back(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST))) {
+		if (woken)
+			unsplice_legs(&sc->t, &sc->other);
+		else
+			unsplice_direction(l, o);
+		tell(&sc->t, EVENT_TRIGGERED);
+	}
 	if (!sc->s.has_ts || !before(sc->s.tsval, l->tsval_in)) /* what overtook it has told a later time */
 		l->seen = bpf_ktime_get_coarse_ns();
 
@@ -236,7 +229,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
-	if (flags & LEG_SPLICED) {
+	if (flags & LEG_SPLICED || takes_back(l, &sc->s)) { /* since it was looked at */
 		bpf_spin_unlock(&l->lock);
 		return RETRY;
 	}

@@ -102,12 +102,20 @@ INLINE int is_over(const struct leg *l)
 	return l->flags & LEG_FIN_IN && l->flags & LEG_FIN_ACKED && l->ack_out == l->max_in;
 }
 
-/* Is this new, and beyond what may be forwarded? Read without the lock: it was set before the direction left control mode. */
+/* Is this new, and beyond what may be forwarded? */
 INLINE int is_beyond(const struct leg *l, const struct seg *s)
 {
 	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
 
 	return l->flags & LEG_TRIGGER && after(end, l->max_in) && (s->flags & TH_FIN || after(end, l->limit_in));
+}
+
+/* Then its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does not get what
+ * it would have to throw away (host_segment). */
+INLINE int takes_back(const struct leg *l, const struct seg *s)
+{
+	return is_beyond(l, s) &&
+	       (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in));
 }
 
 /* Will data of this segment be forwarded? Read without the lock: a hint, for what must be known before. */

@@ -163,18 +163,6 @@ static void as_shimmed(const struct leg *l, const struct seg *s, struct model_ou
 	out->local = 1;
 }
 
-/* As in bpf/splice.bpf.c. */
-static int take_back(struct model *m, struct leg *l, struct leg *o, int woken)
-{
-	if (woken)
-		unsplice_legs(m);
-	else if (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in))
-		unsplice_direction(l, o);
-	else
-		return 0;
-	return 1;
-}
-
 void model_ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
@@ -190,8 +178,13 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 		woken = 1;
 	}
 	l->seen = m->now;
-	if (is_beyond(l, s) && !(s->flags & TH_RST) && take_back(m, l, o, woken))
+	if (takes_back(l, s) && !(s->flags & TH_RST)) {
+		if (woken)
+			unsplice_legs(m);
+		else
+			unsplice_direction(l, o);
 		out->events |= 1 << EVENT_TRIGGERED;
+	}
 	if (s->flags & TH_RST) {
 		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 		int in_order = rst_in_order(l, s);
