@@ -260,8 +260,12 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	}
 	if (o && (l->flags & LEG_FIN_ACKED) && (o->flags & LEG_FIN_ACKED) && (flags & LEG_FIN_ACKED))
 		tell(&sc->t, EVENT_CLOSED);
-	if (p->fwd_data && l->flags & LEG_TRIGGER && l->max_in == l->limit_in)
+	if (o && p->fwd_data && all_passed(l)) {
+		/* At once: the acknowledgements that are still to come tell the host the window of the local socket. */
+		if (woken)
+			unsplice_legs(&sc->t, &sc->other);
 		tell(&sc->t, EVENT_PASSED);
+	}
 	/* nothing can be cut out of a fragment, no acknowledgement either: the next segment carries it */
 	if (sc->fragment && (!p->local || p->l.keep < sc->s.len))
 		return drop(V_FRAGMENT);
@@ -340,7 +344,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = p->via;
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
-	int r, passed = 0;
+	int r;
 
 	if (!v)
 		return drop(V_NO_PEER);
@@ -375,12 +379,10 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	    !(sc->s.flags & (TH_SYN | TH_RST))) {
 		struct leg *l = bpf_map_lookup_elem(&legs, &sc->t);
 
-		if (!l || fin || after(end, l->limit_in)) {
-			stop_path(p); /* the proxy's own */
+		if (!l || fin || !before(end, l->limit_in)) {
+			stop_path(p); /* the proxy's own, or the last of what is not */
 			return RETRY;
 		}
-		if (end == l->limit_in)
-			passed = 1;
 	}
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
@@ -400,8 +402,6 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		if (r < 0)
 			return drop(V_STALE_CPU);
 	}
-	if (passed)
-		tell(&sc->t, EVENT_PASSED);
 	acknowledged(sc, p, w);
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);

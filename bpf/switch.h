@@ -110,7 +110,13 @@ INLINE int is_beyond(const struct leg *l, const struct seg *s)
 	return l->flags & LEG_TRIGGER && after(end, l->max_in) && (s->flags & TH_FIN || after(end, l->limit_in));
 }
 
-/* Then its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does not get what
+/* Has all been forwarded that may be? */
+INLINE int all_passed(const struct leg *l)
+{
+	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
+}
+
+/* What is beyond: its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does not get what
  * it would have to throw away (host_segment). */
 INLINE int takes_back(const struct leg *l, const struct seg *s)
 {
@@ -390,8 +396,8 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		if (!before(a, ack)) {
 			ack = a;
 			win = p->win;
-			/* what comes beyond the bound is for the local socket, and all below it was sent already */
-			if (o->phase_in == PHASE_TO_LOCAL)
+			/* what comes beyond the bound or limit is for the local socket, and all below it was sent already */
+			if (o->phase_in == PHASE_TO_LOCAL || all_passed(o))
 				win = later(edge_local(o), ack) - ack;
 		}
 		if (!before(ack, o->ack_out)) {

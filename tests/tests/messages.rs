@@ -168,6 +168,7 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
     serving.into_iter().for_each(|s| s.join().expect("server"));
     wait_for(Duration::from_secs(10), || count.lock().expect("lock").over.then_some(())).expect("the end");
     assert_eq!(lab.forwarder.counter("Tcp", "OutRsts"), Some(0), "nobody is reset");
+    eprintln!("{:?}", f.verdicts());
     std::mem::take(&mut *count.lock().expect("lock"))
 }
 

@@ -118,12 +118,10 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	}
 	if ((s->len && after(end, w.end)) || fin) {
 		if (after(end, w.end) && !path_is_far(w, end)) {
-			if (fin || after(end, m->leg[i].limit_in)) {
+			if (fin || !before(end, m->leg[i].limit_in)) {
 				stop_path(p);
 				return 0;
 			}
-			if (end == m->leg[i].limit_in)
-				out->events |= 1 << EVENT_PASSED;
 		}
 		if (after(end, w.end) || (fin && !(w.flags & PATH_FIN)))
 			p->word = word_moved(w, end, fin ? PATH_FIN : 0);
@@ -223,8 +221,11 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 				out->events |= 1 << EVENT_CONTROL;
 		}
 	}
-	if (p.fwd_data && l->flags & LEG_TRIGGER && l->max_in == l->limit_in)
+	if (p.fwd_data && all_passed(l)) {
+		if (woken)
+			unsplice_legs(m);
 		out->events |= 1 << EVENT_PASSED;
+	}
 	out->local = p.local || !p.fwd; /* what is not forwarded is passed up */
 	out->fwd = p.fwd;
 	out->l = p.l;

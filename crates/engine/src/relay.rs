@@ -397,7 +397,7 @@ impl Relay {
         let (c, s) = self.legs();
         splicer.route_events(self.flow());
         let (a, b) = (self.half(0), self.half(1));
-        let fit = self.tries < FIT_TRIES && self.pump.copied() > 0;
+        let fit = self.tries < FIT_TRIES && (self.pump.copied() > 0 || self.message().is_some());
         let frozen = match datapath.freeze(&a, &b, self.flow().policy.hold, fit) {
             Ok(f) => f,
             Err(SwitchError::Busy | SwitchError::Window) => {
