@@ -38,12 +38,15 @@ pub struct Leg {
     pub(crate) produced: u64,
     pub(crate) eof: bool,
     pub(crate) shut: bool,
+    /// The wire differs from the socket: entries must outlive it.
+    pub(crate) shimmed: bool,
 }
 
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
     pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr) -> Leg {
-        Leg { socket: Socket::Live(stream), remote, local, consumed: 0, produced: 0, eof: false, shut: false }
+        let socket = Socket::Live(stream);
+        Leg { socket, remote, local, consumed: 0, produced: 0, eof: false, shut: false, shimmed: false }
     }
 
     /// Address of the host at the other end.
@@ -74,6 +77,14 @@ impl Leg {
     /// Makes the next close one with a reset.
     pub fn reset_at_close(&self) {
         self.abort();
+    }
+
+    /// Until it can be read, or has ended.
+    pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.socket {
+            Socket::Live(s) => s.poll_read_ready(cx).map(drop),
+            _ => Poll::Pending,
+        }
     }
 
     /// The same at the next drop.
@@ -164,9 +175,9 @@ impl Leg {
 
     /// What is left of a parked leg; the addresses are known otherwise.
     pub(crate) fn side(self) -> Side {
-        let Leg { socket, consumed, produced, eof, shut, .. } = self;
+        let Leg { socket, consumed, produced, eof, shut, shimmed, .. } = self;
         let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
-        Side { socket, consumed, produced, eof, shut }
+        Side { socket, consumed, produced, eof, shut, shimmed }
     }
 
     /// The connection as the data path knows it.
@@ -183,14 +194,15 @@ pub(crate) struct Side {
     produced: u64,
     eof: bool,
     shut: bool,
+    shimmed: bool,
 }
 
 impl Side {
     /// The leg again.
     pub fn leg(self, tuple: &Tuple) -> Leg {
-        let Side { socket, consumed, produced, eof, shut } = self;
+        let Side { socket, consumed, produced, eof, shut, shimmed } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
-        Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut }
+        Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut, shimmed }
     }
 
     /// Closes the socket without a word to the host: parked, it is in repair mode.

@@ -181,6 +181,7 @@ fn word(how: How) -> &'static str {
         How::Idle => "idle",
         How::Stopped => "stopped",
         How::Left => "left",
+        How::Passed => "passed",
     }
 }
 
