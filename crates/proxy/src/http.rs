@@ -10,6 +10,7 @@
 
 mod auth;
 mod exchange;
+mod pass;
 mod read;
 mod stream;
 
@@ -18,27 +19,20 @@ use crate::{
     config::Http,
     connection::{Ready, Relayed, connect, linger, relay, write},
     counters::Counters,
-    fault::{Fault, Step},
+    fault::Fault,
     server::{Front, Live, Shared},
     target::{Host, Target},
 };
-use exchange::{End, Exchange};
 use longsplice_engine::{Leftovers, Leg};
-use longsplice_http::{
-    Authority, Form, Framing, Request,
-    forward::{self, Onward},
-    reply::Reply,
-};
+use longsplice_http::{Authority, Form, Framing, Request, forward, reply::Reply};
+use pass::{Errand, Held};
 use std::{
-    future::poll_fn,
     net::SocketAddr,
     time::{Duration, Instant},
 };
 use stream::Stream;
 use tokio::time::timeout;
 
-/// Why a reply that was passed on was not spliced, in the access log.
-const COPIED: &str = "http-reply";
 /// The port of `http` (RFC 9110, 4.2.1).
 const PORT: u16 = 80;
 
@@ -49,7 +43,7 @@ struct Row<'a> {
     http: &'a Http,
     client: Stream,
     /// The connection to the last server.
-    server: Option<(Target, Stream)>,
+    server: Option<Held>,
     began: Instant,
     /// Requests so far.
     count: u64,
@@ -79,8 +73,8 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, client: Leg) {
     let Row { live, mut client, server, began, .. } = row;
     match next {
         Next::Relay(record) => {
-            let Some((_, server)) = server else { return client.close(&shared.splicer) };
-            let ((client, to_server), (server, to_client)) = (client.into_parts(), server.into_parts());
+            let Some(held) = server else { return client.close(&shared.splicer) };
+            let ((client, to_server), (server, to_client)) = (client.into_parts(), held.stream.into_parts());
             let left = Leftovers { to_server, to_client };
             return relay(Relayed { live, started: began }, front, client, Ready { server, left }, *record);
         }
@@ -88,8 +82,8 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, client: Leg) {
         Next::Request | Next::Close => linger(&mut client.leg).await,
     }
     client.close(&shared.splicer);
-    if let Some((_, server)) = server {
-        server.close(&shared.splicer);
+    if let Some(held) = server {
+        held.stream.close(&shared.splicer);
     }
 }
 
@@ -144,7 +138,8 @@ impl Row<'_> {
         } else if request.method == "OPTIONS" && request.max_forwards == Some(0) {
             self.answer_options(request, &mut record).await
         } else {
-            self.pass_on(request, target, &mut record).await
+            let host = host(&target);
+            self.pass_on(&Errand { request, host: &host, target: &target }, &mut record).await
         };
         if let Next::Relay(..) = next {
             return next; // the relay writes the line
@@ -182,7 +177,7 @@ impl Row<'_> {
         };
         record.server = Some(server.leg.remote());
         record.status = Some(200);
-        self.server = Some((target, server));
+        self.server = Some(Held { target, stream: server, reused: false });
         let granted = self.client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n");
         match timeout(listener.limits.handshake, granted).await {
             Ok(Ok(())) => Next::Relay(Box::new(record.clone())),
@@ -201,90 +196,6 @@ impl Row<'_> {
         let reply = Reply { status: 200, text: "a forward proxy", challenge: None, close, head_only: false };
         self.say(&reply.encode()).await;
         next
-    }
-
-    /// A request in absolute-form, and its reply.
-    async fn pass_on(&mut self, request: &Request, target: Target, record: &mut Record) -> Next {
-        let mut fresh = false;
-        loop {
-            let reused = match self.server_for(&target, fresh).await {
-                Ok(reused) => reused,
-                Err(fault) => return self.refuse(request, record, &fault, status_of(&fault)).await,
-            };
-            let end = self.exchange(request, &target, record, reused).await;
-            let kept = matches!(end, End::Done { reuse: true, .. } | End::Upgraded);
-            if !kept {
-                self.drop_server();
-            }
-            return match end {
-                End::Stale => {
-                    fresh = true;
-                    continue;
-                }
-                End::Done { close, .. } => {
-                    Counters::add(&self.shared().counters.replies_copied);
-                    record.refusal = Some(COPIED.into());
-                    if close { Next::Close } else { Next::Request }
-                }
-                End::Upgraded => Next::Relay(Box::new(record.clone())),
-                End::Fault(fault, status) => {
-                    self.answer(Some(request), record, &fault, Some(status), true).await;
-                    Next::Close
-                }
-                End::Cut(how, why) => {
-                    (record.how, record.refusal) = (how, Some(why));
-                    // Without a length the client would take a FIN for the end.
-                    Next::Reset
-                }
-            };
-        }
-    }
-
-    /// Sees to it that there is a connection to the target; true: it was used before.
-    async fn server_for(&mut self, target: &Target, fresh: bool) -> Result<bool, Fault> {
-        if let Some((last, server)) = &mut self.server
-            && last == target
-            && !fresh
-            && server.is_quiet().await
-        {
-            Counters::add(&self.shared().counters.reused);
-            return Ok(true);
-        }
-        self.drop_server();
-        let server = connect(self.shared(), &self.front.listener, &self.client.leg, target).await?;
-        self.server = Some((target.clone(), Stream::new(server)));
-        Ok(false)
-    }
-
-    async fn exchange(&mut self, request: &Request, target: &Target, record: &mut Record, reused: bool) -> End {
-        let last = !self.may_go_on(request);
-        let limits = &self.front.listener.limits;
-        let idle = self.front.policy.idle_limit;
-        let Some((_, server)) = &mut self.server else { return End::Stale };
-        record.server = Some(server.leg.remote());
-        let onward = Onward {
-            host: &host(target),
-            via: self.http.via.as_deref(),
-            forwarded: self.http.forwarded,
-            client: self.client.leg.remote().ip(),
-        };
-        let head = forward::request(request, &onward);
-        let ends = (&mut self.client, server);
-        let mut exchange = Exchange::new(ends, request, head, self.http.via.as_deref(), (last, reused));
-        let end = loop {
-            let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
-            let left = limit.saturating_sub(exchange.moved.elapsed());
-            match timeout(left, poll_fn(|cx| exchange.poll(cx))).await {
-                Ok(end) => break end,
-                Err(_) if exchange.moved.elapsed() < limit => {}
-                Err(_) if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
-                Err(_) if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
-                Err(_) => break End::Fault(Fault::Timeout(Step::Reply), 504),
-            }
-        };
-        record.status = exchange.status;
-        (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
-        end
     }
 
     /// Answers instead of a server.
@@ -335,8 +246,8 @@ impl Row<'_> {
     }
 
     fn drop_server(&mut self) {
-        if let Some((_, server)) = self.server.take() {
-            server.close(&self.live.shared.splicer);
+        if let Some(held) = self.server.take() {
+            held.stream.close(&self.live.shared.splicer);
         }
     }
 }
