@@ -41,6 +41,7 @@
 //! ```
 
 mod file;
+mod site;
 mod value;
 
 use crate::{
@@ -48,6 +49,8 @@ use crate::{
     access_log::LogConfig,
     limits::Limits,
     plug::{self, Plug},
+    pool::PoolConfig,
+    routes::Route,
     target::Target,
     users::Users,
 };
@@ -64,6 +67,8 @@ use std::{
 pub struct Config {
     /// Where to listen for what.
     pub listeners: Vec<ListenerConfig>,
+    /// Servers that stand for one another, by whose names routes lead to them.
+    pub pools: Vec<PoolConfig>,
     /// Connections of all listeners together; none: [`CONNECTIONS`](crate::server::CONNECTIONS).
     pub connections: Option<u32>,
     /// The access log.
@@ -105,7 +110,7 @@ pub enum Protocol {
         /// Who may use it; empty for everybody.
         users: Users,
     },
-    /// HTTP/1.0 and 1.1 as a forward proxy: CONNECT, and requests in absolute-form.
+    /// HTTP/1.0 and 1.1, as a forward proxy (CONNECT, and requests in absolute-form) or as a reverse proxy.
     Http(Http),
     /// Everything goes to one target.
     Plug {
@@ -123,11 +128,13 @@ pub struct Http {
     pub via: Option<String>,
     /// What servers are told of the client.
     pub forwarded: Forwarded,
+    /// Where requests go, if it stands for servers (a reverse proxy); empty for a forward proxy.
+    pub routes: Vec<Route>,
 }
 
 impl Default for Http {
     fn default() -> Http {
-        Http { users: Users::default(), via: Some("longsplice".into()), forwarded: Forwarded::None }
+        Http { users: Users::default(), via: Some("longsplice".into()), forwarded: Forwarded::None, routes: Vec::new() }
     }
 }
 
@@ -180,8 +187,12 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// A listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // A client of SOCKS or HTTP chooses its target; that of a plug was chosen by whoever wrote the configuration.
-        let guarded = matches!(protocol, Protocol::Socks5 { .. } | Protocol::Http(_));
+        // A client of SOCKS or of a forward proxy chooses its target; others were chosen by whoever wrote the configuration.
+        let guarded = match &protocol {
+            Protocol::Socks5 { .. } => true,
+            Protocol::Http(http) => http.routes.is_empty(),
+            Protocol::Plug { .. } => false,
+        };
         let rules = Rules { list: Vec::new(), guarded };
         ListenerConfig { listen, protocol, rules, policy: Policy::default(), limits: Limits::default() }
     }

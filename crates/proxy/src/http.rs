@@ -1,4 +1,5 @@
-//! HTTP/1.0 and 1.1 as a forward proxy (RFC 9110, RFC 9112): CONNECT, and requests in absolute-form.
+//! HTTP/1.0 and 1.1 (RFC 9110, RFC 9112): as a forward proxy, CONNECT and requests in absolute-form; as a reverse proxy,
+//! where a listener has routes, several servers as one site ([`site`]).
 //!
 //! A connection of a client is a row of requests, each read, judged and answered before the next is looked at; what is
 //! pipelined waits, so that replies come in order. Each may go to another target: the connection to the last server is kept
@@ -12,7 +13,8 @@ mod auth;
 mod exchange;
 mod pass;
 mod read;
-mod stream;
+mod site;
+pub(crate) mod stream;
 
 use crate::{
     access_log::Record,
@@ -24,8 +26,8 @@ use crate::{
     target::{Host, Target},
 };
 use longsplice_engine::{Leftovers, Leg};
-use longsplice_http::{Authority, Form, Framing, Request, forward, reply::Reply};
-use pass::{Errand, Held};
+use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
+use pass::{Errand, Held, To};
 use std::{
     net::SocketAddr,
     time::{Duration, Instant},
@@ -74,9 +76,10 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, client: Leg) {
     match next {
         Next::Relay(record) => {
             let Some(held) = server else { return client.close(&shared.splicer) };
-            let ((client, to_server), (server, to_client)) = (client.into_parts(), held.stream.into_parts());
+            let Held { stream, lease, .. } = held;
+            let ((client, to_server), (server, to_client)) = (client.into_parts(), stream.into_parts());
             let left = Leftovers { to_server, to_client };
-            return relay(Relayed { live, started: began }, front, client, Ready { server, left }, *record);
+            return relay(Relayed { live, started: began, lease }, front, client, Ready { server, left }, *record);
         }
         Next::Reset => client.leg.reset_at_close(),
         Next::Request | Next::Close => linger(&mut client.leg).await,
@@ -125,21 +128,25 @@ impl Row<'_> {
 
     /// Judges one request, and answers it.
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
-        let target = match self.judge(request, &mut record) {
-            Ok(target) => target,
+        let judged = if self.http.routes.is_empty() {
+            self.judge(request, &mut record)
+        } else {
+            self.judge_for_site(request, &mut record)
+        };
+        let errand = match judged {
+            Ok(errand) => errand,
             Err((fault, status)) => {
                 let next = self.refuse(request, &mut record, &fault, status).await;
                 write(&self.live, record, started);
                 return next;
             }
         };
-        let next = if request.method == "CONNECT" {
-            self.connect(request, target, &mut record).await
-        } else if request.method == "OPTIONS" && request.max_forwards == Some(0) {
-            self.answer_options(request, &mut record).await
-        } else {
-            let host = host(&target);
-            self.pass_on(&Errand { request, host: &host, target: &target }, &mut record).await
+        let next = match &errand.to {
+            To::Target(target) if request.method == "CONNECT" => self.connect(&errand, target, &mut record).await,
+            _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
+                self.answer_options(request, &mut record).await
+            }
+            _ => self.pass_on(&errand, &mut record).await,
         };
         if let Next::Relay(..) = next {
             return next; // the relay writes the line
@@ -148,36 +155,40 @@ impl Row<'_> {
         next
     }
 
-    /// Who asks, and for whom.
-    fn judge(&self, request: &Request, record: &mut Record) -> Result<Target, (Fault, u16)> {
+    /// Who asks a forward proxy, and for what.
+    fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<Errand<'r>, (Fault, u16)> {
         let bad = |why: &str| (Fault::BadRequest(why.into()), 400);
         record.user = auth::authenticate(&request.fields, &self.http.users).map_err(|fault| (fault, 407))?;
-        let authority = match &request.form {
-            Form::Authority(authority) | Form::Absolute(authority, _) => authority,
+        let (authority, path) = match &request.form {
+            Form::Authority(authority) => (authority, None),
+            Form::Absolute(authority, path) => (authority, Some(path)),
             Form::Origin(_) | Form::Asterisk => {
                 return Err(bad("this is a proxy: the request target has to be absolute (RFC 9112, 3.2.2)"));
             }
         };
         let target = target(authority).ok_or_else(|| bad("a bad host in the request target"))?;
         record.target = Some(target.to_string());
-        if request.method == "TRACE" {
-            // The reply would repeat all fields, and cookies among them, to whoever made the client ask.
-            return Err((Fault::BadRequest("TRACE is not passed on".into()), 501));
-        }
-        Ok(target)
+        // Paths that can be read in several ways are the server's affair, unless a rule has to read them.
+        let path = match path.filter(|_| self.front.listener.rules.know_paths()) {
+            Some(path) => Some(path::plain(path).map_err(wrong)?),
+            None => None,
+        };
+        no_trace(request)?;
+        Ok(Errand { request, site: None, path, to: To::Target(target) })
     }
 
     /// CONNECT (RFC 9110, 9.3.6).
-    async fn connect(&mut self, request: &Request, target: Target, record: &mut Record) -> Next {
+    async fn connect(&mut self, errand: &Errand<'_>, target: &Target, record: &mut Record) -> Next {
         self.drop_server();
         let listener = &self.front.listener;
-        let server = match connect(self.shared(), listener, &self.client.leg, &target).await {
+        let asked = errand.asked(&self.client);
+        let server = match connect(self.shared(), listener, &self.client.leg, &asked, target).await {
             Ok(server) => Stream::new(server),
-            Err(fault) => return self.refuse(request, record, &fault, status_of(&fault)).await,
+            Err(fault) => return self.refuse(errand.request, record, &fault, status_of(&fault)).await,
         };
         record.server = Some(server.leg.remote());
         record.status = Some(200);
-        self.server = Some(Held { target, stream: server, reused: false });
+        self.server = Some(Held { target: target.clone(), stream: server, reused: false, lease: None });
         let granted = self.client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n");
         match timeout(listener.limits.handshake, granted).await {
             Ok(Ok(())) => Next::Relay(Box::new(record.clone())),
@@ -193,7 +204,7 @@ impl Row<'_> {
         let next = self.after_refusal(request);
         record.status = Some(200);
         let close = matches!(next, Next::Close);
-        let reply = Reply { status: 200, text: "a forward proxy", challenge: None, close, head_only: false };
+        let reply = Reply { status: 200, text: "a proxy", challenge: None, close, head_only: false };
         self.say(&reply.encode()).await;
         next
     }
@@ -252,6 +263,15 @@ impl Row<'_> {
     }
 }
 
+/// TRACE would repeat all fields, and cookies among them, to whoever made the client ask.
+fn no_trace(request: &Request) -> Result<(), (Fault, u16)> {
+    if request.method == "TRACE" { Err((Fault::BadRequest("TRACE is not passed on".into()), 501)) } else { Ok(()) }
+}
+
+fn wrong(wrong: Wrong) -> (Fault, u16) {
+    (Fault::BadRequest(wrong.to_string()), wrong.status())
+}
+
 /// The status for a target that cannot be had.
 fn status_of(fault: &Fault) -> u16 {
     match fault {
@@ -259,6 +279,8 @@ fn status_of(fault: &Fault) -> u16 {
         Fault::Timeout(_) => 504,
         Fault::AuthFailed { .. } => 407,
         Fault::BadRequest(_) => 400,
+        Fault::NoRoute => 404,
+        Fault::NoServer(_) => 503,
         Fault::NoAddress(_) | Fault::Unreachable(_) | Fault::BadReply(_) => 502,
     }
 }

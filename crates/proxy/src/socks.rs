@@ -147,7 +147,7 @@ fn reply_to(fault: &Fault) -> Reply {
         Fault::NoAddress(_) => Reply::HostUnreachable,
         Fault::Unreachable(e) => Reply::from_io(e),
         Fault::Timeout(_) => Reply::TtlExpired,
-        Fault::BadRequest(_) | Fault::BadReply(_) => Reply::GeneralFailure,
+        Fault::BadRequest(_) | Fault::BadReply(_) | Fault::NoRoute | Fault::NoServer(_) => Reply::GeneralFailure,
     }
 }
 
