@@ -21,7 +21,7 @@ use crate::{
     config::Http,
     connection::{Ready, Relayed, connect, linger, relay, write},
     counters::Counters,
-    fault::Fault,
+    fault::{Fault, Step},
     server::{Front, Live, Shared},
     target::{Host, Target},
 };
@@ -129,7 +129,7 @@ impl Row<'_> {
     /// Judges one request, and answers it.
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
         let judged = if self.http.routes.is_empty() {
-            self.judge(request, &mut record)
+            self.judge(request, &mut record).await
         } else {
             self.judge_for_site(request, &mut record)
         };
@@ -156,9 +156,11 @@ impl Row<'_> {
     }
 
     /// Who asks a forward proxy, and for what.
-    fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<Errand<'r>, (Fault, u16)> {
+    async fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<Errand<'r>, (Fault, u16)> {
         let bad = |why: &str| (Fault::BadRequest(why.into()), 400);
-        record.user = auth::authenticate(&request.fields, &self.http.users).map_err(|fault| (fault, 407))?;
+        let limit = self.front.listener.limits.handshake;
+        let user = timeout(limit, auth::authenticate(&request.fields, &self.http.users)).await;
+        record.user = user.map_err(|_| (Fault::Timeout(Step::Handshake), 503))?.map_err(|fault| (fault, 407))?;
         let (authority, path) = match &request.form {
             Form::Authority(authority) => (authority, None),
             Form::Absolute(authority, path) => (authority, Some(path)),

@@ -33,6 +33,7 @@ pub mod socks4;
 pub mod socks5;
 pub mod target;
 pub mod users;
+mod verify;
 
 pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol};
 pub use counters::CounterValues;

@@ -12,8 +12,11 @@ use crate::{
     target::Target,
 };
 use longsplice_http::Authority;
-use serde::Deserialize;
-use std::{collections::BTreeMap, ops::RangeInclusive, str::FromStr};
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
+};
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive, str::FromStr};
 use toml::Spanned;
 
 #[derive(Deserialize)]
@@ -42,18 +45,35 @@ pub(super) struct RawPool {
     check: Option<RawCheck>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected \"HOST:PORT\" or { address = \"HOST:PORT\", weight = 1 to 256 }")]
-enum RawServer {
-    Address(Parsed<Target>),
-    Weighted(Weighted),
-}
+/// `"HOST:PORT"`, or a table.
+struct RawServer(ServerConfig);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Weighted {
     address: Parsed<Target>,
     weight: Number<1, { WEIGHT_MAX }>,
+}
+
+impl<'de> Deserialize<'de> for RawServer {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        // Not untagged, because then an error would have the span of the whole list.
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = ServerConfig;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"HOST:PORT\" or { address = \"HOST:PORT\", weight = 2 }")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<ServerConfig, E> {
+                Ok(ServerConfig { target: text.parse().map_err(E::custom)?, weight: 1 })
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ServerConfig, A::Error> {
+                let server = Weighted::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(ServerConfig { target: server.address.0, weight: server.weight.0 })
+            }
+        }
+        d.deserialize_any(V).map(RawServer)
+    }
 }
 
 #[derive(Deserialize, Default, Clone, Copy, PartialEq, Eq)]
@@ -81,10 +101,10 @@ struct RawCheck {
 struct Number<const A: u32, const B: u32>(u32);
 
 impl<'de, const A: u32, const B: u32> Deserialize<'de> for Number<A, B> {
-    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let number = i64::deserialize(d)?;
         let fits = u32::try_from(number).ok().filter(|n| (A..=B).contains(n));
-        fits.map(Number).ok_or_else(|| serde::de::Error::custom(format!("{number}: write a number from {A} to {B}")))
+        fits.map(Number).ok_or_else(|| de::Error::custom(format!("{number}: write a number from {A} to {B}")))
     }
 }
 
@@ -149,11 +169,7 @@ impl Place<'_> {
 
     fn pool(&self, name: String, raw: RawPool) -> Result<PoolConfig, ConfigError> {
         let span = raw.servers.span();
-        let server = |raw: RawServer| match raw {
-            RawServer::Address(target) => ServerConfig { target: target.0, weight: 1 },
-            RawServer::Weighted(w) => ServerConfig { target: w.address.0, weight: w.weight.0 },
-        };
-        let servers: Vec<ServerConfig> = raw.servers.into_inner().into_iter().map(server).collect();
+        let servers: Vec<ServerConfig> = raw.servers.into_inner().into_iter().map(|s| s.0).collect();
         if !(1..=SERVERS_MAX).contains(&servers.len()) {
             return Err(
                 self.wrong(span, &format!("a pool has 1 to {SERVERS_MAX} servers: write \"HOST:PORT\" for each"))
