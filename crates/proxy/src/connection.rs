@@ -126,6 +126,7 @@ pub(crate) async fn connect(
 pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
     Counters::add(&shared.counters.relayed);
+    let route = record.route.map(String::into_boxed_str);
     let info = FlowInfo {
         protocol: record.listener,
         user: record.user.map(exact),
@@ -138,6 +139,7 @@ pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, 
         record.server = Some(ended.server);
         record.target = Some(info.target.clone());
         record.user.clone_from(&info.user);
+        record.route = route.map(String::from);
         record.ended(&ended);
         write(&live, record, started);
     });

@@ -5,7 +5,7 @@
 //! health ([`Member::succeeded`], [`Member::failed`]).
 //!
 //! An idle connection was made for another client: its server was told the MSS of that client's path
-//! (`Splicer::connect`). Copying does not care; a splice of such a leg has to deal with segments that are too long.
+//! (`Splicer::connect`). Copying does not care, and the data path deals with segments that are too long for this one.
 
 mod balance;
 mod check;

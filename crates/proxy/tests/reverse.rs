@@ -301,6 +301,9 @@ async fn an_upgraded_connection_keeps_its_server_busy() {
     assert_eq!(bodies(&answer(&proxy, &[get("/"), last("/")].concat()).await), ["other"; 2]);
     client.write_all(b"end").await.unwrap();
     assert_eq!(until(&mut client, "bye").await, "bye");
+    drop(client);
+    let lines = proxy.lines().await;
+    assert_eq!((&lines[2]["route"], &lines[2]["how"]), (&"1:p".into(), &"closed".into()));
 }
 
 #[tokio::test]

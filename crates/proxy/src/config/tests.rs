@@ -130,6 +130,14 @@ fn the_example_is_right() {
 }
 
 #[test]
+fn the_example_of_the_readme_is_right() {
+    let readme = include_str!("../../../../README.md");
+    let text = readme.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let c = read(text).unwrap();
+    assert_eq!((c.listeners.len(), c.pools.len()), (4, 1));
+}
+
+#[test]
 fn mistakes_of_the_language() {
     expect("devices = [", (1, 12), "");
     expect("a = 1", (1, 1), "unknown field `a`, expected one of `listener`");

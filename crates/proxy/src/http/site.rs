@@ -37,11 +37,9 @@ impl Row<'_> {
         let site = authority.as_ref().map(Authority::to_string);
         record.target.clone_from(&site);
         let here = self.client.leg.local();
-        let host = match &authority {
-            Some(a) => Some(Host::from_name(a.host.as_bytes())),
-            None => None, // HTTP/1.0
-        };
-        let host = host.transpose().map_err(|e| (Fault::BadRequest(e.to_string()), 400))?;
+        // None: HTTP/1.0.
+        let host = authority.as_ref().map(|a| Host::from_name(a.host.as_bytes())).transpose();
+        let host = host.map_err(|e| (Fault::BadRequest(e.to_string()), 400))?;
         no_trace(request)?;
         let target = Target {
             host: host.clone().unwrap_or(Host::Ip(here.ip())),
