@@ -26,6 +26,9 @@ use std::{
 const QUEUE: usize = 8192;
 /// So much is written at a time, if so much is waiting.
 const BATCH: usize = 64 * 1024;
+/// How long lines gather after others were written: to wake the writer for each costs more than all the rest of it. The
+/// queue has room for more than a million lines a second meanwhile.
+const GATHER: Duration = Duration::from_millis(5);
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -316,6 +319,7 @@ fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
         for done in flushed {
             let _ = done.send(());
         }
+        thread::sleep(GATHER);
     }
 }
 
