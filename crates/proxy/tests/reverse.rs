@@ -206,6 +206,12 @@ async fn no_server_is_left() {
     assert!(found.starts_with("HTTP/1.1 502 "), "{found}");
     assert_eq!(proxy.server.counters().retries, 1);
     assert_eq!(proxy.line().await["how"], "unreachable");
+    // The only one closes without a word: nobody is left to ask.
+    let proxy = site(&[Origin::start(vec![vec![(HEAD, "")]]).await.addr], "").await;
+    let found = answer(&proxy, &last("/")).await;
+    assert!(found.starts_with("HTTP/1.1 502 "), "{found}");
+    assert_eq!(proxy.server.counters().retries, 0);
+    assert_eq!(proxy.line().await["how"], "bad-reply");
 }
 
 #[tokio::test]

@@ -147,9 +147,13 @@ impl Row<'_> {
     ) -> Result<(), Fault> {
         let shared = self.live.shared.clone();
         loop {
-            let Some(lease) = pool.pick(key, &tries.failed) else {
+            let may_try = tries.failed.len() < pool.config.tries as usize;
+            let Some(lease) = may_try.then(|| pool.pick(key, &tries.failed)).flatten() else {
                 return Err(tries.why.take().unwrap_or_else(|| Fault::NoServer(pool.config.name.clone())));
             };
+            if !tries.failed.is_empty() {
+                Counters::add(&shared.counters.retries);
+            }
             let target = lease.0.target.clone();
             if !tries.fresh
                 && errand.request.is_repeatable()
@@ -170,10 +174,6 @@ impl Row<'_> {
                 }
                 Err(fault) => tries.failed(&lease, fault, &shared.counters),
             }
-            if tries.failed.len() >= pool.config.tries as usize {
-                return Err(tries.why.take().unwrap_or_else(no_reply));
-            }
-            Counters::add(&shared.counters.retries);
         }
     }
 
@@ -223,10 +223,7 @@ impl Row<'_> {
         if let Some(Held { lease: Some(lease), reused, .. }) = &self.server {
             match end {
                 End::Done { .. } | End::Upgraded => lease.0.succeeded(counters),
-                End::Stale if !reused => {
-                    tries.failed(lease, no_reply(), counters);
-                    Counters::add(&counters.retries);
-                }
+                End::Stale if !reused => tries.failed(lease, no_reply(), counters),
                 End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {
                     lease.0.failed(counters, fault);
                 }
