@@ -4,12 +4,14 @@
 //! ends when it is handed over; what the last line needs then waits with the engine ([`Relayed`]).
 
 use crate::{
+    access::Asker,
     access_log::Record,
     config::{ListenerConfig, Protocol},
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
     http,
+    pool::Lease,
     server::{Front, Live, Shared},
     socks::{self, Asked},
     target::Target,
@@ -39,6 +41,8 @@ pub(crate) struct Ready {
 pub(crate) struct Relayed {
     pub live: Live,
     pub started: Instant,
+    /// The server of a pool that is busy with it.
+    pub lease: Option<Lease>,
 }
 
 /// Serves one connection, and sees to it that its line is written into the access log.
@@ -54,13 +58,14 @@ pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
         Protocol::Socks5 { users } => socks_handshake(shared, listener, users, &mut client, &mut record).await,
         Protocol::Plug { target } => {
             record.target = Some(target.to_string());
-            let server = connect(shared, listener, &client, target).await;
+            let asked = Asker::by(client.remote().ip());
+            let server = connect(shared, listener, &client, &asked, target).await;
             server.map(|server| Ready { server, left: Leftovers::default() })
         }
         Protocol::Http(_) => return,
     };
     match ready {
-        Ok(ready) => relay(Relayed { live, started }, &front, client, ready, record),
+        Ok(ready) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
         Err(fault) => {
             shared.counters.fault(&fault);
             record.fault(&fault);
@@ -92,7 +97,8 @@ async fn socks_handshake(
     let asked: Asked = timeout(limit, socks::ask(client, users)).await.map_err(late)??;
     record.target = Some(asked.target.to_string());
     record.user.clone_from(&asked.user);
-    match connect(shared, listener, client, &asked.target).await {
+    let by = Asker::by(client.remote().ip());
+    match connect(shared, listener, client, &by, &asked.target).await {
         Ok(server) => {
             record.server = Some(server.remote());
             let granted = timeout(limit, asked.grant(client, server.local())).await.map_err(late)?;
@@ -111,25 +117,29 @@ pub(crate) async fn connect(
     shared: &Shared,
     listener: &ListenerConfig,
     client: &Leg,
+    asked: &Asker<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    dial(&shared.splicer, &shared.resolver, (&listener.rules, &listener.limits), client, target).await
+    dial(&shared.splicer, &shared.resolver, (&listener.rules, &listener.limits), client, asked, target).await
 }
 
 pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
     Counters::add(&shared.counters.relayed);
+    let route = record.route.map(String::into_boxed_str);
     let info = FlowInfo {
         protocol: record.listener,
         user: record.user.map(exact),
         target: exact(record.target.unwrap_or_default()),
     };
     shared.splicer.hand_over(client, ready.server, &ready.left, front.policy.clone(), info, move |ended, info| {
-        let Relayed { live, started } = relayed;
+        let Relayed { live, started, lease } = relayed;
+        drop(lease);
         let mut record = Record::new(info.protocol, ended.client);
         record.server = Some(ended.server);
         record.target = Some(info.target.clone());
         record.user.clone_from(&info.user);
+        record.route = route.map(String::from);
         record.ended(&ended);
         write(&live, record, started);
     });

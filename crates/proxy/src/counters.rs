@@ -53,6 +53,16 @@ counters! {
     replies_copied,
     /// HTTP: requests that an open connection to the server was used for again.
     reused,
+    /// HTTP: requests that no route of the listener matches.
+    no_route,
+    /// HTTP: requests for which no server of the pool was left.
+    no_server,
+    /// HTTP: requests that went to another server, because one had failed.
+    retries,
+    /// HTTP: servers of pools that were taken out for failed requests, or that checks have found down.
+    servers_down,
+    /// HTTP: servers of pools that came back.
+    servers_up,
     /// A time limit passed.
     timeouts,
     /// accept(2) failed for want of descriptors or memory.
@@ -71,6 +81,8 @@ impl Counters {
             Fault::Denied(_) => &self.denied,
             Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,
             Fault::BadReply(_) => &self.bad_replies,
+            Fault::NoRoute => &self.no_route,
+            Fault::NoServer(_) => &self.no_server,
             Fault::Timeout(_) => &self.timeouts,
         });
     }

@@ -44,6 +44,12 @@ pub enum Fault {
     /// The server said something that cannot be passed on, or went away before it had said all.
     #[error("{0}")]
     BadReply(String),
+    /// No route leads anywhere.
+    #[error("nothing is here under this host and path")]
+    NoRoute,
+    /// No server of the pool of this name is up.
+    #[error("no server of pool {0} is up")]
+    NoServer(String),
     /// A time limit passed.
     #[error("{0} took too long")]
     Timeout(Step),
@@ -58,6 +64,8 @@ impl Fault {
             Fault::Denied(_) => "denied",
             Fault::NoAddress(_) | Fault::Unreachable(_) => "unreachable",
             Fault::BadReply(_) => "bad-reply",
+            Fault::NoRoute => "no-route",
+            Fault::NoServer(_) => "no-server",
             Fault::Timeout(_) => "timeout",
         }
     }

@@ -24,13 +24,16 @@ mod http;
 mod intake;
 pub mod limits;
 pub mod plug;
+pub mod pool;
 mod resolve;
+pub mod routes;
 pub mod server;
 mod socks;
 pub mod socks4;
 pub mod socks5;
 pub mod target;
 pub mod users;
+mod verify;
 
 pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol};
 pub use counters::CounterValues;

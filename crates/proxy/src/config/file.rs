@@ -5,13 +5,15 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
+    site::{RawPool, RawRoute},
     value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
-    access::{Action, Pattern, PortRange, Prefix, Rule},
+    access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule},
     access_log::{LogConfig, LogFormat},
     limits::Limits,
     plug::parse_listen,
+    pool::PoolConfig,
     target::Target,
     users::Users,
 };
@@ -33,6 +35,8 @@ use toml::Spanned;
 struct File {
     #[serde(default)]
     listener: Vec<Spanned<Listener>>,
+    #[serde(default)]
+    pool: BTreeMap<String, RawPool>,
     connections: Option<u32>,
     #[serde(default)]
     log: Log,
@@ -73,6 +77,8 @@ struct Listener {
     via: Option<Spanned<String>>,
     forwarded: Option<Spanned<RawForwarded>>,
     #[serde(default)]
+    route: Vec<Spanned<RawRoute>>,
+    #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
     policy: RawPolicy,
@@ -106,6 +112,8 @@ struct RawRule {
     target: Many<Parsed<Pattern>>,
     #[serde(default)]
     ports: Many<OrNumber<PortRange>>,
+    methods: Option<Spanned<Many<Parsed<Method>>>>,
+    path: Option<Spanned<Many<Parsed<PathPattern>>>>,
 }
 
 #[derive(Deserialize)]
@@ -148,8 +156,20 @@ impl FromStr for Listen {
     }
 }
 
+/// A method of HTTP, as it is usually written: case counts.
+struct Method(String);
+
+impl FromStr for Method {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b"-_".contains(&b));
+        if good { Ok(Method(text.into())) } else { Err("bad method: write one such as GET, in capital letters") }
+    }
+}
+
 /// A file that is being read: where errors and relative paths start from.
-struct Place<'a> {
+pub(super) struct Place<'a> {
     text: &'a str,
     file: &'a Path,
 }
@@ -164,6 +184,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         devices: raw.devices,
         xdp: raw.xdp,
         control: raw.control.map(|path| place.path(&path)),
+        pools: place.pools(raw.pool)?,
         source_ports: raw.source_ports.map(|p| p.0),
         sources: raw.source.0.into_iter().map(|s| s.0).collect(),
         leave_flows_on_stop: raw.leave_flows_on_stop,
@@ -171,7 +192,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     };
     for listener in raw.listener {
         let listen = listener.get_ref().listen.span();
-        let listener = place.listener(listener)?;
+        let listener = place.listener(listener, &config.pools)?;
         if config.listens_on(listener.listen) {
             return Err(place.wrong(listen, &Twice(listener.listen)));
         }
@@ -181,7 +202,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
 }
 
 impl Place<'_> {
-    fn wrong(&self, span: Range<usize>, message: &(impl Display + ?Sized)) -> ConfigError {
+    pub(super) fn wrong(&self, span: Range<usize>, message: &(impl Display + ?Sized)) -> ConfigError {
         // A span may lie at the very end, and, from an error in the middle of a character, inside one.
         let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
@@ -202,7 +223,7 @@ impl Place<'_> {
         LogConfig { format, file: raw.file.filter(|f| f.as_os_str() != "-").map(|f| self.path(&f)) }
     }
 
-    fn listener(&self, spanned: Spanned<Listener>) -> Result<ListenerConfig, ConfigError> {
+    fn listener(&self, spanned: Spanned<Listener>, pools: &[PoolConfig]) -> Result<ListenerConfig, ConfigError> {
         let span = spanned.span();
         let raw = spanned.into_inner();
         let listen = raw.listen.into_inner().0.0;
@@ -211,6 +232,22 @@ impl Place<'_> {
         {
             return Err(self.wrong(span, "only HTTP has such fields: remove the key, or use protocol = \"http\""));
         }
+        if raw.protocol != Name::Http
+            && let Some(span) = raw
+                .rules
+                .iter()
+                .find_map(|r| r.methods.as_ref().map(Spanned::span).or(r.path.as_ref().map(Spanned::span)))
+        {
+            return Err(self.wrong(span, "only HTTP has methods and paths: remove the key, or use protocol = \"http\""));
+        }
+        let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
+        if let Some(route) = raw.route.first().filter(|_| raw.protocol != Name::Http) {
+            return Err(self.wrong(route.span(), "only HTTP has routes: remove them, or use protocol = \"http\""));
+        }
+        if let (Some(_), Some(span)) = (raw.route.first(), users.clone()) {
+            return Err(self.wrong(span, "the servers of a site ask for passwords themselves: remove the users"));
+        }
+        let routes = self.routes(raw.route, pools)?;
         let protocol = match (raw.protocol, raw.target) {
             (Name::Socks5, None) => Protocol::Socks5 { users: self.users(raw.users, raw.users_file)? },
             (Name::Socks5, Some(target)) => {
@@ -219,18 +256,20 @@ impl Place<'_> {
                     "a SOCKS client names its own target: remove `target`, or use protocol = \"plug\"",
                 ));
             }
-            (Name::Http, None) => Protocol::Http(self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?),
+            (Name::Http, None) => {
+                let http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
+                Protocol::Http(Http { routes, ..http })
+            }
             (Name::Http, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
-                    "an HTTP client names its own target: remove `target`, or use protocol = \"plug\"",
+                    "an HTTP client names its own target: remove `target`, add routes, or use protocol = \"plug\"",
                 ));
             }
             (Name::Plug, None) => {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
             }
             (Name::Plug, Some(target)) => {
-                let users = raw.users.map(|u| u.span()).or(raw.users_file.map(|f| f.span()));
                 if let Some(span) = users {
                     return Err(
                         self.wrong(span, "a plug cannot authenticate: remove the users, or use protocol = \"socks5\"")
@@ -336,6 +375,8 @@ fn rule(raw: RawRule) -> Rule {
         client: raw.client.0.into_iter().map(|p| p.0).collect(),
         target: raw.target.0.into_iter().map(|p| p.0).collect(),
         ports: raw.ports.0.into_iter().map(|p| p.0).collect(),
+        methods: raw.methods.into_iter().flat_map(|m| m.into_inner().0).map(|m| m.0.0).collect(),
+        path: raw.path.into_iter().flat_map(|p| p.into_inner().0).map(|p| p.0).collect(),
     }
 }
 
