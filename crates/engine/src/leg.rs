@@ -79,12 +79,18 @@ impl Leg {
         self.abort();
     }
 
-    /// Until it can be read, or has ended.
-    pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Until the host has said something, or has ended.
+    pub(crate) fn poll_heard(&self, cx: &mut Context<'_>) -> Poll<()> {
         match &self.socket {
-            Socket::Live(s) => s.poll_read_ready(cx).map(drop),
+            Socket::Live(s) => s.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(drop),
             _ => Poll::Pending,
         }
+    }
+
+    /// The leg; one that is closed stays in its place.
+    pub(crate) fn take(&mut self) -> Leg {
+        let closed = Leg { socket: Socket::Gone, ..*self };
+        std::mem::replace(self, closed)
     }
 
     /// The same at the next drop.

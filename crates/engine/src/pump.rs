@@ -1,6 +1,7 @@
 //! Copies both directions of a flow, in steps that a splice can interrupt at any byte.
 
 use crate::{How, Leg, pipe::Pipe};
+use bytes::Bytes;
 use std::{
     cell::RefCell,
     io,
@@ -55,6 +56,11 @@ impl Direction {
     /// Bytes read and not written yet.
     pub fn in_hand(&self) -> usize {
         self.rest.len() - self.start + self.pipe.as_ref().map_or(0, Pipe::filled)
+    }
+
+    /// What is in hand, in memory.
+    pub fn rest(&self) -> Bytes {
+        Bytes::copy_from_slice(&self.rest[self.start..])
     }
 
     /// Has all of the message been read that will come?

@@ -10,12 +10,13 @@
 //! gives back begins a new task.
 
 use crate::{
-    Ended, FlowState, How, Leftovers, Leg, Refusal, Splicer, Trigger, When,
+    Ended, FlowState, How, Leftovers, Leg, Passed, Refusal, Splicer, Trigger, When,
     errand::{Errand, Purpose},
     keeper::{Kept, Note},
     pump::{Failed, Pump},
     splicer::{Command, Ears, Flow, LINGER, Listed, Place, Stop, ends},
 };
+use bytes::Bytes;
 use longsplice_datapath::{Datapath, Half, LegFlags, Limit, PathFlags, Released, SwitchError, Switched, Tuple};
 use std::{
     future::poll_fn,
@@ -224,7 +225,7 @@ impl Relay {
             tokio::select! {
                 () = events.notified() => {}
                 // its next message has brought the last acknowledgement along
-                () = poll_fn(|cx| receiver.poll_readable(cx)), if watch => watch = false,
+                () = poll_fn(|cx| receiver.poll_heard(cx)), if watch => watch = false,
                 _ = stopped(stop) => return How::Stopped,
                 () = tokio::time::sleep(DRAIN_POLL) => {}
             }
@@ -268,7 +269,8 @@ impl Relay {
             When::AtOnce => 0,
             When::AfterBytes(n) => n,
         };
-        if enough == u64::MAX {
+        let heed = self.message().is_some_and(|m| m.heed);
+        if enough == u64::MAX && !heed {
             self.pump.through_pipes();
         }
         loop {
@@ -287,13 +289,19 @@ impl Relay {
                 }
                 continue;
             }
+            let (mut heard, upload) = (false, self.message().is_some_and(|m| m.from == 0));
             let Relay { pump, client, server, .. } = self;
             let Ears { orders, stop, .. } = ears;
             tokio::select! {
-                r = poll_fn(|cx| pump.poll(cx, client, server, if due { u64::MAX } else { enough })) => {
+                r = poll_fn(|cx| {
+                    let receiver = if upload { &*server } else { &*client };
+                    heard = heed && receiver.poll_heard(cx).is_ready();
+                    if heard { Poll::Ready(Ok(())) } else { pump.poll(cx, client, server, if due { u64::MAX } else { enough }) }
+                }) => {
                     self.note_copied();
                     match r {
                         Err(failed) => return Copied::Ended(failed.how()),
+                        Ok(()) if heard => return Copied::Ended(How::Closed),
                         Ok(()) if self.pump.ended(&self.client, &self.server) => return Copied::Ended(How::Closed),
                         Ok(()) => {}
                     }
@@ -606,15 +614,17 @@ impl Relay {
                 done(ended, &flow.info);
             }
             Purpose::Message(errand) if how == How::Passed => {
-                let missing = pump.dirs[errand.from].message.filter(|n| *n != u64::MAX).unwrap_or(0);
+                let dir = &pump.dirs[errand.from];
+                let missing = dir.message.filter(|n| *n != u64::MAX).unwrap_or(0);
+                let passed = Passed { ended, missing, in_hand: dir.rest() };
                 // the caller has gone away: nobody wants them any more
-                if let Err((client, server)) = errand.report(ended, Some((client, server)), missing) {
+                if let Err((client, server)) = errand.report(passed, Some((client, server))) {
                     end(client, server);
                 }
             }
             Purpose::Message(errand) => {
                 end(client, server);
-                let _ = errand.report(ended, None, 0);
+                let _ = errand.report(Passed { ended, missing: 0, in_hand: Bytes::new() }, None);
             }
         }
     }

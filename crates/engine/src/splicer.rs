@@ -439,19 +439,34 @@ impl Splicer {
     /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
     /// from its receiver; what that sends takes a splice back, within the data path, as does what its sender sends beyond the
     /// message. `left`: what was read of the message already, delivered first, and not counted in its bytes; nothing for its
-    /// sender. [`Policy::idle_limit`] is for copying, too. Dropping the future lets the flow go on, and then closes the legs.
+    /// sender. [`Policy::idle_limit`] is for copying, too. Meanwhile, and after the end of the connections, the legs are as good as
+    /// closed; dropping the future lets the flow go on, and closes them then.
     pub async fn pass(
         &self,
-        client: Leg,
-        server: Leg,
+        client: &mut Leg,
+        server: &mut Leg,
         left: &Leftovers,
         message: Message,
         policy: Arc<Policy>,
         info: FlowInfo,
     ) -> Passed {
         let (tell, told) = oneshot::channel();
-        self.begin(client, server, left, policy, info, Purpose::Message(Box::new(Errand::new(message, tell))));
-        told.await.expect("a flow ends before its runtime does")
+        let purpose = Purpose::Message(Box::new(Errand::new(message, tell)));
+        self.begin(client.take(), server.take(), left, policy, info, purpose);
+        let (passed, legs) = told.await.expect("a flow ends before its runtime does");
+        if let Some(legs) = legs {
+            (*client, *server) = legs;
+        }
+        passed
+    }
+
+    /// Whether a flow of these two could be spliced, as far as one can know before trying; why not.
+    pub fn may_splice(&self, client: &Leg, server: &Leg) -> Result<(), Refusal> {
+        match self.refusal() {
+            Some(refusal) => Err(refusal),
+            None if client.local.ip().is_loopback() || server.local.ip().is_loopback() => Err(Refusal::Loopback),
+            None => Ok(()),
+        }
     }
 
     fn begin(&self, client: Leg, server: Leg, left: &Leftovers, policy: Arc<Policy>, info: FlowInfo, purpose: Purpose) {

@@ -51,6 +51,8 @@ counters! {
     requests,
     /// HTTP: replies that were passed on to their end, by copying.
     replies_copied,
+    /// HTTP: the same, of which bytes were spliced.
+    replies_spliced,
     /// HTTP: requests that an open connection to the server was used for again.
     reused,
     /// HTTP: requests that no route of the listener matches.

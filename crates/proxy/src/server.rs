@@ -189,6 +189,8 @@ pub(crate) struct Front {
     pub(crate) listener: ListenerConfig,
     /// The listener's, shared by all its flows.
     pub(crate) policy: Arc<Policy>,
+    /// The same for bodies of HTTP messages, whose lengths are known.
+    pub(crate) bodies: Arc<Policy>,
     counted: Arc<Counted>,
 }
 
@@ -197,7 +199,8 @@ impl Front {
         let counted =
             Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
         let policy = Arc::new(listener.policy.clone());
-        Front { listener, policy, counted }
+        let bodies = Arc::new(listener.policy_of_bodies());
+        Front { listener, policy, bodies, counted }
     }
 }
 

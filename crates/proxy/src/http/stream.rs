@@ -46,6 +46,14 @@ impl Stream {
         }
     }
 
+    /// The first bytes in hand are to be these.
+    pub fn put_back(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.bytes.splice(..self.start, bytes.iter().copied());
+            (self.start, self.end) = (0, self.end - self.start + bytes.len());
+        }
+    }
+
     /// Reads more; 0: the end.
     pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.end == self.bytes.len() || (self.eager && self.end == 0) {
