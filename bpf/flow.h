@@ -172,6 +172,7 @@ struct via {
 enum via_ability {
 	VIA_XDP = 1 << 0,           /* the device sends frames that XDP redirects to it */
 	VIA_XDP_FRAGMENTS = 1 << 1, /* ... also those in several buffers */
+	VIA_PEER = 1 << 2,          /* a veth: packets go to its other end at once, in another network namespace */
 };
 
 /* A connection that is not established yet, seen through its SYN. */

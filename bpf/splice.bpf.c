@@ -397,7 +397,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
 		return drop(V_REWRITE_FAILED);
 	count(V_FORWARDED);
-	return bpf_redirect(v->ifindex, 0);
+	return leave_by(v);
 }
 
 /* A first fragment outside of forwarding mode, or a segment behind an extension header. Its leg can no longer be vouched for.

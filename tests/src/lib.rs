@@ -36,6 +36,11 @@ pub struct Forwarder {
 impl Forwarder {
     /// Listens on `listen` in the forwarder namespace and relays each connection to `target`.
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
+        Forwarder::open(lab, listen, target, policy, OpenOptions::default())
+    }
+
+    /// The same with other options than the default ones.
+    pub fn open(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -47,7 +52,7 @@ impl Forwarder {
         let thread = lab.forwarder.spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
-            let options = OpenOptions { max_flows: 4096, ..OpenOptions::default() };
+            let options = OpenOptions { max_flows: 4096, ..options };
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
             let policy = Arc::new(policy);
             runtime.block_on(async {

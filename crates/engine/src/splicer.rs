@@ -43,6 +43,8 @@ pub struct OpenOptions {
     pub devices: Vec<String>,
     /// Those of them on which XDP forwards what it can, before tcx.
     pub xdp: Vec<String>,
+    /// Those of them, veth or netkit, that packets leave straight to the other end of, in another network namespace.
+    pub peer: Vec<String>,
     /// Source ports of connections to servers. Outside of `net.ipv4.ip_local_port_range`, or other programs meet them.
     pub source_ports: RangeInclusive<u16>,
     /// Own addresses to connect to servers from, for more connections to one server than there are ports; those of the
@@ -59,6 +61,7 @@ impl Default for OpenOptions {
         OpenOptions {
             devices: Vec::new(),
             xdp: Vec::new(),
+            peer: Vec::new(),
             source_ports: 10240..=28671,
             sources: Vec::new(),
             max_flows: 65536,
@@ -238,6 +241,7 @@ impl Splicer {
         let datapath = Datapath::open(&Options {
             devices: options.devices.clone(),
             xdp: options.xdp.clone(),
+            peer: options.peer.clone(),
             pin: options.pin.clone(),
             max_flows: options.max_flows,
         })?;

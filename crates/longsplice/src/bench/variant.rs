@@ -21,6 +21,8 @@ pub enum Variant {
     Spliced,
     /// longsplice's data path at tcx, with flows that were put into its table.
     Tcx,
+    /// The same, with packets that go straight to the other end of a veth.
+    TcxPeer,
     /// The same, with XDP at the client's device.
     Xdp,
     /// longsplice, spliced when its default policy says so.
@@ -45,13 +47,14 @@ pub enum Variant {
 
 impl Variant {
     /// All of them, in the order of tables.
-    pub const ALL: [Variant; 16] = [
+    pub const ALL: [Variant; 17] = [
         Variant::Direct,
         Variant::IpForward,
         Variant::Filter,
         Variant::Nat,
         Variant::Spliced,
         Variant::Tcx,
+        Variant::TcxPeer,
         Variant::Xdp,
         Variant::Default,
         Variant::Copy,
@@ -84,6 +87,7 @@ impl Variant {
             Variant::Nat => "IP, NAT",
             Variant::Spliced => "spliced",
             Variant::Tcx => "spliced by tcx",
+            Variant::TcxPeer => "spliced by tcx, into the peer",
             Variant::Xdp => "spliced by XDP",
             Variant::Default => "default policy",
             Variant::Copy => "copying",
@@ -107,7 +111,8 @@ impl Variant {
                 "the same with nftables' masquerade, which tracks connections; in the flood, its dnat".into()
             }
             Variant::Tcx => "longsplice's data path without its proxy, flows put into the table as if released".into(),
-            Variant::Xdp => "the same with XDP at the device towards the client".into(),
+            Variant::TcxPeer => "the same, and packets go straight to the other end of the forwarder's veth".into(),
+            Variant::Xdp => "the same as spliced by tcx, with XDP at the device towards the client".into(),
             Variant::Nginx => "Debian's, stream module, as many workers as CPUs".into(),
             Variant::Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses".into(),
             Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),

@@ -40,6 +40,8 @@ struct File {
     devices: Vec<String>,
     #[serde(default)]
     xdp: Vec<String>,
+    #[serde(default)]
+    peer: Vec<String>,
     control: Option<PathBuf>,
     source_ports: Option<OrNumber<PortRange>>,
     #[serde(default)]
@@ -163,6 +165,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         log: place.log(raw.log),
         devices: raw.devices,
         xdp: raw.xdp,
+        peer: raw.peer,
         control: raw.control.map(|path| place.path(&path)),
         source_ports: raw.source_ports.map(|p| p.0),
         sources: raw.source.0.into_iter().map(|s| s.0).collect(),
