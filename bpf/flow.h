@@ -270,9 +270,9 @@ struct switch_args {
 
 enum path_op {
 	PATH_GET = 1,
-	PATH_ADD = 2,    /* a new entry, all zero */
+	PATH_ADD = 2,    /* a new entry, all zero, and a leg's record that awaits the answer to our SYN */
 	PATH_PUT = 3,    /* an entry as given, new or not */
-	PATH_REMOVE = 4, /* and the leg's record */
+	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
 };
 
 /* User space's way to one path entry. */
@@ -280,6 +280,8 @@ struct path_args {
 	enum path_op op;
 	__s32 result; /* 0; PATH_GET: 1 there is none; PATH_ADD: 1 there is one; -1 no place */
 	struct tuple key;
+	struct tuple other; /* PATH_ADD: the leg on whose behalf */
+	__u32 mss;          /* PATH_ADD: out: what its host announced; 0: it is not known */
 	__u32 unused;
 	struct path6 p; /* without `remote` if the key is IPv4 */
 };

@@ -374,15 +374,25 @@ impl Datapath {
         self.maps.listen(addr, false)
     }
 
-    /// Prepares the record of a connection that is about to be opened from `leg.local`.
-    pub fn expect(&self, leg: &Tuple) -> Result<(), ExpectError> {
-        self.maps.expect(leg)
+    /// Prepares the record of a connection that is about to be opened from `leg.local` on behalf of `client`; the MSS that
+    /// this leg's host announced, if it is tracked.
+    pub fn expect(&self, leg: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
+        self.maps.expect(leg, client)
     }
 
     /// Forgets a leg: its connection is over, or was never opened.
     pub fn forget(&self, leg: &Tuple) {
         self.remotes.lock().expect("no panic under this lock").free(leg);
-        self.maps.forget(leg);
+        self.maps.forget(leg, None);
+    }
+
+    /// Forgets both legs of a flow, at the price of one.
+    pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
+        let mut remotes = self.remotes.lock().expect("no panic under this lock");
+        remotes.free(a);
+        remotes.free(b);
+        drop(remotes);
+        self.maps.forget(a, Some(b));
     }
 
     /// Forgets a leg whose flow is over, unless its port has been used for a new connection since.

@@ -366,12 +366,6 @@ impl Splicer {
     /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
     /// whole (symmetric TCP splice, 5.4.4).
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
-        let mss = self.inner.datapath.as_ref().and_then(|d| d.leg(&client.tuple())).map(|l| l.mss_in);
-        self.connect_with(server, mss).await
-    }
-
-    /// The same with an MSS in bytes, or none.
-    pub async fn connect_with(&self, server: SocketAddr, mss: Option<u16>) -> io::Result<Leg> {
         let ports = &self.inner.ports;
         let (mut source, mut fresh) = ports.source_for(server)?;
         let Some(d) = self.inner.datapath.as_ref().filter(|_| !source.is_loopback()) else {
@@ -394,11 +388,14 @@ impl Splicer {
                 Err(e) => return Err(e),
             }
             s.set_tcp_nodelay(true)?;
-            match d.expect(&t) {
-                Ok(()) => {}
+            let mss = match d.expect(&t, &client.tuple()) {
+                Ok(mss) => mss,
                 Err(ExpectError::Taken) => continue,
-                Err(e) => tracing::warn!(leg = ?t, error = %e, "connection will not be tracked"),
-            }
+                Err(e) => {
+                    tracing::warn!(leg = ?t, error = %e, "connection will not be tracked");
+                    None
+                }
+            };
             if let Some(mss) = mss.filter(|m| *m >= 88) {
                 // best effort: the kernel refuses values below its minimum, and keeps its own then
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
@@ -543,11 +540,10 @@ impl Splicer {
     /// Entries of a flow that has ended: at once, or when its last segments have been answered.
     pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
         let Some(d) = self.datapath() else { return };
-        let legs = [flow.client, flow.server];
         if linger {
-            lock(&self.inner.lingering).push_back((Instant::now() + LINGER, legs));
+            lock(&self.inner.lingering).push_back((Instant::now() + LINGER, [flow.client, flow.server]));
         } else {
-            legs.iter().for_each(|leg| d.forget(leg));
+            d.forget_flow([&flow.client, &flow.server]);
         }
     }
 

@@ -27,6 +27,9 @@ const QUEUE: usize = 8192;
 /// So much is written at a time, if so much is waiting.
 const BATCH: usize = 64 * 1024;
 
+/// A first line waits so long for others: to wake the thread for each costs more than to write it.
+const GATHER: Duration = Duration::from_millis(5);
+
 /// How a line looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
@@ -278,6 +281,9 @@ impl Drop for AccessLog {
 fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
     let mut failing = false;
     while let Ok(first) = lines.recv() {
+        if matches!(first, Message::Line(_)) {
+            thread::sleep(GATHER);
+        }
         let (mut batch, mut count, mut flushed) = (String::new(), 0, Vec::new());
         let mut next = Some(first);
         while let Some(message) = next {
