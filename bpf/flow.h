@@ -172,7 +172,7 @@ struct via {
 enum via_ability {
 	VIA_XDP = 1 << 0,           /* the device sends frames that XDP redirects to it */
 	VIA_XDP_FRAGMENTS = 1 << 1, /* ... also those in several buffers */
-	VIA_PEER = 1 << 2,          /* a veth: packets go to its other end at once, in another network namespace */
+	VIA_PEER = 1 << 2,          /* packets go to the device's other end, in another network namespace */
 };
 
 /* A connection that is not established yet, seen through its SYN. */
@@ -281,7 +281,7 @@ struct path_args {
 	__s32 result; /* 0; PATH_GET: 1 there is none; PATH_ADD: 1 there is one; -1 no place */
 	struct tuple key;
 	struct tuple other; /* PATH_ADD: the leg on whose behalf */
-	__u32 mss;          /* PATH_ADD: out: what its host announced; 0: it is not known */
+	__u32 mss;          /* PATH_ADD: out: announced by its host; 0: it is not tracked */
 	__u32 unused;
 	struct path6 p; /* without `remote` if the key is IPv4 */
 };

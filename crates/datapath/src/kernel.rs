@@ -283,6 +283,9 @@ impl Datapath {
         }
         fs::create_dir_all(&pin).map_err(|_| OpenError::NoBpffs(pin.clone()))?;
         let lock = lock(&pin)?;
+        // what is wrong with the options is said before anything is changed
+        let wanted = wanted_devices(options)?;
+        let links = Links::new(!options.xdp.is_empty(), wanted_peers(&options.peer, &wanted)?);
         let namespace = namespace_cookie()
             .map_err(|source| OpenError::Kernel { what: "cookie of the network namespace", source })?;
         let mut there = pinned_abi(&pin)?;
@@ -336,13 +339,11 @@ impl Datapath {
         };
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
-        let wanted = wanted_devices(options)?;
         for index in &wanted {
             attach(&skel.progs.ingress, *index, &pin.join(format!("ingress-{index}")))?;
             attach(&skel.progs.egress, *index, &pin.join(format!("egress-{index}")))?;
         }
         attach_early(&skel.progs.early, &options.xdp, &wanted, &pin)?;
-        let links = Links::new(!options.xdp.is_empty(), wanted_peers(&options.peer, &wanted)?);
         let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).collect();
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
@@ -374,8 +375,8 @@ impl Datapath {
         self.maps.listen(addr, false)
     }
 
-    /// Prepares the record of a connection that is about to be opened from `leg.local` on behalf of `client`; the MSS that
-    /// this leg's host announced, if it is tracked.
+    /// Prepares the record of a connection that is about to be opened from `leg.local` on behalf of the leg `client`; the MSS
+    /// that the client announced, if its leg is tracked.
     pub fn expect(&self, leg: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
         self.maps.expect(leg, client)
     }

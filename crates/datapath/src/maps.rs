@@ -274,7 +274,7 @@ impl Maps {
         }
     }
 
-    /// Makes the entries for a connection that we are about to open on behalf of another; the MSS that its host announced.
+    /// Makes the entries for a connection that we are about to open on behalf of a client; the MSS that it announced.
     pub fn expect(&self, t: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
         let op = abi::path_op::PATH_ADD;
         let mut args = abi::path_args { op, key: t.to_abi(), other: client.to_abi(), ..Default::default() };
