@@ -410,7 +410,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
 		return drop(V_REWRITE_FAILED);
 	count(V_FORWARDED);
-	return bpf_redirect(v->ifindex, 0);
+	return leave_by(v);
 }
 
 /* A first fragment outside of forwarding mode, or a segment behind an extension header. Its leg can no longer be vouched for.
@@ -758,6 +758,20 @@ int switch_flow(struct switch_args *ctx)
 	return 0;
 }
 
+/* The record of a connection that user space is about to open. */
+static __noinline int await_answer(const struct tuple *t)
+{
+	struct leg l = { .flags = LEG_SYN };
+
+	return bpf_map_update_elem(&legs, t, &l, BPF_ANY);
+}
+
+static __always_inline void forget(struct tuple *t)
+{
+	remove_path(t, bpf_ktime_get_ns());
+	bpf_map_delete_elem(&legs, t);
+}
+
 /* User space's look-ups and changes in the table of path entries. */
 SEC("syscall")
 int path_entry(struct path_args *ctx)
@@ -770,12 +784,22 @@ int path_entry(struct path_args *ctx)
 
 	args.result = !found;
 	if (args.op == PATH_REMOVE) {
-		remove_path(&args.key, bpf_ktime_get_ns());
-		bpf_map_delete_elem(&legs, &args.key);
+		forget(&args.key);
+		if (args.other.lport)
+			forget(&args.other);
 	} else if (args.op == PATH_ADD && found)
 		args.result = 1;
 	else if (!found && args.op != PATH_GET)
 		args.result = insert_path(&args.key, bpf_ktime_get_ns());
+	if (args.op == PATH_ADD && !args.result) {
+		struct leg *client = bpf_map_lookup_elem(&legs, &args.other);
+
+		args.mss = client ? client->mss_in : 0;
+		if (await_answer(&args.key)) {
+			forget(&args.key);
+			args.result = -1;
+		}
+	}
 	if (args.op == PATH_REMOVE || args.result < 0)
 		goto out;
 	if (v4)

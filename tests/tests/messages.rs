@@ -1,6 +1,6 @@
 //! One message after the other, each with a splice of its own: the connections stay, and join other ones in between.
 
-use longsplice_engine::{FlowInfo, How, Leftovers, Leg, Message, Policy, Splicer};
+use longsplice_engine::{FlowInfo, How, Leftovers, Leg, Message, OpenOptions, Policy, Splicer};
 use longsplice_lab::{
     Family, Impair, Lab, Shape, Way, pattern,
     process::wait_for,
@@ -155,7 +155,7 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
     let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
     let count = Arc::new(Mutex::new(Count::default()));
     let (policy, counted) = (Arc::new(at_once()), count.clone());
-    let f = Forwarder::serving(&lab, proxy, move |splicer, leg, _| {
+    let f = Forwarder::serving(&lab, proxy, OpenOptions::default(), move |splicer, leg, _| {
         switchboard(splicer, leg, servers.clone(), policy.clone(), counted.clone())
     });
     let c = lab.client.spawn(move || client(proxy, sizes, ahead));

@@ -12,6 +12,7 @@ mod maps;
 #[cfg(feature = "model")]
 pub mod model;
 mod names;
+mod peer;
 mod released;
 mod sockets;
 mod switch;

@@ -44,6 +44,8 @@ pub struct OpenOptions {
     pub devices: Vec<String>,
     /// Those of them on which XDP forwards what it can, before tcx.
     pub xdp: Vec<String>,
+    /// Those of them, veth or netkit, that packets leave straight to the other end of, in another network namespace.
+    pub peer: Vec<String>,
     /// Source ports of connections to servers. Outside of `net.ipv4.ip_local_port_range`, or other programs meet them.
     pub source_ports: RangeInclusive<u16>,
     /// Own addresses to connect to servers from, for more connections to one server than there are ports; those of the
@@ -60,6 +62,7 @@ impl Default for OpenOptions {
         OpenOptions {
             devices: Vec::new(),
             xdp: Vec::new(),
+            peer: Vec::new(),
             source_ports: 10240..=28671,
             sources: Vec::new(),
             max_flows: 65536,
@@ -239,6 +242,7 @@ impl Splicer {
         let datapath = Datapath::open(&Options {
             devices: options.devices.clone(),
             xdp: options.xdp.clone(),
+            peer: options.peer.clone(),
             pin: options.pin.clone(),
             max_flows: options.max_flows,
         })?;
@@ -363,12 +367,15 @@ impl Splicer {
     /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
     /// whole (symmetric TCP splice, 5.4.4).
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
-        let mss = self.inner.datapath.as_ref().and_then(|d| d.leg(&client.tuple())).map(|l| l.mss_in);
-        self.connect_with(server, mss).await
+        self.connect_for(server, Some(&client.tuple())).await
     }
 
-    /// The same with an MSS in bytes, or none.
-    pub async fn connect_with(&self, server: SocketAddr, mss: Option<u16>) -> io::Result<Leg> {
+    /// The same on behalf of nobody.
+    pub async fn connect_alone(&self, server: SocketAddr) -> io::Result<Leg> {
+        self.connect_for(server, None).await
+    }
+
+    async fn connect_for(&self, server: SocketAddr, client: Option<&Tuple>) -> io::Result<Leg> {
         let ports = &self.inner.ports;
         let (mut source, mut fresh) = ports.source_for(server)?;
         let Some(d) = self.inner.datapath.as_ref().filter(|_| !source.is_loopback()) else {
@@ -391,11 +398,14 @@ impl Splicer {
                 Err(e) => return Err(e),
             }
             s.set_tcp_nodelay(true)?;
-            match d.expect(&t) {
-                Ok(()) => {}
+            let mss = match d.expect(&t, client.unwrap_or(&t)) {
+                Ok(mss) => mss,
                 Err(ExpectError::Taken) => continue,
-                Err(e) => tracing::warn!(leg = ?t, error = %e, "connection will not be tracked"),
-            }
+                Err(e) => {
+                    tracing::warn!(leg = ?t, error = %e, "connection will not be tracked");
+                    None
+                }
+            };
             if let Some(mss) = mss.filter(|m| *m >= 88) {
                 // best effort: the kernel refuses values below its minimum, and keeps its own then
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
@@ -580,11 +590,10 @@ impl Splicer {
     /// Entries of a flow that has ended: at once, or when its last segments have been answered.
     pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
         let Some(d) = self.datapath() else { return };
-        let legs = [flow.client, flow.server];
         if linger {
-            self.linger(&legs);
+            self.linger(&[flow.client, flow.server]);
         } else {
-            legs.iter().for_each(|leg| d.forget(leg));
+            d.forget_flow([&flow.client, &flow.server]);
         }
     }
 

@@ -114,6 +114,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "DEV")]
     pub xdp: Vec<String>,
 
+    /// Hands packets of spliced connections that leave by this device straight to its other end: it is a veth or netkit, and
+    /// its other end in another network namespace. May be repeated. Costs less, but passes by what is attached to the
+    /// device's egress: queueing disciplines, nftables and tc programs, and captures do not see these packets.
+    #[arg(long, value_name = "DEV")]
+    pub peer: Vec<String>,
+
     /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 2048,
     /// from where on it was measured to pay].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]

@@ -65,6 +65,9 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
     if !args.xdp.is_empty() {
         config.xdp.clone_from(&args.xdp);
     }
+    if !args.peer.is_empty() {
+        config.peer.clone_from(&args.peer);
+    }
     if let Some(file) = &args.access_log {
         config.log.file = (file != Path::new("-")).then(|| file.clone());
     }
@@ -109,6 +112,7 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
     let mut options = OpenOptions {
         devices: config.devices.clone(),
         xdp: config.xdp.clone(),
+        peer: config.peer.clone(),
         max_flows: args.max_flows,
         ..OpenOptions::default()
     };

@@ -6,6 +6,8 @@
 //! ```toml
 //! devices = ["eth0", "eth1"]        # devices to splice on; all Ethernet devices if left out
 //! xdp = ["eth0"]                    # those on which native XDP forwards what it can; none if left out
+//! peer = ["veth0"]                  # those whose packets of spliced connections go straight to a veth's other end, in another
+//! # network namespace: past queueing disciplines, nftables and tc programs, and captures
 //! control = "/run/longsplice/control" # socket for `longsplice ls` and its like
 //! source_ports = "10240-28671"      # ports of connections to servers
 //! source = ["192.0.2.1", "192.0.2.2"] # own addresses to connect from, in turn: each has its own source_ports
@@ -115,6 +117,8 @@ pub struct Config {
     pub devices: Vec<String>,
     /// Devices to forward on by XDP as well.
     pub xdp: Vec<String>,
+    /// Devices whose other end gets packets directly.
+    pub peer: Vec<String>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
     /// Ports of connections to servers.

@@ -52,7 +52,8 @@ pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
     let mut record = Record::new(listener.protocol.name(), client.remote());
     let mut client = client;
     if let Protocol::Http(http) = &listener.protocol {
-        return http::serve(live, &front, http, client).await;
+        // by itself: the tasks of others need not be as large
+        return Box::pin(http::serve(live, &front, http, client)).await;
     }
     let ready = match &listener.protocol {
         Protocol::Socks5 { users } => socks_handshake(shared, listener, users, &mut client, &mut record).await,

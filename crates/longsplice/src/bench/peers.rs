@@ -204,7 +204,10 @@ fn nginx_globals(dir: &Path) -> String {
 
 fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<ChildGuard> {
     let when = variant.splice();
-    let arguments = when.as_ref().map_or(vec![], |when| vec!["--splice", when]);
+    let mut arguments = when.as_ref().map_or(vec![], |when| vec!["--splice", when]);
+    if variant == Variant::SplicedPeer {
+        arguments.extend(["--peer", lab.client_device(), "--peer", lab.server_device()]);
+    }
     let guard = run_longsplice(lab, dir, &longsplice_config(variant.socks(), release_after), &arguments, PATIENCE)?;
     let words = guard.output();
     if words.contains("are copied, not spliced") {

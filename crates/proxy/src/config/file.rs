@@ -44,6 +44,8 @@ struct File {
     devices: Vec<String>,
     #[serde(default)]
     xdp: Vec<String>,
+    #[serde(default)]
+    peer: Vec<String>,
     control: Option<PathBuf>,
     source_ports: Option<OrNumber<PortRange>>,
     #[serde(default)]
@@ -183,6 +185,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         log: place.log(raw.log),
         devices: raw.devices,
         xdp: raw.xdp,
+        peer: raw.peer,
         control: raw.control.map(|path| place.path(&path)),
         pools: place.pools(raw.pool)?,
         source_ports: raw.source_ports.map(|p| p.0),

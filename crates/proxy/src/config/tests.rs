@@ -42,6 +42,7 @@ fn socks(more: &str) -> String {
 const WHOLE: &str = r#"
 devices = ["eth0"]
 xdp = ["eth0"]
+peer = ["veth0"]
 control = "control"
 source_ports = "10240-28671"
 leave_flows_on_stop = true
@@ -81,8 +82,8 @@ policy = { splice = 1000 }
 fn whole_file() {
     let c = read(WHOLE).unwrap();
     assert_eq!(
-        (c.xdp, c.devices, c.control),
-        (vec!["eth0".into()], vec!["eth0".to_string()], Some("/etc/control".into()))
+        (c.xdp, c.peer, c.devices, c.control),
+        (vec!["eth0".into()], vec!["veth0".into()], vec!["eth0".to_string()], Some("/etc/control".into()))
     );
     assert_eq!(c.source_ports, Some(PortRange { first: 10240, last: 28671 }));
     assert!(c.leave_flows_on_stop && c.connections == Some(100));
