@@ -293,8 +293,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 			p->fwd = 0;
 		if (p->fwd && is_beyond(l, s)) {
 			/* The drain is not to be lost for it: it will come again. */
-			p->fwd = before(s->seq, l->limit_in);
-			p->f.keep = earlier(end, l->limit_in) - s->seq;
+			p->fwd = s->len && before(s->seq, l->limit_in);
+			p->f.keep = earlier(s->seq + s->len, l->limit_in) - s->seq;
 			p->f.flags &= ~TH_FIN;
 			p->fwd_end = s->seq + p->f.keep;
 		}
@@ -540,7 +540,8 @@ INLINE int has_gaps(const struct leg *from, const struct half *h)
 /* Is nothing left that may be forwarded? */
 INLINE int all_has_come(const struct leg *from, const struct half *h)
 {
-	return h->limit <= LIMIT_MAX && from->max_in - (from->irs + 1 + h->consumed) >= h->limit;
+	return h->limit <= LIMIT_MAX &&
+	       (from->flags & LEG_FIN_IN || from->max_in - (from->irs + 1 + h->consumed) >= h->limit);
 }
 
 /* Splice, direction from -> to, step 1. `out`: the end of what was given to the other socket, with all in hand for it.

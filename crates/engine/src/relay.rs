@@ -357,7 +357,8 @@ impl Relay {
 
     /// Is nothing left of a message to splice for?
     fn is_read(&self) -> bool {
-        self.pump.dirs.iter().all(|d| d.message == Some(0))
+        let [up, down] = &self.pump.dirs;
+        up.message_is_read(&self.client) && down.message_is_read(&self.server)
     }
 
     /// So many bytes have to be copied before a message is spliced: none if it is known to be long enough.
@@ -558,11 +559,11 @@ impl Relay {
                 if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
             from.consumed += forwarded;
             to.produced += forwarded;
-            if let Some(left) = &mut self.pump.dirs[d].message {
+            if let Some(left) = self.pump.dirs[d].message {
                 // a splice that has not paid is not tried again: the receiver keeps sending
                 self.stay |=
-                    matches!(self.listed.flow.policy.when, When::AfterBytes(n) if *left > forwarded && forwarded < n);
-                *left = left.saturating_sub(forwarded);
+                    matches!(self.listed.flow.policy.when, When::AfterBytes(n) if left > forwarded && forwarded < n);
+                self.pump.dirs[d].passed(forwarded);
             }
             // that of a message's sender is never forwarded: it is still to be read
             if at.fin[d] && !from.eof && self.pump.dirs[d].message.is_none() {

@@ -209,7 +209,10 @@ impl<'a> Exchange<'a> {
             Way::Up => (up.sent, up.broken) = (up.head.len(), false),
             Way::Down => down.sent = down.head.len(),
         }
-        body.passed(ahead.unwrap_or(0) - missing);
+        match ahead {
+            Some(ahead) => body.passed(ahead - missing),
+            None => *body = Body::UntilClose(true),
+        }
         if way == Way::Up {
             // Its receiver has something to say, or it has stopped too early: both are seen by whoever copies.
             up.copy |= missing > 0;
