@@ -531,10 +531,11 @@ INLINE int overpromised(const struct leg *from, const struct half *h, __u32 out,
 	return h->limit != LIMIT_KEEP && after(edge_promised(from) - (from->irs + 1 + h->consumed) + out, to->edge_in);
 }
 
-/* What is kept is acknowledged from the freeze on, as all below a bound: the socket must have all of it. */
+/* What is kept is acknowledged from the freeze on, as all below a bound: the socket must have all of it, and has if it says so,
+ * or if it was read. */
 INLINE int has_gaps(const struct leg *from, const struct half *h)
 {
-	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in;
+	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in && from->irs + 1 + h->consumed != from->max_in;
 }
 
 /* Is nothing left that may be forwarded? */

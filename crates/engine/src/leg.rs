@@ -1,6 +1,6 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use longsplice_datapath::{Repair, Tuple};
+use longsplice_datapath::{Repair, Tuple, clamp_window};
 use socket2::SockRef;
 use std::{
     io,
@@ -40,13 +40,15 @@ pub struct Leg {
     pub(crate) shut: bool,
     /// The wire differs from the socket: entries must outlive it.
     pub(crate) shimmed: bool,
+    /// See [`Leg::clamp`].
+    clamped: bool,
 }
 
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
     pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr) -> Leg {
         let socket = Socket::Live(stream);
-        Leg { socket, remote, local, consumed: 0, produced: 0, eof: false, shut: false, shimmed: false }
+        Leg { socket, remote, local, consumed: 0, produced: 0, eof: false, shut: false, shimmed: false, clamped: false }
     }
 
     /// Address of the host at the other end.
@@ -77,6 +79,25 @@ impl Leg {
     /// Makes the next close one with a reset.
     pub fn reset_at_close(&self) {
         self.abort();
+    }
+
+    /// Lets the host send no more than 32 KB ahead: what it has sent before a splice is copied, and what it was promised before may
+    /// be more than the other has room for. Lifted by the engine where it copies after all, and by [`Leg::unclamp`].
+    pub fn clamp(&mut self) {
+        const FIRST_WINDOW: u32 = 32_768; // half of what hosts announce at first: what is in hand and what may come both fit
+        if let Socket::Live(s) = &self.socket {
+            self.clamped = clamp_window(s, FIRST_WINDOW).is_ok(); // without it more is copied
+        }
+    }
+
+    /// Lets the kernel choose the window again.
+    pub fn unclamp(&mut self) {
+        if let Socket::Live(s) = &self.socket
+            && std::mem::take(&mut self.clamped)
+            && let Err(error) = clamp_window(s, u32::MAX)
+        {
+            tracing::warn!(leg = ?self.tuple(), %error, "the window stays small");
+        }
     }
 
     /// Until the host has said something, or has ended.
@@ -208,7 +229,7 @@ impl Side {
     pub fn leg(self, tuple: &Tuple) -> Leg {
         let Side { socket, consumed, produced, eof, shut, shimmed } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
-        Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut, shimmed }
+        Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut, shimmed, clamped: false }
     }
 
     /// Closes the socket without a word to the host: parked, it is in repair mode.

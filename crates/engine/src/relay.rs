@@ -270,6 +270,10 @@ impl Relay {
             When::AfterBytes(n) => n,
         };
         let heed = self.message().is_some_and(|m| m.heed);
+        if enough == u64::MAX {
+            self.client.unclamp();
+            self.server.unclamp();
+        }
         if enough == u64::MAX && !heed {
             self.pump.through_pipes();
         }
@@ -409,12 +413,14 @@ impl Relay {
         let fit = self.tries < FIT_TRIES && (self.pump.copied() > 0 || self.message().is_some());
         let frozen = match datapath.freeze(&a, &b, self.flow().policy.hold, fit) {
             Ok(f) => f,
-            Err(SwitchError::Busy | SwitchError::Window) => {
+            Err(error @ (SwitchError::Busy | SwitchError::Window)) => {
+                tracing::debug!(flow = self.flow().id, %error, "not yet");
                 self.again = Some(Instant::now() + AGAIN);
                 self.tries += 1;
                 return Attempt::Copying;
             }
             Err(SwitchError::Short) => {
+                tracing::debug!(flow = self.flow().id, left = ?self.pump.dirs.each_ref().map(|d| d.message), "all has come");
                 self.stay = true;
                 return Attempt::Copying;
             }

@@ -330,6 +330,7 @@ fn run(
         last.trim() == "[]"
     });
     assert!(over, "flows that do not end: {last}\n{}", program.client(&["counters"]));
+    fs::write("/root/w/msgs", program.messages()).unwrap();
     program.client(&["stop"]);
     assert!(program.wait().success());
     let inode = fs::metadata(lab.forwarder.path()).unwrap().ino();
@@ -340,6 +341,9 @@ fn run(
 
 fn check(records: &[Value], requests: usize, spliced: u64) {
     assert_eq!(records.len(), requests);
+    if let Some(file) = std::env::var_os("RECORDS") {
+        fs::write(file, serde_json::to_vec(records).unwrap()).unwrap();
+    }
     let bad: Vec<_> = records.iter().filter(|r| r["how"] != "closed").collect();
     assert!(bad.is_empty(), "{bad:#?}");
     let sum = |key: &str| records.iter().map(|r| r[key].as_u64().unwrap()).sum::<u64>();
@@ -364,7 +368,7 @@ fn under_loss() {
 
 #[test]
 fn by_default_large_bodies_are_spliced() {
-    let records = run(Family::V6, None, &[], (2, 10, 50));
+    let records = run(Family::V6, None, &["-vv"], (2, 10, 50));
     check(&records, 1000, 10_000_000);
     for r in records {
         let (all, spliced) = (r["bytes_down"].as_u64().unwrap(), r["spliced_down"].as_u64().unwrap());

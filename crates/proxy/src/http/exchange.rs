@@ -358,6 +358,9 @@ impl<'a> Exchange<'a> {
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
         self.begin(reply, close);
         self.down.strip = strip;
+        if reply.framing == Framing::Chunked {
+            self.server.leg.unclamp(); // most of it is copied
+        }
         self.down.body = Some(Body::new(reply.framing));
         self.down.end = End::Done { close, reuse: reply.keep_alive && !early };
         Ok(())

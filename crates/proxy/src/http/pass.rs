@@ -25,7 +25,7 @@ use crate::{
     pool::{Lease, Pool},
     target::Target,
 };
-use longsplice_engine::{FlowInfo, Refusal, When};
+use longsplice_engine::{FlowInfo, Leg, Refusal, When};
 use longsplice_http::{
     Request,
     forward::{self, Onward},
@@ -138,7 +138,7 @@ impl Row<'_> {
         }
         self.drop_server();
         let server = connect(self.shared(), listener, &self.client.leg, &asked, target).await?;
-        self.server = Some(Held { target: target.clone(), stream: Stream::new(server), reused: false, lease: None });
+        self.server = Some(Held { target: target.clone(), stream: self.stream(server), reused: false, lease: None });
         Ok(())
     }
 
@@ -172,12 +172,18 @@ impl Row<'_> {
             let client = &self.client.leg;
             match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &asked, &target).await {
                 Ok(leg) => {
-                    self.server = Some(Held { target, stream: Stream::new(leg), reused: false, lease: Some(lease) });
+                    self.server = Some(Held { target, stream: self.stream(leg), reused: false, lease: Some(lease) });
                     return Ok(());
                 }
                 Err(fault) => tries.failed(&lease, fault, &shared.counters),
             }
         }
+    }
+
+    fn stream(&self, server: Leg) -> Stream {
+        let spliced = self.front.bodies.when != When::Never
+            && self.shared().splicer.may_splice(&self.client.leg, &server).is_ok();
+        if spliced { Stream::clamped(server) } else { Stream::new(server) }
     }
 
     /// Request and reply, over the connection that was found.

@@ -29,6 +29,12 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
+    /// Of a server whose replies may be spliced.
+    pub fn clamped(mut leg: Leg) -> Stream {
+        leg.clamp();
+        Stream::new(leg)
+    }
+
     pub fn new(leg: Leg) -> Stream {
         Stream { leg, bytes: Vec::new(), start: 0, end: 0, eager: false, ended: false }
     }
