@@ -386,7 +386,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	struct edit *e = &p->f;
 	__u32 ack = o->ack_out, win = o->win_out;
 
-	if (p->drained)
+	if (p->drained && o->phase_in == PHASE_TO_FWD) /* not if it was taken back meanwhile */
 		o->phase_in = PHASE_FWD;
 	if (p->ack_valid) {
 		__u32 a = p->ack - o->seq_off;
@@ -406,7 +406,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 			o->edge_out = later(o->edge_out, ack + win);
 		}
 	}
-	if (p->returned)
+	if (p->returned && o->phase_in == PHASE_TO_LOCAL)
 		o->phase_in = PHASE_LOCAL;
 	e->ack = o->ack_out;
 	win = o->win_out >> o->wscale_out;
@@ -573,6 +573,13 @@ INLINE int freeze_out(struct leg *to, __u32 bound_out, __u32 tsval)
 	to->ts_from_peer = to->tsval_out - tsval;
 	to->phase_out = before(to->ack_in, bound_out) ? PHASE_TO_FWD : PHASE_FWD;
 	return to->phase_out == PHASE_FWD;
+}
+
+/* Step 3, if step 2 returned 1, and what was beyond a limit has not taken it back meanwhile. */
+INLINE void freeze_done(struct leg *from)
+{
+	if (from->phase_in == PHASE_TO_FWD)
+		from->phase_in = PHASE_FWD;
 }
 
 /* Unsplice, direction from -> to, step 1: bytes from `at` on belong to the socket again; `at` not before max_in.

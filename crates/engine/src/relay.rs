@@ -442,7 +442,10 @@ impl Relay {
             dir.fin = frozen.fin[d];
             self.listed.flow.now().since[d] = frozen.bound[d];
         }
-        let drained = self.drain(datapath, ears).await;
+        // All has come just before the freeze: what is behind it must not be waited for.
+        let over = self.message().is_some_and(|m| frozen.bound[m.from] >= m.goal);
+        self.stay |= over;
+        let drained = if over { Err(None) } else { self.drain(datapath, ears).await };
         self.pump.unlimited();
         match drained {
             Ok(at) if self.message().is_some_and(|m| m.is_passed(&at)) => {}
