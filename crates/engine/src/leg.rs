@@ -32,6 +32,8 @@ pub struct Leg {
     socket: Socket,
     pub(crate) remote: SocketAddr,
     pub(crate) local: SocketAddr,
+    /// Source and destination that a proxy before us has announced.
+    announced: Option<(SocketAddr, SocketAddr)>,
     /// Positions consumed from the host, a FIN that was read as end of stream counting one.
     pub(crate) consumed: u64,
     /// Positions produced towards the host, our FIN counting one.
@@ -43,7 +45,8 @@ pub struct Leg {
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
     pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr) -> Leg {
-        Leg { socket: Socket::Live(stream), remote, local, consumed: 0, produced: 0, eof: false, shut: false }
+        let socket = Socket::Live(stream);
+        Leg { socket, remote, local, announced: None, consumed: 0, produced: 0, eof: false, shut: false }
     }
 
     /// Address of the host at the other end.
@@ -54,6 +57,22 @@ impl Leg {
     /// Our own address on this connection.
     pub fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    /// Notes what a proxy before us says of the connection that it serves by this one (PROXY protocol): the address it came
+    /// from, and the one it was made to. Lists and records then show the first as the client's.
+    pub fn announce(&mut self, source: SocketAddr, destination: SocketAddr) {
+        self.announced = Some((source, destination));
+    }
+
+    /// Where the connection came from at first: as announced, or [`Leg::remote`].
+    pub fn source(&self) -> SocketAddr {
+        self.announced.map_or(self.remote, |(source, _)| source)
+    }
+
+    /// What it was made to at first: as announced, or [`Leg::local`].
+    pub fn destination(&self) -> SocketAddr {
+        self.announced.map_or(self.local, |(_, destination)| destination)
     }
 
     /// Bytes read so far, end of stream not counted.
@@ -190,7 +209,7 @@ impl Side {
     pub fn leg(self, tuple: &Tuple) -> Leg {
         let Side { socket, consumed, produced, eof, shut } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
-        Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut }
+        Leg { socket, remote: tuple.remote, local: tuple.local, announced: None, consumed, produced, eof, shut }
     }
 
     /// Closes the socket without a word to the host: parked, it is in repair mode.

@@ -503,7 +503,7 @@ impl Relay {
         let now = *flow.now();
         Ended {
             id: flow.id,
-            client: flow.client.remote,
+            client: flow.source,
             server: flow.server.remote,
             how,
             bytes_up: now.copied[0] + now.spliced[0],

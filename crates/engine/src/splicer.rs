@@ -111,6 +111,8 @@ pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
     pub client: Tuple,
+    /// The client's address, which is not the leg's if a proxy before us has announced it.
+    pub source: SocketAddr,
     pub server: Tuple,
     pub began: Instant,
     pub policy: Arc<Policy>,
@@ -207,7 +209,7 @@ impl Flow {
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.to_owned(),
-            client: self.client.remote,
+            client: self.source,
             server: self.server.remote,
             target: self.info.target.clone(),
             user: self.info.user.clone(),
@@ -437,6 +439,7 @@ impl Splicer {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
             info,
             client: client.tuple(),
+            source: client.source(),
             server: server.tuple(),
             began: Instant::now(),
             policy,

@@ -82,6 +82,8 @@ pub enum Denied {
     Rule(usize),
     /// Guarded, by the range of this name.
     Guarded(&'static str),
+    /// Not from a network whose PROXY headers are believed, where one is required.
+    Untrusted,
 }
 
 impl fmt::Display for Denied {
@@ -89,6 +91,7 @@ impl fmt::Display for Denied {
         match self {
             Denied::Rule(n) => write!(f, "rule {n}"),
             Denied::Guarded(name) => write!(f, "guarded address ({name})"),
+            Denied::Untrusted => f.write_str("not from where PROXY headers may come from"),
         }
     }
 }
@@ -158,7 +161,7 @@ impl Pattern {
         matches!(self, Pattern::Prefix(net) if net.0.contains(&ip))
     }
 
-    fn matches_name(&self, host: &Host) -> bool {
+    pub(crate) fn matches_name(&self, host: &Host) -> bool {
         let Host::Name(name) = host else { return false };
         match self {
             Pattern::Prefix(_) => false,

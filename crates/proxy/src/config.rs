@@ -35,12 +35,26 @@
 //! limits = { reply = 300, keep_alive = 60 } # what a server may take to reply, and a client to its next request
 //!
 //! [[listener]]
+//! protocol = "tls"                  # to the server that the ClientHello names, without decrypting anything
+//! listen = "0.0.0.0:443"            # rules, limits and policy as above
+//! port = 443                        # of servers that are only known by their names; left out: the port listened on
+//!
+//! [[listener.route]]                # the first that matches decides; without any: to the name asked for
+//! name = ["example.org", "*.example.org"] # left out: any name, and, if there is a target, none
+//! alpn = ["h2", "http/1.1"]         # the client offers one of these; left out: whatever it offers
+//! target = "192.0.2.10:8443"        # left out: the name asked for; loopback and the like are then denied as for SOCKS
+//!
+//! [[listener]]
 //! protocol = "plug"
 //! listen = "[::1]:8080"
 //! target = "example.org:80"
+//! # of any protocol: connections from these networks begin with a PROXY header, whose source is the client for rules,
+//! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2
+//! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
 //! ```
 
 mod file;
+mod tls;
 mod value;
 
 use crate::{
@@ -48,7 +62,9 @@ use crate::{
     access_log::LogConfig,
     limits::Limits,
     plug::{self, Plug},
+    proxy_protocol::ProxyProtocol,
     target::Target,
+    tls::Tls,
     users::Users,
 };
 use longsplice_engine::Policy;
@@ -95,6 +111,8 @@ pub struct ListenerConfig {
     pub policy: Policy,
     /// How much and how long.
     pub limits: Limits,
+    /// What proxies before us, and we, say of the client.
+    pub proxy_protocol: ProxyProtocol,
 }
 
 /// What a listener speaks.
@@ -107,6 +125,8 @@ pub enum Protocol {
     },
     /// HTTP/1.0 and 1.1 as a forward proxy: CONNECT, and requests in absolute-form.
     Http(Http),
+    /// TLS, to where the name asked for leads.
+    Tls(Tls),
     /// Everything goes to one target.
     Plug {
         /// The target.
@@ -137,6 +157,7 @@ impl Protocol {
         match self {
             Protocol::Socks5 { .. } => "socks5",
             Protocol::Http(_) => "http",
+            Protocol::Tls(_) => "tls",
             Protocol::Plug { .. } => "plug",
         }
     }
@@ -180,10 +201,20 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// A listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // A client of SOCKS or HTTP chooses its target; that of a plug was chosen by whoever wrote the configuration.
-        let guarded = matches!(protocol, Protocol::Socks5 { .. } | Protocol::Http(_));
-        let rules = Rules { list: Vec::new(), guarded };
-        ListenerConfig { listen, protocol, rules, policy: Policy::default(), limits: Limits::default() }
+        // A client of SOCKS, HTTP or TLS chooses its target; others were chosen by whoever wrote the configuration.
+        let guarded = match &protocol {
+            Protocol::Socks5 { .. } | Protocol::Http(_) => true,
+            Protocol::Tls(tls) => tls.forwards(),
+            Protocol::Plug { .. } => false,
+        };
+        ListenerConfig {
+            listen,
+            protocol,
+            rules: Rules { list: Vec::new(), guarded },
+            policy: Policy::default(),
+            limits: Limits::default(),
+            proxy_protocol: ProxyProtocol::default(),
+        }
     }
 }
 
@@ -200,16 +231,22 @@ impl Config {
         file::read(text, file)
     }
 
-    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT` and
+    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT`, `--tls ADDR:PORT` and
     /// `--plug ADDR:PORT=HOST:PORT`.
-    pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
+    pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], tls: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        config.add_args(socks5, http, plugs)?;
+        config.add_args(socks5, http, tls, plugs)?;
         Ok(config)
     }
 
     /// Adds the listeners of the command line to those that are there.
-    pub fn add_args<S: AsRef<str>>(&mut self, socks5: &[S], http: &[S], plugs: &[S]) -> Result<(), ConfigError> {
+    pub fn add_args<S: AsRef<str>>(
+        &mut self,
+        socks5: &[S],
+        http: &[S],
+        tls: &[S],
+        plugs: &[S],
+    ) -> Result<(), ConfigError> {
         for value in socks5.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--socks5", value, &e))?;
             let socks5 = Protocol::Socks5 { users: Users::default() };
@@ -218,6 +255,10 @@ impl Config {
         for value in http.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--http", value, &e))?;
             self.add("--http", value, ListenerConfig::new(listen, Protocol::Http(Http::default())))?;
+        }
+        for value in tls.iter().map(AsRef::as_ref) {
+            let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--tls", value, &e))?;
+            self.add("--tls", value, ListenerConfig::new(listen, Protocol::Tls(Tls::default())))?;
         }
         for value in plugs.iter().map(AsRef::as_ref) {
             let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;

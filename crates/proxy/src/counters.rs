@@ -39,6 +39,8 @@ counters! {
     over_limit,
     /// Forbidden by the rules.
     denied,
+    /// TLS: no route for the name or protocol asked for.
+    no_route,
     /// No request, or none that can be served.
     bad_requests,
     /// Wrong password, or none.
@@ -69,6 +71,7 @@ impl Counters {
             Fault::BadRequest(_) => &self.bad_requests,
             Fault::AuthFailed { .. } => &self.auth_failed,
             Fault::Denied(_) => &self.denied,
+            Fault::NoRoute(_) => &self.no_route,
             Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,
             Fault::BadReply(_) => &self.bad_replies,
             Fault::Timeout(_) => &self.timeouts,

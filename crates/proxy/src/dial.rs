@@ -30,7 +30,7 @@ pub(crate) async fn dial(
     client: &Leg,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    let from = client.remote().ip();
+    let from = client.source().ip();
     rules.check_name(from, target).map_err(Fault::Denied)?;
     let mut denied = None;
     let mut addresses = resolver.resolve(target, limits.resolve).await?;

@@ -6,7 +6,7 @@ use std::{fmt, io};
 /// A step with a time limit of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Greeting, authentication and request.
+    /// Greeting, authentication and request; before these, a PROXY header.
     Handshake,
     /// Looking up the name.
     Resolve,
@@ -35,6 +35,9 @@ pub enum Fault {
     /// The rules forbid it.
     #[error("{0}")]
     Denied(Denied),
+    /// TLS: no route for what the client asks for.
+    #[error("no route for {0}")]
+    NoRoute(String),
     /// The name has no address.
     #[error("no address: {0}")]
     NoAddress(io::Error),
@@ -56,6 +59,7 @@ impl Fault {
             Fault::BadRequest(_) => "bad-request",
             Fault::AuthFailed { .. } => "auth-failed",
             Fault::Denied(_) => "denied",
+            Fault::NoRoute(_) => "no-route",
             Fault::NoAddress(_) | Fault::Unreachable(_) => "unreachable",
             Fault::BadReply(_) => "bad-reply",
             Fault::Timeout(_) => "timeout",

@@ -22,6 +22,7 @@ use crate::{
     server::{Front, Live, Shared},
     target::{Host, Target},
 };
+use bytes::Bytes;
 use exchange::{End, Exchange};
 use longsplice_engine::{Leftovers, Leg};
 use longsplice_http::{
@@ -67,9 +68,9 @@ enum Next {
     Relay(Box<Record>),
 }
 
-/// Serves one connection.
-pub(crate) async fn serve(live: Live, front: &Front, http: &Http, client: Leg) {
-    let client = Stream::new(client);
+/// Serves one connection, of which so much was read already.
+pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read): (Leg, Bytes)) {
+    let client = Stream::with(client, &read);
     let shared = live.shared.clone();
     let mut row = Row { live, front, http, client, server: None, began: Instant::now(), count: 0 };
     let next = tokio::select! {
@@ -99,7 +100,7 @@ impl Row<'_> {
     }
 
     fn record(&self) -> Record {
-        Record::new(self.front.listener.protocol.name(), self.client.leg.remote())
+        Record::new(self.front.listener.protocol.name(), self.client.leg.source())
     }
 
     /// One request after the other.
@@ -266,7 +267,7 @@ impl Row<'_> {
             host: &host(target),
             via: self.http.via.as_deref(),
             forwarded: self.http.forwarded,
-            client: self.client.leg.remote().ip(),
+            client: self.client.leg.source().ip(),
         };
         let head = forward::request(request, &onward);
         let ends = (&mut self.client, server);
@@ -344,7 +345,7 @@ impl Row<'_> {
 /// The status for a target that cannot be had.
 fn status_of(fault: &Fault) -> u16 {
     match fault {
-        Fault::Denied(_) => 403,
+        Fault::Denied(_) | Fault::NoRoute(_) => 403,
         Fault::Timeout(_) => 504,
         Fault::AuthFailed { .. } => 407,
         Fault::BadRequest(_) => 400,

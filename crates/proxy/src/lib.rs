@@ -2,7 +2,7 @@
 //!
 //! # Way of a connection
 //! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
-//! `http`, [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial` connects to
+//! `http`, [`tls`], [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial` connects to
 //! the first that answers; the engine relays and splices; [`access_log`] keeps one line.
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
@@ -24,12 +24,14 @@ mod http;
 mod intake;
 pub mod limits;
 pub mod plug;
+pub mod proxy_protocol;
 mod resolve;
 pub mod server;
 mod socks;
 pub mod socks4;
 pub mod socks5;
 pub mod target;
+pub mod tls;
 pub mod users;
 
 pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol};

@@ -5,6 +5,7 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
+    tls::{RawProxyProtocol, RawRoute, proxy_protocol, tls},
     value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
@@ -21,6 +22,7 @@ use std::{
     collections::BTreeMap,
     fmt::Display,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     ops::Range,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -72,6 +74,10 @@ struct Listener {
     users_file: Option<Spanned<PathBuf>>,
     via: Option<Spanned<String>>,
     forwarded: Option<Spanned<RawForwarded>>,
+    port: Option<Spanned<NonZeroU16>>,
+    #[serde(default)]
+    route: Vec<Spanned<RawRoute>>,
+    proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
@@ -85,6 +91,7 @@ struct Listener {
 enum Name {
     Socks5,
     Http,
+    Tls,
     Plug,
 }
 
@@ -211,6 +218,18 @@ impl Place<'_> {
         {
             return Err(self.wrong(span, "only HTTP has such fields: remove the key, or use protocol = \"http\""));
         }
+        if raw.protocol != Name::Tls
+            && let Some(span) = raw.port.as_ref().map(Spanned::span).or(raw.route.first().map(Spanned::span))
+        {
+            return Err(self.wrong(span, "only TLS has routes and their port: remove it, or use protocol = \"tls\""));
+        }
+        let at = |(span, message): (Range<usize>, &'static str)| self.wrong(span, message);
+        let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
+        if let (Name::Plug | Name::Tls, Some(span)) = (raw.protocol, users) {
+            let message =
+                "clients of plugs and TLS cannot authenticate: remove the users, or use protocol = \"socks5\"";
+            return Err(self.wrong(span, message));
+        }
         let protocol = match (raw.protocol, raw.target) {
             (Name::Socks5, None) => Protocol::Socks5 { users: self.users(raw.users, raw.users_file)? },
             (Name::Socks5, Some(target)) => {
@@ -226,23 +245,23 @@ impl Place<'_> {
                     "an HTTP client names its own target: remove `target`, or use protocol = \"plug\"",
                 ));
             }
+            (Name::Tls, None) => Protocol::Tls(tls(raw.port.map(|p| p.into_inner().get()), raw.route).map_err(at)?),
+            (Name::Tls, Some(target)) => {
+                return Err(self.wrong(
+                    target.span(),
+                    "a TLS client names its own target: write `target` below a [[listener.route]]",
+                ));
+            }
             (Name::Plug, None) => {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
             }
-            (Name::Plug, Some(target)) => {
-                let users = raw.users.map(|u| u.span()).or(raw.users_file.map(|f| f.span()));
-                if let Some(span) = users {
-                    return Err(
-                        self.wrong(span, "a plug cannot authenticate: remove the users, or use protocol = \"socks5\"")
-                    );
-                }
-                Protocol::Plug { target: target.into_inner().0 }
-            }
+            (Name::Plug, Some(target)) => Protocol::Plug { target: target.into_inner().0 },
         };
         let mut listener = ListenerConfig::new(listen, protocol);
         listener.rules.list = raw.rules.into_iter().map(rule).collect();
         listener.policy = policy(raw.policy);
         listener.limits = limits(raw.limits);
+        listener.proxy_protocol = raw.proxy_protocol.map(proxy_protocol).transpose().map_err(at)?.unwrap_or_default();
         Ok(listener)
     }
 

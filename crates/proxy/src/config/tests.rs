@@ -237,24 +237,28 @@ fn a_file_that_is_not_there() {
 
 #[test]
 fn command_line() {
-    let c =
-        Config::from_args(&["127.0.0.1:1080", "[::1]:1080"], &["127.0.0.1:3128"], &["127.0.0.1:8080=example.org:80"])
-            .unwrap();
+    let c = Config::from_args(
+        &["127.0.0.1:1080", "[::1]:1080"],
+        &["127.0.0.1:3128"],
+        &["127.0.0.1:443"],
+        &["127.0.0.1:8080=example.org:80"],
+    )
+    .unwrap();
     let names: Vec<_> = c.listeners.iter().map(|l| (l.protocol.name(), l.rules.guarded)).collect();
     assert_eq!(names, [("socks5", true), ("socks5", true), ("http", true), ("plug", false)]);
     // Port 0 is another port each time.
-    assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[], &[]).is_ok());
+    assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[], &[], &[]).is_ok());
 }
 
 #[test]
 fn mistakes_on_the_command_line() {
     let error = |socks5: &[&str], plugs: &[&str]| {
-        Config::from_args(socks5, &["127.0.0.1:3128"], plugs).unwrap_err().to_string()
+        Config::from_args(socks5, &["127.0.0.1:3128"], &[], plugs).unwrap_err().to_string()
     };
     assert!(error(&["1080"], &[]).starts_with("--socks5 1080: bad listen address: write ADDR:PORT"));
     assert!(error(&[], &["a"]).starts_with("--plug a: no `=`: write ADDR:PORT=HOST:PORT"));
     assert!(error(&[], &["127.0.0.1:3128=a:1"]).contains("another listener has 127.0.0.1:3128 already"));
     assert!(error(&["127.0.0.1:1"], &["127.0.0.1:1=a:1"]).contains("another listener has 127.0.0.1:1 already"));
     let mut config = read(SOCKS).unwrap();
-    assert!(config.add_args(&["127.0.0.1:1080"], &[], &[]).is_err());
+    assert!(config.add_args(&["127.0.0.1:1080"], &[], &[], &[]).is_err());
 }
