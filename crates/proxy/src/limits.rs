@@ -170,6 +170,19 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_is_known_later() {
+        let counted = Counted::new(3, 1);
+        let mut a = counted.enter(None).unwrap();
+        let mut b = counted.enter(None).unwrap();
+        assert_eq!((a.is_from(ip("192.0.2.1")), a.is_from(ip("192.0.2.1"))), (Ok(()), Ok(())));
+        assert_eq!(b.is_from(ip("192.0.2.1")), Err(Full::Client));
+        drop(a);
+        assert_eq!((b.is_from(ip("192.0.2.1")), counted.now()), (Ok(()), 1));
+        drop(b);
+        assert!(counted.lock().clients.is_empty());
+    }
+
+    #[test]
     fn per_client_and_total() {
         let counted = Counted::new(3, 2);
         let a = counted.enter(Some(ip("192.0.2.1"))).unwrap();

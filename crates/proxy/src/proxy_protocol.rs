@@ -3,7 +3,7 @@
 //!
 //! A header is believed only if it comes from a network that is trusted, and there it has to come: whether a connection
 //! begins with one is never guessed (section 5). From then on, the source it names is the client for rules, limits, logs
-//! and lists.
+//! and lists. TLVs are skipped, a checksum (PP2_TYPE_CRC32C) among them.
 
 use crate::{
     access::{Denied, Prefix},

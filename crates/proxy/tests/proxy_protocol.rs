@@ -118,7 +118,7 @@ async fn without_trust_a_header_is_data_or_the_end() {
 async fn connections_are_counted_for_the_source() {
     let proxy = Proxy::start("socks5", &format!("limits.connections_per_client = 1\n{FROM}")).await;
     let mut held = Vec::new();
-    for header in [&V1[..], b"PROXY TCP4 192.0.2.2 198.51.100.2 40000 443\r\n", b"PROXY UNKNOWN\r\n"] {
+    for header in [V1, b"PROXY TCP4 192.0.2.2 198.51.100.2 40000 443\r\n", b"PROXY UNKNOWN\r\n"] {
         let mut client = proxy.connect().await;
         client.write_all(&[header, &[5, 1, 0]].concat()).await.unwrap();
         assert_eq!(client.read_u16().await.unwrap(), 0x500);

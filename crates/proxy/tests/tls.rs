@@ -207,11 +207,18 @@ async fn names_chosen_by_clients_are_guarded() {
 
 #[tokio::test]
 async fn a_name_that_leads_back_here_is_no_loop() {
-    let proxy = Proxy::start("tls", OPEN).await;
-    assert_eq!(proxy.answer(&hello("-servername localhost").await).await, alert(80));
-    let lines = proxy.lines().await;
-    assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(lines.iter().any(|l| l["refusal"] == "the name leads back here"), "{lines:?}");
+    // By another address of ours than the client has taken, too.
+    for (listen, to) in [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.2")] {
+        let proxy = Proxy::start_at(listen, "tls", OPEN).await;
+        let mut client = TcpStream::connect((to, proxy.server.listen_addrs()[0].port())).await.unwrap();
+        client.write_all(&hello("-servername localhost").await).await.unwrap();
+        let mut seen = Vec::new();
+        timeout(LIMIT, client.read_to_end(&mut seen)).await.unwrap().unwrap();
+        assert_eq!(seen, alert(80));
+        let lines = proxy.lines().await;
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines.iter().any(|l| l["refusal"] == "the name leads back here"), "{lines:?}");
+    }
 }
 
 #[tokio::test]

@@ -223,7 +223,6 @@ impl Place<'_> {
         {
             return Err(self.wrong(span, "only TLS has routes and their port: remove it, or use protocol = \"tls\""));
         }
-        let at = |(span, message): (Range<usize>, &'static str)| self.wrong(span, message);
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
         if let (Name::Plug | Name::Tls, Some(span)) = (raw.protocol, users) {
             let message =
@@ -245,7 +244,10 @@ impl Place<'_> {
                     "an HTTP client names its own target: remove `target`, or use protocol = \"plug\"",
                 ));
             }
-            (Name::Tls, None) => Protocol::Tls(tls(raw.port.map(|p| p.into_inner().get()), raw.route).map_err(at)?),
+            (Name::Tls, None) => {
+                let routes = raw.route.into_iter().map(Spanned::into_inner).collect();
+                Protocol::Tls(tls(raw.port.map(|p| p.into_inner().get()), routes))
+            }
             (Name::Tls, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
@@ -261,7 +263,8 @@ impl Place<'_> {
         listener.rules.list = raw.rules.into_iter().map(rule).collect();
         listener.policy = policy(raw.policy);
         listener.limits = limits(raw.limits);
-        listener.proxy_protocol = raw.proxy_protocol.map(proxy_protocol).transpose().map_err(at)?.unwrap_or_default();
+        listener.proxy_protocol =
+            proxy_protocol(raw.proxy_protocol).map_err(|(span, message)| self.wrong(span, message))?;
         Ok(listener)
     }
 

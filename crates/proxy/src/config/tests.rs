@@ -122,7 +122,7 @@ fn the_example_is_right() {
     let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
     let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
     let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len()), (3, 2));
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len()), (4, 2));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn mistakes_of_the_language() {
 fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
-    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `plug`");
+    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `plug`");
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
@@ -245,7 +245,7 @@ fn command_line() {
     )
     .unwrap();
     let names: Vec<_> = c.listeners.iter().map(|l| (l.protocol.name(), l.rules.guarded)).collect();
-    assert_eq!(names, [("socks5", true), ("socks5", true), ("http", true), ("plug", false)]);
+    assert_eq!(names, [("socks5", true), ("socks5", true), ("http", true), ("tls", true), ("plug", false)]);
     // Port 0 is another port each time.
     assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[], &[], &[]).is_ok());
 }
@@ -261,4 +261,50 @@ fn mistakes_on_the_command_line() {
     assert!(error(&["127.0.0.1:1"], &["127.0.0.1:1=a:1"]).contains("another listener has 127.0.0.1:1 already"));
     let mut config = read(SOCKS).unwrap();
     assert!(config.add_args(&["127.0.0.1:1080"], &[], &[], &[]).is_err());
+}
+
+const TLS: &str = "[[listener]]\nprotocol = \"tls\"\nlisten = \"127.0.0.1:443\"\n";
+
+#[test]
+fn routes_of_tls() {
+    let tls = |more: &str| {
+        let listener = read(&format!("{TLS}{more}")).unwrap().listeners.remove(0);
+        let guarded = listener.rules.guarded;
+        if let Protocol::Tls(tls) = listener.protocol { (tls, guarded) } else { panic!() }
+    };
+    assert_eq!(tls(""), (Tls::default(), true));
+    assert_eq!(tls("port = 8443").0.port, Some(8443));
+    let (routes, guarded) = tls("[[listener.route]]\nname = [\"A.b\", \"*.c\"]\nalpn = \"h2\"\ntarget = \"x:1\"");
+    let [route] = &routes.routes[..] else { panic!() };
+    assert_eq!(route.name, [Pattern::Name("a.b".into()), Pattern::Below("c".into())]);
+    assert_eq!((route.alpn.clone(), route.target.clone(), guarded), (vec!["h2".into()], "x:1".parse().ok(), false));
+    assert!(tls("[[listener.route]]\ntarget = \"x:1\"\n[[listener.route]]").1);
+}
+
+#[test]
+fn mistakes_in_routes() {
+    let route = |more: &str| format!("{TLS}[[listener.route]]\n{more}");
+    expect(&route("name = \"*\""), (5, 8), "bad server name: write a name");
+    expect(&route("name = [\"a\", \"192.0.2.1\"]"), (5, 14), "bad server name: write a name");
+    expect(&route("alpn = \"\""), (5, 8), "1 to 255 bytes");
+    expect(&route("target = \"x\""), (5, 10), "no port");
+    expect(&route("host = \"x\""), (5, 1), "unknown field `host`");
+    expect(&format!("{TLS}target = \"x:1\""), (4, 10), "below a [[listener.route]]");
+    expect(&format!("{TLS}port = 0"), (4, 8), "nonzero u16");
+    expect(&format!("{TLS}users = {{ a = \"b\" }}"), (4, 9), "cannot authenticate");
+    expect(&socks("port = 1"), (4, 8), "only TLS has routes");
+    expect(&socks("[[listener.route]]"), (4, 1), "only TLS has routes");
+}
+
+#[test]
+fn the_proxy_protocol() {
+    let told =
+        |more: &str| read(&socks(&format!("proxy_protocol = {more}"))).unwrap().listeners.remove(0).proxy_protocol;
+    assert_eq!(told("{}"), ProxyProtocol::default());
+    let all = told("{ from = [\"10.0.0.0/8\", \"::1\"], required = true, send = \"v2\" }");
+    assert_eq!((all.from.len(), all.required, all.send), (2, true, Some(crate::proxy_protocol::Version::V2)));
+    expect(&socks("proxy_protocol.required = true"), (4, 1), "add from = ");
+    expect(&socks("proxy_protocol.send = \"v3\""), (4, 23), "expected `v1` or `v2`");
+    expect(&socks("proxy_protocol.from = \"lb\""), (4, 23), "bad address prefix");
+    expect(&socks("proxy_protocol.from = []"), (4, 23), "empty list");
 }

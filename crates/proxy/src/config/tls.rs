@@ -8,41 +8,58 @@ use crate::{
     tls::{Route, Tls},
 };
 use serde::Deserialize;
-use std::ops::Range;
+use std::{ops::Range, str::FromStr};
 use toml::Spanned;
-
-/// Where something is wrong, and what.
-type Wrong = (Range<usize>, &'static str);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawRoute {
     #[serde(default)]
-    name: Many<Parsed<Pattern>>,
+    name: Many<Parsed<ServerName>>,
     #[serde(default)]
-    alpn: Many<String>,
+    alpn: Many<Parsed<Alpn>>,
     target: Option<Parsed<Target>>,
 }
 
-pub(super) fn tls(port: Option<u16>, routes: Vec<Spanned<RawRoute>>) -> Result<Tls, Wrong> {
-    let mut tls = Tls { port, ..Tls::default() };
-    if !routes.is_empty() {
-        tls.routes = routes.into_iter().map(route).collect::<Result<_, _>>()?;
+/// A pattern for server names, which are no addresses (RFC 6066, 3).
+struct ServerName(Pattern);
+
+impl FromStr for ServerName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            Ok(name @ (Pattern::Name(_) | Pattern::Below(_))) => Ok(ServerName(name)),
+            _ => Err(
+                "bad server name: write a name (example.org) or *.SUFFIX (*.example.org); without `name`, all match",
+            ),
+        }
     }
-    Ok(tls)
 }
 
-fn route(spanned: Spanned<RawRoute>) -> Result<Route, Wrong> {
-    let (span, raw) = (spanned.span(), spanned.into_inner());
-    let name: Vec<Pattern> = raw.name.0.into_iter().map(|n| n.0).collect();
-    if name.iter().any(|n| matches!(n, Pattern::Prefix(_))) {
-        return Err((span, "an address is no server name (RFC 6066, 3): write a name or *.SUFFIX"));
+/// The name of a protocol (RFC 7301, 3.1).
+struct Alpn(String);
+
+impl FromStr for Alpn {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fits = (1..=255).contains(&text.len());
+        if fits { Ok(Alpn(text.into())) } else { Err("bad protocol: write a name of 1 to 255 bytes, such as \"h2\"") }
     }
-    // RFC 7301, 3.1.
-    if raw.alpn.0.iter().any(|p| !(1..=255).contains(&p.len())) {
-        return Err((span, "bad protocol in `alpn`: write names of 1 to 255 bytes, such as \"h2\""));
+}
+
+pub(super) fn tls(port: Option<u16>, routes: Vec<RawRoute>) -> Tls {
+    let routes = routes.into_iter().map(|raw| Route {
+        name: raw.name.0.into_iter().map(|n| n.0.0).collect(),
+        alpn: raw.alpn.0.into_iter().map(|p| p.0.0).collect(),
+        target: raw.target.map(|t| t.0),
+    });
+    let mut tls = Tls { routes: routes.collect(), port };
+    if tls.routes.is_empty() {
+        tls.routes = Tls::default().routes;
     }
-    Ok(Route { name, alpn: raw.alpn.0, target: raw.target.map(|t| t.0) })
+    tls
 }
 
 #[derive(Deserialize)]
@@ -62,7 +79,11 @@ enum RawVersion {
     V2,
 }
 
-pub(super) fn proxy_protocol(spanned: Spanned<RawProxyProtocol>) -> Result<ProxyProtocol, Wrong> {
+/// An error is the place and what is wrong there.
+pub(super) fn proxy_protocol(
+    raw: Option<Spanned<RawProxyProtocol>>,
+) -> Result<ProxyProtocol, (Range<usize>, &'static str)> {
+    let Some(spanned) = raw else { return Ok(ProxyProtocol::default()) };
     let (span, raw) = (spanned.span(), spanned.into_inner());
     if raw.required && raw.from.0.is_empty() {
         return Err((span, "nobody may send the header that is required: add from = [\"PREFIX\", ...]"));

@@ -71,7 +71,8 @@ fn names_and_protocols() {
     let key_share = |len| extension(51, &with_len16(&[&[0x11, 0xec][..], &with_len16(&vec![5; len])].concat()));
     let outer = || extension(0xfe0d, &[0, 0, 1, 0, 1, 7, 0, 0, 0, 2, 1, 2]);
     let padding = |len| extension(21, &vec![0; len]);
-    let table: &[(Vec<Vec<u8>>, Option<&str>, &[&[u8]])] = &[
+    type Row<'a> = (Vec<Vec<u8>>, Option<&'a str>, &'a [&'a [u8]]);
+    let table: &[Row] = &[
         (vec![], None, &[]),
         (vec![sni(b"example.org")], Some("example.org"), &[]),
         (vec![sni(b"Example.ORG")], Some("example.org"), &[]),
