@@ -59,8 +59,8 @@ impl Leg {
         self.local
     }
 
-    /// Notes what a proxy before us says of the connection that it serves by this one (PROXY protocol): the address it came
-    /// from, and the one it was made to. Lists and records then show the first as the client's.
+    /// Notes what a proxy before us says of the connection that it serves by this one (PROXY protocol): the address it
+    /// came from, and the one it was made to. Lists and records then show the first as the client's.
     pub fn announce(&mut self, source: SocketAddr, destination: SocketAddr) {
         self.announced = Some((source, destination));
     }

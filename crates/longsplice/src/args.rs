@@ -96,8 +96,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
 
-    /// Serves TLS here: connects to the server that the ClientHello names, at the same port, and decrypts nothing. May be
-    /// repeated.
+    /// Serves TLS here: connects to the server that the ClientHello names, at the same port, and decrypts nothing. May
+    /// be repeated.
     ///
     /// Loopback, link-local and the like are denied unless a rule of a configuration file opens them. There, names and
     /// protocols (ALPN) may lead to fixed targets, too.
@@ -373,10 +373,10 @@ mod tests {
 
     #[test]
     fn listeners_repeat() {
-        let run = run(
-            "longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --http [::1]:5 --tls [::1]:6 --device a",
-        );
-        assert_eq!((run.socks5.len(), run.plug.len(), run.http.len(), run.tls.len()), (2, 1, 1, 1));
+        let one = "--plug [::1]:3=a:4 --http [::1]:5 --tls [::1]:6";
+        let run = run(&format!("longsplice run --socks5 [::1]:1 --socks5 [::1]:2 {one} --device a --device b"));
+        assert_eq!((run.socks5.len(), run.device.len()), (2, 2));
+        assert_eq!((run.plug.len(), run.http.len(), run.tls.len()), (1, 1, 1));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! TLS by name and the PROXY protocol through the program as it is run: curl, and HAProxy, on one side, nginx on the other.
-//! Needs root and eBPF, and fails without; of Debian: curl, haproxy, nginx-light, openssl.
+//! TLS by name and the PROXY protocol through the program as it is run: curl, and HAProxy, on one side, nginx on the
+//! other. Needs root and eBPF, and fails without; of Debian: curl, haproxy, nginx-light, openssl.
 
 mod running;
 

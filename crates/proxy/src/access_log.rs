@@ -69,7 +69,8 @@ pub struct Record {
     /// Status of the reply, the server's or ours; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How it ended: [`How`], or `denied`, `no-route`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `timeout`.
+    /// How it ended: [`How`], or `denied`, `no-route`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`,
+    /// `timeout`.
     pub how: &'static str,
     /// Bytes from client to server.
     pub bytes_up: u64,

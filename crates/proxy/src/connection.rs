@@ -148,8 +148,13 @@ pub(crate) async fn connect_under(
     target: &Target,
 ) -> Result<Leg, Fault> {
     let mut server = dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, target).await?;
-    listener.proxy_protocol.send(client, &mut server).await.map_err(Fault::Unreachable)?;
-    Ok(server)
+    match listener.proxy_protocol.send(client, &mut server).await {
+        Ok(()) => Ok(server),
+        Err(e) => {
+            shared.splicer.discard(server);
+            Err(Fault::Unreachable(e))
+        }
+    }
 }
 
 pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {

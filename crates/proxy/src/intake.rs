@@ -6,6 +6,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Longer than any message of SOCKS: the longest of RFC 1929 has 513 bytes, of SOCKS 4a 520.
 const CAP: usize = 1024;
+/// Room for a read: what most ClientHellos take, so that they come by one.
+const STEP: usize = 2048;
 
 /// Bytes read and not used yet; never more than the longest message that was waited for may have.
 #[derive(Debug, Default)]
@@ -52,6 +54,7 @@ impl Intake {
             if room == 0 {
                 return Err(IntakeError::TooLong(cap));
             }
+            self.buffer.reserve(room.min(STEP));
             if leg.read_buf(&mut (&mut self.buffer).limit(room)).await? == 0 {
                 return Err(IntakeError::Closed);
             }

@@ -2,8 +2,8 @@
 //!
 //! # Way of a connection
 //! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
-//! `http`, [`tls`], [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial` connects to
-//! the first that answers; the engine relays and splices; [`access_log`] keeps one line.
+//! `http`, [`tls`], [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial`
+//! connects to the first that answers; the engine relays and splices; [`access_log`] keeps one line.
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
 //! means that more has to come. Every wait before the relay has a time limit, every buffer a size.

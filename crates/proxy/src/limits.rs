@@ -11,8 +11,8 @@ use std::{
 /// The limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// From accept to the end of the request: greeting, authentication and request together. A PROXY header before these may
-    /// take as long again.
+    /// From accept to the end of the request: greeting, authentication and request together. A PROXY header before
+    /// these may take as long again.
     pub handshake: Duration,
     /// Looking up a name.
     pub resolve: Duration,

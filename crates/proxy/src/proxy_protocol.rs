@@ -1,9 +1,9 @@
-//! The PROXY protocol, versions 1 and 2: what a proxy before us says of the client, and what we say to servers (HAProxy's
-//! `doc/proxy-protocol.txt`; the sections below are its).
+//! The PROXY protocol, versions 1 and 2: what a proxy before us says of the client, and what we say to servers
+//! (HAProxy's `doc/proxy-protocol.txt`; the sections below are its).
 //!
-//! A header is believed only if it comes from a network that is trusted, and there it has to come: whether a connection
-//! begins with one is never guessed (section 5). From then on, the source it names is the client for rules, limits, logs
-//! and lists. TLVs are skipped, a checksum (PP2_TYPE_CRC32C) among them.
+//! A header is believed only if it comes from a network that is trusted, and there it has to come: whether a
+//! connection begins with one is never guessed (section 2). From then on, the source it names is the client for rules,
+//! limits, logs and lists. TLVs are skipped, a checksum (PP2_TYPE_CRC32C) among them.
 
 use crate::{
     access::{Denied, Prefix},
@@ -21,8 +21,8 @@ use tokio::{io::AsyncWriteExt, time::timeout};
 
 /// The longest header of version 1, its CRLF included (section 2.1).
 const V1_MAX: usize = 107;
-/// The longest header of version 2 that is taken. 65551 bytes are possible (section 2.2); what programs add to the addresses,
-/// names of certificates above all, takes some hundred.
+/// The longest header of version 2 that is taken. 65551 bytes are possible (section 2.2); what programs add to the
+/// addresses, names of certificates above all, takes some hundred.
 const V2_MAX: usize = 4096;
 /// Signature, version and command, family and protocol, length (section 2.2).
 const V2_FIXED: usize = 16;
@@ -67,8 +67,8 @@ pub enum HeaderError {
     V2(String),
 }
 
-/// Reads a header, and how long it is; `None` if more has to come. Without [`Ends`], the proxy speaks for itself, or knows
-/// no addresses that could be used: LOCAL, UNKNOWN, UNSPEC and UNIX.
+/// Reads a header, and how long it is; `None` if more has to come. Without [`Ends`], the proxy speaks for itself, or
+/// knows no addresses that could be used: LOCAL, UNKNOWN, UNSPEC and UNIX.
 pub fn parse(input: &[u8]) -> Result<Option<(Option<Ends>, usize)>, HeaderError> {
     let begins = |with: &[u8]| input.iter().zip(with).all(|(a, b)| a == b);
     if begins(v2::PROTOCOL_PREFIX) {
@@ -167,7 +167,7 @@ impl ProxyProtocol {
         Ok(())
     }
 
-    /// Tells a server that was just connected to who the client is.
+    /// Tells a server that was just connected to who the client is. Does not wait: new sockets have room for it.
     pub(crate) async fn send(&self, client: &Leg, server: &mut Leg) -> io::Result<()> {
         match self.send {
             Some(version) => server.write_all(&encode(version, (client.source(), client.destination()))?).await,

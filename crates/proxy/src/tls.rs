@@ -1,7 +1,7 @@
 //! TLS by name: where a connection goes is read from its ClientHello, and nothing is decrypted.
 //!
-//! The first [`Route`] that matches decides. What was read goes to the server with what follows, so that client and server
-//! have their handshake with each other, and the flow may be spliced as any other.
+//! The first [`Route`] that matches decides. What was read goes to the server with what follows, so that client and
+//! server have their handshake with each other, and the flow may be spliced as any other.
 
 pub mod hello;
 
@@ -58,8 +58,10 @@ impl Tls {
         self.routes.iter().any(|r| r.target.is_none())
     }
 
-    fn route(&self, hello: &ClientHello) -> Option<&Route> {
-        self.routes.iter().find(|r| r.matches(hello))
+    /// The route of a ClientHello that asks for `asked`, and where it leads to.
+    fn route<'a>(&'a self, hello: &ClientHello, asked: Option<&'a Target>) -> Option<(&'a Route, &'a Target)> {
+        let route = self.routes.iter().find(|r| r.matches(hello))?;
+        Some((route, route.target.as_ref().or(asked)?))
     }
 }
 
@@ -109,16 +111,13 @@ async fn lead(
     let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(bad)?;
     let asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
     record.target = asked.as_ref().map(Target::to_string);
-    let Some(route) = tls.route(&hello) else {
+    let Some((route, target)) = tls.route(&hello, asked.as_ref()) else {
         return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME)));
     };
     let rules = match &route.target {
         // Chosen by whoever wrote the configuration, as that of a plug.
         Some(_) if listener.rules.guarded => Cow::Owned(Rules { guarded: false, ..listener.rules.clone() }),
         _ => Cow::Borrowed(&listener.rules),
-    };
-    let Some(target) = route.target.as_ref().or(asked.as_ref()) else {
-        return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME)));
     };
     record.target.get_or_insert_with(|| target.to_string());
     let refused = |fault| {
@@ -128,6 +127,7 @@ async fn lead(
     let server = connect_under(&rules, shared, listener, client, target).await.map_err(refused)?;
     record.server = Some(server.remote());
     if comes_back(listener, client, &server) {
+        shared.splicer.discard(server);
         return Err((Fault::Unreachable(std::io::Error::other("the name leads back here")), Some(INTERNAL_ERROR)));
     }
     Ok(Ready { server, left: Leftovers { to_server: intake.rest(), ..Leftovers::default() } })

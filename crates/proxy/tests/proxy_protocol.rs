@@ -1,5 +1,5 @@
-//! The PROXY protocol over real sockets on the loopback device: headers that come in pieces, what becomes of the addresses,
-//! and HAProxy on either side. Of Debian: haproxy, curl.
+//! The PROXY protocol over real sockets on the loopback device: headers that come in pieces, what becomes of the
+//! addresses, and HAProxy on either side. Of Debian: haproxy, curl.
 
 mod proxying;
 

@@ -1,5 +1,5 @@
-//! TLS by name, over real sockets on the loopback device: the ClientHellos of real clients, routes, refusals, and OpenSSL
-//! on either side. Of Debian: openssl, curl.
+//! TLS by name, over real sockets on the loopback device: the ClientHellos of real clients, routes, refusals, and
+//! OpenSSL on either side. Of Debian: openssl, curl.
 
 mod proxying;
 
@@ -86,14 +86,13 @@ async fn hellos_of_real_clients_cut_at_every_byte() {
 
 /// OpenSSL as a server of the files in `dir`, with a certificate for these names.
 async fn server(dir: &Path, names: &str, more: &str) -> (Child, SocketAddr) {
-    let made = command(
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -keyout key -out certificate -subj /CN=test",
-    )
-    .args(["-addext", &format!("subjectAltName={names}")])
-    .current_dir(dir)
-    .output()
-    .await
-    .unwrap();
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key";
+    let made = command(&format!("openssl req -x509 {key} -out certificate -days 2 -subj /CN=test"))
+        .args(["-addext", &format!("subjectAltName={names}")])
+        .current_dir(dir)
+        .output()
+        .await
+        .unwrap();
     assert!(made.status.success(), "{made:?}");
     let mut command = command(&format!("openssl s_server -accept 127.0.0.1:0 -cert certificate -key key -WWW {more}"));
     let mut server = command.current_dir(dir).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

@@ -1,7 +1,8 @@
-//! Reads the ClientHello that a TLS connection begins with (RFC 8446, 4.1.2), for the name and the protocols that it asks for.
+//! Reads the ClientHello that a TLS connection begins with (RFC 8446, 4.1.2), for the name and the protocols that it
+//! asks for.
 //!
-//! Nothing is judged that only concerns the server: versions, ciphers and unknown extensions pass. Of an encrypted ClientHello,
-//! the outer one is read, as it is meant to be.
+//! Nothing is judged that only concerns the server: versions, ciphers and unknown extensions pass. Of an encrypted
+//! ClientHello, the outer one is read, as it is meant to be.
 
 use crate::target::Host;
 use tls_parser::{
