@@ -48,8 +48,8 @@ static __always_inline __u64 add_to(__be32 *at, __u32 n)
 	return delta(old, *at);
 }
 
-/* Advances the word to `end`. 0: done; 1: no longer SPLICED; -1: gave up. */
-static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags)
+/* Advances the word to `end`. 0: done; 1: no longer SPLICED, or, with `far`, near the limit; -1: gave up. */
+static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags, int far)
 {
 	union path_word w, n;
 	int i;
@@ -61,6 +61,8 @@ static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags)
 			return 1;
 		if (!after(end, w.end) && !(flags & ~w.flags))
 			return 0;
+		if (far && !path_is_far(w, end))
+			return 1;
 		n = word_moved(w, end, flags);
 		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
 			return 0;
@@ -82,7 +84,7 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 
 	if ((flags & ~0xc8) != TH_ACK || f->summed == SUMMED_COMPLETE)
 		return UNUSUAL; /* ACK, perhaps PSH, ECE, CWR */
-	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_TRIGGER | PATH_CROSS))
+	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_CROSS))
 		return UNUSUAL;
 	if (f->needs & ~v->can)
 		return UNUSUAL;
@@ -110,7 +112,7 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 	if (!path_takes_seq(w, &s) || !path_takes_ack(p, &s))
 		return UNUSUAL;
 	if (len && after(s.seq + len, w.end)) { /* as in host_segment(): only what carries data */
-		r = advance_path(p, s.seq + len, 0);
+		r = advance_path(p, s.seq + len, 0, 1);
 		if (r)
 			return UNUSUAL;
 	}
@@ -277,7 +279,7 @@ static __always_inline void fin_acked(struct scratch *sc, struct path *p)
 /* All up to `end` was sent on. 0: done; 1: no longer SPLICED; -1: gave up. */
 static __always_inline int sent_to(struct scratch *sc, struct path *p, union path_word w, __u32 end, __u32 fin)
 {
-	int r = advance_path(p, end, fin ? PATH_FIN : 0);
+	int r = advance_path(p, end, fin ? PATH_FIN : 0, 0);
 	struct path *rev;
 
 	if (r || !fin || w.flags & PATH_FIN_ACKED)

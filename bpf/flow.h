@@ -8,7 +8,7 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
-#define ABI_VERSION 3
+#define ABI_VERSION 4
 
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
 struct tuple {
@@ -47,11 +47,12 @@ enum leg_flag {
 	LEG_FIN_ACKED = 1 << 8,/* ... and acknowledged by it */
 	LEG_RESET = 1 << 9,    /* RST seen */
 	LEG_TRACKED = 1 << 10, /* handshake seen from the SYN on */
-	LEG_TRIGGER = 1 << 11, /* new data from the host take the flow back to control mode */
+	LEG_TRIGGER = 1 << 11, /* what the host sends beyond `limit_in` takes the flow back to control mode */
 	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
 	LEG_CLOCK = 1 << 13,   /* the socket's next TSval continues ours */
 	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
 	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
+	LEG_PASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
 };
 
 struct leg {
@@ -65,6 +66,7 @@ struct leg {
 	/* from the host */
 	__u32 max_in;    /* highest end ever passed up or forwarded */
 	__u32 bound_in;
+	__u32 limit_in;  /* up to here the host's bytes may be forwarded (LEG_TRIGGER) */
 	__u32 ack_in;    /* highest acknowledgement, in out space */
 	__u32 edge_in;   /* right edge of its window, in out space */
 	__u32 tsval_in;
@@ -100,7 +102,7 @@ enum path_flag {
 	PATH_DEAD = 1 << 4,      /* RST passed: answer with RST from now on */
 	PATH_STRIP_TS = 1 << 5,  /* the far side has no timestamps */
 	PATH_STRIP_SACK = 1 << 6,
-	PATH_TRIGGER = 1 << 7,
+	PATH_TRIGGER = 1 << 7,   /* what lies beyond the leg's limit_in is the proxy's; `wraps` is its high half */
 	PATH_CROSS = 1 << 8,     /* the other leg is of the other address family; remote4 is an index into remotes6 */
 	PATH_RST = 1 << 9,       /* the RST came from this direction's sender */
 	PATH_FRAGMENTS = 1 << 10,/* fragments were forwarded, in this direction or the other: no way back (fragment.h) */
@@ -113,7 +115,7 @@ union path_word {
 	__u64 all;
 	struct {
 		__u32 end;   /* highest sequence end forwarded, in in space */
-		__u16 wraps; /* how often it wrapped */
+		__u16 wraps; /* how often it wrapped; PATH_TRIGGER: high half of the limit, less than 2^31 away */
 		__u16 flags; /* enum path_flag */
 	};
 };
@@ -215,11 +217,19 @@ enum event_kind {
 	EVENT_CLOSED = 4,     /* both FINs acknowledged */
 	EVENT_RESET = 5,
 	EVENT_OVERSIZE = 6,   /* segments do not fit, and the sender keeps sending them */
+	EVENT_PASSED = 7,     /* all up to the limit was forwarded */
 };
 
 struct event {
 	struct tuple leg;
 	enum event_kind kind;
+};
+
+/* What a host sends may be forwarded up to a limit: values of half.limit that are none. */
+enum limit {
+	LIMIT_MAX = 0x40000000, /* bytes, from those on that were taken from the socket */
+	LIMIT_NONE = 0xfffffffe,
+	LIMIT_KEEP = 0xffffffff, /* nothing: the proxy keeps what is in the socket, and gets what comes */
 };
 
 /* One half of a splice, as user space sees it: positions are stream positions, FINs counting one. */
@@ -228,9 +238,10 @@ struct half {
 	__u32 consumed;  /* in: bytes taken from the socket */
 	__u32 produced;  /* in: bytes given to the socket */
 	__u32 leftover;  /* in: bytes in hand from this leg for the other */
-	__u32 pending;   /* out: OP_FREEZE: bytes still to be read from the socket; OP_UNSPLICE: enum phase that was left */
+	enum limit limit; /* in: OP_FREEZE: bytes not taken yet that may be forwarded, or enum limit */
+	__u32 pending;   /* out: OP_FREEZE: bytes still to be read from the socket; OP_UNSPLICE: was the direction forwarded? */
 	__u32 start;     /* out: stream position of the bound, low 32 bits */
-	__u32 fin;       /* out: the FIN lies below the bound: end of stream is pending too, and counted */
+	__u32 fin;       /* out: the FIN lies below the bound: end of stream is pending too, and counted, or was forwarded */
 	__u32 flags;     /* out: enum leg_flag */
 	enum phase phase_in; /* out */
 };
@@ -253,6 +264,7 @@ enum switch_result {
 	SWITCH_MISMATCH = 5,  /* the counts cannot be right */
 	SWITCH_FULL = 6,
 	SWITCH_WINDOW = 7,    /* OP_FREEZE with `fit`: a host may still send more than the other has room for */
+	SWITCH_SHORT = 8,     /* OP_FREEZE: all up to the limit has come */
 };
 
 struct switch_args {
@@ -260,7 +272,7 @@ struct switch_args {
 	enum switch_result result;
 	__u32 hold;
 	__u32 fit;           /* OP_FREEZE: not before the windows promised to either host fit the other's */
-	__u32 trigger;       /* OP_COMMIT: bit 0 new data from a, bit 1 new data from b */
+	__u32 trigger;       /* OP_COMMIT: the limit is here for a (bit 0), for b (bit 1) */
 	struct half a, b;
 	__u16 via_a, via_b;  /* OP_COMMIT: next hop towards a, b */
 	__u32 remote_a, remote_b; /* OP_COMMIT: index into remotes6, when the families differ */

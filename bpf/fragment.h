@@ -212,7 +212,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 		return fragment_too_big(skb, sc, v->mtu);
 
 	/* Before the first byte leaves: an unsplice finds either the mark or no fragment. */
-	r = advance_path(p, w.end, PATH_FRAGMENTS);
+	r = advance_path(p, w.end, PATH_FRAGMENTS, 0);
 	if (r)
 		return r > 0 ? RETRY : drop(V_STALE_CPU);
 	rev = find_path(&sc->other);

@@ -40,22 +40,23 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	if (a->max_in - a->irs - 1 - g->a.consumed > FAR || b->max_in - b->irs - 1 - g->b.consumed > FAR ||
 	    before(out_a, a->local_out) || before(out_b, b->local_out))
 		return SWITCH_MISMATCH; /* more taken than came, or less given than went */
-	if (g->fit && (overpromised(a, out_b - (a->irs + 1 + g->a.consumed), b) ||
-		       overpromised(b, out_a - (b->irs + 1 + g->b.consumed), a)))
+	if (has_gaps(a, &g->a) || has_gaps(b, &g->b))
+		return SWITCH_BUSY;
+	if (all_has_come(a, &g->a) || all_has_come(b, &g->b))
+		return SWITCH_SHORT;
+	if (g->fit && (overpromised(a, &g->a, out_b, b) || overpromised(b, &g->b, out_a, a)))
 		return SWITCH_WINDOW;
 	bpf_spin_lock(&a->lock);
 	a->peer = g->b.leg;
 	a->flags |= LEG_PAIRED;
-	a->flags &= ~LEG_TRIGGER;
 	bpf_spin_unlock(&a->lock);
 	bpf_spin_lock(&b->lock);
 	b->peer = g->a.leg;
 	b->flags |= LEG_PAIRED;
-	b->flags &= ~LEG_TRIGGER;
 	bpf_spin_unlock(&b->lock);
 
 	bpf_spin_lock(&a->lock);
-	g->a.pending = freeze_in(a, g->a.consumed, out_b, &to_b, g->hold);
+	g->a.pending = freeze_in(a, &g->a, out_b, &to_b, g->hold);
 	g->a.start = a->bound_in - a->irs - 1;
 	g->a.fin = !!(a->flags & LEG_FIN_IN);
 	ts = a->tsval_in;
@@ -63,7 +64,7 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 
 	bpf_spin_lock(&b->lock);
 	done = freeze_out(b, to_b, ts);
-	g->b.pending = freeze_in(b, g->b.consumed, out_a, &to_a, g->hold);
+	g->b.pending = freeze_in(b, &g->b, out_a, &to_a, g->hold);
 	g->b.start = b->bound_in - b->irs - 1;
 	g->b.fin = !!(b->flags & LEG_FIN_IN);
 	ts = b->tsval_in;
@@ -116,7 +117,7 @@ INLINE __u16 path_identity(const struct path *p, const struct tuple *in, const s
 	return p->seq_add | p->ack_add | p->tsval_add | p->tsecr_add ? 0 : PATH_IDENTITY;
 }
 
-INLINE __u16 path_flags(const struct leg *from, const struct leg *to, int trigger)
+INLINE __u16 path_flags(const struct leg *from, const struct leg *to)
 {
 	__u16 f = PATH_SPLICED | from->wscale_out << PATH_CHECK_SHIFT;
 
@@ -130,9 +131,30 @@ INLINE __u16 path_flags(const struct leg *from, const struct leg *to, int trigge
 		f |= PATH_PEER_FIN;
 	if ((to->flags & LEG_FIN_OUT) && (to->flags & LEG_FIN_ACKED))
 		f |= PATH_FIN_ACKED;
-	if (trigger)
+	if (from->flags & LEG_TRIGGER)
 		f |= PATH_TRIGGER;
 	return f;
+}
+
+/* All that may be forwarded has been; for a flow that did not know its limit at the freeze. */
+INLINE void set_limit(struct leg *l, int here)
+{
+	if (here && !(l->flags & LEG_TRIGGER)) {
+		l->limit_in = l->max_in;
+		l->flags |= LEG_TRIGGER;
+	}
+}
+
+/* The word of the entry for packets from `from`'s host. */
+INLINE union path_word path_word(const struct leg *from, const struct leg *to)
+{
+	union path_word w = {};
+
+	w.end = from->max_in;
+	w.flags = path_flags(from, to);
+	if (w.flags & PATH_TRIGGER)
+		w.wraps = from->limit_in >> 16;
+	return w;
 }
 
 /* ---- forwarding mode ---- */
@@ -155,6 +177,20 @@ INLINE int path_takes_ack(const struct path *p, const struct seg *s)
 	       ((__s32)(s->ack - p->max_ack) <= (__s32)reach && (__s32)(p->max_ack - s->ack) <= (__s32)FAR);
 }
 
+/* Is the limit so far from `end` that nobody has to look it up? */
+INLINE int path_is_far(union path_word w, __u32 end)
+{
+	return !(w.flags & PATH_TRIGGER) || (__s16)((end >> 16) - w.wraps) < 0;
+}
+
+/* Bytes forwarded from `l`'s host since its record was true. */
+INLINE __u64 path_passed(const struct leg *l, union path_word w)
+{
+	if (w.flags & PATH_TRIGGER)
+		return w.end - l->max_in;
+	return ((__u64)w.wraps << 32) + w.end - l->max_in;
+}
+
 /* The word after a segment that ends at `end`. */
 INLINE union path_word word_moved(union path_word w, __u32 end, __u16 flags)
 {
@@ -163,7 +199,7 @@ INLINE union path_word word_moved(union path_word w, __u32 end, __u16 flags)
 	n.flags |= flags;
 	if (after(end, w.end)) {
 		n.end = end;
-		if (end < w.end)
+		if (end < w.end && !(w.flags & PATH_TRIGGER))
 			n.wraps++;
 	}
 	return n;
@@ -203,12 +239,11 @@ INLINE __u32 tsval_reached(const struct leg *l, const struct leg *o, __u64 now)
 INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, const struct path *out, __u64 now)
 {
 	__u32 end = in->word.end;
-	__u64 wrapped = ((__u64)in->word.wraps << 32) + end - l->max_in;
 
 	if (!(l->flags & LEG_SPLICED))
 		return;
 	l->flags &= ~LEG_SPLICED;
-	l->in64 += wrapped;
+	l->in64 += path_passed(l, in->word);
 	l->max_in = end;
 	l->max_out = later(l->max_out, out->word.end + out->seq_add);
 	l->ack_in = in->max_ack;
@@ -231,17 +266,15 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 		l->flags |= LEG_FRAGMENTS;
 }
 
-/* Returns the phase that was left, and bit 2 if the sender's FIN lies below the bound. */
-static __always_inline int unsplice_direction(struct leg *from, struct leg *to)
+static __always_inline void unsplice_direction(struct leg *from, struct leg *to)
 {
 	__u32 at, at_out;
-	int was, done, fin;
+	int was, done;
 
 	bpf_spin_lock(&from->lock);
 	at = from->max_in;
 	at_out = at + from->seq_off;
 	was = unsplice_in(from, at);
-	fin = (from->flags & LEG_FIN_IN) && from->max_in == from->bound_in;
 	bpf_spin_unlock(&from->lock);
 	bpf_spin_lock(&to->lock);
 	done = unsplice_out(to, was, at_out);
@@ -251,7 +284,13 @@ static __always_inline int unsplice_direction(struct leg *from, struct leg *to)
 		unsplice_done(from);
 		bpf_spin_unlock(&from->lock);
 	}
-	return was | fin << 2;
+}
+
+/* What user space has to know of a direction that was taken back, by whomever. */
+INLINE void was_passed(struct half *h, const struct leg *from)
+{
+	h->pending = !!(from->flags & LEG_PASSED);
+	h->fin = h->pending && from->flags & LEG_FIN_IN && from->max_in == from->bound_in;
 }
 
 #endif

@@ -69,12 +69,11 @@ static __always_inline void wake_both(struct leg *a, struct leg *b, struct path 
 	bpf_spin_unlock(&b->lock);
 }
 
-/* Returns the phases that were left, the first direction's in the low 4 bits, or a negative number. */
+/* Returns 0, or a negative number. */
 __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 {
 	struct leg *a, *b;
 	struct path *pa, *pb;
-	int was;
 
 	if (!ta || !tb)
 		return -1;
@@ -85,9 +84,9 @@ __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 	if (!a || !b || !pa || !pb)
 		return -1;
 	wake_both(a, b, pa, pb);
-	was = unsplice_direction(a, b);
-	was |= unsplice_direction(b, a) << 4;
-	return was;
+	unsplice_direction(a, b);
+	unsplice_direction(b, a);
+	return 0;
 }
 
 /* ---- slow path: control mode, switching, switching back ---- */
@@ -171,7 +170,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	struct path *pl, *po;
 	struct plan *p;
 	__u32 events = 0, flags, mtu = 0;
-	int keep_going, plain, trigger;
+	int keep_going, plain, woken = 0;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -202,12 +201,16 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			if (pl->word.flags & PATH_SPLICED)
 				return RETRY; /* committed since the entry was read */
 			wake_both(l, o, pl, po); /* stopped, but nobody has woken the legs yet */
+			woken = 1;
 		}
 	}
-	/* new data on a flow that waits for them: they are the proxy's */
-	trigger = (l->flags & LEG_TRIGGER) && l->phase_in == PHASE_FWD && o && after(sc->s.seq + sc->s.len, l->max_in);
-	if (trigger) {
-		unsplice_legs(&sc->t, &sc->other);
+	/* In forwarding mode both directions go back. In a drain it is this one alone, for the other may have forwarded what its
+	 * socket does not know of; user space waits for that one. */
+	if (o && takes_back(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST))) {
+		if (woken)
+			unsplice_legs(&sc->t, &sc->other);
+		else
+			unsplice_direction(l, o);
 		tell(&sc->t, EVENT_TRIGGERED);
 	}
 	if (!sc->s.has_ts || !before(sc->s.tsval, l->tsval_in)) /* what overtook it has told a later time */
@@ -226,7 +229,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
-	if (flags & LEG_SPLICED) {
+	if (flags & LEG_SPLICED || takes_back(l, &sc->s)) { /* since it was looked at */
 		bpf_spin_unlock(&l->lock);
 		return RETRY;
 	}
@@ -257,6 +260,12 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	}
 	if (o && (l->flags & LEG_FIN_ACKED) && (o->flags & LEG_FIN_ACKED) && (flags & LEG_FIN_ACKED))
 		tell(&sc->t, EVENT_CLOSED);
+	if (o && p->fwd_data && all_passed(l)) {
+		/* At once: the acknowledgements that are still to come tell the host the window of the local socket. */
+		if (woken)
+			unsplice_legs(&sc->t, &sc->other);
+		tell(&sc->t, EVENT_PASSED);
+	}
 	/* nothing can be cut out of a fragment, no acknowledgement either: the next segment carries it */
 	if (sc->fragment && (!p->local || p->l.keep < sc->s.len))
 		return drop(V_FRAGMENT);
@@ -366,10 +375,14 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	__builtin_memcpy(sc->other.local, v->local, 16);
 	sc->other.rport = p->rport;
 	sc->other.lport = p->lport;
-	if ((w.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) == PATH_TRIGGER && (sc->s.len || fin) && after(end, w.end) &&
+	if ((w.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) == PATH_TRIGGER && after(end, w.end) &&
 	    !(sc->s.flags & (TH_SYN | TH_RST))) {
-		stop_path(p); /* the proxy's own */
-		return RETRY;
+		struct leg *l = bpf_map_lookup_elem(&legs, &sc->t);
+
+		if (!l || fin || !before(end, l->limit_in)) {
+			stop_path(p); /* the proxy's own, or the last of what is not */
+			return RETRY;
+		}
 	}
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
@@ -425,6 +438,21 @@ static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, c
 	return slow_ingress(skb);
 }
 
+/* The first one where not everything may be forwarded: from now on the sockets get what comes. */
+static __always_inline int fragment_of_limited(struct __sk_buff *skb, struct scratch *sc)
+{
+	struct leg *l = bpf_map_lookup_elem(&legs, &sc->t);
+	struct path *p;
+
+	if (!l || !(l->flags & LEG_PAIRED))
+		return drop(V_NO_PEER);
+	sc->other = l->peer;
+	unsplice_legs(&sc->t, &sc->other);
+	tell(&sc->t, EVENT_TRIGGERED);
+	p = find_path(&sc->t);
+	return p ? fragment(skb, sc, p, PARSED_FRAGMENT) : drop(V_NO_PEER);
+}
+
 /* Look up, and decide between fast and slow. */
 __noinline int dispatch(struct __sk_buff *skb, int parsed)
 {
@@ -451,7 +479,9 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 		if (parsed != PARSED_TCP || !track_ingress(skb))
 			return TCX_NEXT;
 	} else if (parsed == PARSED_FRAGMENT && (p->word.flags & PATH_SPLICED)) {
-		return first_fragment(skb);
+		if ((p->word.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) != PATH_TRIGGER)
+			return first_fragment(skb);
+		return fragment_of_limited(skb, sc);
 	} else if (parsed != PARSED_TCP) {
 		return fragment(skb, sc, p, parsed);
 	}
@@ -618,11 +648,10 @@ static __always_inline void splice_path(struct leg *from, struct leg *to, struct
 	bpf_spin_lock(&from->lock);
 	if (from->phase_in == PHASE_FWD && from->phase_out == PHASE_FWD) {
 		fill_path(p, from, to, out, via);
-		w.end = from->max_in;
-		w.flags = path_flags(from, to, trigger) | path_identity(p, in, out) | cross;
+		set_limit(from, trigger);
+		w = path_word(from, to);
+		w.flags |= path_identity(p, in, out) | cross;
 		from->flags |= LEG_SPLICED;
-		if (trigger)
-			from->flags |= LEG_TRIGGER;
 		*(volatile __u64 *)&p->word.all = w.all;
 	}
 	bpf_spin_unlock(&from->lock);
@@ -664,7 +693,7 @@ static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
 	if (p && l->flags & LEG_SPLICED) {
 		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 
-		*end += ((__u64)w.wraps << 32) + w.end - l->max_in;
+		*end += path_passed(l, w);
 	}
 	bpf_spin_unlock(&l->lock);
 }
@@ -698,7 +727,6 @@ int switch_flow(struct switch_args *ctx)
 {
 	struct switch_args args = *ctx, *g = &args;
 	struct leg *a = bpf_map_lookup_elem(&legs, &g->a.leg), *b = bpf_map_lookup_elem(&legs, &g->b.leg);
-	int was;
 
 	g->result = SWITCH_UNTRACKED;
 	if (g->op == OP_STOP || g->op == OP_RESUME) {
@@ -712,12 +740,9 @@ int switch_flow(struct switch_args *ctx)
 			g->result = commit(g, a, b);
 			break;
 		case OP_UNSPLICE:
-			was = unsplice_legs(&g->a.leg, &g->b.leg);
-			g->a.pending = was & 3;
-			g->a.fin = was >> 2 & 1;
-			g->b.pending = was >> 4 & 3;
-			g->b.fin = was >> 6 & 1;
-			g->result = was < 0 ? SWITCH_UNTRACKED : SWITCH_OK;
+			g->result = unsplice_legs(&g->a.leg, &g->b.leg) ? SWITCH_UNTRACKED : SWITCH_OK;
+			was_passed(&g->a, a);
+			was_passed(&g->b, b);
 			break;
 		case OP_LOOK:
 			g->result = SWITCH_OK;

@@ -102,6 +102,28 @@ INLINE int is_over(const struct leg *l)
 	return l->flags & LEG_FIN_IN && l->flags & LEG_FIN_ACKED && l->ack_out == l->max_in;
 }
 
+/* Is this new, and beyond what may be forwarded? */
+INLINE int is_beyond(const struct leg *l, const struct seg *s)
+{
+	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
+
+	return l->flags & LEG_TRIGGER && after(end, l->max_in) && (s->flags & TH_FIN || after(end, l->limit_in));
+}
+
+/* Has all been forwarded that may be? */
+INLINE int all_passed(const struct leg *l)
+{
+	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
+}
+
+/* What is beyond: its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does
+ * not get what it would have to throw away (host_segment). */
+INLINE int takes_back(const struct leg *l, const struct seg *s)
+{
+	return is_beyond(l, s) &&
+	       (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in));
+}
+
 /* Will data of this segment be forwarded? Read without the lock: a hint, for what must be known before. */
 INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 {
@@ -269,8 +291,15 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		 * Where the proxy may have changed it, the host will have to send again, from the bound. */
 		if (p->local && before(s->seq, l->verbatim))
 			p->fwd = 0;
+		if (p->fwd && is_beyond(l, s)) {
+			/* The drain is not to be lost for it: it will come again. */
+			p->fwd = before(s->seq, l->limit_in);
+			p->f.keep = earlier(end, l->limit_in) - s->seq;
+			p->f.flags &= ~TH_FIN;
+			p->fwd_end = s->seq + p->f.keep;
+		}
 		if (p->fwd)
-			advance_in(l, end);
+			advance_in(l, p->fwd_end);
 		else if (!p->local)
 			p->dropped = V_HELD;
 	} else { /* TO_LOCAL */
@@ -367,8 +396,8 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		if (!before(a, ack)) {
 			ack = a;
 			win = p->win;
-			/* what comes beyond the bound is for the local socket, and all below it was sent already */
-			if (o->phase_in == PHASE_TO_LOCAL)
+			/* what comes beyond the bound or limit is for the local socket, and all below it was sent already */
+			if (o->phase_in == PHASE_TO_LOCAL || all_passed(o))
 				win = later(edge_local(o), ack) - ack;
 		}
 		if (!before(ack, o->ack_out)) {
@@ -496,28 +525,42 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 /* ---- the switches: each step under the lock of the leg named first ---- */
 
 /* Has the sender been promised more than the receiver has room for? What is under way beyond that is lost with a switch, and
- * only a timeout brings it back. */
-INLINE int overpromised(const struct leg *from, __u32 seq_off, const struct leg *to)
+ * only a timeout brings it back. `out`: the end of what was given to the receiver's socket, with all in hand for it. */
+INLINE int overpromised(const struct leg *from, const struct half *h, __u32 out, const struct leg *to)
 {
-	return after(edge_promised(from) + seq_off, to->edge_in);
+	return h->limit != LIMIT_KEEP && after(edge_promised(from) - (from->irs + 1 + h->consumed) + out, to->edge_in);
 }
 
-/* Splice, direction from -> to, step 1. `start`: the end of what was taken from the socket; `out`: of what was given to the
- * other. Returns the bytes still to be read (FIN not counted). */
-INLINE __u32 freeze_in(struct leg *from, __u32 consumed, __u32 out, __u32 *bound_out, __u32 hold)
+/* What is kept is acknowledged from the freeze on, as all below a bound: the socket must have all of it. */
+INLINE int has_gaps(const struct leg *from, const struct half *h)
 {
-	__u32 taken = from->irs + 1 + consumed;
-	__u32 pending = from->max_in - taken;
+	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in;
+}
+
+/* Is nothing left that may be forwarded? */
+INLINE int all_has_come(const struct leg *from, const struct half *h)
+{
+	return h->limit <= LIMIT_MAX && from->max_in - (from->irs + 1 + h->consumed) >= h->limit;
+}
+
+/* Splice, direction from -> to, step 1. `out`: the end of what was given to the other socket, with all in hand for it.
+ * Returns the bytes still to be read, a FIN counting one. */
+INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 *bound_out, __u32 hold)
+{
+	__u32 taken = from->irs + 1 + h->consumed;
+	__u32 pending = h->limit == LIMIT_KEEP ? 0 : from->max_in - taken;
 
 	from->bound_in = from->max_in;
 	from->verbatim = taken;
 	*bound_out = out + pending;
 	from->seq_off = *bound_out - from->bound_in;
 	from->phase_in = PHASE_TO_FWD;
+	from->limit_in = h->limit == LIMIT_KEEP ? from->bound_in : taken + h->limit;
+	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_PASSED);
 	if (hold)
 		from->flags |= LEG_HOLD;
-	else
-		from->flags &= ~LEG_HOLD;
+	if (h->limit != LIMIT_NONE)
+		from->flags |= LEG_TRIGGER;
 	return pending;
 }
 
@@ -537,6 +580,8 @@ INLINE int unsplice_in(struct leg *from, __u32 at)
 {
 	int was = from->phase_in;
 
+	if (was == PHASE_FWD)
+		from->flags |= LEG_PASSED;
 	if (was == PHASE_TO_FWD) {
 		from->phase_in = PHASE_LOCAL;
 	} else if (was == PHASE_FWD) {

@@ -5,7 +5,7 @@ pub mod scenario;
 pub mod sim;
 pub mod translator;
 
-use longsplice_engine::{Command, Ended, FlowInfo, FlowState, Leftovers, OpenOptions, Policy, Splicer, When};
+use longsplice_engine::{Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, Policy, Splicer, When};
 use longsplice_lab::{Lab, process::wait_for};
 use std::{
     net::SocketAddr,
@@ -36,6 +36,30 @@ pub struct Forwarder {
 impl Forwarder {
     /// Listens on `listen` in the forwarder namespace and relays each connection to `target`.
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
+        let policy = Arc::new(policy);
+        Forwarder::serving(lab, listen, move |splicer, client, record| {
+            let policy = policy.clone();
+            async move {
+                let server = match splicer.connect(target, &client).await {
+                    Ok(server) => server,
+                    Err(error) => {
+                        eprintln!("{target}: {error}");
+                        return client.reset();
+                    }
+                };
+                let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
+                let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
+                splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
+            }
+        })
+    }
+
+    /// Listens on `listen`, and does this with each client. Records of flows that end go into the list.
+    pub fn serving<F: Future<Output = ()> + Send + 'static>(
+        lab: &Lab,
+        listen: SocketAddr,
+        serve: impl Fn(Splicer, Leg, Arc<Mutex<Vec<Ended>>>) -> F + Send + Sync + 'static,
+    ) -> Forwarder {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -49,26 +73,13 @@ impl Forwarder {
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
             let options = OpenOptions { max_flows: 4096, ..OpenOptions::default() };
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
-            let policy = Arc::new(policy);
             runtime.block_on(async {
                 let listener = splicer.listen(listen).await.expect("listen");
                 ready.send(splicer.clone()).expect("the test waits");
                 let accept = async {
                     loop {
                         let client = listener.accept().await.expect("accept");
-                        let (splicer, policy, record) = (splicer.clone(), policy.clone(), record.clone());
-                        tokio::spawn(async move {
-                            let server = match splicer.connect(target, &client).await {
-                                Ok(server) => server,
-                                Err(error) => {
-                                    eprintln!("{target}: {error}");
-                                    return client.reset();
-                                }
-                            };
-                            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
-                            let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
-                            splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
-                        });
+                        tokio::spawn(serve(splicer.clone(), client, record.clone()));
                     }
                 };
                 tokio::select! { () = accept => {}, _ = stopped => {} }

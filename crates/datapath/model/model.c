@@ -35,7 +35,7 @@ struct model_out {
 
 struct model_switch {
 	__u32 op, result, hold, trigger, fit, spare;
-	__u32 consumed[2], produced[2], leftover[2];
+	__u32 consumed[2], produced[2], leftover[2], limit[2];
 	__u32 pending[2], start[2], fin[2], flags[2], phase[2];
 	__u64 end[2];
 };
@@ -83,13 +83,11 @@ static void wake_both(struct model *m)
 	wake(&m->leg[1], &m->leg[0], &m->path[1], &m->path[0], m->now);
 }
 
-static int unsplice_legs(struct model *m)
+static void unsplice_legs(struct model *m)
 {
-	int was;
-
 	wake_both(m);
-	was = unsplice_direction(&m->leg[0], &m->leg[1]);
-	return was | unsplice_direction(&m->leg[1], &m->leg[0]) << 4;
+	unsplice_direction(&m->leg[0], &m->leg[1]);
+	unsplice_direction(&m->leg[1], &m->leg[0]);
 }
 
 /* Returns 0 when the slow path must decide. */
@@ -119,9 +117,11 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 		out->events |= 1 << EVENT_RESET;
 	}
 	if ((s->len && after(end, w.end)) || fin) {
-		if (w.flags & PATH_TRIGGER && after(end, w.end)) {
-			stop_path(p);
-			return 0;
+		if (after(end, w.end) && !path_is_far(w, end)) {
+			if (fin || !before(end, m->leg[i].limit_in)) {
+				stop_path(p);
+				return 0;
+			}
 		}
 		if (after(end, w.end) || (fin && !(w.flags & PATH_FIN)))
 			p->word = word_moved(w, end, fin ? PATH_FIN : 0);
@@ -165,17 +165,22 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
 	struct plan p;
-	int plain;
+	int plain, woken = 0;
 
 	memset(out, 0, sizeof(*out));
 	memset(&p, 0, sizeof(p));
 	if (fast(m, i, s, out))
 		return;
-	if (l->flags & LEG_SPLICED)
+	if (l->flags & LEG_SPLICED) {
 		wake_both(m);
+		woken = 1;
+	}
 	l->seen = m->now;
-	if (l->flags & LEG_TRIGGER && l->phase_in == PHASE_FWD && after(s->seq + s->len, l->max_in)) {
-		unsplice_legs(m);
+	if (takes_back(l, s) && !(s->flags & TH_RST)) {
+		if (woken)
+			unsplice_legs(m);
+		else
+			unsplice_direction(l, o);
 		out->events |= 1 << EVENT_TRIGGERED;
 	}
 	if (s->flags & TH_RST) {
@@ -216,6 +221,11 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 				out->events |= 1 << EVENT_CONTROL;
 		}
 	}
+	if (p.fwd_data && all_passed(l)) {
+		if (woken)
+			unsplice_legs(m);
+		out->events |= 1 << EVENT_PASSED;
+	}
 	out->local = p.local || !p.fwd; /* what is not forwarded is passed up */
 	out->fwd = p.fwd;
 	out->l = p.l;
@@ -250,7 +260,7 @@ static void look(const struct model *m, struct model_switch *g)
 		g->start[i] = l->bound_in - l->irs - 1;
 		g->end[i] = l->in64;
 		if (l->flags & LEG_SPLICED)
-			g->end[i] += ((__u64)w.wraps << 32) + w.end - l->max_in;
+			g->end[i] += path_passed(l, w);
 	}
 }
 
@@ -268,16 +278,11 @@ static __u32 commit(struct model *m, const struct model_switch *g)
 	for (int i = 0; i < 2; i++) {
 		struct leg *from = &m->leg[i], *to = &m->leg[!i];
 		struct path *p = &m->path[i];
-		union path_word w = {};
-		int trigger = g->trigger >> i & 1;
 
 		fill_path(p, from, to, &none, 0);
-		w.end = from->max_in;
-		w.flags = path_flags(from, to, trigger);
+		set_limit(from, g->trigger >> i & 1);
+		p->word = path_word(from, to);
 		from->flags |= LEG_SPLICED;
-		if (trigger)
-			from->flags |= LEG_TRIGGER;
-		p->word = w;
 	}
 	return SWITCH_OK;
 }
@@ -285,11 +290,11 @@ static __u32 commit(struct model *m, const struct model_switch *g)
 void model_switch(struct model *m, struct model_switch *g)
 {
 	struct switch_args a = { .op = g->op, .hold = g->hold, .fit = g->fit };
-	int was;
 
 	a.a.consumed = g->consumed[0], a.b.consumed = g->consumed[1];
 	a.a.produced = g->produced[0], a.b.produced = g->produced[1];
 	a.a.leftover = g->leftover[0], a.b.leftover = g->leftover[1];
+	a.a.limit = g->limit[0], a.b.limit = g->limit[1];
 	g->result = SWITCH_OK;
 	switch (g->op) {
 	case OP_FREEZE:
@@ -299,9 +304,9 @@ void model_switch(struct model *m, struct model_switch *g)
 		g->result = commit(m, g);
 		break;
 	case OP_UNSPLICE:
-		was = unsplice_legs(m);
-		a.a.pending = was & 3;
-		a.b.pending = was >> 4 & 3;
+		unsplice_legs(m);
+		was_passed(&a.a, &m->leg[0]);
+		was_passed(&a.b, &m->leg[1]);
 		break;
 	}
 	g->pending[0] = a.a.pending, g->pending[1] = a.b.pending;

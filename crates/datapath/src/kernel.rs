@@ -1,10 +1,10 @@
-//! Loading, pinning, attaching, and the calls that switch a flow.
+//! Loading, pinning, attaching.
 
 use crate::{
-    ABI_VERSION, ExpectError, LegFlags, LegView, PathFlags, PathView, Tuple, abi,
+    ABI_VERSION, ExpectError, LegFlags, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
     attach::{attach, attach_early, wanted_devices},
     devices::{mtu, xdp_abilities},
-    maps::{Maps, errno, from_bytes, run_program},
+    maps::{Maps, errno, from_bytes},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
 };
@@ -93,82 +93,6 @@ pub(crate) fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> Ope
     }
 }
 
-/// Why a switch was not done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SwitchError {
-    /// Not seen from the SYN on, or gone.
-    #[error("not tracked")]
-    Untracked,
-    /// Another switch is not over.
-    #[error("an earlier switch is not over")]
-    Busy,
-    /// Reset, or closing in both directions.
-    #[error("closing")]
-    Closing,
-    /// Fragments were seen.
-    #[error("fragments")]
-    Fragments,
-    /// The counts cannot be right.
-    #[error("the caller's byte counts contradict the tracker's")]
-    Mismatch,
-    /// A table is full.
-    #[error("table full")]
-    Full,
-    /// A host was promised more than the other has room for: a moment later it may fit.
-    #[error("the windows do not fit yet")]
-    Window,
-    /// The program could not be run.
-    #[error("running the switch program failed: errno {0}")]
-    Run(i32),
-}
-
-/// One leg as its owner sees it. Positions count bytes since the SYN, FINs counting one.
-#[derive(Clone, Copy, Debug)]
-pub struct Half {
-    /// Which leg.
-    pub leg: Tuple,
-    /// Position up to which its bytes were taken from the socket.
-    pub consumed: u64,
-    /// Position up to which bytes were given to the socket.
-    pub produced: u64,
-    /// Bytes in hand from this leg for the other.
-    pub leftover: u32,
-}
-
-/// What a freeze leaves to be drained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frozen {
-    /// Bytes still to be read from the first and the second leg's socket.
-    pub pending: [u32; 2],
-    /// End of stream is to be read after them.
-    pub fin: [bool; 2],
-}
-
-/// State of a pair of legs.
-#[derive(Clone, Copy, Debug)]
-pub struct Switched {
-    /// Phase of the bytes from the first and from the second host (`enum phase`).
-    pub phase: [u8; 2],
-    /// Position of all that came from the hosts.
-    pub end: [u64; 2],
-    /// Position of the last bound, low 32 bits.
-    pub bound: [u32; 2],
-    /// `LegFlags`.
-    pub flags: [u32; 2],
-    /// After an unsplice: was the direction forwarded already (true), or still draining?
-    pub was_forwarded: [bool; 2],
-    /// After an unsplice: the host's FIN lies below the bound, so that its socket will never see it.
-    pub fin: [bool; 2],
-}
-
-impl Switched {
-    /// Position of the last bound of direction `d`. The hosts do not wait: `end` may be beyond it already, by less than
-    /// 2^32 since no window is larger.
-    pub fn bound64(&self, d: usize) -> u64 {
-        self.end[d] - u64::from((self.end[d] as u32).wrapping_sub(self.bound[d]))
-    }
-}
-
 /// What the data path reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -176,7 +100,7 @@ pub enum EventKind {
     Forwarding,
     /// Both directions are in control mode.
     Control,
-    /// A trigger has begun an unsplice.
+    /// A host has sent beyond its limit: an unsplice has begun.
     Triggered,
     /// Both FINs are acknowledged.
     Closed,
@@ -184,6 +108,8 @@ pub enum EventKind {
     Reset,
     /// Segments do not fit the MTU.
     Oversize,
+    /// All up to a limit was forwarded.
+    Passed,
 }
 
 /// A report, and the leg it came from.
@@ -209,7 +135,7 @@ pub struct TestContext {
 /// A loaded and attached data path. Dropping it leaves links and maps pinned: spliced flows go on.
 pub struct Datapath {
     pub(crate) maps: Maps,
-    switch: OwnedFd,
+    pub(crate) switch: OwnedFd,
     pub(crate) ingress: OwnedFd,
     egress: OwnedFd,
     pin: PathBuf,
@@ -220,7 +146,7 @@ pub struct Datapath {
     /// XDP is in use: next hops must say what their devices can.
     early: bool,
     /// One switch at a time: user space is the only one to begin them but for triggers.
-    switching: Mutex<()>,
+    pub(crate) switching: Mutex<()>,
     lock: (fs::File, PathBuf),
 }
 
@@ -429,88 +355,8 @@ impl Datapath {
         self.maps.verdicts()
     }
 
-    pub(crate) fn run(
-        &self,
-        op: abi::switch_op,
-        a: &Half,
-        b: &Half,
-        set: impl FnOnce(&mut abi::switch_args),
-    ) -> Result<abi::switch_args, SwitchError> {
-        let half = |h: &Half| abi::half {
-            leg: h.leg.to_abi(),
-            consumed: h.consumed as u32,
-            produced: h.produced as u32,
-            leftover: h.leftover,
-            ..Default::default()
-        };
-        let mut args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
-        set(&mut args);
-        run_program(&self.switch, &mut args).map_err(SwitchError::Run)?;
-        match args.result {
-            abi::switch_result::SWITCH_OK => Ok(args),
-            abi::switch_result::SWITCH_BUSY => Err(SwitchError::Busy),
-            abi::switch_result::SWITCH_CLOSING => Err(SwitchError::Closing),
-            abi::switch_result::SWITCH_FRAGMENTS => Err(SwitchError::Fragments),
-            abi::switch_result::SWITCH_MISMATCH => Err(SwitchError::Mismatch),
-            abi::switch_result::SWITCH_FULL => Err(SwitchError::Full),
-            abi::switch_result::SWITCH_WINDOW => Err(SwitchError::Window),
-            _ => Err(SwitchError::Untracked),
-        }
-    }
-
-    /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
-    /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
-    ///
-    /// `hold`: drop what comes meanwhile, instead of forwarding it. `fit`: not while a host may send more than the other has
-    /// room for ([`SwitchError::Window`]); the excess would be lost.
-    pub fn freeze(&self, a: &Half, b: &Half, hold: bool, fit: bool) -> Result<Frozen, SwitchError> {
-        let _one = self.switching.lock().expect("no panic under this lock");
-        let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| {
-            g.hold = hold.into();
-            g.fit = fit.into();
-        })?;
-        let pending = |h: &abi::half| {
-            // the FIN is counted while it has not been read
-            let fin = h.fin != 0 && h.pending > 0;
-            (h.pending - u32::from(fin), fin)
-        };
-        let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
-        Ok(Frozen { pending: [pa, pb], fin: [fa, fb] })
-    }
-
-    /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
-    /// ([`SwitchError::Busy`] otherwise). `trigger`: new data from that host take the flow back to control mode.
-    pub fn commit(&self, a: &Tuple, b: &Tuple, trigger: [bool; 2]) -> Result<Switched, SwitchError> {
-        let _one = self.switching.lock().expect("no panic under this lock");
-        let (via_a, via_b) = (self.via_for(a)?, self.via_for(b)?);
-        let remotes = match (a.is_v4(), b.is_v4()) {
-            (true, false) => (self.remote_for(a)?, 0),
-            (false, true) => (0, self.remote_for(b)?),
-            _ => (0, 0),
-        };
-        let r = self.run(abi::switch_op::OP_COMMIT, &bare(a), &bare(b), |g| {
-            g.via_a = via_a;
-            g.via_b = via_b;
-            (g.remote_b, g.remote_a) = remotes;
-            g.trigger = u32::from(trigger[0]) | u32::from(trigger[1]) << 1;
-        })?;
-        Ok(switched(&r))
-    }
-
-    /// Back to control mode, from wherever the switch is. A flow that has had fragments forwarded ([`PathFlags::FRAGMENTS`])
-    /// should stay as it is: what its host sends again across the bound may never come through.
-    pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
-        let _one = self.switching.lock().expect("no panic under this lock");
-        self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
-    }
-
-    /// Phases and positions.
-    pub fn look(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
-        self.run(abi::switch_op::OP_LOOK, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
-    }
-
     /// The next hop towards a leg's host, as learned from what its socket sent.
-    fn via_for(&self, leg: &Tuple) -> Result<u16, SwitchError> {
+    pub(crate) fn via_for(&self, leg: &Tuple) -> Result<u16, SwitchError> {
         let l = self.maps.leg(leg).ok_or(SwitchError::Untracked)?.raw;
         self.via(l.ifindex, l.dmac, l.smac, leg.to_abi().local).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => SwitchError::Full,
@@ -543,7 +389,7 @@ impl Datapath {
     }
 
     /// Where the IPv6 address is kept that packets of this IPv4 leg go to.
-    fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
+    pub(crate) fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
         self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
     }
 
@@ -559,6 +405,7 @@ impl Datapath {
                 abi::event_kind::EVENT_FORWARDING => EventKind::Forwarding,
                 abi::event_kind::EVENT_CONTROL => EventKind::Control,
                 abi::event_kind::EVENT_TRIGGERED => EventKind::Triggered,
+                abi::event_kind::EVENT_PASSED => EventKind::Passed,
                 abi::event_kind::EVENT_CLOSED => EventKind::Closed,
                 abi::event_kind::EVENT_RESET => EventKind::Reset,
                 _ => EventKind::Oversize,
@@ -640,8 +487,6 @@ impl Datapath {
     }
 }
 
-pub(crate) use abi::switch_op;
-
 /// What is known of devices, asked for again after a second: a commit must not cost a system call more than it needs.
 #[derive(Debug, Default)]
 struct Links(HashMap<u32, (Instant, LinkFacts)>);
@@ -707,24 +552,6 @@ impl Remotes {
 const VIAS: u16 = 1024;
 /// Slots of a path table: two entries a flow, and two thirds full at most.
 const SLOTS_PER_FLOW: u32 = 3;
-/// `PHASE_FWD` of `enum phase`.
-const FORWARDED: u32 = 2;
-
-pub(crate) fn bare(t: &Tuple) -> Half {
-    Half { leg: *t, consumed: 0, produced: 0, leftover: 0 }
-}
-
-fn switched(g: &abi::switch_args) -> Switched {
-    Switched {
-        phase: [g.a.phase_in.0 as u8, g.b.phase_in.0 as u8],
-        end: [g.end_a, g.end_b],
-        bound: [g.a.start, g.b.start],
-        flags: [g.a.flags, g.b.flags],
-        fin: [g.a.fin != 0, g.b.fin != 0],
-        was_forwarded: [g.a.pending == FORWARDED, g.b.pending == FORWARDED],
-    }
-}
-
 /// What the maps that are pinned already were made with; `None` too if a process died before it was done with making them.
 fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     use libbpf_rs::{MapCore, MapFlags};

@@ -14,6 +14,7 @@ pub mod model;
 mod names;
 mod released;
 mod sockets;
+mod switch;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -21,8 +22,9 @@ pub mod testing;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, embryo, event, event_kind, half, leg, listen_key, path, path_args, path_op, path_word, path4, path6,
-        phase, slot4, slot6, switch_args, switch_op, switch_result, train, train_key, tuple, tuple4, verdict, via,
+        abi, embryo, event, event_kind, half, leg, limit, listen_key, path, path_args, path_op, path_word, path4,
+        path6, phase, slot4, slot6, switch_args, switch_op, switch_result, train, train_key, tuple, tuple4, verdict,
+        via,
     };
 }
 
@@ -34,10 +36,9 @@ mod skel {
 
 pub use devices::{Device, devices};
 pub use install::{IdleLeg, NextHop};
-pub use kernel::{
-    Datapath, Event, EventKind, Frozen, Half, OpenError, Options, SwitchError, Switched, TestContext, default_pin,
-};
+pub use kernel::{Datapath, Event, EventKind, OpenError, Options, TestContext, default_pin};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use released::{Released, monotonic};
 pub use sockets::{Repair, low_water};
+pub use switch::{Frozen, Half, Limit, SwitchError, Switched};

@@ -1,6 +1,6 @@
 //! Typed access to the maps.
 
-use crate::abi;
+use crate::{PathFlags, abi};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{
@@ -177,7 +177,7 @@ pub struct PathView {
     pub flags: u16,
     /// Highest sequence end forwarded.
     pub end: u32,
-    /// How often `end` wrapped.
+    /// How often `end` wrapped; with [`PathFlags::TRIGGER`] that is not counted.
     pub wraps: u16,
     /// Highest acknowledgement forwarded.
     pub max_ack: u32,
@@ -202,6 +202,14 @@ impl PathView {
             via: p.via,
             remote4: p.remote4,
         }
+    }
+
+    /// Bytes forwarded since the end was `since`; as `path_passed` in bpf/path.h.
+    pub(crate) fn passed(&self, since: u32) -> u64 {
+        if self.flags & PathFlags::TRIGGER != 0 {
+            return self.end.wrapping_sub(since).into();
+        }
+        (u64::from(self.wraps) << 32 | u64::from(self.end)) - u64::from(since)
     }
 }
 

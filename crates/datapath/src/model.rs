@@ -80,6 +80,7 @@ pub struct SwitchArgs {
     pub consumed: [u32; 2],
     pub produced: [u32; 2],
     pub leftover: [u32; 2],
+    pub limit: [u32; 2],
     pub pending: [u32; 2],
     pub start: [u32; 2],
     pub fin: [u32; 2],

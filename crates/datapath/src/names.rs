@@ -1,7 +1,7 @@
 //! Constants of `bpf/flow.h` that BTF carries as enumerators, under Rust names.
 
 /// Version of the layout of pinned maps; a process takes over only maps of its own version.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]
@@ -20,10 +20,12 @@ impl LegFlags {
     pub const FIN_ACKED: u32 = 1 << 8;
     pub const RESET: u32 = 1 << 9;
     pub const TRACKED: u32 = 1 << 10;
+    pub const TRIGGER: u32 = 1 << 11;
     pub const SYN: u32 = 1 << 12;
     pub const CLOCK: u32 = 1 << 13;
     pub const AHEAD: u32 = 1 << 14;
     pub const RESET_IN: u32 = 1 << 15;
+    pub const PASSED: u32 = 1 << 16;
 }
 
 /// Bits of `path.word.flags` (`enum path_flag`).
@@ -38,6 +40,7 @@ impl PathFlags {
     pub const PEER_FIN: u16 = 1 << 2;
     pub const FIN_ACKED: u16 = 1 << 3;
     pub const DEAD: u16 = 1 << 4;
+    pub const TRIGGER: u16 = 1 << 7;
     pub const CROSS: u16 = 1 << 8;
     pub const RST: u16 = 1 << 9;
     pub const FRAGMENTS: u16 = 1 << 10;

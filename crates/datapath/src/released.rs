@@ -1,9 +1,10 @@
 //! Flows without sockets: what must be remembered to count their bytes and to come back.
 
 use crate::{
-    Datapath, LegFlags, Repair, SwitchError, Tuple, abi,
-    kernel::{bare, switch_op},
+    Datapath, LegFlags, Repair, SwitchError, Tuple,
+    abi::{self, switch_op},
     sockets::{Restore, restore},
+    switch::bare,
 };
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -64,9 +65,7 @@ impl Datapath {
 
     /// Position of all that came from the leg's host.
     pub fn released_end(&self, leg: &Tuple, r: &Released) -> Option<u64> {
-        let p = self.path(leg)?;
-        let end = u64::from(p.wraps) << 32 | u64::from(p.end);
-        Some(r.in64 + end - u64::from(r.max_in))
+        Some(r.in64 + self.path(leg)?.passed(r.max_in))
     }
 
     /// Makes sockets for both legs, in control mode. [`SwitchError::Busy`]: bytes are on their way, try again.

@@ -11,10 +11,10 @@
 
 use crate::{
     FlowState, How, Refusal, Splicer, Trigger,
+    errand::Purpose,
     leg::Side,
     relay::Relay,
     splicer::{Command, Flow, Place, Stop, lock},
-    types::Done,
 };
 use longsplice_datapath::{Datapath, EventKind, PathFlags, Released, SwitchError, Tuple};
 use std::{
@@ -53,8 +53,7 @@ pub(crate) enum Note {
 /// What is remembered of a flow that is forwarded.
 pub(crate) struct Kept {
     pub sides: [Side; 2],
-    pub done: Done,
-    pub shimmed: bool,
+    pub purpose: Purpose,
     pub stay: bool,
     pub fin_past: bool,
     /// No sockets are left.
@@ -71,12 +70,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    pub fn new(sides: [Side; 2], done: Done, (shimmed, stay, fin_past): (bool, bool, bool)) -> Kept {
+    pub fn new(sides: [Side; 2], purpose: Purpose, (stay, fin_past): (bool, bool)) -> Kept {
         let now = Instant::now();
         Kept {
             sides,
-            done,
-            shimmed,
+            purpose,
             stay,
             fin_past,
             released: None,
@@ -173,14 +171,14 @@ impl Keeper {
         let over = {
             let mut lingering = lock(&self.splicer.inner.lingering);
             let n = lingering.iter().take(PAGE).take_while(|(until, _)| *until <= now).count();
-            let over: Vec<[Tuple; 2]> = lingering.drain(..n).map(|(_, legs)| legs).collect();
+            let over: Vec<Tuple> = lingering.drain(..n).map(|(_, leg)| leg).collect();
             if n > 0 && lingering.is_empty() {
                 *lingering = VecDeque::new(); // a million that ended at once are memory
             }
             over
         };
         let Some(d) = self.splicer.datapath() else { return };
-        over.iter().flatten().for_each(|leg| d.forget_ended(leg));
+        over.iter().for_each(|leg| d.forget_ended(leg));
     }
 
     /// Does with a flow what is to be done. A flow that is not here any more has ended, or has a task.
@@ -240,7 +238,10 @@ impl Keeper {
                 flow.refuse(Refusal::Fragments);
                 None
             }
-            Some(Word::Event(EventKind::Triggered) | Word::Command(Command::Unsplice)) => Some(true),
+            // a message that is interrupted may be spliced again
+            Some(Word::Event(EventKind::Triggered)) => Some(!kept.is_message()),
+            Some(Word::Command(Command::Unsplice)) => Some(true),
+            Some(Word::Event(EventKind::Passed) | Word::Kept | Word::Look(_)) if kept.is_passed(d, flow) => Some(false),
             Some(Word::Event(EventKind::Oversize)) => {
                 let since = *kept.oversize.get_or_insert_with(Instant::now);
                 let late = since.elapsed() > MTU_PATIENCE;
@@ -264,7 +265,7 @@ impl Keeper {
         match kept.life(d, flow) {
             Err(how) => return Next::Ended(how),
             Ok(Life::Woken) => {
-                kept.stay = true;
+                kept.stay |= !kept.is_message();
                 return Next::Unsplice;
             }
             Ok(Life::Idle(after)) if after >= flow.policy.idle_limit => return Next::Ended(How::Idle),
@@ -281,7 +282,7 @@ impl Keeper {
             }
             Ok(_) => {}
         }
-        if kept.began.elapsed() >= flow.policy.release_after.unwrap_or(Duration::MAX) {
+        if kept.began.elapsed() >= kept.release_after(flow) {
             kept.release(d, flow);
         }
         self.bring_back(d, flow, kept)
@@ -341,9 +342,9 @@ impl Kept {
         // half of the looks there may be: what is due at a time of its own, as a release, does not have to wait
         let fair = PACE * (2 * flows / LOOKS) as u32;
         let look = (patience / 8).clamp(EVERY.0, EVERY.1).max(fair);
-        match policy.release_after {
-            Some(after) if self.released.is_none() => look.min(after.saturating_sub(self.began.elapsed())),
-            _ => look,
+        match self.released {
+            None => look.min(self.release_after(flow).saturating_sub(self.began.elapsed())),
+            Some(_) => look,
         }
     }
 
@@ -371,9 +372,28 @@ impl Kept {
         Ok(Life::Idle(self.sign.1.elapsed()))
     }
 
+    fn is_message(&self) -> bool {
+        matches!(self.purpose, Purpose::Message(_))
+    }
+
+    /// Has all of the message been forwarded? The event may have come too early, or been lost.
+    fn is_passed(&self, datapath: &Datapath, flow: &Flow) -> bool {
+        let Purpose::Message(errand) = &self.purpose else { return false };
+        datapath.look(&flow.client, &flow.server).is_ok_and(|at| errand.is_passed(&at))
+    }
+
+    /// A flow that waits for something to come back keeps its sockets: without their legs' records nobody knows a limit.
+    fn waits(&self, flow: &Flow) -> bool {
+        self.is_message() || matches!(flow.policy.trigger, Some(Trigger::ClientData | Trigger::ServerData))
+    }
+
+    fn release_after(&self, flow: &Flow) -> Duration {
+        flow.policy.release_after.filter(|_| !self.waits(flow)).unwrap_or(Duration::MAX)
+    }
+
     /// Closes the parked sockets; the flow goes on without.
     fn release(&mut self, datapath: &Datapath, flow: &Flow) {
-        if self.released.is_some() {
+        if self.released.is_some() || self.waits(flow) {
             return;
         }
         let (c, s) = (flow.client, flow.server);

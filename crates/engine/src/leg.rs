@@ -32,21 +32,33 @@ pub struct Leg {
     socket: Socket,
     pub(crate) remote: SocketAddr,
     pub(crate) local: SocketAddr,
-    /// Source and destination that a proxy before us has announced.
-    announced: Option<(SocketAddr, SocketAddr)>,
+    /// Source and destination that a proxy before us has announced. Boxed: most have none.
+    pub(crate) announced: Option<Box<(SocketAddr, SocketAddr)>>,
     /// Positions consumed from the host, a FIN that was read as end of stream counting one.
     pub(crate) consumed: u64,
     /// Positions produced towards the host, our FIN counting one.
     pub(crate) produced: u64,
     pub(crate) eof: bool,
     pub(crate) shut: bool,
+    /// The wire differs from the socket: entries must outlive it.
+    pub(crate) shimmed: bool,
 }
 
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
     pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr) -> Leg {
         let socket = Socket::Live(stream);
-        Leg { socket, remote, local, announced: None, consumed: 0, produced: 0, eof: false, shut: false }
+        Leg {
+            socket,
+            remote,
+            local,
+            announced: None,
+            consumed: 0,
+            produced: 0,
+            eof: false,
+            shut: false,
+            shimmed: false,
+        }
     }
 
     /// Address of the host at the other end.
@@ -62,17 +74,17 @@ impl Leg {
     /// Notes what a proxy before us says of the connection that it serves by this one (PROXY protocol): the address it
     /// came from, and the one it was made to. Lists and records then show the first as the client's.
     pub fn announce(&mut self, source: SocketAddr, destination: SocketAddr) {
-        self.announced = Some((source, destination));
+        self.announced = Some(Box::new((source, destination)));
     }
 
     /// Where the connection came from at first: as announced, or [`Leg::remote`].
     pub fn source(&self) -> SocketAddr {
-        self.announced.map_or(self.remote, |(source, _)| source)
+        self.announced.as_ref().map_or(self.remote, |a| a.0)
     }
 
     /// What it was made to at first: as announced, or [`Leg::local`].
     pub fn destination(&self) -> SocketAddr {
-        self.announced.map_or(self.local, |(_, destination)| destination)
+        self.announced.as_ref().map_or(self.local, |a| a.1)
     }
 
     /// Bytes read so far, end of stream not counted.
@@ -93,6 +105,14 @@ impl Leg {
     /// Makes the next close one with a reset.
     pub fn reset_at_close(&self) {
         self.abort();
+    }
+
+    /// Until it can be read, or has ended.
+    pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.socket {
+            Socket::Live(s) => s.poll_read_ready(cx).map(drop),
+            _ => Poll::Pending,
+        }
     }
 
     /// The same at the next drop.
@@ -181,11 +201,11 @@ impl Leg {
         self.socket = Socket::Parked(socket);
     }
 
-    /// What is left of a parked leg; the addresses are known otherwise.
+    /// What is left of a parked leg; the addresses, those that were announced among them, are known otherwise.
     pub(crate) fn side(self) -> Side {
-        let Leg { socket, consumed, produced, eof, shut, .. } = self;
+        let Leg { socket, consumed, produced, eof, shut, shimmed, .. } = self;
         let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
-        Side { socket, consumed, produced, eof, shut }
+        Side { socket, consumed, produced, eof, shut, shimmed }
     }
 
     /// The connection as the data path knows it.
@@ -202,14 +222,25 @@ pub(crate) struct Side {
     produced: u64,
     eof: bool,
     shut: bool,
+    shimmed: bool,
 }
 
 impl Side {
-    /// The leg again.
+    /// The leg again, with nothing announced.
     pub fn leg(self, tuple: &Tuple) -> Leg {
-        let Side { socket, consumed, produced, eof, shut } = self;
+        let Side { socket, consumed, produced, eof, shut, shimmed } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
-        Leg { socket, remote: tuple.remote, local: tuple.local, announced: None, consumed, produced, eof, shut }
+        Leg {
+            socket,
+            remote: tuple.remote,
+            local: tuple.local,
+            announced: None,
+            consumed,
+            produced,
+            eof,
+            shut,
+            shimmed,
+        }
     }
 
     /// Closes the socket without a word to the host: parked, it is in repair mode.

@@ -6,13 +6,15 @@
 //!    these two are tracked from their SYN on, which is what makes a splice at any later moment possible.
 //! 3. Read and write both [`Leg`]s as ordinary asynchronous streams: control mode.
 //! 4. [`Splicer::relay`] hands both over. It copies, splices when [`Policy`] says so, and returns when the
-//!    connections have ended.
+//!    connections have ended. [`Splicer::pass`] does so with one message, the body of an HTTP reply say, and gives both
+//!    back, so that each may join another.
 //!
 //! # The caller's duties
 //! - All reading and writing goes through [`Leg`], which counts: the boundary arithmetic rests on these counts.
 //! - Bytes that were read but not passed on yet, or that the caller adds, go into [`Leftovers`].
 //! - Nobody else holds the sockets: no duplicated descriptor, no child process.
 
+mod errand;
 mod keeper;
 mod leg;
 mod orphans;
@@ -26,4 +28,6 @@ mod types;
 pub use leg::{Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use splicer::{Command, OpenOptions, Splicer};
-pub use types::{Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Policy, Refusal, Trigger, When};
+pub use types::{
+    Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, Policy, Refusal, Trigger, When,
+};

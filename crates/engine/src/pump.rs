@@ -28,8 +28,10 @@ pub(crate) struct Direction {
     /// Instead of memory, once that is empty.
     pipe: Option<Pipe>,
     wants_pipe: bool,
-    /// Bytes that may still be read; `None`: no limit.
+    /// Bytes that may still be read during a drain; `None`: no limit.
     pub limit: Option<u64>,
+    /// Bytes of a message that may still be read; `None`: all until the end of the stream, which is passed on.
+    pub message: Option<u64>,
     /// With the limit used up: end of stream is still to be read.
     pub fin: bool,
     /// Bytes passed on.
@@ -38,12 +40,26 @@ pub(crate) struct Direction {
 
 impl Direction {
     fn new(first: &[u8]) -> Direction {
-        Direction { rest: first.to_vec(), start: 0, pipe: None, wants_pipe: false, limit: None, fin: false, copied: 0 }
+        Direction {
+            rest: first.to_vec(),
+            start: 0,
+            pipe: None,
+            wants_pipe: false,
+            limit: None,
+            message: None,
+            fin: false,
+            copied: 0,
+        }
     }
 
     /// Bytes read and not written yet.
     pub fn in_hand(&self) -> usize {
         self.rest.len() - self.start + self.pipe.as_ref().map_or(0, Pipe::filled)
+    }
+
+    /// Has all of the message been read that will come?
+    pub fn message_is_read(&self, from: &Leg) -> bool {
+        self.message.is_some_and(|left| left == 0 || from.eof)
     }
 
     /// One pass: writes what is in hand, reads more. Ready when the direction has ended, or has drained to its limit.
@@ -62,19 +78,24 @@ impl Direction {
             if self.copied >= most {
                 return Poll::Pending;
             }
+            if self.message_is_read(from) {
+                return Poll::Ready(Ok(()));
+            }
             if from.eof {
                 if !to.shut {
                     ready!(Pin::new(&mut *to).poll_shutdown(cx)).map_err(Broken::Write)?;
                 }
                 return Poll::Ready(Ok(()));
             }
-            let room = match self.limit {
+            let most = match self.limit {
                 Some(0) if !self.fin => return Poll::Ready(Ok(())),
                 Some(0) => 1,
-                Some(n) => n.min(BUFFER as u64) as usize,
-                None if self.pipe.is_some() => usize::MAX,
-                None => BUFFER,
+                Some(n) => n,
+                None => u64::MAX,
             };
+            let most = most.min(self.message.unwrap_or(u64::MAX));
+            let room = if self.limit.is_none() && self.pipe.is_some() { usize::MAX } else { BUFFER };
+            let room = usize::try_from(most).unwrap_or(usize::MAX).min(room);
             if self.wants_pipe && self.copied >= PIPE_FROM {
                 (self.pipe, self.wants_pipe) = (Pipe::new().ok(), false);
             }
@@ -112,8 +133,8 @@ impl Direction {
     }
 
     fn took(&mut self, n: usize) {
-        if let Some(limit) = &mut self.limit {
-            *limit = limit.saturating_sub(n as u64);
+        for left in [&mut self.limit, &mut self.message].into_iter().flatten() {
+            *left = left.saturating_sub(n as u64);
         }
     }
 }
@@ -198,8 +219,12 @@ impl Pump {
         if self.copied() >= enough || (up.is_ready() && down.is_ready()) { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
-    /// Have both directions ended?
+    /// Have both directions ended, or their messages?
     pub fn ended(&self, client: &Leg, server: &Leg) -> bool {
+        let [up, down] = &self.dirs;
+        if up.message_is_read(client) && down.message_is_read(server) {
+            return up.in_hand() + down.in_hand() == 0;
+        }
         client.eof && server.eof && client.shut && server.shut
     }
 }

@@ -11,12 +11,12 @@
 
 use crate::{
     Ended, FlowState, How, Leftovers, Leg, Refusal, Splicer, Trigger, When,
+    errand::{Errand, Purpose},
     keeper::{Kept, Note},
     pump::{Failed, Pump},
     splicer::{Command, Ears, Flow, LINGER, Listed, Place, Stop, ends},
-    types::Done,
 };
-use longsplice_datapath::{Datapath, Half, LegFlags, PathFlags, Released, SwitchError, Switched, Tuple};
+use longsplice_datapath::{Datapath, Half, LegFlags, Limit, PathFlags, Released, SwitchError, Switched, Tuple};
 use std::{
     future::poll_fn,
     os::fd::OwnedFd,
@@ -41,10 +41,8 @@ pub(crate) struct Relay {
     pub client: Leg,
     pub server: Leg,
     pump: Pump,
-    done: Done,
-    /// The wire differs from the sockets: entries must outlive them.
-    shimmed: bool,
-    /// An operator wants it in control mode, or spliced whatever the policy says.
+    purpose: Purpose,
+    /// It is to be in control mode, or spliced whatever the policy says.
     pub stay: bool,
     wanted: bool,
     /// The data path could not splice just now: the next try, and how many there were.
@@ -87,15 +85,26 @@ async fn stopped(rx: &mut watch::Receiver<Stop>) -> Stop {
 }
 
 impl Relay {
-    pub fn new(splicer: &Splicer, listed: Listed, client: Leg, server: Leg, left: &Leftovers, done: Done) -> Relay {
+    pub fn new(
+        splicer: &Splicer,
+        listed: Listed,
+        client: Leg,
+        server: Leg,
+        left: &Leftovers,
+        purpose: Purpose,
+    ) -> Relay {
+        let mut pump = Pump::new(&left.to_server, &left.to_client);
+        if let Purpose::Message(errand) = &purpose {
+            pump.dirs[errand.from].message = Some(errand.left);
+            pump.dirs[1 - errand.from].message = Some(0);
+        }
         Relay {
             splicer: splicer.clone(),
             listed,
             client,
             server,
-            pump: Pump::new(&left.to_server, &left.to_client),
-            done,
-            shimmed: false,
+            pump,
+            purpose,
             stay: false,
             wanted: false,
             again: None,
@@ -108,20 +117,25 @@ impl Relay {
     /// A flow that the keeper gives back.
     pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: Kept) -> Relay {
         let (c, s) = (flow.client, flow.server);
-        let Kept { sides: [a, b], done, shimmed, stay, fin_past, released, .. } = kept;
+        let Kept { sides: [a, b], purpose, stay, fin_past, released, .. } = kept;
+        let mut client = a.leg(&c);
+        client.announced.clone_from(&flow.announced);
         let listed = Listed::again(splicer, flow);
-        let mut r = Relay::new(splicer, listed, a.leg(&c), b.leg(&s), &Leftovers::default(), done);
+        let mut r = Relay::new(splicer, listed, client, b.leg(&s), &Leftovers::default(), purpose);
         for (d, copied) in r.pump.dirs.iter_mut().zip(r.listed.flow.now().copied) {
             d.copied = copied;
         }
-        Relay { shimmed, stay, fin_past, released, ..r }
+        Relay { stay, fin_past, released, ..r }
     }
 
     /// Leaves the flow to the keeper, with the orders that nobody has heard.
     fn keep(self, mut ears: Ears) {
-        let Relay { splicer, listed, client, server, done, shimmed, stay, fin_past, .. } = self;
+        let Relay { splicer, listed, client, server, pump, mut purpose, stay, fin_past, .. } = self;
+        if let Purpose::Message(errand) = &mut purpose {
+            errand.left = pump.dirs[errand.from].message.unwrap_or(0);
+        }
         let flow = listed.keep();
-        let kept = Kept::new([client.side(), server.side()], done, (shimmed, stay, fin_past));
+        let kept = Kept::new([client.side(), server.side()], purpose, (stay, fin_past));
         let mut place = flow.place();
         *place = Place::Kept(Box::new(kept));
         splicer.tell(Note::Kept(flow.id));
@@ -181,10 +195,43 @@ impl Relay {
                 Attempt::Ended(how) => break how,
             }
         };
+        if let (How::Closed, Purpose::Message(_)) = (how, &self.purpose) {
+            let how = self.settle(&mut ears).await;
+            return self.finish(how, false);
+        }
         if self.fin_past && how == How::Closed {
             self.await_fins().await;
         }
         self.finish(how, false);
+    }
+
+    /// A message has been passed on. What was forwarded of it belongs to the data path until it is acknowledged; not before then
+    /// may the legs part.
+    async fn settle(&mut self, ears: &mut Ears) -> How {
+        const CONTROL: u8 = 0;
+        let splicer = self.splicer.clone();
+        let (c, s) = self.legs();
+        let limit = Instant::now() + self.flow().policy.idle_limit;
+        let mut watch = true;
+        while let Some(datapath) = splicer.datapath().filter(|_| self.client.shimmed) {
+            match datapath.look(&c, &s) {
+                Ok(at) if (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0 => return reset_by(&at),
+                Ok(at) if at.phase == [CONTROL; 2] => break,
+                Ok(_) if Instant::now() < limit => {}
+                Ok(_) => return How::Idle,
+                Err(_) => return How::Stopped,
+            }
+            let receiver = if self.message().is_some_and(|m| m.from == 0) { &self.server } else { &self.client };
+            let Ears { events, stop, .. } = &mut *ears;
+            tokio::select! {
+                () = events.notified() => {}
+                // its next message has brought the last acknowledgement along
+                () = poll_fn(|cx| receiver.poll_readable(cx)), if watch => watch = false,
+                _ = stopped(stop) => return How::Stopped,
+                () = tokio::time::sleep(DRAIN_POLL) => {}
+            }
+        }
+        How::Passed
     }
 
     /// Takes a spliced flow back, and copies on.
@@ -214,9 +261,11 @@ impl Relay {
     /// Control mode. Returns at the end of the flow, or when it is to be spliced.
     async fn copy(&mut self, ears: &mut Ears) -> Copied {
         self.set_state(FlowState::Copying);
+        let mut moved = (self.pump.copied(), Instant::now());
         let mut enough = match self.flow().policy.when {
-            _ if self.stay || !self.spliceable() => u64::MAX,
+            _ if self.stay || self.is_read() || !self.spliceable() => u64::MAX,
             _ if self.wanted => 0,
+            When::AfterBytes(n) if self.message().is_some() => self.worth(n),
             When::Never => u64::MAX,
             When::AtOnce => 0,
             When::AfterBytes(n) => n,
@@ -229,11 +278,13 @@ impl Relay {
             let wait = self.again.map_or(Duration::ZERO, |t| t.saturating_duration_since(Instant::now()));
             if due && wait.is_zero() {
                 match self.flow().policy.when {
-                    When::AfterBytes(n) if n > 0 && !self.wanted => match self.ends_now().await {
-                        Ok(false) => return Copied::Splice,
-                        Ok(true) => enough = self.pump.copied() + n,
-                        Err(failed) => return Copied::Ended(failed.how()),
-                    },
+                    When::AfterBytes(n) if n > 0 && !self.wanted && self.message().is_none() => {
+                        match self.ends_now().await {
+                            Ok(false) => return Copied::Splice,
+                            Ok(true) => enough = self.pump.copied() + n,
+                            Err(failed) => return Copied::Ended(failed.how()),
+                        }
+                    }
                     _ => return Copied::Splice,
                 }
                 continue;
@@ -264,7 +315,14 @@ impl Relay {
                 },
                 _ = stopped(stop) => return Copied::Ended(How::Stopped),
                 () = tokio::time::sleep(wait), if due => {}
-                () = tokio::time::sleep(COUNT_EVERY) => self.note_copied(),
+                () = tokio::time::sleep(COUNT_EVERY) => {
+                    self.note_copied();
+                    if self.pump.copied() != moved.0 {
+                        moved = (self.pump.copied(), Instant::now());
+                    } else if self.message().is_some() && moved.1.elapsed() >= self.flow().policy.idle_limit {
+                        return Copied::Ended(How::Idle);
+                    }
+                }
             }
         }
     }
@@ -284,28 +342,73 @@ impl Relay {
         Ok(ends)
     }
 
+    fn message(&self) -> Option<&Errand> {
+        match &self.purpose {
+            Purpose::Message(errand) => Some(errand),
+            Purpose::Streams(_) => None,
+        }
+    }
+
+    /// Is nothing left of a message to splice for?
+    fn is_read(&self) -> bool {
+        self.pump.dirs.iter().all(|d| d.message == Some(0))
+    }
+
+    /// So many bytes have to be copied before a message is spliced: none if it is known to be long enough.
+    fn worth(&self, threshold: u64) -> u64 {
+        let left = self.pump.dirs.iter().filter_map(|d| d.message).max();
+        match left {
+            Some(u64::MAX) => threshold,
+            Some(left) if left >= threshold => 0,
+            _ => u64::MAX,
+        }
+    }
+
+    /// What of a direction may be forwarded.
+    fn limit(&self, d: usize) -> Limit {
+        match self.pump.dirs[d].message {
+            None => Limit::None,
+            Some(0) => Limit::Keep,
+            Some(n) => Limit::Bytes(u32::try_from(n).unwrap_or(u32::MAX).min(Limit::MAX)),
+        }
+    }
+
     fn note_copied(&self) {
         self.flow().now().copied = [self.pump.dirs[0].copied, self.pump.dirs[1].copied];
     }
 
-    fn half(leg: &Leg, in_hand: usize) -> Half {
-        Half { leg: leg.tuple(), consumed: leg.consumed, produced: leg.produced, leftover: in_hand as u32 }
+    fn half(&self, d: usize) -> Half {
+        let leg = if d == 0 { &self.client } else { &self.server };
+        Half {
+            leg: leg.tuple(),
+            consumed: leg.consumed,
+            produced: leg.produced,
+            leftover: self.pump.dirs[d].in_hand() as u32,
+            limit: self.limit(d),
+        }
     }
 
     /// Freeze, drain, commit.
     async fn splice(&mut self, ears: &mut Ears) -> Attempt {
         let splicer = self.splicer.clone();
         let Some(datapath) = splicer.datapath() else { return Attempt::Copying };
+        if self.is_read() {
+            self.stay = true;
+            return Attempt::Copying;
+        }
         let (c, s) = self.legs();
         splicer.route_events(self.flow());
-        let a = Self::half(&self.client, self.pump.dirs[0].in_hand());
-        let b = Self::half(&self.server, self.pump.dirs[1].in_hand());
-        let fit = self.tries < FIT_TRIES && self.pump.copied() > 0;
+        let (a, b) = (self.half(0), self.half(1));
+        let fit = self.tries < FIT_TRIES && (self.pump.copied() > 0 || self.message().is_some());
         let frozen = match datapath.freeze(&a, &b, self.flow().policy.hold, fit) {
             Ok(f) => f,
             Err(SwitchError::Busy | SwitchError::Window) => {
                 self.again = Some(Instant::now() + AGAIN);
                 self.tries += 1;
+                return Attempt::Copying;
+            }
+            Err(SwitchError::Short) => {
+                self.stay = true;
                 return Attempt::Copying;
             }
             Err(e) => {
@@ -318,15 +421,19 @@ impl Relay {
         self.set_state(FlowState::Draining);
         tracing::debug!(flow = self.flow().id, ?frozen, "frozen");
         for (d, half) in [&a, &b].into_iter().enumerate() {
+            if let (Limit::Bytes(n), Purpose::Message(errand)) = (half.limit, &mut self.purpose) {
+                errand.goal = half.consumed + u64::from(n);
+            }
             let dir = &mut self.pump.dirs[d];
             dir.limit = Some(frozen.pending[d].into());
             dir.fin = frozen.fin[d];
-            self.flow().now().since[d] = half.consumed + u64::from(frozen.pending[d]) + u64::from(frozen.fin[d]);
+            self.listed.flow.now().since[d] = frozen.bound[d];
         }
         let drained = self.drain(datapath, ears).await;
         self.pump.unlimited();
         match drained {
-            Ok(()) => match datapath.commit(
+            Ok(at) if self.message().is_some_and(|m| m.is_passed(&at)) => {}
+            Ok(_) => match datapath.commit(
                 &c,
                 &s,
                 [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t)),
@@ -351,16 +458,20 @@ impl Relay {
         }
     }
 
-    /// Passes on what lies before the bounds, until both directions are forwarded. Err: why not, None if a connection failed.
-    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears) -> Result<(), Option<Refusal>> {
+    /// Passes on what lies before the bounds, until both directions are forwarded. Err: why not, None if a connection failed, or
+    /// has brought what is the proxy's.
+    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears) -> Result<Switched, Option<Refusal>> {
+        const DRAINING: u8 = 1;
         const FORWARDED: u8 = 2;
         let (c, s) = self.legs();
         let limit = Instant::now() + self.flow().policy.drain_limit;
         let mut passed = false;
         loop {
             match datapath.look(&c, &s) {
-                Ok(now) if now.phase == [FORWARDED; 2] => return Ok(()),
+                Ok(now) if now.phase == [FORWARDED; 2] => return Ok(now),
                 Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(None),
+                // one was taken back by what came beyond its limit, and nothing is on its way any more in the other
+                Ok(now) if !now.phase.contains(&DRAINING) => return Err(None),
                 Ok(_) => {}
                 Err(e) => return Err(Some(refusal(e))),
             }
@@ -414,11 +525,10 @@ impl Relay {
                     self.client.unpark();
                     self.server.unpark();
                 }
-                self.take_back(&at, spliced);
+                self.take_back(&at);
                 self.set_state(FlowState::Unsplicing);
                 let reset = (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0;
-                let by_client = reset_by_client || at.flags[0] & LegFlags::RESET_IN != 0;
-                reset.then_some(if by_client { How::ClientReset } else { How::ServerReset })
+                reset.then(|| if reset_by_client { How::ClientReset } else { reset_by(&at) })
             }
             Err(error) => {
                 tracing::warn!(flow = self.flow().id, %error, "unsplice");
@@ -427,13 +537,12 @@ impl Relay {
         }
     }
 
-    /// The sockets' positions move by what was forwarded past them. After a trigger the data path has left forwarding mode
-    /// by itself: then the phases tell nothing, but both directions were `spliced`.
-    fn take_back(&mut self, at: &Switched, spliced: bool) {
-        self.shimmed = true;
+    /// The sockets' positions move by what was forwarded past them.
+    fn take_back(&mut self, at: &Switched) {
+        (self.client.shimmed, self.server.shimmed) = (true, true);
         let mut now = self.listed.flow.now();
         for d in 0..2 {
-            if !spliced && !at.was_forwarded[d] {
+            if !at.was_forwarded[d] {
                 continue;
             }
             let forwarded = at.bound64(d) - now.since[d];
@@ -443,7 +552,14 @@ impl Relay {
                 if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
             from.consumed += forwarded;
             to.produced += forwarded;
-            if at.fin[d] && !from.eof {
+            if let Some(left) = &mut self.pump.dirs[d].message {
+                // a splice that has not paid is not tried again: the receiver keeps sending
+                self.stay |=
+                    matches!(self.listed.flow.policy.when, When::AfterBytes(n) if *left > forwarded && forwarded < n);
+                *left = left.saturating_sub(forwarded);
+            }
+            // that of a message's sender is never forwarded: it is still to be read
+            if at.fin[d] && !from.eof && self.pump.dirs[d].message.is_none() {
                 (from.eof, to.shut) = (true, true);
                 now.spliced[d] -= 1;
                 self.fin_past = true;
@@ -464,7 +580,7 @@ impl Relay {
             self.note_copied();
         }
         match (how, spliced) {
-            (How::Closed | How::Left, false) => {}
+            (How::Closed | How::Left | How::Passed, false) => {}
             (_, false) => {
                 self.client.abort();
                 self.server.abort();
@@ -476,14 +592,33 @@ impl Relay {
             }
         }
         let ended = self.ended(how);
-        let Relay { splicer, listed, client, server, done, shimmed, .. } = self;
-        drop((client, server)); // the last segments of the sockets need the entries
+        let Relay { splicer, listed, client, server, purpose, pump, .. } = self;
         let flow = listed.flow.clone();
-        if how != How::Left {
-            splicer.forget(&flow, spliced || shimmed);
-        }
         drop(listed);
-        done(ended, &flow.info);
+        let end = |client: Leg, server: Leg| {
+            let shimmed = client.shimmed || server.shimmed;
+            drop((client, server)); // the last segments of the sockets need the entries
+            if how != How::Left {
+                splicer.forget(&flow, spliced || shimmed);
+            }
+        };
+        match purpose {
+            Purpose::Streams(done) => {
+                end(client, server);
+                done(ended, &flow.info);
+            }
+            Purpose::Message(errand) if how == How::Passed => {
+                let missing = pump.dirs[errand.from].message.filter(|n| *n != u64::MAX).unwrap_or(0);
+                // the caller has gone away: nobody wants them any more
+                if let Some((client, server)) = errand.report(ended, Some((client, server)), missing) {
+                    end(client, server);
+                }
+            }
+            Purpose::Message(errand) => {
+                end(client, server);
+                errand.report(ended, None, 0);
+            }
+        }
     }
 
     /// Adds what was forwarded since the last splice.
@@ -503,7 +638,7 @@ impl Relay {
         let now = *flow.now();
         Ended {
             id: flow.id,
-            client: flow.source,
+            client: flow.source(),
             server: flow.server.remote,
             how,
             bytes_up: now.copied[0] + now.spliced[0],
@@ -517,10 +652,16 @@ impl Relay {
     }
 }
 
+/// Whose reset it was.
+fn reset_by(at: &Switched) -> How {
+    if at.flags[0] & LegFlags::RESET_IN != 0 { How::ClientReset } else { How::ServerReset }
+}
+
 fn refusal(e: SwitchError) -> Refusal {
     match e {
         SwitchError::Untracked => Refusal::Untracked,
         SwitchError::Busy | SwitchError::Window => Refusal::DrainTimeout,
+        SwitchError::Short => Refusal::Short,
         SwitchError::Closing => Refusal::Closing,
         SwitchError::Fragments => Refusal::Fragments,
         SwitchError::Mismatch => Refusal::Mismatch,

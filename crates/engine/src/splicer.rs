@@ -1,7 +1,8 @@
 //! The handle through which proxies connect, relay and splice, and the table of live flows.
 
 use crate::{
-    Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Policy, Refusal,
+    Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
+    errand::{Errand, Purpose},
     keeper::{self, Kept, Note},
     orphans::{self, Orphan},
     ports::Ports,
@@ -88,7 +89,7 @@ pub(crate) struct Inner {
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     /// Entries of flows that have ended, and until when they stay.
-    pub lingering: Mutex<VecDeque<(Instant, [Tuple; 2])>>,
+    pub lingering: Mutex<VecDeque<(Instant, Tuple)>>,
     keeper: Sender<Note>,
     /// Where flows that come back are copied.
     pub runtime: OnceLock<Handle>,
@@ -111,8 +112,8 @@ pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
     pub client: Tuple,
-    /// The client's address, which is not the leg's if a proxy before us has announced it.
-    pub source: SocketAddr,
+    /// What a proxy before us has announced of the client's leg.
+    pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
     pub server: Tuple,
     pub began: Instant,
     pub policy: Arc<Policy>,
@@ -176,6 +177,11 @@ pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released
 }
 
 impl Flow {
+    /// The client's address: [`Leg::source`].
+    pub fn source(&self) -> SocketAddr {
+        self.announced.as_ref().map_or(self.client.remote, |a| a.0)
+    }
+
     pub fn now(&self) -> MutexGuard<'_, FlowNow> {
         lock(&self.now)
     }
@@ -209,7 +215,7 @@ impl Flow {
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.to_owned(),
-            client: self.source,
+            client: self.source(),
             server: self.server.remote,
             target: self.info.target.clone(),
             user: self.info.user.clone(),
@@ -434,12 +440,34 @@ impl Splicer {
         info: FlowInfo,
         done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
     ) {
+        self.begin(client, server, left, policy, info, Purpose::Streams(Box::new(done)));
+    }
+
+    /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
+    /// from its receiver; what that sends takes a splice back, within the data path, as does what its sender sends beyond the
+    /// message. `left`: what was read of the message already, delivered first, and not counted in its bytes; nothing for its
+    /// sender. [`Policy::idle_limit`] is for copying, too. Dropping the future lets the flow go on, and then closes the legs.
+    pub async fn pass(
+        &self,
+        client: Leg,
+        server: Leg,
+        left: &Leftovers,
+        message: Message,
+        policy: Arc<Policy>,
+        info: FlowInfo,
+    ) -> Passed {
+        let (tell, told) = oneshot::channel();
+        self.begin(client, server, left, policy, info, Purpose::Message(Box::new(Errand::new(message, tell))));
+        told.await.expect("a flow ends before its runtime does")
+    }
+
+    fn begin(&self, client: Leg, server: Leg, left: &Leftovers, policy: Arc<Policy>, info: FlowInfo, purpose: Purpose) {
         let (place, ears) = self.ears();
         let flow = Arc::new(Flow {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
             info,
             client: client.tuple(),
-            source: client.source(),
+            announced: client.announced.clone(),
             server: server.tuple(),
             began: Instant::now(),
             policy,
@@ -456,7 +484,7 @@ impl Splicer {
         lock(&self.inner.flows).insert(flow.id, flow.clone());
         let listed = Listed::again(self, flow);
         let runtime = self.inner.runtime.get_or_init(Handle::current);
-        runtime.spawn(Relay::new(self, listed, client, server, left, Box::new(done)).run(ears));
+        runtime.spawn(Relay::new(self, listed, client, server, left, purpose).run(ears));
     }
 
     pub(crate) fn flow(&self, id: u64) -> Option<Arc<Flow>> {
@@ -509,9 +537,12 @@ impl Splicer {
 
     /// Closes a leg that is to join no flow, as it is closed when dropped, and forgets what the data path knows of it.
     pub fn discard(&self, leg: Leg) {
-        let tuple = leg.tuple();
+        let (tuple, shimmed) = (leg.tuple(), leg.shimmed);
         drop(leg);
-        if let Some(d) = self.datapath() {
+        let Some(d) = self.datapath() else { return };
+        if shimmed {
+            self.linger(&[tuple]);
+        } else {
             d.forget(&tuple);
         }
     }
@@ -544,10 +575,15 @@ impl Splicer {
         let Some(d) = self.datapath() else { return };
         let legs = [flow.client, flow.server];
         if linger {
-            lock(&self.inner.lingering).push_back((Instant::now() + LINGER, legs));
+            self.linger(&legs);
         } else {
             legs.iter().for_each(|leg| d.forget(leg));
         }
+    }
+
+    fn linger(&self, legs: &[Tuple]) {
+        let until = Instant::now() + LINGER;
+        lock(&self.inner.lingering).extend(legs.iter().map(|leg| (until, *leg)));
     }
 
     pub(crate) fn stop_signal(&self) -> watch::Receiver<Stop> {

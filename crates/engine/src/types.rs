@@ -1,5 +1,6 @@
 //! The vocabulary of the interface: policy in, status and outcome out.
 
+use crate::Leg;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, time::Duration};
@@ -195,6 +196,8 @@ pub enum How {
     Stopped,
     /// The program was told to stop and left the flow running in the kernel.
     Left,
+    /// The message has been passed on ([`Splicer::pass`](crate::Splicer::pass)): the connections go on.
+    Passed,
 }
 
 /// The record of a flow that has ended.
@@ -222,6 +225,38 @@ pub struct Ended {
     pub refusal: Option<Refusal>,
     /// Length of its life in milliseconds.
     pub duration_ms: u64,
+}
+
+/// A part of one host's stream, from the byte after those that were read on. For [`Splicer::pass`](crate::Splicer::pass).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its direction: 0 is client to server.
+    pub(crate) from: usize,
+    pub(crate) bytes: u64,
+}
+
+impl Message {
+    /// So many bytes from the client; `None`: until it closes.
+    pub fn from_client(bytes: Option<u64>) -> Message {
+        Message { from: 0, bytes: bytes.unwrap_or(u64::MAX) }
+    }
+
+    /// So many bytes from the server; `None`: until it closes.
+    pub fn from_server(bytes: Option<u64>) -> Message {
+        Message { from: 1, bytes: bytes.unwrap_or(u64::MAX) }
+    }
+}
+
+/// What became of a [`Message`].
+#[derive(Debug)]
+pub struct Passed {
+    /// Its record: [`How::Passed`] if the connections go on.
+    pub ended: Ended,
+    /// The legs of client and server, in control mode again. `None`: a connection was reset, nothing has moved for too long, or
+    /// the program stops; then both are closed.
+    pub legs: Option<(Leg, Leg)>,
+    /// Bytes that its sender did not send before it closed.
+    pub missing: u64,
 }
 
 /// Called once, with the record of a flow that has ended, by a thread of the engine: it must not wait.

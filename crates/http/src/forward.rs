@@ -12,7 +12,7 @@ pub enum Forwarded {
     None,
     /// `Forwarded: for=` (RFC 7239).
     Standard,
-    /// `X-Forwarded-For`, which is older and known to more.
+    /// `X-Forwarded-For`, which is older and known to more; with `X-Forwarded-Host` and `X-Forwarded-Proto` for a site.
     XForwardedFor,
 }
 
@@ -27,6 +27,8 @@ pub struct Onward<'a> {
     pub forwarded: Forwarded,
     /// The client.
     pub client: IpAddr,
+    /// The site that the client has asked, if we stand for one: told to the server together with the client.
+    pub site: Option<&'a str>,
 }
 
 /// What goes into replies.
@@ -59,7 +61,10 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         // RFC 9110, 10.1.1: a client of HTTP/1.0 would not know what to do with the 100
         let expects = is("expect") && r.version == Version::Old;
         let counted = is("max-forwards") && r.max_forwards.is_some();
-        let ours = is(name) || (is("via") && to.via.is_some());
+        let site = to.forwarded == Forwarded::XForwardedFor && to.site.is_some();
+        let ours = is(name)
+            || (is("via") && to.via.is_some())
+            || (site && (is("x-forwarded-host") || is("x-forwarded-proto")));
         if !(ours || expects || counted) {
             field(&mut out, n, value);
         }
@@ -75,9 +80,18 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         (Forwarded::Standard, IpAddr::V4(ip)) => Some(format!("for={ip}")),
         (Forwarded::Standard, IpAddr::V6(ip)) => Some(format!("for=\"[{ip}]\"")),
     };
-    if let Some(client) = client {
+    if let Some(mut client) = client {
         let name = if to.forwarded == Forwarded::Standard { "Forwarded" } else { "X-Forwarded-For" };
         let before = r.fields.all(name).filter(|_| !r.hop.iter().any(|h| h.eq_ignore_ascii_case(name)));
+        match to.site {
+            // quoted: a port's colon is in no token (RFC 7239, 4)
+            Some(site) if to.forwarded == Forwarded::Standard => client += &format!(";host=\"{site}\";proto=http"),
+            Some(site) => {
+                field(&mut out, "X-Forwarded-Host", site.as_bytes());
+                field(&mut out, "X-Forwarded-Proto", b"http");
+            }
+            None => {}
+        }
         list(&mut out, name, before, &client);
     }
     if let (Some(protocol), Framing::None) = (&r.upgrade, r.framing) {

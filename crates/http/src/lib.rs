@@ -18,6 +18,7 @@ mod body;
 mod chunked;
 mod fields;
 pub mod forward;
+pub mod path;
 pub mod reply;
 mod request;
 mod response;

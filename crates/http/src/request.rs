@@ -92,6 +92,14 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Whether it may be sent again when no word of a reply has come: its method is idempotent (RFC 9110, 9.2.2), and it
+    /// has no body, of which some may be gone.
+    pub fn is_repeatable(&self) -> bool {
+        matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE") && self.framing == Framing::None
+    }
+}
+
 /// A version that is one, but not ours, or something else.
 fn version(head: &[u8]) -> Wrong {
     let line = head.strip_prefix(b"\r\n").unwrap_or(head).split(|b| *b == b'\r').next().unwrap_or(head);

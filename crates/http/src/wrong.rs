@@ -39,6 +39,9 @@ pub enum Wrong {
     /// 3.2: the request target.
     #[error("a bad request target (RFC 9112, 3.2)")]
     Target,
+    /// RFC 3986, 5.2.4 and 2.1: a path that can be read in several ways, where rules or routes have to read it.
+    #[error("a path with dot segments, bad escapes or control characters (RFC 3986, 5.2.4 and 2.1)")]
+    Path,
     /// RFC 9110, 4.2: a scheme other than http.
     #[error("a scheme that is not spoken here: use http, or CONNECT (RFC 9110, 4.2)")]
     Scheme,

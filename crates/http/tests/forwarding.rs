@@ -12,6 +12,7 @@ const ONWARD: Onward<'static> = Onward {
     via: None,
     forwarded: Forwarded::None,
     client: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)),
+    site: None,
 };
 const BACK: Back<'static> = Back { via: None, client: Version::New, close: false };
 
@@ -66,6 +67,13 @@ fn via_and_who_asked() {
     let standard = Onward { forwarded: Forwarded::Standard, client: "2001:db8::1".parse().unwrap(), ..ONWARD };
     assert!(request("", &standard).ends_with("\r\nForwarded: for=\"[2001:db8::1]\"\r\n\r\n"));
     assert!(request("X-Forwarded-For: 1.2.3.4\r\n", &ONWARD).contains("1.2.3.4"), "left alone unless configured");
+    let site = Some("www.example.org:80");
+    let claims = "X-Forwarded-Proto: https\r\nX-Forwarded-Host: b\r\n";
+    let text = request(claims, &Onward { site, ..x });
+    let said = "X-Forwarded-Host: www.example.org:80\r\nX-Forwarded-Proto: http\r\nX-Forwarded-For: 192.0.2.7\r\n\r\n";
+    assert!(text.ends_with(&format!("81\r\n{said}")), "{text}");
+    let text = request("", &Onward { site, forwarded: Forwarded::Standard, ..ONWARD });
+    assert!(text.contains("Forwarded: for=192.0.2.7;host=\"www.example.org:80\";proto=http\r\n"), "{text}");
 }
 
 #[test]

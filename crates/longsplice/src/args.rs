@@ -92,7 +92,8 @@ pub struct RunArgs {
     /// Serves HTTP/1.1 and 1.0 here as a forward proxy: CONNECT, and requests with absolute URLs. May be repeated.
     ///
     /// Connections of CONNECT are spliced as all others are. Replies to other requests are read and copied, because the
-    /// next request on the same connection may go elsewhere.
+    /// next request on the same connection may go elsewhere. A reverse proxy, which stands for servers, needs a
+    /// configuration file.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
 

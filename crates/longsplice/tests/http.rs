@@ -5,7 +5,7 @@ mod running;
 
 use longsplice_lab::{
     ChildGuard, Family, Lab, Shape, pattern,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
 use running::{LONGSPLICE, Running, eventually};
 use serde_json::Value;
@@ -23,6 +23,7 @@ use tempfile::TempDir;
 
 const PROXY: u16 = 3128;
 const PORT: u16 = 8080;
+const SITE: u16 = 8000;
 /// Whatever curl does, it has done it by then.
 const PATIENCE: Duration = Duration::from_secs(40);
 const SIZE: usize = 30_000_000;
@@ -115,6 +116,7 @@ fn nginx(lab: &Lab, dir: &Path) -> ChildGuard {
          server {{ listen {PORT}; listen [::]:{PORT}; client_max_body_size 0; root {at}/root;\n\
          location /slow {{ limit_rate 20m; }} location /put {{ dav_methods PUT; }}\n\
          location /zip {{ gzip on; gzip_types *; gzip_min_length 0; gzip_proxied any; gzip_http_version 1.0; }}\n\
+         location /where {{ return 200 \"$server_addr $http_host $http_x_forwarded_for\\n\"; }}
          location /echo {{ return 200 \"$request_method $request_uri $http_host $http_via\\n\"; }} }} }}\n"
     );
     fs::write(&config, text).unwrap();
@@ -178,6 +180,55 @@ fn needs_root_and_bpf_connections_that_are_over_leave_no_entries() {
     let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
     assert_eq!(counters["verdicts"]["table-full"], 0, "{counters}");
     assert_eq!(scene.end().pop().unwrap()["splices"], 1);
+}
+
+#[test]
+fn needs_root_and_bpf_several_servers_as_one_site() {
+    let [four, six] = Family::BOTH.map(|family| SERVER.port(family, PORT));
+    let site = FORWARDER_TO_CLIENT.port(Family::V4, SITE);
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("longsplice.toml");
+    let text = format!(
+        "[[listener]]\nprotocol = \"http\"\nlisten = \"{site}\"\nforwarded = \"x-forwarded-for\"\n\
+         rules = [{{ action = \"deny\", path = \"/put*\", methods = \"DELETE\" }}]\n\
+         [[listener.route]]\nhost = \"other.example\"\npool = \"half\"\n[[listener.route]]\npath = \"/\"\npool = \"web\"\n\
+         [pool.web]\nservers = [\"{four}\", \"{six}\"]\ncheck = {{ path = \"/where\", interval = 0.1 }}\n\
+         [pool.half]\nservers = [\"{}:1\", \"{four}\"]\nfailures = 1\nout = 3600\n",
+        SERVER.v4
+    );
+    fs::write(&config, text).unwrap();
+    let mut scene = Scene::new(&["--config", config.to_str().unwrap()]);
+    let large = scene.file("root/large", SIZE);
+    let direct = |arguments: &[&str]| scene.curl(Family::V4, &[&["--noproxy", "*", "--fail"], arguments].concat());
+    let at = |path: &str| format!("http://{site}{path}");
+
+    // One connection of the client, both servers in turn; then another client, over the same connections to them.
+    let place = at("/where");
+    let client = CLIENT.v4;
+    let want = [SERVER.v4.to_string(), SERVER.v6.to_string()].map(|own| format!("{own} {site} {client}\n"));
+    let both = [want.clone(), want].concat();
+    let said = direct(&[&place, &place, &place, &place]);
+    assert!(said == both.concat() || said == [&both[1..], &both[..1]].concat().concat(), "{said}");
+
+    direct(&["--output", "download", &at("/large")]);
+    scene.same("download", &large);
+    direct(&["--upload-file", "root/large", &at("/put/upload")]);
+    scene.same("root/put/upload", &large);
+    let code = ["--noproxy", "*", "--output", "/dev/null", "--write-out", "%{http_code}\n"];
+    let said = scene.curl(Family::V4, &[&code[..], &["--request", "DELETE", &at("/put/upload")]].concat());
+    assert_eq!(said, "403\n");
+    // A server that is not there costs one request a second look, and no reply.
+    let other = ["--header", "Host: other.example", &place];
+    for _ in 0..3 {
+        assert_eq!(direct(&other), format!("{} other.example {client}\n", SERVER.v4));
+    }
+    let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
+    let proxy = &counters["proxy"];
+    assert_eq!((&proxy["retries"], &proxy["servers_down"]), (&1.into(), &1.into()), "{counters}");
+    assert!(proxy["reused"].as_u64() >= Some(3), "{counters}");
+    let records = scene.end();
+    let routes: Vec<_> = records.iter().map(|r| r["route"].as_str().unwrap()).collect();
+    assert_eq!(routes, [["2:web"; 7].as_slice(), &["1:half"; 3]].concat());
 }
 
 #[test]

@@ -2,16 +2,19 @@
 //!
 //! The decision falls on the *resolved* address that is then connected to, so a name cannot point somewhere else in
 //! between. A `deny` rule looks at every address that the target's address carries inside ([`guard::faces`]), an
-//! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener
-//! (SOCKS), where [`guard::guarded`] addresses are denied. An `allow` rule opens a guarded address only if it names a
-//! prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254: `0.0.0.0/0`, a name or
-//! no target at all do not.
+//! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener, whose
+//! clients choose their targets: there, [`guard::guarded`] addresses are denied. An `allow` rule opens a guarded
+//! address only if it names a prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254:
+//! `0.0.0.0/0`, a name or no target at all do not.
+//!
+//! Rules that name methods or paths match requests of HTTP alone: what is relayed after CONNECT or SOCKS is not looked at.
 
 use crate::{
     guard,
     target::{Host, Target},
 };
 use ipnet::{IpNet, Ipv4Net};
+use longsplice_http::path;
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
@@ -64,6 +67,37 @@ pub struct Rule {
     pub target: Vec<Pattern>,
     /// Ports of the target.
     pub ports: Vec<PortRange>,
+    /// Methods of HTTP. Case counts (RFC 9110, 9.1).
+    pub methods: Vec<String>,
+    /// Paths of HTTP requests.
+    pub path: Vec<PathPattern>,
+}
+
+/// One entry of a rule's list of paths, after [`longsplice_http::path::plain`]. Case counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PathPattern {
+    /// This very path.
+    Exact(String),
+    /// Every path that begins so: `/admin*`.
+    Begins(String),
+}
+
+/// Who asks for what, apart from the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker<'a> {
+    /// The client.
+    pub client: IpAddr,
+    /// The method; HTTP only.
+    pub method: Option<&'a str>,
+    /// The path; HTTP only, and not with CONNECT.
+    pub path: Option<&'a str>,
+}
+
+impl Asker<'_> {
+    /// By a protocol without methods and paths.
+    pub fn by(client: IpAddr) -> Asker<'static> {
+        Asker { client, method: None, path: None }
+    }
 }
 
 /// The rules of a listener.
@@ -97,13 +131,12 @@ impl fmt::Display for Denied {
 }
 
 impl Rules {
-    /// Whether `client` may be connected to `server`, to which `target` was resolved.
-    pub fn check(&self, client: IpAddr, target: &Target, server: SocketAddr) -> Result<(), Denied> {
-        let client = client.to_canonical();
+    /// Whether the request may go to `server`, to which `target` was resolved.
+    pub fn check(&self, asked: &Asker<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
         let guarded = if self.guarded { guard::guarded(ip) } else { None };
         for (i, rule) in self.list.iter().enumerate() {
-            if !rule.covers(client, server.port()) {
+            if !rule.covers(asked, server.port()) {
                 continue;
             }
             match rule.action {
@@ -115,11 +148,15 @@ impl Rules {
         guarded.map_or(Ok(()), |g| Err(Denied::Guarded(g.name)))
     }
 
+    /// Whether a rule looks at paths, so that they have to be read.
+    pub fn know_paths(&self) -> bool {
+        self.list.iter().any(|rule| !rule.path.is_empty())
+    }
+
     /// What is denied whatever the name resolves to: such names are not looked up at all.
-    pub fn check_name(&self, client: IpAddr, target: &Target) -> Result<(), Denied> {
-        let client = client.to_canonical();
+    pub fn check_name(&self, asked: &Asker<'_>, target: &Target) -> Result<(), Denied> {
         for (i, rule) in self.list.iter().enumerate() {
-            if !rule.covers(client, target.port) {
+            if !rule.covers(asked, target.port) {
                 continue;
             }
             let certain = rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&target.host));
@@ -137,9 +174,12 @@ impl Rules {
 }
 
 impl Rule {
-    fn covers(&self, client: IpAddr, port: u16) -> bool {
+    fn covers(&self, asked: &Asker<'_>, port: u16) -> bool {
+        let client = asked.client.to_canonical();
         (self.client.is_empty() || self.client.iter().any(|p| p.0.contains(&client)))
             && (self.ports.is_empty() || self.ports.iter().any(|r| r.contains(port)))
+            && (self.methods.is_empty() || asked.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
+            && (self.path.is_empty() || asked.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
     }
 
     fn denies(&self, host: &Host, ip: IpAddr) -> bool {
@@ -156,7 +196,24 @@ impl Rule {
     }
 }
 
+impl PathPattern {
+    fn matches(&self, path: &str) -> bool {
+        match self {
+            PathPattern::Exact(own) => own == path,
+            PathPattern::Begins(own) => path.starts_with(own.as_str()),
+        }
+    }
+}
+
 impl Pattern {
+    /// Whether it is this host, without asking for addresses of names.
+    pub fn matches(&self, host: &Host) -> bool {
+        match host {
+            Host::Ip(ip) => self.matches_ip(*ip),
+            Host::Name(_) => self.matches_name(host),
+        }
+    }
+
     fn matches_ip(&self, ip: IpAddr) -> bool {
         matches!(self, Pattern::Prefix(net) if net.0.contains(&ip))
     }
@@ -199,6 +256,11 @@ pub enum PatternError {
     /// `*` alone.
     #[error("`*` is no target: leave `target` out to match every target")]
     Star,
+    /// No path.
+    #[error(
+        "bad path: begin it with `/`, write it without query, %XX, `//`, `.` and `..`, and put `*` at its end or nowhere"
+    )]
+    Path,
 }
 
 impl FromStr for PortRange {
@@ -209,6 +271,19 @@ impl FromStr for PortRange {
         let port = |t: &str| t.trim().parse::<u16>().ok().filter(|p| *p != 0).ok_or(PatternError::Ports);
         let range = PortRange { first: port(first)?, last: port(last)? };
         if range.first > range.last { Err(PatternError::Ports) } else { Ok(range) }
+    }
+}
+
+impl FromStr for PathPattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let (path, begins) = text.strip_suffix('*').map_or((text, false), |path| (path, true));
+        let plain = path::plain(path).map_err(|_| PatternError::Path)?;
+        if !path.starts_with('/') || path.contains('*') || plain != path {
+            return Err(PatternError::Path);
+        }
+        Ok(if begins { PathPattern::Begins(plain) } else { PathPattern::Exact(plain) })
     }
 }
 

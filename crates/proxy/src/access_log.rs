@@ -26,6 +26,9 @@ use std::{
 const QUEUE: usize = 8192;
 /// So much is written at a time, if so much is waiting.
 const BATCH: usize = 64 * 1024;
+/// How long lines gather after others were written: to wake the writer for each costs more than all the rest of it. The
+/// queue has room for more than a million lines a second meanwhile.
+const GATHER: Duration = Duration::from_millis(5);
 
 /// How a line looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,6 +64,9 @@ pub struct Record {
     pub server: Option<SocketAddr>,
     /// The destination as the client named it.
     pub target: Option<String>,
+    /// Number of the route from 1, and name of its pool: `2:api`; HTTP only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
     /// Who authenticated, or tried to.
     pub user: Option<String>,
     /// Method of the request; HTTP only.
@@ -69,8 +75,8 @@ pub struct Record {
     /// Status of the reply, the server's or ours; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// How it ended: [`How`], or `denied`, `no-route`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`,
-    /// `timeout`.
+    /// How it ended: [`How`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `no-route`,
+    /// `no-server`, `timeout`.
     pub how: &'static str,
     /// Bytes from client to server.
     pub bytes_up: u64,
@@ -98,6 +104,7 @@ impl Record {
             client,
             server: None,
             target: None,
+            route: None,
             user: None,
             method: None,
             status: None,
@@ -154,6 +161,9 @@ impl Record {
         field("client", &self.client.to_string());
         field("server", &self.server.map_or("-".into(), |s| s.to_string()));
         field("target", self.target.as_deref().unwrap_or("-"));
+        if let Some(route) = &self.route {
+            field("route", route);
+        }
         field("user", self.user.as_deref().unwrap_or("-"));
         if let Some(method) = &self.method {
             field("method", method);
@@ -182,6 +192,7 @@ fn word(how: How) -> &'static str {
         How::Idle => "idle",
         How::Stopped => "stopped",
         How::Left => "left",
+        How::Passed => "passed",
     }
 }
 
@@ -309,6 +320,7 @@ fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
         for done in flushed {
             let _ = done.send(());
         }
+        thread::sleep(GATHER);
     }
 }
 

@@ -2,16 +2,18 @@
 
 use super::*;
 
-/// `allow|deny [from CLIENT,..] [to TARGET,..] [port PORTS,..]`
+/// `allow|deny [from CLIENT,..] [to TARGET,..] [port PORTS,..] [methods METHOD,..] [path PATH,..]`
 fn rule(text: &str) -> Rule {
     let mut words = text.split(' ');
     let action = if words.next() == Some("allow") { Action::Allow } else { Action::Deny };
-    let mut rule = Rule { action, client: vec![], target: vec![], ports: vec![] };
+    let mut rule = Rule { action, client: vec![], target: vec![], ports: vec![], methods: vec![], path: vec![] };
     while let (Some(key), Some(values)) = (words.next(), words.next()) {
         for value in values.split(',') {
             match key {
                 "from" => rule.client.push(value.parse().unwrap()),
                 "to" => rule.target.push(value.parse().unwrap()),
+                "methods" => rule.methods.push(value.into()),
+                "path" => rule.path.push(value.parse().unwrap()),
                 _ => rule.ports.push(value.parse().unwrap()),
             }
         }
@@ -29,12 +31,12 @@ const CLIENT: &str = "10.1.2.3";
 fn named(rules: &Rules, target: &str, server: &str) -> Result<(), Denied> {
     let target: Target = target.parse().unwrap();
     let server = SocketAddr::new(server.parse().unwrap(), target.port);
-    rules.check(CLIENT.parse().unwrap(), &target, server)
+    rules.check(&Asker::by(CLIENT.parse().unwrap()), &target, server)
 }
 
 fn addressed(rules: &Rules, server: &str) -> Result<(), Denied> {
     let server: SocketAddr = server.parse().unwrap();
-    rules.check(CLIENT.parse().unwrap(), &server.into(), server)
+    rules.check(&Asker::by(CLIENT.parse().unwrap()), &server.into(), server)
 }
 
 #[test]
@@ -64,7 +66,7 @@ fn clients_and_ports() {
     let mapped_client = "::ffff:10.1.2.3".parse().unwrap();
     let server = "192.0.2.1:1".parse().unwrap();
     let r = rules(&["deny from 10.1.2.3"], true);
-    assert_eq!(r.check(mapped_client, &Target::from(server), server), Err(Denied::Rule(1)));
+    assert_eq!(r.check(&Asker::by(mapped_client), &Target::from(server), server), Err(Denied::Rule(1)));
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn names_and_suffixes() {
     ] {
         let want = if denied { Err(Denied::Rule(1)) } else { Ok(()) };
         assert_eq!(named(&r, name, "192.0.2.1"), want, "{name}");
-        assert_eq!(r.check_name(CLIENT.parse().unwrap(), &name.parse().unwrap()), want, "{name}");
+        assert_eq!(r.check_name(&Asker::by(CLIENT.parse().unwrap()), &name.parse().unwrap()), want, "{name}");
     }
 }
 
@@ -120,8 +122,9 @@ fn a_deny_sees_through_wrapping() {
 
 #[test]
 fn what_the_name_decides_is_not_looked_up() {
-    let check =
-        |list: &[&str], target: &str| rules(list, true).check_name(CLIENT.parse().unwrap(), &target.parse().unwrap());
+    let check = |list: &[&str], target: &str| {
+        rules(list, true).check_name(&Asker::by(CLIENT.parse().unwrap()), &target.parse().unwrap())
+    };
     assert_eq!(check(&["deny"], "a.org:80"), Err(Denied::Rule(1)));
     assert_eq!(check(&["deny port 25"], "a.org:25"), Err(Denied::Rule(1)));
     assert_eq!(check(&["allow to b.org", "deny"], "a.org:80"), Err(Denied::Rule(2)));
@@ -145,5 +148,28 @@ fn texts() {
     assert_eq!("*".parse::<Pattern>(), Err(PatternError::Star));
     for text in ["", "*.", "a*b", "10.0.0.0/33", "*.*.org", "a b"] {
         assert_eq!(text.parse::<Pattern>(), Err(PatternError::Target), "{text}");
+    }
+}
+
+#[test]
+fn methods_and_paths() {
+    let r = rules(&["deny methods POST,PUT path /admin*,/x", "allow methods GET", "deny path /only"], false);
+    let server: SocketAddr = "192.0.2.1:80".parse().unwrap();
+    let check = |method, path| {
+        let asker = Asker { client: CLIENT.parse().unwrap(), method, path };
+        assert_eq!(r.check(&asker, &server.into(), server), r.check_name(&asker, &server.into()));
+        r.check(&asker, &server.into(), server)
+    };
+    assert_eq!(check(Some("POST"), Some("/admin/users")), Err(Denied::Rule(1)));
+    assert_eq!(check(Some("POST"), Some("/administrator")), Err(Denied::Rule(1)));
+    assert_eq!(check(Some("POST"), Some("/x")), Err(Denied::Rule(1)));
+    assert_eq!(check(Some("POST"), Some("/x/y")), Ok(()));
+    assert_eq!(check(Some("GET"), Some("/only")), Ok(()));
+    assert_eq!(check(Some("PATCH"), Some("/only")), Err(Denied::Rule(3)));
+    // case counts, and what has neither is not meant
+    assert_eq!(check(Some("post"), Some("/x")), Ok(()));
+    assert_eq!((check(None, None), check(Some("CONNECT"), None)), (Ok(()), Ok(())));
+    for path in ["admin", "/a*b", "/a/../b", "/%61", "*", ""] {
+        assert_eq!(path.parse::<PathPattern>(), Err(PatternError::Path), "{path}");
     }
 }

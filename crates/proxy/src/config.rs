@@ -16,8 +16,9 @@
 //! [[listener]]
 //! protocol = "socks5"               # and SOCKS 4 and 4a, as long as there are no users
 //! listen = "0.0.0.0:1080"
-//! users = { ann = "secret" }        # RFC 1929: passwords cross the network, and stand here, in the clear
-//! users_file = "users"              # or here: lines NAME:PASSWORD, # for comments; keep it readable to one user only
+//! users = { ann = "secret" }        # RFC 1929: passwords cross the network in the clear; here, they may stand as a
+//! users_file = "users"              # hash of bcrypt. Or here: lines NAME:PASSWORD or NAME:$2y$HASH, as `htpasswd -B`
+//!                                   # writes them, # for comments; keep it readable to one user only
 //! rules = [                         # the first that matches decides; without a match: allowed, except loopback,
 //!   { action = "allow", target = ["10.0.0.0/8", "*.example.org"], ports = [443, "8000-8999"] }, # link-local and
 //!   { action = "deny", client = "192.0.2.0/24" },                                    # the like, on SOCKS listeners
@@ -33,6 +34,43 @@
 //! via = "longsplice"                # our name in Via; "": none
 //! forwarded = "none"                # or "forwarded" or "x-forwarded-for": tells servers the client's address
 //! limits = { reply = 300, keep_alive = 60 } # what a server may take to reply, and a client to its next request
+//! rules = [                         # of HTTP listeners also by method and path. CONNECT has none: what passes through
+//!   { action = "deny", methods = ["PUT", "DELETE"], path = ["/admin*", "/x"] }, # it is not looked at
+//!   { action = "allow" },
+//! ]
+//!
+//! [[listener]]
+//! protocol = "http"                 # with routes: a reverse proxy, several servers as one site. It asks for no passwords
+//! listen = "0.0.0.0:80"
+//! forwarded = "x-forwarded-for"     # then also X-Forwarded-Host and -Proto; "forwarded": host= and proto=
+//! rules = [                         # here, targets and ports are those that are asked for
+//!   { action = "deny", path = "/internal*" },
+//! ]
+//!
+//! [[listener.route]]                # the first that matches decides; without a match: 404
+//! host = ["www.example.org", "*.example.net"] # as targets of rules; left out: every host
+//! path = "/api"                     # and what is below it; left out: every path. Paths are compared without query, %XX
+//! pool = "api"                      # undone, case as it is; those with `..` are refused
+//!
+//! [[listener.route]]
+//! path_regex = '\.(png|jpg)$'       # or path_exact = "/favicon.ico"
+//! pool = "files"
+//!
+//! [pool.api]
+//! servers = ["10.0.0.1:8080", { address = "10.0.0.2:8080", weight = 2 }] # weights from 1 to 256
+//! balance = "round-robin"           # or "least-connections", or "consistent-hash": of the client's address
+//! tries = 3                         # servers for one request at most; sent again only what is safe (RFC 9110, 9.2.2)
+//! idle_connections = 32             # kept to each server at most
+//! idle_time = 60                    # and for how long
+//! failures = 3                      # requests in a row that take a server out
+//! out = 10                          # for so long
+//! check = { path = "/health", host = "api.example.org", interval = 5, timeout = 2, status = "200-399", rise = 2, fall = 3 }
+//! # left out: servers are judged by requests alone. rise, fall: good and failed checks in a row until it is up, down
+//!
+//! [pool.files]
+//! servers = ["files.example.org:80"]
+//! balance = "consistent-hash"
+//! hash_field = "X-User"             # a field of the request instead of the client's address, where there is one
 //!
 //! [[listener]]
 //! protocol = "tls"                  # to the server that the ClientHello names, without decrypting anything
@@ -49,11 +87,14 @@
 //! listen = "[::1]:8080"
 //! target = "example.org:80"
 //! # of any protocol: connections from these networks begin with a PROXY header, whose source is the client for rules,
-//! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2
+//! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2, but not
+//! # those of pools, whose connections clients share
 //! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
 //! ```
 
 mod file;
+mod route;
+mod site;
 mod tls;
 mod value;
 
@@ -62,7 +103,9 @@ use crate::{
     access_log::LogConfig,
     limits::Limits,
     plug::{self, Plug},
+    pool::PoolConfig,
     proxy_protocol::ProxyProtocol,
+    routes::Route,
     target::Target,
     tls::Tls,
     users::Users,
@@ -80,6 +123,8 @@ use std::{
 pub struct Config {
     /// Where to listen for what.
     pub listeners: Vec<ListenerConfig>,
+    /// Servers that stand for one another, by whose names routes lead to them.
+    pub pools: Vec<PoolConfig>,
     /// Connections of all listeners together; none: [`CONNECTIONS`](crate::server::CONNECTIONS).
     pub connections: Option<u32>,
     /// The access log.
@@ -123,7 +168,7 @@ pub enum Protocol {
         /// Who may use it; empty for everybody.
         users: Users,
     },
-    /// HTTP/1.0 and 1.1 as a forward proxy: CONNECT, and requests in absolute-form.
+    /// HTTP/1.0 and 1.1, as a forward proxy (CONNECT, and requests in absolute-form) or as a reverse proxy.
     Http(Http),
     /// TLS, to where the name asked for leads.
     Tls(Tls),
@@ -143,11 +188,13 @@ pub struct Http {
     pub via: Option<String>,
     /// What servers are told of the client.
     pub forwarded: Forwarded,
+    /// Where requests go, if it stands for servers (a reverse proxy); empty for a forward proxy.
+    pub routes: Vec<Route>,
 }
 
 impl Default for Http {
     fn default() -> Http {
-        Http { users: Users::default(), via: Some("longsplice".into()), forwarded: Forwarded::None }
+        Http { users: Users::default(), via: Some("longsplice".into()), forwarded: Forwarded::None, routes: Vec::new() }
     }
 }
 
@@ -201,9 +248,11 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// A listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // A client of SOCKS, HTTP or TLS chooses its target; others were chosen by whoever wrote the configuration.
+        // A client of SOCKS, of a forward proxy or of TLS chooses its target; others were chosen by whoever wrote the
+        // configuration.
         let guarded = match &protocol {
-            Protocol::Socks5 { .. } | Protocol::Http(_) => true,
+            Protocol::Socks5 { .. } => true,
+            Protocol::Http(http) => http.routes.is_empty(),
             Protocol::Tls(tls) => tls.forwards(),
             Protocol::Plug { .. } => false,
         };

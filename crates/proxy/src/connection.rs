@@ -4,7 +4,7 @@
 //! ends when it is handed over; what the last line needs then waits with the engine ([`Relayed`]).
 
 use crate::{
-    access::Rules,
+    access::{Asker, Rules},
     access_log::Record,
     config::{ListenerConfig, Protocol},
     counters::Counters,
@@ -12,6 +12,7 @@ use crate::{
     fault::{Fault, Step},
     http,
     intake::Intake,
+    pool::Lease,
     server::{Front, Live, Shared},
     socks::{self, Asked},
     target::Target,
@@ -42,6 +43,8 @@ pub(crate) struct Ready {
 pub(crate) struct Relayed {
     pub live: Live,
     pub started: Instant,
+    /// The server of a pool that is busy with it.
+    pub lease: Option<Lease>,
 }
 
 /// Serves one connection, and sees to it that its line is written into the access log.
@@ -75,14 +78,15 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, intake), &mut record).await,
         Protocol::Plug { target } => {
             record.target = Some(target.to_string());
-            let server = connect(shared, listener, &client, target).await;
+            let asked = Asker::by(client.source().ip());
+            let server = connect(shared, listener, &client, &asked, target).await;
             let left = Leftovers { to_server: intake.rest(), ..Leftovers::default() };
             server.map(|server| Ready { server, left })
         }
         Protocol::Http(_) => return,
     };
     match ready {
-        Ok(ready) => relay(Relayed { live, started }, &front, client, ready, record),
+        Ok(ready) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
         Err(fault) => {
             shared.counters.fault(&fault);
             record.fault(&fault);
@@ -114,7 +118,8 @@ async fn socks_handshake(
     let asked: Asked = timeout(limit, socks::ask(client, intake, users)).await.map_err(late)??;
     record.target = Some(asked.target.to_string());
     record.user.clone_from(&asked.user);
-    match connect(shared, listener, client, &asked.target).await {
+    let by = Asker::by(client.source().ip());
+    match connect(shared, listener, client, &by, &asked.target).await {
         Ok(server) => {
             record.server = Some(server.remote());
             let granted = timeout(limit, asked.grant(client, server.local())).await.map_err(late)?;
@@ -134,9 +139,10 @@ pub(crate) async fn connect(
     shared: &Shared,
     listener: &ListenerConfig,
     client: &Leg,
+    asked: &Asker<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    connect_under(&listener.rules, shared, listener, client, target).await
+    connect_under(&listener.rules, shared, listener, client, asked, target).await
 }
 
 /// The same under other rules.
@@ -145,9 +151,10 @@ pub(crate) async fn connect_under(
     shared: &Shared,
     listener: &ListenerConfig,
     client: &Leg,
+    asked: &Asker<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    let mut server = dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, target).await?;
+    let mut server = dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, asked, target).await?;
     match listener.proxy_protocol.send(client, &mut server).await {
         Ok(()) => Ok(server),
         Err(e) => {
@@ -160,17 +167,20 @@ pub(crate) async fn connect_under(
 pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
     Counters::add(&shared.counters.relayed);
+    let route = record.route.map(String::into_boxed_str);
     let info = FlowInfo {
         protocol: record.listener,
         user: record.user.map(exact),
         target: exact(record.target.unwrap_or_default()),
     };
     shared.splicer.hand_over(client, ready.server, &ready.left, front.policy.clone(), info, move |ended, info| {
-        let Relayed { live, started } = relayed;
+        let Relayed { live, started, lease } = relayed;
+        drop(lease);
         let mut record = Record::new(info.protocol, ended.client);
         record.server = Some(ended.server);
         record.target = Some(info.target.clone());
         record.user.clone_from(&info.user);
+        record.route = route.map(String::from);
         record.ended(&ended);
         write(&live, record, started);
     });

@@ -39,8 +39,6 @@ counters! {
     over_limit,
     /// Forbidden by the rules.
     denied,
-    /// TLS: no route for the name or protocol asked for.
-    no_route,
     /// No request, or none that can be served.
     bad_requests,
     /// Wrong password, or none.
@@ -55,6 +53,16 @@ counters! {
     replies_copied,
     /// HTTP: requests that an open connection to the server was used for again.
     reused,
+    /// No route of the listener for what was asked for: requests of HTTP, connections of TLS.
+    no_route,
+    /// HTTP: requests for which no server of the pool was left.
+    no_server,
+    /// HTTP: requests that went to another server, because one had failed.
+    retries,
+    /// HTTP: servers of pools that were taken out for failed requests, or that checks have found down.
+    servers_down,
+    /// HTTP: servers of pools that came back.
+    servers_up,
     /// A time limit passed.
     timeouts,
     /// accept(2) failed for want of descriptors or memory.
@@ -74,6 +82,7 @@ impl Counters {
             Fault::NoRoute(_) => &self.no_route,
             Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,
             Fault::BadReply(_) => &self.bad_replies,
+            Fault::NoServer(_) => &self.no_server,
             Fault::Timeout(_) => &self.timeouts,
         });
     }

@@ -2,7 +2,7 @@
 //! one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form).
 
 use crate::{
-    access::Rules,
+    access::{Asker, Rules},
     fault::{Fault, Step},
     limits::Limits,
     resolve::Resolver,
@@ -22,19 +22,19 @@ use tokio::time::{Instant, sleep_until, timeout};
 /// Connection Attempt Delay (RFC 8305, section 5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Connects to `target` on behalf of `client`, if `rules` let it.
+/// Connects to `target` on behalf of `client`, if `rules` let what is asked.
 pub(crate) async fn dial(
     splicer: &Splicer,
     resolver: &Resolver,
     (rules, limits): (&Rules, &Limits),
     client: &Leg,
+    asked: &Asker<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    let from = client.source().ip();
-    rules.check_name(from, target).map_err(Fault::Denied)?;
+    rules.check_name(asked, target).map_err(Fault::Denied)?;
     let mut denied = None;
     let mut addresses = resolver.resolve(target, limits.resolve).await?;
-    addresses.retain(|a| match rules.check(from, target, *a) {
+    addresses.retain(|a| match rules.check(asked, target, *a) {
         Ok(()) => true,
         Err(why) => {
             denied.get_or_insert(why);

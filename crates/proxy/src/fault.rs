@@ -35,9 +35,6 @@ pub enum Fault {
     /// The rules forbid it.
     #[error("{0}")]
     Denied(Denied),
-    /// TLS: no route for what the client asks for.
-    #[error("no route for {0}")]
-    NoRoute(String),
     /// The name has no address.
     #[error("no address: {0}")]
     NoAddress(io::Error),
@@ -47,6 +44,12 @@ pub enum Fault {
     /// The server said something that cannot be passed on, or went away before it had said all.
     #[error("{0}")]
     BadReply(String),
+    /// No route of the listener is for this, which the client asks for.
+    #[error("no route for {0}")]
+    NoRoute(String),
+    /// No server of the pool of this name is up.
+    #[error("no server of pool {0} is up")]
+    NoServer(String),
     /// A time limit passed.
     #[error("{0} took too long")]
     Timeout(Step),
@@ -62,6 +65,7 @@ impl Fault {
             Fault::NoRoute(_) => "no-route",
             Fault::NoAddress(_) | Fault::Unreachable(_) => "unreachable",
             Fault::BadReply(_) => "bad-reply",
+            Fault::NoServer(_) => "no-server",
             Fault::Timeout(_) => "timeout",
         }
     }

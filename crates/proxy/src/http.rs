@@ -1,4 +1,5 @@
-//! HTTP/1.0 and 1.1 as a forward proxy (RFC 9110, RFC 9112): CONNECT, and requests in absolute-form.
+//! HTTP/1.0 and 1.1 (RFC 9110, RFC 9112): as a forward proxy, CONNECT and requests in absolute-form; as a reverse proxy,
+//! where a listener has routes, several servers as one site ([`site`]).
 //!
 //! A connection of a client is a row of requests, each read, judged and answered before the next is looked at; what is
 //! pipelined waits, so that replies come in order. Each may go to another target: the connection to the last server is kept
@@ -10,8 +11,10 @@
 
 mod auth;
 mod exchange;
+mod pass;
 mod read;
-mod stream;
+mod site;
+pub(crate) mod stream;
 
 use crate::{
     access_log::Record,
@@ -23,23 +26,16 @@ use crate::{
     target::{Host, Target},
 };
 use bytes::Bytes;
-use exchange::{End, Exchange};
 use longsplice_engine::{Leftovers, Leg};
-use longsplice_http::{
-    Authority, Form, Framing, Request,
-    forward::{self, Onward},
-    reply::Reply,
-};
+use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
+use pass::{Errand, Held, To};
 use std::{
-    future::poll_fn,
     net::SocketAddr,
     time::{Duration, Instant},
 };
 use stream::Stream;
 use tokio::time::timeout;
 
-/// Why a reply that was passed on was not spliced, in the access log.
-const COPIED: &str = "http-reply";
 /// The port of `http` (RFC 9110, 4.2.1).
 const PORT: u16 = 80;
 
@@ -50,7 +46,7 @@ struct Row<'a> {
     http: &'a Http,
     client: Stream,
     /// The connection to the last server.
-    server: Option<(Target, Stream)>,
+    server: Option<Held>,
     began: Instant,
     /// Requests so far.
     count: u64,
@@ -80,17 +76,18 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
     let Row { live, mut client, server, began, .. } = row;
     match next {
         Next::Relay(record) => {
-            let Some((_, server)) = server else { return client.close(&shared.splicer) };
-            let ((client, to_server), (server, to_client)) = (client.into_parts(), server.into_parts());
+            let Some(held) = server else { return client.close(&shared.splicer) };
+            let Held { stream, lease, .. } = held;
+            let ((client, to_server), (server, to_client)) = (client.into_parts(), stream.into_parts());
             let left = Leftovers { to_server, to_client };
-            return relay(Relayed { live, started: began }, front, client, Ready { server, left }, *record);
+            return relay(Relayed { live, started: began, lease }, front, client, Ready { server, left }, *record);
         }
         Next::Reset => client.leg.reset_at_close(),
         Next::Request | Next::Close => linger(&mut client.leg).await,
     }
     client.close(&shared.splicer);
-    if let Some((_, server)) = server {
-        server.close(&shared.splicer);
+    if let Some(held) = server {
+        held.stream.close(&shared.splicer);
     }
 }
 
@@ -132,20 +129,25 @@ impl Row<'_> {
 
     /// Judges one request, and answers it.
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
-        let target = match self.judge(request, &mut record) {
-            Ok(target) => target,
+        let judged = if self.http.routes.is_empty() {
+            self.judge(request, &mut record).await
+        } else {
+            self.judge_for_site(request, &mut record)
+        };
+        let errand = match judged {
+            Ok(errand) => errand,
             Err((fault, status)) => {
                 let next = self.refuse(request, &mut record, &fault, status).await;
                 write(&self.live, record, started);
                 return next;
             }
         };
-        let next = if request.method == "CONNECT" {
-            self.connect(request, target, &mut record).await
-        } else if request.method == "OPTIONS" && request.max_forwards == Some(0) {
-            self.answer_options(request, &mut record).await
-        } else {
-            self.pass_on(request, target, &mut record).await
+        let next = match &errand.to {
+            To::Target(target) if request.method == "CONNECT" => self.connect(&errand, target, &mut record).await,
+            _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
+                self.answer_options(request, &mut record).await
+            }
+            _ => self.pass_on(&errand, &mut record).await,
         };
         if let Next::Relay(..) = next {
             return next; // the relay writes the line
@@ -154,36 +156,42 @@ impl Row<'_> {
         next
     }
 
-    /// Who asks, and for whom.
-    fn judge(&self, request: &Request, record: &mut Record) -> Result<Target, (Fault, u16)> {
+    /// Who asks a forward proxy, and for what.
+    async fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<Errand<'r>, (Fault, u16)> {
         let bad = |why: &str| (Fault::BadRequest(why.into()), 400);
-        record.user = auth::authenticate(&request.fields, &self.http.users).map_err(|fault| (fault, 407))?;
-        let authority = match &request.form {
-            Form::Authority(authority) | Form::Absolute(authority, _) => authority,
+        let limit = self.front.listener.limits.handshake;
+        let user = timeout(limit, auth::authenticate(&request.fields, &self.http.users)).await;
+        record.user = user.map_err(|_| (Fault::Timeout(Step::Handshake), 503))?.map_err(|fault| (fault, 407))?;
+        let (authority, path) = match &request.form {
+            Form::Authority(authority) => (authority, None),
+            Form::Absolute(authority, path) => (authority, Some(path)),
             Form::Origin(_) | Form::Asterisk => {
                 return Err(bad("this is a proxy: the request target has to be absolute (RFC 9112, 3.2.2)"));
             }
         };
         let target = target(authority).ok_or_else(|| bad("a bad host in the request target"))?;
         record.target = Some(target.to_string());
-        if request.method == "TRACE" {
-            // The reply would repeat all fields, and cookies among them, to whoever made the client ask.
-            return Err((Fault::BadRequest("TRACE is not passed on".into()), 501));
-        }
-        Ok(target)
+        // Paths that can be read in several ways are the server's affair, unless a rule has to read them.
+        let path = match path.filter(|_| self.front.listener.rules.know_paths()) {
+            Some(path) => Some(path::plain(path).map_err(wrong)?),
+            None => None,
+        };
+        no_trace(request)?;
+        Ok(Errand { request, site: None, path, to: To::Target(target) })
     }
 
     /// CONNECT (RFC 9110, 9.3.6).
-    async fn connect(&mut self, request: &Request, target: Target, record: &mut Record) -> Next {
+    async fn connect(&mut self, errand: &Errand<'_>, target: &Target, record: &mut Record) -> Next {
         self.drop_server();
         let listener = &self.front.listener;
-        let server = match connect(self.shared(), listener, &self.client.leg, &target).await {
+        let asked = errand.asked(&self.client);
+        let server = match connect(self.shared(), listener, &self.client.leg, &asked, target).await {
             Ok(server) => Stream::new(server),
-            Err(fault) => return self.refuse(request, record, &fault, status_of(&fault)).await,
+            Err(fault) => return self.refuse(errand.request, record, &fault, status_of(&fault)).await,
         };
         record.server = Some(server.leg.remote());
         record.status = Some(200);
-        self.server = Some((target, server));
+        self.server = Some(Held { target: target.clone(), stream: server, reused: false, lease: None });
         let granted = self.client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n");
         match timeout(listener.limits.handshake, granted).await {
             Ok(Ok(())) => Next::Relay(Box::new(record.clone())),
@@ -199,93 +207,9 @@ impl Row<'_> {
         let next = self.after_refusal(request);
         record.status = Some(200);
         let close = matches!(next, Next::Close);
-        let reply = Reply { status: 200, text: "a forward proxy", challenge: None, close, head_only: false };
+        let reply = Reply { status: 200, text: "a proxy", challenge: None, close, head_only: false };
         self.say(&reply.encode()).await;
         next
-    }
-
-    /// A request in absolute-form, and its reply.
-    async fn pass_on(&mut self, request: &Request, target: Target, record: &mut Record) -> Next {
-        let mut fresh = false;
-        loop {
-            let reused = match self.server_for(&target, fresh).await {
-                Ok(reused) => reused,
-                Err(fault) => return self.refuse(request, record, &fault, status_of(&fault)).await,
-            };
-            let end = self.exchange(request, &target, record, reused).await;
-            let kept = matches!(end, End::Done { reuse: true, .. } | End::Upgraded);
-            if !kept {
-                self.drop_server();
-            }
-            return match end {
-                End::Stale => {
-                    fresh = true;
-                    continue;
-                }
-                End::Done { close, .. } => {
-                    Counters::add(&self.shared().counters.replies_copied);
-                    record.refusal = Some(COPIED.into());
-                    if close { Next::Close } else { Next::Request }
-                }
-                End::Upgraded => Next::Relay(Box::new(record.clone())),
-                End::Fault(fault, status) => {
-                    self.answer(Some(request), record, &fault, Some(status), true).await;
-                    Next::Close
-                }
-                End::Cut(how, why) => {
-                    (record.how, record.refusal) = (how, Some(why));
-                    // Without a length the client would take a FIN for the end.
-                    Next::Reset
-                }
-            };
-        }
-    }
-
-    /// Sees to it that there is a connection to the target; true: it was used before.
-    async fn server_for(&mut self, target: &Target, fresh: bool) -> Result<bool, Fault> {
-        if let Some((last, server)) = &mut self.server
-            && last == target
-            && !fresh
-            && server.is_quiet().await
-        {
-            Counters::add(&self.shared().counters.reused);
-            return Ok(true);
-        }
-        self.drop_server();
-        let server = connect(self.shared(), &self.front.listener, &self.client.leg, target).await?;
-        self.server = Some((target.clone(), Stream::new(server)));
-        Ok(false)
-    }
-
-    async fn exchange(&mut self, request: &Request, target: &Target, record: &mut Record, reused: bool) -> End {
-        let last = !self.may_go_on(request);
-        let limits = &self.front.listener.limits;
-        let idle = self.front.policy.idle_limit;
-        let Some((_, server)) = &mut self.server else { return End::Stale };
-        record.server = Some(server.leg.remote());
-        let onward = Onward {
-            host: &host(target),
-            via: self.http.via.as_deref(),
-            forwarded: self.http.forwarded,
-            client: self.client.leg.source().ip(),
-        };
-        let head = forward::request(request, &onward);
-        let ends = (&mut self.client, server);
-        let mut exchange = Exchange::new(ends, request, head, self.http.via.as_deref(), (last, reused));
-        let end = loop {
-            let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
-            let left = limit.saturating_sub(exchange.moved.elapsed());
-            match timeout(left, poll_fn(|cx| exchange.poll(cx))).await {
-                Ok(end) => break end,
-                Err(_) if exchange.moved.elapsed() < limit => {}
-                Err(_) if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
-                Err(_) if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
-                Err(_) => break End::Fault(Fault::Timeout(Step::Reply), 504),
-            }
-        };
-        record.status = exchange.status;
-        (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
-        end
     }
 
     /// Answers instead of a server.
@@ -336,19 +260,30 @@ impl Row<'_> {
     }
 
     fn drop_server(&mut self) {
-        if let Some((_, server)) = self.server.take() {
-            server.close(&self.live.shared.splicer);
+        if let Some(held) = self.server.take() {
+            held.stream.close(&self.live.shared.splicer);
         }
     }
+}
+
+/// TRACE would repeat all fields, and cookies among them, to whoever made the client ask.
+fn no_trace(request: &Request) -> Result<(), (Fault, u16)> {
+    if request.method == "TRACE" { Err((Fault::BadRequest("TRACE is not passed on".into()), 501)) } else { Ok(()) }
+}
+
+fn wrong(wrong: Wrong) -> (Fault, u16) {
+    (Fault::BadRequest(wrong.to_string()), wrong.status())
 }
 
 /// The status for a target that cannot be had.
 fn status_of(fault: &Fault) -> u16 {
     match fault {
-        Fault::Denied(_) | Fault::NoRoute(_) => 403,
+        Fault::Denied(_) => 403,
         Fault::Timeout(_) => 504,
         Fault::AuthFailed { .. } => 407,
         Fault::BadRequest(_) => 400,
+        Fault::NoRoute(_) => 404,
+        Fault::NoServer(_) => 503,
         Fault::NoAddress(_) | Fault::Unreachable(_) | Fault::BadReply(_) => 502,
     }
 }

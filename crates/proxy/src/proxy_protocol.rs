@@ -43,7 +43,7 @@ pub struct ProxyProtocol {
     pub from: Vec<Prefix>,
     /// Refuse connections from elsewhere; otherwise these are from clients themselves.
     pub required: bool,
-    /// What is sent to servers before anything else.
+    /// What is sent to servers before anything else; not to those of pools, whose connections clients share.
     pub send: Option<Version>,
 }
 

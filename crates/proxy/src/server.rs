@@ -6,10 +6,12 @@ use crate::{
     connection,
     counters::{CounterValues, Counters},
     limits::{Counted, Full, Slot},
+    pool::Pool,
     resolve::Resolver,
 };
 use longsplice_engine::{Leg, Listener, Policy, Splicer};
 use std::{
+    collections::HashMap,
     io,
     net::SocketAddr,
     path::PathBuf,
@@ -73,6 +75,8 @@ pub(crate) struct Shared {
     pub(crate) resolver: Resolver,
     pub(crate) log: AccessLog,
     pub(crate) counters: Counters,
+    /// By name.
+    pub(crate) pools: HashMap<String, Arc<Pool>>,
     /// Connections of all listeners.
     all: Arc<Counted>,
     /// How many there are, for [`Server::drain`] to wait on.
@@ -86,7 +90,7 @@ pub struct Server {
     shared: Arc<Shared>,
     addrs: Vec<SocketAddr>,
     stop: watch::Sender<bool>,
-    accepting: Vec<JoinHandle<()>>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Server {
@@ -110,16 +114,20 @@ impl Server {
             resolver: Resolver::default(),
             log,
             counters: Counters::default(),
+            pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
-        let mut server = Server { shared, addrs: Vec::new(), stop, accepting: Vec::new() };
+        let mut server = Server { shared, addrs: Vec::new(), stop, tasks: Vec::new() };
+        for pool in server.shared.pools.values() {
+            server.tasks.extend(pool.tend(&server.shared));
+        }
         for (socket, addr, listener) in bound {
             announce(addr, &listener);
             let front = Arc::new(Front::new(listener));
             let accept = accept_all(server.shared.clone(), front, socket, server.stop.subscribe());
-            server.accepting.push(tokio::spawn(accept));
+            server.tasks.push(tokio::spawn(accept));
             server.addrs.push(addr);
         }
         Ok(server)
@@ -158,13 +166,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.accepting.iter().for_each(JoinHandle::abort);
+        self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
 fn announce(addr: SocketAddr, listener: &ListenerConfig) {
     let protocol = &listener.protocol;
     match protocol {
+        Protocol::Http(Http { routes, .. }) if !routes.is_empty() => {
+            tracing::info!("http on {addr}, {} routes", routes.len());
+        }
         Protocol::Socks5 { users } | Protocol::Http(Http { users, .. })
             if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list.is_empty() =>
         {

@@ -82,7 +82,7 @@ fn choose(greeting: socks5::Greeting, users: &Users) -> Method {
 /// The sub-negotiation of RFC 1929.
 async fn authenticate(leg: &mut impl Stream, intake: &mut Intake, users: &Users) -> Result<String, Fault> {
     let given = intake.message(leg, socks5::parse_credentials).await.map_err(bad)?;
-    let user = users.check(&given).map(String::from);
+    let user = users.check(&given).await.map(String::from);
     send(leg, &socks5::encode_auth_status(user.is_some())).await?;
     user.ok_or_else(|| Fault::AuthFailed {
         user: Some(String::from_utf8_lossy(&given.name).into_owned()),
@@ -141,12 +141,12 @@ impl Asked {
 
 fn reply_to(fault: &Fault) -> Reply {
     match fault {
-        Fault::Denied(_) | Fault::NoRoute(_) | Fault::AuthFailed { .. } => Reply::NotAllowed,
+        Fault::Denied(_) | Fault::AuthFailed { .. } => Reply::NotAllowed,
         // What Tor answers for a name that does not resolve, too: no code fits better.
         Fault::NoAddress(_) => Reply::HostUnreachable,
         Fault::Unreachable(e) => Reply::from_io(e),
         Fault::Timeout(_) => Reply::TtlExpired,
-        Fault::BadRequest(_) | Fault::BadReply(_) => Reply::GeneralFailure,
+        Fault::BadRequest(_) | Fault::BadReply(_) | Fault::NoRoute(_) | Fault::NoServer(_) => Reply::GeneralFailure,
     }
 }
 

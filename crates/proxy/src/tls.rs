@@ -6,7 +6,7 @@
 pub mod hello;
 
 use crate::{
-    access::{Pattern, Rules},
+    access::{Asker, Pattern, Rules},
     access_log::Record,
     config::ListenerConfig,
     connection::{Ready, connect_under},
@@ -124,7 +124,8 @@ async fn lead(
         let alert = if let Fault::Denied(_) = fault { ACCESS_DENIED } else { INTERNAL_ERROR };
         (fault, Some(alert))
     };
-    let server = connect_under(&rules, shared, listener, client, target).await.map_err(refused)?;
+    let by = Asker::by(client.source().ip());
+    let server = connect_under(&rules, shared, listener, client, &by, target).await.map_err(refused)?;
     record.server = Some(server.remote());
     if comes_back(listener, client, &server) {
         shared.splicer.discard(server);

@@ -1,17 +1,31 @@
 //! The users of a SOCKS or HTTP listener, and the check of a password that takes the same time for every answer.
 //!
-//! RFC 1929 and RFC 7617 send passwords in the clear, and they stand in the configuration in the clear: they keep strangers out
-//! of a proxy on a trusted network and are worth nothing on any other.
+//! RFC 1929 and RFC 7617 send passwords in the clear: they keep strangers out of a proxy on a trusted network and are worth
+//! nothing on any other. In the configuration they stand in the clear, or as bcrypt hashes, as `htpasswd -B` writes them.
 
-use crate::socks5::Credentials;
-use std::{collections::BTreeMap, fmt, hint::black_box};
+use crate::{socks5::Credentials, verify::Verifier};
+use bcrypt::HashParts;
+use std::{collections::BTreeMap, fmt, hint::black_box, sync::Arc};
 
 /// RFC 1929, section 2: the length is one byte.
 const LEN_MAX: usize = 255;
 
+/// The highest cost of a hash: twice the time for each more, and about a second at this one.
+pub const COST_MAX: u32 = 14;
+
 /// Names and passwords. Empty means that nobody has to authenticate.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Users(BTreeMap<String, String>);
+#[derive(Clone, Default)]
+pub struct Users {
+    secrets: BTreeMap<String, Secret>,
+    verifier: Arc<Verifier>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Secret {
+    Clear(String),
+    /// In the form `$2y$COST$...`.
+    Bcrypt(String),
+}
 
 /// Why a user cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +36,9 @@ pub enum UserError {
     /// The length does not fit the protocol.
     #[error("user {0:?}: name and password have to be 1 to 255 bytes long (RFC 1929)")]
     Length(String),
+    /// A password that looks like a hash, and is none that can be verified.
+    #[error("user {0:?}: not a bcrypt hash of a cost up to {COST_MAX}: make one with `htpasswd -nB -C 10 NAME`")]
+    Hash(String),
     /// A line of a users file has no colon.
     #[error("no colon: write NAME:PASSWORD")]
     NoColon,
@@ -29,31 +46,53 @@ pub enum UserError {
 
 impl fmt::Debug for Users {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
+        f.debug_set().entries(self.secrets.keys()).finish()
+    }
+}
+
+impl PartialEq for Users {
+    fn eq(&self, other: &Users) -> bool {
+        self.secrets == other.secrets
+    }
+}
+
+impl Eq for Users {}
+
+impl Secret {
+    /// A hash begins with its scheme between dollar signs, as crypt(5) has it.
+    fn read(text: &str) -> Option<Secret> {
+        let scheme = text.strip_prefix('$').and_then(|rest| rest.split_once('$')).map(|(scheme, _)| scheme);
+        let is_scheme = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        if !scheme.is_some_and(is_scheme) {
+            return Some(Secret::Clear(text.into()));
+        }
+        let hash: HashParts = text.parse().ok()?;
+        (hash.get_cost() <= COST_MAX).then(|| Secret::Bcrypt(text.into()))
     }
 }
 
 impl Users {
     /// Whether nobody has to authenticate.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.secrets.is_empty()
     }
 
     /// All names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.secrets.keys().map(String::as_str)
     }
 
-    /// Adds a user.
+    /// Adds a user. A password of the form `$SCHEME$...` is taken for a hash.
     pub fn add(&mut self, name: &str, password: &str) -> Result<(), UserError> {
         let fits = |s: &str| (1..=LEN_MAX).contains(&s.len());
         if !fits(name) || !fits(password) {
             return Err(UserError::Length(name.into()));
         }
-        if self.0.contains_key(name) {
+        let secret = Secret::read(password).ok_or_else(|| UserError::Hash(name.into()))?;
+        if self.secrets.contains_key(name) {
             return Err(UserError::Twice(name.into()));
         }
-        self.0.insert(name.into(), password.into());
+        self.secrets.insert(name.into(), secret);
         Ok(())
     }
 
@@ -67,11 +106,16 @@ impl Users {
         Ok(())
     }
 
-    /// The name, if the password is right. An unknown name costs as much time as a wrong password.
-    pub fn check(&self, given: &Credentials) -> Option<&str> {
-        let known = std::str::from_utf8(&given.name).ok().and_then(|name| self.0.get_key_value(name));
-        let right = known.map_or("", |(_, password)| password);
-        let same = equal(right.as_bytes(), &given.password);
+    /// The name, if the password is right. An unknown name costs as much time as a wrong password; hashes are computed by
+    /// other threads, only a few at the same time. Within a runtime.
+    pub async fn check(&self, given: &Credentials) -> Option<&str> {
+        let known = std::str::from_utf8(&given.name).ok().and_then(|name| self.secrets.get_key_value(name));
+        let any_hash = || self.secrets.values().find(|s| matches!(s, Secret::Bcrypt(_)));
+        let same = match known.map(|(_, secret)| secret).or_else(any_hash) {
+            Some(Secret::Bcrypt(hash)) => self.verifier.verify(hash, &given.password).await,
+            Some(Secret::Clear(password)) => equal(password.as_bytes(), &given.password),
+            None => equal(b"", &given.password),
+        };
         known.filter(|_| same).map(|(name, _)| name.as_str())
     }
 }
@@ -87,16 +131,19 @@ fn equal(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn check(users: &Users, name: &[u8], password: &[u8]) -> Option<String> {
-        users.check(&Credentials { name: name.into(), password: password.into() }).map(Into::into)
+    /// What crypt(3) makes of `secret`.
+    const HASHED: &str = "$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW";
+
+    async fn check(users: &Users, name: &[u8], password: &[u8]) -> Option<String> {
+        users.check(&Credentials { name: name.into(), password: password.into() }).await.map(Into::into)
     }
 
-    #[test]
-    fn right_and_wrong_passwords() {
+    #[tokio::test]
+    async fn right_and_wrong_passwords() {
         let mut users = Users::default();
         users.add_lines("# staff\n\nann:secret\nbob:a:b\n").unwrap();
-        assert_eq!(check(&users, b"ann", b"secret").as_deref(), Some("ann"));
-        assert_eq!(check(&users, b"bob", b"a:b").as_deref(), Some("bob"));
+        assert_eq!(check(&users, b"ann", b"secret").await.as_deref(), Some("ann"));
+        assert_eq!(check(&users, b"bob", b"a:b").await.as_deref(), Some("bob"));
         for (name, password) in [
             (&b"ann"[..], &b"secreT"[..]),
             (b"ann", b"secret2"),
@@ -105,7 +152,27 @@ mod tests {
             (b"\xff", b"x"),
             (b"Ann", b"secret"),
         ] {
-            assert_eq!(check(&users, name, password), None);
+            assert_eq!(check(&users, name, password).await, None);
+        }
+    }
+
+    #[tokio::test]
+    async fn hashed_passwords() {
+        let mut users = Users::default();
+        users.add_lines(&format!("ann:{HASHED}\nbob:in the clear\neve:$1\n")).unwrap();
+        for _ in 0..2 {
+            // the second time from memory
+            assert_eq!(check(&users, b"ann", b"secret").await.as_deref(), Some("ann"));
+            assert_eq!(check(&users, b"ann", b"Secret").await, None);
+        }
+        assert_eq!(check(&users, b"nobody", b"secret").await, None, "right for another");
+        assert_eq!(check(&users, b"ann", HASHED.as_bytes()).await, None);
+        assert_eq!(check(&users, b"bob", b"in the clear").await.as_deref(), Some("bob"));
+        assert_eq!(check(&users, b"eve", b"$1").await.as_deref(), Some("eve"));
+        for hash in
+            ["$6$salt$hash", "$apr1$x$y", "$argon2id$v=19$x", "$2y$15$", "$2y$04$short", &HASHED.replace("$04", "$15")]
+        {
+            assert_eq!(Users::default().add("ann", hash), Err(UserError::Hash("ann".into())), "{hash}");
         }
     }
 

@@ -297,6 +297,20 @@ async fn passwords_are_asked_for() {
 }
 
 #[tokio::test]
+async fn hashed_passwords_are_verified() {
+    let origin = Origin::start(vec![vec![(HEAD, OK), (HEAD, OK)]]).await;
+    // what crypt(3) makes of `pw`
+    let proxy = http("users = { ann = \"$2y$04$abcdefghijklmnopqrstuuyvPXIbu7xe6/CED2DzX8z6Si09MlzlW\" }").await;
+    let url = origin.url("/");
+    let with =
+        |url: String, basic: &str| url.replace("Host: x", &format!("Host: x\r\nProxy-Authorization: Basic {basic}"));
+    let wrong = with(get(&url), "YW5uOmJhZA==");
+    let found = answer(&proxy, &[wrong, with(get(&url), "YW5uOnB3"), with(last(&url), "YW5uOnB3")].concat()).await;
+    let statuses: Vec<_> = found.split("HTTP/1.1 ").skip(1).map(|r| &r[..3]).collect();
+    assert_eq!(statuses, ["407", "200", "200"], "{found}");
+}
+
+#[tokio::test]
 async fn connect_is_relayed() {
     let origin = Origin::start(vec![vec![("ping", "pong")], vec![(HEAD, OK)]]).await;
     let proxy = http("").await;

@@ -3,7 +3,7 @@
 
 mod proxying;
 
-use proxying::{LIMIT, OPEN, Proxy, closed};
+use proxying::{LIMIT, OPEN, Proxy, closed, member::Member};
 use std::{io::ErrorKind, net::SocketAddr, process::Stdio};
 use tempfile::TempDir;
 use tokio::{
@@ -159,6 +159,45 @@ async fn a_header_precedes_all_else() {
         server.read_exact(&mut data).await.unwrap();
         assert_eq!(&data, b"hello");
     }
+}
+
+/// A request to a site by a client at this address, which a proxy before us announces.
+fn announced(client: &str, path: &str) -> Vec<u8> {
+    let header = format!("PROXY TCP4 {client} 198.51.100.2 40000 80\r\n");
+    format!("{header}GET {path} HTTP/1.1\r\nHost: site.example\r\nConnection: close\r\n\r\n").into_bytes()
+}
+
+#[tokio::test]
+async fn sites_know_clients_by_the_source() {
+    let members = [Member::start("a").await, Member::start("b").await, Member::start("c").await];
+    let servers = members.each_ref().map(|m| m.addr.to_string());
+    let proxy = Proxy::start(
+        "http",
+        &format!(
+            "forwarded = \"x-forwarded-for\"\nrules = [{{ action = \"deny\", client = \"192.0.2.9\" }}]\n{FROM}\
+             [[listener.route]]\npool = \"p\"\n[pool.p]\nservers = {servers:?}\nbalance = \"consistent-hash\"\n"
+        ),
+    )
+    .await;
+    let mut owners = Vec::new();
+    for n in 10..40 {
+        let client = format!("192.0.2.{n}");
+        let [first, second] = [announced(&client, "/"), announced(&client, "/")];
+        let [first, second] = [answer(&proxy, &first, 30).await, answer(&proxy, &second, 60).await];
+        assert_eq!(first.last(), second.last(), "{client} has one server");
+        owners.extend(first.last().copied());
+    }
+    assert!((b'a'..=b'c').all(|name| owners.contains(&name)), "{owners:?}");
+    let seen = members.each_ref().map(Member::seen).concat();
+    for n in 10..40 {
+        let field = format!("X-Forwarded-For: 192.0.2.{n}\r\n");
+        assert_eq!(seen.iter().filter(|head| head.contains(&field)).count(), 2);
+    }
+    // Kept connections carried requests of several clients.
+    assert!(members.iter().all(|m| m.connections() == 1));
+    assert!(answer(&proxy, &announced("192.0.2.9", "/"), 1).await.starts_with(b"HTTP/1.1 403 "));
+    let lines = proxy.lines().await;
+    assert_eq!((&lines[60]["client"], &lines[60]["refusal"]), (&"192.0.2.9:40000".into(), &"rule 1".into()));
 }
 
 /// HAProxy with these sections, of which the first listens on the address that is returned.

@@ -13,6 +13,7 @@ use tcp::{FIN, MS, Packet, RST, Style, Tcp, Time};
 const LEG_TS: u32 = 1;
 const LEG_SACK: u32 = 2;
 const EVENT_TRIGGERED: u8 = 1 << 3;
+const EVENT_PASSED: u8 = 1 << 7;
 
 /// How bad the links are.
 #[derive(Clone, Copy, Debug)]
@@ -244,6 +245,7 @@ impl World {
             period: *[MS, 5 * MS, 20 * MS, 100 * MS].get(r.random_range(0..4usize)).expect("four"),
             hold: !calm && r.random_bool(0.15),
             trigger: r.random_bool(0.2),
+            limits: !calm && r.random_bool(0.5),
             drain_limit: if !calm && r.random_bool(0.2) { r.random_range(0..20 * MS) } else { 10_000 * MS },
             switches: 40,
             patience: std::env::var("SIM_PATIENCE").map_or(200, |p| p.parse().expect("number")) * MS,
@@ -514,7 +516,7 @@ impl World {
             Event::ToUs(i, p) => {
                 self.model.time(self.now * 1000);
                 let (fate, events) = self.model.ingress(i, &seg(&p));
-                if events & EVENT_TRIGGERED != 0 {
+                if events & (EVENT_TRIGGERED | EVENT_PASSED) != 0 {
                     self.relay.triggered();
                 }
                 match fate {

@@ -9,8 +9,14 @@ const OP_FREEZE: u32 = 1;
 const OP_COMMIT: u32 = 2;
 const OP_UNSPLICE: u32 = 3;
 const OP_LOOK: u32 = 5;
+const PHASE_LOCAL: u32 = 0;
+const PHASE_TO_FWD: u32 = 1;
 const PHASE_FWD: u32 = 2;
+const PHASE_TO_LOCAL: u32 = 3;
 const SWITCH_WINDOW: u32 = 7;
+const SWITCH_SHORT: u32 = 8;
+const LIMIT_NONE: u32 = 0xffff_fffe;
+const LIMIT_KEEP: u32 = 0xffff_ffff;
 const LEG_FIN_OUT: u32 = 1 << 7;
 const LEG_RESET: u32 = 1 << 9;
 const PATH_FIN_ACKED: u32 = 1 << 3;
@@ -41,6 +47,8 @@ pub struct Habits {
     pub period: Time,
     pub hold: bool,
     pub trigger: bool,
+    /// Splices are for so many bytes of a direction, or for none.
+    pub limits: bool,
     pub drain_limit: Time,
     pub switches: u32,
     /// How long a freeze waits for windows to fit.
@@ -56,6 +64,9 @@ pub struct Relay {
     eof: [bool; 2],
     shut: [bool; 2],
     since: [u64; 2],
+    /// As told to the data path, and the position of it, if it is one.
+    limit: [u32; 2],
+    goal: [Option<u64>; 2],
     deadline: Time,
     /// Since when a freeze has been waiting for windows to fit.
     waiting: Option<Time>,
@@ -63,6 +74,7 @@ pub struct Relay {
     pub switch_at: Time,
     pub splices: u32,
     pub refused: u32,
+    pub short: u32,
     pub taken_back: u32,
     pub log: Vec<String>,
     pub tracing: bool,
@@ -79,12 +91,15 @@ impl Relay {
             eof: [false; 2],
             shut: [false; 2],
             since: [0; 2],
+            limit: [LIMIT_NONE; 2],
+            goal: [None; 2],
             deadline: 0,
             waiting: None,
             fit: false,
             switch_at: first,
             splices: 0,
             refused: 0,
+            short: 0,
             taken_back: 0,
             log: Vec::new(),
             tracing: false,
@@ -114,6 +129,7 @@ impl Relay {
                     if rng.random_bool(0.5) {
                         self.grab(sockets, rng);
                     }
+                    self.choose_limits(rng);
                     if !self.freeze(now, m) {
                         return Some(now + MS);
                     }
@@ -129,7 +145,10 @@ impl Relay {
                 let look = self.call(m, OP_LOOK);
                 if look.phase == [PHASE_FWD; 2] {
                     self.commit(now, m, rng);
-                } else if now >= self.deadline || (look.flags[0] | look.flags[1]) & LEG_RESET != 0 {
+                } else if self.given_up(&look.phase)
+                    || now >= self.deadline
+                    || (look.flags[0] | look.flags[1]) & LEG_RESET != 0
+                {
                     self.taken_back += 1;
                     self.unsplice(now, m, sockets, rng);
                 }
@@ -238,6 +257,7 @@ impl Relay {
             consumed: self.consumed.map(|x| x as u32),
             produced: self.produced.map(|x| x as u32),
             leftover: [self.dirs[0].hand.len() as u32, self.dirs[1].hand.len() as u32],
+            limit: self.limit,
             trigger: u32::from(self.habits.trigger) * 3,
             ..SwitchArgs::default()
         };
@@ -245,11 +265,34 @@ impl Relay {
         g
     }
 
+    /// For the next splice.
+    fn choose_limits(&mut self, rng: &mut SmallRng) {
+        if !self.habits.limits || self.waiting.is_some() {
+            return;
+        }
+        self.limit = [(); 2].map(|()| match rng.random_range(0..3) {
+            0 => LIMIT_NONE,
+            1 => LIMIT_KEEP,
+            _ => 1 << rng.random_range(0..20),
+        });
+    }
+
+    /// What was beyond a limit has come before the drain was over. What is forwarded of the other direction goes on until its
+    /// socket may be passed by.
+    fn given_up(&self, phase: &[u32; 2]) -> bool {
+        phase.iter().any(|p| [PHASE_LOCAL, PHASE_TO_LOCAL].contains(p)) && !phase.contains(&PHASE_TO_FWD)
+    }
+
     /// False: to be tried again when the windows fit.
     fn freeze(&mut self, now: Time, m: &mut Model) -> bool {
         let since = *self.waiting.get_or_insert(now);
         self.fit = now < since + self.habits.patience;
         let g = self.call(m, OP_FREEZE);
+        if g.result == SWITCH_SHORT {
+            self.short += 1;
+            self.waiting = None;
+            return true;
+        }
         if g.result == SWITCH_WINDOW {
             return false;
         }
@@ -260,11 +303,17 @@ impl Relay {
             return true;
         }
         for d in 0..2 {
+            let bound = self.consumed[d] + u64::from(g.start[d].wrapping_sub(self.consumed[d] as u32));
+            self.goal[d] = match self.limit[d] {
+                LIMIT_NONE => None,
+                LIMIT_KEEP => Some(bound),
+                n => Some(self.consumed[d] + u64::from(n)),
+            };
             let fin = g.fin[d] != 0 && g.pending[d] > 0;
             let pending = u64::from(g.pending[d]) - u64::from(fin);
             self.dirs[d].limit = Some(pending);
             self.dirs[d].fin = fin;
-            self.since[d] = self.consumed[d] + pending + u64::from(fin);
+            self.since[d] = bound;
         }
         self.deadline = now + self.habits.drain_limit;
         self.state = State::Draining;
@@ -294,16 +343,20 @@ impl Relay {
         self.say(|| format!("unsplice {g:?}"));
         self.lift();
         for d in 0..2 {
-            // a trigger has taken both directions back already
-            if g.pending[d] != PHASE_FWD && self.state != State::Spliced {
+            if g.pending[d] == 0 {
                 continue;
             }
             let o = 1 - d;
             let bound = g.end[d] - u64::from((g.end[d] as u32).wrapping_sub(g.start[d]));
             let forwarded = bound - self.since[d];
+            assert!(
+                self.goal[d].is_none_or(|goal| bound <= goal),
+                "forwarded beyond the limit of {:?}: {g:?}",
+                self.goal
+            );
             self.consumed[d] += forwarded;
             self.produced[o] += forwarded;
-            if g.flags[o] & LEG_FIN_OUT != 0 && !self.shut[o] {
+            if g.flags[o] & LEG_FIN_OUT != 0 && !self.shut[o] && self.goal[d].is_none() {
                 // the end of the stream has passed by the sockets
                 self.eof[d] = true;
                 self.shut[o] = true;

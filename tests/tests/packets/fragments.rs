@@ -2,6 +2,7 @@
 //! whole; refused, by a verdict of its own.
 
 use super::*;
+use longsplice_datapath::LegFlags;
 use longsplice_tests::packet::{check_header, cut, join};
 
 const SAME: [[bool; 2]; 2] = [[false, false], [true, true]];
@@ -393,26 +394,21 @@ fn the_family_cannot_change() {
     });
 }
 
-/// New data take a flow back whose path says so, but not once fragments were forwarded.
+/// Where not everything may be forwarded, no fragment is: the first one takes the flow back, and its socket gets it.
 #[test]
-fn triggers_are_ignored() {
+fn limited_flows_forward_none() {
     bench(64, |b| {
         for v6 in SAME {
-            let f = Flow::new(v6);
-            f.install(b, TRIGGER);
-            assert_eq!(
-                ends(&b.ingress(&f.next(10).frame())),
-                (DROP, &["no-peer"][..]),
-                "taken back, and no leg is there"
-            );
-            f.install(b, TRIGGER);
-            let frame = segment(&f, 1000).frame();
-            let (want, after) = whole(&f, &frame);
-            train("new data", b, &cut(&frame, &[504], 101), &[0, 1], &want);
-            assert_eq!(state(&f, b), (after.up, after.down));
-            let mut p = f.next(10);
-            p.seq = after.up.end;
-            assert_eq!(ends(&b.ingress(&p.frame())), (REDIRECT, &["forwarded"][..]));
+            let mut f = Flow::new(v6);
+            sockets::limited(&mut f, b, 1 << 20);
+            let fragments = cut(&segment(&f, 1000).frame(), &[504], 101);
+            let first = b.ingress(&fragments[0]);
+            assert_eq!((first.code, &first.verdicts[..]), (NEXT, &[][..]), "as it came, for there are no shims");
+            assert_eq!(ends(&b.ingress(&fragments[1])).0, NEXT);
+            assert_eq!(marked(&f, b), [false; 2]);
+            let up = b.datapath.path(&f.client).expect("path");
+            assert_eq!((up.flags & PathFlags::SPLICED, up.end), (0, f.up.end));
+            assert_ne!(testing::get_leg(&b.datapath, &f.client).expect("leg").flags & LegFlags::FRAGMENTS, 0);
         }
     });
 }

@@ -33,6 +33,7 @@ fn layouts_are_those_of_the_object() {
                 iss,
                 max_in,
                 bound_in,
+                limit_in,
                 ack_in,
                 edge_in,
                 tsval_in,
@@ -89,7 +90,7 @@ fn layouts_are_those_of_the_object() {
         layout!(t, train_key { remote, local, id });
         layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill });
         layout!(t, event { leg, kind });
-        layout!(t, half { leg, consumed, produced, leftover, pending, start, fin, flags, phase_in });
+        layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, fin, flags, phase_in });
         layout!(
             t,
             switch_args { op, result, hold, fit, trigger, a, b, via_a, via_b, remote_a, remote_b, end_a, end_b }
@@ -152,10 +153,10 @@ fn constants_are_those_of_the_object() {
             assert_eq!(&constant, name);
         }
         same_constants!(t, "leg_flag", "LEG_", LegFlags::{
-            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, SYN
+            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, TRIGGER, SYN, PASSED
         });
         same_constants!(t, "path_flag", "PATH_", PathFlags::{
-            SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, CROSS, FRAGMENTS, IDENTITY
+            SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, TRIGGER, CROSS, FRAGMENTS, IDENTITY
         });
         let value = |e: &str, n: &str| constants(t, e).iter().find(|c| c.0 == n).map(|c| c.1);
         assert_eq!(value("path_flag", "PATH_STRIP_TS"), Some(STRIP_TS.into()));

@@ -180,6 +180,7 @@ pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
             irs: end.wrapping_sub(1000),
             iss: out.wrapping_sub(1000),
             max_in: end,
+            limit_in: end.wrapping_add(back),
             bound_in: end,
             ack_out: end,
             ack_local: end,
@@ -204,8 +205,9 @@ pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
 fn trigger_gives_new_data_to_the_socket() {
     bench(64, |b| {
         for v6 in [[false, false], [true, true]] {
-            let f = Flow::new(v6);
+            let mut f = Flow::new(v6);
             spliced_legs(&f, b, 1234);
+            (f.up.wraps, f.down.wraps) = ((f.up.end >> 16) as u16, (f.down.end >> 16) as u16);
             f.install(b, TRIGGER);
             // what is old does not trigger
             let mut old = f.next(100);
@@ -221,6 +223,62 @@ fn trigger_gives_new_data_to_the_socket() {
             assert_eq!(out.ack, p.ack);
             assert_eq!(b.datapath.path(&f.client).expect("path").flags & PathFlags::SPLICED, 0);
             assert_eq!(b.datapath.path(&f.server).expect("path").flags & PathFlags::SPLICED, 0);
+        }
+    });
+}
+
+/// A spliced flow whose client may send so many bytes more.
+pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
+    spliced_legs(f, b, 0);
+    let limit = f.up.end.wrapping_add(more);
+    let mut leg = testing::get_leg(&b.datapath, &f.client).expect("leg");
+    leg.limit_in = limit;
+    testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+    f.up.wraps = (limit >> 16) as u16;
+    f.down.wraps = (f.down.end >> 16) as u16;
+    f.install(b, TRIGGER);
+}
+
+/// What ends at the limit is forwarded; one byte more, or a FIN, and all of the segment is the proxy's.
+#[test]
+fn limits() {
+    bench(64, |b| {
+        for v6 in [[false, false], [true, true]] {
+            for end in [1000, u32::MAX - 500, u32::MAX - 0x1_0000, 0x7fff_ff00] {
+                for (more, len, fin, forwarded) in [
+                    (1000, 1000, false, true),
+                    (1000, 999, false, true),
+                    (1000, 1001, false, false),
+                    (1000, 999, true, false),
+                    (1000, 0, true, false),
+                    (0, 1, false, false),
+                    (0, 0, false, true),
+                    (1 << 20, 1000, false, true),
+                    (1 << 30, 1000, false, true),
+                    (1 << 20, 1000, true, false),
+                ] {
+                    let name = format!("{len} bytes, FIN {fin}, limit {more} after {end}, {v6:?}");
+                    let mut f = Flow::new(v6);
+                    f.up.end = end;
+                    limited(&mut f, b, more);
+                    let mut p = f.next(len);
+                    if fin {
+                        p.flags |= flag::FIN;
+                    }
+                    let o = b.ingress(&p.frame());
+                    let path = b.datapath.path(&f.client).expect("path");
+                    if forwarded {
+                        assert_eq!((o.code, &o.verdicts[..]), (REDIRECT, &["forwarded"][..]), "{name}");
+                        assert_eq!((path.end, path.wraps), (end.wrapping_add(len as u32), f.up.wraps), "{name}");
+                        assert_eq!(b.datapath.look(&f.client, &f.server).expect("legs").end[0], len as u64, "{name}");
+                    } else {
+                        assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "{name}");
+                        assert_eq!((path.end, path.flags & PathFlags::SPLICED), (end, 0), "{name}");
+                        let out = verify(&o.frame).expect("checksums");
+                        assert_eq!((out.seq, &out.payload), (p.seq, &p.payload), "{name}");
+                    }
+                }
+            }
         }
     });
 }

@@ -9,7 +9,7 @@ use super::{
     stats::Spread,
     venue::{self, PATIENCE, Packets, Pins},
 };
-use longsplice_datapath::{Datapath, Half, SwitchError, Switched, Tuple};
+use longsplice_datapath::{Datapath, Half, Limit, SwitchError, Switched, Tuple};
 use longsplice_engine::{Leg, OpenOptions, Splicer};
 use longsplice_lab::Lab;
 use std::{
@@ -223,6 +223,7 @@ impl Proxy<'_> {
             consumed: self.legs[i].bytes_in() + self.forwarded[i],
             produced: self.legs[i].bytes_out() + self.forwarded[1 - i],
             leftover: 0,
+            limit: Limit::None,
         }
     }
 

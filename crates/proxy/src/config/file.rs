@@ -5,14 +5,17 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
-    tls::{RawProxyProtocol, RawRoute, proxy_protocol, tls},
+    route::RawRoute,
+    site::RawPool,
+    tls::RawProxyProtocol,
     value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
-    access::{Action, Pattern, PortRange, Prefix, Rule},
+    access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule},
     access_log::{LogConfig, LogFormat},
     limits::Limits,
     plug::parse_listen,
+    pool::PoolConfig,
     target::Target,
     users::Users,
 };
@@ -35,6 +38,8 @@ use toml::Spanned;
 struct File {
     #[serde(default)]
     listener: Vec<Spanned<Listener>>,
+    #[serde(default)]
+    pool: BTreeMap<String, RawPool>,
     connections: Option<u32>,
     #[serde(default)]
     log: Log,
@@ -113,6 +118,8 @@ struct RawRule {
     target: Many<Parsed<Pattern>>,
     #[serde(default)]
     ports: Many<OrNumber<PortRange>>,
+    methods: Option<Spanned<Many<Parsed<Method>>>>,
+    path: Option<Spanned<Many<Parsed<PathPattern>>>>,
 }
 
 #[derive(Deserialize)]
@@ -155,8 +162,20 @@ impl FromStr for Listen {
     }
 }
 
+/// A method of HTTP, as it is usually written: case counts.
+struct Method(String);
+
+impl FromStr for Method {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b"-_".contains(&b));
+        if good { Ok(Method(text.into())) } else { Err("bad method: write one such as GET, in capital letters") }
+    }
+}
+
 /// A file that is being read: where errors and relative paths start from.
-struct Place<'a> {
+pub(super) struct Place<'a> {
     text: &'a str,
     file: &'a Path,
 }
@@ -171,6 +190,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         devices: raw.devices,
         xdp: raw.xdp,
         control: raw.control.map(|path| place.path(&path)),
+        pools: place.pools(raw.pool)?,
         source_ports: raw.source_ports.map(|p| p.0),
         sources: raw.source.0.into_iter().map(|s| s.0).collect(),
         leave_flows_on_stop: raw.leave_flows_on_stop,
@@ -178,7 +198,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     };
     for listener in raw.listener {
         let listen = listener.get_ref().listen.span();
-        let listener = place.listener(listener)?;
+        let listener = place.listener(listener, &config.pools)?;
         if config.listens_on(listener.listen) {
             return Err(place.wrong(listen, &Twice(listener.listen)));
         }
@@ -188,7 +208,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
 }
 
 impl Place<'_> {
-    fn wrong(&self, span: Range<usize>, message: &(impl Display + ?Sized)) -> ConfigError {
+    pub(super) fn wrong(&self, span: Range<usize>, message: &(impl Display + ?Sized)) -> ConfigError {
         // A span may lie at the very end, and, from an error in the middle of a character, inside one.
         let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
@@ -209,7 +229,7 @@ impl Place<'_> {
         LogConfig { format, file: raw.file.filter(|f| f.as_os_str() != "-").map(|f| self.path(&f)) }
     }
 
-    fn listener(&self, spanned: Spanned<Listener>) -> Result<ListenerConfig, ConfigError> {
+    fn listener(&self, spanned: Spanned<Listener>, pools: &[PoolConfig]) -> Result<ListenerConfig, ConfigError> {
         let span = spanned.span();
         let raw = spanned.into_inner();
         let listen = raw.listen.into_inner().0.0;
@@ -218,16 +238,31 @@ impl Place<'_> {
         {
             return Err(self.wrong(span, "only HTTP has such fields: remove the key, or use protocol = \"http\""));
         }
-        if raw.protocol != Name::Tls
-            && let Some(span) = raw.port.as_ref().map(Spanned::span).or(raw.route.first().map(Spanned::span))
+        let methods_or_path =
+            |r: &RawRule| r.methods.as_ref().map(Spanned::span).or(r.path.as_ref().map(Spanned::span));
+        if raw.protocol != Name::Http
+            && let Some(span) = raw.rules.iter().find_map(methods_or_path)
         {
-            return Err(self.wrong(span, "only TLS has routes and their port: remove it, or use protocol = \"tls\""));
+            return Err(self.wrong(span, "only HTTP has methods and paths: remove the key, or use protocol = \"http\""));
+        }
+        if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
+            return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
+        }
+        if let (Some(route), Name::Socks5 | Name::Plug) = (raw.route.first(), raw.protocol) {
+            let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
+            return Err(self.wrong(route.span(), cure));
         }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
-        if let (Name::Plug | Name::Tls, Some(span)) = (raw.protocol, users) {
-            let message =
-                "clients of plugs and TLS cannot authenticate: remove the users, or use protocol = \"socks5\"";
-            return Err(self.wrong(span, message));
+        match (raw.protocol, users, raw.route.first()) {
+            (Name::Plug | Name::Tls, Some(span), _) => {
+                let cure =
+                    "clients of plugs and TLS cannot authenticate: remove the users, or use protocol = \"socks5\"";
+                return Err(self.wrong(span, cure));
+            }
+            (Name::Http, Some(span), Some(_)) => {
+                return Err(self.wrong(span, "the servers of a site ask for passwords themselves: remove the users"));
+            }
+            _ => {}
         }
         let protocol = match (raw.protocol, raw.target) {
             (Name::Socks5, None) => Protocol::Socks5 { users: self.users(raw.users, raw.users_file)? },
@@ -237,17 +272,17 @@ impl Place<'_> {
                     "a SOCKS client names its own target: remove `target`, or use protocol = \"plug\"",
                 ));
             }
-            (Name::Http, None) => Protocol::Http(self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?),
+            (Name::Http, None) => {
+                let http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
+                Protocol::Http(Http { routes: self.routes(raw.route, pools)?, ..http })
+            }
             (Name::Http, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
-                    "an HTTP client names its own target: remove `target`, or use protocol = \"plug\"",
+                    "an HTTP client names its own target: remove `target`, add routes, or use protocol = \"plug\"",
                 ));
             }
-            (Name::Tls, None) => {
-                let routes = raw.route.into_iter().map(Spanned::into_inner).collect();
-                Protocol::Tls(tls(raw.port.map(|p| p.into_inner().get()), routes))
-            }
+            (Name::Tls, None) => Protocol::Tls(self.tls(raw.port.map(|p| p.into_inner().get()), raw.route)?),
             (Name::Tls, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
@@ -259,12 +294,12 @@ impl Place<'_> {
             }
             (Name::Plug, Some(target)) => Protocol::Plug { target: target.into_inner().0 },
         };
+        let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
         listener.rules.list = raw.rules.into_iter().map(rule).collect();
         listener.policy = policy(raw.policy);
         listener.limits = limits(raw.limits);
-        listener.proxy_protocol =
-            proxy_protocol(raw.proxy_protocol).map_err(|(span, message)| self.wrong(span, message))?;
+        listener.proxy_protocol = proxy_protocol;
         Ok(listener)
     }
 
@@ -358,6 +393,8 @@ fn rule(raw: RawRule) -> Rule {
         client: raw.client.0.into_iter().map(|p| p.0).collect(),
         target: raw.target.0.into_iter().map(|p| p.0).collect(),
         ports: raw.ports.0.into_iter().map(|p| p.0).collect(),
+        methods: raw.methods.into_iter().flat_map(|m| m.into_inner().0).map(|m| m.0.0).collect(),
+        path: raw.path.into_iter().flat_map(|p| p.into_inner().0).map(|p| p.0).collect(),
     }
 }
 

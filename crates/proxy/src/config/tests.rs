@@ -3,6 +3,10 @@
 use super::*;
 use crate::access::{Action, Pattern};
 use crate::access_log::LogFormat;
+use crate::{
+    pool::{Balance, Check, HealthLimits, Key, PoolConfig},
+    routes::Paths,
+};
 use longsplice_engine::When;
 use std::time::Duration;
 
@@ -122,7 +126,15 @@ fn the_example_is_right() {
     let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
     let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
     let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len()), (4, 2));
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (5, 2, 2));
+}
+
+#[test]
+fn the_example_of_the_readme_is_right() {
+    let readme = include_str!("../../../../README.md");
+    let text = readme.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let c = read(text).unwrap();
+    assert_eq!((c.listeners.len(), c.pools.len()), (5, 1));
 }
 
 #[test]
@@ -202,11 +214,78 @@ fn http_listeners() {
     expect(&socks("via = \"a\""), (4, 7), "only HTTP");
 }
 
+const SITE: &str = "[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:80\"\n";
+
+#[test]
+fn sites() {
+    let text = format!(
+        "{SITE}rules = [{{ action = \"deny\", methods = \"PUT\", path = \"/a*\" }}]\n\
+         [[listener.route]]\nhost = \"a.example\"\npath_exact = \"/x\"\npool = \"p\"\n\
+         [[listener.route]]\npool = \"p\"\n\
+         [pool.p]\nservers = [\"a.example:1\", {{ address = \"192.0.2.1:2\", weight = 3 }}]\n\
+         balance = \"consistent-hash\"\ntries = 2\nidle_connections = 0\nidle_time = 1.5\nfailures = 4\nout = 5\n\
+         check = {{ path = \"/h?x\", status = 204, rise = 6, timeout = 7 }}\n"
+    );
+    let config = read(&text).unwrap();
+    let listener = &config.listeners[0];
+    let Protocol::Http(http) = &listener.protocol else { panic!() };
+    assert!(!listener.rules.guarded && listener.rules.know_paths());
+    assert_eq!(http.routes.iter().map(|r| (r.hosts.len(), r.pool.as_str())).collect::<Vec<_>>(), [(1, "p"), (0, "p")]);
+    assert_eq!(http.routes[1].path, Paths::default());
+    let pool = &config.pools[0];
+    assert_eq!(pool.servers.iter().map(|s| s.weight).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(pool.balance, Balance::ConsistentHash(Key::Client));
+    assert_eq!((pool.tries, pool.idle_connections, pool.idle_time), (2, 0, Duration::from_millis(1500)));
+    let d = HealthLimits::default();
+    assert_eq!(pool.health, HealthLimits { failures: 4, out: Duration::from_secs(5), rise: 6, fall: d.fall });
+    let check = Check { status: 204..=204, timeout: Duration::from_secs(7), ..Check::new("/h?x".into()) };
+    assert_eq!(pool.check, Some(check));
+    let plain = read("[pool.p]\nservers = [\"a:1\"]").unwrap().pools.remove(0);
+    assert_eq!(plain, PoolConfig::new("p".into(), plain.servers.clone()));
+}
+
+#[test]
+fn mistakes_in_sites() {
+    let route = |more: &str| format!("{SITE}[[listener.route]]\n{more}\n[pool.p]\nservers = [\"a:1\"]\n");
+    expect(&route("pool = \"q\""), (5, 8), "there is no pool \"q\": add [pool.q]");
+    expect(&route("path = \"/\""), (4, 1), "needs a pool: add pool = ");
+    expect(&route("pool = \"p\"\nalpn = \"h2\""), (6, 8), "remove `alpn`, or use protocol = \"tls\"");
+    expect(&route("target = \"a:1\""), (5, 10), "host, path, path_exact, path_regex and pool: remove `target`");
+    expect(&route("path = \"a\"\npool = \"p\""), (5, 8), "begin it with `/`");
+    expect(&route("path_regex = \"(\"\npool = \"p\""), (5, 14), "unclosed group");
+    expect(&route("host = \"*\"\npool = \"p\""), (5, 8), "leave");
+    expect(&route("path = \"/\"\npath_exact = \"/\"\npool = \"p\""), (4, 1), "one of path, path_exact and path_regex");
+    let keyed = |key: &str| format!("{SITE}{key}\n[[listener.route]]\npool = \"p\"\n[pool.p]\nservers = [\"a:1\"]\n");
+    expect(&keyed("users = { a = \"b\" }"), (4, 9), "remove the users");
+    expect(&keyed("rules = [{ action = \"deny\", path = \"x\" }]"), (4, 36), "begin it with `/`");
+    expect(&keyed("rules = [{ action = \"deny\", methods = \"get\" }]"), (4, 39), "in capital letters");
+    expect(
+        &format!("{SOCKS}[[listener.route]]\npool = \"p\"\n[pool.p]\nservers = [\"a:1\"]"),
+        (4, 1),
+        "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"",
+    );
+    expect(&socks("rules = [{ action = \"deny\", path = \"/x\" }]"), (4, 36), "only HTTP has methods and paths");
+    let pool = |more: &str| format!("[pool.p]\nservers = [\"a:1\"]\n{more}");
+    expect("[pool.p]\nservers = []", (2, 11), "a pool has 1 to 256 servers");
+    expect("[pool.p]\nservers = [\"a\"]", (2, 12), "HOST:PORT");
+    expect("[pool.p]\nservers = [\"a:1\", { address = \"a:1\", weight = 2 }]", (2, 11), "a:1 is there twice");
+    expect("[pool.p]\nservers = [{ address = \"a:1\", weight = 0 }]", (2, 40), "a number from 1 to 256");
+    expect(&pool("balance = \"random\""), (3, 11), "expected one of `round-robin`");
+    expect(&pool("hash_field = \"X-User\""), (3, 14), "remove hash_field");
+    expect(&pool("balance = \"consistent-hash\"\nhash_field = \"X User\""), (4, 14), "bad field name");
+    expect(&pool("tries = 0"), (3, 9), "a number from 1 to 16");
+    expect(&pool("check = { path = \"health\" }"), (3, 18), "begin it with `/`");
+    expect(&pool("check = { path = \"/\", status = \"100-200\" }"), (3, 32), "from 200 to 599");
+    expect(&pool("check = { path = \"/\", host = \"a b\" }"), (3, 30), "HOST:PORT");
+    expect(&pool("check = { path = \"/\", interval = 0 }"), (3, 34), "seconds above 0");
+}
+
 #[test]
 fn mistakes_in_users() {
     expect(&socks("users = {}"), (4, 9), "no users");
     expect(&socks("users = { a = \"\" }"), (4, 9), "1 to 255 bytes");
     expect(&socks("users = { a = 1 }"), (4, 15), "expected a string");
+    expect(&socks("users = { a = \"$6$salt$hash\" }"), (4, 9), "htpasswd -nB");
     expect(&socks("users_file = \"/nowhere/users\""), (4, 14), "cannot read /nowhere/users");
 }
 
@@ -288,12 +367,17 @@ fn mistakes_in_routes() {
     expect(&route("name = [\"a\", \"192.0.2.1\"]"), (5, 14), "bad server name: write a name");
     expect(&route("alpn = \"\""), (5, 8), "1 to 255 bytes");
     expect(&route("target = \"x\""), (5, 10), "no port");
-    expect(&route("host = \"x\""), (5, 1), "unknown field `host`");
+    expect(&route("host = \"x\""), (5, 8), "remove `host`, or use protocol = \"http\"");
+    expect(&route("name = \"a\"\npath_exact = \"/\""), (6, 14), "name, alpn and target: remove `path_exact`");
+    expect(&route("pool = \"p\""), (5, 8), "remove `pool`");
+    expect(&route("sni = \"x\""), (5, 1), "unknown field `sni`");
+    expect(&route("name = []"), (5, 8), "empty list");
     expect(&format!("{TLS}target = \"x:1\""), (4, 10), "below a [[listener.route]]");
     expect(&format!("{TLS}port = 0"), (4, 8), "nonzero u16");
     expect(&format!("{TLS}users = {{ a = \"b\" }}"), (4, 9), "cannot authenticate");
-    expect(&socks("port = 1"), (4, 8), "only TLS has routes");
-    expect(&socks("[[listener.route]]"), (4, 1), "only TLS has routes");
+    expect(&socks("port = 1"), (4, 8), "only TLS has such a port: remove it");
+    expect(&format!("{SITE}port = 1"), (4, 8), "only TLS has such a port: remove it");
+    expect(&socks("[[listener.route]]"), (4, 1), "only HTTP and TLS have routes");
 }
 
 #[test]
@@ -307,4 +391,9 @@ fn the_proxy_protocol() {
     expect(&socks("proxy_protocol.send = \"v3\""), (4, 23), "expected `v1` or `v2`");
     expect(&socks("proxy_protocol.from = \"lb\""), (4, 23), "bad address prefix");
     expect(&socks("proxy_protocol.from = []"), (4, 23), "empty list");
+    let pool = "route = [{ pool = \"p\" }]\n[pool.p]\nservers = [\"a:1\"]";
+    let site = |more: &str| format!("{SITE}proxy_protocol.{more}\n{pool}");
+    expect(&site("send = \"v1\""), (4, 23), "remove `send`, and use forwarded = ");
+    assert_eq!(read(&site("from = \"10.0.0.0/8\"")).unwrap().listeners[0].proxy_protocol.from.len(), 1);
+    assert!(read(&format!("{SITE}proxy_protocol.send = \"v1\"")).is_ok());
 }

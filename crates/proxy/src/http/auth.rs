@@ -10,7 +10,7 @@ pub(crate) const CHALLENGE: &str = "Basic realm=\"longsplice\", charset=\"UTF-8\
 const LONGEST: usize = 1024;
 
 /// Who asks; nobody, if nobody has to say.
-pub(crate) fn authenticate(fields: &Fields, users: &Users) -> Result<Option<String>, Fault> {
+pub(crate) async fn authenticate(fields: &Fields, users: &Users) -> Result<Option<String>, Fault> {
     if users.is_empty() {
         return Ok(None);
     }
@@ -22,7 +22,7 @@ pub(crate) fn authenticate(fields: &Fields, users: &Users) -> Result<Option<Stri
         (Some(_), Some(_)) => return fail(None, "more than one Proxy-Authorization"),
     };
     let Some(credentials) = basic(given) else { return fail(None, "no Basic name and password") };
-    match users.check(&credentials) {
+    match users.check(&credentials).await {
         Some(user) => Ok(Some(user.to_owned())),
         None => fail(Some(String::from_utf8_lossy(&credentials.name).into_owned()), "wrong name or password"),
     }

@@ -34,8 +34,8 @@ pub(crate) struct Exchange<'a> {
     via: Option<&'a str>,
     /// Whether the client's connection is to be closed after it, whatever the reply says.
     last: bool,
-    /// The server's connection has carried a request before, and may have been closed meanwhile.
-    reused: bool,
+    /// There is another connection to try: this one has carried a request before, or there are more servers.
+    again: bool,
     up: Up,
     down: Down,
     /// Status of the reply, once its head has come.
@@ -78,7 +78,7 @@ pub(crate) enum End {
     Done { close: bool, reuse: bool },
     /// 101 was passed on.
     Upgraded,
-    /// The server has closed a connection that was used before, without a word: try another.
+    /// The server has closed without a word, and another connection may do better.
     Stale,
     /// Nothing of a final reply was passed on yet: answer with this status.
     Fault(Fault, u16),
@@ -100,7 +100,7 @@ impl<'a> Exchange<'a> {
         request: &'a Request,
         head: Vec<u8>,
         via: Option<&'a str>,
-        (last, reused): (bool, bool),
+        (last, again): (bool, bool),
     ) -> Exchange<'a> {
         let body = Body::new(request.framing);
         Exchange {
@@ -109,7 +109,7 @@ impl<'a> Exchange<'a> {
             request,
             via,
             last,
-            reused,
+            again,
             up: Up { head, sent: 0, body, checked: 0, broken: false },
             down: Down {
                 scan: Scan::new(Kind::Response),
@@ -330,13 +330,16 @@ impl<'a> Exchange<'a> {
         }
         let nothing = self.down.interim == 0 && self.server.in_hand().is_empty();
         // RFC 9112, 9.3.1: what may be done twice is sent again, the rest is not
-        let again = matches!(self.request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE")
-            && self.request.framing == Framing::None;
-        if self.reused && nothing && again {
+        if self.again && nothing && self.request.is_repeatable() {
             return End::Stale;
         }
-        End::Fault(Fault::BadReply("the server closed before it had replied".into()), 502)
+        End::Fault(no_reply(), 502)
     }
+}
+
+/// The server has closed without a word.
+pub(super) fn no_reply() -> Fault {
+    Fault::BadReply("the server closed before it had replied".into())
 }
 
 /// The answer to a request that is wrong.

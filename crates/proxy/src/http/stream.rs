@@ -6,7 +6,7 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
@@ -95,9 +95,9 @@ impl Stream {
     }
 
     /// Whether nothing has come, neither bytes nor the end.
-    pub async fn is_quiet(&mut self) -> bool {
-        let pending = poll_fn(|cx| Poll::Ready(self.poll_fill(cx).is_pending())).await;
-        pending && self.in_hand().is_empty()
+    pub fn is_quiet(&mut self) -> bool {
+        let mut nobody = Context::from_waker(Waker::noop());
+        self.poll_fill(&mut nobody).is_pending() && self.in_hand().is_empty()
     }
 
     /// Closes it. What the host has sent and nobody has read makes that a reset (RFC 2525, 2.17).

@@ -3,6 +3,7 @@
 // Each test file uses what it needs.
 #![allow(dead_code)]
 
+pub mod member;
 pub mod origin;
 
 use longsplice_engine::{Refusal, Splicer};

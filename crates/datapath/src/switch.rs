@@ -1,0 +1,212 @@
+//! The calls that switch a flow.
+
+use crate::{Datapath, Tuple, abi, maps::run_program};
+
+/// Why a switch was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SwitchError {
+    /// Not seen from the SYN on, or gone.
+    #[error("not tracked")]
+    Untracked,
+    /// Another switch is not over.
+    #[error("an earlier switch is not over")]
+    Busy,
+    /// Reset, or closing in both directions.
+    #[error("closing")]
+    Closing,
+    /// Fragments were seen.
+    #[error("fragments")]
+    Fragments,
+    /// The counts cannot be right.
+    #[error("the caller's byte counts contradict the tracker's")]
+    Mismatch,
+    /// A table is full.
+    #[error("table full")]
+    Full,
+    /// All up to a [`Limit`] has come: nothing is left to forward.
+    #[error("all up to the limit has come")]
+    Short,
+    /// A host was promised more than the other has room for: a moment later it may fit.
+    #[error("the windows do not fit yet")]
+    Window,
+    /// The program could not be run.
+    #[error("running the switch program failed: errno {0}")]
+    Run(i32),
+}
+
+/// One leg as its owner sees it. Positions count bytes since the SYN, FINs counting one.
+#[derive(Clone, Copy, Debug)]
+pub struct Half {
+    /// Which leg.
+    pub leg: Tuple,
+    /// Position up to which its bytes were taken from the socket.
+    pub consumed: u64,
+    /// Position up to which bytes were given to the socket.
+    pub produced: u64,
+    /// Bytes in hand from this leg for the other.
+    pub leftover: u32,
+    /// How much of what the host sends may be forwarded.
+    pub limit: Limit,
+}
+
+/// How much of what a host sends may be forwarded. Data beyond it take both directions back, in the data path itself: not one
+/// byte of them is forwarded, and a FIN neither.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Limit {
+    /// All.
+    #[default]
+    None,
+    /// Nothing: what is in the socket stays there, unread, and what comes joins it.
+    Keep,
+    /// So many bytes after those that were taken from the socket, at most [`Limit::MAX`].
+    Bytes(u32),
+}
+
+impl Limit {
+    /// 1 GiB, for distances in sequence space are told from their signs. Whoever wants more begins anew there.
+    pub const MAX: u32 = 1 << 30;
+
+    fn to_abi(self) -> abi::limit {
+        match self {
+            Limit::None => abi::limit::LIMIT_NONE,
+            Limit::Keep => abi::limit::LIMIT_KEEP,
+            Limit::Bytes(n) => abi::limit(n.min(Limit::MAX)),
+        }
+    }
+}
+
+/// What a freeze leaves to be drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// Bytes still to be read from the first and the second leg's socket.
+    pub pending: [u32; 2],
+    /// End of stream is to be read after them.
+    pub fin: [bool; 2],
+    /// Positions of the bounds.
+    pub bound: [u64; 2],
+}
+
+/// State of a pair of legs.
+#[derive(Clone, Copy, Debug)]
+pub struct Switched {
+    /// Phase of the bytes from the first and from the second host (`enum phase`).
+    pub phase: [u8; 2],
+    /// Position of all that came from the hosts.
+    pub end: [u64; 2],
+    /// Position of the last bound, low 32 bits.
+    pub bound: [u32; 2],
+    /// `LegFlags`.
+    pub flags: [u32; 2],
+    /// After an unsplice: was the direction forwarded already (true), or still draining? Also if the data path did it.
+    pub was_forwarded: [bool; 2],
+    /// After an unsplice: the host's FIN lies below the bound, so that its socket will never see it.
+    pub fin: [bool; 2],
+}
+
+impl Switched {
+    /// Position of the last bound of direction `d`. The hosts do not wait: `end` may be beyond it already, by less than
+    /// 2^32 since no window is larger.
+    pub fn bound64(&self, d: usize) -> u64 {
+        self.end[d] - u64::from((self.end[d] as u32).wrapping_sub(self.bound[d]))
+    }
+}
+
+impl Datapath {
+    pub(crate) fn run(
+        &self,
+        op: abi::switch_op,
+        a: &Half,
+        b: &Half,
+        set: impl FnOnce(&mut abi::switch_args),
+    ) -> Result<abi::switch_args, SwitchError> {
+        let half = |h: &Half| abi::half {
+            leg: h.leg.to_abi(),
+            consumed: h.consumed as u32,
+            produced: h.produced as u32,
+            leftover: h.leftover,
+            limit: h.limit.to_abi(),
+            ..Default::default()
+        };
+        let mut args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
+        set(&mut args);
+        run_program(&self.switch, &mut args).map_err(SwitchError::Run)?;
+        match args.result {
+            abi::switch_result::SWITCH_OK => Ok(args),
+            abi::switch_result::SWITCH_BUSY => Err(SwitchError::Busy),
+            abi::switch_result::SWITCH_CLOSING => Err(SwitchError::Closing),
+            abi::switch_result::SWITCH_FRAGMENTS => Err(SwitchError::Fragments),
+            abi::switch_result::SWITCH_MISMATCH => Err(SwitchError::Mismatch),
+            abi::switch_result::SWITCH_FULL => Err(SwitchError::Full),
+            abi::switch_result::SWITCH_WINDOW => Err(SwitchError::Window),
+            abi::switch_result::SWITCH_SHORT => Err(SwitchError::Short),
+            _ => Err(SwitchError::Untracked),
+        }
+    }
+
+    /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
+    /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
+    ///
+    /// `hold`: drop what comes meanwhile, instead of forwarding it. `fit`: not while a host may send more than the other has
+    /// room for ([`SwitchError::Window`]); the excess would be lost.
+    pub fn freeze(&self, a: &Half, b: &Half, hold: bool, fit: bool) -> Result<Frozen, SwitchError> {
+        let _one = self.switching.lock().expect("no panic under this lock");
+        let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| {
+            g.hold = hold.into();
+            g.fit = fit.into();
+        })?;
+        let pending = |h: &abi::half| {
+            // the FIN is counted while it has not been read
+            let fin = h.fin != 0 && h.pending > 0;
+            (h.pending - u32::from(fin), fin)
+        };
+        let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
+        let bound = |h: &Half, r: &abi::half| h.consumed + u64::from(r.start.wrapping_sub(h.consumed as u32));
+        Ok(Frozen { pending: [pa, pb], fin: [fa, fb], bound: [bound(a, &r.a), bound(b, &r.b)] })
+    }
+
+    /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
+    /// ([`SwitchError::Busy`] otherwise). `trigger`: the limit of that host is here, if it has none.
+    pub fn commit(&self, a: &Tuple, b: &Tuple, trigger: [bool; 2]) -> Result<Switched, SwitchError> {
+        let _one = self.switching.lock().expect("no panic under this lock");
+        let (via_a, via_b) = (self.via_for(a)?, self.via_for(b)?);
+        let remotes = match (a.is_v4(), b.is_v4()) {
+            (true, false) => (self.remote_for(a)?, 0),
+            (false, true) => (0, self.remote_for(b)?),
+            _ => (0, 0),
+        };
+        let r = self.run(abi::switch_op::OP_COMMIT, &bare(a), &bare(b), |g| {
+            g.via_a = via_a;
+            g.via_b = via_b;
+            (g.remote_b, g.remote_a) = remotes;
+            g.trigger = u32::from(trigger[0]) | u32::from(trigger[1]) << 1;
+        })?;
+        Ok(switched(&r))
+    }
+
+    /// Back to control mode, from wherever the switch is. A flow that has had fragments forwarded ([`PathFlags::FRAGMENTS`])
+    /// should stay as it is: what its host sends again across the bound may never come through.
+    pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
+        let _one = self.switching.lock().expect("no panic under this lock");
+        self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
+    }
+
+    /// Phases and positions.
+    pub fn look(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
+        self.run(abi::switch_op::OP_LOOK, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
+    }
+}
+
+pub(crate) fn bare(t: &Tuple) -> Half {
+    Half { leg: *t, consumed: 0, produced: 0, leftover: 0, limit: Limit::None }
+}
+
+fn switched(g: &abi::switch_args) -> Switched {
+    Switched {
+        phase: [g.a.phase_in.0 as u8, g.b.phase_in.0 as u8],
+        end: [g.end_a, g.end_b],
+        bound: [g.a.start, g.b.start],
+        flags: [g.a.flags, g.b.flags],
+        fin: [g.a.fin != 0, g.b.fin != 0],
+        was_forwarded: [g.a.pending != 0, g.b.pending != 0],
+    }
+}

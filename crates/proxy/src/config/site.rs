@@ -1,0 +1,240 @@
+//! Routes of HTTP and pools in the TOML file.
+
+use super::{
+    ConfigError,
+    file::Place,
+    route::{RawRoute, list},
+    value::{OrNumber, Parsed, Seconds},
+};
+use crate::{
+    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, WEIGHT_MAX},
+    routes::{Paths, Route},
+    target::Target,
+};
+use longsplice_http::Authority;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
+};
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive, str::FromStr};
+use toml::Spanned;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawPool {
+    servers: Spanned<Vec<RawServer>>,
+    #[serde(default)]
+    balance: RawBalance,
+    hash_field: Option<Spanned<Parsed<FieldName>>>,
+    tries: Option<Number<1, 16>>,
+    idle_connections: Option<Number<0, 65536>>,
+    idle_time: Option<Seconds>,
+    failures: Option<Number<1, 1_000_000>>,
+    out: Option<Seconds>,
+    check: Option<RawCheck>,
+}
+
+/// `"HOST:PORT"`, or a table.
+struct RawServer(ServerConfig);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Weighted {
+    address: Parsed<Target>,
+    weight: Number<1, { WEIGHT_MAX }>,
+}
+
+impl<'de> Deserialize<'de> for RawServer {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        // Not untagged, because then an error would have the span of the whole list.
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = ServerConfig;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"HOST:PORT\" or { address = \"HOST:PORT\", weight = 2 }")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<ServerConfig, E> {
+                Ok(ServerConfig { target: text.parse().map_err(E::custom)?, weight: 1 })
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ServerConfig, A::Error> {
+                let server = Weighted::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(ServerConfig { target: server.address.0, weight: server.weight.0 })
+            }
+        }
+        d.deserialize_any(V).map(RawServer)
+    }
+}
+
+#[derive(Deserialize, Default, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum RawBalance {
+    #[default]
+    RoundRobin,
+    LeastConnections,
+    ConsistentHash,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCheck {
+    path: Parsed<CheckPath>,
+    host: Option<Parsed<CheckHost>>,
+    interval: Option<Seconds>,
+    timeout: Option<Seconds>,
+    status: Option<OrNumber<Statuses>>,
+    rise: Option<Number<1, 1000>>,
+    fall: Option<Number<1, 1000>>,
+}
+
+/// A whole number from `A` to `B`.
+struct Number<const A: u32, const B: u32>(u32);
+
+impl<'de, const A: u32, const B: u32> Deserialize<'de> for Number<A, B> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let number = i64::deserialize(d)?;
+        let fits = u32::try_from(number).ok().filter(|n| (A..=B).contains(n));
+        fits.map(Number).ok_or_else(|| de::Error::custom(format!("{number}: write a number from {A} to {B}")))
+    }
+}
+
+/// A token of RFC 9110, 5.1, of the characters that are in use.
+struct FieldName(String);
+
+impl FromStr for FieldName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        if good { Ok(FieldName(text.into())) } else { Err("bad field name: write one such as X-User") }
+    }
+}
+
+/// What is asked for: may have a query.
+struct CheckPath(String);
+
+impl FromStr for CheckPath {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = text.starts_with('/') && text.bytes().all(|b| b.is_ascii_graphic() && b != b'#');
+        if good {
+            Ok(CheckPath(text.into()))
+        } else {
+            Err("bad path: begin it with `/`, and write other than ASCII as %XX")
+        }
+    }
+}
+
+struct CheckHost(String);
+
+impl FromStr for CheckHost {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let host = Authority::parse(text).map_err(|_| "bad host: write HOST or HOST:PORT")?;
+        Ok(CheckHost(host.to_string()))
+    }
+}
+
+struct Statuses(RangeInclusive<u16>);
+
+impl FromStr for Statuses {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let status = |t: &str| t.trim().parse().ok().filter(|n| (200..=599).contains(n));
+        match (status(first), status(last)) {
+            (Some(first), Some(last)) if first <= last => Ok(Statuses(first..=last)),
+            _ => Err("bad status: write one such as 200, or FIRST-LAST such as 200-399, from 200 to 599"),
+        }
+    }
+}
+
+impl Place<'_> {
+    pub(super) fn pools(&self, raw: BTreeMap<String, RawPool>) -> Result<Vec<PoolConfig>, ConfigError> {
+        raw.into_iter().map(|(name, pool)| self.pool(name, pool)).collect()
+    }
+
+    fn pool(&self, name: String, raw: RawPool) -> Result<PoolConfig, ConfigError> {
+        let span = raw.servers.span();
+        let servers: Vec<ServerConfig> = raw.servers.into_inner().into_iter().map(|s| s.0).collect();
+        if !(1..=SERVERS_MAX).contains(&servers.len()) {
+            return Err(
+                self.wrong(span, &format!("a pool has 1 to {SERVERS_MAX} servers: write \"HOST:PORT\" for each"))
+            );
+        }
+        if let Some(twice) =
+            servers.iter().enumerate().find(|(i, s)| servers[..*i].iter().any(|o| o.target == s.target))
+        {
+            return Err(self.wrong(span, &format!("{} is there twice: give it a weight instead", twice.1.target)));
+        }
+        let d = PoolConfig::new(name, servers);
+        Ok(PoolConfig {
+            balance: match (raw.balance, raw.hash_field) {
+                (RawBalance::ConsistentHash, Some(name)) => Balance::ConsistentHash(Key::Field(name.into_inner().0.0)),
+                (RawBalance::ConsistentHash, None) => Balance::ConsistentHash(Key::Client),
+                (_, Some(name)) => {
+                    let cure = "nothing is hashed: remove hash_field, or use balance = \"consistent-hash\"";
+                    return Err(self.wrong(name.span(), cure));
+                }
+                (RawBalance::RoundRobin, None) => Balance::RoundRobin,
+                (RawBalance::LeastConnections, None) => Balance::LeastConnections,
+            },
+            tries: raw.tries.map_or(d.tries, |n| n.0),
+            idle_connections: raw.idle_connections.map_or(d.idle_connections, |n| n.0 as usize),
+            idle_time: raw.idle_time.map_or(d.idle_time, |s| s.0),
+            health: HealthLimits {
+                failures: raw.failures.map_or(d.health.failures, |n| n.0),
+                out: raw.out.map_or(d.health.out, |s| s.0),
+                rise: raw.check.as_ref().and_then(|c| c.rise.as_ref()).map_or(d.health.rise, |n| n.0),
+                fall: raw.check.as_ref().and_then(|c| c.fall.as_ref()).map_or(d.health.fall, |n| n.0),
+            },
+            check: raw.check.map(check),
+            ..d
+        })
+    }
+
+    pub(super) fn routes(&self, raw: Vec<Spanned<RawRoute>>, pools: &[PoolConfig]) -> Result<Vec<Route>, ConfigError> {
+        raw.into_iter().map(|route| self.route(route, pools)).collect()
+    }
+
+    fn route(&self, spanned: Spanned<RawRoute>, pools: &[PoolConfig]) -> Result<Route, ConfigError> {
+        let span = spanned.span();
+        let raw = spanned.into_inner();
+        if let Some((key, at)) = raw.key_of_tls() {
+            let cure = format!(
+                "routes of HTTP have host, path, path_exact, path_regex and pool: remove `{key}`, \
+                 or use protocol = \"tls\""
+            );
+            return Err(self.wrong(at, &cure));
+        }
+        let Some(pool) = raw.pool else {
+            return Err(self.wrong(span, "a route of HTTP needs a pool: add pool = \"NAME\", and [pool.NAME]"));
+        };
+        let (at, pool) = (pool.span(), pool.into_inner());
+        if !pools.iter().any(|p| p.name == pool) {
+            let cure = format!("there is no pool {pool:?}: add [pool.{pool}] with servers = [\"HOST:PORT\"]");
+            return Err(self.wrong(at, &cure));
+        }
+        let path = match (raw.path, raw.path_exact, raw.path_regex) {
+            (None, None, None) => Paths::default(),
+            (Some(p), None, None) => Paths::Below(p.into_inner().0),
+            (None, Some(p), None) => Paths::Exact(p.into_inner().0),
+            (None, None, Some(p)) => Paths::Regex(p.into_inner().0),
+            _ => return Err(self.wrong(span, "a route has one of path, path_exact and path_regex: remove the others")),
+        };
+        Ok(Route { hosts: list(raw.host).collect(), path, pool })
+    }
+}
+
+fn check(raw: RawCheck) -> Check {
+    let d = Check::new(raw.path.0.0);
+    Check {
+        host: raw.host.map(|h| h.0.0),
+        interval: raw.interval.map_or(d.interval, |s| s.0),
+        timeout: raw.timeout.map_or(d.timeout, |s| s.0),
+        status: raw.status.map_or(d.status.clone(), |s| s.0.0),
+        ..d
+    }
+}

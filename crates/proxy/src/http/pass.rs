@@ -1,0 +1,252 @@
+//! The way of one request: a connection to a server, the exchange over it, and what becomes of both connections after it.
+//!
+//! | to | the connection before | and after |
+//! | --- | --- | --- |
+//! | a target (forward proxy) | that of the last request, if it leads there, or a new one | kept for this client |
+//! | a pool (reverse proxy) | an idle one of the server whose turn it is, or a new one | kept by the pool |
+//!
+//! A request is sent twice only where that is safe: if no connection came about, or if it is idempotent, has no body, and no
+//! word of a reply has come (RFC 9110, 9.2.2). What could not be sent again gets a new connection to a server of a pool,
+//! since an idle one may be closed at the very moment.
+
+use super::{
+    Next, Row,
+    exchange::{End, Exchange, no_reply},
+    host, status_of,
+    stream::Stream,
+};
+use crate::{
+    access::{Asker, Rules},
+    access_log::Record,
+    connection::connect,
+    counters::Counters,
+    dial::dial,
+    fault::{Fault, Step},
+    pool::{Lease, Pool},
+    target::Target,
+};
+use longsplice_http::{
+    Request,
+    forward::{self, Onward},
+};
+use std::{future::poll_fn, sync::Arc};
+use tokio::time::timeout;
+
+/// Why a reply that was passed on was not spliced, in the access log.
+const COPIED: &str = "http-reply";
+
+/// A request, and where it is to go.
+pub(super) struct Errand<'a> {
+    pub request: &'a Request,
+    /// The site that was asked, as the client wrote it, unless we are a forward proxy.
+    pub site: Option<String>,
+    /// The path as rules see it, if they do.
+    pub path: Option<String>,
+    pub to: To,
+}
+
+pub(super) enum To {
+    /// What the client has named.
+    Target(Target),
+    /// A server of it, by this key.
+    Pool(Arc<Pool>, u64),
+}
+
+/// A connection to a server.
+pub(super) struct Held {
+    pub target: Target,
+    pub stream: Stream,
+    /// It has carried a request before, and may have been closed meanwhile.
+    pub reused: bool,
+    /// The server of a pool.
+    pub lease: Option<Lease>,
+}
+
+/// What was tried for a request.
+#[derive(Default)]
+struct Tries {
+    /// A connection that had been used before was closed: the next is to be a new one.
+    fresh: bool,
+    /// Servers of the pool that have failed, and the last reason.
+    failed: Vec<usize>,
+    why: Option<Fault>,
+}
+
+impl Errand<'_> {
+    /// For the rules.
+    pub fn asked(&self, client: &Stream) -> Asker<'_> {
+        let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
+        Asker { client: client.leg.source().ip(), method, path }
+    }
+}
+
+impl Row<'_> {
+    /// A request that goes to a server, and its reply.
+    pub(super) async fn pass_on(&mut self, errand: &Errand<'_>, record: &mut Record) -> Next {
+        let mut tries = Tries::default();
+        loop {
+            if let Err(fault) = self.seek(errand, &mut tries).await {
+                return self.refuse(errand.request, record, &fault, status_of(&fault)).await;
+            }
+            let end = self.exchange(errand, &tries, record).await;
+            self.settle(&end, &mut tries);
+            return match end {
+                End::Stale => continue,
+                End::Done { close, .. } => {
+                    Counters::add(&self.shared().counters.replies_copied);
+                    record.refusal = Some(COPIED.into());
+                    if close { Next::Close } else { Next::Request }
+                }
+                End::Upgraded => Next::Relay(Box::new(record.clone())),
+                End::Fault(fault, status) => {
+                    self.answer(Some(errand.request), record, &fault, Some(status), true).await;
+                    Next::Close
+                }
+                End::Cut(how, why) => {
+                    (record.how, record.refusal) = (how, Some(why));
+                    // Without a length the client would take a FIN for the end.
+                    Next::Reset
+                }
+            };
+        }
+    }
+
+    /// Sees to it that there is a connection to a server.
+    async fn seek(&mut self, errand: &Errand<'_>, tries: &mut Tries) -> Result<(), Fault> {
+        match &errand.to {
+            To::Target(target) => self.seek_target(errand, target, tries.fresh).await,
+            To::Pool(pool, key) => self.seek_member(errand, (pool, *key), tries).await,
+        }
+    }
+
+    async fn seek_target(&mut self, errand: &Errand<'_>, target: &Target, fresh: bool) -> Result<(), Fault> {
+        let listener = &self.front.listener;
+        let asked = errand.asked(&self.client);
+        if let Some(held) = &mut self.server
+            && held.target == *target
+            && !fresh
+            // Rules may forbid this request what they allowed the last.
+            && listener.rules.check(&asked, target, held.stream.leg.remote()).is_ok()
+            && held.stream.is_quiet()
+        {
+            held.reused = true;
+            Counters::add(&self.shared().counters.reused);
+            return Ok(());
+        }
+        self.drop_server();
+        let server = connect(self.shared(), listener, &self.client.leg, &asked, target).await?;
+        self.server = Some(Held { target: target.clone(), stream: Stream::new(server), reused: false, lease: None });
+        Ok(())
+    }
+
+    async fn seek_member(
+        &mut self,
+        errand: &Errand<'_>,
+        (pool, key): (&Pool, u64),
+        tries: &mut Tries,
+    ) -> Result<(), Fault> {
+        let shared = self.live.shared.clone();
+        loop {
+            let may_try = tries.failed.len() < pool.config.tries as usize;
+            let Some(lease) = may_try.then(|| pool.pick(key, &tries.failed)).flatten() else {
+                return Err(tries.why.take().unwrap_or_else(|| Fault::NoServer(pool.config.name.clone())));
+            };
+            if !tries.failed.is_empty() {
+                Counters::add(&shared.counters.retries);
+            }
+            let target = lease.0.target.clone();
+            if !tries.fresh
+                && errand.request.is_repeatable()
+                && let Some(stream) = lease.0.idle(&shared.splicer)
+            {
+                Counters::add(&shared.counters.reused);
+                self.server = Some(Held { target, stream, reused: true, lease: Some(lease) });
+                return Ok(());
+            }
+            // Who may go to a pool was decided for the request as a whole.
+            let (rules, limits) = (Rules::default(), &self.front.listener.limits);
+            let asked = errand.asked(&self.client);
+            let client = &self.client.leg;
+            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &asked, &target).await {
+                Ok(leg) => {
+                    self.server = Some(Held { target, stream: Stream::new(leg), reused: false, lease: Some(lease) });
+                    return Ok(());
+                }
+                Err(fault) => tries.failed(&lease, fault, &shared.counters),
+            }
+        }
+    }
+
+    /// Request and reply, over the connection that was found.
+    async fn exchange(&mut self, errand: &Errand<'_>, tries: &Tries, record: &mut Record) -> End {
+        let request = errand.request;
+        let last = !self.may_go_on(request);
+        let limits = &self.front.listener.limits;
+        let idle = self.front.policy.idle_limit;
+        let Some(Held { target, stream: server, reused, .. }) = &mut self.server else { return End::Stale };
+        record.server = Some(server.leg.remote());
+        let more = match &errand.to {
+            To::Target(_) => false,
+            To::Pool(pool, _) => tries.failed.len() + 1 < pool.config.tries as usize,
+        };
+        let host = errand.site.clone().unwrap_or_else(|| host(target));
+        let onward = Onward {
+            host: &host,
+            via: self.http.via.as_deref(),
+            forwarded: self.http.forwarded,
+            client: self.client.leg.source().ip(),
+            site: errand.site.as_deref(),
+        };
+        let head = forward::request(request, &onward);
+        let ends = (&mut self.client, server);
+        let mut exchange = Exchange::new(ends, request, head, self.http.via.as_deref(), (last, *reused || more));
+        let end = loop {
+            let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
+            let left = limit.saturating_sub(exchange.moved.elapsed());
+            match timeout(left, poll_fn(|cx| exchange.poll(cx))).await {
+                Ok(end) => break end,
+                Err(_) if exchange.moved.elapsed() < limit => {}
+                Err(_) if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
+                Err(_) if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
+                Err(_) => break End::Fault(Fault::Timeout(Step::Reply), 504),
+            }
+        };
+        record.status = exchange.status;
+        (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
+        end
+    }
+
+    /// What becomes of the server's connection, and what its pool learns of it.
+    fn settle(&mut self, end: &End, tries: &mut Tries) {
+        let shared = self.live.shared.clone();
+        let counters = &shared.counters;
+        if let Some(Held { lease: Some(lease), reused, .. }) = &self.server {
+            match end {
+                End::Done { .. } | End::Upgraded => lease.0.succeeded(counters),
+                End::Stale if !reused => tries.failed(lease, no_reply(), counters),
+                End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {
+                    lease.0.failed(counters, fault);
+                }
+                End::Cut("server-reset", why) => lease.0.failed(counters, why),
+                End::Stale | End::Fault(..) | End::Cut(..) => {}
+            }
+        }
+        tries.fresh = true;
+        match (end, self.server.take()) {
+            (End::Done { reuse: true, .. }, Some(Held { stream, lease: Some(lease), .. })) => {
+                lease.0.keep(stream, &shared);
+            }
+            (End::Done { reuse: true, .. } | End::Upgraded, held) => self.server = held,
+            (_, Some(held)) => held.stream.close(&shared.splicer),
+            (_, None) => {}
+        }
+    }
+}
+
+impl Tries {
+    fn failed(&mut self, lease: &Lease, why: Fault, counters: &Counters) {
+        lease.0.failed(counters, &why);
+        self.failed.push(lease.0.index);
+        self.why = Some(why);
+    }
+}

@@ -1,0 +1,59 @@
+//! A reverse proxy: several servers seen as one site. Each request goes to a server of the pool that its host and path lead
+//! to, over a connection that is kept for whoever comes next, so one after the other may go to different servers.
+//!
+//! Paths are compared after [`path::plain`], which refuses what servers read in different ways; they go on as they were
+//! written. Rules see the host and port that were asked for as the target, and our own address as the server's.
+
+use super::{
+    Row, no_trace,
+    pass::{Errand, To},
+    wrong,
+};
+use crate::{
+    access_log::Record,
+    fault::Fault,
+    routes,
+    target::{Host, Target},
+};
+use longsplice_http::{Authority, Form, Request, path};
+
+impl Row<'_> {
+    /// What a site is asked for, and who is to answer.
+    pub(super) fn judge_for_site<'r>(
+        &self,
+        request: &'r Request,
+        record: &mut Record,
+    ) -> Result<Errand<'r>, (Fault, u16)> {
+        let named = request.fields.all("host").next().map(String::from_utf8_lossy);
+        let (authority, path) = match &request.form {
+            // RFC 9112, 3.2.2: then Host does not count
+            Form::Absolute(authority, path) => (Some(authority.clone()), path.as_str()),
+            Form::Origin(path) => (named.and_then(|n| Authority::parse(&n).ok()), path.as_str()),
+            Form::Asterisk => (named.and_then(|n| Authority::parse(&n).ok()), "*"),
+            Form::Authority(_) => return Err((Fault::BadRequest("CONNECT is for forward proxies".into()), 501)),
+        };
+        // The server as a whole (RFC 9110, 9.3.7): whoever has the top of the site.
+        let path = path::plain(if path == "*" { "/" } else { path }).map_err(wrong)?;
+        let site = authority.as_ref().map(Authority::to_string);
+        record.target.clone_from(&site);
+        let here = self.client.leg.local();
+        // None: HTTP/1.0.
+        let host = authority.as_ref().map(|a| Host::from_name(a.host.as_bytes())).transpose();
+        let host = host.map_err(|e| (Fault::BadRequest(e.to_string()), 400))?;
+        no_trace(request)?;
+        let target = Target {
+            host: host.clone().unwrap_or(Host::Ip(here.ip())),
+            port: authority.and_then(|a| a.port).unwrap_or(here.port()),
+        };
+        let no_route = || (Fault::NoRoute("this host and path".into()), 404);
+        let (number, route) = routes::find(&self.http.routes, host.as_ref(), &path).ok_or_else(no_route)?;
+        record.route = Some(format!("{number}:{}", route.pool));
+        let lost = || (Fault::NoServer(route.pool.clone()), 503);
+        let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
+        let key = pool.key(request, self.client.leg.source().ip());
+        let errand = Errand { request, site, path: Some(path), to: To::Pool(pool.clone(), key) };
+        let denied = self.front.listener.rules.check(&errand.asked(&self.client), &target, here);
+        denied.map_err(|why| (Fault::Denied(why), 403))?;
+        Ok(errand)
+    }
+}

@@ -1,0 +1,328 @@
+//! Servers that stand for one another: who is next, who is up, and which connections to them are open.
+//!
+//! A request takes a [`Lease`] on a server ([`Pool::pick`]), then one of its idle connections ([`Member::idle`]) or a new one,
+//! and gives the connection back if it may carry another request ([`Member::keep`]). How it went is told to the server's
+//! health ([`Member::succeeded`], [`Member::failed`]).
+//!
+//! An idle connection was made for another client: its server was told the MSS of that client's path
+//! (`Splicer::connect`). Copying does not care, and the data path deals with segments that are too long for this one.
+
+mod balance;
+mod check;
+mod health;
+
+use crate::{counters::Counters, http::stream::Stream, server::Shared, target::Target};
+pub use balance::{Balance, Key};
+use balance::{Candidate, Turns, hash, hash_of, owner};
+pub use check::Check;
+pub use health::Limits as HealthLimits;
+use health::{Change, Health, State};
+use longsplice_engine::Splicer;
+use longsplice_http::Request;
+use std::{
+    collections::VecDeque,
+    fmt::Display,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::{task::JoinHandle, time::interval};
+
+/// Servers of a pool at most: choosing one looks at all of them.
+pub const SERVERS_MAX: usize = 256;
+/// The heaviest; the weights of a pool are added up.
+pub const WEIGHT_MAX: u32 = 256;
+/// How often idle connections are looked at.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// What a pool is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Its name, for routes and logs.
+    pub name: String,
+    /// At least one, and at most [`SERVERS_MAX`].
+    pub servers: Vec<ServerConfig>,
+    /// How they share the work.
+    pub balance: Balance,
+    /// How many servers are tried for a request at most, the first included.
+    pub tries: u32,
+    /// Idle connections that are kept to each server at most.
+    pub idle_connections: usize,
+    /// For how long.
+    pub idle_time: Duration,
+    /// When a server is down.
+    pub health: HealthLimits,
+    /// How servers are checked; none: only by the requests.
+    pub check: Option<Check>,
+}
+
+/// A server of a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Where it is.
+    pub target: Target,
+    /// Its share of the work, relative to the others: 1 to [`WEIGHT_MAX`].
+    pub weight: u32,
+}
+
+impl PoolConfig {
+    /// A pool of these servers, with defaults for the rest.
+    pub fn new(name: String, servers: Vec<ServerConfig>) -> PoolConfig {
+        PoolConfig {
+            name,
+            servers,
+            balance: Balance::default(),
+            tries: 3,
+            idle_connections: 32,
+            // As nginx has it. Servers that close earlier are noticed.
+            idle_time: Duration::from_secs(60),
+            health: HealthLimits::default(),
+            check: None,
+        }
+    }
+}
+
+/// A pool at work.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub config: PoolConfig,
+    members: Vec<Arc<Member>>,
+    turns: Mutex<Turns>,
+}
+
+/// A server at work.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub target: Target,
+    pub pool: Arc<str>,
+    pub index: usize,
+    weight: u32,
+    hash: u64,
+    limits: HealthLimits,
+    active: AtomicU32,
+    health: Mutex<Health>,
+    /// The one used last at the end, each with the time since when it is idle.
+    idle: Mutex<VecDeque<(Instant, Stream)>>,
+    idle_connections: usize,
+    idle_time: Duration,
+}
+
+/// A request, or an upgraded connection, that a server is busy with until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease(pub Arc<Member>);
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics half-way through a change, so a poisoned lock guards sound data.
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    pub fn new(config: PoolConfig) -> Pool {
+        let pool: Arc<str> = config.name.as_str().into();
+        let member = |(index, server): (usize, &ServerConfig)| {
+            Arc::new(Member {
+                target: server.target.clone(),
+                pool: pool.clone(),
+                index,
+                weight: server.weight,
+                hash: hash(server.target.to_string().as_bytes()),
+                limits: config.health,
+                active: AtomicU32::new(0),
+                health: Mutex::default(),
+                idle: Mutex::default(),
+                idle_connections: config.idle_connections,
+                idle_time: config.idle_time,
+            })
+        };
+        let members: Vec<_> = config.servers.iter().enumerate().map(member).collect();
+        Pool { turns: Mutex::new(Turns::new(members.len())), members, config }
+    }
+
+    /// The key of a request, for consistent hashing.
+    pub fn key(&self, request: &Request, client: IpAddr) -> u64 {
+        let field = match &self.config.balance {
+            Balance::ConsistentHash(Key::Field(name)) => request.fields.all(name).next(),
+            _ => None,
+        };
+        field.map_or_else(|| hash_of(client), hash)
+    }
+
+    /// A server for a request with this key, but none of those that were tried: one that is up, or, rather than none, one
+    /// that was taken out for failed requests.
+    pub fn pick(&self, key: u64, tried: &[usize]) -> Option<Lease> {
+        let now = Instant::now();
+        let left = self.members.iter().filter(|m| !tried.contains(&m.index));
+        let states: Vec<(State, Candidate)> = left.map(|m| (lock(&m.health).state(now), m.candidate())).collect();
+        let best = states.iter().map(|(state, _)| *state).min().filter(|s| *s != State::Down)?;
+        let candidates: Vec<Candidate> = states.into_iter().filter(|(s, _)| *s == best).map(|(_, c)| c).collect();
+        let index = match self.config.balance {
+            Balance::RoundRobin => lock(&self.turns).next(&candidates),
+            Balance::LeastConnections => lock(&self.turns).least(&candidates),
+            Balance::ConsistentHash(_) => owner(key, &candidates),
+        };
+        index.map(|i| Lease::new(&self.members[i]))
+    }
+
+    /// Begins to check servers and to close old connections.
+    pub fn tend(self: &Arc<Self>, shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
+        let mut tasks = vec![tokio::spawn(sweep_all(self.clone(), shared.clone()))];
+        for member in self.config.check.iter().flat_map(|_| &self.members) {
+            tasks.extend(
+                self.config.check.clone().map(|c| tokio::spawn(check::watch(member.clone(), c, shared.clone()))),
+            );
+        }
+        tasks
+    }
+}
+
+/// Closes what was idle for too long, and what servers have closed; at the end, everything.
+async fn sweep_all(pool: Arc<Pool>, shared: Arc<Shared>) {
+    let mut stop = shared.stop.clone();
+    let mut tick = interval(SWEEP);
+    loop {
+        let stopped = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => true,
+            _ = tick.tick() => false,
+        };
+        pool.members.iter().for_each(|m| m.sweep(&shared.splicer, stopped));
+        if stopped {
+            return;
+        }
+    }
+}
+
+impl Member {
+    fn candidate(&self) -> Candidate {
+        Candidate { index: self.index, weight: self.weight, active: self.active.load(Relaxed), hash: self.hash }
+    }
+
+    /// An idle connection on which nothing has come: neither a byte, which would be no reply to anything, nor the end.
+    pub fn idle(&self, splicer: &Splicer) -> Option<Stream> {
+        loop {
+            let (since, mut stream) = lock(&self.idle).pop_back()?;
+            if since.elapsed() < self.idle_time && stream.is_quiet() {
+                return Some(stream);
+            }
+            stream.close(splicer);
+        }
+    }
+
+    /// Keeps a connection for the next request; the one that was idle for longest makes room.
+    pub fn keep(&self, stream: Stream, shared: &Shared) {
+        let mut idle = lock(&self.idle);
+        idle.push_back((Instant::now(), stream));
+        let most = if *shared.stop.borrow() { 0 } else { self.idle_connections };
+        let surplus = idle.len().saturating_sub(most);
+        idle.drain(..surplus).for_each(|(_, stream)| stream.close(&shared.splicer));
+    }
+
+    fn sweep(&self, splicer: &Splicer, all: bool) {
+        let mut idle = lock(&self.idle);
+        for (since, mut stream) in std::mem::take(&mut *idle) {
+            if !all && since.elapsed() < self.idle_time && stream.is_quiet() {
+                idle.push_back((since, stream));
+            } else {
+                stream.close(splicer);
+            }
+        }
+    }
+
+    /// It has answered a request.
+    pub fn succeeded(&self, counters: &Counters) {
+        let change = lock(&self.health).succeeded();
+        self.tell(counters, change, &"it has answered a request");
+    }
+
+    /// It has not answered a request.
+    pub fn failed(&self, counters: &Counters, why: &dyn Display) {
+        let change = lock(&self.health).failed(&self.limits, Instant::now());
+        self.tell(counters, change, why);
+    }
+
+    fn checked(&self, counters: &Counters, result: Result<(), String>) {
+        let change = lock(&self.health).checked(&self.limits, result.is_ok());
+        self.tell(counters, change, &result.err().unwrap_or_else(|| "checks are good".into()));
+    }
+
+    fn tell(&self, counters: &Counters, change: Option<Change>, why: &dyn Display) {
+        match change {
+            Some(Change::Up) => {
+                Counters::add(&counters.servers_up);
+                tracing::info!("pool {}: {} is up: {why}", self.pool, self.target);
+            }
+            Some(Change::Down) => {
+                Counters::add(&counters.servers_down);
+                tracing::warn!("pool {}: {} is down: {why}", self.pool, self.target);
+            }
+            None => {}
+        }
+    }
+}
+
+impl Lease {
+    fn new(member: &Arc<Member>) -> Lease {
+        member.active.fetch_add(1, Relaxed);
+        Lease(member.clone())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(balance: Balance) -> Pool {
+        let server = |n: u16| ServerConfig { target: format!("192.0.2.1:{n}").parse().unwrap(), weight: 1 };
+        Pool::new(PoolConfig { balance, ..PoolConfig::new("p".into(), vec![server(1), server(2), server(3)]) })
+    }
+
+    fn picked(pool: &Pool, tried: &[usize]) -> Option<usize> {
+        pool.pick(0, tried).map(|lease| lease.0.index)
+    }
+
+    fn fail(pool: &Pool, index: usize) {
+        (0..3).for_each(|_| pool.members[index].failed(&Counters::default(), &"test"));
+    }
+
+    #[test]
+    fn those_that_are_up_come_first_and_those_that_checks_take_down_never() {
+        let pool = pool(Balance::RoundRobin);
+        fail(&pool, 0);
+        assert_eq!([0; 4].map(|_| picked(&pool, &[])), [Some(1), Some(2), Some(1), Some(2)]);
+        assert_eq!(picked(&pool, &[1, 2]), Some(0), "better than none");
+        (0..3).for_each(|_| pool.members[0].checked(&Counters::default(), Err("test".into())));
+        assert_eq!((picked(&pool, &[1, 2]), picked(&pool, &[0, 1, 2])), (None, None));
+        fail(&pool, 1);
+        assert_eq!([0; 2].map(|_| picked(&pool, &[])), [Some(2); 2]);
+    }
+
+    #[test]
+    fn leases_count_until_they_are_dropped() {
+        let pool = pool(Balance::LeastConnections);
+        let first = [0; 3].map(|_| pool.pick(0, &[]).unwrap());
+        assert_eq!(first.each_ref().map(|l| l.0.index), [0, 1, 2]);
+        let [_a, b, _c] = first;
+        drop(b);
+        assert_eq!(picked(&pool, &[]), Some(1));
+    }
+
+    #[test]
+    fn a_key_moves_only_while_its_server_is_down() {
+        let pool = pool(Balance::ConsistentHash(Key::Client));
+        let home = picked(&pool, &[]).unwrap();
+        assert_eq!([0; 3].map(|_| picked(&pool, &[])), [Some(home); 3]);
+        fail(&pool, home);
+        let away = picked(&pool, &[]).unwrap();
+        assert_ne!(away, home);
+        pool.members[home].succeeded(&Counters::default());
+        assert_eq!(picked(&pool, &[]), Some(home));
+    }
+}

@@ -1,0 +1,89 @@
+//! Active checks: a request to each server every now and then.
+
+use super::Member;
+use crate::{http::stream::Stream, server::Shared};
+use longsplice_http::{Kind, Response, Scan};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+use tokio::time::{sleep, timeout};
+
+/// How servers are checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// The path that is asked for with GET; begins with `/`.
+    pub path: String,
+    /// `Host` of the request; none: the server's address.
+    pub host: Option<String>,
+    /// From the end of one check to the next.
+    pub interval: Duration,
+    /// How long one may take, looking up the name and connecting included.
+    pub timeout: Duration,
+    /// Statuses, from 200 to 599, that are good.
+    pub status: RangeInclusive<u16>,
+}
+
+impl Check {
+    /// A check with defaults for the rest.
+    pub fn new(path: String) -> Check {
+        Check { path, host: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2), status: 200..=399 }
+    }
+}
+
+/// Checks a server until the proxy stops.
+pub(super) async fn watch(member: Arc<Member>, check: Check, shared: Arc<Shared>) {
+    let mut stop = shared.stop.clone();
+    let checks = async {
+        loop {
+            let late = || Err(format!("the check took longer than {:?}", check.timeout));
+            let result = timeout(check.timeout, ask(&member, &check, &shared)).await.unwrap_or_else(|_| late());
+            member.checked(&shared.counters, result);
+            sleep(check.interval).await;
+        }
+    };
+    tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => {}
+        () = checks => {}
+    }
+}
+
+/// One check, over a connection of its own, made as those for requests are.
+async fn ask(member: &Member, check: &Check, shared: &Shared) -> Result<(), String> {
+    let addresses = shared.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
+    let mut failed = String::new();
+    for address in addresses {
+        match shared.splicer.connect_with(address, None).await {
+            Ok(leg) => {
+                let mut stream = Stream::new(leg);
+                let status = status(&mut stream, member, check).await;
+                stream.close(&shared.splicer);
+                return match status? {
+                    good if check.status.contains(&good) => Ok(()),
+                    bad => Err(format!("status {bad}")),
+                };
+            }
+            Err(e) => failed = e.to_string(),
+        }
+    }
+    Err(failed)
+}
+
+async fn status(stream: &mut Stream, member: &Member, check: &Check) -> Result<u16, String> {
+    let host = check.host.clone().unwrap_or_else(|| member.target.to_string());
+    let request = format!(
+        "GET {} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: longsplice\r\nAccept: */*\r\nConnection: close\r\n\r\n",
+        check.path
+    );
+    stream.write_all(request.as_bytes()).await.map_err(|e| e.to_string())?;
+    let mut scan = Scan::new(Kind::Response);
+    loop {
+        if let Some(end) = scan.feed(stream.in_hand()).map_err(|e| e.to_string())? {
+            let reply = Response::parse(&stream.in_hand()[..end], "GET").map_err(|e| e.to_string())?;
+            if !reply.is_interim() {
+                return Ok(reply.status);
+            }
+            stream.consume(end);
+            scan = Scan::new(Kind::Response);
+        } else if stream.fill().await.map_err(|e| e.to_string())? == 0 {
+            return Err("it closed before it had replied".into());
+        }
+    }
+}

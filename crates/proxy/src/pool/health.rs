@@ -1,0 +1,136 @@
+//! Whether a server is up: a state machine, with the clock as an argument.
+//!
+//! Two judges, and both have to agree. Requests that fail in a row take the server out for a time; after that the next one
+//! is a trial: it brings the server back, or takes it out again. Checks, if there are any, take it down after `fall` failures
+//! in a row and bring it up after `rise` good ones; it begins up.
+
+use std::time::{Duration, Instant};
+
+/// When a server counts as down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests that fail in a row, until it is taken out.
+    pub failures: u32,
+    /// For how long.
+    pub out: Duration,
+    /// Good checks in a row, until it is up.
+    pub rise: u32,
+    /// Failed checks in a row, until it is down.
+    pub fall: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { failures: 3, out: Duration::from_secs(10), rise: 2, fall: 3 }
+    }
+}
+
+/// What one judge has come to think.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Up,
+    Down,
+}
+
+/// What may be expected of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum State {
+    /// It works.
+    Up,
+    /// Requests have failed; its time is not over yet.
+    Out,
+    /// Checks fail.
+    Down,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    /// Failed requests since the last good one.
+    failures: u32,
+    /// Taken out, until then.
+    out: Option<Instant>,
+    /// By the checks.
+    down: bool,
+    /// Checks in a row that say the opposite of `down`.
+    streak: u32,
+}
+
+impl Health {
+    pub fn state(&self, now: Instant) -> State {
+        match self.out {
+            _ if self.down => State::Down,
+            Some(until) if now < until => State::Out,
+            Some(_) | None => State::Up,
+        }
+    }
+
+    /// A request was answered.
+    pub fn succeeded(&mut self) -> Option<Change> {
+        self.failures = 0;
+        self.out.take().map(|_| Change::Up)
+    }
+
+    /// A request was not answered.
+    pub fn failed(&mut self, limits: &Limits, now: Instant) -> Option<Change> {
+        self.failures = self.failures.saturating_add(1);
+        // Those that were under way when it was taken out do not make it longer.
+        if self.failures < limits.failures || self.out.is_some_and(|until| now < until) {
+            return None;
+        }
+        let before = self.out.replace(now + limits.out);
+        before.is_none().then_some(Change::Down)
+    }
+
+    /// A check has ended.
+    pub fn checked(&mut self, limits: &Limits, good: bool) -> Option<Change> {
+        if good != self.down {
+            self.streak = 0;
+            return None;
+        }
+        self.streak += 1;
+        if self.streak < if good { limits.rise } else { limits.fall } {
+            return None;
+        }
+        (self.down, self.streak) = (!good, 0);
+        Some(if good { Change::Up } else { Change::Down })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { failures: 2, out: Duration::from_secs(10), rise: 2, fall: 3 };
+
+    #[test]
+    fn failures_in_a_row_take_a_server_out_for_a_time() {
+        let (mut h, t) = (Health::default(), Instant::now());
+        let after = |s| t + Duration::from_secs(s);
+        assert_eq!((h.failed(&LIMITS, t), h.succeeded(), h.failed(&LIMITS, t)), (None, None, None));
+        assert_eq!((h.failed(&LIMITS, t), h.state(t)), (Some(Change::Down), State::Out));
+        assert_eq!((h.failed(&LIMITS, after(5)), h.state(after(9))), (None, State::Out));
+        assert_eq!(h.state(after(10)), State::Up);
+        // the trial fails: once is enough, and nothing new
+        assert_eq!((h.failed(&LIMITS, after(11)), h.state(after(20))), (None, State::Out));
+        assert_eq!((h.succeeded(), h.state(after(12))), (Some(Change::Up), State::Up));
+        assert_eq!((h.failed(&LIMITS, after(13)), h.state(after(13))), (None, State::Up));
+    }
+
+    #[test]
+    fn checks_in_a_row_decide() {
+        let (mut h, t) = (Health::default(), Instant::now());
+        let mut run = |checks: &[bool]| checks.iter().map(|good| h.checked(&LIMITS, *good)).collect::<Vec<_>>();
+        assert_eq!(run(&[true, false, false, true, false, false]), [None; 6]);
+        assert_eq!(run(&[false, false, true, false, true]), [Some(Change::Down), None, None, None, None]);
+        assert_eq!(run(&[true, false]), [Some(Change::Up), None]);
+        assert_eq!(h.state(t), State::Up);
+    }
+
+    #[test]
+    fn a_good_request_does_not_overrule_checks() {
+        let (mut h, t) = (Health::default(), Instant::now());
+        assert_eq!([0; 3].map(|_| h.checked(&LIMITS, false)), [None, None, Some(Change::Down)]);
+        h.succeeded();
+        assert_eq!(h.state(t), State::Down);
+    }
+}

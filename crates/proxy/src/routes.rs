@@ -1,0 +1,174 @@
+//! Which pool a request goes to, by host and path: the first route that matches decides.
+
+use crate::{access::Pattern, target::Host};
+use longsplice_http::path;
+use std::{fmt, str::FromStr};
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// Hosts; empty for every one, and for requests of HTTP/1.0 that name none.
+    pub hosts: Vec<Pattern>,
+    /// Paths.
+    pub path: Paths,
+    /// Name of the pool.
+    pub pool: String,
+}
+
+/// Paths, after [`path::plain`]. Case counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Paths {
+    /// This one, and what is below it: `/a` matches `/a` and `/a/b`, but not `/ab`.
+    Below(PlainPath),
+    /// This very one.
+    Exact(PlainPath),
+    /// Those in which the expression is found somewhere; `^` and `$` anchor it.
+    Regex(Regex),
+}
+
+/// A path that is written the way it is compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlainPath(String);
+
+/// A regular expression; matching takes time linear in the path. Equal if it is written equally.
+#[derive(Debug, Clone)]
+pub struct Regex(regex::Regex);
+
+/// Why a text is no path of a route.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// Not as it is compared.
+    #[error("bad path: begin it with `/`, and write it without query, %XX, `//`, `.` and `..`")]
+    Path,
+    /// Not a regular expression.
+    #[error("bad regular expression: {0}; see https://docs.rs/regex for what may be written")]
+    Regex(String),
+}
+
+impl Default for Paths {
+    fn default() -> Paths {
+        Paths::Below(PlainPath("/".into()))
+    }
+}
+
+impl Paths {
+    /// Whether `path`, which [`path::plain`] has read, is among them.
+    pub fn contains(&self, path: &str) -> bool {
+        match self {
+            Paths::Below(PlainPath(top)) => {
+                let rest = path.strip_prefix(top.as_str());
+                rest.is_some_and(|rest| top.ends_with('/') || rest.is_empty() || rest.starts_with('/'))
+            }
+            Paths::Exact(PlainPath(own)) => own == path,
+            Paths::Regex(Regex(regex)) => regex.is_match(path),
+        }
+    }
+}
+
+/// The first route for `host` and `path`, and its number from 1.
+pub fn find<'a>(routes: &'a [Route], host: Option<&Host>, path: &str) -> Option<(usize, &'a Route)> {
+    let matches = |route: &Route| {
+        let here = route.hosts.is_empty() || host.is_some_and(|h| route.hosts.iter().any(|p| p.matches(h)));
+        here && route.path.contains(path)
+    };
+    routes.iter().enumerate().find(|(_, route)| matches(route)).map(|(n, route)| (n + 1, route))
+}
+
+impl fmt::Display for PlainPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for PlainPath {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        let plain = path::plain(text).map_err(|_| PathError::Path)?;
+        if !text.starts_with('/') || plain != text { Err(PathError::Path) } else { Ok(PlainPath(plain)) }
+    }
+}
+
+impl FromStr for Regex {
+    type Err = PathError;
+
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        let wrong = |e: regex::Error| {
+            let text = e.to_string();
+            // the last line says what; those before repeat the expression and point into it
+            let last = text.lines().last().unwrap_or_default();
+            PathError::Regex(last.trim_start_matches("error: ").to_owned())
+        };
+        regex::Regex::new(text).map(Regex).map_err(wrong)
+    }
+}
+
+impl PartialEq for Regex {
+    fn eq(&self, other: &Regex) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Regex {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(hosts: &[&str], path: Paths, pool: &str) -> Route {
+        Route { hosts: hosts.iter().map(|h| h.parse().unwrap()).collect(), path, pool: pool.into() }
+    }
+
+    fn below(path: &str) -> Paths {
+        Paths::Below(path.parse().unwrap())
+    }
+
+    #[test]
+    fn the_first_match_decides() {
+        let routes = [
+            route(&["www.example.org"], Paths::Exact("/".parse().unwrap()), "front"),
+            route(&["www.example.org", "*.example.net"], below("/api"), "api"),
+            route(&[], Paths::Regex(r"\.(png|jpg)$".parse().unwrap()), "images"),
+            route(&["192.0.2.0/24"], Paths::default(), "numeric"),
+            route(&["www.example.org"], below("/"), "rest"),
+        ];
+        let at = |host: &str, path: &str| {
+            let host = (!host.is_empty()).then(|| Host::from_name(host.as_bytes()).unwrap());
+            find(&routes, host.as_ref(), path).map_or("-", |(_, r)| &r.pool)
+        };
+        for (host, path, pool) in [
+            ("www.example.org", "/", "front"),
+            ("www.example.org", "/index", "rest"),
+            ("www.example.org", "/api", "api"),
+            ("www.example.org", "/api/", "api"),
+            ("www.example.org", "/api/x.png", "api"),
+            ("www.example.org", "/apix", "rest"),
+            ("www.example.org", "/API", "rest"),
+            ("a.b.example.net", "/api/x", "api"),
+            ("example.net", "/api/x", "-"),
+            ("a.example.net", "/", "-"),
+            ("other.org", "/a/b.png", "images"),
+            ("other.org", "/a/b.png/", "-"),
+            ("192.0.2.7", "/", "numeric"),
+            ("", "/b.jpg", "images"),
+            ("", "/", "-"),
+        ] {
+            assert_eq!(at(host, path), pool, "{host} {path}");
+        }
+    }
+
+    #[test]
+    fn a_slash_at_the_end_means_what_is_below() {
+        assert!(below("/a/").contains("/a/b") && below("/a/").contains("/a/") && !below("/a/").contains("/a"));
+    }
+
+    #[test]
+    fn paths_are_written_as_they_are_compared() {
+        for text in ["", "a", "/a?b", "/%61", "/a//b", "/../a", "/."] {
+            assert_eq!(text.parse::<PlainPath>(), Err(PathError::Path), "{text}");
+        }
+        let wrong = "(".parse::<Regex>().unwrap_err().to_string();
+        assert!(wrong.starts_with("bad regular expression: unclosed group; see"), "{wrong}");
+        assert_eq!("^/a$".parse::<Regex>(), "^/a$".parse::<Regex>());
+    }
+}

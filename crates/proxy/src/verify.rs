@@ -1,0 +1,103 @@
+//! Verifies passwords against hashes that are slow on purpose, away from the threads that serve everybody.
+//!
+//! A client of HTTP sends its password with each request: what was right is remembered for a while, as a digest over hash
+//! and password. What was wrong is not, so each guess costs its time.
+
+use sha2::{Digest, Sha256};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+/// So many at the same time: guesses must not take all processors.
+const AT_ONCE: usize = 2;
+/// How long what was right is remembered: a client asks again and again while a page loads.
+const REMEMBER: Duration = Duration::from_secs(60);
+/// So many are remembered: as many as a listener has clients that are busy at the same time; 100 KB or so.
+const REMEMBERED_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Verifier {
+    running: Arc<Semaphore>,
+    right: Mutex<HashMap<[u8; 32], Instant>>,
+}
+
+impl Default for Verifier {
+    fn default() -> Verifier {
+        Verifier { running: Arc::new(Semaphore::new(AT_ONCE)), right: Mutex::default() }
+    }
+}
+
+impl Verifier {
+    /// Whether the bcrypt hash is that of the password.
+    pub async fn verify(&self, hash: &str, password: &[u8]) -> bool {
+        // No hash contains a NUL: the digest is of this pair alone.
+        let key = Sha256::new().chain_update(hash).chain_update([0]).chain_update(password).finalize().into();
+        if self.remembers(&key) {
+            return true;
+        }
+        let Ok(permit) = self.running.clone().acquire_owned().await else { return false };
+        let (hash, password) = (hash.to_owned(), password.to_owned());
+        // Cannot be called off: it counts until it is really over.
+        let verified = spawn_blocking(move || {
+            let verified = bcrypt::verify(password, &hash);
+            drop(permit);
+            verified
+        });
+        let right = match verified.await {
+            Ok(Ok(right)) => right,
+            Ok(Err(e)) => {
+                tracing::error!("a password was not verified: {e}");
+                false
+            }
+            Err(e) => {
+                tracing::error!("a password was not verified: {e}");
+                false
+            }
+        };
+        if right {
+            self.remember(key);
+        }
+        right
+    }
+
+    fn remembers(&self, key: &[u8; 32]) -> bool {
+        let right = self.right.lock().unwrap_or_else(PoisonError::into_inner);
+        right.get(key).is_some_and(|since| since.elapsed() < REMEMBER)
+    }
+
+    fn remember(&self, key: [u8; 32]) {
+        let mut right = self.right.lock().unwrap_or_else(PoisonError::into_inner);
+        if right.len() >= REMEMBERED_MAX {
+            right.retain(|_, since| since.elapsed() < REMEMBER);
+        }
+        if right.len() < REMEMBERED_MAX {
+            right.insert(key, Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_what_was_right_is_remembered_and_no_more_than_there_is_room_for() {
+        let verifier = Verifier::default();
+        let hash = bcrypt::hash("secret", 4).unwrap();
+        assert!(!verifier.verify(&hash, b"guess").await);
+        assert!(verifier.right.lock().unwrap().is_empty());
+        assert!(verifier.verify(&hash, b"secret").await);
+        assert_eq!(verifier.right.lock().unwrap().len(), 1);
+        // from memory: nobody may compute any more
+        verifier.running.close();
+        assert!(verifier.verify(&hash, b"secret").await);
+        assert!(!verifier.verify(&hash, b"guess").await);
+        for n in 0..2 * REMEMBERED_MAX {
+            verifier.remember(Sha256::digest(n.to_be_bytes()).into());
+        }
+        assert_eq!(verifier.right.lock().unwrap().len(), REMEMBERED_MAX);
+    }
+}

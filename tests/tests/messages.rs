@@ -1,0 +1,207 @@
+//! One message after the other, each with a splice of its own: the connections stay, and join other ones in between.
+
+use longsplice_engine::{FlowInfo, How, Leftovers, Leg, Message, Policy, Splicer};
+use longsplice_lab::{
+    Family, Impair, Lab, Shape, Way, pattern,
+    process::wait_for,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use longsplice_tests::{Forwarder, at_once};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Bytes of a request's head: the lengths of its body and of the reply, big-endian.
+const HEAD: usize = 8;
+/// Nobody waits longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+type Sizes = Arc<Vec<(usize, usize)>>;
+
+/// Sizes around what fits a segment, a large packet, a buffer and a window.
+fn sizes(seed: u64, n: usize) -> Sizes {
+    let mut r = SmallRng::seed_from_u64(seed);
+    let size = |r: &mut SmallRng| match r.random_range(0..8) {
+        0 => 0,
+        1 => r.random_range(0..3),
+        2 => r.random_range(1447..1450),
+        3 => r.random_range(0..10_000),
+        4 => 65_536 + r.random_range(0..3) - 1,
+        5 | 6 => r.random_range(0..400_000),
+        _ => r.random_range(0..4_000_000),
+    };
+    let up = |r: &mut SmallRng| if r.random_bool(0.7) { 0 } else { size(r) };
+    Arc::new((0..n).map(|_| (up(&mut r), size(&mut r))).collect())
+}
+
+fn body(seed: u64, length: usize) -> Vec<u8> {
+    let mut b = vec![0; length];
+    pattern::fill(seed, 0, &mut b);
+    b
+}
+
+fn patient(s: TcpStream) -> TcpStream {
+    s.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    s.set_write_timeout(Some(PATIENCE)).expect("timeout");
+    s.set_nodelay(true).expect("nodelay");
+    s
+}
+
+fn expect(s: &mut TcpStream, seed: u64, length: usize) -> io::Result<()> {
+    let mut b = vec![0; length];
+    s.read_exact(&mut b)?;
+    pattern::check(seed, 0, &b).map_err(|m| io::Error::other(format!("{m:?} of {length} bytes of message {seed}")))
+}
+
+/// Answers one connection after the other; each request says which it is by its body.
+fn server(listener: TcpListener, sizes: Sizes, mine: impl Fn(usize) -> bool) {
+    let mut s = patient(listener.accept().expect("accept").0);
+    for (i, (up, down)) in sizes.iter().enumerate().filter(|(i, _)| mine(*i)) {
+        let mut head = [0; HEAD];
+        s.read_exact(&mut head).unwrap_or_else(|e| panic!("head of request {i}: {e}"));
+        let want = [*up as u32, *down as u32].map(u32::to_be_bytes);
+        assert_eq!(head, *want.as_flattened(), "head of request {i}");
+        expect(&mut s, i as u64, *up).unwrap_or_else(|e| panic!("body of request {i}: {e}"));
+        s.write_all(&body(1000 + i as u64, *down)).unwrap_or_else(|e| panic!("reply {i}: {e}"));
+    }
+    assert_eq!(s.read(&mut [0; 1]).expect("the end"), 0, "nothing comes after the last request");
+}
+
+/// So many requests before the reply of the first.
+fn client(proxy: SocketAddr, sizes: Sizes, ahead: usize) {
+    let mut s = patient(TcpStream::connect(proxy).expect("connect"));
+    let mut reader = s.try_clone().expect("clone");
+    let (told, tell) = std::sync::mpsc::sync_channel::<()>(ahead);
+    let replies = sizes.clone();
+    let read = std::thread::spawn(move || {
+        for (i, (_, down)) in replies.iter().enumerate() {
+            expect(&mut reader, 1000 + i as u64, *down).unwrap_or_else(|e| panic!("reply {i}: {e}"));
+            tell.recv().expect("a request was sent");
+        }
+        assert_eq!(reader.read(&mut [0; 1]).expect("the end"), 0, "nothing comes after the last reply");
+    });
+    for (i, (up, down)) in sizes.iter().enumerate() {
+        told.send(()).expect("the reader lives");
+        let mut request = [*up as u32, *down as u32].map(u32::to_be_bytes).concat();
+        request.extend(body(i as u64, *up));
+        s.write_all(&request).unwrap_or_else(|e| panic!("request {i}: {e}"));
+    }
+    s.shutdown(std::net::Shutdown::Write).expect("shutdown");
+    read.join().expect("all replies");
+}
+
+/// The messages of one client, each to the server whose turn it is.
+async fn switchboard(
+    splicer: Splicer,
+    mut client: Leg,
+    servers: Vec<SocketAddr>,
+    policy: Arc<Policy>,
+    count: Arc<Mutex<Count>>,
+) {
+    let mut legs = Vec::new();
+    for s in &servers {
+        legs.push(Some(splicer.connect(*s, &client).await.expect("connect")));
+    }
+    let source = SocketAddr::from(([192, 0, 2, 1], 1));
+    client.announce(source, SERVER.port(Family::V4, 7000));
+    let mut turn = 0;
+    let mut head = [0; HEAD];
+    while client.read_exact(&mut head).await.is_ok() {
+        let place = turn % legs.len();
+        turn += 1;
+        let mut server = legs[place].take().expect("it came back");
+        server.write_all(&head).await.expect("head");
+        let length = |at: usize| u64::from(u32::from_be_bytes(head[at..at + 4].try_into().expect("four")));
+        for message in [Message::from_client(Some(length(0))), Message::from_server(Some(length(4)))] {
+            let info = FlowInfo { protocol: "message", user: None, target: servers[place].to_string() };
+            let p = splicer.pass(client, server, &Leftovers::default(), message, policy.clone(), info).await;
+            assert_eq!((p.ended.how, p.missing), (How::Passed, 0), "message {turn}: {:?}", p.ended);
+            (client, server) = p.legs.expect("passed");
+            assert_eq!([p.ended.client, client.source()], [source; 2]);
+            let mut count = count.lock().expect("lock");
+            count.splices += p.ended.splices;
+            count.spliced += p.ended.spliced_up + p.ended.spliced_down;
+        }
+        legs[place] = Some(server);
+    }
+    for leg in legs.into_iter().flatten().chain([client]) {
+        splicer.discard(leg);
+    }
+    count.lock().expect("lock").over = true;
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    splices: u32,
+    spliced: u64,
+    over: bool,
+}
+
+fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: usize) -> Count {
+    let lab = Lab::simple(shape).expect("lab");
+    let _bad = impair.map(|i| [Way::ToClient, Way::ToServer].map(|w| lab.impair(w, i).expect("impairment")));
+    let sizes = sizes(seed, 120);
+    let servers: Vec<_> = (0..3).map(|i| SERVER.port(family, 7000 + i)).collect();
+    let serving: Vec<_> = servers
+        .iter()
+        .enumerate()
+        .map(|(k, a)| {
+            let (a, sizes) = (*a, sizes.clone());
+            let listener = lab.server.run(|| TcpListener::bind(a).expect("listen"));
+            lab.server.spawn(move || server(listener, sizes, |i| i % 3 == k))
+        })
+        .collect();
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let count = Arc::new(Mutex::new(Count::default()));
+    let (policy, counted) = (Arc::new(at_once()), count.clone());
+    let f = Forwarder::serving(&lab, proxy, move |splicer, leg, _| {
+        switchboard(splicer, leg, servers.clone(), policy.clone(), counted.clone())
+    });
+    let c = lab.client.spawn(move || client(proxy, sizes, ahead));
+    c.join().unwrap_or_else(|_| {
+        let sockets = lab.forwarder.execute("ss", &["-tinm"]).unwrap_or_default();
+        let legs = f.splicer.datapath().map(|d| d.legs()).unwrap_or_default();
+        panic!("client, seed {seed}: {:#?}\n{:?}\n{sockets}\n{legs:#?}", f.splicer.flows(), f.verdicts())
+    });
+    serving.into_iter().for_each(|s| s.join().expect("server"));
+    wait_for(Duration::from_secs(10), || count.lock().expect("lock").over.then_some(())).expect("the end");
+    assert_eq!(lab.forwarder.counter("Tcp", "OutRsts"), Some(0), "nobody is reset");
+    eprintln!("{:?}", f.verdicts());
+    std::mem::take(&mut *count.lock().expect("lock"))
+}
+
+#[test]
+fn each_message_is_spliced_and_the_legs_come_back() {
+    for family in Family::BOTH {
+        for shape in [Shape::TwoDevices, Shape::OneArmed] {
+            let count = run(family, shape, None, 1, 1);
+            eprintln!("{family:?} {shape:?}: {count:?}");
+            assert!(count.splices > 0 && count.spliced > 3_000_000, "{count:?}");
+        }
+    }
+}
+
+/// The next request comes while the reply before it is spliced: not one byte of it is forwarded.
+#[test]
+fn what_comes_early_is_for_the_next() {
+    for ahead in [2, 30] {
+        let count = run(Family::V4, Shape::TwoDevices, None, 2, ahead);
+        eprintln!("{ahead} ahead: {count:?}");
+        assert!(count.splices > 0 && count.spliced > 3_000_000, "{count:?}");
+    }
+}
+
+#[test]
+fn under_loss() {
+    for (seed, ahead) in [(3, 1), (4, 4)] {
+        let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
+        let count = run(Family::V4, Shape::TwoDevices, Some(impair), seed, ahead);
+        eprintln!("{count:?}");
+        assert!(count.splices > 0 && count.spliced > 1_000_000, "{count:?}");
+    }
+}
