@@ -116,8 +116,8 @@ INLINE int all_passed(const struct leg *l)
 	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
 }
 
-/* What is beyond: its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does not get what
- * it would have to throw away (host_segment). */
+/* What is beyond: its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does
+ * not get what it would have to throw away (host_segment). */
 INLINE int takes_back(const struct leg *l, const struct seg *s)
 {
 	return is_beyond(l, s) &&

@@ -60,15 +60,12 @@ impl Forwarder {
     }
 
     /// Listens on `listen`, and does this with each client. Records of flows that end go into the list.
-    pub fn serving<F: Future<Output = ()> + Send>(
+    pub fn serving<F: Future<Output = ()> + Send + 'static>(
         lab: &Lab,
         listen: SocketAddr,
         options: OpenOptions,
         serve: impl Fn(Splicer, Leg, Arc<Mutex<Vec<Ended>>>) -> F + Send + Sync + 'static,
-    ) -> Forwarder
-    where
-        F: 'static,
-    {
+    ) -> Forwarder {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()

@@ -107,6 +107,8 @@ async fn switchboard(
     for s in &servers {
         legs.push(Some(splicer.connect(*s, &client).await.expect("connect")));
     }
+    let source = SocketAddr::from(([192, 0, 2, 1], 1));
+    client.announce(source, SERVER.port(Family::V4, 7000));
     let mut turn = 0;
     let mut head = [0; HEAD];
     while client.read_exact(&mut head).await.is_ok() {
@@ -119,6 +121,7 @@ async fn switchboard(
             let info = FlowInfo { protocol: "message", user: None, target: servers[place].to_string() };
             let p = splicer.pass(&mut client, &mut server, &Leftovers::default(), message, policy.clone(), info).await;
             assert_eq!((p.ended.how, p.missing), (How::Passed, 0), "message {turn}: {:?}", p.ended);
+            assert_eq!([p.ended.client, client.source()], [source; 2]);
             let mut count = count.lock().expect("lock");
             count.splices += p.ended.splices;
             count.spliced += p.ended.spliced_up + p.ended.spliced_down;

@@ -40,11 +40,8 @@ impl Errand {
         at.end[self.from] >= self.goal
     }
 
-    /// Tells the caller; Err: it has gone away, and here are its legs.
-    pub fn report(self, passed: Passed, legs: Option<(Leg, Leg)>) -> Result<(), (Leg, Leg)> {
-        match self.tell.send((passed, legs)) {
-            Err((_, Some(legs))) => Err(legs),
-            _ => Ok(()),
-        }
+    /// Tells the caller; if it has gone away, here are its legs.
+    pub fn report(self, passed: Passed, legs: Option<(Leg, Leg)>) -> Option<(Leg, Leg)> {
+        self.tell.send((passed, legs)).err()?.1
     }
 }

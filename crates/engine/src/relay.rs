@@ -119,8 +119,10 @@ impl Relay {
     pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: Kept) -> Relay {
         let (c, s) = (flow.client, flow.server);
         let Kept { sides: [a, b], purpose, stay, fin_past, released, .. } = kept;
+        let mut client = a.leg(&c);
+        client.announced.clone_from(&flow.announced);
         let listed = Listed::again(splicer, flow);
-        let mut r = Relay::new(splicer, listed, a.leg(&c), b.leg(&s), &Leftovers::default(), purpose);
+        let mut r = Relay::new(splicer, listed, client, b.leg(&s), &Leftovers::default(), purpose);
         for (d, copied) in r.pump.dirs.iter_mut().zip(r.listed.flow.now().copied) {
             d.copied = copied;
         }
@@ -628,13 +630,13 @@ impl Relay {
                 let missing = dir.message.filter(|n| *n != u64::MAX).unwrap_or(0);
                 let passed = Passed { ended, missing, in_hand: dir.rest() };
                 // the caller has gone away: nobody wants them any more
-                if let Err((client, server)) = errand.report(passed, Some((client, server))) {
+                if let Some((client, server)) = errand.report(passed, Some((client, server))) {
                     end(client, server);
                 }
             }
             Purpose::Message(errand) => {
                 end(client, server);
-                let _ = errand.report(Passed { ended, missing: 0, in_hand: Bytes::new() }, None);
+                errand.report(Passed { ended, missing: 0, in_hand: Bytes::new() }, None);
             }
         }
     }
@@ -656,7 +658,7 @@ impl Relay {
         let now = *flow.now();
         Ended {
             id: flow.id,
-            client: flow.client.remote,
+            client: flow.source(),
             server: flow.server.remote,
             how,
             bytes_up: now.copied[0] + now.spliced[0],

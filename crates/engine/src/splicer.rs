@@ -115,6 +115,8 @@ pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
     pub client: Tuple,
+    /// What a proxy before us has announced of the client's leg.
+    pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
     pub server: Tuple,
     pub began: Instant,
     pub policy: Arc<Policy>,
@@ -178,6 +180,11 @@ pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released
 }
 
 impl Flow {
+    /// The client's address: [`Leg::source`].
+    pub fn source(&self) -> SocketAddr {
+        self.announced.as_ref().map_or(self.client.remote, |a| a.0)
+    }
+
     pub fn now(&self) -> MutexGuard<'_, FlowNow> {
         lock(&self.now)
     }
@@ -211,7 +218,7 @@ impl Flow {
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.to_owned(),
-            client: self.client.remote,
+            client: self.source(),
             server: self.server.remote,
             target: self.info.target.clone(),
             user: self.info.user.clone(),
@@ -485,6 +492,7 @@ impl Splicer {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
             info,
             client: client.tuple(),
+            announced: client.announced.clone(),
             server: server.tuple(),
             began: Instant::now(),
             policy,

@@ -157,7 +157,7 @@ pub struct FlowStatus {
     pub id: u64,
     /// The listener's protocol.
     pub protocol: String,
-    /// The client's address.
+    /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
     /// The server's address.
     pub server: SocketAddr,
@@ -204,7 +204,7 @@ pub enum How {
 pub struct Ended {
     /// Number of the flow.
     pub id: u64,
-    /// The client's address.
+    /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
     /// The server's address.
     pub server: SocketAddr,

@@ -97,6 +97,14 @@ pub struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
 
+    /// Serves TLS here: connects to the server that the ClientHello names, at the same port, and decrypts nothing. May
+    /// be repeated.
+    ///
+    /// Loopback, link-local and the like are denied unless a rule of a configuration file opens them. There, names and
+    /// protocols (ALPN) may lead to fixed targets, too.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub tls: Vec<String>,
+
     /// Connects everybody who comes to the left address to the target on the right. May be repeated.
     #[arg(long, value_name = "ADDR:PORT=HOST:PORT")]
     pub plug: Vec<String>,
@@ -317,6 +325,9 @@ longsplice run \-\-socks5 192.0.2.1:1080
 HTTP, with CONNECT:
 longsplice run \-\-http 192.0.2.1:3128
 .TP
+TLS, to the server that the client names:
+longsplice run \-\-tls 192.0.2.1:443
+.TP
 A fixed target, spliced from the first byte on:
 longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
 .TP
@@ -369,10 +380,10 @@ mod tests {
 
     #[test]
     fn listeners_repeat() {
-        let run = run(
-            "longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --http [::1]:5 --device a --device b",
-        );
-        assert_eq!((run.socks5.len(), run.plug.len(), run.http.len(), run.device.len()), (2, 1, 1, 2));
+        let one = "--plug [::1]:3=a:4 --http [::1]:5 --tls [::1]:6";
+        let run = run(&format!("longsplice run --socks5 [::1]:1 --socks5 [::1]:2 {one} --device a --device b"));
+        assert_eq!((run.socks5.len(), run.device.len()), (2, 2));
+        assert_eq!((run.plug.len(), run.http.len(), run.tls.len()), (1, 1, 1));
     }
 
     #[test]

@@ -55,7 +55,7 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
         Some(file) => Config::from_file(file)?,
         None => Config::default(),
     };
-    config.add_args(&args.socks5, &args.http, &args.plug)?;
+    config.add_args(&args.socks5, &args.http, &args.tls, &args.plug)?;
     if let Some(when) = args.splice {
         config.listeners.iter_mut().for_each(|l| l.policy.when = when);
     }

@@ -58,7 +58,7 @@ pub struct Record {
     pub id: Option<u64>,
     /// Protocol of the listener.
     pub listener: &'static str,
-    /// The client's address.
+    /// The client's address, as a PROXY header named it if there was one.
     pub client: SocketAddr,
     /// The server's address.
     pub server: Option<SocketAddr>,

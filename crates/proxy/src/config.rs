@@ -75,13 +75,29 @@
 //! hash_field = "X-User"             # a field of the request instead of the client's address, where there is one
 //!
 //! [[listener]]
+//! protocol = "tls"                  # to the server that the ClientHello names, without decrypting anything
+//! listen = "0.0.0.0:443"            # rules, limits and policy as above
+//! port = 443                        # of servers that are only known by their names; left out: the port listened on
+//!
+//! [[listener.route]]                # the first that matches decides; without any: to the name asked for
+//! name = ["example.org", "*.example.org"] # left out: any name, and, if there is a target, none
+//! alpn = ["h2", "http/1.1"]         # the client offers one of these; left out: whatever it offers
+//! target = "192.0.2.10:8443"        # left out: the name asked for; loopback and the like are then denied as for SOCKS
+//!
+//! [[listener]]
 //! protocol = "plug"
 //! listen = "[::1]:8080"
 //! target = "example.org:80"
+//! # of any protocol: connections from these networks begin with a PROXY header, whose source is the client for rules,
+//! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2, but not
+//! # those of pools, whose connections clients share
+//! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
 //! ```
 
 mod file;
+mod route;
 mod site;
+mod tls;
 mod value;
 
 use crate::{
@@ -90,8 +106,10 @@ use crate::{
     limits::Limits,
     plug::{self, Plug},
     pool::PoolConfig,
+    proxy_protocol::ProxyProtocol,
     routes::Route,
     target::Target,
+    tls::Tls,
     users::Users,
 };
 use longsplice_engine::{Policy, When};
@@ -142,6 +160,8 @@ pub struct ListenerConfig {
     pub policy: Policy,
     /// How much and how long.
     pub limits: Limits,
+    /// What proxies before us, and we, say of the client.
+    pub proxy_protocol: ProxyProtocol,
 }
 
 /// What a listener speaks.
@@ -154,6 +174,8 @@ pub enum Protocol {
     },
     /// HTTP/1.0 and 1.1, as a forward proxy (CONNECT, and requests in absolute-form) or as a reverse proxy.
     Http(Http),
+    /// TLS, to where the name asked for leads.
+    Tls(Tls),
     /// Everything goes to one target.
     Plug {
         /// The target.
@@ -197,6 +219,7 @@ impl Protocol {
         match self {
             Protocol::Socks5 { .. } => "socks5",
             Protocol::Http(_) => "http",
+            Protocol::Tls(_) => "tls",
             Protocol::Plug { .. } => "plug",
         }
     }
@@ -240,14 +263,22 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// A listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // A client of SOCKS or of a forward proxy chooses its target; others were chosen by whoever wrote the configuration.
+        // A client of SOCKS, of a forward proxy or of TLS chooses its target; others were chosen by whoever wrote the
+        // configuration.
         let guarded = match &protocol {
             Protocol::Socks5 { .. } => true,
             Protocol::Http(http) => http.routes.is_empty(),
+            Protocol::Tls(tls) => tls.forwards(),
             Protocol::Plug { .. } => false,
         };
-        let rules = Rules { list: Vec::new(), guarded };
-        ListenerConfig { listen, protocol, rules, policy: Policy::default(), limits: Limits::default() }
+        ListenerConfig {
+            listen,
+            protocol,
+            rules: Rules { list: Vec::new(), guarded },
+            policy: Policy::default(),
+            limits: Limits::default(),
+            proxy_protocol: ProxyProtocol::default(),
+        }
     }
 
     /// The policy for bodies of HTTP messages, which are spliced one by one.
@@ -273,16 +304,22 @@ impl Config {
         file::read(text, file)
     }
 
-    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT` and
+    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT`, `--tls ADDR:PORT` and
     /// `--plug ADDR:PORT=HOST:PORT`.
-    pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
+    pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], tls: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        config.add_args(socks5, http, plugs)?;
+        config.add_args(socks5, http, tls, plugs)?;
         Ok(config)
     }
 
     /// Adds the listeners of the command line to those that are there.
-    pub fn add_args<S: AsRef<str>>(&mut self, socks5: &[S], http: &[S], plugs: &[S]) -> Result<(), ConfigError> {
+    pub fn add_args<S: AsRef<str>>(
+        &mut self,
+        socks5: &[S],
+        http: &[S],
+        tls: &[S],
+        plugs: &[S],
+    ) -> Result<(), ConfigError> {
         for value in socks5.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--socks5", value, &e))?;
             let socks5 = Protocol::Socks5 { users: Users::default() };
@@ -291,6 +328,10 @@ impl Config {
         for value in http.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--http", value, &e))?;
             self.add("--http", value, ListenerConfig::new(listen, Protocol::Http(Http::default())))?;
+        }
+        for value in tls.iter().map(AsRef::as_ref) {
+            let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--tls", value, &e))?;
+            self.add("--tls", value, ListenerConfig::new(listen, Protocol::Tls(Tls::default())))?;
         }
         for value in plugs.iter().map(AsRef::as_ref) {
             let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;

@@ -25,6 +25,7 @@ use crate::{
     server::{Front, Live, Shared},
     target::{Host, Target},
 };
+use bytes::Bytes;
 use longsplice_engine::{Leftovers, Leg};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
 use pass::{Errand, Held, To};
@@ -63,9 +64,9 @@ enum Next {
     Relay(Box<Record>),
 }
 
-/// Serves one connection.
-pub(crate) async fn serve(live: Live, front: &Front, http: &Http, client: Leg) {
-    let client = Stream::new(client);
+/// Serves one connection, of which so much was read already.
+pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read): (Leg, Bytes)) {
+    let client = Stream::with(client, &read);
     let shared = live.shared.clone();
     let mut row = Row { live, front, http, client, server: None, began: Instant::now(), count: 0 };
     let next = tokio::select! {
@@ -96,7 +97,7 @@ impl Row<'_> {
     }
 
     fn record(&self) -> Record {
-        Record::new(self.front.listener.protocol.name(), self.client.leg.remote())
+        Record::new(self.front.listener.protocol.name(), self.client.leg.source())
     }
 
     /// One request after the other.
@@ -281,7 +282,7 @@ fn status_of(fault: &Fault) -> u16 {
         Fault::Timeout(_) => 504,
         Fault::AuthFailed { .. } => 407,
         Fault::BadRequest(_) => 400,
-        Fault::NoRoute => 404,
+        Fault::NoRoute(_) => 404,
         Fault::NoServer(_) => 503,
         Fault::NoAddress(_) | Fault::Unreachable(_) | Fault::BadReply(_) => 502,
     }

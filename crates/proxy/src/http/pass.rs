@@ -74,7 +74,7 @@ impl Errand<'_> {
     /// For the rules.
     pub fn asked(&self, client: &Stream) -> Asker<'_> {
         let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
-        Asker { client: client.leg.remote().ip(), method, path }
+        Asker { client: client.leg.source().ip(), method, path }
     }
 }
 
@@ -203,7 +203,7 @@ impl Row<'_> {
             host: &host,
             via: self.http.via.as_deref(),
             forwarded: self.http.forwarded,
-            client: self.client.leg.remote().ip(),
+            client: self.client.leg.source().ip(),
             site: errand.site.as_deref(),
         };
         let head = forward::request(request, &onward);

@@ -39,6 +39,11 @@ impl Stream {
         Stream { leg, bytes: Vec::new(), start: 0, end: 0, eager: false, ended: false }
     }
 
+    /// The same with this in hand, which must not be more than is read at first.
+    pub fn with(leg: Leg, read: &[u8]) -> Stream {
+        Stream { bytes: read.to_vec(), end: read.len(), ..Stream::new(leg) }
+    }
+
     /// What is in hand.
     pub fn in_hand(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
