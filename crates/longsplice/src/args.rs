@@ -91,9 +91,9 @@ pub struct RunArgs {
 
     /// Serves HTTP/1.1 and 1.0 here as a forward proxy: CONNECT, and requests with absolute URLs. May be repeated.
     ///
-    /// Connections of CONNECT are spliced as all others are. Replies to other requests are read and copied, because the
-    /// next request on the same connection may go elsewhere. A reverse proxy, which stands for servers, needs a
-    /// configuration file.
+    /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 256 KB on
+    /// are spliced one by one, or longer ones if --splice says so, and the rest is copied. A reverse proxy, which stands for
+    /// servers, needs a configuration file.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
 

@@ -4,8 +4,8 @@
 //! A connection of a client is a row of requests, each read, judged and answered before the next is looked at; what is
 //! pipelined waits, so that replies come in order. Each may go to another target: the connection to the last server is kept
 //! for the case that the next is for the same. With CONNECT, or once a server has switched protocols (101), the row ends,
-//! and the two legs are handed to the relay, which may splice them. All other replies are copied: their ends have to be
-//! seen, and the next request has to be read.
+//! and the two legs are handed to the relay, which may splice them. Of other messages the bodies are spliced, if they are long
+//! enough: the engine passes on as many bytes as are ahead, and gives both legs back (`Splicer::pass`).
 //!
 //! Each request has a line in the access log; the relay writes that of CONNECT and 101.
 
