@@ -232,6 +232,13 @@ static __always_inline struct via *forward6(const struct frame *f)
 	return v;
 }
 
+/* A packet of a spliced flow leaves; not for XDP. Into a veth's other end it comes in the same round of receiving: past whatever
+ * is queued or attached where it would have left. */
+static __always_inline int leave_by(const struct via *v)
+{
+	return v->can & VIA_PEER ? bpf_redirect_peer(v->ifindex, 0) : bpf_redirect(v->ifindex, 0);
+}
+
 /* tcx. Global functions, verified by themselves. */
 static __always_inline struct frame frame_of(struct __sk_buff *skb)
 {
@@ -247,7 +254,7 @@ __noinline int fast4(struct __sk_buff *skb)
 	if (!v)
 		return UNUSUAL;
 	count(V_FORWARDED);
-	return bpf_redirect(v->ifindex, 0);
+	return leave_by(v);
 }
 
 __noinline int fast6(struct __sk_buff *skb)
@@ -258,7 +265,7 @@ __noinline int fast6(struct __sk_buff *skb)
 	if (!v)
 		return UNUSUAL;
 	count(V_FORWARDED);
-	return bpf_redirect(v->ifindex, 0);
+	return leave_by(v);
 }
 
 /* ---- what the general way notes of a segment, whole or in fragments; sc->other is where it goes out ---- */

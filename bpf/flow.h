@@ -174,6 +174,7 @@ struct via {
 enum via_ability {
 	VIA_XDP = 1 << 0,           /* the device sends frames that XDP redirects to it */
 	VIA_XDP_FRAGMENTS = 1 << 1, /* ... also those in several buffers */
+	VIA_PEER = 1 << 2,          /* packets go to the device's other end, in another network namespace */
 };
 
 /* A connection that is not established yet, seen through its SYN. */
@@ -281,9 +282,9 @@ struct switch_args {
 
 enum path_op {
 	PATH_GET = 1,
-	PATH_ADD = 2,    /* a new entry, all zero */
+	PATH_ADD = 2,    /* a new entry, all zero, and a leg's record that awaits the answer to our SYN */
 	PATH_PUT = 3,    /* an entry as given, new or not */
-	PATH_REMOVE = 4, /* and the leg's record */
+	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
 };
 
 /* User space's way to one path entry. */
@@ -291,6 +292,8 @@ struct path_args {
 	enum path_op op;
 	__s32 result; /* 0; PATH_GET: 1 there is none; PATH_ADD: 1 there is one; -1 no place */
 	struct tuple key;
+	struct tuple other; /* PATH_ADD: the leg on whose behalf */
+	__u32 mss;          /* PATH_ADD: out: announced by its host; 0: it is not tracked */
 	__u32 unused;
 	struct path6 p; /* without `remote` if the key is IPv4 */
 };

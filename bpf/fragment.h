@@ -145,7 +145,7 @@ static __always_inline int send_fragment(struct __sk_buff *skb, const struct via
 	if (rewrite_fragment(skb, id, first) || bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
 		return drop(V_REWRITE_FAILED);
 	count(V_FRAGMENT_FORWARDED);
-	return bpf_redirect(v->ifindex, 0);
+	return leave_by(v);
 }
 
 /* Without the IP options, which stay here. */

@@ -164,7 +164,7 @@ __noinline int translate_error(struct __sk_buff *skb)
 	    bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
 		return drop(V_REWRITE_FAILED);
 	count(V_ICMP_TRANSLATED);
-	return bpf_redirect(v->ifindex, 0);
+	return leave_by(v);
 }
 
 #endif

@@ -72,12 +72,12 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 
 	bpf_spin_lock(&a->lock);
 	if (done)
-		a->phase_in = PHASE_FWD;
+		freeze_done(a);
 	done = freeze_out(a, to_a, ts);
 	bpf_spin_unlock(&a->lock);
 	if (done) {
 		bpf_spin_lock(&b->lock);
-		b->phase_in = PHASE_FWD;
+		freeze_done(b);
 		bpf_spin_unlock(&b->lock);
 	}
 	return SWITCH_OK;

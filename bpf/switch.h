@@ -116,8 +116,8 @@ INLINE int all_passed(const struct leg *l)
 	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
 }
 
-/* What is beyond: its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does not get what
- * it would have to throw away (host_segment). */
+/* What is beyond: its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does
+ * not get what it would have to throw away (host_segment). */
 INLINE int takes_back(const struct leg *l, const struct seg *s)
 {
 	return is_beyond(l, s) &&
@@ -293,8 +293,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 			p->fwd = 0;
 		if (p->fwd && is_beyond(l, s)) {
 			/* The drain is not to be lost for it: it will come again. */
-			p->fwd = before(s->seq, l->limit_in);
-			p->f.keep = earlier(end, l->limit_in) - s->seq;
+			p->fwd = s->len && before(s->seq, l->limit_in);
+			p->f.keep = earlier(s->seq + s->len, l->limit_in) - s->seq;
 			p->f.flags &= ~TH_FIN;
 			p->fwd_end = s->seq + p->f.keep;
 		}
@@ -386,7 +386,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	struct edit *e = &p->f;
 	__u32 ack = o->ack_out, win = o->win_out;
 
-	if (p->drained)
+	if (p->drained && o->phase_in == PHASE_TO_FWD) /* not if it was taken back meanwhile */
 		o->phase_in = PHASE_FWD;
 	if (p->ack_valid) {
 		__u32 a = p->ack - o->seq_off;
@@ -406,7 +406,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 			o->edge_out = later(o->edge_out, ack + win);
 		}
 	}
-	if (p->returned)
+	if (p->returned && o->phase_in == PHASE_TO_LOCAL)
 		o->phase_in = PHASE_LOCAL;
 	e->ack = o->ack_out;
 	win = o->win_out >> o->wscale_out;
@@ -531,16 +531,18 @@ INLINE int overpromised(const struct leg *from, const struct half *h, __u32 out,
 	return h->limit != LIMIT_KEEP && after(edge_promised(from) - (from->irs + 1 + h->consumed) + out, to->edge_in);
 }
 
-/* What is kept is acknowledged from the freeze on, as all below a bound: the socket must have all of it. */
+/* What is kept is acknowledged from the freeze on, as all below a bound: the socket must have all of it, and has if it says so,
+ * or if it was read. */
 INLINE int has_gaps(const struct leg *from, const struct half *h)
 {
-	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in;
+	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in && from->irs + 1 + h->consumed != from->max_in;
 }
 
 /* Is nothing left that may be forwarded? */
 INLINE int all_has_come(const struct leg *from, const struct half *h)
 {
-	return h->limit <= LIMIT_MAX && from->max_in - (from->irs + 1 + h->consumed) >= h->limit;
+	return h->limit <= LIMIT_MAX &&
+	       (from->flags & LEG_FIN_IN || from->max_in - (from->irs + 1 + h->consumed) >= h->limit);
 }
 
 /* Splice, direction from -> to, step 1. `out`: the end of what was given to the other socket, with all in hand for it.
@@ -571,6 +573,13 @@ INLINE int freeze_out(struct leg *to, __u32 bound_out, __u32 tsval)
 	to->ts_from_peer = to->tsval_out - tsval;
 	to->phase_out = before(to->ack_in, bound_out) ? PHASE_TO_FWD : PHASE_FWD;
 	return to->phase_out == PHASE_FWD;
+}
+
+/* Step 3, if step 2 returned 1, and what was beyond a limit has not taken it back meanwhile. */
+INLINE void freeze_done(struct leg *from)
+{
+	if (from->phase_in == PHASE_TO_FWD)
+		from->phase_in = PHASE_FWD;
 }
 
 /* Unsplice, direction from -> to, step 1: bytes from `at` on belong to the socket again; `at` not before max_in.

@@ -36,8 +36,13 @@ pub struct Forwarder {
 impl Forwarder {
     /// Listens on `listen` in the forwarder namespace and relays each connection to `target`.
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
+        Forwarder::open(lab, listen, target, policy, OpenOptions::default())
+    }
+
+    /// The same with other options than the default ones.
+    pub fn open(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
         let policy = Arc::new(policy);
-        Forwarder::serving(lab, listen, move |splicer, client, record| {
+        Forwarder::serving(lab, listen, options, move |splicer, client, record| {
             let policy = policy.clone();
             async move {
                 let server = match splicer.connect(target, &client).await {
@@ -55,14 +60,12 @@ impl Forwarder {
     }
 
     /// Listens on `listen`, and does this with each client. Records of flows that end go into the list.
-    pub fn serving<F: Future<Output = ()> + Send>(
+    pub fn serving<F: Future<Output = ()> + Send + 'static>(
         lab: &Lab,
         listen: SocketAddr,
+        options: OpenOptions,
         serve: impl Fn(Splicer, Leg, Arc<Mutex<Vec<Ended>>>) -> F + Send + Sync + 'static,
-    ) -> Forwarder
-    where
-        F: 'static,
-    {
+    ) -> Forwarder {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -74,7 +77,7 @@ impl Forwarder {
         let thread = lab.forwarder.spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
-            let options = OpenOptions { max_flows: 4096, ..OpenOptions::default() };
+            let options = OpenOptions { max_flows: 4096, ..options };
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
             runtime.block_on(async {
                 let listener = splicer.listen(listen).await.expect("listen");

@@ -4,6 +4,7 @@ use crate::{
     OpenError, Options,
     devices::{devices, xdp_abilities},
     kernel::kernel,
+    peer,
 };
 use libbpf_rs::{AsRawLibbpf, Link};
 use nix::libc;
@@ -30,6 +31,24 @@ pub(crate) fn wanted_devices(options: &Options) -> Result<Vec<u32>, OpenError> {
             d.map(|d| d.index).ok_or_else(|| OpenError::Device(n.clone()))
         })
         .collect()
+}
+
+/// Indices of the devices whose packets are to go to their other end at once.
+pub(crate) fn wanted_peers(names: &[String], attached: &[u32]) -> Result<Vec<u32>, OpenError> {
+    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+    let index = |name: &String| {
+        let refuse = |why| OpenError::Peer { device: name.clone(), why };
+        let device = all.iter().find(|d| d.name == *name).ok_or_else(|| OpenError::Device(name.clone()))?;
+        if !attached.contains(&device.index) {
+            return Err(refuse("it is not among the devices to splice on"));
+        }
+        match peer::hindrance(device.index) {
+            Ok(None) => Ok(device.index),
+            Ok(Some(why)) => Err(refuse(why)),
+            Err(source) => Err(OpenError::Kernel { what: "ask rtnetlink for a device", source }),
+        }
+    };
+    names.iter().map(index).collect()
 }
 
 /// Attaches by a pinned tcx link, or puts the program into the link that is there.

@@ -1,7 +1,13 @@
 //! Network devices of this namespace.
 
 use nix::{ifaddrs::getifaddrs, libc, net::if_::InterfaceFlags};
-use std::{fs, io, os::fd::AsRawFd, path::Path};
+use std::{
+    collections::HashMap,
+    fs, io,
+    os::fd::AsRawFd,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 /// A device that packets of flows may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +54,7 @@ fn has_master(d: &Device) -> bool {
 }
 
 /// MTU in bytes of IP packet.
-pub(crate) fn mtu(index: u32) -> io::Result<u32> {
+fn mtu(index: u32) -> io::Result<u32> {
     let s = nix::sys::socket::socket(
         nix::sys::socket::AddressFamily::Inet,
         nix::sys::socket::SockType::Datagram,
@@ -96,5 +102,45 @@ pub(crate) fn xdp_abilities(index: u32) -> XdpAbilities {
     XdpAbilities {
         receives: can(BASIC | REDIRECT),
         sends: u32::from(can(NDO_XMIT)) | u32::from(can(NDO_XMIT | NDO_XMIT_SG)) << 1,
+    }
+}
+
+/// What is known of devices, asked for again after a second: a commit must not cost a system call more than it needs.
+#[derive(Debug)]
+pub(crate) struct Links {
+    /// XDP is in use: next hops must say what their devices can.
+    early: bool,
+    /// Devices whose packets go to their other end at once.
+    peers: Vec<u32>,
+    known: HashMap<u32, (Instant, LinkFacts)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkFacts {
+    /// Bytes of IP packet.
+    pub mtu: u32,
+    /// `enum via_ability`.
+    pub can: u32,
+}
+
+impl Links {
+    pub fn new(early: bool, peers: Vec<u32>) -> Links {
+        Links { early, peers, known: HashMap::new() }
+    }
+
+    pub fn of(&mut self, index: u32) -> LinkFacts {
+        const PEER: u32 = 1 << 2; // VIA_PEER
+        match self.known.get(&index) {
+            Some((asked, facts)) if asked.elapsed() < Duration::from_secs(1) => *facts,
+            _ => {
+                // a device that is gone: its packets go nowhere anyway
+                let mtu = mtu(index).unwrap_or(1500);
+                let sends = if self.early { xdp_abilities(index).sends } else { 0 };
+                let can = if self.peers.contains(&index) { sends | PEER } else { sends };
+                let facts = LinkFacts { mtu, can };
+                self.known.insert(index, (Instant::now(), facts));
+                facts
+            }
+        }
     }
 }

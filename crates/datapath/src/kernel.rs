@@ -2,8 +2,8 @@
 
 use crate::{
     ABI_VERSION, ExpectError, LegFlags, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
-    attach::{attach, attach_early, wanted_devices},
-    devices::{mtu, xdp_abilities},
+    attach::{attach, attach_early, wanted_devices, wanted_peers},
+    devices::Links,
     maps::{Maps, errno, from_bytes},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
@@ -21,7 +21,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Mutex,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How to open the data path.
@@ -31,6 +31,8 @@ pub struct Options {
     pub devices: Vec<String>,
     /// Devices of which XDP forwards what it can, in the driver, before tcx sees it. Some switch offloads off for it.
     pub xdp: Vec<String>,
+    /// Devices, veth or netkit, whose other end is in another network namespace: what leaves by them arrives there directly.
+    pub peer: Vec<String>,
     /// Where maps and links are pinned (bpffs). `None`: a folder of this network namespace below `/sys/fs/bpf/longsplice`.
     pub pin: Option<PathBuf>,
     /// How many flows at most; tables are preallocated for it.
@@ -39,7 +41,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { devices: Vec::new(), xdp: Vec::new(), pin: None, max_flows: 65536 }
+        Options { devices: Vec::new(), xdp: Vec::new(), peer: Vec::new(), pin: None, max_flows: 65536 }
     }
 }
 
@@ -71,6 +73,14 @@ pub enum OpenError {
     /// XDP was asked for where it cannot be had.
     #[error("device {device}: XDP cannot be had there: {why}")]
     Xdp {
+        /// Which.
+        device: String,
+        /// What to do about it.
+        why: &'static str,
+    },
+    /// Packets were to go straight to its other end.
+    #[error("device {device}: packets cannot be handed to its other end: {why}")]
+    Peer {
         /// Which.
         device: String,
         /// What to do about it.
@@ -143,8 +153,6 @@ pub struct Datapath {
     vias: Mutex<Vec<abi::via>>,
     remotes: Mutex<Remotes>,
     links: Mutex<Links>,
-    /// XDP is in use: next hops must say what their devices can.
-    early: bool,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
     lock: (fs::File, PathBuf),
@@ -201,6 +209,9 @@ impl Datapath {
         }
         fs::create_dir_all(&pin).map_err(|_| OpenError::NoBpffs(pin.clone()))?;
         let lock = lock(&pin)?;
+        // what is wrong with the options is said before anything is changed
+        let wanted = wanted_devices(options)?;
+        let links = Links::new(!options.xdp.is_empty(), wanted_peers(&options.peer, &wanted)?);
         let namespace = namespace_cookie()
             .map_err(|source| OpenError::Kernel { what: "cookie of the network namespace", source })?;
         let mut there = pinned_abi(&pin)?;
@@ -254,7 +265,6 @@ impl Datapath {
         };
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
-        let wanted = wanted_devices(options)?;
         for index in &wanted {
             attach(&skel.progs.ingress, *index, &pin.join(format!("ingress-{index}")))?;
             attach(&skel.progs.egress, *index, &pin.join(format!("egress-{index}")))?;
@@ -267,8 +277,7 @@ impl Datapath {
             egress: dup(skel.progs.egress.as_fd())?,
             vias: Mutex::new(vias),
             remotes: Mutex::new(Remotes::taken_by(&maps)),
-            links: Mutex::default(),
-            early: !options.xdp.is_empty(),
+            links: Mutex::new(links),
             maps,
             pin,
             attached: wanted,
@@ -292,15 +301,25 @@ impl Datapath {
         self.maps.listen(addr, false)
     }
 
-    /// Prepares the record of a connection that is about to be opened from `leg.local`.
-    pub fn expect(&self, leg: &Tuple) -> Result<(), ExpectError> {
-        self.maps.expect(leg)
+    /// Prepares the record of a connection that is about to be opened from `leg.local` on behalf of the leg `client`; the MSS
+    /// that the client announced, if its leg is tracked.
+    pub fn expect(&self, leg: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
+        self.maps.expect(leg, client)
     }
 
     /// Forgets a leg: its connection is over, or was never opened.
     pub fn forget(&self, leg: &Tuple) {
         self.remotes.lock().expect("no panic under this lock").free(leg);
-        self.maps.forget(leg);
+        self.maps.forget(leg, None);
+    }
+
+    /// Forgets both legs of a flow, at the price of one.
+    pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
+        let mut remotes = self.remotes.lock().expect("no panic under this lock");
+        remotes.free(a);
+        remotes.free(b);
+        drop(remotes);
+        self.maps.forget(a, Some(b));
     }
 
     /// Forgets a leg whose flow is over, unless its port has been used for a new connection since.
@@ -366,7 +385,7 @@ impl Datapath {
 
     /// The place of a next hop; [`io::ErrorKind::StorageFull`]: flows use all there are.
     pub(crate) fn via(&self, ifindex: u32, dmac: [u8; 6], smac: [u8; 6], local: [u32; 4]) -> io::Result<u16> {
-        let link = self.links.lock().expect("no panic under this lock").of(ifindex, self.early);
+        let link = self.links.lock().expect("no panic under this lock").of(ifindex);
         let want = abi::via { ifindex, mtu: link.mtu, dmac, smac, local, can: link.can };
         let facts = |v: &abi::via| (v.ifindex, v.mtu, v.dmac, v.smac, v.local, v.can);
         let same = |v: &abi::via| facts(v) == facts(&want);
@@ -484,32 +503,6 @@ impl Datapath {
     /// Where it is pinned.
     pub fn pin(&self) -> &Path {
         &self.pin
-    }
-}
-
-/// What is known of devices, asked for again after a second: a commit must not cost a system call more than it needs.
-#[derive(Debug, Default)]
-struct Links(HashMap<u32, (Instant, LinkFacts)>);
-
-#[derive(Clone, Copy, Debug)]
-struct LinkFacts {
-    mtu: u32,
-    /// `enum via_ability`.
-    can: u32,
-}
-
-impl Links {
-    fn of(&mut self, index: u32, early: bool) -> LinkFacts {
-        match self.0.get(&index) {
-            Some((asked, facts)) if asked.elapsed() < Duration::from_secs(1) => *facts,
-            _ => {
-                // a device that is gone: its packets go nowhere anyway
-                let mtu = mtu(index).unwrap_or(1500);
-                let facts = LinkFacts { mtu, can: if early { xdp_abilities(index).sends } else { 0 } };
-                self.0.insert(index, (Instant::now(), facts));
-                facts
-            }
-        }
     }
 }
 

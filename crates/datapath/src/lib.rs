@@ -12,6 +12,7 @@ mod maps;
 #[cfg(feature = "model")]
 pub mod model;
 mod names;
+mod peer;
 mod released;
 mod sockets;
 mod switch;
@@ -40,5 +41,5 @@ pub use kernel::{Datapath, Event, EventKind, OpenError, Options, TestContext, de
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use released::{Released, monotonic};
-pub use sockets::{Repair, low_water};
+pub use sockets::{Repair, clamp_window, low_water};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched};

@@ -254,8 +254,12 @@ impl Maps {
     /// One entry: looked up or changed. The answer's `result` and `p` are those of `struct path_args`.
     pub fn path_op(&self, op: abi::path_op, key: &Tuple, p: abi::path6) -> io::Result<abi::path_args> {
         let mut args = abi::path_args { op, key: key.to_abi(), p, ..Default::default() };
-        run_program(&self.path_entry, &mut args).map_err(io::Error::from_raw_os_error)?;
+        self.path_entry(&mut args)?;
         Ok(args)
+    }
+
+    fn path_entry(&self, args: &mut abi::path_args) -> io::Result<()> {
+        run_program(&self.path_entry, args).map_err(io::Error::from_raw_os_error)
     }
 
     /// The entry as it is; of an IPv4 leg, `remote` means nothing.
@@ -278,22 +282,16 @@ impl Maps {
         }
     }
 
-    /// Makes the entries for a connection that we are about to open.
-    pub fn expect(&self, t: &Tuple) -> Result<(), ExpectError> {
-        let made = self.path_op(abi::path_op::PATH_ADD, t, abi::path6::default()).map_err(ExpectError::Io)?;
-        match made.result {
-            0 => {}
-            1 => return Err(ExpectError::Taken),
-            _ => return Err(ExpectError::Full),
+    /// Makes the entries for a connection that we are about to open on behalf of a client; the MSS that it announced.
+    pub fn expect(&self, t: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
+        let op = abi::path_op::PATH_ADD;
+        let mut args = abi::path_args { op, key: t.to_abi(), other: client.to_abi(), ..Default::default() };
+        self.path_entry(&mut args).map_err(ExpectError::Io)?;
+        match args.result {
+            0 => Ok(u16::try_from(args.mss).ok().filter(|mss| *mss > 0)),
+            1 => Err(ExpectError::Taken),
+            _ => Err(ExpectError::Full),
         }
-        let leg = abi::leg { flags: crate::LegFlags::SYN, ..Default::default() };
-        self.legs.update(bytes_of(&t.to_abi()), bytes_of(&leg), MapFlags::ANY).map_err(|e| {
-            self.forget(t);
-            match io_error(e) {
-                e if e.raw_os_error() == Some(libc::E2BIG) => ExpectError::Full,
-                e => ExpectError::Io(e),
-            }
-        })
     }
 
     pub fn insert_leg(&self, t: &Tuple, record: &abi::leg) -> io::Result<()> {
@@ -308,9 +306,11 @@ impl Maps {
         }
     }
 
-    /// Removes a path entry and a leg's record; what is gone already is no error.
-    pub fn forget(&self, t: &Tuple) {
-        if let Err(error) = self.path_op(abi::path_op::PATH_REMOVE, t, abi::path6::default()) {
+    /// Removes path entry and record of a leg, or of two; what is gone already is no error.
+    pub fn forget(&self, t: &Tuple, other: Option<&Tuple>) {
+        let other = other.map(|o| o.to_abi()).unwrap_or_default();
+        let mut args = abi::path_args { op: abi::path_op::PATH_REMOVE, key: t.to_abi(), other, ..Default::default() };
+        if let Err(error) = self.path_entry(&mut args) {
             tracing::warn!(leg = ?t, %error, "path entry not removed");
         }
     }

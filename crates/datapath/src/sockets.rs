@@ -36,6 +36,11 @@ pub(crate) fn namespace_cookie() -> io::Result<u64> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
+/// TCP_WINDOW_CLAMP: the window announced is at most so many bytes; what was announced already stays.
+pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, i32::try_from(bytes).unwrap_or(i32::MAX))
+}
+
 /// TCP_REPAIR: a socket in this mode sends nothing, not even when it is closed. Needs CAP_NET_ADMIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {

@@ -1,7 +1,7 @@
 //! What a flow is for: two streams to their ends, or one message, after which its legs go back to whoever had them.
 
 use crate::{
-    Ended, Leg, Passed,
+    Leg, Passed,
     types::{Done, Message},
 };
 use longsplice_datapath::Switched;
@@ -22,12 +22,17 @@ pub(crate) struct Errand {
     pub left: u64,
     /// Position in its sender's stream up to which the splice under way goes.
     pub goal: u64,
-    tell: oneshot::Sender<Passed>,
+    /// It stops when its receiver has something to say.
+    pub heed: bool,
+    tell: oneshot::Sender<Report>,
 }
 
+/// What the caller gets to know, and the legs if the connections go on.
+pub(crate) type Report = (Passed, Option<(Leg, Leg)>);
+
 impl Errand {
-    pub fn new(message: Message, tell: oneshot::Sender<Passed>) -> Errand {
-        Errand { from: message.from, left: message.bytes, goal: u64::MAX, tell }
+    pub fn new(message: Message, tell: oneshot::Sender<Report>) -> Errand {
+        Errand { from: message.from, left: message.bytes, goal: u64::MAX, heed: message.heed, tell }
     }
 
     /// Has all been forwarded that the splice was for?
@@ -35,11 +40,8 @@ impl Errand {
         at.end[self.from] >= self.goal
     }
 
-    /// Tells the caller; Err: it has gone away, and here are its legs.
-    pub fn report(self, ended: Ended, legs: Option<(Leg, Leg)>, missing: u64) -> Result<(), (Leg, Leg)> {
-        match self.tell.send(Passed { ended, legs, missing }) {
-            Err(Passed { legs: Some(legs), .. }) => Err(legs),
-            _ => Ok(()),
-        }
+    /// Tells the caller; if it has gone away, here are its legs.
+    pub fn report(self, passed: Passed, legs: Option<(Leg, Leg)>) -> Option<(Leg, Leg)> {
+        self.tell.send((passed, legs)).err()?.1
     }
 }

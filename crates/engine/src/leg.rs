@@ -1,6 +1,6 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use longsplice_datapath::{Repair, Tuple};
+use longsplice_datapath::{Repair, Tuple, clamp_window};
 use socket2::SockRef;
 use std::{
     io,
@@ -32,6 +32,8 @@ pub struct Leg {
     socket: Socket,
     pub(crate) remote: SocketAddr,
     pub(crate) local: SocketAddr,
+    /// Source and destination that a proxy before us has announced. Boxed: most have none.
+    pub(crate) announced: Option<Box<(SocketAddr, SocketAddr)>>,
     /// Positions consumed from the host, a FIN that was read as end of stream counting one.
     pub(crate) consumed: u64,
     /// Positions produced towards the host, our FIN counting one.
@@ -40,13 +42,26 @@ pub struct Leg {
     pub(crate) shut: bool,
     /// The wire differs from the socket: entries must outlive it.
     pub(crate) shimmed: bool,
+    /// See [`Leg::clamp`].
+    clamped: bool,
 }
 
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
     pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr) -> Leg {
         let socket = Socket::Live(stream);
-        Leg { socket, remote, local, consumed: 0, produced: 0, eof: false, shut: false, shimmed: false }
+        Leg {
+            socket,
+            remote,
+            local,
+            announced: None,
+            consumed: 0,
+            produced: 0,
+            eof: false,
+            shut: false,
+            shimmed: false,
+            clamped: false,
+        }
     }
 
     /// Address of the host at the other end.
@@ -57,6 +72,22 @@ impl Leg {
     /// Our own address on this connection.
     pub fn local(&self) -> SocketAddr {
         self.local
+    }
+
+    /// Notes what a proxy before us says of the connection that it serves by this one (PROXY protocol): the address it
+    /// came from, and the one it was made to. Lists and records then show the first as the client's.
+    pub fn announce(&mut self, source: SocketAddr, destination: SocketAddr) {
+        self.announced = Some(Box::new((source, destination)));
+    }
+
+    /// Where the connection came from at first: as announced, or [`Leg::remote`].
+    pub fn source(&self) -> SocketAddr {
+        self.announced.as_ref().map_or(self.remote, |a| a.0)
+    }
+
+    /// What it was made to at first: as announced, or [`Leg::local`].
+    pub fn destination(&self) -> SocketAddr {
+        self.announced.as_ref().map_or(self.local, |a| a.1)
     }
 
     /// Bytes read so far, end of stream not counted.
@@ -79,12 +110,37 @@ impl Leg {
         self.abort();
     }
 
-    /// Until it can be read, or has ended.
-    pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Lets the host send no more than 32 KB ahead: what it has sent before a splice is copied, and what it was promised before may
+    /// be more than the other has room for. Lifted by the engine where it copies after all, and by [`Leg::unclamp`].
+    pub fn clamp(&mut self) {
+        const FIRST_WINDOW: u32 = 32_768; // half of what hosts announce at first: what is in hand and what may come both fit
+        if let Socket::Live(s) = &self.socket {
+            self.clamped = clamp_window(s, FIRST_WINDOW).is_ok(); // without it more is copied
+        }
+    }
+
+    /// Lets the kernel choose the window again.
+    pub fn unclamp(&mut self) {
+        if let Socket::Live(s) = &self.socket
+            && std::mem::take(&mut self.clamped)
+            && let Err(error) = clamp_window(s, u32::MAX)
+        {
+            tracing::warn!(leg = ?self.tuple(), %error, "the window stays small");
+        }
+    }
+
+    /// Until the host has said something, or has ended.
+    pub(crate) fn poll_heard(&self, cx: &mut Context<'_>) -> Poll<()> {
         match &self.socket {
-            Socket::Live(s) => s.poll_read_ready(cx).map(drop),
+            Socket::Live(s) => s.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(drop),
             _ => Poll::Pending,
         }
+    }
+
+    /// The leg; one that is closed stays in its place.
+    pub(crate) fn take(&mut self) -> Leg {
+        let closed = Leg { socket: Socket::Gone, announced: self.announced.clone(), ..*self };
+        std::mem::replace(self, closed)
     }
 
     /// The same at the next drop.
@@ -173,7 +229,7 @@ impl Leg {
         self.socket = Socket::Parked(socket);
     }
 
-    /// What is left of a parked leg; the addresses are known otherwise.
+    /// What is left of a parked leg; the addresses, those that were announced among them, are known otherwise.
     pub(crate) fn side(self) -> Side {
         let Leg { socket, consumed, produced, eof, shut, shimmed, .. } = self;
         let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
@@ -198,11 +254,22 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// The leg again.
+    /// The leg again, with nothing announced.
     pub fn leg(self, tuple: &Tuple) -> Leg {
         let Side { socket, consumed, produced, eof, shut, shimmed } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
-        Leg { socket, remote: tuple.remote, local: tuple.local, consumed, produced, eof, shut, shimmed }
+        Leg {
+            socket,
+            remote: tuple.remote,
+            local: tuple.local,
+            announced: None,
+            consumed,
+            produced,
+            eof,
+            shut,
+            shimmed,
+            clamped: false,
+        }
     }
 
     /// Closes the socket without a word to the host: parked, it is in repair mode.

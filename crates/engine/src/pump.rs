@@ -1,6 +1,7 @@
 //! Copies both directions of a flow, in steps that a splice can interrupt at any byte.
 
 use crate::{How, Leg, pipe::Pipe};
+use bytes::Bytes;
 use std::{
     cell::RefCell,
     io,
@@ -30,7 +31,8 @@ pub(crate) struct Direction {
     wants_pipe: bool,
     /// Bytes that may still be read during a drain; `None`: no limit.
     pub limit: Option<u64>,
-    /// Bytes of a message that may still be read; `None`: all until the end of the stream, which is passed on.
+    /// Bytes of a message that may still be read, `u64::MAX` until its sender closes. `None`: all until the end of the stream,
+    /// which is passed on.
     pub message: Option<u64>,
     /// With the limit used up: end of stream is still to be read.
     pub fin: bool,
@@ -55,6 +57,18 @@ impl Direction {
     /// Bytes read and not written yet.
     pub fn in_hand(&self) -> usize {
         self.rest.len() - self.start + self.pipe.as_ref().map_or(0, Pipe::filled)
+    }
+
+    /// So many bytes of a message were read, or went by.
+    pub fn passed(&mut self, n: u64) {
+        if let Some(left) = self.message.as_mut().filter(|left| **left != u64::MAX) {
+            *left = left.saturating_sub(n);
+        }
+    }
+
+    /// What is in hand, in memory.
+    pub fn rest(&self) -> Bytes {
+        Bytes::copy_from_slice(&self.rest[self.start..])
     }
 
     /// Has all of the message been read that will come?
@@ -133,9 +147,10 @@ impl Direction {
     }
 
     fn took(&mut self, n: usize) {
-        for left in [&mut self.limit, &mut self.message].into_iter().flatten() {
-            *left = left.saturating_sub(n as u64);
+        if let Some(limit) = &mut self.limit {
+            *limit = limit.saturating_sub(n as u64);
         }
+        self.passed(n as u64);
     }
 }
 

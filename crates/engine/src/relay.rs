@@ -10,12 +10,13 @@
 //! gives back begins a new task.
 
 use crate::{
-    Ended, FlowState, How, Leftovers, Leg, Refusal, Splicer, Trigger, When,
+    Ended, FlowState, How, Leftovers, Leg, Passed, Refusal, Splicer, Trigger, When,
     errand::{Errand, Purpose},
     keeper::{Kept, Note},
     pump::{Failed, Pump},
     splicer::{Command, Ears, Flow, LINGER, Listed, Place, Stop, ends},
 };
+use bytes::Bytes;
 use longsplice_datapath::{Datapath, Half, LegFlags, Limit, PathFlags, Released, SwitchError, Switched, Tuple};
 use std::{
     future::poll_fn,
@@ -118,8 +119,10 @@ impl Relay {
     pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: Kept) -> Relay {
         let (c, s) = (flow.client, flow.server);
         let Kept { sides: [a, b], purpose, stay, fin_past, released, .. } = kept;
+        let mut client = a.leg(&c);
+        client.announced.clone_from(&flow.announced);
         let listed = Listed::again(splicer, flow);
-        let mut r = Relay::new(splicer, listed, a.leg(&c), b.leg(&s), &Leftovers::default(), purpose);
+        let mut r = Relay::new(splicer, listed, client, b.leg(&s), &Leftovers::default(), purpose);
         for (d, copied) in r.pump.dirs.iter_mut().zip(r.listed.flow.now().copied) {
             d.copied = copied;
         }
@@ -224,7 +227,7 @@ impl Relay {
             tokio::select! {
                 () = events.notified() => {}
                 // its next message has brought the last acknowledgement along
-                () = poll_fn(|cx| receiver.poll_readable(cx)), if watch => watch = false,
+                () = poll_fn(|cx| receiver.poll_heard(cx)), if watch => watch = false,
                 _ = stopped(stop) => return How::Stopped,
                 () = tokio::time::sleep(DRAIN_POLL) => {}
             }
@@ -268,7 +271,12 @@ impl Relay {
             When::AtOnce => 0,
             When::AfterBytes(n) => n,
         };
+        let heed = self.message().is_some_and(|m| m.heed);
         if enough == u64::MAX {
+            self.client.unclamp();
+            self.server.unclamp();
+        }
+        if enough == u64::MAX && !heed {
             self.pump.through_pipes();
         }
         loop {
@@ -287,13 +295,19 @@ impl Relay {
                 }
                 continue;
             }
+            let (mut heard, upload) = (false, self.message().is_some_and(|m| m.from == 0));
             let Relay { pump, client, server, .. } = self;
             let Ears { orders, stop, .. } = ears;
             tokio::select! {
-                r = poll_fn(|cx| pump.poll(cx, client, server, if due { u64::MAX } else { enough })) => {
+                r = poll_fn(|cx| {
+                    let receiver = if upload { &*server } else { &*client };
+                    heard = heed && receiver.poll_heard(cx).is_ready();
+                    if heard { Poll::Ready(Ok(())) } else { pump.poll(cx, client, server, if due { u64::MAX } else { enough }) }
+                }) => {
                     self.note_copied();
                     match r {
                         Err(failed) => return Copied::Ended(failed.how()),
+                        Ok(()) if heard => return Copied::Ended(How::Closed),
                         Ok(()) if self.pump.ended(&self.client, &self.server) => return Copied::Ended(How::Closed),
                         Ok(()) => {}
                     }
@@ -349,7 +363,8 @@ impl Relay {
 
     /// Is nothing left of a message to splice for?
     fn is_read(&self) -> bool {
-        self.pump.dirs.iter().all(|d| d.message == Some(0))
+        let [up, down] = &self.pump.dirs;
+        up.message_is_read(&self.client) && down.message_is_read(&self.server)
     }
 
     /// So many bytes have to be copied before a message is spliced: none if it is known to be long enough.
@@ -400,12 +415,14 @@ impl Relay {
         let fit = self.tries < FIT_TRIES && (self.pump.copied() > 0 || self.message().is_some());
         let frozen = match datapath.freeze(&a, &b, self.flow().policy.hold, fit) {
             Ok(f) => f,
-            Err(SwitchError::Busy | SwitchError::Window) => {
+            Err(error @ (SwitchError::Busy | SwitchError::Window)) => {
+                tracing::debug!(flow = self.flow().id, %error, "not yet");
                 self.again = Some(Instant::now() + AGAIN);
                 self.tries += 1;
                 return Attempt::Copying;
             }
             Err(SwitchError::Short) => {
+                tracing::debug!(flow = self.flow().id, left = ?self.pump.dirs.each_ref().map(|d| d.message), "all has come");
                 self.stay = true;
                 return Attempt::Copying;
             }
@@ -427,7 +444,10 @@ impl Relay {
             dir.fin = frozen.fin[d];
             self.listed.flow.now().since[d] = frozen.bound[d];
         }
-        let drained = self.drain(datapath, ears).await;
+        // All has come just before the freeze: what is behind it must not be waited for.
+        let over = self.message().is_some_and(|m| frozen.bound[m.from] >= m.goal);
+        self.stay |= over;
+        let drained = if over { Err(None) } else { self.drain(datapath, ears).await };
         self.pump.unlimited();
         match drained {
             Ok(at) if self.message().is_some_and(|m| m.is_passed(&at)) => {}
@@ -550,11 +570,11 @@ impl Relay {
                 if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
             from.consumed += forwarded;
             to.produced += forwarded;
-            if let Some(left) = &mut self.pump.dirs[d].message {
+            if let Some(left) = self.pump.dirs[d].message {
                 // a splice that has not paid is not tried again: the receiver keeps sending
                 self.stay |=
-                    matches!(self.listed.flow.policy.when, When::AfterBytes(n) if *left > forwarded && forwarded < n);
-                *left = left.saturating_sub(forwarded);
+                    matches!(self.listed.flow.policy.when, When::AfterBytes(n) if left > forwarded && forwarded < n);
+                self.pump.dirs[d].passed(forwarded);
             }
             // that of a message's sender is never forwarded: it is still to be read
             if at.fin[d] && !from.eof && self.pump.dirs[d].message.is_none() {
@@ -606,15 +626,17 @@ impl Relay {
                 done(ended, &flow.info);
             }
             Purpose::Message(errand) if how == How::Passed => {
-                let missing = pump.dirs[errand.from].message.filter(|n| *n != u64::MAX).unwrap_or(0);
+                let dir = &pump.dirs[errand.from];
+                let missing = dir.message.filter(|n| *n != u64::MAX).unwrap_or(0);
+                let passed = Passed { ended, missing, in_hand: dir.rest() };
                 // the caller has gone away: nobody wants them any more
-                if let Err((client, server)) = errand.report(ended, Some((client, server)), missing) {
+                if let Some((client, server)) = errand.report(passed, Some((client, server))) {
                     end(client, server);
                 }
             }
             Purpose::Message(errand) => {
                 end(client, server);
-                let _ = errand.report(ended, None, 0);
+                errand.report(Passed { ended, missing: 0, in_hand: Bytes::new() }, None);
             }
         }
     }
@@ -636,7 +658,7 @@ impl Relay {
         let now = *flow.now();
         Ended {
             id: flow.id,
-            client: flow.client.remote,
+            client: flow.source(),
             server: flow.server.remote,
             how,
             bytes_up: now.copied[0] + now.spliced[0],

@@ -44,6 +44,8 @@ pub struct OpenOptions {
     pub devices: Vec<String>,
     /// Those of them on which XDP forwards what it can, before tcx.
     pub xdp: Vec<String>,
+    /// Those of them, veth or netkit, that packets leave straight to the other end of, in another network namespace.
+    pub peer: Vec<String>,
     /// Source ports of connections to servers. Outside of `net.ipv4.ip_local_port_range`, or other programs meet them.
     pub source_ports: RangeInclusive<u16>,
     /// Own addresses to connect to servers from, for more connections to one server than there are ports; those of the
@@ -60,6 +62,7 @@ impl Default for OpenOptions {
         OpenOptions {
             devices: Vec::new(),
             xdp: Vec::new(),
+            peer: Vec::new(),
             source_ports: 10240..=28671,
             sources: Vec::new(),
             max_flows: 65536,
@@ -112,6 +115,8 @@ pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
     pub client: Tuple,
+    /// What a proxy before us has announced of the client's leg.
+    pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
     pub server: Tuple,
     pub began: Instant,
     pub policy: Arc<Policy>,
@@ -175,6 +180,11 @@ pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released
 }
 
 impl Flow {
+    /// The client's address: [`Leg::source`].
+    pub fn source(&self) -> SocketAddr {
+        self.announced.as_ref().map_or(self.client.remote, |a| a.0)
+    }
+
     pub fn now(&self) -> MutexGuard<'_, FlowNow> {
         lock(&self.now)
     }
@@ -208,7 +218,7 @@ impl Flow {
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.to_owned(),
-            client: self.client.remote,
+            client: self.source(),
             server: self.server.remote,
             target: self.info.target.clone(),
             user: self.info.user.clone(),
@@ -239,6 +249,7 @@ impl Splicer {
         let datapath = Datapath::open(&Options {
             devices: options.devices.clone(),
             xdp: options.xdp.clone(),
+            peer: options.peer.clone(),
             pin: options.pin.clone(),
             max_flows: options.max_flows,
         })?;
@@ -363,12 +374,15 @@ impl Splicer {
     /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
     /// whole (symmetric TCP splice, 5.4.4).
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
-        let mss = self.inner.datapath.as_ref().and_then(|d| d.leg(&client.tuple())).map(|l| l.mss_in);
-        self.connect_with(server, mss).await
+        self.connect_for(server, Some(&client.tuple())).await
     }
 
-    /// The same with an MSS in bytes, or none.
-    pub async fn connect_with(&self, server: SocketAddr, mss: Option<u16>) -> io::Result<Leg> {
+    /// The same on behalf of nobody.
+    pub async fn connect_alone(&self, server: SocketAddr) -> io::Result<Leg> {
+        self.connect_for(server, None).await
+    }
+
+    async fn connect_for(&self, server: SocketAddr, client: Option<&Tuple>) -> io::Result<Leg> {
         let ports = &self.inner.ports;
         let (mut source, mut fresh) = ports.source_for(server)?;
         let Some(d) = self.inner.datapath.as_ref().filter(|_| !source.is_loopback()) else {
@@ -391,11 +405,14 @@ impl Splicer {
                 Err(e) => return Err(e),
             }
             s.set_tcp_nodelay(true)?;
-            match d.expect(&t) {
-                Ok(()) => {}
+            let mss = match d.expect(&t, client.unwrap_or(&t)) {
+                Ok(mss) => mss,
                 Err(ExpectError::Taken) => continue,
-                Err(e) => tracing::warn!(leg = ?t, error = %e, "connection will not be tracked"),
-            }
+                Err(e) => {
+                    tracing::warn!(leg = ?t, error = %e, "connection will not be tracked");
+                    None
+                }
+            };
             if let Some(mss) = mss.filter(|m| *m >= 88) {
                 // best effort: the kernel refuses values below its minimum, and keeps its own then
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
@@ -439,19 +456,34 @@ impl Splicer {
     /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
     /// from its receiver; what that sends takes a splice back, within the data path, as does what its sender sends beyond the
     /// message. `left`: what was read of the message already, delivered first, and not counted in its bytes; nothing for its
-    /// sender. [`Policy::idle_limit`] is for copying, too. Dropping the future lets the flow go on, and then closes the legs.
+    /// sender. [`Policy::idle_limit`] is for copying, too. Meanwhile, and after the end of the connections, the legs are as good as
+    /// closed; dropping the future lets the flow go on, and closes them then.
     pub async fn pass(
         &self,
-        client: Leg,
-        server: Leg,
+        client: &mut Leg,
+        server: &mut Leg,
         left: &Leftovers,
         message: Message,
         policy: Arc<Policy>,
         info: FlowInfo,
     ) -> Passed {
         let (tell, told) = oneshot::channel();
-        self.begin(client, server, left, policy, info, Purpose::Message(Box::new(Errand::new(message, tell))));
-        told.await.expect("a flow ends before its runtime does")
+        let purpose = Purpose::Message(Box::new(Errand::new(message, tell)));
+        self.begin(client.take(), server.take(), left, policy, info, purpose);
+        let (passed, legs) = told.await.expect("a flow ends before its runtime does");
+        if let Some(legs) = legs {
+            (*client, *server) = legs;
+        }
+        passed
+    }
+
+    /// Whether a flow of these two could be spliced, as far as one can know before trying; why not.
+    pub fn may_splice(&self, client: &Leg, server: &Leg) -> Result<(), Refusal> {
+        match self.refusal() {
+            Some(refusal) => Err(refusal),
+            None if client.local.ip().is_loopback() || server.local.ip().is_loopback() => Err(Refusal::Loopback),
+            None => Ok(()),
+        }
     }
 
     fn begin(&self, client: Leg, server: Leg, left: &Leftovers, policy: Arc<Policy>, info: FlowInfo, purpose: Purpose) {
@@ -460,6 +492,7 @@ impl Splicer {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
             info,
             client: client.tuple(),
+            announced: client.announced.clone(),
             server: server.tuple(),
             began: Instant::now(),
             policy,
@@ -565,11 +598,10 @@ impl Splicer {
     /// Entries of a flow that has ended: at once, or when its last segments have been answered.
     pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
         let Some(d) = self.datapath() else { return };
-        let legs = [flow.client, flow.server];
         if linger {
-            self.linger(&legs);
+            self.linger(&[flow.client, flow.server]);
         } else {
-            legs.iter().for_each(|leg| d.forget(leg));
+            d.forget_flow([&flow.client, &flow.server]);
         }
     }
 

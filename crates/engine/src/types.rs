@@ -1,6 +1,5 @@
 //! The vocabulary of the interface: policy in, status and outcome out.
 
-use crate::Leg;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, time::Duration};
@@ -158,7 +157,7 @@ pub struct FlowStatus {
     pub id: u64,
     /// The listener's protocol.
     pub protocol: String,
-    /// The client's address.
+    /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
     /// The server's address.
     pub server: SocketAddr,
@@ -205,7 +204,7 @@ pub enum How {
 pub struct Ended {
     /// Number of the flow.
     pub id: u64,
-    /// The client's address.
+    /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
     /// The server's address.
     pub server: SocketAddr,
@@ -233,30 +232,36 @@ pub struct Message {
     /// Its direction: 0 is client to server.
     pub(crate) from: usize,
     pub(crate) bytes: u64,
+    pub(crate) heed: bool,
 }
 
 impl Message {
     /// So many bytes from the client; `None`: until it closes.
     pub fn from_client(bytes: Option<u64>) -> Message {
-        Message { from: 0, bytes: bytes.unwrap_or(u64::MAX) }
+        Message { from: 0, bytes: bytes.unwrap_or(u64::MAX), heed: false }
     }
 
     /// So many bytes from the server; `None`: until it closes.
     pub fn from_server(bytes: Option<u64>) -> Message {
-        Message { from: 1, bytes: bytes.unwrap_or(u64::MAX) }
+        Message { from: 1, bytes: bytes.unwrap_or(u64::MAX), heed: false }
+    }
+
+    /// Stops when its receiver has something to say, or closes.
+    pub fn heeding(self) -> Message {
+        Message { heed: true, ..self }
     }
 }
 
 /// What became of a [`Message`].
 #[derive(Debug)]
 pub struct Passed {
-    /// Its record: [`How::Passed`] if the connections go on.
+    /// Its record: [`How::Passed`] if the connections go on. Otherwise a connection was reset, nothing has moved for too long, or the
+    /// program stops; then both legs are closed.
     pub ended: Ended,
-    /// The legs of client and server, in control mode again. `None`: a connection was reset, nothing has moved for too long, or
-    /// the program stops; then both are closed.
-    pub legs: Option<(Leg, Leg)>,
-    /// Bytes that its sender did not send before it closed.
+    /// Bytes of it that were not passed on: its sender has closed before, or its receiver had something to say.
     pub missing: u64,
+    /// Bytes that were read of it, but not passed on; not missing.
+    pub in_hand: Bytes,
 }
 
 /// Called once, with the record of a flow that has ended, by a thread of the engine: it must not wait.

@@ -68,6 +68,24 @@ impl Body {
         }
     }
 
+    /// Bytes of content that come next, whatever they are; `None`: all until the connection ends.
+    pub fn ahead(&self) -> Option<u64> {
+        match self {
+            Body::Exact(left) => Some(*left),
+            Body::Chunked(c) => Some(c.ahead()),
+            Body::UntilClose(_) => None,
+        }
+    }
+
+    /// So many bytes of content went by unseen, no more than are [ahead](Body::ahead).
+    pub fn passed(&mut self, bytes: u64) {
+        match self {
+            Body::Exact(left) => *left = left.saturating_sub(bytes),
+            Body::Chunked(c) => c.passed(bytes),
+            Body::UntilClose(_) => {}
+        }
+    }
+
     /// What the first bytes of `input` are, which must not be empty; only while the body is not done.
     ///
     /// # Errors

@@ -64,6 +64,21 @@ impl Chunked {
         matches!(self.state, State::Done)
     }
 
+    /// Bytes of the chunk that come next.
+    pub fn ahead(&self) -> u64 {
+        if let State::Content { left } = self.state { left } else { 0 }
+    }
+
+    /// So many of them went by.
+    pub fn passed(&mut self, bytes: u64) {
+        if let State::Content { left } = &mut self.state {
+            *left = left.saturating_sub(bytes);
+            if *left == 0 {
+                self.state = State::Cr;
+            }
+        }
+    }
+
     /// What the first bytes of `input` are, which must not be empty.
     ///
     /// # Errors

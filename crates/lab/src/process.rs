@@ -15,6 +15,9 @@ use crate::LabError;
 /// How often a condition is looked at while waiting for it. Short against what tests measure, long against a look.
 const POLL: Duration = Duration::from_millis(5);
 
+/// How long a program may take to end its own processes. Killed then, it leaves them behind.
+const GENTLE: Duration = Duration::from_secs(5);
+
 /// Repeats `look` until it gives something or `limit` is over.
 pub fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
@@ -59,6 +62,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> Result<Stri
 #[derive(Debug)]
 pub struct ChildGuard {
     child: Child,
+    gentle: bool,
     name: String,
     log: tempfile::NamedTempFile,
 }
@@ -76,7 +80,15 @@ impl ChildGuard {
             .stderr(append(log.path())?)
             .spawn()
             .map_err(|source| LabError::Missing { program: name.clone(), source })?;
-        Ok(Self { child, name, log })
+        Ok(Self { child, gentle: false, name, log })
+    }
+
+    /// At drop, it is first told to end (SIGTERM): it has processes of its own, which would be left behind if it were
+    /// killed.
+    #[must_use]
+    pub fn ended_gently(mut self) -> Self {
+        self.gentle = true;
+        self
     }
 
     /// Its process id; `nsenter` becomes the program it starts, so this is the program's own.
@@ -127,6 +139,10 @@ impl ChildGuard {
 
 impl Drop for ChildGuard {
     fn drop(&mut self) {
+        if self.gentle && self.is_running() {
+            let _ = self.signal(Signal::SIGTERM);
+            self.wait(GENTLE);
+        }
         self.kill();
         if thread::panicking() {
             let output = self.output();

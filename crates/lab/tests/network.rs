@@ -137,6 +137,19 @@ fn commands_run_inside_and_are_killed() {
 }
 
 #[test]
+fn whoever_has_processes_of_its_own_is_let_end_them() {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let script = "sleep 60 & trap 'kill $!' TERM; echo ready $!; wait $!; wait";
+    let child = ChildGuard::spawn(lab.forwarder.command("sh").args(["-c", script]));
+    let mut child = child.unwrap().ended_gently();
+    child.wait_output("ready", Duration::from_secs(5)).unwrap();
+    let own = child.output().trim().replace("ready ", "/proc/");
+    assert!(std::path::Path::new(&own).exists());
+    drop(child);
+    assert!(!std::path::Path::new(&own).exists());
+}
+
+#[test]
 fn a_listener_is_seen_without_connecting() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     assert!(!lab.server.listening(7000));

@@ -91,11 +91,19 @@ pub struct RunArgs {
 
     /// Serves HTTP/1.1 and 1.0 here as a forward proxy: CONNECT, and requests with absolute URLs. May be repeated.
     ///
-    /// Connections of CONNECT are spliced as all others are. Replies to other requests are read and copied, because the
-    /// next request on the same connection may go elsewhere. A reverse proxy, which stands for servers, needs a
-    /// configuration file.
+    /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 256 KB on
+    /// are spliced one by one, or longer ones if --splice says so, and the rest is copied. A reverse proxy, which stands for
+    /// servers, needs a configuration file.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
+
+    /// Serves TLS here: connects to the server that the ClientHello names, at the same port, and decrypts nothing. May
+    /// be repeated.
+    ///
+    /// Loopback, link-local and the like are denied unless a rule of a configuration file opens them. There, names and
+    /// protocols (ALPN) may lead to fixed targets, too.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub tls: Vec<String>,
 
     /// Connects everybody who comes to the left address to the target on the right. May be repeated.
     #[arg(long, value_name = "ADDR:PORT=HOST:PORT")]
@@ -113,6 +121,12 @@ pub struct RunArgs {
     /// May be repeated. Some drivers switch offloads off for it; over veth it halves the throughput.
     #[arg(long, value_name = "DEV")]
     pub xdp: Vec<String>,
+
+    /// Hands packets of spliced connections that leave by this device straight to its other end: it is a veth or netkit, and
+    /// its other end in another network namespace. May be repeated. Costs less, but passes by what is attached to the
+    /// device's egress: queueing disciplines, nftables and tc programs, and captures do not see these packets.
+    #[arg(long, value_name = "DEV")]
+    pub peer: Vec<String>,
 
     /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 2048,
     /// from where on it was measured to pay].
@@ -311,6 +325,9 @@ longsplice run \-\-socks5 192.0.2.1:1080
 HTTP, with CONNECT:
 longsplice run \-\-http 192.0.2.1:3128
 .TP
+TLS, to the server that the client names:
+longsplice run \-\-tls 192.0.2.1:443
+.TP
 A fixed target, spliced from the first byte on:
 longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
 .TP
@@ -363,10 +380,10 @@ mod tests {
 
     #[test]
     fn listeners_repeat() {
-        let run = run(
-            "longsplice run --socks5 [::1]:1 --socks5 [::1]:2 --plug [::1]:3=a:4 --http [::1]:5 --device a --device b",
-        );
-        assert_eq!((run.socks5.len(), run.plug.len(), run.http.len(), run.device.len()), (2, 1, 1, 2));
+        let one = "--plug [::1]:3=a:4 --http [::1]:5 --tls [::1]:6";
+        let run = run(&format!("longsplice run --socks5 [::1]:1 --socks5 [::1]:2 {one} --device a --device b"));
+        assert_eq!((run.socks5.len(), run.device.len()), (2, 2));
+        assert_eq!((run.plug.len(), run.http.len(), run.tls.len()), (1, 1, 1));
     }
 
     #[test]

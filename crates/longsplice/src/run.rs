@@ -55,7 +55,7 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
         Some(file) => Config::from_file(file)?,
         None => Config::default(),
     };
-    config.add_args(&args.socks5, &args.http, &args.plug)?;
+    config.add_args(&args.socks5, &args.http, &args.tls, &args.plug)?;
     if let Some(when) = args.splice {
         config.listeners.iter_mut().for_each(|l| l.policy.when = when);
     }
@@ -64,6 +64,9 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
     }
     if !args.xdp.is_empty() {
         config.xdp.clone_from(&args.xdp);
+    }
+    if !args.peer.is_empty() {
+        config.peer.clone_from(&args.peer);
     }
     if let Some(file) = &args.access_log {
         config.log.file = (file != Path::new("-")).then(|| file.clone());
@@ -109,6 +112,7 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
     let mut options = OpenOptions {
         devices: config.devices.clone(),
         xdp: config.xdp.clone(),
+        peer: config.peer.clone(),
         max_flows: args.max_flows,
         ..OpenOptions::default()
     };

@@ -287,6 +287,9 @@ fn needs_root_and_bpf_requests_in_absolute_form() {
     assert!(counters["proxy"]["reused"].as_u64() >= Some(1), "{counters}");
     let records = scene.end();
     assert_eq!(counters["proxy"]["requests"].as_u64(), Some(records.len() as u64));
-    let copied = records.iter().filter(|r| r["refusal"] == "http-reply" && r["how"] == "closed").count();
-    assert_eq!(copied, records.len() - 3, "{records:#?}");
+    let large = |r: &&Value| r["method"] == "GET" && r["bytes_down"].as_u64() > Some(SIZE as u64);
+    let (spliced, copied): (Vec<_>, Vec<_>) = records.iter().partition(|r| r["splices"].as_u64() > Some(0));
+    assert!(spliced.iter().filter(|r| large(r)).count() >= 2, "{records:#?}");
+    assert!(!copied.iter().any(large), "what is long is spliced: {records:#?}");
+    assert_eq!(copied.iter().filter(|r| r["refusal"] == "short").count(), copied.len() - 3, "{records:#?}");
 }

@@ -2,10 +2,10 @@
 //!
 //! The decision falls on the *resolved* address that is then connected to, so a name cannot point somewhere else in
 //! between. A `deny` rule looks at every address that the target's address carries inside ([`guard::faces`]), an
-//! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener
-//! (SOCKS), where [`guard::guarded`] addresses are denied. An `allow` rule opens a guarded address only if it names a
-//! prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254: `0.0.0.0/0`, a name or
-//! no target at all do not.
+//! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener, whose
+//! clients choose their targets: there, [`guard::guarded`] addresses are denied. An `allow` rule opens a guarded
+//! address only if it names a prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254:
+//! `0.0.0.0/0`, a name or no target at all do not.
 //!
 //! Rules that name methods or paths match requests of HTTP alone: what is relayed after CONNECT or SOCKS is not looked at.
 
@@ -116,6 +116,8 @@ pub enum Denied {
     Rule(usize),
     /// Guarded, by the range of this name.
     Guarded(&'static str),
+    /// Not from a network whose PROXY headers are believed, where one is required.
+    Untrusted,
 }
 
 impl fmt::Display for Denied {
@@ -123,6 +125,7 @@ impl fmt::Display for Denied {
         match self {
             Denied::Rule(n) => write!(f, "rule {n}"),
             Denied::Guarded(name) => write!(f, "guarded address ({name})"),
+            Denied::Untrusted => f.write_str("not from where PROXY headers may come from"),
         }
     }
 }
@@ -215,7 +218,7 @@ impl Pattern {
         matches!(self, Pattern::Prefix(net) if net.0.contains(&ip))
     }
 
-    fn matches_name(&self, host: &Host) -> bool {
+    pub(crate) fn matches_name(&self, host: &Host) -> bool {
         let Host::Name(name) = host else { return false };
         match self {
             Pattern::Prefix(_) => false,

@@ -26,8 +26,8 @@ use std::{
 const QUEUE: usize = 8192;
 /// So much is written at a time, if so much is waiting.
 const BATCH: usize = 64 * 1024;
-/// How long lines gather after others were written: to wake the writer for each costs more than all the rest of it. The
-/// queue has room for more than a million lines a second meanwhile.
+/// A first line waits so long for others: to wake the writer for each costs more than all the rest of it. The queue has room
+/// for more than a million lines a second meanwhile.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// How a line looks.
@@ -58,7 +58,7 @@ pub struct Record {
     pub id: Option<u64>,
     /// Protocol of the listener.
     pub listener: &'static str,
-    /// The client's address.
+    /// The client's address, as a PROXY header named it if there was one.
     pub client: SocketAddr,
     /// The server's address.
     pub server: Option<SocketAddr>,
@@ -290,6 +290,9 @@ impl Drop for AccessLog {
 fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
     let mut failing = false;
     while let Ok(first) = lines.recv() {
+        if matches!(first, Message::Line(_)) {
+            thread::sleep(GATHER);
+        }
         let (mut batch, mut count, mut flushed) = (String::new(), 0, Vec::new());
         let mut next = Some(first);
         while let Some(message) = next {
@@ -320,7 +323,6 @@ fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
         for done in flushed {
             let _ = done.send(());
         }
-        thread::sleep(GATHER);
     }
 }
 

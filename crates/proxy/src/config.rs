@@ -6,6 +6,8 @@
 //! ```toml
 //! devices = ["eth0", "eth1"]        # devices to splice on; all Ethernet devices if left out
 //! xdp = ["eth0"]                    # those on which native XDP forwards what it can; none if left out
+//! peer = ["veth0"]                  # those whose packets of spliced connections go straight to a veth's other end, in another
+//! # network namespace: past queueing disciplines, nftables and tc programs, and captures
 //! control = "/run/longsplice/control" # socket for `longsplice ls` and its like
 //! source_ports = "10240-28671"      # ports of connections to servers
 //! source = ["192.0.2.1", "192.0.2.2"] # own addresses to connect from, in turn: each has its own source_ports
@@ -73,13 +75,29 @@
 //! hash_field = "X-User"             # a field of the request instead of the client's address, where there is one
 //!
 //! [[listener]]
+//! protocol = "tls"                  # to the server that the ClientHello names, without decrypting anything
+//! listen = "0.0.0.0:443"            # rules, limits and policy as above
+//! port = 443                        # of servers that are only known by their names; left out: the port listened on
+//!
+//! [[listener.route]]                # the first that matches decides; without any: to the name asked for
+//! name = ["example.org", "*.example.org"] # left out: any name, and, if there is a target, none
+//! alpn = ["h2", "http/1.1"]         # the client offers one of these; left out: whatever it offers
+//! target = "192.0.2.10:8443"        # left out: the name asked for; loopback and the like are then denied as for SOCKS
+//!
+//! [[listener]]
 //! protocol = "plug"
 //! listen = "[::1]:8080"
 //! target = "example.org:80"
+//! # of any protocol: connections from these networks begin with a PROXY header, whose source is the client for rules,
+//! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2, but not
+//! # those of pools, whose connections clients share
+//! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
 //! ```
 
 mod file;
+mod route;
 mod site;
+mod tls;
 mod value;
 
 use crate::{
@@ -88,11 +106,13 @@ use crate::{
     limits::Limits,
     plug::{self, Plug},
     pool::PoolConfig,
+    proxy_protocol::ProxyProtocol,
     routes::Route,
     target::Target,
+    tls::Tls,
     users::Users,
 };
-use longsplice_engine::Policy;
+use longsplice_engine::{Policy, When};
 pub use longsplice_http::forward::Forwarded;
 use std::{
     fmt, io,
@@ -115,6 +135,8 @@ pub struct Config {
     pub devices: Vec<String>,
     /// Devices to forward on by XDP as well.
     pub xdp: Vec<String>,
+    /// Devices whose other end gets packets directly.
+    pub peer: Vec<String>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
     /// Ports of connections to servers.
@@ -138,6 +160,8 @@ pub struct ListenerConfig {
     pub policy: Policy,
     /// How much and how long.
     pub limits: Limits,
+    /// What proxies before us, and we, say of the client.
+    pub proxy_protocol: ProxyProtocol,
 }
 
 /// What a listener speaks.
@@ -150,6 +174,8 @@ pub enum Protocol {
     },
     /// HTTP/1.0 and 1.1, as a forward proxy (CONNECT, and requests in absolute-form) or as a reverse proxy.
     Http(Http),
+    /// TLS, to where the name asked for leads.
+    Tls(Tls),
     /// Everything goes to one target.
     Plug {
         /// The target.
@@ -166,13 +192,24 @@ pub struct Http {
     pub via: Option<String>,
     /// What servers are told of the client.
     pub forwarded: Forwarded,
+    /// Bodies with so many bytes to come are spliced, where the policy is to splice after some.
+    pub bodies: u64,
     /// Where requests go, if it stands for servers (a reverse proxy); empty for a forward proxy.
     pub routes: Vec<Route>,
 }
 
+/// From so many bytes on, a splice for one body takes less time than it saves: measured, `longsplice bench http`.
+const BODY_PAYS_FROM: u64 = 256 * 1024;
+
 impl Default for Http {
     fn default() -> Http {
-        Http { users: Users::default(), via: Some("longsplice".into()), forwarded: Forwarded::None, routes: Vec::new() }
+        Http {
+            users: Users::default(),
+            via: Some("longsplice".into()),
+            forwarded: Forwarded::None,
+            bodies: BODY_PAYS_FROM,
+            routes: Vec::new(),
+        }
     }
 }
 
@@ -182,6 +219,7 @@ impl Protocol {
         match self {
             Protocol::Socks5 { .. } => "socks5",
             Protocol::Http(_) => "http",
+            Protocol::Tls(_) => "tls",
             Protocol::Plug { .. } => "plug",
         }
     }
@@ -225,14 +263,31 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// A listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // A client of SOCKS or of a forward proxy chooses its target; others were chosen by whoever wrote the configuration.
+        // A client of SOCKS, of a forward proxy or of TLS chooses its target; others were chosen by whoever wrote the
+        // configuration.
         let guarded = match &protocol {
             Protocol::Socks5 { .. } => true,
             Protocol::Http(http) => http.routes.is_empty(),
+            Protocol::Tls(tls) => tls.forwards(),
             Protocol::Plug { .. } => false,
         };
-        let rules = Rules { list: Vec::new(), guarded };
-        ListenerConfig { listen, protocol, rules, policy: Policy::default(), limits: Limits::default() }
+        ListenerConfig {
+            listen,
+            protocol,
+            rules: Rules { list: Vec::new(), guarded },
+            policy: Policy::default(),
+            limits: Limits::default(),
+            proxy_protocol: ProxyProtocol::default(),
+        }
+    }
+
+    /// The policy for bodies of HTTP messages, which are spliced one by one.
+    pub(crate) fn policy_of_bodies(&self) -> Policy {
+        let when = match (&self.protocol, self.policy.when) {
+            (Protocol::Http(http), When::AfterBytes(n)) => When::AfterBytes(n.max(http.bodies)),
+            (_, when) => when,
+        };
+        Policy { when, ..self.policy.clone() }
     }
 }
 
@@ -249,16 +304,22 @@ impl Config {
         file::read(text, file)
     }
 
-    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT` and
+    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT`, `--tls ADDR:PORT` and
     /// `--plug ADDR:PORT=HOST:PORT`.
-    pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
+    pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], tls: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        config.add_args(socks5, http, plugs)?;
+        config.add_args(socks5, http, tls, plugs)?;
         Ok(config)
     }
 
     /// Adds the listeners of the command line to those that are there.
-    pub fn add_args<S: AsRef<str>>(&mut self, socks5: &[S], http: &[S], plugs: &[S]) -> Result<(), ConfigError> {
+    pub fn add_args<S: AsRef<str>>(
+        &mut self,
+        socks5: &[S],
+        http: &[S],
+        tls: &[S],
+        plugs: &[S],
+    ) -> Result<(), ConfigError> {
         for value in socks5.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--socks5", value, &e))?;
             let socks5 = Protocol::Socks5 { users: Users::default() };
@@ -267,6 +328,10 @@ impl Config {
         for value in http.iter().map(AsRef::as_ref) {
             let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--http", value, &e))?;
             self.add("--http", value, ListenerConfig::new(listen, Protocol::Http(Http::default())))?;
+        }
+        for value in tls.iter().map(AsRef::as_ref) {
+            let listen = plug::parse_listen(value).map_err(|e| wrong_argument("--tls", value, &e))?;
+            self.add("--tls", value, ListenerConfig::new(listen, Protocol::Tls(Tls::default())))?;
         }
         for value in plugs.iter().map(AsRef::as_ref) {
             let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;

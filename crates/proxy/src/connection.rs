@@ -1,20 +1,22 @@
-//! The life of one accepted connection: `handshake -> dial -> answer -> relay -> access log`.
+//! The life of one accepted connection: `(PROXY header) -> handshake -> dial -> answer -> relay -> access log`.
 //!
 //! Every step before the relay has a time limit; in the relay the engine's idle limit takes over. The task of a connection
 //! ends when it is handed over; what the last line needs then waits with the engine ([`Relayed`]).
 
 use crate::{
-    access::Asker,
+    access::{Asker, Rules},
     access_log::Record,
     config::{ListenerConfig, Protocol},
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
     http,
+    intake::Intake,
     pool::Lease,
     server::{Front, Live, Shared},
     socks::{self, Asked},
     target::Target,
+    tls,
     users::Users,
 };
 use longsplice_engine::{FlowInfo, Leftovers, Leg};
@@ -46,21 +48,41 @@ pub(crate) struct Relayed {
 }
 
 /// Serves one connection, and sees to it that its line is written into the access log.
-pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
+pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     let started = Instant::now();
-    let (shared, listener) = (&live.shared, &front.listener);
-    let mut record = Record::new(listener.protocol.name(), client.remote());
-    let mut client = client;
-    if let Protocol::Http(http) = &listener.protocol {
-        return http::serve(live, &front, http, client).await;
+    let listener = &front.listener;
+    let (mut client, mut intake) = (client, Intake::default());
+    let header = listener.proxy_protocol.receive(&mut client, &mut intake, listener.limits.handshake).await;
+    let mut record = Record::new(listener.protocol.name(), client.source());
+    if let Err(fault) = header {
+        live.shared.counters.fault(&fault);
+        record.fault(&fault);
+        write(&live, record, started);
+        client.reset_at_close();
+        return live.shared.splicer.discard(client);
     }
+    // As at accept, without a line in the access log.
+    if live.is_from(client.source()).is_err() {
+        Counters::add(&live.shared.counters.over_limit);
+        client.reset_at_close();
+        return live.shared.splicer.discard(client);
+    }
+    if let Protocol::Http(http) = &listener.protocol {
+        // by itself: the tasks of others need not be as large
+        return Box::pin(http::serve(live, &front, http, (client, intake.rest()))).await;
+    }
+    let shared = &live.shared;
     let ready = match &listener.protocol {
-        Protocol::Socks5 { users } => socks_handshake(shared, listener, users, &mut client, &mut record).await,
+        Protocol::Socks5 { users } => {
+            socks_handshake(shared, listener, users, (&mut client, intake), &mut record).await
+        }
+        Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, intake), &mut record).await,
         Protocol::Plug { target } => {
             record.target = Some(target.to_string());
-            let asked = Asker::by(client.remote().ip());
+            let asked = Asker::by(client.source().ip());
             let server = connect(shared, listener, &client, &asked, target).await;
-            server.map(|server| Ready { server, left: Leftovers::default() })
+            let left = Leftovers { to_server: intake.rest(), ..Leftovers::default() };
+            server.map(|server| Ready { server, left })
         }
         Protocol::Http(_) => return,
     };
@@ -70,7 +92,7 @@ pub(crate) async fn serve(live: Live, front: Arc<Front>, client: Leg) {
             shared.counters.fault(&fault);
             record.fault(&fault);
             match listener.protocol {
-                Protocol::Socks5 { .. } | Protocol::Http(_) => linger(&mut client).await,
+                Protocol::Socks5 { .. } | Protocol::Http(_) | Protocol::Tls(_) => linger(&mut client).await,
                 // The client believes to be connected to the target: a reset is what it would have got from there.
                 Protocol::Plug { .. } => client.reset_at_close(),
             }
@@ -89,15 +111,15 @@ async fn socks_handshake(
     shared: &Shared,
     listener: &ListenerConfig,
     users: &Users,
-    client: &mut Leg,
+    (client, intake): (&mut Leg, Intake),
     record: &mut Record,
 ) -> Result<Ready, Fault> {
     let limit = listener.limits.handshake;
     let late = |_| Fault::Timeout(Step::Handshake);
-    let asked: Asked = timeout(limit, socks::ask(client, users)).await.map_err(late)??;
+    let asked: Asked = timeout(limit, socks::ask(client, intake, users)).await.map_err(late)??;
     record.target = Some(asked.target.to_string());
     record.user.clone_from(&asked.user);
-    let by = Asker::by(client.remote().ip());
+    let by = Asker::by(client.source().ip());
     match connect(shared, listener, client, &by, &asked.target).await {
         Ok(server) => {
             record.server = Some(server.remote());
@@ -113,6 +135,7 @@ async fn socks_handshake(
     }
 }
 
+/// Connects to the target, if the listener's rules let the client.
 pub(crate) async fn connect(
     shared: &Shared,
     listener: &ListenerConfig,
@@ -120,7 +143,26 @@ pub(crate) async fn connect(
     asked: &Asker<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    dial(&shared.splicer, &shared.resolver, (&listener.rules, &listener.limits), client, asked, target).await
+    connect_under(&listener.rules, shared, listener, client, asked, target).await
+}
+
+/// The same under other rules.
+pub(crate) async fn connect_under(
+    rules: &Rules,
+    shared: &Shared,
+    listener: &ListenerConfig,
+    client: &Leg,
+    asked: &Asker<'_>,
+    target: &Target,
+) -> Result<Leg, Fault> {
+    let mut server = dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, asked, target).await?;
+    match listener.proxy_protocol.send(client, &mut server).await {
+        Ok(()) => Ok(server),
+        Err(e) => {
+            shared.splicer.discard(server);
+            Err(Fault::Unreachable(e))
+        }
+    }
 }
 
 pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {

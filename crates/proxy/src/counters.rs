@@ -51,9 +51,11 @@ counters! {
     requests,
     /// HTTP: replies that were passed on to their end, by copying.
     replies_copied,
+    /// HTTP: the same, of which bytes were spliced.
+    replies_spliced,
     /// HTTP: requests that an open connection to the server was used for again.
     reused,
-    /// HTTP: requests that no route of the listener matches.
+    /// No route of the listener for what was asked for: requests of HTTP, connections of TLS.
     no_route,
     /// HTTP: requests for which no server of the pool was left.
     no_server,
@@ -79,9 +81,9 @@ impl Counters {
             Fault::BadRequest(_) => &self.bad_requests,
             Fault::AuthFailed { .. } => &self.auth_failed,
             Fault::Denied(_) => &self.denied,
+            Fault::NoRoute(_) => &self.no_route,
             Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,
             Fault::BadReply(_) => &self.bad_replies,
-            Fault::NoRoute => &self.no_route,
             Fault::NoServer(_) => &self.no_server,
             Fault::Timeout(_) => &self.timeouts,
         });

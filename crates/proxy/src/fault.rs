@@ -6,7 +6,7 @@ use std::{fmt, io};
 /// A step with a time limit of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Greeting, authentication and request.
+    /// Greeting, authentication and request; before these, a PROXY header.
     Handshake,
     /// Looking up the name.
     Resolve,
@@ -44,9 +44,9 @@ pub enum Fault {
     /// The server said something that cannot be passed on, or went away before it had said all.
     #[error("{0}")]
     BadReply(String),
-    /// No route leads anywhere.
-    #[error("nothing is here under this host and path")]
-    NoRoute,
+    /// No route of the listener is for this, which the client asks for.
+    #[error("no route for {0}")]
+    NoRoute(String),
     /// No server of the pool of this name is up.
     #[error("no server of pool {0} is up")]
     NoServer(String),
@@ -62,9 +62,9 @@ impl Fault {
             Fault::BadRequest(_) => "bad-request",
             Fault::AuthFailed { .. } => "auth-failed",
             Fault::Denied(_) => "denied",
+            Fault::NoRoute(_) => "no-route",
             Fault::NoAddress(_) | Fault::Unreachable(_) => "unreachable",
             Fault::BadReply(_) => "bad-reply",
-            Fault::NoRoute => "no-route",
             Fault::NoServer(_) => "no-server",
             Fault::Timeout(_) => "timeout",
         }

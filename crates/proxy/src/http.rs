@@ -4,8 +4,8 @@
 //! A connection of a client is a row of requests, each read, judged and answered before the next is looked at; what is
 //! pipelined waits, so that replies come in order. Each may go to another target: the connection to the last server is kept
 //! for the case that the next is for the same. With CONNECT, or once a server has switched protocols (101), the row ends,
-//! and the two legs are handed to the relay, which may splice them. All other replies are copied: their ends have to be
-//! seen, and the next request has to be read.
+//! and the two legs are handed to the relay, which may splice them. Of other messages the bodies are spliced, if they are long
+//! enough: the engine passes on as many bytes as are ahead, and gives both legs back (`Splicer::pass`).
 //!
 //! Each request has a line in the access log; the relay writes that of CONNECT and 101.
 
@@ -25,6 +25,7 @@ use crate::{
     server::{Front, Live, Shared},
     target::{Host, Target},
 };
+use bytes::Bytes;
 use longsplice_engine::{Leftovers, Leg};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
 use pass::{Errand, Held, To};
@@ -63,9 +64,9 @@ enum Next {
     Relay(Box<Record>),
 }
 
-/// Serves one connection.
-pub(crate) async fn serve(live: Live, front: &Front, http: &Http, client: Leg) {
-    let client = Stream::new(client);
+/// Serves one connection, of which so much was read already.
+pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read): (Leg, Bytes)) {
+    let client = Stream::with(client, &read);
     let shared = live.shared.clone();
     let mut row = Row { live, front, http, client, server: None, began: Instant::now(), count: 0 };
     let next = tokio::select! {
@@ -96,7 +97,7 @@ impl Row<'_> {
     }
 
     fn record(&self) -> Record {
-        Record::new(self.front.listener.protocol.name(), self.client.leg.remote())
+        Record::new(self.front.listener.protocol.name(), self.client.leg.source())
     }
 
     /// One request after the other.
@@ -281,7 +282,7 @@ fn status_of(fault: &Fault) -> u16 {
         Fault::Timeout(_) => 504,
         Fault::AuthFailed { .. } => 407,
         Fault::BadRequest(_) => 400,
-        Fault::NoRoute => 404,
+        Fault::NoRoute(_) => 404,
         Fault::NoServer(_) => 503,
         Fault::NoAddress(_) | Fault::Unreachable(_) | Fault::BadReply(_) => 502,
     }

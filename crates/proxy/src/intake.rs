@@ -1,13 +1,15 @@
-//! Reads messages of a dialogue through a small buffer, without losing what follows the last one.
+//! Reads messages of a dialogue through a bounded buffer, without losing what follows the last one.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Longer than any message of a dialogue: the longest of RFC 1929 has 513 bytes, of SOCKS 4a 520.
+/// Longer than any message of SOCKS: the longest of RFC 1929 has 513 bytes, of SOCKS 4a 520.
 const CAP: usize = 1024;
+/// Room for a read: what most ClientHellos take, so that they come by one.
+const STEP: usize = 2048;
 
-/// Bytes read and not used yet; never more than [`CAP`].
+/// Bytes read and not used yet; never more than the longest message that was waited for may have.
 #[derive(Debug, Default)]
 pub(crate) struct Intake {
     buffer: BytesMut,
@@ -18,8 +20,8 @@ pub(crate) struct Intake {
 pub(crate) enum IntakeError<E> {
     #[error("the client closed before its request was complete")]
     Closed,
-    #[error("a message of more than {CAP} bytes")]
-    TooLong,
+    #[error("a message of more than {0} bytes")]
+    TooLong(usize),
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -31,17 +33,28 @@ impl Intake {
     pub(crate) async fn message<T, E>(
         &mut self,
         leg: &mut (impl AsyncRead + Unpin),
-        parse: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
+        parse: impl FnMut(&[u8]) -> Result<Option<(T, usize)>, E>,
+    ) -> Result<T, IntakeError<E>> {
+        self.message_within(CAP, leg, parse).await
+    }
+
+    /// The same for a message of at most `cap` bytes.
+    pub(crate) async fn message_within<T, E>(
+        &mut self,
+        cap: usize,
+        leg: &mut (impl AsyncRead + Unpin),
+        mut parse: impl FnMut(&[u8]) -> Result<Option<(T, usize)>, E>,
     ) -> Result<T, IntakeError<E>> {
         loop {
             if let Some((message, used)) = parse(&self.buffer).map_err(IntakeError::Parse)? {
                 self.buffer.advance(used);
                 return Ok(message);
             }
-            let room = CAP.saturating_sub(self.buffer.len());
+            let room = cap.saturating_sub(self.buffer.len());
             if room == 0 {
-                return Err(IntakeError::TooLong);
+                return Err(IntakeError::TooLong(cap));
             }
+            self.buffer.reserve(room.min(STEP));
             if leg.read_buf(&mut (&mut self.buffer).limit(room)).await? == 0 {
                 return Err(IntakeError::Closed);
             }
@@ -79,7 +92,7 @@ mod tests {
         let never = |_: &[u8]| Ok::<Option<((), usize)>, ()>(None);
         let input = [0; CAP + 1];
         let mut leg = &input[..];
-        assert!(matches!(Intake::default().message(&mut leg, never).await, Err(IntakeError::TooLong)));
+        assert!(matches!(Intake::default().message(&mut leg, never).await, Err(IntakeError::TooLong(CAP))));
         assert_eq!(leg.len(), 1);
     }
 

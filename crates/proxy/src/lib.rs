@@ -2,8 +2,9 @@
 //!
 //! # Way of a connection
 //! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
-//! `http`, [`plug`]) to a [`target`]; `resolve` finds addresses, [`access`] says which of them are allowed, `dial` connects to
-//! the first that answers; the engine relays and splices; [`access_log`] keeps one line.
+//! `http`, [`tls`], [`plug`]) to a [`target`], or, by [`routes`], to a server of a [`pool`]; `resolve` finds addresses,
+//! [`access`] says which of them are allowed, `dial` connects to the first that answers; the engine relays and splices;
+//! [`access_log`] keeps one line. Before all of it, a proxy before us may say who the client is ([`proxy_protocol`]).
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
 //! means that more has to come. Every wait before the relay has a time limit, every buffer a size.
@@ -25,6 +26,7 @@ mod intake;
 pub mod limits;
 pub mod plug;
 pub mod pool;
+pub mod proxy_protocol;
 mod resolve;
 pub mod routes;
 pub mod server;
@@ -32,6 +34,7 @@ mod socks;
 pub mod socks4;
 pub mod socks5;
 pub mod target;
+pub mod tls;
 pub mod users;
 mod verify;
 

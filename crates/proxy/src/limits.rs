@@ -11,7 +11,8 @@ use std::{
 /// The limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// From accept to the end of the request: greeting, authentication and request together.
+    /// From accept to the end of the request: greeting, authentication and request together. A PROXY header before
+    /// these may take as long again.
     pub handshake: Duration,
     /// Looking up a name.
     pub resolve: Duration,
@@ -82,7 +83,7 @@ struct Now {
 #[derive(Debug)]
 pub struct Slot {
     counted: Arc<Counted>,
-    client: IpAddr,
+    client: Option<IpAddr>,
 }
 
 impl Counted {
@@ -91,18 +92,17 @@ impl Counted {
         Arc::new(Counted { total_max, client_max, now: Mutex::default() })
     }
 
-    /// Counts a connection from `client`, unless it is one too many.
-    pub fn enter(self: &Arc<Self>, client: IpAddr) -> Result<Slot, Full> {
-        let client = counted_as(client);
+    /// Counts a connection from `client`, unless it is one too many; without a client, in total only.
+    pub fn enter(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Slot, Full> {
         let mut now = self.lock();
         if now.total >= self.total_max {
             return Err(Full::Total);
         }
-        if now.clients.get(&client).is_some_and(|n| *n >= self.client_max) || self.client_max == 0 {
-            return Err(Full::Client);
+        let client = client.map(counted_as);
+        if let Some(client) = client {
+            now.enter(client, self.client_max)?;
         }
         now.total += 1;
-        *now.clients.entry(client).or_default() += 1;
         Ok(Slot { counted: self.clone(), client })
     }
 
@@ -117,14 +117,38 @@ impl Counted {
     }
 }
 
+impl Now {
+    fn enter(&mut self, client: IpAddr, max: u32) -> Result<(), Full> {
+        if self.clients.get(&client).is_some_and(|n| *n >= max) || max == 0 {
+            return Err(Full::Client);
+        }
+        *self.clients.entry(client).or_default() += 1;
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Counts the connection for its client, which was not known before.
+    pub fn is_from(&mut self, client: IpAddr) -> Result<(), Full> {
+        if self.client.is_none() {
+            let client = counted_as(client);
+            self.counted.lock().enter(client, self.counted.client_max)?;
+            self.client = Some(client);
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut now = self.counted.lock();
         now.total -= 1;
-        if let Some(n) = now.clients.get_mut(&self.client) {
+        if let Some(client) = &self.client
+            && let Some(n) = now.clients.get_mut(client)
+        {
             *n -= 1;
             if *n == 0 {
-                now.clients.remove(&self.client);
+                now.clients.remove(client);
             }
         }
     }
@@ -146,31 +170,44 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_is_known_later() {
+        let counted = Counted::new(3, 1);
+        let mut a = counted.enter(None).unwrap();
+        let mut b = counted.enter(None).unwrap();
+        assert_eq!((a.is_from(ip("192.0.2.1")), a.is_from(ip("192.0.2.1"))), (Ok(()), Ok(())));
+        assert_eq!(b.is_from(ip("192.0.2.1")), Err(Full::Client));
+        drop(a);
+        assert_eq!((b.is_from(ip("192.0.2.1")), counted.now()), (Ok(()), 1));
+        drop(b);
+        assert!(counted.lock().clients.is_empty());
+    }
+
+    #[test]
     fn per_client_and_total() {
         let counted = Counted::new(3, 2);
-        let a = counted.enter(ip("192.0.2.1")).unwrap();
-        let _b = counted.enter(ip("192.0.2.1")).unwrap();
-        assert_eq!(counted.enter(ip("192.0.2.1")).unwrap_err(), Full::Client);
-        assert_eq!(counted.enter(ip("::ffff:192.0.2.1")).unwrap_err(), Full::Client);
-        let _c = counted.enter(ip("192.0.2.2")).unwrap();
-        assert_eq!(counted.enter(ip("192.0.2.3")).unwrap_err(), Full::Total);
+        let a = counted.enter(Some(ip("192.0.2.1"))).unwrap();
+        let _b = counted.enter(Some(ip("192.0.2.1"))).unwrap();
+        assert_eq!(counted.enter(Some(ip("192.0.2.1"))).unwrap_err(), Full::Client);
+        assert_eq!(counted.enter(Some(ip("::ffff:192.0.2.1"))).unwrap_err(), Full::Client);
+        let _c = counted.enter(Some(ip("192.0.2.2"))).unwrap();
+        assert_eq!(counted.enter(Some(ip("192.0.2.3"))).unwrap_err(), Full::Total);
         drop(a);
         assert_eq!(counted.now(), 2);
-        let _d = counted.enter(ip("192.0.2.3")).unwrap();
+        let _d = counted.enter(Some(ip("192.0.2.3"))).unwrap();
     }
 
     #[test]
     fn an_ipv6_host_is_its_slash_64() {
         let counted = Counted::new(10, 1);
-        let _a = counted.enter(ip("2001:db8::1")).unwrap();
-        assert_eq!(counted.enter(ip("2001:db8::ffff:2")).unwrap_err(), Full::Client);
-        let _b = counted.enter(ip("2001:db8:0:1::1")).unwrap();
+        let _a = counted.enter(Some(ip("2001:db8::1"))).unwrap();
+        assert_eq!(counted.enter(Some(ip("2001:db8::ffff:2"))).unwrap_err(), Full::Client);
+        let _b = counted.enter(Some(ip("2001:db8:0:1::1"))).unwrap();
     }
 
     #[test]
     fn clients_that_are_gone_leave_nothing() {
         let counted = Counted::new(10, 2);
-        let slots: Vec<_> = (0..10).map(|i| counted.enter(ip(&format!("192.0.2.{i}"))).unwrap()).collect();
+        let slots: Vec<_> = (0..10).map(|i| counted.enter(Some(ip(&format!("192.0.2.{i}")))).unwrap()).collect();
         assert_eq!(counted.lock().clients.len(), 10);
         drop(slots);
         assert_eq!((counted.now(), counted.lock().clients.len()), (0, 0));

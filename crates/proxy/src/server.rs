@@ -38,7 +38,9 @@ const FLUSH: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// There is nothing to listen on.
-    #[error("no listener: add a [[listener]] to the configuration, or --socks5, --http or --plug to the command line")]
+    #[error(
+        "no listener: add a [[listener]] to the configuration, or --socks5, --http, --tls or --plug to the command line"
+    )]
     NoListener,
     /// An address cannot be listened on.
     #[error("cannot listen on {addr}: {source}{}", cure(source))]
@@ -181,6 +183,12 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
         }
         Protocol::Socks5 { .. } | Protocol::Http(_) => tracing::info!("{} on {addr}", protocol.name()),
         Protocol::Plug { target } => tracing::info!("plug on {addr} to {target}"),
+        Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list.is_empty() => {
+            tracing::warn!(
+                "tls on {addr}: leads everybody who can reach it to any name; give routes targets or add rules"
+            );
+        }
+        Protocol::Tls(_) => tracing::info!("tls on {addr}"),
     }
 }
 
@@ -189,6 +197,8 @@ pub(crate) struct Front {
     pub(crate) listener: ListenerConfig,
     /// The listener's, shared by all its flows.
     pub(crate) policy: Arc<Policy>,
+    /// The same for bodies of HTTP messages, whose lengths are known.
+    pub(crate) bodies: Arc<Policy>,
     counted: Arc<Counted>,
 }
 
@@ -197,21 +207,29 @@ impl Front {
         let counted =
             Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
         let policy = Arc::new(listener.policy.clone());
-        Front { listener, policy, counted }
+        let bodies = Arc::new(listener.policy_of_bodies());
+        Front { listener, policy, bodies, counted }
     }
 }
 
 /// Counts a connection as live while it exists, also when its task is torn down or when it has none.
 pub(crate) struct Live {
     pub(crate) shared: Arc<Shared>,
-    _slots: [Slot; 2],
+    slots: [Slot; 2],
 }
 
 impl Live {
-    fn enter(shared: &Arc<Shared>, front: &Front, client: SocketAddr) -> Result<Live, Full> {
-        let slots = [shared.all.enter(client.ip())?, front.counted.enter(client.ip())?];
+    fn enter(shared: &Arc<Shared>, front: &Front, peer: SocketAddr) -> Result<Live, Full> {
+        // Of a connection that a proxy before us serves, the client is still to be told.
+        let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
+        let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
         shared.live.send_modify(|n| *n += 1);
-        Ok(Live { shared: shared.clone(), _slots: slots })
+        Ok(Live { shared: shared.clone(), slots })
+    }
+
+    /// Counts the connection for its client, as soon as that is known.
+    pub fn is_from(&mut self, client: SocketAddr) -> Result<(), Full> {
+        self.slots.iter_mut().try_for_each(|slot| slot.is_from(client.ip()))
     }
 }
 

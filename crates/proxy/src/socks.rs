@@ -37,8 +37,7 @@ pub(crate) struct Asked {
 }
 
 /// Leads the dialogue up to the request. Without a time limit of its own.
-pub(crate) async fn ask(leg: &mut impl Stream, users: &Users) -> Result<Asked, Fault> {
-    let mut intake = Intake::default();
+pub(crate) async fn ask(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Result<Asked, Fault> {
     let peek = |input: &[u8]| Ok::<_, Infallible>(input.first().map(|b| (*b, 0)));
     match intake.message(leg, peek).await.map_err(bad)? {
         socks5::VERSION => ask_v5(leg, intake, users).await,
@@ -147,7 +146,7 @@ fn reply_to(fault: &Fault) -> Reply {
         Fault::NoAddress(_) => Reply::HostUnreachable,
         Fault::Unreachable(e) => Reply::from_io(e),
         Fault::Timeout(_) => Reply::TtlExpired,
-        Fault::BadRequest(_) | Fault::BadReply(_) | Fault::NoRoute | Fault::NoServer(_) => Reply::GeneralFailure,
+        Fault::BadRequest(_) | Fault::BadReply(_) | Fault::NoRoute(_) | Fault::NoServer(_) => Reply::GeneralFailure,
     }
 }
 

@@ -29,7 +29,7 @@ async fn dialogue(users: &Users, input: &[u8], size: usize) -> (Result<Asked, Fa
         client.read_to_end(&mut seen).await.unwrap();
         seen
     };
-    let asking = async move { ask(&mut leg, users).await };
+    let asking = async move { ask(&mut leg, Intake::default(), users).await };
     tokio::join!(asking, talk)
 }
 

@@ -53,7 +53,7 @@ async fn requests_go_on_in_origin_form_and_share_a_connection() {
     assert_eq!(lines.len(), 3);
     for line in lines {
         assert_eq!((&line["how"], &line["method"], &line["status"]), (&"closed".into(), &"GET".into(), &200.into()));
-        assert_eq!((&line["refusal"], &line["target"]), (&"http-reply".into(), &origin.addr.to_string().into()));
+        assert_eq!((&line["refusal"], &line["target"]), (&"unprivileged".into(), &origin.addr.to_string().into()));
         assert!(line["bytes_up"].as_u64() > Some(20) && line["bytes_down"].as_u64() > Some(20));
     }
     let counters = proxy.server.counters();

@@ -164,7 +164,7 @@ async fn a_plug_without_a_server_resets() {
 async fn all_listeners_or_none() {
     let (held, free) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), closed().await);
     let taken = held.local_addr().unwrap();
-    let config = Config::from_args(&[free.to_string(), taken.to_string()], &[], &[]).unwrap();
+    let config = Config::from_args(&[free.to_string(), taken.to_string()], &[], &[], &[]).unwrap();
     let e = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.err().unwrap();
     assert!(matches!(&e, StartError::Listen { addr, .. } if *addr == taken), "{e}");
     assert!(e.to_string().contains("another program listens there"), "{e}");

@@ -76,7 +76,7 @@ async fn hosts_and_paths_lead_to_pools() {
     let absolute = get("http://Site.Example/api").replace("Host: site", "Host: other");
     let input = [get("/?q"), get("/api"), get("/a.png"), on_other, absolute, get("/%61pi"), last("/apix")].concat();
     let found = answer(&proxy, &input).await;
-    let nothing = "longsplice: nothing is here under this host and path\n";
+    let nothing = "longsplice: no route for this host and path\n";
     assert_eq!(bodies(&found), ["www", "api", "png", "api", "api", "api", nothing], "{found}");
     assert!(found.contains("HTTP/1.1 404 Not Found\r\n"), "{found}");
     let seen = api.seen();

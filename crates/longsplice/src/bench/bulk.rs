@@ -35,7 +35,8 @@ const CONNECTIONS: [u64; 3] = [1, 8, 64];
 /// Where packets are to be put together, the average one is as large as two at least.
 pub const COALESCED: f64 = 2.0 * 1514.0;
 /// Everywhere.
-const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::Spliced, Variant::Copy, Variant::Haproxy];
+const VARIANTS: [Variant; 5] =
+    [Variant::IpForward, Variant::Spliced, Variant::SplicedPeer, Variant::Copy, Variant::Haproxy];
 /// All sizes of packets, all numbers of connections.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
@@ -61,7 +62,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
 /// Every proxy with large packets only, and not with 64 connections: they tell the same story with MTU-size packets.
 fn variants(packets: Packets, connections: u64) -> Vec<Variant> {
     if packets == Packets::Large && connections < 64 {
-        [&[Variant::IpForward][..], &Variant::PROXIES].concat()
+        [&[Variant::IpForward, Variant::SplicedPeer][..], &Variant::PROXIES].concat()
     } else {
         VARIANTS.to_vec()
     }

@@ -25,7 +25,8 @@ use std::{
 };
 
 /// What is passed on by what.
-const VARIANTS: [Variant; 5] = [Variant::IpForward, Variant::Filter, Variant::Nat, Variant::Tcx, Variant::Xdp];
+const VARIANTS: [Variant; 6] =
+    [Variant::IpForward, Variant::Filter, Variant::Nat, Variant::Tcx, Variant::TcxPeer, Variant::Xdp];
 /// Tables and caches have met the flows after this.
 const WARM_UP: Duration = Duration::from_millis(100);
 /// Connection tracking has met them after this, or never will.
@@ -88,11 +89,16 @@ impl Venue {
         let pins = Pins::of(&lab)?;
         let (mut datapath, mut room) = (None, None);
         match variant {
-            Variant::Tcx => datapath = Some(splice(&lab, flows, &[])?),
+            Variant::Tcx => datapath = Some(splice(&lab, flows, Options::default())?),
+            Variant::TcxPeer => {
+                let peer = vec![lab.server_device().into()];
+                datapath = Some(splice(&lab, flows, Options { peer, ..Options::default() })?);
+            }
             Variant::Xdp => {
                 // what makes a veth take frames that XDP sends to its peer, as a network card does
                 lab.server.execute("ethtool", &["-K", "s0", "gro", "on"])?;
-                datapath = Some(splice(&lab, flows, &[lab.client_device()])?);
+                let xdp = vec![lab.client_device().into()];
+                datapath = Some(splice(&lab, flows, Options { xdp, ..Options::default() })?);
             }
             Variant::Nat => {
                 peers::load_rules(&lab, &translation())?;
@@ -158,15 +164,14 @@ impl Venue {
 }
 
 /// Attaches the data path and installs the flows.
-fn splice(lab: &Lab, flows: u32, xdp: &[&str]) -> Result<Datapath> {
+fn splice(lab: &Lab, flows: u32, options: Options) -> Result<Datapath> {
     let hop = |device: &str, host: &longsplice_lab::Namespace, its: &str| -> Result<NextHop> {
         let (own, neighbour) = (lab.forwarder.link(device)?, host.link(its)?);
         Ok(NextHop { device: own.index, to: neighbour.mac, from: own.mac })
     };
     let (to_client, to_server) =
         (hop(lab.client_device(), &lab.client, "c0")?, hop(lab.server_device(), &lab.server, "s0")?);
-    let xdp = xdp.iter().map(|device| device.to_string()).collect();
-    let options = Options { max_flows: flows, xdp, ..Options::default() };
+    let options = Options { max_flows: flows, ..options };
     let datapath = lab.forwarder.run(|| Datapath::open(&options))?;
     let all: Vec<[IdleLeg; 2]> = (0..flows)
         .map(|n| {

@@ -182,15 +182,15 @@ pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>
         _ => run.args(["-e", "stderr", "-p"]).arg(dir).arg("-c").arg(&file).arg("-g").arg(nginx_globals(dir)),
     };
     fs::write(&file, &config)?;
-    spawn(&mut run, |_| lab.forwarder.wait_listening(PORT, PATIENCE)).map(Some)
+    let guard = ChildGuard::spawn(&mut run)?.ended_gently();
+    when_ready(guard, |_| lab.forwarder.wait_listening(PORT, PATIENCE)).map(Some)
 }
 
-/// Starts it and waits until it is ready; if it never is, says what it said.
-fn spawn(
-    run: &mut Command,
+/// Waits until it is ready; if it never is, says what it said.
+fn when_ready(
+    mut guard: ChildGuard,
     ready: impl FnOnce(&mut ChildGuard) -> std::result::Result<(), LabError>,
 ) -> Result<ChildGuard> {
-    let mut guard = ChildGuard::spawn(run)?;
     ready(&mut guard).map_err(|e| format!("{e}; it said:\n{}", guard.output()))?;
     Ok(guard)
 }
@@ -204,7 +204,10 @@ fn nginx_globals(dir: &Path) -> String {
 
 fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<ChildGuard> {
     let when = variant.splice();
-    let arguments = when.as_ref().map_or(vec![], |when| vec!["--splice", when]);
+    let mut arguments = when.as_ref().map_or(vec![], |when| vec!["--splice", when]);
+    if variant == Variant::SplicedPeer {
+        arguments.extend(["--peer", lab.client_device(), "--peer", lab.server_device()]);
+    }
     let guard = run_longsplice(lab, dir, &longsplice_config(variant.socks(), release_after), &arguments, PATIENCE)?;
     let words = guard.output();
     if words.contains("are copied, not spliced") {
@@ -221,7 +224,7 @@ pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], l
     fs::write(&file, config)?;
     run.env("LONGSPLICE_CONTROL", control_socket(dir)).env_remove("RUST_LOG");
     run.args(["run", "--config"]).arg(&file).arg("--access-log").arg(dir.join("access.log")).args(arguments);
-    spawn(&mut run, |guard| guard.wait_output("control socket", limit))
+    when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("control socket", limit))
 }
 
 /// Where longsplice is asked.

@@ -91,6 +91,13 @@ const ROWS: [(Subject, bool, &str); 12] = [
     (Subject::Rate { bytes: 1 }, false, "connections per second, 1 byte each"),
 ];
 
+/// And rows with a figure in its first column alone: the ways of the data path.
+const FLOODS: [(Variant, &str); 3] = [
+    (Variant::Tcx, "CPU time per small packet, tcx"),
+    (Variant::TcxPeer, "CPU time per small packet, tcx into a veth's peer"),
+    (Variant::Xdp, "CPU time per small packet, XDP"),
+];
+
 const fn bulk(packets: Packets, connections: u64) -> Subject {
     Subject::Bulk { packets, connections }
 }
@@ -113,6 +120,11 @@ fn short(results: &Results, source: &str) -> String {
         let cells = COLUMNS.map(|v| figure(subject, of_cpu, v).map_or_else(String::new, |r| format!(" {r:.2}")));
         if cells.iter().any(|c| !c.is_empty()) {
             let _ = writeln!(text, "| {name} |{} |", cells.join(" |"));
+        }
+    }
+    for (variant, name) in FLOODS {
+        if let Some(line) = s.line(Subject::Flood { flows: 1 }, variant) {
+            let _ = writeln!(text, "| {name} | {:.2} |{}", line.ratio.median, " |".repeat(COLUMNS.len() - 1));
         }
     }
     text.push('\n');

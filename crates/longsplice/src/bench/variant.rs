@@ -19,8 +19,12 @@ pub enum Variant {
     Nat,
     /// longsplice, spliced at once.
     Spliced,
+    /// The same, with packets that go straight to the other ends of both veths.
+    SplicedPeer,
     /// longsplice's data path at tcx, with flows that were put into its table.
     Tcx,
+    /// The same, with packets that go straight to the other end of a veth.
+    TcxPeer,
     /// The same, with XDP at the client's device.
     Xdp,
     /// longsplice, spliced when its default policy says so.
@@ -45,13 +49,15 @@ pub enum Variant {
 
 impl Variant {
     /// All of them, in the order of tables.
-    pub const ALL: [Variant; 16] = [
+    pub const ALL: [Variant; 18] = [
         Variant::Direct,
         Variant::IpForward,
         Variant::Filter,
         Variant::Nat,
         Variant::Spliced,
+        Variant::SplicedPeer,
         Variant::Tcx,
+        Variant::TcxPeer,
         Variant::Xdp,
         Variant::Default,
         Variant::Copy,
@@ -83,7 +89,9 @@ impl Variant {
             Variant::Filter => "IP, filtered",
             Variant::Nat => "IP, NAT",
             Variant::Spliced => "spliced",
+            Variant::SplicedPeer => "spliced, into the peer",
             Variant::Tcx => "spliced by tcx",
+            Variant::TcxPeer => "spliced by tcx, into the peer",
             Variant::Xdp => "spliced by XDP",
             Variant::Default => "default policy",
             Variant::Copy => "copying",
@@ -107,7 +115,8 @@ impl Variant {
                 "the same with nftables' masquerade, which tracks connections; in the flood, its dnat".into()
             }
             Variant::Tcx => "longsplice's data path without its proxy, flows put into the table as if released".into(),
-            Variant::Xdp => "the same with XDP at the device towards the client".into(),
+            Variant::TcxPeer => "the same, and packets go straight to the other end of the forwarder's veth".into(),
+            Variant::Xdp => "the same as spliced by tcx, with XDP at the device towards the client".into(),
             Variant::Nginx => "Debian's, stream module, as many workers as CPUs".into(),
             Variant::Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses".into(),
             Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),
@@ -115,7 +124,8 @@ impl Variant {
             longsplice => {
                 let protocol = if longsplice.socks() { "SOCKS 5" } else { "a plug" };
                 let when = longsplice.splice().unwrap_or_else(|| format!("left at {:?}", Policy::default().when));
-                format!("longsplice, {protocol}, --splice {when}")
+                let peer = if longsplice == Variant::SplicedPeer { ", --peer of both devices" } else { "" };
+                format!("longsplice, {protocol}, --splice {when}{peer}")
             }
         }
     }
@@ -125,7 +135,7 @@ impl Variant {
         /// More than any connection of the bench carries: it copies by read and write, and waits.
         const FAR: u64 = 1 << 50;
         match self {
-            Variant::Spliced | Variant::SplicedSocks => Some("at-once".into()),
+            Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks => Some("at-once".into()),
             Variant::Pipes | Variant::CopySocks => Some("never".into()),
             Variant::Copy => Some(FAR.to_string()),
             _ => None,
@@ -134,7 +144,7 @@ impl Variant {
 
     /// Whether its connections are spliced as soon as they are open.
     pub fn is_spliced(self) -> bool {
-        matches!(self, Variant::Spliced | Variant::SplicedSocks)
+        matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks)
     }
 
     /// Whether the client says to the proxy where to connect to.

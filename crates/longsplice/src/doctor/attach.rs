@@ -36,9 +36,11 @@ fn cure(e: &OpenError) -> &'static str {
         OpenError::Privilege => "a container or a security module may stand in the way of bpf(2): run outside of it",
         OpenError::NoBpffs(_) => "mount -t bpf bpf /sys/fs/bpf",
         OpenError::Kernel { .. } => "boot a kernel with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT, CONFIG_NET_XGRESS and BTF",
-        OpenError::Abi { .. } | OpenError::Running(_) | OpenError::Device(_) | OpenError::Xdp { .. } => {
-            "report this, please"
-        }
+        OpenError::Abi { .. }
+        | OpenError::Running(_)
+        | OpenError::Device(_)
+        | OpenError::Xdp { .. }
+        | OpenError::Peer { .. } => "report this, please",
     }
 }
 

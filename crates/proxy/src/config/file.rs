@@ -5,7 +5,9 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
-    site::{RawPool, RawRoute},
+    route::RawRoute,
+    site::RawPool,
+    tls::RawProxyProtocol,
     value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
@@ -23,6 +25,7 @@ use std::{
     collections::BTreeMap,
     fmt::Display,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     ops::Range,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -44,6 +47,8 @@ struct File {
     devices: Vec<String>,
     #[serde(default)]
     xdp: Vec<String>,
+    #[serde(default)]
+    peer: Vec<String>,
     control: Option<PathBuf>,
     source_ports: Option<OrNumber<PortRange>>,
     #[serde(default)]
@@ -76,8 +81,10 @@ struct Listener {
     users_file: Option<Spanned<PathBuf>>,
     via: Option<Spanned<String>>,
     forwarded: Option<Spanned<RawForwarded>>,
+    port: Option<Spanned<NonZeroU16>>,
     #[serde(default)]
     route: Vec<Spanned<RawRoute>>,
+    proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
@@ -91,6 +98,7 @@ struct Listener {
 enum Name {
     Socks5,
     Http,
+    Tls,
     Plug,
 }
 
@@ -183,6 +191,7 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
         log: place.log(raw.log),
         devices: raw.devices,
         xdp: raw.xdp,
+        peer: raw.peer,
         control: raw.control.map(|path| place.path(&path)),
         pools: place.pools(raw.pool)?,
         source_ports: raw.source_ports.map(|p| p.0),
@@ -232,22 +241,32 @@ impl Place<'_> {
         {
             return Err(self.wrong(span, "only HTTP has such fields: remove the key, or use protocol = \"http\""));
         }
+        let methods_or_path =
+            |r: &RawRule| r.methods.as_ref().map(Spanned::span).or(r.path.as_ref().map(Spanned::span));
         if raw.protocol != Name::Http
-            && let Some(span) = raw
-                .rules
-                .iter()
-                .find_map(|r| r.methods.as_ref().map(Spanned::span).or(r.path.as_ref().map(Spanned::span)))
+            && let Some(span) = raw.rules.iter().find_map(methods_or_path)
         {
             return Err(self.wrong(span, "only HTTP has methods and paths: remove the key, or use protocol = \"http\""));
         }
+        if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
+            return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
+        }
+        if let (Some(route), Name::Socks5 | Name::Plug) = (raw.route.first(), raw.protocol) {
+            let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
+            return Err(self.wrong(route.span(), cure));
+        }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
-        if let Some(route) = raw.route.first().filter(|_| raw.protocol != Name::Http) {
-            return Err(self.wrong(route.span(), "only HTTP has routes: remove them, or use protocol = \"http\""));
+        match (raw.protocol, users, raw.route.first()) {
+            (Name::Plug | Name::Tls, Some(span), _) => {
+                let cure =
+                    "clients of plugs and TLS cannot authenticate: remove the users, or use protocol = \"socks5\"";
+                return Err(self.wrong(span, cure));
+            }
+            (Name::Http, Some(span), Some(_)) => {
+                return Err(self.wrong(span, "the servers of a site ask for passwords themselves: remove the users"));
+            }
+            _ => {}
         }
-        if let (Some(_), Some(span)) = (raw.route.first(), users.clone()) {
-            return Err(self.wrong(span, "the servers of a site ask for passwords themselves: remove the users"));
-        }
-        let routes = self.routes(raw.route, pools)?;
         let protocol = match (raw.protocol, raw.target) {
             (Name::Socks5, None) => Protocol::Socks5 { users: self.users(raw.users, raw.users_file)? },
             (Name::Socks5, Some(target)) => {
@@ -258,7 +277,7 @@ impl Place<'_> {
             }
             (Name::Http, None) => {
                 let http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
-                Protocol::Http(Http { routes, ..http })
+                Protocol::Http(Http { routes: self.routes(raw.route, pools)?, ..http })
             }
             (Name::Http, Some(target)) => {
                 return Err(self.wrong(
@@ -266,22 +285,24 @@ impl Place<'_> {
                     "an HTTP client names its own target: remove `target`, add routes, or use protocol = \"plug\"",
                 ));
             }
+            (Name::Tls, None) => Protocol::Tls(self.tls(raw.port.map(|p| p.into_inner().get()), raw.route)?),
+            (Name::Tls, Some(target)) => {
+                return Err(self.wrong(
+                    target.span(),
+                    "a TLS client names its own target: write `target` below a [[listener.route]]",
+                ));
+            }
             (Name::Plug, None) => {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
             }
-            (Name::Plug, Some(target)) => {
-                if let Some(span) = users {
-                    return Err(
-                        self.wrong(span, "a plug cannot authenticate: remove the users, or use protocol = \"socks5\"")
-                    );
-                }
-                Protocol::Plug { target: target.into_inner().0 }
-            }
+            (Name::Plug, Some(target)) => Protocol::Plug { target: target.into_inner().0 },
         };
+        let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
         listener.rules.list = raw.rules.into_iter().map(rule).collect();
         listener.policy = policy(raw.policy);
         listener.limits = limits(raw.limits);
+        listener.proxy_protocol = proxy_protocol;
         Ok(listener)
     }
 

@@ -1,14 +1,14 @@
-//! Routes and pools in the TOML file.
+//! Routes of HTTP and pools in the TOML file.
 
 use super::{
     ConfigError,
     file::Place,
-    value::{Many, OrNumber, Parsed, Seconds},
+    route::{RawRoute, list},
+    value::{OrNumber, Parsed, Seconds},
 };
 use crate::{
-    access::Pattern,
     pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, WEIGHT_MAX},
-    routes::{Paths, PlainPath, Regex, Route},
+    routes::{Paths, Route},
     target::Target,
 };
 use longsplice_http::Authority;
@@ -18,17 +18,6 @@ use serde::{
 };
 use std::{collections::BTreeMap, fmt, ops::RangeInclusive, str::FromStr};
 use toml::Spanned;
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawRoute {
-    #[serde(default)]
-    host: Many<Parsed<Pattern>>,
-    path: Option<Spanned<Parsed<PlainPath>>>,
-    path_exact: Option<Spanned<Parsed<PlainPath>>>,
-    path_regex: Option<Spanned<Parsed<Regex>>>,
-    pool: Spanned<String>,
-}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -213,10 +202,20 @@ impl Place<'_> {
     fn route(&self, spanned: Spanned<RawRoute>, pools: &[PoolConfig]) -> Result<Route, ConfigError> {
         let span = spanned.span();
         let raw = spanned.into_inner();
-        let pool = raw.pool.get_ref();
-        if !pools.iter().any(|p| p.name == *pool) {
+        if let Some((key, at)) = raw.key_of_tls() {
+            let cure = format!(
+                "routes of HTTP have host, path, path_exact, path_regex and pool: remove `{key}`, \
+                 or use protocol = \"tls\""
+            );
+            return Err(self.wrong(at, &cure));
+        }
+        let Some(pool) = raw.pool else {
+            return Err(self.wrong(span, "a route of HTTP needs a pool: add pool = \"NAME\", and [pool.NAME]"));
+        };
+        let (at, pool) = (pool.span(), pool.into_inner());
+        if !pools.iter().any(|p| p.name == pool) {
             let cure = format!("there is no pool {pool:?}: add [pool.{pool}] with servers = [\"HOST:PORT\"]");
-            return Err(self.wrong(raw.pool.span(), &cure));
+            return Err(self.wrong(at, &cure));
         }
         let path = match (raw.path, raw.path_exact, raw.path_regex) {
             (None, None, None) => Paths::default(),
@@ -225,8 +224,7 @@ impl Place<'_> {
             (None, None, Some(p)) => Paths::Regex(p.into_inner().0),
             _ => return Err(self.wrong(span, "a route has one of path, path_exact and path_regex: remove the others")),
         };
-        let hosts = raw.host.0.into_iter().map(|h| h.0).collect();
-        Ok(Route { hosts, path, pool: raw.pool.into_inner() })
+        Ok(Route { hosts: list(raw.host).collect(), path, pool })
     }
 }
 

@@ -42,6 +42,7 @@ fn socks(more: &str) -> String {
 const WHOLE: &str = r#"
 devices = ["eth0"]
 xdp = ["eth0"]
+peer = ["veth0"]
 control = "control"
 source_ports = "10240-28671"
 leave_flows_on_stop = true
@@ -81,8 +82,8 @@ policy = { splice = 1000 }
 fn whole_file() {
     let c = read(WHOLE).unwrap();
     assert_eq!(
-        (c.xdp, c.devices, c.control),
-        (vec!["eth0".into()], vec!["eth0".to_string()], Some("/etc/control".into()))
+        (c.xdp, c.peer, c.devices, c.control),
+        (vec!["eth0".into()], vec!["veth0".into()], vec!["eth0".to_string()], Some("/etc/control".into()))
     );
     assert_eq!(c.source_ports, Some(PortRange { first: 10240, last: 28671 }));
     assert!(c.leave_flows_on_stop && c.connections == Some(100));
@@ -126,7 +127,7 @@ fn the_example_is_right() {
     let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
     let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
     let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (4, 2, 2));
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (5, 2, 2));
 }
 
 #[test]
@@ -134,7 +135,7 @@ fn the_example_of_the_readme_is_right() {
     let readme = include_str!("../../../../README.md");
     let text = readme.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let c = read(text).unwrap();
-    assert_eq!((c.listeners.len(), c.pools.len()), (4, 1));
+    assert_eq!((c.listeners.len(), c.pools.len()), (5, 1));
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn mistakes_of_the_language() {
 fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
-    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `plug`");
+    expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `plug`");
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
@@ -248,7 +249,9 @@ fn sites() {
 fn mistakes_in_sites() {
     let route = |more: &str| format!("{SITE}[[listener.route]]\n{more}\n[pool.p]\nservers = [\"a:1\"]\n");
     expect(&route("pool = \"q\""), (5, 8), "there is no pool \"q\": add [pool.q]");
-    expect(&route("path = \"/\""), (4, 1), "missing field `pool`: add pool = ... here");
+    expect(&route("path = \"/\""), (4, 1), "needs a pool: add pool = ");
+    expect(&route("pool = \"p\"\nalpn = \"h2\""), (6, 8), "remove `alpn`, or use protocol = \"tls\"");
+    expect(&route("target = \"a:1\""), (5, 10), "host, path, path_exact, path_regex and pool: remove `target`");
     expect(&route("path = \"a\"\npool = \"p\""), (5, 8), "begin it with `/`");
     expect(&route("path_regex = \"(\"\npool = \"p\""), (5, 14), "unclosed group");
     expect(&route("host = \"*\"\npool = \"p\""), (5, 8), "leave");
@@ -260,7 +263,7 @@ fn mistakes_in_sites() {
     expect(
         &format!("{SOCKS}[[listener.route]]\npool = \"p\"\n[pool.p]\nservers = [\"a:1\"]"),
         (4, 1),
-        "only HTTP has routes",
+        "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"",
     );
     expect(&socks("rules = [{ action = \"deny\", path = \"/x\" }]"), (4, 36), "only HTTP has methods and paths");
     let pool = |more: &str| format!("[pool.p]\nservers = [\"a:1\"]\n{more}");
@@ -314,24 +317,84 @@ fn a_file_that_is_not_there() {
 
 #[test]
 fn command_line() {
-    let c =
-        Config::from_args(&["127.0.0.1:1080", "[::1]:1080"], &["127.0.0.1:3128"], &["127.0.0.1:8080=example.org:80"])
-            .unwrap();
+    let c = Config::from_args(
+        &["127.0.0.1:1080", "[::1]:1080"],
+        &["127.0.0.1:3128"],
+        &["127.0.0.1:443"],
+        &["127.0.0.1:8080=example.org:80"],
+    )
+    .unwrap();
     let names: Vec<_> = c.listeners.iter().map(|l| (l.protocol.name(), l.rules.guarded)).collect();
-    assert_eq!(names, [("socks5", true), ("socks5", true), ("http", true), ("plug", false)]);
+    assert_eq!(names, [("socks5", true), ("socks5", true), ("http", true), ("tls", true), ("plug", false)]);
     // Port 0 is another port each time.
-    assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[], &[]).is_ok());
+    assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[], &[], &[]).is_ok());
 }
 
 #[test]
 fn mistakes_on_the_command_line() {
     let error = |socks5: &[&str], plugs: &[&str]| {
-        Config::from_args(socks5, &["127.0.0.1:3128"], plugs).unwrap_err().to_string()
+        Config::from_args(socks5, &["127.0.0.1:3128"], &[], plugs).unwrap_err().to_string()
     };
     assert!(error(&["1080"], &[]).starts_with("--socks5 1080: bad listen address: write ADDR:PORT"));
     assert!(error(&[], &["a"]).starts_with("--plug a: no `=`: write ADDR:PORT=HOST:PORT"));
     assert!(error(&[], &["127.0.0.1:3128=a:1"]).contains("another listener has 127.0.0.1:3128 already"));
     assert!(error(&["127.0.0.1:1"], &["127.0.0.1:1=a:1"]).contains("another listener has 127.0.0.1:1 already"));
     let mut config = read(SOCKS).unwrap();
-    assert!(config.add_args(&["127.0.0.1:1080"], &[], &[]).is_err());
+    assert!(config.add_args(&["127.0.0.1:1080"], &[], &[], &[]).is_err());
+}
+
+const TLS: &str = "[[listener]]\nprotocol = \"tls\"\nlisten = \"127.0.0.1:443\"\n";
+
+#[test]
+fn routes_of_tls() {
+    let tls = |more: &str| {
+        let listener = read(&format!("{TLS}{more}")).unwrap().listeners.remove(0);
+        let guarded = listener.rules.guarded;
+        if let Protocol::Tls(tls) = listener.protocol { (tls, guarded) } else { panic!() }
+    };
+    assert_eq!(tls(""), (Tls::default(), true));
+    assert_eq!(tls("port = 8443").0.port, Some(8443));
+    let (routes, guarded) = tls("[[listener.route]]\nname = [\"A.b\", \"*.c\"]\nalpn = \"h2\"\ntarget = \"x:1\"");
+    let [route] = &routes.routes[..] else { panic!() };
+    assert_eq!(route.name, [Pattern::Name("a.b".into()), Pattern::Below("c".into())]);
+    assert_eq!((route.alpn.clone(), route.target.clone(), guarded), (vec!["h2".into()], "x:1".parse().ok(), false));
+    assert!(tls("[[listener.route]]\ntarget = \"x:1\"\n[[listener.route]]").1);
+}
+
+#[test]
+fn mistakes_in_routes() {
+    let route = |more: &str| format!("{TLS}[[listener.route]]\n{more}");
+    expect(&route("name = \"*\""), (5, 8), "bad server name: write a name");
+    expect(&route("name = [\"a\", \"192.0.2.1\"]"), (5, 14), "bad server name: write a name");
+    expect(&route("alpn = \"\""), (5, 8), "1 to 255 bytes");
+    expect(&route("target = \"x\""), (5, 10), "no port");
+    expect(&route("host = \"x\""), (5, 8), "remove `host`, or use protocol = \"http\"");
+    expect(&route("name = \"a\"\npath_exact = \"/\""), (6, 14), "name, alpn and target: remove `path_exact`");
+    expect(&route("pool = \"p\""), (5, 8), "remove `pool`");
+    expect(&route("sni = \"x\""), (5, 1), "unknown field `sni`");
+    expect(&route("name = []"), (5, 8), "empty list");
+    expect(&format!("{TLS}target = \"x:1\""), (4, 10), "below a [[listener.route]]");
+    expect(&format!("{TLS}port = 0"), (4, 8), "nonzero u16");
+    expect(&format!("{TLS}users = {{ a = \"b\" }}"), (4, 9), "cannot authenticate");
+    expect(&socks("port = 1"), (4, 8), "only TLS has such a port: remove it");
+    expect(&format!("{SITE}port = 1"), (4, 8), "only TLS has such a port: remove it");
+    expect(&socks("[[listener.route]]"), (4, 1), "only HTTP and TLS have routes");
+}
+
+#[test]
+fn the_proxy_protocol() {
+    let told =
+        |more: &str| read(&socks(&format!("proxy_protocol = {more}"))).unwrap().listeners.remove(0).proxy_protocol;
+    assert_eq!(told("{}"), ProxyProtocol::default());
+    let all = told("{ from = [\"10.0.0.0/8\", \"::1\"], required = true, send = \"v2\" }");
+    assert_eq!((all.from.len(), all.required, all.send), (2, true, Some(crate::proxy_protocol::Version::V2)));
+    expect(&socks("proxy_protocol.required = true"), (4, 1), "add from = ");
+    expect(&socks("proxy_protocol.send = \"v3\""), (4, 23), "expected `v1` or `v2`");
+    expect(&socks("proxy_protocol.from = \"lb\""), (4, 23), "bad address prefix");
+    expect(&socks("proxy_protocol.from = []"), (4, 23), "empty list");
+    let pool = "route = [{ pool = \"p\" }]\n[pool.p]\nservers = [\"a:1\"]";
+    let site = |more: &str| format!("{SITE}proxy_protocol.{more}\n{pool}");
+    expect(&site("send = \"v1\""), (4, 23), "remove `send`, and use forwarded = ");
+    assert_eq!(read(&site("from = \"10.0.0.0/8\"")).unwrap().listeners[0].proxy_protocol.from.len(), 1);
+    assert!(read(&format!("{SITE}proxy_protocol.send = \"v1\"")).is_ok());
 }

@@ -14,12 +14,14 @@
 
 use super::stream::Stream;
 use crate::fault::Fault;
+use longsplice_engine::{FlowInfo, How, Leftovers, Message, Passed, Policy, Refusal, Splicer, When};
 use longsplice_http::{
     Body, Framing, Kind, Request, Response, Scan, Step, Version, Wrong,
     forward::{self, Back},
 };
 use std::{
     io,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Instant,
 };
@@ -44,6 +46,14 @@ pub(crate) struct Exchange<'a> {
     pub passed: [u64; 2],
     /// When something has moved last.
     pub moved: Instant,
+    /// From how much content ahead on it is worth a splice.
+    bodies: When,
+    /// It has come to that.
+    ahead: bool,
+    /// Of the bytes written, those that were spliced, how often, and what was in the way.
+    pub spliced: [u64; 2],
+    pub splices: u32,
+    pub refusal: Option<Refusal>,
 }
 
 /// From client to server.
@@ -55,6 +65,8 @@ struct Up {
     checked: usize,
     /// The server takes no more.
     broken: bool,
+    /// What is left of the body is not to be spliced.
+    copy: bool,
 }
 
 /// From server to client.
@@ -71,9 +83,11 @@ struct Down {
     end: End,
 }
 
-/// How an exchange has ended.
+/// How an exchange has ended, or what it comes to next.
 #[derive(Debug)]
 pub(crate) enum End {
+    /// So much content is ahead that it is worth a splice: [`Exchange::pass`], and on.
+    Ahead(Way),
     /// The reply was passed on. `close`: the client was told that we close; `reuse`: the server's connection is fit for more.
     Done { close: bool, reuse: bool },
     /// 101 was passed on.
@@ -84,6 +98,13 @@ pub(crate) enum End {
     Fault(Fault, u16),
     /// The reply was begun, and cannot be finished.
     Cut(&'static str, String),
+}
+
+/// Which way a body goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Up,
+    Down,
 }
 
 /// Which side has failed.
@@ -101,6 +122,7 @@ impl<'a> Exchange<'a> {
         head: Vec<u8>,
         via: Option<&'a str>,
         (last, again): (bool, bool),
+        bodies: When,
     ) -> Exchange<'a> {
         let body = Body::new(request.framing);
         Exchange {
@@ -110,7 +132,7 @@ impl<'a> Exchange<'a> {
             via,
             last,
             again,
-            up: Up { head, sent: 0, body, checked: 0, broken: false },
+            up: Up { head, sent: 0, body, checked: 0, broken: false, copy: false },
             down: Down {
                 scan: Scan::new(Kind::Response),
                 head: Vec::new(),
@@ -124,6 +146,11 @@ impl<'a> Exchange<'a> {
             status: None,
             passed: [0; 2],
             moved: Instant::now(),
+            bodies,
+            ahead: false,
+            spliced: [0; 2],
+            splices: 0,
+            refusal: None,
         }
     }
 
@@ -136,6 +163,7 @@ impl<'a> Exchange<'a> {
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         if !self.up_done() && !self.up.broken {
             match self.poll_up(cx) {
+                Poll::Ready(Ok(())) if self.ahead => return Poll::Ready(End::Ahead(Way::Up)),
                 Poll::Pending | Poll::Ready(Ok(())) => {}
                 // It may have replied before it closed.
                 Poll::Ready(Err(Broken::Server(_))) => self.up.broken = true,
@@ -151,10 +179,62 @@ impl<'a> Exchange<'a> {
             return Poll::Ready(End::Cut("client-reset", e.to_string()));
         }
         match ready!(self.poll_down(cx)) {
+            Ok(()) if self.ahead => Poll::Ready(End::Ahead(Way::Down)),
             Ok(()) => Poll::Ready(std::mem::replace(&mut self.down.end, End::Stale)),
             Err(Broken::Client(e)) => Poll::Ready(End::Cut("client-reset", e.to_string())),
             Err(Broken::Server(e)) => Poll::Ready(self.no_reply(&e)),
             Err(Broken::Wrong(wrong)) => Poll::Ready(self.bad_reply(&wrong.to_string())),
+        }
+    }
+
+    /// Content that is ahead goes past us, where it can be spliced, and is copied by the engine otherwise. Some: that was the end.
+    pub async fn pass(&mut self, way: Way, splicer: &Splicer, policy: Arc<Policy>, info: FlowInfo) -> Option<End> {
+        self.ahead = false;
+        let Exchange { client, server, up, down, .. } = self;
+        let (from, head, checked, body) = match way {
+            Way::Up => (&mut **client, &up.head[up.sent..], &mut up.checked, Some(&mut up.body)),
+            Way::Down => (&mut **server, &down.head[down.sent..], &mut down.checked, down.body.as_mut()),
+        };
+        let body = body?;
+        let first = [head, from.in_hand()].concat().into();
+        from.consume(std::mem::take(checked));
+        let ahead = body.ahead();
+        let (left, message) = match way {
+            Way::Up => (Leftovers { to_server: first, ..Leftovers::default() }, Message::from_client(ahead).heeding()),
+            Way::Down => (Leftovers { to_client: first, ..Leftovers::default() }, Message::from_server(ahead)),
+        };
+        let Passed { ended, missing, in_hand } =
+            splicer.pass(&mut client.leg, &mut server.leg, &left, message, policy, info).await;
+        match way {
+            Way::Up => (up.sent, up.broken) = (up.head.len(), false),
+            Way::Down => down.sent = down.head.len(),
+        }
+        match ahead {
+            Some(ahead) => body.passed(ahead - missing),
+            None => *body = Body::UntilClose(true),
+        }
+        if way == Way::Up {
+            // Its receiver has something to say, or it has stopped too early: both are seen by whoever copies.
+            up.copy |= missing > 0;
+            up.checked = in_hand.len();
+            client.put_back(&in_hand);
+        }
+        for (d, (all, spliced)) in
+            [(ended.bytes_up, ended.spliced_up), (ended.bytes_down, ended.spliced_down)].into_iter().enumerate()
+        {
+            self.passed[d] += all;
+            self.spliced[d] += spliced;
+        }
+        self.splices += ended.splices;
+        self.refusal = ended.refusal;
+        self.moved = Instant::now();
+        let gone = |how| Some(End::Cut(how, "while its body was passed on".into()));
+        match ended.how {
+            How::Passed => None,
+            How::ClientReset => gone("client-reset"),
+            How::ServerReset => gone("server-reset"),
+            How::Idle => gone("idle"),
+            How::Closed | How::Stopped | How::Left => gone("stopped"),
         }
     }
 
@@ -179,14 +259,23 @@ impl<'a> Exchange<'a> {
     }
 
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
-        let Exchange { client, server, up, passed, moved, .. } = self;
-        while up.sent < up.head.len() {
-            let n = ready!(server.poll_write(cx, &up.head[up.sent..])).map_err(Broken::Server)?;
-            up.sent += n;
-            passed[0] += n as u64;
-            *moved = Instant::now();
-        }
+        let Exchange { client, server, up, down, passed, moved, bodies, ahead, .. } = self;
         loop {
+            while up.checked < client.in_hand().len() && !up.body.is_done() {
+                up.checked += up.body.step(&client.in_hand()[up.checked..]).map_err(Broken::Wrong)?.len();
+            }
+            // Not before the body has begun: its client may wait for 100 (RFC 9110, 10.1.1).
+            let begun = up.checked > 0 && up.checked == client.in_hand().len();
+            if begun && !up.copy && down.body.is_none() && is_worth(*bodies, up.body.ahead()) {
+                *ahead = true;
+                return Poll::Ready(Ok(()));
+            }
+            while up.sent < up.head.len() {
+                let n = ready!(server.poll_write(cx, &up.head[up.sent..])).map_err(Broken::Server)?;
+                up.sent += n;
+                passed[0] += n as u64;
+                *moved = Instant::now();
+            }
             while up.checked > 0 {
                 let n = ready!(server.poll_write(cx, &client.in_hand()[..up.checked])).map_err(Broken::Server)?;
                 client.consume(n);
@@ -200,14 +289,15 @@ impl<'a> Exchange<'a> {
             if client.in_hand().is_empty() && ready!(client.poll_fill(cx)).map_err(Broken::Client)? == 0 {
                 up.body.end_of_stream().map_err(Broken::Wrong)?;
             }
-            while up.checked < client.in_hand().len() && !up.body.is_done() {
-                up.checked += up.body.step(&client.in_hand()[up.checked..]).map_err(Broken::Wrong)?.len();
-            }
         }
     }
 
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         loop {
+            if self.is_ahead().map_err(Broken::Wrong)? {
+                self.ahead = true;
+                return Poll::Ready(Ok(()));
+            }
             let Down { head, sent, .. } = &mut self.down;
             while *sent < head.len() {
                 let n = ready!(self.client.poll_write(cx, &head[*sent..])).map_err(Broken::Client)?;
@@ -244,7 +334,7 @@ impl<'a> Exchange<'a> {
                 return refuse("the server sends one interim reply after the other");
             }
             if client == Version::New {
-                self.pass(reply, false);
+                self.begin(reply, false);
             }
             return Ok(());
         }
@@ -255,7 +345,7 @@ impl<'a> Exchange<'a> {
             }
             101 if reply.upgrade.is_none() => return refuse("the server switches to no protocol"),
             101 => {
-                self.pass(reply, false);
+                self.begin(reply, false);
                 (self.down.body, self.down.end) = (Some(Body::new(Framing::None)), End::Upgraded);
                 return Ok(());
             }
@@ -266,14 +356,29 @@ impl<'a> Exchange<'a> {
         let strip = client == Version::Old && reply.framing == Framing::Chunked;
         let early = !self.up_done();
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
-        self.pass(reply, close);
+        self.begin(reply, close);
         self.down.strip = strip;
+        if reply.framing == Framing::Chunked {
+            self.server.leg.unclamp(); // most of it is copied
+        }
         self.down.body = Some(Body::new(reply.framing));
         self.down.end = End::Done { close, reuse: reply.keep_alive && !early };
         Ok(())
     }
 
-    fn pass(&mut self, reply: &Response, close: bool) {
+    /// Checks what is in hand of the reply's body, and whether enough of it is ahead.
+    fn is_ahead(&mut self) -> Result<bool, Wrong> {
+        let Exchange { server, down, .. } = self;
+        let (Some(body), false) = (&mut down.body, down.strip) else { return Ok(false) };
+        while down.checked < server.in_hand().len() && !body.is_done() {
+            down.checked += body.step(&server.in_hand()[down.checked..])?.len();
+        }
+        let all = down.checked == server.in_hand().len() && !body.is_done();
+        let ahead = body.ahead();
+        Ok(all && self.up_done() && is_worth(self.bodies, ahead))
+    }
+
+    fn begin(&mut self, reply: &Response, close: bool) {
         self.down.head = forward::response(reply, &Back { via: self.via, client: self.request.version, close });
         self.down.sent = 0;
     }
@@ -340,6 +445,16 @@ impl<'a> Exchange<'a> {
 /// The server has closed without a word.
 pub(super) fn no_reply() -> Fault {
     Fault::BadReply("the server closed before it had replied".into())
+}
+
+/// Whether so much content is worth a splice.
+fn is_worth(bodies: When, ahead: Option<u64>) -> bool {
+    let ahead = ahead.unwrap_or(u64::MAX);
+    match bodies {
+        When::Never => false,
+        When::AtOnce => ahead > 0,
+        When::AfterBytes(n) => ahead >= n.max(1),
+    }
 }
 
 /// The answer to a request that is wrong.

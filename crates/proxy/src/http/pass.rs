@@ -25,15 +25,13 @@ use crate::{
     pool::{Lease, Pool},
     target::Target,
 };
+use longsplice_engine::{FlowInfo, Leg, Refusal, When};
 use longsplice_http::{
     Request,
     forward::{self, Onward},
 };
 use std::{future::poll_fn, sync::Arc};
 use tokio::time::timeout;
-
-/// Why a reply that was passed on was not spliced, in the access log.
-const COPIED: &str = "http-reply";
 
 /// A request, and where it is to go.
 pub(super) struct Errand<'a> {
@@ -76,7 +74,7 @@ impl Errand<'_> {
     /// For the rules.
     pub fn asked(&self, client: &Stream) -> Asker<'_> {
         let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
-        Asker { client: client.leg.remote().ip(), method, path }
+        Asker { client: client.leg.source().ip(), method, path }
     }
 }
 
@@ -93,10 +91,15 @@ impl Row<'_> {
             return match end {
                 End::Stale => continue,
                 End::Done { close, .. } => {
-                    Counters::add(&self.shared().counters.replies_copied);
-                    record.refusal = Some(COPIED.into());
+                    let counters = &self.shared().counters;
+                    Counters::add(if record.spliced_down > 0 {
+                        &counters.replies_spliced
+                    } else {
+                        &counters.replies_copied
+                    });
                     if close { Next::Close } else { Next::Request }
                 }
+                End::Ahead(_) => unreachable!("it goes on in exchange()"),
                 End::Upgraded => Next::Relay(Box::new(record.clone())),
                 End::Fault(fault, status) => {
                     self.answer(Some(errand.request), record, &fault, Some(status), true).await;
@@ -135,7 +138,7 @@ impl Row<'_> {
         }
         self.drop_server();
         let server = connect(self.shared(), listener, &self.client.leg, &asked, target).await?;
-        self.server = Some(Held { target: target.clone(), stream: Stream::new(server), reused: false, lease: None });
+        self.server = Some(Held { target: target.clone(), stream: self.stream(server), reused: false, lease: None });
         Ok(())
     }
 
@@ -169,12 +172,18 @@ impl Row<'_> {
             let client = &self.client.leg;
             match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &asked, &target).await {
                 Ok(leg) => {
-                    self.server = Some(Held { target, stream: Stream::new(leg), reused: false, lease: Some(lease) });
+                    self.server = Some(Held { target, stream: self.stream(leg), reused: false, lease: Some(lease) });
                     return Ok(());
                 }
                 Err(fault) => tries.failed(&lease, fault, &shared.counters),
             }
         }
+    }
+
+    fn stream(&self, server: Leg) -> Stream {
+        let spliced = self.front.bodies.when != When::Never
+            && self.shared().splicer.may_splice(&self.client.leg, &server).is_ok();
+        if spliced { Stream::clamped(server) } else { Stream::new(server) }
     }
 
     /// Request and reply, over the connection that was found.
@@ -194,16 +203,31 @@ impl Row<'_> {
             host: &host,
             via: self.http.via.as_deref(),
             forwarded: self.http.forwarded,
-            client: self.client.leg.remote().ip(),
+            client: self.client.leg.source().ip(),
             site: errand.site.as_deref(),
         };
         let head = forward::request(request, &onward);
+        let shared = self.live.shared.clone();
+        let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
+        let bodies = if may_be.is_ok() { self.front.bodies.when } else { When::Never };
+        let info = FlowInfo {
+            protocol: record.listener,
+            user: record.user.clone(),
+            target: record.target.clone().unwrap_or_default(),
+        };
         let ends = (&mut self.client, server);
-        let mut exchange = Exchange::new(ends, request, head, self.http.via.as_deref(), (last, *reused || more));
+        let mut exchange =
+            Exchange::new(ends, request, head, self.http.via.as_deref(), (last, *reused || more), bodies);
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let left = limit.saturating_sub(exchange.moved.elapsed());
             match timeout(left, poll_fn(|cx| exchange.poll(cx))).await {
+                Ok(End::Ahead(way)) => {
+                    let info = info.clone();
+                    if let Some(end) = exchange.pass(way, &shared.splicer, self.front.bodies.clone(), info).await {
+                        break end;
+                    }
+                }
                 Ok(end) => break end,
                 Err(_) if exchange.moved.elapsed() < limit => {}
                 Err(_) if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
@@ -213,6 +237,15 @@ impl Row<'_> {
         };
         record.status = exchange.status;
         (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
+        (record.spliced_up, record.spliced_down) = (exchange.spliced[0], exchange.spliced[1]);
+        record.splices = exchange.splices;
+        if exchange.splices == 0 {
+            let why = exchange.refusal.or(may_be.err()).unwrap_or(match bodies {
+                When::Never => Refusal::Policy,
+                _ => Refusal::Short,
+            });
+            record.refusal = Some(why.as_str().into());
+        }
         end
     }
 
@@ -228,7 +261,7 @@ impl Row<'_> {
                     lease.0.failed(counters, fault);
                 }
                 End::Cut("server-reset", why) => lease.0.failed(counters, why),
-                End::Stale | End::Fault(..) | End::Cut(..) => {}
+                End::Ahead(_) | End::Stale | End::Fault(..) | End::Cut(..) => {}
             }
         }
         tries.fresh = true;

@@ -45,11 +45,12 @@ impl Row<'_> {
             host: host.clone().unwrap_or(Host::Ip(here.ip())),
             port: authority.and_then(|a| a.port).unwrap_or(here.port()),
         };
-        let (number, route) = routes::find(&self.http.routes, host.as_ref(), &path).ok_or((Fault::NoRoute, 404))?;
+        let no_route = || (Fault::NoRoute("this host and path".into()), 404);
+        let (number, route) = routes::find(&self.http.routes, host.as_ref(), &path).ok_or_else(no_route)?;
         record.route = Some(format!("{number}:{}", route.pool));
         let lost = || (Fault::NoServer(route.pool.clone()), 503);
         let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
-        let key = pool.key(request, self.client.leg.remote().ip());
+        let key = pool.key(request, self.client.leg.source().ip());
         let errand = Errand { request, site, path: Some(path), to: To::Pool(pool.clone(), key) };
         let denied = self.front.listener.rules.check(&errand.asked(&self.client), &target, here);
         denied.map_err(|why| (Fault::Denied(why), 403))?;

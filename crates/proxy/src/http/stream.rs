@@ -29,8 +29,19 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
+    /// Of a server whose replies may be spliced.
+    pub fn clamped(mut leg: Leg) -> Stream {
+        leg.clamp();
+        Stream::new(leg)
+    }
+
     pub fn new(leg: Leg) -> Stream {
         Stream { leg, bytes: Vec::new(), start: 0, end: 0, eager: false, ended: false }
+    }
+
+    /// The same with this in hand, which must not be more than is read at first.
+    pub fn with(leg: Leg, read: &[u8]) -> Stream {
+        Stream { bytes: read.to_vec(), end: read.len(), ..Stream::new(leg) }
     }
 
     /// What is in hand.
@@ -43,6 +54,14 @@ impl Stream {
         self.start += n;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// The first bytes in hand are to be these.
+    pub fn put_back(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.bytes.splice(..self.start, bytes.iter().copied());
+            (self.start, self.end) = (0, self.end - self.start + bytes.len());
         }
     }
 

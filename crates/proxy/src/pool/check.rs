@@ -50,7 +50,7 @@ async fn ask(member: &Member, check: &Check, shared: &Shared) -> Result<(), Stri
     let addresses = shared.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
     let mut failed = String::new();
     for address in addresses {
-        match shared.splicer.connect_with(address, None).await {
+        match shared.splicer.connect_alone(address).await {
             Ok(leg) => {
                 let mut stream = Stream::new(leg);
                 let status = status(&mut stream, member, check).await;

@@ -28,10 +28,15 @@ pub struct Proxy {
 impl Proxy {
     /// A server with one listener, `more` being the rest of its table.
     pub async fn start(protocol: &str, more: &str) -> Proxy {
+        Proxy::start_at("127.0.0.1", protocol, more).await
+    }
+
+    /// The same on another address.
+    pub async fn start_at(address: &str, protocol: &str, more: &str) -> Proxy {
         let dir = tempfile::tempdir().unwrap();
         let text = format!(
             "log = {{ format = \"json\", file = \"log\" }}\n\
-             [[listener]]\nprotocol = \"{protocol}\"\nlisten = \"127.0.0.1:0\"\n{more}"
+             [[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{address}:0\"\n{more}"
         );
         let config = Config::from_toml(&text, &dir.path().join("longsplice.toml")).unwrap();
         let server = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.unwrap();

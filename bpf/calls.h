@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The calls of user space: switches of a flow, and path entries one by one. Included where all that they need is defined. */
+#ifndef LONGSPLICE_CALLS_H
+#define LONGSPLICE_CALLS_H
+
+static __always_inline int set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
+{
+	if (!tuple_is_v4(in)) {
+		struct path6 *p = find6(in);
+
+		if (!p)
+			return 0;
+		__builtin_memcpy(p->remote, out->remote, 16);
+		return 0;
+	}
+	struct tuple4 k = key4(in);
+	struct path4 *p = find4(&k);
+
+	if (!p)
+		return 0;
+	if (tuple_is_v4(out)) {
+		p->p.remote4 = out->remote[3];
+		return 0;
+	}
+	struct remote6 *r = bpf_map_lookup_elem(&remotes6, &index);
+
+	if (r)
+		__builtin_memcpy(r->addr, out->remote, 16);
+	p->p.remote4 = index;
+	return PATH_CROSS;
+}
+
+static __always_inline void splice_path(struct leg *from, struct leg *to, struct path *p, const struct tuple *in,
+					const struct tuple *out, __u32 via, int trigger, __u32 cross)
+{
+	union path_word w = {};
+
+	bpf_spin_lock(&from->lock);
+	if (from->phase_in == PHASE_FWD && from->phase_out == PHASE_FWD) {
+		fill_path(p, from, to, out, via);
+		set_limit(from, trigger);
+		w = path_word(from, to);
+		w.flags |= path_identity(p, in, out) | cross;
+		from->flags |= LEG_SPLICED;
+		*(volatile __u64 *)&p->word.all = w.all;
+	}
+	bpf_spin_unlock(&from->lock);
+}
+
+static __always_inline int commit(struct switch_args *g, struct leg *a, struct leg *b)
+{
+	struct path *pa = find_path(&g->a.leg), *pb = find_path(&g->b.leg);
+	__u32 cross_a, cross_b;
+
+	if (!pa || !pb)
+		return SWITCH_FULL;
+	if ((a->flags | b->flags) & LEG_RESET)
+		return SWITCH_CLOSING;
+	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
+		return SWITCH_BUSY;
+	bpf_spin_lock(&a->lock);
+	settle_tsval(a, b->tsval_in);
+	bpf_spin_unlock(&a->lock);
+	bpf_spin_lock(&b->lock);
+	settle_tsval(b, a->tsval_in);
+	bpf_spin_unlock(&b->lock);
+	cross_a = set_remote(&g->a.leg, &g->b.leg, g->remote_b);
+	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
+	splice_path(a, b, pa, &g->a.leg, &g->b.leg, g->via_b, g->trigger & 1, cross_a);
+	splice_path(b, a, pb, &g->b.leg, &g->a.leg, g->via_a, g->trigger & 2, cross_b);
+	return SWITCH_OK;
+}
+
+static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
+{
+	struct path *p = find_path(&h->leg);
+
+	bpf_spin_lock(&l->lock);
+	h->phase_in = l->phase_in;
+	h->start = l->bound_in - l->irs - 1;
+	h->flags = l->flags;
+	*end = l->in64;
+	if (p && l->flags & LEG_SPLICED) {
+		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
+
+		*end += path_passed(l, w);
+	}
+	bpf_spin_unlock(&l->lock);
+}
+
+/* A flow without sockets is stopped where it is, if it is idle: all that was forwarded is acknowledged. Segments that come
+ * now are dropped, until user space has made sockets and records, or has let it go on. */
+static __always_inline int stop_released(const struct switch_args *g)
+{
+	struct path *a = find_path(&g->a.leg), *b = find_path(&g->b.leg);
+	int result = SWITCH_BUSY;
+
+	if (!a || !b)
+		return SWITCH_UNTRACKED;
+	if (g->op == OP_STOP) {
+		if ((a->word.flags | b->word.flags) & (PATH_FIN | PATH_DEAD))
+			return SWITCH_CLOSING;
+		stop_path(a);
+		stop_path(b);
+		if ((a->word.flags | b->word.flags) & PATH_FRAGMENTS)
+			result = SWITCH_FRAGMENTS;
+		else if (a->word.end + a->seq_add == b->max_ack && b->word.end + b->seq_add == a->max_ack)
+			return SWITCH_OK;
+	}
+	__sync_fetch_and_or(&a->word.all, (__u64)PATH_SPLICED << 48);
+	__sync_fetch_and_or(&b->word.all, (__u64)PATH_SPLICED << 48);
+	return g->op == OP_STOP ? result : SWITCH_OK;
+}
+
+SEC("syscall")
+int switch_flow(struct switch_args *ctx)
+{
+	struct switch_args args = *ctx, *g = &args;
+	struct leg *a = bpf_map_lookup_elem(&legs, &g->a.leg), *b = bpf_map_lookup_elem(&legs, &g->b.leg);
+
+	g->result = SWITCH_UNTRACKED;
+	if (g->op == OP_STOP || g->op == OP_RESUME) {
+		g->result = stop_released(g);
+	} else if (a && b) {
+		switch (g->op) {
+		case OP_FREEZE:
+			g->result = freeze(g, a, b);
+			break;
+		case OP_COMMIT:
+			g->result = commit(g, a, b);
+			break;
+		case OP_UNSPLICE:
+			g->result = unsplice_legs(&g->a.leg, &g->b.leg) ? SWITCH_UNTRACKED : SWITCH_OK;
+			was_passed(&g->a, a);
+			was_passed(&g->b, b);
+			break;
+		case OP_LOOK:
+			g->result = SWITCH_OK;
+			break;
+		case OP_STOP:
+		case OP_RESUME:
+			break;
+		}
+		look(&g->a, &g->end_a, a);
+		look(&g->b, &g->end_b, b);
+	}
+	*ctx = args;
+	return 0;
+}
+
+/* The record of a connection that user space is about to open. */
+static __noinline int await_answer(const struct tuple *t)
+{
+	struct leg l = { .flags = LEG_SYN };
+
+	return bpf_map_update_elem(&legs, t, &l, BPF_ANY);
+}
+
+static __always_inline void forget(struct tuple *t)
+{
+	remove_path(t, bpf_ktime_get_ns());
+	bpf_map_delete_elem(&legs, t);
+}
+
+/* User space's look-ups and changes in the table of path entries. */
+SEC("syscall")
+int path_entry(struct path_args *ctx)
+{
+	struct path_args args = *ctx;
+	struct path6 *p6 = NULL;
+	struct path4 *p4 = NULL;
+	struct tuple4 k = key4(&args.key);
+	int v4 = tuple_is_v4(&args.key), found = !!find_path(&args.key), put = args.op == PATH_PUT;
+
+	args.result = !found;
+	if (args.op == PATH_REMOVE) {
+		forget(&args.key);
+		if (args.other.lport)
+			forget(&args.other);
+	} else if (args.op == PATH_ADD && found)
+		args.result = 1;
+	else if (!found && args.op != PATH_GET)
+		args.result = insert_path(&args.key, bpf_ktime_get_ns());
+	if (args.op == PATH_ADD && !args.result) {
+		struct leg *client = bpf_map_lookup_elem(&legs, &args.other);
+
+		args.mss = client ? client->mss_in : 0;
+		if (await_answer(&args.key)) {
+			forget(&args.key);
+			args.result = -1;
+		}
+	}
+	if (args.op == PATH_REMOVE || args.result < 0)
+		goto out;
+	if (v4)
+		p4 = find4(&k);
+	else
+		p6 = find6(&args.key);
+	if (p4 && put)
+		p4->p = args.p.p;
+	else if (p4)
+		args.p.p = p4->p;
+	if (p6 && put)
+		*p6 = args.p;
+	else if (p6)
+		args.p = *p6;
+out:
+	*ctx = args;
+	return 0;
+}
+
+#endif

@@ -1,0 +1,377 @@
+//! Bodies of HTTP messages that run past the proxy: thousands of requests on few connections, pipelined or not, each to another
+//! server. Both ends are strict: what a server gets is for it, and what a client gets is the reply to its request. Needs root
+//! and eBPF, and fails without.
+
+mod running;
+
+use longsplice_lab::{
+    Family, Impair, Lab, Shape, Way, pattern,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use running::{LONGSPLICE, Running};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+const PROXY: u16 = 3128;
+const PORTS: [u16; 3] = [8081, 8082, 8083];
+/// Nobody waits longer for a byte.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a body is framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Exact,
+    Chunked,
+    Close,
+}
+
+/// A request, told from all others by its path.
+#[derive(Clone, Debug)]
+struct Ask {
+    port: u16,
+    seed: u64,
+    head_only: bool,
+    up: Option<(Framing, usize)>,
+    down: (Framing, usize),
+}
+
+impl Ask {
+    fn path(&self) -> String {
+        format!("/{}/{:?}/{}/{}", self.port, self.down.0, self.down.1, self.seed)
+    }
+
+    fn method(&self) -> &'static str {
+        match (self.head_only, self.up) {
+            (true, _) => "HEAD",
+            (_, Some(_)) => "PUT",
+            _ => "GET",
+        }
+    }
+}
+
+fn body(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    pattern::fill(seed, 0, &mut bytes);
+    bytes
+}
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::other(what.into())
+}
+
+/// A body, and the fields that announce it, appended to a head.
+fn message(mut head: String, framing: Framing, bytes: &[u8], r: &mut SmallRng) -> Vec<u8> {
+    match framing {
+        Framing::Exact => head += &format!("Content-Length: {}\r\n", bytes.len()),
+        Framing::Chunked => head += "Transfer-Encoding: chunked\r\n",
+        Framing::Close => {}
+    }
+    let mut m = (head + "\r\n").into_bytes();
+    if framing != Framing::Chunked {
+        m.extend_from_slice(bytes);
+        return m;
+    }
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let most = *[10, 5000, 400_000].get(r.random_range(0..3usize)).unwrap();
+        let (chunk, after) = rest.split_at(r.random_range(1..=most).min(rest.len()));
+        m.extend(format!("{:x}\r\n", chunk.len()).as_bytes());
+        m.extend_from_slice(chunk);
+        m.extend(b"\r\n");
+        rest = after;
+    }
+    m.extend(b"0\r\n\r\n");
+    m
+}
+
+type Reader = BufReader<TcpStream>;
+
+/// First line and fields, in lower case. None: the end.
+fn head(s: &mut Reader) -> io::Result<Option<Vec<String>>> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        match (s.read_line(&mut line)?, lines.is_empty()) {
+            (0, true) => return Ok(None),
+            (0, false) => return Err(wrong("the end within a head")),
+            _ if line == "\r\n" => return Ok(Some(lines)),
+            (_, first) => lines.push(if first { line } else { line.to_ascii_lowercase() }),
+        }
+    }
+}
+
+fn field<'a>(lines: &'a [String], name: &str) -> Option<&'a str> {
+    lines.iter().find_map(|l| l.strip_prefix(name)?.strip_prefix(": ")).map(str::trim)
+}
+
+/// Reads what is announced, and compares.
+fn expect(s: &mut Reader, lines: &[String], until_close: bool, seed: u64, length: usize) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    if field(lines, "transfer-encoding") == Some("chunked") {
+        loop {
+            let mut line = String::new();
+            s.read_line(&mut line)?;
+            let n = usize::from_str_radix(line.trim(), 16).map_err(|_| wrong(format!("chunk size {line:?}")))?;
+            let at = bytes.len();
+            bytes.resize(at + n, 0);
+            s.read_exact(&mut bytes[at..])?;
+            let mut end = [0; 2];
+            s.read_exact(&mut end)?;
+            if end != *b"\r\n" {
+                return Err(wrong(format!("{end:?} behind a chunk")));
+            }
+            if n == 0 {
+                break;
+            }
+        }
+    } else if until_close {
+        s.read_to_end(&mut bytes)?;
+    } else {
+        let n = field(lines, "content-length").and_then(|n| n.parse().ok()).unwrap_or(0);
+        bytes.resize(n, 0);
+        s.read_exact(&mut bytes)?;
+    }
+    if bytes.len() != length {
+        return Err(wrong(format!("{} bytes instead of {length}", bytes.len())));
+    }
+    pattern::check(seed, 0, &bytes).map_err(|m| wrong(format!("{m:?}")))
+}
+
+/// Answers on one connection until it ends.
+fn answer(s: TcpStream, port: u16) -> io::Result<()> {
+    s.set_nodelay(true)?;
+    s.set_read_timeout(Some(PATIENCE * 2))?;
+    let mut out = s.try_clone()?;
+    let mut s = BufReader::new(s);
+    while let Some(lines) = head(&mut s)? {
+        let mut words = lines[0].split(' ');
+        let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let parts: Vec<&str> = path.split('/').skip(1).collect();
+        let [to, framing, length, seed] = parts[..] else { return Err(wrong(lines.concat())) };
+        if to.parse() != Ok(port) {
+            return Err(wrong(format!("{path} came to {port}")));
+        }
+        let (length, seed) = (length.parse().unwrap(), seed.parse().unwrap());
+        if method == "PUT" {
+            if field(&lines, "expect") == Some("100-continue") {
+                out.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+            }
+            let up = field(&lines, "x-length").and_then(|n| n.parse().ok()).unwrap_or(0);
+            expect(&mut s, &lines, false, seed + 1, up)?;
+        }
+        let framing = match framing {
+            "Exact" => Framing::Exact,
+            "Chunked" => Framing::Chunked,
+            _ => Framing::Close,
+        };
+        let mut r = SmallRng::seed_from_u64(seed);
+        let bytes = body(seed, length);
+        let reply = message(format!("HTTP/1.1 200 OK\r\nX-Path: {path}\r\n"), framing, &bytes, &mut r);
+        let end = reply.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+        if method == "HEAD" {
+            out.write_all(&reply[..end])?;
+        } else if r.random_bool(0.3) {
+            // head and body apart, as many servers send them
+            out.write_all(&reply[..end])?;
+            out.write_all(&reply[end..])?;
+        } else {
+            out.write_all(&reply)?;
+        }
+        if framing == Framing::Close {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn serve(lab: &Lab, family: Family, tell: &mpsc::Sender<String>) {
+    for port in PORTS {
+        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, port))).unwrap();
+        let tell = tell.clone();
+        thread::spawn(move || {
+            while let Ok((s, _)) = listener.accept() {
+                let tell = tell.clone();
+                thread::spawn(move || {
+                    if let Err(e) = answer(s, port) {
+                        let _ = tell.send(format!("server {port}: {e}"));
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// The requests of one connection, `ahead` of them before the first reply.
+fn talk(proxy: SocketAddr, family: Family, asks: Vec<Ask>, ahead: usize) -> io::Result<()> {
+    let mut s = TcpStream::connect(proxy)?;
+    s.set_nodelay(true)?;
+    s.set_read_timeout(Some(PATIENCE))?;
+    s.set_write_timeout(Some(PATIENCE))?;
+    let mut replies = BufReader::new(s.try_clone()?);
+    let (told, sent) = mpsc::sync_channel::<Ask>(ahead - 1);
+    let reader = thread::spawn(move || {
+        for ask in sent {
+            let lines = loop {
+                let lines = head(&mut replies)?.ok_or_else(|| wrong(format!("no reply to {ask:?}")))?;
+                if !lines[0].contains(" 100 ") {
+                    break lines;
+                }
+            };
+            let about = |e: io::Error| wrong(format!("{ask:?}: {e}: {lines:?}"));
+            if !lines[0].contains(" 200 ")
+                || !lines.iter().any(|l| l.trim() == format!("x-path: {}", ask.path().to_ascii_lowercase()))
+            {
+                return Err(about(wrong("another reply")));
+            }
+            if !ask.head_only {
+                expect(&mut replies, &lines, ask.down.0 == Framing::Close, ask.seed, ask.down.1).map_err(about)?;
+            }
+        }
+        Ok(())
+    });
+    for ask in asks {
+        let mut r = SmallRng::seed_from_u64(ask.seed);
+        let host = SERVER.port(family, ask.port);
+        let mut request = format!("{} http://{host}{} HTTP/1.1\r\nHost: {host}\r\n", ask.method(), ask.path());
+        let whole = match ask.up {
+            None => (request + "\r\n").into_bytes(),
+            Some((framing, length)) => {
+                request += &format!("X-Length: {length}\r\n");
+                message(request, framing, &body(ask.seed + 1, length), &mut r)
+            }
+        };
+        // a reader that has failed tells why
+        if told.send(ask).is_err() || s.write_all(&whole).is_err() {
+            break;
+        }
+    }
+    drop(told);
+    reader.join().expect("no panic")
+}
+
+fn size(r: &mut SmallRng) -> usize {
+    let around = |r: &mut SmallRng, n: usize| n + r.random_range(0..3) - 1;
+    match r.random_range(0..20) {
+        0..=2 => r.random_range(0..3),
+        3..=8 => r.random_range(0..3000),
+        9..=10 => around(r, 1448),
+        11..=12 => around(r, 16_384),
+        13..=14 => around(r, 65_536),
+        15..=16 => around(r, 262_144),
+        17..=18 => r.random_range(0..500_000),
+        _ => r.random_range(0..3_000_000),
+    }
+}
+
+fn asks(seed: u64, n: usize) -> Vec<Ask> {
+    let mut r = SmallRng::seed_from_u64(seed);
+    let one = |i: usize, r: &mut SmallRng| {
+        let last = i + 1 == n;
+        let framing = |r: &mut SmallRng| if r.random_bool(0.25) { Framing::Chunked } else { Framing::Exact };
+        let down = if last && r.random_bool(0.5) { Framing::Close } else { framing(r) };
+        let head_only = !last && r.random_bool(0.05);
+        Ask {
+            port: PORTS[r.random_range(0..PORTS.len())],
+            seed: seed * 1_000_000 + 10 * i as u64,
+            head_only,
+            up: (!head_only && r.random_bool(0.1)).then(|| (framing(r), size(r))),
+            down: (down, size(r)),
+        }
+    };
+    (0..n).map(|i| one(i, &mut r)).collect()
+}
+
+/// Clients side by side, each with connections one after the other; all of their requests. What is spliced, from the log.
+fn run(
+    family: Family,
+    impair: Option<Impair>,
+    more: &[&str],
+    (clients, connections, requests): (u64, u64, usize),
+) -> Vec<Value> {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let _bad = impair.map(|i| [Way::ToClient, Way::ToServer].map(|w| lab.impair(w, i).unwrap()));
+    let (tell, told) = mpsc::channel();
+    serve(&lab, family, &tell);
+    let proxy = FORWARDER_TO_CLIENT.port(family, PROXY);
+    let arguments = ["--http", &proxy.to_string(), "--log-format", "json"];
+    let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
+    let clients: Vec<_> = (0..clients)
+        .map(|c| {
+            lab.client.spawn(move || {
+                for k in 0..connections {
+                    let seed = c * 1000 + k;
+                    let ahead = [1, 1, 2, 10][k as usize % 4];
+                    talk(proxy, family, asks(seed, requests), ahead).unwrap_or_else(|e| panic!("client {seed}: {e}"));
+                }
+            })
+        })
+        .collect();
+    let failed = clients.into_iter().map(|c| c.join()).filter(Result::is_err).count();
+    let said: Vec<String> = told.try_iter().collect();
+    assert!(
+        failed == 0 && said.is_empty(),
+        "{failed} clients have failed; {said:#?}\n{}",
+        program.client(&["counters"])
+    );
+    let mut last = String::new();
+    let over = (0..1000).any(|_| {
+        thread::sleep(Duration::from_millis(10));
+        last = program.client(&["ls", "--json"]);
+        last.trim() == "[]"
+    });
+    assert!(over, "flows that do not end: {last}\n{}", program.client(&["counters"]));
+    fs::write("/root/w/msgs", program.messages()).unwrap();
+    program.client(&["stop"]);
+    assert!(program.wait().success());
+    let inode = fs::metadata(lab.forwarder.path()).unwrap().ino();
+    assert!(!Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}")).exists(), "nothing stays pinned");
+    let log = fs::read_to_string(program.access_log()).unwrap();
+    log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn check(records: &[Value], requests: usize, spliced: u64) {
+    assert_eq!(records.len(), requests);
+    if let Some(file) = std::env::var_os("RECORDS") {
+        fs::write(file, serde_json::to_vec(records).unwrap()).unwrap();
+    }
+    let bad: Vec<_> = records.iter().filter(|r| r["how"] != "closed").collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+    let sum = |key: &str| records.iter().map(|r| r[key].as_u64().unwrap()).sum::<u64>();
+    let (up, down, splices) = (sum("spliced_up"), sum("spliced_down"), sum("splices"));
+    eprintln!("{splices} splices; spliced {up} of {} up, {down} of {} down", sum("bytes_up"), sum("bytes_down"));
+    assert!(splices > 0 && up + down >= spliced, "{splices} splices, {up} up, {down} down");
+}
+
+/// Ten thousand requests, each body spliced if it can be.
+#[test]
+fn ten_thousand_requests() {
+    let records = run(Family::V4, None, &["--splice", "at-once"], (8, 25, 50));
+    check(&records, 10_000, 100_000_000);
+}
+
+#[test]
+fn under_loss() {
+    let impair = Impair { loss: 0.005, duplicate: 0.005, ..Impair::default() };
+    let records = run(Family::V4, Some(impair), &["--splice", "at-once"], (4, 4, 25));
+    check(&records, 400, 1_000_000);
+}
+
+#[test]
+fn by_default_large_bodies_are_spliced() {
+    let records = run(Family::V6, None, &["-vv"], (2, 10, 50));
+    check(&records, 1000, 10_000_000);
+    for r in records {
+        let (all, spliced) = (r["bytes_down"].as_u64().unwrap(), r["spliced_down"].as_u64().unwrap());
+        assert!(spliced == 0 || all >= 262_144, "{r}");
+    }
+}

@@ -1,0 +1,83 @@
+//! The shape of a route in the TOML file: one for both protocols that have routes, so that a key of the other is known as
+//! such.
+
+use super::value::{Many, Parsed};
+use crate::{
+    access::Pattern,
+    routes::{PlainPath, Regex},
+    target::Target,
+};
+use serde::Deserialize;
+use std::{ops::Range, str::FromStr};
+use toml::Spanned;
+
+/// A list that may be left out.
+pub(super) type Listed<T> = Option<Spanned<Many<Parsed<T>>>>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawRoute {
+    // of TLS
+    pub name: Listed<ServerName>,
+    pub alpn: Listed<Alpn>,
+    pub target: Option<Spanned<Parsed<Target>>>,
+    // of HTTP
+    pub host: Listed<Pattern>,
+    pub path: Option<Spanned<Parsed<PlainPath>>>,
+    pub path_exact: Option<Spanned<Parsed<PlainPath>>>,
+    pub path_regex: Option<Spanned<Parsed<Regex>>>,
+    pub pool: Option<Spanned<String>>,
+}
+
+/// A key, and where its value stands.
+type Key = (&'static str, Range<usize>);
+
+fn key<T>(name: &'static str, value: &Option<Spanned<T>>) -> Option<Key> {
+    value.as_ref().map(|v| (name, v.span()))
+}
+
+impl RawRoute {
+    /// The first key that only TLS has.
+    pub fn key_of_tls(&self) -> Option<Key> {
+        key("name", &self.name).or(key("alpn", &self.alpn)).or(key("target", &self.target))
+    }
+
+    /// The first key that only HTTP has.
+    pub fn key_of_http(&self) -> Option<Key> {
+        let path = key("path", &self.path).or(key("path_exact", &self.path_exact));
+        key("host", &self.host).or(path).or(key("path_regex", &self.path_regex)).or(key("pool", &self.pool))
+    }
+}
+
+/// The elements, none if it was left out.
+pub(super) fn list<T>(listed: Listed<T>) -> impl Iterator<Item = T> {
+    listed.into_iter().flat_map(|l| l.into_inner().0).map(|one| one.0)
+}
+
+/// A pattern for server names, which are no addresses (RFC 6066, 3).
+pub(super) struct ServerName(pub Pattern);
+
+impl FromStr for ServerName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            Ok(name @ (Pattern::Name(_) | Pattern::Below(_))) => Ok(ServerName(name)),
+            _ => Err(
+                "bad server name: write a name (example.org) or *.SUFFIX (*.example.org); without `name`, all match",
+            ),
+        }
+    }
+}
+
+/// The name of a protocol (RFC 7301, 3.1).
+pub(super) struct Alpn(pub String);
+
+impl FromStr for Alpn {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fits = (1..=255).contains(&text.len());
+        if fits { Ok(Alpn(text.into())) } else { Err("bad protocol: write a name of 1 to 255 bytes, such as \"h2\"") }
+    }
+}

@@ -1,0 +1,79 @@
+//! Routes of TLS and the PROXY protocol, from the TOML file.
+
+use super::{
+    ConfigError, Http, Protocol,
+    file::Place,
+    route::{RawRoute, list},
+    value::{Many, Parsed},
+};
+use crate::{
+    access::Prefix,
+    proxy_protocol::{ProxyProtocol, Version},
+    tls::{Route, Tls},
+};
+use serde::Deserialize;
+use toml::Spanned;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawProxyProtocol {
+    #[serde(default)]
+    from: Many<Parsed<Prefix>>,
+    #[serde(default)]
+    required: bool,
+    send: Option<Spanned<RawVersion>>,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "kebab-case")]
+enum RawVersion {
+    V1,
+    V2,
+}
+
+impl Place<'_> {
+    pub(super) fn tls(&self, port: Option<u16>, routes: Vec<Spanned<RawRoute>>) -> Result<Tls, ConfigError> {
+        if routes.is_empty() {
+            return Ok(Tls { port, ..Tls::default() });
+        }
+        let routes = routes.into_iter().map(|route| self.route_of_tls(route.into_inner()));
+        Ok(Tls { routes: routes.collect::<Result<_, _>>()?, port })
+    }
+
+    fn route_of_tls(&self, raw: RawRoute) -> Result<Route, ConfigError> {
+        if let Some((key, at)) = raw.key_of_http() {
+            let cure = format!("routes of TLS have name, alpn and target: remove `{key}`, or use protocol = \"http\"");
+            return Err(self.wrong(at, &cure));
+        }
+        Ok(Route {
+            name: list(raw.name).map(|n| n.0).collect(),
+            alpn: list(raw.alpn).map(|p| p.0).collect(),
+            target: raw.target.map(|t| t.into_inner().0),
+        })
+    }
+
+    pub(super) fn proxy_protocol(
+        &self,
+        raw: Option<Spanned<RawProxyProtocol>>,
+        protocol: &Protocol,
+    ) -> Result<ProxyProtocol, ConfigError> {
+        let Some(spanned) = raw else { return Ok(ProxyProtocol::default()) };
+        let (span, raw) = (spanned.span(), spanned.into_inner());
+        if raw.required && raw.from.0.is_empty() {
+            let cure = "nobody may send the header that is required: add from = [\"PREFIX\", ...]";
+            return Err(self.wrong(span, cure));
+        }
+        if let (Some(send), Protocol::Http(Http { routes, .. })) = (&raw.send, protocol)
+            && !routes.is_empty()
+        {
+            let cure = "clients share the connections to servers of a pool, and a header would name one of them: \
+                        remove `send`, and use forwarded = \"x-forwarded-for\"";
+            return Err(self.wrong(send.span(), cure));
+        }
+        let send = raw.send.map(|version| match version.into_inner() {
+            RawVersion::V1 => Version::V1,
+            RawVersion::V2 => Version::V2,
+        });
+        Ok(ProxyProtocol { from: raw.from.0.into_iter().map(|p| p.0).collect(), required: raw.required, send })
+    }
+}

@@ -1,0 +1,158 @@
+//! TLS by name: where a connection goes is read from its ClientHello, and nothing is decrypted.
+//!
+//! The first [`Route`] that matches decides. What was read goes to the server with what follows, so that client and
+//! server have their handshake with each other, and the flow may be spliced as any other.
+
+pub mod hello;
+
+use crate::{
+    access::{Asker, Pattern, Rules},
+    access_log::Record,
+    config::ListenerConfig,
+    connection::{Ready, connect_under},
+    fault::{Fault, Step},
+    intake::{Intake, IntakeError},
+    server::Shared,
+    target::{Host, Target},
+};
+use hello::{ClientHello, HELLO_MAX, HelloError, Scan};
+use longsplice_engine::{Leftovers, Leg};
+use std::borrow::Cow;
+use tokio::{io::AsyncWriteExt, time::timeout};
+
+/// Descriptions of alerts (RFC 8446, 6.2).
+const ACCESS_DENIED: u8 = 49;
+const INTERNAL_ERROR: u8 = 80;
+/// RFC 6066, 3.
+const UNRECOGNIZED_NAME: u8 = 112;
+
+/// What a listener of TLS is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// The first that matches decides; without a match the client is refused.
+    pub routes: Vec<Route>,
+    /// Port of targets that are only known by the name asked for; none: the port listened on.
+    pub port: Option<u16>,
+}
+
+/// Where a ClientHello leads to. An empty list matches everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Route {
+    /// Names; prefixes match nothing here.
+    pub name: Vec<Pattern>,
+    /// Protocols, of which the client has to offer one (RFC 7301).
+    pub alpn: Vec<String>,
+    /// The target; none: the name asked for, and no match if none is.
+    pub target: Option<Target>,
+}
+
+impl Default for Tls {
+    fn default() -> Tls {
+        Tls { routes: vec![Route::default()], port: None }
+    }
+}
+
+impl Tls {
+    /// Whether clients may choose their target.
+    pub fn forwards(&self) -> bool {
+        self.routes.iter().any(|r| r.target.is_none())
+    }
+
+    /// The route of a ClientHello that asks for `asked`, and where it leads to.
+    fn route<'a>(&'a self, hello: &ClientHello, asked: Option<&'a Target>) -> Option<(&'a Route, &'a Target)> {
+        let route = self.routes.iter().find(|r| r.matches(hello))?;
+        Some((route, route.target.as_ref().or(asked)?))
+    }
+}
+
+impl Route {
+    fn matches(&self, hello: &ClientHello) -> bool {
+        let named = match &hello.name {
+            Some(name) => self.name.is_empty() || self.name.iter().any(|p| p.matches_name(name)),
+            None => self.name.is_empty() && self.target.is_some(),
+        };
+        named && (self.alpn.is_empty() || self.alpn.iter().any(|p| hello.alpn.iter().any(|a| a == p.as_bytes())))
+    }
+}
+
+/// Reads the ClientHello and connects to where it leads; a client that is refused gets an alert.
+pub(crate) async fn handshake(
+    shared: &Shared,
+    listener: &ListenerConfig,
+    tls: &Tls,
+    (client, intake): (&mut Leg, Intake),
+    record: &mut Record,
+) -> Result<Ready, Fault> {
+    let limit = listener.limits.handshake;
+    match lead(shared, listener, tls, (client, intake), record).await {
+        Ok(ready) => Ok(ready),
+        Err((fault, alert)) => {
+            if let Some(description) = alert {
+                // Content type, version, length; level fatal. Whether the client gets to read it is its own affair.
+                let alert = [21, 3, 3, 0, 2, 2, description];
+                let _ = timeout(limit, client.write_all(&alert)).await;
+            }
+            Err(fault)
+        }
+    }
+}
+
+async fn lead(
+    shared: &Shared,
+    listener: &ListenerConfig,
+    tls: &Tls,
+    (client, mut intake): (&mut Leg, Intake),
+    record: &mut Record,
+) -> Result<Ready, (Fault, Option<u8>)> {
+    let mut scan = Scan::default();
+    // Nothing is used up: it is all for the server.
+    let read = intake.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
+    let read = timeout(listener.limits.handshake, read).await;
+    let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(bad)?;
+    let asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
+    record.target = asked.as_ref().map(Target::to_string);
+    let Some((route, target)) = tls.route(&hello, asked.as_ref()) else {
+        return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME)));
+    };
+    let rules = match &route.target {
+        // Chosen by whoever wrote the configuration, as that of a plug.
+        Some(_) if listener.rules.guarded => Cow::Owned(Rules { guarded: false, ..listener.rules.clone() }),
+        _ => Cow::Borrowed(&listener.rules),
+    };
+    record.target.get_or_insert_with(|| target.to_string());
+    let refused = |fault| {
+        let alert = if let Fault::Denied(_) = fault { ACCESS_DENIED } else { INTERNAL_ERROR };
+        (fault, Some(alert))
+    };
+    let by = Asker::by(client.source().ip());
+    let server = connect_under(&rules, shared, listener, client, &by, target).await.map_err(refused)?;
+    record.server = Some(server.remote());
+    if comes_back(listener, client, &server) {
+        shared.splicer.discard(server);
+        return Err((Fault::Unreachable(std::io::Error::other("the name leads back here")), Some(INTERNAL_ERROR)));
+    }
+    Ok(Ready { server, left: Leftovers { to_server: intake.rest(), ..Leftovers::default() } })
+}
+
+/// Whether we are connected to our own listener: it would read the same name, connect again, and so on.
+fn comes_back(listener: &ListenerConfig, client: &Leg, server: &Leg) -> bool {
+    let [to, here, from] = [server.remote(), client.local(), server.local()].map(|a| (a.ip().to_canonical(), a.port()));
+    // A host that connects to itself does so from the address it connects to.
+    to == here || (listener.listen.ip().is_unspecified() && to == (from.0, here.1))
+}
+
+fn bad(e: IntakeError<HelloError>) -> (Fault, Option<u8>) {
+    let alert = match &e {
+        IntakeError::Parse(e) => e.alert(),
+        IntakeError::TooLong(_) => HelloError::TooLong.alert(),
+        IntakeError::Closed | IntakeError::Io(_) => None,
+    };
+    (Fault::BadRequest(e.to_string()), alert)
+}
+
+fn describe(hello: &ClientHello) -> String {
+    match &hello.name {
+        Some(Host::Name(name)) => name.clone(),
+        Some(Host::Ip(_)) | None => "a client that names no server".into(),
+    }
+}
