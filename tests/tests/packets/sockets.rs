@@ -239,23 +239,23 @@ pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
     f.install(b, TRIGGER);
 }
 
-/// What ends at the limit is forwarded; one byte more, or a FIN, and all of the segment is the proxy's.
+/// What ends at the limit is forwarded, and ends the splice; one byte more, or a FIN, and all of the segment is the proxy's.
 #[test]
 fn limits() {
     bench(64, |b| {
         for v6 in [[false, false], [true, true]] {
             for end in [1000, u32::MAX - 500, u32::MAX - 0x1_0000, 0x7fff_ff00] {
-                for (more, len, fin, forwarded) in [
-                    (1000, 1000, false, true),
-                    (1000, 999, false, true),
-                    (1000, 1001, false, false),
-                    (1000, 999, true, false),
-                    (1000, 0, true, false),
-                    (0, 1, false, false),
-                    (0, 0, false, true),
-                    (1 << 20, 1000, false, true),
-                    (1 << 30, 1000, false, true),
-                    (1 << 20, 1000, true, false),
+                for (more, len, fin, verdict) in [
+                    (1000, 1000, false, "forwarded-slow"),
+                    (1000, 999, false, "forwarded"),
+                    (1000, 1001, false, "local"),
+                    (1000, 999, true, "local"),
+                    (1000, 0, true, "local"),
+                    (0, 1, false, "local"),
+                    (0, 0, false, "forwarded"),
+                    (1 << 20, 1000, false, "forwarded"),
+                    (1 << 30, 1000, false, "forwarded"),
+                    (1 << 20, 1000, true, "local"),
                 ] {
                     let name = format!("{len} bytes, FIN {fin}, limit {more} after {end}, {v6:?}");
                     let mut f = Flow::new(v6);
@@ -267,15 +267,22 @@ fn limits() {
                     }
                     let o = b.ingress(&p.frame());
                     let path = b.datapath.path(&f.client).expect("path");
-                    if forwarded {
-                        assert_eq!((o.code, &o.verdicts[..]), (REDIRECT, &["forwarded"][..]), "{name}");
-                        assert_eq!((path.end, path.wraps), (end.wrapping_add(len as u32), f.up.wraps), "{name}");
-                        assert_eq!(b.datapath.look(&f.client, &f.server).expect("legs").end[0], len as u64, "{name}");
-                    } else {
-                        assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "{name}");
-                        assert_eq!((path.end, path.flags & PathFlags::SPLICED), (end, 0), "{name}");
-                        let out = verify(&o.frame).expect("checksums");
-                        assert_eq!((out.seq, &out.payload), (p.seq, &p.payload), "{name}");
+                    let code = if verdict == "local" { NEXT } else { REDIRECT };
+                    assert_eq!((o.code, &o.verdicts[..]), (code, &[verdict][..]), "{name}");
+                    let legs = b.datapath.look(&f.client, &f.server).expect("legs");
+                    assert_eq!(legs.end[0], (len + usize::from(fin)) as u64, "{name}");
+                    let out = verify(&o.frame).expect("checksums");
+                    assert_eq!(out.payload, p.payload, "{name}");
+                    match verdict {
+                        "forwarded" => {
+                            assert_eq!((path.end, path.wraps), (end.wrapping_add(len as u32), f.up.wraps), "{name}");
+                            assert_eq!(legs.phase, [2, 2], "{name}");
+                        }
+                        // the last of it, and both directions are on their way back
+                        "forwarded-slow" => assert!(!legs.phase.contains(&2), "{name}: {legs:?}"),
+                        _ => {
+                            assert_eq!((path.end, path.flags & PathFlags::SPLICED, out.seq), (end, 0, p.seq), "{name}")
+                        }
                     }
                 }
             }
