@@ -68,6 +68,8 @@ static __always_inline int commit(struct switch_args *g, struct leg *a, struct l
 	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
 	splice_path(a, b, pa, &g->a.leg, &g->b.leg, g->via_b, g->trigger & 1, cross_a);
 	splice_path(b, a, pb, &g->b.leg, &g->a.leg, g->via_a, g->trigger & 2, cross_b);
+	catch_up(pa, pb, b);
+	catch_up(pb, pa, a);
 	return SWITCH_OK;
 }
 
@@ -156,10 +158,25 @@ static __noinline int await_answer(const struct tuple *t)
 	return bpf_map_update_elem(&legs, t, &l, BPF_ANY);
 }
 
-static __always_inline void forget(struct tuple *t)
+/* A port may have been used for a new connection since. */
+static __noinline int has_ended(const struct tuple *t)
 {
+	struct path *p = find_path(t);
+	struct leg *l;
+
+	if (p && p->word.flags & PATH_SPLICED)
+		return p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
+	l = bpf_map_lookup_elem(&legs, t);
+	return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT);
+}
+
+static __always_inline int forget(struct tuple *t, int live_too)
+{
+	if (!live_too && !has_ended(t))
+		return 1;
 	remove_path(t, bpf_ktime_get_ns());
 	bpf_map_delete_elem(&legs, t);
+	return 0;
 }
 
 /* User space's look-ups and changes in the table of path entries. */
@@ -173,11 +190,13 @@ int path_entry(struct path_args *ctx)
 	int v4 = tuple_is_v4(&args.key), found = !!find_path(&args.key), put = args.op == PATH_PUT;
 
 	args.result = !found;
-	if (args.op == PATH_REMOVE) {
-		forget(&args.key);
+	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR) {
+		args.result = forget(&args.key, args.op == PATH_REMOVE);
 		if (args.other.lport)
-			forget(&args.other);
-	} else if (args.op == PATH_ADD && found)
+			args.result |= forget(&args.other, args.op == PATH_REMOVE) << 1;
+		goto out;
+	}
+	if (args.op == PATH_ADD && found)
 		args.result = 1;
 	else if (!found && args.op != PATH_GET)
 		args.result = insert_path(&args.key, bpf_ktime_get_ns());
@@ -186,11 +205,11 @@ int path_entry(struct path_args *ctx)
 
 		args.mss = client ? client->mss_in : 0;
 		if (await_answer(&args.key)) {
-			forget(&args.key);
+			forget(&args.key, 1);
 			args.result = -1;
 		}
 	}
-	if (args.op == PATH_REMOVE || args.result < 0)
+	if (args.result < 0)
 		goto out;
 	if (v4)
 		p4 = find4(&k);

@@ -285,12 +285,13 @@ enum path_op {
 	PATH_ADD = 2,    /* a new entry, all zero, and a leg's record that awaits the answer to our SYN */
 	PATH_PUT = 3,    /* an entry as given, new or not */
 	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
+	PATH_CLEAR = 5,  /* the same, unless the port has been used for a new connection since, which lives */
 };
 
 /* User space's way to one path entry. */
 struct path_args {
 	enum path_op op;
-	__s32 result; /* 0; PATH_GET: 1 there is none; PATH_ADD: 1 there is one; -1 no place */
+	__s32 result; /* 0; PATH_GET: 1 there is none; PATH_ADD: 1 there is one; -1 no place; PATH_CLEAR: 1 | 2 key, other stay */
 	struct tuple key;
 	struct tuple other; /* PATH_ADD: the leg on whose behalf */
 	__u32 mss;          /* PATH_ADD: out: announced by its host; 0: it is not tracked */

@@ -157,6 +157,24 @@ INLINE union path_word path_word(const struct leg *from, const struct leg *to)
 	return w;
 }
 
+/* Between the two entries of a flow coming into force, packets see one direction in forwarding mode and the other not: an end,
+ * or what acknowledges it, may have been noted where nobody looks any more. After both are in force, for each. `to`, `rev`: the
+ * leg where p's packets go out, and the entry of what comes in there. */
+INLINE void catch_up(struct path *p, struct path *rev, const struct leg *to)
+{
+	__u32 flags = *(volatile __u32 *)&to->flags;
+
+	if (flags & LEG_RESET)
+		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | (flags & LEG_RESET_IN ? 0 : PATH_RST)) << 48);
+	if ((p->word.flags & (PATH_FIN | PATH_FIN_ACKED)) != PATH_FIN)
+		return;
+	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48); /* before the look: whoever comes later finds it */
+	if (flags & LEG_FIN_ACKED || *(volatile __u32 *)&rev->max_ack == p->word.end + p->seq_add) {
+		__sync_fetch_and_and(&rev->word.all, ~((__u64)PATH_PEER_FIN << 48));
+		__sync_fetch_and_or(&p->word.all, (__u64)PATH_FIN_ACKED << 48);
+	}
+}
+
 /* ---- forwarding mode ---- */
 
 /* Is the sequence number near what was forwarded last? */

@@ -150,6 +150,10 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!o)
 		return drop(V_NO_PEER);
 	bpf_spin_lock(&l->lock);
+	if (l->flags & LEG_SPLICED) { /* since it was looked at */
+		bpf_spin_unlock(&l->lock);
+		return RETRY;
+	}
 	host_reset(l, &sc->s, p);
 	bpf_spin_unlock(&l->lock);
 	bpf_spin_lock(&o->lock);
@@ -319,8 +323,10 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 	if (!rev)
 		return drop(V_NO_PEER);
 	if (sc->s.flags & TH_SYN) {
-		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST)))
+		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
+			remove_path(&sc->other, bpf_ktime_get_coarse_ns()); /* or its late segments would join the new connection */
 			return begin_anew(&sc->t);
+		}
 		return challenge(skb, sc, p, rev, w);
 	}
 	if (sc->s.flags & TH_RST) {

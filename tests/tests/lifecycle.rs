@@ -140,6 +140,19 @@ fn idle_flows_are_ended() {
     assert_eq!((c.end, s.end), (longsplice_lab::traffic::How::Reset, longsplice_lab::traffic::How::Reset));
 }
 
+#[test]
+fn nothing_is_left_of_an_idle_flow_that_was_released() {
+    let hold = Duration::from_secs(4);
+    let script = Script::opener(5).bytes(10_000).ending(Ending::Hold).deadline(hold);
+    let answer = Script::answerer().bytes(10_000).ending(Ending::Hold).deadline(hold);
+    let idle_limit = Duration::from_secs(1);
+    let r = start(Family::V4, Policy { idle_limit, release_after: Some(Duration::ZERO), ..at_once() }, script, answer);
+    r.f.wait_state(FlowState::Released);
+    assert_eq!(r.f.ended(1)[0].how, How::Idle);
+    let d = r.f.splicer.datapath().expect("kernel path");
+    wait_for(Duration::from_secs(5), || d.paths().is_empty().then_some(())).expect("no entry is left");
+}
+
 /// The server speaks first and is spliced; not one byte of what the client then sends is forwarded past the proxy.
 #[test]
 fn the_next_request_takes_the_flow_back() {

@@ -1,7 +1,7 @@
 //! Loading, pinning, attaching.
 
 use crate::{
-    ABI_VERSION, ExpectError, LegFlags, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
+    ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
     attach::{attach, attach_early, wanted_devices, wanted_peers},
     devices::Links,
     maps::{Maps, errno, from_bytes},
@@ -148,6 +148,7 @@ pub struct Datapath {
     pub(crate) switch: OwnedFd,
     pub(crate) ingress: OwnedFd,
     egress: OwnedFd,
+    max_flows: u32,
     pin: PathBuf,
     attached: Vec<u32>,
     vias: Mutex<Vec<abi::via>>,
@@ -279,11 +280,17 @@ impl Datapath {
             remotes: Mutex::new(Remotes::taken_by(&maps)),
             links: Mutex::new(links),
             maps,
+            max_flows: n,
             pin,
             attached: wanted,
             switching: Mutex::new(()),
             lock,
         })
+    }
+
+    /// How many flows there may be.
+    pub fn max_flows(&self) -> u32 {
+        self.max_flows
     }
 
     /// Indices of the devices attached to.
@@ -309,31 +316,27 @@ impl Datapath {
 
     /// Forgets a leg: its connection is over, or was never opened.
     pub fn forget(&self, leg: &Tuple) {
-        self.remotes.lock().expect("no panic under this lock").free(leg);
-        self.maps.forget(leg, None);
+        self.forget_if(abi::path_op::PATH_REMOVE, leg, None);
     }
 
     /// Forgets both legs of a flow, at the price of one.
     pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
-        let mut remotes = self.remotes.lock().expect("no panic under this lock");
-        remotes.free(a);
-        remotes.free(b);
-        drop(remotes);
-        self.maps.forget(a, Some(b));
+        self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
     }
 
-    /// Forgets a leg whose flow is over, unless its port has been used for a new connection since.
-    pub fn forget_ended(&self, leg: &Tuple) {
-        let over = match (self.path(leg), self.leg(leg)) {
-            (Some(p), _) if p.flags & PathFlags::SPLICED != 0 => {
-                p.flags & (PathFlags::DEAD | PathFlags::FIN_ACKED) != 0
-            }
-            (_, Some(l)) => l.flags & (LegFlags::RESET | LegFlags::FIN_IN | LegFlags::FIN_OUT) != 0,
-            (_, None) => true,
-        };
-        if over {
-            self.forget(leg);
-        }
+    fn forget_if(&self, op: abi::path_op, leg: &Tuple, other: Option<&Tuple>) {
+        let gone = self.maps.forget(op, leg, other);
+        let mut remotes = self.remotes.lock().expect("no panic under this lock");
+        [Some(leg), other]
+            .into_iter()
+            .zip(gone)
+            .filter_map(|(leg, gone)| leg.filter(|_| gone))
+            .for_each(|l| remotes.free(l));
+    }
+
+    /// Forgets one leg or both of a flow that is over, but for those whose port is used for a new connection since.
+    pub fn forget_ended(&self, leg: &Tuple, other: Option<&Tuple>) {
+        self.forget_if(abi::path_op::PATH_CLEAR, leg, other);
     }
 
     pub(crate) fn forget_leg(&self, leg: &Tuple) {
@@ -437,9 +440,10 @@ impl Datapath {
         .map_err(io)?;
         let ring = b.build().map_err(io)?;
         while go.get() {
-            match ring.poll(Duration::from_millis(100)) {
-                Err(e) if errno(&e) != libc::EINTR => return Err(io(e)),
-                _ => {}
+            // a signal, or having been stopped, interrupts a wait
+            let r = ring.poll_raw(Duration::from_millis(100));
+            if r < 0 && r != -libc::EINTR {
+                return Err(io::Error::from_raw_os_error(-r));
             }
             if !(f.borrow_mut())(None) {
                 go.set(false);

@@ -306,13 +306,16 @@ impl Maps {
         }
     }
 
-    /// Removes path entry and record of a leg, or of two; what is gone already is no error.
-    pub fn forget(&self, t: &Tuple, other: Option<&Tuple>) {
+    /// Removes path entry and record of a leg, or of two; what is gone already is no error. `PATH_CLEAR`: not of those
+    /// that live. Which are gone.
+    pub fn forget(&self, op: abi::path_op, t: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
         let other = other.map(|o| o.to_abi()).unwrap_or_default();
-        let mut args = abi::path_args { op: abi::path_op::PATH_REMOVE, key: t.to_abi(), other, ..Default::default() };
+        let mut args = abi::path_args { op, key: t.to_abi(), other, ..Default::default() };
         if let Err(error) = self.path_entry(&mut args) {
             tracing::warn!(leg = ?t, %error, "path entry not removed");
+            return [false; 2];
         }
+        [1, 2].map(|bit| args.result & bit == 0)
     }
 
     /// Removes a leg's record; one that is gone already is no error.

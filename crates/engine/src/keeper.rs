@@ -14,12 +14,12 @@ use crate::{
     errand::Purpose,
     leg::Side,
     relay::Relay,
-    splicer::{Command, Flow, Place, Stop, lock},
+    splicer::{Command, Flow, Place, Stop},
 };
-use longsplice_datapath::{Datapath, EventKind, PathFlags, Released, SwitchError, Tuple};
+use longsplice_datapath::{Datapath, EventKind, PathFlags, Released, SwitchError};
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
+    collections::BinaryHeap,
     os::fd::OwnedFd,
     sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
     time::{Duration, Instant},
@@ -168,17 +168,11 @@ impl Keeper {
     }
 
     fn clear_away(&mut self, now: Instant) {
-        let over = {
-            let mut lingering = lock(&self.splicer.inner.lingering);
-            let n = lingering.iter().take(PAGE).take_while(|(until, _)| *until <= now).count();
-            let over: Vec<Tuple> = lingering.drain(..n).map(|(_, leg)| leg).collect();
-            if n > 0 && lingering.is_empty() {
-                *lingering = VecDeque::new(); // a million that ended at once are memory
-            }
-            over
-        };
         let Some(d) = self.splicer.datapath() else { return };
-        over.iter().for_each(|leg| d.forget_ended(leg));
+        for _ in 0..PAGE {
+            let Some((leg, other)) = self.splicer.inner.lingering.next_over(now) else { return };
+            d.forget_ended(&leg, other.as_ref());
+        }
     }
 
     /// Does with a flow what is to be done. A flow that is not here any more has ended, or has a task.

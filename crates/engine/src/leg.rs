@@ -1,5 +1,6 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
+use crate::Splicer;
 use longsplice_datapath::{Repair, Tuple, clamp_window};
 use socket2::SockRef;
 use std::{
@@ -330,8 +331,8 @@ impl AsyncWrite for Leg {
 }
 
 /// A listening socket whose connections are tracked from their SYN on.
-#[derive(Debug)]
 pub struct Listener {
+    pub(crate) splicer: Splicer,
     pub(crate) listener: TcpListener,
 }
 
@@ -340,7 +341,9 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<Leg> {
         let (stream, remote) = self.listener.accept().await?;
         let local = stream.local_addr()?;
-        Ok(Leg::new(stream, remote, local))
+        let leg = Leg::new(stream, remote, local);
+        self.splicer.inner.lingering.begins_anew(&leg.tuple());
+        Ok(leg)
     }
 
     /// The address listened on, with the port the kernel chose if 0 was asked for.

@@ -17,6 +17,7 @@
 mod errand;
 mod keeper;
 mod leg;
+mod lingering;
 mod orphans;
 mod pipe;
 mod ports;

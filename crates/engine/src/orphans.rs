@@ -3,7 +3,8 @@
 
 use crate::{
     FlowState, FlowStatus,
-    splicer::{Inner, LINGER, lock, stages},
+    lingering::LINGER,
+    splicer::{Inner, lock, stages},
 };
 use longsplice_datapath::{Datapath, OpenError, PathFlags, SwitchError, Tuple};
 use std::{

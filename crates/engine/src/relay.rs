@@ -13,8 +13,9 @@ use crate::{
     Ended, FlowState, How, Leftovers, Leg, Passed, Refusal, Splicer, Trigger, When,
     errand::{Errand, Purpose},
     keeper::{Kept, Note},
+    lingering::LINGER,
     pump::{Failed, Pump},
-    splicer::{Command, Ears, Flow, LINGER, Listed, Place, Stop, ends},
+    splicer::{Command, Ears, Flow, Listed, Place, Stop, ends},
 };
 use bytes::Bytes;
 use longsplice_datapath::{Datapath, Half, LegFlags, Limit, PathFlags, Released, SwitchError, Switched, Tuple};
@@ -610,6 +611,8 @@ impl Relay {
             }
         }
         let ended = self.ended(how);
+        // nothing of a released flow that was given up is to answer for it
+        let given_up = self.released.is_some() && matches!(how, How::Stopped | How::Idle);
         let Relay { splicer, listed, client, server, purpose, pump, .. } = self;
         let flow = listed.flow.clone();
         drop(listed);
@@ -617,7 +620,7 @@ impl Relay {
             let shimmed = client.shimmed || server.shimmed;
             drop((client, server)); // the last segments of the sockets need the entries
             if how != How::Left {
-                splicer.forget(&flow, spliced || shimmed);
+                splicer.forget(&flow, (spliced || shimmed) && !given_up);
             }
         };
         match purpose {

@@ -4,6 +4,7 @@ use crate::{
     Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
     errand::{Errand, Purpose},
     keeper::{self, Kept, Note},
+    lingering::Lingering,
     orphans::{self, Orphan},
     ports::Ports,
     relay::Relay,
@@ -11,7 +12,7 @@ use crate::{
 use longsplice_datapath::{Datapath, Event, ExpectError, OpenError, Options, Released, Tuple};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque, hash_map::RandomState},
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
     io,
     net::{IpAddr, SocketAddr},
@@ -22,7 +23,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Sender, channel},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 use tokio::{
     runtime::Handle,
@@ -31,9 +32,9 @@ use tokio::{
 
 /// How often a taken source port is replaced by the next before a connect fails: far more than TIME-WAITs in a row.
 const PORT_TRIES: usize = 256;
-/// How long the entries of a flow that has ended go on answering retransmissions (TIME-WAIT, 2 MSL as Linux has it).
-pub(crate) const LINGER: Duration = Duration::from_secs(60);
 
+/// Flows that have ended take no more than this part of the table (one in so many).
+const LINGERING_SHARE: usize = 4;
 /// Flows that are taken from the table at a time.
 const PAGE: usize = 1000;
 
@@ -91,8 +92,7 @@ pub(crate) struct Inner {
     /// the same, one flow notices by looking.
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
-    /// Entries of flows that have ended, and until when they stay.
-    pub lingering: Mutex<VecDeque<(Instant, Tuple)>>,
+    pub lingering: Lingering,
     keeper: Sender<Note>,
     /// Where flows that come back are copied.
     pub runtime: OnceLock<Handle>,
@@ -323,6 +323,7 @@ impl Splicer {
     }
 
     fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
+        let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize / LINGERING_SHARE);
         Splicer {
             inner: Arc::new(Inner {
                 datapath,
@@ -333,7 +334,7 @@ impl Splicer {
                 orphans: Mutex::default(),
                 routes: Mutex::default(),
                 hasher: RandomState::new(),
-                lingering: Mutex::default(),
+                lingering,
                 keeper,
                 runtime: OnceLock::new(),
                 stopping: AtomicBool::new(false),
@@ -366,7 +367,7 @@ impl Splicer {
             d.listen(bound)?; // before listen(2): the first SYN counts
         }
         s.listen(4096)?;
-        Ok(Listener { listener: tokio::net::TcpListener::from_std(s.into())? })
+        Ok(Listener { splicer: self.clone(), listener: tokio::net::TcpListener::from_std(s.into())? })
     }
 
     /// Connects to a server on behalf of `client`. No time limit of its own.
@@ -394,6 +395,7 @@ impl Splicer {
         for _ in 0..PORT_TRIES {
             let t = ports.next(server, source);
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
+            s.set_reuse_address(true)?; // ports are counted for each server by itself
             match s.bind(&t.local.into()) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,
@@ -407,7 +409,10 @@ impl Splicer {
             s.set_tcp_nodelay(true)?;
             let mss = match d.expect(&t, client.unwrap_or(&t)) {
                 Ok(mss) => mss,
-                Err(ExpectError::Taken) => continue,
+                Err(ExpectError::Taken) => match self.make_way(d, &t, client) {
+                    Some(mss) => mss,
+                    None => continue,
+                },
                 Err(e) => {
                     tracing::warn!(leg = ?t, error = %e, "connection will not be tracked");
                     None
@@ -417,9 +422,14 @@ impl Splicer {
                 // best effort: the kernel refuses values below its minimum, and keeps its own then
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
             }
+            self.inner.lingering.begins_anew(&t);
             // Dropped without a connection, by an error or because the caller gave up: nothing stays behind.
             let mut expected = Expected { datapath: d, leg: Some(t) };
-            let stream = tokio::net::TcpSocket::from_std_stream(s.into()).connect(server).await?;
+            let stream = match tokio::net::TcpSocket::from_std_stream(s.into()).connect(server).await {
+                // a socket of ours has them, or is in TIME-WAIT
+                Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => continue,
+                r => r?,
+            };
             expected.leg = None;
             return Ok(Leg::new(stream, server, t.local));
         }
@@ -427,6 +437,13 @@ impl Splicer {
             io::ErrorKind::AddrNotAvailable,
             "no free source port: widen source_ports, or name more addresses as source",
         ))
+    }
+
+    /// The connection that has used the port is over: its entries give way. None: they do not.
+    fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Option<Option<u16>> {
+        let (a, b) = self.inner.lingering.make_way(leg)?;
+        d.forget_ended(&a, b.as_ref());
+        d.expect(leg, client.unwrap_or(leg)).ok()
     }
 
     /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.
@@ -566,7 +583,7 @@ impl Splicer {
         drop(leg);
         let Some(d) = self.datapath() else { return };
         if shimmed {
-            self.linger(&[tuple]);
+            self.inner.lingering.add(tuple, None);
         } else {
             d.forget(&tuple);
         }
@@ -599,15 +616,10 @@ impl Splicer {
     pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
         let Some(d) = self.datapath() else { return };
         if linger {
-            self.linger(&[flow.client, flow.server]);
+            self.inner.lingering.add(flow.client, Some(flow.server));
         } else {
             d.forget_flow([&flow.client, &flow.server]);
         }
-    }
-
-    fn linger(&self, legs: &[Tuple]) {
-        let until = Instant::now() + LINGER;
-        lock(&self.inner.lingering).extend(legs.iter().map(|leg| (until, *leg)));
     }
 
     pub(crate) fn stop_signal(&self) -> watch::Receiver<Stop> {

@@ -6,6 +6,7 @@ use longsplice_lab::{
     Family, Lab, Options, Shape, topology,
     traffic::{Script, connect as traffic_connect, converse, intact, listen, serve},
 };
+use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Running, connect, echo, eventually, longsplice, round_trip};
 use serde_json::Value;
 use std::{
@@ -124,6 +125,22 @@ fn needs_root_and_bpf_a_flow_is_taken_back_by_command_and_spliced_again() {
     scene.end(connection);
     let log = fs::read_to_string(scene.proxy.access_log()).unwrap();
     assert!(log.contains("how=closed bytes_up=10005 bytes_down=10005") && log.contains("splices=2"), "{log}");
+}
+
+/// Having been stopped interrupts system calls, as does a signal that is handled (signal(7)).
+#[test]
+fn needs_root_and_bpf_a_proxy_that_was_stopped_and_continued_hears_of_ends() {
+    let mut scene = Scene::new(&[]);
+    for _ in 0..3 {
+        scene.proxy.signal(Signal::SIGSTOP);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        scene.proxy.signal(Signal::SIGCONT);
+    }
+    let mut connection = scene.connect();
+    round_trip(&mut connection, b"hello");
+    scene.wait_state("spliced");
+    scene.end(connection);
+    assert!(!scene.proxy.messages().contains("events"), "{}", scene.proxy.messages());
 }
 
 #[test]

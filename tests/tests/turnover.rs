@@ -1,0 +1,119 @@
+//! Connections that come and go: every one ends, and what it took can be used again.
+use longsplice_engine::{How, Leg, OpenOptions, Policy, When};
+use longsplice_lab::{
+    Family, Lab, Shape,
+    process::wait_for,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use longsplice_tests::{Forwarder, at_once};
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Answers eight bytes with the same, and closes first: TIME-WAIT is the server's.
+fn serve(lab: &Lab, at: SocketAddr, threads: usize) {
+    let listener = Arc::new(lab.server.run(|| TcpListener::bind(at)).expect("listen"));
+    for _ in 0..threads {
+        let listener = listener.clone();
+        lab.server.spawn(move || {
+            while let Ok((mut s, _)) = listener.accept() {
+                let mut bytes = [0; 8];
+                // a client that is turned away sends nothing
+                if s.set_read_timeout(Some(PATIENCE)).and_then(|()| s.read_exact(&mut bytes)).is_ok() {
+                    let _ = s.write_all(&bytes);
+                }
+            }
+        });
+    }
+}
+
+fn ask(proxy: SocketAddr, n: u64) -> io::Result<()> {
+    let mut s = TcpStream::connect(proxy)?;
+    s.set_read_timeout(Some(PATIENCE))?;
+    s.write_all(&n.to_be_bytes())?;
+    let mut all = Vec::new();
+    s.read_to_end(&mut all)?;
+    if all == n.to_be_bytes() { Ok(()) } else { Err(io::Error::other(format!("{n}: {all:?}"))) }
+}
+
+/// FINs that pass while the two entries of a flow come into force one after the other, ports of hosts that come round, tables
+/// with more ended flows than live ones.
+#[test]
+fn every_short_flow_ends() {
+    const CLIENTS: usize = 8;
+    const FLOWS: usize = 16_000;
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
+    serve(&lab, server, 2 * CLIENTS);
+    let f = Forwarder::start(&lab, proxy, server, at_once());
+    let next = Arc::new(AtomicUsize::new(0));
+    let client = |_| {
+        let next = next.clone();
+        lab.client.spawn(move || {
+            while let n @ ..FLOWS = next.fetch_add(1, Relaxed) {
+                ask(proxy, n as u64).expect("answered");
+            }
+        })
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+    clients.into_iter().for_each(|c| c.join().expect("client"));
+    let ended = f.ended(FLOWS);
+    let odd: Vec<_> = ended.iter().filter(|e| e.how != How::Closed || (e.bytes_up, e.bytes_down) != (8, 8)).collect();
+    assert!(odd.is_empty(), "{odd:?}\n{:?}", f.verdicts());
+    assert!(f.splicer.flows().is_empty(), "{:?}", f.splicer.flows());
+    let d = f.splicer.datapath().expect("kernel path");
+    wait_for(PATIENCE, || (d.paths().len() <= 4096 / 4 * 2).then_some(()))
+        .unwrap_or_else(|| panic!("{} entries linger", d.paths().len()));
+}
+
+#[test]
+fn the_port_of_an_ended_flow_is_used_again() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    for family in Family::BOTH {
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        serve(&lab, server, 1);
+        let options = OpenOptions { source_ports: 20_000..=20_003, ..OpenOptions::default() };
+        let f = Forwarder::open(&lab, proxy, server, at_once(), options);
+        for n in 0..12 {
+            // the proxy finds none until those of flows before have rested; a minute would be too long
+            wait_for(PATIENCE, || lab.client.run(|| ask(proxy, n)).ok()).expect("a port");
+        }
+        assert!(f.ended(12).iter().all(|e| e.splices == 1), "{:?}", f.ended(12));
+    }
+}
+
+#[test]
+fn one_port_serves_connections_to_several_servers() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let proxy = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
+    (7000..7003).for_each(|port| serve(&lab, SERVER.port(Family::V4, port), 1));
+    let options = OpenOptions { source_ports: 20_000..=20_000, ..OpenOptions::default() };
+    let turn = AtomicUsize::new(0);
+    let policy = Arc::new(Policy { when: When::Never, ..Policy::default() });
+    let f = Forwarder::serving(&lab, proxy, options, move |splicer, client: Leg, _| {
+        let server = SERVER.port(Family::V4, 7000 + turn.fetch_add(1, Relaxed) as u16);
+        let policy = policy.clone();
+        async move {
+            let server = splicer.connect(server, &client).await.expect("a port");
+            let info = longsplice_engine::FlowInfo { protocol: "plug", user: None, target: String::new() };
+            splicer.hand_over(client, server, &Default::default(), policy, info, |_, _| ());
+        }
+    });
+    let connect = || lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+    let live: Vec<_> = (1..4)
+        .map(|n| {
+            let s = connect();
+            wait_for(PATIENCE, || (f.splicer.flows().len() == n).then_some(())).expect("all at the same time");
+            s
+        })
+        .collect();
+    drop(live);
+}
