@@ -81,6 +81,8 @@ static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
 	h->phase_in = l->phase_in;
 	h->start = l->bound_in - l->irs - 1;
 	h->flags = l->flags;
+	h->ifindex = l->ifindex;
+	__builtin_memcpy(h->dmac, l->dmac, 12); /* and smac */
 	*end = l->in64;
 	if (p && l->flags & LEG_SPLICED) {
 		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
@@ -211,6 +213,13 @@ int path_entry(struct path_args *ctx)
 	}
 	if (args.result < 0)
 		goto out;
+	if (args.op == PATH_GET && args.other.lport) {
+		struct path *p = find_path(&args.other);
+
+		if (p)
+			args.p_other = *p;
+		args.result |= !p;
+	}
 	if (v4)
 		p4 = find4(&k);
 	else

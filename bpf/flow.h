@@ -245,6 +245,8 @@ struct half {
 	__u32 fin;       /* out: the FIN lies below the bound: end of stream is pending too, and counted, or was forwarded */
 	__u32 flags;     /* out: enum leg_flag */
 	enum phase phase_in; /* out */
+	__u32 ifindex;       /* out: next hop to the host, as in the leg's record */
+	__u8 dmac[6], smac[6];
 };
 
 enum switch_op {
@@ -291,12 +293,14 @@ enum path_op {
 /* User space's way to one path entry. */
 struct path_args {
 	enum path_op op;
-	__s32 result; /* 0; PATH_GET: 1 there is none; PATH_ADD: 1 there is one; -1 no place; PATH_CLEAR: 1 | 2 key, other stay */
+	__s32 result; /* 0; -1 no place; PATH_GET: 1 there is none, or not both; PATH_ADD: 1 there is one;
+	               * PATH_CLEAR: 1 key stays, 2 other stays, or both */
 	struct tuple key;
-	struct tuple other; /* PATH_ADD: the leg on whose behalf */
+	struct tuple other; /* PATH_ADD: the leg on whose behalf; PATH_GET: its entry is wanted as well, unless it is all zero */
 	__u32 mss;          /* PATH_ADD: out: announced by its host; 0: it is not tracked */
 	__u32 unused;
 	struct path6 p; /* without `remote` if the key is IPv4 */
+	struct path p_other; /* PATH_GET: the one of `other` */
 };
 
 /* Of the maps that are there: written when they are made. */

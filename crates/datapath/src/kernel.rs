@@ -7,12 +7,13 @@ use crate::{
     maps::{Maps, errno, from_bytes},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
+    switch::Hop,
 };
 use libbpf_rs::{
-    MapHandle, RingBufferBuilder,
+    MapHandle,
     skel::{OpenSkel, SkelBuilder},
 };
-use nix::libc;
+use nix::{libc, sys::eventfd::EventFd};
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
@@ -21,7 +22,6 @@ use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Mutex,
-    time::Duration,
 };
 
 /// How to open the data path.
@@ -103,34 +103,6 @@ pub(crate) fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> Ope
     }
 }
 
-/// What the data path reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
-    /// Both directions are forwarded.
-    Forwarding,
-    /// Both directions are in control mode.
-    Control,
-    /// A host has sent beyond its limit: an unsplice has begun.
-    Triggered,
-    /// Both FINs are acknowledged.
-    Closed,
-    /// A host has reset.
-    Reset,
-    /// Segments do not fit the MTU.
-    Oversize,
-    /// All up to a limit was forwarded.
-    Passed,
-}
-
-/// A report, and the leg it came from.
-#[derive(Clone, Copy, Debug)]
-pub struct Event {
-    /// The leg.
-    pub leg: Tuple,
-    /// What.
-    pub kind: EventKind,
-}
-
 /// Fields of `struct __sk_buff` for [`Datapath::test_run_with`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TestContext {
@@ -156,6 +128,7 @@ pub struct Datapath {
     links: Mutex<Links>,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
+    pub(crate) wake: EventFd,
     lock: (fs::File, PathBuf),
 }
 
@@ -284,6 +257,7 @@ impl Datapath {
             pin,
             attached: wanted,
             switching: Mutex::new(()),
+            wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
             lock,
         })
     }
@@ -357,6 +331,11 @@ impl Datapath {
         self.maps.path(leg)
     }
 
+    /// The entries of both directions of a flow, if both are there.
+    pub fn paths_of(&self, [a, b]: [&Tuple; 2]) -> Option<[PathView; 2]> {
+        self.maps.paths_of(a, b)
+    }
+
     /// The leg where packets of `leg` go out, if it is or was spliced.
     pub fn other_leg(&self, leg: &Tuple) -> Option<Tuple> {
         self.maps.other_leg(leg)
@@ -377,10 +356,9 @@ impl Datapath {
         self.maps.verdicts()
     }
 
-    /// The next hop towards a leg's host, as learned from what its socket sent.
-    pub(crate) fn via_for(&self, leg: &Tuple) -> Result<u16, SwitchError> {
-        let l = self.maps.leg(leg).ok_or(SwitchError::Untracked)?.raw;
-        self.via(l.ifindex, l.dmac, l.smac, leg.to_abi().local).map_err(|e| match e.kind() {
+    /// The place of a next hop towards a leg's host.
+    pub(crate) fn via_for(&self, leg: &Tuple, hop: &Hop) -> Result<u16, SwitchError> {
+        self.via(hop.ifindex, hop.dmac, hop.smac, leg.to_abi().local).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => SwitchError::Full,
             _ => SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)),
         })
@@ -413,43 +391,6 @@ impl Datapath {
     /// Where the IPv6 address is kept that packets of this IPv4 leg go to.
     pub(crate) fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
         self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
-    }
-
-    /// Delivers events to `f` until it returns false. Blocks: give it a thread of its own.
-    pub fn poll_events(&self, mut f: impl FnMut(Option<Event>) -> bool) -> io::Result<()> {
-        let go = std::cell::Cell::new(true);
-        let f = std::cell::RefCell::new(&mut f);
-        let mut b = RingBufferBuilder::new();
-        let io = |e: libbpf_rs::Error| io::Error::from_raw_os_error(errno(&e));
-        b.add(&self.maps.events, |data| {
-            let e: abi::event = from_bytes(data);
-            let kind = match e.kind {
-                abi::event_kind::EVENT_FORWARDING => EventKind::Forwarding,
-                abi::event_kind::EVENT_CONTROL => EventKind::Control,
-                abi::event_kind::EVENT_TRIGGERED => EventKind::Triggered,
-                abi::event_kind::EVENT_PASSED => EventKind::Passed,
-                abi::event_kind::EVENT_CLOSED => EventKind::Closed,
-                abi::event_kind::EVENT_RESET => EventKind::Reset,
-                _ => EventKind::Oversize,
-            };
-            if !(f.borrow_mut())(Some(Event { leg: Tuple::from_abi(&e.leg), kind })) {
-                go.set(false);
-            }
-            0
-        })
-        .map_err(io)?;
-        let ring = b.build().map_err(io)?;
-        while go.get() {
-            // a signal, or having been stopped, interrupts a wait
-            let r = ring.poll_raw(Duration::from_millis(100));
-            if r < 0 && r != -libc::EINTR {
-                return Err(io::Error::from_raw_os_error(-r));
-            }
-            if !(f.borrow_mut())(None) {
-                go.set(false);
-            }
-        }
-        Ok(())
     }
 
     /// Runs the ingress or egress program over one packet, for tests: the packet out and the return code.

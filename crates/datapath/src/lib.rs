@@ -6,6 +6,7 @@
 
 mod attach;
 mod devices;
+mod events;
 mod install;
 mod kernel;
 mod maps;
@@ -36,8 +37,9 @@ mod skel {
 }
 
 pub use devices::{Device, devices};
+pub use events::{Event, EventKind, Events};
 pub use install::{IdleLeg, NextHop};
-pub use kernel::{Datapath, Event, EventKind, OpenError, Options, TestContext, default_pin};
+pub use kernel::{Datapath, OpenError, Options, TestContext, default_pin};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use released::{Released, monotonic};

@@ -332,6 +332,14 @@ impl Maps {
         self.entry(t).map(|e| PathView::new(&e.p))
     }
 
+    /// Those of both legs of a flow, at the price of one.
+    pub fn paths_of(&self, t: &Tuple, other: &Tuple) -> Option<[PathView; 2]> {
+        let (op, key, other) = (abi::path_op::PATH_GET, t.to_abi(), other.to_abi());
+        let mut args = abi::path_args { op, key, other, ..Default::default() };
+        self.path_entry(&mut args).ok()?;
+        (args.result == 0).then(|| [&args.p.p, &args.p_other].map(PathView::new))
+    }
+
     pub fn all_legs(&self) -> Vec<(Tuple, LegView)> {
         self.legs.keys().map(|k| Tuple::from_abi(&from_bytes(&k))).filter_map(|t| Some((t, self.leg(&t)?))).collect()
     }

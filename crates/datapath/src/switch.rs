@@ -76,7 +76,7 @@ impl Limit {
 }
 
 /// What a freeze leaves to be drained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Frozen {
     /// Bytes still to be read from the first and the second leg's socket.
     pub pending: [u32; 2],
@@ -84,6 +84,16 @@ pub struct Frozen {
     pub fin: [bool; 2],
     /// Positions of the bounds.
     pub bound: [u64; 2],
+    /// The legs right after.
+    pub at: Switched,
+}
+
+/// Where a leg's packets leave, as learned from what its socket has sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    pub(crate) ifindex: u32,
+    pub(crate) dmac: [u8; 6],
+    pub(crate) smac: [u8; 6],
 }
 
 /// State of a pair of legs.
@@ -101,9 +111,16 @@ pub struct Switched {
     pub was_forwarded: [bool; 2],
     /// After an unsplice: the host's FIN lies below the bound, so that its socket will never see it.
     pub fin: [bool; 2],
+    /// Towards the hosts.
+    pub hops: [Hop; 2],
 }
 
 impl Switched {
+    /// Is all forwarded, in both directions?
+    pub fn is_drained(&self) -> bool {
+        self.phase == [abi::phase::PHASE_FWD.0 as u8; 2]
+    }
+
     /// Position of the last bound of direction `d`. The hosts do not wait: `end` may be beyond it already, by less than
     /// 2^32 since no window is larger.
     pub fn bound64(&self, d: usize) -> u64 {
@@ -161,14 +178,14 @@ impl Datapath {
         };
         let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
         let bound = |h: &Half, r: &abi::half| h.consumed + u64::from(r.start.wrapping_sub(h.consumed as u32));
-        Ok(Frozen { pending: [pa, pb], fin: [fa, fb], bound: [bound(a, &r.a), bound(b, &r.b)] })
+        Ok(Frozen { pending: [pa, pb], fin: [fa, fb], bound: [bound(a, &r.a), bound(b, &r.b)], at: switched(&r) })
     }
 
     /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
-    /// ([`SwitchError::Busy`] otherwise). `trigger`: the limit of that host is here, if it has none.
-    pub fn commit(&self, a: &Tuple, b: &Tuple, trigger: [bool; 2]) -> Result<Switched, SwitchError> {
+    /// ([`SwitchError::Busy`] otherwise), as `at` has found. `trigger`: the limit of that host is here, if it has none.
+    pub fn commit(&self, a: &Tuple, b: &Tuple, at: &Switched, trigger: [bool; 2]) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
-        let (via_a, via_b) = (self.via_for(a)?, self.via_for(b)?);
+        let (via_a, via_b) = (self.via_for(a, &at.hops[0])?, self.via_for(b, &at.hops[1])?);
         let remotes = match (a.is_v4(), b.is_v4()) {
             (true, false) => (self.remote_for(a)?, 0),
             (false, true) => (0, self.remote_for(b)?),
@@ -208,5 +225,6 @@ fn switched(g: &abi::switch_args) -> Switched {
         flags: [g.a.flags, g.b.flags],
         fin: [g.a.fin != 0, g.b.fin != 0],
         was_forwarded: [g.a.pending != 0, g.b.pending != 0],
+        hops: [&g.a, &g.b].map(|h| Hop { ifindex: h.ifindex, dmac: h.dmac, smac: h.smac }),
     }
 }

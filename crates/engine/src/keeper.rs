@@ -16,7 +16,7 @@ use crate::{
     relay::Relay,
     splicer::{Command, Flow, Place, Stop},
 };
-use longsplice_datapath::{Datapath, EventKind, PathFlags, Released, SwitchError};
+use longsplice_datapath::{Datapath, Event, EventKind, Events, PathFlags, Released, SwitchError};
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
@@ -45,7 +45,6 @@ pub(crate) enum Note {
     /// A flow is forwarded now.
     Kept(u64),
     Command(u64, Command),
-    Event(u64, EventKind),
     /// The program stops, or the engine closes.
     Stop,
 }
@@ -108,13 +107,18 @@ struct Keeper {
 }
 
 /// The thread: until the engine closes.
-pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>) {
+pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut Events<'_>) {
     let now = Instant::now();
     let mut k = Keeper { splicer, due: BinaryHeap::new(), returning: Vec::new(), not_before: (now, now) };
     while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
-        if let Ok(note) = notes.recv_timeout(k.rest()) {
-            k.hear(note);
+        match events.wait(k.rest()) {
+            Ok(events) => events.for_each(|event| k.route(&event)),
+            Err(error) => {
+                tracing::error!(%error, "cannot wait for events of the data path; flows notice by polling");
+                std::thread::sleep(PACE);
+            }
         }
+        notes.try_iter().for_each(|note| k.hear(note));
         let now = Instant::now();
         if now >= k.not_before.1 {
             k.not_before.1 = now + TRY;
@@ -139,11 +143,19 @@ impl Keeper {
         look.min(back).min(SLACK)
     }
 
+    /// To the task that has the flow, if it has one. A flow that has just ended hears nothing any more.
+    fn route(&mut self, event: &Event) {
+        let Some(flow) = self.splicer.flow_of(&event.leg) else { return };
+        if let Place::Task { events, .. } = &*flow.place() {
+            return events.notify_one();
+        }
+        self.tend(flow.id, Some(Word::Event(event.kind)));
+    }
+
     fn hear(&mut self, note: Note) {
         match note {
             Note::Kept(id) => self.tend(id, Some(Word::Kept)),
             Note::Command(id, command) => self.tend(id, Some(Word::Command(command))),
-            Note::Event(id, kind) => self.tend(id, Some(Word::Event(kind))),
             Note::Stop if *self.splicer.stop_signal().borrow() == Stop::Go => {}
             Note::Stop => {
                 let mut last = 0;
@@ -307,7 +319,8 @@ impl Keeper {
 /// Have fragments been forwarded? Then a switch back may lose what its host sends again across the bound, and the flow stays
 /// forwarded unless that is worse.
 fn has_fragments(d: &Datapath, flow: &Flow) -> bool {
-    [flow.client, flow.server].iter().any(|leg| d.path(leg).is_some_and(|p| p.flags & PathFlags::FRAGMENTS != 0))
+    let paths = d.paths_of([&flow.client, &flow.server]);
+    paths.is_some_and(|p| p.iter().any(|p| p.flags & PathFlags::FRAGMENTS != 0))
 }
 
 /// Why a flow is tended.
@@ -326,6 +339,11 @@ enum Life {
 }
 
 impl Kept {
+    /// Sooner than the keeper looks around by itself.
+    pub fn wants_look_soon(&self, flow: &Flow) -> bool {
+        self.pause(flow, 0) < SLACK
+    }
+
     /// Until the next look.
     fn pause(&self, flow: &Flow, flows: usize) -> Duration {
         let policy = &flow.policy;
@@ -344,7 +362,7 @@ impl Kept {
 
     /// How long has it been idle, or how has it ended?
     fn life(&mut self, datapath: &Datapath, flow: &Flow) -> Result<Life, How> {
-        let (Some(pc), Some(ps)) = (datapath.path(&flow.client), datapath.path(&flow.server)) else {
+        let Some([pc, ps]) = datapath.paths_of([&flow.client, &flow.server]) else {
             return Err(How::Stopped); // somebody has flushed the tables
         };
         if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {

@@ -184,7 +184,10 @@ impl Leg {
 
     /// Closes the socket without a word to the host: its flow goes on in the kernel.
     pub fn close_silently(&mut self) {
-        self.repair(Repair::On); // without it, its FIN is muted by the data path anyway
+        // a parked one is in repair mode already; without it, its FIN is muted by the data path anyway
+        if matches!(self.socket, Socket::Live(_)) {
+            self.repair(Repair::On);
+        }
         self.socket = Socket::Gone;
     }
 

@@ -52,7 +52,7 @@ impl Orphan {
 
     /// False: forget it.
     fn look(&mut self, d: &Datapath) -> bool {
-        let (Some(pc), Some(ps)) = (d.path(&self.client), d.path(&self.server)) else { return false };
+        let Some([pc, ps]) = d.paths_of([&self.client, &self.server]) else { return false };
         let over = (pc.flags | ps.flags) & PathFlags::DEAD != 0 || pc.flags & ps.flags & PathFlags::FIN_ACKED != 0;
         if over && self.ended.is_none() {
             self.ended = Some(Instant::now());
@@ -78,7 +78,7 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
             && leg.phase_in == 2
             && leg.phase_out == 2
         {
-            match d.commit(&t, &peer, [false; 2]) {
+            match d.look(&t, &peer).and_then(|at| d.commit(&t, &peer, &at, [false; 2])) {
                 Ok(_) | Err(SwitchError::Busy) => {}
                 Err(error) => tracing::warn!(leg = ?t, %error, "a flow of an earlier process could not be committed"),
             }

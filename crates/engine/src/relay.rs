@@ -22,8 +22,9 @@ use longsplice_datapath::{Datapath, Half, LegFlags, Limit, PathFlags, Released, 
 use std::{
     future::poll_fn,
     os::fd::OwnedFd,
+    pin::pin,
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, watch};
@@ -138,9 +139,16 @@ impl Relay {
         }
         let flow = listed.keep();
         let kept = Kept::new([client.side(), server.side()], purpose, (stay, fin_past));
+        let soon = kept.wants_look_soon(&flow);
         let mut place = flow.place();
         *place = Place::Kept(Box::new(kept));
-        splicer.tell(Note::Kept(flow.id));
+        // what the task was told and has not heard is found by looking
+        let heard = pin!(ears.events.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if soon || heard {
+            splicer.tell(Note::Kept(flow.id));
+        } else {
+            splicer.tell_some_time(Note::Kept(flow.id));
+        }
         while let Ok(command) = ears.orders.try_recv() {
             splicer.tell(Note::Command(flow.id, command));
         }
@@ -448,13 +456,14 @@ impl Relay {
         // All has come just before the freeze: what is behind it must not be waited for.
         let over = self.message().is_some_and(|m| frozen.bound[m.from] >= m.goal);
         self.stay |= over;
-        let drained = if over { Err(None) } else { self.drain(datapath, ears).await };
+        let drained = if over { Err(None) } else { self.drain(datapath, ears, frozen.at).await };
         self.pump.unlimited();
         match drained {
             Ok(at) if self.message().is_some_and(|m| m.is_passed(&at)) => {}
-            Ok(_) => match datapath.commit(
+            Ok(at) => match datapath.commit(
                 &c,
                 &s,
+                &at,
                 [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t)),
             ) {
                 Ok(at) => {
@@ -477,17 +486,16 @@ impl Relay {
         }
     }
 
-    /// Passes on what lies before the bounds, until both directions are forwarded. Err: why not, None if a connection failed, or
+    /// Passes on what lies before the bounds, until both directions are forwarded; `at`: how the freeze has left them. Err: why not, None if a connection failed, or
     /// has brought what is the proxy's.
-    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears) -> Result<Switched, Option<Refusal>> {
+    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears, at: Switched) -> Result<Switched, Option<Refusal>> {
         const DRAINING: u8 = 1;
-        const FORWARDED: u8 = 2;
         let (c, s) = self.legs();
         let limit = Instant::now() + self.flow().policy.drain_limit;
-        let mut passed = false;
+        let (mut passed, mut now) = (false, Ok(at));
         loop {
-            match datapath.look(&c, &s) {
-                Ok(now) if now.phase == [FORWARDED; 2] => return Ok(now),
+            match now {
+                Ok(now) if now.is_drained() => return Ok(now),
                 Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(None),
                 // one was taken back by what came beyond its limit, and nothing is on its way any more in the other
                 Ok(now) if !now.phase.contains(&DRAINING) => return Err(None),
@@ -509,6 +517,7 @@ impl Relay {
                 _ = stopped(stop) => return Err(None),
                 () = tokio::time::sleep(DRAIN_POLL.min(left)) => {}
             }
+            now = datapath.look(&c, &s);
         }
     }
 
@@ -649,9 +658,10 @@ impl Relay {
         let Some(d) = self.splicer.datapath() else { return };
         let (c, s) = self.legs();
         let Some(end) = ends(d, self.flow(), self.released.as_ref()) else { return };
+        let paths = d.paths_of([&c, &s]);
         let mut now = self.flow().now();
-        for (i, leg) in [&c, &s].into_iter().enumerate() {
-            let fin = u64::from(d.path(leg).is_some_and(|p| p.flags & PathFlags::FIN != 0));
+        for i in 0..2 {
+            let fin = u64::from(paths.is_some_and(|p| p[i].flags & PathFlags::FIN != 0));
             now.spliced[i] += (end[i] - now.since[i]).saturating_sub(fin);
         }
     }

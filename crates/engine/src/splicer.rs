@@ -9,7 +9,7 @@ use crate::{
     ports::Ports,
     relay::Relay,
 };
-use longsplice_datapath::{Datapath, Event, ExpectError, OpenError, Options, Released, Tuple};
+use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Released, Tuple};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
@@ -261,38 +261,27 @@ impl Splicer {
             keeper,
         );
         orphans::adopt(&s.inner)?;
-        // these threads hold the engine until told to stop
-        let thread = |name: &str| std::thread::Builder::new().name(name.into());
-        let failed = |source| OpenError::Kernel { what: "thread", source };
-        let engine = s.clone();
-        thread("keeper").spawn(move || keeper::keep(engine, &notes)).map_err(failed)?;
-        let engine = s.clone();
-        thread("events").spawn(move || engine.hear_events()).map_err(failed)?;
-        Ok(s)
-    }
-
-    fn hear_events(&self) {
-        let Some(d) = self.datapath() else { return };
-        let heard = d.poll_events(|event| {
-            if let Some(event) = event {
-                self.route(&event);
+        // this thread holds the engine until told to stop
+        let (engine, (tell, told)) = (s.clone(), channel());
+        let keep = move || {
+            let listening = engine.datapath().map(|d| d.events().map_err(|e| tell.send(e)));
+            drop(tell);
+            if let Some(Ok(mut events)) = listening {
+                keeper::keep(engine.clone(), &notes, &mut events);
             }
-            !self.inner.stopping.load(Ordering::Relaxed)
-        });
-        if let Err(error) = heard {
-            tracing::error!(%error, "events of the data path are lost; flows notice by polling");
+        };
+        let failed = |source| OpenError::Kernel { what: "thread", source };
+        std::thread::Builder::new().name("keeper".into()).spawn(keep).map_err(failed)?;
+        match told.recv() {
+            Ok(source) => Err(OpenError::Kernel { what: "ring of events", source }),
+            Err(_) => Ok(s),
         }
     }
 
-    /// A flow that has just ended hears nothing any more.
-    fn route(&self, event: &Event) {
-        let id = lock(&self.inner.routes).get(&self.hash(&event.leg)).copied();
-        let Some(flow) = id.and_then(|id| self.flow(id)) else { return };
-        match &*flow.place() {
-            Place::Task { events, .. } => events.notify_one(),
-            Place::Kept(_) => self.tell(Note::Event(flow.id, event.kind)),
-            Place::Gone => {}
-        }
+    /// The flow that a leg belongs to.
+    pub(crate) fn flow_of(&self, leg: &Tuple) -> Option<Arc<Flow>> {
+        let id = lock(&self.inner.routes).get(&self.hash(leg)).copied();
+        id.and_then(|id| self.flow(id))
     }
 
     fn hash(&self, leg: &Tuple) -> u64 {
@@ -307,6 +296,14 @@ impl Splicer {
 
     /// The keeper; once it is gone, flows are as well.
     pub(crate) fn tell(&self, note: Note) {
+        self.tell_some_time(note);
+        if let Some(d) = self.datapath() {
+            d.wake();
+        }
+    }
+
+    /// The same, when it looks around by itself: it need not be woken for each flow.
+    pub(crate) fn tell_some_time(&self, note: Note) {
         let _ = self.inner.keeper.send(note);
     }
 

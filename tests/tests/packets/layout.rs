@@ -90,7 +90,25 @@ fn layouts_are_those_of_the_object() {
         layout!(t, train_key { remote, local, id });
         layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill });
         layout!(t, event { leg, kind });
-        layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, fin, flags, phase_in });
+        layout!(
+            t,
+            half {
+                leg,
+                consumed,
+                produced,
+                leftover,
+                limit,
+                pending,
+                start,
+                fin,
+                flags,
+                phase_in,
+                ifindex,
+                dmac,
+                smac
+            }
+        );
+        layout!(t, path_args { op, result, key, other, mss, unused, p, p_other });
         layout!(
             t,
             switch_args { op, result, hold, fit, trigger, a, b, via_a, via_b, remote_a, remote_b, end_a, end_b }

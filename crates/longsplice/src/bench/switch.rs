@@ -245,9 +245,9 @@ impl Proxy<'_> {
         for (from, pending) in frozen.pending.into_iter().enumerate() {
             self.pass(from, pending as usize).await?;
         }
-        self.wait_phase(FORWARDED).await?;
+        let at = self.wait_phase(FORWARDED).await?;
         times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-        timed(&mut times.commit, || self.datapath.commit(&c, &s, [false; 2]))?;
+        timed(&mut times.commit, || self.datapath.commit(&c, &s, &at, [false; 2]))?;
         if busy {
             tokio::time::sleep(DWELL).await;
         }
@@ -288,15 +288,18 @@ impl Proxy<'_> {
         }
     }
 
-    async fn wait_phase(&self, phase: u8) -> Result<()> {
+    async fn wait_phase(&self, phase: u8) -> Result<Switched> {
         wait_phase(self.datapath, &self.tuples(), phase).await
     }
 }
 
 /// Until both directions are in this phase.
-pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: u8) -> Result<()> {
-    while datapath.look(c, s)?.phase != [phase; 2] {
+pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: u8) -> Result<Switched> {
+    loop {
+        let at = datapath.look(c, s)?;
+        if at.phase == [phase; 2] {
+            return Ok(at);
+        }
         tokio::task::yield_now().await;
     }
-    Ok(())
 }
