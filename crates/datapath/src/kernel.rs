@@ -14,6 +14,7 @@ use libbpf_rs::{
 };
 use nix::libc;
 use std::{
+    cell::{Cell, RefCell},
     collections::{HashMap, HashSet},
     fs, io,
     mem::MaybeUninit,
@@ -37,11 +38,13 @@ pub struct Options {
     pub pin: Option<PathBuf>,
     /// How many flows at most; tables are preallocated for it.
     pub max_flows: u32,
+    /// Bytes of the ring for copies of what is forwarded; made a power of two, 64 KB (the largest page) to 1 GB.
+    pub tap_ring: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { devices: Vec::new(), xdp: Vec::new(), peer: Vec::new(), pin: None, max_flows: 65536 }
+        Options { devices: Vec::new(), xdp: Vec::new(), peer: Vec::new(), pin: None, max_flows: 65536, tap_ring: 0 }
     }
 }
 
@@ -129,6 +132,43 @@ pub struct Event {
     pub leg: Tuple,
     /// What.
     pub kind: EventKind,
+}
+
+/// Bytes that were forwarded.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<'a> {
+    /// The leg where they came in.
+    pub leg: Tuple,
+    /// Where they begin.
+    pub at: CopiedAt,
+    /// All up to here has been acknowledged by the other host, counted from where they begin.
+    pub acked: i32,
+    /// The bytes: of one segment, or a part of one.
+    pub bytes: &'a [u8],
+}
+
+/// Where copied bytes begin (`enum tap_position`).
+#[derive(Clone, Copy, Debug)]
+pub enum CopiedAt {
+    /// The stream position.
+    Stream(u64),
+    /// The sequence number, extended: [`Switched::origin`](crate::Switched::origin) is to be added.
+    Extended(u64),
+    /// The sequence number, less than 2^31 from that of the bound of the splice.
+    Low(u32),
+}
+
+impl Copied<'_> {
+    fn new(data: &[u8]) -> Copied<'_> {
+        let head: abi::tap_record = from_bytes(data);
+        let at = match head.kind {
+            0 => CopiedAt::Stream(head.at),
+            1 => CopiedAt::Extended(head.at),
+            _ => CopiedAt::Low(head.at as u32),
+        };
+        let bytes = &data[size_of::<abi::tap_record>()..][..head.len as usize];
+        Copied { leg: Tuple::from_abi(&head.leg), at, acked: head.acked, bytes }
+    }
 }
 
 /// Fields of `struct __sk_buff` for [`Datapath::test_run_with`].
@@ -237,7 +277,8 @@ impl Datapath {
             open.maps.paths4.set_max_entries(slots)?;
             open.maps.paths6.set_max_entries(slots)?;
             open.maps.legs.set_max_entries(n.saturating_mul(2))?;
-            open.maps.embryos.set_max_entries(n.clamp(1024, 65536))
+            open.maps.embryos.set_max_entries(n.clamp(1024, 65536))?;
+            open.maps.taps.set_max_entries(options.tap_ring.clamp(65536, 1 << 30).next_power_of_two())
         })()
         .map_err(size)?;
         for mut map in open.open_object_mut().maps_mut() {
@@ -261,6 +302,7 @@ impl Datapath {
             vias: handle(&m.vias)?,
             verdicts: handle(&m.verdicts)?,
             events: handle(&m.events)?,
+            taps: handle(&m.taps)?,
             abi: handle(&m.abi)?,
         };
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
@@ -412,40 +454,33 @@ impl Datapath {
         self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
     }
 
-    /// Delivers events to `f` until it returns false. Blocks: give it a thread of its own.
+    /// Delivers events to `f` until it returns false, and `None` after each round. Blocks: give it a thread of its own.
     pub fn poll_events(&self, mut f: impl FnMut(Option<Event>) -> bool) -> io::Result<()> {
-        let go = std::cell::Cell::new(true);
-        let f = std::cell::RefCell::new(&mut f);
-        let mut b = RingBufferBuilder::new();
-        let io = |e: libbpf_rs::Error| io::Error::from_raw_os_error(errno(&e));
-        b.add(&self.maps.events, |data| {
-            let e: abi::event = from_bytes(data);
-            let kind = match e.kind {
-                abi::event_kind::EVENT_FORWARDING => EventKind::Forwarding,
-                abi::event_kind::EVENT_CONTROL => EventKind::Control,
-                abi::event_kind::EVENT_TRIGGERED => EventKind::Triggered,
-                abi::event_kind::EVENT_PASSED => EventKind::Passed,
-                abi::event_kind::EVENT_CLOSED => EventKind::Closed,
-                abi::event_kind::EVENT_RESET => EventKind::Reset,
-                _ => EventKind::Oversize,
-            };
-            if !(f.borrow_mut())(Some(Event { leg: Tuple::from_abi(&e.leg), kind })) {
-                go.set(false);
-            }
-            0
+        poll(&self.maps.events, |data| {
+            f(data.map(|data| {
+                let e: abi::event = from_bytes(data);
+                let kind = match e.kind {
+                    abi::event_kind::EVENT_FORWARDING => EventKind::Forwarding,
+                    abi::event_kind::EVENT_CONTROL => EventKind::Control,
+                    abi::event_kind::EVENT_TRIGGERED => EventKind::Triggered,
+                    abi::event_kind::EVENT_PASSED => EventKind::Passed,
+                    abi::event_kind::EVENT_CLOSED => EventKind::Closed,
+                    abi::event_kind::EVENT_RESET => EventKind::Reset,
+                    _ => EventKind::Oversize,
+                };
+                Event { leg: Tuple::from_abi(&e.leg), kind }
+            }))
         })
-        .map_err(io)?;
-        let ring = b.build().map_err(io)?;
-        while go.get() {
-            match ring.poll(Duration::from_millis(100)) {
-                Err(e) if errno(&e) != libc::EINTR => return Err(io(e)),
-                _ => {}
-            }
-            if !(f.borrow_mut())(None) {
-                go.set(false);
-            }
-        }
-        Ok(())
+    }
+
+    /// The same for copies of what is forwarded ([`Datapath::freeze`] with `tap`). `None`: all that was there has been delivered.
+    pub fn poll_taps(&self, mut f: impl FnMut(Option<Copied<'_>>) -> bool) -> io::Result<()> {
+        poll(&self.maps.taps, |data| f(data.map(Copied::new)))
+    }
+
+    /// Ends copying what is forwarded of a leg whose reader is gone.
+    pub fn untap(&self, leg: &Tuple) -> io::Result<()> {
+        self.maps.untap(leg)
     }
 
     /// Runs the ingress or egress program over one packet, for tests: the packet out and the return code.
@@ -504,6 +539,28 @@ impl Datapath {
     pub fn pin(&self) -> &Path {
         &self.pin
     }
+}
+
+/// Delivers what a ring brings, and `None` after each round.
+fn poll(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bool) -> io::Result<()> {
+    let go = Cell::new(true);
+    let f = RefCell::new(&mut f);
+    let io = |e: libbpf_rs::Error| io::Error::from_raw_os_error(errno(&e));
+    let hear = |data: Option<&[u8]>| go.set((f.borrow_mut())(data) && go.get());
+    let mut b = RingBufferBuilder::new();
+    b.add(ring, |data| {
+        hear(Some(data));
+        0
+    })
+    .map_err(io)?;
+    let ring = b.build().map_err(io)?;
+    while go.get() {
+        match ring.poll(Duration::from_millis(100)) {
+            Err(e) if errno(&e) != libc::EINTR => return Err(io(e)),
+            _ => hear(None),
+        }
+    }
+    Ok(())
 }
 
 /// Places in `remotes6`, one for each flow from IPv4 to IPv6.

@@ -22,12 +22,15 @@ mod pipe;
 mod ports;
 mod pump;
 mod relay;
+mod sessions;
 mod splicer;
+mod tap;
 mod types;
 
 pub use leg::{Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use splicer::{Command, OpenOptions, Splicer};
+pub use tap::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
 pub use types::{
     Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, Policy, Refusal, Trigger, When,
 };
