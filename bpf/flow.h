@@ -8,7 +8,7 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
-#define ABI_VERSION 5
+#define ABI_VERSION 4
 
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
 struct tuple {

@@ -1,6 +1,8 @@
 //! One message after the other, each with a splice of its own: the connections stay, and join other ones in between.
 
-use longsplice_engine::{FlowInfo, How, Leftovers, Leg, Message, OpenOptions, Policy, Splicer};
+use longsplice_engine::{
+    FlowInfo, How, Leftovers, Leg, Message, OpenOptions, Policy, Splicer, TapReader, Taps, Way as Stream, What,
+};
 use longsplice_lab::{
     Family, Impair, Lab, Shape, Way, pattern,
     process::wait_for,
@@ -9,6 +11,7 @@ use longsplice_lab::{
 use longsplice_tests::{Forwarder, at_once};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
+    collections::HashMap,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Mutex},
@@ -101,11 +104,14 @@ async fn switchboard(
     mut client: Leg,
     servers: Vec<SocketAddr>,
     policy: Arc<Policy>,
-    count: Arc<Mutex<Count>>,
+    (count, taps): (Arc<Mutex<Count>>, Taps),
 ) {
     let mut legs = Vec::new();
-    for s in &servers {
-        legs.push(Some(splicer.connect(*s, &client).await.expect("connect")));
+    client.tap(taps.tap(0));
+    for (i, s) in servers.iter().enumerate() {
+        let mut leg = splicer.connect(*s, &client).await.expect("connect");
+        leg.tap(taps.tap(1 + i as u64));
+        legs.push(Some(leg));
     }
     let source = SocketAddr::from(([192, 0, 2, 1], 1));
     client.announce(source, SERVER.port(Family::V4, 7000));
@@ -134,6 +140,35 @@ async fn switchboard(
     count.lock().expect("lock").over = true;
 }
 
+/// S19: the client's leg and that of each server have been tapped; each has seen the messages that were its own, and no others.
+fn tapped(reader: &TapReader, sizes: &Sizes) {
+    let mut streams: HashMap<(u64, Stream), (Vec<u8>, bool)> = HashMap::new();
+    while streams.len() < 8 || streams.values().any(|s| !s.1) {
+        let piece = reader.next_within(PATIENCE).expect("the streams end").expect("taps are there");
+        let s = streams.entry((piece.tap, piece.way)).or_default();
+        match piece.what {
+            What::Bytes(bytes) => s.0.extend(bytes),
+            What::Gap(n) => panic!("{n} bytes are missing at {} of {:?} of {}", piece.at, piece.way, piece.tap),
+            What::End => s.1 = true,
+        }
+    }
+    for (tap, servers_side) in (0..4).map(|tap| (tap, tap > 0)) {
+        let mine = |i: usize| !servers_side || i as u64 % 3 == tap - 1;
+        let (mut requests, mut replies) = (Vec::new(), Vec::new());
+        for (i, (up, down)) in sizes.iter().enumerate().filter(|(i, _)| mine(*i)) {
+            requests.extend([*up as u32, *down as u32].map(u32::to_be_bytes).concat());
+            requests.extend(body(i as u64, *up));
+            replies.extend(body(1000 + i as u64, *down));
+        }
+        let (from, to) = if servers_side { (replies, requests) } else { (requests, replies) };
+        for (way, want) in [(Stream::FromHost, from), (Stream::ToHost, to)] {
+            let got = &streams[&(tap, way)].0;
+            let differs = got.iter().zip(&want).position(|(a, b)| a != b);
+            assert_eq!((got.len(), differs), (want.len(), None), "{way:?} of {tap}");
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Count {
     splices: u32,
@@ -157,10 +192,12 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
         .collect();
     let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
     let count = Arc::new(Mutex::new(Count::default()));
-    let (policy, counted) = (Arc::new(at_once()), count.clone());
+    let (taps, reader) = Taps::new(1 << 30);
+    let (policy, counted) = (Arc::new(at_once()), (count.clone(), taps));
     let f = Forwarder::serving(&lab, proxy, OpenOptions::default(), move |splicer, leg, _| {
         switchboard(splicer, leg, servers.clone(), policy.clone(), counted.clone())
     });
+    let asked = sizes.clone();
     let c = lab.client.spawn(move || client(proxy, sizes, ahead));
     c.join().unwrap_or_else(|_| {
         let sockets = lab.forwarder.execute("ss", &["-tinm"]).unwrap_or_default();
@@ -171,6 +208,7 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
     wait_for(Duration::from_secs(10), || count.lock().expect("lock").over.then_some(())).expect("the end");
     assert_eq!(lab.forwarder.counter("Tcp", "OutRsts"), Some(0), "nobody is reset");
     eprintln!("{:?}", f.verdicts());
+    tapped(&reader, &asked);
     std::mem::take(&mut *count.lock().expect("lock"))
 }
 

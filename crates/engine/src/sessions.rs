@@ -81,13 +81,17 @@ impl Session {
     /// Has everything come?
     fn is_complete(&self) -> bool {
         let known = |t: &Target, end: u64| lock(&t.state).stream(t.way).next() >= end.wrapping_add(t.shift);
-        self.end.is_some_and(|end| self.targets.iter().all(|t| known(t, end)))
+        self.end.is_some_and(|end| end == self.start || self.targets.iter().all(|t| known(t, end)))
     }
 
     fn settle(&self) {
+        let end = self.end.unwrap_or(self.seen);
         for t in &self.targets {
             let mut state = lock(&t.state);
-            state.stream(t.way).give_up(self.end.unwrap_or(self.seen).wrapping_add(t.shift));
+            // of one without bytes, control mode may still have to read what is below (`Limit::Keep`)
+            if end > self.start {
+                state.stream(t.way).give_up(end.wrapping_add(t.shift));
+            }
             state.settled();
         }
     }
