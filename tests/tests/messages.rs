@@ -104,14 +104,15 @@ async fn switchboard(
     mut client: Leg,
     servers: Vec<SocketAddr>,
     policy: Arc<Policy>,
-    (count, taps): (Arc<Mutex<Count>>, Taps),
+    (count, taps): (Arc<Mutex<Count>>, Option<Taps>),
 ) {
     let mut legs = Vec::new();
-    client.tap(taps.tap(0));
-    for (i, s) in servers.iter().enumerate() {
-        let mut leg = splicer.connect(*s, &client).await.expect("connect");
-        leg.tap(taps.tap(1 + i as u64));
-        legs.push(Some(leg));
+    for s in &servers {
+        legs.push(Some(splicer.connect(*s, &client).await.expect("connect")));
+    }
+    if let Some(taps) = taps {
+        let all = [&mut client].into_iter().chain(legs.iter_mut().flatten());
+        all.enumerate().for_each(|(i, leg)| leg.tap(taps.tap(i as u64)));
     }
     let source = SocketAddr::from(([192, 0, 2, 1], 1));
     client.announce(source, SERVER.port(Family::V4, 7000));
@@ -176,7 +177,7 @@ struct Count {
     over: bool,
 }
 
-fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: usize) -> Count {
+fn run(family: Family, shape: Shape, impair: Option<Impair>, (seed, ahead): (u64, usize), tap: bool) -> Count {
     let lab = Lab::simple(shape).expect("lab");
     let _bad = impair.map(|i| [Way::ToClient, Way::ToServer].map(|w| lab.impair(w, i).expect("impairment")));
     let sizes = sizes(seed, 120);
@@ -193,7 +194,7 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
     let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
     let count = Arc::new(Mutex::new(Count::default()));
     let (taps, reader) = Taps::new(1 << 30);
-    let (policy, counted) = (Arc::new(at_once()), (count.clone(), taps));
+    let (policy, counted) = (Arc::new(at_once()), (count.clone(), tap.then_some(taps)));
     let f = Forwarder::serving(&lab, proxy, OpenOptions::default(), move |splicer, leg, _| {
         switchboard(splicer, leg, servers.clone(), policy.clone(), counted.clone())
     });
@@ -208,7 +209,10 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
     wait_for(Duration::from_secs(10), || count.lock().expect("lock").over.then_some(())).expect("the end");
     assert_eq!(lab.forwarder.counter("Tcp", "OutRsts"), Some(0), "nobody is reset");
     eprintln!("{:?}", f.verdicts());
-    tapped(&reader, &asked);
+    assert_eq!(f.verdict("tapped") > 0, tap);
+    if tap {
+        tapped(&reader, &asked);
+    }
     std::mem::take(&mut *count.lock().expect("lock"))
 }
 
@@ -216,7 +220,7 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
 fn each_message_is_spliced_and_the_legs_come_back() {
     for family in Family::BOTH {
         for shape in [Shape::TwoDevices, Shape::OneArmed] {
-            let count = run(family, shape, None, 1, 1);
+            let count = run(family, shape, None, (1, 1), false);
             eprintln!("{family:?} {shape:?}: {count:?}");
             assert!(count.splices > 0 && count.spliced > 3_000_000, "{count:?}");
         }
@@ -228,7 +232,7 @@ fn each_message_is_spliced_and_the_legs_come_back() {
 fn what_comes_early_is_for_the_next() {
     let mut spliced = 0;
     for ahead in [2, 30] {
-        let count = run(Family::V4, Shape::TwoDevices, None, 2, ahead);
+        let count = run(Family::V4, Shape::TwoDevices, None, (2, ahead), false);
         eprintln!("{ahead} ahead: {count:?}");
         spliced += count.spliced;
     }
@@ -239,8 +243,22 @@ fn what_comes_early_is_for_the_next() {
 fn under_loss() {
     for (seed, ahead) in [(3, 1), (4, 4)] {
         let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
-        let count = run(Family::V4, Shape::TwoDevices, Some(impair), seed, ahead);
+        let count = run(Family::V4, Shape::TwoDevices, Some(impair), (seed, ahead), false);
         eprintln!("{count:?}");
+        assert!(count.splices > 0 && count.spliced > 1_000_000, "{count:?}");
+    }
+}
+
+/// Splices of one leg follow one another quickly, with another leg each time, and bytes of the next message lie unread meanwhile.
+#[test]
+fn s19_taps_see_the_messages_of_their_legs() {
+    let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
+    for (family, shape, impair, ahead) in [
+        (Family::V4, Shape::TwoDevices, None, 1),
+        (Family::V6, Shape::OneArmed, None, 30),
+        (Family::V4, Shape::TwoDevices, Some(impair), 4),
+    ] {
+        let count = run(family, shape, impair, (4, ahead), true);
         assert!(count.splices > 0 && count.spliced > 1_000_000, "{count:?}");
     }
 }
