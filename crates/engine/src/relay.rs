@@ -515,6 +515,16 @@ impl Relay {
         Ok(at)
     }
 
+    /// The flow goes on without its reader.
+    fn untap(&self) {
+        let (c, s) = self.legs();
+        for leg in [c, s].iter().filter(|_| self.is_tapped()) {
+            if let Some(Err(error)) = self.splicer.datapath().map(|d| d.untap(leg)) {
+                tracing::warn!(?leg, %error, "copies are made for nobody");
+            }
+        }
+    }
+
     /// From here on a tap gets bytes of this direction from control mode again. See `Sessions::end`.
     fn end_session(&self, d: usize, end: Option<u64>) {
         if self.is_tapped() {
@@ -651,6 +661,9 @@ impl Relay {
             self.note_copied();
         }
         (0..2).for_each(|d| self.end_session(d, None)); // of one that could not be taken back
+        if how == How::Left {
+            self.untap();
+        }
         match (how, spliced) {
             (How::Closed | How::Left | How::Passed, false) => {}
             (_, false) => {

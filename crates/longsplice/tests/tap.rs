@@ -6,10 +6,12 @@ use longsplice_lab::{
     Family, Lab, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use running::{LONGSPLICE, Running, eventually};
+use running::{LONGSPLICE, Running, echo, eventually, loopback_echo, round_trip};
 use serde_json::Value;
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -74,6 +76,67 @@ fn needs_root_and_bpf_s19_files_equal_what_has_passed() {
         }
         assert_eq!(files(&taps, "").len(), 2, "no gaps");
     }
+}
+
+/// Whoever reads the copies is gone: the flow goes on, and from the next start on, or the end of one that leaves flows, the short way.
+#[test]
+fn needs_root_and_bpf_s19_taps_end_with_their_process() {
+    for leave in [true, false] {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let (server, at) =
+            (topology::SERVER.port(Family::V4, PORT), topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT));
+        echo(lab.server.run(|| TcpListener::bind(server)).unwrap());
+        let (dir, plug) = (tempfile::tempdir().unwrap(), format!("{at}={server}"));
+        let start = |more: &[&str]| {
+            let arguments = ["--plug", &plug, "--splice", "at-once", "--leave-flows"];
+            Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more)
+        };
+        let mut proxy = start(&["--tap", dir.path().to_str().unwrap()]);
+        let mut connection = lab.client.run(|| running::connect(at));
+        round_trip(&mut connection, b"hello");
+        eventually("spliced", || proxy.client(&["ls"]).contains("spliced").then_some(()));
+        round_trip(&mut connection, &[7; 100_000]);
+        if leave {
+            proxy.client(&["stop"]);
+            assert!(proxy.wait().success());
+            assert_eq!(files(dir.path(), "").iter().map(|f| f.metadata().unwrap().len()).sum::<u64>(), 200_010);
+        } else {
+            proxy.kill();
+            round_trip(&mut connection, &[8; 100_000]);
+        }
+        proxy = start(&[]);
+        let copies = || {
+            let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+            ["tapped", "tap-lost"].map(|name| counters["verdicts"][name].as_u64().unwrap())
+        };
+        let before = copies();
+        assert!(before[0] > 0);
+        round_trip(&mut connection, &[9; 100_000]);
+        assert_eq!(copies(), before);
+        drop(connection);
+        proxy.client(&["stop", "--flush"]);
+        assert!(proxy.wait().success());
+    }
+}
+
+/// Without the kernel path, too.
+#[test]
+fn s19_copied_connections_are_tapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let proxy = Running::copying(&loopback_echo(), &["--tap", dir.path().to_str().unwrap()]);
+    let mut connection = running::connect(proxy.address());
+    let body: Vec<u8> = (0..1_000_000u32).map(|i| (i * i >> 7) as u8).collect();
+    let mut sender = connection.try_clone().unwrap();
+    let sent = body.clone();
+    let sending = std::thread::spawn(move || sender.write_all(&sent).unwrap());
+    let mut back = vec![0; body.len()];
+    connection.read_exact(&mut back).unwrap();
+    sending.join().unwrap();
+    drop(connection);
+    for end in ["-client", "-server"] {
+        eventually(end, || (fs::read(&files(dir.path(), end)[0]).unwrap() == body).then_some(()));
+    }
+    assert_eq!(files(dir.path(), "").len(), 2);
 }
 
 #[test]
