@@ -73,7 +73,7 @@ static __always_inline int commit(struct switch_args *g, struct leg *a, struct l
 	return SWITCH_OK;
 }
 
-static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
+static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, struct leg *l)
 {
 	struct path *p = find_path(&h->leg);
 
@@ -84,6 +84,7 @@ static __always_inline void look(struct half *h, __u64 *end, struct leg *l)
 	h->ifindex = l->ifindex;
 	__builtin_memcpy(h->dmac, l->dmac, 12); /* and smac */
 	*end = l->in64;
+	*origin = l->in64 - l->max_in;
 	if (p && l->flags & LEG_SPLICED) {
 		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 
@@ -145,8 +146,8 @@ int switch_flow(struct switch_args *ctx)
 		case OP_RESUME:
 			break;
 		}
-		look(&g->a, &g->end_a, a);
-		look(&g->b, &g->end_b, b);
+		look(&g->a, &g->end_a, &g->origin_a, a);
+		look(&g->b, &g->end_b, &g->origin_b, b);
 	}
 	*ctx = args;
 	return 0;
@@ -181,6 +182,18 @@ static __always_inline int forget(struct tuple *t, int live_too)
 	return 0;
 }
 
+/* The reader of the copies is gone, with the process that it was in. */
+static __always_inline void untap(struct tuple *t)
+{
+	struct leg *l = bpf_map_lookup_elem(&legs, t);
+	struct path *p = find_path(t);
+
+	if (l)
+		__sync_fetch_and_and(&l->flags, ~LEG_TAP);
+	if (p)
+		p->via &= ~VIA_TAP;
+}
+
 /* User space's look-ups and changes in the table of path entries. */
 SEC("syscall")
 int path_entry(struct path_args *ctx)
@@ -198,7 +211,9 @@ int path_entry(struct path_args *ctx)
 			args.result |= forget(&args.other, args.op == PATH_REMOVE) << 1;
 		goto out;
 	}
-	if (args.op == PATH_ADD && found)
+	if (args.op == PATH_UNTAP)
+		untap(&args.key);
+	else if (args.op == PATH_ADD && found)
 		args.result = 1;
 	else if (!found && args.op != PATH_GET)
 		args.result = insert_path(&args.key, bpf_ktime_get_ns());

@@ -53,6 +53,7 @@ enum leg_flag {
 	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
 	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
 	LEG_PASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
+	LEG_TAP = 1 << 17,     /* what is forwarded is copied to user space, both directions alike */
 };
 
 struct leg {
@@ -123,13 +124,16 @@ union path_word {
 struct path {
 	union path_word word;
 	__u32 max_ack;   /* highest acknowledgement forwarded, in out space of this leg */
-	__u16 via;       /* index into vias */
+	__u16 via;       /* index into vias, and VIA_TAP */
 	__u8 scales;     /* low 4 bits: shift of windows in; high 4: out */
 	__u8 seen;       /* coarse time of the last packet, units of 2^33 ns */
 	__u32 seq_add, ack_add, tsval_add, tsecr_add;
 	__u16 rport, lport; /* of the leg where the packet goes out, network order */
 	__u32 remote4;      /* its host, if IPv4; network order */
 };
+
+/* In path.via: what is forwarded is copied to user space (tap.h). No such next hop: the short way goes no further. */
+#define VIA_TAP 0x8000
 
 struct path4 {
 	struct path p;
@@ -221,6 +225,22 @@ enum event_kind {
 	EVENT_PASSED = 7,     /* all up to the limit was forwarded */
 };
 
+/* What `at` of a tap_record is. */
+enum tap_position {
+	TAP_STREAM = 0,   /* the stream position */
+	TAP_EXTENDED = 1, /* the sequence number, wraps since the commit in the upper half: switch_args.origin has to be added */
+	TAP_LOW = 2,      /* the sequence number; the limit is less than 2^31 away */
+};
+
+/* Before each piece of a forwarded segment in the ring of copies. */
+struct tap_record {
+	struct tuple leg; /* where it came in */
+	__u32 kind;       /* enum tap_position */
+	__u64 at;         /* of the first byte */
+	__s32 acked;      /* the other host has acknowledged all up to here, counted from `at` */
+	__u32 len;        /* bytes that follow */
+};
+
 struct event {
 	struct tuple leg;
 	enum event_kind kind;
@@ -242,6 +262,7 @@ struct half {
 	enum limit limit; /* in: OP_FREEZE: bytes not taken yet that may be forwarded, or enum limit */
 	__u32 pending;   /* out: OP_FREEZE: bytes still to be read from the socket; OP_UNSPLICE: was the direction forwarded? */
 	__u32 start;     /* out: stream position of the bound, low 32 bits */
+	__u32 seq;       /* out: OP_FREEZE: its sequence number */
 	__u32 fin;       /* out: the FIN lies below the bound: end of stream is pending too, and counted, or was forwarded */
 	__u32 flags;     /* out: enum leg_flag */
 	enum phase phase_in; /* out */
@@ -276,10 +297,12 @@ struct switch_args {
 	__u32 hold;
 	__u32 fit;           /* OP_FREEZE: not before the windows promised to either host fit the other's */
 	__u32 trigger;       /* OP_COMMIT: the limit is here for a (bit 0), for b (bit 1) */
+	__u32 tap;           /* OP_FREEZE: what is forwarded is copied to user space */
 	struct half a, b;
 	__u16 via_a, via_b;  /* OP_COMMIT: next hop towards a, b */
 	__u32 remote_a, remote_b; /* OP_COMMIT: index into remotes6, when the families differ */
 	__u64 end_a, end_b;  /* out: stream position of all that came from a, b */
+	__u64 origin_a, origin_b; /* out: what makes a stream position of an extended sequence number of a, b (tap_position) */
 };
 
 enum path_op {
@@ -288,6 +311,7 @@ enum path_op {
 	PATH_PUT = 3,    /* an entry as given, new or not */
 	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
 	PATH_CLEAR = 5,  /* the same, unless the port has been used for a new connection since, which lives */
+	PATH_UNTAP = 6,  /* no more copies; of the leg's record, too */
 };
 
 /* User space's way to one path entry. */
@@ -349,6 +373,8 @@ enum verdict {
 	V_FRAGMENT_TINY,    /* first fragment that does not hold the whole TCP header */
 	V_FRAGMENT_OVERLAP, /* later fragment that reaches into the TCP header, or beyond what a datagram can hold */
 	V_FRAGMENT_CROSS,   /* fragment that would have to change the address family */
+	V_TAPPED,           /* a piece of a forwarded segment was copied to user space */
+	V_TAP_LOST,         /* ... or was not: its reader is behind. The segment went on all the same */
 	V_MAX,
 };
 

@@ -67,7 +67,7 @@ static __always_inline struct path *way_out(struct scratch *sc, struct via **v, 
 		__builtin_memcpy(sc->other.remote, p6->remote, 16);
 		*cross = tuple_is_v4(&sc->other);
 	}
-	via = p->via;
+	via = path_via(p);
 	*v = bpf_map_lookup_elem(&vias, &via);
 	if (!*v)
 		return NULL;

@@ -137,7 +137,7 @@ __noinline int translate_error(struct __sk_buff *skb)
 	p = find4(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return TCX_NEXT;
-	via = p->p.via;
+	via = path_via(&p->p);
 	v = bpf_map_lookup_elem(&vias, &via);
 	if (!v || ip->ttl <= 1 || p->p.word.flags & PATH_CROSS)
 		return drop(V_NO_PEER);

@@ -24,6 +24,13 @@ static __always_inline int ready(const struct leg *l)
 	return SWITCH_OK;
 }
 
+/* Under l's lock. */
+INLINE void pair(struct leg *l, const struct tuple *peer, __u32 tap)
+{
+	l->peer = *peer;
+	l->flags = (l->flags & ~LEG_TAP) | LEG_PAIRED | (tap ? LEG_TAP : 0);
+}
+
 static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b)
 {
 	__u32 to_b, to_a, ts, r, done;
@@ -47,17 +54,16 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	if (g->fit && (overpromised(a, &g->a, out_b, b) || overpromised(b, &g->b, out_a, a)))
 		return SWITCH_WINDOW;
 	bpf_spin_lock(&a->lock);
-	a->peer = g->b.leg;
-	a->flags |= LEG_PAIRED;
+	pair(a, &g->b.leg, g->tap);
 	bpf_spin_unlock(&a->lock);
 	bpf_spin_lock(&b->lock);
-	b->peer = g->a.leg;
-	b->flags |= LEG_PAIRED;
+	pair(b, &g->a.leg, g->tap);
 	bpf_spin_unlock(&b->lock);
 
 	bpf_spin_lock(&a->lock);
 	g->a.pending = freeze_in(a, &g->a, out_b, &to_b, g->hold);
 	g->a.start = a->bound_in - a->irs - 1;
+	g->a.seq = a->bound_in;
 	g->a.fin = !!(a->flags & LEG_FIN_IN);
 	ts = a->tsval_in;
 	bpf_spin_unlock(&a->lock);
@@ -66,6 +72,7 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	done = freeze_out(b, to_b, ts);
 	g->b.pending = freeze_in(b, &g->b, out_a, &to_a, g->hold);
 	g->b.start = b->bound_in - b->irs - 1;
+	g->b.seq = b->bound_in;
 	g->b.fin = !!(b->flags & LEG_FIN_IN);
 	ts = b->tsval_in;
 	bpf_spin_unlock(&b->lock);
@@ -93,7 +100,7 @@ INLINE void settle_tsval(struct leg *to, __u32 tsval)
 INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *to, const struct tuple *out, __u32 via)
 {
 	p->max_ack = from->ack_in;
-	p->via = via;
+	p->via = via | (from->flags & LEG_TAP ? VIA_TAP : 0);
 	p->scales = from->wscale_in | to->wscale_out << 4;
 	p->seq_add = from->seq_off;
 	p->ack_add = -to->seq_off;
@@ -176,6 +183,11 @@ INLINE void catch_up(struct path *p, struct path *rev, const struct leg *to)
 }
 
 /* ---- forwarding mode ---- */
+
+INLINE __u32 path_via(const struct path *p)
+{
+	return p->via & ~VIA_TAP;
+}
 
 /* Is the sequence number near what was forwarded last? */
 INLINE int path_takes_seq(union path_word w, const struct seg *s)

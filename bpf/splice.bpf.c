@@ -27,6 +27,7 @@
 #include "parse.h"
 #include "rewrite.h"
 #include "table.h"
+#include "tap.h"
 #include "track.h"
 #include "fast.h"
 #include "xdp.h"
@@ -173,8 +174,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	struct leg *l, *o = NULL;
 	struct path *pl, *po;
 	struct plan *p;
-	__u32 events = 0, flags, mtu = 0;
+	__u32 events = 0, flags, mtu = 0, seq_off;
 	int keep_going, plain, woken = 0;
+	__s32 acked = 0;
+	__u64 at;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -240,6 +243,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	keep_going = host_segment(l, &sc->s, p);
 	plain = untouched(l) && !p->returned;
 	flags ^= l->flags;
+	at = l->in64 + (__s32)(sc->s.seq - l->max_in);
+	seq_off = l->seq_off;
 	bpf_spin_unlock(&l->lock);
 	if (!keep_going)
 		return drop(p->dropped);
@@ -252,6 +257,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			return drop(V_NO_PEER);
 		bpf_spin_lock(&o->lock);
 		forward_segment(o, &sc->s, p);
+		acked = o->ack_in - seq_off - sc->s.seq;
 		if ((p->drained || p->returned)) {
 			if (o->phase_out == PHASE_FWD && o->phase_in == PHASE_FWD)
 				events = EVENT_FORWARDING;
@@ -279,6 +285,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return drop(V_NO_PEER);
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
+	if (l->flags & LEG_TAP && p->fwd_data)
+		tap(skb, at, TAP_STREAM, acked, p->f.keep);
 	next_hop(sc, o);
 	if (!p->local) {
 		count(V_FORWARDED_SLOW);
@@ -295,7 +303,7 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 				     const struct path *rev, union path_word w)
 {
 	struct edit *e = &sc->p.f;
-	__u32 via = p->via, i;
+	__u32 via = path_via(p), i;
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
 
 	count(V_SYN);
@@ -348,7 +356,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 					const __u32 *remote6)
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
-	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = p->via;
+	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = path_via(p);
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
 	int r;
 
@@ -408,6 +416,8 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		if (r < 0)
 			return drop(V_STALE_CPU);
 	}
+	if (p->via & VIA_TAP && sc->s.len)
+		tap_path(skb, sc, p, w);
 	acknowledged(sc, p, w);
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);

@@ -7,6 +7,7 @@
 const volatile struct event event_layout;
 const volatile enum leg_flag leg_flag_layout;
 const volatile enum path_flag path_flag_layout;
+const volatile struct tap_record tap_record_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
 #define MAX_VIAS 1024     /* next hop and own address pairs: few, since hosts sit behind routers */

@@ -1,6 +1,8 @@
 //! One message after the other, each with a splice of its own: the connections stay, and join other ones in between.
 
-use longsplice_engine::{FlowInfo, How, Leftovers, Leg, Message, OpenOptions, Policy, Splicer};
+use longsplice_engine::{
+    FlowInfo, How, Leftovers, Leg, Message, OpenOptions, Policy, Splicer, TapReader, Taps, Way as Stream, What,
+};
 use longsplice_lab::{
     Family, Impair, Lab, Shape, Way, pattern,
     process::wait_for,
@@ -9,6 +11,7 @@ use longsplice_lab::{
 use longsplice_tests::{Forwarder, at_once};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
+    collections::HashMap,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Mutex},
@@ -101,11 +104,15 @@ async fn switchboard(
     mut client: Leg,
     servers: Vec<SocketAddr>,
     policy: Arc<Policy>,
-    count: Arc<Mutex<Count>>,
+    (count, taps): (Arc<Mutex<Count>>, Option<Taps>),
 ) {
     let mut legs = Vec::new();
     for s in &servers {
         legs.push(Some(splicer.connect(*s, &client).await.expect("connect")));
+    }
+    if let Some(taps) = taps {
+        let all = [&mut client].into_iter().chain(legs.iter_mut().flatten());
+        all.enumerate().for_each(|(i, leg)| leg.tap(taps.tap(i as u64)));
     }
     let source = SocketAddr::from(([192, 0, 2, 1], 1));
     client.announce(source, SERVER.port(Family::V4, 7000));
@@ -134,6 +141,35 @@ async fn switchboard(
     count.lock().expect("lock").over = true;
 }
 
+/// S19: the client's leg and that of each server have been tapped; each has seen the messages that were its own, and no others.
+fn tapped(reader: &TapReader, sizes: &Sizes) {
+    let mut streams: HashMap<(u64, Stream), (Vec<u8>, bool)> = HashMap::new();
+    while streams.len() < 8 || streams.values().any(|s| !s.1) {
+        let piece = reader.next_within(PATIENCE).expect("the streams end").expect("taps are there");
+        let s = streams.entry((piece.tap, piece.way)).or_default();
+        match piece.what {
+            What::Bytes(bytes) => s.0.extend(bytes),
+            What::Gap(n) => panic!("{n} bytes are missing at {} of {:?} of {}", piece.at, piece.way, piece.tap),
+            What::End => s.1 = true,
+        }
+    }
+    for (tap, servers_side) in (0..4).map(|tap| (tap, tap > 0)) {
+        let mine = |i: usize| !servers_side || i as u64 % 3 == tap - 1;
+        let (mut requests, mut replies) = (Vec::new(), Vec::new());
+        for (i, (up, down)) in sizes.iter().enumerate().filter(|(i, _)| mine(*i)) {
+            requests.extend([*up as u32, *down as u32].map(u32::to_be_bytes).concat());
+            requests.extend(body(i as u64, *up));
+            replies.extend(body(1000 + i as u64, *down));
+        }
+        let (from, to) = if servers_side { (replies, requests) } else { (requests, replies) };
+        for (way, want) in [(Stream::FromHost, from), (Stream::ToHost, to)] {
+            let got = &streams[&(tap, way)].0;
+            let differs = got.iter().zip(&want).position(|(a, b)| a != b);
+            assert_eq!((got.len(), differs), (want.len(), None), "{way:?} of {tap}");
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Count {
     splices: u32,
@@ -141,7 +177,7 @@ struct Count {
     over: bool,
 }
 
-fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: usize) -> Count {
+fn run(family: Family, shape: Shape, impair: Option<Impair>, (seed, ahead): (u64, usize), tap: bool) -> Count {
     let lab = Lab::simple(shape).expect("lab");
     let _bad = impair.map(|i| [Way::ToClient, Way::ToServer].map(|w| lab.impair(w, i).expect("impairment")));
     let sizes = sizes(seed, 120);
@@ -157,10 +193,12 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
         .collect();
     let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
     let count = Arc::new(Mutex::new(Count::default()));
-    let (policy, counted) = (Arc::new(at_once()), count.clone());
+    let (taps, reader) = Taps::new(1 << 30);
+    let (policy, counted) = (Arc::new(at_once()), (count.clone(), tap.then_some(taps)));
     let f = Forwarder::serving(&lab, proxy, OpenOptions::default(), move |splicer, leg, _| {
         switchboard(splicer, leg, servers.clone(), policy.clone(), counted.clone())
     });
+    let asked = sizes.clone();
     let c = lab.client.spawn(move || client(proxy, sizes, ahead));
     c.join().unwrap_or_else(|_| {
         let sockets = lab.forwarder.execute("ss", &["-tinm"]).unwrap_or_default();
@@ -171,6 +209,10 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
     wait_for(Duration::from_secs(10), || count.lock().expect("lock").over.then_some(())).expect("the end");
     assert_eq!(lab.forwarder.counter("Tcp", "OutRsts"), Some(0), "nobody is reset");
     eprintln!("{:?}", f.verdicts());
+    assert_eq!(f.verdict("tapped") > 0, tap);
+    if tap {
+        tapped(&reader, &asked);
+    }
     std::mem::take(&mut *count.lock().expect("lock"))
 }
 
@@ -178,7 +220,7 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, seed: u64, ahead: u
 fn each_message_is_spliced_and_the_legs_come_back() {
     for family in Family::BOTH {
         for shape in [Shape::TwoDevices, Shape::OneArmed] {
-            let count = run(family, shape, None, 1, 1);
+            let count = run(family, shape, None, (1, 1), false);
             eprintln!("{family:?} {shape:?}: {count:?}");
             assert!(count.splices > 0 && count.spliced > 3_000_000, "{count:?}");
         }
@@ -190,7 +232,7 @@ fn each_message_is_spliced_and_the_legs_come_back() {
 fn what_comes_early_is_for_the_next() {
     let mut spliced = 0;
     for ahead in [2, 30] {
-        let count = run(Family::V4, Shape::TwoDevices, None, 2, ahead);
+        let count = run(Family::V4, Shape::TwoDevices, None, (2, ahead), false);
         eprintln!("{ahead} ahead: {count:?}");
         spliced += count.spliced;
     }
@@ -201,8 +243,22 @@ fn what_comes_early_is_for_the_next() {
 fn under_loss() {
     for (seed, ahead) in [(3, 1), (4, 4)] {
         let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
-        let count = run(Family::V4, Shape::TwoDevices, Some(impair), seed, ahead);
+        let count = run(Family::V4, Shape::TwoDevices, Some(impair), (seed, ahead), false);
         eprintln!("{count:?}");
+        assert!(count.splices > 0 && count.spliced > 1_000_000, "{count:?}");
+    }
+}
+
+/// Splices of one leg follow one another quickly, with another leg each time, and bytes of the next message lie unread meanwhile.
+#[test]
+fn s19_taps_see_the_messages_of_their_legs() {
+    let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
+    for (family, shape, impair, ahead) in [
+        (Family::V4, Shape::TwoDevices, None, 1),
+        (Family::V6, Shape::OneArmed, None, 30),
+        (Family::V4, Shape::TwoDevices, Some(impair), 4),
+    ] {
+        let count = run(family, shape, impair, (4, ahead), true);
         assert!(count.splices > 0 && count.spliced > 1_000_000, "{count:?}");
     }
 }

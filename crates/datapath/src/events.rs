@@ -7,9 +7,11 @@ use crate::{
 use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use nix::{
     errno::Errno,
+    libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 use std::{
+    cell::{Cell, RefCell},
     io,
     os::fd::{AsFd, BorrowedFd},
     sync::mpsc::{Receiver, channel},
@@ -66,10 +68,50 @@ pub struct Events<'a> {
     heard: Receiver<Event>,
 }
 
+/// Bytes that were forwarded.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<'a> {
+    /// The leg where they came in.
+    pub leg: Tuple,
+    /// Where they begin.
+    pub at: CopiedAt,
+    /// All up to here has been acknowledged by the other host, counted from where they begin.
+    pub acked: i32,
+    /// The bytes: of one segment, or a part of one.
+    pub bytes: &'a [u8],
+}
+
+/// Where copied bytes begin (`enum tap_position`).
+#[derive(Clone, Copy, Debug)]
+pub enum CopiedAt {
+    /// The stream position.
+    Stream(u64),
+    /// The sequence number, extended: [`Switched::origin`](crate::Switched::origin) is to be added.
+    Extended(u64),
+    /// The sequence number, less than 2^31 from that of the bound of the splice.
+    Low(u32),
+}
+
+impl Copied<'_> {
+    fn new(data: &[u8]) -> Copied<'_> {
+        let head: abi::tap_record = from_bytes(data);
+        let at = match head.kind {
+            0 => CopiedAt::Stream(head.at),
+            1 => CopiedAt::Extended(head.at),
+            _ => CopiedAt::Low(head.at as u32),
+        };
+        let bytes = &data[size_of::<abi::tap_record>()..][..head.len as usize];
+        Copied { leg: Tuple::from_abi(&head.leg), at, acked: head.acked, bytes }
+    }
+}
+
+fn failed(e: libbpf_rs::Error) -> io::Error {
+    io::Error::from_raw_os_error(errno(&e))
+}
+
 impl Datapath {
     /// Begins to listen. A second listener would take events away from the first.
     pub fn events(&self) -> io::Result<Events<'_>> {
-        let failed = |e: libbpf_rs::Error| io::Error::from_raw_os_error(errno(&e));
         let (tell, heard) = channel();
         let mut b = RingBufferBuilder::new();
         b.add(&self.maps.events, move |data| {
@@ -85,6 +127,35 @@ impl Datapath {
         if let Err(error) = self.wake.write(1) {
             tracing::warn!(%error, "events are heard late");
         }
+    }
+
+    /// Delivers copies of what is forwarded ([`Datapath::freeze`] with `tap`) to `f` until it returns false, and `None` when all that
+    /// was there has been delivered. Blocks: give it a thread of its own.
+    pub fn poll_taps(&self, mut f: impl FnMut(Option<Copied<'_>>) -> bool) -> io::Result<()> {
+        let f = RefCell::new(&mut f);
+        let go = Cell::new(true);
+        let hear = |copied: Option<Copied<'_>>| go.set((f.borrow_mut())(copied) && go.get());
+        let mut b = RingBufferBuilder::new();
+        b.add(&self.maps.taps, |data| {
+            hear(Some(Copied::new(data)));
+            0
+        })
+        .map_err(failed)?;
+        let ring = b.build().map_err(failed)?;
+        while go.get() {
+            // a signal, or having been stopped, interrupts a wait
+            let r = ring.poll_raw(Duration::from_millis(100));
+            if r < 0 && r != -libc::EINTR {
+                return Err(io::Error::from_raw_os_error(-r));
+            }
+            hear(None);
+        }
+        Ok(())
+    }
+
+    /// Ends copying what is forwarded of a leg whose reader is gone.
+    pub fn untap(&self, leg: &Tuple) -> io::Result<()> {
+        self.maps.untap(leg)
     }
 }
 

@@ -37,11 +37,13 @@ pub struct Options {
     pub pin: Option<PathBuf>,
     /// How many flows at most; tables are preallocated for it.
     pub max_flows: u32,
+    /// Bytes of the ring for copies of what is forwarded; made a power of two, 64 KB (the largest page) to 1 GB.
+    pub tap_ring: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { devices: Vec::new(), xdp: Vec::new(), peer: Vec::new(), pin: None, max_flows: 65536 }
+        Options { devices: Vec::new(), xdp: Vec::new(), peer: Vec::new(), pin: None, max_flows: 65536, tap_ring: 0 }
     }
 }
 
@@ -211,7 +213,8 @@ impl Datapath {
             open.maps.paths4.set_max_entries(slots)?;
             open.maps.paths6.set_max_entries(slots)?;
             open.maps.legs.set_max_entries(n.saturating_mul(2))?;
-            open.maps.embryos.set_max_entries(n.clamp(1024, 65536))
+            open.maps.embryos.set_max_entries(n.clamp(1024, 65536))?;
+            open.maps.taps.set_max_entries(options.tap_ring.clamp(65536, 1 << 30).next_power_of_two())
         })()
         .map_err(size)?;
         for mut map in open.open_object_mut().maps_mut() {
@@ -235,6 +238,7 @@ impl Datapath {
             vias: handle(&m.vias)?,
             verdicts: handle(&m.verdicts)?,
             events: handle(&m.events)?,
+            taps: handle(&m.taps)?,
             abi: handle(&m.abi)?,
         };
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;

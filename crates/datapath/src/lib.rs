@@ -25,8 +25,8 @@ pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
         abi, embryo, event, event_kind, half, leg, limit, listen_key, path, path_args, path_op, path_word, path4,
-        path6, phase, slot4, slot6, switch_args, switch_op, switch_result, train, train_key, tuple, tuple4, verdict,
-        via,
+        path6, phase, slot4, slot6, switch_args, switch_op, switch_result, tap_record, train, train_key, tuple, tuple4,
+        verdict, via,
     };
 }
 
@@ -37,7 +37,7 @@ mod skel {
 }
 
 pub use devices::{Device, devices};
-pub use events::{Event, EventKind, Events};
+pub use events::{Copied, CopiedAt, Event, EventKind, Events};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext, default_pin};
 pub use maps::{ExpectError, LegView, PathView, Tuple};

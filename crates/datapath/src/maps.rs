@@ -104,6 +104,8 @@ unsafe impl Pod for abi::event {}
 unsafe impl Pod for abi::train_key {}
 // SAFETY: as above.
 unsafe impl Pod for abi::train {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tap_record {}
 // SAFETY: an integer.
 unsafe impl Pod for u32 {}
 
@@ -170,6 +172,9 @@ pub struct LegView {
     pub(crate) raw: abi::leg,
 }
 
+/// `VIA_TAP` of flow.h.
+const VIA_TAP: u16 = 0x8000;
+
 /// One direction's entry.
 #[derive(Clone, Copy, Debug)]
 pub struct PathView {
@@ -185,6 +190,8 @@ pub struct PathView {
     pub seen: u8,
     /// Index of the next hop.
     pub via: u16,
+    /// What is forwarded is copied to user space.
+    pub tapped: bool,
     /// The host that packets go to, or an index, by `PathFlags::CROSS`.
     pub(crate) remote4: u32,
 }
@@ -199,7 +206,8 @@ impl PathView {
             flags: (all >> 48) as u16,
             max_ack: p.max_ack,
             seen: p.seen,
-            via: p.via,
+            via: p.via & !VIA_TAP,
+            tapped: p.via & VIA_TAP != 0,
             remote4: p.remote4,
         }
     }
@@ -224,6 +232,7 @@ pub(crate) struct Maps {
     pub vias: MapHandle,
     pub verdicts: MapHandle,
     pub events: MapHandle,
+    pub taps: MapHandle,
     pub abi: MapHandle,
 }
 
@@ -318,6 +327,11 @@ impl Maps {
         [1, 2].map(|bit| args.result & bit == 0)
     }
 
+    /// Ends copying what is forwarded of a leg.
+    pub fn untap(&self, t: &Tuple) -> io::Result<()> {
+        self.path_op(abi::path_op::PATH_UNTAP, t, abi::path6::default()).map(drop)
+    }
+
     /// Removes a leg's record; one that is gone already is no error.
     pub fn forget_leg(&self, t: &Tuple) {
         let _ = self.legs.delete(bytes_of(&t.to_abi()));
@@ -362,7 +376,7 @@ impl Maps {
             }
             remote = [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.remote4];
         }
-        let via: abi::via = from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via)), MapFlags::ANY).ok()??);
+        let via: abi::via = from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via & !VIA_TAP)), MapFlags::ANY).ok()??);
         Some(Tuple::from_abi(&abi::tuple { remote, local: via.local, rport: p.rport, lport: p.lport }))
     }
 

@@ -26,6 +26,7 @@ impl LegFlags {
     pub const AHEAD: u32 = 1 << 14;
     pub const RESET_IN: u32 = 1 << 15;
     pub const PASSED: u32 = 1 << 16;
+    pub const TAP: u32 = 1 << 17;
 }
 
 /// Bits of `path.word.flags` (`enum path_flag`).
@@ -81,4 +82,6 @@ pub const VERDICTS: &[&str] = &[
     "fragment-tiny",
     "fragment-overlap",
     "fragment-cross",
+    "tapped",
+    "tap-lost",
 ];

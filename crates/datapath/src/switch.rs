@@ -84,6 +84,8 @@ pub struct Frozen {
     pub fin: [bool; 2],
     /// Positions of the bounds.
     pub bound: [u64; 2],
+    /// Their sequence numbers.
+    pub seq: [u32; 2],
     /// The legs right after.
     pub at: Switched,
 }
@@ -113,6 +115,8 @@ pub struct Switched {
     pub fin: [bool; 2],
     /// Towards the hosts.
     pub hops: [Hop; 2],
+    /// After a commit: what makes positions of the extended sequence numbers of copies ([`Copied`](crate::Copied)).
+    pub origin: [u64; 2],
 }
 
 impl Switched {
@@ -164,12 +168,14 @@ impl Datapath {
     /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
     ///
     /// `hold`: drop what comes meanwhile, instead of forwarding it. `fit`: not while a host may send more than the other has
-    /// room for ([`SwitchError::Window`]); the excess would be lost.
-    pub fn freeze(&self, a: &Half, b: &Half, hold: bool, fit: bool) -> Result<Frozen, SwitchError> {
+    /// room for ([`SwitchError::Window`]); the excess would be lost. `tap`: copies of what is forwarded are wanted
+    /// ([`Datapath::poll_taps`]), until the next freeze.
+    pub fn freeze(&self, a: &Half, b: &Half, [hold, fit, tap]: [bool; 3]) -> Result<Frozen, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| {
             g.hold = hold.into();
             g.fit = fit.into();
+            g.tap = tap.into();
         })?;
         let pending = |h: &abi::half| {
             // the FIN is counted while it has not been read
@@ -178,7 +184,13 @@ impl Datapath {
         };
         let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
         let bound = |h: &Half, r: &abi::half| h.consumed + u64::from(r.start.wrapping_sub(h.consumed as u32));
-        Ok(Frozen { pending: [pa, pb], fin: [fa, fb], bound: [bound(a, &r.a), bound(b, &r.b)], at: switched(&r) })
+        Ok(Frozen {
+            pending: [pa, pb],
+            fin: [fa, fb],
+            bound: [bound(a, &r.a), bound(b, &r.b)],
+            seq: [r.a.seq, r.b.seq],
+            at: switched(&r),
+        })
     }
 
     /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
@@ -226,5 +238,6 @@ fn switched(g: &abi::switch_args) -> Switched {
         fin: [g.a.fin != 0, g.b.fin != 0],
         was_forwarded: [g.a.pending != 0, g.b.pending != 0],
         hops: [&g.a, &g.b].map(|h| Hop { ifindex: h.ifindex, dmac: h.dmac, smac: h.smac }),
+        origin: [g.origin_a, g.origin_b],
     }
 }

@@ -1,6 +1,6 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use crate::Splicer;
+use crate::{Splicer, Tap, Way};
 use longsplice_datapath::{Repair, Tuple, clamp_window};
 use socket2::SockRef;
 use std::{
@@ -45,6 +45,8 @@ pub struct Leg {
     pub(crate) shimmed: bool,
     /// See [`Leg::clamp`].
     clamped: bool,
+    /// Gets a copy of all that passes.
+    pub(crate) tap: Option<Tap>,
 }
 
 impl Leg {
@@ -62,7 +64,14 @@ impl Leg {
             shut: false,
             shimmed: false,
             clamped: false,
+            tap: None,
         }
+    }
+
+    /// A copy of all that passes goes to this tap from now on. Positions count from the beginning of the connection.
+    pub fn tap(&mut self, tap: Tap) {
+        tap.begin([self.bytes_in(), self.bytes_out()]);
+        self.tap = Some(tap);
     }
 
     /// Address of the host at the other end.
@@ -140,7 +149,7 @@ impl Leg {
 
     /// The leg; one that is closed stays in its place.
     pub(crate) fn take(&mut self) -> Leg {
-        let closed = Leg { socket: Socket::Gone, announced: self.announced.clone(), ..*self };
+        let closed = Leg { socket: Socket::Gone, announced: self.announced.clone(), tap: None, ..*self };
         std::mem::replace(self, closed)
     }
 
@@ -235,9 +244,9 @@ impl Leg {
 
     /// What is left of a parked leg; the addresses, those that were announced among them, are known otherwise.
     pub(crate) fn side(self) -> Side {
-        let Leg { socket, consumed, produced, eof, shut, shimmed, .. } = self;
+        let Leg { socket, consumed, produced, eof, shut, shimmed, tap, .. } = self;
         let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
-        Side { socket, consumed, produced, eof, shut, shimmed }
+        Side { socket, consumed, produced, eof, shut, shimmed, tap }
     }
 
     /// The connection as the data path knows it.
@@ -255,12 +264,13 @@ pub(crate) struct Side {
     eof: bool,
     shut: bool,
     shimmed: bool,
+    tap: Option<Tap>,
 }
 
 impl Side {
     /// The leg again, with nothing announced.
     pub fn leg(self, tuple: &Tuple) -> Leg {
-        let Side { socket, consumed, produced, eof, shut, shimmed } = self;
+        let Side { socket, consumed, produced, eof, shut, shimmed, tap } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
         Leg {
             socket,
@@ -273,6 +283,7 @@ impl Side {
             shut,
             shimmed,
             clamped: false,
+            tap,
         }
     }
 
@@ -300,6 +311,9 @@ impl AsyncRead for Leg {
         let r = Pin::new(open(&mut self.socket)?).poll_read(cx, buf);
         if let Poll::Ready(Ok(())) = r {
             let n = buf.filled().len() - before;
+            if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {
+                tap.passed(Way::FromHost, self.consumed, &buf.filled()[before..]);
+            }
             if n > 0 || room {
                 self.took(n);
             }
@@ -312,6 +326,9 @@ impl AsyncWrite for Leg {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let r = Pin::new(open(&mut self.socket)?).poll_write(cx, buf);
         if let Poll::Ready(Ok(n)) = r {
+            if let Some(tap) = &self.tap {
+                tap.passed(Way::ToHost, self.produced, &buf[..n]);
+            }
             self.gave(n);
         }
         r

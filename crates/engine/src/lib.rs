@@ -4,7 +4,8 @@
 //! 1. [`Splicer::open`] once per process; [`Splicer::copying`] where the kernel path is not to be had.
 //! 2. [`Splicer::listen`] for the client's side, [`Splicer::connect`] for the server's: connections made through
 //!    these two are tracked from their SYN on, which is what makes a splice at any later moment possible.
-//! 3. Read and write both [`Leg`]s as ordinary asynchronous streams: control mode.
+//! 3. Read and write both [`Leg`]s as ordinary asynchronous streams: control mode. Whoever wants a copy of all that passes one,
+//!    spliced or not, gives it a [`Tap`] first.
 //! 4. [`Splicer::relay`] hands both over. It copies, splices when [`Policy`] says so, and returns when the
 //!    connections have ended. [`Splicer::pass`] does so with one message, the body of an HTTP reply say, and gives both
 //!    back, so that each may join another.
@@ -23,12 +24,15 @@ mod pipe;
 mod ports;
 mod pump;
 mod relay;
+mod sessions;
 mod splicer;
+mod tap;
 mod types;
 
 pub use leg::{Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use splicer::{Command, OpenOptions, Splicer};
+pub use tap::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
 pub use types::{
     Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, Policy, Refusal, Trigger, When,
 };

@@ -6,7 +6,7 @@ use crate::{
     lingering::LINGER,
     splicer::{Inner, lock, stages},
 };
-use longsplice_datapath::{Datapath, OpenError, PathFlags, SwitchError, Tuple};
+use longsplice_datapath::{Datapath, LegFlags, OpenError, PathFlags, SwitchError, Tuple};
 use std::{
     collections::HashSet,
     sync::{Arc, Weak, atomic::Ordering},
@@ -72,7 +72,14 @@ impl Orphan {
 pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
     let Some(d) = &inner.datapath else { return Ok(()) };
     let mut known = HashSet::new();
-    for (t, leg) in d.legs() {
+    let legs = d.legs();
+    // whoever read the copies of what they forward is gone; first of all, for a commit goes by the leg
+    let tapped = legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0).map(|(t, _)| *t);
+    let tapped = tapped.chain(d.paths().into_iter().filter(|(_, path)| path.tapped).map(|(t, _)| t));
+    for t in tapped.collect::<HashSet<_>>() {
+        d.untap(&t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
+    }
+    for (t, leg) in legs {
         // died between the end of the drain and the commit
         if let Some(peer) = leg.peer
             && leg.phase_in == 2

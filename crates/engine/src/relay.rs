@@ -15,10 +15,11 @@ use crate::{
     keeper::{Kept, Note},
     lingering::LINGER,
     pump::{Failed, Pump},
-    splicer::{Command, Ears, Flow, Listed, Place, Stop, ends},
+    sessions::Begin,
+    splicer::{Command, Ears, Flow, Listed, Place, Stop, ends, lock},
 };
 use bytes::Bytes;
-use longsplice_datapath::{Datapath, Half, LegFlags, Limit, PathFlags, Released, SwitchError, Switched, Tuple};
+use longsplice_datapath::{Datapath, Frozen, Half, LegFlags, Limit, PathFlags, Released, SwitchError, Switched, Tuple};
 use std::{
     future::poll_fn,
     os::fd::OwnedFd,
@@ -285,7 +286,7 @@ impl Relay {
             self.client.unclamp();
             self.server.unclamp();
         }
-        if enough == u64::MAX && !heed {
+        if enough == u64::MAX && !heed && !self.is_tapped() {
             self.pump.through_pipes();
         }
         loop {
@@ -418,11 +419,11 @@ impl Relay {
             self.stay = true;
             return Attempt::Copying;
         }
-        let (c, s) = self.legs();
         splicer.route_events(self.flow());
         let (a, b) = (self.half(0), self.half(1));
         let fit = self.tries < FIT_TRIES && (self.pump.copied() > 0 || self.message().is_some());
-        let frozen = match datapath.freeze(&a, &b, self.flow().policy.hold, fit) {
+        let tap = self.is_tapped();
+        let frozen = match self.freeze(datapath, &a, &b, [self.flow().policy.hold, fit, tap]) {
             Ok(f) => f,
             Err(error @ (SwitchError::Busy | SwitchError::Window)) => {
                 tracing::debug!(flow = self.flow().id, %error, "not yet");
@@ -460,12 +461,7 @@ impl Relay {
         self.pump.unlimited();
         match drained {
             Ok(at) if self.message().is_some_and(|m| m.is_passed(&at)) => {}
-            Ok(at) => match datapath.commit(
-                &c,
-                &s,
-                &at,
-                [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t)),
-            ) {
+            Ok(at) => match self.commit(datapath, &at) {
                 Ok(at) => {
                     tracing::debug!(flow = self.flow().id, ?at, "spliced");
                     self.client.park();
@@ -486,8 +482,68 @@ impl Relay {
         }
     }
 
-    /// Passes on what lies before the bounds, until both directions are forwarded; `at`: how the freeze has left them. Err: why not, None if a connection failed, or
-    /// has brought what is the proxy's.
+    fn is_tapped(&self) -> bool {
+        self.client.tap.is_some() || self.server.tap.is_some()
+    }
+
+    /// Where copies belong has to be known before the first one is looked at: hence the lock.
+    fn freeze(&self, d: &Datapath, a: &Half, b: &Half, how: [bool; 3]) -> Result<Frozen, SwitchError> {
+        let (legs, tap) = ([a.leg, b.leg], how[2]);
+        if !tap {
+            return d.freeze(a, b, how);
+        }
+        self.splicer.hear_taps();
+        let mut sessions = lock(&self.splicer.inner.sessions);
+        if !legs.iter().all(|leg| sessions.may_begin(leg)) {
+            return Err(SwitchError::Busy);
+        }
+        let frozen = d.freeze(a, b, how)?;
+        let [to_server, to_client] = [a, b].map(|h| u64::from(h.leftover));
+        let ends = [
+            (b.produced + to_server, [&self.client, &self.server]),
+            (a.produced + to_client, [&self.server, &self.client]),
+        ];
+        for (from, (out, ways)) in ends.into_iter().enumerate() {
+            let (start, seq) = (frozen.bound[from], frozen.seq[from]);
+            let out = out + u64::from(frozen.pending[from]);
+            let taps = ways.map(|leg| leg.tap.as_ref());
+            sessions.begin(&Begin { legs, from, start, seq, out, taps });
+        }
+        Ok(frozen)
+    }
+
+    fn commit(&self, d: &Datapath, at: &Switched) -> Result<Switched, SwitchError> {
+        let (c, s) = self.legs();
+        let mut sessions = self.is_tapped().then(|| lock(&self.splicer.inner.sessions));
+        let trigger = [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t));
+        let at = d.commit(&c, &s, at, trigger)?;
+        if let Some(sessions) = &mut sessions {
+            sessions.committed(&c, at.origin[0]);
+            sessions.committed(&s, at.origin[1]);
+        }
+        Ok(at)
+    }
+
+    /// The flow goes on without its reader.
+    fn untap(&self) {
+        let (c, s) = self.legs();
+        for leg in [c, s].iter().filter(|_| self.is_tapped()) {
+            if let Some(Err(error)) = self.splicer.datapath().map(|d| d.untap(leg)) {
+                tracing::warn!(?leg, %error, "copies are made for nobody");
+            }
+        }
+    }
+
+    /// From here on a tap gets bytes of this direction from control mode again. See `Sessions::end`.
+    fn end_session(&self, d: usize, end: Option<u64>) {
+        if self.is_tapped() {
+            let (c, s) = self.legs();
+            lock(&self.splicer.inner.sessions).end(if d == 0 { &c } else { &s }, end);
+        }
+    }
+
+    /// Passes on what lies before the bounds, until both directions are forwarded; `at`: how the freeze has left them. Err: why not,
+    /// None if a connection failed, or has brought what is the proxy's.
     async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears, at: Switched) -> Result<Switched, Option<Refusal>> {
         const DRAINING: u8 = 1;
         let (c, s) = self.legs();
@@ -527,8 +583,11 @@ impl Relay {
         self.client.reopen(x);
         self.server.reopen(y);
         let Some(old) = self.released.take() else { return };
+        let (c, s) = self.legs();
+        for (d, (leg, old)) in [c, s].iter().zip(&old).enumerate() {
+            self.end_session(d, datapath.released_end(leg, old));
+        }
         let mut now = self.listed.flow.now();
-        let (c, s) = (self.listed.flow.client, self.listed.flow.server);
         for (d, (leg, old)) in [c, s].iter().zip(&old).enumerate() {
             let Some(end) = datapath.released_end(leg, old) else { continue };
             let forwarded = end - now.since[d];
@@ -568,6 +627,9 @@ impl Relay {
     /// The sockets' positions move by what was forwarded past them.
     fn take_back(&mut self, at: &Switched) {
         (self.client.shimmed, self.server.shimmed) = (true, true);
+        for d in 0..2 {
+            self.end_session(d, at.was_forwarded[d].then(|| at.bound64(d) - u64::from(at.fin[d])));
+        }
         let mut now = self.listed.flow.now();
         for d in 0..2 {
             if !at.was_forwarded[d] {
@@ -606,6 +668,10 @@ impl Relay {
             self.count_spliced();
         } else {
             self.note_copied();
+        }
+        (0..2).for_each(|d| self.end_session(d, None)); // of one that could not be taken back
+        if how == How::Left {
+            self.untap();
         }
         match (how, spliced) {
             (How::Closed | How::Left | How::Passed, false) => {}
@@ -663,6 +729,7 @@ impl Relay {
         for i in 0..2 {
             let fin = u64::from(paths.is_some_and(|p| p[i].flags & PathFlags::FIN != 0));
             now.spliced[i] += (end[i] - now.since[i]).saturating_sub(fin);
+            self.end_session(i, Some(end[i] - fin));
         }
     }
 

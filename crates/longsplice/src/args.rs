@@ -149,6 +149,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
 
+    /// Writes a copy of all that clients send and are sent, on all listeners, into files in this directory, two for each
+    /// connection; of spliced connections, too. What could not be copied in time is a hole in the file, and listed beside it.
+    #[arg(long, value_name = "DIR")]
+    pub tap: Option<PathBuf>,
+
     /// Tracks this many flows at most; tables are allocated for as many at the start.
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(16..=16_777_216))]
     pub max_flows: u32,

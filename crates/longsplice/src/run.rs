@@ -68,6 +68,9 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
     if !args.peer.is_empty() {
         config.peer.clone_from(&args.peer);
     }
+    if let Some(dir) = &args.tap {
+        config.listeners.iter_mut().for_each(|l| l.tap = Some(dir.clone()));
+    }
     if let Some(file) = &args.access_log {
         config.log.file = (file != Path::new("-")).then(|| file.clone());
     }
@@ -120,6 +123,9 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         options.source_ports = ports.first..=ports.last;
     }
     options.sources.clone_from(&config.sources);
+    if config.listeners.iter().all(|l| l.tap.is_none()) {
+        options.tap_ring = 0; // the least there can be
+    }
     match Splicer::open(&options) {
         Ok(splicer) => {
             announce_devices(&splicer);

@@ -92,6 +92,8 @@
 //! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2, but not
 //! # those of pools, whose connections clients share
 //! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
+//! tap = "taps"                      # of any protocol: a copy of all that clients send and are sent, spliced or not, goes into
+//! # files in this directory, two for each connection; what is missing there is listed beside it (see the README)
 //! ```
 
 mod file;
@@ -162,6 +164,8 @@ pub struct ListenerConfig {
     pub limits: Limits,
     /// What proxies before us, and we, say of the client.
     pub proxy_protocol: ProxyProtocol,
+    /// The directory for a copy of all that clients send and are sent; none: nothing is copied.
+    pub tap: Option<PathBuf>,
 }
 
 /// What a listener speaks.
@@ -278,6 +282,7 @@ impl ListenerConfig {
             policy: Policy::default(),
             limits: Limits::default(),
             proxy_protocol: ProxyProtocol::default(),
+            tap: None,
         }
     }
 

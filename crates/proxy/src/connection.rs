@@ -52,6 +52,9 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     let started = Instant::now();
     let listener = &front.listener;
     let (mut client, mut intake) = (client, Intake::default());
+    if let Some(dir) = &front.tap {
+        client.tap(dir.tap(client.remote()));
+    }
     let header = listener.proxy_protocol.receive(&mut client, &mut intake, listener.limits.handshake).await;
     let mut record = Record::new(listener.protocol.name(), client.source());
     if let Err(fault) = header {

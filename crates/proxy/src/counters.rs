@@ -20,11 +20,18 @@ macro_rules! counters {
             pub live: u64,
             /// Lines of the access log that were lost.
             pub log_lines_dropped: u64,
+            /// Bytes that taps have given to their files.
+            pub tap_bytes: u64,
+            /// Bytes that passed taps and are known to be missing.
+            pub tap_gap_bytes: u64,
+            /// Times that the disk has refused bytes of taps, which are missing then, too.
+            pub tap_errors: u64,
         }
 
         impl Counters {
-            pub(crate) fn values(&self, live: u64, log_lines_dropped: u64) -> CounterValues {
-                CounterValues { $($name: self.$name.load(Relaxed),)* live, log_lines_dropped }
+            /// Those that are counted here.
+            pub(crate) fn values(&self) -> CounterValues {
+                CounterValues { $($name: self.$name.load(Relaxed),)* ..CounterValues::default() }
             }
         }
     };

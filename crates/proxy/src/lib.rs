@@ -33,6 +33,7 @@ pub mod server;
 mod socks;
 pub mod socks4;
 pub mod socks5;
+mod tap_dir;
 pub mod target;
 pub mod tls;
 pub mod users;

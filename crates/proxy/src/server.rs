@@ -8,6 +8,7 @@ use crate::{
     limits::{Counted, Full, Slot},
     pool::Pool,
     resolve::Resolver,
+    tap_dir::TapDir,
 };
 use longsplice_engine::{Leg, Listener, Policy, Splicer};
 use std::{
@@ -58,6 +59,14 @@ pub enum StartError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Taps cannot be written.
+    #[error("cannot write taps into {}: {source}; name a directory that can be written", dir.display())]
+    Tap {
+        /// The directory.
+        dir: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
 }
 
 fn cure(e: &io::Error) -> &'static str {
@@ -77,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     /// By name.
     pub(crate) pools: HashMap<String, Arc<Pool>>,
+    /// By directory.
+    taps: HashMap<PathBuf, Arc<TapDir>>,
     /// Connections of all listeners.
     all: Arc<Counted>,
     /// How many there are, for [`Server::drain`] to wait on.
@@ -108,6 +119,13 @@ impl Server {
         }
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { file: config.log.file.clone(), source })?;
+        let mut taps = HashMap::new();
+        for dir in bound.iter().filter_map(|(_, _, listener)| listener.tap.as_ref()) {
+            if !taps.contains_key(dir) {
+                let tap = TapDir::open(dir).map_err(|source| StartError::Tap { dir: dir.clone(), source })?;
+                taps.insert(dir.clone(), Arc::new(tap));
+            }
+        }
         let stop = watch::Sender::new(false);
         let shared = Arc::new(Shared {
             splicer,
@@ -115,6 +133,7 @@ impl Server {
             log,
             counters: Counters::default(),
             pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
+            taps,
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
@@ -125,7 +144,7 @@ impl Server {
         }
         for (socket, addr, listener) in bound {
             announce(addr, &listener);
-            let front = Arc::new(Front::new(listener));
+            let front = Arc::new(Front::new(listener, &server.shared.taps));
             let accept = accept_all(server.shared.clone(), front, socket, server.stop.subscribe());
             server.tasks.push(tokio::spawn(accept));
             server.addrs.push(addr);
@@ -149,7 +168,11 @@ impl Server {
         // The sender is in `self`: the wait ends with zero or with the limit.
         let _ = timeout(limit, live.wait_for(|n| *n == 0)).await;
         let shared = self.shared.clone();
-        let _ = tokio::task::spawn_blocking(move || shared.log.flush(FLUSH)).await;
+        let flush = move || {
+            shared.log.flush(FLUSH);
+            shared.taps.values().for_each(|t| t.flush(FLUSH));
+        };
+        let _ = tokio::task::spawn_blocking(flush).await;
         *self.shared.live.borrow()
     }
 
@@ -160,7 +183,16 @@ impl Server {
 
     /// What was done so far.
     pub fn counters(&self) -> CounterValues {
-        self.shared.counters.values(*self.shared.live.borrow(), self.shared.log.dropped())
+        let taps = self.shared.taps.values();
+        let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
+        CounterValues {
+            live: *self.shared.live.borrow(),
+            log_lines_dropped: self.shared.log.dropped(),
+            tap_bytes: sum(|t| t.counts().bytes),
+            tap_gap_bytes: sum(|t| t.counts().gaps),
+            tap_errors: sum(TapDir::errors),
+            ..self.shared.counters.values()
+        }
     }
 }
 
@@ -199,16 +231,18 @@ pub(crate) struct Front {
     pub(crate) policy: Arc<Policy>,
     /// The same for bodies of HTTP messages, whose lengths are known.
     pub(crate) bodies: Arc<Policy>,
+    pub(crate) tap: Option<Arc<TapDir>>,
     counted: Arc<Counted>,
 }
 
 impl Front {
-    fn new(listener: ListenerConfig) -> Front {
+    fn new(listener: ListenerConfig, taps: &HashMap<PathBuf, Arc<TapDir>>) -> Front {
         let counted =
             Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
         let policy = Arc::new(listener.policy.clone());
         let bodies = Arc::new(listener.policy_of_bodies());
-        Front { listener, policy, bodies, counted }
+        let tap = listener.tap.as_ref().and_then(|dir| taps.get(dir)).cloned();
+        Front { listener, policy, bodies, tap, counted }
     }
 }
 

@@ -100,6 +100,7 @@ fn layouts_are_those_of_the_object() {
                 limit,
                 pending,
                 start,
+                seq,
                 fin,
                 flags,
                 phase_in,
@@ -109,9 +110,27 @@ fn layouts_are_those_of_the_object() {
             }
         );
         layout!(t, path_args { op, result, key, other, mss, unused, p, p_other });
+        layout!(t, tap_record { leg, kind, at, acked, len });
         layout!(
             t,
-            switch_args { op, result, hold, fit, trigger, a, b, via_a, via_b, remote_a, remote_b, end_a, end_b }
+            switch_args {
+                op,
+                result,
+                hold,
+                fit,
+                trigger,
+                tap,
+                a,
+                b,
+                via_a,
+                via_b,
+                remote_a,
+                remote_b,
+                end_a,
+                end_b,
+                origin_a,
+                origin_b
+            }
         );
         layout!(t, listen_key { local, port, family });
         let word = t.layout("path_word").expect("union path_word");
@@ -171,7 +190,7 @@ fn constants_are_those_of_the_object() {
             assert_eq!(&constant, name);
         }
         same_constants!(t, "leg_flag", "LEG_", LegFlags::{
-            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, TRIGGER, SYN, PASSED
+            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, TRIGGER, SYN, PASSED, TAP
         });
         same_constants!(t, "path_flag", "PATH_", PathFlags::{
             SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, TRIGGER, CROSS, FRAGMENTS, IDENTITY
@@ -182,6 +201,8 @@ fn constants_are_those_of_the_object() {
         assert_eq!(value("path_flag", "PATH_TRIGGER"), Some(TRIGGER.into()));
         assert_eq!(value("path_flag", "PATH_CHECK_SHIFT"), Some(CHECK_SHIFT.into()));
         assert_eq!(value("leg_flag", "LEG_TRIGGER"), Some(LEG_TRIGGER.into()));
+        let positions = ["TAP_STREAM", "TAP_EXTENDED", "TAP_LOW"].map(|n| value("tap_position", n));
+        assert_eq!(positions, [0, 1, 2].map(Some), "as Copied has them");
         assert_eq!(value("phase", "PHASE_FWD"), Some(FWD.into()));
         for e in ["leg_flag", "path_flag"] {
             if t.constants(e).is_none() {

@@ -7,6 +7,7 @@ mod layout;
 mod random;
 mod sockets;
 mod table;
+mod tap;
 
 use longsplice_datapath::{Datapath, Options, PathFlags, TestContext, Tuple, VERDICTS, abi, testing};
 use longsplice_lab::{Lab, Shape};
@@ -146,6 +147,11 @@ impl Flow {
 
     /// Puts both directions into the maps.
     fn install(&self, b: &Bench, more_flags: u16) {
+        self.install_with(b, more_flags, 0);
+    }
+
+    /// The same with more in `path.via`.
+    fn install_with(&self, b: &Bench, more_flags: u16, more_via: u16) {
         for (i, (t, d)) in [(&self.client, &self.up), (&self.server, &self.down)].into_iter().enumerate() {
             let other = if i == 0 { self.server } else { self.client };
             let via = abi::via {
@@ -176,7 +182,7 @@ impl Flow {
             let p = abi::path {
                 word: abi::path_word { all: u64::from(d.end) | u64::from(d.wraps) << 32 | u64::from(flags) << 48 },
                 max_ack: d.max_ack,
-                via: 10 + i as u16,
+                via: (10 + i as u16) | more_via,
                 scales: d.scale_in | d.scale_out << 4,
                 seen: 0,
                 seq_add: d.seq_add,

@@ -45,7 +45,7 @@ impl<'a> Flow<'a> {
 
 async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], times: &mut Times) -> Result<()> {
     loop {
-        match timed(&mut times.freeze, || datapath.freeze(a, b, false, false)) {
+        match timed(&mut times.freeze, || datapath.freeze(a, b, [false; 3])) {
             // What the hosts have not acknowledged yet belongs to the last switch.
             Err(SwitchError::Busy) => {
                 times.freeze.pop();

@@ -231,7 +231,7 @@ impl Proxy<'_> {
     async fn cycle(&mut self, times: &mut Times, busy: bool) -> Result<()> {
         let [c, s] = self.tuples();
         let (a, b) = (self.half(0), self.half(1));
-        let frozen = match timed(&mut times.freeze, || self.datapath.freeze(&a, &b, false, false)) {
+        let frozen = match timed(&mut times.freeze, || self.datapath.freeze(&a, &b, [false; 3])) {
             // What the hosts have not acknowledged yet belongs to the last switch.
             Err(SwitchError::Busy) => {
                 times.freeze.pop();

@@ -85,6 +85,7 @@ struct Listener {
     #[serde(default)]
     route: Vec<Spanned<RawRoute>>,
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
+    tap: Option<PathBuf>,
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
@@ -303,6 +304,7 @@ impl Place<'_> {
         listener.policy = policy(raw.policy);
         listener.limits = limits(raw.limits);
         listener.proxy_protocol = proxy_protocol;
+        listener.tap = raw.tap.map(|dir| self.path(&dir));
         Ok(listener)
     }
 

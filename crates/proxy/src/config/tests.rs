@@ -136,6 +136,8 @@ fn the_example_of_the_readme_is_right() {
     let text = readme.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let c = read(text).unwrap();
     assert_eq!((c.listeners.len(), c.pools.len()), (5, 1));
+    let taps: Vec<_> = c.listeners.iter().filter_map(|l| l.tap.as_ref()).collect();
+    assert!(matches!(taps[..], [dir] if dir.ends_with("taps")), "{taps:?}");
 }
 
 #[test]

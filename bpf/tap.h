@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The tap: copies of the bytes that are forwarded, for user space to read while the flow goes on. Only the general way copies:
+ * a path that is tapped names a next hop that does not exist (VIA_TAP), which is UNUSUAL for the short way, at no cost to others.
+ * Nothing waits for the reader. Without room in the ring a copy is lost and counted, and user space finds the gap. */
+#ifndef LONGSPLICE_TAP_H
+#define LONGSPLICE_TAP_H
+
+#define TAP_CHUNK 16384 /* bytes of one record, a power of two: per-CPU values are limited to 32 KB */
+#define TAP_CHUNKS 33   /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
+
+/* Of the process, and not pinned: whoever takes the flows over does not know the reader. Resized before load. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 24);
+} taps SEC(".maps");
+
+/* Where a record is put together: its length is only known from the packet, and the ring reserves constant ones. */
+struct tap_chunk {
+	struct tap_record head;
+	__u8 bytes[TAP_CHUNK];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tap_chunk);
+} tap_chunks SEC(".maps");
+
+/* Copies `len` bytes of payload, the first of which is at `at` (kind: enum tap_position). Before anything is rewritten.
+ * acked: what the other host has acknowledged, relative to `at`. Global, so that it is verified once. */
+__noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u32 len)
+{
+	struct scratch *sc = scratch();
+	__u32 zero = 0, from, done = 0, i;
+	struct tap_chunk *c = bpf_map_lookup_elem(&tap_chunks, &zero);
+
+	if (!sc || !c)
+		return 0;
+	from = ETH_LEN + sc->ihl + sc->doff;
+	c->head.leg = sc->t;
+	c->head.kind = kind;
+	bpf_for(i, 0, TAP_CHUNKS) {
+		__u32 n = len - done;
+
+		if (done >= len)
+			return 0;
+		if (n > TAP_CHUNK)
+			n = TAP_CHUNK;
+		c->head.at = at + done;
+		c->head.acked = acked - (__s32)done;
+		c->head.len = n;
+		n--;
+		asm volatile("%0 &= %1" : "+r"(n) : "i"(TAP_CHUNK - 1)); /* what the verifier has lost */
+		n++;
+		if (bpf_skb_load_bytes(skb, from + done, c->bytes, n) ||
+		    bpf_ringbuf_output(&taps, c, sizeof(c->head) + n, 0)) {
+			count(V_TAP_LOST);
+			return 0;
+		}
+		count(V_TAPPED);
+		done += n;
+	}
+	return 0;
+}
+
+/* Of a path entry, as `w` has found it. */
+static __always_inline void tap_path(struct __sk_buff *skb, struct scratch *sc, const struct path *p, union path_word w)
+{
+	struct path *rev = find_path(&sc->other);
+	__s32 acked = rev ? rev->max_ack + rev->ack_add - sc->s.seq : 0;
+
+	if (w.flags & PATH_TRIGGER)
+		tap(skb, sc->s.seq, TAP_LOW, acked, sc->s.len);
+	else
+		tap(skb, (((__u64)w.wraps << 32) + w.end) + (__s32)(sc->s.seq - w.end), TAP_EXTENDED, acked, sc->s.len);
+}
+
+#endif

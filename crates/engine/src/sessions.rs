@@ -1,0 +1,238 @@
+//! From the ring of copies to the streams of taps: which splice a record belongs to, and where its bytes stand.
+//!
+//! A session is one direction of one splice, from the bound of the freeze to that of the unsplice. Below and above it the bytes
+//! come from control mode. It goes on being listened to after its end, until the receiver has acknowledged all of it and the
+//! ring was empty since: a stream of control mode may be far ahead of the ring by then, and is held.
+
+use crate::{
+    splicer::{Splicer, lock},
+    tap::{State, Tap, Way},
+};
+use bytes::Bytes;
+use longsplice_datapath::{Copied, CopiedAt, Datapath, Tuple};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+/// How often ended sessions are looked at: between two looks the ring was empty once.
+const LOOK: Duration = Duration::from_millis(20);
+/// Sequence numbers come round: a session this long is settled before the next one of its leg begins.
+const LONG: u64 = 1 << 31;
+
+/// Where bytes of a session go to.
+struct Target {
+    state: Arc<Mutex<State>>,
+    way: Way,
+    /// Added to positions of the sender, wrapping.
+    shift: u64,
+}
+
+struct Session {
+    /// Positions of the sender.
+    start: u64,
+    end: Option<u64>,
+    /// Sequence number at the start.
+    seq: u32,
+    /// For extended sequence numbers: known from the commit on.
+    origin: u64,
+    /// The highest end that was copied.
+    seen: u64,
+    targets: Vec<Target>,
+    /// Both legs, and which of them sends.
+    legs: [Tuple; 2],
+    from: usize,
+    /// All was acknowledged when it was looked at last.
+    quiet: bool,
+}
+
+impl Session {
+    /// `None`: before the beginning of the stream; nobody sends that in earnest.
+    fn position(&self, at: CopiedAt) -> Option<u64> {
+        let at = match at {
+            CopiedAt::Stream(at) => at,
+            CopiedAt::Extended(at) => self.origin.wrapping_add(at),
+            CopiedAt::Low(seq) => self.start.wrapping_add_signed(i64::from(seq.wrapping_sub(self.seq) as i32)),
+        };
+        (at <= i64::MAX as u64).then_some(at)
+    }
+
+    /// Bytes at a position, and what the receiver has acknowledged.
+    fn put(&mut self, at: u64, acked: u64, bytes: &[u8]) {
+        let end = (at + bytes.len() as u64).min(self.end.unwrap_or(u64::MAX));
+        let from = at.max(self.start);
+        self.seen = self.seen.max(end);
+        let sure = acked.min(self.seen);
+        let bytes = (from < end).then(|| Bytes::copy_from_slice(&bytes[(from - at) as usize..(end - at) as usize]));
+        for t in &self.targets {
+            let mut state = lock(&t.state);
+            let stream = state.stream(t.way);
+            if let Some(bytes) = &bytes {
+                stream.put(from.wrapping_add(t.shift), bytes.clone(), false);
+            }
+            // what is missing below the start comes from control mode, perhaps just now
+            if sure > self.start && stream.next() >= self.start.wrapping_add(t.shift) {
+                stream.give_up(sure.wrapping_add(t.shift));
+            }
+        }
+    }
+
+    /// Has everything come?
+    fn is_complete(&self) -> bool {
+        let known = |t: &Target, end: u64| lock(&t.state).stream(t.way).next() >= end.wrapping_add(t.shift);
+        self.end.is_some_and(|end| end == self.start || self.targets.iter().all(|t| known(t, end)))
+    }
+
+    fn settle(&self) {
+        let end = self.end.unwrap_or(self.seen);
+        for t in &self.targets {
+            let mut state = lock(&t.state);
+            // of one without bytes, control mode may still have to read what is below (`Limit::Keep`)
+            if end > self.start {
+                state.stream(t.way).give_up(end.wrapping_add(t.shift));
+            }
+            state.settled();
+        }
+    }
+}
+
+/// What a splice begins with, of one direction.
+pub(crate) struct Begin<'a> {
+    pub legs: [Tuple; 2],
+    pub from: usize,
+    /// Position of the bound in the sender's stream, and its sequence number.
+    pub start: u64,
+    pub seq: u32,
+    /// The same position in the stream to the receiver.
+    pub out: u64,
+    /// Of the sender's leg, and of the receiver's.
+    pub taps: [Option<&'a Tap>; 2],
+}
+
+/// All sessions of which the ring may hold something, by the leg that their bytes come in on.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    /// The newest last.
+    of: HashMap<Tuple, VecDeque<Session>>,
+    /// Legs with sessions that have ended.
+    ended: Vec<Tuple>,
+    looked: Option<Instant>,
+}
+
+impl Sessions {
+    /// May the next one of this leg begin?
+    pub fn may_begin(&self, leg: &Tuple) -> bool {
+        let last = self.of.get(leg).and_then(VecDeque::back);
+        last.is_none_or(|s| s.end.is_some_and(|end| end - s.start < LONG))
+    }
+
+    pub fn begin(&mut self, b: &Begin<'_>) {
+        let target = |tap: &Tap, way, shift| {
+            lock(&tap.state).begin();
+            Target { state: tap.state.clone(), way, shift }
+        };
+        let [sender, receiver] = b.taps;
+        let sender = sender.map(|t| target(t, Way::FromHost, 0));
+        let receiver = receiver.map(|t| target(t, Way::ToHost, b.out.wrapping_sub(b.start)));
+        self.of.entry(b.legs[b.from]).or_default().push_back(Session {
+            start: b.start,
+            end: None,
+            seq: b.seq,
+            origin: 0,
+            seen: b.start,
+            targets: sender.into_iter().chain(receiver).collect(),
+            legs: b.legs,
+            from: b.from,
+            quiet: false,
+        });
+    }
+
+    fn open(&mut self, leg: &Tuple) -> Option<&mut Session> {
+        self.of.get_mut(leg)?.back_mut().filter(|s| s.end.is_none())
+    }
+
+    pub fn committed(&mut self, leg: &Tuple, origin: u64) {
+        if let Some(s) = self.open(leg) {
+            s.origin = origin;
+        }
+    }
+
+    /// Up to here, if it has begun, bytes were forwarded. `None`: not one, or they came once more.
+    pub fn end(&mut self, leg: &Tuple, end: Option<u64>) {
+        if let Some(s) = self.open(leg) {
+            s.end = Some(end.map_or(s.start, |end| end.max(s.start)));
+            self.ended.push(*leg);
+        }
+    }
+
+    fn copied(&mut self, c: &Copied<'_>) {
+        let Some(sessions) = self.of.get_mut(&c.leg) else { return };
+        for s in sessions.iter_mut().rev() {
+            if let Some(at) = s.position(c.at)
+                && at + c.bytes.len() as u64 > s.start
+            {
+                return s.put(at, at.saturating_add_signed(c.acked.into()), c.bytes);
+            }
+        }
+    }
+
+    /// The ring was empty just now. Sessions that are over are forgotten.
+    fn look(&mut self, d: &Datapath, now: Instant) {
+        if self.ended.is_empty() || self.looked.is_some_and(|t| now - t < LOOK) {
+            return;
+        }
+        self.looked = Some(now);
+        for leg in std::mem::take(&mut self.ended) {
+            let Some(sessions) = self.of.get_mut(&leg) else { continue };
+            sessions.retain_mut(|s| {
+                if s.end.is_none() {
+                    return true;
+                }
+                if s.quiet || s.is_complete() {
+                    s.settle();
+                    return false;
+                }
+                s.quiet = is_acknowledged(d, s);
+                true
+            });
+            if sessions.iter().any(|s| s.end.is_some()) {
+                self.ended.push(leg);
+            }
+            if sessions.is_empty() {
+                self.of.remove(&leg);
+            }
+        }
+        self.ended.sort_unstable_by_key(|t| (t.remote, t.local));
+        self.ended.dedup();
+    }
+
+    /// The ring is no longer read.
+    fn close(&mut self) {
+        self.ended.clear();
+        self.of.drain().flat_map(|(_, sessions)| sessions).for_each(|s| s.settle());
+    }
+}
+
+/// Is nothing on its way any more of what was forwarded? A session that ended with its flow has no legs, or some without a bound.
+fn is_acknowledged(d: &Datapath, s: &Session) -> bool {
+    const TO_LOCAL: u8 = 3;
+    d.look(&s.legs[0], &s.legs[1]).map_or(true, |at| at.phase[s.from] != TO_LOCAL)
+}
+
+/// The thread that reads the ring, until the engine closes.
+pub(crate) fn hear(splicer: &Splicer) {
+    let Some(d) = splicer.datapath() else { return };
+    let heard = d.poll_taps(|copied| {
+        let mut sessions = lock(&splicer.inner.sessions);
+        match copied {
+            Some(copied) => sessions.copied(&copied),
+            None => sessions.look(d, Instant::now()),
+        }
+        !splicer.inner.stopping.load(Ordering::Relaxed)
+    });
+    if let Err(error) = heard {
+        tracing::error!(%error, "copies of what is forwarded are lost");
+    }
+    lock(&splicer.inner.sessions).close();
+}

@@ -1,0 +1,122 @@
+use super::*;
+
+/// The stream from the host, of a reader with so much room, and what it has got so far.
+fn stream(most: usize) -> (Tap, TapReader, Taps) {
+    let (taps, reader) = Taps::new(most);
+    (taps.tap(7), reader, taps)
+}
+
+fn put(tap: &Tap, at: u64, bytes: &str, sure: bool) {
+    lock(&tap.state).stream(Way::FromHost).put(at, Bytes::copy_from_slice(bytes.as_bytes()), sure);
+}
+
+fn give_up(tap: &Tap, to: u64) {
+    lock(&tap.state).stream(Way::FromHost).give_up(to);
+}
+
+/// All that has come from the host: bytes as they are, gaps as dots; each piece begins where the last one ended.
+fn told(reader: &TapReader) -> String {
+    let (mut text, mut next) = (String::new(), None);
+    while let Ok(Some(p)) = reader.next_within(Duration::ZERO) {
+        if p.way == Way::ToHost {
+            continue;
+        }
+        assert!(next.is_none_or(|n| n == p.at), "{p:?} after {next:?}");
+        let length = match p.what {
+            What::Bytes(bytes) => {
+                text.push_str(std::str::from_utf8(&bytes).expect("text"));
+                bytes.len()
+            }
+            What::Gap(n) => {
+                text.push_str(&".".repeat(n as usize));
+                n as usize
+            }
+            What::End => {
+                text.push('$');
+                0
+            }
+        };
+        next = Some(p.at + length as u64);
+    }
+    text
+}
+
+#[test]
+fn bytes_are_put_in_order_and_come_once() {
+    let (tap, reader, taps) = stream(1 << 20);
+    for (at, bytes) in [(3, "def"), (0, "abc"), (1, "bcde"), (8, "ijk"), (7, "hi"), (10, "klm"), (6, "gh"), (2, "c")] {
+        put(&tap, at, bytes, false);
+    }
+    assert_eq!(told(&reader), "abcdefghijklm");
+    drop(tap);
+    assert_eq!(told(&reader), "$");
+    assert_eq!(taps.counts(), TapCounts { bytes: 13, gaps: 0 });
+    assert_eq!(taps.shared.used.load(Relaxed), 0, "nothing is held");
+}
+
+#[test]
+fn what_is_missing_is_a_gap_when_it_is_given_up() {
+    let (tap, reader, taps) = stream(1 << 20);
+    put(&tap, 2, "cd", false);
+    put(&tap, 6, "gh", false);
+    assert_eq!(told(&reader), "", "it may still come");
+    give_up(&tap, 5);
+    assert_eq!(told(&reader), "..cd", "the last gap goes on, perhaps");
+    put(&tap, 5, "f", false);
+    assert_eq!(told(&reader), ".fgh");
+    put(&tap, 0, "ab", false);
+    assert_eq!(told(&reader), "", "too late");
+    put(&tap, 10, "k", false);
+    drop(tap);
+    assert_eq!(told(&reader), "..k$");
+    assert_eq!(taps.counts(), TapCounts { bytes: 6, gaps: 5 });
+}
+
+#[test]
+fn a_reader_that_does_not_read_gets_gaps() {
+    let (tap, reader, taps) = stream(2 * (OVERHEAD + 4));
+    for at in (0..40).step_by(4) {
+        put(&tap, at, "abcd", true);
+    }
+    assert_eq!(told(&reader), "abcdabcd");
+    put(&tap, 40, "efgh", true);
+    assert_eq!(told(&reader), format!("{}efgh", ".".repeat(32)));
+    drop(tap);
+    assert_eq!(told(&reader), "$");
+    assert_eq!(taps.counts(), TapCounts { bytes: 12, gaps: 32 });
+}
+
+/// The ring may be behind control mode; what control mode has copied is not lost for it, but the memory is bounded.
+#[test]
+fn what_is_held_is_bounded() {
+    let (tap, reader, _taps) = stream(64 << 20);
+    let piece = "x".repeat(1 << 20);
+    for i in 0..4 {
+        put(&tap, 100 + (i << 20), &piece, true);
+    }
+    assert_eq!(told(&reader), "");
+    put(&tap, 100 + (4 << 20), &piece, true);
+    let text = told(&reader);
+    assert!(text.starts_with(&".".repeat(100)) && text.len() == 100 + (5 << 20), "{}", text.len());
+
+    // of what the ring brings, the farthest has to wait for its retransmission
+    let (tap, reader, _taps) = stream(64 << 20);
+    for i in (0..5).rev() {
+        put(&tap, 100 + (i << 20), &piece, false);
+    }
+    put(&tap, 0, &"y".repeat(100), false);
+    assert_eq!(told(&reader).len(), 100 + (4 << 20));
+}
+
+#[test]
+fn the_end_waits_for_what_was_forwarded() {
+    let (tap, reader, _taps) = stream(1 << 20);
+    let state = tap.state.clone();
+    lock(&state).begin();
+    put(&tap, 0, "ab", true);
+    drop(tap);
+    assert_eq!(told(&reader), "ab");
+    lock(&state).stream(Way::FromHost).put(2, Bytes::from_static(b"cd"), false);
+    lock(&state).settled();
+    assert_eq!(told(&reader), "cd$");
+}

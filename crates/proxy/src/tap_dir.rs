@@ -1,0 +1,328 @@
+//! Taps as files: one for each direction of each connection to a client, which a thread of its own writes. What the thread or the
+//! disk does not keep up with is a hole in the file and a line beside it: no connection waits for either.
+//!
+//! `START-NUMBER-ADDRESS-PORT-client` holds what the client has sent, `...-server` what it was sent; START is when the program
+//! has begun (Unix time, milliseconds), NUMBER counts connections, ADDRESS and PORT are the client's. A file with holes has
+//! another beside it, `.gaps`, with a line `OFFSET LENGTH` (bytes, decimal) for each; offsets behind a hole stay true.
+
+use longsplice_engine::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
+use std::{
+    collections::{HashMap, VecDeque},
+    fs::{DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Bytes that may wait for the disk: half a second of it at 1 Gbit/s.
+const WAITING: usize = 64 << 20;
+/// Files open at a time. Those that wait longest are closed, and opened again when there is something for them.
+const OPEN_FILES: usize = 512;
+/// Longest file. What is beyond is a gap: one endless connection is not to fill the disk.
+pub const MAX_FILE: u64 = 16 << 30;
+/// At most one message about the disk in this time.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+
+/// What the writer and the others know.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Of connections of which nothing was written yet.
+    names: Mutex<HashMap<u64, String>>,
+    /// Streams that have not ended.
+    live: AtomicU64,
+    errors: AtomicU64,
+}
+
+/// A directory that taps are written to.
+#[derive(Debug)]
+pub(crate) struct TapDir {
+    taps: Taps,
+    shared: Arc<Shared>,
+    start: u128,
+    next: AtomicU64,
+}
+
+impl TapDir {
+    /// Makes the directory, readable to its owner only, if it is not there, and starts to write.
+    pub fn open(dir: &Path) -> io::Result<TapDir> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        // better to be told now than by the first connection
+        let probe = dir.join(format!("{start}-probe"));
+        new_file(&probe)?;
+        std::fs::remove_file(probe)?;
+        let (taps, reader) = Taps::new(WAITING);
+        let shared = Arc::new(Shared::default());
+        let writer = Writer {
+            dir: dir.into(),
+            shared: shared.clone(),
+            connections: HashMap::new(),
+            open: VecDeque::new(),
+            said: None,
+        };
+        thread::Builder::new().name("taps".into()).spawn(move || writer.run(&reader))?;
+        Ok(TapDir { taps, shared, start, next: AtomicU64::new(1) })
+    }
+
+    /// For a connection of this client.
+    pub fn tap(&self, client: SocketAddr) -> Tap {
+        let id = self.next.fetch_add(1, Relaxed);
+        let name = format!("{}-{id}-{}-{}", self.start, client.ip(), client.port());
+        self.shared.names.lock().expect("nothing panics under this lock").insert(id, name);
+        self.shared.live.fetch_add(2, Relaxed);
+        self.taps.tap(id)
+    }
+
+    pub fn counts(&self) -> TapCounts {
+        self.taps.counts()
+    }
+
+    /// The disk has refused something so often.
+    pub fn errors(&self) -> u64 {
+        self.shared.errors.load(Relaxed)
+    }
+
+    /// Waits until all of connections that have ended is written, at most for `limit`. Blocks the thread.
+    pub fn flush(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.shared.live.load(Relaxed) > 0 && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn new_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// The files of one stream.
+struct Stream {
+    path: PathBuf,
+    file: Option<File>,
+    made: bool,
+    ended: bool,
+    /// Where the last byte in the file ends.
+    length: u64,
+    /// A gap that was not written down yet: where it begins and ends.
+    gap: Option<(u64, u64)>,
+}
+
+impl Stream {
+    fn new(path: PathBuf) -> Stream {
+        Stream { path, file: None, made: false, ended: false, length: 0, gap: None }
+    }
+
+    fn file(&mut self) -> io::Result<&File> {
+        let file = match self.file.take() {
+            Some(file) => file,
+            None if self.made => OpenOptions::new().write(true).open(&self.path)?,
+            None => new_file(&self.path)?,
+        };
+        self.made = true;
+        Ok(self.file.insert(file))
+    }
+
+    fn bytes(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.tell_gap()?;
+        self.file()?.write_all_at(bytes, at)?;
+        self.length = at + bytes.len() as u64;
+        Ok(())
+    }
+
+    /// So many bytes are missing. Pieces follow one another: a gap that is open goes on.
+    fn skip(&mut self, at: u64, length: u64) {
+        if length > 0 {
+            self.gap = Some((self.gap.map_or(at, |gap| gap.0), at + length));
+        }
+    }
+
+    fn tell_gap(&mut self) -> io::Result<()> {
+        let Some((from, to)) = self.gap else { return Ok(()) };
+        let mut name = self.path.clone().into_os_string();
+        name.push(".gaps");
+        let mut gaps = OpenOptions::new().append(true).create(true).mode(0o600).open(name)?;
+        gaps.write_all(format!("{from} {}\n", to - from).as_bytes())?;
+        self.gap = None;
+        Ok(())
+    }
+
+    /// The file is as long as the stream, whatever is missing.
+    fn end(&mut self, length: u64) -> io::Result<()> {
+        self.ended = true;
+        let told = self.tell_gap();
+        let longer = length > self.length;
+        let file = self.file()?;
+        if longer {
+            file.set_len(length)?;
+        }
+        self.file = None;
+        told
+    }
+}
+
+struct Writer {
+    dir: PathBuf,
+    shared: Arc<Shared>,
+    connections: HashMap<u64, [Stream; 2]>,
+    /// Open files, those that were opened first at the front.
+    open: VecDeque<(u64, Way)>,
+    said: Option<Instant>,
+}
+
+impl Writer {
+    fn run(mut self, reader: &TapReader) {
+        while let Some(piece) = reader.next() {
+            self.write(&piece);
+        }
+    }
+
+    fn write(&mut self, piece: &Piece) {
+        let (id, at) = (piece.tap, piece.at);
+        let streams = self.connections.entry(id).or_insert_with(|| {
+            let name =
+                self.shared.names.lock().expect("nothing panics under this lock").remove(&id).unwrap_or_default();
+            ["client", "server"].map(|from| Stream::new(self.dir.join(format!("{name}-{from}"))))
+        });
+        let s = &mut streams[piece.way as usize];
+        let was_open = s.file.is_some();
+        let done = match &piece.what {
+            What::Bytes(bytes) => {
+                let room = usize::try_from(MAX_FILE.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
+                let done = if room > 0 { s.bytes(at, &bytes[..room]) } else { Ok(()) };
+                let kept = if done.is_ok() { room } else { 0 };
+                s.skip(at + kept as u64, (bytes.len() - kept) as u64);
+                done
+            }
+            What::Gap(length) => {
+                s.skip(at, *length);
+                Ok(())
+            }
+            What::End => s.end(at),
+        };
+        if let Err(error) = done {
+            self.shared.errors.fetch_add(1, Relaxed);
+            if self.said.is_none_or(|t| t.elapsed() >= COMPLAIN_EVERY) {
+                tracing::warn!("cannot write the tap {}: {error}; what is missing becomes a gap", s.path.display());
+                self.said = Some(Instant::now());
+            }
+        }
+        let is_open = s.file.is_some();
+        if streams.iter().all(|s| s.ended) {
+            self.connections.remove(&id);
+        }
+        if was_open && !is_open {
+            self.open.retain(|o| *o != (id, piece.way));
+        } else if is_open && !was_open {
+            self.open.push_back((id, piece.way));
+            self.close_one_too_many();
+        }
+        if piece.what == What::End {
+            self.shared.live.fetch_sub(1, Relaxed);
+        }
+    }
+
+    fn close_one_too_many(&mut self) {
+        if self.open.len() > OPEN_FILES
+            && let Some((id, way)) = self.open.pop_front()
+            && let Some(streams) = self.connections.get_mut(&id)
+        {
+            streams[way as usize].file = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn writer(dir: &Path) -> Writer {
+        let shared = Arc::new(Shared::default());
+        for id in 0..OPEN_FILES as u64 + 10 {
+            shared.names.lock().unwrap().insert(id, format!("n{id}"));
+        }
+        Writer { dir: dir.into(), shared, connections: HashMap::new(), open: VecDeque::new(), said: None }
+    }
+
+    fn piece(tap: u64, way: Way, at: u64, what: What) -> Piece {
+        Piece { tap, way, at, what }
+    }
+
+    fn bytes(text: &'static str) -> What {
+        What::Bytes(text.as_bytes().into())
+    }
+
+    #[test]
+    fn holes_are_where_gaps_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut w = writer(dir.path());
+        for (at, what) in [(0, bytes("ab")), (2, What::Gap(3)), (5, bytes("fg")), (7, What::Gap(1 << 30))] {
+            w.write(&piece(1, Way::FromHost, at, what));
+        }
+        w.write(&piece(1, Way::FromHost, 7 + (1 << 30), What::End));
+        w.write(&piece(1, Way::ToHost, 0, What::End));
+        let path = dir.path().join("n1-client");
+        let file = File::open(&path).unwrap();
+        let mut start = [9; 8];
+        file.read_exact_at(&mut start, 0).unwrap();
+        assert_eq!(&start, b"ab\0\0\0fg\0");
+        assert_eq!(file.metadata().unwrap().len(), 7 + (1 << 30));
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_to_string(dir.path().join("n1-client.gaps")).unwrap(), "2 3\n7 1073741824\n");
+        assert_eq!(std::fs::read(dir.path().join("n1-server")).unwrap(), b"");
+        assert!(!dir.path().join("n1-server.gaps").exists() && w.connections.is_empty() && w.open.is_empty());
+    }
+
+    #[test]
+    fn a_file_has_an_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut w = writer(dir.path());
+        w.write(&piece(1, Way::FromHost, 0, What::Gap(MAX_FILE - 1)));
+        w.write(&piece(1, Way::FromHost, MAX_FILE - 1, bytes("abc")));
+        w.write(&piece(1, Way::FromHost, MAX_FILE + 2, bytes("def")));
+        w.write(&piece(1, Way::FromHost, MAX_FILE + 5, What::End));
+        let gaps = std::fs::read_to_string(dir.path().join("n1-client.gaps")).unwrap();
+        assert_eq!(gaps, format!("0 {}\n{MAX_FILE} 5\n", MAX_FILE - 1));
+        assert_eq!(w.shared.errors.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn files_are_closed_and_opened_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut w = writer(dir.path());
+        let all = OPEN_FILES as u64 + 10;
+        for (at, text) in [(0, "ab"), (2, "cd")] {
+            (0..all).for_each(|id| w.write(&piece(id, Way::ToHost, at, bytes(text))));
+            assert_eq!(w.open.len(), OPEN_FILES);
+            let open = w.connections.values().flatten().filter(|s| s.file.is_some()).count();
+            assert_eq!(open, OPEN_FILES);
+        }
+        for id in 0..all {
+            assert_eq!(std::fs::read(dir.path().join(format!("n{id}-server"))).unwrap(), b"abcd");
+        }
+        assert_eq!(w.shared.errors.load(Relaxed), 0);
+    }
+
+    /// Root writes anywhere, but not into a directory that is gone.
+    #[test]
+    fn what_the_disk_refuses_is_counted_and_becomes_a_gap() {
+        let dir = tempfile::tempdir().unwrap();
+        let sub = dir.path().join("sub");
+        std::fs::create_dir(&sub).unwrap();
+        let mut w = writer(&sub);
+        std::fs::remove_dir(&sub).unwrap();
+        w.write(&piece(1, Way::FromHost, 0, bytes("abc")));
+        std::fs::create_dir(&sub).unwrap();
+        w.write(&piece(1, Way::FromHost, 3, bytes("def")));
+        assert_eq!(std::fs::read(sub.join("n1-client")).unwrap(), b"\0\0\0def");
+        assert_eq!(std::fs::read_to_string(sub.join("n1-client.gaps")).unwrap(), "0 3\n");
+        assert_eq!(w.shared.errors.load(Relaxed), 1);
+    }
+}

@@ -1,0 +1,257 @@
+//! S19: what passes a tapped leg is read in order, copied or forwarded, and what is missing is a marked gap.
+use longsplice_engine::{
+    Command, FlowInfo, FlowState, How, Leftovers, OpenOptions, Policy, TapReader, Taps, Way, What,
+};
+use longsplice_lab::{
+    Family, Impair, Lab, Options, Shape, Way as Link,
+    pattern::{self, answer_seed},
+    process::wait_for,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Chunks, Report, Script, connect, converse, intact, listen, serve},
+};
+use longsplice_tests::{Forwarder, at_once, by_hand};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+const SEED: u64 = 19;
+/// More than any test sends: nothing is lost for want of room.
+const PLENTY: usize = 256 << 20;
+
+/// What a reader has got of one stream.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Got {
+    bytes: u64,
+    gaps: u64,
+    /// Length, once it has ended.
+    end: Option<u64>,
+}
+
+impl Got {
+    fn whole(length: u64) -> Got {
+        Got { bytes: length, gaps: 0, end: Some(length) }
+    }
+}
+
+/// Reads both streams of one tap to their ends. Each byte has to be the one that belongs where it is said to be.
+fn read(reader: &TapReader) -> [Got; 2] {
+    let mut got = [Got::default(), Got::default()];
+    while let Some(piece) = reader.next() {
+        let seed = if piece.way == Way::FromHost { SEED } else { answer_seed(SEED) };
+        let g = &mut got[piece.way as usize];
+        assert_eq!((piece.at, g.end), (g.bytes + g.gaps, None), "pieces are in order: {piece:?}");
+        match piece.what {
+            What::Bytes(bytes) => {
+                pattern::check(seed, piece.at, &bytes).unwrap_or_else(|m| panic!("{:?}: {m}", piece.way));
+                g.bytes += bytes.len() as u64;
+            }
+            What::Gap(n) => {
+                assert!(n > 0);
+                g.gaps += n;
+            }
+            What::End => {
+                g.end = Some(piece.at);
+                if got.iter().all(|g| g.end.is_some()) {
+                    break;
+                }
+            }
+        }
+    }
+    got
+}
+
+struct Run {
+    lab: Lab,
+    f: Forwarder,
+    taps: Taps,
+    client: JoinHandle<Report>,
+    server: longsplice_lab::traffic::Serving,
+}
+
+/// One connection through a forwarder that taps it.
+fn start(
+    family: Family,
+    lab: Lab,
+    (policy, options): (Policy, OpenOptions),
+    most: usize,
+    [up, down]: [Script; 2],
+) -> (Run, TapReader) {
+    let (taps, reader) = Taps::new(most);
+    let server = SERVER.port(family, 7000);
+    let serving = lab.server.run(|| serve(listen(server, &down).expect("listen"), 1, down.clone()));
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let f = forwarder(&lab, family, (policy, options), taps.clone(), u64::MAX);
+    let client = lab.client.spawn(move || converse(connect(proxy, &up).expect("connect"), &up));
+    (Run { lab, f, taps, client, server: serving }, reader)
+}
+
+/// Taps the first so many connections.
+fn forwarder(lab: &Lab, family: Family, (policy, options): (Policy, OpenOptions), taps: Taps, most: u64) -> Forwarder {
+    let target = SERVER.port(family, 7000);
+    let (policy, number) = (Arc::new(policy), Arc::new(AtomicU64::new(0)));
+    Forwarder::serving(lab, FORWARDER_TO_CLIENT.port(family, 7000), options, move |splicer, mut client, record| {
+        let (policy, taps, id) = (policy.clone(), taps.clone(), number.fetch_add(1, Ordering::Relaxed));
+        async move {
+            if id < most {
+                client.tap(taps.tap(id));
+            }
+            let server = splicer.connect(target, &client).await.expect("connect");
+            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
+            let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
+            splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
+        }
+    })
+}
+
+impl Run {
+    /// Both hosts have got what the other has sent, and the flow has ended; the forwarder, and bytes up and down.
+    fn intact(self) -> (Forwarder, Lab, [u64; 2]) {
+        let Run { lab, f, taps, client, server } = self;
+        let (client, server) = (client.join().expect("client"), server.join().remove(0));
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        let e = &f.ended(1)[0];
+        eprintln!("{e:?}\n{:?} {:?}", taps.counts(), f.verdicts());
+        assert_eq!((e.how, e.bytes_up, e.bytes_down), (How::Closed, client.sent, server.sent));
+        assert!(e.splices > 0 && e.spliced_up > 0 && e.spliced_down > 0, "{e:?}");
+        assert!(f.verdict("tapped") > 0);
+        (f, lab, [client.sent, server.sent])
+    }
+
+    /// Splices and unsplices at random moments.
+    fn switch(&self, times: u32) {
+        let mut rng = SmallRng::seed_from_u64(SEED);
+        for _ in 0..times {
+            for (command, state) in [(Command::Splice, FlowState::Spliced), (Command::Unsplice, FlowState::Copying)] {
+                self.f.command(command);
+                let there = || self.f.splicer.flows().first().is_none_or(|f| f.state == state).then_some(());
+                wait_for(Duration::from_secs(10), there).unwrap_or_else(|| panic!("{state:?}"));
+                std::thread::sleep(Duration::from_micros(rng.random_range(500..30_000)));
+            }
+        }
+    }
+}
+
+fn scripts(bytes: [u64; 2], pace: u64) -> [Script; 2] {
+    [Script::opener(SEED).bytes(bytes[0]).pace(pace), Script::answerer().bytes(bytes[1]).pace(pace)]
+}
+
+fn simple() -> Lab {
+    Lab::simple(Shape::TwoDevices).expect("lab")
+}
+
+#[test]
+fn s19_through_splice_unsplice_and_splice() {
+    for family in Family::BOTH {
+        let scripts = scripts([12_000_000, 9_000_000], 10_000_000);
+        let (run, reader) = start(family, simple(), (by_hand(), OpenOptions::default()), PLENTY, scripts);
+        run.f.wait_state(FlowState::Copying);
+        run.switch(12);
+        run.f.command(Command::Splice);
+        let (f, _lab, sent) = run.intact();
+        assert_eq!(read(&reader), sent.map(Got::whole), "{:?}", f.verdicts());
+        assert!(f.ended(1)[0].splices > 12);
+    }
+}
+
+#[test]
+fn s19_released_and_recreated() {
+    let up = Script::opener(SEED).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
+    let down = Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000));
+    let (run, reader) = start(Family::V4, simple(), (at_once(), OpenOptions::default()), PLENTY, [up, down]);
+    for _ in 0..2 {
+        for (command, state) in [
+            (Command::Splice, FlowState::Spliced),
+            (Command::Release, FlowState::Released),
+            (Command::Unsplice, FlowState::Copying),
+        ] {
+            run.f.command(command);
+            run.f.wait_state(state);
+        }
+    }
+    run.f.command(Command::Splice);
+    let (_f, _lab, sent) = run.intact();
+    assert_eq!(read(&reader), sent.map(Got::whole));
+}
+
+/// What was lost on the way comes again; what came twice, or late, stands where it belongs.
+#[test]
+fn s19_under_loss_reordering_and_duplicates() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+        let impair = Impair { loss: 0.003, duplicate: 0.02, reorder: 0.02, ..Impair::default() };
+        let ways = [Link::FromClient, Link::ToClient, Link::FromServer, Link::ToServer];
+        let bad = ways.map(|w| lab.impair(w, Impair { seed: w as u64 + 1, ..impair }).expect("impairment"));
+        let scripts = scripts([6_000_000, 6_000_000], 6_000_000);
+        let (run, reader) = start(family, lab, (by_hand(), OpenOptions::default()), PLENTY, scripts);
+        run.f.wait_state(FlowState::Copying);
+        run.switch(8);
+        run.f.command(Command::Splice);
+        let (f, _lab, sent) = run.intact();
+        eprintln!("{:?}", bad.each_ref().map(|b| b.counters()));
+        assert_eq!(f.verdict("tap-lost"), 0);
+        assert_eq!(read(&reader), sent.map(Got::whole));
+    }
+}
+
+/// A large packet alone is more than the ring holds, and the reader does not read: all that is missing is marked.
+#[test]
+fn s19_what_the_reader_cannot_keep_up_with_is_a_gap() {
+    let sent = [30_000_000, 20_000_000];
+    for (tap_ring, most) in [(1, PLENTY), (16 << 20, 1_000_000), (1, 100_000)] {
+        let scripts = [Script::opener(SEED).bytes(sent[0]), Script::answerer().bytes(sent[1])];
+        let options = OpenOptions { tap_ring, ..OpenOptions::default() };
+        let (run, reader) = start(Family::V4, simple(), (at_once(), options), most, scripts);
+        let taps = run.taps.clone();
+        let (f, _lab, sent) = run.intact();
+        let got = read(&reader);
+        for (got, sent) in got.iter().zip(sent) {
+            assert_eq!((got.bytes + got.gaps, got.end), (sent, Some(sent)));
+        }
+        let [bytes, gaps] = [got[0].bytes + got[1].bytes, got[0].gaps + got[1].gaps];
+        assert!(bytes > 0 && gaps > 0, "{got:?}");
+        assert_eq!((taps.counts().bytes, taps.counts().gaps), (bytes, gaps));
+        assert_eq!(f.verdict("tap-lost") > 0, tap_ring == 1, "{:?}", f.verdicts());
+        assert!(bytes <= most as u64);
+    }
+}
+
+/// XDP counts what goes the short way, by itself.
+#[test]
+fn s19_others_take_the_short_way() {
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    // As a network card, a veth takes frames from XDP only if somebody receives them by NAPI at its other end.
+    lab.client.execute("ethtool", &["-K", "c0", "gro", "on"]).expect("ethtool");
+    lab.server.execute("ethtool", &["-K", "s0", "gro", "on"]).expect("ethtool");
+    let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
+    let down = Script::answerer().bytes(2_000_000);
+    let serving = lab.server.run(|| serve(listen(server, &down).expect("listen"), 2, down));
+    let devices = [lab.client_device(), lab.server_device()].map(String::from).to_vec();
+    let options = OpenOptions { xdp: devices.clone(), devices, ..OpenOptions::default() };
+    let (taps, reader) = Taps::new(PLENTY);
+    let f = forwarder(&lab, Family::V4, (at_once(), options), taps, 1);
+    let counts = || ["tapped", "forwarded-early"].map(|name| f.verdict(name));
+    let mut before = counts();
+    assert_eq!(before, [0, 0]);
+    for (i, seed) in [SEED, 20].into_iter().enumerate() {
+        let up = Script::opener(seed).bytes(2_000_000);
+        let client = lab.client.run(|| converse(connect(proxy, &up).expect("connect"), &up));
+        assert!(client.clean() && client.received == 2_000_000, "{client}");
+        assert!(f.ended(i + 1)[i].spliced_down > 0);
+        let now = counts();
+        eprintln!("{:?}", f.verdicts());
+        assert_eq!(
+            [now[0] > before[0], now[1] > before[1]],
+            [i == 0, i == 1],
+            "tapped: the long way only; others: not copied"
+        );
+        before = now;
+    }
+    serving.join();
+    assert_eq!(read(&reader), [2_000_000; 2].map(Got::whole));
+}
