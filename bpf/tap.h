@@ -32,7 +32,7 @@ struct {
 __noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u32 len)
 {
 	struct scratch *sc = scratch();
-	__u32 zero = 0, from, done = 0, i;
+	__u32 zero = 0, from, i;
 	struct tap_chunk *c = bpf_map_lookup_elem(&tap_chunks, &zero);
 
 	if (!sc || !c)
@@ -41,7 +41,7 @@ __noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u
 	c->head.leg = sc->t;
 	c->head.kind = kind;
 	bpf_for(i, 0, TAP_CHUNKS) {
-		__u32 n = len - done;
+		__u32 done = i * TAP_CHUNK, n = len - done;
 
 		if (done >= len)
 			return 0;
@@ -59,7 +59,6 @@ __noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u
 			return 0;
 		}
 		count(V_TAPPED);
-		done += n;
 	}
 	return 0;
 }

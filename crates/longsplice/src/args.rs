@@ -150,7 +150,12 @@ pub struct RunArgs {
     pub access_log: Option<PathBuf>,
 
     /// Writes a copy of all that clients send and are sent, on all listeners, into files in this directory, two for each
-    /// connection; of spliced connections, too. What could not be copied in time is a hole in the file, and listed beside it.
+    /// connection; of spliced connections, too.
+    ///
+    /// START-NUMBER-ADDRESS-PORT-client has what the client of that address has sent, ...-server what it was sent. Nothing waits
+    /// for the disk: what could not be copied in time is a hole in the file, and a line OFFSET LENGTH in another beside it, named
+    /// the same with .gaps behind it. No file grows beyond 16 GiB. Passwords and the like are in there as well: the files are
+    /// readable to their owner only.
     #[arg(long, value_name = "DIR")]
     pub tap: Option<PathBuf>,
 

@@ -125,7 +125,7 @@ fn s19_copied_connections_are_tapped() {
     let dir = tempfile::tempdir().unwrap();
     let proxy = Running::copying(&loopback_echo(), &["--tap", dir.path().to_str().unwrap()]);
     let mut connection = running::connect(proxy.address());
-    let body: Vec<u8> = (0..1_000_000u32).map(|i| (i * i >> 7) as u8).collect();
+    let body: Vec<u8> = (0..1_000_000u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
     let mut sender = connection.try_clone().unwrap();
     let sent = body.clone();
     let sending = std::thread::spawn(move || sender.write_all(&sent).unwrap());

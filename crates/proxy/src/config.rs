@@ -93,7 +93,7 @@
 //! # those of pools, whose connections clients share
 //! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
 //! tap = "taps"                      # of any protocol: a copy of all that clients send and are sent, spliced or not, goes into
-//! # files in this directory, two for each connection; what is missing there is listed beside it (see the README)
+//! # files in this directory, two for each connection; `longsplice run --help` says more
 //! ```
 
 mod file;
