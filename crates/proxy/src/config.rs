@@ -18,9 +18,10 @@
 //! [[listener]]
 //! protocol = "socks5"               # and SOCKS 4 and 4a, as long as there are no users
 //! listen = "0.0.0.0:1080"
-//! users = { ann = "secret" }        # RFC 1929: passwords cross the network in the clear; here, they may stand as a
-//! users_file = "users"              # hash of bcrypt. Or here: lines NAME:PASSWORD or NAME:$2y$HASH, as `htpasswd -B`
-//!                                   # writes them, # for comments; keep it readable to one user only
+//! users = { ann = "secret" }        # RFC 1929: passwords cross the network in the clear; here, they may stand as a hash: of
+//! users_file = "users"              # bcrypt ($2y$, `htpasswd -nB`), SHA-crypt ($5$, $6$, `openssl passwd -6`, up to 1000000
+//! # rounds) or Argon2id (`argon2 SALT -id -e`, up to m=262144 KiB and m times t 1048576). Or in that file: lines NAME:PASSWORD
+//! # or NAME:$HASH, # for comments; keep it readable to one user only
 //! rules = [                         # the first that matches decides; without a match: allowed, except loopback,
 //!   { action = "allow", target = ["10.0.0.0/8", "*.example.org"], ports = [443, "8000-8999"] }, # link-local and
 //!   { action = "deny", client = "192.0.2.0/24" },                                    # the like, on SOCKS listeners

@@ -22,6 +22,7 @@ mod dial;
 pub mod fault;
 pub mod filter;
 pub mod guard;
+pub mod hashes;
 mod http;
 mod intake;
 pub mod limits;
