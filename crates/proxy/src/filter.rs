@@ -1,5 +1,5 @@
-//! What servers may reply to whom asks through us by HTTP: ordered rules, of which the first that matches decides. Without a match
-//! a reply is let through.
+//! What servers may reply to whom asks through us by HTTP: ordered rules, of which the first that matches decides. Without a
+//! match a reply is let through.
 //!
 //! A rule looks at the head, at the first bytes of the body, at the whole of it, or at several of these: then all have to match.
 //! What cannot be known yet leaves a rule open, and the verdict with it, unless all that are open would decide alike. So the
