@@ -11,7 +11,16 @@ use std::net::{IpAddr, Ipv6Addr};
 fn head(kind: Kind, input: &[u8]) -> Option<&[u8]> {
     let whole = Scan::new(kind).feed(input);
     let mut slow = Scan::new(kind);
-    let grown = (0..=input.len()).map(|n| (n, slow.feed(&input[..n]))).find(|(_, found)| *found != Ok(None));
+    let mut grown = None;
+    for n in 0..=input.len() {
+        match slow.feed(&input[..n]) {
+            Ok(None) => {}
+            found => {
+                grown = Some((n, found));
+                break;
+            }
+        }
+    }
     match (&whole, grown) {
         (Ok(None), None) => {}
         (Ok(Some(end)), Some((n, Ok(Some(same))))) => {
