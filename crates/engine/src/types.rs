@@ -96,6 +96,8 @@ pub enum Refusal {
     Mismatch,
     /// Segments of the sender do not fit the other side's MTU, and the sender ignores it.
     Mtu,
+    /// Whoever uses the engine has to read all of it.
+    Filter,
 }
 
 impl Refusal {
@@ -113,6 +115,7 @@ impl Refusal {
             Refusal::TableFull => "table-full",
             Refusal::Mismatch => "mismatch",
             Refusal::Mtu => "mtu",
+            Refusal::Filter => "filter",
         }
     }
 }

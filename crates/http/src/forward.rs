@@ -27,6 +27,8 @@ pub struct Onward<'a> {
     pub forwarded: Forwarded,
     /// The client.
     pub client: IpAddr,
+    /// No content coding is asked for, whatever the client takes (RFC 9110, 12.5.3).
+    pub identity: bool,
     /// The site that the client has asked, if we stand for one: told to the server together with the client.
     pub site: Option<&'a str>,
 }
@@ -63,11 +65,15 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         let counted = is("max-forwards") && r.max_forwards.is_some();
         let site = to.forwarded == Forwarded::XForwardedFor && to.site.is_some();
         let ours = is(name)
+            || (is("accept-encoding") && to.identity)
             || (is("via") && to.via.is_some())
             || (site && (is("x-forwarded-host") || is("x-forwarded-proto")));
         if !(ours || expects || counted) {
             field(&mut out, n, value);
         }
+    }
+    if to.identity {
+        field(&mut out, "Accept-Encoding", b"identity");
     }
     framing(&mut out, r.framing);
     if let Some(n) = r.max_forwards {

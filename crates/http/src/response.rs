@@ -75,6 +75,20 @@ impl Response {
         })
     }
 
+    /// Bytes of content, as far as the head says: of HEAD and 304, those that the content would have. None: until the end.
+    pub fn length(&self) -> Option<u64> {
+        match self.framing {
+            Framing::Exact(n) => Some(n),
+            Framing::None => Some(self.said.unwrap_or(0)),
+            Framing::Chunked | Framing::UntilClose => None,
+        }
+    }
+
+    /// The values of all fields of this name that go on to the client.
+    pub fn passed_on<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.fields.end_to_end(&self.hop).filter(move |(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
     /// Whether another reply to the same request follows (RFC 9110, 15.2). 101 is the last.
     pub fn is_interim(&self) -> bool {
         (100..200).contains(&self.status) && self.status != 101

@@ -12,6 +12,7 @@ const ONWARD: Onward<'static> = Onward {
     via: None,
     forwarded: Forwarded::None,
     client: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)),
+    identity: false,
     site: None,
 };
 const BACK: Back<'static> = Back { via: None, client: Version::New, close: false };

@@ -93,7 +93,7 @@ pub struct RunArgs {
     ///
     /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 256 KB on
     /// are spliced one by one, or longer ones if --splice says so, and the rest is copied. A reverse proxy, which stands for
-    /// servers, needs a configuration file.
+    /// servers, needs a configuration file, and so do filters for replies.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
 
@@ -110,6 +110,10 @@ pub struct RunArgs {
     pub plug: Vec<String>,
 
     /// Reads this TOML file. Listeners of the command line are added to its own; other options win over it.
+    ///
+    /// It has what no option says: users, with passwords in the clear or as hashes of bcrypt ($2y$), SHA-crypt ($5$, $6$) or
+    /// Argon2id; access rules and limits; sites and their servers; filters for replies of HTTP, by status, media type, length,
+    /// and expressions that are looked for in the first bytes of bodies, or in all of them.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 

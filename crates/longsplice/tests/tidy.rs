@@ -44,7 +44,7 @@ fn texts() -> Vec<Text> {
         for entry in fs::read_dir(&dir).unwrap().flatten() {
             let path = entry.path();
             let name = entry.file_name().into_string().unwrap();
-            if name.starts_with('.') || ["target", "results"].contains(&name.as_str()) {
+            if name.starts_with('.') || ["target", "results", "corpus"].contains(&name.as_str()) {
                 continue;
             }
             let kind = path.extension().map_or("", |e| e.to_str().unwrap());

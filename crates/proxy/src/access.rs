@@ -116,6 +116,8 @@ pub enum Denied {
     Rule(usize),
     /// Guarded, by the range of this name.
     Guarded(&'static str),
+    /// A reply, by a rule on replies; its number in the list, from 1.
+    Reply(usize),
     /// Not from a network whose PROXY headers are believed, where one is required.
     Untrusted,
 }
@@ -124,6 +126,7 @@ impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Denied::Rule(n) => write!(f, "rule {n}"),
+            Denied::Reply(n) => write!(f, "reply rule {n}"),
             Denied::Guarded(name) => write!(f, "guarded address ({name})"),
             Denied::Untrusted => f.write_str("not from where PROXY headers may come from"),
         }

@@ -75,6 +75,9 @@ pub struct Record {
     /// Status of the reply, the server's or ours; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
+    /// Number of the rule of the filter that decided about the reply, from 1, and what: `2:deny`; HTTP only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reply_rule: Option<String>,
     /// How it ended: [`How`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `no-route`,
     /// `no-server`, `timeout`.
     pub how: &'static str,
@@ -108,6 +111,7 @@ impl Record {
             user: None,
             method: None,
             status: None,
+            reply_rule: None,
             how: "closed",
             bytes_up: 0,
             bytes_down: 0,
@@ -170,6 +174,9 @@ impl Record {
         }
         if let Some(status) = self.status {
             field("status", &status.to_string());
+        }
+        if let Some(rule) = &self.reply_rule {
+            field("reply_rule", rule);
         }
         field("how", self.how);
         field("bytes_up", &number(self.bytes_up));

@@ -18,9 +18,10 @@
 //! [[listener]]
 //! protocol = "socks5"               # and SOCKS 4 and 4a, as long as there are no users
 //! listen = "0.0.0.0:1080"
-//! users = { ann = "secret" }        # RFC 1929: passwords cross the network in the clear; here, they may stand as a
-//! users_file = "users"              # hash of bcrypt. Or here: lines NAME:PASSWORD or NAME:$2y$HASH, as `htpasswd -B`
-//!                                   # writes them, # for comments; keep it readable to one user only
+//! users = { ann = "secret" }        # RFC 1929: passwords cross the network in the clear; here, they may stand as a hash: of
+//! users_file = "users"              # bcrypt ($2y$, `htpasswd -nB`), SHA-crypt ($5$, $6$, `openssl passwd -6`, up to 1000000
+//! # rounds) or Argon2id (`argon2 SALT -id -e`, up to m=262144 KiB and m times t 1048576). Or in that file: lines NAME:PASSWORD
+//! # or NAME:$HASH, # for comments; keep it readable to one user only
 //! rules = [                         # the first that matches decides; without a match: allowed, except loopback,
 //!   { action = "allow", target = ["10.0.0.0/8", "*.example.org"], ports = [443, "8000-8999"] }, # link-local and
 //!   { action = "deny", client = "192.0.2.0/24" },                                    # the like, on SOCKS listeners
@@ -40,6 +41,19 @@
 //!   { action = "deny", methods = ["PUT", "DELETE"], path = ["/admin*", "/x"] }, # it is not looked at
 //!   { action = "allow" },
 //! ]
+//!
+//! [listener.filter]                 # of HTTP: what servers may reply. What is let through is spliced as ever
+//! rules = [                         # the first that matches decides; without a match: allowed. What is denied is answered with
+//!   { action = "deny", type = ["application/x-msdownload", "video/*"] }, # 403, or reset, if it was begun
+//!   { action = "deny", status = "200-299", length = "100000001-" }, # bytes; of bodies without Content-Length as counted
+//!   { action = "deny", body_begins = '^(MZ|\x7fELF)' }, # found in the first bytes: replies are held back until it is known
+//!   { action = "deny", body_contains = '(?i)top secret' }, # found anywhere: such replies are copied to their end
+//!   { action = "allow", encoding = "identity" }, # codings of Content-Encoding
+//! ] # all that a rule names has to match. Expressions are those of https://docs.rs/regex, over bytes, without Unicode
+//! first = 4096                      # so many bytes of a body are its first, up to 32768: they take memory
+//! wait = 5                          # nothing is held back for longer; it is judged all the same, but then reset
+//! accept_encoding = "identity"      # servers are asked for bodies as they are: rules see them as they are sent, compressed
+//! # or in parts (206) too; "pass", the default, asks for what the client asks for
 //!
 //! [[listener]]
 //! protocol = "http"                 # with routes: a reverse proxy, several servers as one site. It asks for no passwords
@@ -97,6 +111,7 @@
 //! ```
 
 mod file;
+mod filter;
 mod route;
 mod site;
 mod tls;
@@ -105,6 +120,7 @@ mod value;
 use crate::{
     access::{PortRange, Rules},
     access_log::LogConfig,
+    filter::Filter,
     limits::Limits,
     plug::{self, Plug},
     pool::PoolConfig,
@@ -120,6 +136,7 @@ use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// What the program is told. Everything the proxy itself does not use is for the program around it.
@@ -200,6 +217,10 @@ pub struct Http {
     pub bodies: u64,
     /// Where requests go, if it stands for servers (a reverse proxy); empty for a forward proxy.
     pub routes: Vec<Route>,
+    /// What servers may reply.
+    pub filter: Arc<Filter>,
+    /// Servers are asked for bodies that are not compressed, so that the filter can read them.
+    pub identity: bool,
 }
 
 /// From so many bytes on a body is spliced: several times what passes during a switch. An estimate, not measured.
@@ -213,6 +234,8 @@ impl Default for Http {
             forwarded: Forwarded::None,
             bodies: BODY_PAYS_FROM,
             routes: Vec::new(),
+            filter: Arc::default(),
+            identity: false,
         }
     }
 }

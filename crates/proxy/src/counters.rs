@@ -1,6 +1,6 @@
 //! What the server has done so far, counted by name.
 
-use crate::fault::Fault;
+use crate::{access::Denied, fault::Fault};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -60,6 +60,10 @@ counters! {
     replies_copied,
     /// HTTP: the same, of which bytes were spliced.
     replies_spliced,
+    /// HTTP: replies that the filter has denied, with 403 or, in the middle, by a reset.
+    replies_denied,
+    /// HTTP: replies that would have been spliced, and were copied to their end for the filter to read.
+    replies_filtered,
     /// HTTP: requests that an open connection to the server was used for again.
     reused,
     /// No route of the listener for what was asked for: requests of HTTP, connections of TLS.
@@ -87,6 +91,7 @@ impl Counters {
         Counters::add(match fault {
             Fault::BadRequest(_) => &self.bad_requests,
             Fault::AuthFailed { .. } => &self.auth_failed,
+            Fault::Denied(Denied::Reply(_)) => &self.replies_denied,
             Fault::Denied(_) => &self.denied,
             Fault::NoRoute(_) => &self.no_route,
             Fault::NoAddress(_) | Fault::Unreachable(_) => &self.unreachable,

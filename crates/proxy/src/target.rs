@@ -59,7 +59,8 @@ impl Host {
         let fits = !text.is_empty() && text.len() <= NAME_MAX;
         let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
         // An empty label ("a..b", ".a") is nothing the DNS can carry, and would confuse suffix rules.
-        if !fits || !plain || text.split('.').any(str::is_empty) {
+        // An address with a dot behind it is one to some programs and a name to others.
+        if !fits || !plain || text.split('.').any(str::is_empty) || text.parse::<IpAddr>().is_ok() {
             return Err(TargetError::BadHost);
         }
         Ok(Host::Name(text.to_ascii_lowercase()))
@@ -151,7 +152,7 @@ mod tests {
 
     #[test]
     fn names_of_hostile_clients_are_refused() {
-        for name in [&b""[..], b".", b"a\0b", b"a\nb", b"..", b"\xff\xfe", b"a%eth0", b"x/y"] {
+        for name in [&b""[..], b".", b"a\0b", b"a\nb", b"..", b"\xff\xfe", b"a%eth0", b"x/y", b"127.0.0.1."] {
             assert_eq!(Host::from_name(name), Err(TargetError::BadHost), "{name:?}");
         }
         assert!(Host::from_name(&[b'a'; 255]).is_ok());

@@ -1,17 +1,18 @@
 //! The users of a SOCKS or HTTP listener, and the check of a password that takes the same time for every answer.
 //!
 //! RFC 1929 and RFC 7617 send passwords in the clear: they keep strangers out of a proxy on a trusted network and are worth
-//! nothing on any other. In the configuration they stand in the clear, or as bcrypt hashes, as `htpasswd -B` writes them.
+//! nothing on any other. In the configuration they stand in the clear, or as hashes that are
+//! slow on purpose: of bcrypt, SHA-crypt or Argon2id.
 
-use crate::{socks5::Credentials, verify::Verifier};
-use bcrypt::HashParts;
+use crate::{
+    hashes::{Hash, HashError},
+    socks5::Credentials,
+    verify::Verifier,
+};
 use std::{collections::BTreeMap, fmt, hint::black_box, sync::Arc};
 
 /// RFC 1929, section 2: the length is one byte.
 const LEN_MAX: usize = 255;
-
-/// The highest cost of a hash: twice the time for each more, and about a second at this one.
-pub const COST_MAX: u32 = 14;
 
 /// Names and passwords. Empty means that nobody has to authenticate.
 #[derive(Clone, Default)]
@@ -23,8 +24,8 @@ pub struct Users {
 #[derive(Clone, PartialEq, Eq)]
 enum Secret {
     Clear(String),
-    /// In the form `$2y$COST$...`.
-    Bcrypt(String),
+    /// In the form `$SCHEME$...`.
+    Hashed(Hash),
 }
 
 /// Why a user cannot be added.
@@ -37,8 +38,8 @@ pub enum UserError {
     #[error("user {0:?}: name and password have to be 1 to 255 bytes long (RFC 1929)")]
     Length(String),
     /// A password that looks like a hash, and is none that can be verified.
-    #[error("user {0:?}: not a bcrypt hash of a cost up to {COST_MAX}: make one with `htpasswd -nB -C 10 NAME`")]
-    Hash(String),
+    #[error("user {0:?}: {1}")]
+    Hash(String, HashError),
     /// A line of a users file has no colon.
     #[error("no colon: write NAME:PASSWORD")]
     NoColon,
@@ -60,14 +61,13 @@ impl Eq for Users {}
 
 impl Secret {
     /// A hash begins with its scheme between dollar signs, as crypt(5) has it.
-    fn read(text: &str) -> Option<Secret> {
+    fn read(text: &str) -> Result<Secret, HashError> {
         let scheme = text.strip_prefix('$').and_then(|rest| rest.split_once('$')).map(|(scheme, _)| scheme);
         let is_scheme = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         if !scheme.is_some_and(is_scheme) {
-            return Some(Secret::Clear(text.into()));
+            return Ok(Secret::Clear(text.into()));
         }
-        let hash: HashParts = text.parse().ok()?;
-        (hash.get_cost() <= COST_MAX).then(|| Secret::Bcrypt(text.into()))
+        Hash::read(text).map(Secret::Hashed)
     }
 }
 
@@ -88,7 +88,7 @@ impl Users {
         if !fits(name) || !fits(password) {
             return Err(UserError::Length(name.into()));
         }
-        let secret = Secret::read(password).ok_or_else(|| UserError::Hash(name.into()))?;
+        let secret = Secret::read(password).map_err(|e| UserError::Hash(name.into(), e))?;
         if self.secrets.contains_key(name) {
             return Err(UserError::Twice(name.into()));
         }
@@ -110,9 +110,9 @@ impl Users {
     /// other threads, only a few at the same time. Within a runtime.
     pub async fn check(&self, given: &Credentials) -> Option<&str> {
         let known = std::str::from_utf8(&given.name).ok().and_then(|name| self.secrets.get_key_value(name));
-        let any_hash = || self.secrets.values().find(|s| matches!(s, Secret::Bcrypt(_)));
+        let any_hash = || self.secrets.values().find(|s| matches!(s, Secret::Hashed(_)));
         let same = match known.map(|(_, secret)| secret).or_else(any_hash) {
-            Some(Secret::Bcrypt(hash)) => self.verifier.verify(hash, &given.password).await,
+            Some(Secret::Hashed(hash)) => self.verifier.verify(hash, &given.password).await,
             Some(Secret::Clear(password)) => equal(password.as_bytes(), &given.password),
             None => equal(b"", &given.password),
         };
@@ -133,6 +133,11 @@ mod tests {
 
     /// What crypt(3) makes of `secret`.
     const HASHED: &str = "$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW";
+
+    /// What `openssl passwd -6` and `argon2 -id -e` make of it.
+    const SHA: &str =
+        "$6$saltstring$AIsRs/Ee56G/tC8MEHhvReZTfx8u3rXXMl6eYrjCG9ibix19DxoMBLogdTET5Ukw9Sf7eZTITsuk0Ry5qulYz.";
+    const ARGON: &str = "$argon2id$v=19$m=1024,t=3,p=4$c29tZXNhbHQxMjM$glqbMvsRZLXtVSu2QUiDfp8m3+qbyA/XV/CRg73n6wc";
 
     async fn check(users: &Users, name: &[u8], password: &[u8]) -> Option<String> {
         users.check(&Credentials { name: name.into(), password: password.into() }).await.map(Into::into)
@@ -159,20 +164,20 @@ mod tests {
     #[tokio::test]
     async fn hashed_passwords() {
         let mut users = Users::default();
-        users.add_lines(&format!("ann:{HASHED}\nbob:in the clear\neve:$1\n")).unwrap();
+        users.add_lines(&format!("ann:{HASHED}\nsha:{SHA}\nargon:{ARGON}\nbob:in the clear\neve:$1\n")).unwrap();
         for _ in 0..2 {
             // the second time from memory
-            assert_eq!(check(&users, b"ann", b"secret").await.as_deref(), Some("ann"));
-            assert_eq!(check(&users, b"ann", b"Secret").await, None);
+            for name in ["ann", "sha", "argon"] {
+                assert_eq!(check(&users, name.as_bytes(), b"secret").await.as_deref(), Some(name));
+                assert_eq!(check(&users, name.as_bytes(), b"Secret").await, None);
+            }
         }
         assert_eq!(check(&users, b"nobody", b"secret").await, None, "right for another");
         assert_eq!(check(&users, b"ann", HASHED.as_bytes()).await, None);
         assert_eq!(check(&users, b"bob", b"in the clear").await.as_deref(), Some("bob"));
         assert_eq!(check(&users, b"eve", b"$1").await.as_deref(), Some("eve"));
-        for hash in
-            ["$6$salt$hash", "$apr1$x$y", "$argon2id$v=19$x", "$2y$15$", "$2y$04$short", &HASHED.replace("$04", "$15")]
-        {
-            assert_eq!(Users::default().add("ann", hash), Err(UserError::Hash("ann".into())), "{hash}");
+        for (hash, why) in [("$6$salt$hash", HashError::Form), (&HASHED.replace("$04", "$15"), HashError::Cost(15))] {
+            assert_eq!(Users::default().add("ann", hash), Err(UserError::Hash("ann".into(), why)), "{hash}");
         }
     }
 

@@ -1,8 +1,9 @@
-//! Verifies passwords against hashes that are slow on purpose, away from the threads that serve everybody.
+//! Verifies passwords against hashes that are slow on purpose ([`hashes`](crate::hashes)), away from the threads that serve everybody.
 //!
 //! A client of HTTP sends its password with each request: what was right is remembered for a while, as a digest over hash
 //! and password. What was wrong is not, so each guess costs its time.
 
+use crate::hashes::Hash;
 use sha2::{Digest, Sha256};
 use std::{
     collections::HashMap,
@@ -31,18 +32,18 @@ impl Default for Verifier {
 }
 
 impl Verifier {
-    /// Whether the bcrypt hash is that of the password.
-    pub async fn verify(&self, hash: &str, password: &[u8]) -> bool {
+    /// Whether the hash is that of the password.
+    pub async fn verify(&self, hash: &Hash, password: &[u8]) -> bool {
         // No hash contains a NUL: the digest is of this pair alone.
-        let key = Sha256::new().chain_update(hash).chain_update([0]).chain_update(password).finalize().into();
+        let key = Sha256::new().chain_update(&hash.text).chain_update([0]).chain_update(password).finalize().into();
         if self.remembers(&key) {
             return true;
         }
         let Ok(permit) = self.running.clone().acquire_owned().await else { return false };
-        let (hash, password) = (hash.to_owned(), password.to_owned());
+        let (hash, password) = (hash.clone(), password.to_owned());
         // Cannot be called off: it counts until it is really over.
         let verified = spawn_blocking(move || {
-            let verified = bcrypt::verify(password, &hash);
+            let verified = hash.verify(&password);
             drop(permit);
             verified
         });
@@ -86,7 +87,7 @@ mod tests {
     #[tokio::test]
     async fn only_what_was_right_is_remembered_and_no_more_than_there_is_room_for() {
         let verifier = Verifier::default();
-        let hash = bcrypt::hash("secret", 4).unwrap();
+        let hash = Hash::read(&bcrypt::hash("secret", 4).unwrap()).unwrap();
         assert!(!verifier.verify(&hash, b"guess").await);
         assert!(verifier.right.lock().unwrap().is_empty());
         assert!(verifier.verify(&hash, b"secret").await);

@@ -5,6 +5,7 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
+    filter::{RawAcceptEncoding, RawFilter, filter},
     route::RawRoute,
     site::RawPool,
     tls::RawProxyProtocol,
@@ -30,6 +31,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 use toml::Spanned;
 
@@ -86,6 +88,7 @@ struct Listener {
     route: Vec<Spanned<RawRoute>>,
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     tap: Option<PathBuf>,
+    filter: Option<Spanned<RawFilter>>,
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
@@ -127,9 +130,18 @@ struct RawRule {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum RawAction {
+pub(super) enum RawAction {
     Allow,
     Deny,
+}
+
+impl From<RawAction> for Action {
+    fn from(raw: RawAction) -> Action {
+        match raw {
+            RawAction::Allow => Action::Allow,
+            RawAction::Deny => Action::Deny,
+        }
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -242,6 +254,10 @@ impl Place<'_> {
         {
             return Err(self.wrong(span, "only HTTP has such fields: remove the key, or use protocol = \"http\""));
         }
+        if let (Some(filter), true) = (&raw.filter, raw.protocol != Name::Http) {
+            let cure = "only replies of HTTP are filtered: remove the key, or use protocol = \"http\"";
+            return Err(self.wrong(filter.span(), cure));
+        }
         let methods_or_path =
             |r: &RawRule| r.methods.as_ref().map(Spanned::span).or(r.path.as_ref().map(Spanned::span));
         if raw.protocol != Name::Http
@@ -277,7 +293,11 @@ impl Place<'_> {
                 ));
             }
             (Name::Http, None) => {
-                let http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
+                let mut http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
+                if let Some(raw) = raw.filter.map(Spanned::into_inner) {
+                    http.identity = raw.accept_encoding == RawAcceptEncoding::Identity;
+                    http.filter = Arc::new(filter(raw));
+                }
                 Protocol::Http(Http { routes: self.routes(raw.route, pools)?, ..http })
             }
             (Name::Http, Some(target)) => {
@@ -391,10 +411,7 @@ fn with_cure(message: &str) -> String {
 
 fn rule(raw: RawRule) -> Rule {
     Rule {
-        action: match raw.action {
-            RawAction::Allow => Action::Allow,
-            RawAction::Deny => Action::Deny,
-        },
+        action: raw.action.into(),
         client: raw.client.0.into_iter().map(|p| p.0).collect(),
         target: raw.target.0.into_iter().map(|p| p.0).collect(),
         ports: raw.ports.0.into_iter().map(|p| p.0).collect(),

@@ -87,7 +87,7 @@ struct RawCheck {
 }
 
 /// A whole number from `A` to `B`.
-struct Number<const A: u32, const B: u32>(u32);
+pub(super) struct Number<const A: u32, const B: u32>(pub(super) u32);
 
 impl<'de, const A: u32, const B: u32> Deserialize<'de> for Number<A, B> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
@@ -136,7 +136,7 @@ impl FromStr for CheckHost {
     }
 }
 
-struct Statuses(RangeInclusive<u16>);
+pub(super) struct Statuses(pub(super) RangeInclusive<u16>);
 
 impl FromStr for Statuses {
     type Err = &'static str;

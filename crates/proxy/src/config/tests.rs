@@ -217,6 +217,39 @@ fn http_listeners() {
     expect(&socks("via = \"a\""), (4, 7), "only HTTP");
 }
 
+#[test]
+fn filters() {
+    let told =
+        |more: &str| read(&format!("{HTTP}[listener.filter]\n{more}")).map(|mut c| c.listeners.remove(0).protocol);
+    let filter = |more: &str| if let Protocol::Http(http) = told(more).unwrap() { http } else { panic!() };
+    assert_eq!(filter(""), Http::default());
+    let found = filter(
+        "rules = [{ action = \"allow\", status = [204, \"400-499\"], type = \"Text/*\", encoding = [\"br\", \"GZIP\"] },\n\
+         { action = \"deny\", length = [0, \"5-\"], body_begins = '^a', body_contains = 'b' }]\n\
+         first = 32768\nwait = 0.5\naccept_encoding = \"identity\"",
+    );
+    let [allow, deny] = &found.filter.rules[..] else { panic!() };
+    assert_eq!((allow.action, &allow.status), (Action::Allow, &vec![204..=204, 400..=499]));
+    assert_eq!((&allow.media, allow.encoding.len()), (&vec!["text/*".parse().unwrap()], 2));
+    assert_eq!((deny.length.len(), &deny.body_begins), (2, &"^a".parse().ok()));
+    assert_eq!(deny.body_contains, "b".parse().ok());
+    assert_eq!((found.filter.first, found.filter.wait, found.identity), (32768, Duration::from_millis(500), true));
+    let mistake =
+        |more: &str, column, cure: &str| expect(&format!("{HTTP}[listener.filter]\n{more}"), (5, column), cure);
+    mistake("first = 0", 9, "a number from 1 to 32768");
+    mistake("wait = 0", 8, "seconds above 0");
+    mistake("accept_encoding = \"gzip\"", 19, "expected `pass` or `identity`");
+    mistake("rules = [{ action = \"deny\", type = \"html\" }]", 36, "write one such as text/html");
+    mistake("rules = [{ action = \"deny\", encoding = \"a b\" }]", 40, "write one such as gzip");
+    mistake("rules = [{ action = \"deny\", length = \"5-4\" }]", 38, "FIRST-LAST");
+    mistake("rules = [{ action = \"deny\", status = 99 }]", 38, "from 200 to 599");
+    mistake("rules = [{ action = \"deny\", body_begins = '(' }]", 43, "unclosed group");
+    mistake("rules = [{ action = \"deny\", body_contains = '.*a.{999}' }]", 45, "more than 4 MB: write a simpler one");
+    mistake("rules = [{ action = \"deny\", path = \"/\" }]", 29, "unknown field `path`, expected one of `action`");
+    expect(&socks("filter.first = 1"), (4, 1), "only replies of HTTP are filtered");
+}
+
+const HTTP: &str = "[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:80\"\n";
 const SITE: &str = "[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:80\"\n";
 
 #[test]

@@ -5,29 +5,39 @@
 //! | the body of the request | checked, written to the server as it is |
 //! | an interim reply (1xx) | passed on, unless the client speaks HTTP/1.0 |
 //! | 101, if it was asked for | the exchange ends: what follows is no HTTP |
-//! | the head of the reply | written anew, and from then on nothing can be taken back |
+//! | the head of the reply | judged, written anew, and from then on nothing can be taken back |
 //! | the body of the reply | checked, written to the client; without chunks if it would not know them |
 //! | a reply before the request has ended | passed on, and both connections are closed after it |
+//! | a reply that the rules have to see more of | held back, head and body ([`Down::hold`]), or only not spliced ([`Judge`]) |
 //!
 //! Nothing is read from the server beyond the reply that is looked for: bytes behind it mean that the server and we do not
 //! agree, and its connection is not used again.
 
 use super::stream::Stream;
-use crate::fault::Fault;
+use crate::{
+    access::Denied,
+    fault::Fault,
+    filter::{FIRST_MAX, Filter, Judge, Verdict},
+};
 use longsplice_engine::{FlowInfo, How, Leftovers, Message, Passed, Policy, Refusal, Splicer, When};
 use longsplice_http::{
-    Body, Framing, Kind, Request, Response, Scan, Step, Version, Wrong,
+    Body, Framing, HEAD_MAX, Kind, Request, Response, Scan, Step, Version, Wrong,
     forward::{self, Back},
 };
 use std::{
     io,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Instant,
 };
+use tokio::time::{Sleep, sleep};
 
 /// More interim replies than any server has reason to send.
 const INTERIM_MAX: u32 = 32;
+/// Bytes of a reply that are held back at most: the longest head, the first bytes of the body, and what says where chunks begin
+/// and end, unless that is a multiple of what is in them.
+const HELD_MAX: usize = HEAD_MAX + 2 * FIRST_MAX;
 
 pub(crate) struct Exchange<'a> {
     client: &'a mut Stream,
@@ -36,12 +46,15 @@ pub(crate) struct Exchange<'a> {
     via: Option<&'a str>,
     /// Whether the client's connection is to be closed after it, whatever the reply says.
     last: bool,
+    filter: &'a Arc<Filter>,
     /// There is another connection to try: this one has carried a request before, or there are more servers.
     again: bool,
     up: Up,
     down: Down,
     /// Status of the reply, once its head has come.
     pub status: Option<u16>,
+    /// The rule that has decided about it, and how.
+    pub reply_rule: Option<String>,
     /// Bytes written, to the server and to the client.
     pub passed: [u64; 2],
     /// When something has moved last.
@@ -72,6 +85,7 @@ struct Up {
 /// From server to client.
 struct Down {
     scan: Scan,
+    /// And what is held back of the body.
     head: Vec<u8>,
     sent: usize,
     /// Once the head has come.
@@ -80,6 +94,10 @@ struct Down {
     /// Pass on the content of chunks only.
     strip: bool,
     interim: u32,
+    /// It is not known yet whether the client may have it.
+    judge: Option<Judge>,
+    /// Nothing of it is to be passed on until then.
+    hold: Option<Pin<Box<Sleep>>>,
     end: End,
 }
 
@@ -100,6 +118,9 @@ pub(crate) enum End {
     Cut(&'static str, String),
 }
 
+/// How an exchange has ended whose reply was denied in the middle.
+pub(super) const DENIED: &str = "denied";
+
 /// Which way a body goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -112,6 +133,8 @@ enum Broken {
     Client(io::Error),
     Server(io::Error),
     Wrong(Wrong),
+    /// The rules forbid the reply.
+    Denied(Denied),
 }
 
 impl<'a> Exchange<'a> {
@@ -122,7 +145,7 @@ impl<'a> Exchange<'a> {
         head: Vec<u8>,
         via: Option<&'a str>,
         (last, again): (bool, bool),
-        bodies: When,
+        (bodies, filter): (When, &'a Arc<Filter>),
     ) -> Exchange<'a> {
         let body = Body::new(request.framing);
         Exchange {
@@ -131,6 +154,7 @@ impl<'a> Exchange<'a> {
             request,
             via,
             last,
+            filter,
             again,
             up: Up { head, sent: 0, body, checked: 0, broken: false, copy: false },
             down: Down {
@@ -141,9 +165,12 @@ impl<'a> Exchange<'a> {
                 checked: 0,
                 strip: false,
                 interim: 0,
+                judge: None,
+                hold: None,
                 end: End::Stale,
             },
             status: None,
+            reply_rule: None,
             passed: [0; 2],
             moved: Instant::now(),
             bodies,
@@ -154,9 +181,9 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Whether the head of the reply has come.
+    /// Whether the head of the reply has come, and may have been passed on.
     pub fn replied(&self) -> bool {
-        self.down.body.is_some()
+        self.down.body.is_some() && self.down.hold.is_none()
     }
 
     /// Both directions, until the reply has ended.
@@ -171,6 +198,7 @@ impl<'a> Exchange<'a> {
                     return Poll::Ready(End::Cut("client-reset", e.to_string()));
                 }
                 Poll::Ready(Err(Broken::Wrong(wrong))) => return Poll::Ready(self.bad_request(wrong)),
+                Poll::Ready(Err(Broken::Denied(_))) => unreachable!("the rules are for replies"),
             }
         }
         if self.up_done()
@@ -184,6 +212,8 @@ impl<'a> Exchange<'a> {
             Err(Broken::Client(e)) => Poll::Ready(End::Cut("client-reset", e.to_string())),
             Err(Broken::Server(e)) => Poll::Ready(self.no_reply(&e)),
             Err(Broken::Wrong(wrong)) => Poll::Ready(self.bad_reply(&wrong.to_string())),
+            Err(Broken::Denied(why)) if self.replied() => Poll::Ready(End::Cut(DENIED, why.to_string())),
+            Err(Broken::Denied(why)) => Poll::Ready(End::Fault(Fault::Denied(why), 403)),
         }
     }
 
@@ -294,19 +324,27 @@ impl<'a> Exchange<'a> {
 
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         loop {
-            if self.is_ahead().map_err(Broken::Wrong)? {
+            self.check()?;
+            if self.is_ahead() {
                 self.ahead = true;
                 return Poll::Ready(Ok(()));
             }
-            let Down { head, sent, .. } = &mut self.down;
-            while *sent < head.len() {
+            let Down { head, sent, hold, .. } = &mut self.down;
+            if hold.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready()) {
+                *hold = None; // it is judged all the same
+                self.server.leg.unclamp();
+            }
+            while hold.is_none() && *sent < head.len() {
                 let n = ready!(self.client.poll_write(cx, &head[*sent..])).map_err(Broken::Client)?;
                 *sent += n;
                 self.passed[1] += n as u64;
                 self.moved = Instant::now();
             }
             if self.down.body.is_some() {
-                return self.poll_body(cx);
+                if ready!(self.poll_body(cx))? {
+                    return Poll::Ready(Ok(()));
+                }
+                continue;
             }
             if let Some(end) = self.down.scan.feed(self.server.in_hand()).map_err(Broken::Wrong)? {
                 let reply = Response::parse(&self.server.in_hand()[..end], &self.request.method);
@@ -339,6 +377,10 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         self.status = Some(reply.status);
+        if !self.filter.rules.is_empty() {
+            (self.down.judge, self.down.hold) =
+                (Some(Judge::new(self.filter, reply)), Some(Box::pin(sleep(self.filter.wait))));
+        }
         match reply.status {
             101 if self.request.upgrade.is_none() || self.request.framing != Framing::None => {
                 return refuse("the server switches protocols, and nobody has asked it to");
@@ -366,16 +408,68 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Checks what is in hand of the reply's body, and whether enough of it is ahead.
-    fn is_ahead(&mut self) -> Result<bool, Wrong> {
+    /// Finds out what is in hand of the reply's body, and shows its content to the rules.
+    fn check(&mut self) -> Result<(), Broken> {
         let Exchange { server, down, .. } = self;
-        let (Some(body), false) = (&mut down.body, down.strip) else { return Ok(false) };
-        while down.checked < server.in_hand().len() && !body.is_done() {
-            down.checked += body.step(&server.in_hand()[down.checked..])?.len();
+        let Down { body: Some(body), checked, strip, judge, hold, head, .. } = down else { return Ok(()) };
+        // Without chunks, content is taken from the beginning.
+        while *checked < server.in_hand().len() && !body.is_done() && !(*strip && *checked > 0) {
+            let rest = &server.in_hand()[*checked..];
+            let step = body.step(rest).map_err(Broken::Wrong)?;
+            if let (Step::Content(n), Some(judge)) = (step, &mut *judge) {
+                judge.read(&rest[..n]);
+            }
+            match step {
+                Step::Framing(n) if *strip => server.consume(n),
+                step => *checked += step.len(),
+            }
+            if hold.is_some() {
+                head.extend_from_slice(&server.in_hand()[..*checked]);
+                server.consume(std::mem::take(checked));
+            }
         }
+        if let (true, Some(judge)) = (body.is_done(), judge) {
+            judge.end();
+        }
+        self.heed()
+    }
+
+    /// What the rules say by now.
+    fn heed(&mut self) -> Result<(), Broken> {
+        let down = &mut self.down;
+        let Some(judge) = &down.judge else { return Ok(()) };
+        let verdict = judge.verdict();
+        match verdict {
+            Verdict::Denied(rule) => {
+                self.reply_rule = Some(format!("{rule}:deny"));
+                return Err(Broken::Denied(Denied::Reply(rule)));
+            }
+            Verdict::Allowed(rule) => {
+                self.reply_rule = rule.map(|n| format!("{n}:allow"));
+                (down.judge, down.hold) = (None, None);
+            }
+            Verdict::Open { hold } => {
+                if !hold || down.head.len() > HELD_MAX {
+                    down.hold = None;
+                }
+                if down.hold.is_none() {
+                    self.server.leg.unclamp(); // it is copied, and perhaps all of it
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether enough of the reply's body is ahead.
+    fn is_ahead(&mut self) -> bool {
+        let (server, down) = (&self.server, &self.down);
+        let (Some(body), false) = (&down.body, down.strip) else { return false };
         let all = down.checked == server.in_hand().len() && !body.is_done();
-        let ahead = body.ahead();
-        Ok(all && self.up_done() && is_worth(self.bodies, ahead))
+        let worth = all && self.up_done() && is_worth(self.bodies, body.ahead());
+        if worth && down.judge.is_some() {
+            self.refusal = Some(Refusal::Filter);
+        }
+        worth && self.down.judge.is_none()
     }
 
     fn begin(&mut self, reply: &Response, close: bool) {
@@ -383,10 +477,11 @@ impl<'a> Exchange<'a> {
         self.down.sent = 0;
     }
 
-    fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
-        let Exchange { client, server, down, passed, moved, .. } = self;
-        let Some(body) = &mut down.body else { return Poll::Ready(Ok(())) };
+    /// The body of the reply. False: there is a verdict on it, and it may be spliced.
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Broken>> {
         loop {
+            let Exchange { client, server, down, passed, moved, .. } = self;
+            let Some(body) = &mut down.body else { return Poll::Ready(Ok(true)) };
             while down.checked > 0 {
                 let n = ready!(client.poll_write(cx, &server.in_hand()[..down.checked])).map_err(Broken::Client)?;
                 server.consume(n);
@@ -398,20 +493,19 @@ impl<'a> Exchange<'a> {
                 if let End::Done { reuse, .. } = &mut down.end {
                     *reuse &= server.in_hand().is_empty();
                 }
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(Ok(true));
             }
-            if server.in_hand().is_empty() && ready!(server.poll_fill(cx)).map_err(Broken::Server)? == 0 {
-                body.end_of_stream().map_err(Broken::Wrong)?;
-            }
-            while down.checked < server.in_hand().len() && !body.is_done() {
-                match body.step(&server.in_hand()[down.checked..]).map_err(Broken::Wrong)? {
-                    Step::Framing(n) if down.strip => server.consume(n),
-                    Step::Content(n) if down.strip => {
-                        down.checked = n;
-                        break;
-                    }
-                    step => down.checked += step.len(),
+            if server.in_hand().is_empty() {
+                if ready!(server.poll_fill(cx)).map_err(Broken::Server)? == 0 {
+                    body.end_of_stream().map_err(Broken::Wrong)?;
+                } else if down.hold.is_some() {
+                    *moved = Instant::now();
                 }
+            }
+            let (judged, held) = (down.judge.is_some(), down.hold.is_some());
+            self.check()?;
+            if judged != self.down.judge.is_some() || held != self.down.hold.is_some() {
+                return Poll::Ready(Ok(false));
             }
         }
     }
@@ -433,7 +527,7 @@ impl<'a> Exchange<'a> {
         if self.replied() {
             return End::Cut("server-reset", format!("the server's connection: {e}"));
         }
-        let nothing = self.down.interim == 0 && self.server.in_hand().is_empty();
+        let nothing = self.status.is_none() && self.down.interim == 0 && self.server.in_hand().is_empty();
         // RFC 9112, 9.3.1: what may be done twice is sent again, the rest is not
         if self.again && nothing && self.request.is_repeatable() {
             return End::Stale;

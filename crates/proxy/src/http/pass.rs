@@ -11,7 +11,7 @@
 
 use super::{
     Next, Row,
-    exchange::{End, Exchange, no_reply},
+    exchange::{DENIED, End, Exchange, no_reply},
     host, status_of,
     stream::Stream,
 };
@@ -92,6 +92,9 @@ impl Row<'_> {
                 End::Stale => continue,
                 End::Done { close, .. } => {
                     let counters = &self.shared().counters;
+                    if record.refusal.as_deref() == Some(Refusal::Filter.as_str()) {
+                        Counters::add(&counters.replies_filtered);
+                    }
                     Counters::add(if record.spliced_down > 0 {
                         &counters.replies_spliced
                     } else {
@@ -106,6 +109,9 @@ impl Row<'_> {
                     Next::Close
                 }
                 End::Cut(how, why) => {
+                    if how == DENIED {
+                        Counters::add(&self.shared().counters.replies_denied);
+                    }
                     (record.how, record.refusal) = (how, Some(why));
                     // Without a length the client would take a FIN for the end.
                     Next::Reset
@@ -204,6 +210,7 @@ impl Row<'_> {
             via: self.http.via.as_deref(),
             forwarded: self.http.forwarded,
             client: self.client.leg.source().ip(),
+            identity: self.http.identity,
             site: errand.site.as_deref(),
         };
         let head = forward::request(request, &onward);
@@ -215,9 +222,9 @@ impl Row<'_> {
             user: record.user.clone(),
             target: record.target.clone().unwrap_or_default(),
         };
-        let ends = (&mut self.client, server);
+        let (ends, via) = ((&mut self.client, server), self.http.via.as_deref());
         let mut exchange =
-            Exchange::new(ends, request, head, self.http.via.as_deref(), (last, *reused || more), bodies);
+            Exchange::new(ends, request, head, via, (last, *reused || more), (bodies, &self.http.filter));
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let left = limit.saturating_sub(exchange.moved.elapsed());
@@ -235,7 +242,7 @@ impl Row<'_> {
                 Err(_) => break End::Fault(Fault::Timeout(Step::Reply), 504),
             }
         };
-        record.status = exchange.status;
+        (record.status, record.reply_rule) = (exchange.status, exchange.reply_rule.take());
         (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
         (record.spliced_up, record.spliced_down) = (exchange.spliced[0], exchange.spliced[1]);
         record.splices = exchange.splices;

@@ -104,6 +104,71 @@ fn names_and_protocols() {
     }
 }
 
+/// As browsers send it: GREASE (RFC 8701) wherever there is a list, ECH (draft-ietf-tls-esni) with its outer name, and a
+/// key share of X25519MLKEM768, with which it is longer than a segment. Extensions are in another order each time.
+fn browser(outer: &[u8], seed: u64) -> Vec<u8> {
+    use rand::seq::SliceRandom;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut noise = |n: usize| (0..n).map(|_| rng.random()).collect::<Vec<u8>>();
+    let share = |group: u16, key: &[u8]| [&group.to_be_bytes()[..], &with_len16(key)].concat();
+    let shares = [share(0x2a2a, &[0]), share(0x11ec, &noise(1216)), share(29, &noise(32))].concat();
+    // HKDF-SHA256 and AES-128-GCM, a number, the sender's key, and what only the server can read
+    let encrypted = [&[0, 0, 1, 0, 1, 77][..], &with_len16(&noise(32)), &with_len16(&noise(239))].concat();
+    let mut extensions = vec![
+        sni(outer),
+        alpn(&[b"\x1a\x1a", b"h2", b"http/1.1"]),
+        extension(10, &with_len16(&[0x2a, 0x2a, 0x11, 0xec, 0, 29, 0, 23, 0, 24])),
+        extension(51, &with_len16(&shares)),
+        extension(0xfe0d, &encrypted),
+        extension(43, &[6, 0x3a, 0x3a, 3, 4, 3, 3]),
+        extension(13, &with_len16(&[4, 3, 8, 4, 4, 1, 5, 3])),
+        extension(17613, &with_len16(&[2, b'h', b'2'])),
+        extension(0x001b, &[2, 0, 2]),
+        extension(23, &[]),
+        extension(35, &noise(208)),
+        extension(0xff01, &[0]),
+    ];
+    extensions.shuffle(&mut rng);
+    extensions.insert(0, extension(0x0a0a, &[]));
+    extensions.push(extension(0xdada, &[0]));
+    hello(&extensions)
+}
+
+#[test]
+fn a_browser_with_ech_is_led_by_its_outer_name_however_it_is_cut() {
+    for seed in 0..8 {
+        let message = browser(b"Outer.Example", seed);
+        assert!(message.len() > 1700, "more than a segment: {}", message.len());
+        let want = found(&records(&message, 16_384));
+        assert_eq!(name(&want), Some("outer.example"));
+        assert_eq!(want.alpn, [&b"\x1a\x1a"[..], b"h2", b"http/1.1"]);
+        // Into two records at every byte, and into segments where the records meet.
+        for at in 1..message.len() {
+            let (a, b) = message.split_at(at);
+            let (first, second) = (records(a, 16_384), records(b, 16_384));
+            let both = [&first[..], &second].concat();
+            let mut slow = Scan::default();
+            for cut in [first.len() - 1, first.len(), first.len() + 4, first.len() + 6, both.len() - 1] {
+                if cut < both.len() {
+                    assert_eq!(slow.feed(&both[..cut]), Ok(None), "records of {at}, cut at {cut}");
+                }
+            }
+            assert_eq!(slow.feed(&both), Ok(Some(want.clone())), "records of {at}");
+            assert_eq!(scan(&both), Ok(Some(want.clone())));
+        }
+    }
+}
+
+/// Only the outer name is looked at, and there may be none.
+#[test]
+fn ech_alone_names_nobody() {
+    let encrypted = || extension(0xfe0d, &[&[0, 0, 1, 0, 1, 77, 0, 0][..], &with_len16(b"inner.example")].concat());
+    assert_eq!(name(&found(&records(&hello(&[encrypted()]), 16_384))), None);
+    // The mark of an inner ClientHello (draft-ietf-tls-esni, 5) in one that came in the clear changes nothing.
+    let inner = || extension(0xfe0d, &[1]);
+    assert_eq!(name(&found(&records(&hello(&[inner(), sni(b"outer.example")]), 16_384))), Some("outer.example"));
+}
+
 #[test]
 fn old_clients() {
     // Without extensions at all, and without a session.

@@ -1,0 +1,149 @@
+//! What comes before the relay: SOCKS, TLS, the PROXY protocol, names of targets.
+
+use longsplice_proxy::{
+    proxy_protocol::{self, Version},
+    socks4, socks5,
+    target::{Host, Target},
+    tls::hello::{HELLO_MAX, HelloError, Scan},
+};
+use std::{fmt::Debug, net::IpAddr};
+
+/// Parsers of messages that are looked at again with each byte that comes: incomplete until they are complete or wrong, and
+/// then the same for ever.
+fn grows<T: PartialEq + Debug, E: PartialEq + Debug>(
+    input: &[u8],
+    parse: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
+) -> Option<(T, usize)> {
+    let whole = parse(input);
+    // Longer than any of these messages, but for the PROXY protocol's.
+    let first = (0..=input.len().min(1200)).map(|n| (n, parse(&input[..n]))).find(|(_, found)| *found != Ok(None));
+    if let Some((n, first)) = first {
+        assert_eq!(first, whole, "after {n} bytes, and at last");
+        if let Ok(Some((_, used))) = &first {
+            assert_eq!(*used, n, "complete with its last byte, and not before");
+        }
+    }
+    whole.ok().flatten()
+}
+
+pub(crate) fn socks5(input: &[u8]) {
+    grows(input, socks5::parse_greeting);
+    if let Some((credentials, used)) = grows(input, socks5::parse_credentials) {
+        assert!(!credentials.name.is_empty() && !credentials.password.is_empty());
+        let lengths = [credentials.name.len(), credentials.password.len()].map(|n| n as u8);
+        let again = [&[1, lengths[0]], &credentials.name[..], &[lengths[1]], &credentials.password[..]].concat();
+        assert_eq!(again, input[..used]);
+    }
+    if let Some((request, used)) = grows(input, socks5::parse_request) {
+        let mut again = input[..3].to_vec();
+        match &request.target.host {
+            Host::Ip(IpAddr::V4(ip)) => again.extend([&[1][..], &ip.octets()].concat()),
+            Host::Ip(IpAddr::V6(ip)) => again.extend([&[4][..], &ip.octets()].concat()),
+            Host::Name(name) => again.extend([&[3, name.len() as u8][..], name.as_bytes()].concat()),
+        }
+        again.extend(request.target.port.to_be_bytes());
+        let length = again.len();
+        assert_eq!(socks5::parse_request(&again), Ok(Some((request, length))), "{:?}", &input[..used]);
+    }
+}
+
+pub(crate) fn socks4(input: &[u8]) {
+    if let Some((request, used)) = grows(input, socks4::parse_request) {
+        assert_eq!(input[used - 1], 0);
+        let port = request.target.port.to_be_bytes();
+        let again = match &request.target.host {
+            Host::Ip(IpAddr::V4(ip)) => [&[4, input[1]], &port[..], &ip.octets(), &[0]].concat(),
+            // a name, and what 4a takes for one: an address in figures
+            host => {
+                let name = match host {
+                    Host::Name(name) => name.clone(),
+                    Host::Ip(ip) => ip.to_string(),
+                };
+                [&[4, input[1]], &port[..], &[0, 0, 0, 1, 0], name.as_bytes(), &[0]].concat()
+            }
+        };
+        let zero = matches!(request.target.host, Host::Ip(IpAddr::V4(ip)) if ip.octets()[..3] == [0; 3] && ip.octets()[3] != 0);
+        let length = again.len();
+        // 0.0.0.x can only be said as a name.
+        if !zero {
+            assert_eq!(socks4::parse_request(&again), Ok(Some((request, length))));
+        }
+    }
+}
+
+pub(crate) fn proxy_protocol(input: &[u8]) {
+    let Some((Some(ends), _)) = grows(input, proxy_protocol::parse) else { return };
+    for version in [Version::V1, Version::V2] {
+        let written = proxy_protocol::encode(version, ends).expect("a short header");
+        let plain = [ends.0, ends.1].map(|a| (a.ip().to_canonical(), a.port()));
+        let Ok(Some((again, used))) = proxy_protocol::parse(&written) else { panic!("{}", written.escape_ascii()) };
+        assert_eq!(used, written.len());
+        // Those of different families name nobody.
+        let same = plain[0].0.is_ipv4() == plain[1].0.is_ipv4();
+        let again = again.map(|(a, b)| [a, b].map(|a| (a.ip(), a.port())));
+        assert_eq!(again, same.then_some(plain), "{}", written.escape_ascii());
+    }
+}
+
+pub(crate) fn target(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else {
+        assert!(Host::from_name(input).is_err());
+        return;
+    };
+    if let Ok(target) = text.parse::<Target>() {
+        assert_ne!(target.port, 0);
+        assert_eq!(target.to_string().parse(), Ok(target.clone()), "{text}");
+    }
+    if let Ok(host) = Host::from_name(input) {
+        let again = match &host {
+            Host::Name(name) => name.clone(),
+            Host::Ip(ip) => ip.to_string(),
+        };
+        assert_eq!(Host::from_name(again.as_bytes()), Ok(host), "{text}");
+    }
+}
+
+/// The handshake message in these records, and nothing else.
+fn message(mut input: &[u8]) -> Vec<u8> {
+    let mut message = Vec::new();
+    while let [_, _, _, a, b, rest @ ..] = input {
+        let (part, rest) = rest.split_at(usize::from(u16::from_be_bytes([*a, *b])).min(rest.len()));
+        message.extend(part);
+        input = rest;
+        if let [_, a, b, c, ..] = message[..]
+            && message.len() >= 4 + u32::from_be_bytes([0, a, b, c]) as usize
+        {
+            message.truncate(4 + u32::from_be_bytes([0, a, b, c]) as usize);
+            break;
+        }
+    }
+    message
+}
+
+pub(crate) fn client_hello(input: &[u8]) {
+    let whole = Scan::default().feed(input);
+    let mut slow = Scan::default();
+    let grown = (0..=input.len()).map(|n| (n, slow.feed(&input[..n]))).find(|(_, found)| *found != Ok(None));
+    match grown {
+        Some((_, found)) => assert_eq!(found, whole),
+        None => assert_eq!(whole, Ok(None)),
+    }
+    let Ok(Some(hello)) = whole else { return };
+    if let Some(Host::Ip(ip)) = hello.name {
+        panic!("{ip} is no name");
+    }
+    assert!(hello.alpn.iter().all(|name| !name.is_empty()));
+    let message = message(input);
+    for size in [1, 3, 500, 16_384] {
+        let cut: Vec<u8> = message
+            .chunks(size)
+            .flat_map(|part| [&[22, 3, 1][..], &(part.len() as u16).to_be_bytes(), part].concat())
+            .collect();
+        match Scan::default().feed(&cut) {
+            Err(HelloError::TooLong) => assert!(cut.len() > HELLO_MAX),
+            found => assert_eq!(found, Ok(Some(hello.clone())), "in records of {size}"),
+        }
+        let (_, short) = cut.split_last().expect("not empty");
+        assert!(!matches!(Scan::default().feed(&cut[..short.len()]), Ok(Some(_))), "complete without its last byte");
+    }
+}

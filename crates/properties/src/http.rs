@@ -1,0 +1,210 @@
+//! HTTP messages.
+
+use longsplice_http::{
+    Authority, Body, Form, Framing, Kind, Request, Response, Scan, Step, Version, Wrong,
+    forward::{self, Back, Forwarded, Onward},
+    path,
+};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// The length of the head, as it is found when bytes come one by one, and at once.
+fn head(kind: Kind, input: &[u8]) -> Option<&[u8]> {
+    let whole = Scan::new(kind).feed(input);
+    let mut slow = Scan::new(kind);
+    let mut grown = None;
+    for n in 0..=input.len() {
+        match slow.feed(&input[..n]) {
+            Ok(None) => {}
+            found => {
+                grown = Some((n, found));
+                break;
+            }
+        }
+    }
+    match (&whole, grown) {
+        (Ok(None), None) => {}
+        (Ok(Some(end)), Some((n, Ok(Some(same))))) => {
+            assert!(*end == same && n == same && same <= input.len(), "{end}, but {same} after {n} bytes");
+            assert!(input[..same].ends_with(b"\r\n"));
+        }
+        (Err(wrong), Some((_, Err(same)))) => assert_eq!(*wrong, same),
+        (_, grown) => panic!("at once {whole:?}, byte by byte {grown:?}"),
+    }
+    whole.ok().flatten().map(|end| &input[..end])
+}
+
+/// What a body is: its content, its length, and how it ends.
+#[derive(Debug, PartialEq, Eq)]
+struct Read {
+    content: Vec<u8>,
+    used: usize,
+    end: Result<bool, Wrong>,
+}
+
+fn read(framing: Framing, input: &[u8], piece: usize) -> Read {
+    let mut body = Body::new(framing);
+    let mut read = Read { content: Vec::new(), used: 0, end: Ok(false) };
+    for part in input.chunks(piece) {
+        let mut part = part;
+        while !part.is_empty() && !body.is_done() {
+            let ahead = body.ahead();
+            let step = match body.step(part) {
+                Ok(step) => step,
+                Err(wrong) => return Read { end: Err(wrong), used: 0, ..read },
+            };
+            assert!(!step.is_empty() && step.len() <= part.len(), "{step:?} of {}", part.len());
+            if let Step::Content(n) = step {
+                read.content.extend(&part[..n]);
+                let most = ahead.unwrap_or(u64::MAX);
+                assert!(n as u64 <= most || matches!(body, Body::Chunked(_)) && most == 0, "{n} of {most} ahead");
+            }
+            read.used += step.len();
+            part = &part[step.len()..];
+        }
+    }
+    read.end = Ok(body.is_done());
+    read
+}
+
+/// A body comes out the same however it is cut, and what is behind it does not change it.
+fn body(framing: Framing, input: &[u8]) -> Read {
+    let whole = read(framing, input, usize::MAX);
+    for piece in [1, 2, 7] {
+        let cut = read(framing, input, piece);
+        // A wrong byte may be found before content that came with it was counted.
+        if whole.end.is_ok() || cut.end.is_ok() {
+            assert_eq!(cut, whole, "in pieces of {piece}");
+        }
+        assert_eq!(cut.end, whole.end, "in pieces of {piece}");
+    }
+    assert!(whole.used <= input.len());
+    if whole.end == Ok(true) && framing != Framing::UntilClose {
+        let alone = read(framing, &input[..whole.used], usize::MAX);
+        assert_eq!(alone, whole, "without what follows");
+        for cut in 0..whole.used.min(300) {
+            assert_eq!(read(framing, &input[..cut], usize::MAX).end, Ok(false), "cut at {cut} it is not complete");
+        }
+    }
+    whole
+}
+
+pub(crate) fn request(input: &[u8]) {
+    let Some(head_bytes) = head(Kind::Request, input) else { return };
+    let Ok(request) = Request::parse(head_bytes) else { return };
+    assert_ne!(request.framing, Framing::UntilClose);
+    body(request.framing, &input[head_bytes.len()..]);
+    if let Form::Authority(_) = request.form {
+        return; // CONNECT is not passed on
+    }
+    let client = IpAddr::V6(Ipv6Addr::LOCALHOST);
+    for (via, forwarded, identity, site) in [
+        (None, Forwarded::None, false, None),
+        (Some("us"), Forwarded::Standard, true, Some("a:1")),
+        (Some("us"), Forwarded::XForwardedFor, false, Some("a:1")),
+    ] {
+        let to = Onward { host: "b.example:81", via, forwarded, client, identity, site };
+        let written = forward::request(&request, &to);
+        // Lists grow by what we add; a head that was as long as it may be is the next one's affair.
+        if written.len() > longsplice_http::HEAD_MAX {
+            continue;
+        }
+        let again = head(Kind::Request, &written).unwrap_or_else(|| panic!("{}", written.escape_ascii()));
+        assert_eq!(again.len(), written.len(), "one head, and nothing behind it: {}", written.escape_ascii());
+        let same = match Request::parse(again) {
+            Err(Wrong::TooManyFields) => continue,
+            parsed => parsed.unwrap_or_else(|w| panic!("{w}: {}", written.escape_ascii())),
+        };
+        assert_eq!((&same.method, same.framing), (&request.method, request.framing));
+        let path = match (&request.form, &same.form) {
+            (Form::Origin(p) | Form::Absolute(_, p), Form::Origin(q)) => p == q,
+            (Form::Asterisk, Form::Asterisk) => true,
+            (Form::Absolute(_, p), Form::Asterisk) => p == "*",
+            _ => false,
+        };
+        assert!(path, "{:?} becomes {:?}", request.form, same.form);
+        assert_eq!(same.fields.all("host").collect::<Vec<_>>(), [b"b.example:81"]);
+    }
+}
+
+/// The first byte says which method and client it answers.
+pub(crate) fn reply(input: &[u8]) {
+    let Some((how, input)) = input.split_first() else { return };
+    let method = if how & 1 == 0 { "GET" } else { "HEAD" };
+    let client = if how & 2 == 0 { Version::New } else { Version::Old };
+    let Some(head_bytes) = head(Kind::Response, input) else { return };
+    let Ok(reply) = Response::parse(head_bytes, method) else { return };
+    body(reply.framing, &input[head_bytes.len()..]);
+    if method == "HEAD" || matches!(reply.status, 100..=199 | 204 | 304) {
+        assert_eq!(reply.framing, Framing::None);
+    }
+    let close = how & 4 == 0;
+    let written = forward::response(&reply, &Back { via: Some("us"), client, close });
+    if written.len() > longsplice_http::HEAD_MAX {
+        return;
+    }
+    let again = head(Kind::Response, &written).unwrap_or_else(|| panic!("{}", written.escape_ascii()));
+    assert_eq!(again.len(), written.len(), "one head, and nothing behind it: {}", written.escape_ascii());
+    let same = match Response::parse(again, method) {
+        Err(Wrong::TooManyFields) => return,
+        parsed => parsed.unwrap_or_else(|w| panic!("{w}: {}", written.escape_ascii())),
+    };
+    let unchunked = client == Version::Old && reply.framing == Framing::Chunked;
+    let framing = if unchunked { Framing::UntilClose } else { reply.framing };
+    assert_eq!(
+        (same.status, same.framing, same.length()),
+        (reply.status, framing, if unchunked { None } else { reply.length() })
+    );
+    assert!(!(close && same.keep_alive) || reply.is_interim() || reply.upgrade.is_some(), "{}", written.escape_ascii());
+}
+
+/// How a program reads chunks that is as simple as it can be: up to the first line feed, a number, and what it says.
+fn simple_chunks(mut input: &[u8]) -> Option<(Vec<u8>, &[u8])> {
+    let mut content = Vec::new();
+    let line = |input: &mut &[u8]| {
+        let end = input.iter().position(|b| *b == b'\n')?;
+        let (line, rest) = input.split_at(end + 1);
+        *input = rest;
+        Some(String::from_utf8_lossy(line).trim_end().to_owned())
+    };
+    loop {
+        let size = line(&mut input)?;
+        let size = usize::from_str_radix(size.split(';').next()?.trim(), 16).ok()?;
+        if size == 0 {
+            while !line(&mut input)?.is_empty() {}
+            return Some((content, input));
+        }
+        content.extend(input.get(..size)?);
+        input = &input[size..];
+        line(&mut input)?;
+    }
+}
+
+pub(crate) fn chunked(input: &[u8]) {
+    let found = body(Framing::Chunked, input);
+    if found.end == Ok(true) {
+        let (content, rest) = simple_chunks(input).expect("what we accept everybody can read");
+        assert_eq!((content.len(), rest.len()), (found.content.len(), input.len() - found.used));
+        assert_eq!(content, found.content);
+    }
+}
+
+/// A request target, and what rules and routes make of it.
+pub(crate) fn target(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Ok(authority) = Authority::parse(text) {
+        assert_eq!(Authority::parse(&authority.to_string()), Ok(authority.clone()));
+        assert_ne!(authority.port, Some(0));
+    }
+    if let Ok(plain) = path::plain(text) {
+        assert!(!plain.contains("//") && !plain.contains('\\'), "{plain:?}");
+        assert!(!plain.bytes().any(|b| b < b' ' || b == 0x7f), "{plain:?}");
+        assert!(!plain.split('/').any(|segment| segment == "." || segment == ".."), "{plain:?}");
+        // Written as it is compared, it is compared with itself.
+        if !plain.contains(['%', '?']) {
+            assert_eq!(path::plain(&plain).as_deref(), Ok(plain.as_str()));
+        }
+    }
+    request(format!("GET {text} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
+    request(format!("OPTIONS {text} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
+    request(format!("GET / HTTP/1.1\r\nHost: {text}\r\n\r\n").as_bytes());
+}

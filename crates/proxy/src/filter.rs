@@ -1,0 +1,371 @@
+//! What servers may reply to whom asks through us by HTTP: ordered rules, of which the first that matches decides. Without a
+//! match a reply is let through.
+//!
+//! A rule looks at the head, at the first bytes of the body, at the whole of it, or at several of these: then all have to match.
+//! What cannot be known yet leaves a rule open, and the verdict with it, unless all that are open would decide alike. So the
+//! verdict never depends on how a body was cut into segments.
+//!
+//! | verdict | what becomes of the reply |
+//! | --- | --- |
+//! | allowed | passed on, and spliced if it is long enough |
+//! | denied | 403 instead of it, or a reset if its head was passed on already |
+//! | open for want of first bytes | held back: head and body, for so many bytes and so much time as [`Filter`] says |
+//! | open otherwise | copied as far as it was read |
+//!
+//! Bodies are read as they were sent: what a server has compressed is seen compressed. Chunks are put together.
+
+use crate::access::Action;
+use longsplice_http::Response;
+use regex_automata::{
+    dfa::{Automaton, StartKind, dense},
+    nfa::thompson,
+    util::{primitives::StateID, start, syntax},
+};
+use std::{error::Error, fmt, ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration};
+
+/// The most first bytes of a body: what is held back takes memory, of each reply.
+pub const FIRST_MAX: usize = 32 * 1024;
+/// The largest automaton of an expression: it is made when the configuration is read, and all connections share it.
+const AUTOMATON_MAX: usize = 4 * 1024 * 1024;
+
+/// The rules of a listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// In order.
+    pub rules: Vec<ReplyRule>,
+    /// So many bytes of a body are its first ones, from 1 to [`FIRST_MAX`].
+    pub first: usize,
+    /// A reply is held back for so long at most. Then its first bytes are judged as they come, which is too late for a 403.
+    pub wait: Duration,
+}
+
+impl Default for Filter {
+    fn default() -> Filter {
+        // Whatever tells one kind of content from another is in there. Who waits for an event stream waits no longer than for
+        // a slow page.
+        Filter { rules: Vec::new(), first: 4096, wait: Duration::from_secs(5) }
+    }
+}
+
+/// A rule. What is empty, or none, matches everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplyRule {
+    /// What to do when it matches.
+    pub action: Action,
+    /// The status.
+    pub status: Vec<RangeInclusive<u16>>,
+    /// Content-Type. Of several, one is enough for a rule that denies, and all have to match for one that allows.
+    pub media: Vec<MediaType>,
+    /// Codings of Content-Encoding, likewise; `identity` if there is none.
+    pub encoding: Vec<Coding>,
+    /// Length of the content: as announced, or else as it is counted.
+    pub length: Vec<Lengths>,
+    /// Is found in the first bytes of the body.
+    pub body_begins: Option<Pattern>,
+    /// Is found somewhere in the body.
+    pub body_contains: Option<Pattern>,
+}
+
+/// `text/html`, or `image/*`. In lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaType {
+    kind: String,
+    /// None: whichever.
+    subtype: Option<String>,
+}
+
+/// A content coding (RFC 9110, 8.4.1), in lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coding(String);
+
+/// Bytes, from and to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lengths(RangeInclusive<u64>);
+
+/// A regular expression over bytes, which reads a body piece by piece and keeps nothing of it. Equal if it is written equally.
+#[derive(Clone)]
+pub struct Pattern {
+    text: String,
+    dfa: Arc<dense::DFA<Vec<u32>>>,
+}
+
+/// What is known of a condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    No,
+    Yes,
+    /// The state of a pattern, if it is one.
+    Open(Option<StateID>),
+}
+
+/// A rule that may match yet.
+#[derive(Debug)]
+struct Candidate {
+    /// In the list.
+    rule: usize,
+    begins: Known,
+    contains: Known,
+}
+
+/// What is to be done with a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// By the rule of this number, from 1, or because none matches.
+    Allowed(Option<usize>),
+    /// By the rule of this number, from 1.
+    Denied(usize),
+    /// It is too early. `hold`: for want of first bytes.
+    Open { hold: bool },
+}
+
+/// One reply, as far as it has come.
+#[derive(Debug)]
+pub(crate) struct Judge {
+    filter: Arc<Filter>,
+    open: Vec<Candidate>,
+    /// Bytes of content so far.
+    count: u64,
+    /// All of them, once it is known.
+    length: Option<u64>,
+}
+
+impl Judge {
+    /// Knows the head of a reply.
+    pub fn new(filter: &Arc<Filter>, reply: &Response) -> Judge {
+        let start = |pattern: &Option<Pattern>| pattern.as_ref().map_or(Known::Yes, Pattern::start);
+        let candidate = |(rule, r): (usize, &ReplyRule)| Candidate {
+            rule,
+            begins: start(&r.body_begins),
+            contains: start(&r.body_contains),
+        };
+        let heads = filter.rules.iter().enumerate().filter(|(_, rule)| rule.matches_head(reply));
+        Judge { filter: filter.clone(), open: heads.map(candidate).collect(), count: 0, length: reply.length() }
+    }
+
+    /// The next bytes of the content.
+    pub fn read(&mut self, content: &[u8]) {
+        let first = self.filter.first as u64; // at most FIRST_MAX
+        let begin = usize::try_from(first.saturating_sub(self.count)).unwrap_or(usize::MAX).min(content.len());
+        self.count += content.len() as u64;
+        for c in &mut self.open {
+            let rule = &self.filter.rules[c.rule];
+            if let (Some(pattern), Known::Open(Some(_))) = (&rule.body_begins, c.begins) {
+                c.begins = pattern.next(c.begins, &content[..begin]);
+                if self.count >= first {
+                    c.begins = pattern.end(c.begins);
+                }
+            }
+            if let Some(pattern) = &rule.body_contains {
+                c.contains = pattern.next(c.contains, content);
+            }
+        }
+        self.open.retain(|c| c.begins != Known::No && c.contains != Known::No);
+    }
+
+    /// No more will come.
+    pub fn end(&mut self) {
+        self.length.get_or_insert(self.count);
+        for c in &mut self.open {
+            let rule = &self.filter.rules[c.rule];
+            c.begins = rule.body_begins.as_ref().map_or(Known::Yes, |p| p.end(c.begins));
+            c.contains = rule.body_contains.as_ref().map_or(Known::Yes, |p| p.end(c.contains));
+        }
+    }
+
+    /// What follows from all that is known.
+    pub fn verdict(&self) -> Verdict {
+        let (mut may_be_allowed, mut may_be_denied, mut hold) = (false, false, false);
+        for c in &self.open {
+            let rule = &self.filter.rules[c.rule];
+            let known = [c.begins, c.contains, self.knows_length(rule)];
+            if known.contains(&Known::No) {
+                continue;
+            }
+            if known.iter().all(|k| *k == Known::Yes) {
+                return match rule.action {
+                    Action::Allow if !may_be_denied => Verdict::Allowed(Some(c.rule + 1)),
+                    Action::Deny if !may_be_allowed => Verdict::Denied(c.rule + 1),
+                    Action::Allow | Action::Deny => Verdict::Open { hold },
+                };
+            }
+            may_be_allowed |= rule.action == Action::Allow;
+            may_be_denied |= rule.action == Action::Deny;
+            hold |= c.begins != Known::Yes;
+        }
+        if may_be_denied { Verdict::Open { hold } } else { Verdict::Allowed(None) }
+    }
+
+    fn knows_length(&self, rule: &ReplyRule) -> Known {
+        let mut all = rule.length.iter().map(|l| &l.0);
+        let is = |known| if known { Known::Yes } else { Known::No };
+        match self.length {
+            _ if rule.length.is_empty() => Known::Yes,
+            Some(n) => is(all.any(|l| l.contains(&n))),
+            None if all.clone().any(|l| *l.end() == u64::MAX && *l.start() <= self.count) => Known::Yes,
+            None if all.all(|l| *l.end() < self.count) => Known::No,
+            None => Known::Open(None),
+        }
+    }
+}
+
+impl ReplyRule {
+    fn matches_head(&self, reply: &Response) -> bool {
+        // What can be read in several ways matches rules that deny in any of them, and those that allow in all.
+        let among = |found: &[String], matches: &dyn Fn(&str) -> bool| match self.action {
+            Action::Deny => found.iter().any(|f| matches(f)),
+            Action::Allow => !found.is_empty() && found.iter().all(|f| matches(f)),
+        };
+        let codings = match &list(reply, "content-encoding")[..] {
+            [] => vec!["identity".to_owned()],
+            some => some.to_vec(),
+        };
+        (self.status.is_empty() || self.status.iter().any(|s| s.contains(&reply.status)))
+            && (self.media.is_empty()
+                || among(&list(reply, "content-type"), &|m| self.media.iter().any(|own| own.matches(m))))
+            && (self.encoding.is_empty() || among(&codings, &|c| self.encoding.iter().any(|own| own.0 == c)))
+    }
+}
+
+/// The elements of a field as the client gets it, without parameters, in lower case.
+fn list(reply: &Response, name: &str) -> Vec<String> {
+    let elements = reply.passed_on(name).flat_map(|value| value.split(|b| *b == b','));
+    let plain = elements.map(|e| e.split(|b| *b == b';').next().unwrap_or_default().trim_ascii());
+    plain.filter(|e| !e.is_empty()).map(|e| String::from_utf8_lossy(e).to_ascii_lowercase()).collect()
+}
+
+impl Pattern {
+    fn start(&self) -> Known {
+        // Fails for look-behind that was not built in, and for quit bytes: there are none.
+        self.dfa.start_state(&start::Config::new()).map_or(Known::Yes, |state| Known::Open(Some(state)))
+    }
+
+    fn next(&self, known: Known, bytes: &[u8]) -> Known {
+        let Known::Open(Some(mut state)) = known else { return known };
+        for byte in bytes {
+            state = self.dfa.next_state(state, *byte);
+            if self.dfa.is_special_state(state) {
+                if self.dfa.is_match_state(state) {
+                    return Known::Yes;
+                }
+                if self.dfa.is_dead_state(state) {
+                    return Known::No;
+                }
+            }
+        }
+        // The automaton knows a match one byte later; often, whatever that byte is.
+        let is_match = |next| self.dfa.is_match_state(next);
+        let certain = (0..=u8::MAX).all(|byte| is_match(self.dfa.next_state(state, byte)))
+            && is_match(self.dfa.next_eoi_state(state));
+        if certain { Known::Yes } else { Known::Open(Some(state)) }
+    }
+
+    fn end(&self, known: Known) -> Known {
+        let Known::Open(Some(state)) = known else { return known };
+        let found = self.dfa.is_match_state(self.dfa.next_eoi_state(state));
+        if found { Known::Yes } else { Known::No }
+    }
+}
+
+impl MediaType {
+    fn matches(&self, found: &str) -> bool {
+        let (kind, subtype) = found.split_once('/').unwrap_or((found, ""));
+        self.kind == kind && self.subtype.as_ref().is_none_or(|own| own == subtype)
+    }
+}
+
+fn is_token(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'+-.^_`|~".contains(&b))
+}
+
+impl FromStr for MediaType {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.to_ascii_lowercase();
+        match text.split_once('/') {
+            Some((kind, "*")) if is_token(kind) => Ok(MediaType { kind: kind.into(), subtype: None }),
+            Some((kind, subtype)) if is_token(kind) && is_token(subtype) => {
+                Ok(MediaType { kind: kind.into(), subtype: Some(subtype.into()) })
+            }
+            _ => Err("bad media type: write one such as text/html, or image/*, without parameters"),
+        }
+    }
+}
+
+impl FromStr for Coding {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = is_token(text);
+        if good {
+            Ok(Coding(text.to_ascii_lowercase()))
+        } else {
+            Err("bad coding: write one such as gzip, or identity")
+        }
+    }
+}
+
+impl FromStr for Lengths {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let last = if last.trim().is_empty() { Ok(u64::MAX) } else { last.trim().parse() };
+        match (first.trim().parse(), last) {
+            (Ok(first), Ok(last)) if first <= last => Ok(Lengths(first..=last)),
+            _ => Err("bad length: write bytes such as 0, FIRST-LAST such as 1-1000, or FIRST- for all that are longer"),
+        }
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let dfa = dense::Builder::new()
+            .syntax(syntax::Config::new().unicode(false).utf8(false))
+            .thompson(thompson::Config::new().utf8(false).nfa_size_limit(Some(AUTOMATON_MAX)))
+            .configure(
+                dense::Config::new()
+                    .start_kind(StartKind::Unanchored)
+                    .dfa_size_limit(Some(AUTOMATON_MAX))
+                    .determinize_size_limit(Some(AUTOMATON_MAX)),
+            )
+            .build(text);
+        match dfa {
+            Ok(dfa) => Ok(Pattern { text: text.into(), dfa: Arc::new(dfa) }),
+            Err(e) if e.is_size_limit_exceeded() => Err(format!(
+                "this expression takes more than {} MB: write a simpler one, with smaller counts in {{}}",
+                AUTOMATON_MAX >> 20
+            )),
+            Err(e) => {
+                let mut cause: &dyn Error = &e;
+                while let Some(source) = cause.source() {
+                    cause = source;
+                }
+                // the last line says what; those before repeat the expression and point into it
+                let cause = cause.to_string();
+                let last = cause.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                Err(format!("bad regular expression: {last}; see https://docs.rs/regex, without Unicode"))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pattern").field(&self.text).finish()
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Pattern) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Pattern {}
+
+#[cfg(test)]
+#[path = "filter_tests.rs"]
+mod tests;
