@@ -4,6 +4,7 @@ use crate::{
     FIELDS_MAX, Fields, Framing, Version, Wrong,
     fields::{is_token, wrong_field},
 };
+use std::mem::MaybeUninit;
 
 /// A reply's head, understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,9 +36,9 @@ impl Response {
     /// # Errors
     /// Whatever may be read in two ways.
     pub fn parse(head: &[u8], method: &str) -> Result<Response, Wrong> {
-        let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
-        let mut raw = httparse::Response::new(&mut room);
-        match raw.parse(head) {
+        let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+        let mut raw = httparse::Response::new(&mut []);
+        match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut raw, head, &mut room) {
             Ok(httparse::Status::Complete(n)) if n == head.len() => {}
             Ok(_) => return Err(Wrong::StartLine),
             Err(e) => return Err(wrong_field(e)),

@@ -330,7 +330,6 @@ fn run(
         last.trim() == "[]"
     });
     assert!(over, "flows that do not end: {last}\n{}", program.client(&["counters"]));
-    fs::write("/root/w/msgs", program.messages()).unwrap();
     program.client(&["stop"]);
     assert!(program.wait().success());
     let inode = fs::metadata(lab.forwarder.path()).unwrap().ino();
