@@ -168,6 +168,18 @@ __noinline int slow_special(struct __sk_buff *skb)
 	return emit_both(skb);
 }
 
+/* Is this the leg's peer? It was looked up without the lock, and the leg may have joined another flow since: a segment that went
+ * to the former peer with the numbers of the new one would tell its host of bytes that it never sent. */
+static __always_inline int is_paired(const struct leg *l, const struct tuple *peer)
+{
+	const __u32 *a = (const __u32 *)&l->peer, *b = (const __u32 *)peer;
+	__u32 differ = 0;
+
+	for (int i = 0; i < sizeof(*peer) / sizeof(*a); i++)
+		differ |= a[i] ^ b[i];
+	return !differ;
+}
+
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -236,7 +248,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
-	if (flags & LEG_SPLICED || takes_back(l, &sc->s)) { /* since it was looked at */
+	if (flags & LEG_SPLICED || takes_back(l, &sc->s) || (flags & LEG_PAIRED && !is_paired(l, &sc->other))) {
+		/* since it was looked at */
 		bpf_spin_unlock(&l->lock);
 		return RETRY;
 	}
@@ -256,6 +269,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		if (!o)
 			return drop(V_NO_PEER);
 		bpf_spin_lock(&o->lock);
+		if (!is_paired(o, &sc->t)) { /* all that was forwarded is acknowledged: this is old */
+			bpf_spin_unlock(&o->lock);
+			return drop(V_NO_PEER);
+		}
 		forward_segment(o, &sc->s, p);
 		acked = o->ack_in - seq_off - sc->s.seq;
 		if ((p->drained || p->returned)) {

@@ -4,7 +4,7 @@ use crate::{Splicer, Tap, Way};
 use longsplice_datapath::{Repair, Tuple, clamp_window};
 use socket2::SockRef;
 use std::{
-    io,
+    io::{self, IoSlice},
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
@@ -137,6 +137,11 @@ impl Leg {
         {
             tracing::warn!(leg = ?self.tuple(), %error, "the window stays small");
         }
+    }
+
+    /// Until there is something to read, or the end, as far as the runtime knows: the next read may still have to wait.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket()?.poll_read_ready(cx)
     }
 
     /// Until the host has said something, or has ended.
@@ -332,6 +337,22 @@ impl AsyncWrite for Leg {
             self.gave(n);
         }
         r
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let r = Pin::new(open(&mut self.socket)?).poll_write_vectored(cx, bufs);
+        if let Poll::Ready(Ok(n)) = r {
+            self.gave(n);
+        }
+        r
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -29,7 +29,8 @@ pub struct Fields {
 
 impl Fields {
     pub(crate) fn new(headers: &[httparse::Header<'_>]) -> Fields {
-        let mut fields = Fields { text: Vec::new(), ends: Vec::with_capacity(headers.len()) };
+        let length = headers.iter().map(|h| h.name.len() + h.value.len()).sum();
+        let mut fields = Fields { text: Vec::with_capacity(length), ends: Vec::with_capacity(headers.len()) };
         for header in headers {
             fields.text.extend(header.name.as_bytes());
             let name = fields.text.len() as u32; // at most HEAD_MAX
@@ -41,17 +42,21 @@ impl Fields {
 
     /// All fields: name as it was written, value without white space around it.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        let starts = [0].into_iter().chain(self.ends.iter().map(|(_, end)| *end as usize));
-        starts.zip(&self.ends).map(|(start, (name, value))| {
+        // names are tokens, which are ASCII
+        self.raw().map(|(name, value)| (std::str::from_utf8(name).unwrap_or(""), value))
+    }
+
+    fn raw(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let mut start = 0;
+        self.ends.iter().map(move |(name, value)| {
             let (name, value) = (*name as usize, *value as usize);
-            // names are tokens, which are ASCII
-            (std::str::from_utf8(&self.text[start..name]).unwrap_or(""), &self.text[name..value])
+            (&self.text[std::mem::replace(&mut start, value)..name], &self.text[name..value])
         })
     }
 
     /// The values of all fields of this name, in any case.
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-        self.iter().filter(move |(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        self.raw().filter(move |(n, _)| n.eq_ignore_ascii_case(name.as_bytes())).map(|(_, value)| value)
     }
 
     /// The only value of this name; Err: there are several.
@@ -64,9 +69,9 @@ impl Fields {
     }
 
     /// What goes on to the other side as it is: not about this connection, and not named by `Connection`.
-    pub(crate) fn end_to_end<'a>(&'a self, hop: &'a [String]) -> impl Iterator<Item = (&'a str, &'a [u8])> {
-        self.iter().filter(|(name, _)| {
-            let is = |other: &str| name.eq_ignore_ascii_case(other);
+    pub(crate) fn end_to_end<'a>(&'a self, hop: &'a [String]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        self.raw().filter(|(name, _)| {
+            let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
             !OWN.iter().any(|o| is(o)) && !hop.iter().any(|h| is(h))
         })
     }

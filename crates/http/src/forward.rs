@@ -59,7 +59,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         Forwarded::XForwardedFor => "x-forwarded-for",
     };
     for (n, value) in r.fields.end_to_end(&r.hop) {
-        let is = |other: &str| n.eq_ignore_ascii_case(other);
+        let is = |other: &str| n.eq_ignore_ascii_case(other.as_bytes());
         // RFC 9110, 10.1.1: a client of HTTP/1.0 would not know what to do with the 100
         let expects = is("expect") && r.version == Version::Old;
         let counted = is("max-forwards") && r.max_forwards.is_some();
@@ -69,7 +69,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
             || (is("via") && to.via.is_some())
             || (site && (is("x-forwarded-host") || is("x-forwarded-proto")));
         if !(ours || expects || counted) {
-            field(&mut out, n, value);
+            line(&mut out, &[n, b": ", value]);
         }
     }
     if to.identity {
@@ -113,8 +113,8 @@ pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     line(&mut out, &[b"HTTP/1.1 ", r.status.to_string().as_bytes(), b" ", r.reason.as_bytes()]);
     for (n, value) in r.fields.end_to_end(&r.hop) {
-        if !(n.eq_ignore_ascii_case("via") && to.via.is_some()) {
-            field(&mut out, n, value);
+        if !(n.eq_ignore_ascii_case(b"via") && to.via.is_some()) {
+            line(&mut out, &[n, b": ", value]);
         }
     }
     match (r.framing, r.said) {
@@ -141,8 +141,8 @@ pub fn host(name: &str, port: u16) -> String {
 }
 
 fn line(out: &mut Vec<u8>, parts: &[&[u8]]) {
-    parts.iter().for_each(|p| out.extend(*p));
-    out.extend(b"\r\n");
+    parts.iter().for_each(|p| out.extend_from_slice(p));
+    out.extend_from_slice(b"\r\n");
 }
 
 fn field(out: &mut Vec<u8>, name: &str, value: &[u8]) {

@@ -4,6 +4,7 @@ use crate::{
     Authority, FIELDS_MAX, Fields, Framing, METHOD_MAX, Version, Wrong,
     fields::{is_token, number, wrong_field},
 };
+use std::mem::MaybeUninit;
 
 /// What the request is about, in the four forms of RFC 9112, 3.2.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,9 +49,9 @@ impl Request {
     /// # Errors
     /// Whatever may be read in two ways, and what no proxy may pass on; [`Wrong::status`] is the answer.
     pub fn parse(head: &[u8]) -> Result<Request, Wrong> {
-        let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
-        let mut raw = httparse::Request::new(&mut room);
-        match raw.parse(head) {
+        let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+        let mut raw = httparse::Request::new(&mut []);
+        match raw.parse_with_uninit_headers(head, &mut room) {
             Ok(httparse::Status::Complete(n)) if n == head.len() => {}
             Ok(_) => return Err(Wrong::StartLine),
             Err(httparse::Error::Version) => return Err(version(head)),

@@ -4,6 +4,7 @@ use crate::{
     FIELDS_MAX, Fields, Framing, Version, Wrong,
     fields::{is_token, wrong_field},
 };
+use std::mem::MaybeUninit;
 
 /// A reply's head, understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,9 +36,9 @@ impl Response {
     /// # Errors
     /// Whatever may be read in two ways.
     pub fn parse(head: &[u8], method: &str) -> Result<Response, Wrong> {
-        let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
-        let mut raw = httparse::Response::new(&mut room);
-        match raw.parse(head) {
+        let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+        let mut raw = httparse::Response::new(&mut []);
+        match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut raw, head, &mut room) {
             Ok(httparse::Status::Complete(n)) if n == head.len() => {}
             Ok(_) => return Err(Wrong::StartLine),
             Err(e) => return Err(wrong_field(e)),
@@ -86,7 +87,10 @@ impl Response {
 
     /// The values of all fields of this name that go on to the client.
     pub fn passed_on<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-        self.fields.end_to_end(&self.hop).filter(move |(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        self.fields
+            .end_to_end(&self.hop)
+            .filter(move |(n, _)| n.eq_ignore_ascii_case(name.as_bytes()))
+            .map(|(_, value)| value)
     }
 
     /// Whether another reply to the same request follows (RFC 9110, 15.2). 101 is the last.

@@ -46,6 +46,11 @@ impl Scan {
             if self.lines == 0 && self.at - self.line >= LINE_MAX {
                 return Err(Wrong::LineTooLong);
             }
+            let plain = self.plain(input);
+            if plain > 0 {
+                self.at += plain;
+                continue;
+            }
             let after_cr = self.at > self.line && input[self.at - 1] == b'\r';
             let first = self.at == self.line;
             self.at += 1;
@@ -74,6 +79,17 @@ impl Scan {
             }
         }
         Ok(None)
+    }
+
+    /// So many bytes in the midst of a line say nothing about where it ends, and are allowed there: most of a head.
+    fn plain(&self, input: &[u8]) -> usize {
+        if self.at == self.line || input[self.at - 1] == b'\r' {
+            return 0;
+        }
+        let line = if self.lines == 0 { self.line + LINE_MAX } else { usize::MAX };
+        let end = self.most().min(line).min(input.len());
+        let plain = |b: &&u8| matches!(**b, b' '..=b'~' | 0x80..);
+        input[self.at..end].iter().take_while(plain).count()
     }
 
     fn most(&self) -> usize {

@@ -62,11 +62,13 @@ pub enum Command {
     /// Changes nothing: programs are loaded and attached inside a network namespace made for the purpose. Exits with 0
     /// if splicing is possible, with 1 otherwise.
     Doctor(Json),
-    /// Shows a download that is spliced and outlives the proxy, in three network namespaces made for the purpose.
+    /// Shows a download that is spliced and outlives the proxy, or a site whose long replies are, in three network namespaces
+    /// made for the purpose.
     ///
     /// nginx serves a file, curl fetches it through longsplice, longsplice is killed with SIGKILL half way, and the file
     /// must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. Needs root, nginx,
-    /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. Exits with 0 only if all of it worked.
+    /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. `demo http` asks a site of two
+    /// servers for a thousand things over six connections, and compares every byte. Exits with 0 only if all of it worked.
     Demo(DemoArgs),
     /// Measures splicing against IP forwarding, copying and other proxies, in network namespaces made for the purpose.
     ///
@@ -91,7 +93,7 @@ pub struct RunArgs {
 
     /// Serves HTTP/1.1 and 1.0 here as a forward proxy: CONNECT, and requests with absolute URLs. May be repeated.
     ///
-    /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 256 KB on
+    /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 512 KB on
     /// are spliced one by one, or longer ones if --splice says so, and the rest is copied. A reverse proxy, which stands for
     /// servers, needs a configuration file, and so do filters for replies.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -221,12 +223,25 @@ pub struct StopArgs {
     pub flush: bool,
 }
 
-/// Where the demo writes.
+/// What the demo shows, and where it writes.
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
+    /// What to show.
+    #[arg(value_name = "WHAT", value_enum, default_value_t = Show::Download)]
+    pub what: Show,
+
     /// Directory for the trace; made if it does not exist.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
+}
+
+/// What there is to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Show {
+    /// One download that is spliced, and outlives the proxy.
+    Download,
+    /// A thousand requests to a site of two servers, over connections that persist; writes nothing.
+    Http,
 }
 
 /// What to measure, and where to keep it.
@@ -281,6 +296,8 @@ pub enum What {
     Rate,
     /// From how many bytes on splicing pays.
     Threshold,
+    /// HTTP through reverse proxies, and from what size on splicing a body pays.
+    Http,
     /// Time that a splice, an unsplice, a release and a recreation take, and segments until it pays.
     Switch,
     /// Memory per connection.

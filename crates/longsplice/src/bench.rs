@@ -4,7 +4,7 @@
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
 //! what counts is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] are what there is to
 //! compare and to measure, [`peers`] and [`venue`] set up a variant; [`segment`], [`ratio`], [`bulk`], [`response`],
-//! [`rate`], [`threshold`], [`switch`], [`memory`], [`flood`] (with room by [`conntrack`]) and [`million`] measure;
+//! [`rate`], [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`], [`memory`], [`flood`] (with room by [`conntrack`]) and [`million`] measure;
 //! [`machine`] says what it cost and who disturbed it, [`counters`] how large packets were, [`results`] keeps everything,
 //! [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
 
@@ -12,6 +12,7 @@ mod bulk;
 mod conntrack;
 mod counters;
 mod flood;
+mod http;
 mod machine;
 mod memory;
 mod million;
@@ -23,16 +24,18 @@ mod ratio;
 mod readme;
 mod release;
 mod report;
+pub(crate) mod requests;
 mod response;
 mod results;
 mod rounds;
 mod segment;
+pub(crate) mod site;
 mod stats;
 mod subject;
 mod switch;
 mod threshold;
 mod trace;
-mod variant;
+pub(crate) mod variant;
 mod venue;
 
 use crate::{
@@ -160,8 +163,15 @@ impl Bench {
             cases.extend(rate::measure(self)?);
         }
         let short = if wanted(&[What::Threshold]) { threshold::measure(self)? } else { Vec::new() };
-        let threshold = (!short.is_empty()).then(|| threshold::of(&short));
+        let threshold = (!short.is_empty()).then(|| threshold::of(&threshold::SIZES, &short));
         cases.extend(short);
+        let mut bodies = Vec::new();
+        if wanted(&[What::Http]) {
+            cases.extend(http::measure(self)?);
+            bodies = http::bodies(self)?;
+        }
+        let by_body = (!bodies.is_empty()).then(|| threshold::of(&http::BODIES, &bodies));
+        cases.extend(bodies);
         let switch = if wanted(&[What::Switch]) { switch::measure(self)? } else { Vec::new() };
         let memory = wanted(&[What::Memory]).then(|| memory::measure(self)).transpose()?;
         if wanted(&[What::Flood]) {
@@ -180,6 +190,7 @@ impl Bench {
             switch,
             memory,
             threshold,
+            bodies: by_body,
         })
     }
 
@@ -200,8 +211,8 @@ impl Bench {
             network: "client, forwarder and server are network namespaces joined by veth, MTU 1500, Reno, a lab for \
                       each variant; sender and receiver are threads with blocks of 256 KB"
                 .to_owned(),
-            variants: variants.map(|v| format!("{v}: {}", v.does())).collect(),
-            configurations: std::iter::once(ours).chain(peers).collect(),
+            variants: variants.map(|v| format!("{v}: {}", v.does())).chain(http::setup()).collect(),
+            configurations: std::iter::once(ours).chain(peers).chain(http::configurations()).collect(),
             disturbed:
                 "a round is left out, and up to three are measured again, when more than 2 % of the time was stolen \
                         by the hypervisor or more than 5 % used by other programs"

@@ -1,12 +1,13 @@
 //! `longsplice demo`: one download, told as it happens. The [`stage`] is set, the story told here, the switch drawn by
-//! [`plot`].
+//! [`plot`]. `longsplice demo http` tells another story, of many requests ([`http`]).
 
+mod http;
 pub mod plot;
 mod stage;
 
 use crate::{
     Outcome,
-    args::DemoArgs,
+    args::{DemoArgs, Show},
     client::Client,
     ls::{self, Row},
 };
@@ -39,6 +40,10 @@ const PATIENCE: Duration = Duration::from_secs(90);
 pub fn demo(args: &DemoArgs) -> Outcome {
     if !nix::unistd::Uid::effective().is_root() {
         return Err("the demo makes network namespaces: run it as root".into());
+    }
+    if args.what == Show::Http {
+        let story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
+        return http::tell(&story).map(|()| ExitCode::SUCCESS);
     }
     fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     println!("client 10.77.1.2 ──── longsplice ──── server 10.77.2.2   (three network namespaces)\n");

@@ -115,6 +115,16 @@ fn needs_root_and_bpf_throughput_and_connections() {
 }
 
 #[test]
+fn needs_root_and_bpf_http() {
+    let kept = bench(&["http"]);
+    assert_eq!(kept.cases("http", &["ip-forward", "spliced", "default", "copy", "haproxy", "nginx"]), 4);
+    assert_eq!(kept.cases("body", &["spliced", "copy"]), 9);
+    kept.has("| reply | IP forwarding | spliced |");
+    kept.has("Splicing a body takes");
+    kept.drew("http.svg");
+}
+
+#[test]
 fn needs_root_and_bpf_memory() {
     let kept = bench(&["memory"]);
     let held = kept.results["memory"]["held"].as_array().unwrap();

@@ -267,7 +267,7 @@ fn size(r: &mut SmallRng) -> usize {
         9..=10 => around(r, 1448),
         11..=12 => around(r, 16_384),
         13..=14 => around(r, 65_536),
-        15..=16 => around(r, 262_144),
+        15..=16 => around(r, 524_288),
         17..=18 => r.random_range(0..500_000),
         _ => r.random_range(0..3_000_000),
     }
@@ -371,6 +371,6 @@ fn by_default_large_bodies_are_spliced() {
     check(&records, 1000, 10_000_000);
     for r in records {
         let (all, spliced) = (r["bytes_down"].as_u64().unwrap(), r["spliced_down"].as_u64().unwrap());
-        assert!(spliced == 0 || all >= 262_144, "{r}");
+        assert!(spliced == 0 || all >= 524_288, "{r}");
     }
 }

@@ -207,6 +207,14 @@ fn needs_root_and_bpf_the_demo_works() {
 }
 
 #[test]
+fn needs_root_and_bpf_the_demo_of_http_works() {
+    let demo = longsplice(&["demo", "http"]);
+    let text = String::from_utf8_lossy(&demo.stdout);
+    assert!(demo.status.success(), "{text}\n{}", String::from_utf8_lossy(&demo.stderr));
+    assert!(text.contains("all 1000 replies are what was asked for") && text.contains("went past the proxy"), "{text}");
+}
+
+#[test]
 fn needs_root_and_bpf_xdp_forwards_what_it_can_and_tcx_the_rest() {
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).unwrap();
     // As a network card, a veth takes frames from XDP only if somebody receives them by NAPI at its other end.

@@ -153,42 +153,74 @@ impl Record {
     }
 
     fn text(&self) -> String {
-        let mut t = format!("{} ", self.time);
-        let mut field = |key: &str, value: &str| {
-            let plain = !value.is_empty() && value.bytes().all(|b| b.is_ascii_graphic() && !b"\"\\=".contains(&b));
-            // Writing to a String cannot fail.
-            let _ = if plain { write!(t, "{key}={value} ") } else { write!(t, "{key}={value:?} ") };
-        };
-        let number = |n: u64| n.to_string();
-        field("id", &self.id.map_or("-".into(), number));
-        field("listener", self.listener);
-        field("client", &self.client.to_string());
-        field("server", &self.server.map_or("-".into(), |s| s.to_string()));
-        field("target", self.target.as_deref().unwrap_or("-"));
-        if let Some(route) = &self.route {
-            field("route", route);
+        let mut t = String::with_capacity(512);
+        t.push_str(&self.time);
+        let t = &mut t;
+        match self.id {
+            Some(id) => number(t, "id", id),
+            None => plain(t, "id", "-"),
         }
-        field("user", self.user.as_deref().unwrap_or("-"));
+        plain(t, "listener", self.listener);
+        address(t, "client", self.client);
+        match self.server {
+            Some(server) => address(t, "server", server),
+            None => plain(t, "server", "-"),
+        }
+        text(t, "target", self.target.as_deref().unwrap_or("-"));
+        if let Some(route) = &self.route {
+            text(t, "route", route);
+        }
+        text(t, "user", self.user.as_deref().unwrap_or("-"));
         if let Some(method) = &self.method {
-            field("method", method);
+            text(t, "method", method);
         }
         if let Some(status) = self.status {
-            field("status", &status.to_string());
+            number(t, "status", status.into());
         }
         if let Some(rule) = &self.reply_rule {
-            field("reply_rule", rule);
+            text(t, "reply_rule", rule);
         }
-        field("how", self.how);
-        field("bytes_up", &number(self.bytes_up));
-        field("bytes_down", &number(self.bytes_down));
-        field("spliced_up", &number(self.spliced_up));
-        field("spliced_down", &number(self.spliced_down));
-        field("splices", &number(self.splices.into()));
-        field("refusal", self.refusal.as_deref().unwrap_or("-"));
-        field("duration_ms", &number(self.duration_ms));
-        t.truncate(t.trim_end().len());
-        t
+        plain(t, "how", self.how);
+        number(t, "bytes_up", self.bytes_up);
+        number(t, "bytes_down", self.bytes_down);
+        number(t, "spliced_up", self.spliced_up);
+        number(t, "spliced_down", self.spliced_down);
+        number(t, "splices", self.splices.into());
+        text(t, "refusal", self.refusal.as_deref().unwrap_or("-"));
+        number(t, "duration_ms", self.duration_ms);
+        std::mem::take(t)
     }
+}
+
+// Fields of a line. They are written for each request: without the formatter, which takes ten times as long.
+
+fn plain(t: &mut String, key: &str, value: &str) {
+    for part in [" ", key, "=", value] {
+        t.push_str(part);
+    }
+}
+
+fn number(t: &mut String, key: &str, n: u64) {
+    plain(t, key, itoa::Buffer::new().format(n));
+}
+
+fn address(t: &mut String, key: &str, a: SocketAddr) {
+    let SocketAddr::V4(v4) = a else { return plain(t, key, &a.to_string()) };
+    plain(t, key, "");
+    for (byte, end) in v4.ip().octets().into_iter().zip(['.', '.', '.', ':']) {
+        t.push_str(itoa::Buffer::new().format(byte));
+        t.push(end);
+    }
+    t.push_str(itoa::Buffer::new().format(v4.port()));
+}
+
+/// What others have chosen: quoted, unless nothing in it needs to be.
+fn text(t: &mut String, key: &str, value: &str) {
+    if !value.is_empty() && value.bytes().all(|b| b.is_ascii_graphic() && !b"\"\\=".contains(&b)) {
+        return plain(t, key, value);
+    }
+    plain(t, key, "");
+    let _ = write!(t, "{value:?}"); // writing to a String cannot fail
 }
 
 fn word(how: How) -> &'static str {
@@ -216,8 +248,14 @@ pub(crate) fn rfc3339(t: SystemTime) -> String {
     let day = doy - (153 * mp + 2) / 5 + 1;
     let month = if mp < 10 { mp + 3 } else { mp - 9 };
     let year = yoe + era * 400 + u64::from(month <= 2);
-    let (h, m, s, ms) = (s / 3600, s / 60 % 60, s % 60, t.subsec_millis());
-    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{ms:03}Z")
+    let (h, m, s, ms) = (s / 3600, s / 60 % 60, s % 60, u64::from(t.subsec_millis()));
+    let mut text = String::with_capacity(24);
+    let parts = [(4, year), (2, month), (2, day), (2, h), (2, m), (2, s), (3, ms)];
+    for ((width, n), end) in parts.into_iter().zip(['-', '-', 'T', ':', ':', '.', 'Z']) {
+        let digits = (0..width).rev().map(|at| b'0' + (n / 10_u64.pow(at) % 10) as u8);
+        text.extend(digits.map(char::from).chain([end]));
+    }
+    text
 }
 
 enum Message {

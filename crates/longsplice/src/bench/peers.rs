@@ -48,7 +48,7 @@ impl Peer {
     }
 
     /// Where Debian puts it, which is not in everybody's PATH.
-    fn program(self) -> &'static str {
+    pub fn program(self) -> &'static str {
         match self {
             Peer::Haproxy => "/usr/sbin/haproxy",
             Peer::Nginx => "/usr/sbin/nginx",
@@ -187,7 +187,7 @@ pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>
 }
 
 /// Waits until it is ready; if it never is, says what it said.
-fn when_ready(
+pub fn when_ready(
     mut guard: ChildGuard,
     ready: impl FnOnce(&mut ChildGuard) -> std::result::Result<(), LabError>,
 ) -> Result<ChildGuard> {
@@ -223,8 +223,13 @@ pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], l
     let file = dir.join("longsplice.toml");
     fs::write(&file, config)?;
     run.env("LONGSPLICE_CONTROL", control_socket(dir)).env_remove("RUST_LOG");
-    run.args(["run", "--config"]).arg(&file).arg("--access-log").arg(dir.join("access.log")).args(arguments);
+    run.args(["run", "--config"]).arg(&file).arg("--access-log").arg(access_log(dir)).args(arguments);
     when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("control socket", limit))
+}
+
+/// Where longsplice writes its lines.
+pub fn access_log(dir: &Path) -> PathBuf {
+    dir.join("access.log")
 }
 
 /// Where longsplice is asked.

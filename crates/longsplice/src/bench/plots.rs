@@ -38,7 +38,9 @@ struct Bars {
 
 /// All pictures that there are figures for.
 pub fn draw(dir: &Path, s: &Summary) -> Result<()> {
-    for (name, bars) in [("segments.svg", segments(s)), ("bulk.svg", bulk(s)), ("rate.svg", rate(s))] {
+    for (name, bars) in
+        [("segments.svg", segments(s)), ("bulk.svg", bulk(s)), ("rate.svg", rate(s)), ("http.svg", http(s))]
+    {
         if !bars.groups.is_empty() {
             let file = dir.join(name);
             let root = SVGBackend::new(&file, SIZE).into_drawing_area();
@@ -73,6 +75,16 @@ fn rate(s: &Summary) -> Bars {
     by_variant(s, Kind::Rate, "New connections, by what each carries", "per second", |s, subject, v| {
         s.line(subject, v).map(|l| l.value.median)
     })
+}
+
+fn http(s: &Summary) -> Bars {
+    by_variant(
+        s,
+        Kind::Http,
+        "HTTP: processor time per request, by the reply's size",
+        "relative to HAProxy",
+        |s, subject, v| s.line(subject, v).and_then(|l| l.cpu_ratio).map(|r| r.median),
+    )
 }
 
 fn by_variant(

@@ -3,7 +3,7 @@
 use super::{
     machine::Machine,
     ratio,
-    results::{Line, Refused, Results, Summary, SwitchCase},
+    results::{Line, Refused, Results, Summary, SwitchCase, Threshold},
     segment,
     stats::Spread,
     subject::{Kind, Subject},
@@ -68,7 +68,17 @@ fn tables(results: &Results) -> String {
     let short = "Short transfers on one CPU, microseconds per connection, and the ratio to copying";
     table(Kind::Short, &format!("{short} ({rounds}):"), &with_ratio);
     table(Kind::Short, &format!("{short}, CPU time:"), &cpu_with_ratio(0));
-    text += &threshold(results);
+    text += &threshold("Splicing", "splice after", &results.threshold);
+    let mut table = |kind, head: &str, cell: &dyn Fn(&Line) -> String| {
+        text += &by_variant(s, kind, head, cell);
+    };
+    let http = "over persistent connections to reverse proxies, and the ratio to HAProxy";
+    table(Kind::Http, &format!("HTTP requests per second, {http} ({rounds}):"), &with_ratio);
+    table(Kind::Http, &format!("CPU microseconds per HTTP request, {http}:"), &cpu_with_ratio(0));
+    let body = "HTTP replies on one CPU, microseconds per request, and the ratio to copying";
+    table(Kind::Body, &format!("{body} ({rounds}):"), &with_ratio);
+    table(Kind::Body, &format!("{body}, CPU time:"), &cpu_with_ratio(0));
+    text += &threshold("Splicing a body", "splice bodies from", &results.bodies);
     text += &switch(results);
     text += &memory(results);
     let flood = "Nanoseconds of one CPU per small packet, generator and sink included, and the ratio to IP forwarding";
@@ -97,6 +107,7 @@ fn first_column(kind: Kind) -> &'static str {
     match kind {
         Kind::Bulk => "packets",
         Kind::Response => "object",
+        Kind::Http | Kind::Body => "reply",
         Kind::Flood => "random among",
         _ => "bytes",
     }
@@ -224,12 +235,12 @@ fn memory(results: &Results) -> String {
     text
 }
 
-fn threshold(results: &Results) -> String {
-    let Some(t) = &results.threshold else { return String::new() };
-    let mut text = format!("Splicing takes less time {}, less CPU {}. ", t.by_time, t.by_cpu);
+fn threshold(what: &str, advice: &str, found: &Option<Threshold>) -> String {
+    let Some(t) = found else { return String::new() };
+    let mut text = format!("{what} takes less time {}, less CPU {}. ", t.by_time, t.by_cpu);
     text += &match t.recommended {
-        Some(n) => format!("Recommended: splice after {n} bytes."),
-        None => "These rounds cannot tell after how many bytes to splice; more may.".to_owned(),
+        Some(n) => format!("Recommended: {advice} {n} bytes."),
+        None => "These rounds cannot tell from how many bytes on; more may.".to_owned(),
     };
     let mut text = wrap(&text).join("\n") + "\n";
     text.push('\n');

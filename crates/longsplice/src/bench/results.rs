@@ -37,6 +37,9 @@ pub struct Results {
     pub memory: Option<Memory>,
     /// From where on splicing pays.
     pub threshold: Option<Threshold>,
+    /// The same for bodies of HTTP.
+    #[serde(default)]
+    pub bodies: Option<Threshold>,
 }
 
 /// How it was measured.
@@ -77,13 +80,14 @@ pub struct Round {
 pub struct Run {
     /// Through what.
     pub variant: Variant,
-    /// Bytes, segments or connections.
+    /// Bytes, segments, connections or requests.
     pub amount: f64,
     /// In what time.
     pub seconds: f64,
     /// In the unit of the subject.
     pub value: f64,
-    /// CPU time of the whole machine, end hosts included: seconds per 10^9 bytes, or microseconds per segment or connection.
+    /// CPU time of the whole machine, end hosts included: seconds per 10^9 bytes, or microseconds per segment, connection or
+    /// request.
     pub cpu: f64,
     /// Segments with data to one without, as they were seen; where that matters.
     #[serde(default, skip_serializing_if = "Option::is_none")]

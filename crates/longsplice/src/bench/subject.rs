@@ -41,6 +41,16 @@ pub enum Subject {
         /// What each carries to the client.
         bytes: u64,
     },
+    /// Requests through reverse proxies, over connections that persist.
+    Http {
+        /// What each reply carries.
+        bytes: u64,
+    },
+    /// The same by one client, on one CPU, to find the size from which splicing a body pays.
+    Body {
+        /// What each reply carries.
+        bytes: u64,
+    },
     /// Cost of a small packet, on one CPU.
     Flood {
         /// Hit at random.
@@ -63,6 +73,10 @@ pub enum Kind {
     Rate,
     /// [`Subject::Short`].
     Short,
+    /// [`Subject::Http`].
+    Http,
+    /// [`Subject::Body`].
+    Body,
     /// [`Subject::Flood`].
     Flood,
 }
@@ -77,6 +91,8 @@ impl Subject {
             Subject::Response { .. } => Kind::Response,
             Subject::Rate { .. } => Kind::Rate,
             Subject::Short { .. } => Kind::Short,
+            Subject::Http { .. } => Kind::Http,
+            Subject::Body { .. } => Kind::Body,
             Subject::Flood { .. } => Kind::Flood,
         }
     }
@@ -90,7 +106,9 @@ impl Subject {
                 format!("{}, {}", packets.title(), plural(connections, "connection"))
             }
             Subject::Response { bytes, clients } => format!("{}, {}", size(bytes), plural(clients, "client")),
-            Subject::Rate { bytes } | Subject::Short { bytes } => size(bytes),
+            Subject::Rate { bytes } | Subject::Short { bytes } | Subject::Http { bytes } | Subject::Body { bytes } => {
+                size(bytes)
+            }
             Subject::Flood { flows } => plural(flows.into(), "flow"),
         }
     }
@@ -104,6 +122,8 @@ impl Subject {
             Kind::Response => "response,",
             Kind::Rate => "connections of",
             Kind::Short => "short transfers of",
+            Kind::Http => "HTTP,",
+            Kind::Body => "bodies of",
             Kind::Flood => "flood over",
         };
         format!("{kind} {}", self.label())
@@ -112,11 +132,11 @@ impl Subject {
     /// Of [`Run::value`](super::results::Run::value).
     pub fn unit(self) -> &'static str {
         match self.kind() {
-            Kind::Segment | Kind::Short => "us",
+            Kind::Segment | Kind::Short | Kind::Body => "us",
             Kind::Ratio => "MB/s",
             Kind::Bulk => "Gbit/s",
             Kind::Response => "ms",
-            Kind::Rate => "per second",
+            Kind::Rate | Kind::Http => "per second",
             Kind::Flood => "ns",
         }
     }
@@ -126,13 +146,18 @@ impl Subject {
         match self.kind() {
             Kind::Segment | Kind::Bulk => format!("{value:.1}"),
             Kind::Response => format!("{value:.2}"),
-            Kind::Ratio | Kind::Rate | Kind::Short | Kind::Flood => format!("{value:.0}"),
+            Kind::Http if value < 100.0 => format!("{value:.1}"),
+            Kind::Ratio | Kind::Rate | Kind::Short | Kind::Http | Kind::Body | Kind::Flood => format!("{value:.0}"),
         }
     }
 
     /// What the others are divided by, in the same round.
     pub fn base(self) -> Variant {
-        if self.kind() == Kind::Short { Variant::Copy } else { Variant::IpForward }
+        match self.kind() {
+            Kind::Short | Kind::Body => Variant::Copy,
+            Kind::Http => Variant::Haproxy,
+            _ => Variant::IpForward,
+        }
     }
 }
 

@@ -20,7 +20,8 @@ use super::{
 use std::{cmp::Ordering, time::Duration};
 
 /// Bytes from server to client: powers of two without a gap where the curves may cross.
-const SIZES: [u64; 10] = [1, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20];
+pub const SIZES: [u64; 10] =
+    [1, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20];
 /// One size, one variant, one round: this part of a transfer's length, and not more connections than that.
 const SHARE: f64 = 0.2;
 const CONNECTIONS: usize = 1000;
@@ -28,7 +29,8 @@ const CONNECTIONS: usize = 1000;
 const ROUNDS: usize = 3;
 /// Sizes between the largest at which splicing costs and the smallest from which it pays, where the rounds cannot tell.
 const DOUBT: usize = 1;
-const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
+/// Those that are compared.
+pub const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
 
 /// All sizes, both variants.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
@@ -53,11 +55,11 @@ fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
     Ok(Run::new(variant, cost, count, micros, cpu))
 }
 
-/// Where the curves cross.
-pub fn of(cases: &[Case]) -> Threshold {
+/// Where the curves cross, which have a case for each of these sizes.
+pub fn of(sizes: &[u64], cases: &[Case]) -> Threshold {
     let signs = |of: fn(&Run) -> f64| {
-        let sizes = SIZES.into_iter().zip(cases);
-        sizes.map(|(bytes, case)| (bytes, sign(gains(case, of)))).collect::<Vec<_>>()
+        let sizes = sizes.iter().zip(cases);
+        sizes.map(|(bytes, case)| (*bytes, sign(gains(case, of)))).collect::<Vec<_>>()
     };
     let (by_time, by_cpu) = (signs(|run| run.value), signs(|run| run.cpu));
     let recommended = clear(&by_time).zip(clear(&by_cpu)).map(|(time, cpu)| time.max(cpu));

@@ -301,9 +301,8 @@ impl<'a> Exchange<'a> {
                 return Poll::Ready(Ok(()));
             }
             while up.sent < up.head.len() {
-                let n = ready!(server.poll_write(cx, &up.head[up.sent..])).map_err(Broken::Server)?;
-                up.sent += n;
-                passed[0] += n as u64;
+                let written = write_head(cx, server, (&up.head, &mut up.sent), client, &mut up.checked);
+                passed[0] += ready!(written).map_err(Broken::Server)? as u64;
                 *moved = Instant::now();
             }
             while up.checked > 0 {
@@ -329,15 +328,14 @@ impl<'a> Exchange<'a> {
                 self.ahead = true;
                 return Poll::Ready(Ok(()));
             }
-            let Down { head, sent, hold, .. } = &mut self.down;
+            let Down { head, sent, checked, hold, .. } = &mut self.down;
             if hold.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready()) {
                 *hold = None; // it is judged all the same
                 self.server.leg.unclamp();
             }
             while hold.is_none() && *sent < head.len() {
-                let n = ready!(self.client.poll_write(cx, &head[*sent..])).map_err(Broken::Client)?;
-                *sent += n;
-                self.passed[1] += n as u64;
+                let written = write_head(cx, self.client, (head, sent), self.server, checked);
+                self.passed[1] += ready!(written).map_err(Broken::Client)? as u64;
                 self.moved = Instant::now();
             }
             if self.down.body.is_some() {
@@ -539,6 +537,22 @@ impl<'a> Exchange<'a> {
 /// The server has closed without a word.
 pub(super) fn no_reply() -> Fault {
     Fault::BadReply("the server closed before it had replied".into())
+}
+
+/// Writes what is left of a head, and what of the body is in hand and checked by the same call.
+fn write_head(
+    cx: &mut Context<'_>,
+    to: &mut Stream,
+    (head, sent): (&[u8], &mut usize),
+    from: &mut Stream,
+    checked: &mut usize,
+) -> Poll<io::Result<usize>> {
+    let n = ready!(to.poll_write_both(cx, &head[*sent..], &from.in_hand()[..*checked]))?;
+    let of_head = n.min(head.len() - *sent);
+    *sent += of_head;
+    from.consume(n - of_head);
+    *checked -= n - of_head;
+    Poll::Ready(Ok(n))
 }
 
 /// Whether so much content is worth a splice.

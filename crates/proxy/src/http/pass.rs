@@ -30,7 +30,7 @@ use longsplice_http::{
     Request,
     forward::{self, Onward},
 };
-use std::{future::poll_fn, sync::Arc};
+use std::{borrow::Cow, future::poll_fn, sync::Arc};
 use tokio::time::timeout;
 
 /// A request, and where it is to go.
@@ -204,7 +204,7 @@ impl Row<'_> {
             To::Target(_) => false,
             To::Pool(pool, _) => tries.failed.len() + 1 < pool.config.tries as usize,
         };
-        let host = errand.site.clone().unwrap_or_else(|| host(target));
+        let host = errand.site.as_deref().map_or_else(|| host(target).into(), Cow::Borrowed);
         let onward = Onward {
             host: &host,
             via: self.http.via.as_deref(),
@@ -217,11 +217,6 @@ impl Row<'_> {
         let shared = self.live.shared.clone();
         let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
         let bodies = if may_be.is_ok() { self.front.bodies.when } else { When::Never };
-        let info = FlowInfo {
-            protocol: record.listener,
-            user: record.user.clone(),
-            target: record.target.clone().unwrap_or_default(),
-        };
         let (ends, via) = ((&mut self.client, server), self.http.via.as_deref());
         let mut exchange =
             Exchange::new(ends, request, head, via, (last, *reused || more), (bodies, &self.http.filter));
@@ -230,7 +225,11 @@ impl Row<'_> {
             let left = limit.saturating_sub(exchange.moved.elapsed());
             match timeout(left, poll_fn(|cx| exchange.poll(cx))).await {
                 Ok(End::Ahead(way)) => {
-                    let info = info.clone();
+                    let info = FlowInfo {
+                        protocol: record.listener,
+                        user: record.user.clone(),
+                        target: record.target.clone().unwrap_or_default(),
+                    };
                     if let Some(end) = exchange.pass(way, &shared.splicer, self.front.bodies.clone(), info).await {
                         break end;
                     }

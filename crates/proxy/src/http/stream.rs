@@ -3,25 +3,30 @@
 use bytes::Bytes;
 use longsplice_engine::{Leg, Splicer};
 use std::{
+    cell::Cell,
     future::poll_fn,
-    io,
-    pin::Pin,
+    io::{self, IoSlice},
+    pin::{Pin, pin},
     task::{Context, Poll, Waker, ready},
 };
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Bytes in hand at most. Heads are shorter ([`longsplice_http::HEAD_MAX`]).
 const MOST: usize = 64 * 1024;
 /// Bytes in hand at first: what a head usually takes.
 const FIRST: usize = 8 * 1024;
 
+thread_local! {
+    /// Memory of a connection that has become idle, for the next that has something to read.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub leg: Leg,
-    /// In hand: bytes[start..end].
+    /// In hand, from `start` on.
     bytes: Vec<u8>,
     start: usize,
-    end: usize,
     /// The last read filled all the room there was.
     eager: bool,
     /// The host has said that no more will come.
@@ -36,24 +41,25 @@ impl Stream {
     }
 
     pub fn new(leg: Leg) -> Stream {
-        Stream { leg, bytes: Vec::new(), start: 0, end: 0, eager: false, ended: false }
+        Stream { leg, bytes: Vec::new(), start: 0, eager: false, ended: false }
     }
 
     /// The same with this in hand, which must not be more than is read at first.
     pub fn with(leg: Leg, read: &[u8]) -> Stream {
-        Stream { bytes: read.to_vec(), end: read.len(), ..Stream::new(leg) }
+        Stream { bytes: read.to_vec(), ..Stream::new(leg) }
     }
 
     /// What is in hand.
     pub fn in_hand(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
+        &self.bytes[self.start..]
     }
 
     /// The first `n` bytes in hand are used.
     pub fn consume(&mut self, n: usize) {
         self.start += n;
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
+        if self.start == self.bytes.len() {
+            self.bytes.clear();
+            self.start = 0;
         }
     }
 
@@ -61,35 +67,38 @@ impl Stream {
     pub fn put_back(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.bytes.splice(..self.start, bytes.iter().copied());
-            (self.start, self.end) = (0, self.end - self.start + bytes.len());
+            self.start = 0;
         }
     }
 
     /// Reads more; 0: the end.
     pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.end == self.bytes.len() || (self.eager && self.end == 0) {
-            self.make_room();
+        if self.leg.poll_readable(cx)?.is_pending() {
+            if self.bytes.is_empty() && self.bytes.capacity() > 0 {
+                SPARE.set(std::mem::take(&mut self.bytes)); // an idle connection holds no memory
+            }
+            return Poll::Pending;
         }
-        let mut room = ReadBuf::new(&mut self.bytes[self.end..]);
-        let read = Pin::new(&mut self.leg).poll_read(cx, &mut room);
-        let n = room.filled().len();
-        if read.is_pending() && self.end == 0 {
-            self.bytes = Vec::new(); // an idle connection holds no memory
-        }
-        ready!(read)?;
-        self.end += n;
-        self.eager = self.end == self.bytes.len();
+        self.make_room();
+        let room = self.bytes.capacity() - self.bytes.len();
+        let n = ready!(pin!(self.leg.read_buf(&mut self.bytes)).poll(cx))?;
+        self.eager = n == room;
         self.ended |= n == 0;
         Poll::Ready(Ok(n))
     }
 
     fn make_room(&mut self) {
-        if self.start > 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        } else {
+        if self.bytes.capacity() == 0 {
+            self.bytes = SPARE.take();
+        }
+        let most = if self.eager { MOST } else { FIRST };
+        if self.bytes.is_empty() && self.bytes.capacity() < most {
+            self.bytes = Vec::with_capacity(most);
+        } else if self.bytes.len() == self.bytes.capacity() && self.start > 0 {
+            self.bytes.drain(..std::mem::take(&mut self.start));
+        } else if self.bytes.len() == self.bytes.capacity() {
             // Nobody asks for more while so much is in hand.
-            self.bytes.resize(if self.eager { MOST.max(self.end + 1) } else { FIRST }, 0);
+            self.bytes.reserve_exact(most.saturating_sub(self.bytes.len()).max(1));
         }
     }
 
@@ -99,6 +108,18 @@ impl Stream {
 
     pub fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match ready!(Pin::new(&mut self.leg).poll_write(cx, bytes))? {
+            0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            n => Poll::Ready(Ok(n)),
+        }
+    }
+
+    /// Writes two pieces, one behind the other, by one call.
+    pub fn poll_write_both(&mut self, cx: &mut Context<'_>, first: &[u8], second: &[u8]) -> Poll<io::Result<usize>> {
+        if second.is_empty() {
+            return self.poll_write(cx, first);
+        }
+        let both = [first, second].map(IoSlice::new);
+        match ready!(Pin::new(&mut self.leg).poll_write_vectored(cx, &both))? {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             n => Poll::Ready(Ok(n)),
         }
