@@ -81,8 +81,6 @@ static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, stru
 	h->phase_in = l->phase_in;
 	h->start = l->bound_in - l->irs - 1;
 	h->flags = l->flags;
-	h->ifindex = l->ifindex;
-	__builtin_memcpy(h->dmac, l->dmac, 12); /* and smac */
 	*end = l->in64;
 	*origin = l->in64 - l->max_in;
 	if (p && l->flags & LEG_SPLICED) {
@@ -117,10 +115,20 @@ static __always_inline int stop_released(const struct switch_args *g)
 	return g->op == OP_STOP ? result : SWITCH_OK;
 }
 
-SEC("syscall")
-int switch_flow(struct switch_args *ctx)
+static __always_inline void tell_hop(struct hop *h, const struct leg *l)
 {
-	struct switch_args args = *ctx, *g = &args;
+	const __u32 *macs = (const __u32 *)l->dmac; /* and smac */
+
+	h->ifindex = l->ifindex;
+	h->macs[0] = macs[0];
+	h->macs[1] = macs[1];
+	h->macs[2] = macs[2];
+}
+
+SEC("syscall")
+int switch_flow(struct switch_call *ctx)
+{
+	struct switch_args args = ctx->args, *g = &args;
 	struct leg *a = bpf_map_lookup_elem(&legs, &g->a.leg), *b = bpf_map_lookup_elem(&legs, &g->b.leg);
 
 	g->result = SWITCH_UNTRACKED;
@@ -148,8 +156,10 @@ int switch_flow(struct switch_args *ctx)
 		}
 		look(&g->a, &g->end_a, &g->origin_a, a);
 		look(&g->b, &g->end_b, &g->origin_b, b);
+		tell_hop(&ctx->hop_a, a);
+		tell_hop(&ctx->hop_b, b);
 	}
-	*ctx = args;
+	ctx->args = args;
 	return 0;
 }
 

@@ -266,8 +266,6 @@ struct half {
 	__u32 fin;       /* out: the FIN lies below the bound: end of stream is pending too, and counted, or was forwarded */
 	__u32 flags;     /* out: enum leg_flag */
 	enum phase phase_in; /* out */
-	__u32 ifindex;       /* out: next hop to the host, as in the leg's record */
-	__u8 dmac[6], smac[6];
 };
 
 enum switch_op {
@@ -303,6 +301,18 @@ struct switch_args {
 	__u32 remote_a, remote_b; /* OP_COMMIT: index into remotes6, when the families differ */
 	__u64 end_a, end_b;  /* out: stream position of all that came from a, b */
 	__u64 origin_a, origin_b; /* out: what makes a stream position of an extended sequence number of a, b (tap_position) */
+};
+
+/* Next hop to a leg's host, as in its record. */
+struct hop {
+	__u32 ifindex;
+	__u32 macs[3]; /* dmac, smac */
+};
+
+/* Hops stand by themselves: the programs have no room for more on their stack. */
+struct switch_call {
+	struct switch_args args;
+	struct hop hop_a, hop_b; /* out */
 };
 
 enum path_op {

@@ -100,7 +100,9 @@ pub enum OpenError {
 
 pub(crate) fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> OpenError {
     move |e| match errno(&e) {
-        libc::EPERM | libc::EACCES => OpenError::Privilege,
+        libc::EPERM => OpenError::Privilege,
+        // the verifier's answer, too
+        libc::EACCES if !nix::unistd::Uid::effective().is_root() => OpenError::Privilege,
         n => OpenError::Kernel { what, source: io::Error::from_raw_os_error(n) },
     }
 }

@@ -24,9 +24,9 @@ pub mod testing;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, embryo, event, event_kind, half, leg, limit, listen_key, path, path_args, path_op, path_word, path4,
-        path6, phase, slot4, slot6, switch_args, switch_op, switch_result, tap_record, train, train_key, tuple, tuple4,
-        verdict, via,
+        abi, embryo, event, event_kind, half, hop, leg, limit, listen_key, path, path_args, path_op, path_word, path4,
+        path6, phase, slot4, slot6, switch_args, switch_call, switch_op, switch_result, tap_record, train, train_key,
+        tuple, tuple4, verdict, via,
     };
 }
 

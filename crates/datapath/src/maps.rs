@@ -97,7 +97,7 @@ unsafe impl Pod for abi::via {}
 // SAFETY: as above.
 unsafe impl Pod for abi::listen_key {}
 // SAFETY: as above.
-unsafe impl Pod for abi::switch_args {}
+unsafe impl Pod for abi::switch_call {}
 // SAFETY: as above.
 unsafe impl Pod for abi::event {}
 // SAFETY: as above.

@@ -139,7 +139,7 @@ impl Datapath {
         a: &Half,
         b: &Half,
         set: impl FnOnce(&mut abi::switch_args),
-    ) -> Result<abi::switch_args, SwitchError> {
+    ) -> Result<abi::switch_call, SwitchError> {
         let half = |h: &Half| abi::half {
             leg: h.leg.to_abi(),
             consumed: h.consumed as u32,
@@ -148,11 +148,12 @@ impl Datapath {
             limit: h.limit.to_abi(),
             ..Default::default()
         };
-        let mut args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
-        set(&mut args);
-        run_program(&self.switch, &mut args).map_err(SwitchError::Run)?;
-        match args.result {
-            abi::switch_result::SWITCH_OK => Ok(args),
+        let args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
+        let mut call = abi::switch_call { args, ..Default::default() };
+        set(&mut call.args);
+        run_program(&self.switch, &mut call).map_err(SwitchError::Run)?;
+        match call.args.result {
+            abi::switch_result::SWITCH_OK => Ok(call),
             abi::switch_result::SWITCH_BUSY => Err(SwitchError::Busy),
             abi::switch_result::SWITCH_CLOSING => Err(SwitchError::Closing),
             abi::switch_result::SWITCH_FRAGMENTS => Err(SwitchError::Fragments),
@@ -182,6 +183,8 @@ impl Datapath {
             let fin = h.fin != 0 && h.pending > 0;
             (h.pending - u32::from(fin), fin)
         };
+        let at = switched(&r);
+        let r = r.args;
         let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
         let bound = |h: &Half, r: &abi::half| h.consumed + u64::from(r.start.wrapping_sub(h.consumed as u32));
         Ok(Frozen {
@@ -189,7 +192,7 @@ impl Datapath {
             fin: [fa, fb],
             bound: [bound(a, &r.a), bound(b, &r.b)],
             seq: [r.a.seq, r.b.seq],
-            at: switched(&r),
+            at,
         })
     }
 
@@ -229,7 +232,8 @@ pub(crate) fn bare(t: &Tuple) -> Half {
     Half { leg: *t, consumed: 0, produced: 0, leftover: 0, limit: Limit::None }
 }
 
-fn switched(g: &abi::switch_args) -> Switched {
+fn switched(call: &abi::switch_call) -> Switched {
+    let g = &call.args;
     Switched {
         phase: [g.a.phase_in.0 as u8, g.b.phase_in.0 as u8],
         end: [g.end_a, g.end_b],
@@ -237,7 +241,11 @@ fn switched(g: &abi::switch_args) -> Switched {
         flags: [g.a.flags, g.b.flags],
         fin: [g.a.fin != 0, g.b.fin != 0],
         was_forwarded: [g.a.pending != 0, g.b.pending != 0],
-        hops: [&g.a, &g.b].map(|h| Hop { ifindex: h.ifindex, dmac: h.dmac, smac: h.smac }),
+        hops: [&call.hop_a, &call.hop_b].map(|h| {
+            let macs = h.macs.map(u32::to_ne_bytes);
+            let mac = |at| std::array::from_fn(|i| macs.as_flattened()[at + i]);
+            Hop { ifindex: h.ifindex, dmac: mac(0), smac: mac(6) }
+        }),
         origin: [g.origin_a, g.origin_b],
     }
 }

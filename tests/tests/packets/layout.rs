@@ -90,25 +90,7 @@ fn layouts_are_those_of_the_object() {
         layout!(t, train_key { remote, local, id });
         layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill });
         layout!(t, event { leg, kind });
-        layout!(
-            t,
-            half {
-                leg,
-                consumed,
-                produced,
-                leftover,
-                limit,
-                pending,
-                start,
-                seq,
-                fin,
-                flags,
-                phase_in,
-                ifindex,
-                dmac,
-                smac
-            }
-        );
+        layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, seq, fin, flags, phase_in });
         layout!(t, path_args { op, result, key, other, mss, unused, p, p_other });
         layout!(t, tap_record { leg, kind, at, acked, len });
         layout!(
@@ -132,6 +114,8 @@ fn layouts_are_those_of_the_object() {
                 origin_b
             }
         );
+        layout!(t, hop { ifindex, macs });
+        layout!(t, switch_call { args, hop_a, hop_b });
         layout!(t, listen_key { local, port, family });
         let word = t.layout("path_word").expect("union path_word");
         assert_eq!(word.size, 8);
