@@ -124,11 +124,12 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!l)
 		return TCX_NEXT;
 	control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
-	if (control && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
-		if (untouched(l)) { /* perhaps a new connection, from the same port */
+	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
+		/* A new connection from the same port; or perhaps, where nothing is lost by it. Our SYN-ACK would not be shimmed. */
+		if (l->flags & LEG_RESET || is_over(l) || (control && untouched(l)))
 			return begin_anew(&sc->t);
-		}
-		l->flags &= ~LEG_TRACKED;
+		if (control)
+			l->flags &= ~LEG_TRACKED;
 	}
 	if (control) { /* the socket's affair */
 		bpf_spin_lock(&l->lock);

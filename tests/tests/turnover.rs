@@ -1,11 +1,12 @@
 //! Connections that come and go: every one ends, and what it took can be used again.
-use longsplice_engine::{How, Leg, OpenOptions, Policy, When};
+use longsplice_engine::{Command, FlowState, How, Leg, OpenOptions, Policy, When};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
 use longsplice_tests::{Forwarder, at_once};
+use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -87,6 +88,40 @@ fn the_port_of_an_ended_flow_is_used_again() {
             wait_for(PATIENCE, || lab.client.run(|| ask(proxy, n)).ok()).expect("a port");
         }
         assert!(f.ended(12).iter().all(|e| e.splices == 1), "{:?}", f.ended(12));
+    }
+}
+
+/// What was shimmed for the last connection is not shimmed for the next.
+#[test]
+fn a_client_that_has_reset_comes_again_from_the_same_port() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    for family in Family::BOTH {
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        serve(&lab, server, 1);
+        let f = Forwarder::start(&lab, proxy, server, at_once());
+        let connect = || {
+            let s = Socket::new(Domain::for_address(proxy), Type::STREAM, None).expect("socket");
+            s.set_reuse_address(true).expect("option");
+            s.bind(&CLIENT.port(family, 41_000).into()).expect("the port is free");
+            s.connect_timeout(&proxy.into(), PATIENCE).map(|()| TcpStream::from(s))
+        };
+        let mut first = lab.client.run(connect).expect("connect");
+        f.wait_state(FlowState::Spliced);
+        first.write_all(b"1234").expect("sent");
+        wait_for(PATIENCE, || (f.splicer.flows().first()?.bytes_up == 4).then_some(())).expect("forwarded");
+        f.command(Command::Unsplice);
+        f.wait_state(FlowState::Copying);
+        SockRef::from(&first).set_linger(Some(Duration::ZERO)).expect("option");
+        drop(first);
+        assert_eq!(f.ended(1)[0].how, How::ClientReset);
+        let mut second = lab.client.run(connect).expect("a new connection");
+        second.set_read_timeout(Some(PATIENCE)).expect("option");
+        second.write_all(&[7; 8]).expect("sent");
+        let mut all = Vec::new();
+        second.read_to_end(&mut all).expect("answered");
+        assert_eq!(all, [7; 8]);
+        drop(second);
+        assert_eq!(f.ended(2)[1].how, How::Closed);
     }
 }
 

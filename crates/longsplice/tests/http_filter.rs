@@ -160,7 +160,10 @@ fn run(family: Family) {
     for (path, r) in whole.iter().zip(&records) {
         let spliced = r["spliced_down"].as_u64().unwrap() as usize;
         match *path {
-            _ if path.starts_with("/good") => assert!(r["splices"] == 1 && spliced > SIZE / 2, "{path}: {r}"),
+            _ if path.starts_with("/good") => {
+                // how much of it: the first moment at which both windows fit is up to the hosts
+                assert!(r["splices"] == 1 && spliced > 1_000_000, "{path}: {r}");
+            }
             _ if path.starts_with("/clean") => assert!(r["refusal"] == "filter" && spliced == 0, "{path}: {r}"),
             _ => assert_eq!(r["refusal"], "short", "{path}: {r}"),
         }

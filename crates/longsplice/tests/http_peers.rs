@@ -107,7 +107,17 @@ impl Scene {
         let mut command: Command = self.lab.client.command(program);
         let mut child = ChildGuard::spawn(command.args(arguments)).unwrap();
         let status = child.wait(PATIENCE);
-        assert!(status.is_some_and(|s| s.success()), "{program} {arguments:?}: {status:?}: {}", child.output());
+        let odd = || {
+            let log = fs::read_to_string(self.proxy.access_log()).unwrap_or_default();
+            log.lines().filter(|line| !line.contains("\"how\":\"closed\"")).collect::<Vec<_>>().join("\n")
+        };
+        assert!(
+            status.is_some_and(|s| s.success()),
+            "{program} {arguments:?}: {status:?}: {}\n{}\n{}",
+            child.output(),
+            odd(),
+            self.proxy.messages()
+        );
         child.output()
     }
 
