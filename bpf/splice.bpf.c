@@ -206,6 +206,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			bpf_spin_lock(&l->lock);
 			own_syn_ack(l, sc, &opt);
 			bpf_spin_unlock(&l->lock);
+			l->seen = bpf_ktime_get_coarse_ns(); /* when its TSval was so: an estimate of later ones begins here */
 		}
 		return TCX_NEXT;
 	}
