@@ -9,7 +9,7 @@ pub use run::run;
 
 use longsplice_engine::{How, Refusal};
 use longsplice_lab::{
-    Family, Impair, Options, Shape, Way,
+    Family, Impair, InOrder, Options, Shape, Way,
     traffic::{Chunks, Ending, Script, Start},
 };
 use serde::Deserialize;
@@ -342,8 +342,14 @@ impl Scenario {
         if self.one_armed { Shape::OneArmed } else { Shape::TwoDevices }
     }
 
-    fn options(&self) -> Options {
+    /// With IPv4 clients everything arrives in order, so that nothing may be rejected as old; with IPv6 clients the forwarder
+    /// handles packets of one direction on all CPUs at the same time.
+    fn options(&self, families: Families) -> Options {
         Options {
+            in_order: match families.client() {
+                Family::V4 => InOrder::All,
+                Family::V6 => InOrder::EndHosts,
+            },
             mtu_client: self.mtu_client,
             mtu_server: self.mtu_server,
             large_packets: self.large_packets,

@@ -16,6 +16,7 @@ use libbpf_rs::{
 
 use crate::delay::{DelayLine, Timing};
 use crate::process::run;
+use crate::topology::steer;
 use crate::{Lab, LabError, Namespace};
 
 /// Places in the maps, made from bpf/lab.h.
@@ -162,6 +163,7 @@ impl Impairment {
         let side = if at == TC_INGRESS { "i" } else { "e" };
         let (near, far) = (format!("{device}-{side}-near"), format!("{device}-{side}-far"));
         make_detour(namespace, &near, &far)?;
+        steer(namespace, &[&near, &far], 0)?;
 
         let bpf = |what: &'static str| move |source| LabError::Bpf { what: what.into(), source };
         let object = ObjectBuilder::default().open_memory(PROGRAMS).and_then(|open| open.load());

@@ -27,4 +27,4 @@ pub use error::LabError;
 pub use impair::{Impair, Impaired, Impairment, Way};
 pub use namespace::Namespace;
 pub use process::ChildGuard;
-pub use topology::{Family, Lab, Options, Shape};
+pub use topology::{Family, InOrder, Lab, Options, Shape};

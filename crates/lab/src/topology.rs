@@ -53,9 +53,8 @@ pub struct Options {
     pub large_packets: bool,
     /// Whether the forwarder forwards IP packets, for comparison with splicing.
     pub forwarding: bool,
-    /// Client and server receive on one CPU, so in the order of sending, as one queue of a network card does. veth alone
-    /// lets a CPU overtake the other by milliseconds: what a host then rejects as old (RFC 7323) is nobody's fault.
-    pub in_order: bool,
+    /// Who receives in the order of sending.
+    pub in_order: InOrder,
     /// Congestion control of all hosts. A child namespace can choose reno or bbr, not cubic.
     pub congestion: &'static str,
 }
@@ -67,10 +66,23 @@ impl Default for Options {
             mtu_server: 1500,
             large_packets: true,
             forwarding: false,
-            in_order: true,
+            in_order: InOrder::EndHosts,
             congestion: "reno",
         }
     }
+}
+
+/// Devices that receive on one CPU, so in the order of sending, as one queue of a network card does. veth alone lets a CPU
+/// overtake the other by milliseconds: what a host then rejects as old (RFC 7323) is nobody's fault. Detours
+/// ([`crate::impair`]) always keep the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InOrder {
+    /// None.
+    Nobody,
+    /// Those of client and server.
+    EndHosts,
+    /// The forwarder's too, each on a CPU of its own: no two packets of a direction are ever handled at the same time.
+    All,
 }
 
 /// IPv4 or IPv6: most tests run with both.
@@ -197,8 +209,15 @@ impl Lab {
             segment.ip(&plan.segment())?;
         }
         lab.set_offloads()?;
-        if options.in_order {
-            lab.steer()?;
+        if options.in_order >= InOrder::EndHosts {
+            steer(&lab.client, &["c0"], 0)?;
+            steer(&lab.server, &["s0"], 0)?;
+        }
+        if options.in_order == InOrder::All {
+            steer(&lab.forwarder, &[lab.client_device()], 0)?;
+            if shape == Shape::TwoDevices {
+                steer(&lab.forwarder, &[lab.server_device()], 1)?;
+            }
         }
         Ok(lab)
     }
@@ -285,15 +304,6 @@ impl Lab {
         written.map_err(LabError::io(format!("sysctl settings of {}", namespace.name())))
     }
 
-    /// Receive packet steering to the first CPU. The devices of a namespace are seen in a /sys of its own.
-    fn steer(&self) -> Result<(), LabError> {
-        for (host, device) in [(&self.client, "c0"), (&self.server, "s0")] {
-            let set = format!("echo 1 > /sys/class/net/{device}/queues/rx-0/rps_cpus");
-            run("ip", &["netns", "exec", host.name(), "sh", "-c", &set], "")?;
-        }
-        Ok(())
-    }
-
     fn set_offloads(&self) -> Result<(), LabError> {
         if self.options.large_packets {
             return Ok(());
@@ -312,6 +322,13 @@ impl Lab {
         }
         Ok(())
     }
+}
+
+/// Receive packet steering of these devices to one CPU. The devices of a namespace are seen in a /sys of its own.
+pub(crate) fn steer(host: &Namespace, devices: &[&str], cpu: u32) -> Result<(), LabError> {
+    let set = |device: &&str| format!("echo {:x} > /sys/class/net/{device}/queues/rx-0/rps_cpus", 1 << cpu);
+    let all: Vec<String> = devices.iter().map(set).collect();
+    run("ip", &["netns", "exec", host.name(), "sh", "-ec", &all.join("\n")], "").map(drop)
 }
 
 /// Names of the entries of a directory; none if it cannot be read.

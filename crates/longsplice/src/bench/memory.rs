@@ -34,8 +34,12 @@ const CONNECTIONS: usize = 2000;
 const PROCESSES: usize = 200;
 /// Opened and closed before: code is paged in, and arenas are made.
 const FIRST: usize = 50;
-/// Closing takes its time, and allocators give back late.
+/// Closing takes its time, and allocators give back late: so long nothing may change.
 const REST: Duration = Duration::from_millis(500);
+/// Some 30 s until it does not: much for any proxy on a busy machine.
+const RESTS: usize = 60;
+/// Of all sockets of the machine: what is no change, for a few are always someone else's.
+const STIR: f64 = 0.01;
 /// Seconds until sockets are closed, where they are.
 const RELEASE: f64 = 0.1;
 /// Caches of the kernel that a socket has its parts in.
@@ -89,14 +93,17 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
     let variant = venue.variant;
     let connections = if matches!(variant, Variant::Socat | Variant::Dante) { PROCESSES } else { CONNECTIONS };
     drop(venue.connect(FIRST)?);
-    thread::sleep(REST);
+    let at_rest = || sockets_when(|last, now| (now - last).abs() <= last * STIR);
+    let closed = at_rest()?;
     let watch = Watch::start();
-    let before = (venue.pid().map(resident), sockets()?);
+    let before = (venue.pid().map(resident), closed);
     let pairs = venue.connect(connections)?;
-    thread::sleep(REST);
-    let after = (venue.pid().map(resident), sockets()?);
+    let open = at_rest()?;
+    let after = (venue.pid().map(resident), open);
     let cost = watch.stop();
     drop(pairs);
+    // Else they would go while the next variant's are counted.
+    sockets_when(|_, now| now <= closed + (open - closed) / 10.0 + closed * STIR)?;
     let each = |before: f64, after: f64| (after - before).max(0.0) / connections as f64;
     let kernel = each(before.1, after.1);
     let resident = before.0.zip(after.0).map(|(before, after)| each(before, after));
@@ -111,6 +118,20 @@ pub fn resident(pid: u32) -> f64 {
         number(&rollup, "Pss").unwrap_or(0) as f64 * 1024.0
     };
     tree(pid).into_iter().map(of).sum()
+}
+
+/// [`sockets`] when `they(last, now)` are as wanted.
+fn sockets_when(they: impl Fn(f64, f64) -> bool) -> Result<f64> {
+    let mut last = sockets()?;
+    for _ in 0..RESTS {
+        thread::sleep(REST);
+        let now = sockets()?;
+        if they(last, now) {
+            return Ok(now);
+        }
+        last = now;
+    }
+    Err("memory of sockets does not come to rest: something else opens and closes connections on this machine".into())
 }
 
 /// Bytes that the whole kernel holds for sockets: [`CACHES`], and what is queued.

@@ -3,7 +3,7 @@
 
 use super::{Result, peers, variant::Variant};
 use crate::{client::Client, ls, paths};
-use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Options, Shape, process::wait_for, topology};
+use longsplice_lab::{ChildGuard, Family, InOrder, Lab, Namespace, Options, Shape, process::wait_for, topology};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -241,7 +241,7 @@ pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpS
 /// The network of a variant; also for what runs inside this process.
 pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
     let large_packets = packets == Packets::Large;
-    let options = Options { large_packets, forwarding, in_order: false, ..Options::default() };
+    let options = Options { large_packets, forwarding, in_order: InOrder::Nobody, ..Options::default() };
     let lab = Lab::new(Shape::TwoDevices, options)?;
     if packets == Packets::Coalesced {
         for device in [lab.client_device(), lab.server_device()] {
