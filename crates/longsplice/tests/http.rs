@@ -7,14 +7,13 @@ use longsplice_lab::{
     ChildGuard, Family, Lab, Shape, pattern,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Running, eventually};
+use running::{LONGSPLICE, Pins, Running};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -31,6 +30,7 @@ const SIZE: usize = 30_000_000;
 /// curl's network, the program, and nginx with files below `root`; what is below /slow at 20 MB/s, below /zip in chunks.
 struct Scene {
     proxy: Running,
+    pins: Pins,
     _nginx: ChildGuard,
     lab: Lab,
     dir: TempDir,
@@ -50,7 +50,7 @@ impl Scene {
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
-        Scene { proxy, _nginx: nginx, lab, dir }
+        Scene { proxy, pins: Pins::of(&lab.forwarder), _nginx: nginx, lab, dir }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -80,29 +80,6 @@ impl Scene {
         let status = curl.wait(PATIENCE);
         assert!(status.is_some_and(|s| s.success()), "{arguments:?}: {status:?}: {}", curl.output());
         curl.output()
-    }
-
-    /// Waits until all flows have ended, stops the proxy, and gives its access log.
-    fn end(&mut self) -> Vec<Value> {
-        eventually("the end of all flows", || (self.proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
-        self.proxy.client(&["stop"]);
-        assert!(self.proxy.wait().success());
-        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
-        let log = fs::read_to_string(self.proxy.access_log()).unwrap();
-        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    fn pins(&self) -> PathBuf {
-        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
-        Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        // What a killed proxy leaves, when a test has failed before it came to that.
-        self.proxy.kill();
-        let _ = fs::remove_dir_all(self.pins());
     }
 }
 
@@ -153,7 +130,7 @@ fn needs_root_and_bpf_connect_is_spliced() {
         scene.curl(proxy, &["--proxytunnel", "--fail", "--output", &output, &url(server, "/slow/file")]);
         scene.same(&output, &bytes);
     }
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(records.len(), 3, "{records:#?}");
     for record in &records {
         assert_eq!((&record["how"], &record["listener"]), (&"closed".into(), &"http".into()), "{record}");
@@ -179,7 +156,7 @@ fn needs_root_and_bpf_connections_that_are_over_leave_no_entries() {
     scene.same("file", &bytes);
     let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
     assert_eq!(counters["verdicts"]["table-full"], 0, "{counters}");
-    assert_eq!(scene.end().pop().unwrap()["splices"], 1);
+    assert_eq!(scene.proxy.end(&scene.pins).pop().unwrap()["splices"], 1);
 }
 
 #[test]
@@ -226,7 +203,7 @@ fn needs_root_and_bpf_several_servers_as_one_site() {
     let proxy = &counters["proxy"];
     assert_eq!((&proxy["retries"], &proxy["servers_down"]), (&1.into(), &1.into()), "{counters}");
     assert!(proxy["reused"].as_u64() >= Some(3), "{counters}");
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     let routes: Vec<_> = records.iter().map(|r| r["route"].as_str().unwrap()).collect();
     assert_eq!(routes, [["2:web"; 7].as_slice(), &["1:half"; 3]].concat());
 }
@@ -285,7 +262,7 @@ fn needs_root_and_bpf_requests_in_absolute_form() {
 
     let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
     assert!(counters["proxy"]["reused"].as_u64() >= Some(1), "{counters}");
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(counters["proxy"]["requests"].as_u64(), Some(records.len() as u64));
     let large = |r: &&Value| r["method"] == "GET" && r["bytes_down"].as_u64() > Some(SIZE as u64);
     let (spliced, copied): (Vec<_>, Vec<_>) = records.iter().partition(|r| r["splices"].as_u64() > Some(0));

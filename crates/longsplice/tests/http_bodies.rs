@@ -9,14 +9,12 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use running::{LONGSPLICE, Running};
+use running::{LONGSPLICE, Pins, Running};
 use serde_json::Value;
 use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::fs::MetadataExt,
-    path::Path,
     sync::mpsc,
     thread,
     time::Duration,
@@ -304,6 +302,7 @@ fn run(
     serve(&lab, family, &tell);
     let proxy = FORWARDER_TO_CLIENT.port(family, PROXY);
     let arguments = ["--http", &proxy.to_string(), "--log-format", "json"];
+    let pins = Pins::of(&lab.forwarder);
     let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
     let clients: Vec<_> = (0..clients)
         .map(|c| {
@@ -323,19 +322,7 @@ fn run(
         "{failed} clients have failed; {said:#?}\n{}",
         program.client(&["counters"])
     );
-    let mut last = String::new();
-    let over = (0..1000).any(|_| {
-        thread::sleep(Duration::from_millis(10));
-        last = program.client(&["ls", "--json"]);
-        last.trim() == "[]"
-    });
-    assert!(over, "flows that do not end: {last}\n{}", program.client(&["counters"]));
-    program.client(&["stop"]);
-    assert!(program.wait().success());
-    let inode = fs::metadata(lab.forwarder.path()).unwrap().ino();
-    assert!(!Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}")).exists(), "nothing stays pinned");
-    let log = fs::read_to_string(program.access_log()).unwrap();
-    log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    program.end(&pins)
 }
 
 fn check(records: &[Value], requests: usize, spliced: u64) {

@@ -7,15 +7,13 @@ use longsplice_lab::{
     Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Running, eventually};
+use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::fs::MetadataExt,
-    path::Path,
     thread,
     time::Duration,
 };
@@ -115,6 +113,7 @@ fn run(family: Family) {
     let (config, proxy) = (dir.path().join("longsplice.toml"), FORWARDER_TO_CLIENT.port(family, PROXY));
     fs::write(&config, format!("[[listener]]\nprotocol = \"http\"\nlisten = \"{proxy}\"\n{FILTER}")).unwrap();
     let arguments = ["--config", config.to_str().unwrap(), "--log-format", "json"];
+    let pins = Pins::of(&lab.forwarder);
     let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
     let asked = |method: &'static str, path: &'static str| {
         let url = format!("http://{}{path}", SERVER.port(family, PORT));
@@ -149,13 +148,7 @@ fn run(family: Family) {
     let counters: Value = serde_json::from_str(&program.client(&["counters", "--json"])).unwrap();
     let counters = ["replies_denied", "replies_filtered"].map(|name| counters["proxy"][name].as_u64());
     assert_eq!(counters, [Some(8), Some(2)]);
-    program.client(&["stop"]);
-    assert!(program.wait().success());
-    let inode = fs::metadata(lab.forwarder.path()).unwrap().ino();
-    assert!(!Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}")).exists(), "nothing stays pinned");
-
-    let log = fs::read_to_string(program.access_log()).unwrap();
-    let records: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let records = program.end(&pins);
     assert_eq!(records.len(), whole.len() + 1 + denied.len() + 3);
     for (path, r) in whole.iter().zip(&records) {
         let spliced = r["spliced_down"].as_u64().unwrap() as usize;

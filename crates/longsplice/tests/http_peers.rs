@@ -8,8 +8,7 @@ use longsplice_lab::{
     ChildGuard, Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Running, eventually};
-use serde_json::Value;
+use running::{LONGSPLICE, Pins, Running};
 use sha2::{Digest, Sha256};
 use std::{
     fs::{self, Permissions},
@@ -30,6 +29,7 @@ const LARGE: usize = 100 << 20;
 
 struct Scene {
     proxy: Running,
+    pins: Pins,
     lab: Lab,
     dir: TempDir,
     // before the namespaces they run in
@@ -53,7 +53,7 @@ impl Scene {
         fs::write(&file, config).unwrap();
         let arguments = ["--config", file.to_str().unwrap(), "--splice", "at-once", "--log-format", "json"];
         let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
-        let mut scene = Scene { proxy, lab, dir, servers: Vec::new() };
+        let mut scene = Scene { proxy, pins: Pins::of(&lab.forwarder), lab, dir, servers: Vec::new() };
         fs::create_dir(scene.path("root")).unwrap();
         for (name, length) in [("small", 1000), ("large", 1_000_000), ("huge", LARGE)] {
             fs::write(scene.path("root").join(name), body(length)).unwrap();
@@ -137,15 +137,6 @@ impl Scene {
         self.run("curl", &[&out[..], &[file.to_str().unwrap()], more, &[url]].concat());
         assert_eq!(Sha256::digest(fs::read(file).unwrap()).as_slice(), want, "{url}");
     }
-
-    /// The access log, once all is over.
-    fn end(&mut self) -> Vec<Value> {
-        eventually("the end of all flows", || (self.proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
-        self.proxy.client(&["stop"]);
-        assert!(self.proxy.wait().success());
-        let log = fs::read_to_string(self.proxy.access_log()).unwrap();
-        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
 }
 
 fn at(port: u16) -> SocketAddr {
@@ -181,7 +172,7 @@ fn needs_root_and_bpf_programs_of_others_on_both_sides() {
         scene.same(&huge, &["--noproxy", "", "--proxy", &format!("http://{proxy}")], &digest);
         eprintln!("{name}: done");
     }
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     for (name, port, _) in SERVERS {
         let server = SERVER.port(Family::V4, port).to_string();
         for reverse in [false, true] {

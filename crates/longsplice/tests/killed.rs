@@ -10,15 +10,13 @@ use longsplice_lab::{
     traffic::{self, How, Report, Script, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Running, connect, eventually, round_trip};
+use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use serde_json::{Value, json};
 use std::{
     collections::{HashMap, HashSet},
-    fs,
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpListener},
-    os::unix::{fs::MetadataExt, net::UnixStream},
-    path::{Path, PathBuf},
+    os::unix::net::UnixStream,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -173,27 +171,17 @@ impl Tally {
 }
 
 struct Round {
+    pins: Pins,
     lab: Lab,
     family: Family,
     seed: u64,
 }
 
-impl Drop for Round {
-    fn drop(&mut self) {
-        // What a killed proxy leaves, when a round has failed before it came to that.
-        let _ = fs::remove_dir_all(self.pins());
-    }
-}
-
 impl Round {
     fn new(seed: u64) -> Round {
         let family = Family::BOTH[seed as usize % 2];
-        Round { lab: Lab::simple(Shape::TwoDevices).unwrap(), family, seed }
-    }
-
-    fn pins(&self) -> PathBuf {
-        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
-        Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        Round { pins: Pins::of(&lab.forwarder), lab, family, seed }
     }
 
     fn front(&self, port: u16) -> SocketAddr {
@@ -317,7 +305,7 @@ impl Round {
     }
 
     fn nothing_left(&self) {
-        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
+        assert!(!self.pins.exist(), "a clean stop leaves nothing pinned");
         // Sockets that were closed by the kill belong to the kernel, which tries for a while to tell their ends.
         const CLOSED: [&str; 5] = ["TIME-WAIT", "FIN-WAIT", "CLOSING", "LAST-ACK", "UNCONN"];
         let sockets = self.lab.forwarder.execute("ss", &["-tanH"]).unwrap();

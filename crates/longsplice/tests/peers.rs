@@ -7,13 +7,13 @@ use longsplice_lab::{
     ChildGuard, Family, Lab, Namespace, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Running, eventually};
+use running::{LONGSPLICE, Pins, Running};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{
     fs::{self, Permissions},
     net::SocketAddr,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -29,6 +29,7 @@ const PACE: &str = "20m";
 /// A lab with the program in its forwarder: SOCKS, and a plug of both families to one port of the server.
 struct Scene {
     proxy: Running,
+    pins: Pins,
     lab: Lab,
     dir: TempDir,
     port: u16,
@@ -51,7 +52,7 @@ impl Scene {
             arguments.extend(["--plug".into(), format!("{plug}={}", SERVER.port(family, port))]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        Scene { proxy: Running::start(command, None, &arguments, &[]), lab, dir, port }
+        Scene { proxy: Running::start(command, None, &arguments, &[]), pins: Pins::of(&lab.forwarder), lab, dir, port }
     }
 
     fn socks(family: Family) -> SocketAddr {
@@ -66,34 +67,11 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    fn pins(&self) -> PathBuf {
-        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
-        Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
-    }
-
     /// A program at the server that listens on the port.
     fn serve(&self, mut command: Command) -> ChildGuard {
         let server = ChildGuard::spawn(&mut command).unwrap();
         self.lab.server.wait_listening(self.port, Duration::from_secs(10)).unwrap();
         server
-    }
-
-    /// Waits until all flows have ended, stops the proxy, and gives its access log.
-    fn end(&mut self) -> Vec<Value> {
-        eventually("the end of all flows", || (self.proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
-        self.proxy.client(&["stop"]);
-        assert!(self.proxy.wait().success());
-        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
-        let log = fs::read_to_string(self.proxy.access_log()).unwrap();
-        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        // What a killed proxy leaves, when a test has failed before it came to that.
-        self.proxy.kill();
-        let _ = fs::remove_dir_all(self.pins());
     }
 }
 
@@ -192,7 +170,7 @@ fn needs_root_and_bpf_curl_downloads() {
         done(curl);
         same(&target, &bytes);
     }
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(records.len(), ways.len(), "{records:#?}");
     for record in &records {
         assert_eq!(record["how"], "closed", "{record}");
@@ -225,7 +203,7 @@ fn needs_root_and_bpf_curl_uploads() {
         done(curl);
         same(&target, &bytes);
     }
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(records.len(), ways.len(), "{records:#?}");
     for record in &records {
         assert_eq!(record["how"], "closed", "{record}");
@@ -290,7 +268,7 @@ fn needs_root_and_bpf_ssh_runs_commands_and_carries_data() {
         run(ssh(&scene, proxy, "cat", Some(&scene.path("file")), &back));
         same(&back, &bytes);
     }
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(records.len(), 4, "{records:#?}");
     for record in records.iter().filter(|record| record["bytes_up"].as_u64() > Some(SIZE as u64)) {
         ["up", "down"].iter().for_each(|way| spliced(record, way, SIZE as u64));
@@ -346,7 +324,7 @@ fn needs_root_and_bpf_git_clones_and_pushes() {
     }
     let origin = scene.path("origin").display().to_string();
     run(git(Command::new("git"), &["-C", &origin, "fsck", "--full", "--strict"]));
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(records.len(), 4, "{records:#?}");
     for pair in records.chunks(2) {
         spliced(&pair[0], "down", 10_000_000);
@@ -374,7 +352,7 @@ fn needs_root_and_bpf_iperf3_measures_both_ways() {
         let [sent, received] = ["sum_sent", "sum_received"].map(|sum| result["end"][sum]["bytes"].as_u64().unwrap());
         assert!(sent >= SENT && received >= BYTES, "{more:?}: {sent} sent, {received} received");
     }
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     let large = |way: &str, least: u64| {
         let of_these = records.iter().filter(|record| record[format!("bytes_{way}")].as_u64() >= Some(least));
         of_these.inspect(|record| spliced(record, way, least)).count()

@@ -7,13 +7,11 @@ use longsplice_lab::{
     traffic::{Script, connect as traffic_connect, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Running, connect, echo, eventually, longsplice, round_trip};
+use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, longsplice, round_trip};
 use serde_json::Value;
 use std::{
     fs,
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
 };
 
 const PORT: u16 = 7000;
@@ -21,6 +19,7 @@ const PORT: u16 = 7000;
 /// Client, forwarder with a proxy that splices at once, and an echo server.
 struct Scene {
     proxy: Running,
+    pins: Pins,
     lab: Lab,
 }
 
@@ -29,7 +28,7 @@ impl Scene {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let server = topology::SERVER.port(Family::V4, PORT);
         echo(lab.server.run(|| TcpListener::bind(server)).unwrap());
-        Scene { proxy: Scene::proxy(&lab, more), lab }
+        Scene { proxy: Scene::proxy(&lab, more), pins: Pins::of(&lab.forwarder), lab }
     }
 
     fn proxy(lab: &Lab, more: &[&str]) -> Running {
@@ -57,32 +56,16 @@ impl Scene {
         });
     }
 
-    fn pins(&self) -> PathBuf {
-        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
-        Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
-    }
-
     /// The client closes, the flow ends in order, the proxy is stopped, and nothing is left.
     fn end(&mut self, connection: TcpStream) {
         drop(connection);
-        eventually("the end of the flow", || self.flow().is_null().then_some(()));
-        self.proxy.client(&["stop"]);
-        assert!(self.proxy.wait().success());
-        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
+        self.proxy.stop(&self.pins);
     }
 
     /// Packets with this verdict so far.
     fn verdict(&self, name: &str) -> u64 {
         let counters: Value = serde_json::from_str(&self.proxy.client(&["counters", "--json"])).unwrap();
         counters["verdicts"][name].as_u64().unwrap()
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        // What a killed proxy leaves, when a test has failed before it came to that.
-        self.proxy.kill();
-        let _ = fs::remove_dir_all(self.pins());
     }
 }
 
@@ -156,7 +139,7 @@ fn needs_root_and_bpf_flows_that_are_left_go_on_until_they_are_flushed() {
     round_trip(&mut connection, &[7; 100_000]);
     let flushed = scene.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
     assert!(flushed.contains("removed"), "{flushed}");
-    assert!(!scene.pins().exists());
+    assert!(!scene.pins.exist());
 }
 
 #[test]
@@ -185,7 +168,7 @@ fn needs_root_and_bpf_flush_refuses_while_a_proxy_runs_elsewhere() {
     let arguments = ["stop", "--flush", "--control", "/nowhere/control.sock"];
     let refused = scene.lab.forwarder.execute(LONGSPLICE, &arguments).unwrap_err();
     assert!(refused.to_string().contains("another process runs the data path"), "{refused}");
-    assert!(scene.pins().exists());
+    assert!(scene.pins.exist());
 }
 
 #[test]

@@ -7,10 +7,10 @@ use longsplice_lab::{
     ChildGuard, Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Running, eventually};
+use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::{fs, os::unix::fs::MetadataExt, path::PathBuf, process::Command, time::Duration};
+use std::{fs, path::PathBuf, process::Command, time::Duration};
 use tempfile::TempDir;
 
 /// Where nginx serves TLS, and longsplice leads to it by name.
@@ -24,6 +24,7 @@ const SIZE: usize = 30_000_000;
 /// curl's network, the program, and nginx with a file that it serves over TLS at 20 MB/s.
 struct Scene {
     proxy: Running,
+    pins: Pins,
     _nginx: ChildGuard,
     lab: Lab,
     dir: TempDir,
@@ -47,7 +48,7 @@ impl Scene {
         let arguments = ["--config", "longsplice.toml", "--tls", &names[0], "--tls", &names[1], "--log-format", "json"];
         command.current_dir(dir.path());
         let proxy = Running::start(command, None, &arguments, &["--splice", "65536"]);
-        Scene { proxy, _nginx: nginx, lab, dir, digest: Sha256::digest(&bytes).into() }
+        Scene { proxy, pins: Pins::of(&lab.forwarder), _nginx: nginx, lab, dir, digest: Sha256::digest(&bytes).into() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -74,29 +75,6 @@ impl Scene {
 
     fn flows(&self) -> Vec<Value> {
         serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap()
-    }
-
-    /// Waits until all flows have ended, stops the proxy, and gives its access log.
-    fn end(&mut self) -> Vec<Value> {
-        eventually("the end of all flows", || self.flows().is_empty().then_some(()));
-        self.proxy.client(&["stop"]);
-        assert!(self.proxy.wait().success());
-        assert!(!self.pins().exists(), "a clean stop leaves nothing pinned");
-        let log = fs::read_to_string(self.proxy.access_log()).unwrap();
-        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    fn pins(&self) -> PathBuf {
-        let inode = fs::metadata(self.lab.forwarder.path()).unwrap().ino();
-        PathBuf::from("/sys/fs/bpf/longsplice").join(format!("net-{inode}"))
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        // What a killed proxy leaves, when a test has failed before it came to that.
-        self.proxy.kill();
-        let _ = fs::remove_dir_all(self.pins());
     }
 }
 
@@ -154,7 +132,7 @@ fn needs_root_and_bpf_names_lead_to_servers_and_the_flow_is_spliced() {
     for (i, curl) in downloads.into_iter().enumerate() {
         scene.same(curl, &format!("download-{i}"));
     }
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(records.len(), ways.len(), "{records:#?}");
     records.iter().for_each(spliced);
     assert!(records.iter().all(|r| r["listener"] == "tls"), "{records:#?}");
@@ -184,7 +162,7 @@ fn needs_root_and_bpf_haproxy_before_and_nginx_behind_agree_on_the_client() {
     });
     assert!(client.starts_with("127.0.0.9:"), "{client}");
     scene.same(download, "download");
-    let records = scene.end();
+    let records = scene.proxy.end(&scene.pins);
     assert_eq!(records.len(), 2, "{records:#?}");
     let record = records.iter().find(|r| r["client"] == client).expect("the record of the flow");
     spliced(record);

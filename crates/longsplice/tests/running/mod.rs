@@ -3,14 +3,17 @@
 // Each test file uses what it needs.
 #![allow(dead_code)]
 
+use longsplice_lab::Namespace;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 use std::{
     fs::{self, File},
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
@@ -37,6 +40,26 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// Runs the program to its end.
 pub fn longsplice(arguments: &[&str]) -> Output {
     Command::new(LONGSPLICE).args(arguments).env_remove("LONGSPLICE_CONTROL").output().unwrap()
+}
+
+/// What a proxy in a namespace pins outlives it: removed at drop, for tests that fail before a clean stop does it.
+pub struct Pins(PathBuf);
+
+impl Pins {
+    pub fn of(namespace: &Namespace) -> Pins {
+        let inode = fs::metadata(namespace.path()).unwrap().ino();
+        Pins(Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}")))
+    }
+
+    pub fn exist(&self) -> bool {
+        self.0.exists()
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A proxy, killed at drop.
@@ -136,14 +159,30 @@ impl Running {
         let child = &mut self.child;
         eventually("the end of the proxy", || child.try_wait().unwrap())
     }
+
+    /// Waits until all flows have ended, and stops it.
+    pub fn stop(&mut self, pins: &Pins) {
+        eventually("the end of all flows", || (self.client(&["ls", "--json"]).trim() == "[]").then_some(()));
+        self.client(&["stop"]);
+        assert!(self.wait().success());
+        assert!(!pins.exist(), "a clean stop leaves nothing pinned");
+    }
+
+    /// The same; its access log, which it writes in JSON.
+    pub fn end(&mut self, pins: &Pins) -> Vec<Value> {
+        self.stop(pins);
+        let log = fs::read_to_string(self.access_log()).unwrap();
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.kill();
         if thread::panicking() {
+            eprintln!("--- flows and counters:\n{:?}\n{:?}", self.ask(&["ls"]), self.ask(&["counters"]));
             eprintln!("--- the proxy said:\n{}", self.messages());
         }
+        self.kill();
     }
 }
 
