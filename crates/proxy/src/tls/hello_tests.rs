@@ -142,20 +142,42 @@ fn a_browser_with_ech_is_led_by_its_outer_name_however_it_is_cut() {
         let want = found(&records(&message, 16_384));
         assert_eq!(name(&want), Some("outer.example"));
         assert_eq!(want.alpn, [&b"\x1a\x1a"[..], b"h2", b"http/1.1"]);
-        // Into two records at every byte, and into segments where the records meet.
-        for at in 1..message.len() {
-            let (a, b) = message.split_at(at);
-            let (first, second) = (records(a, 16_384), records(b, 16_384));
-            let both = [&first[..], &second].concat();
-            let mut slow = Scan::default();
-            for cut in [first.len() - 1, first.len(), first.len() + 4, first.len() + 6, both.len() - 1] {
-                if cut < both.len() {
-                    assert_eq!(slow.feed(&both[..cut]), Ok(None), "records of {at}, cut at {cut}");
-                }
+        found_in_two_records(&message, &want);
+    }
+}
+
+/// Cut into two records at every byte, and into segments where the records meet.
+#[track_caller]
+fn found_in_two_records(message: &[u8], want: &ClientHello) {
+    for at in 1..message.len() {
+        let (a, b) = message.split_at(at);
+        let (first, second) = (records(a, 16_384), records(b, 16_384));
+        let both = [&first[..], &second].concat();
+        let mut slow = Scan::default();
+        for cut in [first.len() - 1, first.len(), first.len() + 4, first.len() + 6, both.len() - 1] {
+            if cut < both.len() {
+                assert_eq!(slow.feed(&both[..cut]), Ok(None), "records of {at}, cut at {cut}");
             }
-            assert_eq!(slow.feed(&both), Ok(Some(want.clone())), "records of {at}");
-            assert_eq!(scan(&both), Ok(Some(want.clone())));
         }
+        assert_eq!(slow.feed(&both), Ok(Some(want.clone())), "records of {at}");
+        assert_eq!(scan(&both), Ok(Some(want.clone())));
+    }
+}
+
+/// What Chromium 156 sent: GREASE, ECH, a key share of X25519MLKEM768; in one record, longer than a segment.
+#[test]
+fn chromium() {
+    let table: [(&[u8], Option<&str>); 3] = [
+        (include_bytes!("../../../../fuzz/corpus/client_hello/chromium-156-www"), Some("www.example.org")),
+        (include_bytes!("../../../../fuzz/corpus/client_hello/chromium-156-mail"), Some("mail.example.org")),
+        (include_bytes!("../../../../fuzz/corpus/client_hello/chromium-156-unnamed"), None),
+    ];
+    for (sent, want) in table {
+        assert!(sent.len() > 1900, "more than a segment: {}", sent.len());
+        let hello = found(sent);
+        assert_eq!(name(&hello), want);
+        assert_eq!(hello.alpn, [&b"h2"[..], b"http/1.1"], "{want:?}");
+        found_in_two_records(&sent[5..], &hello);
     }
 }
 
