@@ -219,15 +219,14 @@ impl Keeper {
     fn give_back(&self, flow: &Arc<Flow>, place: MutexGuard<'_, Place>, next: Next) {
         let (task, ears) = self.splicer.ears();
         let mut relay = self.take(flow, place, task);
-        let Some(runtime) = self.splicer.inner.runtime.get() else { return };
         match next {
             Next::Recreated(sockets) => {
                 if let Some(d) = self.splicer.datapath() {
                     relay.took_over(d, sockets);
                 }
-                runtime.spawn(relay.run(ears));
+                flow.runtime.spawn(relay.run(ears));
             }
-            _ => drop(runtime.spawn(relay.unsplice_and_run(ears))),
+            _ => drop(flow.runtime.spawn(relay.unsplice_and_run(ears))),
         }
     }
 

@@ -45,13 +45,15 @@ pub struct Leg {
     pub(crate) shimmed: bool,
     /// See [`Leg::clamp`].
     clamped: bool,
+    /// It will never be spliced, and the data path does not know of it.
+    pub(crate) only_copied: bool,
     /// Gets a copy of all that passes.
     pub(crate) tap: Option<Tap>,
 }
 
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
-    pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr) -> Leg {
+    pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr, only_copied: bool) -> Leg {
         let socket = Socket::Live(stream);
         Leg {
             socket,
@@ -64,8 +66,14 @@ impl Leg {
             shut: false,
             shimmed: false,
             clamped: false,
+            only_copied,
             tap: None,
         }
+    }
+
+    /// Whether it can never be spliced, having been accepted after [`Splicer::listen_to_copy`], or made for what was.
+    pub fn is_only_copied(&self) -> bool {
+        self.only_copied
     }
 
     /// A copy of all that passes goes to this tap from now on. Positions count from the beginning of the connection.
@@ -230,15 +238,23 @@ impl Leg {
 
     /// Back into the runtime, with the parked socket or a new one.
     pub(crate) fn attend(&mut self) -> io::Result<()> {
-        match std::mem::replace(&mut self.socket, Socket::Gone) {
-            Socket::Live(s) => self.socket = Socket::Live(s),
-            Socket::Parked(s) => {
-                let s = TcpStream::from_std(std::net::TcpStream::from(s))?;
-                s.set_nodelay(true)?;
-                self.socket = Socket::Live(s);
-            }
-            Socket::Gone => return Err(parked()),
+        match &self.socket {
+            Socket::Live(_) => return Ok(()),
+            Socket::Parked(s) => SockRef::from(s).set_tcp_nodelay(true)?,
+            Socket::Gone => {}
         }
+        self.enter()
+    }
+
+    /// Into the current runtime, out of none or another: its thread is woken for what comes from now on. Errors if the runtime
+    /// takes no more, or the flow is released.
+    pub fn enter(&mut self) -> io::Result<()> {
+        let socket = match std::mem::replace(&mut self.socket, Socket::Gone) {
+            Socket::Live(s) => s.into_std()?,
+            Socket::Parked(s) => s.into(),
+            Socket::Gone => return Err(parked()),
+        };
+        self.socket = Socket::Live(TcpStream::from_std(socket)?);
         Ok(())
     }
 
@@ -288,6 +304,7 @@ impl Side {
             shut,
             shimmed,
             clamped: false,
+            only_copied: false,
             tap,
         }
     }
@@ -374,6 +391,7 @@ impl AsyncWrite for Leg {
 /// A listening socket whose connections are tracked from their SYN on.
 pub struct Listener {
     pub(crate) splicer: Splicer,
+    pub(crate) to_copy: bool,
     pub(crate) listener: TcpListener,
 }
 
@@ -382,7 +400,7 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<Leg> {
         let (stream, remote) = self.listener.accept().await?;
         let local = stream.local_addr()?;
-        let leg = Leg::new(stream, remote, local);
+        let leg = Leg::new(stream, remote, local, self.to_copy);
         self.splicer.inner.lingering.begins_anew(&leg.tuple());
         Ok(leg)
     }

@@ -44,10 +44,25 @@ impl Ports {
     pub fn next(&self, server: SocketAddr, usual: IpAddr) -> Tuple {
         let ports = u32::from(*self.range.end() - *self.range.start()) + 1;
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        let fit = || self.sources.iter().filter(|s| s.is_ipv4() == server.is_ipv4());
-        let source = fit().nth((n / ports) as usize % fit().count().max(1)).copied().unwrap_or(usual);
+        let source = self.nth_source((n / ports) as usize, usual).unwrap_or(usual);
         let port = self.range.start() + (n % ports) as u16;
         Tuple { remote: server, local: SocketAddr::new(source, port) }
+    }
+
+    /// One of the addresses that were named, where the kernel would take `usual`: of its family, and loopback if it is.
+    fn nth_source(&self, n: usize, usual: IpAddr) -> Option<IpAddr> {
+        let alike = |s: &&IpAddr| s.is_ipv4() == usual.is_ipv4() && s.is_loopback() == usual.is_loopback();
+        let fit = || self.sources.iter().filter(alike);
+        fit().nth(n % fit().count().max(1)).copied()
+    }
+
+    /// Likewise for a connection whose port the kernel chooses.
+    pub fn named(&self, server: SocketAddr) -> io::Result<Option<IpAddr>> {
+        if self.sources.is_empty() {
+            return Ok(None);
+        }
+        let n = self.next.fetch_add(1, Ordering::Relaxed) as usize;
+        Ok(self.nth_source(n, self.source_for(server)?.0))
     }
 
     /// The address that the kernel would use towards `server`, and whether it was asked just now.
@@ -102,5 +117,16 @@ mod tests {
         assert!(drawn.iter().all(|a| a.is_ipv4() && a.ip() != of("192.0.2.9")), "{drawn:?}");
         let none = Ports::new(100..=102, Vec::new());
         assert_eq!(none.next(server, of("192.0.2.9")).local.ip(), of("192.0.2.9"));
+    }
+
+    #[test]
+    fn loopback_servers_are_reached_from_loopback() {
+        let of = |s: &str| s.parse::<IpAddr>().expect("address");
+        let server = "127.0.0.1:80".parse().expect("address");
+        let named =
+            |sources: &[&str]| Ports::new(1..=2, sources.iter().map(|s| of(s)).collect()).named(server).unwrap();
+        assert_eq!(named(&[]), None);
+        assert_eq!(named(&["192.0.2.1", "::1"]), None);
+        assert_eq!(named(&["192.0.2.1", "127.0.0.2"]), Some(of("127.0.0.2")));
     }
 }

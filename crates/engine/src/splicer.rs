@@ -11,6 +11,7 @@ use crate::{
     sessions::{self, Sessions},
 };
 use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Released, Tuple};
+use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
@@ -20,7 +21,7 @@ use std::{
     ops::{Bound, RangeInclusive},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, Once, OnceLock,
+        Arc, Mutex, MutexGuard, Once,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Sender, channel},
     },
@@ -102,8 +103,6 @@ pub(crate) struct Inner {
     /// Splices of legs that are tapped, and whether somebody reads what is forwarded there.
     pub sessions: Mutex<Sessions>,
     tap_reader: Once,
-    /// Where flows that come back are copied.
-    pub runtime: OnceLock<Handle>,
     pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
 }
@@ -130,6 +129,8 @@ pub(crate) struct Flow {
     pub policy: Arc<Policy>,
     now: Mutex<FlowNow>,
     place: Mutex<Place>,
+    /// Where it is copied, again when it comes back.
+    pub runtime: Handle,
 }
 
 /// Who has the flow.
@@ -336,7 +337,12 @@ impl Splicer {
 
     /// An engine that only copies; every flow shows `reason`.
     pub fn copying(reason: Refusal) -> Splicer {
-        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, Vec::new()), channel().0)
+        Splicer::copying_from(Vec::new(), reason)
+    }
+
+    /// The same, with [`OpenOptions::sources`].
+    pub fn copying_from(sources: Vec<IpAddr>, reason: Refusal) -> Splicer {
+        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, sources), channel().0)
     }
 
     fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
@@ -355,7 +361,6 @@ impl Splicer {
                 keeper,
                 sessions: Mutex::default(),
                 tap_reader: Once::new(),
-                runtime: OnceLock::new(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),
             }),
@@ -374,6 +379,15 @@ impl Splicer {
 
     /// Listens on `addr`, IPv6-only for IPv6 addresses, SO_REUSEADDR set.
     pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
+        self.listen_for(addr, false).await
+    }
+
+    /// The same for connections that are never spliced, nor those that are made for them: the data path has no work with any.
+    pub async fn listen_to_copy(&self, addr: SocketAddr) -> io::Result<Listener> {
+        self.listen_for(addr, true).await
+    }
+
+    async fn listen_for(&self, addr: SocketAddr, to_copy: bool) -> io::Result<Listener> {
         let s = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
         if addr.is_ipv6() {
             s.set_only_v6(true)?;
@@ -381,12 +395,12 @@ impl Splicer {
         s.set_reuse_address(true)?;
         s.set_tcp_nodelay(true)?; // accepted sockets inherit it
         s.bind(&addr.into())?;
-        if let Some(d) = &self.inner.datapath {
+        if let Some(d) = self.inner.datapath.as_ref().filter(|_| !to_copy) {
             let bound = s.local_addr()?.as_socket().expect("bound to an IP address");
             d.listen(bound)?; // before listen(2): the first SYN counts
         }
         s.listen(4096)?;
-        Ok(Listener { splicer: self.clone(), listener: tokio::net::TcpListener::from_std(s.into())? })
+        Ok(Listener { splicer: self.clone(), to_copy, listener: tokio::net::TcpListener::from_std(s.into())? })
     }
 
     /// Connects to a server on behalf of `client`. No time limit of its own.
@@ -394,6 +408,9 @@ impl Splicer {
     /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
     /// whole (symmetric TCP splice, 5.4.4).
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
+        if client.only_copied {
+            return self.connect_untracked(server, true).await;
+        }
         self.connect_for(server, Some(&client.tuple())).await
     }
 
@@ -406,10 +423,7 @@ impl Splicer {
         let ports = &self.inner.ports;
         let (mut source, mut fresh) = ports.source_for(server)?;
         let Some(d) = self.inner.datapath.as_ref().filter(|_| !source.is_loopback()) else {
-            let stream = tokio::net::TcpStream::connect(server).await?;
-            stream.set_nodelay(true)?;
-            let local = stream.local_addr()?;
-            return Ok(Leg::new(stream, server, local));
+            return self.connect_untracked(server, false).await;
         };
         for _ in 0..PORT_TRIES {
             let t = ports.next(server, source);
@@ -450,12 +464,24 @@ impl Splicer {
                 r => r?,
             };
             expected.leg = None;
-            return Ok(Leg::new(stream, server, t.local));
+            return Ok(Leg::new(stream, server, t.local, false));
         }
         Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
             "no free source port: widen source_ports, or name more addresses as source",
         ))
+    }
+
+    async fn connect_untracked(&self, server: SocketAddr, only_copied: bool) -> io::Result<Leg> {
+        let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
+        if let Some(source) = self.inner.ports.named(server)? {
+            setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses it for the server, not for all
+            s.bind(&SocketAddr::new(source, 0).into())?;
+        }
+        s.set_tcp_nodelay(true)?;
+        let stream = tokio::net::TcpSocket::from_std_stream(s.into()).connect(server).await?;
+        let local = stream.local_addr()?;
+        Ok(Leg::new(stream, server, local, only_copied))
     }
 
     /// The connection that has used the port is over: its entries give way. None: they do not.
@@ -541,11 +567,11 @@ impl Splicer {
                 refusal: self.refusal(),
             }),
             place: Mutex::new(place),
+            runtime: Handle::current(),
         });
         lock(&self.inner.flows).insert(flow.id, flow.clone());
         let listed = Listed::again(self, flow);
-        let runtime = self.inner.runtime.get_or_init(Handle::current);
-        runtime.spawn(Relay::new(self, listed, client, server, left, purpose).run(ears));
+        tokio::spawn(Relay::new(self, listed, client, server, left, purpose).run(ears));
     }
 
     pub(crate) fn flow(&self, id: u64) -> Option<Arc<Flow>> {

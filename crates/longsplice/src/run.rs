@@ -11,7 +11,7 @@ use crate::{
 };
 use longsplice_datapath::{Datapath, PathFlags};
 use longsplice_engine::{OpenOptions, Refusal, Splicer};
-use longsplice_proxy::{Config, ConfigError, Server, access_log::LogFormat, server::CONNECTIONS};
+use longsplice_proxy::{Config, ConfigError, Server, Workers, access_log::LogFormat, server::CONNECTIONS};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     error::Error,
@@ -45,8 +45,9 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
         Some(path) => path.to_owned(),
         None => paths::control_socket()?,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(args, config, &path))
+    let workers = Workers::start()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(args, config, &path, &workers))
 }
 
 /// The file, and the command line on top of it.
@@ -110,7 +111,7 @@ fn raise_descriptor_limit() {
 fn open(args: &RunArgs, config: &Config) -> Splicer {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
-        return Splicer::copying(Refusal::Policy);
+        return Splicer::copying_from(config.sources.clone(), Refusal::Policy);
     }
     let mut options = OpenOptions {
         devices: config.devices.clone(),
@@ -133,7 +134,7 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         }
         Err(e) => {
             tracing::warn!("connections are copied, not spliced: {e}; see `longsplice doctor`");
-            Splicer::copying(Refusal::Unprivileged)
+            Splicer::copying_from(config.sources.clone(), Refusal::Unprivileged)
         }
     }
 }
@@ -153,12 +154,12 @@ fn announce_devices(splicer: &Splicer) {
     }
 }
 
-async fn serve(args: &RunArgs, config: Config, path: &Path) -> Outcome {
+async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -> Outcome {
     // Signals first: one that comes during the start must end it cleanly too.
     let mut signals = Signals::new()?;
     let leave = config.leave_flows_on_stop;
     let splicer = open(args, &config);
-    let (server, control) = match start(&splicer, config, path).await {
+    let (server, control) = match start(&splicer, config, path, workers).await {
         Ok(started) => started,
         Err(e) => {
             // Flows that an earlier process has left must not suffer from a mistake in our configuration.
@@ -185,10 +186,15 @@ async fn serve(args: &RunArgs, config: Config, path: &Path) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn start(splicer: &Splicer, config: Config, path: &Path) -> Result<(Arc<Server>, Control), Box<dyn Error>> {
+async fn start(
+    splicer: &Splicer,
+    config: Config,
+    path: &Path,
+    workers: &Workers,
+) -> Result<(Arc<Server>, Control), Box<dyn Error>> {
     // The socket first: if it is taken, another process runs, and should not lose clients to us in between.
     let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
-    let server = Server::start(splicer.clone(), config).await?;
+    let server = Server::start_on(workers, splicer.clone(), config).await?;
     Ok((Arc::new(server), control))
 }
 

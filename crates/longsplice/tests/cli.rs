@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
+    net::TcpListener,
     os::unix::{
         fs::{PermissionsExt, symlink},
         net::UnixStream,
@@ -49,6 +50,19 @@ fn a_wrong_configuration_file_is_explained_to_the_column() {
 fn without_a_running_proxy_clients_say_where_they_looked() {
     let message = complaint(&["ls", "--control", "/nowhere/control.sock"]);
     assert!(message.contains("/nowhere/control.sock") && message.contains("--control"), "{message}");
+}
+
+#[test]
+fn sources_are_those_of_copied_connections_too() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "source = [\"127.0.0.2\", \"127.0.0.3\"]\n").unwrap();
+    let target = server.local_addr().unwrap().to_string();
+    let proxy = Running::copying(&target, &["--config", file.path().to_str().unwrap()]);
+    let clients = [0; 2].map(|_| connect(proxy.address()));
+    let mut seen = clients.each_ref().map(|_| server.accept().unwrap().1.ip().to_string());
+    seen.sort();
+    assert_eq!(seen, ["127.0.0.2", "127.0.0.3"]);
 }
 
 #[test]

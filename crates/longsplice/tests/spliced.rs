@@ -162,6 +162,21 @@ fn needs_root_and_bpf_flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
 }
 
 #[test]
+fn needs_root_and_bpf_what_is_never_spliced_is_no_work_of_the_data_path() {
+    let mut scene = Scene::new(&[]);
+    scene.proxy.stop(&scene.pins);
+    let plug = format!("{}={}", Scene::address(), topology::SERVER.port(Family::V4, PORT));
+    let never = ["--plug", &plug, "--splice", "never"];
+    scene.proxy = Running::start(scene.lab.forwarder.command(LONGSPLICE), None, &never, &[]);
+    let mut connection = scene.connect();
+    round_trip(&mut connection, &[7; 100_000]);
+    let flow = scene.flow();
+    assert_eq!((&flow["state"], &flow["refusal"]), (&"copying".into(), &"policy".into()));
+    assert_eq!(["local", "local-out"].map(|name| scene.verdict(name)), [0, 0]);
+    scene.end(connection);
+}
+
+#[test]
 fn needs_root_and_bpf_flush_refuses_while_a_proxy_runs_elsewhere() {
     let scene = Scene::new(&[]);
     // Another control socket than the proxy's: nobody there, but the data path is in use.

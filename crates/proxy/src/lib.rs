@@ -40,7 +40,9 @@ pub mod target;
 pub mod tls;
 pub mod users;
 mod verify;
+mod workers;
 
 pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol};
 pub use counters::CounterValues;
 pub use server::{Server, StartError};
+pub use workers::Workers;

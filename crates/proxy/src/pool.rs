@@ -17,7 +17,7 @@ use balance::{Candidate, Turns, hash, hash_of, owner};
 pub use check::Check;
 pub use health::Limits as HealthLimits;
 use health::{Change, Health, State};
-use longsplice_engine::Splicer;
+use longsplice_engine::{Leg, Splicer};
 use longsplice_http::Request;
 use std::{
     collections::VecDeque,
@@ -29,7 +29,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{task::JoinHandle, time::interval};
+use tokio::{
+    runtime::{Handle, Id},
+    task::JoinHandle,
+    time::interval,
+};
 
 /// Servers of a pool at most: choosing one looks at all of them.
 pub const SERVERS_MAX: usize = 256;
@@ -104,10 +108,18 @@ pub(crate) struct Member {
     limits: HealthLimits,
     active: AtomicU32,
     health: Mutex<Health>,
-    /// The one used last at the end, each with the time since when it is idle.
-    idle: Mutex<VecDeque<(Instant, Stream)>>,
+    /// The one used last at the end.
+    idle: Mutex<VecDeque<Idle>>,
     idle_connections: usize,
     idle_time: Duration,
+}
+
+/// A connection that is not used.
+#[derive(Debug)]
+struct Idle {
+    since: Instant,
+    runtime: Id,
+    stream: Stream,
 }
 
 /// A request, or an upgraded connection, that a server is busy with until this is dropped.
@@ -199,11 +211,22 @@ impl Member {
         Candidate { index: self.index, weight: self.weight, active: self.active.load(Relaxed), hash: self.hash }
     }
 
-    /// An idle connection on which nothing has come: neither a byte, which would be no reply to anything, nor the end.
-    pub fn idle(&self, splicer: &Splicer) -> Option<Stream> {
+    /// An idle connection for `client`, on which nothing has come: neither a byte, which would be no reply to anything, nor the
+    /// end. If none is of the current runtime, it is moved there.
+    pub fn idle(&self, splicer: &Splicer, client: &Leg) -> Option<Stream> {
+        let here = Handle::current().id();
         loop {
-            let (since, mut stream) = lock(&self.idle).pop_back()?;
-            if since.elapsed() < self.idle_time && stream.is_quiet() {
+            let (since, runtime, mut stream) = {
+                let mut idle = lock(&self.idle);
+                // what is only copied is none for a client whose replies may be spliced
+                let fits = |i: &Idle| !i.stream.leg.is_only_copied() || client.is_only_copied();
+                let at =
+                    idle.iter().rposition(|i| i.runtime == here && fits(i)).or_else(|| idle.iter().rposition(fits))?;
+                let Idle { since, runtime, stream } = idle.remove(at)?;
+                (since, runtime, stream)
+            };
+            let fresh = since.elapsed() < self.idle_time && stream.is_quiet();
+            if fresh && (runtime == here || stream.leg.enter().is_ok()) {
                 return Some(stream);
             }
             stream.close(splicer);
@@ -213,19 +236,19 @@ impl Member {
     /// Keeps a connection for the next request; the one that was idle for longest makes room.
     pub fn keep(&self, stream: Stream, shared: &Shared) {
         let mut idle = lock(&self.idle);
-        idle.push_back((Instant::now(), stream));
+        idle.push_back(Idle { since: Instant::now(), runtime: Handle::current().id(), stream });
         let most = if *shared.stop.borrow() { 0 } else { self.idle_connections };
         let surplus = idle.len().saturating_sub(most);
-        idle.drain(..surplus).for_each(|(_, stream)| stream.close(&shared.splicer));
+        idle.drain(..surplus).for_each(|i| i.stream.close(&shared.splicer));
     }
 
     fn sweep(&self, splicer: &Splicer, all: bool) {
         let mut idle = lock(&self.idle);
-        for (since, mut stream) in std::mem::take(&mut *idle) {
-            if !all && since.elapsed() < self.idle_time && stream.is_quiet() {
-                idle.push_back((since, stream));
+        for mut i in std::mem::take(&mut *idle) {
+            if !all && i.since.elapsed() < self.idle_time && i.stream.is_quiet() {
+                idle.push_back(i);
             } else {
-                stream.close(splicer);
+                i.stream.close(splicer);
             }
         }
     }

@@ -9,8 +9,9 @@ use crate::{
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
+    workers::{Loads, Seat, Workers},
 };
-use longsplice_engine::{Leg, Listener, Policy, Splicer};
+use longsplice_engine::{Leg, Listener, Policy, Splicer, When};
 use std::{
     collections::HashMap,
     io,
@@ -20,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
+    runtime::Handle,
     sync::watch,
     task::JoinHandle,
     time::{sleep, timeout},
@@ -88,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) pools: HashMap<String, Arc<Pool>>,
     /// By directory.
     taps: HashMap<PathBuf, Arc<TapDir>>,
+    loads: Loads,
     /// Connections of all listeners.
     all: Arc<Counted>,
     /// How many there are, for [`Server::drain`] to wait on.
@@ -105,15 +108,25 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds every listener, or none, and begins to serve.
+    /// Binds every listener, or none, and begins to serve, in the current runtime.
     pub async fn start(splicer: Splicer, config: Config) -> Result<Server, StartError> {
+        Server::start_on(&Workers::here(), splicer, config).await
+    }
+
+    /// The same, with connections on these workers.
+    pub async fn start_on(workers: &Workers, splicer: Splicer, config: Config) -> Result<Server, StartError> {
         if config.listeners.is_empty() {
             return Err(StartError::NoListener);
         }
+        let loads = workers.loads();
         let mut bound = Vec::new();
-        for listener in config.listeners {
+        for (number, listener) in config.listeners.into_iter().enumerate() {
             let failed = |source| StartError::Listen { addr: listener.listen, source };
-            let socket = splicer.listen(listener.listen).await.map_err(failed)?;
+            let (splicer, at, copied) = (splicer.clone(), listener.listen, listener.policy.when == When::Never);
+            let listen =
+                async move { if copied { splicer.listen_to_copy(at).await } else { splicer.listen(at).await } };
+            let listen = loads.runtime(number).spawn(listen);
+            let socket = listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?;
             let addr = socket.local_addr().map_err(failed)?;
             bound.push((socket, addr, listener));
         }
@@ -134,6 +147,7 @@ impl Server {
             counters: Counters::default(),
             pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
             taps,
+            loads,
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
@@ -142,11 +156,11 @@ impl Server {
         for pool in server.shared.pools.values() {
             server.tasks.extend(pool.tend(&server.shared));
         }
-        for (socket, addr, listener) in bound {
+        for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
             announce(addr, &listener);
             let front = Arc::new(Front::new(listener, &server.shared.taps));
-            let accept = accept_all(server.shared.clone(), front, socket, server.stop.subscribe());
-            server.tasks.push(tokio::spawn(accept));
+            let accept = accept_all(server.shared.clone(), front, (socket, number), server.stop.subscribe());
+            server.tasks.push(server.shared.loads.runtime(number).spawn(accept));
             server.addrs.push(addr);
         }
         Ok(server)
@@ -250,15 +264,16 @@ impl Front {
 pub(crate) struct Live {
     pub(crate) shared: Arc<Shared>,
     slots: [Slot; 2],
+    seat: Seat,
 }
 
 impl Live {
-    fn enter(shared: &Arc<Shared>, front: &Front, peer: SocketAddr) -> Result<Live, Full> {
+    fn enter(shared: &Arc<Shared>, front: &Front, peer: SocketAddr, awake: usize) -> Result<Live, Full> {
         // Of a connection that a proxy before us serves, the client is still to be told.
         let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
         let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
         shared.live.send_modify(|n| *n += 1);
-        Ok(Live { shared: shared.clone(), slots })
+        Ok(Live { shared: shared.clone(), slots, seat: shared.loads.seat(awake) })
     }
 
     /// Counts the connection for its client, as soon as that is known.
@@ -273,7 +288,13 @@ impl Drop for Live {
     }
 }
 
-async fn accept_all(shared: Arc<Shared>, front: Arc<Front>, socket: Listener, mut stop: watch::Receiver<bool>) {
+/// `number`: of the worker that does it.
+async fn accept_all(
+    shared: Arc<Shared>,
+    front: Arc<Front>,
+    (socket, number): (Listener, usize),
+    mut stop: watch::Receiver<bool>,
+) {
     let mut wait = BACK_OFF.0;
     let mut complained = None;
     loop {
@@ -285,7 +306,7 @@ async fn accept_all(shared: Arc<Shared>, front: Arc<Front>, socket: Listener, mu
         match accepted {
             Ok(client) => {
                 wait = BACK_OFF.0;
-                admit(&shared, &front, client, &mut complained);
+                admit(&shared, &front, (client, number), &mut complained);
             }
             Err(e) if concerns_one_connection(&e) => {}
             Err(e) => {
@@ -300,11 +321,26 @@ async fn accept_all(shared: Arc<Shared>, front: Arc<Front>, socket: Listener, mu
 }
 
 /// Starts serving `client`, if it is not one too many.
-fn admit(shared: &Arc<Shared>, front: &Arc<Front>, client: Leg, complained: &mut Option<Instant>) {
+fn admit(
+    shared: &Arc<Shared>,
+    front: &Arc<Front>,
+    (mut client, awake): (Leg, usize),
+    complained: &mut Option<Instant>,
+) {
     Counters::add(&shared.counters.accepted);
-    match Live::enter(shared, front, client.remote()) {
+    match Live::enter(shared, front, client.remote(), awake) {
         Ok(live) => {
-            tokio::spawn(connection::serve(live, front.clone(), client));
+            let (runtime, front, shared) = (live.seat.runtime().clone(), front.clone(), shared.clone());
+            let here = runtime.id() == Handle::current().id();
+            runtime.spawn(async move {
+                match if here { Ok(()) } else { client.enter() } {
+                    Ok(()) => connection::serve(live, front, client).await,
+                    Err(e) => {
+                        Counters::add(&shared.counters.accept_errors);
+                        tracing::warn!("{} is not served: {e}", client.remote());
+                    }
+                }
+            });
         }
         // No line in the access log: a flood must not drive out the lines of those who are served.
         Err(full) => {

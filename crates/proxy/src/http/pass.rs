@@ -166,7 +166,7 @@ impl Row<'_> {
             let target = lease.0.target.clone();
             if !tries.fresh
                 && errand.request.is_repeatable()
-                && let Some(stream) = lease.0.idle(&shared.splicer)
+                && let Some(stream) = lease.0.idle(&shared.splicer, &self.client.leg)
             {
                 Counters::add(&shared.counters.reused);
                 self.server = Some(Held { target, stream, reused: true, lease: Some(lease) });

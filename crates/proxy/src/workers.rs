@@ -1,0 +1,131 @@
+//! Threads that serve connections, one for each processor, and each with a runtime of its own: a connection stays where it is
+//! begun, so that a segment wakes one thread, the one that has its sockets, and no other is asked to help.
+
+use std::{
+    io,
+    num::NonZero,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::watch,
+};
+
+/// Runtimes for connections. Those that it has started end when it is dropped, and with them what they run.
+pub struct Workers {
+    runtimes: Vec<Handle>,
+    stop: watch::Sender<()>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Workers {
+    /// The current runtime does everything.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime.
+    pub fn here() -> Workers {
+        Workers { runtimes: vec![Handle::current()], stop: watch::Sender::new(()), threads: Vec::new() }
+    }
+
+    /// One thread for each processor that the process may use.
+    pub fn start() -> io::Result<Workers> {
+        let count = thread::available_parallelism().map_or(1, NonZero::get);
+        let stop = watch::Sender::new(());
+        let mut workers = Workers { runtimes: Vec::new(), stop, threads: Vec::new() };
+        for number in 0..count {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            workers.runtimes.push(runtime.handle().clone());
+            let mut stopped = workers.stop.subscribe();
+            let work = move || {
+                let _ = runtime.block_on(stopped.changed()); // an error: the sender is gone, which is what it waits for
+                runtime.shutdown_background();
+            };
+            workers.threads.push(thread::Builder::new().name(format!("worker-{number}")).spawn(work)?);
+        }
+        Ok(workers)
+    }
+
+    pub(crate) fn loads(&self) -> Loads {
+        Loads(
+            self.runtimes
+                .iter()
+                .map(|runtime| Arc::new(Load { runtime: runtime.clone(), live: AtomicUsize::new(0) }))
+                .collect(),
+        )
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop = watch::Sender::new(());
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a worker has panicked");
+            }
+        }
+    }
+}
+
+struct Load {
+    runtime: Handle,
+    live: AtomicUsize,
+}
+
+/// How many connections each worker has.
+pub(crate) struct Loads(Vec<Arc<Load>>);
+
+impl Loads {
+    /// The runtime of one of them.
+    pub fn runtime(&self, number: usize) -> &Handle {
+        &self.0[number % self.0.len()].runtime
+    }
+
+    /// The one with the fewest connections; that with this number, if others have no fewer: it is awake.
+    pub fn seat(&self, awake: usize) -> Seat {
+        let awake = awake % self.0.len();
+        let key = |&i: &usize| (self.0[i].live.load(Relaxed), i != awake);
+        let least = (0..self.0.len()).min_by_key(key).unwrap_or(awake);
+        self.0[least].live.fetch_add(1, Relaxed);
+        Seat(self.0[least].clone())
+    }
+}
+
+/// A connection's place on a worker, until it is dropped.
+pub(crate) struct Seat(Arc<Load>);
+
+impl Seat {
+    pub fn runtime(&self) -> &Handle {
+        &self.0.runtime
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.live.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn those_with_the_fewest_connections_get_the_next() {
+        let workers = Workers::start().unwrap();
+        let loads = workers.loads();
+        let count = loads.0.len();
+        let mut seats: Vec<Seat> = (0..3 * count).map(|_| loads.seat(1)).collect();
+        assert!(loads.0.iter().all(|l| l.live.load(Relaxed) == 3), "evenly");
+        let freed = seats.swap_remove(0);
+        let runtime = freed.runtime().clone();
+        drop(freed);
+        assert_eq!(loads.seat(0).runtime().id(), runtime.id());
+        let there = runtime.spawn(async { Handle::current().id() }).await.unwrap();
+        assert_eq!(there, runtime.id());
+    }
+}
