@@ -38,7 +38,7 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::SystemTime,
+    time::{Duration, Instant, SystemTime},
 };
 use writer::Writer;
 
@@ -276,10 +276,23 @@ impl Cache {
         self.shared.remove(&mut self.shared.state(), found.key, found.file, Count::Invalidated);
     }
 
-    /// What is said of it is new. Writes to the disk.
-    pub async fn freshen(self: &Arc<Cache>, found: Found, meta: Meta) -> Option<Found> {
-        let cache = self.clone();
-        tokio::task::spawn_blocking(move || cache.shared.freshen(found, meta)).await.ok()
+    /// What is said of it is new, here and, soon, on the disk.
+    pub fn freshen(&self, found: &mut Found, meta: Meta) {
+        found.stored.meta = meta.clone();
+        self.freshen_file((found.key, found.file), meta);
+    }
+
+    fn freshen_file(&self, (key, file): (Key, u64), meta: Meta) {
+        let shared = self.shared.clone();
+        tokio::task::spawn_blocking(move || shared.freshen(key, file, &meta));
+    }
+
+    /// Waits until nothing is being stored any more, at most for `limit`. Blocks the thread.
+    pub fn flush(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while !self.shared.state().fills.is_empty() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -390,24 +403,21 @@ impl Shared {
         None
     }
 
-    fn freshen(&self, mut found: Found, meta: Meta) -> Found {
-        if meta.may_stay() {
-            let _alone = self.heads.write().expect("nothing panics under this lock");
-            let path = self.entry(found.file);
-            match found.stored.rewrite(&path, &meta) {
-                Ok(size) => self.state().index.touch(found.key, found.file, size),
-                // it was evicted
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => {
-                    tracing::warn!("cannot write {}: {e}", path.display());
-                    self.remove(&mut self.state(), found.key, found.file, Count::Disk);
-                }
-            }
-        } else {
-            self.remove(&mut self.state(), found.key, found.file, Count::Invalidated);
+    fn freshen(&self, key: Key, file: u64, meta: &Meta) {
+        if !meta.may_stay() {
+            return self.remove(&mut self.state(), key, file, Count::Invalidated);
         }
-        found.stored.meta = meta;
-        found
+        let _alone = self.heads.write().expect("nothing panics under this lock");
+        let path = self.entry(file);
+        match Stored::open(&path).and_then(|stored| stored.rewrite(&path, meta)) {
+            Ok(size) => self.state().index.touch(key, file, size),
+            // it was evicted
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => {
+                tracing::warn!("cannot write {}: {e}; it is removed", path.display());
+                self.remove(&mut self.state(), key, file, Count::Disk);
+            }
+        }
     }
 }
 
@@ -442,7 +452,7 @@ pub(crate) struct Asking {
     /// None: whatever comes is not stored.
     pub question: Option<Question>,
     pub filter: Arc<str>,
-    /// The server is asked whether this is still good.
+    /// The server is asked whether this is still good, by us or by the client.
     pub stale: Option<Found>,
     /// What the reply invalidates, unless it is an error.
     pub changes: Option<String>,
@@ -465,12 +475,17 @@ pub(crate) enum Heard {
 impl Asking {
     /// Adds to the head of the request what makes the server say whether what is stored is good (RFC 9111, 4.3.1).
     pub fn ask(&self, head: &mut Vec<u8>) {
-        let Some(stale) = &self.stale else { return };
+        let Some(stale) = self.stale.as_ref().filter(|_| !self.has_condition()) else { return };
         head.truncate(head.len() - 2); // the empty line
         for (name, value) in stale.stored.meta.conditions() {
             head.extend([name.as_bytes(), b": ", &value, b"\r\n"].concat());
         }
         head.extend(b"\r\n");
+    }
+
+    /// The client's own condition goes on, and the answer is for it.
+    fn has_condition(&self) -> bool {
+        self.question.as_ref().is_some_and(|q| q.conditional)
     }
 
     /// The head of a final reply has come, and `first` bytes of its body.
@@ -484,7 +499,13 @@ impl Asking {
         let times = [self.asked_at, SystemTime::now()];
         let Some(question) = &self.question else { return Heard::Pass };
         if let (Some(stale), 304) = (&self.stale, reply.status) {
-            return Heard::Good(stale.stored.meta.freshened(reply, times).map(Box::new));
+            let meta = stale.stored.meta.freshened(reply, !question.conditional, times);
+            if !question.conditional {
+                return Heard::Good(meta.map(Box::new));
+            }
+            if let Some(meta) = meta {
+                self.cache.freshen_file((stale.key, stale.file), meta);
+            }
         }
         self.cache.count(Count::Misses);
         let meta = question.meta(reply, server, &self.filter, times);

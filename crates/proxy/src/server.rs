@@ -33,7 +33,7 @@ const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 /// At most, unless the configuration says otherwise. Two descriptors each, and pipes while copying: well below the usual hard
 /// limit of a million.
 pub const CONNECTIONS: u32 = 65536;
-/// How long [`Server::drain`] waits for the last lines of the access log.
+/// How long [`Server::drain`] waits for the last lines of the access log, files of taps and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// Why a server does not start.
@@ -191,6 +191,7 @@ impl Server {
         let flush = move || {
             shared.log.flush(FLUSH);
             shared.taps.values().for_each(|t| t.flush(FLUSH));
+            shared.caches.values().for_each(|c| c.flush(FLUSH));
         };
         let _ = tokio::task::spawn_blocking(flush).await;
         *self.shared.live.borrow()

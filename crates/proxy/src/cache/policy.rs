@@ -194,9 +194,9 @@ impl Meta {
             .collect()
     }
 
-    /// The same, after this 304 (RFC 9111, 4.3.4); none: it is about something else. Asked by [`Meta::conditions`] alone, so one
-    /// without a validator is about this.
-    pub fn freshened(&self, reply: &Response, times: [SystemTime; 2]) -> Option<Meta> {
+    /// The same, after this 304 (RFC 9111, 4.3.4); none: it is about something else. `ours`: asked by [`Meta::conditions`] alone,
+    /// so one without a validator is about this.
+    pub fn freshened(&self, reply: &Response, ours: bool, times: [SystemTime; 2]) -> Option<Meta> {
         // They describe the body (RFC 9111, 3.2), and a filter has judged them.
         const KEPT: [&str; 5] = ["age", "content-encoding", "content-range", "content-type", "set-cookie"];
         let new: Vec<(String, String)> = reply.end_to_end().map(|(n, v)| (n.to_owned(), text(v))).collect();
@@ -204,7 +204,7 @@ impl Meta {
         let same = match (said("etag"), said("last-modified")) {
             (Some(etag), _) => self.field("etag").is_some_and(|own| opaque(own) == opaque(etag)),
             (None, Some(date)) => self.field("last-modified") == Some(date),
-            (None, None) => true,
+            (None, None) => ours,
         };
         let [asked_at, now] = times;
         let mut meta = self.clone();

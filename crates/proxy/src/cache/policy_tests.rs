@@ -146,7 +146,7 @@ fn a_304_makes_it_fresh() {
     assert_eq!(meta.conditions(), [("If-None-Match", b"\"a\"".to_vec())]);
     let now = [at(100), at(101)];
     let new = "Date: Sun, 06 Nov 1994 08:51:17 GMT\r\nETag: W/\"a\"\r\nX: 3\r\nContent-Type: a/b\r\nCache-Control: max-age=9\r\n";
-    let fresh = meta.freshened(&reply(304, new), now).unwrap();
+    let fresh = meta.freshened(&reply(304, new), true, now).unwrap();
     assert_eq!((fresh.fit(&question("").unwrap(), at(108)), fresh.status), (Fit::Fresh, 200));
     assert_eq!(fresh.fit(&question("").unwrap(), at(109)), Fit::Stale);
     let values = |name: &str| list(&fresh.fields, name);
@@ -155,10 +155,12 @@ fn a_304_makes_it_fresh() {
         (vec!["3".to_owned()], vec!["text/plain".to_owned()], vec!["w/\"a\"".to_owned()])
     );
     assert!(fresh.may_stay());
+    let bare = reply(304, "");
+    assert!(meta.freshened(&bare, true, now).is_some() && meta.freshened(&bare, false, now).is_none());
     for other in ["ETag: \"b\"\r\n", "Last-Modified: Sun, 06 Nov 1993 08:49:37 GMT\r\n", "Vary: accept\r\n"] {
-        assert!(meta.freshened(&reply(304, other), now).is_none(), "{other}");
+        assert!(meta.freshened(&reply(304, other), true, now).is_none(), "{other}");
     }
-    assert!(!meta.freshened(&reply(304, "Cache-Control: no-store\r\n"), now).unwrap().may_stay());
+    assert!(!meta.freshened(&reply(304, "Cache-Control: no-store\r\n"), true, now).unwrap().may_stay());
 }
 
 #[test]

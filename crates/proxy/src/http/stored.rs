@@ -42,7 +42,7 @@ impl Row<'_> {
             self.front.listener.rules.check(&asked, target, from).is_ok()
         };
         let found = cache.look(question.clone(), filter.clone()).await.filter(may_have);
-        let (only_if_cached, conditional) = (question.only_if_cached, question.conditional);
+        let only_if_cached = question.only_if_cached;
         match found {
             Some(found) if found.fresh => {
                 if let Some(next) = self.serve_stored(request, found, record).await {
@@ -51,8 +51,7 @@ impl Row<'_> {
                     return Ok(next);
                 }
             }
-            // With a condition of its own, the server's answer is for the client.
-            Some(found) if !conditional && found.stored.meta.has_validator() => asking.stale = Some(found),
+            Some(found) if found.stored.meta.has_validator() => asking.stale = Some(found),
             Some(_) | None => {}
         }
         if only_if_cached {
@@ -75,12 +74,12 @@ impl Row<'_> {
         record: &mut Record,
     ) -> Option<Next> {
         let asking = asking?;
-        let found = asking.stale.take()?;
+        let mut found = asking.stale.take()?;
         let Some(meta) = meta else {
             asking.cache.forget(&found);
             return None;
         };
-        let found = asking.cache.freshen(found, *meta).await?;
+        asking.cache.freshen(&mut found, *meta);
         let next = self.serve_stored(request, found, record).await?;
         asking.cache.count(Count::Revalidated);
         record.cache = Some("revalidated");
