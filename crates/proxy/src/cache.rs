@@ -40,6 +40,7 @@ use std::{
     thread,
     time::{Duration, Instant, SystemTime},
 };
+use tokio::task::JoinHandle;
 use writer::Writer;
 
 /// Bytes that may wait for the disk: half a second of it at 1 Gbit/s. Beyond it, replies are not stored.
@@ -276,15 +277,16 @@ impl Cache {
         self.shared.remove(&mut self.shared.state(), found.key, found.file, Count::Invalidated);
     }
 
-    /// What is said of it is new, here and, soon, on the disk.
-    pub fn freshen(&self, found: &mut Found, meta: Meta) {
+    /// What is said of it is new, here and on the disk.
+    pub async fn freshen(&self, found: &mut Found, meta: Meta) {
         found.stored.meta = meta.clone();
-        self.freshen_file((found.key, found.file), meta);
+        // it fails only if the runtime is gone
+        let _ = self.freshen_file((found.key, found.file), meta).await;
     }
 
-    fn freshen_file(&self, (key, file): (Key, u64), meta: Meta) {
+    fn freshen_file(&self, (key, file): (Key, u64), meta: Meta) -> JoinHandle<()> {
         let shared = self.shared.clone();
-        tokio::task::spawn_blocking(move || shared.freshen(key, file, &meta));
+        tokio::task::spawn_blocking(move || shared.freshen(key, file, &meta))
     }
 
     /// Waits until nothing is being stored any more, at most for `limit`. Blocks the thread.
@@ -343,7 +345,8 @@ impl Shared {
         for file in fs::read_dir(&self.config.dir)? {
             let path = file?.path();
             let number = path.file_stem().and_then(|s| s.to_str()).filter(|s| s.len() == 16);
-            let Some(number) = number.and_then(|s| u64::from_str_radix(s, 16).ok()) else { continue };
+            let number = number.and_then(|s| u64::from_str_radix(s, 16).ok()).filter(|n| *n < u64::MAX / 2);
+            let Some(number) = number else { continue };
             match path.extension().and_then(|e| e.to_str()) {
                 Some("tmp") => Shared::unlink(&path),
                 Some("entry") => match Stored::open(&path) {
@@ -504,7 +507,7 @@ impl Asking {
                 return Heard::Good(meta.map(Box::new));
             }
             if let Some(meta) = meta {
-                self.cache.freshen_file((stale.key, stale.file), meta);
+                drop(self.cache.freshen_file((stale.key, stale.file), meta)); // nobody waits for it
             }
         }
         self.cache.count(Count::Misses);

@@ -139,7 +139,7 @@ async fn what_clients_say_of_it() {
     let reply = "HTTP/1.1 200 OK\r\nCache-Control: max-age=100\r\nETag: \"1\"\r\nContent-Length: 3\r\n\r\none";
     let part = "HTTP/1.1 206 Partial Content\r\nCache-Control: max-age=100\r\nContent-Range: bytes 1-1/3\r\n\
                 Content-Length: 1\r\n\r\nn";
-    let known = "HTTP/1.1 304 Not Modified\r\nETag: \"1\"\r\n\r\n";
+    let known = "HTTP/1.1 304 Not Modified\r\nETag: \"1\"\r\nX: new\r\n\r\n";
     let origin =
         Origin::start(vec![vec![(HEAD, reply)], vec![(HEAD, part)], vec![(HEAD, known)], vec![(HEAD, reply)]]).await;
     let get = format!("GET {}", origin.url("/"));
@@ -168,6 +168,10 @@ async fn what_clients_say_of_it() {
     assert_eq!((v.cache_stored, v.cache_hits, v.cache_misses), (1, 3, 3), "{v:?}");
     let lines = proxy.lines().await;
     assert_eq!(lines[5].get("cache"), None, "{}", lines[5]);
+    // what it was told, the cache has heard
+    let news = async { while !ask(&proxy, &get).await.contains("X: new\r\n") {} };
+    timeout(LIMIT, news).await.unwrap();
+    assert_eq!(origin.seen().len(), 4);
 }
 
 #[tokio::test]

@@ -79,7 +79,7 @@ impl Row<'_> {
             asking.cache.forget(&found);
             return None;
         };
-        asking.cache.freshen(&mut found, *meta);
+        asking.cache.freshen(&mut found, *meta).await;
         let next = self.serve_stored(request, found, record).await?;
         asking.cache.count(Count::Revalidated);
         record.cache = Some("revalidated");
