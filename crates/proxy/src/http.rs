@@ -148,7 +148,9 @@ impl Row<'_> {
             _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
                 self.answer_options(request, &mut record).await
             }
-            _ => match self.look_up(&errand, &mut record).await {
+            _ if self.front.cache.is_none() => self.pass_on(&errand, None, &mut record).await,
+            // by itself: tasks of others need not be as large
+            _ => match Box::pin(self.look_up(&errand, &mut record)).await {
                 Ok(next) => next,
                 Err(asking) => self.pass_on(&errand, asking, &mut record).await,
             },

@@ -19,6 +19,8 @@ use std::{
 const AGE_MAX: u64 = 1 << 31;
 /// What a cache must leave to servers (RFC 9111, 4.3.2), and parts of bodies, which are not stored: such requests pass.
 const NOT_OURS: [&str; 5] = ["range", "if-range", "if-match", "if-unmodified-since", "expect"];
+/// What Vary must not name: everything, or what we say of the client ourselves (RFC 9111, 4.1).
+const OURS: [&str; 4] = ["*", "forwarded", "via", "x-forwarded-for"];
 /// Fields whose values are secrets: of these only digests are compared and stored.
 const SECRETS: [&str; 2] = ["authorization", "cookie"];
 
@@ -111,7 +113,9 @@ impl Question {
         }
         let vary = list(&fields, "vary");
         // Users must not get one another's cookies.
-        if vary.iter().any(|name| name == "*") || fields.iter().any(|(n, _)| n.eq_ignore_ascii_case("set-cookie")) {
+        if vary.iter().any(|name| OURS.contains(&name.as_str()))
+            || fields.iter().any(|(n, _)| n.eq_ignore_ascii_case("set-cookie"))
+        {
             return None;
         }
         let mut asked = Vec::new();

@@ -52,6 +52,7 @@ fn what_may_be_stored() {
         ("", 200, "Cache-Control: PRIVATE, max-age=10\r\n"),                   // 5.2.2.7
         ("Authorization: a\r\n", 200, "Cache-Control: max-age=10\r\n"),        // 3.5
         ("", 200, "Cache-Control: max-age=10\r\nVary: accept, *\r\n"),         // 4.1
+        ("", 200, "Cache-Control: max-age=10\r\nVary: X-Forwarded-For\r\n"),
         ("", 200, "Cache-Control: max-age=10\r\nSet-Cookie: a=b\r\n"),
         ("", 206, "Cache-Control: max-age=10\r\nContent-Range: bytes 0-1/9\r\n"), // 3.3
         ("", 500, "Cache-Control: max-age=10\r\n"),

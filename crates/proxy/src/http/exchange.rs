@@ -6,6 +6,7 @@
 //! | an interim reply (1xx) | passed on, unless the client speaks HTTP/1.0 |
 //! | 101, if it was asked for | the exchange ends: what follows is no HTTP |
 //! | the head of the reply | judged, written anew, and from then on nothing can be taken back |
+//! | a 304, if a cache has asked | the exchange ends: the cache answers |
 //! | the body of the reply | checked, written to the client; without chunks if it would not know them |
 //! | a reply before the request has ended | passed on, and both connections are closed after it |
 //! | a reply that the rules have to see more of | held back, head and body ([`Down::hold`]), or only not spliced ([`Judge`]) |

@@ -84,7 +84,7 @@ impl Row<'_> {
     pub(super) async fn pass_on(
         &mut self,
         errand: &Errand<'_>,
-        mut asking: Option<Asking>,
+        mut asking: Option<Box<Asking>>,
         record: &mut Record,
     ) -> Next {
         let mut tries = Tries::default();
@@ -92,15 +92,14 @@ impl Row<'_> {
             if let Err(fault) = self.seek(errand, &mut tries).await {
                 return self.refuse(errand.request, record, &fault, status_of(&fault)).await;
             }
-            let end = self.exchange(errand, (&tries, asking.as_ref()), record).await;
+            let end = self.exchange(errand, (&tries, asking.as_deref()), record).await;
             self.settle(&end, &mut tries);
             return match end {
                 End::Stale => continue,
                 End::Validated { meta, .. } => {
-                    if let Some(next) = self.validated(errand.request, (asking.as_mut(), meta), record).await {
-                        return next;
-                    }
-                    continue; // for all of it
+                    let stored = Box::pin(self.validated(errand.request, (asking.as_deref_mut(), meta), record)).await;
+                    let Some(next) = stored else { continue }; // for all of it
+                    next
                 }
                 End::Done { close, .. } => {
                     let counters = &self.shared().counters;

@@ -22,20 +22,24 @@ use tokio::time::timeout;
 
 impl Row<'_> {
     /// Answers a request from the cache. Err: it is to be passed on, and this is what the cache wants of the reply.
-    pub(super) async fn look_up(&mut self, errand: &Errand<'_>, record: &mut Record) -> Result<Next, Option<Asking>> {
+    pub(super) async fn look_up(
+        &mut self,
+        errand: &Errand<'_>,
+        record: &mut Record,
+    ) -> Result<Next, Option<Box<Asking>>> {
         let request = errand.request;
         let (Some((cache, filter)), To::Target(target)) = (&self.front.cache, &errand.to) else { return Err(None) };
         let Form::Absolute(_, path) = &request.form else { return Err(None) };
         let url = format!("http://{}{path}", host(target));
         let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE");
-        let mut asking = Asking {
+        let mut asking = Box::new(Asking {
             cache: cache.clone(),
             question: Question::new(request, url.clone(), self.http.identity),
             filter: filter.clone(),
             stale: None,
             changes: (!safe).then_some(url),
             asked_at: SystemTime::now(),
-        };
+        });
         let Some(question) = &asking.question else { return Err(Some(asking)) };
         let may_have = |found: &Found| {
             let (asked, from) = (errand.asked(&self.client), found.stored.meta.server);
@@ -45,9 +49,7 @@ impl Row<'_> {
         let only_if_cached = question.only_if_cached;
         match found {
             Some(found) if found.fresh => {
-                if let Some(next) = self.serve_stored(request, found, record).await {
-                    asking.cache.count(Count::Hits);
-                    record.cache = Some("hit");
+                if let Some(next) = self.serve_stored(request, found, (Count::Hits, "hit"), record).await {
                     return Ok(next);
                 }
             }
@@ -80,14 +82,17 @@ impl Row<'_> {
             return None;
         };
         asking.cache.freshen(&mut found, *meta).await;
-        let next = self.serve_stored(request, found, record).await?;
-        asking.cache.count(Count::Revalidated);
-        record.cache = Some("revalidated");
-        Some(next)
+        self.serve_stored(request, found, (Count::Revalidated, "revalidated"), record).await
     }
 
     /// Answers with what is stored, or with 304 if the client has that. None: it is damaged, and nothing was said.
-    pub(super) async fn serve_stored(&mut self, request: &Request, found: Found, record: &mut Record) -> Option<Next> {
+    async fn serve_stored(
+        &mut self,
+        request: &Request,
+        found: Found,
+        (count, word): (Count, &'static str),
+        record: &mut Record,
+    ) -> Option<Next> {
         let (cache, _) = self.front.cache.as_ref()?;
         let found = Arc::new(found);
         let (meta, length) = (&found.stored.meta, found.stored.length);
@@ -99,7 +104,8 @@ impl Row<'_> {
         let back = Back { via: self.http.via.as_deref(), client: request.version, close };
         let mut at = block.len() as u64;
         block.splice(..0, forward::response(&head, &back));
-        (record.status, record.server) = (Some(head.status), Some(meta.server));
+        cache.count(count);
+        (record.cache, record.status, record.server) = (Some(word), Some(head.status), Some(meta.server));
         let idle = self.front.policy.idle_limit;
         loop {
             let written = timeout(idle, self.client.write_all(&block)).await;
