@@ -175,6 +175,38 @@ async fn what_clients_say_of_it() {
 }
 
 #[tokio::test]
+async fn what_is_not_for_all_is_not_for_others() {
+    let proxy = proxy("").await;
+    for fields in [
+        "Cache-Control: no-store, max-age=100\r\n",
+        "Cache-Control: private, max-age=100\r\n",
+        "Cache-Control: max-age=100\r\nAge: 100\r\n", // expired, and nothing to ask by
+        "Cache-Control: max-age=100\r\nSet-Cookie: a=b\r\n",
+        "Cache-Control: max-age=100\r\nVary: *\r\n",
+    ] {
+        let reply: &str = format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 3\r\n\r\none").leak();
+        let origin = Origin::start(vec![vec![(HEAD, reply)]; 2]).await;
+        for n in 1..=2 {
+            assert!(ask(&proxy, &format!("GET {}", origin.url("/"))).await.ends_with("\r\n\r\none"));
+            assert_eq!(origin.seen().len(), n, "{fields}");
+        }
+    }
+    assert_eq!((proxy.server.counters().cache.cache_misses, proxy.server.counters().cache.cache_entries), (10, 0));
+    let reply = |body| {
+        let fields = "Cache-Control: max-age=100\r\nVary: Accept-Language\r\n";
+        format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 4\r\n\r\n{body}").leak() as &str
+    };
+    let origin = Origin::start(["none", "eins", "one."].map(|body| vec![(HEAD, reply(body))]).to_vec()).await;
+    let asked = [("", "none"), ("Accept-Language: de\r\n", "eins"), ("Accept-Language: en\r\n", "one.")];
+    for n in 1..=6 {
+        let (fields, body) = asked[(n - 1) % 3];
+        assert!(ask(&proxy, &format!("GET {}\n{fields}", origin.url("/"))).await.ends_with(body), "{fields}");
+        stored(&proxy, n.min(3) as u64).await;
+    }
+    assert_eq!((origin.seen().len(), proxy.server.counters().cache.cache_hits), (3, 3));
+}
+
+#[tokio::test]
 async fn what_changes_it_makes_it_go() {
     let proxy = proxy("").await;
     let reply = "HTTP/1.1 200 OK\r\nCache-Control: max-age=100\r\nContent-Length: 3\r\n\r\none";
