@@ -82,6 +82,11 @@ impl Leg {
         self.tap = Some(tap);
     }
 
+    /// No more of it. What has passed is still handed on, then the end.
+    pub fn untap(&mut self) {
+        self.tap = None;
+    }
+
     /// Address of the host at the other end.
     pub fn remote(&self) -> SocketAddr {
         self.remote
@@ -363,6 +368,14 @@ impl AsyncWrite for Leg {
     ) -> Poll<io::Result<usize>> {
         let r = Pin::new(open(&mut self.socket)?).poll_write_vectored(cx, bufs);
         if let Poll::Ready(Ok(n)) = r {
+            let (mut at, mut left) = (self.produced, n);
+            for buf in bufs.iter().take_while(|_| self.tap.is_some()) {
+                let part = &buf[..buf.len().min(left)];
+                if let Some(tap) = self.tap.as_ref().filter(|_| !part.is_empty()) {
+                    tap.passed(Way::ToHost, at, part);
+                }
+                (at, left) = (at + part.len() as u64, left - part.len());
+            }
             self.gave(n);
         }
         r

@@ -42,8 +42,12 @@ impl Fields {
 
     /// All fields: name as it was written, value without white space around it.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        // names are tokens, which are ASCII
-        self.raw().map(|(name, value)| (std::str::from_utf8(name).unwrap_or(""), value))
+        self.raw().map(named)
+    }
+
+    /// Those that go on, with names as text.
+    pub(crate) fn plain<'a>(&'a self, hop: &'a [String]) -> impl Iterator<Item = (&'a str, &'a [u8])> {
+        self.end_to_end(hop).map(named)
     }
 
     fn raw(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
@@ -116,6 +120,11 @@ impl Fields {
             _ => Err(Wrong::Coding),
         }
     }
+}
+
+/// Names are tokens, which are ASCII.
+fn named<'a>((name, value): (&'a [u8], &'a [u8])) -> (&'a str, &'a [u8]) {
+    (std::str::from_utf8(name).unwrap_or(""), value)
 }
 
 /// `1*DIGIT` up to 2^63-1, so that sums of two do not overflow.

@@ -94,6 +94,11 @@ impl Request {
 }
 
 impl Request {
+    /// All fields that go on to the server as they are: not about one connection, nor `Host`, nor about where the body ends.
+    pub fn end_to_end(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.fields.plain(&self.hop)
+    }
+
     /// Whether it may be sent again when no word of a reply has come: its method is idempotent (RFC 9110, 9.2.2), and it
     /// has no body, of which some may be gone.
     pub fn is_repeatable(&self) -> bool {

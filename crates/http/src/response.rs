@@ -85,6 +85,11 @@ impl Response {
         }
     }
 
+    /// All fields that go on to the client as they are: not about one connection, nor about where the body ends.
+    pub fn end_to_end(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.fields.plain(&self.hop)
+    }
+
     /// The values of all fields of this name that go on to the client.
     pub fn passed_on<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         self.fields

@@ -95,7 +95,7 @@ pub struct RunArgs {
     ///
     /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 512 KB on
     /// are spliced one by one, or longer ones if --splice says so, and the rest is copied. A reverse proxy, which stands for
-    /// servers, needs a configuration file, and so do filters for replies.
+    /// servers, needs a configuration file, and so do filters for replies and caches.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
 
@@ -115,7 +115,7 @@ pub struct RunArgs {
     ///
     /// It has what no option says: users, with passwords in the clear or as hashes of bcrypt ($2y$), SHA-crypt ($5$, $6$) or
     /// Argon2id; access rules and limits; sites and their servers; filters for replies of HTTP, by status, media type, length,
-    /// and expressions that are looked for in the first bytes of bodies, or in all of them.
+    /// and expressions that are looked for in the first bytes of bodies, or in all of them; caches of replies, on the disk.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 

@@ -124,7 +124,7 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         options.source_ports = ports.first..=ports.last;
     }
     options.sources.clone_from(&config.sources);
-    if config.listeners.iter().all(|l| l.tap.is_none()) {
+    if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {
         options.tap_ring = 0; // the least there can be
     }
     match Splicer::open(&options) {

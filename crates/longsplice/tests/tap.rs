@@ -139,6 +139,52 @@ fn s19_copied_connections_are_tapped() {
     assert_eq!(files(dir.path(), "").len(), 2);
 }
 
+/// Heads and the first bytes of bodies are written by one call: they are in the files as well.
+#[test]
+fn s19_messages_are_tapped_with_their_heads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, taps) = (dir.path().join("l.toml"), dir.path().join("taps"));
+    let rule = "rules = [{ action = \"allow\", target = \"127.0.0.0/8\" }]\ntap = \"taps\"";
+    fs::write(&config, format!("[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:0\"\n{rule}\n")).unwrap();
+    let arguments = ["--copy-only", "--config", config.to_str().unwrap()];
+    let proxy = Running::start(Command::new(LONGSPLICE), None, &arguments, &[]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let asked =
+        format!("GET http://{}/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", listener.local_addr().unwrap());
+    let serving = std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            request.push(byte[0]);
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").unwrap();
+    });
+    let mut client = running::connect(proxy.address());
+    client.write_all(asked.as_bytes()).unwrap();
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).unwrap();
+    serving.join().unwrap();
+    drop(client);
+    assert!(got.ends_with(b"hello"));
+    for (end, want) in [("-client", asked.as_bytes()), ("-server", &got[..])] {
+        eventually(end, || (fs::read(files(&taps, end).first()?).unwrap() == want).then_some(()));
+    }
+    assert_eq!(files(&taps, "").len(), 2, "no gaps");
+}
+
+#[test]
+fn s19_a_cache_that_cannot_be_kept_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("l.toml");
+    let cache = "cache.dir = \"/proc/no\"";
+    fs::write(&config, format!("[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:0\"\n{cache}\n")).unwrap();
+    let out = running::longsplice(&["run", "--copy-only", "--config", config.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("cannot keep a cache in /proc/no"), "{said}");
+}
+
 #[test]
 fn s19_a_directory_that_cannot_be_written_is_named() {
     let out = running::longsplice(&["run", "--copy-only", "--plug", "127.0.0.1:0=127.0.0.1:9", "--tap", "/proc/no"]);

@@ -78,6 +78,9 @@ pub struct Record {
     /// Number of the rule of the filter that decided about the reply, from 1, and what: `2:deny`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reply_rule: Option<String>,
+    /// What the cache had to do with it: `hit`, `revalidated`, `fill` (it is being stored) or `miss`; HTTP only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<&'static str>,
     /// How it ended: [`How`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `no-route`,
     /// `no-server`, `timeout`.
     pub how: &'static str,
@@ -112,6 +115,7 @@ impl Record {
             method: None,
             status: None,
             reply_rule: None,
+            cache: None,
             how: "closed",
             bytes_up: 0,
             bytes_down: 0,
@@ -179,6 +183,9 @@ impl Record {
         }
         if let Some(rule) = &self.reply_rule {
             text(t, "reply_rule", rule);
+        }
+        if let Some(cache) = self.cache {
+            plain(t, "cache", cache);
         }
         plain(t, "how", self.how);
         number(t, "bytes_up", self.bytes_up);

@@ -55,6 +55,11 @@
 //! accept_encoding = "identity"      # servers are asked for bodies as they are: rules see them as they are sent, compressed
 //! # or in parts (206) too; "pass", the default, asks for what the client asks for
 //!
+//! [listener.cache]                  # of a forward proxy: replies that all clients may share (RFC 9111) are stored as they pass,
+//! dir = "cache"                     # spliced or not, and served from there. One directory may serve several listeners
+//! size = 1073741824                 # bytes on the disk; what was not used for the longest time makes room
+//! object = 268435456                # bytes of the largest body that is stored; left out: a quarter of the size
+//!
 //! [[listener]]
 //! protocol = "http"                 # with routes: a reverse proxy, several servers as one site. It asks for no passwords
 //! listen = "0.0.0.0:80"
@@ -110,6 +115,7 @@
 //! # files in this directory, two for each connection; `longsplice run --help` says more
 //! ```
 
+mod cache;
 mod file;
 mod filter;
 mod route;
@@ -120,6 +126,7 @@ mod value;
 use crate::{
     access::{PortRange, Rules},
     access_log::LogConfig,
+    cache::CacheConfig,
     filter::Filter,
     limits::Limits,
     plug::{self, Plug},
@@ -221,6 +228,8 @@ pub struct Http {
     pub filter: Arc<Filter>,
     /// Servers are asked for bodies that are not compressed, so that the filter can read them.
     pub identity: bool,
+    /// Where replies are stored; none: nowhere.
+    pub cache: Option<CacheConfig>,
 }
 
 /// From so many bytes on a body is spliced. By `longsplice bench http`, a splice and the way back cost as much processor time as
@@ -237,6 +246,7 @@ impl Default for Http {
             routes: Vec::new(),
             filter: Arc::default(),
             identity: false,
+            cache: None,
         }
     }
 }
@@ -307,6 +317,14 @@ impl ListenerConfig {
             limits: Limits::default(),
             proxy_protocol: ProxyProtocol::default(),
             tap: None,
+        }
+    }
+
+    /// Where it stores replies, if it does.
+    pub fn cache(&self) -> Option<&CacheConfig> {
+        match &self.protocol {
+            Protocol::Http(http) => http.cache.as_ref(),
+            Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Plug { .. } => None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the server has done so far, counted by name.
 
-use crate::{access::Denied, fault::Fault};
+use crate::{access::Denied, cache::CacheValues, fault::Fault};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -26,6 +26,9 @@ macro_rules! counters {
             pub tap_gap_bytes: u64,
             /// Times that the disk has refused bytes of taps, which are missing then, too.
             pub tap_errors: u64,
+            /// Caches of HTTP, all together.
+            #[serde(flatten)]
+            pub cache: CacheValues,
         }
 
         impl Counters {

@@ -14,6 +14,7 @@ mod exchange;
 mod pass;
 mod read;
 mod site;
+mod stored;
 pub(crate) mod stream;
 
 use crate::{
@@ -147,7 +148,12 @@ impl Row<'_> {
             _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
                 self.answer_options(request, &mut record).await
             }
-            _ => self.pass_on(&errand, &mut record).await,
+            _ if self.front.cache.is_none() => self.pass_on(&errand, None, &mut record).await,
+            // by itself: tasks of others need not be as large
+            _ => match Box::pin(self.look_up(&errand, &mut record)).await {
+                Ok(next) => next,
+                Err(asking) => self.pass_on(&errand, asking, &mut record).await,
+            },
         };
         if let Next::Relay(..) = next {
             return next; // the relay writes the line

@@ -4,7 +4,8 @@
 //! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
 //! `http`, [`tls`], [`plug`]) to a [`target`], or, by [`routes`], to a server of a [`pool`]; `resolve` finds addresses,
 //! [`access`] says which of them are allowed, `dial` connects to the first that answers; the engine relays and splices;
-//! [`access_log`] keeps one line. What HTTP servers reply may pass a [`filter`] first. Before all of it, a proxy before us may say who the client is ([`proxy_protocol`]).
+//! [`access_log`] keeps one line. What HTTP servers reply may pass a [`filter`] first, and may
+//! come from a `cache`. Before all of it, a proxy before us may say who the client is ([`proxy_protocol`]).
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
 //! means that more has to come. Every wait before the relay has a time limit, every buffer a size.
@@ -15,6 +16,7 @@
 
 pub mod access;
 pub mod access_log;
+mod cache;
 pub mod config;
 mod connection;
 mod counters;
@@ -42,6 +44,7 @@ pub mod users;
 mod verify;
 mod workers;
 
+pub use cache::{CacheConfig, CacheValues};
 pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol};
 pub use counters::CounterValues;
 pub use server::{Server, StartError};

@@ -2,6 +2,7 @@
 
 use crate::{
     access_log::AccessLog,
+    cache::{self, Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
     counters::{CounterValues, Counters},
@@ -34,7 +35,7 @@ const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 /// At most, unless the configuration says otherwise. Two descriptors each, and pipes while copying: well below the usual hard
 /// limit of a million.
 pub const CONNECTIONS: u32 = 65536;
-/// How long [`Server::drain`] waits for the last lines of the access log.
+/// How long [`Server::drain`] waits for the last lines of the access log, files of taps and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
 
 /// Why a server does not start.
@@ -69,6 +70,14 @@ pub enum StartError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// There is no place for a cache.
+    #[error("cannot keep a cache in {}: {source}; name a directory that can be written, for this program alone", dir.display())]
+    Cache {
+        /// The directory.
+        dir: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
 }
 
 fn cure(e: &io::Error) -> &'static str {
@@ -91,6 +100,8 @@ pub(crate) struct Shared {
     /// By directory.
     taps: HashMap<PathBuf, Arc<TapDir>>,
     loads: Loads,
+    /// By directory.
+    caches: HashMap<PathBuf, Arc<Cache>>,
     /// Connections of all listeners.
     all: Arc<Counted>,
     /// How many there are, for [`Server::drain`] to wait on.
@@ -139,6 +150,14 @@ impl Server {
                 taps.insert(dir.clone(), Arc::new(tap));
             }
         }
+        let mut caches = HashMap::new();
+        for config in bound.iter().filter_map(|(_, _, listener)| listener.cache()) {
+            if !caches.contains_key(&config.dir) {
+                let cache = Cache::open(config);
+                let cache = cache.map_err(|source| StartError::Cache { dir: config.dir.clone(), source })?;
+                caches.insert(config.dir.clone(), Arc::new(cache));
+            }
+        }
         let stop = watch::Sender::new(false);
         let shared = Arc::new(Shared {
             splicer,
@@ -148,6 +167,7 @@ impl Server {
             pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
             taps,
             loads,
+            caches,
             all: Counted::new(config.connections.unwrap_or(CONNECTIONS), u32::MAX),
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
@@ -158,7 +178,7 @@ impl Server {
         }
         for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
             announce(addr, &listener);
-            let front = Arc::new(Front::new(listener, &server.shared.taps));
+            let front = Arc::new(Front::new(listener, &server.shared));
             let accept = accept_all(server.shared.clone(), front, (socket, number), server.stop.subscribe());
             server.tasks.push(server.shared.loads.runtime(number).spawn(accept));
             server.addrs.push(addr);
@@ -185,6 +205,7 @@ impl Server {
         let flush = move || {
             shared.log.flush(FLUSH);
             shared.taps.values().for_each(|t| t.flush(FLUSH));
+            shared.caches.values().for_each(|c| c.flush(FLUSH));
         };
         let _ = tokio::task::spawn_blocking(flush).await;
         *self.shared.live.borrow()
@@ -205,6 +226,7 @@ impl Server {
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),
             tap_errors: sum(TapDir::errors),
+            cache: self.shared.caches.values().fold(CacheValues::default(), |sum, cache| sum.and(&cache.values())),
             ..self.shared.counters.values()
         }
     }
@@ -246,17 +268,24 @@ pub(crate) struct Front {
     /// The same for bodies of HTTP messages, whose lengths are known.
     pub(crate) bodies: Arc<Policy>,
     pub(crate) tap: Option<Arc<TapDir>>,
+    /// And what a reply in it has passed.
+    pub(crate) cache: Option<(Arc<Cache>, Arc<str>)>,
     counted: Arc<Counted>,
 }
 
 impl Front {
-    fn new(listener: ListenerConfig, taps: &HashMap<PathBuf, Arc<TapDir>>) -> Front {
+    fn new(listener: ListenerConfig, shared: &Shared) -> Front {
         let counted =
             Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
         let policy = Arc::new(listener.policy.clone());
         let bodies = Arc::new(listener.policy_of_bodies());
-        let tap = listener.tap.as_ref().and_then(|dir| taps.get(dir)).cloned();
-        Front { listener, policy, bodies, tap, counted }
+        let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
+        let cache = listener.cache().and_then(|c| shared.caches.get(&c.dir)).cloned();
+        let cache = match &listener.protocol {
+            Protocol::Http(http) => cache.map(|cache| (cache, cache::fingerprint(&http.filter))),
+            _ => None,
+        };
+        Front { listener, policy, bodies, tap, cache, counted }
     }
 }
 

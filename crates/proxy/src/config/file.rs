@@ -5,6 +5,7 @@
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
+    cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter, filter},
     route::RawRoute,
     site::RawPool,
@@ -89,6 +90,7 @@ struct Listener {
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     tap: Option<PathBuf>,
     filter: Option<Spanned<RawFilter>>,
+    cache: Option<Spanned<RawCache>>,
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
@@ -214,7 +216,12 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     };
     for listener in raw.listener {
         let listen = listener.get_ref().listen.span();
+        let cache = listener.get_ref().cache.as_ref().map(Spanned::span);
         let listener = place.listener(listener, &config.pools)?;
+        if disagree(&config.listeners, &listener) {
+            let cure = "another listener has a cache in this directory, of other sizes: write the same, or another dir";
+            return Err(place.wrong(cache.unwrap_or(listen), cure));
+        }
         if config.listens_on(listener.listen) {
             return Err(place.wrong(listen, &Twice(listener.listen)));
         }
@@ -233,7 +240,7 @@ impl Place<'_> {
         ConfigError::Wrong { file: self.file.into(), line, column, message: with_cure(&message.to_string()) }
     }
 
-    fn path(&self, path: &Path) -> PathBuf {
+    pub(super) fn path(&self, path: &Path) -> PathBuf {
         self.file.parent().map_or_else(|| path.into(), |dir| dir.join(path))
     }
 
@@ -257,6 +264,10 @@ impl Place<'_> {
         if let (Some(filter), true) = (&raw.filter, raw.protocol != Name::Http) {
             let cure = "only replies of HTTP are filtered: remove the key, or use protocol = \"http\"";
             return Err(self.wrong(filter.span(), cure));
+        }
+        if let (Some(cache), true) = (&raw.cache, raw.protocol != Name::Http || !raw.route.is_empty()) {
+            let cure = "only forward proxies have caches: remove the key, or use protocol = \"http\" without routes";
+            return Err(self.wrong(cache.span(), cure));
         }
         let methods_or_path =
             |r: &RawRule| r.methods.as_ref().map(Spanned::span).or(r.path.as_ref().map(Spanned::span));
@@ -298,6 +309,7 @@ impl Place<'_> {
                     http.identity = raw.accept_encoding == RawAcceptEncoding::Identity;
                     http.filter = Arc::new(filter(raw));
                 }
+                http.cache = raw.cache.map(|c| self.cache(c.into_inner())).transpose()?;
                 Protocol::Http(Http { routes: self.routes(raw.route, pools)?, ..http })
             }
             (Name::Http, Some(target)) => {

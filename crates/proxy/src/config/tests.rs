@@ -249,6 +249,35 @@ fn filters() {
     expect(&socks("filter.first = 1"), (4, 1), "only replies of HTTP are filtered");
 }
 
+#[test]
+fn caches() {
+    let cache = |more: &str| {
+        let config = read(&format!("{HTTP}[listener.cache]\ndir = \"c\"\n{more}")).unwrap();
+        config.listeners[0].cache().unwrap().clone()
+    };
+    let dir = PathBuf::from("/etc/c");
+    assert_eq!(cache(""), CacheConfig { dir: dir.clone(), size: 1 << 30, object: 1 << 28 });
+    assert_eq!(cache("size = 1048576"), CacheConfig { dir: dir.clone(), size: 1 << 20, object: 1 << 18 });
+    assert_eq!(cache("object = 1"), CacheConfig { dir, size: 1 << 30, object: 1 });
+    let mistake =
+        |more: &str, at, cure: &str| expect(&format!("{HTTP}[listener.cache]\ndir = \"c\"\n{more}"), at, cure);
+    mistake("size = 1000", (6, 8), "write 1048576 or more");
+    mistake("size = -1", (6, 8), "expected u64");
+    mistake("object = 0", (6, 10), "a number from 1 to the size, 1073741824");
+    mistake("size = 2000000\nobject = 2000001", (7, 10), "a number from 1 to the size, 2000000");
+    mistake("memory = 1", (6, 1), "unknown field `memory`, expected one of `dir`, `size`, `object`");
+    expect(&format!("{HTTP}[listener.cache]\n"), (4, 1), "missing field `dir`");
+    expect(&format!("{HTTP}cache.dir = \"\""), (4, 13), "no directory");
+    expect(&socks("cache.dir = \"c\""), (4, 1), "only forward proxies have caches");
+    let site = format!("{HTTP}cache.dir = \"c\"\nroute = [{{ pool = \"p\" }}]\n[pool.p]\nservers = [\"a:1\"]");
+    expect(&site, (4, 1), "without routes");
+    let two = |size| {
+        format!("{HTTP}cache.dir = \"c\"\n{}cache = {{ dir = \"c\", size = {size} }}", HTTP.replace(":80", ":81"))
+    };
+    assert_eq!(read(&two(1 << 30)).unwrap().listeners.len(), 2);
+    expect(&two(1 << 20), (8, 9), "write the same, or another dir");
+}
+
 const HTTP: &str = "[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:80\"\n";
 const SITE: &str = "[[listener]]\nprotocol = \"http\"\nlisten = \"127.0.0.1:80\"\n";
 

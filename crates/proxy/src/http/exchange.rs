@@ -6,6 +6,7 @@
 //! | an interim reply (1xx) | passed on, unless the client speaks HTTP/1.0 |
 //! | 101, if it was asked for | the exchange ends: what follows is no HTTP |
 //! | the head of the reply | judged, written anew, and from then on nothing can be taken back |
+//! | a 304, if a cache has asked | the exchange ends: the cache answers |
 //! | the body of the reply | checked, written to the client; without chunks if it would not know them |
 //! | a reply before the request has ended | passed on, and both connections are closed after it |
 //! | a reply that the rules have to see more of | held back, head and body ([`Down::hold`]), or only not spliced ([`Judge`]) |
@@ -16,6 +17,7 @@
 use super::stream::Stream;
 use crate::{
     access::Denied,
+    cache::{Asking, Fill, Heard, Meta},
     fault::Fault,
     filter::{FIRST_MAX, Filter, Judge, Verdict},
 };
@@ -47,6 +49,10 @@ pub(crate) struct Exchange<'a> {
     /// Whether the client's connection is to be closed after it, whatever the reply says.
     last: bool,
     filter: &'a Arc<Filter>,
+    /// What a cache wants of the reply, what it does with it, for the log, and while it is stored.
+    asking: Option<&'a Asking>,
+    pub cache: Option<&'static str>,
+    fill: Option<Fill>,
     /// There is another connection to try: this one has carried a request before, or there are more servers.
     again: bool,
     up: Up,
@@ -108,6 +114,8 @@ pub(crate) enum End {
     Ahead(Way),
     /// The reply was passed on. `close`: the client was told that we close; `reuse`: the server's connection is fit for more.
     Done { close: bool, reuse: bool },
+    /// The server says that what is stored is good, and this of it. None: it speaks of something else.
+    Validated { meta: Option<Box<Meta>>, reuse: bool },
     /// 101 was passed on.
     Upgraded,
     /// The server has closed without a word, and another connection may do better.
@@ -145,7 +153,7 @@ impl<'a> Exchange<'a> {
         head: Vec<u8>,
         via: Option<&'a str>,
         (last, again): (bool, bool),
-        (bodies, filter): (When, &'a Arc<Filter>),
+        (bodies, filter, asking): (When, &'a Arc<Filter>, Option<&'a Asking>),
     ) -> Exchange<'a> {
         let body = Body::new(request.framing);
         Exchange {
@@ -155,6 +163,9 @@ impl<'a> Exchange<'a> {
             via,
             last,
             filter,
+            asking,
+            cache: None,
+            fill: None,
             again,
             up: Up { head, sent: 0, body, checked: 0, broken: false, copy: false },
             down: Down {
@@ -265,6 +276,16 @@ impl<'a> Exchange<'a> {
             How::ServerReset => gone("server-reset"),
             How::Idle => gone("idle"),
             How::Closed | How::Stopped | How::Left => gone("stopped"),
+        }
+    }
+
+    /// It is over: what was being stored is whole, or not.
+    pub fn end_fill(&mut self, end: &End) {
+        if let Some(fill) = self.fill.take() {
+            if let End::Done { .. } = end {
+                fill.complete();
+            }
+            self.server.leg.untap();
         }
     }
 
@@ -393,8 +414,22 @@ impl<'a> Exchange<'a> {
             407 => return refuse("the server asks for a password in the name of the proxy"),
             _ => {}
         }
-        let strip = client == Version::Old && reply.framing == Framing::Chunked;
         let early = !self.up_done();
+        if let Some(asking) = self.asking {
+            let (from, first) = (self.server.leg.remote(), self.server.in_hand());
+            match asking.hear(reply, from, first) {
+                Heard::Pass => {}
+                Heard::Miss => self.cache = Some("miss"),
+                Heard::Fill(fill, tap) => {
+                    self.server.leg.tap(tap);
+                    (self.fill, self.cache) = (Some(fill), Some("fill"));
+                }
+                Heard::Good(meta) => {
+                    return Err(End::Validated { meta, reuse: reply.keep_alive && !early && first.is_empty() });
+                }
+            }
+        }
+        let strip = client == Version::Old && reply.framing == Framing::Chunked;
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
         self.begin(reply, close);
         self.down.strip = strip;

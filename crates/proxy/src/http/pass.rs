@@ -18,6 +18,7 @@ use super::{
 use crate::{
     access::{Asker, Rules},
     access_log::Record,
+    cache::Asking,
     connection::connect,
     counters::Counters,
     dial::dial,
@@ -80,16 +81,26 @@ impl Errand<'_> {
 
 impl Row<'_> {
     /// A request that goes to a server, and its reply.
-    pub(super) async fn pass_on(&mut self, errand: &Errand<'_>, record: &mut Record) -> Next {
+    pub(super) async fn pass_on(
+        &mut self,
+        errand: &Errand<'_>,
+        mut asking: Option<Box<Asking>>,
+        record: &mut Record,
+    ) -> Next {
         let mut tries = Tries::default();
         loop {
             if let Err(fault) = self.seek(errand, &mut tries).await {
                 return self.refuse(errand.request, record, &fault, status_of(&fault)).await;
             }
-            let end = self.exchange(errand, &tries, record).await;
+            let end = self.exchange(errand, (&tries, asking.as_deref()), record).await;
             self.settle(&end, &mut tries);
             return match end {
                 End::Stale => continue,
+                End::Validated { meta, .. } => {
+                    let stored = Box::pin(self.validated(errand.request, (asking.as_deref_mut(), meta), record)).await;
+                    let Some(next) = stored else { continue }; // for all of it
+                    next
+                }
                 End::Done { close, .. } => {
                     let counters = &self.shared().counters;
                     if record.refusal.as_deref() == Some(Refusal::Filter.as_str()) {
@@ -193,7 +204,12 @@ impl Row<'_> {
     }
 
     /// Request and reply, over the connection that was found.
-    async fn exchange(&mut self, errand: &Errand<'_>, tries: &Tries, record: &mut Record) -> End {
+    async fn exchange(
+        &mut self,
+        errand: &Errand<'_>,
+        (tries, asking): (&Tries, Option<&Asking>),
+        record: &mut Record,
+    ) -> End {
         let request = errand.request;
         let last = !self.may_go_on(request);
         let limits = &self.front.listener.limits;
@@ -213,13 +229,16 @@ impl Row<'_> {
             identity: self.http.identity,
             site: errand.site.as_deref(),
         };
-        let head = forward::request(request, &onward);
+        let mut head = forward::request(request, &onward);
+        if let Some(asking) = asking {
+            asking.ask(&mut head);
+        }
         let shared = self.live.shared.clone();
         let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
         let bodies = if may_be.is_ok() { self.front.bodies.when } else { When::Never };
         let (ends, via) = ((&mut self.client, server), self.http.via.as_deref());
         let mut exchange =
-            Exchange::new(ends, request, head, via, (last, *reused || more), (bodies, &self.http.filter));
+            Exchange::new(ends, request, head, via, (last, *reused || more), (bodies, &self.http.filter, asking));
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let left = limit.saturating_sub(exchange.moved.elapsed());
@@ -241,6 +260,8 @@ impl Row<'_> {
                 Err(_) => break End::Fault(Fault::Timeout(Step::Reply), 504),
             }
         };
+        exchange.end_fill(&end);
+        record.cache = exchange.cache;
         (record.status, record.reply_rule) = (exchange.status, exchange.reply_rule.take());
         (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
         (record.spliced_up, record.spliced_down) = (exchange.spliced[0], exchange.spliced[1]);
@@ -261,7 +282,7 @@ impl Row<'_> {
         let counters = &shared.counters;
         if let Some(Held { lease: Some(lease), reused, .. }) = &self.server {
             match end {
-                End::Done { .. } | End::Upgraded => lease.0.succeeded(counters),
+                End::Done { .. } | End::Validated { .. } | End::Upgraded => lease.0.succeeded(counters),
                 End::Stale if !reused => tries.failed(lease, no_reply(), counters),
                 End::Fault(fault @ (Fault::BadReply(_) | Fault::Timeout(Step::Reply)), _) => {
                     lease.0.failed(counters, fault);
@@ -275,7 +296,9 @@ impl Row<'_> {
             (End::Done { reuse: true, .. }, Some(Held { stream, lease: Some(lease), .. })) => {
                 lease.0.keep(stream, &shared);
             }
-            (End::Done { reuse: true, .. } | End::Upgraded, held) => self.server = held,
+            (End::Done { reuse: true, .. } | End::Validated { reuse: true, .. } | End::Upgraded, held) => {
+                self.server = held
+            }
             (_, Some(held)) => held.stream.close(&shared.splicer),
             (_, None) => {}
         }

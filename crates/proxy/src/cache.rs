@@ -1,0 +1,534 @@
+//! A cache of a forward proxy (RFC 9111), shared by all its clients, which fills itself from the tap and answers from the disk.
+//!
+//! A reply that may be stored passes like any other, copied or spliced; what is stored comes from a tap of the server's leg, which
+//! nobody waits for. A thread of its own takes bodies from there, finds their ends, undoes chunks, and writes. What is not known
+//! to be whole when the reply has ended is thrown away, and the reason counted ([`Count`]).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `NUMBER.entry` | a reply ([`file`]); it says by itself what it is |
+//! | `NUMBER.tmp` | one that is being written: removed when the program starts |
+//! | `lock` | one program at a time |
+//!
+//! At the start, all that is needed in memory ([`index`]) is read from the files; those that are damaged are removed.
+
+mod file;
+mod index;
+mod policy;
+mod writer;
+
+use crate::filter::Filter;
+pub(crate) use file::Stored;
+use index::{Index, Key};
+use longsplice_engine::{Tap, TapReader, Taps};
+use longsplice_http::{Body, Framing, Response};
+use nix::fcntl::{Flock, FlockArg};
+use policy::{Fit, digest};
+pub(crate) use policy::{Meta, Question};
+use serde::Serialize;
+use std::{
+    collections::HashMap,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io,
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+use tokio::task::JoinHandle;
+use writer::Writer;
+
+/// Bytes that may wait for the disk: half a second of it at 1 Gbit/s. Beyond it, replies are not stored.
+const WAITING: usize = 64 << 20;
+/// Replies that are being stored at a time: a descriptor and a block of memory each.
+const FILLS: usize = 256;
+
+/// Where a listener's cache is, and how large.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Bytes on the disk at most.
+    pub size: u64,
+    /// Bytes of the largest body that is stored.
+    pub object: u64,
+}
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $count:ident $name:ident,)*) => {
+        /// What is counted.
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) enum Count {
+            $($count,)*
+        }
+
+        /// What caches have done.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+        pub struct CacheValues {
+            /// Replies stored now.
+            pub cache_entries: u64,
+            /// Bytes on the disk, of those that are being stored, too.
+            pub cache_bytes: u64,
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl CacheValues {
+            fn new(entries: u64, bytes: u64, counts: &Counts) -> CacheValues {
+                let of = |count: Count| counts[count as usize].load(Relaxed);
+                CacheValues { cache_entries: entries, cache_bytes: bytes, $($name: of(Count::$count),)* }
+            }
+
+            /// Of two caches together.
+            pub(crate) fn and(self, other: &CacheValues) -> CacheValues {
+                CacheValues {
+                    cache_entries: self.cache_entries + other.cache_entries,
+                    cache_bytes: self.cache_bytes + other.cache_bytes,
+                    $($name: self.$name + other.$name,)*
+                }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Requests answered from the disk.
+    Hits cache_hits,
+    /// Requests that could have been answered from there, and went to their server.
+    Misses cache_misses,
+    /// Requests answered from the disk after the server has said that what is stored is still good.
+    Revalidated cache_revalidated,
+    /// Replies stored.
+    Stored cache_stored,
+    /// Replies removed to make room.
+    Evicted cache_evicted,
+    /// Replies removed since a request may have changed what they are of, or their server has said that they are not good.
+    Invalidated cache_invalidated,
+    /// Files that were damaged, and removed.
+    Damaged cache_damaged,
+    /// Replies that were not stored: bytes are missing in the tap.
+    Gap cache_dropped_gap,
+    /// The same: they did not come to their end, or were changed meanwhile.
+    Cut cache_dropped_cut,
+    /// The same: the disk has refused something.
+    Disk cache_dropped_disk,
+    /// The same: too large.
+    Large cache_dropped_large,
+    /// The same: another was being stored for the same URL, or too many at a time.
+    Busy cache_dropped_busy,
+}
+
+type Counts = [AtomicU64; Count::Busy as usize + 1];
+
+#[derive(Debug)]
+pub(crate) struct Cache {
+    taps: Taps,
+    shared: Arc<Shared>,
+}
+
+/// What the writer and the others know.
+#[derive(Debug)]
+struct Shared {
+    config: CacheConfig,
+    state: Mutex<State>,
+    counts: Counts,
+    /// Written while a head is written anew: nobody reads it half.
+    heads: RwLock<()>,
+    /// Held until the last of them is gone.
+    _lock: Flock<File>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    index: Index,
+    /// Bodies that are being written, and how many bytes of them are.
+    fills: HashMap<u64, Filling>,
+    writing: u64,
+    /// The number of the next file, and of its tap.
+    next: u64,
+}
+
+/// A reply that is being stored.
+#[derive(Debug)]
+struct Filling {
+    key: Key,
+    meta: Meta,
+    body: Body,
+    /// What was read before the tap began.
+    first: Vec<u8>,
+    /// It has come to its end.
+    whole: bool,
+    /// It was changed meanwhile.
+    stale: bool,
+}
+
+/// A reply that is being stored, for whoever passes it on. Dropped before [`Fill::complete`], it is not.
+#[derive(Debug)]
+pub(crate) struct Fill {
+    id: u64,
+    shared: Arc<Shared>,
+}
+
+/// What is in the cache for a question, if anything.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub stored: Stored,
+    /// Otherwise its server has to be asked first.
+    pub fresh: bool,
+    key: Key,
+    file: u64,
+}
+
+impl Cache {
+    /// Makes the directory, for its owner only, if it is not there, and learns what is in it.
+    pub fn open(config: &CacheConfig) -> io::Result<Cache> {
+        let (cache, reader) = Cache::prepare(config)?;
+        let writer = Writer::new(cache.shared.clone());
+        thread::Builder::new().name("cache".into()).spawn(move || writer.run(&reader))?;
+        Ok(cache)
+    }
+
+    fn prepare(config: &CacheConfig) -> io::Result<(Cache, TapReader)> {
+        let dir = &config.dir;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(dir.join("lock"))?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| match e {
+            nix::errno::Errno::EWOULDBLOCK => io::Error::other("another program has its cache there"),
+            e => e.into(),
+        })?;
+        let shared = Arc::new(Shared {
+            config: config.clone(),
+            state: Mutex::default(),
+            counts: Default::default(),
+            heads: RwLock::default(),
+            _lock: lock,
+        });
+        shared.learn()?;
+        let (taps, reader) = Taps::new(WAITING);
+        Ok((Cache { taps, shared }, reader))
+    }
+
+    pub fn count(&self, count: Count) {
+        self.shared.count(count);
+    }
+
+    pub fn values(&self) -> CacheValues {
+        let state = self.shared.state();
+        CacheValues::new(state.index.len() as u64, state.index.bytes() + state.writing, &self.shared.counts)
+    }
+
+    /// What is stored for this question, and was let through by this filter. Reads from the disk.
+    pub async fn look(self: &Arc<Cache>, question: Question, filter: Arc<str>) -> Option<Found> {
+        let cache = self.clone();
+        // it panics only if the runtime is gone
+        tokio::task::spawn_blocking(move || cache.shared.look(&question, &filter)).await.ok()?
+    }
+
+    /// The body from `at` on, as much as is read at once. Err: it is damaged, and removed.
+    pub async fn read(self: &Arc<Cache>, found: Arc<Found>, at: u64) -> io::Result<Vec<u8>> {
+        let cache = self.clone();
+        let read = move || {
+            let block = found.stored.block(at);
+            if let Err(error) = &block {
+                cache.shared.damaged(found.key, found.file, error);
+            }
+            block
+        };
+        tokio::task::spawn_blocking(read).await?
+    }
+
+    /// Begins to store a reply of which the head has come, and `first` bytes of the body. None: not now.
+    pub fn fill(&self, meta: Meta, framing: Framing, first: &[u8]) -> Option<(Fill, Tap)> {
+        let most = self.shared.config.object;
+        if matches!(framing, Framing::Exact(n) if n > most) {
+            self.count(Count::Large);
+            return None;
+        }
+        let mut state = self.shared.state();
+        let key = key(&meta.url);
+        if state.fills.len() >= FILLS || state.fills.values().any(|f| f.key == key) {
+            self.count(Count::Busy);
+            return None;
+        }
+        state.next += 1;
+        let id = state.next;
+        let body = Body::new(framing);
+        state.fills.insert(id, Filling { key, meta, body, first: first.to_vec(), whole: false, stale: false });
+        Some((Fill { id, shared: self.shared.clone() }, self.taps.tap(id)))
+    }
+
+    /// What is known of this URL does not count any more (RFC 9111, 4.4).
+    pub fn invalidate(&self, url: &str) {
+        let key = key(url);
+        let mut state = self.shared.state();
+        state.fills.values_mut().filter(|f| f.key == key).for_each(|f| f.stale = true);
+        let files = state.index.files(key);
+        for file in files {
+            self.shared.remove(&mut state, key, file, Count::Invalidated);
+        }
+    }
+
+    /// Its server has said that it is not good any more.
+    pub fn forget(&self, found: &Found) {
+        self.shared.remove(&mut self.shared.state(), found.key, found.file, Count::Invalidated);
+    }
+
+    /// What is said of it is new, here and on the disk.
+    pub async fn freshen(&self, found: &mut Found, meta: Meta) {
+        found.stored.meta = meta.clone();
+        // it fails only if the runtime is gone
+        let _ = self.freshen_file((found.key, found.file), meta).await;
+    }
+
+    fn freshen_file(&self, (key, file): (Key, u64), meta: Meta) -> JoinHandle<()> {
+        let shared = self.shared.clone();
+        tokio::task::spawn_blocking(move || shared.freshen(key, file, &meta))
+    }
+
+    /// Waits until nothing is being stored any more, at most for `limit`. Blocks the thread.
+    pub fn flush(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while !self.shared.state().fills.is_empty() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics under this lock")
+    }
+
+    fn count(&self, count: Count) {
+        self.counts[count as usize].fetch_add(1, Relaxed);
+    }
+
+    fn entry(&self, file: u64) -> PathBuf {
+        self.config.dir.join(format!("{file:016x}.entry"))
+    }
+
+    fn temporary(&self, file: u64) -> PathBuf {
+        self.config.dir.join(format!("{file:016x}.tmp"))
+    }
+
+    fn unlink(path: &Path) {
+        if let Err(error) = fs::remove_file(path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!("cannot remove {}: {error}; remove it by hand", path.display());
+        }
+    }
+
+    fn remove(&self, state: &mut State, key: Key, file: u64, why: Count) {
+        if state.index.remove(key, file) {
+            Shared::unlink(&self.entry(file));
+            self.count(why);
+        }
+    }
+
+    fn damaged(&self, key: Key, file: u64, error: &io::Error) {
+        let mut state = self.state();
+        // one that was evicted meanwhile is not damaged
+        if state.index.files(key).contains(&file) {
+            tracing::warn!("{} is damaged, and removed: {error}", self.entry(file).display());
+            self.remove(&mut state, key, file, Count::Damaged);
+        }
+    }
+
+    /// Reads what is in the directory. What is neither ours nor anybody's to remove stays.
+    fn learn(&self) -> io::Result<()> {
+        let mut found = Vec::new();
+        for file in fs::read_dir(&self.config.dir)? {
+            let path = file?.path();
+            let number = path.file_stem().and_then(|s| s.to_str()).filter(|s| s.len() == 16);
+            let number = number.and_then(|s| u64::from_str_radix(s, 16).ok()).filter(|n| *n < u64::MAX / 2);
+            let Some(number) = number else { continue };
+            match path.extension().and_then(|e| e.to_str()) {
+                Some("tmp") => Shared::unlink(&path),
+                Some("entry") => match Stored::open(&path) {
+                    Ok(stored) => found.push((number, stored.size, key(&stored.meta.url), variant(&stored.meta))),
+                    Err(error) => {
+                        tracing::warn!("{} is damaged, and removed: {error}", path.display());
+                        Shared::unlink(&path);
+                        self.count(Count::Damaged);
+                    }
+                },
+                _ => {}
+            }
+        }
+        found.sort_unstable(); // numbers grow
+        let mut state = self.state();
+        for (number, size, key, variant) in found {
+            state.next = number;
+            let gone = state.index.add(key, number, size, variant);
+            gone.iter().for_each(|file| Shared::unlink(&self.entry(*file)));
+        }
+        self.make_room(&mut state);
+        Ok(())
+    }
+
+    /// Until what is stored and written is no more than it may be. False: there is nothing to remove any more.
+    fn make_room(&self, state: &mut State) -> bool {
+        while state.index.bytes() + state.writing > self.config.size {
+            let Some(file) = state.index.evict() else { return false };
+            Shared::unlink(&self.entry(file));
+            self.count(Count::Evicted);
+        }
+        true
+    }
+
+    fn look(&self, question: &Question, filter: &str) -> Option<Found> {
+        let key = key(&question.url);
+        let files = self.state().index.files(key);
+        for file in files {
+            let stored = {
+                let _whole = self.heads.read().expect("nothing panics under this lock");
+                Stored::open(&self.entry(file))
+            };
+            let stored = match stored {
+                Ok(stored) => stored,
+                Err(error) => {
+                    self.damaged(key, file, &error);
+                    continue;
+                }
+            };
+            let fit = stored.meta.fit(question, SystemTime::now());
+            if fit == Fit::Other || stored.meta.filter != filter {
+                continue;
+            }
+            self.state().index.touch(key, file, stored.size);
+            return Some(Found { stored, fresh: fit == Fit::Fresh, key, file });
+        }
+        None
+    }
+
+    fn freshen(&self, key: Key, file: u64, meta: &Meta) {
+        if !meta.may_stay() {
+            return self.remove(&mut self.state(), key, file, Count::Invalidated);
+        }
+        let _alone = self.heads.write().expect("nothing panics under this lock");
+        let path = self.entry(file);
+        match Stored::open(&path).and_then(|stored| stored.rewrite(&path, meta)) {
+            Ok(size) => self.state().index.touch(key, file, size),
+            // it was evicted
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => {
+                tracing::warn!("cannot write {}: {e}; it is removed", path.display());
+                self.remove(&mut self.state(), key, file, Count::Disk);
+            }
+        }
+    }
+}
+
+impl Fill {
+    /// It has come to its end. To be said before its tap is dropped.
+    pub fn complete(self) {
+        if let Some(filling) = self.shared.state().fills.get_mut(&self.id) {
+            filling.whole = true;
+        }
+    }
+}
+
+fn key(url: &str) -> Key {
+    u128::from_str_radix(&digest(url.as_bytes()), 16).unwrap_or_default() // 32 hexadecimal digits
+}
+
+/// What tells replies of one URL apart.
+fn variant(meta: &Meta) -> u64 {
+    let all = format!("{}{:?}", meta.filter, meta.asked);
+    u64::from_str_radix(&digest(all.as_bytes())[..16], 16).unwrap_or_default()
+}
+
+/// Tells filters apart: what one has let through another may deny.
+pub(crate) fn fingerprint(filter: &Filter) -> Arc<str> {
+    if filter.rules.is_empty() { "".into() } else { digest(format!("{filter:?}").as_bytes()).into() }
+}
+
+/// A request that is passed on, and what the cache wants of its reply.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    pub cache: Arc<Cache>,
+    /// None: whatever comes is not stored.
+    pub question: Option<Question>,
+    pub filter: Arc<str>,
+    /// The server is asked whether this is still good, by us or by the client.
+    pub stale: Option<Found>,
+    /// What the reply invalidates, unless it is an error.
+    pub changes: Option<String>,
+    pub asked_at: SystemTime,
+}
+
+/// What becomes of a reply.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// It passes, and is no business of the cache.
+    Pass,
+    /// It passes, and is not stored.
+    Miss,
+    /// It passes, and is stored.
+    Fill(Fill, Tap),
+    /// What is stored is good, with this said of it. None: 304 is about something else.
+    Good(Option<Box<Meta>>),
+}
+
+impl Asking {
+    /// Adds to the head of the request what makes the server say whether what is stored is good (RFC 9111, 4.3.1).
+    pub fn ask(&self, head: &mut Vec<u8>) {
+        let Some(stale) = self.stale.as_ref().filter(|_| !self.has_condition()) else { return };
+        head.truncate(head.len() - 2); // the empty line
+        for (name, value) in stale.stored.meta.conditions() {
+            head.extend([name.as_bytes(), b": ", &value, b"\r\n"].concat());
+        }
+        head.extend(b"\r\n");
+    }
+
+    /// The client's own condition goes on, and the answer is for it.
+    fn has_condition(&self) -> bool {
+        self.question.as_ref().is_some_and(|q| q.conditional)
+    }
+
+    /// The head of a final reply has come, and `first` bytes of its body.
+    pub fn hear(&self, reply: &Response, server: SocketAddr, first: &[u8]) -> Heard {
+        if let Some(url) = self.changes.as_ref().filter(|_| (200..400).contains(&reply.status)) {
+            self.cache.invalidate(url);
+            for name in ["location", "content-location"] {
+                reply.passed_on(name).filter_map(|v| same_origin(url, v)).for_each(|u| self.cache.invalidate(&u));
+            }
+        }
+        let times = [self.asked_at, SystemTime::now()];
+        let Some(question) = &self.question else { return Heard::Pass };
+        if let (Some(stale), 304) = (&self.stale, reply.status) {
+            let meta = stale.stored.meta.freshened(reply, !question.conditional, times);
+            if !question.conditional {
+                return Heard::Good(meta.map(Box::new));
+            }
+            if let Some(meta) = meta {
+                drop(self.cache.freshen_file((stale.key, stale.file), meta)); // nobody waits for it
+            }
+        }
+        self.cache.count(Count::Misses);
+        let meta = question.meta(reply, server, &self.filter, times);
+        let fill = meta.and_then(|meta| self.cache.fill(meta, reply.framing, first));
+        fill.map_or(Heard::Miss, |(fill, tap)| Heard::Fill(fill, tap))
+    }
+}
+
+/// The URL that a reference in a reply means, if it is of the same origin (RFC 9111, 4.4).
+fn same_origin(url: &str, reference: &[u8]) -> Option<String> {
+    let reference = std::str::from_utf8(reference).ok()?.split('#').next()?;
+    let path = url.strip_prefix("http://")?.find('/')? + "http://".len();
+    let (origin, _) = url.split_at(path);
+    match reference {
+        r if r.starts_with("//") => None,
+        r if r.starts_with('/') => Some(format!("{origin}{r}")),
+        r => r.strip_prefix(origin).is_some_and(|rest| rest.starts_with('/')).then(|| r.to_owned()),
+    }
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

@@ -1,0 +1,128 @@
+//! What is stored, in memory: where, how large, and what was used last. Some 150 bytes for each reply.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Replies at most: 150 MB of memory, and as many files as a directory takes well.
+const ENTRIES: usize = 1 << 20;
+/// Replies of one URL, told apart by fields of requests (RFC 9111, 4.1): each is opened when one of them is looked for.
+const VARIANTS: usize = 8;
+/// What a file takes on the disk, at least: a directory's entry and the rest of its last block.
+const OVERHEAD: u64 = 4096;
+
+/// The first 128 bits of a URL's SHA-256.
+pub(super) type Key = u128;
+
+#[derive(Debug)]
+struct Slot {
+    file: u64,
+    bytes: u64,
+    used: u64,
+    /// What it was chosen by.
+    variant: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    /// The newest last.
+    of: HashMap<Key, Vec<Slot>>,
+    /// By last use.
+    order: BTreeMap<u64, (Key, u64)>,
+    bytes: u64,
+    clock: u64,
+}
+
+impl Index {
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// On the disk.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Files of this key, the newest first.
+    pub fn files(&self, key: Key) -> Vec<u64> {
+        self.of.get(&key).into_iter().flatten().rev().map(|s| s.file).collect()
+    }
+
+    /// The files that it takes the place of.
+    pub fn add(&mut self, key: Key, file: u64, size: u64, variant: u64) -> Vec<u64> {
+        let slots = self.of.entry(key).or_default();
+        let mut gone: Vec<u64> = slots.iter().filter(|s| s.variant == variant).map(|s| s.file).collect();
+        if gone.is_empty() && slots.len() >= VARIANTS {
+            gone.push(slots[0].file);
+        }
+        self.clock += 1;
+        let bytes = size + OVERHEAD;
+        slots.push(Slot { file, bytes, used: self.clock, variant });
+        self.order.insert(self.clock, (key, file));
+        self.bytes += bytes;
+        for file in &gone {
+            self.remove(key, *file);
+        }
+        if self.order.len() > ENTRIES {
+            gone.extend(self.evict());
+        }
+        gone
+    }
+
+    /// It was used just now, and is so large.
+    pub fn touch(&mut self, key: Key, file: u64, size: u64) {
+        let Some(slot) = self.of.get_mut(&key).and_then(|all| all.iter_mut().find(|s| s.file == file)) else { return };
+        self.clock += 1;
+        self.order.remove(&slot.used);
+        self.order.insert(self.clock, (key, file));
+        let bytes = size + OVERHEAD;
+        self.bytes = self.bytes - slot.bytes + bytes;
+        (slot.used, slot.bytes) = (self.clock, bytes);
+    }
+
+    /// Whether it was there.
+    pub fn remove(&mut self, key: Key, file: u64) -> bool {
+        let Some(slots) = self.of.get_mut(&key) else { return false };
+        let Some(at) = slots.iter().position(|s| s.file == file) else { return false };
+        let slot = slots.remove(at);
+        if slots.is_empty() {
+            self.of.remove(&key);
+        }
+        self.order.remove(&slot.used);
+        self.bytes -= slot.bytes;
+        true
+    }
+
+    /// Without what was not used for the longest time; its file.
+    pub fn evict(&mut self) -> Option<u64> {
+        let (_, (key, file)) = self.order.first_key_value().map(|(used, at)| (*used, *at))?;
+        self.remove(key, file).then_some(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_last_stays() {
+        let mut index = Index::default();
+        for file in 1..=3 {
+            assert!(index.add(file.into(), file, 1000, 0).is_empty());
+        }
+        assert_eq!((index.len(), index.bytes()), (3, 3 * (1000 + OVERHEAD)));
+        index.touch(1, 1, 2000);
+        assert_eq!(index.bytes(), 4000 + 3 * OVERHEAD);
+        assert_eq!([index.evict(), index.evict(), index.evict(), index.evict()], [Some(2), Some(3), Some(1), None]);
+        assert_eq!((index.len(), index.bytes(), index.of.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn variants() {
+        let mut index = Index::default();
+        assert!((0..VARIANTS as u64).all(|v| index.add(7, v, 1, v).is_empty()));
+        assert_eq!(index.add(7, 100, 1, 3), [3]); // in the place of its like
+        assert_eq!(index.add(7, 101, 1, 99), [0]); // of the oldest
+        assert_eq!(index.files(7), [101, 100, 7, 6, 5, 4, 2, 1]);
+        assert!(!index.remove(7, 0) && index.remove(7, 1) && !index.remove(8, 1));
+        assert_eq!((index.files(8), index.len()), (vec![], VARIANTS - 1));
+    }
+}

@@ -1,0 +1,361 @@
+//! What may be stored, for whom, and for how long (RFC 9111): the rules of a shared cache are `http-cache-semantics`'s; here is
+//! what it is shown of messages, and what it leaves to others.
+//!
+//! It is shown fields that can be read in one way only: several lines of a name as one list, directives in lower case (RFC 9111,
+//! 5.2), the age as it was when the reply came (4.2.3). It is not shown `max-stale`: nothing is served stale (4.2.4).
+
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, request, response};
+use http_cache_semantics::{BeforeRequest, CacheOptions, CachePolicy};
+use longsplice_http::{Framing, Request, Response};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::{
+    borrow::Cow,
+    net::SocketAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// Ages beyond this are as good as this (RFC 9111, 1.2.2).
+const AGE_MAX: u64 = 1 << 31;
+/// What a cache must leave to servers (RFC 9111, 4.3.2), and parts of bodies, which are not stored: such requests pass.
+const NOT_OURS: [&str; 5] = ["range", "if-range", "if-match", "if-unmodified-since", "expect"];
+/// What Vary must not name: everything, or what we say of the client ourselves (RFC 9111, 4.1).
+const OURS: [&str; 4] = ["*", "forwarded", "via", "x-forwarded-for"];
+/// Fields whose values are secrets: of these only digests are compared and stored.
+const SECRETS: [&str; 2] = ["authorization", "cookie"];
+
+/// What a client asks for, as far as a cache is concerned.
+#[derive(Debug, Clone)]
+pub(crate) struct Question {
+    pub url: String,
+    pub only_if_cached: bool,
+    /// It has a condition of its own.
+    pub conditional: bool,
+    is_get: bool,
+    parts: request::Parts,
+}
+
+/// What is known of a stored reply, beside its body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Meta {
+    pub url: String,
+    /// What it had to pass: a digest of the filter.
+    pub filter: String,
+    /// Whom it came from.
+    pub server: SocketAddr,
+    /// When (Unix time, seconds), and how old it was by then (RFC 9111, 4.2.3).
+    pub time: u64,
+    pub age: u64,
+    /// `1.0` or `1.1`.
+    pub version: String,
+    pub status: u16,
+    pub reason: String,
+    /// Fields of the request that it was chosen by (RFC 9111, 4.1).
+    pub asked: Vec<(String, String)>,
+    /// Fields of the reply. Bytes are characters up to U+00FF.
+    pub fields: Vec<(String, String)>,
+}
+
+/// What a stored reply is to a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// The answer.
+    Fresh,
+    /// The answer, once its server has said so.
+    Stale,
+    /// The answer to another.
+    Other,
+}
+
+impl Question {
+    /// None: the answer cannot come from a cache, and is not for one. `identity`: whatever it says, servers are asked for this
+    /// coding.
+    pub fn new(request: &Request, url: String, identity: bool) -> Option<Question> {
+        let mut all: Vec<(&str, Cow<'_, [u8]>)> = request.end_to_end().map(|(n, v)| (n, v.into())).collect();
+        let has = |name: &str| all.iter().any(|(n, _)| n.eq_ignore_ascii_case(name));
+        let body = !matches!(request.framing, Framing::None | Framing::Exact(0));
+        if !matches!(request.method.as_str(), "GET" | "HEAD") || body || request.upgrade.is_some() {
+            return None;
+        }
+        if NOT_OURS.iter().any(|name| has(name)) {
+            return None;
+        }
+        let conditional = has("if-none-match") || has("if-modified-since");
+        if identity {
+            all.retain(|(n, _)| !n.eq_ignore_ascii_case("accept-encoding"));
+            all.push(("accept-encoding", b"identity"[..].into()));
+        }
+        for (_, value) in all.iter_mut().filter(|(n, _)| SECRETS.iter().any(|s| n.eq_ignore_ascii_case(s))) {
+            *value = digest(value).into_bytes().into();
+        }
+        let headers = headers(all)?;
+        let only_if_cached = directives(&headers).any(|d| d == "only-if-cached");
+        Some(Question {
+            url,
+            only_if_cached,
+            conditional,
+            is_get: request.method == "GET",
+            parts: request_parts(headers),
+        })
+    }
+
+    /// What is to be stored of its answer, if it may be and is of use: it is fresh, or can be asked about.
+    pub fn meta(&self, reply: &Response, server: SocketAddr, filter: &str, times: [SystemTime; 2]) -> Option<Meta> {
+        if !self.is_get {
+            return None; // the answer to HEAD says too little of a body
+        }
+        let mut fields: Vec<(String, String)> = reply.end_to_end().map(|(n, v)| (n.to_owned(), text(v))).collect();
+        let [asked_at, now] = times;
+        let age = initial_age(&fields, asked_at, now);
+        fields.retain(|(n, _)| !n.eq_ignore_ascii_case("age"));
+        if !fields.iter().any(|(n, _)| n.eq_ignore_ascii_case("date")) {
+            fields.push(("Date".into(), httpdate::fmt_http_date(now))); // RFC 9110, 6.6.1
+        }
+        let vary = list(&fields, "vary");
+        // Users must not get one another's cookies.
+        if vary.iter().any(|name| OURS.contains(&name.as_str()))
+            || fields.iter().any(|(n, _)| n.eq_ignore_ascii_case("set-cookie"))
+        {
+            return None;
+        }
+        let mut asked = Vec::new();
+        for (name, value) in &self.parts.headers {
+            if vary.iter().any(|v| v == name.as_str()) {
+                asked.push((name.to_string(), text(value.as_bytes())));
+            } else if name == "authorization" {
+                asked.push((name.to_string(), String::new())); // that it was there counts (RFC 9111, 3.5)
+            }
+        }
+        let meta = Meta {
+            url: self.url.clone(),
+            filter: filter.into(),
+            server,
+            time: now.duration_since(UNIX_EPOCH).ok()?.as_secs(),
+            age,
+            version: reply.version.number().into(),
+            status: reply.status,
+            reason: reply.reason.clone(),
+            asked,
+            fields,
+        };
+        let policy = meta.policy()?;
+        // What this request forbids is in its own fields, of which the stored reply has only those that chose it.
+        let may = CachePolicy::new_options(&self.parts, &meta.response()?, now, CacheOptions::default()).is_storable();
+        (may && (!policy.is_stale(now) || meta.has_validator())).then_some(meta)
+    }
+}
+
+impl Meta {
+    /// What it is to this question, at this moment.
+    pub fn fit(&self, q: &Question, now: SystemTime) -> Fit {
+        let Some(policy) = self.policy().filter(|_| self.url == q.url) else { return Fit::Other };
+        match policy.before_request(&q.parts, now) {
+            BeforeRequest::Fresh(_) => Fit::Fresh,
+            BeforeRequest::Stale { matches: true, .. } => Fit::Stale,
+            BeforeRequest::Stale { .. } => Fit::Other,
+        }
+    }
+
+    /// How old it is, in seconds (RFC 9111, 4.2.3).
+    pub fn age(&self, now: SystemTime) -> u64 {
+        let resident = now.duration_since(self.at()).unwrap_or_default().as_secs();
+        (self.age + resident).min(AGE_MAX)
+    }
+
+    fn at(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(self.time.min(u64::from(u32::MAX)))
+    }
+
+    fn policy(&self) -> Option<CachePolicy> {
+        let asked = request_parts(headers(pairs(&self.asked))?);
+        Some(CachePolicy::new_options(&asked, &self.response()?, self.at(), CacheOptions::default()))
+    }
+
+    fn response(&self) -> Option<response::Parts> {
+        let mut headers = headers(pairs(&self.fields))?;
+        headers.insert("age", self.age.min(AGE_MAX).into());
+        let (mut parts, ()) = ::http::Response::new(()).into_parts();
+        parts.status = self.status.try_into().ok()?;
+        parts.headers = headers;
+        Some(parts)
+    }
+
+    /// The first value of this name.
+    fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    pub fn has_validator(&self) -> bool {
+        self.field("etag").or(self.field("last-modified")).is_some()
+    }
+
+    /// The fields that ask whether it is still good (RFC 9111, 4.3.1).
+    pub fn conditions(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let condition = |name, of| Some((name, bytes(self.field(of)?)));
+        [condition("If-None-Match", "etag"), condition("If-Modified-Since", "last-modified")]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    /// The same, after this 304 (RFC 9111, 4.3.4); none: it is about something else. `ours`: asked by [`Meta::conditions`] alone,
+    /// so one without a validator is about this.
+    pub fn freshened(&self, reply: &Response, ours: bool, times: [SystemTime; 2]) -> Option<Meta> {
+        // They describe the body (RFC 9111, 3.2), and a filter has judged them.
+        const KEPT: [&str; 5] = ["age", "content-encoding", "content-range", "content-type", "set-cookie"];
+        let new: Vec<(String, String)> = reply.end_to_end().map(|(n, v)| (n.to_owned(), text(v))).collect();
+        let said = |name: &str| new.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str());
+        let same = match (said("etag"), said("last-modified")) {
+            (Some(etag), _) => self.field("etag").is_some_and(|own| opaque(own) == opaque(etag)),
+            (None, Some(date)) => self.field("last-modified") == Some(date),
+            (None, None) => ours,
+        };
+        let [asked_at, now] = times;
+        let mut meta = self.clone();
+        let updates = |name: &str| !KEPT.iter().any(|k| name.eq_ignore_ascii_case(k));
+        meta.fields.retain(|(n, _)| !(updates(n) && said(n).is_some()));
+        meta.age = initial_age(&new, asked_at, now);
+        meta.time = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
+        meta.fields.extend(new.iter().filter(|(n, _)| updates(n)).cloned());
+        // What it depends on must be what it was chosen by.
+        (same && list(&meta.fields, "vary") == list(&self.fields, "vary")).then_some(meta)
+    }
+
+    /// Whether it may still be kept: a 304 may have said that it may not.
+    pub fn may_stay(&self) -> bool {
+        self.policy().is_some_and(|p| p.is_storable())
+    }
+
+    /// Whether the client has it already, by the conditions in its request (RFC 9110, 13.1.2 and 13.1.3).
+    pub fn is_known(&self, request: &Request) -> bool {
+        if !(200..300).contains(&self.status) {
+            return false; // RFC 9110, 13.2.1
+        }
+        let value = |name: &str| request.end_to_end().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v);
+        if value("if-none-match").is_some() {
+            let mut tags = request.end_to_end().filter(|(n, _)| n.eq_ignore_ascii_case("if-none-match"));
+            return tags.any(|(_, v)| names_tag(&text(v), self.field("etag")));
+        }
+        let date = |text: &str| httpdate::parse_http_date(text).ok();
+        let since = value("if-modified-since").and_then(|v| date(&text(v)));
+        let modified = self.field("last-modified").or(self.field("date")).and_then(date);
+        since.zip(modified).is_some_and(|(since, modified)| modified <= since)
+    }
+
+    /// Its head as a server would have sent it, or that of a 304 (RFC 9110, 15.4.5).
+    pub fn head(&self, known: bool, length: u64, now: SystemTime) -> Vec<u8> {
+        // The others describe a body, which the client has.
+        const OF_304: [&str; 7] = ["cache-control", "content-location", "date", "etag", "expires", "vary", "via"];
+        let (status, reason) = if known { (304, "Not Modified") } else { (self.status, self.reason.as_str()) };
+        let mut head = format!("HTTP/{} {status} ", self.version).into_bytes();
+        head.extend(bytes(reason));
+        for (name, value) in &self.fields {
+            if !known || OF_304.iter().any(|n| name.eq_ignore_ascii_case(n)) {
+                head.extend_from_slice(format!("\r\n{name}: ").as_bytes());
+                head.extend(bytes(value));
+            }
+        }
+        head.extend_from_slice(format!("\r\nAge: {}\r\n", self.age(now)).as_bytes());
+        if !known {
+            head.extend_from_slice(format!("Content-Length: {length}\r\n").as_bytes());
+        }
+        head.extend_from_slice(b"\r\n");
+        head
+    }
+}
+
+/// RFC 9111, 4.2.3: `corrected_initial_age`.
+fn initial_age(fields: &[(String, String)], asked_at: SystemTime, now: SystemTime) -> u64 {
+    let field = |name: &str| fields.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str());
+    let since = |from: SystemTime| now.duration_since(from).unwrap_or_default().as_secs();
+    let apparent = field("date").and_then(|d| httpdate::parse_http_date(d).ok()).map_or(0, since);
+    // what is no number, or too large for one, is old
+    let said = field("age").map_or(0, |a| a.trim().parse().unwrap_or(AGE_MAX));
+    apparent.max(said.saturating_add(since(asked_at))).min(AGE_MAX)
+}
+
+/// An entity-tag without what makes it weak (RFC 9110, 8.8.3.2).
+fn opaque(tag: &str) -> &str {
+    tag.strip_prefix("W/").unwrap_or(tag)
+}
+
+/// Whether `If-None-Match` says `*`, or names this tag, by the weak comparison. Tags may hold commas.
+fn names_tag(value: &str, tag: Option<&str>) -> bool {
+    if value.trim() == "*" {
+        return true;
+    }
+    let mut rest = value;
+    loop {
+        rest = rest.trim_start_matches([' ', '\t', ',']);
+        let quoted = opaque(rest);
+        let Some(end) = quoted.strip_prefix('"').and_then(|r| r.find('"')) else { return false };
+        if tag.is_some_and(|tag| opaque(tag) == &quoted[..end + 2]) {
+            return true;
+        }
+        rest = &quoted[end + 2..];
+    }
+}
+
+/// The elements of a field, in lower case.
+fn list(fields: &[(String, String)], name: &str) -> Vec<String> {
+    let lines = fields.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name));
+    let elements = lines.flat_map(|(_, value)| value.split(',')).map(|e| e.trim().to_ascii_lowercase());
+    elements.filter(|e| !e.is_empty()).collect()
+}
+
+fn directives(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let value = headers.get("cache-control").and_then(|v| v.to_str().ok()).unwrap_or("");
+    value.split(',').map(str::trim)
+}
+
+/// All that is asked for is told apart by URLs.
+fn request_parts(headers: HeaderMap) -> request::Parts {
+    let (mut parts, ()) = ::http::Request::new(()).into_parts();
+    (parts.method, parts.uri, parts.headers) = (Method::GET, Uri::from_static("/"), headers);
+    parts
+}
+
+/// Fields that can be read in one way only; none: there is no such way.
+fn headers<'a>(fields: impl IntoIterator<Item = (&'a str, impl AsRef<[u8]>)>) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        let mut value = value.as_ref().to_vec();
+        if let Some(before) = headers.get(&name) {
+            value = [HeaderValue::as_bytes(before), b", ", &value].concat();
+        }
+        headers.insert(name, HeaderValue::from_bytes(&value).ok()?);
+    }
+    for name in ["cache-control", "pragma"] {
+        let Some(value) = headers.get(name) else { continue };
+        let value = value.to_str().ok()?.to_ascii_lowercase();
+        let said = value.split(',').map(str::trim).filter(|d| *d != "max-stale" && !d.starts_with("max-stale="));
+        let value = said.collect::<Vec<_>>().join(", ");
+        headers.insert(name, HeaderValue::from_str(&value).ok()?);
+    }
+    // what cannot be read would not be compared
+    if headers.get_all("vary").iter().any(|v| v.to_str().is_err()) { None } else { Some(headers) }
+}
+
+fn pairs(fields: &[(String, String)]) -> impl Iterator<Item = (&str, Vec<u8>)> {
+    fields.iter().map(|(name, value)| (name.as_str(), bytes(value)))
+}
+
+/// 128 bits of SHA-256, hexadecimal.
+pub(super) fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)[..16].iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Bytes as characters, since JSON has no bytes.
+fn text(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| char::from(*b)).collect()
+}
+
+/// And back. What is no byte comes from nobody.
+fn bytes(text: &str) -> Vec<u8> {
+    text.chars().map(|c| u8::try_from(c).unwrap_or(b'?')).collect()
+}
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

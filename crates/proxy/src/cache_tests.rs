@@ -1,0 +1,300 @@
+//! The store: what is written is found again, whole, or not at all.
+
+use super::*;
+use std::{os::unix::fs::FileExt, time::Duration};
+
+/// A cache, of which the test plays the writer.
+struct Scene {
+    dir: tempfile::TempDir,
+    cache: Arc<Cache>,
+    writer: writer::Writer,
+    _reader: longsplice_engine::TapReader,
+}
+
+fn config(dir: &Path, size: u64) -> CacheConfig {
+    CacheConfig { dir: dir.into(), size, object: size / 4 }
+}
+
+impl Scene {
+    fn new(size: u64) -> Scene {
+        Scene::with(tempfile::tempdir().unwrap(), size)
+    }
+
+    fn with(dir: tempfile::TempDir, size: u64) -> Scene {
+        let (cache, reader) = Cache::prepare(&config(dir.path(), size)).unwrap();
+        let writer = writer::Writer::new(cache.shared.clone());
+        Scene { dir, cache: Arc::new(cache), writer, _reader: reader }
+    }
+
+    /// The program starts again.
+    fn again(self) -> Scene {
+        let Scene { dir, cache, writer, .. } = self;
+        let size = cache.shared.config.size;
+        drop((cache, writer));
+        Scene::with(dir, size)
+    }
+
+    fn begin(&self, url: &str, asked: &str, framing: Framing, first: &[u8]) -> Option<(Fill, Tap)> {
+        let meta = Meta {
+            url: url.into(),
+            filter: String::new(),
+            server: "192.0.2.1:80".parse().unwrap(),
+            time: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs(),
+            age: 0,
+            version: "1.1".into(),
+            status: 200,
+            reason: "OK".into(),
+            asked: vec![("accept".into(), asked.into())],
+            fields: vec![("Cache-Control".into(), "max-age=1000".into()), ("Vary".into(), "Accept".into())],
+        };
+        self.cache.fill(meta, framing, first)
+    }
+
+    fn piece(&mut self, fill: u64, what: What) {
+        self.writer.take(Piece { tap: fill, way: Way::FromHost, at: 0, what });
+    }
+
+    fn store(&mut self, url: &str, asked: &str, body: &[u8]) {
+        let (fill, _tap) = self.begin(url, asked, Framing::Exact(body.len() as u64), &body[..body.len() / 3]).unwrap();
+        let id = fill.id;
+        for piece in body[body.len() / 3..].chunks(16_384) {
+            self.piece(id, What::Bytes(piece.to_vec().into()));
+        }
+        fill.complete();
+        self.piece(id, What::End);
+    }
+
+    fn find(&self, url: &str, asked: &str) -> Option<Vec<u8>> {
+        let head = format!("GET {url} HTTP/1.1\r\nHost: x\r\nAccept: {asked}\r\n\r\n");
+        let request = longsplice_http::Request::parse(head.as_bytes()).unwrap();
+        let found = self.cache.shared.look(&Question::new(&request, url.into(), false).unwrap(), "")?;
+        let mut body = Vec::new();
+        while (body.len() as u64) < found.stored.length {
+            match found.stored.block(body.len() as u64) {
+                Ok(block) => body.extend(block),
+                Err(e) => {
+                    self.cache.shared.damaged(found.key, found.file, &e);
+                    return None;
+                }
+            }
+        }
+        Some(body)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let mut all: Vec<PathBuf> = fs::read_dir(self.dir.path()).unwrap().map(|f| f.unwrap().path()).collect();
+        all.retain(|p| p.file_name().unwrap() != "lock");
+        all.sort();
+        all
+    }
+}
+
+use longsplice_engine::{Piece, Way, What};
+
+fn body(length: usize) -> Vec<u8> {
+    (0..length as u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect()
+}
+
+#[test]
+fn what_was_stored_is_found_after_a_restart() {
+    let mut scene = Scene::new(8 << 20);
+    let lengths = [0, 1, file::BLOCK - 1, file::BLOCK, file::BLOCK + 1, 1_000_000];
+    for n in lengths {
+        scene.store(&format!("http://x/{n}"), "a", &body(n));
+    }
+    scene.store("http://x/1", "b", b"?");
+    fs::write(scene.dir.path().join("0000000000000099.tmp"), "half").unwrap();
+    fs::write(scene.dir.path().join("notes.txt"), "somebody's").unwrap();
+    for _ in 0..2 {
+        for n in lengths {
+            assert_eq!(scene.find(&format!("http://x/{n}"), "a"), Some(body(n)), "{n}");
+        }
+        assert_eq!(scene.find("http://x/1", "b").unwrap(), b"?");
+        assert!(scene.find("http://x/1", "c").is_none() && scene.find("http://x/2", "a").is_none());
+        assert_eq!(scene.cache.values().cache_entries, 7);
+        scene = scene.again();
+    }
+    assert_eq!(scene.files().len(), 8, "{:?}", scene.files());
+    scene.store("http://x/new", "a", b"new");
+    assert_eq!(scene.find("http://x/new", "a").unwrap(), b"new");
+}
+
+#[test]
+fn what_is_damaged_is_a_miss() {
+    for start_again in [false, true] {
+        let mut scene = Scene::new(8 << 20);
+        for n in 0..6 {
+            scene.store(&format!("http://x/{n}"), "a", &body(200_000));
+        }
+        let open = |path: &Path| OpenOptions::new().write(true).open(path).unwrap();
+        let files = scene.files();
+        let size = files[0].metadata().unwrap().len();
+        open(&files[0]).write_all_at(b"?", 150_000).unwrap(); // the body
+        open(&files[1]).write_all_at(b"?", 200_020).unwrap(); // the head
+        open(&files[2]).write_all_at(b"?", size - 20).unwrap(); // its magic
+        open(&files[3]).set_len(size - 1).unwrap();
+        open(&files[4]).set_len(0).unwrap();
+        if start_again {
+            scene = scene.again();
+        }
+        for n in 0..5 {
+            assert_eq!(scene.find(&format!("http://x/{n}"), "a"), None, "{n}");
+        }
+        assert_eq!(scene.find("http://x/5", "a"), Some(body(200_000)));
+        let values = scene.cache.values();
+        assert_eq!((values.cache_entries, values.cache_damaged, scene.files().len()), (1, 5, 1));
+    }
+}
+
+#[test]
+fn what_is_not_whole_is_not_stored() {
+    let mut scene = Scene::new(4 << 20);
+    let bytes = |n| What::Bytes(body(n).into());
+    let large = (1 << 20) + 1;
+    type Case = (&'static str, Framing, Vec<What>, bool);
+    let cases: [Case; 9] = [
+        ("a gap", Framing::Exact(30), vec![bytes(10), What::Gap(5), bytes(15)], true),
+        ("short", Framing::Exact(30), vec![bytes(29)], true),
+        ("cut", Framing::Exact(30), vec![bytes(29)], false),
+        ("broken off", Framing::UntilClose, vec![bytes(29)], false),
+        ("too much", Framing::Exact(30), vec![bytes(31)], true),
+        ("no chunk", Framing::Chunked, vec![What::Bytes("x\r\n".into())], true),
+        ("chunks without end", Framing::Chunked, vec![What::Bytes("1\r\na\r\n".into())], true),
+        ("too large", Framing::UntilClose, vec![bytes(large), bytes(1)], true),
+        ("too large for all", Framing::Exact(large as u64), vec![], true),
+    ];
+    for (why, framing, pieces, complete) in cases {
+        let begun = scene.begin("http://x/", "", framing, b"");
+        let Some((fill, _tap)) = begun else {
+            assert_eq!(why, "too large for all");
+            continue;
+        };
+        let id = fill.id;
+        pieces.into_iter().for_each(|p| scene.piece(id, p));
+        if complete {
+            fill.complete();
+        }
+        scene.piece(id, What::End);
+        assert!(scene.files().is_empty() && scene.find("http://x/", "").is_none(), "{why}");
+    }
+    let v = scene.cache.values();
+    let dropped = [v.cache_dropped_gap, v.cache_dropped_cut, v.cache_dropped_large, v.cache_dropped_disk];
+    assert_eq!((dropped, v.cache_stored, v.cache_bytes), ([1, 6, 2, 0], 0, 0));
+    assert!(scene.writer.is_empty() && scene.cache.shared.state().fills.is_empty());
+}
+
+#[test]
+fn chunks_are_undone() {
+    let mut scene = Scene::new(4 << 20);
+    for (url, framing, all) in [
+        ("http://x/c", Framing::Chunked, "3;x=y\r\nabc\r\n4\r\ndefg\r\n0\r\nX-Trailer: 1\r\n\r\n"),
+        ("http://x/u", Framing::UntilClose, "abcdefg"),
+    ] {
+        for cut in 0..=all.len() {
+            let (fill, _tap) = scene.begin(url, "", framing, &all.as_bytes()[..cut]).unwrap();
+            let id = fill.id;
+            if cut < all.len() {
+                scene.piece(id, What::Bytes(all.as_bytes()[cut..].to_vec().into()));
+            }
+            fill.complete();
+            scene.piece(id, What::End);
+            assert_eq!(scene.find(url, "").as_deref(), Some(&b"abcdefg"[..]), "{cut}");
+        }
+    }
+    assert_eq!((scene.files().len(), scene.cache.values().cache_entries), (2, 2), "one takes the other's place");
+}
+
+#[test]
+fn room_is_made_by_what_was_not_used() {
+    let mut scene = Scene::new(1 << 20);
+    for n in 0..3 {
+        scene.store(&format!("http://x/{n}"), "", &body(262_000));
+    }
+    assert!(scene.find("http://x/0", "").is_some());
+    scene.store("http://x/3", "", &body(262_000));
+    scene.store("http://x/4", "", &body(262_000));
+    assert_eq!(
+        [0, 1, 2, 3, 4].map(|n| scene.find(&format!("http://x/{n}"), "").is_some()),
+        [true, false, false, true, true]
+    );
+    let values = scene.cache.values();
+    assert!(values.cache_bytes <= 1 << 20 && values.cache_evicted == 2, "{values:?}");
+    assert_eq!(scene.files().len(), 3);
+    // a smaller one from now on
+    let Scene { dir, cache, writer, .. } = scene;
+    drop((cache, writer));
+    let scene = Scene::with(dir, 600_000);
+    assert_eq!([0, 3, 4].map(|n| scene.find(&format!("http://x/{n}"), "").is_some()), [false, true, true]);
+}
+
+#[test]
+fn one_is_stored_at_a_time_and_not_if_it_has_changed() {
+    let mut scene = Scene::new(4 << 20);
+    let (fill, _tap) = scene.begin("http://x/", "", Framing::Exact(3), b"abc").unwrap();
+    assert!(scene.begin("http://x/", "", Framing::Exact(3), b"abc").is_none());
+    assert_eq!(scene.cache.values().cache_dropped_busy, 1);
+    scene.cache.invalidate("http://x/");
+    let id = fill.id;
+    fill.complete();
+    scene.piece(id, What::End);
+    assert_eq!(scene.find("http://x/", ""), None);
+    scene.store("http://x/", "", b"new");
+    assert_eq!(scene.find("http://x/", "").unwrap(), b"new");
+    scene.cache.invalidate("http://x/");
+    assert_eq!((scene.find("http://x/", ""), scene.files().len()), (None, 0));
+    assert_eq!(scene.cache.values().cache_invalidated, 1);
+}
+
+/// Root writes anywhere, but not into a directory that is gone.
+#[test]
+fn what_the_disk_refuses_is_not_stored() {
+    let mut scene = Scene::new(4 << 20);
+    fs::remove_dir_all(scene.dir.path()).unwrap();
+    scene.store("http://x/", "", b"abc");
+    assert_eq!((scene.cache.values().cache_dropped_disk, scene.find("http://x/", "")), (1, None));
+    fs::create_dir(scene.dir.path()).unwrap();
+    scene.store("http://x/", "", b"abc");
+    assert_eq!(scene.find("http://x/", "").unwrap(), b"abc");
+}
+
+#[test]
+fn one_program_at_a_time() {
+    let scene = Scene::new(4 << 20);
+    let other = Cache::open(&config(scene.dir.path(), 4 << 20)).unwrap_err();
+    assert_eq!(other.to_string(), "another program has its cache there");
+}
+
+#[test]
+fn filters_tell_replies_apart() {
+    let mut filter = Filter::default();
+    assert_eq!(&*fingerprint(&filter), "");
+    filter.wait = Duration::from_secs(1);
+    assert_eq!(&*fingerprint(&filter), "");
+    filter.rules.push(crate::filter::ReplyRule {
+        action: crate::access::Action::Deny,
+        status: vec![],
+        media: vec![],
+        encoding: vec![],
+        length: vec![],
+        body_begins: Some("^MZ".parse().unwrap()),
+        body_contains: None,
+    });
+    let one = fingerprint(&filter);
+    filter.rules[0].body_begins = Some("^ME".parse().unwrap());
+    assert!(!one.is_empty() && one != fingerprint(&filter));
+}
+
+#[test]
+fn references() {
+    let url = "http://x:81/a/b";
+    for (reference, want) in [
+        ("/c?d", Some("http://x:81/c?d")),
+        ("http://x:81/c#e", Some("http://x:81/c")),
+        ("http://x:815/c", None),
+        ("http://y/c", None),
+        ("//y/c", None),
+        ("c", None),
+    ] {
+        assert_eq!(same_origin(url, reference.as_bytes()).as_deref(), want, "{reference}");
+    }
+}

@@ -1,0 +1,48 @@
+//! The cache of an HTTP listener, from the TOML file.
+
+use super::{ConfigError, ListenerConfig, file::Place};
+use crate::cache::CacheConfig;
+use serde::Deserialize;
+use std::{ops::Range, path::PathBuf};
+use toml::Spanned;
+
+/// Unless told otherwise: what a small machine can spare, and a quarter of it.
+const SIZE: u64 = 1 << 30;
+/// A smaller one holds nothing that is worth a cache.
+const SIZE_MIN: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawCache {
+    dir: Spanned<PathBuf>,
+    size: Option<Spanned<u64>>,
+    object: Option<Spanned<u64>>,
+}
+
+impl Place<'_> {
+    pub(super) fn cache(&self, raw: RawCache) -> Result<CacheConfig, ConfigError> {
+        let (at, size) = value(raw.size, SIZE);
+        if size < SIZE_MIN {
+            return Err(self.wrong(at, &format!("a cache of {size} bytes holds nothing: write {SIZE_MIN} or more")));
+        }
+        let (at, object) = value(raw.object, size / 4);
+        if object == 0 || object > size {
+            return Err(self.wrong(at, &format!("bodies of {object} bytes: write a number from 1 to the size, {size}")));
+        }
+        let (at, dir) = (raw.dir.span(), raw.dir.into_inner());
+        if dir.as_os_str().is_empty() {
+            return Err(self.wrong(at, "no directory for the cache: write dir = \"PATH\""));
+        }
+        Ok(CacheConfig { dir: self.path(&dir), size, object })
+    }
+}
+
+fn value(raw: Option<Spanned<u64>>, default: u64) -> (Range<usize>, u64) {
+    raw.map_or((0..0, default), |v| (v.span(), v.into_inner()))
+}
+
+/// Whether another listener has the same directory, and other sizes.
+pub(super) fn disagree(all: &[ListenerConfig], new: &ListenerConfig) -> bool {
+    let Some(new) = new.cache() else { return false };
+    all.iter().filter_map(ListenerConfig::cache).any(|c| c.dir == new.dir && c != new)
+}

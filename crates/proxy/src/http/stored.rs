@@ -1,0 +1,132 @@
+//! Answers from the cache of a forward proxy: before a request goes to its server, and after that has said that what is stored is
+//! still good.
+//!
+//! Who asks has been judged by then, and is judged by the rules for the server that the reply came from; whom they do not let
+//! there gets his answer on the usual way.
+
+use super::{
+    Next, Row, host,
+    pass::{Errand, To},
+};
+use crate::{
+    access_log::Record,
+    cache::{Asking, Count, Found, Meta, Question},
+};
+use longsplice_http::{
+    Form, Request, Response,
+    forward::{self, Back},
+    reply::Reply,
+};
+use std::{io, sync::Arc, time::SystemTime};
+use tokio::time::timeout;
+
+impl Row<'_> {
+    /// Answers a request from the cache. Err: it is to be passed on, and this is what the cache wants of the reply.
+    pub(super) async fn look_up(
+        &mut self,
+        errand: &Errand<'_>,
+        record: &mut Record,
+    ) -> Result<Next, Option<Box<Asking>>> {
+        let request = errand.request;
+        let (Some((cache, filter)), To::Target(target)) = (&self.front.cache, &errand.to) else { return Err(None) };
+        let Form::Absolute(_, path) = &request.form else { return Err(None) };
+        let url = format!("http://{}{path}", host(target));
+        let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE");
+        let mut asking = Box::new(Asking {
+            cache: cache.clone(),
+            question: Question::new(request, url.clone(), self.http.identity),
+            filter: filter.clone(),
+            stale: None,
+            changes: (!safe).then_some(url),
+            asked_at: SystemTime::now(),
+        });
+        let Some(question) = &asking.question else { return Err(Some(asking)) };
+        let may_have = |found: &Found| {
+            let (asked, from) = (errand.asked(&self.client), found.stored.meta.server);
+            self.front.listener.rules.check(&asked, target, from).is_ok()
+        };
+        let found = cache.look(question.clone(), filter.clone()).await.filter(may_have);
+        let only_if_cached = question.only_if_cached;
+        match found {
+            Some(found) if found.fresh => {
+                if let Some(next) = self.serve_stored(request, found, (Count::Hits, "hit"), record).await {
+                    return Ok(next);
+                }
+            }
+            Some(found) if found.stored.meta.has_validator() => asking.stale = Some(found),
+            Some(_) | None => {}
+        }
+        if only_if_cached {
+            // RFC 9111, 5.2.1.7
+            record.status = Some(504);
+            let close = !self.may_go_on(request);
+            let head_only = request.method == "HEAD";
+            let reply = Reply { status: 504, text: "not in the cache", challenge: None, close, head_only };
+            self.say(&reply.encode()).await;
+            return Ok(if close { Next::Close } else { Next::Request });
+        }
+        Err(Some(asking))
+    }
+
+    /// The server has said that what is stored is good, with this said of it. None: ask again, for all of it.
+    pub(super) async fn validated(
+        &mut self,
+        request: &Request,
+        (asking, meta): (Option<&mut Asking>, Option<Box<Meta>>),
+        record: &mut Record,
+    ) -> Option<Next> {
+        let asking = asking?;
+        let mut found = asking.stale.take()?;
+        let Some(meta) = meta else {
+            asking.cache.forget(&found);
+            return None;
+        };
+        asking.cache.freshen(&mut found, *meta).await;
+        self.serve_stored(request, found, (Count::Revalidated, "revalidated"), record).await
+    }
+
+    /// Answers with what is stored, or with 304 if the client has that. None: it is damaged, and nothing was said.
+    async fn serve_stored(
+        &mut self,
+        request: &Request,
+        found: Found,
+        (count, word): (Count, &'static str),
+        record: &mut Record,
+    ) -> Option<Next> {
+        let (cache, _) = self.front.cache.as_ref()?;
+        let found = Arc::new(found);
+        let (meta, length) = (&found.stored.meta, found.stored.length);
+        let known = meta.is_known(request);
+        let all = if known || request.method == "HEAD" { 0 } else { length };
+        let mut block = if all > 0 { cache.read(found.clone(), 0).await.ok()? } else { Vec::new() };
+        let head = Response::parse(&meta.head(known, length, SystemTime::now()), &request.method).ok()?;
+        let close = !self.may_go_on(request);
+        let back = Back { via: self.http.via.as_deref(), client: request.version, close };
+        let mut at = block.len() as u64;
+        block.splice(..0, forward::response(&head, &back));
+        cache.count(count);
+        (record.cache, record.status, record.server) = (Some(word), Some(head.status), Some(meta.server));
+        let idle = self.front.policy.idle_limit;
+        loop {
+            let written = timeout(idle, self.client.write_all(&block)).await;
+            match written.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+                Ok(()) => record.bytes_down += block.len() as u64,
+                Err(e) => {
+                    record.how = if e.kind() == io::ErrorKind::TimedOut { "idle" } else { "client-reset" };
+                    return Some(Next::Reset);
+                }
+            }
+            if at == all {
+                return Some(if close { Next::Close } else { Next::Request });
+            }
+            match cache.read(found.clone(), at).await {
+                Ok(next) => block = next,
+                Err(e) => {
+                    (record.how, record.refusal) = ("damaged", Some(format!("the stored reply: {e}")));
+                    return Some(Next::Reset);
+                }
+            }
+            at += block.len() as u64;
+        }
+    }
+}
