@@ -141,7 +141,7 @@ fn needs_root_and_bpf_memory() {
 #[test]
 fn needs_root_and_bpf_flood_smoke() {
     let kept = bench(&["flood", "--flows", "1,1000"]);
-    assert_eq!(kept.cases("flood", &["ip-forward", "tcx"]), 2);
+    assert_eq!(kept.cases("flood", &["ip-forward", "tcx", "identity"]), 2);
     kept.peers("flood", &[("filter", "IP, filtered"), ("nat", "IP, NAT")]);
     kept.has("| random among | IP forwarding |");
     let lost = kept.results["cases"].to_string().contains("of the packets were lost");

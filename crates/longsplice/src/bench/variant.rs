@@ -27,6 +27,8 @@ pub enum Variant {
     TcxPeer,
     /// The same, with XDP at the client's device.
     Xdp,
+    /// The same as by tcx, with the same addresses, ports and numbers on both sides.
+    Identity,
     /// longsplice, spliced when its default policy says so.
     Default,
     /// longsplice, copying by read and write, as it does until it splices.
@@ -49,7 +51,7 @@ pub enum Variant {
 
 impl Variant {
     /// All of them, in the order of tables.
-    pub const ALL: [Variant; 18] = [
+    pub const ALL: [Variant; 19] = [
         Variant::Direct,
         Variant::IpForward,
         Variant::Filter,
@@ -59,6 +61,7 @@ impl Variant {
         Variant::Tcx,
         Variant::TcxPeer,
         Variant::Xdp,
+        Variant::Identity,
         Variant::Default,
         Variant::Copy,
         Variant::Pipes,
@@ -93,6 +96,7 @@ impl Variant {
             Variant::Tcx => "spliced by tcx",
             Variant::TcxPeer => "spliced by tcx, into the peer",
             Variant::Xdp => "spliced by XDP",
+            Variant::Identity => "identity path",
             Variant::Default => "default policy",
             Variant::Copy => "copying",
             Variant::Pipes => "splice(2)",
@@ -117,6 +121,9 @@ impl Variant {
             Variant::Tcx => "longsplice's data path without its proxy, flows put into the table as if released".into(),
             Variant::TcxPeer => "the same, and packets go straight to the other end of the forwarder's veth".into(),
             Variant::Xdp => "the same as spliced by tcx, with XDP at the device towards the client".into(),
+            Variant::Identity => {
+                "the same as spliced by tcx, with the same addresses, ports and numbers on both sides".into()
+            }
             Variant::Nginx => "Debian's, stream module, as many workers as CPUs".into(),
             Variant::Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses".into(),
             Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),
