@@ -75,7 +75,7 @@ fn needs_root_and_bpf_bench_smoke() {
     for name in ["cpu", "kernel", "longsplice"] {
         assert!(kept.results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
     }
-    let ours = ["direct", "ip-forward", "spliced", "copy", "pipes"];
+    let ours = ["direct", "ip-forward", "spliced", "copy", "pipes", "identity"];
     assert_eq!(kept.cases("segment", &ours), 2, "one byte, and a full segment");
     kept.peers(
         "segment",

@@ -102,7 +102,11 @@
 //! protocol = "plug"
 //! listen = "[::1]:8080"
 //! target = "example.org:80"
-//! # of any protocol: connections from these networks begin with a PROXY header, whose source is the client for rules,
+//! [[listener]]
+//! protocol = "transparent"          # takes part in connections of others that are routed through this machine: neither end
+//! listen = "0.0.0.0:5432"           # sees it. 0.0.0.0, [::]: to any address but our own. It needs CAP_NET_RAW; a client that the
+//! # rules do not let pass gets no answer
+//! # of any protocol but that: connections from these networks begin with a PROXY header, whose source is the client for rules,
 //! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2, but not
 //! # those of pools, whose connections clients share
 //! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
@@ -202,6 +206,8 @@ pub enum Protocol {
         /// The target.
         target: Target,
     },
+    /// Connections of others, to where they go anyway.
+    Transparent,
 }
 
 /// What a listener of HTTP is told.
@@ -249,6 +255,7 @@ impl Protocol {
             Protocol::Http(_) => "http",
             Protocol::Tls(_) => "tls",
             Protocol::Plug { .. } => "plug",
+            Protocol::Transparent => "transparent",
         }
     }
 }
@@ -297,7 +304,7 @@ impl ListenerConfig {
             Protocol::Socks5 { .. } => true,
             Protocol::Http(http) => http.routes.is_empty(),
             Protocol::Tls(tls) => tls.forwards(),
-            Protocol::Plug { .. } => false,
+            Protocol::Plug { .. } | Protocol::Transparent => false,
         };
         ListenerConfig {
             listen,

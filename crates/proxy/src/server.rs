@@ -1,6 +1,7 @@
 //! The server: listens, accepts within the limits, and can be stopped gently.
 
 use crate::{
+    access::Asker,
     access_log::AccessLog,
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
@@ -10,7 +11,7 @@ use crate::{
     resolve::Resolver,
     tap_dir::TapDir,
 };
-use longsplice_engine::{Leg, Listener, Policy, Splicer};
+use longsplice_engine::{ForeignListener, Leg, Listener, Policy, Splicer};
 use std::{
     collections::HashMap,
     io,
@@ -113,8 +114,19 @@ impl Server {
         let mut bound = Vec::new();
         for listener in config.listeners {
             let failed = |source| StartError::Listen { addr: listener.listen, source };
-            let socket = splicer.listen(listener.listen).await.map_err(failed)?;
-            let addr = socket.local_addr().map_err(failed)?;
+            let socket = if listener.protocol == Protocol::Transparent {
+                let rules = listener.rules.clone();
+                let allow = move |client: SocketAddr, server: SocketAddr| {
+                    rules.check(&Asker::by(client.ip()), &server.into(), server).is_ok()
+                };
+                Bound::Foreign(splicer.listen_foreign(listener.listen, allow).map_err(failed)?)
+            } else {
+                Bound::Own(splicer.listen(listener.listen).await.map_err(failed)?)
+            };
+            let addr = match &socket {
+                Bound::Own(socket) => socket.local_addr().map_err(failed)?,
+                Bound::Foreign(_) => listener.listen,
+            };
             bound.push((socket, addr, listener));
         }
         let log = AccessLog::open(&config.log)
@@ -145,8 +157,11 @@ impl Server {
         for (socket, addr, listener) in bound {
             announce(addr, &listener);
             let front = Arc::new(Front::new(listener, &server.shared.taps));
-            let accept = accept_all(server.shared.clone(), front, socket, server.stop.subscribe());
-            server.tasks.push(tokio::spawn(accept));
+            let (shared, stop) = (server.shared.clone(), server.stop.subscribe());
+            server.tasks.push(match socket {
+                Bound::Own(socket) => tokio::spawn(accept_all(shared, front, socket, stop)),
+                Bound::Foreign(socket) => tokio::spawn(accept_foreign(shared, front, socket, stop)),
+            });
             server.addrs.push(addr);
         }
         Ok(server)
@@ -185,13 +200,17 @@ impl Server {
     pub fn counters(&self) -> CounterValues {
         let taps = self.shared.taps.values();
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
+        let foreign = self.shared.splicer.foreign_counts();
+        let values = self.shared.counters.values();
         CounterValues {
             live: *self.shared.live.borrow(),
+            denied: values.denied + foreign.denied,
+            given_up: foreign.given_up,
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),
             tap_errors: sum(TapDir::errors),
-            ..self.shared.counters.values()
+            ..values
         }
     }
 }
@@ -221,7 +240,14 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Tls(_) => tracing::info!("tls on {addr}"),
+        Protocol::Transparent => tracing::info!("transparent for connections to {addr}"),
     }
+}
+
+/// Where connections come from.
+enum Bound {
+    Own(Listener),
+    Foreign(ForeignListener),
 }
 
 /// A listener's configuration and the count of its connections.
@@ -294,6 +320,44 @@ async fn accept_all(shared: Arc<Shared>, front: Arc<Front>, socket: Listener, mu
                 // Only a connection that ends can help; meanwhile the kernel's queue holds the clients.
                 sleep(wait).await;
                 wait = BACK_OFF.1.min(wait * 2);
+            }
+        }
+    }
+}
+
+/// Connections of others.
+async fn accept_foreign(
+    shared: Arc<Shared>,
+    front: Arc<Front>,
+    mut socket: ForeignListener,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut complained = None;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            accepted = socket.accept() => accepted,
+        };
+        match accepted {
+            Ok((client, server)) => match Live::enter(&shared, &front, client.remote()) {
+                Ok(live) => {
+                    Counters::add(&shared.counters.accepted);
+                    connection::pass(live, &front, client, server);
+                }
+                Err(full) => {
+                    Counters::add(&shared.counters.over_limit);
+                    complain(&mut complained, &format!("{} turned away: {full}", client.remote()));
+                    for leg in [client, server] {
+                        leg.reset_at_close();
+                        shared.splicer.discard(leg);
+                    }
+                }
+            },
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => return,
+            Err(e) => {
+                Counters::add(&shared.counters.accept_errors);
+                complain(&mut complained, &format!("a connection to {} is lost: {e}", front.listener.listen));
             }
         }
     }

@@ -118,7 +118,7 @@ impl Venue {
             SocketAddr::V4(v4) => v4,
             SocketAddr::V6(v6) => unreachable!("{v6}: the venue has IPv4 addresses"),
         };
-        let to_server = matches!(variant, Variant::IpForward | Variant::Filter | Variant::Identity);
+        let to_server = variant.to_server() && variant != Variant::Nat;
         let target = v4(if to_server { venue::server() } else { venue::proxy() });
         let flood = Flood::new(&lab, Aim { flows, target, arrives_at: venue::server().port() })?;
         let mut venue = Venue { variant, flood, datapath, _pins: pins, lab, _room: room };
@@ -202,7 +202,7 @@ fn splice(lab: &Lab, flows: u32, options: Options, legs: fn(u32) -> Legs) -> Res
         (hop(lab.client_device(), &lab.client, "c0")?, hop(lab.server_device(), &lab.server, "s0")?);
     let options = Options { max_flows: flows, ..options };
     let datapath = lab.forwarder.run(|| Datapath::open(&options))?;
-    let idle = |(leg, [end, ack]), hop| IdleLeg { leg, hop, end, ack, scale: SCALE };
+    let idle = |(leg, [end, ack]): (Tuple, [u32; 2]), hop| IdleLeg { leg, hop, end, ack, scale: SCALE };
     let flow = |[client, server]: Legs| [idle(client, to_client), idle(server, to_server)];
     let all: Vec<[IdleLeg; 2]> = (0..flows).map(|n| flow(legs(n))).collect();
     lab.forwarder.run(|| datapath.install(&all))?;

@@ -27,7 +27,7 @@ pub enum Variant {
     TcxPeer,
     /// The same, with XDP at the client's device.
     Xdp,
-    /// The same as by tcx, with the same addresses, ports and numbers on both sides.
+    /// longsplice, spliced at once, with the same addresses, ports and numbers on both sides.
     Identity,
     /// longsplice, spliced when its default policy says so.
     Default,
@@ -121,15 +121,16 @@ impl Variant {
             Variant::Tcx => "longsplice's data path without its proxy, flows put into the table as if released".into(),
             Variant::TcxPeer => "the same, and packets go straight to the other end of the forwarder's veth".into(),
             Variant::Xdp => "the same as spliced by tcx, with XDP at the device towards the client".into(),
-            Variant::Identity => {
-                "the same as spliced by tcx, with the same addresses, ports and numbers on both sides".into()
-            }
             Variant::Nginx => "Debian's, stream module, as many workers as CPUs".into(),
             Variant::Haproxy => "Debian's, TCP mode, `option splice-auto`, as many threads as it chooses".into(),
             Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),
             Variant::Dante => "Debian's, SOCKS 5 without authentication".into(),
             longsplice => {
-                let protocol = if longsplice.socks() { "SOCKS 5" } else { "a plug" };
+                let protocol = match longsplice {
+                    Variant::Identity => "transparent",
+                    socks if socks.socks() => "SOCKS 5",
+                    _ => "a plug",
+                };
                 let when = longsplice.splice().unwrap_or_else(|| format!("left at {:?}", Policy::default().when));
                 let peer = if longsplice == Variant::SplicedPeer { ", --peer of both devices" } else { "" };
                 format!("longsplice, {protocol}, --splice {when}{peer}")
@@ -142,7 +143,7 @@ impl Variant {
         /// More than any connection of the bench carries: it copies by read and write, and waits.
         const FAR: u64 = 1 << 50;
         match self {
-            Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks => Some("at-once".into()),
+            spliced if spliced.is_spliced() => Some("at-once".into()),
             Variant::Pipes | Variant::CopySocks => Some("never".into()),
             Variant::Copy => Some(FAR.to_string()),
             _ => None,
@@ -151,7 +152,7 @@ impl Variant {
 
     /// Whether its connections are spliced as soon as they are open.
     pub fn is_spliced(self) -> bool {
-        matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks)
+        matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks | Variant::Identity)
     }
 
     /// Whether the client says to the proxy where to connect to.
@@ -159,9 +160,14 @@ impl Variant {
         matches!(self, Variant::SplicedSocks | Variant::CopySocks | Variant::Dante)
     }
 
-    /// Whether the forwarder forwards IP packets, and the client connects to the server itself.
+    /// Whether the forwarder forwards IP packets.
     pub fn routed(self) -> bool {
         matches!(self, Variant::IpForward | Variant::Filter | Variant::Nat)
+    }
+
+    /// Whether the client connects to the server itself.
+    pub fn to_server(self) -> bool {
+        self.routed() || self == Variant::Identity
     }
 
     /// Whose program it is, if not ours.
