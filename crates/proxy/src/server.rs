@@ -240,7 +240,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Tls(_) => tracing::info!("tls on {addr}"),
-        Protocol::Transparent => tracing::info!("transparent for connections to {addr}"),
+        Protocol::Transparent => tracing::info!("transparent on {addr}"),
     }
 }
 

@@ -187,6 +187,12 @@ fn values_that_do_not_go_together() {
     expect(PLUG, (1, 1), "add target = \"HOST:PORT\"");
     expect(&format!("{PLUG}target = \"::1:80\""), (4, 10), "write [ADDR]:PORT");
     expect(&format!("{PLUG}target = \"a:1\"\nusers = {{ a = \"b\" }}"), (5, 9), "cannot authenticate");
+    let transparent = |more: &str| format!("[[listener]]\nprotocol = \"transparent\"\nlisten = \"0.0.0.0:25\"\n{more}");
+    let c = Config::from_toml(&transparent("policy = { splice = \"at-once\" }"), Path::new("f")).unwrap();
+    assert_eq!((&c.listeners[0].protocol, c.listeners[0].rules.guarded), (&Protocol::Transparent, false));
+    expect(&transparent("target = \"a:1\""), (4, 10), "remove `target`");
+    expect(&transparent("users = { a = \"b\" }"), (4, 9), "cannot authenticate");
+    expect(&transparent("proxy_protocol = { send = \"v2\" }"), (4, 18), "nobody sees us: remove the key");
     expect(&format!("{SOCKS}{SOCKS}"), (6, 10), "another listener has 127.0.0.1:1080 already");
 }
 
