@@ -159,6 +159,12 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		 * `max_in`, and its bytes at the bound of a splice. */
 		if (!known)
 			return !!bpf_map_lookup_elem(&legs, &sc->t);
+	} else if (listens == LISTENS_FOREIGN && sc->s.flags & TH_RST) {
+		known = bpf_map_lookup_elem(&embryos, &sc->t);
+		if (known && sc->s.seq == known->irs + 1) {
+			meet(skb);
+			return 2;
+		}
 	}
 	return 0;
 }

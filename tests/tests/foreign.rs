@@ -179,6 +179,29 @@ fn who_is_refused_hears_of_it() {
     }
 }
 
+/// The answer meets a client that has gone, whose kernel resets.
+#[test]
+fn a_server_hears_that_its_client_has_gone() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let server = SERVER.port(family, PORT);
+        let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+        listener.set_nonblocking(true).expect("nonblocking");
+        let delay = Impair { delay: Duration::from_millis(300), ..Impair::default() };
+        let late = lab.impair(Way::FromServer, delay).expect("impair");
+        lab.client.run(|| {
+            let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None).expect("socket");
+            assert_eq!(s.connect(&server.into()).expect_err("it waits").raw_os_error(), Some(nix::libc::EINPROGRESS));
+        });
+        wait_for(Duration::from_secs(5), || (f.verdict("handshake") >= 3).then_some(())).expect("SYN, SYN-ACK, RST");
+        let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
+        wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
+        assert!(late.counters().delayed >= 1);
+        assert_eq!(listener.accept().expect_err("reset before").kind(), ErrorKind::WouldBlock);
+    }
+}
+
 /// A server that does not answer, and a client that asks again and again from new ports.
 #[test]
 fn a_flood_of_syns_takes_no_more_than_its_share() {

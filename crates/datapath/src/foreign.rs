@@ -15,6 +15,7 @@ use nix::{
 use std::{
     io,
     net::SocketAddr,
+    ops::Range,
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -32,6 +33,14 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
+const ECE_CWR: u8 = 0xc0;
+
+// Options (RFC 9293, 3.2; RFC 7323; RFC 2018) that our sockets know.
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const TIMESTAMPS: u8 = 8;
 
 /// What a segment of a handshake is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,39 +112,50 @@ impl Handshake {
         &self.raw.tcp[..length.clamp(20, self.raw.tcp.len())]
     }
 
+    /// Kind of each option, and where it is in the header. What cannot be read is of no kind, 0, and the last.
+    fn options(&self) -> Vec<(u8, Range<usize>)> {
+        let (header, mut at, mut all) = (self.header(), 20, Vec::new());
+        while let Some(&kind) = header.get(at) {
+            let length = if kind == NOP { 1 } else { header.get(at + 1).copied().unwrap_or(0).into() };
+            if kind == 0 || length == 0 || (kind != NOP && length < 2) || at + length > header.len() {
+                all.push((0, at..header.len()));
+                break;
+            }
+            all.push((kind, at..at + length));
+            at += length;
+        }
+        all
+    }
+
     /// As `parse_syn` of bpf/track.h.
     fn offer(&self) -> Offer {
         let mut offer = Offer { mss: 536, ..Offer::default() }; // RFC 9293, 3.7.1: without the option
-        let mut rest = &self.header()[20..];
-        while let Some((&kind, more)) = rest.split_first() {
-            match kind {
-                0 => break,
-                1 => rest = more,
-                _ => {
-                    let Some(value) = more.first().and_then(|length| rest.get(2..usize::from(*length))) else { break };
-                    match (kind, value) {
-                        (2, &[a, b]) => offer.mss = u16::from_be_bytes([a, b]),
-                        (3, &[shift]) => offer.wscale = Some(shift.min(14)), // RFC 7323, 2.3
-                        (4, []) => offer.sack = true,
-                        (8, &[a, b, c, d, ..]) if value.len() == 8 => {
-                            offer.tsval = Some(u32::from_be_bytes([a, b, c, d]));
-                        }
-                        _ => {}
-                    }
-                    rest = &rest[2 + value.len()..];
-                }
+        for (kind, at) in self.options() {
+            match (kind, &self.header()[at]) {
+                (MSS, &[_, _, a, b]) => offer.mss = u16::from_be_bytes([a, b]),
+                (WINDOW_SCALE, &[_, _, shift]) => offer.wscale = Some(shift.min(14)), // RFC 7323, 2.3
+                (SACK_PERMITTED, &[_, _]) => offer.sack = true,
+                (TIMESTAMPS, &[_, _, a, b, c, d, _, _, _, _]) => offer.tsval = Some(u32::from_be_bytes([a, b, c, d])),
+                _ => {}
             }
         }
         offer
     }
 
-    /// The IP packet as a router sends it on, but for what it carries: its sender will send that again. `None`: it has come as far
-    /// as it may.
+    /// The IP packet as a router sends it on, but for what it carries, which its sender will send again, and for what our sockets
+    /// could not keep to later. `None`: it has come as far as it may.
     fn packet(&self) -> Option<Vec<u8>> {
         let v6 = !self.leg.is_v4();
         let mut tcp = self.header().to_vec();
         if self.raw.payload > 0 {
             tcp[13] &= !(FIN | PSH);
+        }
+        if tcp[13] & SYN != 0 {
+            tcp[12] &= 0xf0;
+            tcp[13] &= !ECE_CWR;
+            let known = [MSS, WINDOW_SCALE, SACK_PERMITTED, TIMESTAMPS];
+            let others = self.options().into_iter().filter(|(kind, _)| !known.contains(kind));
+            others.for_each(|(_, at)| tcp[at].fill(NOP));
         }
         let length = tcp.len() as u16;
         let (mut ip, hops) = if v6 { (self.raw.ip.to_vec(), 7) } else { (self.raw.ip[..20].to_vec(), 8) };
@@ -321,6 +341,16 @@ mod tests {
             assert_eq!(syn(&broken).offer(), Offer { mss: 536, ..Offer::default() }, "{broken:?}");
         }
         assert_eq!((syn(&[]).segment, syn(&[]).seq()), (Some(Segment::Syn), 7));
+    }
+
+    #[test]
+    fn what_our_sockets_do_not_speak_is_taken_out() {
+        let mut s = syn(&[30, 4, 0, 1, 3, 3, 7, 1, 34, 2, 4, 2, 99, 9, 0, 0]);
+        s.raw.tcp[13] |= ECE_CWR;
+        s.raw.tcp[12] |= 1;
+        let p = s.packet().expect("it has far to go");
+        assert_eq!(&p[40..], &[1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 4, 2, 1, 1, 1, 1]);
+        assert_eq!((p[32], p[33]), (0x90, SYN));
     }
 
     #[test]

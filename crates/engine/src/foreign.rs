@@ -253,8 +253,13 @@ impl Foreigners {
         }
     }
 
+    /// By the server, or the client does not want it any more.
     fn refused(&mut self, d: &Datapath, h: &Handshake) {
-        if self.asked_by(h).is_some() {
+        if let Some(half) = self.half.remove(&h.leg) {
+            self.pass_on(h);
+            half.answer.into_iter().for_each(|(_, sockets)| reset(sockets));
+            d.forget_flow([&h.leg, &mirrored(&h.leg)]);
+        } else if self.asked_by(h).is_some() {
             self.half.remove(&mirrored(&h.leg));
             d.forget(&h.leg);
             self.pass_on(h);
