@@ -53,11 +53,14 @@ fn legs(family: Family, client: SocketAddr) -> [Tuple; 2] {
 }
 
 fn both(family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAddr)) {
-    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    let f = Forwarder::foreign(&lab, any(family), policy);
-    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    through(&Lab::simple(Shape::TwoDevices).expect("lab"), family, policy, drive);
+}
+
+fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAddr)) {
+    let f = Forwarder::foreign(lab, any(family), policy);
+    let serving = serve(lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
     let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
-    let (stream, own) = dial(&lab, family, &script);
+    let (stream, own) = dial(lab, family, &script);
     let client = std::thread::spawn(move || converse(stream, &script));
     drive(&f, own);
     let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
@@ -95,17 +98,35 @@ fn copied() {
     }
 }
 
+fn back_and_forth(f: &Forwarder, _: SocketAddr) {
+    for _ in 0..10 {
+        f.wait_state(FlowState::Copying);
+        f.command(Command::Splice);
+        f.wait_state(FlowState::Spliced);
+        f.command(Command::Unsplice);
+    }
+}
+
 #[test]
 fn spliced_and_taken_back_again_and_again() {
     for family in Family::BOTH {
-        both(family, by_hand(), |f, _| {
-            for _ in 0..10 {
-                f.wait_state(FlowState::Copying);
-                f.command(Command::Splice);
-                f.wait_state(FlowState::Spliced);
-                f.command(Command::Unsplice);
-            }
-        });
+        both(family, by_hand(), back_and_forth);
+    }
+}
+
+/// What is lost has to come again, from whoever it was.
+#[test]
+fn spliced_and_taken_back_while_segments_are_lost() {
+    for family in Family::BOTH {
+        let options = Options { large_packets: false, ..Options::default() };
+        for shape in [Shape::TwoDevices, Shape::OneArmed] {
+            let lab = Lab::new(shape, options.clone()).expect("lab");
+            let loss = Impair { drop_every: Some(150), ..Impair::default() };
+            let ways = [Way::FromClient, Way::ToClient, Way::FromServer, Way::ToServer];
+            let lossy = ways.map(|way| lab.impair(way, loss).expect("impair"));
+            through(&lab, family, by_hand(), back_and_forth);
+            assert!(lossy.iter().all(|i| i.counters().lost > 0), "{:?}", lossy.map(|i| i.counters()));
+        }
     }
 }
 
@@ -157,13 +178,16 @@ fn lost(family: Family, way: Way, which: u64) {
 
 #[test]
 fn lost_segments_of_the_handshake_come_again() {
+    // SYN, SYN-ACK, ACK: each before and behind the forwarder
+    let syn = [(Way::FromClient, 1), (Way::ToServer, 1)];
+    let answer = [(Way::FromServer, 1), (Way::ToClient, 1)];
+    let ack = [(Way::FromClient, 2), (Way::ToServer, 2)];
     for family in Family::BOTH {
-        lost(family, Way::FromClient, 1); // SYN
-        lost(family, Way::ToServer, 1);
-        lost(family, Way::FromServer, 1); // SYN-ACK
-        lost(family, Way::ToClient, 1);
-        lost(family, Way::FromClient, 2); // ACK
-        lost(family, Way::ToServer, 2);
+        std::thread::scope(|scope| {
+            for (way, which) in [syn, answer, ack].concat() {
+                scope.spawn(move || lost(family, way, which));
+            }
+        });
     }
 }
 

@@ -102,16 +102,17 @@
 //! protocol = "plug"
 //! listen = "[::1]:8080"
 //! target = "example.org:80"
-//! [[listener]]
-//! protocol = "transparent"          # takes part in connections of others that are routed through this machine: neither end
-//! listen = "0.0.0.0:5432"           # sees it. 0.0.0.0, [::]: to any address but our own. It needs CAP_NET_RAW; a client that the
-//! # rules do not let pass gets no answer
-//! # of any protocol but that: connections from these networks begin with a PROXY header, whose source is the client for rules,
+//! # of any protocol: connections from these networks begin with a PROXY header, whose source is the client for rules,
 //! # limits, logs and lists; others are refused if it is required; servers are sent one of version 1 or 2, but not
 //! # those of pools, whose connections clients share
 //! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
 //! tap = "taps"                      # of any protocol: a copy of all that clients send and are sent, spliced or not, goes into
 //! # files in this directory, two for each connection; `longsplice run --help` says more
+//!
+//! [[listener]]
+//! protocol = "transparent"          # takes part in connections of others that are routed through this machine: neither end
+//! listen = "0.0.0.0:5432"           # sees it, and a client that the rules do not let pass gets no answer. 0.0.0.0 or [::]: to
+//! # any address but our own. There is no PROXY header
 //! ```
 
 mod file;

@@ -127,7 +127,7 @@ fn the_example_is_right() {
     let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
     let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
     let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (5, 2, 2));
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (6, 2, 2));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn the_example_of_the_readme_is_right() {
     let readme = include_str!("../../../../README.md");
     let text = readme.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let c = read(text).unwrap();
-    assert_eq!((c.listeners.len(), c.pools.len()), (5, 1));
+    assert_eq!((c.listeners.len(), c.pools.len()), (6, 1));
     let taps: Vec<_> = c.listeners.iter().filter_map(|l| l.tap.as_ref()).collect();
     assert!(matches!(taps[..], [dir] if dir.ends_with("taps")), "{taps:?}");
 }
