@@ -9,24 +9,27 @@
 /* Takes packets for addresses of others to local sockets: routing has a rule for it. */
 #define MARK_FOREIGN 0x6c73706d
 
-/* Gives a segment of a handshake to user space. */
+/* Gives a segment of a handshake to user space; 0: there is no room. */
 __noinline int meet(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
 	struct handshake *h;
 
 	if (!sc)
-		return TCX_DROP;
+		return 0;
 	parse_options(skb); /* all of them are in sc->orig then */
 	h = bpf_ringbuf_reserve(&handshakes, sizeof(*h), 0);
-	if (!h)
-		return drop(V_HANDSHAKE_LOST);
+	if (!h) {
+		count(V_HANDSHAKE_LOST);
+		return 0;
+	}
 	h->leg = sc->t;
 	__builtin_memcpy(h->ip, sc->l3, 40);
 	__builtin_memcpy(h->tcp, sc->orig, 60);
 	h->payload = sc->s.len;
 	bpf_ringbuf_submit(h, 0);
-	return drop(V_HANDSHAKE);
+	count(V_HANDSHAKE);
+	return 1;
 }
 
 #endif

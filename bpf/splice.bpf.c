@@ -210,7 +210,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			bpf_spin_unlock(&l->lock);
 			l->seen = bpf_ktime_get_coarse_ns(); /* when its TSval was so: an estimate of later ones begins here */
 		}
-		return sc->foreign ? meet(skb) : TCX_NEXT;
+		if (!sc->foreign)
+			return TCX_NEXT;
+		meet(skb);
+		return TCX_DROP;
 	}
 	parse_options(skb);
 	if (l->flags & LEG_PAIRED) {

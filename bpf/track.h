@@ -150,8 +150,11 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1) {
 			hatch(sc, known);
-			if (listens == LISTENS_FOREIGN)
-				meet(skb);
+			if (listens == LISTENS_FOREIGN && !meet(skb)) { /* nobody would know: the next segment tells */
+				bpf_map_delete_elem(&legs, &sc->t);
+				remove_path(&sc->t, bpf_ktime_get_coarse_ns());
+				return 2;
+			}
 			bpf_map_delete_elem(&embryos, &sc->t);
 			return 1; /* the segment itself may carry data: treat it as the leg's first */
 		}

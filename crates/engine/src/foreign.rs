@@ -132,13 +132,16 @@ impl Splicer {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         if foreigners.way.is_none() {
-            foreigners.way = Some(Foreign::new()?);
+            let denied =
+                |e| io::Error::other(format!("raw sockets and routing: {e}; CAP_NET_RAW and CAP_NET_ADMIN are needed"));
+            let way = Foreign::new().map_err(denied)?;
             let engine = self.clone();
             std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine))?;
+            foreigners.way = Some(way);
         }
+        d.listen_foreign(addr)?;
         let (tell, pairs) = mpsc::channel(BACKLOG);
         foreigners.listeners.insert(addr, Hearer { allow: Box::new(allow), pairs: tell });
-        d.listen_foreign(addr)?;
         Ok(ForeignListener { splicer: self.clone(), addr, pairs })
     }
 
