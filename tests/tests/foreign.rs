@@ -158,24 +158,6 @@ fn released_and_taken_back() {
     }
 }
 
-/// What happens if the first segment on this way is lost, or the one after it.
-fn lost(family: Family, way: Way, which: u64) {
-    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-    let f = Forwarder::foreign(&lab, any(family), at_once());
-    let impairment = lab.impair(way, Impair { drop_every: Some(which), ..Impair::default() }).expect("impair");
-    let serving = serve(&lab, family, &Script::answerer().bytes(1000));
-    let script = Script::opener(1).bytes(1000);
-    let server = SERVER.port(family, PORT);
-    let (n, s) = (lab.client.clone(), script.clone());
-    let client = n.spawn(move || connect(server, &s).map(|c| converse(c, &s)));
-    let lost = wait_for(Duration::from_secs(5), || (impairment.counters().lost >= 1).then_some(()));
-    impairment.change(Impair::default()).expect("change");
-    lost.unwrap_or_else(|| panic!("a segment is lost: {way:?} {which}: {:?}", impairment.counters()));
-    let client = client.join().expect("client").expect("the client connects in the end");
-    intact(&client, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
-    assert_eq!(f.ended(1)[0].how, How::Closed);
-}
-
 #[test]
 fn lost_segments_of_the_handshake_come_again() {
     // SYN, SYN-ACK, ACK: each before and behind the forwarder
@@ -183,11 +165,22 @@ fn lost_segments_of_the_handshake_come_again() {
     let answer = [(Way::FromServer, 1), (Way::ToClient, 1)];
     let ack = [(Way::FromClient, 2), (Way::ToServer, 2)];
     for family in Family::BOTH {
-        std::thread::scope(|scope| {
-            for (way, which) in [syn, answer, ack].concat() {
-                scope.spawn(move || lost(family, way, which));
-            }
-        });
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let server = SERVER.port(family, PORT);
+        for (n, (way, which)) in [syn, answer, ack].concat().into_iter().enumerate() {
+            let impairment = lab.impair(way, Impair { drop_every: Some(which), ..Impair::default() }).expect("impair");
+            let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+            let script = Script::opener(1).bytes(1000);
+            let client = lab.client.spawn(move || connect(server, &script).map(|c| converse(c, &script)));
+            let lost = wait_for(Duration::from_secs(5), || (impairment.counters().lost >= 1).then_some(()));
+            impairment.change(Impair::default()).expect("change");
+            lost.unwrap_or_else(|| panic!("a segment is lost: {way:?} {which}: {:?}", impairment.counters()));
+            let client = client.join().expect("client").expect("the client connects in the end");
+            let (_, server) = serving.join().expect("server");
+            intact(&client, &server).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
+            assert_eq!(f.ended(n + 1)[n].how, How::Closed, "{way:?} {which}");
+        }
     }
 }
 
