@@ -164,9 +164,9 @@ int switch_flow(struct switch_call *ctx)
 }
 
 /* The record of a connection that user space is about to open. */
-static __noinline int await_answer(const struct tuple *t)
+static __noinline int await_answer(const struct tuple *t, __u32 flags)
 {
-	struct leg l = { .flags = LEG_SYN };
+	struct leg l = { .flags = LEG_SYN | flags };
 
 	return bpf_map_update_elem(&legs, t, &l, BPF_ANY);
 }
@@ -231,7 +231,7 @@ int path_entry(struct path_args *ctx)
 		struct leg *client = bpf_map_lookup_elem(&legs, &args.other);
 
 		args.mss = client ? client->mss_in : 0;
-		if (await_answer(&args.key)) {
+		if (await_answer(&args.key, args.leg_flags)) {
 			forget(&args.key, 1);
 			args.result = -1;
 		}

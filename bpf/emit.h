@@ -70,7 +70,7 @@ __noinline int emit_both(struct __sk_buff *skb)
 	}
 	if (rewrite_tcp(skb, 0, 0))
 		return drop(V_REWRITE_FAILED);
-	skb->mark = MARK_LOCAL;
+	skb->mark = sc->foreign ? MARK_FOREIGN : MARK_LOCAL;
 	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		count(V_REWRITE_FAILED);
 	skb->mark = 0;

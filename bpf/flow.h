@@ -8,7 +8,7 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
-#define ABI_VERSION 4
+#define ABI_VERSION 5
 
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
 struct tuple {
@@ -54,6 +54,7 @@ enum leg_flag {
 	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
 	LEG_PASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
 	LEG_TAP = 1 << 17,     /* what is forwarded is copied to user space, both directions alike */
+	LEG_FOREIGN = 1 << 18, /* neither address is ours: the host believes to speak to the other one (meet.h) */
 };
 
 struct leg {
@@ -187,12 +188,13 @@ struct embryo {
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE as offered by the host / by us */
+	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE as offered by the host / by us; OPT_FOREIGN */
 	__u32 edge_out;
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
 };
 #define OPT_WSCALE 0x80
+#define OPT_FOREIGN 0x40 /* opts_in: LEG_FOREIGN */
 
 /* A segment that comes in fragments, as the host sends it (RFC 791, 3.2; RFC 8200, 4.5); the protocol is TCP. Network order. */
 struct train_key {
@@ -332,9 +334,23 @@ struct path_args {
 	struct tuple key;
 	struct tuple other; /* PATH_ADD: the leg on whose behalf; PATH_GET: its entry is wanted as well, unless it is all zero */
 	__u32 mss;          /* PATH_ADD: out: announced by its host; 0: it is not tracked */
-	__u32 unused;
+	__u32 leg_flags;    /* PATH_ADD: of the record, besides LEG_SYN */
 	struct path6 p; /* without `remote` if the key is IPv4 */
 	struct path p_other; /* PATH_GET: the one of `other` */
+};
+
+/* A segment of the handshake of a foreign connection, for user space to pass on: its headers. */
+struct handshake {
+	struct tuple leg; /* where it came in */
+	__u8 ip[40];      /* IPv4: 20 bytes, without options */
+	__u8 tcp[60];
+	__u32 payload;    /* bytes that it carries besides */
+};
+
+/* Values of `listeners`. */
+enum listens {
+	LISTENS = 1,
+	LISTENS_FOREIGN = 2, /* to connections of others, which pass here */
 };
 
 /* Of the maps that are there: written when they are made. */
@@ -385,6 +401,8 @@ enum verdict {
 	V_FRAGMENT_CROSS,   /* fragment that would have to change the address family */
 	V_TAPPED,           /* a piece of a forwarded segment was copied to user space */
 	V_TAP_LOST,         /* ... or was not: its reader is behind. The segment went on all the same */
+	V_HANDSHAKE,        /* segment of a foreign connection's handshake, given to user space */
+	V_HANDSHAKE_LOST,   /* ... or dropped, for user space is behind: its sender will send it again */
 	V_MAX,
 };
 

@@ -22,6 +22,7 @@ struct scratch {
 	__u8 egress;
 	__u8 fragment;      /* a fragment, or a segment behind an extension header */
 	__u8 more;          /* a fragment, and not the last one */
+	__u8 foreign;       /* of a leg with LEG_FOREIGN */
 	__u16 frag_at;      /* bytes of the datagram before it */
 	__u32 frag_id;      /* network order */
 	__u8 l3[40];        /* IP header as it came, without options */
@@ -136,7 +137,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	int r = PARSED_TCP;
 
 	sc->egress = egress;
-	sc->fragment = sc->more = sc->frag_at = 0;
+	sc->fragment = sc->more = sc->frag_at = sc->foreign = 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = (void *)sc->l3;
 

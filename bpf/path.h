@@ -90,10 +90,13 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	return SWITCH_OK;
 }
 
-/* The local socket may have spoken last: what the other host sends from now on must not seem older. Under to's lock. */
+/* The local socket may have spoken last: what the other host sends from now on must not seem older. A foreign leg has its very
+ * clock, if it did not speak of later times. Under to's lock. */
 INLINE void settle_tsval(struct leg *to, __u32 tsval)
 {
 	to->ts_from_peer = later(to->ts_from_peer, to->tsval_out - tsval);
+	if (to->flags & LEG_FOREIGN)
+		to->ts_from_peer = later(to->ts_from_peer, 0);
 }
 
 /* Fills the entry for packets from `from`'s host. Under from's lock. */

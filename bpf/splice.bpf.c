@@ -28,6 +28,7 @@
 #include "rewrite.h"
 #include "table.h"
 #include "tap.h"
+#include "meet.h"
 #include "track.h"
 #include "fast.h"
 #include "xdp.h"
@@ -126,9 +127,9 @@ __noinline int slow_special(struct __sk_buff *skb)
 	control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
 		/* A new connection from the same port; or perhaps, where nothing is lost by it. Our SYN-ACK would not be shimmed. */
-		if (l->flags & LEG_RESET || is_over(l) || (control && untouched(l)))
+		if (l->flags & LEG_RESET || is_over(l) || (control && untouched(l) && !sc->foreign))
 			return begin_anew(&sc->t);
-		if (control)
+		if (control && !sc->foreign) /* without its leg, no segment would reach the socket: that challenges whoever asks */
 			l->flags &= ~LEG_TRACKED;
 	}
 	if (control) { /* the socket's affair */
@@ -198,6 +199,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l) /* released, and just being recreated: the kernel must not answer that there is no socket */
 		return drop(V_NO_PEER);
+	sc->foreign = !!(l->flags & LEG_FOREIGN);
 	if (l->flags & LEG_SYN) {
 		struct syn_options opt = {};
 
@@ -208,7 +210,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			bpf_spin_unlock(&l->lock);
 			l->seen = bpf_ktime_get_coarse_ns(); /* when its TSval was so: an estimate of later ones begins here */
 		}
-		return TCX_NEXT;
+		if (!sc->foreign)
+			return TCX_NEXT;
+		meet(skb);
+		return TCX_DROP;
 	}
 	parse_options(skb);
 	if (l->flags & LEG_PAIRED) {
@@ -459,6 +464,7 @@ static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, c
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return drop(V_NO_PEER); /* as in slow_ingress() */
+	sc->foreign = !!(l->flags & LEG_FOREIGN);
 	__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
 	if (parsed != PARSED_EXTENSION)
 		forget_train(sc);
@@ -511,8 +517,10 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 			return fast_ingress(skb, sc, &p6->p, 0, p6->remote);
 	}
 	if (!p) {
-		if (parsed != PARSED_TCP || !track_ingress(skb))
-			return TCX_NEXT;
+		int r = parsed == PARSED_TCP ? track_ingress(skb) : 0;
+
+		if (r != 1)
+			return r ? TCX_DROP : TCX_NEXT;
 	} else if (parsed == PARSED_FRAGMENT && (p->word.flags & PATH_SPLICED)) {
 		if ((p->word.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) != PATH_TRIGGER)
 			return first_fragment(skb);
@@ -535,6 +543,8 @@ int ingress(struct __sk_buff *skb)
 		skb->mark = 0;
 		return TCX_NEXT;
 	}
+	if (skb->mark == MARK_FOREIGN)
+		return TCX_NEXT;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		r = fast4(skb);
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
@@ -556,6 +566,8 @@ int ingress(struct __sk_buff *skb)
 		r = dispatch(skb, parsed);
 	if (r == RETRY)
 		r = dispatch(skb, parsed);
+	if (r == TCX_NEXT && sc->foreign)
+		skb->mark = MARK_FOREIGN;
 	return r == RETRY ? drop(V_STALE_CPU) : r;
 }
 

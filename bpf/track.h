@@ -71,14 +71,20 @@ static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_
 	l->wscale_out = both & OPT_WSCALE ? wscale_out : 0;
 }
 
-static __always_inline int listened(const struct scratch *sc)
+/* enum listens, or 0. */
+static __always_inline __u32 listened(const struct scratch *sc)
 {
-	struct listen_key k = { .port = sc->t.lport, .family = sc->v6 ? 6 : 4 };
+	struct listen_key k = { .family = sc->v6 ? 6 : 4 };
+	__u32 *found;
 
-	if (bpf_map_lookup_elem(&listeners, &k))
-		return 1;
+	k.port = sc->t.lport;
 	__builtin_memcpy(k.local, sc->t.local, 16);
-	return !!bpf_map_lookup_elem(&listeners, &k);
+	found = bpf_map_lookup_elem(&listeners, &k);
+	if (!found) {
+		__builtin_memset(k.local, 0, 16);
+		found = bpf_map_lookup_elem(&listeners, &k);
+	}
+	return found ? *found : 0;
 }
 
 /* A client has completed its handshake. */
@@ -92,6 +98,8 @@ static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
 	l.mss_in = e->mss_in;
 	l.mss_out = e->mss_out;
 	agree(&l, e->opts_in, e->opts_out, e->wscale_in, e->wscale_out);
+	if (e->opts_in & OPT_FOREIGN)
+		l.flags |= LEG_FOREIGN;
 	l.max_in = l.ack_out = l.ack_local = e->irs + 1;
 	l.max_out = l.local_out = l.ack_in = e->iss + 1;
 	l.edge_in = l.ack_in + ((__u32)sc->s.win << l.wscale_in);
@@ -112,27 +120,41 @@ static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
 	}
 }
 
-/* From a host, no path entry. Global: keeps the miss path out of the entry's stack frame. */
+/* From a host, no path entry. 1: there is a leg now; 2: not for the stack. Global: keeps the miss path out of the entry's stack
+ * frame. */
 __noinline int track_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
 	struct syn_options o = {};
 	struct embryo e = {}, *known;
+	__u32 listens;
 
-	if (!sc || !listened(sc))
+	if (!sc)
+		return 0;
+	listens = listened(sc);
+	if (!listens)
 		return 0;
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
 		parse_syn(skb, &o);
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;
 		e.wscale_in = o.wscale;
-		e.opts_in = o.opts;
+		e.opts_in = o.opts | (listens == LISTENS_FOREIGN ? OPT_FOREIGN : 0);
 		e.tsval_in = o.tsval;
 		bpf_map_update_elem(&embryos, &sc->t, &e, BPF_ANY);
+		if (listens == LISTENS_FOREIGN) {
+			meet(skb);
+			return 2;
+		}
 	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1) {
 			hatch(sc, known);
+			if (listens == LISTENS_FOREIGN && !meet(skb)) { /* nobody would know: the next segment tells */
+				bpf_map_delete_elem(&legs, &sc->t);
+				remove_path(&sc->t, bpf_ktime_get_coarse_ns());
+				return 2;
+			}
 			bpf_map_delete_elem(&embryos, &sc->t);
 			return 1; /* the segment itself may carry data: treat it as the leg's first */
 		}
@@ -140,6 +162,12 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		 * `max_in`, and its bytes at the bound of a splice. */
 		if (!known)
 			return !!bpf_map_lookup_elem(&legs, &sc->t);
+	} else if (listens == LISTENS_FOREIGN && sc->s.flags & TH_RST) {
+		known = bpf_map_lookup_elem(&embryos, &sc->t);
+		if (known && sc->s.seq == known->irs + 1) {
+			meet(skb);
+			return 2;
+		}
 	}
 	return 0;
 }

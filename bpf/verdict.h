@@ -8,6 +8,8 @@ const volatile struct event event_layout;
 const volatile enum leg_flag leg_flag_layout;
 const volatile enum path_flag path_flag_layout;
 const volatile struct tap_record tap_record_layout;
+const volatile struct handshake handshake_layout;
+const volatile enum listens listens_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
 #define MAX_VIAS 1024     /* next hop and own address pairs: few, since hosts sit behind routers */
@@ -90,6 +92,12 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } idents SEC(".maps");
+
+/* Handshakes of foreign connections: some 1500. A flood of SYNs fills it, and no more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} handshakes SEC(".maps");
 
 /* Tokens for segments that we answer by ourselves (challenge ACK, ICMP), refilled each second. */
 struct limiter {

@@ -66,6 +66,36 @@ impl Forwarder {
         options: OpenOptions,
         serve: impl Fn(Splicer, Leg, Arc<Mutex<Vec<Ended>>>) -> F + Send + Sync + 'static,
     ) -> Forwarder {
+        Forwarder::running(lab, options, async move |splicer, record, ready| {
+            let listener = splicer.listen(listen).await.expect("listen");
+            ready.send(splicer.clone()).expect("the test waits");
+            loop {
+                let client = listener.accept().await.expect("accept");
+                tokio::spawn(serve(splicer.clone(), client, record.clone()));
+            }
+        })
+    }
+
+    /// Takes part in connections of others to `to`.
+    pub fn foreign(lab: &Lab, to: SocketAddr, policy: Policy) -> Forwarder {
+        let policy = Arc::new(policy);
+        Forwarder::running(lab, OpenOptions::default(), async move |splicer, record, ready| {
+            let mut listener = splicer.listen_foreign(to, |_, _| true).expect("listen");
+            ready.send(splicer.clone()).expect("the test waits");
+            loop {
+                let (client, server) = listener.accept().await.expect("accept");
+                let info = FlowInfo { protocol: "plug", user: None, target: server.remote().to_string() };
+                let record = record.clone();
+                let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
+                splicer.hand_over(client, server, &Leftovers::default(), policy.clone(), info, done);
+            }
+        })
+    }
+
+    fn running<A>(lab: &Lab, options: OpenOptions, accept: A) -> Forwarder
+    where
+        A: AsyncFnOnce(Splicer, Arc<Mutex<Vec<Ended>>>, mpsc::Sender<Splicer>) + Send + 'static,
+    {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -80,15 +110,7 @@ impl Forwarder {
             let options = OpenOptions { max_flows: 4096, ..options };
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
             runtime.block_on(async {
-                let listener = splicer.listen(listen).await.expect("listen");
-                ready.send(splicer.clone()).expect("the test waits");
-                let accept = async {
-                    loop {
-                        let client = listener.accept().await.expect("accept");
-                        tokio::spawn(serve(splicer.clone(), client, record.clone()));
-                    }
-                };
-                tokio::select! { () = accept => {}, _ = stopped => {} }
+                tokio::select! { () = accept(splicer.clone(), record, ready) => {}, _ = stopped => {} }
                 splicer.stop(false);
                 wait_async(Duration::from_secs(5), || splicer.flows().is_empty()).await;
             });

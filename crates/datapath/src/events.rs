@@ -4,7 +4,7 @@ use crate::{
     Datapath, Tuple, abi,
     maps::{errno, from_bytes},
 };
-use libbpf_rs::{RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapHandle, RingBuffer, RingBufferBuilder};
 use nix::{
     errno::Errno,
     libc,
@@ -109,6 +109,30 @@ fn failed(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
 }
 
+/// Delivers records to `f` until it returns false, and `None` when all that were there have been delivered, ten times a second
+/// at least.
+pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bool) -> io::Result<()> {
+    let f = RefCell::new(&mut f);
+    let go = Cell::new(true);
+    let hear = |data: Option<&[u8]>| go.set((f.borrow_mut())(data) && go.get());
+    let mut b = RingBufferBuilder::new();
+    b.add(ring, |data| {
+        hear(Some(data));
+        0
+    })
+    .map_err(failed)?;
+    let ring = b.build().map_err(failed)?;
+    while go.get() {
+        // a signal, or having been stopped, interrupts a wait
+        let r = ring.poll_raw(Duration::from_millis(100));
+        if r < 0 && r != -libc::EINTR {
+            return Err(io::Error::from_raw_os_error(-r));
+        }
+        hear(None);
+    }
+    Ok(())
+}
+
 impl Datapath {
     /// Begins to listen. A second listener would take events away from the first.
     pub fn events(&self) -> io::Result<Events<'_>> {
@@ -132,25 +156,7 @@ impl Datapath {
     /// Delivers copies of what is forwarded ([`Datapath::freeze`] with `tap`) to `f` until it returns false, and `None` when all that
     /// was there has been delivered. Blocks: give it a thread of its own.
     pub fn poll_taps(&self, mut f: impl FnMut(Option<Copied<'_>>) -> bool) -> io::Result<()> {
-        let f = RefCell::new(&mut f);
-        let go = Cell::new(true);
-        let hear = |copied: Option<Copied<'_>>| go.set((f.borrow_mut())(copied) && go.get());
-        let mut b = RingBufferBuilder::new();
-        b.add(&self.maps.taps, |data| {
-            hear(Some(Copied::new(data)));
-            0
-        })
-        .map_err(failed)?;
-        let ring = b.build().map_err(failed)?;
-        while go.get() {
-            // a signal, or having been stopped, interrupts a wait
-            let r = ring.poll_raw(Duration::from_millis(100));
-            if r < 0 && r != -libc::EINTR {
-                return Err(io::Error::from_raw_os_error(-r));
-            }
-            hear(None);
-        }
-        Ok(())
+        poll_ring(&self.maps.taps, |data| f(data.map(Copied::new)))
     }
 
     /// Ends copying what is forwarded of a leg whose reader is gone.

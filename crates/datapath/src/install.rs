@@ -49,7 +49,12 @@ impl Datapath {
         }
         let out = to.leg.to_abi();
         let via = self.via(to.hop.device, to.hop.to, to.hop.from, out.local)?;
-        let flags = PathFlags::SPLICED | u16::from(from.scale) << PathFlags::CHECK_SHIFT;
+        let mut flags = PathFlags::SPLICED | u16::from(from.scale) << PathFlags::CHECK_SHIFT;
+        // as the commit finds out by path_identity() of bpf/path.h
+        let mirrored = Tuple { remote: from.leg.local, local: from.leg.remote };
+        if to.leg == mirrored && (to.ack, to.end, to.scale) == (from.end, from.ack, from.scale) {
+            flags |= PathFlags::IDENTITY;
+        }
         Ok(abi::path {
             word: abi::path_word { all: u64::from(from.end) | u64::from(flags) << 48 },
             max_ack: from.ack,

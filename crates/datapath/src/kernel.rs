@@ -241,8 +241,10 @@ impl Datapath {
             verdicts: handle(&m.verdicts)?,
             events: handle(&m.events)?,
             taps: handle(&m.taps)?,
+            handshakes: handle(&m.handshakes)?,
             abi: handle(&m.abi)?,
         };
+        maps.unlisten_all();
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
         for index in &wanted {
@@ -280,18 +282,18 @@ impl Datapath {
 
     /// Connections to this address are tracked from their SYN on.
     pub fn listen(&self, addr: SocketAddr) -> io::Result<()> {
-        self.maps.listen(addr, true)
+        self.maps.listen(addr, Some(abi::listens::LISTENS))
     }
 
     /// No more.
     pub fn unlisten(&self, addr: SocketAddr) -> io::Result<()> {
-        self.maps.listen(addr, false)
+        self.maps.listen(addr, None)
     }
 
     /// Prepares the record of a connection that is about to be opened from `leg.local` on behalf of the leg `client`; the MSS
     /// that the client announced, if its leg is tracked.
     pub fn expect(&self, leg: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
-        self.maps.expect(leg, client)
+        self.maps.expect(leg, client, 0)
     }
 
     /// Forgets a leg: its connection is over, or was never opened.

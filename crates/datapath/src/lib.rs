@@ -7,6 +7,7 @@
 mod attach;
 mod devices;
 mod events;
+mod foreign;
 mod install;
 mod kernel;
 mod maps;
@@ -24,9 +25,9 @@ pub mod testing;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, embryo, event, event_kind, half, hop, leg, limit, listen_key, path, path_args, path_op, path_word, path4,
-        path6, phase, slot4, slot6, switch_args, switch_call, switch_op, switch_result, tap_record, train, train_key,
-        tuple, tuple4, verdict, via,
+        abi, embryo, event, event_kind, half, handshake, hop, leg, limit, listen_key, listens, path, path_args,
+        path_op, path_word, path4, path6, phase, slot4, slot6, switch_args, switch_call, switch_op, switch_result,
+        tap_record, train, train_key, tuple, tuple4, verdict, via,
     };
 }
 
@@ -38,6 +39,7 @@ mod skel {
 
 pub use devices::{Device, devices};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
+pub use foreign::{Foreign, Handshake, Segment, foreign_sockets};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext, default_pin};
 pub use maps::{ExpectError, LegView, PathView, Tuple};

@@ -106,6 +106,8 @@ unsafe impl Pod for abi::train_key {}
 unsafe impl Pod for abi::train {}
 // SAFETY: as above.
 unsafe impl Pod for abi::tap_record {}
+// SAFETY: as above.
+unsafe impl Pod for abi::handshake {}
 // SAFETY: an integer.
 unsafe impl Pod for u32 {}
 
@@ -233,6 +235,7 @@ pub(crate) struct Maps {
     pub verdicts: MapHandle,
     pub events: MapHandle,
     pub taps: MapHandle,
+    pub handshakes: MapHandle,
     pub abi: MapHandle,
 }
 
@@ -277,24 +280,29 @@ impl Maps {
         (args.result == 0).then_some(args.p)
     }
 
-    pub fn listen(&self, addr: SocketAddr, on: bool) -> io::Result<()> {
+    /// None: no more.
+    pub fn listen(&self, addr: SocketAddr, to: Option<abi::listens>) -> io::Result<()> {
         let unspecified = addr.ip().is_unspecified();
         let key = abi::listen_key {
             local: if unspecified { [0; 4] } else { words(addr.ip()) },
             port: addr.port().to_be(),
             family: if addr.is_ipv4() { 4 } else { 6 },
         };
-        if on {
-            self.listeners.update(bytes_of(&key), bytes_of(&1u32), MapFlags::ANY).map_err(io_error)
-        } else {
-            self.listeners.delete(bytes_of(&key)).map_err(io_error)
+        match to {
+            Some(to) => self.listeners.update(bytes_of(&key), bytes_of(&to.0), MapFlags::ANY).map_err(io_error),
+            None => self.listeners.delete(bytes_of(&key)).map_err(io_error),
         }
     }
 
+    /// Nobody listens: what an earlier process has left.
+    pub fn unlisten_all(&self) {
+        self.listeners.keys().for_each(|key| drop(self.listeners.delete(&key)));
+    }
+
     /// Makes the entries for a connection that we are about to open on behalf of a client; the MSS that it announced.
-    pub fn expect(&self, t: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
-        let op = abi::path_op::PATH_ADD;
-        let mut args = abi::path_args { op, key: t.to_abi(), other: client.to_abi(), ..Default::default() };
+    pub fn expect(&self, t: &Tuple, client: &Tuple, leg_flags: u32) -> Result<Option<u16>, ExpectError> {
+        let (op, key, other) = (abi::path_op::PATH_ADD, t.to_abi(), client.to_abi());
+        let mut args = abi::path_args { op, key, other, leg_flags, ..Default::default() };
         self.path_entry(&mut args).map_err(ExpectError::Io)?;
         match args.result {
             0 => Ok(u16::try_from(args.mss).ok().filter(|mss| *mss > 0)),

@@ -1,7 +1,7 @@
 //! Constants of `bpf/flow.h` that BTF carries as enumerators, under Rust names.
 
 /// Version of the layout of pinned maps; a process takes over only maps of its own version.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]
@@ -27,6 +27,7 @@ impl LegFlags {
     pub const RESET_IN: u32 = 1 << 15;
     pub const PASSED: u32 = 1 << 16;
     pub const TAP: u32 = 1 << 17;
+    pub const FOREIGN: u32 = 1 << 18;
 }
 
 /// Bits of `path.word.flags` (`enum path_flag`).
@@ -84,4 +85,6 @@ pub const VERDICTS: &[&str] = &[
     "fragment-cross",
     "tapped",
     "tap-lost",
+    "handshake",
+    "handshake-lost",
 ];

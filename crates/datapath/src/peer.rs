@@ -29,23 +29,31 @@ pub(crate) fn hindrance(index: u32) -> io::Result<Option<&'static str>> {
 
 /// RTM_GETLINK: the answer, from its `struct nlmsghdr` on.
 fn ask(index: u32) -> io::Result<Vec<u8>> {
-    let s = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
     let mut request = [0; ATTRIBUTES];
     request[..4].copy_from_slice(&(ATTRIBUTES as u32).to_ne_bytes());
     request[4..6].copy_from_slice(&libc::RTM_GETLINK.to_ne_bytes());
     request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
     request[HEADER + 4..HEADER + 8].copy_from_slice(&index.to_ne_bytes());
-    send(s.as_raw_fd(), &request, MsgFlags::empty())?;
+    talk(&request)
+}
+
+/// Asks rtnetlink; the answer, from its `struct nlmsghdr` on, which an error is not.
+pub(crate) fn talk(request: &[u8]) -> io::Result<Vec<u8>> {
+    let s = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
+    send(s.as_raw_fd(), request, MsgFlags::empty())?;
     let mut answer = vec![0; ANSWER];
     let n = recv(s.as_raw_fd(), &mut answer, MsgFlags::empty())?;
     answer.truncate(n);
-    let kind = answer.get(4..6).map(|b| u16::from_ne_bytes([b[0], b[1]]));
-    if kind == Some(libc::RTM_NEWLINK) {
+    let kind = answer.get(4..6).map(|b| u16::from_ne_bytes([b[0], b[1]])).ok_or(io::ErrorKind::InvalidData)?;
+    if kind != libc::NLMSG_ERROR as u16 {
         return Ok(answer);
     }
-    // struct nlmsgerr begins with the negative error
-    let error = answer.get(HEADER..).and_then(|b| b.first_chunk()).map(|b| -i32::from_ne_bytes(*b));
-    Err(error.map_or(io::ErrorKind::InvalidData.into(), io::Error::from_raw_os_error))
+    // struct nlmsgerr begins with the negative error; 0: an acknowledgement
+    match answer.get(HEADER..).and_then(|b| b.first_chunk()).map(|b| -i32::from_ne_bytes(*b)) {
+        Some(0) => Ok(answer),
+        Some(error) => Err(io::Error::from_raw_os_error(error)),
+        None => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 fn find<'a>(all: &[(u16, &'a [u8])], wanted: u16) -> Option<&'a [u8]> {

@@ -102,10 +102,11 @@ impl Datapath {
                 wscale: scaled.then_some((l.wscale_in, l.wscale_out)),
                 sack: l.flags & LegFlags::SACK != 0,
                 tsval: (l.flags & LegFlags::TS != 0).then_some(tsval),
+                foreign: l.flags & LegFlags::FOREIGN != 0,
             })?;
             let position = self.released_end(leg, l).ok_or_else(gone)?;
             let record = abi::leg {
-                flags: l.flags & (LegFlags::TS | LegFlags::SACK) | LegFlags::TRACKED,
+                flags: l.flags & (LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN) | LegFlags::TRACKED,
                 wscale_in: l.wscale_in,
                 wscale_out: l.wscale_out,
                 mss_in: l.mss_in,

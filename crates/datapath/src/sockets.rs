@@ -89,6 +89,8 @@ pub struct Restore {
     pub sack: bool,
     /// The next TSval at least, if timestamps were negotiated.
     pub tsval: Option<u32>,
+    /// `local` is no address of this machine.
+    pub foreign: bool,
 }
 
 #[repr(C)]
@@ -136,6 +138,11 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     let family = if r.remote.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let s = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
     Repair::On.set(&s)?;
+    match r.local {
+        _ if !r.foreign => {}
+        SocketAddr::V4(_) => set_int(&s, libc::IPPROTO_IP, libc::IP_TRANSPARENT, 1)?,
+        SocketAddr::V6(_) => set_int(&s, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, 1)?,
+    }
     bind(s.as_raw_fd(), &SockaddrStorage::from(r.local))?;
     for (queue, seq) in [(SEND_QUEUE, r.next_out), (RECV_QUEUE, r.next_in)] {
         set_int(&s, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)?;

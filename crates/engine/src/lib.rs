@@ -16,6 +16,7 @@
 //! - Nobody else holds the sockets: no duplicated descriptor, no child process.
 
 mod errand;
+mod foreign;
 mod keeper;
 mod leg;
 mod lingering;
@@ -29,6 +30,7 @@ mod splicer;
 mod tap;
 mod types;
 
+pub use foreign::{ForeignCounts, ForeignListener};
 pub use leg::{Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use splicer::{Command, OpenOptions, Splicer};

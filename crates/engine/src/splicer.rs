@@ -3,6 +3,7 @@
 use crate::{
     Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
     errand::{Errand, Purpose},
+    foreign::Foreigners,
     keeper::{self, Kept, Note},
     lingering::Lingering,
     orphans::{self, Orphan},
@@ -103,6 +104,8 @@ pub(crate) struct Inner {
     /// Splices of legs that are tapped, and whether somebody reads what is forwarded there.
     pub sessions: Mutex<Sessions>,
     tap_reader: Once,
+    /// Connections of others that are being opened.
+    pub foreigners: Mutex<Foreigners>,
     pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
 }
@@ -361,6 +364,7 @@ impl Splicer {
                 keeper,
                 sessions: Mutex::default(),
                 tap_reader: Once::new(),
+                foreigners: Mutex::default(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),
             }),
@@ -650,6 +654,7 @@ impl Splicer {
     /// kernel by [`Splicer::stop`].
     pub fn close(self) -> io::Result<()> {
         self.inner.stopping.store(true, Ordering::Relaxed);
+        lock(&self.inner.foreigners).leave();
         self.tell(Note::Stop);
         match &self.inner.datapath {
             Some(d) if *self.inner.stop.borrow() != Stop::Leave => d.remove(),

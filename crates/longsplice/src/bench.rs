@@ -201,7 +201,7 @@ impl Bench {
     fn setup(&self) -> Setup {
         let variants = Variant::ALL.into_iter().filter(|v| self.has(*v));
         let of_peer = |peer: Peer| Some((peer.name().to_owned(), peer.config()?));
-        let ours = ("longsplice".to_owned(), peers::longsplice_config(false, None));
+        let ours = ("longsplice".to_owned(), peers::longsplice_config(Variant::Spliced, None));
         let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), peers::ruleset(v)?)));
         let flood = Some((format!("{} in the flood", Variant::Nat), flood::translation()));
         let peers = Peer::ALL.into_iter().map(of_peer).chain(rules).chain([flood]).flatten();

@@ -75,7 +75,7 @@ fn needs_root_and_bpf_bench_smoke() {
     for name in ["cpu", "kernel", "longsplice"] {
         assert!(kept.results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
     }
-    let ours = ["direct", "ip-forward", "spliced", "copy", "pipes"];
+    let ours = ["direct", "ip-forward", "spliced", "copy", "pipes", "identity"];
     assert_eq!(kept.cases("segment", &ours), 2, "one byte, and a full segment");
     kept.peers(
         "segment",
@@ -141,7 +141,7 @@ fn needs_root_and_bpf_memory() {
 #[test]
 fn needs_root_and_bpf_flood_smoke() {
     let kept = bench(&["flood", "--flows", "1,1000"]);
-    assert_eq!(kept.cases("flood", &["ip-forward", "tcx"]), 2);
+    assert_eq!(kept.cases("flood", &["ip-forward", "tcx", "identity"]), 2);
     kept.peers("flood", &[("filter", "IP, filtered"), ("nat", "IP, NAT")]);
     kept.has("| random among | IP forwarding |");
     let lost = kept.results["cases"].to_string().contains("of the packets were lost");

@@ -113,6 +113,11 @@
 //! proxy_protocol = { from = ["10.0.0.0/8"], required = true, send = "v2" }
 //! tap = "taps"                      # of any protocol: a copy of all that clients send and are sent, spliced or not, goes into
 //! # files in this directory, two for each connection; `longsplice run --help` says more
+//!
+//! [[listener]]
+//! protocol = "transparent"          # takes part in connections of others that are routed through this machine: neither end
+//! listen = "0.0.0.0:5432"           # sees it, and a client that the rules do not let pass gets no answer. 0.0.0.0 or [::]: to
+//! # any address but our own. There is no PROXY header
 //! ```
 
 mod cache;
@@ -209,6 +214,8 @@ pub enum Protocol {
         /// The target.
         target: Target,
     },
+    /// Connections of others, to where they go anyway.
+    Transparent,
 }
 
 /// What a listener of HTTP is told.
@@ -259,6 +266,7 @@ impl Protocol {
             Protocol::Http(_) => "http",
             Protocol::Tls(_) => "tls",
             Protocol::Plug { .. } => "plug",
+            Protocol::Transparent => "transparent",
         }
     }
 }
@@ -307,7 +315,7 @@ impl ListenerConfig {
             Protocol::Socks5 { .. } => true,
             Protocol::Http(http) => http.routes.is_empty(),
             Protocol::Tls(tls) => tls.forwards(),
-            Protocol::Plug { .. } => false,
+            Protocol::Plug { .. } | Protocol::Transparent => false,
         };
         ListenerConfig {
             listen,
@@ -324,7 +332,7 @@ impl ListenerConfig {
     pub fn cache(&self) -> Option<&CacheConfig> {
         match &self.protocol {
             Protocol::Http(http) => http.cache.as_ref(),
-            Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Plug { .. } => None,
+            Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Plug { .. } | Protocol::Transparent => None,
         }
     }
 

@@ -87,7 +87,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             let left = Leftovers { to_server: intake.rest(), ..Leftovers::default() };
             server.map(|server| Ready { server, left })
         }
-        Protocol::Http(_) => return,
+        Protocol::Http(_) | Protocol::Transparent => return,
     };
     match ready {
         Ok(ready) => relay(Relayed { live, started, lease: None }, &front, client, ready, record),
@@ -97,12 +97,23 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             match listener.protocol {
                 Protocol::Socks5 { .. } | Protocol::Http(_) | Protocol::Tls(_) => linger(&mut client).await,
                 // The client believes to be connected to the target: a reset is what it would have got from there.
-                Protocol::Plug { .. } => client.reset_at_close(),
+                Protocol::Plug { .. } | Protocol::Transparent => client.reset_at_close(),
             }
             shared.splicer.discard(client);
             write(&live, record, started);
         }
     }
+}
+
+/// A connection of others, which goes where it goes: nothing is asked.
+pub(crate) fn pass(live: Live, front: &Front, mut client: Leg, server: Leg) {
+    let mut record = Record::new(front.listener.protocol.name(), client.source());
+    record.target = Some(server.remote().to_string());
+    if let Some(dir) = &front.tap {
+        client.tap(dir.tap(client.remote()));
+    }
+    let relayed = Relayed { live, started: Instant::now(), lease: None };
+    relay(relayed, front, client, Ready { server, left: Leftovers::default() }, record);
 }
 
 pub(crate) fn write(live: &Live, mut record: Record, started: Instant) {

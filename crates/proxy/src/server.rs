@@ -1,6 +1,7 @@
 //! The server: listens, accepts within the limits, and can be stopped gently.
 
 use crate::{
+    access::Asker,
     access_log::AccessLog,
     cache::{self, Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
@@ -12,7 +13,7 @@ use crate::{
     tap_dir::TapDir,
     workers::{Loads, Seat, Workers},
 };
-use longsplice_engine::{Leg, Listener, Policy, Splicer, When};
+use longsplice_engine::{ForeignListener, Leg, Listener, Policy, Splicer, When};
 use std::{
     collections::HashMap,
     io,
@@ -133,12 +134,22 @@ impl Server {
         let mut bound = Vec::new();
         for (number, listener) in config.listeners.into_iter().enumerate() {
             let failed = |source| StartError::Listen { addr: listener.listen, source };
-            let (splicer, at, copied) = (splicer.clone(), listener.listen, listener.policy.when == When::Never);
-            let listen =
-                async move { if copied { splicer.listen_to_copy(at).await } else { splicer.listen(at).await } };
-            let listen = loads.runtime(number).spawn(listen);
-            let socket = listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?;
-            let addr = socket.local_addr().map_err(failed)?;
+            let (socket, addr) = if listener.protocol == Protocol::Transparent {
+                let rules = listener.rules.clone();
+                let allow = move |client: SocketAddr, server: SocketAddr| {
+                    rules.check(&Asker::by(client.ip()), &server.into(), server).is_ok()
+                };
+                let socket = splicer.listen_foreign(listener.listen, allow).map_err(failed)?;
+                (Bound::Foreign(socket), listener.listen)
+            } else {
+                let (splicer, at, copied) = (splicer.clone(), listener.listen, listener.policy.when == When::Never);
+                let listen =
+                    async move { if copied { splicer.listen_to_copy(at).await } else { splicer.listen(at).await } };
+                let listen = loads.runtime(number).spawn(listen);
+                let socket = listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?;
+                let addr = socket.local_addr().map_err(failed)?;
+                (Bound::Own(socket), addr)
+            };
             bound.push((socket, addr, listener));
         }
         let log = AccessLog::open(&config.log)
@@ -179,8 +190,12 @@ impl Server {
         for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
             announce(addr, &listener);
             let front = Arc::new(Front::new(listener, &server.shared));
-            let accept = accept_all(server.shared.clone(), front, (socket, number), server.stop.subscribe());
-            server.tasks.push(server.shared.loads.runtime(number).spawn(accept));
+            let (shared, stop) = (server.shared.clone(), server.stop.subscribe());
+            let runtime = server.shared.loads.runtime(number);
+            server.tasks.push(match socket {
+                Bound::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
+                Bound::Foreign(socket) => runtime.spawn(accept_foreign(shared, front, (socket, number), stop)),
+            });
             server.addrs.push(addr);
         }
         Ok(server)
@@ -220,14 +235,18 @@ impl Server {
     pub fn counters(&self) -> CounterValues {
         let taps = self.shared.taps.values();
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
+        let foreign = self.shared.splicer.foreign_counts();
+        let values = self.shared.counters.values();
         CounterValues {
             live: *self.shared.live.borrow(),
+            denied: values.denied + foreign.denied,
+            given_up: foreign.given_up,
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),
             tap_errors: sum(TapDir::errors),
             cache: self.shared.caches.values().fold(CacheValues::default(), |sum, cache| sum.and(&cache.values())),
-            ..self.shared.counters.values()
+            ..values
         }
     }
 }
@@ -257,7 +276,14 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Tls(_) => tracing::info!("tls on {addr}"),
+        Protocol::Transparent => tracing::info!("transparent on {addr}"),
     }
+}
+
+/// Where connections come from.
+enum Bound {
+    Own(Listener),
+    Foreign(ForeignListener),
 }
 
 /// A listener's configuration and the count of its connections.
@@ -349,27 +375,54 @@ async fn accept_all(
     }
 }
 
-/// Starts serving `client`, if it is not one too many.
-fn admit(
-    shared: &Arc<Shared>,
-    front: &Arc<Front>,
-    (mut client, awake): (Leg, usize),
-    complained: &mut Option<Instant>,
+/// Connections of others.
+async fn accept_foreign(
+    shared: Arc<Shared>,
+    front: Arc<Front>,
+    (mut socket, number): (ForeignListener, usize),
+    mut stop: watch::Receiver<bool>,
 ) {
+    let mut complained = None;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            accepted = socket.accept() => accepted,
+        };
+        match accepted {
+            Ok((client, server)) => match Live::enter(&shared, &front, client.remote(), number) {
+                Ok(live) => {
+                    Counters::add(&shared.counters.accepted);
+                    let front = front.clone();
+                    serve_on(live, [client, server], async move |live, [client, server]| {
+                        connection::pass(live, &front, client, server);
+                    });
+                }
+                Err(full) => {
+                    Counters::add(&shared.counters.over_limit);
+                    complain(&mut complained, &format!("{} turned away: {full}", client.remote()));
+                    for leg in [client, server] {
+                        leg.reset_at_close();
+                        shared.splicer.discard(leg);
+                    }
+                }
+            },
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => return,
+            Err(e) => {
+                Counters::add(&shared.counters.accept_errors);
+                complain(&mut complained, &format!("a connection to {} is lost: {e}", front.listener.listen));
+            }
+        }
+    }
+}
+
+/// Starts serving `client`, if it is not one too many.
+fn admit(shared: &Arc<Shared>, front: &Arc<Front>, (client, awake): (Leg, usize), complained: &mut Option<Instant>) {
     Counters::add(&shared.counters.accepted);
     match Live::enter(shared, front, client.remote(), awake) {
         Ok(live) => {
-            let (runtime, front, shared) = (live.seat.runtime().clone(), front.clone(), shared.clone());
-            let here = runtime.id() == Handle::current().id();
-            runtime.spawn(async move {
-                match if here { Ok(()) } else { client.enter() } {
-                    Ok(()) => connection::serve(live, front, client).await,
-                    Err(e) => {
-                        Counters::add(&shared.counters.accept_errors);
-                        tracing::warn!("{} is not served: {e}", client.remote());
-                    }
-                }
-            });
+            let front = front.clone();
+            serve_on(live, [client], async move |live, [client]| connection::serve(live, front, client).await);
         }
         // No line in the access log: a flood must not drive out the lines of those who are served.
         Err(full) => {
@@ -378,6 +431,26 @@ fn admit(
             client.reset();
         }
     }
+}
+
+/// On the worker where the connection has its seat.
+fn serve_on<const N: usize, F: Future<Output = ()> + Send>(
+    live: Live,
+    mut legs: [Leg; N],
+    serve: impl FnOnce(Live, [Leg; N]) -> F + Send + 'static,
+) {
+    let runtime = live.seat.runtime().clone();
+    let here = runtime.id() == Handle::current().id();
+    runtime.spawn(async move {
+        match if here { Ok(()) } else { legs.iter_mut().try_for_each(Leg::enter) } {
+            Ok(()) => serve(live, legs).await,
+            Err(e) => {
+                Counters::add(&live.shared.counters.accept_errors);
+                tracing::warn!("{} is not served: {e}", legs[0].remote());
+                legs.into_iter().for_each(|leg| live.shared.splicer.discard(leg));
+            }
+        }
+    });
 }
 
 /// Errors of a connection that was gone before it was accepted; the next one may be fine (accept(2)).

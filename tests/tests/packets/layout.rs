@@ -91,7 +91,8 @@ fn layouts_are_those_of_the_object() {
         layout!(t, train { when, seq, id, rport, lport, out_rport, out_lport, doff, fin, fill });
         layout!(t, event { leg, kind });
         layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, seq, fin, flags, phase_in });
-        layout!(t, path_args { op, result, key, other, mss, unused, p, p_other });
+        layout!(t, handshake { leg, ip, tcp, payload });
+        layout!(t, path_args { op, result, key, other, mss, leg_flags, p, p_other });
         layout!(t, tap_record { leg, kind, at, acked, len });
         layout!(
             t,
@@ -174,7 +175,8 @@ fn constants_are_those_of_the_object() {
             assert_eq!(&constant, name);
         }
         same_constants!(t, "leg_flag", "LEG_", LegFlags::{
-            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, TRIGGER, SYN, PASSED, TAP
+            TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, TRIGGER, SYN, PASSED, TAP,
+            FOREIGN
         });
         same_constants!(t, "path_flag", "PATH_", PathFlags::{
             SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, TRIGGER, CROSS, FRAGMENTS, IDENTITY

@@ -51,6 +51,24 @@ fn shims() {
     });
 }
 
+/// Without its leg no segment would reach the socket of a foreign connection, and anybody can send a SYN.
+#[test]
+fn a_syn_removes_no_foreign_leg() {
+    bench(64, |b| {
+        for (v6, foreign) in [(false, 0), (false, LegFlags::FOREIGN), (true, 0), (true, LegFlags::FOREIGN)] {
+            let f = Flow::new([v6; 2]);
+            let mut leg = control_leg(&f, b, [0; 3]);
+            leg.flags |= foreign;
+            testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+            let mut p = f.next(0);
+            (p.flags, p.seq, p.ack) = (flag::SYN, 77, 0);
+            assert_eq!(b.ingress(&p.frame()).code, NEXT, "the socket, or the stack, answers");
+            let left = testing::get_leg(&b.datapath, &f.client);
+            assert_eq!(left.map(|l| l.flags), (foreign != 0).then_some(leg.flags), "v6 {v6}");
+        }
+    });
+}
+
 /// A socket that has heard the end of both directions is gone, and the kernel would answer the host's FIN, sent again, with RST.
 #[test]
 fn a_socket_outlives_the_acknowledgement_it_holds_back() {

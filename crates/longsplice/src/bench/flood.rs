@@ -25,8 +25,15 @@ use std::{
 };
 
 /// What is passed on by what.
-const VARIANTS: [Variant; 6] =
-    [Variant::IpForward, Variant::Filter, Variant::Nat, Variant::Tcx, Variant::TcxPeer, Variant::Xdp];
+const VARIANTS: [Variant; 7] = [
+    Variant::IpForward,
+    Variant::Filter,
+    Variant::Nat,
+    Variant::Tcx,
+    Variant::TcxPeer,
+    Variant::Xdp,
+    Variant::Identity,
+];
 /// Tables and caches have met the flows after this.
 const WARM_UP: Duration = Duration::from_millis(100);
 /// Connection tracking has met them after this, or never will.
@@ -89,16 +96,17 @@ impl Venue {
         let pins = Pins::of(&lab)?;
         let (mut datapath, mut room) = (None, None);
         match variant {
-            Variant::Tcx => datapath = Some(splice(&lab, flows, Options::default())?),
+            Variant::Tcx => datapath = Some(splice(&lab, flows, Options::default(), legs)?),
+            Variant::Identity => datapath = Some(splice(&lab, flows, Options::default(), same_legs)?),
             Variant::TcxPeer => {
                 let peer = vec![lab.server_device().into()];
-                datapath = Some(splice(&lab, flows, Options { peer, ..Options::default() })?);
+                datapath = Some(splice(&lab, flows, Options { peer, ..Options::default() }, legs)?);
             }
             Variant::Xdp => {
                 // what makes a veth take frames that XDP sends to its peer, as a network card does
                 lab.server.execute("ethtool", &["-K", "s0", "gro", "on"])?;
                 let xdp = vec![lab.client_device().into()];
-                datapath = Some(splice(&lab, flows, Options { xdp, ..Options::default() })?);
+                datapath = Some(splice(&lab, flows, Options { xdp, ..Options::default() }, legs)?);
             }
             Variant::Nat => {
                 peers::load_rules(&lab, &translation())?;
@@ -110,7 +118,7 @@ impl Venue {
             SocketAddr::V4(v4) => v4,
             SocketAddr::V6(v6) => unreachable!("{v6}: the venue has IPv4 addresses"),
         };
-        let to_server = matches!(variant, Variant::IpForward | Variant::Filter);
+        let to_server = variant.to_server() && variant != Variant::Nat;
         let target = v4(if to_server { venue::server() } else { venue::proxy() });
         let flood = Flood::new(&lab, Aim { flows, target, arrives_at: venue::server().port() })?;
         let mut venue = Venue { variant, flood, datapath, _pins: pins, lab, _room: room };
@@ -163,8 +171,29 @@ impl Venue {
     }
 }
 
+/// Both legs of a flow, without the way to their hosts: as [`IdleLeg`] has them.
+type Legs = [(Tuple, [u32; 2]); 2];
+
+/// Of a proxy.
+fn legs(flow: u32) -> Legs {
+    let (remote, local) = (Flood::source(flow).into(), Flood::other_side(flow).into());
+    [
+        (Tuple { remote, local: venue::proxy() }, [flood::FIRST_SEQ, flood::ACK]),
+        (Tuple { remote: venue::server(), local }, [flood::ACK + AHEAD, flood::FIRST_SEQ + AHEAD]),
+    ]
+}
+
+/// Of one that is not to be seen.
+fn same_legs(flow: u32) -> Legs {
+    let (client, server) = (Flood::source(flow).into(), venue::server());
+    [
+        (Tuple { remote: client, local: server }, [flood::FIRST_SEQ, flood::ACK]),
+        (Tuple { remote: server, local: client }, [flood::ACK, flood::FIRST_SEQ]),
+    ]
+}
+
 /// Attaches the data path and installs the flows.
-fn splice(lab: &Lab, flows: u32, options: Options) -> Result<Datapath> {
+fn splice(lab: &Lab, flows: u32, options: Options, legs: fn(u32) -> Legs) -> Result<Datapath> {
     let hop = |device: &str, host: &longsplice_lab::Namespace, its: &str| -> Result<NextHop> {
         let (own, neighbour) = (lab.forwarder.link(device)?, host.link(its)?);
         Ok(NextHop { device: own.index, to: neighbour.mac, from: own.mac })
@@ -173,18 +202,9 @@ fn splice(lab: &Lab, flows: u32, options: Options) -> Result<Datapath> {
         (hop(lab.client_device(), &lab.client, "c0")?, hop(lab.server_device(), &lab.server, "s0")?);
     let options = Options { max_flows: flows, ..options };
     let datapath = lab.forwarder.run(|| Datapath::open(&options))?;
-    let all: Vec<[IdleLeg; 2]> = (0..flows)
-        .map(|n| {
-            let (remote, local) = (Flood::source(n).into(), Flood::other_side(n).into());
-            let client = Tuple { remote, local: venue::proxy() };
-            let server = Tuple { remote: venue::server(), local };
-            let (end, ack) = (flood::FIRST_SEQ, flood::ACK);
-            [
-                IdleLeg { leg: client, hop: to_client, end, ack, scale: SCALE },
-                IdleLeg { leg: server, hop: to_server, end: ack + AHEAD, ack: end + AHEAD, scale: SCALE },
-            ]
-        })
-        .collect();
+    let idle = |(leg, [end, ack]): (Tuple, [u32; 2]), hop| IdleLeg { leg, hop, end, ack, scale: SCALE };
+    let flow = |[client, server]: Legs| [idle(client, to_client), idle(server, to_server)];
+    let all: Vec<[IdleLeg; 2]> = (0..flows).map(|n| flow(legs(n))).collect();
     lab.forwarder.run(|| datapath.install(&all))?;
     Ok(datapath)
 }

@@ -208,7 +208,7 @@ fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Opti
     if variant == Variant::SplicedPeer {
         arguments.extend(["--peer", lab.client_device(), "--peer", lab.server_device()]);
     }
-    let guard = run_longsplice(lab, dir, &longsplice_config(variant.socks(), release_after), &arguments, PATIENCE)?;
+    let guard = run_longsplice(lab, dir, &longsplice_config(variant, release_after), &arguments, PATIENCE)?;
     let words = guard.output();
     if words.contains("are copied, not spliced") {
         return Err(format!("this machine cannot splice:\n{words}").into());
@@ -238,12 +238,12 @@ pub fn control_socket(dir: &Path) -> PathBuf {
 }
 
 /// What is written for longsplice: one listener, with room for the one client that there is.
-pub fn longsplice_config(socks: bool, release_after: Option<f64>) -> String {
+pub fn longsplice_config(variant: Variant, release_after: Option<f64>) -> String {
     let (own, target) = (proxy(), server());
-    let serves = if socks {
-        format!("protocol = \"socks5\"\nlisten = \"{own}\"\n")
-    } else {
-        format!("protocol = \"plug\"\nlisten = \"{own}\"\ntarget = \"{target}\"\n")
+    let serves = match variant {
+        Variant::Identity => format!("protocol = \"transparent\"\nlisten = \"{target}\"\n"),
+        socks if socks.socks() => format!("protocol = \"socks5\"\nlisten = \"{own}\"\n"),
+        _ => format!("protocol = \"plug\"\nlisten = \"{own}\"\ntarget = \"{target}\"\n"),
     };
     let policy = release_after.map_or_else(String::new, |s| format!("policy = {{ release_after = {s} }}\n"));
     format!("[[listener]]\n{serves}limits = {{ connections_per_client = 4096 }}\n{policy}")

@@ -92,10 +92,11 @@ const ROWS: [(Subject, bool, &str); 12] = [
 ];
 
 /// And rows with a figure in its first column alone: the ways of the data path.
-const FLOODS: [(Variant, &str); 3] = [
+const FLOODS: [(Variant, &str); 4] = [
     (Variant::Tcx, "CPU time per small packet, tcx"),
     (Variant::TcxPeer, "CPU time per small packet, tcx into a veth's peer"),
     (Variant::Xdp, "CPU time per small packet, XDP"),
+    (Variant::Identity, "CPU time per small packet, tcx, identity path"),
 ];
 
 const fn bulk(packets: Packets, connections: u64) -> Subject {

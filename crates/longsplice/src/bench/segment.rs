@@ -29,7 +29,7 @@ const WARM_UP: Duration = Duration::from_millis(100);
 /// The smallest segment, and the largest that fits an MTU of 1500 with timestamps.
 pub const BYTES: [u64; 2] = [1, 1448];
 /// Compared with [`Variant::PROXIES`].
-const ROUTERS: [Variant; 4] = [Variant::Direct, Variant::IpForward, Variant::Filter, Variant::Nat];
+const ROUTERS: [Variant; 5] = [Variant::Direct, Variant::IpForward, Variant::Filter, Variant::Nat, Variant::Identity];
 
 /// Both sizes.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {

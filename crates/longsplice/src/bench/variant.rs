@@ -27,6 +27,8 @@ pub enum Variant {
     TcxPeer,
     /// The same, with XDP at the client's device.
     Xdp,
+    /// longsplice, spliced at once, with the same addresses, ports and numbers on both sides.
+    Identity,
     /// longsplice, spliced when its default policy says so.
     Default,
     /// longsplice, copying by read and write, as it does until it splices.
@@ -49,7 +51,7 @@ pub enum Variant {
 
 impl Variant {
     /// All of them, in the order of tables.
-    pub const ALL: [Variant; 18] = [
+    pub const ALL: [Variant; 19] = [
         Variant::Direct,
         Variant::IpForward,
         Variant::Filter,
@@ -59,6 +61,7 @@ impl Variant {
         Variant::Tcx,
         Variant::TcxPeer,
         Variant::Xdp,
+        Variant::Identity,
         Variant::Default,
         Variant::Copy,
         Variant::Pipes,
@@ -93,6 +96,7 @@ impl Variant {
             Variant::Tcx => "spliced by tcx",
             Variant::TcxPeer => "spliced by tcx, into the peer",
             Variant::Xdp => "spliced by XDP",
+            Variant::Identity => "identity path",
             Variant::Default => "default policy",
             Variant::Copy => "copying",
             Variant::Pipes => "splice(2)",
@@ -122,7 +126,11 @@ impl Variant {
             Variant::Socat => "Debian's, `TCP-LISTEN:...,fork`: a process for each connection".into(),
             Variant::Dante => "Debian's, SOCKS 5 without authentication".into(),
             longsplice => {
-                let protocol = if longsplice.socks() { "SOCKS 5" } else { "a plug" };
+                let protocol = match longsplice {
+                    Variant::Identity => "transparent",
+                    socks if socks.socks() => "SOCKS 5",
+                    _ => "a plug",
+                };
                 let when = longsplice.splice().unwrap_or_else(|| format!("left at {:?}", Policy::default().when));
                 let peer = if longsplice == Variant::SplicedPeer { ", --peer of both devices" } else { "" };
                 format!("longsplice, {protocol}, --splice {when}{peer}")
@@ -135,7 +143,7 @@ impl Variant {
         /// More than any connection of the bench carries: it copies by read and write, and waits.
         const FAR: u64 = 1 << 50;
         match self {
-            Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks => Some("at-once".into()),
+            spliced if spliced.is_spliced() => Some("at-once".into()),
             Variant::Pipes | Variant::CopySocks => Some("never".into()),
             Variant::Copy => Some(FAR.to_string()),
             _ => None,
@@ -144,7 +152,7 @@ impl Variant {
 
     /// Whether its connections are spliced as soon as they are open.
     pub fn is_spliced(self) -> bool {
-        matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks)
+        matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks | Variant::Identity)
     }
 
     /// Whether the client says to the proxy where to connect to.
@@ -152,9 +160,14 @@ impl Variant {
         matches!(self, Variant::SplicedSocks | Variant::CopySocks | Variant::Dante)
     }
 
-    /// Whether the forwarder forwards IP packets, and the client connects to the server itself.
+    /// Whether the forwarder forwards IP packets.
     pub fn routed(self) -> bool {
         matches!(self, Variant::IpForward | Variant::Filter | Variant::Nat)
+    }
+
+    /// Whether the client connects to the server itself.
+    pub fn to_server(self) -> bool {
+        self.routed() || self == Variant::Identity
     }
 
     /// Whose program it is, if not ours.

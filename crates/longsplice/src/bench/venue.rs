@@ -93,7 +93,7 @@ impl Venue {
 
     /// How the client gets to the server; for threads of its own.
     pub fn dialler(&self) -> Dialler {
-        let target = if self.variant.routed() { server() } else { proxy() };
+        let target = if self.variant.to_server() { server() } else { proxy() };
         Dialler { client: self.lab.client.clone(), target, socks: self.variant.socks() }
     }
 

@@ -106,6 +106,7 @@ enum Name {
     Http,
     Tls,
     Plug,
+    Transparent,
 }
 
 #[derive(Deserialize, Clone, Copy)]
@@ -279,15 +280,15 @@ impl Place<'_> {
         if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
             return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
         }
-        if let (Some(route), Name::Socks5 | Name::Plug) = (raw.route.first(), raw.protocol) {
+        if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent) = (raw.route.first(), raw.protocol) {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
             return Err(self.wrong(route.span(), cure));
         }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
         match (raw.protocol, users, raw.route.first()) {
-            (Name::Plug | Name::Tls, Some(span), _) => {
+            (Name::Plug | Name::Tls | Name::Transparent, Some(span), _) => {
                 let cure =
-                    "clients of plugs and TLS cannot authenticate: remove the users, or use protocol = \"socks5\"";
+                    "clients of this protocol cannot authenticate: remove the users, or use protocol = \"socks5\"";
                 return Err(self.wrong(span, cure));
             }
             (Name::Http, Some(span), Some(_)) => {
@@ -329,6 +330,13 @@ impl Place<'_> {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
             }
             (Name::Plug, Some(target)) => Protocol::Plug { target: target.into_inner().0 },
+            (Name::Transparent, None) => Protocol::Transparent,
+            (Name::Transparent, Some(target)) => {
+                return Err(self.wrong(
+                    target.span(),
+                    "such connections have their targets: remove `target`, or use protocol = \"plug\"",
+                ));
+            }
         };
         let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);

@@ -127,7 +127,7 @@ fn the_example_is_right() {
     let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
     let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
     let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (5, 2, 2));
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (6, 2, 2));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn the_example_of_the_readme_is_right() {
     let readme = include_str!("../../../../README.md");
     let text = readme.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let c = read(text).unwrap();
-    assert_eq!((c.listeners.len(), c.pools.len()), (5, 1));
+    assert_eq!((c.listeners.len(), c.pools.len()), (6, 1));
     let taps: Vec<_> = c.listeners.iter().filter_map(|l| l.tap.as_ref()).collect();
     assert!(matches!(taps[..], [dir] if dir.ends_with("taps")), "{taps:?}");
 }
@@ -187,6 +187,12 @@ fn values_that_do_not_go_together() {
     expect(PLUG, (1, 1), "add target = \"HOST:PORT\"");
     expect(&format!("{PLUG}target = \"::1:80\""), (4, 10), "write [ADDR]:PORT");
     expect(&format!("{PLUG}target = \"a:1\"\nusers = {{ a = \"b\" }}"), (5, 9), "cannot authenticate");
+    let transparent = |more: &str| format!("[[listener]]\nprotocol = \"transparent\"\nlisten = \"0.0.0.0:25\"\n{more}");
+    let c = Config::from_toml(&transparent("policy = { splice = \"at-once\" }"), Path::new("f")).unwrap();
+    assert_eq!((&c.listeners[0].protocol, c.listeners[0].rules.guarded), (&Protocol::Transparent, false));
+    expect(&transparent("target = \"a:1\""), (4, 10), "remove `target`");
+    expect(&transparent("users = { a = \"b\" }"), (4, 9), "cannot authenticate");
+    expect(&transparent("proxy_protocol = { send = \"v2\" }"), (4, 18), "nobody sees us: remove the key");
     expect(&format!("{SOCKS}{SOCKS}"), (6, 10), "another listener has 127.0.0.1:1080 already");
 }
 

@@ -59,6 +59,9 @@ impl Place<'_> {
     ) -> Result<ProxyProtocol, ConfigError> {
         let Some(spanned) = raw else { return Ok(ProxyProtocol::default()) };
         let (span, raw) = (spanned.span(), spanned.into_inner());
+        if *protocol == Protocol::Transparent {
+            return Err(self.wrong(span, "nobody sends such a header where nobody sees us: remove the key"));
+        }
         if raw.required && raw.from.0.is_empty() {
             let cure = "nobody may send the header that is required: add from = [\"PREFIX\", ...]";
             return Err(self.wrong(span, cure));

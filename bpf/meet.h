@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Foreign connections: neither end has an address of ours, and neither is to see us. The hosts shake hands with each other, so
+ * that numbers, clocks and options are the same on both sides; user space passes their SYN, SYN-ACK and first ACK on, and makes
+ * a socket for either side before its host may send data. What these two are sent is marked, for a rule of routing to take it
+ * to local sockets. */
+#ifndef LONGSPLICE_MEET_H
+#define LONGSPLICE_MEET_H
+
+/* Takes packets for addresses of others to local sockets: routing has a rule for it. */
+#define MARK_FOREIGN 0x6c73706d
+
+/* Gives a segment of a handshake to user space; 0: there is no room. */
+__noinline int meet(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	struct handshake *h;
+
+	if (!sc)
+		return 0;
+	parse_options(skb); /* all of them are in sc->orig then */
+	h = bpf_ringbuf_reserve(&handshakes, sizeof(*h), 0);
+	if (!h) {
+		count(V_HANDSHAKE_LOST);
+		return 0;
+	}
+	h->leg = sc->t;
+	__builtin_memcpy(h->ip, sc->l3, 40);
+	__builtin_memcpy(h->tcp, sc->orig, 60);
+	h->payload = sc->s.len;
+	bpf_ringbuf_submit(h, 0);
+	count(V_HANDSHAKE);
+	return 1;
+}
+
+#endif

@@ -1,0 +1,368 @@
+//! Foreign connections (bpf/meet.h): segments of their handshakes, which are passed on as a router would, and sockets for both
+//! sides, whose addresses are not ours.
+
+use crate::{
+    Datapath, ExpectError, LegFlags, Repair, Tuple, abi,
+    events::poll_ring,
+    maps::from_bytes,
+    peer::talk,
+    sockets::{Restore, restore},
+};
+use nix::{
+    libc,
+    sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, socket},
+};
+use std::{
+    io,
+    net::SocketAddr,
+    ops::Range,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+/// `MARK_FOREIGN` of bpf/meet.h.
+const MARK: u32 = 0x6c73_706d;
+/// The table of routes where what is marked finds its way to local sockets; a number that nobody else is likely to have.
+const TABLE: u32 = 0x6c73;
+
+/// The clocks of our sockets are behind those of the hosts, in milliseconds as most have them: what they say is as late as what was
+/// said last (`our_tsval` of bpf/switch.h), and not later than what the host is about to say.
+const BEHIND: u32 = 1000;
+
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const PSH: u8 = 0x08;
+const ACK: u8 = 0x10;
+const ECE_CWR: u8 = 0xc0;
+
+// Options (RFC 9293, 3.2; RFC 7323; RFC 2018) that our sockets know.
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const TIMESTAMPS: u8 = 8;
+
+/// What a segment of a handshake is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// The first.
+    Syn,
+    /// Its answer.
+    SynAck,
+    /// The client's answer to that, or the first data, which the socket has got as well.
+    Ack,
+    /// A refusal.
+    Reset,
+}
+
+/// A segment of a handshake between two hosts that do not know of us.
+#[derive(Clone, Copy)]
+pub struct Handshake {
+    /// Where it came in: `remote` has sent it, to `local`.
+    pub leg: Tuple,
+    /// What it is; `None`: nothing that belongs there.
+    pub segment: Option<Segment>,
+    raw: abi::handshake,
+}
+
+impl std::fmt::Debug for Handshake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {:?} seq {} ack {}", self.leg, self.segment, self.seq(), self.ack())
+    }
+}
+
+/// What a SYN says in its options.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Offer {
+    mss: u16,
+    wscale: Option<u8>,
+    sack: bool,
+    tsval: Option<u32>,
+}
+
+impl Handshake {
+    fn new(raw: abi::handshake) -> Handshake {
+        let segment = match raw.tcp[13] & (SYN | ACK | RST) {
+            SYN => Some(Segment::Syn),
+            flags if flags == SYN | ACK => Some(Segment::SynAck),
+            ACK => Some(Segment::Ack),
+            flags if flags & RST != 0 => Some(Segment::Reset),
+            _ => None,
+        };
+        Handshake { leg: Tuple::from_abi(&raw.leg), segment, raw }
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        u32::from_be_bytes(std::array::from_fn(|i| self.raw.tcp[at + i]))
+    }
+
+    /// Its sequence number.
+    pub fn seq(&self) -> u32 {
+        self.word(4)
+    }
+
+    /// What it acknowledges.
+    pub fn ack(&self) -> u32 {
+        self.word(8)
+    }
+
+    /// The TCP header, options included. The data path has seen that it is whole.
+    fn header(&self) -> &[u8] {
+        let length = usize::from(self.raw.tcp[12] >> 4) * 4;
+        &self.raw.tcp[..length.clamp(20, self.raw.tcp.len())]
+    }
+
+    /// Kind of each option, and where it is in the header. What cannot be read is of no kind, 0, and the last.
+    fn options(&self) -> Vec<(u8, Range<usize>)> {
+        let (header, mut at, mut all) = (self.header(), 20, Vec::new());
+        while let Some(&kind) = header.get(at) {
+            let length = if kind == NOP { 1 } else { header.get(at + 1).copied().unwrap_or(0).into() };
+            if kind == 0 || length == 0 || (kind != NOP && length < 2) || at + length > header.len() {
+                all.push((0, at..header.len()));
+                break;
+            }
+            all.push((kind, at..at + length));
+            at += length;
+        }
+        all
+    }
+
+    /// As `parse_syn` of bpf/track.h.
+    fn offer(&self) -> Offer {
+        let mut offer = Offer { mss: 536, ..Offer::default() }; // RFC 9293, 3.7.1: without the option
+        for (kind, at) in self.options() {
+            match (kind, &self.header()[at]) {
+                (MSS, &[_, _, a, b]) => offer.mss = u16::from_be_bytes([a, b]),
+                (WINDOW_SCALE, &[_, _, shift]) => offer.wscale = Some(shift.min(14)), // RFC 7323, 2.3
+                (SACK_PERMITTED, &[_, _]) => offer.sack = true,
+                (TIMESTAMPS, &[_, _, a, b, c, d, _, _, _, _]) => offer.tsval = Some(u32::from_be_bytes([a, b, c, d])),
+                _ => {}
+            }
+        }
+        offer
+    }
+
+    /// The IP packet as a router sends it on, but for what it carries, which its sender will send again, and for what our sockets
+    /// could not keep to later. `None`: it has come as far as it may.
+    fn packet(&self) -> Option<Vec<u8>> {
+        let v6 = !self.leg.is_v4();
+        let mut tcp = self.header().to_vec();
+        if self.raw.payload > 0 {
+            tcp[13] &= !(FIN | PSH);
+        }
+        if tcp[13] & SYN != 0 {
+            tcp[12] &= 0xf0;
+            tcp[13] &= !ECE_CWR;
+            let known = [MSS, WINDOW_SCALE, SACK_PERMITTED, TIMESTAMPS];
+            let others = self.options().into_iter().filter(|(kind, _)| !known.contains(kind));
+            others.for_each(|(_, at)| tcp[at].fill(NOP));
+        }
+        let length = tcp.len() as u16;
+        let (mut ip, hops) = if v6 { (self.raw.ip.to_vec(), 7) } else { (self.raw.ip[..20].to_vec(), 8) };
+        ip[hops] = ip[hops].checked_sub(1).filter(|left| *left > 0)?;
+        if v6 {
+            ip[4..6].copy_from_slice(&length.to_be_bytes());
+        } else {
+            ip[0] = 0x45; // the options were for us
+            ip[2..4].copy_from_slice(&(20 + length).to_be_bytes());
+        }
+        tcp[16..18].fill(0);
+        let addresses = if v6 { &ip[8..40] } else { &ip[12..20] };
+        let pseudo = sum(addresses) + u32::from(length) + libc::IPPROTO_TCP as u32;
+        let check = !fold(pseudo + sum(&tcp));
+        tcp[16..18].copy_from_slice(&check.to_be_bytes());
+        ip.extend(tcp);
+        Some(ip)
+    }
+}
+
+/// Of 16-bit words in network order; the length is even.
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum()
+}
+
+fn fold(sum: u32) -> u16 {
+    let once = (sum & 0xffff) + (sum >> 16);
+    ((once & 0xffff) + (once >> 16)) as u16
+}
+
+/// The way to take part in foreign connections: while it lives, what is marked is routed to local sockets.
+#[derive(Debug)]
+pub struct Foreign {
+    raw: [OwnedFd; 2],
+}
+
+impl Foreign {
+    /// Needs CAP_NET_RAW and CAP_NET_ADMIN. The rules of an earlier process are taken over.
+    pub fn new() -> io::Result<Foreign> {
+        let raw = |family| socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Raw);
+        let foreign = Foreign { raw: [raw(AddressFamily::Inet)?, raw(AddressFamily::Inet6)?] };
+        for family in FAMILIES {
+            route(family, true)?;
+        }
+        Ok(foreign)
+    }
+
+    /// Sends a segment on to whom it is for. Nobody hears of it if that fails: its sender will send it again.
+    pub fn pass_on(&self, segment: &Handshake) -> io::Result<()> {
+        let Some(packet) = segment.packet() else { return Ok(()) };
+        let mut to = segment.leg.local;
+        to.set_port(0);
+        let socket = &self.raw[usize::from(to.is_ipv6())];
+        sendto(socket.as_raw_fd(), &packet, &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
+        Ok(())
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        for family in FAMILIES {
+            if let Err(error) = route(family, false) {
+                tracing::warn!(%error, "the rule of routing for table {TABLE} stays");
+            }
+        }
+    }
+}
+
+const FAMILIES: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
+
+/// What is marked looks into a table of our own, in which everything is local; or no longer does.
+fn route(family: libc::c_int, on: bool) -> io::Result<()> {
+    // <linux/fib_rules.h>, <linux/rtnetlink.h>
+    const FRA_FWMARK: u16 = 10;
+    const FRA_TABLE: u16 = 15;
+    const FR_ACT_TO_TBL: u8 = 1;
+    const LOOPBACK: u32 = 1; // in every network namespace
+    let family = family as u8;
+    let rule = [family, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0];
+    let local = [family, 0, 0, 0, 0, libc::RTPROT_STATIC, libc::RT_SCOPE_HOST, libc::RTN_LOCAL, 0, 0, 0, 0];
+    let kinds = if on { [libc::RTM_NEWRULE, libc::RTM_NEWROUTE] } else { [libc::RTM_DELRULE, libc::RTM_DELROUTE] };
+    let requests = [
+        message(kinds[0], on, &rule, &[(FRA_FWMARK, MARK), (FRA_TABLE, TABLE)]),
+        message(kinds[1], on, &local, &[(libc::RTA_OIF, LOOPBACK), (libc::RTA_TABLE, TABLE)]),
+    ];
+    for request in requests {
+        match talk(&request) {
+            Err(e) if on && e.kind() == io::ErrorKind::AlreadyExists => {}
+            answer => drop(answer?),
+        }
+    }
+    Ok(())
+}
+
+/// A request of rtnetlink with 32-bit attributes.
+fn message(kind: u16, create: bool, body: &[u8], attributes: &[(u16, u32)]) -> Vec<u8> {
+    let length = 16 + body.len() + 8 * attributes.len();
+    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | if create { libc::NLM_F_CREATE | libc::NLM_F_EXCL } else { 0 };
+    let mut m = Vec::with_capacity(length);
+    m.extend((length as u32).to_ne_bytes());
+    m.extend(kind.to_ne_bytes());
+    m.extend((flags as u16).to_ne_bytes());
+    m.extend([0; 8]);
+    m.extend(body);
+    for (kind, value) in attributes {
+        m.extend(8u16.to_ne_bytes());
+        m.extend(kind.to_ne_bytes());
+        m.extend(value.to_ne_bytes());
+    }
+    m
+}
+
+impl Datapath {
+    /// From now on SYNs of others to this address (or, if it is unspecified, to any) are given to [`Datapath::poll_handshakes`]
+    /// instead of to the stack, until [`Datapath::unlisten`].
+    pub fn listen_foreign(&self, addr: SocketAddr) -> io::Result<()> {
+        self.maps.listen(addr, Some(abi::listens::LISTENS_FOREIGN))
+    }
+
+    /// Prepares the record of a foreign connection's leg towards its server, before the client's SYN is passed on.
+    pub fn expect_foreign(&self, leg: &Tuple) -> Result<(), ExpectError> {
+        self.maps.expect(leg, leg, LegFlags::FOREIGN).map(drop)
+    }
+
+    /// Delivers segments of handshakes to `f` until it returns false, and `None` when all that were there have been delivered.
+    /// Blocks: give it a thread of its own.
+    pub fn poll_handshakes(&self, mut f: impl FnMut(Option<Handshake>) -> bool) -> io::Result<()> {
+        poll_ring(&self.maps.handshakes, |data| f(data.map(|data| Handshake::new(from_bytes(data)))))
+    }
+}
+
+/// Established sockets for the client's and for the server's side of a foreign connection, in control mode, with all that both
+/// have agreed. To be made before the answer is passed on to the client, which may speak then.
+pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[OwnedFd; 2]> {
+    let (offer, accepted) = (syn.offer(), answer.offer());
+    let wscale = offer.wscale.zip(accepted.wscale);
+    let make = |side: &Handshake, other: &Handshake, mss, wscale, tsval: Option<u32>| {
+        let s = restore(&Restore {
+            local: side.leg.local,
+            remote: side.leg.remote,
+            next_out: other.seq().wrapping_add(1),
+            next_in: side.seq().wrapping_add(1),
+            mss,
+            wscale,
+            sack: offer.sack && accepted.sack,
+            tsval: tsval.map(|t| t.wrapping_sub(BEHIND)),
+            foreign: true,
+        })?;
+        Repair::Off.set(&s)?;
+        Ok::<_, io::Error>(s)
+    };
+    let stamps = offer.tsval.zip(accepted.tsval);
+    Ok([
+        make(syn, answer, offer.mss, wscale, stamps.map(|s| s.1))?,
+        make(answer, syn, accepted.mss, wscale.map(|(client, server)| (server, client)), stamps.map(|s| s.0))?,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A SYN of 192.0.2.1:1000 to 192.0.2.2:80, with these options.
+    fn syn(options: &[u8]) -> Handshake {
+        let mut raw = abi::handshake { ..Default::default() };
+        let tuple = Tuple { remote: ([192, 0, 2, 1], 1000).into(), local: ([192, 0, 2, 2], 80).into() };
+        raw.leg = tuple.to_abi();
+        raw.ip[8] = 64;
+        raw.ip[9] = 6;
+        raw.ip[12..20].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
+        raw.tcp[..14].copy_from_slice(&[3, 232, 0, 80, 0, 0, 0, 7, 0, 0, 0, 0, 0x50, SYN]);
+        raw.tcp[12] = (5 + options.len() as u8 / 4) << 4;
+        raw.tcp[20..20 + options.len()].copy_from_slice(options);
+        Handshake::new(raw)
+    }
+
+    #[test]
+    fn what_a_syn_offers() {
+        let all = [2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 1, 0, 0, 0, 0, 0, 1, 3, 3, 7];
+        assert_eq!(syn(&all).offer(), Offer { mss: 1460, wscale: Some(7), sack: true, tsval: Some(256) });
+        assert_eq!(syn(&[]).offer(), Offer { mss: 536, ..Offer::default() });
+        for broken in [[2, 40, 5, 180], [8, 0, 0, 0], [3, 1, 7, 0], [1, 1, 1, 8]] {
+            assert_eq!(syn(&broken).offer(), Offer { mss: 536, ..Offer::default() }, "{broken:?}");
+        }
+        assert_eq!((syn(&[]).segment, syn(&[]).seq()), (Some(Segment::Syn), 7));
+    }
+
+    #[test]
+    fn what_our_sockets_do_not_speak_is_taken_out() {
+        let mut s = syn(&[30, 4, 0, 1, 3, 3, 7, 1, 34, 2, 4, 2, 99, 9, 0, 0]);
+        s.raw.tcp[13] |= ECE_CWR;
+        s.raw.tcp[12] |= 1;
+        let p = s.packet().expect("it has far to go");
+        assert_eq!(&p[40..], &[1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 4, 2, 1, 1, 1, 1]);
+        assert_eq!((p[32], p[33]), (0x90, SYN));
+    }
+
+    #[test]
+    fn passed_on_as_by_a_router() {
+        let mut s = syn(&[2, 4, 5, 180]);
+        s.raw.payload = 9;
+        s.raw.tcp[13] |= PSH;
+        let p = s.packet().expect("it has far to go");
+        assert_eq!((p.len(), p[0], p[8], p[33]), (44, 0x45, 63, SYN));
+        assert_eq!(u16::from_be_bytes([p[2], p[3]]), 44);
+        assert_eq!(fold(sum(&p[12..]) + 24 + 6), 0xffff, "the checksum covers what is left");
+        s.raw.ip[8] = 1;
+        assert!(s.packet().is_none());
+    }
+}

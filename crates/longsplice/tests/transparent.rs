@@ -1,0 +1,95 @@
+//! S9: connections of others through the program as it is run (`protocol = "transparent"`). Needs root and eBPF.
+
+mod running;
+
+use longsplice_lab::{
+    Family, Lab, Shape, topology,
+    traffic::{Script, connect, converse, intact, listen, serve},
+};
+use running::{LONGSPLICE, Running, eventually};
+use serde_json::Value;
+use std::{fs, io::ErrorKind, net::TcpStream, time::Duration};
+
+const PORT: u16 = 7000;
+const BYTES: u64 = 4_000_000;
+
+const CONFIG: &str = r#"
+[[listener]]
+protocol = "transparent"
+listen = "0.0.0.0:7000"
+rules = [{ action = "deny", target = "10.77.2.12" }]
+policy = { splice = "at-once" }
+
+[[listener]]
+protocol = "transparent"
+listen = "[::]:7000"
+policy = { splice = "at-once" }
+"#;
+
+#[test]
+fn needs_root_and_bpf_s9_neither_end_sees_it() {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, CONFIG).unwrap();
+    let arguments = ["--config", file.to_str().unwrap(), "--log-format", "json"];
+    let mut proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    for family in Family::BOTH {
+        let server = topology::SERVER.port(family, PORT);
+        let answer = Script::answerer().bytes(BYTES).pace(BYTES);
+        let serving = serve(lab.server.run(|| listen(server, &answer)).unwrap(), 1, answer);
+        let opener = Script::opener(7).bytes(BYTES).pace(BYTES);
+        let client = lab.client.spawn(move || converse(connect(server, &opener).unwrap(), &opener));
+        let flow: Value = eventually("spliced", || {
+            let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+            (flows[0]["state"] == "spliced").then(|| flows[0].clone())
+        });
+        let (client, served) = (client.join().unwrap(), serving.join().remove(0));
+        intact(&client, &served).unwrap();
+        assert_eq!((client.remote, served.remote), (served.local, client.local), "both see each other");
+        assert_eq!(flow["protocol"], "transparent");
+        assert_eq!(flow["client"], client.local.unwrap().to_string());
+        let line: Value = eventually("a line of the access log", || {
+            let log = fs::read_to_string(proxy.access_log()).unwrap();
+            let line = log.lines().find(|l| l.contains(&client.local.unwrap().to_string()))?;
+            serde_json::from_str(line).ok()
+        });
+        assert_eq!((&line["target"], &line["listener"]), (&server.to_string().into(), &"transparent".into()), "{line}");
+    }
+    // the server is there, but nobody is let to it
+    let second = topology::SERVER_SECOND.port(Family::V4, PORT);
+    let listener = lab.server.run(|| listen(second, &Script::answerer())).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let denied = lab.client.run(|| TcpStream::connect_timeout(&second, Duration::from_millis(300)));
+    assert_eq!(denied.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    assert_eq!((&counters["proxy"]["denied"], &counters["proxy"]["relayed"]), (&1.into(), &2.into()), "{counters}");
+    assert_eq!(counters["verdicts"]["handshake-lost"], 0);
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+    let rules = |family: &str| lab.forwarder.execute("ip", &[family, "rule"]).unwrap();
+    for family in ["-4", "-6"] {
+        assert!(!rules(family).contains("fwmark"), "what it has told the routes is taken back: {}", rules(family));
+    }
+}
+
+/// There is nothing to fall back on.
+#[test]
+fn s9_without_the_packet_path_it_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, CONFIG).unwrap();
+    let control = dir.path().join("control");
+    let out = running::longsplice(&[
+        "run",
+        "--copy-only",
+        "--config",
+        file.to_str().unwrap(),
+        "--control",
+        control.to_str().unwrap(),
+    ]);
+    assert!(!out.status.success());
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("cannot listen on 0.0.0.0:7000: the kernel's packet path is needed for this"), "{said}");
+}

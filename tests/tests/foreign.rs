@@ -1,0 +1,251 @@
+//! Connections between hosts that know nothing of the forwarder, and whose addresses it does not have.
+use longsplice_datapath::{LegFlags, PathFlags, Tuple};
+use longsplice_engine::{Command, FlowState, How, Policy, When};
+use longsplice_lab::{
+    Family, Impair, Lab, Options, Shape, Way,
+    process::wait_for,
+    topology::{CLIENT, SERVER},
+    traffic::{Report, Script, connect, converse, intact, listen},
+};
+use longsplice_tests::{Forwarder, at_once, by_hand};
+use socket2::{Domain, Socket, Type};
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+const PORT: u16 = 7000;
+const BYTES: u64 = 5_000_000;
+
+/// Any address, and the port of the tests.
+fn any(family: Family) -> SocketAddr {
+    match family {
+        Family::V4 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
+        Family::V6 => (Ipv6Addr::UNSPECIFIED, PORT).into(),
+    }
+}
+
+/// One connection at the server: who its client seems to be, and what passes.
+fn serve(lab: &Lab, family: Family, script: &Script) -> JoinHandle<(SocketAddr, Report)> {
+    let listener = lab.server.run(|| listen(SERVER.port(family, PORT), script)).expect("listen");
+    let script = script.clone();
+    std::thread::spawn(move || {
+        let (stream, from) = listener.accept().expect("accept");
+        (from, converse(stream, &script))
+    })
+}
+
+/// A connection of the client, and its address.
+fn dial(lab: &Lab, family: Family, script: &Script) -> (TcpStream, SocketAddr) {
+    let mut script = script.clone();
+    script.local = Some(CLIENT.port(family, 0));
+    let c = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("the client connects to the server");
+    let own = c.local_addr().expect("bound");
+    (c, own)
+}
+
+/// Both legs of a connection.
+fn legs(family: Family, client: SocketAddr) -> [Tuple; 2] {
+    let server = SERVER.port(family, PORT);
+    [Tuple { remote: client, local: server }, Tuple { remote: server, local: client }]
+}
+
+fn both(family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAddr)) {
+    through(&Lab::simple(Shape::TwoDevices).expect("lab"), family, policy, drive);
+}
+
+fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAddr)) {
+    let f = Forwarder::foreign(lab, any(family), policy);
+    let serving = serve(lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
+    let (stream, own) = dial(lab, family, &script);
+    let client = std::thread::spawn(move || converse(stream, &script));
+    drive(&f, own);
+    let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
+    assert_eq!(from, own, "the server sees the client itself");
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    let e = f.ended(1).remove(0);
+    assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&How::Closed, BYTES, BYTES), "{e:?}");
+    assert_eq!((e.client, e.server), (own, SERVER.port(family, PORT)));
+    eprintln!("client {client}\nserver {server}\n{e:?} {:?}", f.verdicts());
+}
+
+#[test]
+fn spliced_at_once_they_take_the_identity_path() {
+    for family in Family::BOTH {
+        both(family, at_once(), |f, client| {
+            f.wait_state(FlowState::Spliced);
+            for leg in legs(family, client) {
+                let path = f.splicer.datapath().and_then(|d| d.path(&leg)).expect("a path entry");
+                let flags = PathFlags::SPLICED | PathFlags::IDENTITY;
+                assert_eq!(
+                    path.flags & flags,
+                    flags,
+                    "{leg:?}: {path:?}, {:?}",
+                    f.splicer.datapath().unwrap().leg(&leg)
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn copied() {
+    for family in Family::BOTH {
+        both(family, Policy { when: When::Never, ..Policy::default() }, |_, _| {});
+    }
+}
+
+fn back_and_forth(f: &Forwarder, _: SocketAddr) {
+    for _ in 0..10 {
+        f.wait_state(FlowState::Copying);
+        f.command(Command::Splice);
+        f.wait_state(FlowState::Spliced);
+        f.command(Command::Unsplice);
+    }
+}
+
+#[test]
+fn spliced_and_taken_back_again_and_again() {
+    for family in Family::BOTH {
+        both(family, by_hand(), back_and_forth);
+    }
+}
+
+/// What is lost has to come again, from whoever it was.
+#[test]
+fn spliced_and_taken_back_while_segments_are_lost() {
+    for family in Family::BOTH {
+        let options = Options { large_packets: false, ..Options::default() };
+        for shape in [Shape::TwoDevices, Shape::OneArmed] {
+            let lab = Lab::new(shape, options.clone()).expect("lab");
+            let loss = Impair { drop_every: Some(150), ..Impair::default() };
+            let ways = [Way::FromClient, Way::ToClient, Way::FromServer, Way::ToServer];
+            let lossy = ways.map(|way| lab.impair(way, loss).expect("impair"));
+            through(&lab, family, by_hand(), back_and_forth);
+            assert!(lossy.iter().all(|i| i.counters().lost > 0), "{:?}", lossy.map(|i| i.counters()));
+        }
+    }
+}
+
+#[test]
+fn released_and_taken_back() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+        let (mut client, _) = dial(&lab, family, &Script::opener(1));
+        let (mut server, _) = listener.accept().expect("accept");
+        let mut exchange = |text: &[u8]| {
+            let mut heard = vec![0; text.len()];
+            client.write_all(text).expect("write");
+            server.read_exact(&mut heard).expect("read");
+            assert_eq!(heard, text);
+            server.write_all(text).expect("write");
+            client.read_exact(&mut heard).expect("read");
+            assert_eq!(heard, text);
+        };
+        f.wait_state(FlowState::Spliced);
+        exchange(b"spliced");
+        f.command(Command::Release);
+        f.wait_state(FlowState::Released);
+        exchange(b"without sockets");
+        f.command(Command::Unsplice);
+        f.wait_state(FlowState::Copying);
+        exchange(b"through new sockets");
+    }
+}
+
+#[test]
+fn lost_segments_of_the_handshake_come_again() {
+    // SYN, SYN-ACK, ACK: each before and behind the forwarder
+    let syn = [(Way::FromClient, 1), (Way::ToServer, 1)];
+    let answer = [(Way::FromServer, 1), (Way::ToClient, 1)];
+    let ack = [(Way::FromClient, 2), (Way::ToServer, 2)];
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let server = SERVER.port(family, PORT);
+        for (n, (way, which)) in [syn, answer, ack].concat().into_iter().enumerate() {
+            let impairment = lab.impair(way, Impair { drop_every: Some(which), ..Impair::default() }).expect("impair");
+            let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+            let script = Script::opener(1).bytes(1000);
+            let client = lab.client.spawn(move || connect(server, &script).map(|c| converse(c, &script)));
+            let lost = wait_for(Duration::from_secs(5), || (impairment.counters().lost >= 1).then_some(()));
+            impairment.change(Impair::default()).expect("change");
+            lost.unwrap_or_else(|| panic!("a segment is lost: {way:?} {which}: {:?}", impairment.counters()));
+            let client = client.join().expect("client").expect("the client connects in the end");
+            let (_, server) = serving.join().expect("server");
+            intact(&client, &server).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
+            assert_eq!(f.ended(n + 1)[n].how, How::Closed, "{way:?} {which}");
+        }
+    }
+}
+
+#[test]
+fn who_is_refused_hears_of_it() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let refused = lab.client.run(|| TcpStream::connect(SERVER.port(family, PORT)));
+        assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
+        let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
+        wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
+    }
+}
+
+/// The answer meets a client that has gone, whose kernel resets.
+#[test]
+fn a_server_hears_that_its_client_has_gone() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let server = SERVER.port(family, PORT);
+        let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+        listener.set_nonblocking(true).expect("nonblocking");
+        let delay = Impair { delay: Duration::from_millis(300), ..Impair::default() };
+        let late = lab.impair(Way::FromServer, delay).expect("impair");
+        lab.client.run(|| {
+            let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None).expect("socket");
+            assert_eq!(s.connect(&server.into()).expect_err("it waits").raw_os_error(), Some(nix::libc::EINPROGRESS));
+        });
+        wait_for(Duration::from_secs(5), || (f.verdict("handshake") >= 3).then_some(())).expect("SYN, SYN-ACK, RST");
+        let nothing = || f.splicer.datapath().expect("kernel path").legs().is_empty().then_some(());
+        wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
+        assert!(late.counters().delayed >= 1);
+        assert_eq!(listener.accept().expect_err("reset before").kind(), ErrorKind::WouldBlock);
+    }
+}
+
+/// A server that does not answer, and a client that asks again and again from new ports.
+#[test]
+fn a_flood_of_syns_takes_no_more_than_its_share() {
+    const HALF_OPEN: usize = 1024;
+    let family = Family::V4;
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let f = Forwarder::foreign(&lab, any(family), at_once());
+    let silence = lab.impair(Way::ToServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+    let to = SERVER.port(family, PORT);
+    let flood: Vec<Socket> = lab.client.run(|| {
+        let ask = |_| {
+            let s = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).expect("socket");
+            assert_eq!(s.connect(&to.into()).expect_err("it waits").raw_os_error(), Some(nix::libc::EINPROGRESS));
+            s
+        };
+        (0..HALF_OPEN + 300).map(ask).collect()
+    });
+    wait_for(Duration::from_secs(5), || (f.splicer.foreign_counts().given_up >= 300).then_some(())).unwrap_or_else(
+        || panic!("the oldest are given up: {}, {:?}", f.splicer.foreign_counts().given_up, f.verdicts()),
+    );
+    let legs = f.splicer.datapath().expect("kernel path").legs();
+    assert!(legs.len() <= HALF_OPEN, "{}", legs.len());
+    assert!(legs.iter().all(|(_, l)| l.flags & LegFlags::FOREIGN != 0));
+    drop(flood);
+    drop(silence);
+    let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+    let script = Script::opener(1).bytes(1000);
+    let client = converse(dial(&lab, family, &script).0, &script);
+    intact(&client, &serving.join().expect("server").1).expect("another connection is served as ever");
+}
