@@ -32,4 +32,22 @@ __noinline int meet(struct __sk_buff *skb)
 	return 1;
 }
 
+/* Is there a socket of this connection? struct tuple and struct tuple4 are laid out as struct bpf_sock_tuple is. */
+static __always_inline int has_socket(struct __sk_buff *skb, const struct scratch *sc)
+{
+	struct tuple4 k = key4(&sc->t);
+	struct bpf_sock *sk;
+	int own;
+
+	if (sc->v6)
+		sk = bpf_skc_lookup_tcp(skb, (void *)&sc->t, sizeof(sc->t), BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	own = sk->state != BPF_TCP_LISTEN;
+	bpf_sk_release(sk);
+	return own;
+}
+
 #endif

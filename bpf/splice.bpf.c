@@ -121,6 +121,9 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!sc)
 		return TCX_NEXT;
 	p = &sc->p;
+	/* A second SYN-ACK may come before user space has made the socket; the kernel would reset the connection. */
+	if (sc->foreign && sc->s.flags & TH_SYN && !has_socket(skb, sc))
+		return drop(V_HANDSHAKE_LOST);
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return TCX_NEXT;

@@ -189,6 +189,15 @@ INLINE __u32 our_tsval(struct leg *l, __u32 tsval, int newest, __u32 *add)
 	return tsval + *add;
 }
 
+/* The same for the socket of a foreign leg. It speaks for the other host and has that host's clock, but a second late (BEHIND in
+ * foreign.rs): it repeats what was said last, rather than to be ahead of the host when that speaks for itself again. */
+INLINE __u32 foreign_tsval(struct leg *l, __u32 tsval)
+{
+	if (!both_speak(l))
+		l->tsval_out = later(l->tsval_out, tsval + l->shim_ts);
+	return l->tsval_out;
+}
+
 /* In control mode, and the socket's numbers are those of the wire. */
 INLINE int untouched(const struct leg *l)
 {
@@ -514,10 +523,13 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	e->sack_hi = s->ack + FAR;
 	e->tsecr = s->tsecr;
 	if (s->has_ts) {
-		if (l->flags & LEG_CLOCK)
+		if (l->flags & LEG_CLOCK && !(l->flags & LEG_FOREIGN))
 			l->shim_ts = l->tsval_out - s->tsval;
 		l->flags &= ~LEG_CLOCK;
-		e->tsval = our_tsval(l, s->tsval, 1, &l->shim_ts);
+		if (l->flags & LEG_FOREIGN)
+			e->tsval = foreign_tsval(l, s->tsval);
+		else
+			e->tsval = our_tsval(l, s->tsval, 1, &l->shim_ts);
 	}
 	return 1;
 }

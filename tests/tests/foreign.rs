@@ -32,10 +32,15 @@ fn serve(lab: &Lab, family: Family, script: &Script) -> JoinHandle<(SocketAddr, 
     let listener = lab.server.run(|| listen(SERVER.port(family, PORT), script)).expect("listen");
     let script = script.clone();
     std::thread::spawn(move || {
-        let (stream, from) = listener.accept().expect("accept");
+        listener.set_nonblocking(true).expect("nonblocking");
+        let (stream, from) = wait_for(PATIENCE, || listener.accept().ok()).expect("a connection comes to the server");
+        stream.set_nonblocking(false).expect("blocking");
         (from, converse(stream, &script))
     })
 }
+
+/// Longer than any retransmission takes.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A connection of the client, and its address.
 fn dial(lab: &Lab, family: Family, script: &Script) -> (TcpStream, SocketAddr) {
@@ -177,7 +182,10 @@ fn lost_segments_of_the_handshake_come_again() {
             impairment.change(Impair::default()).expect("change");
             lost.unwrap_or_else(|| panic!("a segment is lost: {way:?} {which}: {:?}", impairment.counters()));
             let client = client.join().expect("client").expect("the client connects in the end");
-            let (_, server) = serving.join().expect("server");
+            let legs = || f.splicer.datapath().map(|d| d.legs());
+            let served = serving.join();
+            let (_, server) =
+                served.unwrap_or_else(|_| panic!("{way:?} {which}: {client}, {:?}, {:?}", f.verdicts(), legs()));
             intact(&client, &server).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
             assert_eq!(f.ended(n + 1)[n].how, How::Closed, "{way:?} {which}");
         }

@@ -25,7 +25,7 @@ const MARK: u32 = 0x6c73_706d;
 const TABLE: u32 = 0x6c73;
 
 /// The clocks of our sockets are behind those of the hosts, in milliseconds as most have them: what they say is as late as what was
-/// said last (`our_tsval` of bpf/switch.h), and not later than what the host is about to say.
+/// said last (`foreign_tsval` of bpf/switch.h), and not later than what the host is about to say.
 const BEHIND: u32 = 1000;
 
 const FIN: u8 = 0x01;
