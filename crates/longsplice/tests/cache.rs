@@ -7,7 +7,7 @@ use longsplice_lab::{
     ChildGuard, Family, Impair, Lab, Shape, Way, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use running::{LONGSPLICE, Running, eventually};
+use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::{
@@ -95,10 +95,11 @@ fn answer(stream: TcpStream, asked: &AtomicU64) -> std::io::Result<()> {
 }
 
 struct Scene {
+    proxy: Running,
+    _pins: Pins,
     lab: Lab,
     family: Family,
     dir: TempDir,
-    proxy: Running,
     asked: Arc<AtomicU64>,
 }
 
@@ -121,7 +122,7 @@ impl Scene {
         fs::write(dir.path().join("l.toml"), format!("[[listener]]\nprotocol = \"http\"\nlisten = \"{at}\"\n{cache}"))
             .unwrap();
         let proxy = Scene::start(&lab, &dir);
-        Scene { lab, family, dir, proxy, asked }
+        Scene { proxy, _pins: Pins::of(&lab.forwarder), lab, family, dir, asked }
     }
 
     fn start(lab: &Lab, dir: &TempDir) -> Running {

@@ -6,7 +6,7 @@ use longsplice_lab::{
     Family, Lab, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use running::{LONGSPLICE, Running, echo, eventually, loopback_echo, round_trip};
+use running::{LONGSPLICE, Pins, Running, echo, eventually, loopback_echo, round_trip};
 use serde_json::Value;
 use std::{
     fs,
@@ -33,6 +33,7 @@ fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
 #[test]
 fn needs_root_and_bpf_s19_files_equal_what_has_passed() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let _pins = Pins::of(&lab.forwarder);
     for family in Family::BOTH {
         let dir = tempfile::tempdir().unwrap();
         let taps = dir.path().join("to/be/made");
@@ -83,6 +84,7 @@ fn needs_root_and_bpf_s19_files_equal_what_has_passed() {
 fn needs_root_and_bpf_s19_taps_end_with_their_process() {
     for leave in [true, false] {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let _pins = Pins::of(&lab.forwarder);
         let (server, at) =
             (topology::SERVER.port(Family::V4, PORT), topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT));
         echo(lab.server.run(|| TcpListener::bind(server)).unwrap());

@@ -6,7 +6,7 @@ use longsplice_lab::{
     Family, Lab, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use running::{LONGSPLICE, Running, eventually};
+use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use std::{fs, io::ErrorKind, net::TcpStream, time::Duration};
 
@@ -29,6 +29,7 @@ policy = { splice = "at-once" }
 #[test]
 fn needs_root_and_bpf_s9_neither_end_sees_it() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let _pins = Pins::of(&lab.forwarder);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("longsplice.toml");
     fs::write(&file, CONFIG).unwrap();
