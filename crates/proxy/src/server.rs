@@ -361,7 +361,9 @@ async fn accept_all(
         match accepted {
             Ok(client) => {
                 wait = BACK_OFF.0;
-                admit(&shared, &front, (client, number), &mut complained);
+                let front_of = front.clone();
+                let serve = async move |live, [client]: [Leg; 1]| connection::serve(live, front_of, client).await;
+                admit(&shared, &front, ([client], number), &mut complained, serve);
             }
             Err(e) if concerns_one_connection(&e) => {}
             Err(e) => {
@@ -390,23 +392,12 @@ async fn accept_foreign(
             accepted = socket.accept() => accepted,
         };
         match accepted {
-            Ok((client, server)) => match Live::enter(&shared, &front, client.remote(), number) {
-                Ok(live) => {
-                    Counters::add(&shared.counters.accepted);
-                    let front = front.clone();
-                    serve_on(live, [client, server], async move |live, [client, server]| {
-                        connection::pass(live, &front, client, server);
-                    });
-                }
-                Err(full) => {
-                    Counters::add(&shared.counters.over_limit);
-                    complain(&mut complained, &format!("{} turned away: {full}", client.remote()));
-                    for leg in [client, server] {
-                        leg.reset_at_close();
-                        shared.splicer.discard(leg);
-                    }
-                }
-            },
+            Ok((client, server)) => {
+                let front_of = front.clone();
+                let pass =
+                    async move |live, [client, server]: [Leg; 2]| connection::pass(live, &front_of, client, server);
+                admit(&shared, &front, ([client, server], number), &mut complained, pass);
+            }
             Err(e) if e.kind() == io::ErrorKind::NotConnected => return,
             Err(e) => {
                 Counters::add(&shared.counters.accept_errors);
@@ -416,19 +407,26 @@ async fn accept_foreign(
     }
 }
 
-/// Starts serving `client`, if it is not one too many.
-fn admit(shared: &Arc<Shared>, front: &Arc<Front>, (client, awake): (Leg, usize), complained: &mut Option<Instant>) {
+/// Starts serving a connection, if it is not one too many. The first leg is its client's.
+fn admit<const N: usize, F: Future<Output = ()> + Send>(
+    shared: &Arc<Shared>,
+    front: &Front,
+    (legs, awake): ([Leg; N], usize),
+    complained: &mut Option<Instant>,
+    serve: impl FnOnce(Live, [Leg; N]) -> F + Send + 'static,
+) {
     Counters::add(&shared.counters.accepted);
-    match Live::enter(shared, front, client.remote(), awake) {
-        Ok(live) => {
-            let front = front.clone();
-            serve_on(live, [client], async move |live, [client]| connection::serve(live, front, client).await);
-        }
+    let client = legs[0].remote();
+    match Live::enter(shared, front, client, awake) {
+        Ok(live) => serve_on(live, legs, serve),
         // No line in the access log: a flood must not drive out the lines of those who are served.
         Err(full) => {
             Counters::add(&shared.counters.over_limit);
-            complain(complained, &format!("{} turned away: {full}", client.remote()));
-            client.reset();
+            complain(complained, &format!("{client} turned away: {full}"));
+            for leg in legs {
+                leg.reset_at_close();
+                shared.splicer.discard(leg);
+            }
         }
     }
 }
