@@ -204,6 +204,24 @@ static __always_inline void untap(struct tuple *t)
 		p->via &= ~VIA_TAP;
 }
 
+#define SLOTS_AT_ONCE 1024 /* a call is not to keep its processor for long */
+
+/* Finds the key of the next entry. As path_args.result. */
+static __always_inline int next_key(struct path_args *args)
+{
+	int i, r;
+
+	bpf_for(i, 0, SLOTS_AT_ONCE) {
+		r = key_of_slot(args->slot, &args->key);
+		if (r < 0)
+			return r;
+		args->slot++;
+		if (!r)
+			return 0;
+	}
+	return 1;
+}
+
 /* User space's look-ups and changes in the table of path entries. */
 SEC("syscall")
 int path_entry(struct path_args *ctx)
@@ -211,9 +229,17 @@ int path_entry(struct path_args *ctx)
 	struct path_args args = *ctx;
 	struct path6 *p6 = NULL;
 	struct path4 *p4 = NULL;
-	struct tuple4 k = key4(&args.key);
-	int v4 = tuple_is_v4(&args.key), found = !!find_path(&args.key), put = args.op == PATH_PUT;
+	struct tuple4 k;
+	int v4, found, put = args.op == PATH_PUT;
 
+	if (args.op == PATH_NEXT) {
+		args.result = next_key(&args);
+		if (args.result)
+			goto out;
+	}
+	k = key4(&args.key);
+	v4 = tuple_is_v4(&args.key);
+	found = !!find_path(&args.key);
 	args.result = !found;
 	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR) {
 		args.result = forget(&args.key, args.op == PATH_REMOVE);
@@ -225,7 +251,7 @@ int path_entry(struct path_args *ctx)
 		untap(&args.key);
 	else if (args.op == PATH_ADD && found)
 		args.result = 1;
-	else if (!found && args.op != PATH_GET)
+	else if (!found && args.op != PATH_GET && args.op != PATH_NEXT)
 		args.result = insert_path(&args.key, bpf_ktime_get_ns());
 	if (args.op == PATH_ADD && !args.result) {
 		struct leg *client = bpf_map_lookup_elem(&legs, &args.other);

@@ -48,6 +48,15 @@ static __always_inline __u64 add_to(__be32 *at, __u32 n)
 	return delta(old, *at);
 }
 
+/* Written only when it changes: a line that is only read may stay in the caches of several processors. */
+static __always_inline void note_seen(struct path *p)
+{
+	__u8 now = bpf_ktime_get_coarse_ns() >> 33;
+
+	if (p->seen != now)
+		p->seen = now;
+}
+
 /* Advances the word to `end`. 0: done; 1: no longer SPLICED, or, with `far`, near the limit; -1: gave up. */
 static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags, int far)
 {
@@ -118,7 +127,7 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 	}
 	if (after(s.ack, p->max_ack))
 		p->max_ack = s.ack;
-	p->seen = bpf_ktime_get_coarse_ns() >> 33;
+	note_seen(p);
 	if (w.flags & PATH_IDENTITY)
 		return 0;
 
@@ -305,7 +314,7 @@ static __always_inline void acknowledged(struct scratch *sc, struct path *p, uni
 		if (w.flags & PATH_PEER_FIN)
 			fin_acked(sc, p);
 	}
-	p->seen = bpf_ktime_get_coarse_ns() >> 33;
+	note_seen(p);
 }
 
 #endif

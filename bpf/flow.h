@@ -145,7 +145,7 @@ struct path6 {
 	__u32 remote[4];
 };
 
-/* Where entries lie (table.h): slot4 is one cache line, slot6 two. */
+/* Where entries lie (table.h). */
 struct slot {
 	__u64 hop;   /* as a home: which of its places hold its keys */
 	__u32 state; /* as a place: taken, or since when not */
@@ -324,17 +324,19 @@ enum path_op {
 	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
 	PATH_CLEAR = 5,  /* the same, unless the port has been used for a new connection since, which lives */
 	PATH_UNTAP = 6,  /* no more copies; of the leg's record, too */
+	PATH_NEXT = 7,   /* the first entry from slot number `slot` on, which becomes the one behind it */
 };
 
 /* User space's way to one path entry. */
 struct path_args {
 	enum path_op op;
 	__s32 result; /* 0; -1 no place; PATH_GET: 1 there is none, or not both; PATH_ADD: 1 there is one;
-	               * PATH_CLEAR: 1 key stays, 2 other stays, or both */
+	               * PATH_CLEAR: 1 key stays, 2 other stays, or both; PATH_NEXT: 1 none yet, -1 there are no more */
 	struct tuple key;
 	struct tuple other; /* PATH_ADD: the leg on whose behalf; PATH_GET: its entry is wanted as well, unless it is all zero */
 	__u32 mss;          /* PATH_ADD: out: announced by its host; 0: it is not tracked */
 	__u32 leg_flags;    /* PATH_ADD: of the record, besides LEG_SYN */
+	__u64 slot;         /* PATH_NEXT */
 	struct path6 p; /* without `remote` if the key is IPv4 */
 	struct path p_other; /* PATH_GET: the one of `other` */
 };

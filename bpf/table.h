@@ -5,6 +5,10 @@
  * home says which of them hold keys of its own (slot.hop), so a look-up reads the home, and mostly nothing else: a hit at
  * home and a miss cost one cache line. There are no chains, and nothing ever moves.
  *
+ * A table is cut into pages, each an array map of its own, in which all places of a key lie. Arrays of up to 32 KB come from
+ * the kernel's direct mapping, whose TLB entries cover megabytes; a larger one is mapped by 4 KB, and a flow hit at random
+ * would miss the TLB, too. The verifier makes both look-ups of a slot a few instructions without a call.
+ *
  * Under traffic: a slot is taken by compare-and-swap of its state, filled, and then made visible by one bit at the home.
  * Removal clears that bit, and whoever does gives the slot back; it rests for a second before it is taken again, since
  * programs on other processors may still hold it. Two insertions of one key must not meet: the records of `legs`, a hash of
@@ -12,31 +16,46 @@
 #ifndef LONGSPLICE_TABLE_H
 #define LONGSPLICE_TABLE_H
 
-#define WAYS 64     /* at two thirds full all are taken for one key in 10^10 */
+#include <bpf/bpf_core_read.h>
+
+#define WAYS 64     /* in a table as full as it may be, all are taken for one key in 10^8 */
 #define NEAR 8      /* the first places are neighbours, which the processor fetches ahead; the others lie apart, at a
 		       stride of the home's own, so that crowds do not grow */
 
+/* Slots of a page: prime, so that any stride leads to all of them. */
+#define SLOTS4 503
+#define SLOTS6 251
+
 #define SLOT_TAKEN 1 /* slot.state; otherwise twice the second in which it was left, 0: never used */
 
-/* Set before load: places in each table, and what keeps others from choosing where their connections lie. */
-const volatile __u32 slots4 = 1, slots6 = 1;
+/* Set before load: pages of each table, and what keeps others from choosing where their connections lie. */
+const volatile __u32 pages4 = 1, pages6 = 1;
 const volatile __u64 hash_seed = 0;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE); /* begins at a page, so that slots are cache lines */
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct slot4);
-} paths4 SEC(".maps");
+struct table_page {
+	__u8 room[SLOTS4 * sizeof(struct slot4) + 64]; /* slots are to begin at a cache line */
+};
+
+_Static_assert(sizeof(struct slot4) == 64 && sizeof(struct slot6) == 128, "cache lines");
+_Static_assert(SLOTS6 * sizeof(struct slot6) <= SLOTS4 * sizeof(struct slot4), "pages of one size");
+_Static_assert(sizeof(struct table_page) + 448 <= 32768, "with the map's header in 32 KB");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct slot6);
-} paths6 SEC(".maps");
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_ARRAY);
+		__uint(max_entries, 1);
+		__uint(key_size, sizeof(__u32));
+		__uint(value_size, sizeof(struct table_page));
+	});
+} paths4 SEC(".maps"), paths6 SEC(".maps");
+
+/* The kernel's: what comes before the value of an array map, which begins at a page of the processor's. */
+struct bpf_array {
+	char value[0];
+} __attribute__((preserve_access_index));
 
 static __always_inline __u64 stir(__u64 h, __u64 more)
 {
@@ -61,23 +80,51 @@ static __always_inline __u64 hash6(const struct tuple *k)
 	return stir(h, (__u64)k->rport << 16 | k->lport);
 }
 
-/* What both tables do alike; the map is passed beside, since the verifier must know it. */
+/* What both tables do alike. */
 struct place {
-	__u32 slots, home, stride;
+	struct table_page *page;
+	__u32 slots, size, home, stride;
 };
 
-static __always_inline struct place place_of(__u64 hash, __u32 slots)
+static __always_inline struct table_page *page_at(void *map, __u32 number)
 {
-	__u32 home = (hash & 0xffffffff) * slots >> 32;
-	/* All keys of a home go the same ways. Odd, so that far ways do not meet soon in a table of an even size. */
-	__u32 stride = ((home * 0x9e3779b1u >> 16) + NEAR) | 1;
+	void *array = bpf_map_lookup_elem(map, &number);
+	__u32 first = 0;
 
-	return (struct place){ slots, home, stride };
+	return array ? bpf_map_lookup_elem(array, &first) : NULL;
+}
+
+static __always_inline struct place place_of(void *map, __u64 hash, __u32 pages, __u32 slots, __u32 size)
+{
+	__u32 home = (hash >> 32) * slots >> 32;
+	/* all keys of a home go the same ways */
+	__u32 stride = (home * 0x9e3779b1u >> 16) % (slots - 1) + 1;
+
+	return (struct place){ page_at(map, (hash & 0xffffffff) * pages >> 32), slots, size, home, stride };
+}
+
+static __always_inline struct place place4(const struct tuple4 *k)
+{
+	return place_of(&paths4, hash4(k), pages4, SLOTS4, sizeof(struct slot4));
+}
+
+static __always_inline struct place place6(const struct tuple *k)
+{
+	return place_of(&paths6, hash6(k), pages6, SLOTS6, sizeof(struct slot6));
+}
+
+/* NULL: there is no such slot. */
+static __always_inline void *slot_at(struct place p, __u32 at)
+{
+	asm volatile("" : "+r"(at)); /* the verifier must see what is compared */
+	if (!p.page || at >= p.slots)
+		return NULL;
+	return p.page->room + (-bpf_core_field_offset(struct bpf_array, value) & 63) + at * p.size;
 }
 
 static __always_inline __u32 at_way(struct place p, __u32 way)
 {
-	__u64 at = (__u64)p.home + (way < NEAR ? way : (way - NEAR + 1) * p.stride);
+	__u32 at = p.home + (way < NEAR ? way : (way - NEAR + 1) * p.stride);
 
 	return at < p.slots ? at : at % p.slots;
 }
@@ -96,16 +143,15 @@ static __always_inline int holds(const struct slot *s, const __u32 *key, __u32 w
 }
 
 /* The way to a key's slot, or WAYS. */
-static __always_inline __u32 search(void *map, struct place p, __u64 hop, const __u32 *key, __u32 words)
+static __always_inline __u32 search(struct place p, __u64 hop, const __u32 *key, __u32 words)
 {
 	struct slot *s;
-	__u32 at, i;
+	__u32 i;
 
 	for (i = 0; i < WAYS && hop >> i; i++) {
 		if (!(hop >> i & 1))
 			continue;
-		at = at_way(p, i);
-		s = bpf_map_lookup_elem(map, &at);
+		s = slot_at(p, at_way(p, i));
 		if (s && holds(s, key, words))
 			return i;
 	}
@@ -113,16 +159,15 @@ static __always_inline __u32 search(void *map, struct place p, __u64 hop, const 
 }
 
 /* A new entry, its path all zero, for a key that has none. 0, or -1: no place. now: ns, CLOCK_MONOTONIC. */
-static __always_inline int insert(void *map, struct place p, const __u32 *key, __u32 words, __u32 size, __u64 now)
+static __always_inline int insert(struct place p, const __u32 *key, __u32 words, __u32 size, __u64 now)
 {
-	__u32 second = now >> 30, at = p.home, state, i, k;
-	struct slot *home = bpf_map_lookup_elem(map, &at), *s;
+	struct slot *home = slot_at(p, p.home), *s;
+	__u32 second = now >> 30, state, i, k;
 
 	if (!home)
 		return -1;
 	for (i = 0; i < WAYS; i++) {
-		at = at_way(p, i);
-		s = bpf_map_lookup_elem(map, &at);
+		s = slot_at(p, at_way(p, i));
 		if (!s)
 			continue;
 		state = *(volatile __u32 *)&s->state;
@@ -141,19 +186,18 @@ static __always_inline int insert(void *map, struct place p, const __u32 *key, _
 	return -1;
 }
 
-static __always_inline void take_out(void *map, struct place p, const __u32 *key, __u32 words, __u64 now)
+static __always_inline void take_out(struct place p, const __u32 *key, __u32 words, __u64 now)
 {
-	__u32 at = p.home, way;
+	struct slot *home = slot_at(p, p.home), *s;
+	__u32 way;
 	__u64 bit;
-	struct slot *home = bpf_map_lookup_elem(map, &at), *s;
 
 	if (!home)
 		return;
-	way = search(map, p, home->hop, key, words);
+	way = search(p, home->hop, key, words);
 	if (way == WAYS)
 		return;
-	at = at_way(p, way);
-	s = bpf_map_lookup_elem(map, &at);
+	s = slot_at(p, at_way(p, way));
 	bit = 1ull << (way & (WAYS - 1));
 	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit)
 		*(volatile __u32 *)&s->state = (__u32)(now >> 30) << 1;
@@ -169,7 +213,7 @@ static __always_inline struct tuple4 key4(const struct tuple *t)
 
 /* Global functions: the verifier walks their loops once, and not wherever they are called. */
 
-/* The slot of a key that does not lie at home, or -1. */
+/* The slot, in its page, of a key that does not lie at home, or -1. */
 __noinline int seek4(const struct tuple4 *k, __u64 hop)
 {
 	struct place p;
@@ -177,8 +221,8 @@ __noinline int seek4(const struct tuple4 *k, __u64 hop)
 
 	if (!k)
 		return -1;
-	p = place_of(hash4(k), slots4);
-	way = search(&paths4, p, hop & ~1ull, (const __u32 *)k, WORDS4);
+	p = place4(k);
+	way = search(p, hop & ~1ull, (const __u32 *)k, WORDS4);
 	return way == WAYS ? -1 : (int)at_way(p, way);
 }
 
@@ -189,8 +233,8 @@ __noinline int seek6(const struct tuple *k, __u64 hop)
 
 	if (!k)
 		return -1;
-	p = place_of(hash6(k), slots6);
-	way = search(&paths6, p, hop & ~1ull, k->remote, WORDS6);
+	p = place6(k);
+	way = search(p, hop & ~1ull, k->remote, WORDS6);
 	return way == WAYS ? -1 : (int)at_way(p, way);
 }
 
@@ -201,9 +245,9 @@ __noinline int insert_path(const struct tuple *t, __u64 now)
 	if (tuple_is_v4(t)) {
 		struct tuple4 k = key4(t);
 
-		return insert(&paths4, place_of(hash4(&k), slots4), (const __u32 *)&k, WORDS4, sizeof(struct path4), now);
+		return insert(place4(&k), (const __u32 *)&k, WORDS4, sizeof(struct path4), now);
 	}
-	return insert(&paths6, place_of(hash6(t), slots6), t->remote, WORDS6, sizeof(struct path6), now);
+	return insert(place6(t), t->remote, WORDS6, sizeof(struct path6), now);
 }
 
 __noinline int remove_path(const struct tuple *t, __u64 now)
@@ -213,18 +257,18 @@ __noinline int remove_path(const struct tuple *t, __u64 now)
 	if (tuple_is_v4(t)) {
 		struct tuple4 k = key4(t);
 
-		take_out(&paths4, place_of(hash4(&k), slots4), (const __u32 *)&k, WORDS4, now);
+		take_out(place4(&k), (const __u32 *)&k, WORDS4, now);
 	} else {
-		take_out(&paths6, place_of(hash6(t), slots6), t->remote, WORDS6, now);
+		take_out(place6(t), t->remote, WORDS6, now);
 	}
 	return 0;
 }
 
 static __always_inline struct path4 *find4(const struct tuple4 *k)
 {
-	__u32 at = place_of(hash4(k), slots4).home;
+	struct place p = place4(k);
+	struct slot4 *s = slot_at(p, p.home);
 	__u64 hop;
-	struct slot4 *s = bpf_map_lookup_elem(&paths4, &at);
 
 	if (!s)
 		return NULL;
@@ -233,16 +277,15 @@ static __always_inline struct path4 *find4(const struct tuple4 *k)
 		return &s->p;
 	if (!(hop >> 1))
 		return NULL;
-	at = seek4(k, hop);
-	s = bpf_map_lookup_elem(&paths4, &at);
+	s = slot_at(p, seek4(k, hop)); /* -1 is beyond any page */
 	return s ? &s->p : NULL;
 }
 
 static __always_inline struct path6 *find6(const struct tuple *k)
 {
-	__u32 at = place_of(hash6(k), slots6).home;
+	struct place p = place6(k);
+	struct slot6 *s = slot_at(p, p.home);
 	__u64 hop;
-	struct slot6 *s = bpf_map_lookup_elem(&paths6, &at);
 
 	if (!s)
 		return NULL;
@@ -251,8 +294,7 @@ static __always_inline struct path6 *find6(const struct tuple *k)
 		return &s->p;
 	if (!(hop >> 1))
 		return NULL;
-	at = seek6(k, hop);
-	s = bpf_map_lookup_elem(&paths6, &at); /* -1 is beyond any table */
+	s = slot_at(p, seek6(k, hop));
 	return s ? &s->p : NULL;
 }
 
@@ -267,6 +309,40 @@ static __noinline struct path *find_path(const struct tuple *t)
 	struct path6 *p = find6(t);
 
 	return p ? &p->p : NULL;
+}
+
+/* The key in the slot of that number: those of paths4, page by page, and then those of paths6. 0; 1: there is none; -1: there
+ * is no such slot. */
+__noinline int key_of_slot(__u64 number, struct tuple *key)
+{
+	__u64 all4 = (__u64)pages4 * SLOTS4;
+	struct place p = { NULL, SLOTS4, sizeof(struct slot4) };
+
+	if (!key)
+		return -1;
+	if (number < all4) {
+		struct slot4 *s;
+
+		p.page = page_at(&paths4, number / SLOTS4);
+		s = slot_at(p, number % SLOTS4);
+		if (!s || s->state != SLOT_TAKEN)
+			return !s ? -1 : 1;
+		tuple_from4(key, s->key.remote, s->key.local);
+		key->rport = s->key.rport;
+		key->lport = s->key.lport;
+	} else {
+		struct slot6 *s;
+
+		number -= all4;
+		p.slots = SLOTS6;
+		p.size = sizeof(*s);
+		p.page = page_at(&paths6, number / SLOTS6);
+		s = slot_at(p, number % SLOTS6);
+		if (!s || s->state != SLOT_TAKEN)
+			return !s ? -1 : 1;
+		*key = s->key;
+	}
+	return 0;
 }
 
 #endif

@@ -5,6 +5,7 @@ use crate::{
     attach::{attach, attach_early, wanted_devices, wanted_peers},
     devices::Links,
     maps::{Maps, errno, from_bytes},
+    pages::{PATHS4, PATHS6, fill},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
     switch::Hop,
@@ -208,12 +209,12 @@ impl Datapath {
         let mut object = MaybeUninit::uninit();
         let mut open = SpliceSkelBuilder::default().open(&mut object).map_err(kernel("open object"))?;
         let size = kernel("table size");
-        let slots = n.saturating_mul(SLOTS_PER_FLOW);
         let constants = open.maps.rodata_data.as_mut().expect("the object has constants");
-        (constants.slots4, constants.slots6, constants.hash_seed) = (slots, slots, seed);
+        let (pages4, pages6) = (PATHS4.pages(n), PATHS6.pages(n));
+        (constants.pages4, constants.pages6, constants.hash_seed) = (pages4, pages6, seed);
         (|| {
-            open.maps.paths4.set_max_entries(slots)?;
-            open.maps.paths6.set_max_entries(slots)?;
+            open.maps.paths4.set_max_entries(pages4)?;
+            open.maps.paths6.set_max_entries(pages6)?;
             open.maps.legs.set_max_entries(n.saturating_mul(2))?;
             open.maps.embryos.set_max_entries(n.clamp(1024, 65536))?;
             open.maps.taps.set_max_entries(options.tap_ring.clamp(65536, 1 << 30).next_power_of_two())
@@ -244,6 +245,13 @@ impl Datapath {
             handshakes: handle(&m.handshakes)?,
             abi: handle(&m.abi)?,
         };
+        if there.is_none() {
+            for table in [&maps.paths4, &maps.paths6] {
+                fill(table).map_err(|source| OpenError::Kernel { what: "tables of path entries", source })?;
+            }
+        }
+        let remotes =
+            Remotes::taken_by(&maps).map_err(|source| OpenError::Kernel { what: "reading path entries", source })?;
         maps.unlisten_all();
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
@@ -258,7 +266,7 @@ impl Datapath {
             ingress: dup(skel.progs.ingress.as_fd())?,
             egress: dup(skel.progs.egress.as_fd())?,
             vias: Mutex::new(vias),
-            remotes: Mutex::new(Remotes::taken_by(&maps)),
+            remotes: Mutex::new(remotes),
             links: Mutex::new(links),
             maps,
             max_flows: n,
@@ -356,7 +364,10 @@ impl Datapath {
 
     /// All entries, of legs and of spliced flows.
     pub fn paths(&self) -> Vec<(Tuple, PathView)> {
-        self.maps.all_paths()
+        self.maps.all_paths().unwrap_or_else(|error| {
+            tracing::warn!(%error, "path entries cannot be read");
+            Vec::new()
+        })
     }
 
     /// Counters since the maps were made: label and packets.
@@ -387,7 +398,7 @@ impl Datapath {
             vias.len() - 1
         } else {
             // next hops have changed: take a place that no flow uses any more
-            let used: HashSet<u16> = self.paths().iter().map(|(_, p)| p.via).collect();
+            let used: HashSet<u16> = self.maps.all_paths()?.iter().map(|(_, p)| p.via).collect();
             let i = (0..VIAS).find(|i| !used.contains(i)).ok_or(io::ErrorKind::StorageFull)?;
             vias[usize::from(i)] = want;
             usize::from(i)
@@ -471,13 +482,13 @@ impl Remotes {
     const MOST: u32 = 65536;
 
     /// Those in use by pinned flows.
-    fn taken_by(maps: &Maps) -> Remotes {
+    fn taken_by(maps: &Maps) -> io::Result<Remotes> {
         let crossing =
             |p: &PathView| p.flags & (PathFlags::CROSS | PathFlags::SPLICED) == PathFlags::CROSS | PathFlags::SPLICED;
         let taken: HashMap<_, _> =
-            maps.all_paths().into_iter().filter(|(_, p)| crossing(p)).map(|(t, p)| (t, p.remote4)).collect();
+            maps.all_paths()?.into_iter().filter(|(_, p)| crossing(p)).map(|(t, p)| (t, p.remote4)).collect();
         let next = taken.values().max().map_or(0, |n| n + 1);
-        Remotes { taken, free: Vec::new(), next }
+        Ok(Remotes { taken, free: Vec::new(), next })
     }
 
     fn take(&mut self, leg: &Tuple) -> Option<u32> {
@@ -496,8 +507,6 @@ impl Remotes {
 }
 
 const VIAS: u16 = 1024;
-/// Slots of a path table: two entries a flow, and two thirds full at most.
-const SLOTS_PER_FLOW: u32 = 3;
 /// What the maps that are pinned already were made with; `None` too if a process died before it was done with making them.
 fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     use libbpf_rs::{MapCore, MapFlags};

@@ -14,6 +14,7 @@ mod maps;
 #[cfg(feature = "model")]
 pub mod model;
 mod names;
+mod pages;
 mod peer;
 mod released;
 mod sockets;
@@ -26,8 +27,8 @@ pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
         abi, embryo, event, event_kind, half, handshake, hop, leg, limit, listen_key, listens, path, path_args,
-        path_op, path_word, path4, path6, phase, slot4, slot6, switch_args, switch_call, switch_op, switch_result,
-        tap_record, train, train_key, tuple, tuple4, verdict, via,
+        path_op, path_word, path6, phase, switch_args, switch_call, switch_op, switch_result, tap_record, train,
+        train_key, tuple, verdict, via,
     };
 }
 
@@ -44,6 +45,7 @@ pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext, default_pin};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
+pub use pages::{MapSize, map_size};
 pub use released::{Released, monotonic};
 pub use sockets::{Repair, clamp_window, low_water};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched};

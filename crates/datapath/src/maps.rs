@@ -61,16 +61,6 @@ impl Tuple {
             local: SocketAddr::new(address(t.local), u16::from_be(t.lport)),
         }
     }
-
-    fn from_abi4(t: &abi::tuple4) -> Tuple {
-        let mapped = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
-        Tuple::from_abi(&abi::tuple {
-            remote: [0, 0, mapped, t.remote],
-            local: [0, 0, mapped, t.local],
-            rport: t.rport,
-            lport: t.lport,
-        })
-    }
 }
 
 /// Plain data shared with the kernel.
@@ -81,14 +71,8 @@ pub(crate) unsafe trait Pod: Copy {}
 // SAFETY: generated from BTF with explicit padding members; integers, arrays of them, and enums as integers.
 unsafe impl Pod for abi::tuple {}
 // SAFETY: as above.
-unsafe impl Pod for abi::tuple4 {}
-// SAFETY: as above.
 unsafe impl Pod for abi::leg {}
 // SAFETY: as above; the union's members overlap in full.
-unsafe impl Pod for abi::slot4 {}
-// SAFETY: as above.
-unsafe impl Pod for abi::slot6 {}
-// SAFETY: as above.
 unsafe impl Pod for abi::path_args {}
 // SAFETY: as above.
 unsafe impl Pod for abi::abi {}
@@ -239,7 +223,7 @@ pub(crate) struct Maps {
     pub abi: MapHandle,
 }
 
-fn io_error(e: libbpf_rs::Error) -> io::Error {
+pub(crate) fn io_error(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
 }
 
@@ -366,13 +350,17 @@ impl Maps {
         self.legs.keys().map(|k| Tuple::from_abi(&from_bytes(&k))).filter_map(|t| Some((t, self.leg(&t)?))).collect()
     }
 
-    pub fn all_paths(&self) -> Vec<(Tuple, PathView)> {
-        /// `SLOT_TAKEN` of table.h.
-        const TAKEN: u32 = 1;
-        let v4 = slots::<abi::slot4>(&self.paths4).filter(|s| s.state == TAKEN).map(|s| Tuple::from_abi4(&s.key));
-        let v6 = slots::<abi::slot6>(&self.paths6).filter(|s| s.state == TAKEN).map(|s| Tuple::from_abi(&s.key));
-        // Looked up once more: one that is just being made or removed is none.
-        v4.chain(v6).filter_map(|t| Some((t, self.path(&t)?))).collect()
+    pub fn all_paths(&self) -> io::Result<Vec<(Tuple, PathView)>> {
+        let mut all = Vec::new();
+        let mut args = abi::path_args { op: abi::path_op::PATH_NEXT, ..Default::default() };
+        loop {
+            self.path_entry(&mut args)?;
+            match args.result {
+                ..0 => return Ok(all),
+                0 => all.push((Tuple::from_abi(&args.key), PathView::new(&args.p.p))),
+                _ => {}
+            }
+        }
     }
 
     /// The leg where packets of `t` go out, from the path entry alone.
@@ -411,13 +399,6 @@ impl Maps {
             })
             .collect()
     }
-}
-
-/// All slots of a table, read a thousand at a time.
-fn slots<T: Pod>(table: &MapHandle) -> impl Iterator<Item = T> {
-    const BATCH: u32 = 1024;
-    let all = table.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY);
-    all.into_iter().flatten().map(|(_, slot)| from_bytes(&slot))
 }
 
 fn leg_view(l: abi::leg) -> LegView {

@@ -83,7 +83,7 @@ fn fdinfo(fd: BorrowedFd<'_>, field: &str) -> io::Result<u64> {
 
 /// Kernel memory that a map takes, bytes.
 pub fn memory(d: &Datapath, map: &str) -> io::Result<u64> {
-    fdinfo(pinned(d, map)?.as_fd(), "memlock")
+    Ok(crate::map_size(&d.pin().join(map))?.bytes)
 }
 
 /// A struct or union as the loaded object's BTF has it.

@@ -16,7 +16,6 @@ fn layouts_are_those_of_the_object() {
     bench(64, |b| {
         let t = testing::Types::of(&b.datapath).expect("BTF");
         layout!(t, tuple { remote, local, rport, lport });
-        layout!(t, tuple4 { remote, local, rport, lport });
         layout!(
             t,
             leg {
@@ -63,10 +62,7 @@ fn layouts_are_those_of_the_object() {
             t,
             path { word, max_ack, via, scales, seen, seq_add, ack_add, tsval_add, tsecr_add, rport, lport, remote4 }
         );
-        layout!(t, path4 { p });
         layout!(t, path6 { p, remote });
-        layout!(t, slot4 { hop, state, key, p });
-        layout!(t, slot6 { hop, state, key, p, fill });
         layout!(t, via { ifindex, mtu, dmac, smac, local, can });
         layout!(
             t,
@@ -92,7 +88,7 @@ fn layouts_are_those_of_the_object() {
         layout!(t, event { leg, kind });
         layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, seq, fin, flags, phase_in });
         layout!(t, handshake { leg, ip, tcp, payload });
-        layout!(t, path_args { op, result, key, other, mss, leg_flags, p, p_other });
+        layout!(t, path_args { op, result, key, other, mss, leg_flags, slot, p, p_other });
         layout!(t, tap_record { leg, kind, at, acked, len });
         layout!(
             t,
@@ -126,7 +122,6 @@ fn layouts_are_those_of_the_object() {
             [Some(0), Some(0), Some(4), Some(6)],
             "as PathView takes it apart"
         );
-        assert_eq!((size_of::<abi::slot4>(), size_of::<abi::slot6>()), (64, 128), "cache lines");
     });
 }
 

@@ -101,7 +101,7 @@ fn slots_are_used_again_after_a_rest() {
             }
             b.datapath.forget(&t);
         }
-        assert!(refused > 0, "a table of {} slots took more than that at once", 3 * FLOWS);
+        assert!(refused > 0, "a page of 503 slots took more than that at once");
     });
 }
 

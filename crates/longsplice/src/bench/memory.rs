@@ -9,13 +9,8 @@ use super::{
     venue::{Packets, Venue},
 };
 use crate::paths;
-use libbpf_rs::MapHandle;
-use std::{
-    fs,
-    os::fd::{AsFd, AsRawFd},
-    thread,
-    time::Duration,
-};
+use longsplice_datapath::{MapSize, map_size};
+use std::{fs, thread, time::Duration};
 
 /// Through what, and whether released. The first is what end hosts hold by themselves.
 const VARIANTS: [(Variant, bool); 8] = [
@@ -78,13 +73,9 @@ pub fn measure(bench: &Bench) -> Result<Memory> {
     Ok(Memory { tables, released_flow, parked_flow, held: all })
 }
 
-/// `memlock` of a pinned map is what it has allocated.
 fn table(venue: &Venue, name: &str) -> Result<Table> {
     let pin = paths::pin_folder(paths::netns_inode(&venue.lab.forwarder.path())?);
-    let map = MapHandle::from_pinned_path(pin.join(name)).map_err(|e| format!("pinned map {name}: {e}"))?;
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
-    let of = |field: &str| number(&info, field).ok_or_else(|| format!("{name}: no {field} in fdinfo"));
-    let (entries, bytes) = (of("max_entries")?, of("memlock")?);
+    let MapSize { entries, bytes } = map_size(&pin.join(name)).map_err(|e| format!("pinned map {name}: {e}"))?;
     Ok(Table { name: name.to_owned(), entries, bytes, per_entry: bytes as f64 / entries.max(1) as f64 })
 }
 
@@ -166,9 +157,7 @@ mod tests {
 
     #[test]
     fn numbers_of_proc_files() {
-        let info = "pos:\t0\nmap_type:\t1\nmax_entries:\t131072\nmemlock:\t15990784\n";
-        assert_eq!((number(info, "max_entries"), number(info, "memlock")), (Some(131_072), Some(15_990_784)));
-        assert_eq!(number(info, "frozen"), None);
+        assert_eq!(number("Rss:\t    6120 kB\n", "Pss"), None);
         assert_eq!(number("Pss:\t    5120 kB\n", "Pss"), Some(5120));
         let slabs =
             "# name <active_objs> <num_objs> <objsize>\nTCP 10 117 2368 13 8\nTCPv6 1 1 1 1 1\nfilp 2 4 256 1 1\n";

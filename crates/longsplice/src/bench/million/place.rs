@@ -3,22 +3,20 @@
 use super::{
     super::{
         Result,
-        memory::number,
         peers::{control_socket, run_longsplice},
         venue::{self, PATIENCE, Packets, Pins},
     },
     FEW,
 };
 use crate::{client::Client, control::Ask};
-use libbpf_rs::MapHandle;
+use longsplice_datapath::map_size;
 use longsplice_engine::FlowState;
 use longsplice_lab::{ChildGuard, Family, Lab, process::wait_for, topology};
 use std::{
     fmt::Write,
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    os::fd::{AsFd, AsRawFd},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -108,15 +106,9 @@ impl Place {
 
     /// Bytes of all that is pinned, as the kernel accounts for them.
     pub fn tables(&self) -> Result<u64> {
-        fs::read_dir(self.pins.folder())?.map(|entry| memlock(&entry?.path())).sum()
+        // what is no map is a link, which takes next to nothing
+        fs::read_dir(self.pins.folder())?.map(|entry| Ok(map_size(&entry?.path()).map_or(0, |size| size.bytes))).sum()
     }
-}
-
-/// None for what is no map.
-fn memlock(pinned: &Path) -> Result<u64> {
-    let Ok(map) = MapHandle::from_pinned_path(pinned) else { return Ok(0) };
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
-    Ok(number(&info, "memlock").unwrap_or(0))
 }
 
 fn configuration(connections: usize) -> String {

@@ -1,0 +1,105 @@
+//! The tables of path entries are arrays of pages (bpf/table.h), and the pages are made here. What pinned maps take.
+
+use crate::maps::io_error;
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+    thread,
+};
+
+/// A table of path entries.
+pub(crate) struct Table {
+    name: &'static str,
+    /// Slots of a page: `SLOTS4` and `SLOTS6` of bpf/table.h.
+    page: u32,
+    /// Slots for ten flows, which have two entries each. The smaller its pages, the more they differ in how full they are.
+    ten_flows: u32,
+}
+
+/// Two thirds full at most.
+pub(crate) const PATHS4: Table = Table { name: "paths4", page: 503, ten_flows: 30 };
+/// Three fifths.
+pub(crate) const PATHS6: Table = Table { name: "paths6", page: 251, ten_flows: 34 };
+/// Bytes of a page: `struct table_page`. The kernel refuses any other.
+const PAGE: u32 = 503 * 64 + 64;
+/// Where a page is put, kernels before 6.8 wait until no program may have seen its place empty, which takes milliseconds;
+/// but waiting at the same time costs no more than waiting once.
+const THREADS: usize = 32;
+/// Pages that a thread has open at a time: all of them together are less than the 1024 files that any process may have.
+const AT_ONCE: usize = 16;
+const _: () = assert!(THREADS * AT_ONCE < 1024);
+
+impl Table {
+    /// How many, for so many flows.
+    pub fn pages(&self, flows: u32) -> u32 {
+        (u64::from(flows) * u64::from(self.ten_flows)).div_ceil(10 * u64::from(self.page)) as u32
+    }
+}
+
+/// Fills a table with pages of empty slots.
+pub(crate) fn fill(table: &MapHandle) -> io::Result<()> {
+    let numbers: Vec<u32> = (0..table.max_entries()).collect();
+    let share = numbers.len().div_ceil(THREADS).max(AT_ONCE);
+    thread::scope(|s| {
+        let threads: Vec<_> = numbers.chunks(share).map(|share| s.spawn(|| fill_share(table, share))).collect();
+        threads.into_iter().try_for_each(|t| t.join().expect("no panic in here"))
+    })
+}
+
+fn fill_share(table: &MapHandle, share: &[u32]) -> io::Result<()> {
+    // SAFETY: bpf_map_create_opts is plain data; all-zero is valid.
+    let mut options: libbpf_sys::bpf_map_create_opts = unsafe { std::mem::zeroed() };
+    options.sz = size_of_val(&options) as _;
+    for some in share.chunks(AT_ONCE) {
+        let make = |_: &u32| MapHandle::create(MapType::Array, Some("page"), 4, PAGE, 1, &options).map_err(io_error);
+        let pages = some.iter().map(make).collect::<io::Result<Vec<_>>>()?;
+        let places: Vec<u8> = some.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        let files: Vec<u8> = pages.iter().flat_map(|page| page.as_fd().as_raw_fd().to_ne_bytes()).collect();
+        let put = table.update_batch(&places, &files, some.len() as u32, MapFlags::ANY, MapFlags::ANY);
+        put.map_err(io_error)?;
+    }
+    Ok(())
+}
+
+/// What a map is made for, and what it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSize {
+    /// Entries there is room for.
+    pub entries: u64,
+    /// Kernel memory, as the kernel accounts for it.
+    pub bytes: u64,
+}
+
+/// Of a pinned map; of a table of path entries, with all its pages.
+pub fn map_size(pinned: &Path) -> io::Result<MapSize> {
+    let map = MapHandle::from_pinned_path(pinned).map_err(io_error)?;
+    let (entries, mut bytes) = (u64::from(map.max_entries()), memlock(&map)?);
+    if map.map_type() != MapType::ArrayOfMaps {
+        return Ok(MapSize { entries, bytes });
+    }
+    let page = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
+    let id = page.try_into().map(u32::from_ne_bytes).map_err(|_| io::Error::other("a table without pages"))?;
+    bytes += entries * memlock(&MapHandle::from_map_id(id).map_err(io_error)?)?;
+    let table = [PATHS4, PATHS6].into_iter().find(|table| map.name() == table.name);
+    Ok(MapSize { entries: entries * table.map_or(1, |table| table.page.into()), bytes })
+}
+
+/// In /proc: what a map has allocated, bytes.
+fn memlock(map: &MapHandle) -> io::Result<u64> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
+    let bytes = info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok());
+    bytes.ok_or_else(|| io::Error::other("no memlock in fdinfo"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_pages_for_all_flows() {
+        assert_eq!([16, 167, 168, 1_000_000].map(|flows| PATHS4.pages(flows)), [1, 1, 2, 5965]);
+        assert_eq!([16, 73, 74, 1_000_000].map(|flows| PATHS6.pages(flows)), [1, 1, 2, 13546]);
+    }
+}
