@@ -29,7 +29,10 @@ use std::{
 
 /// The first port of a client address.
 const FIRST_PORT: u16 = 10_000;
-/// Connections that the client may be ahead of the server: fewer than a backlog.
+/// Connections that may wait for the server to accept them: the kernel's limit, unless it was changed.
+pub const BACKLOG: i32 = 4096;
+/// Connections that the client may be ahead of the server: so few that no SYN is dropped, whose repetitions would come after
+/// seconds.
 const AHEAD: usize = 1000;
 /// Accepted and not yet read from.
 const PENDING: usize = 256;

@@ -5,11 +5,14 @@
 
 use super::{
     super::{Bench, Result},
-    ends::{Clients, Servers, endure},
+    ends::{BACKLOG, Clients, Servers, endure},
     place::{PER_SERVER, Place, server},
 };
 use longsplice_lab::Namespace;
-use nix::sched::{CloneFlags, unshare};
+use nix::{
+    sched::{CloneFlags, unshare},
+    sys::socket::{Backlog, listen},
+};
 use std::{
     io,
     net::TcpListener,
@@ -55,6 +58,7 @@ impl Hosts<'_> {
         for l in listeners.iter() {
             l.set_nonblocking(true)?;
             endure(l)?; // what is accepted inherits it
+            listen(l, Backlog::new(BACKLOG)?)?;
         }
         Ok(Hosts { place, pairs: Vec::new(), per_table, listeners, opened: Arc::default() })
     }
