@@ -75,7 +75,7 @@ pub enum Command {
     /// Every round measures all variants in turn; what is reported are medians of ratios within rounds, and rounds during
     /// which other programs or guests had the processors do not count. Prints tables, and writes them with every single
     /// measurement to DIR/DATE-PROCESSOR. Needs root, iproute2, ethtool and util-linux, compares with haproxy, nginx, socat,
-    /// dante and nftables if they are installed, and takes a quarter of an hour.
+    /// dante and nftables if they are installed, and takes the better part of an hour.
     Bench(BenchArgs),
     /// Prints this program's man page, for `man -l` or for packaging.
     Man,
