@@ -123,12 +123,12 @@ pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bo
     .map_err(failed)?;
     let ring = b.build().map_err(failed)?;
     while go.get() {
-        // a signal, or having been stopped, interrupts a wait
-        let r = ring.poll_raw(Duration::from_millis(100));
-        if r < 0 && r != -libc::EINTR {
-            return Err(io::Error::from_raw_os_error(-r));
+        match ring.poll_raw(Duration::from_millis(100)) {
+            0.. => hear(None),
+            // a signal, or having been stopped, interrupts a wait: the ring was not looked at
+            e if e == -libc::EINTR => {}
+            e => return Err(io::Error::from_raw_os_error(-e)),
         }
-        hear(None);
     }
     Ok(())
 }

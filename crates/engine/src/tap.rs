@@ -6,6 +6,8 @@
 //! and nothing is on its way any more. Then it is a gap, and the stream goes on behind it.
 //!
 //! Memory is bounded by the reader's limit: what is held out of order and what it has not taken yet. Beyond that, bytes become gaps.
+//! What control mode has passed on comes once, and is held however far the ring is behind; copies come again, and are held up to
+//! [`HELD`] for each direction.
 
 use bytes::{Buf, Bytes};
 use std::{
@@ -21,7 +23,7 @@ use std::{
 
 use crate::splicer::lock;
 
-/// Held out of order at most, per direction: a large window, of which one segment was lost.
+/// Copies held out of order at most, per direction: a large window, of which one segment was lost.
 const HELD: usize = 4 << 20;
 /// What a piece costs beside its bytes.
 const OVERHEAD: usize = 128;
@@ -219,9 +221,15 @@ pub(crate) struct Stream {
     /// From here on to `next` is a gap that was not told yet.
     lost: Option<u64>,
     /// Beyond `next`, by position; may overlap.
-    held: BTreeMap<u64, Bytes>,
-    /// Bytes held.
+    held: BTreeMap<u64, Held>,
+    /// Bytes of those that are not sure.
     size: usize,
+}
+
+struct Held {
+    bytes: Bytes,
+    /// They come once.
+    sure: bool,
 }
 
 impl Stream {
@@ -245,38 +253,42 @@ impl Stream {
 
     /// After this, bytes that are `sure` are held, or `next` is where they begin at least.
     fn hold(&mut self, at: u64, bytes: &Bytes, sure: bool) {
-        if self.held.get(&at).is_some_and(|b| b.len() >= bytes.len()) {
-            return;
+        let (mut bytes, mut sure) = (bytes.clone(), sure);
+        if let Some(old) = self.unhold(at) {
+            sure |= old.sure;
+            if old.bytes.len() > bytes.len() {
+                bytes = old.bytes;
+            }
         }
-        while self.size + bytes.len() > HELD || !self.out.shared.reserve(bytes.len() + OVERHEAD) {
-            let (first, last) = (self.held.first_key_value(), self.held.last_key_value());
-            match (first.map(|(k, _)| *k), last.map(|(k, _)| *k)) {
-                // The ring is far behind: what is missing is waited for no longer.
-                (first, _) if sure => self.give_up(first.unwrap_or(at).min(at)),
-                (_, Some(last)) if last > at => drop(self.unhold(last)),
-                _ => return,
+        let size = bytes.len();
+        while (!sure && self.size + size > HELD) || !self.out.shared.reserve(size + OVERHEAD) {
+            let last = self.held.iter().rev().find(|(_, h)| !h.sure).map(|(k, _)| *k);
+            match last.filter(|last| *last > at) {
+                Some(last) => drop(self.unhold(last)),
+                // The reader is far behind: what is missing is waited for no longer.
+                None if sure => self.give_up(self.held.first_key_value().map_or(at, |(k, _)| *k).min(at)),
+                None => return,
             }
             if self.next >= at {
                 return;
             }
         }
-        self.unhold(at);
-        self.size += bytes.len();
-        self.held.insert(at, bytes.clone());
+        self.size += if sure { 0 } else { size };
+        self.held.insert(at, Held { bytes, sure });
     }
 
-    fn unhold(&mut self, at: u64) -> Option<Bytes> {
-        let bytes = self.held.remove(&at)?;
-        self.size -= bytes.len();
-        self.out.shared.used.fetch_sub(bytes.len() + OVERHEAD, Relaxed);
-        Some(bytes)
+    fn unhold(&mut self, at: u64) -> Option<Held> {
+        let held = self.held.remove(&at)?;
+        self.size -= if held.sure { 0 } else { held.bytes.len() };
+        self.out.shared.used.fetch_sub(held.bytes.len() + OVERHEAD, Relaxed);
+        Some(held)
     }
 
     fn take_held(&mut self) {
         while let Some((&at, _)) = self.held.first_key_value()
             && at <= self.next
         {
-            let Some(mut bytes) = self.unhold(at) else { return };
+            let Some(Held { mut bytes, .. }) = self.unhold(at) else { return };
             let known = usize::try_from(self.next - at).unwrap_or(usize::MAX);
             if bytes.len() > known {
                 bytes.advance(known);

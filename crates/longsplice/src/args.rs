@@ -151,7 +151,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<Format>,
 
-    /// Appends the access log to this file. Without it, and with `-`, it goes to standard output.
+    /// Appends the access log to this file. Without it, and with `-`, it goes to standard output; with `off`, there is none.
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
 

@@ -73,7 +73,7 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
         config.listeners.iter_mut().for_each(|l| l.tap = Some(dir.clone()));
     }
     if let Some(file) = &args.access_log {
-        config.log.file = (file != Path::new("-")).then(|| file.clone());
+        config.log.to = file.as_path().into();
     }
     match args.log_format {
         Some(Format::Text) => config.log.format = LogFormat::Text,

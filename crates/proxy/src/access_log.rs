@@ -7,7 +7,7 @@ use crate::fault::Fault;
 use longsplice_engine::{Ended, How, Refusal};
 use serde::Serialize;
 use std::{
-    fmt::Write as _,
+    fmt::{self, Write as _},
     fs::{File, OpenOptions},
     io::{self, Write as _},
     net::SocketAddr,
@@ -45,8 +45,41 @@ pub enum LogFormat {
 pub struct LogConfig {
     /// How a line looks.
     pub format: LogFormat,
-    /// The file that lines are appended to; `None` is standard output.
-    pub file: Option<PathBuf>,
+    /// Where they go.
+    pub to: LogTarget,
+}
+
+/// Where lines go.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum LogTarget {
+    /// Standard output: `-`.
+    #[default]
+    Stdout,
+    /// They are appended to this file.
+    File(PathBuf),
+    /// Nowhere: `off`. There is no log.
+    Off,
+}
+
+impl fmt::Display for LogTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LogTarget::Stdout => f.write_str("on standard output"),
+            LogTarget::File(path) => path.display().fmt(f),
+            LogTarget::Off => f.write_str("off"),
+        }
+    }
+}
+
+impl From<&Path> for LogTarget {
+    /// A file by the name of `off` is `./off`.
+    fn from(path: &Path) -> LogTarget {
+        match path.to_str() {
+            Some("-") => LogTarget::Stdout,
+            Some("off") => LogTarget::Off,
+            _ => LogTarget::File(path.into()),
+        }
+    }
 }
 
 /// What a line says.
@@ -281,25 +314,29 @@ struct Shared {
 #[derive(Debug)]
 pub struct AccessLog {
     format: LogFormat,
-    queue: SyncSender<Message>,
+    /// To the writer, if there is a log.
+    queue: Option<SyncSender<Message>>,
     shared: Arc<Shared>,
 }
 
 impl AccessLog {
     /// Opens the file and starts the writer.
     pub fn open(config: &LogConfig) -> io::Result<AccessLog> {
-        let out = Out::open(config.file.as_deref())?;
-        let (queue, lines) = sync_channel(QUEUE);
         let shared = Arc::new(Shared::default());
-        let theirs = shared.clone();
-        thread::Builder::new().name("access-log".into()).spawn(move || write_lines(&lines, out, &theirs))?;
-        Ok(AccessLog { format: config.format, queue, shared })
+        let mut log = AccessLog { format: config.format, queue: None, shared: shared.clone() };
+        if let Some(out) = Out::open(&config.to)? {
+            let (queue, lines) = sync_channel(QUEUE);
+            thread::Builder::new().name("access-log".into()).spawn(move || write_lines(&lines, out, &shared))?;
+            log.queue = Some(queue);
+        }
+        Ok(log)
     }
 
     /// Writes a line, or counts it as dropped if the queue is full. Never waits.
     pub fn write(&self, mut record: Record) {
+        let Some(queue) = &self.queue else { return };
         record.time = rfc3339(SystemTime::now());
-        if self.queue.try_send(Message::Line(record.line(self.format))).is_err() {
+        if queue.try_send(Message::Line(record.line(self.format))).is_err() {
             self.shared.dropped.fetch_add(1, Relaxed);
         }
     }
@@ -308,7 +345,7 @@ impl AccessLog {
     pub fn reopen(&self) {
         self.shared.reopen.store(true, Relaxed);
         // If the queue is full the writer is awake.
-        let _ = self.queue.try_send(Message::Wake);
+        let _ = self.queue.as_ref().map(|q| q.try_send(Message::Wake));
     }
 
     /// Lines that were not written.
@@ -318,11 +355,12 @@ impl AccessLog {
 
     /// Waits until all lines so far are written, at most for `limit`. Blocks the thread.
     pub fn flush(&self, limit: Duration) -> bool {
+        let Some(queue) = &self.queue else { return true };
         let end = Instant::now() + limit;
         let (done, wait) = channel();
         let mut message = Message::Flush(done);
         loop {
-            message = match self.queue.try_send(message) {
+            message = match queue.try_send(message) {
                 Ok(()) => return wait.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok(),
                 Err(TrySendError::Full(m)) if Instant::now() < end => m,
                 Err(_) => return false,
@@ -384,17 +422,23 @@ enum Out {
 }
 
 impl Out {
-    fn open(file: Option<&Path>) -> io::Result<Out> {
-        let Some(path) = file else { return Ok(Out::Stdout) };
+    fn open(to: &LogTarget) -> io::Result<Option<Out>> {
+        Ok(match to {
+            LogTarget::Off => None,
+            LogTarget::Stdout => Some(Out::Stdout),
+            LogTarget::File(path) => Some(Out::File(path.into(), Out::file(path)?)),
+        })
+    }
+
+    fn file(path: &Path) -> io::Result<File> {
         // Who visited what is nothing for every user of the host.
-        let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
-        Ok(Out::File(path.into(), file))
+        OpenOptions::new().append(true).create(true).mode(0o640).open(path)
     }
 
     fn reopen(&mut self) {
-        let Out::File(path, _) = self else { return };
-        match Out::open(Some(path)) {
-            Ok(new) => *self = new,
+        let Out::File(path, file) = self else { return };
+        match Out::file(path) {
+            Ok(new) => *file = new,
             Err(e) => {
                 tracing::error!("access log: cannot reopen {}: {e}; still writing to the old file", path.display());
             }

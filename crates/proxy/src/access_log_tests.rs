@@ -75,11 +75,21 @@ fn calendar() {
 }
 
 #[test]
+fn there_may_be_none() {
+    let words = ["-", "off", "./off"].map(|word| LogTarget::from(Path::new(word)));
+    assert_eq!(words, [LogTarget::Stdout, LogTarget::Off, LogTarget::File("./off".into())]);
+    let log = AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::Off }).unwrap();
+    log.write(record());
+    log.reopen();
+    assert!(log.flush(Duration::ZERO) && log.dropped() == 0);
+}
+
+#[test]
 fn appends_and_reopens() {
     let dir = tempfile::tempdir().unwrap();
     let (path, moved) = (dir.path().join("log"), dir.path().join("log.1"));
     std::fs::write(&path, "before\n").unwrap();
-    let log = AccessLog::open(&LogConfig { format: LogFormat::Text, file: Some(path.clone()) }).unwrap();
+    let log = AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::File(path.clone()) }).unwrap();
     log.write(record());
     assert!(log.flush(Duration::from_secs(5)));
     std::fs::rename(&path, &moved).unwrap();
@@ -96,7 +106,7 @@ fn appends_and_reopens() {
 #[test]
 fn a_writer_that_stands_still_drops_lines() {
     let (queue, lines) = sync_channel(2);
-    let log = AccessLog { format: LogFormat::Text, queue, shared: Arc::default() };
+    let log = AccessLog { format: LogFormat::Text, queue: Some(queue), shared: Arc::default() };
     for _ in 0..5 {
         log.write(record());
     }
@@ -107,7 +117,7 @@ fn a_writer_that_stands_still_drops_lines() {
 
 #[test]
 fn a_full_disk_is_counted() {
-    let log = AccessLog::open(&LogConfig { format: LogFormat::Json, file: Some("/dev/full".into()) }).unwrap();
+    let log = AccessLog::open(&LogConfig { format: LogFormat::Json, to: LogTarget::File("/dev/full".into()) }).unwrap();
     log.write(record());
     assert!(log.flush(Duration::from_secs(5)));
     assert_eq!(log.dropped(), 1);
@@ -115,5 +125,7 @@ fn a_full_disk_is_counted() {
 
 #[test]
 fn a_file_that_cannot_be_opened_is_an_error() {
-    assert!(AccessLog::open(&LogConfig { format: LogFormat::Text, file: Some("/nowhere/log".into()) }).is_err());
+    assert!(
+        AccessLog::open(&LogConfig { format: LogFormat::Text, to: LogTarget::File("/nowhere/log".into()) }).is_err()
+    );
 }

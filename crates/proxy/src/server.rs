@@ -2,7 +2,7 @@
 
 use crate::{
     access::Asker,
-    access_log::AccessLog,
+    access_log::{AccessLog, LogTarget},
     cache::{self, Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
@@ -56,10 +56,10 @@ pub enum StartError {
         source: io::Error,
     },
     /// The access log cannot be opened.
-    #[error("cannot open the access log {}: {source}", file.as_ref().map_or("on standard output".into(), |f| f.display().to_string()))]
+    #[error("cannot open the access log {to}: {source}")]
     AccessLog {
-        /// Its file; none for standard output.
-        file: Option<PathBuf>,
+        /// Where its lines were to go.
+        to: LogTarget,
         /// What the kernel said.
         source: io::Error,
     },
@@ -153,7 +153,7 @@ impl Server {
             bound.push((socket, addr, listener));
         }
         let log = AccessLog::open(&config.log)
-            .map_err(|source| StartError::AccessLog { file: config.log.file.clone(), source })?;
+            .map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;
         let mut taps = HashMap::new();
         for dir in bound.iter().filter_map(|(_, _, listener)| listener.tap.as_ref()) {
             if !taps.contains_key(dir) {

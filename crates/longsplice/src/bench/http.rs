@@ -83,7 +83,7 @@ pub fn setup() -> Vec<String> {
         let what = match v.peer() {
             Some(_) => "Debian's, HTTP mode; no access log".into(),
             None if v.routed() => "the client asks both addresses of the server itself".into(),
-            None => format!("longsplice with its access log {}", arguments(*v).join(" ")),
+            None => format!("longsplice, no access log {}", arguments(*v).join(" ")),
         };
         format!("HTTP, {v}: {what}")
     };

@@ -216,20 +216,16 @@ fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Opti
     Ok(guard)
 }
 
-/// longsplice in the forwarder, with its files in `dir` ([`control_socket`]), and ready within the limit.
+/// longsplice in the forwarder, with its files in `dir` ([`control_socket`]), and ready within the limit. Without an access log, as
+/// the others are, unless the arguments name one.
 pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], limit: Duration) -> Result<ChildGuard> {
     let program = std::env::current_exe()?;
     let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
     let file = dir.join("longsplice.toml");
-    fs::write(&file, config)?;
-    run.env("LONGSPLICE_CONTROL", control_socket(dir)).env_remove("RUST_LOG");
-    run.args(["run", "--config"]).arg(&file).arg("--access-log").arg(access_log(dir)).args(arguments);
+    fs::write(&file, format!("log = {{ file = \"off\" }}\n{config}"))?;
+    run.env("LONGSPLICE_CONTROL", control_socket(dir)).env_remove("RUST_LOG").current_dir(dir);
+    run.args(["run", "--config"]).arg(&file).args(arguments);
     when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("control socket", limit))
-}
-
-/// Where longsplice writes its lines.
-pub fn access_log(dir: &Path) -> PathBuf {
-    dir.join("access.log")
 }
 
 /// Where longsplice is asked.

@@ -2,7 +2,7 @@
 
 use super::{
     Result,
-    peers::{Peer, access_log, control_socket, run_longsplice, when_ready},
+    peers::{Peer, control_socket, run_longsplice, when_ready},
     variant::Variant,
     venue::{PATIENCE, PORT, Packets, Pins, lab, proxy},
 };
@@ -81,9 +81,9 @@ impl Site {
         control_socket(self.dir.path())
     }
 
-    /// Where longsplice writes its lines.
-    pub fn access_log(&self) -> PathBuf {
-        access_log(self.dir.path())
+    /// A file that longsplice writes under this name.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
     /// Where the client with this number goes.

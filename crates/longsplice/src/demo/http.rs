@@ -31,6 +31,8 @@ const CONNECTIONS: usize = 6;
 const SIZES: [(u64, u32); 7] =
     [(0, 5), (700, 25), (6_000, 30), (40_000, 20), (300_000, 10), (1_500_000, 7), (4_000_000, 3)];
 const LARGE: u64 = 100 << 20;
+/// The access log, which tells how each request ended.
+const LOG: &str = "access.log";
 /// How often the counts are told.
 const TELL: Duration = Duration::from_millis(500);
 
@@ -39,7 +41,7 @@ pub fn tell(story: &Story) -> Result<()> {
     println!("client 10.77.1.2 ──── longsplice, a site ──┬── server 10.77.2.2\n{:45}└── server 10.77.2.12\n", "");
     let sizes = SIZES.map(|(size, _)| size);
     let files = Files::make(&[&sizes[..], &[LARGE]].concat())?;
-    let site = Site::set(Variant::Default, &["--log-format", "json"], &files)?;
+    let site = Site::set(Variant::Default, &["--access-log", LOG, "--log-format", "json"], &files)?;
     story.say(&format!("nginx serves files of 0 to {} at two addresses", ls::bytes(LARGE)));
     story.say("longsplice run --config FILE: one site, both servers in turn, bodies spliced from 512 KB on");
     story.say(&format!("{REQUESTS} requests over {CONNECTIONS} connections, every byte of every reply compared"));
@@ -52,7 +54,7 @@ pub fn tell(story: &Story) -> Result<()> {
     load.join()?;
     // The last connections are over when the log has their lines.
     let records = story.wait("the end of the access log", Duration::from_millis(20), || {
-        let log = fs::read_to_string(site.access_log())?;
+        let log = fs::read_to_string(site.file(LOG))?;
         let records = log.lines().map(serde_json::from_str).collect::<std::result::Result<Vec<Value>, _>>();
         Ok(records.ok().filter(|r| r.len() >= REQUESTS))
     })?;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule},
-    access_log::{LogConfig, LogFormat},
+    access_log::{LogConfig, LogFormat, LogTarget},
     limits::Limits,
     plug::parse_listen,
     pool::PoolConfig,
@@ -250,7 +250,11 @@ impl Place<'_> {
             Some(Format::Json) => LogFormat::Json,
             Some(Format::Text) | None => LogFormat::Text,
         };
-        LogConfig { format, file: raw.file.filter(|f| f.as_os_str() != "-").map(|f| self.path(&f)) }
+        let to = match raw.file.as_deref().map(LogTarget::from) {
+            Some(LogTarget::File(file)) => LogTarget::File(self.path(&file)),
+            to => to.unwrap_or_default(),
+        };
+        LogConfig { format, to }
     }
 
     fn listener(&self, spanned: Spanned<Listener>, pools: &[PoolConfig]) -> Result<ListenerConfig, ConfigError> {

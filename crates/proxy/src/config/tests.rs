@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::access::{Action, Pattern};
-use crate::access_log::LogFormat;
+use crate::access_log::{LogFormat, LogTarget};
 use crate::{
     pool::{Balance, Check, HealthLimits, Key, PoolConfig},
     routes::Paths,
@@ -88,7 +88,7 @@ fn whole_file() {
     assert_eq!(c.source_ports, Some(PortRange { first: 10240, last: 28671 }));
     assert!(c.leave_flows_on_stop && c.connections == Some(100));
     assert_eq!(c.sources, ["192.0.2.7".parse::<std::net::IpAddr>().unwrap()]);
-    assert_eq!(c.log, LogConfig { format: LogFormat::Json, file: Some("/var/log/longsplice".into()) });
+    assert_eq!(c.log, LogConfig { format: LogFormat::Json, to: LogTarget::File("/var/log/longsplice".into()) });
     let [socks, plug] = &c.listeners[..] else { panic!() };
     assert_eq!((socks.listen, plug.listen), ("0.0.0.0:1080".parse().unwrap(), "[::1]:8080".parse().unwrap()));
     assert_eq!(format!("{:?}", socks.protocol), r#"Socks5 { users: {"ann", "bob b"} }"#);
@@ -117,7 +117,9 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(c.listeners[0].policy.when, Policy::default().when);
     assert_eq!((c.log, c.connections, c.source_ports), (LogConfig::default(), None, None));
     assert!(read("").unwrap().listeners.is_empty());
-    assert_eq!(read("log.file = \"-\"").unwrap().log.file, None);
+    for (word, to) in [("-", LogTarget::Stdout), ("off", LogTarget::Off)] {
+        assert_eq!(read(&format!("log.file = \"{word}\"")).unwrap().log.to, to);
+    }
 }
 
 /// The example in the documentation is a configuration, apart from the users file that is not there.
