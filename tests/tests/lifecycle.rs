@@ -1,4 +1,5 @@
 //! Release, recreation, policies, ends of life.
+use longsplice_datapath::EventKind;
 use longsplice_engine::{Command, FlowState, How, Policy, Trigger, When};
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -7,7 +8,14 @@ use longsplice_lab::{
     traffic::{Chunks, Ending, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand};
-use std::{thread::JoinHandle, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
 
 struct Run {
     lab: Lab,
@@ -166,6 +174,34 @@ fn the_next_request_takes_the_flow_back() {
         assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].spliced_up), (400_000, 1_000_000, 0), "{e:?}");
         assert!(e[0].spliced_down >= 900_000, "{e:?}");
     }
+}
+
+/// Events may be lost, to a second listener here. Who waits for the flow to come back does not wait for long.
+#[test]
+fn a_trigger_whose_event_is_lost_is_noticed() {
+    // of the two listeners, the keeper may be the quicker one
+    assert!((0..10).any(|_| its_event_is_lost()), "the keeper has heard of all");
+}
+
+/// A flow that is taken back; did somebody else hear of it?
+fn its_event_is_lost() -> bool {
+    let script = Script::opener(5).bytes(400_000).start(Start::Received(100_000));
+    let answer = Script::answerer_of(5).bytes(100_000).pace(1_000_000).ending(Ending::Hold);
+    let mut r = start(Family::V4, Policy { trigger: Some(Trigger::ClientData), ..at_once() }, script, answer);
+    r.f.wait_state(FlowState::Spliced);
+    let (over, splicer) = (Arc::new(AtomicBool::new(false)), r.f.splicer.clone());
+    let until = over.clone();
+    let thief = std::thread::spawn(move || {
+        let mut events = splicer.datapath().expect("kernel path").events().expect("events");
+        let mut lost = Vec::new();
+        while !until.load(Ordering::Relaxed) {
+            lost.extend(events.wait(Duration::ZERO).expect("events").map(|e| e.kind));
+        }
+        lost
+    });
+    r.intact();
+    over.store(true, Ordering::Relaxed);
+    thief.join().expect("thief").contains(&EventKind::Triggered)
 }
 
 #[test]

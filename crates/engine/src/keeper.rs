@@ -32,6 +32,8 @@ const LOOKS: usize = 100;
 const PACE: Duration = Duration::from_millis(10);
 /// How often one flow is looked at: an eighth of its patience, within these.
 const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// The patience of hosts that wait for a flow to come back, if the event is lost that tells of its message's end, or of a trigger.
+const PATIENCE: Duration = Duration::from_secs(8);
 /// A released flow comes back in an instant in which it is idle: how often that is tried.
 const TRY: Duration = Duration::from_millis(1);
 /// A host that still sends segments too large so long after it was told ignores ICMP, or does not get it.
@@ -354,6 +356,7 @@ impl Kept {
         let policy = &flow.policy;
         let patience = match policy.trigger {
             Some(Trigger::Idle(after)) => after.min(policy.idle_limit),
+            _ if self.waits(flow) => PATIENCE.min(policy.idle_limit),
             _ => policy.idle_limit,
         };
         // a quarter of the looks there may be: what is due at a time of its own, as a release, does not have to wait
