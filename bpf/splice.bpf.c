@@ -264,7 +264,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return RETRY;
 	}
 	keep_going = host_segment(l, &sc->s, p);
-	plain = untouched(l) && !p->returned;
+	plain = is_plain(l, &sc->s, p);
 	flags ^= l->flags;
 	at = l->in64 + (__s32)(sc->s.seq - l->max_in);
 	seq_off = l->seq_off;

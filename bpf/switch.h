@@ -223,7 +223,9 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	 * the FIN comes again, and must find it. */
 	if (l->phase_in == PHASE_TO_LOCAL && l->flags & LEG_FIN_OUT && ack == l->max_out)
 		ack--;
-	e->seq = (data || l->phase_in == PHASE_LOCAL ? s->seq : l->ack_local) - l->shim_in;
+	/* A bare acknowledgement may stand beyond data that were lost, and are forwarded when they come again. The socket does not
+	 * hear of such numbers: whatever comes later below them would be old to it, and tell it no window (RFC 9293, 3.10.7.4). */
+	e->seq = (data ? s->seq : l->phase_in == PHASE_LOCAL ? earlier(s->seq, l->max_in) : l->ack_local) - l->shim_in;
 	e->ack = ack - l->shim_out;
 	e->tsval = s->tsval;
 	e->tsecr = s->tsecr - l->shim_ts;
@@ -387,6 +389,12 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	if (p->fwd && !p->fwd_data)
 		p->f.keep = 0, p->f.flags &= ~TH_FIN;
 	return p->local || p->fwd;
+}
+
+/* Does the socket get it as it is? After step 1. */
+INLINE int is_plain(const struct leg *l, const struct seg *s, const struct plan *p)
+{
+	return untouched(l) && !p->returned && p->l.seq == s->seq;
 }
 
 /* ---- from a host, step 2: under the lock of the other leg, where the forwarded copy goes out ---- */

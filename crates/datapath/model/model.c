@@ -165,7 +165,7 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
 	struct plan p;
-	int plain, woken = 0;
+	int woken = 0;
 
 	memset(out, 0, sizeof(*out));
 	memset(&p, 0, sizeof(p));
@@ -207,8 +207,7 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 		out->dropped = p.dropped;
 		return;
 	}
-	plain = untouched(l) && !p.returned;
-	if (plain) {
+	if (is_plain(l, s, &p)) {
 		out->local = out->plain = 1;
 		return;
 	}

@@ -51,6 +51,27 @@ fn shims() {
     });
 }
 
+/// What was lost before a bare acknowledgement may be forwarded when it comes again: the numbers of a socket that had heard of it
+/// would go back, and no window that it is told then would be new to it.
+#[test]
+fn a_socket_hears_of_nothing_that_was_lost() {
+    bench(64, |b| {
+        for (v6, shim) in [([false; 2], [0; 3]), ([true; 2], [0; 3]), ([false; 2], [100_000, 0, 0])] {
+            let f = Flow::new(v6);
+            control_leg(&f, b, shim);
+            for beyond in [1, 25, 50_000] {
+                let mut p = f.next(0);
+                p.seq += beyond;
+                p.options = option::usual(Some((1, 2)), &[]);
+                let o = b.ingress(&p.frame());
+                p.seq = f.up.end.wrapping_sub(shim[0]);
+                assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "{beyond} beyond");
+                assert_eq!(verify(&o.frame), Ok(p), "{beyond} beyond");
+            }
+        }
+    });
+}
+
 /// Without its leg no segment would reach the socket of a foreign connection, and anybody can send a SYN. Until there is a socket
 /// the stack must not see it, nor the server's second SYN-ACK: it would reset what is being opened.
 #[test]
