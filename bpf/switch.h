@@ -298,9 +298,9 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		local_end = earlier(end, l->bound_in);
 		p->local = before(s->seq, l->bound_in);
 		p->fwd = after(end, l->bound_in) && !(l->flags & LEG_HOLD);
-		/* A copy across the bound is forwarded whole, for what lies below arrives unchanged from the socket.
-		 * Where the proxy may have changed it, the host will have to send again, from the bound. */
-		if (p->local && before(s->seq, l->verbatim))
+		/* A copy across the bound is forwarded whole, for what lies below arrives unchanged from the socket. Where the
+		 * proxy may have changed it, or the socket lacks some of it, the host will have to send again, from the bound. */
+		if (p->local && (before(s->seq, l->verbatim) || before(l->ack_local, l->bound_in)))
 			p->fwd = 0;
 		if (p->fwd && is_beyond(l, s)) {
 			/* The drain is not to be lost for it: it will come again. */
@@ -361,10 +361,12 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		break;
 	case PHASE_TO_FWD:
 		p->local |= pure || advanced;
-		p->ack_valid = !before(s->ack, l->bound_out);
+		/* What lies below the bound may have reached the host by a copy across it. Until the socket has sent it too, there is
+		 * a way back, and the sender is told of nothing beyond. */
+		p->ack_valid = !before(s->ack, l->bound_out) && !before(l->local_out, l->bound_out);
 		p->fwd |= p->ack_valid && (pure || advanced);
 		p->f.sack_lo = l->bound_out;
-		if (!before(l->ack_in, l->bound_out)) {
+		if (!before(l->ack_in, l->bound_out) && !before(l->local_out, l->bound_out)) {
 			l->phase_out = PHASE_FWD;
 			p->drained = 1;
 		}
@@ -479,6 +481,7 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		if (l->phase_out == PHASE_LOCAL)
 			l->bound_out = later(l->bound_out, l->ack_in);
 		if (l->shim_out && !(l->flags & LEG_AHEAD) && before(seq, l->phase_out == PHASE_TO_FWD ? l->ack_in : l->bound_out)) {
+			l->local_out = later(l->local_out, earlier(end, l->ack_in));
 			e->flags = TH_ACK;
 			e->keep = fin = 0;
 			seq = end = l->ack_in - 1;

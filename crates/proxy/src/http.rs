@@ -9,6 +9,7 @@
 //!
 //! Each request has a line in the access log; the relay writes that of CONNECT and 101.
 
+mod alarm;
 mod auth;
 mod exchange;
 mod pass;
@@ -26,12 +27,14 @@ use crate::{
     server::{Front, Live, Shared},
     target::{Host, Target},
 };
+use alarm::Alarm;
 use bytes::Bytes;
 use longsplice_engine::{Leftovers, Leg};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
 use pass::{Errand, Held, To};
 use std::{
     net::SocketAddr,
+    pin::Pin,
     time::{Duration, Instant},
 };
 use stream::Stream;
@@ -51,6 +54,9 @@ struct Row<'a> {
     began: Instant,
     /// Requests so far.
     count: u64,
+    alarm: Alarm,
+    /// Until no new requests are to be taken.
+    stop: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
 }
 
 /// What becomes of the connection after a request.
@@ -69,7 +75,19 @@ enum Next {
 pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read): (Leg, Bytes)) {
     let client = Stream::with(client, &read);
     let shared = live.shared.clone();
-    let mut row = Row { live, front, http, client, server: None, began: Instant::now(), count: 0 };
+    let mut stop = shared.stop.clone();
+    let mut row = Row {
+        live,
+        front,
+        http,
+        client,
+        server: None,
+        began: Instant::now(),
+        count: 0,
+        alarm: Alarm::new(),
+        // or whoever would tell it is gone
+        stop: Box::pin(async move { drop(stop.wait_for(|stop| *stop).await) }),
+    };
     let next = tokio::select! {
         next = row.requests() => next,
         () = shared.splicer.stopped() => Next::Reset,

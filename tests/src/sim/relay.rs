@@ -275,6 +275,10 @@ impl Relay {
             1 => LIMIT_KEEP,
             _ => 1 << rng.random_range(0..20),
         });
+        // A flow of streams has no limits: one of them that ended would leave what is kept of the other unread.
+        if self.limit.contains(&LIMIT_NONE) && self.limit.contains(&LIMIT_KEEP) {
+            self.limit = [LIMIT_NONE; 2];
+        }
     }
 
     /// What was beyond a limit has come before the drain was over. What is forwarded of the other direction goes on until its

@@ -31,8 +31,7 @@ use longsplice_http::{
     Request,
     forward::{self, Onward},
 };
-use std::{borrow::Cow, future::poll_fn, sync::Arc};
-use tokio::time::timeout;
+use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
 
 /// A request, and where it is to go.
 pub(super) struct Errand<'a> {
@@ -241,9 +240,13 @@ impl Row<'_> {
             Exchange::new(ends, request, head, via, (last, *reused || more), (bodies, &self.http.filter, asking));
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
-            let left = limit.saturating_sub(exchange.moved.elapsed());
-            match timeout(left, poll_fn(|cx| exchange.poll(cx))).await {
-                Ok(End::Ahead(way)) => {
+            let (since, alarm) = (exchange.moved, &mut self.alarm);
+            let end = poll_fn(|cx| match exchange.poll(cx) {
+                Poll::Ready(end) => Poll::Ready(Some(end)),
+                Poll::Pending => alarm.poll(cx, since, limit).map(|()| None),
+            });
+            match end.await {
+                Some(End::Ahead(way)) => {
                     let info = FlowInfo {
                         protocol: record.listener,
                         user: record.user.clone(),
@@ -253,11 +256,11 @@ impl Row<'_> {
                         break end;
                     }
                 }
-                Ok(end) => break end,
-                Err(_) if exchange.moved.elapsed() < limit => {}
-                Err(_) if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
-                Err(_) if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
-                Err(_) => break End::Fault(Fault::Timeout(Step::Reply), 504),
+                Some(end) => break end,
+                None if exchange.moved.elapsed() < limit => {}
+                None if exchange.replied() => break End::Cut("idle", "nothing has moved for too long".into()),
+                None if exchange.waits_for_client() => break End::Fault(Fault::Timeout(Step::Body), 408),
+                None => break End::Fault(Fault::Timeout(Step::Reply), 504),
             }
         };
         exchange.end_fill(&end);

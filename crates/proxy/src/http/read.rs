@@ -4,17 +4,15 @@ use super::Row;
 use crate::fault::{Fault, Step};
 use longsplice_http::{Kind, Request, Scan, Wrong};
 use std::time::Instant;
-use tokio::time::sleep_until;
 
 impl Row<'_> {
     /// The next request; none: the client has no more, or waits too long with it, or we are about to stop.
     pub(super) async fn read_request(&mut self) -> Result<Option<Request>, (Fault, Option<u16>)> {
         let limits = &self.front.listener.limits;
-        let mut stop = self.live.shared.stop.clone();
         let mut scan = Scan::new(Kind::Request);
-        let mut until = match self.count {
-            0 => self.began + limits.handshake,
-            _ => Instant::now() + limits.keep_alive,
+        let (mut since, mut limit) = match self.count {
+            0 => (self.began, limits.handshake),
+            _ => (Instant::now(), limits.keep_alive),
         };
         let wrong = |w: Wrong| (Fault::BadRequest(w.to_string()), Some(w.status()));
         loop {
@@ -26,17 +24,17 @@ impl Row<'_> {
             }
             let begun = scan.has_begun();
             if idle && begun && self.count > 0 {
-                until = Instant::now() + limits.handshake;
+                (since, limit) = (Instant::now(), limits.handshake);
             }
             let read = tokio::select! {
                 read = self.client.fill() => read,
-                () = sleep_until(until.into()) => match (begun, self.count) {
+                () = self.alarm.ring(since, limit) => match (begun, self.count) {
                     (true, _) => return Err((Fault::Timeout(Step::Handshake), Some(408))),
                     // Who has said nothing expects no answer.
                     (false, 0) => return Err((Fault::Timeout(Step::Handshake), None)),
                     (false, _) => return Ok(None),
                 },
-                _ = stop.wait_for(|stop| *stop), if !begun && self.count > 0 => return Ok(None),
+                () = &mut self.stop, if !begun && self.count > 0 => return Ok(None),
             };
             match read {
                 Ok(1..) => {}
