@@ -267,7 +267,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	__u32 old_ack = l->ack_in;
 	__u32 local_end = s->seq; /* local data: [seq, local_end) */
 	int pure = end == s->seq;
-	int advanced;
+	int advanced, sent;
 
 	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = 0;
 	p->dropped = V_OUT_OF_WINDOW;
@@ -363,10 +363,11 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		p->local |= pure || advanced;
 		/* What lies below the bound may have reached the host by a copy across it. Until the socket has sent it too, there is
 		 * a way back, and the sender is told of nothing beyond. */
-		p->ack_valid = !before(s->ack, l->bound_out) && !before(l->local_out, l->bound_out);
+		sent = !before(l->local_out, l->bound_out);
+		p->ack_valid = sent && !before(s->ack, l->bound_out);
 		p->fwd |= p->ack_valid && (pure || advanced);
 		p->f.sack_lo = l->bound_out;
-		if (!before(l->ack_in, l->bound_out) && !before(l->local_out, l->bound_out)) {
+		if (sent && !before(l->ack_in, l->bound_out)) {
 			l->phase_out = PHASE_FWD;
 			p->drained = 1;
 		}

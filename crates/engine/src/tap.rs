@@ -252,16 +252,16 @@ impl Stream {
     }
 
     /// After this, bytes that are `sure` are held, or `next` is where they begin at least.
-    fn hold(&mut self, at: u64, bytes: &Bytes, sure: bool) {
-        let (mut bytes, mut sure) = (bytes.clone(), sure);
-        if let Some(old) = self.unhold(at) {
-            sure |= old.sure;
-            if old.bytes.len() > bytes.len() {
-                bytes = old.bytes;
+    fn hold(&mut self, at: u64, bytes: &Bytes, mut sure: bool) {
+        if let Some(old) = self.held.get_mut(&at) {
+            if old.bytes.len() >= bytes.len() {
+                self.size -= if sure && !old.sure { old.bytes.len() } else { 0 };
+                old.sure |= sure;
+                return;
             }
+            sure |= old.sure;
         }
-        let size = bytes.len();
-        while (!sure && self.size + size > HELD) || !self.out.shared.reserve(size + OVERHEAD) {
+        while (!sure && self.size + bytes.len() > HELD) || !self.out.shared.reserve(bytes.len() + OVERHEAD) {
             let last = self.held.iter().rev().find(|(_, h)| !h.sure).map(|(k, _)| *k);
             match last.filter(|last| *last > at) {
                 Some(last) => drop(self.unhold(last)),
@@ -273,8 +273,9 @@ impl Stream {
                 return;
             }
         }
-        self.size += if sure { 0 } else { size };
-        self.held.insert(at, Held { bytes, sure });
+        self.unhold(at);
+        self.size += if sure { 0 } else { bytes.len() };
+        self.held.insert(at, Held { bytes: bytes.clone(), sure });
     }
 
     fn unhold(&mut self, at: u64) -> Option<Held> {

@@ -107,6 +107,15 @@ fn what_is_held_is_bounded() {
     let text = told(&reader);
     assert!(text.starts_with(&".".repeat(100)), "{}", text.len());
 
+    // what is sure does not count among copies, nor does a copy that has become it
+    let (tap, reader, _taps) = stream(64 << 20);
+    for sure in [false, true] {
+        (0..4).for_each(|i| put(&tap, 100 + (i << 20), &piece, sure));
+    }
+    (4..8).for_each(|i| put(&tap, 100 + (i << 20), &piece, false));
+    put(&tap, 0, &"y".repeat(100), false);
+    assert_eq!(told(&reader).len(), 100 + (8 << 20));
+
     // of what the ring brings, the farthest has to wait for its retransmission
     let (tap, reader, _taps) = stream(64 << 20);
     for i in (0..5).rev() {
