@@ -15,6 +15,9 @@ use std::{
 const CONNECTIONS: usize = 8;
 /// Splices all told; as many unsplices.
 const CYCLES: u32 = 1000;
+/// So many segments may seem older than they are. None is sent with an older clock than one before it, but what a processor has
+/// settled can be overtaken by what another one sends, if the hypervisor stops the first in between.
+const OVERTAKEN: u64 = CYCLES as u64 / 50;
 
 struct Storm {
     family: Family,
@@ -59,7 +62,7 @@ impl Storm {
         assert!(f.splicer.flows().is_empty());
         let sum = |name| [&self.lab.client, &self.lab.server].map(|n| n.counter("TcpExt", name).unwrap_or(0));
         let (timeouts, paws) = (sum("TCPTimeouts"), sum("PAWSEstab"));
-        assert_eq!(paws, [0; 2], "segments seem older than they are");
+        assert!(paws.iter().all(|n| *n <= OVERTAKEN), "segments seem older than they are: {paws:?}");
         eprintln!("{splices} splices, longest gap {longest:?}, timeouts {timeouts:?}, PAWS {paws:?}, {verdicts:?}");
         (longest, splices)
     }
