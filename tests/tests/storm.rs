@@ -15,9 +15,9 @@ use std::{
 const CONNECTIONS: usize = 8;
 /// Splices all told; as many unsplices.
 const CYCLES: u32 = 1000;
-/// So many segments may seem older than they are. None is sent with an older clock than one before it, but what a processor has
-/// settled can be overtaken by what another one sends, if the hypervisor stops the first in between.
-const OVERTAKEN: u64 = CYCLES as u64 / 50;
+/// Storms during which the hypervisor took a processor away, and which show nothing of the clocks for that: what one processor has
+/// settled may be overtaken by what the other sends. So many are made again.
+const DISTURBED: u32 = 5;
 
 struct Storm {
     family: Family,
@@ -30,6 +30,24 @@ struct Storm {
 impl Storm {
     /// Runs it; the longest gap that any receiver saw, and the number of splices.
     fn run(&self) -> (Duration, u32) {
+        for _ in 0..DISTURBED {
+            let (stolen, before) = (stolen(), self.sum("PAWSEstab"));
+            let seen = self.once();
+            let paws = self.sum("PAWSEstab");
+            if paws == before {
+                return seen;
+            }
+            assert!(self::stolen() > stolen, "segments seem older than they are: {before:?} {paws:?}");
+            eprintln!("disturbed: {before:?} {paws:?}");
+        }
+        panic!("segments seem older than they are, in {DISTURBED} storms");
+    }
+
+    fn sum(&self, name: &str) -> [u64; 2] {
+        [&self.lab.client, &self.lab.server].map(|n| n.counter("TcpExt", name).unwrap_or(0))
+    }
+
+    fn once(&self) -> (Duration, u32) {
         let server = SERVER.port(self.family, 7000);
         let deadline = self.time + Duration::from_secs(60);
         let answer = Script::answerer().lasting(self.time, self.pace).deadline(deadline);
@@ -60,10 +78,7 @@ impl Storm {
             assert!(c.is_some(), "the counts of a flow are those of its ends: {e:?} {clients:#?}");
         }
         assert!(f.splicer.flows().is_empty());
-        let sum = |name| [&self.lab.client, &self.lab.server].map(|n| n.counter("TcpExt", name).unwrap_or(0));
-        let (timeouts, paws) = (sum("TCPTimeouts"), sum("PAWSEstab"));
-        assert!(paws.iter().all(|n| *n <= OVERTAKEN), "segments seem older than they are: {paws:?}");
-        eprintln!("{splices} splices, longest gap {longest:?}, timeouts {timeouts:?}, PAWS {paws:?}, {verdicts:?}");
+        eprintln!("{splices} splices, longest gap {longest:?}, timeouts {:?}, {verdicts:?}", self.sum("TCPTimeouts"));
         (longest, splices)
     }
 
@@ -90,6 +105,12 @@ impl Storm {
         }
         splices
     }
+}
+
+/// Time that the hypervisor has taken of all processors, in ticks: the eighth number of /proc/stat (proc(5)).
+fn stolen() -> u64 {
+    let stat = std::fs::read_to_string("/proc/stat").expect("/proc");
+    stat.split_whitespace().nth(8).and_then(|n| n.parse().ok()).expect("steal")
 }
 
 fn lab(large_packets: bool) -> Lab {
