@@ -107,20 +107,20 @@ impl Namespace {
 
     /// A counter of /proc/net/snmp or /proc/net/netstat, as in `counter("Tcp", "RetransSegs")`.
     pub fn counter(&self, group: &str, name: &str) -> Option<u64> {
-        let tables = self.run(|| {
-            ["snmp", "netstat"]
-                .map(|file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default())
-        });
-        let head = format!("{group}:");
-        let lines: Vec<&str> = tables.iter().flat_map(|table| table.lines()).filter(|l| l.starts_with(&head)).collect();
-        let [names, values] = lines[..] else {
-            return None;
-        };
-        let at = names.split_whitespace().position(|n| n == name)?;
-        values.split_whitespace().nth(at)?.parse().ok()
+        self.run(|| counter_here(group, name))
     }
 
     pub(crate) fn ip(&self, batch: &str) -> Result<(), LabError> {
         run("ip", &["-n", &self.name, "-batch", "-"], batch).map(drop)
     }
+}
+
+/// The same of the namespace that the calling thread is in.
+pub fn counter_here(group: &str, name: &str) -> Option<u64> {
+    let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
+    let (tables, head) = (["snmp", "netstat"].map(read), format!("{group}:"));
+    let lines: Vec<&str> = tables.iter().flat_map(|table| table.lines()).filter(|l| l.starts_with(&head)).collect();
+    let [names, values] = lines[..] else { return None };
+    let at = names.split_whitespace().position(|n| n == name)?;
+    values.split_whitespace().nth(at)?.parse().ok()
 }
