@@ -30,23 +30,6 @@ static __always_inline int set_remote(const struct tuple *in, const struct tuple
 	return PATH_CROSS;
 }
 
-static __always_inline void splice_path(struct leg *from, struct leg *to, struct path *p, const struct tuple *in,
-					const struct tuple *out, __u32 via, int trigger, __u32 cross)
-{
-	union path_word w = {};
-
-	bpf_spin_lock(&from->lock);
-	if (from->phase_in == PHASE_FWD && from->phase_out == PHASE_FWD) {
-		fill_path(p, from, to, out, via);
-		set_limit(from, trigger);
-		w = path_word(from, to);
-		w.flags |= path_identity(p, in, out) | cross;
-		from->flags |= LEG_SPLICED;
-		*(volatile __u64 *)&p->word.all = w.all;
-	}
-	bpf_spin_unlock(&from->lock);
-}
-
 static __always_inline int commit(struct switch_args *g, struct leg *a, struct leg *b)
 {
 	struct path *pa = find_path(&g->a.leg), *pb = find_path(&g->b.leg);
@@ -66,8 +49,10 @@ static __always_inline int commit(struct switch_args *g, struct leg *a, struct l
 	bpf_spin_unlock(&b->lock);
 	cross_a = set_remote(&g->a.leg, &g->b.leg, g->remote_b);
 	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
-	splice_path(a, b, pa, &g->a.leg, &g->b.leg, g->via_b, g->trigger & 1, cross_a);
-	splice_path(b, a, pb, &g->b.leg, &g->a.leg, g->via_a, g->trigger & 2, cross_b);
+	splice_path(PREPARE, a, b, pa, pb, &g->a, &g->b, g->via_b, 0, cross_a);
+	splice_path(PREPARE, b, a, pb, pa, &g->b, &g->a, g->via_a, 0, cross_b);
+	splice_path(FIRST, a, b, pa, pb, &g->a, &g->b, g->via_b, g->trigger & 1, cross_a);
+	splice_path(SECOND, b, a, pb, pa, &g->b, &g->a, g->via_a, g->trigger & 2, cross_b);
 	catch_up(pa, pb, b);
 	catch_up(pb, pa, a);
 	return SWITCH_OK;

@@ -79,6 +79,29 @@ static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags, 
 	return -1;
 }
 
+/* Has an entry been stopped? Whoever has done that may not have seen what was noted there since. After an atomic operation. */
+static __always_inline int is_stopped(const struct path *p)
+{
+	return !(*(volatile __u16 *)&p->word.flags & PATH_SPLICED);
+}
+
+/* Raises the highest acknowledgement. 0: done; 1: the entry is stopped; -1: gave up. */
+static __always_inline int advance_ack(struct path *p, __u32 ack)
+{
+	__u32 old;
+	int i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < 8; i++) {
+		old = *(volatile __u32 *)&p->max_ack;
+		if (!after(ack, old))
+			return 0;
+		if (__sync_val_compare_and_swap(&p->max_ack, old, ack) == old)
+			return is_stopped(p);
+	}
+	return -1;
+}
+
 /* TCP header and checksum; `pseudo`: what the change of addresses adds. Returns UNUSUAL before anything is written. */
 static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, struct path *p, struct via *v, __u32 ip_len,
 				    __u32 ip_hdr, __u64 pseudo)
@@ -125,8 +148,8 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 		if (r)
 			return UNUSUAL;
 	}
-	if (after(s.ack, p->max_ack))
-		p->max_ack = s.ack;
+	if (advance_ack(p, s.ack))
+		return UNUSUAL;
 	note_seen(p);
 	if (w.flags & PATH_IDENTITY)
 		return 0;
@@ -306,15 +329,17 @@ static __always_inline int sent_to(struct scratch *sc, struct path *p, union pat
 	return 0;
 }
 
-static __always_inline void acknowledged(struct scratch *sc, struct path *p, union path_word w)
+/* The last of it. 0: done; 1: the entry was stopped meanwhile; -1: gave up. */
+static __always_inline int acknowledged(struct scratch *sc, struct path *p, union path_word w)
 {
 	if (sc->s.flags & TH_ACK) {
-		if (after(sc->s.ack, p->max_ack))
-			p->max_ack = sc->s.ack;
+		if (advance_ack(p, sc->s.ack) < 0)
+			return -1;
 		if (w.flags & PATH_PEER_FIN)
 			fin_acked(sc, p);
 	}
 	note_seen(p);
+	return is_stopped(p);
 }
 
 #endif

@@ -241,7 +241,8 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	} else if (bpf_map_update_elem(&trains, &k, &t, BPF_ANY)) {
 		return drop(V_REWRITE_FAILED);
 	}
-	acknowledged(sc, p, w);
+	if (acknowledged(sc, p, w))
+		return drop(V_STALE_CPU);
 
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);

@@ -31,28 +31,37 @@ INLINE void pair(struct leg *l, const struct tuple *peer, __u32 tap)
 	l->flags = (l->flags & ~LEG_TAP) | LEG_PAIRED | (tap ? LEG_TAP : 0);
 }
 
-static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b)
+/* May l be frozen? `out`: the end of what was given to its socket, with all in hand for it. o, other: the other leg. */
+static __always_inline int may_freeze(const struct leg *l, const struct half *h, const struct leg *o,
+				      const struct half *other, __u32 out)
 {
-	__u32 to_b, to_a, ts, r, done;
-	__u32 out_a = a->iss + 1 + g->a.produced + g->b.leftover;
-	__u32 out_b = b->iss + 1 + g->b.produced + g->a.leftover;
+	int r = ready(l);
 
-	r = ready(a);
-	if (!r)
-		r = ready(b);
-	if (!r && (a->flags & LEG_FIN_IN) && (b->flags & LEG_FIN_IN))
-		r = SWITCH_CLOSING;
 	if (r)
 		return r;
-	if (a->max_in - a->irs - 1 - g->a.consumed > FAR || b->max_in - b->irs - 1 - g->b.consumed > FAR ||
-	    before(out_a, a->local_out) || before(out_b, b->local_out))
+	if ((l->flags & o->flags & LEG_FIN_IN) || keeps_end(l, h, other))
+		return SWITCH_CLOSING;
+	if (l->max_in - l->irs - 1 - h->consumed > FAR || before(out, l->local_out))
 		return SWITCH_MISMATCH; /* more taken than came, or less given than went */
-	if (has_gaps(a, &g->a) || has_gaps(b, &g->b))
+	if (has_gaps(l, h))
 		return SWITCH_BUSY;
-	if (all_has_come(a, &g->a) || all_has_come(b, &g->b))
-		return SWITCH_SHORT;
-	if (g->fit && (overpromised(a, &g->a, out_b, b) || overpromised(b, &g->b, out_a, a)))
-		return SWITCH_WINDOW;
+	return all_has_come(l, h) ? SWITCH_SHORT : SWITCH_OK;
+}
+
+/* Each leg is frozen under its own lock. A segment of a's that comes before b is frozen waits for that (is_half_frozen). */
+static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b)
+{
+	__u32 to_b, to_a, ts, done = 0;
+	__u32 out_a = a->iss + 1 + g->a.produced + g->b.leftover;
+	__u32 out_b = b->iss + 1 + g->b.produced + g->a.leftover;
+	int r = may_freeze(a, &g->a, b, &g->b, out_a);
+
+	if (!r)
+		r = may_freeze(b, &g->b, a, &g->a, out_b);
+	if (!r && g->fit && (overpromised(a, &g->a, out_b, b) || overpromised(b, &g->b, out_a, a)))
+		r = SWITCH_WINDOW;
+	if (r)
+		return r;
 	bpf_spin_lock(&a->lock);
 	pair(a, &g->b.leg, g->tap);
 	bpf_spin_unlock(&a->lock);
@@ -61,21 +70,35 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	bpf_spin_unlock(&b->lock);
 
 	bpf_spin_lock(&a->lock);
-	g->a.pending = freeze_in(a, &g->a, out_b, &to_b, g->hold);
-	g->a.start = a->bound_in - a->irs - 1;
-	g->a.seq = a->bound_in;
-	g->a.fin = !!(a->flags & LEG_FIN_IN);
-	ts = a->tsval_in;
+	r = may_freeze(a, &g->a, b, &g->b, out_a);
+	if (!r) {
+		g->a.pending = freeze_in(a, &g->a, out_b, &to_b, g->hold);
+		g->a.start = a->bound_in - a->irs - 1;
+		g->a.seq = a->bound_in;
+		g->a.fin = !!(a->flags & LEG_FIN_IN);
+		ts = a->tsval_in;
+	}
 	bpf_spin_unlock(&a->lock);
+	if (r)
+		return r;
 
 	bpf_spin_lock(&b->lock);
-	done = freeze_out(b, to_b, ts);
-	g->b.pending = freeze_in(b, &g->b, out_a, &to_a, g->hold);
-	g->b.start = b->bound_in - b->irs - 1;
-	g->b.seq = b->bound_in;
-	g->b.fin = !!(b->flags & LEG_FIN_IN);
-	ts = b->tsval_in;
+	r = may_freeze(b, &g->b, a, &g->a, out_b);
+	if (!r) {
+		done = freeze_out(b, to_b, ts);
+		g->b.pending = freeze_in(b, &g->b, out_a, &to_a, g->hold);
+		g->b.start = b->bound_in - b->irs - 1;
+		g->b.seq = b->bound_in;
+		g->b.fin = !!(b->flags & LEG_FIN_IN);
+		ts = b->tsval_in;
+	}
 	bpf_spin_unlock(&b->lock);
+	if (r) {
+		bpf_spin_lock(&a->lock);
+		unsplice_in(a, b, a->bound_in);
+		bpf_spin_unlock(&a->lock);
+		return r;
+	}
 
 	bpf_spin_lock(&a->lock);
 	if (done)
@@ -167,6 +190,37 @@ INLINE union path_word path_word(const struct leg *from, const struct leg *to)
 	return w;
 }
 
+enum splice_step {
+	PREPARE, /* nothing is in force yet */
+	FIRST,
+	SECOND,  /* only while the first is */
+};
+
+/* The entry `p` for packets from `from`'s host, if the leg is in forwarding mode still. Both are prepared before one is in force:
+ * a packet that takes the flow back between the two derives the records from both. rev: the other entry. */
+static __always_inline void splice_path(enum splice_step step, struct leg *from, struct leg *to, struct path *p,
+					const struct path *rev, const struct half *in, const struct half *out, __u32 via,
+					int trigger, __u32 cross)
+{
+	union path_word w;
+
+	bpf_spin_lock(&from->lock);
+	if (from->phase_in == PHASE_FWD && from->phase_out == PHASE_FWD &&
+	    (step != SECOND || *(volatile __u16 *)&rev->word.flags & PATH_SPLICED)) {
+		fill_path(p, from, to, &out->leg, via);
+		if (step != PREPARE)
+			set_limit(from, trigger);
+		w = path_word(from, to);
+		w.flags |= path_identity(p, &in->leg, &out->leg) | cross;
+		if (step == PREPARE)
+			w.flags &= ~PATH_SPLICED;
+		else
+			from->flags |= LEG_SPLICED;
+		*(volatile __u64 *)&p->word.all = w.all;
+	}
+	bpf_spin_unlock(&from->lock);
+}
+
 /* Between the two entries of a flow coming into force, packets see one direction in forwarding mode and the other not: an end,
  * or what acknowledges it, may have been noted where nobody looks any more. After both are in force, for each. `to`, `rev`: the
  * leg where p's packets go out, and the entry of what comes in there. */
@@ -176,6 +230,8 @@ INLINE void catch_up(struct path *p, struct path *rev, const struct leg *to)
 
 	if (flags & LEG_RESET)
 		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | (flags & LEG_RESET_IN ? 0 : PATH_RST)) << 48);
+	if (p->word.flags & PATH_DEAD)
+		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
 	if ((p->word.flags & (PATH_FIN | PATH_FIN_ACKED)) != PATH_FIN)
 		return;
 	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48); /* before the look: whoever comes later finds it */
@@ -259,6 +315,12 @@ INLINE void path_edit(const struct path *p, union path_word w, const struct seg 
 
 /* ---- from forwarding mode back to a leg's record ---- */
 
+/* Stops a direction where it is. */
+INLINE void stop_path(struct path *p)
+{
+	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_SPLICED << 48));
+}
+
 /* Path entries have no room for the last TSval. It is estimated, not too low: the other host's clock has gone on since it
  * was seen, by 1 ms ticks as most hosts have it (RFC 7323, 5.4, allows 1 ms to 1 s), and some more for the time on the way
  * and our coarse clock. If it was faster, the host drops one segment (PAWS) and its answer tells its last TSval. */
@@ -284,7 +346,7 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 		l->tsval_out = later(l->tsval_out, tsval_reached(l, o, now));
 	l->flags |= LEG_CLOCK;
 	l->edge_in = l->max_out + 65535; /* unknown until the host's next segment */
-	l->ack_out = out->max_ack + out->ack_add;
+	l->ack_out = later(l->ack_out, out->max_ack + out->ack_add);
 	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
 	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;
 	if (in->word.flags & PATH_FIN)
@@ -299,18 +361,42 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 		l->flags |= LEG_FRAGMENTS;
 }
 
+/* Both legs of a flow, if they are in forwarding mode. An entry comes into force under its leg's lock, and the second one only
+ * while the first is (splice_path): once both were stopped, and then a lock was held, neither does any more, and what they say
+ * is final. */
+static __always_inline void wake_both(struct leg *a, struct leg *b, struct path *pa, struct path *pb, __u64 now)
+{
+	stop_path(pa);
+	stop_path(pb);
+	bpf_spin_lock(&b->lock);
+	stop_path(pb);
+	bpf_spin_unlock(&b->lock);
+	bpf_spin_lock(&a->lock);
+	stop_path(pa);
+	wake(a, b, pa, pb, now);
+	bpf_spin_unlock(&a->lock);
+	bpf_spin_lock(&b->lock);
+	wake(b, a, pb, pa, now);
+	bpf_spin_unlock(&b->lock);
+}
+
 static __always_inline void unsplice_direction(struct leg *from, struct leg *to)
 {
 	__u32 at, at_out;
-	int was, done;
+	int done;
 
+	bpf_spin_lock(&to->lock);
+	stop_drain(to);
+	bpf_spin_unlock(&to->lock);
 	bpf_spin_lock(&from->lock);
 	at = from->max_in;
 	at_out = at + from->seq_off;
-	was = unsplice_in(from, at);
+	done = unsplice_in(from, to, at);
 	bpf_spin_unlock(&from->lock);
+	if (!done)
+		return;
 	bpf_spin_lock(&to->lock);
-	done = unsplice_out(to, was, at_out);
+	done = unsplice_out(to, at_out);
 	bpf_spin_unlock(&to->lock);
 	if (done) {
 		bpf_spin_lock(&from->lock);

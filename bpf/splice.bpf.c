@@ -40,37 +40,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* ---- from forwarding mode back to a leg's record ---- */
 
-/* Stops a direction where it is. */
-static __always_inline void stop_path(struct path *p)
-{
-	union path_word w, n;
-	int i;
-
-	bpf_for(i, 0, 64) {
-		w.all = *(volatile __u64 *)&p->word.all;
-		if (!(w.flags & PATH_SPLICED))
-			return;
-		n = w;
-		n.flags &= ~PATH_SPLICED;
-		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
-			return;
-	}
-}
-
-static __always_inline void wake_both(struct leg *a, struct leg *b, struct path *pa, struct path *pb)
-{
-	__u64 now = bpf_ktime_get_ns();
-
-	stop_path(pa);
-	stop_path(pb);
-	bpf_spin_lock(&a->lock);
-	wake(a, b, pa, pb, now);
-	bpf_spin_unlock(&a->lock);
-	bpf_spin_lock(&b->lock);
-	wake(b, a, pb, pa, now);
-	bpf_spin_unlock(&b->lock);
-}
-
 /* Returns 0, or a negative number. */
 __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 {
@@ -85,7 +54,7 @@ __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 	pb = find_path(tb);
 	if (!a || !b || !pa || !pb)
 		return -1;
-	wake_both(a, b, pa, pb);
+	wake_both(a, b, pa, pb, bpf_ktime_get_ns());
 	unsplice_direction(a, b);
 	unsplice_direction(b, a);
 	return 0;
@@ -229,10 +198,12 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 				return drop(V_NO_PEER);
 			if (pl->word.flags & PATH_SPLICED)
 				return RETRY; /* committed since the entry was read */
-			wake_both(l, o, pl, po); /* stopped, but nobody has woken the legs yet */
+			wake_both(l, o, pl, po, bpf_ktime_get_ns()); /* stopped, but nobody has woken the legs yet */
 			woken = 1;
 		}
 	}
+	if (o && is_half_frozen(l, o))
+		return RETRY;
 	/* In forwarding mode both directions go back. In a drain it is this one alone, for the other may have forwarded what its
 	 * socket does not know of; user space waits for that one. */
 	if (o && takes_back(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST))) {
@@ -258,7 +229,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	bpf_spin_lock(&l->lock);
 	flags = l->flags;
-	if (flags & LEG_SPLICED || takes_back(l, &sc->s) || (flags & LEG_PAIRED && !is_paired(l, &sc->other))) {
+	if (flags & LEG_SPLICED || takes_back(l, &sc->s) || (flags & LEG_PAIRED && !is_paired(l, &sc->other)) ||
+	    (o && is_half_frozen(l, o))) {
 		/* since it was looked at */
 		bpf_spin_unlock(&l->lock);
 		return RETRY;
@@ -445,7 +417,9 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	}
 	if (p->via & VIA_TAP && sc->s.len)
 		tap_path(skb, sc, p, w);
-	acknowledged(sc, p, w);
+	r = acknowledged(sc, p, w);
+	if (r)
+		return r > 0 ? RETRY : drop(V_STALE_CPU);
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))

@@ -124,6 +124,12 @@ INLINE int takes_back(const struct leg *l, const struct seg *s)
 	       (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in));
 }
 
+/* Is a freeze under way on another processor, which has not come to the other leg yet? */
+INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
+{
+	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
+}
+
 /* Will data of this segment be forwarded? Read without the lock: a hint, for what must be known before. */
 INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 {
@@ -259,6 +265,17 @@ INLINE void forward_reset(struct leg *o, struct plan *p)
 	o->flags |= LEG_RESET;
 }
 
+/* The kernel cuts no packet to more than 16064 bytes (BPF_SKB_MAX_LEN with pages of 4 KB), all headers included. */
+#define MOST_CUT (11 * 1448)
+
+/* Payload bytes up to `end`, or fewer, if a large packet cannot be cut there: the rest has to come again, as if it were lost. */
+INLINE __u32 cut_at(const struct seg *s, __u32 end)
+{
+	__u32 keep = end - s->seq;
+
+	return keep < s->len && keep > MOST_CUT ? MOST_CUT : keep;
+}
+
 /* Which bytes go where, and is the bare acknowledgement worth a copy? Returns 0 when the segment is not acceptable. */
 INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 {
@@ -305,7 +322,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		if (p->fwd && is_beyond(l, s)) {
 			/* The drain is not to be lost for it: it will come again. */
 			p->fwd = s->len && before(s->seq, l->limit_in);
-			p->f.keep = earlier(s->seq + s->len, l->limit_in) - s->seq;
+			p->f.keep = cut_at(s, earlier(s->seq + s->len, l->limit_in));
 			p->f.flags &= ~TH_FIN;
 			p->fwd_end = s->seq + p->f.keep;
 		}
@@ -319,9 +336,9 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		local_end = p->local ? end : s->seq;
 		if (p->fwd && p->local) {
 			/* Only the first part goes on. The socket gets all: what lies below is old to it. */
-			p->f.keep = l->bound_in - s->seq;
+			p->f.keep = cut_at(s, l->bound_in);
 			p->f.flags &= ~TH_FIN;
-			p->fwd_end = l->bound_in;
+			p->fwd_end = s->seq + p->f.keep;
 		}
 		if (!p->fwd && !p->local)
 			p->local = 1, local_end = end; /* old data: the socket answers with its acknowledgement */
@@ -329,7 +346,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	}
 	p->fwd_data = p->fwd;
 	if (p->local && local_end != end) {
-		p->l.keep = local_end - s->seq;
+		p->l.keep = cut_at(s, local_end);
 		p->l.flags &= ~TH_FIN;
 	}
 
@@ -435,6 +452,8 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		__u32 end = p->fwd_end + (e->seq - s->seq);
 
 		o->max_out = later(o->max_out, end);
+		if (o->phase_out == PHASE_LOCAL && after(end, o->local_out)) /* taken back meanwhile */
+			o->flags |= LEG_AHEAD;
 		if (e->flags & TH_FIN)
 			o->flags |= LEG_FIN_OUT;
 	} else {
@@ -562,6 +581,12 @@ INLINE int has_gaps(const struct leg *from, const struct half *h)
 	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in && from->irs + 1 + h->consumed != from->max_in;
 }
 
+/* Is the end of a stream kept, and that of the other might pass by? The flow would be over then, with what is kept unread. */
+INLINE int keeps_end(const struct leg *from, const struct half *h, const struct half *other)
+{
+	return h->limit == LIMIT_KEEP && other->limit == LIMIT_NONE && from->flags & LEG_FIN_IN;
+}
+
 /* Is nothing left that may be forwarded? */
 INLINE int all_has_come(const struct leg *from, const struct half *h)
 {
@@ -606,41 +631,39 @@ INLINE void freeze_done(struct leg *from)
 		from->phase_in = PHASE_FWD;
 }
 
-/* Unsplice, direction from -> to, step 1: bytes from `at` on belong to the socket again; `at` not before max_in.
- * Returns the phase that was left. A splice that has not drained is taken back whole: the sender was told of nothing beyond
- * its bound, so it still has that. The receiver may have it as well, and may say so (ahead_of_socket). */
-INLINE int unsplice_in(struct leg *from, __u32 at)
+/* Unsplice, direction from -> to, step 1: a splice that has not drained is taken back whole. The sender was told of nothing
+ * beyond its bound, so it still has that; the receiver may have it as well, and may say so (ahead_of_socket). */
+INLINE void stop_drain(struct leg *to)
 {
-	int was = from->phase_in;
-
-	if (was == PHASE_FWD)
-		from->flags |= LEG_PASSED;
-	if (was == PHASE_TO_FWD) {
-		from->phase_in = PHASE_LOCAL;
-	} else if (was == PHASE_FWD) {
-		/* the socket's window moves along with its numbers; it had read all up to the old bound */
-		from->win_local = later(edge_local(from), from->bound_in) - from->bound_in;
-		from->ack_local = at;
-		from->shim_in += at - from->bound_in;
-		from->bound_in = at;
-		from->win_out = later(edge_local(from), from->ack_out) - from->ack_out;
-		from->phase_in = before(from->ack_out, at) ? PHASE_TO_LOCAL : PHASE_LOCAL;
-	}
-	return was;
+	if (to->phase_out != PHASE_TO_FWD)
+		return;
+	to->phase_out = PHASE_LOCAL;
+	to->bound_out = to->ack_in;
+	if (after(to->max_out, to->local_out))
+		to->flags |= LEG_AHEAD;
 }
 
-/* Step 2. `at`: the same position in the receiver's space. Returns 1 when all of it was acknowledged already. */
-INLINE int unsplice_out(struct leg *to, int was, __u32 at)
+/* Step 2: bytes from `at` on belong to the socket again; `at` not before max_in. Returns whether it was forwarded before. */
+INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 {
-	if (was == PHASE_TO_FWD) {
-		to->phase_out = PHASE_LOCAL;
-		to->bound_out = to->ack_in;
-		if (after(to->max_out, to->local_out))
-			to->flags |= LEG_AHEAD;
+	if (from->phase_in == PHASE_TO_FWD) /* what has drained before step 1 has drained */
+		from->phase_in = *(volatile __u8 *)&to->phase_out == PHASE_FWD ? PHASE_FWD : PHASE_LOCAL;
+	if (from->phase_in != PHASE_FWD)
 		return 0;
-	}
-	if (was != PHASE_FWD)
-		return 0;
+	from->flags |= LEG_PASSED;
+	/* the socket's window moves along with its numbers; it had read all up to the old bound */
+	from->win_local = later(edge_local(from), from->bound_in) - from->bound_in;
+	from->ack_local = at;
+	from->shim_in += at - from->bound_in;
+	from->bound_in = at;
+	from->win_out = later(edge_local(from), from->ack_out) - from->ack_out;
+	from->phase_in = before(from->ack_out, at) ? PHASE_TO_LOCAL : PHASE_LOCAL;
+	return 1;
+}
+
+/* Step 3, if it was. `at`: the same position in the receiver's space. Returns 1 when all of it was acknowledged already. */
+INLINE int unsplice_out(struct leg *to, __u32 at)
+{
 	to->shim_out += at - to->bound_out;
 	to->bound_out = at;
 	to->local_out = at;
@@ -649,7 +672,7 @@ INLINE int unsplice_out(struct leg *to, int was, __u32 at)
 	return to->phase_out == PHASE_LOCAL;
 }
 
-/* Step 3, only if step 2 returned 1 */
+/* Step 4, if step 3 returned 1. */
 INLINE void unsplice_done(struct leg *from)
 {
 	if (from->phase_in == PHASE_TO_LOCAL) {

@@ -3,7 +3,7 @@
 //!
 //! `SIM_SEED=n` runs one seed, with a trace of its packets; `SIM_SEEDS=a..b` runs others than the usual.
 
-use longsplice_tests::sim::{Outcome, run};
+use longsplice_tests::sim::{Kind, Outcome, run};
 use std::env;
 
 /// Without loss no receiver waits so much longer than it would without switches, in microseconds.
@@ -18,32 +18,29 @@ fn seeds() -> Vec<u64> {
     (a.parse().expect("number")..b.parse().expect("number")).collect()
 }
 
-fn all(calm: bool, wrong: impl Fn(u64, &Outcome) -> Option<String>) {
+fn all(kind: Kind, wrong: impl Fn(u64, &Outcome) -> Option<String>) {
     if let Ok(seed) = env::var("SIM_SEED") {
-        let o = run(seed.parse().expect("number"), calm, true, true);
+        let o = run(seed.parse().expect("number"), kind, true);
         for line in &o.trace {
             eprintln!("{line}");
         }
-        eprintln!(
-            "calm {calm}: gap {} us at {}, {} us, {} splices, {} rtos",
-            o.gap, o.gap_at, o.time, o.splices, o.rtos
-        );
+        eprintln!("{kind:?}: gap {} us at {}, {} us, {} splices, {} rtos", o.gap, o.gap_at, o.time, o.splices, o.rtos);
         assert!(o.error.is_none(), "{}", o.error.unwrap_or_default());
         return;
     }
     let (mut failed, mut splices, mut longest) = (Vec::new(), 0, (0, 0));
     for seed in seeds() {
-        let o = run(seed, calm, true, false);
+        let o = run(seed, kind, false);
         splices += o.splices;
         longest = longest.max((o.gap, seed));
         if let Some(e) = o.error.clone().or_else(|| wrong(seed, &o)) {
             if env::var_os("SIM_LIST").is_some() {
-                eprintln!("calm {calm} seed {seed}: {}", e.lines().next().unwrap_or_default());
+                eprintln!("{kind:?} seed {seed}: {}", e.lines().next().unwrap_or_default());
             }
             failed.push(format!("seed {seed}: {e}"));
         }
     }
-    eprintln!("calm {calm}: {splices} splices; longest gap {} us, seed {}", longest.0, longest.1);
+    eprintln!("{kind:?}: {splices} splices; longest gap {} us, seed {}", longest.0, longest.1);
     let first: Vec<_> = failed.iter().take(5).cloned().collect();
     assert!(failed.is_empty(), "{} seeds failed:\n{}", failed.len(), first.join("\n\n"));
 }
@@ -55,8 +52,8 @@ const LONG_GAPS: usize = 80;
 #[test]
 fn without_loss() {
     let long = std::cell::Cell::new(0);
-    all(true, |seed, o| {
-        let usual = run(seed, true, false, false);
+    all(Kind::Calm, |seed, o| {
+        let usual = run(seed, Kind::Still, false);
         if o.gap > usual.gap + CALM_GAP {
             long.set(long.get() + 1);
             let Outcome { gap, gap_at, rtos, splices, .. } = o;
@@ -72,5 +69,10 @@ fn without_loss() {
 
 #[test]
 fn under_loss() {
-    all(false, |_, _| None);
+    all(Kind::Bad, |_, _| None);
+}
+
+#[test]
+fn on_two_processors() {
+    all(Kind::Crossing, |_, _| None);
 }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The decision logic of the data path (switch.h, path.h) compiled for user space, so that a simulator can drive it: one
- * flow, no concurrency. What surrounds that logic here (model_ingress, model_egress, model_switch) follows the entries of
- * splice.bpf.c without look-ups and packets; keep them alike. */
+ * flow, one processor; and a second one, on which a segment comes in before the first takes one of its locks. What surrounds
+ * that logic here (ingress, model_egress, model_switch) follows the entries of splice.bpf.c without look-ups and packets;
+ * keep them alike. */
 #include <linux/bpf.h>
 #include <stdlib.h>
 #include <string.h>
 
-static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l; }
+static void before_lock(void);
+static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l, before_lock(); }
 static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 
 #include "flow.h"
@@ -17,6 +19,7 @@ struct model {
 	struct leg leg[2];
 	struct path path[2]; /* where packets of leg i's host come in */
 	__u64 now;           /* ns */
+	struct meanwhile *meanwhile;
 };
 
 /* Mirrored in src/model.rs. */
@@ -38,6 +41,14 @@ struct model_switch {
 	__u32 consumed[2], produced[2], leftover[2], limit[2];
 	__u32 pending[2], start[2], fin[2], flags[2], phase[2];
 	__u64 end[2];
+};
+
+/* What the second processor does. */
+struct meanwhile {
+	__u32 locks; /* that the first one takes before; 0: it has come */
+	__u32 leg;
+	struct seg s;
+	struct model_out out;
 };
 
 struct model *model_new(const struct model_start *s)
@@ -73,19 +84,9 @@ __u64 model_leg_size(void) { return sizeof(struct leg); }
 /* The clock stands still in between. */
 void model_time(struct model *m, __u64 now) { m->now = now; }
 
-static void stop_path(struct path *p) { p->word.flags &= ~PATH_SPLICED; }
-
-static void wake_both(struct model *m)
-{
-	stop_path(&m->path[0]);
-	stop_path(&m->path[1]);
-	wake(&m->leg[0], &m->leg[1], &m->path[0], &m->path[1], m->now);
-	wake(&m->leg[1], &m->leg[0], &m->path[1], &m->path[0], m->now);
-}
-
 static void unsplice_legs(struct model *m)
 {
-	wake_both(m);
+	wake_both(&m->leg[0], &m->leg[1], &m->path[0], &m->path[1], m->now);
 	unsplice_direction(&m->leg[0], &m->leg[1]);
 	unsplice_direction(&m->leg[1], &m->leg[0]);
 }
@@ -161,19 +162,24 @@ static void as_shimmed(const struct leg *l, const struct seg *s, struct model_ou
 	out->local = 1;
 }
 
-void model_ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
+static void ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
 	struct plan p;
 	int woken = 0;
 
+again:
 	memset(out, 0, sizeof(*out));
 	memset(&p, 0, sizeof(p));
 	if (fast(m, i, s, out))
 		return;
 	if (l->flags & LEG_SPLICED) {
-		wake_both(m);
+		wake_both(l, o, &m->path[i], &m->path[!i], m->now);
 		woken = 1;
+	}
+	if (is_half_frozen(l, o)) {
+		out->dropped = V_STALE_CPU;
+		return;
 	}
 	l->seen = m->now;
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
@@ -203,6 +209,9 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 		out->l.flags = s->flags;
 		return;
 	}
+	bpf_spin_lock(&l->lock);
+	if (l->flags & LEG_SPLICED || takes_back(l, s) || is_half_frozen(l, o))
+		goto again;
 	if (!host_segment(l, s, &p)) {
 		out->dropped = p.dropped;
 		return;
@@ -212,6 +221,7 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 		return;
 	}
 	if (p.fwd || p.drained || p.returned) {
+		bpf_spin_lock(&o->lock);
 		forward_segment(o, s, &p);
 		if (p.drained || p.returned) {
 			if (o->phase_out == PHASE_FWD && o->phase_in == PHASE_FWD)
@@ -229,6 +239,29 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 	out->fwd = p.fwd;
 	out->l = p.l;
 	out->f = p.f;
+}
+
+/* Where the first processor is. */
+static __thread struct model *busy;
+
+static void before_lock(void)
+{
+	struct model *m = busy;
+
+	if (!m || !m->meanwhile || !m->meanwhile->locks || --m->meanwhile->locks)
+		return;
+	busy = NULL;
+	ingress(m, m->meanwhile->leg, &m->meanwhile->s, &m->meanwhile->out);
+	busy = m;
+}
+
+void model_meanwhile(struct model *m, struct meanwhile *w) { m->meanwhile = w; }
+
+void model_ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
+{
+	busy = m;
+	ingress(m, i, s, out);
+	busy = NULL;
 }
 
 int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
@@ -265,24 +298,24 @@ static void look(const struct model *m, struct model_switch *g)
 
 static __u32 commit(struct model *m, const struct model_switch *g)
 {
-	struct tuple none = {};
+	struct leg *a = &m->leg[0], *b = &m->leg[1];
+	struct path *pa = &m->path[0], *pb = &m->path[1];
+	struct half none = {};
 
-	if ((m->leg[0].flags | m->leg[1].flags) & LEG_RESET)
+	if ((a->flags | b->flags) & LEG_RESET)
 		return SWITCH_CLOSING;
-	for (int i = 0; i < 2; i++)
-		if (m->leg[i].phase_in != PHASE_FWD || m->leg[i].phase_out != PHASE_FWD)
-			return SWITCH_BUSY;
-	settle_tsval(&m->leg[0], m->leg[1].tsval_in);
-	settle_tsval(&m->leg[1], m->leg[0].tsval_in);
-	for (int i = 0; i < 2; i++) {
-		struct leg *from = &m->leg[i], *to = &m->leg[!i];
-		struct path *p = &m->path[i];
-
-		fill_path(p, from, to, &none, 0);
-		set_limit(from, g->trigger >> i & 1);
-		p->word = path_word(from, to);
-		from->flags |= LEG_SPLICED;
-	}
+	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
+		return SWITCH_BUSY;
+	bpf_spin_lock(&a->lock);
+	settle_tsval(a, b->tsval_in);
+	bpf_spin_lock(&b->lock);
+	settle_tsval(b, a->tsval_in);
+	splice_path(PREPARE, a, b, pa, pb, &none, &none, 0, 0, 0);
+	splice_path(PREPARE, b, a, pb, pa, &none, &none, 0, 0, 0);
+	splice_path(FIRST, a, b, pa, pb, &none, &none, 0, g->trigger & 1, 0);
+	splice_path(SECOND, b, a, pb, pa, &none, &none, 0, g->trigger & 2, 0);
+	catch_up(pa, pb, b);
+	catch_up(pb, pa, a);
 	return SWITCH_OK;
 }
 
@@ -295,6 +328,7 @@ void model_switch(struct model *m, struct model_switch *g)
 	a.a.leftover = g->leftover[0], a.b.leftover = g->leftover[1];
 	a.a.limit = g->limit[0], a.b.limit = g->limit[1];
 	g->result = SWITCH_OK;
+	busy = m;
 	switch (g->op) {
 	case OP_FREEZE:
 		g->result = freeze(&a, &m->leg[0], &m->leg[1]);
@@ -308,6 +342,7 @@ void model_switch(struct model *m, struct model_switch *g)
 		was_passed(&a.b, &m->leg[1]);
 		break;
 	}
+	busy = NULL;
 	g->pending[0] = a.a.pending, g->pending[1] = a.b.pending;
 	g->fin[0] = a.a.fin, g->fin[1] = a.b.fin;
 	look(m, g);

@@ -1,7 +1,11 @@
 //! The data path's decisions, natively: what `bpf/switch.h` and `bpf/path.h` do with the segments of one flow. For
 //! simulators; nothing here touches the kernel.
 
-use std::{ffi::c_int, fmt, ptr::NonNull};
+use std::{
+    ffi::c_int,
+    fmt,
+    ptr::{self, NonNull},
+};
 
 /// A segment as it comes in. Mirrors `struct seg`.
 #[repr(C)]
@@ -65,6 +69,14 @@ struct Out {
     f: Edit,
 }
 
+#[repr(C)]
+struct Meanwhile {
+    locks: u32,
+    leg: u32,
+    seg: Seg,
+    out: Out,
+}
+
 /// A switch and its answer. Mirrors `struct model_switch`; fields as in `struct switch_args`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,7 +123,7 @@ unsafe extern "C" {
     fn model_new(start: *const Start) -> *mut Opaque;
     fn model_free(m: *mut Opaque);
     fn model_time(m: *mut Opaque, now: u64);
-    fn model_at(m: *mut Opaque, ns: u64);
+    fn model_meanwhile(m: *mut Opaque, w: *mut Meanwhile);
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
     fn model_switch(m: *mut Opaque, g: *mut SwitchArgs);
@@ -133,12 +145,6 @@ impl Model {
         Model(NonNull::new(unsafe { model_new(start.as_ptr()) }).expect("aborts instead"))
     }
 
-    /// Sets the clock, in nanoseconds: before every other call.
-    pub fn at(&mut self, ns: u64) {
-        // SAFETY: a live model.
-        unsafe { model_at(self.0.as_ptr(), ns) }
-    }
-
     /// Sets the clock, in nanoseconds.
     pub fn time(&mut self, now: u64) {
         // SAFETY: a live pointer.
@@ -150,12 +156,23 @@ impl Model {
         let mut out = Out::default();
         // SAFETY: live pointers; i is 0 or 1.
         unsafe { model_ingress(self.0.as_ptr(), index(i), s, &mut out) };
-        if out.local == 0 && out.fwd == 0 {
-            return (Fate::Dropped(out.dropped), out.events);
-        }
-        let local = (out.local != 0).then_some(out.l);
-        let forwarded = (out.fwd != 0).then_some(out.f);
-        (Fate::Sent { local, forwarded, plain: out.plain != 0 }, out.events)
+        fate(&out)
+    }
+
+    /// Does something, in whose midst a segment of the host of leg `i` comes in, on another processor: before the `locks`th lock
+    /// is taken. What becomes of that, as of [`Model::ingress`]; `None`: fewer locks were taken, and it has not come.
+    pub fn meanwhile<T>(
+        &mut self,
+        (locks, i, s): (u32, usize, &Seg),
+        work: impl FnOnce(&mut Model) -> T,
+    ) -> (T, Option<(Fate, u8)>) {
+        let mut meanwhile = Meanwhile { locks, leg: index(i) as u32, seg: *s, out: Out::default() };
+        // SAFETY: live pointers.
+        unsafe { model_meanwhile(self.0.as_ptr(), &mut meanwhile) };
+        let done = work(self);
+        // SAFETY: as above; it is taken back before it ends. If `work` panics, the model is not used again but to free it.
+        unsafe { model_meanwhile(self.0.as_ptr(), ptr::null_mut()) };
+        (done, (meanwhile.locks == 0).then(|| fate(&meanwhile.out)))
     }
 
     /// A segment of the local socket of leg `i`; `None`: muted.
@@ -200,6 +217,15 @@ impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entry(&self.leg(0)).entry(&self.leg(1)).finish()
     }
+}
+
+fn fate(out: &Out) -> (Fate, u8) {
+    if out.local == 0 && out.fwd == 0 {
+        return (Fate::Dropped(out.dropped), out.events);
+    }
+    let local = (out.local != 0).then_some(out.l);
+    let forwarded = (out.fwd != 0).then_some(out.f);
+    (Fate::Sent { local, forwarded, plain: out.plain != 0 }, out.events)
 }
 
 fn index(i: usize) -> c_int {

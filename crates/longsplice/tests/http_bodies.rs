@@ -317,11 +317,9 @@ fn run(
         .collect();
     let failed = clients.into_iter().map(|c| c.join()).filter(Result::is_err).count();
     let said: Vec<String> = told.try_iter().collect();
-    assert!(
-        failed == 0 && said.is_empty(),
-        "{failed} clients have failed; {said:#?}\n{}",
-        program.client(&["counters"])
-    );
+    let counters = program.client(&["counters"]);
+    assert!(failed == 0 && said.is_empty(), "{failed} clients have failed; {said:#?}\n{counters}");
+    assert!(counters.lines().any(|l| l.split_whitespace().eq(["rewrite-failed", "0"])), "{counters}");
     program.end(&pins)
 }
 

@@ -4,9 +4,12 @@
 mod relay;
 mod tcp;
 
-use longsplice_datapath::model::{Edit, Fate, Model, Seg, Start};
+use longsplice_datapath::{
+    VERDICTS,
+    model::{Edit, Fate, Model, Seg, Start},
+};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use relay::{Habits, Relay, State};
+use relay::{Habits, Meanwhile, Relay, State};
 use std::{cmp::Reverse, collections::BinaryHeap};
 use tcp::{FIN, MS, Packet, RST, Style, Tcp, Time};
 
@@ -24,6 +27,19 @@ pub struct Weather {
     pub duplicate: f64,
     /// Probability of an extra delay.
     pub reorder: f64,
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No loss, duplication or reordering, and little that makes hosts wait by right.
+    Calm,
+    /// As [`Kind::Calm`], but the flow stays in control mode, for comparison.
+    Still,
+    /// All that can happen to packets.
+    Bad,
+    /// As [`Kind::Bad`], and segments come in on another processor in the middle of switches and of other segments.
+    Crossing,
 }
 
 /// What a run has shown.
@@ -114,16 +130,19 @@ struct World {
     /// Earliest time the next packet may arrive: links keep the order.
     fifo: [[Time; 2]; 2],
     tracing: bool,
+    /// Chooses segments that come in the middle of something, if there is to be another processor.
+    other_cpu: Option<SmallRng>,
     out: Outcome,
     progress: [u64; 2],
 }
 
-/// Runs one seed. `calm`: no loss, duplication or reordering, and little that makes hosts wait by right. `switching`:
-/// else the flow stays in control mode, for comparison.
-pub fn run(seed: u64, calm: bool, switching: bool, tracing: bool) -> Outcome {
-    let mut w = World::new(seed, calm, tracing);
-    if !switching {
-        w.relay.habits.switches = 0;
+/// Runs one seed; with a trace of its packets, if asked for.
+pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
+    let mut w = World::new(seed, kind != Kind::Bad && kind != Kind::Crossing, tracing);
+    match kind {
+        Kind::Still => w.relay.habits.switches = 0,
+        Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
+        Kind::Calm | Kind::Bad => {}
     }
     w.go();
     w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
@@ -277,6 +296,7 @@ impl World {
             jitter: 20,
             fifo: [[0; 2]; 2],
             tracing,
+            other_cpu: None,
             out,
             progress: [0; 2],
             queue: BinaryHeap::new(),
@@ -397,10 +417,13 @@ impl World {
         }
         if self.relay_at.is_some_and(|t| t <= self.now) {
             self.model.time(self.now * 1000);
+            self.relay.meanwhile = self.choose_meanwhile();
             self.relay_at = self.relay.run(self.now, &mut self.model, &mut self.sockets, &mut self.rng);
             for l in std::mem::take(&mut self.relay.log) {
                 self.note(|_| l);
             }
+            let meanwhile = self.relay.meanwhile.take();
+            self.came_meanwhile(meanwhile);
         }
         for i in 0..2 {
             for p in self.hosts[i].poll(self.now) {
@@ -417,6 +440,28 @@ impl World {
                 return self.fail(&format!("socket {i} was reset"));
             }
         }
+    }
+
+    fn came_meanwhile(&mut self, meanwhile: Option<Meanwhile>) {
+        let Some(Meanwhile { serial, i, packet, fate: Some((fate, events)), .. }) = meanwhile else { return };
+        // what has to be looked at again comes later
+        if !matches!(fate, Fate::Dropped(v) if VERDICTS[v as usize] == "stale-cpu") {
+            self.queue.retain(|q| q.0.1 != serial);
+            self.note(|_| "on another processor:".into());
+            self.came(i, &packet, fate, events);
+        }
+    }
+
+    /// The next segment of one of the hosts, if it is to come in the middle of something.
+    fn choose_meanwhile(&mut self) -> Option<Meanwhile> {
+        let r = self.other_cpu.as_mut()?;
+        let (from, lock) = (r.random_range(0..2), r.random_range(1..12));
+        let coming = self.queue.iter().filter_map(|Reverse(Queued(at, serial, e))| match e {
+            Event::ToUs(i, p) if *i == from => Some((*at, *serial, p)),
+            _ => None,
+        });
+        let (_, serial, packet) = coming.min_by_key(|c| (c.0, c.1))?;
+        Some(Meanwhile { serial, i: from, packet: packet.clone(), lock, fate: None })
     }
 
     fn app(&mut self, i: usize) {
@@ -515,30 +560,39 @@ impl World {
             }
             Event::ToUs(i, p) => {
                 self.model.time(self.now * 1000);
-                let (fate, events) = self.model.ingress(i, &seg(&p));
-                if events & (EVENT_TRIGGERED | EVENT_PASSED) != 0 {
-                    self.relay.triggered();
-                }
-                match fate {
-                    Fate::Dropped(v) => self.note(|_| format!("{i} in {} DROPPED verdict {v}", show(&p))),
-                    Fate::Sent { local, forwarded, plain } => {
-                        if let Some(e) = forwarded {
-                            let q = edited(&p, &e);
-                            self.note(|_| format!("{i} in {} forwarded {}", show(&p), show(&q)));
-                            self.wire(1 - i, true, q);
-                        }
-                        if let Some(e) = local {
-                            let q = if plain { p.clone() } else { edited(&p, &e) };
-                            let why = self.sockets[i].input(self.now, &q);
-                            self.note(|w| {
-                                format!("{i} in {} local {} {why:?} [{}]", show(&p), show(&q), w.sockets[i].brief())
-                            });
-                        }
-                    }
-                }
-                self.wake_relay();
+                let mut meanwhile = self.choose_meanwhile();
+                let segment = seg(&p);
+                let (fate, events) = match &mut meanwhile {
+                    Some(w) => w.during(&mut self.model, |m| m.ingress(i, &segment)),
+                    None => self.model.ingress(i, &segment),
+                };
+                self.came_meanwhile(meanwhile);
+                self.came(i, &p, fate, events);
             }
         }
+    }
+
+    /// What the data path has made of a packet of host `i`.
+    fn came(&mut self, i: usize, p: &Packet, fate: Fate, events: u8) {
+        if events & (EVENT_TRIGGERED | EVENT_PASSED) != 0 {
+            self.relay.triggered();
+        }
+        match fate {
+            Fate::Dropped(v) => self.note(|_| format!("{i} in {} DROPPED verdict {v}", show(p))),
+            Fate::Sent { local, forwarded, plain } => {
+                if let Some(e) = forwarded {
+                    let q = edited(p, &e);
+                    self.note(|_| format!("{i} in {} forwarded {}", show(p), show(&q)));
+                    self.wire(1 - i, true, q);
+                }
+                if let Some(e) = local {
+                    let q = if plain { p.clone() } else { edited(p, &e) };
+                    let why = self.sockets[i].input(self.now, &q);
+                    self.note(|w| format!("{i} in {} local {} {why:?} [{}]", show(p), show(&q), w.sockets[i].brief()));
+                }
+            }
+        }
+        self.wake_relay();
     }
 }
 

@@ -1,8 +1,11 @@
 //! The engine's relay (crates/engine, relay.rs and pump.rs) over simulated sockets: copies, freezes, drains, commits,
 //! takes back. It is asleep between events, and wakes up late, as processes do.
 
-use super::tcp::{MS, Tcp, Time};
-use longsplice_datapath::model::{Model, SwitchArgs};
+use super::{
+    seg,
+    tcp::{MS, Packet, Tcp, Time},
+};
+use longsplice_datapath::model::{Fate, Model, SwitchArgs};
 use rand::{RngExt, rngs::SmallRng};
 
 const OP_FREEZE: u32 = 1;
@@ -55,7 +58,30 @@ pub struct Habits {
     pub patience: Time,
 }
 
+/// A segment that comes in on another processor, in the middle of what happens next.
+pub struct Meanwhile {
+    pub serial: u64,
+    pub i: usize,
+    pub packet: Packet,
+    /// Before this lock is taken.
+    pub lock: u32,
+    /// What became of it; `None`: fewer locks were taken.
+    pub fate: Option<(Fate, u8)>,
+}
+
+impl Meanwhile {
+    pub fn during<T>(&mut self, m: &mut Model, work: impl FnOnce(&mut Model) -> T) -> T {
+        if self.fate.is_some() {
+            return work(m);
+        }
+        let (done, fate) = m.meanwhile((self.lock, self.i, &seg(&self.packet)), work);
+        self.fate = fate;
+        done
+    }
+}
+
 pub struct Relay {
+    pub meanwhile: Option<Meanwhile>,
     pub habits: Habits,
     pub state: State,
     dirs: [Direction; 2],
@@ -83,6 +109,7 @@ pub struct Relay {
 impl Relay {
     pub fn new(habits: Habits, first: Time) -> Relay {
         Relay {
+            meanwhile: None,
             habits,
             state: State::Copying,
             dirs: Default::default(),
@@ -249,7 +276,7 @@ impl Relay {
         }
     }
 
-    fn call(&self, m: &mut Model, op: u32) -> SwitchArgs {
+    fn call(&mut self, m: &mut Model, op: u32) -> SwitchArgs {
         let mut g = SwitchArgs {
             op,
             hold: self.habits.hold.into(),
@@ -261,7 +288,10 @@ impl Relay {
             trigger: u32::from(self.habits.trigger) * 3,
             ..SwitchArgs::default()
         };
-        m.switch(&mut g);
+        match &mut self.meanwhile {
+            Some(w) => w.during(m, |m| m.switch(&mut g)),
+            None => m.switch(&mut g),
+        }
         g
     }
 
@@ -275,10 +305,6 @@ impl Relay {
             1 => LIMIT_KEEP,
             _ => 1 << rng.random_range(0..20),
         });
-        // A flow of streams has no limits: one of them that ended would leave what is kept of the other unread.
-        if self.limit.contains(&LIMIT_NONE) && self.limit.contains(&LIMIT_KEEP) {
-            self.limit = [LIMIT_NONE; 2];
-        }
     }
 
     /// What was beyond a limit has come before the drain was over. What is forwarded of the other direction goes on until its
