@@ -4,6 +4,7 @@
 mod fragments;
 mod identity;
 mod layout;
+mod race;
 mod random;
 mod sockets;
 mod table;

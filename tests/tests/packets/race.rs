@@ -1,0 +1,114 @@
+//! A switch on one processor, a packet on another: what the one does is known to the other, whoever comes first.
+
+use super::{Bench, Flow, LEG_SPLICED, TestContext, bench, sockets, testing};
+use longsplice_datapath::{PathFlags, abi};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    hint,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+/// Of a hundred, some meet in the middle.
+const ROUNDS: usize = 10_000;
+/// Calls do not begin at the same time, nor do they take the same time.
+const JITTER: u32 = 500;
+
+/// In each round `prepare`, then `switch` here and a packet of the client's there, then what `wrong` finds in the records.
+fn race(
+    b: &Bench,
+    f: &Flow,
+    frame: &[u8],
+    prepare: impl Fn(),
+    switch: impl Fn(),
+    wrong: impl Fn([abi::leg; 2]) -> bool,
+) {
+    // a barrier that sleeps would wake one of the two long after the other
+    let came = AtomicUsize::new(0);
+    let meet = || {
+        let both = came.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
+        let mut spins = 0;
+        while came.load(Ordering::Acquire) < both {
+            hint::spin_loop();
+            spins += 1;
+            if spins % 10_000 == 0 {
+                thread::yield_now(); // tests beside this one
+            }
+        }
+    };
+    let start = |seed| {
+        let mut jitter = SmallRng::seed_from_u64(seed);
+        move || {
+            meet();
+            (0..jitter.random_range(0..JITTER)).for_each(|_| hint::spin_loop());
+        }
+    };
+    let (mut here, mut there) = (start(1), start(2));
+    let found = thread::scope(|s| {
+        s.spawn(|| {
+            for _ in 0..ROUNDS {
+                there();
+                b.datapath.test_run_with(false, frame, &TestContext::default(), &mut Vec::new()).expect("test run");
+                meet();
+            }
+        });
+        let mut round = || {
+            prepare();
+            here();
+            switch();
+            meet();
+            let legs = [f.client, f.server].map(|t| testing::get_leg(&b.datapath, &t).expect("leg"));
+            wrong(legs).then_some(legs)
+        };
+        (0..ROUNDS).filter_map(|_| round()).collect::<Vec<_>>()
+    });
+    assert!(found.is_empty(), "{} of {ROUNDS}: {:?}", found.len(), found[0]);
+}
+
+/// The host does not say it again.
+#[test]
+fn an_acknowledgement_that_is_forwarded_is_known() {
+    bench(64, |b| {
+        let mut f = Flow::new([false, false]);
+        let acked = f.up.max_ack;
+        let mut p = f.next(0);
+        p.ack = acked;
+        f.up.max_ack -= 1000;
+        let prepare = || {
+            sockets::spliced_legs(&f, b, 0);
+            f.install(b, 0);
+        };
+        let unsplice = || _ = b.datapath.unsplice(&f.client, &f.server).expect("unspliced");
+        race(b, &f, &p.frame(), prepare, unsplice, |[client, _]| client.ack_in != acked);
+    });
+}
+
+/// The record of a leg that is taken back is not made of an entry that has yet to be filled.
+#[test]
+fn a_commit_is_whole_for_what_takes_it_back() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        let p = f.next(100);
+        // as it was left by another flow
+        let former =
+            abi::path { word: abi::path_word { all: 0x6000_0000 }, max_ack: 0x6000_0000, ..Default::default() };
+        let prepare = || {
+            sockets::spliced_legs(&f, b, 0);
+            for t in [f.client, f.server] {
+                let mut leg = testing::get_leg(&b.datapath, &t).expect("leg");
+                leg.flags &= !LEG_SPLICED;
+                testing::put_leg(&b.datapath, &t, &leg).expect("leg");
+                testing::put_path(&b.datapath, &t, &former, [0; 4]).expect("path");
+            }
+        };
+        prepare();
+        let at = b.datapath.look(&f.client, &f.server).expect("legs");
+        let before = [f.client, f.server].map(|t| testing::get_leg(&b.datapath, &t).expect("leg"));
+        let commit = || _ = b.datapath.commit(&f.client, &f.server, &at, [false; 2]); // which may have been forestalled
+        race(b, &f, &p.frame(), prepare, commit, |legs| {
+            let in_force = |t| b.datapath.path(t).expect("path").flags & PathFlags::SPLICED != 0;
+            let moved = (0..2).any(|i| (legs[i].max_out, legs[i].ack_out) != (before[i].max_out, before[i].ack_out));
+            moved || legs.iter().any(|l| l.flags & LEG_SPLICED != 0) || in_force(&f.client) || in_force(&f.server)
+        });
+    });
+}
