@@ -8,8 +8,6 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
-#define ABI_VERSION 5
-
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
 struct tuple {
 	__u32 remote[4];

@@ -511,7 +511,7 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 SEC("tcx/ingress")
 int ingress(struct __sk_buff *skb)
 {
-	struct scratch *sc = scratch();
+	struct scratch *sc;
 	int r, parsed;
 
 	if (skb->vlan_present) /* for the VLAN device, where it is seen again without its tag */
@@ -530,6 +530,7 @@ int ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (r != UNUSUAL)
 		return r;
+	sc = scratch();
 	if (!sc)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);
