@@ -7,6 +7,7 @@ use std::{
     hint,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
+    time::{Duration, Instant},
 };
 
 /// Of a hundred, some meet in the middle.
@@ -27,12 +28,13 @@ fn race(
     let came = AtomicUsize::new(0);
     let meet = || {
         let both = came.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
-        let mut spins = 0;
+        let (mut spins, began) = (0, Instant::now());
         while came.load(Ordering::Acquire) < both {
             hint::spin_loop();
             spins += 1;
             if spins % 10_000 == 0 {
                 thread::yield_now(); // tests beside this one
+                assert!(began.elapsed() < Duration::from_secs(60), "the other one has panicked");
             }
         }
     };
