@@ -34,27 +34,16 @@ static __always_inline int commit(struct switch_args *g, struct leg *a, struct l
 {
 	struct path *pa = find_path(&g->a.leg), *pb = find_path(&g->b.leg);
 	__u32 cross_a, cross_b;
+	int r;
 
 	if (!pa || !pb)
 		return SWITCH_FULL;
-	if ((a->flags | b->flags) & LEG_RESET)
-		return SWITCH_CLOSING;
-	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
-		return SWITCH_BUSY;
-	bpf_spin_lock(&a->lock);
-	settle_tsval(a, b->tsval_in);
-	bpf_spin_unlock(&a->lock);
-	bpf_spin_lock(&b->lock);
-	settle_tsval(b, a->tsval_in);
-	bpf_spin_unlock(&b->lock);
+	r = may_commit(a, b);
+	if (r)
+		return r;
 	cross_a = set_remote(&g->a.leg, &g->b.leg, g->remote_b);
 	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
-	splice_path(PREPARE, a, b, pa, pb, &g->a, &g->b, g->via_b, 0, cross_a);
-	splice_path(PREPARE, b, a, pb, pa, &g->b, &g->a, g->via_a, 0, cross_b);
-	splice_path(FIRST, a, b, pa, pb, &g->a, &g->b, g->via_b, g->trigger & 1, cross_a);
-	splice_path(SECOND, b, a, pb, pa, &g->b, &g->a, g->via_a, g->trigger & 2, cross_b);
-	catch_up(pa, pb, b);
-	catch_up(pb, pa, a);
+	commit_legs(g, a, b, pa, pb, cross_a, cross_b);
 	return SWITCH_OK;
 }
 

@@ -241,6 +241,33 @@ INLINE void catch_up(struct path *p, struct path *rev, const struct leg *to)
 	}
 }
 
+static __always_inline int may_commit(const struct leg *a, const struct leg *b)
+{
+	if ((a->flags | b->flags) & LEG_RESET)
+		return SWITCH_CLOSING;
+	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
+		return SWITCH_BUSY;
+	return SWITCH_OK;
+}
+
+/* cross: further flags of the entries. */
+static __always_inline void commit_legs(const struct switch_args *g, struct leg *a, struct leg *b, struct path *pa,
+					struct path *pb, __u32 cross_a, __u32 cross_b)
+{
+	bpf_spin_lock(&a->lock);
+	settle_tsval(a, b->tsval_in);
+	bpf_spin_unlock(&a->lock);
+	bpf_spin_lock(&b->lock);
+	settle_tsval(b, a->tsval_in);
+	bpf_spin_unlock(&b->lock);
+	splice_path(PREPARE, a, b, pa, pb, &g->a, &g->b, g->via_b, 0, cross_a);
+	splice_path(PREPARE, b, a, pb, pa, &g->b, &g->a, g->via_a, 0, cross_b);
+	splice_path(FIRST, a, b, pa, pb, &g->a, &g->b, g->via_b, g->trigger & 1, cross_a);
+	splice_path(SECOND, b, a, pb, pa, &g->b, &g->a, g->via_a, g->trigger & 2, cross_b);
+	catch_up(pa, pb, b);
+	catch_up(pb, pa, a);
+}
+
 /* ---- forwarding mode ---- */
 
 INLINE __u32 path_via(const struct path *p)

@@ -296,32 +296,9 @@ static void look(const struct model *m, struct model_switch *g)
 	}
 }
 
-static __u32 commit(struct model *m, const struct model_switch *g)
-{
-	struct leg *a = &m->leg[0], *b = &m->leg[1];
-	struct path *pa = &m->path[0], *pb = &m->path[1];
-	struct half none = {};
-
-	if ((a->flags | b->flags) & LEG_RESET)
-		return SWITCH_CLOSING;
-	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
-		return SWITCH_BUSY;
-	bpf_spin_lock(&a->lock);
-	settle_tsval(a, b->tsval_in);
-	bpf_spin_lock(&b->lock);
-	settle_tsval(b, a->tsval_in);
-	splice_path(PREPARE, a, b, pa, pb, &none, &none, 0, 0, 0);
-	splice_path(PREPARE, b, a, pb, pa, &none, &none, 0, 0, 0);
-	splice_path(FIRST, a, b, pa, pb, &none, &none, 0, g->trigger & 1, 0);
-	splice_path(SECOND, b, a, pb, pa, &none, &none, 0, g->trigger & 2, 0);
-	catch_up(pa, pb, b);
-	catch_up(pb, pa, a);
-	return SWITCH_OK;
-}
-
 void model_switch(struct model *m, struct model_switch *g)
 {
-	struct switch_args a = { .op = g->op, .hold = g->hold, .fit = g->fit };
+	struct switch_args a = { .op = g->op, .hold = g->hold, .fit = g->fit, .trigger = g->trigger };
 
 	a.a.consumed = g->consumed[0], a.b.consumed = g->consumed[1];
 	a.a.produced = g->produced[0], a.b.produced = g->produced[1];
@@ -334,7 +311,9 @@ void model_switch(struct model *m, struct model_switch *g)
 		g->result = freeze(&a, &m->leg[0], &m->leg[1]);
 		break;
 	case OP_COMMIT:
-		g->result = commit(m, g);
+		g->result = may_commit(&m->leg[0], &m->leg[1]);
+		if (g->result == SWITCH_OK)
+			commit_legs(&a, &m->leg[0], &m->leg[1], &m->path[0], &m->path[1], 0, 0);
 		break;
 	case OP_UNSPLICE:
 		unsplice_legs(m);

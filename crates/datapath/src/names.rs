@@ -1,6 +1,7 @@
 //! Constants of `bpf/flow.h` that BTF carries as enumerators, under Rust names.
 
-/// Version of the layout of pinned maps, raised with every change of what flow.h and table.h put into them; a process takes over only maps of its own version.
+/// Version of the layout of pinned maps, raised with every change of what flow.h and table.h put into them; a process takes
+/// over only maps of its own version.
 pub const ABI_VERSION: u32 = 6;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
