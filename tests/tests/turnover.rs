@@ -1,7 +1,7 @@
 //! Connections that come and go: every one ends, and what it took can be used again.
 use longsplice_engine::{Command, FlowState, How, Leg, OpenOptions, Policy, When};
 use longsplice_lab::{
-    Family, Lab, Shape,
+    Family, InOrder, Lab, Options, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
@@ -51,7 +51,10 @@ fn ask(proxy: SocketAddr, n: u64) -> io::Result<()> {
 fn every_short_flow_ends() {
     const CLIENTS: usize = 8;
     const FLOWS: usize = 16_000;
-    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    // A kernel whose two processors take the end of a handshake and the first data at once may reset that connection, with
+    // or without us: a look-up finds neither the request nor the socket that takes its place, but the listener. Some do in
+    // one of 150,000; where a direction has one queue, none.
+    let lab = Lab::new(Shape::TwoDevices, Options { in_order: InOrder::All, ..Options::default() }).expect("lab");
     let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
     serve(&lab, server, 2 * CLIENTS);
     let f = Forwarder::start(&lab, proxy, server, at_once());
@@ -60,15 +63,16 @@ fn every_short_flow_ends() {
         let next = next.clone();
         lab.client.spawn(move || {
             while let n @ ..FLOWS = next.fetch_add(1, Relaxed) {
-                ask(proxy, n as u64).expect("answered");
+                ask(proxy, n as u64).map_err(|e| (n, e))?;
             }
+            Ok::<_, (usize, io::Error)>(())
         })
     };
     let clients: Vec<_> = (0..CLIENTS).map(client).collect();
-    clients.into_iter().for_each(|c| c.join().expect("client"));
-    let ended = f.ended(FLOWS);
+    let failed: Vec<_> = clients.into_iter().filter_map(|c| c.join().expect("client").err()).collect();
+    let ended = f.ended(FLOWS - failed.len());
     let odd: Vec<_> = ended.iter().filter(|e| e.how != How::Closed || (e.bytes_up, e.bytes_down) != (8, 8)).collect();
-    assert!(odd.is_empty(), "{odd:?}\n{:?}", f.verdicts());
+    assert!(failed.is_empty() && odd.is_empty(), "{failed:?}\n{odd:?}\n{:?}", f.verdicts());
     assert!(f.splicer.flows().is_empty(), "{:?}", f.splicer.flows());
     let d = f.splicer.datapath().expect("kernel path");
     wait_for(PATIENCE, || (d.paths().len() <= 4096 / 4 * 2).then_some(()))
