@@ -18,6 +18,7 @@
 #define SUMMED_PARTIAL 3
 
 struct sk_buff {
+	__u8 cloned : 1;
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 
@@ -28,6 +29,13 @@ static __always_inline __u32 summed(struct __sk_buff *skb)
 	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
 
 	return BPF_CORE_READ_BITFIELD(k, ip_summed);
+}
+
+static __always_inline __u32 cloned(struct __sk_buff *skb)
+{
+	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD(k, cloned);
 }
 
 /* What an entry knows of a packet besides its bytes. */
@@ -278,6 +286,18 @@ static __always_inline struct frame frame_of(struct __sk_buff *skb)
 			       summed(skb) };
 }
 
+/* A sender on this machine keeps its copy of what it sends, and shares the packet's memory with us: a receiver on this machine
+ * could not join such a segment to the one before, and would handle each by itself. Of a segment among many (no PSH) the headers
+ * get memory of their own, as in IP forwarding. Not of a large packet, which is joined already; where there is no memory, the
+ * packet goes on as it is. */
+static __always_inline void part(struct __sk_buff *skb, const struct frame *f, __u32 ip_hdr)
+{
+	struct tcphdr *th = f->data + ETH_LEN + ip_hdr;
+
+	if (cloned(skb) && !f->segment && (void *)(th + 1) <= f->end && !th->psh)
+		bpf_skb_change_head(skb, 0, 0);
+}
+
 __noinline int fast4(struct __sk_buff *skb)
 {
 	struct frame f = frame_of(skb);
@@ -285,6 +305,7 @@ __noinline int fast4(struct __sk_buff *skb)
 
 	if (!v)
 		return UNUSUAL;
+	part(skb, &f, sizeof(struct iphdr));
 	count(V_FORWARDED);
 	return leave_by(v);
 }
@@ -296,6 +317,7 @@ __noinline int fast6(struct __sk_buff *skb)
 
 	if (!v)
 		return UNUSUAL;
+	part(skb, &f, sizeof(struct ipv6hdr));
 	count(V_FORWARDED);
 	return leave_by(v);
 }

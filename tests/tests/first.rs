@@ -1,11 +1,17 @@
 //! The thin whole: a real client, through a real splice, to a real server.
 use longsplice_engine::FlowState;
 use longsplice_lab::{
-    Family, Lab, Shape,
+    Family, Lab, Options, Shape,
+    process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    time::Duration,
+};
 
 fn through(family: Family) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
@@ -36,4 +42,27 @@ fn v4() {
 #[test]
 fn v6() {
     through(Family::V6);
+}
+
+/// As behind a router: a receiver on the same machine cannot join what shares memory with what its sender keeps.
+#[test]
+fn segments_that_wait_for_their_reader_are_joined() {
+    const BYTES: usize = 40_000; // 28 segments; they fit into the window that is offered at first
+    let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+    for family in Family::BOTH {
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+        let f = Forwarder::start(&lab, proxy, server, at_once());
+        let mut client = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+        let (mut server, _) = listener.accept().expect("accept");
+        f.wait_state(FlowState::Spliced);
+        let joined = || lab.client.counter("TcpExt", "TCPRcvCoalesce").expect("counter");
+        let before = joined();
+        server.write_all(&[7; BYTES]).expect("sent");
+        wait_for(Duration::from_secs(10), || (joined() >= before + 22).then_some(()))
+            .unwrap_or_else(|| panic!("{family:?}: {} joined, {:?}", joined() - before, f.verdicts()));
+        let mut all = vec![0; BYTES];
+        client.read_exact(&mut all).expect("received");
+        assert!(all.iter().all(|b| *b == 7));
+    }
 }
