@@ -693,8 +693,9 @@ impl Relay {
         drop(listed);
         let end = |client: Leg, server: Leg| {
             let shimmed = client.shimmed || server.shimmed;
+            let known = !(client.only_copied && server.only_copied);
             drop((client, server)); // the last segments of the sockets need the entries
-            if how != How::Left {
+            if known && how != How::Left {
                 splicer.forget(&flow, (spliced || shimmed) && !given_up);
             }
         };

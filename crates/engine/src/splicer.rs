@@ -628,9 +628,9 @@ impl Splicer {
 
     /// Closes a leg that is to join no flow, as it is closed when dropped, and forgets what the data path knows of it.
     pub fn discard(&self, leg: Leg) {
-        let (tuple, shimmed) = (leg.tuple(), leg.shimmed);
+        let (tuple, shimmed, known) = (leg.tuple(), leg.shimmed, !leg.only_copied);
         drop(leg);
-        let Some(d) = self.datapath() else { return };
+        let Some(d) = self.datapath().filter(|_| known) else { return };
         if shimmed {
             self.inner.lingering.add(tuple, None);
         } else {
