@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The table of path entries: open addressing, one slot per entry, key and path in one cache line (IPv4) or two (IPv6).
  *
- * Each key has a home, its hash; the entry lies there or at one of 63 other places that follow from the home (place_of). The
+ * Each key has a home, its hash; the entry lies there or at one of 63 other places that follow from the home (place.h). The
  * home says which of them hold keys of its own (slot.hop), so a look-up reads the home, and mostly nothing else: a hit at
  * home and a miss cost one cache line. There are no chains, and nothing ever moves.
  *
@@ -17,14 +17,7 @@
 #define LONGSPLICE_TABLE_H
 
 #include <bpf/bpf_core_read.h>
-
-#define WAYS 64     /* in a table as full as it may be, all are taken for one key in 10^8 */
-#define NEAR 8      /* the first places are neighbours, which the processor fetches ahead; the others lie apart, at a
-		       stride of the home's own, so that crowds do not grow */
-
-/* Slots of a page: prime, so that any stride leads to all of them. */
-#define SLOTS4 503
-#define SLOTS6 251
+#include "place.h"
 
 #define SLOT_TAKEN 1 /* slot.state; otherwise twice the second in which it was left, 0: never used */
 
@@ -57,33 +50,10 @@ struct bpf_array {
 	char value[0];
 } __attribute__((preserve_access_index));
 
-static __always_inline __u64 stir(__u64 h, __u64 more)
-{
-	h = (h ^ more) * 0x9e3779b97f4a7c15ull;
-	return h ^ h >> 32;
-}
-
-static __always_inline __u64 hash4(const struct tuple4 *k)
-{
-	__u64 h = stir(hash_seed, (__u64)k->remote << 32 | k->local);
-
-	return stir(h, (__u64)k->rport << 16 | k->lport);
-}
-
-static __always_inline __u64 hash6(const struct tuple *k)
-{
-	__u64 h = stir(hash_seed, (__u64)k->remote[0] << 32 | k->remote[1]);
-
-	h = stir(h, (__u64)k->remote[2] << 32 | k->remote[3]);
-	h = stir(h, (__u64)k->local[0] << 32 | k->local[1]);
-	h = stir(h, (__u64)k->local[2] << 32 | k->local[3]);
-	return stir(h, (__u64)k->rport << 16 | k->lport);
-}
-
 /* What both tables do alike. */
 struct place {
 	struct table_page *page;
-	__u32 slots, size, home, stride;
+	__u32 slots, size, home;
 };
 
 static __always_inline struct table_page *page_at(void *map, __u32 number)
@@ -94,23 +64,20 @@ static __always_inline struct table_page *page_at(void *map, __u32 number)
 	return array ? bpf_map_lookup_elem(array, &first) : NULL;
 }
 
-static __always_inline struct place place_of(void *map, __u64 hash, __u32 pages, __u32 slots, __u32 size)
-{
-	__u32 home = (hash >> 32) * slots >> 32;
-	/* all keys of a home go the same ways */
-	__u32 stride = (home * 0x9e3779b1u >> 16) % (slots - 1) + 1;
-
-	return (struct place){ page_at(map, (hash & 0xffffffff) * pages >> 32), slots, size, home, stride };
-}
-
 static __always_inline struct place place4(const struct tuple4 *k)
 {
-	return place_of(&paths4, hash4(k), pages4, SLOTS4, sizeof(struct slot4));
+	__u64 hash = hash4(hash_seed, k);
+	void *page = page_at(&paths4, page_of(hash, pages4));
+
+	return (struct place){ page, SLOTS4, sizeof(struct slot4), home_of(hash, SLOTS4) };
 }
 
 static __always_inline struct place place6(const struct tuple *k)
 {
-	return place_of(&paths6, hash6(k), pages6, SLOTS6, sizeof(struct slot6));
+	__u64 hash = hash6(hash_seed, k);
+	void *page = page_at(&paths6, page_of(hash, pages6));
+
+	return (struct place){ page, SLOTS6, sizeof(struct slot6), home_of(hash, SLOTS6) };
 }
 
 /* NULL: there is no such slot. */
@@ -120,13 +87,6 @@ static __always_inline void *slot_at(struct place p, __u32 at)
 	if (!p.page || at >= p.slots)
 		return NULL;
 	return p.page->room + (-bpf_core_field_offset(struct bpf_array, value) & 63) + at * p.size;
-}
-
-static __always_inline __u32 at_way(struct place p, __u32 way)
-{
-	__u32 at = p.home + (way < NEAR ? way : (way - NEAR + 1) * p.stride);
-
-	return at < p.slots ? at : at % p.slots;
 }
 
 #define MOST_WORDS (sizeof(struct tuple) / 4)
@@ -151,7 +111,7 @@ static __always_inline __u32 search(struct place p, __u64 hop, const __u32 *key,
 	for (i = 0; i < WAYS && hop >> i; i++) {
 		if (!(hop >> i & 1))
 			continue;
-		s = slot_at(p, at_way(p, i));
+		s = slot_at(p, at_way(p.home, p.slots, i));
 		if (s && holds(s, key, words))
 			return i;
 	}
@@ -167,7 +127,7 @@ static __always_inline int insert(struct place p, const __u32 *key, __u32 words,
 	if (!home)
 		return -1;
 	for (i = 0; i < WAYS; i++) {
-		s = slot_at(p, at_way(p, i));
+		s = slot_at(p, at_way(p.home, p.slots, i));
 		if (!s)
 			continue;
 		state = *(volatile __u32 *)&s->state;
@@ -197,15 +157,10 @@ static __always_inline void take_out(struct place p, const __u32 *key, __u32 wor
 	way = search(p, home->hop, key, words);
 	if (way == WAYS)
 		return;
-	s = slot_at(p, at_way(p, way));
+	s = slot_at(p, at_way(p.home, p.slots, way));
 	bit = 1ull << (way & (WAYS - 1));
 	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit)
 		*(volatile __u32 *)&s->state = (__u32)(now >> 30) << 1;
-}
-
-static __always_inline struct tuple4 key4(const struct tuple *t)
-{
-	return (struct tuple4){ t->remote[3], t->local[3], t->rport, t->lport };
 }
 
 #define WORDS4 (sizeof(struct tuple4) / 4)
@@ -223,7 +178,7 @@ __noinline int seek4(const struct tuple4 *k, __u64 hop)
 		return -1;
 	p = place4(k);
 	way = search(p, hop & ~1ull, (const __u32 *)k, WORDS4);
-	return way == WAYS ? -1 : (int)at_way(p, way);
+	return way == WAYS ? -1 : (int)at_way(p.home, p.slots, way);
 }
 
 __noinline int seek6(const struct tuple *k, __u64 hop)
@@ -235,7 +190,7 @@ __noinline int seek6(const struct tuple *k, __u64 hop)
 		return -1;
 	p = place6(k);
 	way = search(p, hop & ~1ull, k->remote, WORDS6);
-	return way == WAYS ? -1 : (int)at_way(p, way);
+	return way == WAYS ? -1 : (int)at_way(p.home, p.slots, way);
 }
 
 __noinline int insert_path(const struct tuple *t, __u64 now)

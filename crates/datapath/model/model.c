@@ -14,6 +14,7 @@ static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 #include "flow.h"
 #include "switch.h"
 #include "path.h"
+#include "place.h"
 
 struct model {
 	struct leg leg[2];
@@ -329,3 +330,13 @@ void model_switch(struct model *m, struct model_switch *g)
 
 /* Flags of the path entries, for the simulator's engine. */
 __u32 model_path_flags(const struct model *m, int i) { return m->path[i].word.flags; }
+
+/* Where the table has a way of a key's, of WAYS: page << 32 | slot. */
+__u64 model_place(const struct tuple *t, int v6, __u64 seed, __u32 pages, __u32 way)
+{
+	struct tuple4 k = key4(t);
+	__u64 hash = v6 ? hash6(seed, t) : hash4(seed, &k);
+	__u32 slots = v6 ? SLOTS6 : SLOTS4;
+
+	return (__u64)page_of(hash, pages) << 32 | at_way(home_of(hash, slots), slots, way);
+}

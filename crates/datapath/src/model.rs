@@ -130,6 +130,19 @@ unsafe extern "C" {
     fn model_path_flags(m: *const Opaque, i: c_int) -> u32;
     fn model_look(m: *const Opaque, i: c_int, to: *mut crate::abi::leg);
     fn model_leg_size() -> u64;
+    fn model_place(t: *const crate::abi::tuple, v6: c_int, seed: u64, pages: u32, way: u32) -> u64;
+}
+
+/// Places that the entry of a key may have: `WAYS` of bpf/place.h.
+pub const WAYS: u32 = 64;
+
+/// Where the table for so many flows has one of the places of a key: page and slot.
+pub fn place(leg: &crate::Tuple, seed: u64, flows: u32, way: u32) -> (u32, u32) {
+    let v6 = leg.remote.is_ipv6();
+    let pages = if v6 { crate::pages::PATHS6 } else { crate::pages::PATHS4 }.pages(flows);
+    // SAFETY: reads one key.
+    let at = unsafe { model_place(&leg.to_abi(), v6.into(), seed, pages, way) };
+    ((at >> 32) as u32, at as u32)
 }
 
 /// One flow: two legs and their path entries.

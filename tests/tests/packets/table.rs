@@ -1,10 +1,10 @@
 //! The table of path entries: nothing is lost in it when it is full, and nothing while others come and go.
 
 use super::bench;
-use longsplice_datapath::{Datapath, ExpectError, Options, Tuple};
+use longsplice_datapath::{Datapath, ExpectError, Options, Tuple, model};
 use longsplice_lab::{Lab, Shape};
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -50,6 +50,41 @@ fn every_entry_of_a_full_table_is_found() {
             assert!(b.datapath.paths().is_empty());
         }
     });
+}
+
+/// Of a table as full as it may be, whatever the seed. Hosts take ports in turn, and a proxy's connections have few addresses.
+#[test]
+fn every_key_finds_a_place() {
+    const FLOWS: u32 = 200_000;
+    let to_two_servers = |v6, n: u32| {
+        let Tuple { remote, local } = tuple(v6, n / 2);
+        Tuple { remote: SocketAddr::new(local.ip(), 80 + (n % 2) as u16), local: remote }
+    };
+    let keys: [fn(bool, u32) -> Tuple; 2] = [tuple, to_two_servers];
+    for (v6, key) in [false, true].into_iter().flat_map(|v6| keys.map(|key| (v6, key))) {
+        for seed in (0..16u64).map(|n| n.wrapping_mul(0xd1b5_4a32_d192_ed03)) {
+            let (mut taken, mut pages) = (HashSet::with_capacity(2 * FLOWS as usize), HashMap::<u32, u32>::new());
+            for key in (0..2 * FLOWS).map(|n| key(v6, n)) {
+                let found = (0..model::WAYS).any(|way| taken.insert(model::place(&key, seed, FLOWS, way)));
+                assert!(found, "{key:?} has no place, seed {seed:#x}");
+                *pages.entry(model::place(&key, seed, FLOWS, 0).0).or_default() += 1;
+            }
+            let mean = f64::from(2 * FLOWS) / pages.len() as f64;
+            let dispersion =
+                pages.values().map(|n| (f64::from(*n) - mean).powi(2) / mean).sum::<f64>() / pages.len() as f64;
+            assert!((0.8..1.2).contains(&dispersion), "pages are filled as by chance: {dispersion}, seed {seed:#x}");
+        }
+    }
+}
+
+/// Runs of neighbours are full at once.
+#[test]
+fn the_places_of_a_home_lie_apart() {
+    for key in (0..20_000).flat_map(|n| [false, true].map(|v6| tuple(v6, n))) {
+        let slots: HashSet<u32> = (0..model::WAYS).map(|way| model::place(&key, 7, 1, way).1).collect();
+        let adjacent = slots.iter().filter(|at| slots.contains(&(**at + 1))).count();
+        assert!(slots.len() >= 50 && adjacent <= 40, "{} places, {adjacent} of them neighbours: {key:?}", slots.len());
+    }
 }
 
 /// The number of a namespace that is gone is given again, and the folder is named after it.
