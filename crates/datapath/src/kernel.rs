@@ -199,6 +199,9 @@ impl Datapath {
             clear(&pin)?;
             there = None;
         }
+        if let Some(abi::abi { version: found, .. }) = there.filter(|abi| abi.version != ABI_VERSION) {
+            return Err(OpenError::Abi { path: pin, found });
+        }
         if there.is_none() {
             remove_unfinished(&pin)?;
         }
@@ -516,13 +519,9 @@ fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     }
     let map = MapHandle::from_pinned_path(&path).map_err(kernel("open pinned map"))?;
     let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(kernel("read pinned map"))?.unwrap_or_default();
-    // The version comes first in every version.
-    let found = value.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b));
-    match found {
-        0 => Ok(None),
-        ABI_VERSION => Ok(Some(from_bytes(&value))),
-        _ => Err(OpenError::Abi { path: pin.to_owned(), found }),
-    }
+    // Every version begins as this one does; 0: not written yet.
+    let known = value.get(..size_of::<abi::abi>()).map(from_bytes::<abi::abi>);
+    Ok(known.filter(|abi| abi.version != 0))
 }
 
 /// Maps of a process that died before it attached anything.

@@ -16,10 +16,19 @@ use std::{
     fs, io,
     net::Ipv6Addr,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::Path,
 };
 
 fn io_error(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
+}
+
+/// What is pinned becomes that of another version.
+pub fn put_version(pin: &Path, version: u32) -> io::Result<()> {
+    let (map, key) = (MapHandle::from_pinned_path(pin.join("abi")).map_err(io_error)?, 0u32.to_ne_bytes());
+    let value = map.lookup(&key, MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
+    let abi = abi::abi { version, ..from_bytes(&value) };
+    map.update(&key, bytes_of(&abi), MapFlags::ANY).map_err(io_error)
 }
 
 /// Writes a leg's record.

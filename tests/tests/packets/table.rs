@@ -1,7 +1,7 @@
 //! The table of path entries: nothing is lost in it when it is full, and nothing while others come and go.
 
 use super::bench;
-use longsplice_datapath::{Datapath, ExpectError, Options, Tuple, model};
+use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Tuple, model, testing};
 use longsplice_lab::{Lab, Shape};
 use std::{
     collections::{HashMap, HashSet},
@@ -96,9 +96,13 @@ fn another_namespace_does_not_take_over() {
     let labs = [0, 1].map(|_| Lab::simple(Shape::TwoDevices).expect("lab"));
     labs[0].forwarder.run(|| open().expect(&tuple(false, 1), &tuple(false, 0)).expect("room"));
     labs[0].forwarder.run(|| assert_eq!(open().paths().len(), 1, "the next process takes over"));
+    testing::put_version(&pin, 1000).expect("pinned");
+    let options = Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() };
+    let refused = labs[0].forwarder.run(|| Datapath::open(&options).err());
+    assert!(matches!(refused, Some(OpenError::Abi { found: 1000, .. })), "{refused:?}");
     labs[1].forwarder.run(|| {
         let d = open();
-        assert!(d.paths().is_empty() && d.legs().is_empty());
+        assert!(d.paths().is_empty() && d.legs().is_empty(), "of whatever version the other was");
         d.remove().expect("what was pinned is removed");
     });
 }
