@@ -143,7 +143,7 @@ struct path6 {
 	__u32 remote[4];
 };
 
-/* Where entries lie (table.h). */
+/* Where entries lie (table.h, place.h). */
 struct slot {
 	__u64 hop;   /* as a home: which of its places hold its keys */
 	__u32 state; /* as a place: taken, or since when not */

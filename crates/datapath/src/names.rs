@@ -1,6 +1,6 @@
 //! Constants of `bpf/flow.h` that BTF carries as enumerators, under Rust names.
 
-/// Version of the layout of pinned maps, raised with every change of what flow.h and table.h put into them; a process takes
+/// Version of the layout of pinned maps, raised with every change of what flow.h, table.h and place.h put into them; a process takes
 /// over only maps of its own version.
 pub const ABI_VERSION: u32 = 7;
 

@@ -12,7 +12,7 @@ use std::{
 /// A table of path entries.
 pub(crate) struct Table {
     name: &'static str,
-    /// Slots of a page: `SLOTS4` and `SLOTS6` of bpf/table.h.
+    /// Slots of a page: `SLOTS4` and `SLOTS6` of bpf/place.h.
     page: u32,
     /// Slots for ten flows, which have two entries each. The smaller its pages, the more they differ in how full they are.
     ten_flows: u32,
