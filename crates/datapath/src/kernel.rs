@@ -14,7 +14,12 @@ use libbpf_rs::{
     MapHandle,
     skel::{OpenSkel, SkelBuilder},
 };
-use nix::{libc, sys::eventfd::EventFd};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    libc,
+    sys::eventfd::EventFd,
+};
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
@@ -134,7 +139,7 @@ pub struct Datapath {
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
     pub(crate) wake: EventFd,
-    lock: (fs::File, PathBuf),
+    lock: (Flock<fs::File>, PathBuf),
 }
 
 const PINNED: [&str; 12] = [
@@ -160,19 +165,19 @@ pub fn default_pin() -> io::Result<PathBuf> {
     Ok(Path::new(BPFFS).join("longsplice").join(format!("net-{ns}")))
 }
 
-/// One process per pin folder. bpffs files cannot be locked: the lock lies beside, in /run.
-fn lock(pin: &Path) -> Result<(fs::File, PathBuf), OpenError> {
+/// One process per pin folder. bpffs files cannot be locked: the lock lies beside, in /run. It is given back when it is dropped,
+/// though a process that is just being started may share the descriptor for a moment yet.
+fn lock(pin: &Path) -> Result<(Flock<fs::File>, PathBuf), OpenError> {
     let name = pin.to_string_lossy().replace('/', "-");
     let dir = Path::new("/run/longsplice");
     let path = dir.join(format!("{}.lock", name.trim_start_matches('-')));
     let io = |source| OpenError::Kernel { what: "lock file in /run/longsplice", source };
     fs::create_dir_all(dir).map_err(io)?;
-    let f = fs::File::create(&path).map_err(io)?;
-    // SAFETY: flock on a descriptor that `f` owns.
-    if unsafe { libc::flock(f.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } < 0 {
-        return Err(OpenError::Running(path));
+    match Flock::lock(fs::File::create(&path).map_err(io)?, FlockArg::LockExclusiveNonblock) {
+        Ok(f) => Ok((f, path)),
+        Err((_, Errno::EWOULDBLOCK)) => Err(OpenError::Running(path)),
+        Err((_, e)) => Err(io(e.into())),
     }
-    Ok((f, path))
 }
 
 impl Datapath {

@@ -3,10 +3,14 @@
 use super::bench;
 use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Tuple, model, testing};
 use longsplice_lab::{Lab, Shape};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::{
     collections::{HashMap, HashSet},
+    fs,
+    io::IoSlice,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
+    os::{fd::AsRawFd, unix::net::UnixDatagram},
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
@@ -115,12 +119,33 @@ fn a_process_that_died_while_it_opened_is_no_obstacle() {
         |max_flows| Datapath::open(&Options { max_flows, pin: Some(pin.clone()), ..Options::default() }).expect("open");
     Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
         open(64).expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
-        std::fs::remove_file(pin.join("abi")).expect("it was pinned");
+        fs::remove_file(pin.join("abi")).expect("it was pinned");
         let d = open(256);
         assert!(d.paths().is_empty());
         let mut entries = (0..256).map(|n| d.expect(&tuple(false, n), &tuple(false, n)));
         assert!(entries.all(|e| e.is_ok()), "room for as many as were asked for");
         d.remove().expect("what was pinned is removed");
+    });
+}
+
+/// One that has just been forked shares the descriptor of the lock, until it has its own program.
+#[test]
+fn a_process_that_shares_the_lock_does_not_keep_it() {
+    let name = format!("longsplice-test-shared-{}", std::process::id());
+    let pin = PathBuf::from("/sys/fs/bpf").join(&name);
+    let open = || Datapath::open(&Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() });
+    Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
+        let first = open().expect("open");
+        assert!(matches!(open(), Err(OpenError::Running(_))), "held");
+        let is_lock = |at: &Path| fs::read_link(at).is_ok_and(|to| to.to_string_lossy().contains(&name));
+        let mut descriptors = fs::read_dir("/proc/self/fd").expect("proc").flatten();
+        let lock = descriptors.find(|e| is_lock(&e.path())).expect("open").file_name();
+        let lock = lock.to_string_lossy().parse().expect("a number");
+        let (sender, _receiver) = UnixDatagram::pair().expect("pair");
+        let shared = [ControlMessage::ScmRights(&[lock])];
+        sendmsg::<()>(sender.as_raw_fd(), &[IoSlice::new(b"lock")], &shared, MsgFlags::empty(), None).expect("shared");
+        drop(first);
+        open().expect("given back").remove().expect("what was pinned is removed");
     });
 }
 
