@@ -18,6 +18,9 @@
 #define SUMMED_PARTIAL 3
 
 struct sk_buff {
+	struct sk_buff *next, *prev;
+	__be16 protocol;
+	unsigned char *data;
 	__u8 cloned : 1;
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));

@@ -31,6 +31,7 @@
 #include "meet.h"
 #include "track.h"
 #include "fast.h"
+#include "ahead.h"
 #include "xdp.h"
 #include "icmp.h"
 #include "emit.h"
@@ -522,6 +523,8 @@ int ingress(struct __sk_buff *skb)
 	}
 	if (skb->mark == MARK_FOREIGN)
 		return TCX_NEXT;
+	if (is_crowded())
+		look_ahead(skb);
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		r = fast4(skb);
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))

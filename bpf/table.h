@@ -45,6 +45,23 @@ struct {
 	});
 } paths4 SEC(".maps"), paths6 SEC(".maps");
 
+/* How many entries both tables hold. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} entries SEC(".maps");
+
+static __always_inline void count_entries(__u64 more)
+{
+	__u32 zero = 0;
+	__u64 *n = bpf_map_lookup_elem(&entries, &zero);
+
+	if (n)
+		__sync_fetch_and_add(n, more);
+}
+
 /* The kernel's: what comes before the value of an array map, which begins at a page of the processor's. */
 struct bpf_array {
 	char value[0];
@@ -141,6 +158,7 @@ static __always_inline int insert(struct place p, const __u32 *key, __u32 words,
 				s->key[k] = key[k];
 		__builtin_memset(s->key + words, 0, size);
 		__sync_fetch_and_or(&home->hop, 1ull << i);
+		count_entries(1);
 		return 0;
 	}
 	return -1;
@@ -159,8 +177,10 @@ static __always_inline void take_out(struct place p, const __u32 *key, __u32 wor
 		return;
 	s = slot_at(p, at_way(p.home, p.slots, way));
 	bit = 1ull << (way & (WAYS - 1));
-	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit)
+	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit) {
 		*(volatile __u32 *)&s->state = (__u32)(now >> 30) << 1;
+		count_entries(-1);
+	}
 }
 
 #define WORDS4 (sizeof(struct tuple4) / 4)

@@ -142,9 +142,10 @@ pub struct Datapath {
     lock: (Flock<fs::File>, PathBuf),
 }
 
-const PINNED: [&str; 12] = [
+const PINNED: [&str; 13] = [
     "paths4",
     "paths6",
+    "entries",
     "legs",
     "embryos",
     "listeners",
@@ -248,6 +249,7 @@ impl Datapath {
             listeners: handle(&m.listeners)?,
             vias: handle(&m.vias)?,
             verdicts: handle(&m.verdicts)?,
+            aheads: handle(&m.aheads)?,
             events: handle(&m.events)?,
             taps: handle(&m.taps)?,
             handshakes: handle(&m.handshakes)?,

@@ -217,10 +217,17 @@ pub(crate) struct Maps {
     pub listeners: MapHandle,
     pub vias: MapHandle,
     pub verdicts: MapHandle,
+    pub aheads: MapHandle,
     pub events: MapHandle,
     pub taps: MapHandle,
     pub handshakes: MapHandle,
     pub abi: MapHandle,
+}
+
+/// What a counter says on all CPUs together: the first eight bytes of an entry.
+pub(crate) fn sum_of(counters: &MapHandle, which: u32) -> io::Result<u64> {
+    let per_cpu = counters.lookup_percpu(bytes_of(&which), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
+    Ok(per_cpu.iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum())
 }
 
 pub(crate) fn io_error(e: libbpf_rs::Error) -> io::Error {
@@ -385,19 +392,7 @@ impl Maps {
     }
 
     pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
-        crate::VERDICTS
-            .iter()
-            .enumerate()
-            .map(|(i, name)| {
-                let per_cpu = self
-                    .verdicts
-                    .lookup_percpu(bytes_of(&(i as u32)), MapFlags::ANY)
-                    .map_err(io_error)?
-                    .unwrap_or_default();
-                let sum = per_cpu.iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum();
-                Ok((*name, sum))
-            })
-            .collect()
+        crate::VERDICTS.iter().enumerate().map(|(i, name)| Ok((*name, sum_of(&self.verdicts, i as u32)?))).collect()
     }
 }
 

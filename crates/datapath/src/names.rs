@@ -2,7 +2,7 @@
 
 /// Version of the layout of pinned maps, raised with every change of what flow.h, table.h and place.h put into them; a process takes
 /// over only maps of its own version.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]

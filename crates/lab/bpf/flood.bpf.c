@@ -89,6 +89,13 @@ int generate(struct xdp_md *ctx)
 	return bpf_redirect(settings[FLOOD_DEVICE], 0);
 }
 
+SEC("xdp")
+int pass_on(struct xdp_md *ctx)
+{
+	counts[FLOOD_SENT]++;
+	return bpf_redirect(settings[FLOOD_DEVICE], 0);
+}
+
 /* Is it one of ours? */
 static __always_inline int arrive(void *data, void *end)
 {

@@ -162,16 +162,11 @@ impl Flood {
     pub fn run(&mut self, length: Duration) -> Result<Flooded, LabError> {
         let Self { object, counts, client } = self;
         client.run(|| {
-            let failed = |source| LabError::Bpf { what: "sending live frames".into(), source };
-            let generate = object.progs_mut().find(|found| found.name() == "generate");
-            let generate = generate.expect("bpf/flood.bpf.c has this program");
             let cpu = stay()?;
             let before = read(counts)?;
             let (began, used_before) = (Instant::now(), used(cpu));
             while began.elapsed() < length {
-                let frames = Some(&FRAME[..]);
-                let input = ProgramInput { data_in: frames, flags: LIVE_FRAMES, repeat: BURST, ..Default::default() };
-                generate.test_run(input).map_err(failed)?;
+                send(object, "generate", &FRAME, BURST)?;
             }
             let (elapsed, cpu) = (began.elapsed(), used(cpu).saturating_sub(used_before));
             thread::sleep(REST);
@@ -181,10 +176,24 @@ impl Flood {
         })
     }
 
+    /// Sends the same frame again and again, in batches as any flood does. Nothing but that is counted.
+    pub fn repeat(&mut self, frame: &[u8], times: u32) -> Result<(), LabError> {
+        let Self { object, client, .. } = self;
+        client.run(|| send(object, "pass_on", frame, times))
+    }
+
     /// How many packets arrived with wrong checksums, among the first few thousand.
     pub fn wrong(&self) -> Result<u64, LabError> {
         Ok(read(&self.counts)?[place::FLOOD_WRONG as usize])
     }
+}
+
+/// Has a program make live frames of this one.
+fn send(object: &mut Object, by: &str, frame: &[u8], times: u32) -> Result<(), LabError> {
+    let by = object.progs_mut().find(|found| found.name() == by).expect("bpf/flood.bpf.c has this program");
+    let input = ProgramInput { data_in: Some(frame), flags: LIVE_FRAMES, repeat: times, ..Default::default() };
+    let sent = by.test_run(input).map_err(|source| LabError::Bpf { what: "sending live frames".into(), source });
+    sent.map(drop)
 }
 
 fn read(counts: &MapHandle) -> Result<Vec<u64>, LabError> {

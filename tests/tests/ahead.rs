@@ -1,0 +1,69 @@
+//! Path entries of packets that wait in a batch are fetched ahead: the right ones, and only where there are many.
+
+use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple, testing::found_ahead};
+use longsplice_lab::{
+    Family, Lab, Shape,
+    flood::{self, Aim, Flood},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+};
+use longsplice_tests::packet::Packet;
+use std::{net::SocketAddr, time::Duration};
+
+/// Entries of so many are more than caches hold.
+const MANY: u32 = 40_000;
+/// The tables are nearly empty nevertheless: a packet that was taken for another one would find nothing.
+const ROOM: u32 = 4 * MANY;
+const PORT: u16 = 7000;
+/// So that whatever the flood sends is in a window.
+const SCALE: u8 = 14;
+
+/// Runs `work` with a flood of so many spliced flows.
+fn flooded(flows: u32, work: impl FnOnce(&Lab, &Datapath, &mut Flood) + Send) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab: root and iproute2");
+    let SocketAddr::V4(target) = FORWARDER_TO_CLIENT.port(Family::V4, PORT) else { unreachable!("IPv4 was asked for") };
+    let mut flood = Flood::new(&lab, Aim { flows, target, arrives_at: PORT }).expect("flood");
+    let d = lab.forwarder.run(|| Datapath::open(&Options { max_flows: ROOM, ..Options::default() })).expect("open");
+    let hop = |device: &str, to: &str| {
+        let (own, peer) =
+            (lab.forwarder.link(device), if to == "c0" { lab.client.link(to) } else { lab.server.link(to) });
+        let (own, peer) = (own.expect("device"), peer.expect("device"));
+        NextHop { device: own.index, to: peer.mac, from: own.mac }
+    };
+    let hops = [hop(lab.client_device(), "c0"), hop(lab.server_device(), "s0")];
+    let idle = |leg, hop, end, ack| IdleLeg { leg, hop, end, ack, scale: SCALE };
+    let both = |n| {
+        let client = Tuple { remote: Flood::source(n).into(), local: target.into() };
+        let server = Tuple { remote: SERVER.port(Family::V4, PORT), local: Flood::other_side(n).into() };
+        [idle(client, hops[0], flood::FIRST_SEQ, flood::ACK), idle(server, hops[1], flood::ACK, flood::FIRST_SEQ)]
+    };
+    let all: Vec<_> = (0..flows).map(both).collect();
+    lab.forwarder.run(|| d.install(&all)).expect("room");
+    work(&lab, &d, &mut flood);
+    d.remove().expect("what was pinned is removed");
+}
+
+#[test]
+fn packets_of_a_batch_find_their_entries_at_hand() {
+    flooded(MANY, |lab, d, flood| {
+        let run = flood.run(Duration::from_millis(100)).expect("flood");
+        let found = found_ahead(d).expect("counter");
+        assert!((run.sent * 3 / 4..run.sent).contains(&found), "all but the first of each batch: {found} of {run:?}");
+
+        let v6 = Tuple { remote: CLIENT.port(Family::V6, PORT), local: FORWARDER_TO_CLIENT.port(Family::V6, PORT) };
+        d.expect(&v6, &v6).expect("room");
+        let [to, from] =
+            [lab.forwarder.link(lab.client_device()), lab.client.link("c0")].map(|l| l.expect("device").mac);
+        let packet = Packet { dmac: to, smac: from, ..Packet::new(v6.remote, v6.local) };
+        flood.repeat(&packet.frame(), 1000).expect("live frames");
+        let more = found_ahead(d).expect("counter") - found;
+        assert!((750..1000).contains(&more), "{more} of 1000 IPv6 packets");
+    });
+}
+
+#[test]
+fn among_few_flows_nothing_is_fetched() {
+    flooded(100, |_, d, flood| {
+        assert!(flood.run(Duration::from_millis(100)).expect("flood").arrived > 1000);
+        assert_eq!(found_ahead(d).expect("counter"), 0);
+    });
+}
