@@ -142,7 +142,7 @@ pub struct Datapath {
     lock: (Flock<fs::File>, PathBuf),
 }
 
-const PINNED: [&str; 13] = [
+const PINNED: [&str; 14] = [
     "paths4",
     "paths6",
     "entries",
@@ -154,6 +154,7 @@ const PINNED: [&str; 13] = [
     "trains",
     "idents",
     "verdicts",
+    "aheads",
     "events",
     "abi",
 ];
@@ -249,7 +250,6 @@ impl Datapath {
             listeners: handle(&m.listeners)?,
             vias: handle(&m.vias)?,
             verdicts: handle(&m.verdicts)?,
-            aheads: handle(&m.aheads)?,
             events: handle(&m.events)?,
             taps: handle(&m.taps)?,
             handshakes: handle(&m.handshakes)?,

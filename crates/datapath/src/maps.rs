@@ -217,7 +217,6 @@ pub(crate) struct Maps {
     pub listeners: MapHandle,
     pub vias: MapHandle,
     pub verdicts: MapHandle,
-    pub aheads: MapHandle,
     pub events: MapHandle,
     pub taps: MapHandle,
     pub handshakes: MapHandle,

@@ -53,14 +53,13 @@ pub fn put_path(d: &Datapath, t: &Tuple, p: &abi::path, remote: [u32; 4]) -> io:
 
 /// How many path entries there are, as the data path counts them.
 pub fn entries(d: &Datapath) -> io::Result<u64> {
-    let map = MapHandle::from_pinned_path(d.pin().join("entries")).map_err(io_error)?;
-    let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
+    let value = pinned(d, "entries")?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
     Ok(u64::from_ne_bytes(value.try_into().map_err(|_| io::ErrorKind::InvalidData)?))
 }
 
 /// How many packets had a path entry at hand, or another one of the same home, before their turn came.
 pub fn found_ahead(d: &Datapath) -> io::Result<u64> {
-    sum_of(&d.maps.aheads, 0)
+    sum_of(&pinned(d, "aheads")?, 0)
 }
 
 /// Writes a next hop.
