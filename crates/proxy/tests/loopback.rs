@@ -162,7 +162,8 @@ async fn a_plug_without_a_server_resets() {
 
 #[tokio::test]
 async fn all_listeners_or_none() {
-    let (held, free) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), closed().await);
+    let held = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let taken = held.local_addr().unwrap();
     let config = Config::from_args(&[free.to_string(), taken.to_string()], &[], &[], &[]).unwrap();
     let e = Server::start(Splicer::copying(Refusal::Unprivileged), config).await.err().unwrap();

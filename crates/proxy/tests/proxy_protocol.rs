@@ -3,8 +3,9 @@
 
 mod proxying;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use proxying::{LIMIT, OPEN, Proxy, closed, member::Member};
-use std::{io::ErrorKind, net::SocketAddr, process::Stdio};
+use std::{io::ErrorKind, net::SocketAddr, os::fd::AsRawFd, process::Stdio};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -200,27 +201,20 @@ async fn sites_know_clients_by_the_source() {
     assert_eq!((&lines[60]["client"], &lines[60]["refusal"]), (&"192.0.2.9:40000".into(), &"rule 1".into()));
 }
 
-/// HAProxy with these sections, of which the first listens on the address that is returned.
+/// HAProxy with these sections, of which the first listens on the address that is returned. Its socket listens already, so
+/// nobody has to wait, and no other test can be given the port.
 async fn haproxy(sections: &str) -> (Child, TempDir, SocketAddr) {
     let dir = tempfile::tempdir().unwrap();
-    let at = closed().await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    fcntl(&listener, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
     let text = format!(
         "defaults\n timeout connect 10s\n timeout client 10s\n timeout server 10s\n{}",
-        sections.replace("LISTEN", &at.to_string())
+        sections.replace("LISTEN", &format!("fd@{}", listener.as_raw_fd()))
     );
     std::fs::write(dir.path().join("haproxy.cfg"), text).unwrap();
     let mut command = Command::new("haproxy");
     command.args(["-db", "-f", "haproxy.cfg"]).current_dir(dir.path()).stdin(Stdio::null()).kill_on_drop(true);
-    let child = command.spawn().unwrap();
-    // Looked for, not connected to: that would go on to the server behind it, at some time.
-    let listens = format!("0100007F:{:04X} 00000000:0000 0A", at.port());
-    let up = async {
-        while !std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&listens) {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-    };
-    timeout(LIMIT, up).await.expect("haproxy listens");
-    (child, dir, at)
+    (command.spawn().unwrap(), dir, listener.local_addr().unwrap())
 }
 
 /// What a client at this address is answered to a request of HTTP, and its own port.

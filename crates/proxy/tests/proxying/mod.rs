@@ -13,7 +13,7 @@ use std::{net::SocketAddr, time::Duration};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpSocket, TcpStream},
     time::timeout,
 };
 
@@ -70,7 +70,11 @@ impl Proxy {
     }
 }
 
-/// An address that refuses connections.
+/// An address that refuses connections. It is held for as long as the process lives, or another test might be given it.
 pub async fn closed() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = socket.local_addr().unwrap();
+    std::mem::forget(socket);
+    at
 }
