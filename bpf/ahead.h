@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Fetching ahead. Among many flows, a packet's path entry is in no cache; asked for one after the other, each entry keeps the
- * processor waiting, while several at the same time take hardly longer than one. So the first packet of a batch has the entries
+ * processor waiting, while eight at the same time take as long as two or three. So the first packet of a batch has the entries
  * of those behind it read, before its own is looked up.
  *
  * No helper tells what is behind a packet. But while the kernel takes packets off a list (__netif_receive_skb_list_core(); NAPI
@@ -11,9 +11,9 @@
 #ifndef LONGSPLICE_AHEAD_H
 #define LONGSPLICE_AHEAD_H
 
-#define AHEAD 7       /* the rest of a batch: net.core.gro_normal_batch is 8 unless changed */
-#define CROWD 65536   /* entries of both tables. Of fewer, the level-2 cache of a processor holds what is in use */
-#define NEXT_WAYS 3   /* where nearly all entries lie that are not at home */
+#define AHEAD 7     /* the rest of a batch: net.core.gro_normal_batch is 8 unless changed */
+#define CROWD 65536 /* entries of both tables. Of fewer, the level-2 cache of a processor holds what is in use */
+#define NEXT_WAYS 3 /* where nearly all entries lie that are not at home */
 
 /* Of each CPU. */
 struct ahead {
@@ -66,7 +66,7 @@ static __always_inline void *home_of_packet(const void *ip, int v6)
 
 		p = place4(&t);
 	}
-	p.slots -= NEXT_WAYS;
+	p.slots -= NEXT_WAYS; /* so that what lies behind it is in the page, too */
 	return slot_at(p, p.home);
 }
 

@@ -19,7 +19,6 @@
 
 struct sk_buff {
 	struct sk_buff *next, *prev;
-	__be16 protocol;
 	unsigned char *data;
 	__u8 cloned : 1;
 	__u8 ip_summed : 2;

@@ -2,7 +2,7 @@
 
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple, testing::found_ahead};
 use longsplice_lab::{
-    Family, Lab, Shape,
+    Family, Lab, Namespace, Shape,
     flood::{self, Aim, Flood},
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
 };
@@ -23,13 +23,11 @@ fn flooded(flows: u32, work: impl FnOnce(&Lab, &Datapath, &mut Flood) + Send) {
     let SocketAddr::V4(target) = FORWARDER_TO_CLIENT.port(Family::V4, PORT) else { unreachable!("IPv4 was asked for") };
     let mut flood = Flood::new(&lab, Aim { flows, target, arrives_at: PORT }).expect("flood");
     let d = lab.forwarder.run(|| Datapath::open(&Options { max_flows: ROOM, ..Options::default() })).expect("open");
-    let hop = |device: &str, to: &str| {
-        let (own, peer) =
-            (lab.forwarder.link(device), if to == "c0" { lab.client.link(to) } else { lab.server.link(to) });
-        let (own, peer) = (own.expect("device"), peer.expect("device"));
-        NextHop { device: own.index, to: peer.mac, from: own.mac }
+    let hop = |device: &str, host: &Namespace, its: &str| {
+        let (own, neighbour) = (lab.forwarder.link(device).expect("device"), host.link(its).expect("device"));
+        NextHop { device: own.index, to: neighbour.mac, from: own.mac }
     };
-    let hops = [hop(lab.client_device(), "c0"), hop(lab.server_device(), "s0")];
+    let hops = [hop(lab.client_device(), &lab.client, "c0"), hop(lab.server_device(), &lab.server, "s0")];
     let idle = |leg, hop, end, ack| IdleLeg { leg, hop, end, ack, scale: SCALE };
     let both = |n| {
         let client = Tuple { remote: Flood::source(n).into(), local: target.into() };
