@@ -526,9 +526,12 @@ fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     }
     let map = MapHandle::from_pinned_path(&path).map_err(kernel("open pinned map"))?;
     let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(kernel("read pinned map"))?.unwrap_or_default();
-    // Every version begins as this one does; 0: not written yet.
-    let known = value.get(..size_of::<abi::abi>()).map(from_bytes::<abi::abi>);
-    Ok(known.filter(|abi| abi.version != 0))
+    // Every version begins as this one does, but for the first, which ends before the namespace; 0: not written yet.
+    match value.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b)) {
+        0 => Ok(None),
+        found if value.len() < size_of::<abi::abi>() => Err(OpenError::Abi { path: pin.to_owned(), found }),
+        _ => Ok(Some(from_bytes(&value))),
+    }
 }
 
 /// Maps of a process that died before it attached anything.

@@ -6,7 +6,7 @@ use crate::{
     maps::{bytes_of, errno, from_bytes, sum_of},
 };
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle,
+    MapCore, MapFlags, MapHandle, MapType,
     btf::{
         Btf,
         types::{Composite, Enum},
@@ -29,6 +29,18 @@ pub fn put_version(pin: &Path, version: u32) -> io::Result<()> {
     let value = map.lookup(&key, MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
     let abi = abi::abi { version, ..from_bytes(&value) };
     map.update(&key, bytes_of(&abi), MapFlags::ANY).map_err(io_error)
+}
+
+/// What is pinned becomes that of the first version, which did not say whose it was.
+pub fn put_first_version(pin: &Path) -> io::Result<()> {
+    // SAFETY: bpf_map_create_opts is plain data; all-zero is valid.
+    let mut options: libbpf_sys::bpf_map_create_opts = unsafe { std::mem::zeroed() };
+    options.sz = size_of_val(&options) as _;
+    let mut map = MapHandle::create(MapType::Array, Some("abi"), 4, 16, 1, &options).map_err(io_error)?;
+    let value: Vec<u8> = [1u64, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    map.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).map_err(io_error)?;
+    fs::remove_file(pin.join("abi"))?;
+    map.pin(pin.join("abi")).map_err(io_error)
 }
 
 /// Writes a leg's record.

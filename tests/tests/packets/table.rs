@@ -111,6 +111,18 @@ fn another_namespace_does_not_take_over() {
     });
 }
 
+#[test]
+fn a_version_that_does_not_say_whose_it_is_is_refused() {
+    let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-first-{}", std::process::id()));
+    let open = || Datapath::open(&Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() });
+    Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
+        open().expect("open").expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
+        testing::put_first_version(&pin).expect("pinned");
+        assert!(matches!(open(), Err(OpenError::Abi { found: 1, .. })), "its flows are not removed");
+        Datapath::flush(&pin).expect("what was pinned is removed");
+    });
+}
+
 /// It had made tables of another size, and not said yet what they are.
 #[test]
 fn a_process_that_died_while_it_opened_is_no_obstacle() {
