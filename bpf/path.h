@@ -245,6 +245,8 @@ static __always_inline int may_commit(const struct leg *a, const struct leg *b)
 {
 	if ((a->flags | b->flags) & LEG_RESET)
 		return SWITCH_CLOSING;
+	if ((a->flags | b->flags) & LEG_SPLICED) /* done already: the path entries rule, and the records are stale */
+		return SWITCH_BUSY;
 	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
 		return SWITCH_BUSY;
 	return SWITCH_OK;

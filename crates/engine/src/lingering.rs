@@ -41,10 +41,15 @@ impl Lingering {
 
     /// From now on.
     pub fn add(&self, leg: Tuple, other: Option<Tuple>) {
+        self.add_since(Instant::now(), leg, other);
+    }
+
+    /// One that ended at `since`, which is not before that of any other.
+    pub fn add_since(&self, since: Instant, leg: Tuple, other: Option<Tuple>) {
         let mut ended = lock(&self.ended);
         let n = ended.next;
         ended.next += 1;
-        ended.flows.insert(n, (Instant::now(), (leg, other)));
+        ended.flows.insert(n, (since, (leg, other)));
         ended.of.extend([Some(leg), other].into_iter().flatten().map(|leg| (leg, n)));
     }
 
@@ -118,6 +123,18 @@ mod tests {
         assert_eq!(l.next_over(later), Some((leg(1), Some(leg(101)))));
         assert_eq!(l.next_over(later), Some((leg(2), None)));
         assert_eq!((l.next_over(later), lock(&l.ended).of.capacity()), (None, 0));
+    }
+
+    #[test]
+    fn what_has_lingered_lingers_on() {
+        let l = Lingering::new(9);
+        let (now, half) = (Instant::now(), LINGER / 2);
+        l.add_since(now.checked_sub(half).unwrap(), leg(0), None);
+        l.add_since(now, leg(1), None);
+        assert_eq!(l.next_over(now), None);
+        assert_eq!(l.next_over(now + half), Some((leg(0), None)));
+        assert_eq!(l.next_over(now + half), None);
+        assert_eq!(l.next_over(now + LINGER), Some((leg(1), None)));
     }
 
     #[test]

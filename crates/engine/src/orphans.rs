@@ -6,9 +6,11 @@ use crate::{
     lingering::LINGER,
     splicer::{Inner, lock, stages},
 };
-use longsplice_datapath::{Datapath, LegFlags, OpenError, PathFlags, SwitchError, Tuple};
+use longsplice_datapath::{Datapath, LegFlags, OpenError, PathFlags, PathView, SwitchError, Tuple};
 use std::{
+    cmp::Reverse,
     collections::HashSet,
+    ops::Bound,
     sync::{Arc, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -20,7 +22,7 @@ const PACE: Duration = Duration::from_millis(10);
 /// An orphan without a segment for this long is forgotten; its policy is not known any more.
 const IDLE: Duration = Duration::from_secs(2 * 3600);
 
-/// One of them.
+/// One of them, live.
 pub(crate) struct Orphan {
     pub id: u64,
     client: Tuple,
@@ -28,11 +30,32 @@ pub(crate) struct Orphan {
     since: Instant,
     /// Changes with every segment, and when it last did.
     sign: ([(u32, u32, u8); 2], Instant),
-    ended: Option<Instant>,
     bytes: [u64; 2],
 }
 
+/// What a look finds.
+#[derive(PartialEq, Eq)]
+enum Found {
+    Live,
+    /// Ended by both hosts, or reset: its entries linger.
+    Over,
+    /// Idle for too long, or removed.
+    Gone,
+}
+
+/// Has the flow of these entries ended?
+fn is_over([a, b]: &[PathView; 2]) -> bool {
+    (a.flags | b.flags) & PathFlags::DEAD != 0 || a.flags & b.flags & PathFlags::FIN_ACKED != 0
+}
+
 impl Orphan {
+    fn new(id: u64, [t, other]: [Tuple; 2]) -> Orphan {
+        // our side of a client's connection is a port that we listened on: the smaller one, as far as one can tell
+        let (client, server) = if t.local.port() <= other.local.port() { (t, other) } else { (other, t) };
+        let now = Instant::now();
+        Orphan { id, client, server, since: now, sign: ([(0, 0, 0); 2], now), bytes: [0; 2] }
+    }
+
     pub fn status(&self) -> FlowStatus {
         FlowStatus {
             id: self.id,
@@ -50,28 +73,25 @@ impl Orphan {
         }
     }
 
-    /// False: forget it.
-    fn look(&mut self, d: &Datapath) -> bool {
-        let Some([pc, ps]) = d.paths_of([&self.client, &self.server]) else { return false };
-        let over = (pc.flags | ps.flags) & PathFlags::DEAD != 0 || pc.flags & ps.flags & PathFlags::FIN_ACKED != 0;
-        if over && self.ended.is_none() {
-            self.ended = Some(Instant::now());
+    fn look(&mut self, d: &Datapath) -> Found {
+        let Some(paths) = d.paths_of([&self.client, &self.server]) else { return Found::Gone };
+        if is_over(&paths) {
+            return Found::Over;
         }
         if let Ok(at) = d.look(&self.client, &self.server) {
             self.bytes = at.end;
         }
-        let sign = [pc, ps].map(|p| (p.end, p.max_ack, p.seen));
+        let sign = paths.map(|p| (p.end, p.max_ack, p.seen));
         if sign != self.sign.0 {
             self.sign = (sign, Instant::now());
         }
-        self.ended.is_none_or(|t| t.elapsed() < LINGER) && self.sign.1.elapsed() < IDLE
+        if self.sign.1.elapsed() < IDLE { Found::Live } else { Found::Gone }
     }
 }
 
 /// Takes over what is pinned, and starts to watch it.
 pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
     let Some(d) = &inner.datapath else { return Ok(()) };
-    let mut known = HashSet::new();
     let legs = d.legs();
     // whoever read the copies of what they forward is gone; first of all, for a commit goes by the leg
     let tapped = legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0).map(|(t, _)| *t);
@@ -80,8 +100,9 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
         d.untap(&t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
     }
     for (t, leg) in legs {
-        // died between the end of the drain and the commit
+        // died between the end of the drain and the commit; of what is committed, the record is stale
         if let Some(peer) = leg.peer
+            && leg.flags & LegFlags::SPLICED == 0
             && leg.phase_in == 2
             && leg.phase_out == 2
         {
@@ -91,7 +112,7 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
             }
         }
     }
-    let (mut orphans, mut dead) = (Vec::new(), Vec::new());
+    let (mut known, mut live, mut over, mut dead) = (HashSet::new(), 0, Vec::new(), Vec::new());
     for (t, path) in d.paths() {
         if known.contains(&t) {
             continue;
@@ -102,30 +123,39 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
             continue;
         };
         known.extend([t, other]);
-        // our side of a client's connection is a port that we listened on: the smaller one, as far as one can tell
-        let (client, server) = if t.local.port() <= other.local.port() { (t, other) } else { (other, t) };
-        orphans.push(Orphan {
-            id: inner.next_id.fetch_add(1, Ordering::Relaxed),
-            client,
-            server,
-            since: Instant::now(),
-            sign: ([(0, 0, 0); 2], Instant::now()),
-            ended: None,
-            bytes: [0; 2],
-        });
+        match d.paths_of([&t, &other]) {
+            Some(paths) if is_over(&paths) => over.push((silence(&paths), t, other)),
+            _ => {
+                live += 1;
+                let id = inner.next_id.fetch_add(1, Ordering::Relaxed);
+                lock(&inner.orphans).insert(id, Orphan::new(id, [t, other]));
+            }
+        }
     }
     dead.retain(|t| !known.contains(t));
-    if orphans.is_empty() && dead.is_empty() {
+    if live + over.len() + dead.len() == 0 {
         return Ok(());
     }
-    tracing::info!(spliced = orphans.len(), dead = dead.len(), "took over from an earlier process");
-    *lock(&inner.orphans) = orphans;
+    tracing::info!(spliced = live, over = over.len(), dead = dead.len(), "took over from an earlier process");
+    // they linger on, from when they ended
+    over.sort_by_key(|(silence, ..)| Reverse(*silence));
+    let now = Instant::now();
+    for (silence, t, other) in over {
+        inner.lingering.add_since(now.checked_sub(silence).unwrap_or(now), t, Some(other));
+    }
     let weak = Arc::downgrade(inner);
     std::thread::Builder::new()
         .name("orphans".into())
         .spawn(move || watch(&weak, dead))
         .map(drop)
         .map_err(|source| OpenError::Kernel { what: "orphan thread", source })
+}
+
+/// How long nothing has come, at least: entries note the time in coarse units, modulo 256.
+fn silence(paths: &[PathView; 2]) -> Duration {
+    let now = now_ns() >> 33;
+    let units = paths.iter().map(|p| (now as u8).wrapping_sub(p.seen)).min().unwrap_or(0);
+    Duration::from_nanos(u64::from(units.saturating_sub(1)) << 33)
 }
 
 fn watch(weak: &Weak<Inner>, dead: Vec<Tuple>) {
@@ -155,15 +185,18 @@ fn look_at_all(inner: &Inner, d: &Datapath) {
     let mut last = 0;
     loop {
         let mut orphans = lock(&inner.orphans);
-        let from = orphans.partition_point(|o| o.id <= last);
-        let to = orphans.len().min(from + PAGE);
-        let Some(end) = orphans[from..to].last() else { return };
-        last = end.id;
-        let over: Vec<Orphan> = orphans.extract_if(from..to, |o| !o.look(d)).collect();
+        let page = orphans.range_mut((Bound::Excluded(last), Bound::Unbounded)).take(PAGE);
+        let found: Vec<_> = page.map(|(id, o)| (*id, o.look(d))).collect();
+        let Some((end, _)) = found.last() else { return };
+        last = *end;
+        let ended = found.into_iter().filter(|(_, found)| *found != Found::Live);
+        let ended: Vec<_> = ended.filter_map(|(id, found)| Some((orphans.remove(&id)?, found))).collect();
         drop(orphans);
-        for o in over {
-            d.forget(&o.client);
-            d.forget(&o.server);
+        for (o, found) in ended {
+            match found {
+                Found::Over => inner.lingering.add(o.client, Some(o.server)),
+                _ => d.forget_flow([&o.client, &o.server]),
+            }
         }
         std::thread::sleep(PACE);
     }

@@ -93,8 +93,8 @@ pub(crate) struct Inner {
     pub next_id: AtomicU64,
     /// Live flows, by number.
     flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
-    /// Spliced flows of an earlier process.
-    pub orphans: Mutex<Vec<Orphan>>,
+    /// Spliced flows of an earlier process, by number.
+    pub orphans: Mutex<BTreeMap<u64, Orphan>>,
     /// Which flow a leg belongs to, for events; by hash, which takes an eighth of the tuple's room. Should two legs have
     /// the same, one flow notices by looking.
     routes: Mutex<HashMap<u64, u64>>,
@@ -601,8 +601,8 @@ impl Splicer {
         let fits = |now: FlowState| state.is_none_or(|s| s == now);
         let mut all: Vec<FlowStatus> = {
             let orphans = lock(&self.inner.orphans);
-            let first = orphans.partition_point(|o| o.id <= after);
-            orphans[first..].iter().map(Orphan::status).filter(|o| fits(o.state)).take(most).collect()
+            let later = orphans.range((Bound::Excluded(after), Bound::Unbounded));
+            later.map(|(_, o)| o.status()).filter(|o| fits(o.state)).take(most).collect()
         };
         let mut last = after;
         while all.len() < most
