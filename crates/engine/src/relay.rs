@@ -64,6 +64,16 @@ enum Copied {
     Splice,
 }
 
+/// Why a drain has not ended in forwarding.
+enum Undrained {
+    /// It could not.
+    Refused(Refusal),
+    /// Something came that is the proxy's, it was reset, or is to stop: whoever copies finds out.
+    Over,
+    /// A connection has failed. Its socket says so once only: to read again would find the end of a stream.
+    Failed(Failed),
+}
+
 /// What an attempt to splice comes to.
 enum Attempt {
     Spliced,
@@ -457,8 +467,9 @@ impl Relay {
         // All has come just before the freeze: what is behind it must not be waited for.
         let over = self.message().is_some_and(|m| frozen.bound[m.from] >= m.goal);
         self.stay |= over;
-        let drained = if over { Err(None) } else { self.drain(datapath, ears, frozen.at).await };
+        let drained = if over { Err(Undrained::Over) } else { self.drain(datapath, ears, frozen.at).await };
         self.pump.unlimited();
+        let mut failed = None;
         match drained {
             Ok(at) if self.message().is_some_and(|m| m.is_passed(&at)) => {}
             Ok(at) => match self.commit(datapath, &at) {
@@ -473,10 +484,11 @@ impl Relay {
                 }
                 Err(e) => self.refuse(refusal(e)),
             },
-            Err(Some(why)) => self.refuse(why),
-            Err(None) => {}
+            Err(Undrained::Refused(why)) => self.refuse(why),
+            Err(Undrained::Over) => {}
+            Err(Undrained::Failed(which)) => failed = Some(which.how()),
         }
-        match self.unsplice(false) {
+        match self.unsplice(false).or(failed) {
             Some(how) => Attempt::Ended(how),
             None => Attempt::Copying,
         }
@@ -542,9 +554,8 @@ impl Relay {
         }
     }
 
-    /// Passes on what lies before the bounds, until both directions are forwarded; `at`: how the freeze has left them. Err: why not,
-    /// None if a connection failed, or has brought what is the proxy's.
-    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears, at: Switched) -> Result<Switched, Option<Refusal>> {
+    /// Passes on what lies before the bounds, until both directions are forwarded; `at`: how the freeze has left them.
+    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears, at: Switched) -> Result<Switched, Undrained> {
         const DRAINING: u8 = 1;
         let (c, s) = self.legs();
         let limit = Instant::now() + self.flow().policy.drain_limit;
@@ -552,25 +563,25 @@ impl Relay {
         loop {
             match now {
                 Ok(now) if now.is_drained() => return Ok(now),
-                Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(None),
+                Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(Undrained::Over),
                 // one was taken back by what came beyond its limit, and nothing is on its way any more in the other
-                Ok(now) if !now.phase.contains(&DRAINING) => return Err(None),
+                Ok(now) if !now.phase.contains(&DRAINING) => return Err(Undrained::Over),
                 Ok(_) => {}
-                Err(e) => return Err(Some(refusal(e))),
+                Err(e) => return Err(Undrained::Refused(refusal(e))),
             }
             let left = limit.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Some(Refusal::DrainTimeout));
+                return Err(Undrained::Refused(Refusal::DrainTimeout));
             }
             let Relay { pump, client, server, .. } = self;
             let Ears { events, stop, .. } = &mut *ears;
             tokio::select! {
                 r = poll_fn(|cx| pump.poll(cx, client, server, u64::MAX)), if !passed => match r {
                     Ok(()) => passed = true,
-                    Err(_) => return Err(None),
+                    Err(failed) => return Err(Undrained::Failed(failed)),
                 },
                 () = events.notified() => {}
-                _ = stopped(stop) => return Err(None),
+                _ = stopped(stop) => return Err(Undrained::Over),
                 () = tokio::time::sleep(DRAIN_POLL.min(left)) => {}
             }
             now = datapath.look(&c, &s);

@@ -160,6 +160,23 @@ impl Running {
         eventually("the end of the proxy", || child.try_wait().unwrap())
     }
 
+    /// Waits until it has nothing to do: each of its threads sleeps, whenever one looks.
+    pub fn comes_to_rest(&self) {
+        const LOOKS: u32 = 50;
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let asleep = |task: PathBuf| {
+            // one that has just ended sleeps well
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('S'))
+        };
+        let mut quiet = 0;
+        eventually("rest", || {
+            let all = fs::read_dir(&tasks).unwrap().all(|task| asleep(task.unwrap().path()));
+            quiet = if all { quiet + 1 } else { 0 };
+            (quiet == LOOKS).then_some(())
+        });
+    }
+
     /// Waits until all flows have ended, and stops it.
     pub fn stop(&mut self, pins: &Pins) {
         eventually("the end of all flows", || (self.client(&["ls", "--json"]).trim() == "[]").then_some(()));

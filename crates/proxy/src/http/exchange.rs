@@ -99,6 +99,8 @@ struct Down {
     checked: usize,
     /// Pass on the content of chunks only.
     strip: bool,
+    /// What is left of the body is not to be spliced.
+    copy: bool,
     interim: u32,
     /// It is not known yet whether the client may have it.
     judge: Option<Judge>,
@@ -175,6 +177,7 @@ impl<'a> Exchange<'a> {
                 body: None,
                 checked: 0,
                 strip: false,
+                copy: false,
                 interim: 0,
                 judge: None,
                 hold: None,
@@ -254,11 +257,16 @@ impl<'a> Exchange<'a> {
             Some(ahead) => body.passed(ahead - missing),
             None => *body = Body::UntilClose(true),
         }
-        if way == Way::Up {
-            // Its receiver has something to say, or it has stopped too early: both are seen by whoever copies.
-            up.copy |= missing > 0;
-            up.checked = in_hand.len();
-            client.put_back(&in_hand);
+        // Its sender has stopped too early, or its receiver has something to say: both are seen by whoever copies. Nor may a pass
+        // that has moved nothing be followed by another one.
+        let copy = missing > 0;
+        match way {
+            Way::Up => {
+                up.copy |= copy;
+                up.checked = in_hand.len();
+                client.put_back(&in_hand);
+            }
+            Way::Down => down.copy |= copy,
         }
         for (d, (all, spliced)) in
             [(ended.bytes_up, ended.spliced_up), (ended.bytes_down, ended.spliced_down)].into_iter().enumerate()
@@ -496,7 +504,7 @@ impl<'a> Exchange<'a> {
     /// Whether enough of the reply's body is ahead.
     fn is_ahead(&mut self) -> bool {
         let (server, down) = (&self.server, &self.down);
-        let (Some(body), false) = (&down.body, down.strip) else { return false };
+        let (Some(body), false) = (&down.body, down.strip || down.copy) else { return false };
         let all = down.checked == server.in_hand().len() && !body.is_done();
         let worth = all && self.up_done() && is_worth(self.bodies, body.ahead());
         if worth && down.judge.is_some() {

@@ -1,0 +1,436 @@
+//! Hosts that break off in the middle of HTTP messages: at every place of a reply and of an upload, by FIN and by RST, at once or
+//! when all before it has arrived. Whoever is at the other end hears of it, gets nothing that looks whole and is not, and the
+//! proxy has nothing left to do. Needs root and eBPF, and fails without.
+
+mod running;
+
+use longsplice_lab::{
+    Family, Lab, Shape, pattern,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use nix::{
+    libc,
+    sys::socket::{setsockopt, sockopt::Linger},
+};
+use running::{LONGSPLICE, Pins, Running, eventually};
+use std::{
+    fs,
+    io::{self, ErrorKind, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+const PROXY: u16 = 3128;
+const SITE: u16 = 8000;
+const PORT: u16 = 8081;
+/// Nobody waits longer for a byte, or for the end.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Cases side by side.
+const CLIENTS: usize = 4;
+/// Flows that one case may begin: one for each chunk, if all are worth it.
+const FLOWS: u64 = CHUNKS.len() as u64;
+/// Chunks: the second is long enough for a splice by default, and so is what is left of it at half.
+const CHUNKS: [usize; 4] = [1000, 1_300_000, 60_000, 1];
+const LENGTH: usize = 1_400_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Exact,
+    Chunked,
+    /// Replies only.
+    Close,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Host {
+    Client,
+    Server,
+}
+
+/// How a host breaks off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Break {
+    Fin,
+    Rst,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    id: usize,
+    site: bool,
+    /// Who sends the body, in a request or in a reply.
+    sender: Host,
+    framing: Framing,
+    who: Host,
+    how: Break,
+    /// The sender breaks off behind so many bytes of its message; the receiver when it has got so many of the body.
+    cut: usize,
+    /// All before has arrived by then.
+    late: bool,
+}
+
+impl Case {
+    fn head(&self) -> String {
+        let mut head = match (self.sender, self.site) {
+            (Host::Server, _) => "HTTP/1.1 200 OK\r\n".to_owned(),
+            (Host::Client, site) => request("PUT", self.id, site),
+        };
+        match self.framing {
+            Framing::Exact => head += &format!("Content-Length: {LENGTH}\r\n"),
+            Framing::Chunked => head += "Transfer-Encoding: chunked\r\n",
+            Framing::Close => {}
+        }
+        head + "\r\n"
+    }
+
+    /// As it is sent: with what says where chunks begin and end.
+    fn body(&self) -> Vec<u8> {
+        let piece = |n: usize, seed: usize| {
+            let mut bytes = vec![0; n];
+            pattern::fill(seed as u64, 0, &mut bytes);
+            bytes
+        };
+        if self.framing != Framing::Chunked {
+            return piece(LENGTH, self.id);
+        }
+        let mut body = Vec::new();
+        for (i, n) in CHUNKS.into_iter().enumerate() {
+            body.extend(format!("{n:x}\r\n").as_bytes());
+            body.extend(piece(n, self.id * 10 + i));
+            body.extend(b"\r\n");
+        }
+        body.extend(b"0\r\nX-Trailer: 1\r\n\r\n");
+        body
+    }
+
+    fn message(&self) -> Vec<u8> {
+        [self.head().into_bytes(), self.body()].concat()
+    }
+}
+
+fn request(method: &str, id: usize, site: bool) -> String {
+    let server = SERVER.port(Family::V4, PORT);
+    let host = if site { String::new() } else { format!("http://{server}") };
+    format!("{method} {host}/{id} HTTP/1.1\r\nHost: {server}\r\n")
+}
+
+/// Places of a message at which something is special, and some at which nothing is.
+fn places(case: Case) -> Vec<usize> {
+    let (head, all) = (case.head().len(), case.message().len());
+    let mut at = vec![1, head - 1, head, head + 1, head + 70_000, all / 2, all - 1, all];
+    match case.framing {
+        // by default what is left is copied from here on
+        Framing::Exact => at.extend([all - 512 * 1024 - 1, all - 512 * 1024, all - 512 * 1024 + 1]),
+        Framing::Chunked => {
+            let long = head + 3 + 2 + CHUNKS[0] + 2; // "3e8"
+            let begin = long + 6 + 2; // "13d620"
+            at.extend([head + 4, head + 5, long - 1, long, long + 3, long + 7, begin, begin + 1]);
+            at.extend([begin + CHUNKS[1] - 1, begin + CHUNKS[1], begin + CHUNKS[1] + 1, begin + CHUNKS[1] + 2]);
+            at.extend([all - 2, all - 5, all - 18, all - 19]);
+        }
+        Framing::Close => {}
+    }
+    at
+}
+
+fn cases() -> Vec<Case> {
+    use {Break::*, Framing::*, Host::*};
+    let mut cases = Vec::new();
+    for site in [false, true] {
+        for (sender, framing) in
+            [(Server, Exact), (Server, Chunked), (Server, Close), (Client, Exact), (Client, Chunked)]
+        {
+            for how in [Fin, Rst] {
+                let case = Case { id: 0, site, sender, framing, who: sender, how, cut: 0, late: false };
+                for cut in places(case) {
+                    cases.extend([false, true].map(|late| Case { cut, late, ..case }));
+                }
+                let receiver = if sender == Client { Server } else { Client };
+                for cut in [0, 1, 1500, LENGTH / 3, LENGTH / 2] {
+                    cases.push(Case { who: receiver, cut, ..case });
+                }
+            }
+        }
+    }
+    cases.iter_mut().enumerate().for_each(|(id, case)| case.id = id);
+    cases
+}
+
+/// How a stream has ended, or what came was whole before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Whole,
+    Fin,
+    Reset,
+}
+
+/// Of all cases, what their receivers have got so far of bodies.
+struct State {
+    cases: Vec<Case>,
+    got: Vec<AtomicUsize>,
+    wrong: Mutex<Vec<String>>,
+}
+
+impl State {
+    fn wrong(&self, case: &Case, what: String) {
+        self.wrong.lock().unwrap().push(format!("{case:?}: {what}"));
+    }
+
+    /// Until the receiver has so many bytes of the body.
+    fn arrived(&self, case: &Case, want: usize) {
+        eventually(&format!("{want} bytes of {case:?}"), || {
+            (self.got[case.id].load(Ordering::Acquire) >= want).then_some(())
+        });
+    }
+
+    /// The sender's part, up to the place where it breaks off.
+    fn send(&self, case: &Case, s: &mut TcpStream) -> io::Result<()> {
+        let message = case.message();
+        let cut = if case.who == case.sender { case.cut } else { message.len() };
+        s.write_all(&message[..cut])?;
+        if case.who == case.sender && case.late {
+            self.arrived(case, cut.saturating_sub(case.head().len()));
+        }
+        Ok(())
+    }
+
+    /// Reads a body of which `bytes` are there already, until it is whole, `most` have come, or the stream ends. Every byte is right.
+    fn receive(&self, case: &Case, s: &mut TcpStream, mut bytes: Vec<u8>, most: usize) -> io::Result<End> {
+        let want = case.body();
+        let mut buffer = vec![0; 1 << 16];
+        let end = loop {
+            self.got[case.id].store(bytes.len(), Ordering::Release);
+            if bytes.len() >= most || (case.framing != Framing::Close && bytes.len() >= want.len()) {
+                break End::Whole;
+            }
+            match s.read(&mut buffer) {
+                Ok(0) => break End::Fin,
+                Ok(n) => bytes.extend(&buffer[..n]),
+                Err(e) if e.kind() == ErrorKind::ConnectionReset => break End::Reset,
+                Err(e) => return Err(e),
+            }
+        };
+        if !want.starts_with(&bytes) {
+            return Err(io::Error::other(format!("{} bytes, and not those that were sent", bytes.len())));
+        }
+        Ok(end)
+    }
+}
+
+fn patient(s: &TcpStream) {
+    s.set_nodelay(true).unwrap();
+    s.set_read_timeout(Some(PATIENCE)).unwrap();
+    s.set_write_timeout(Some(PATIENCE)).unwrap();
+}
+
+/// Head and what came behind it. None: the end before, or within.
+fn head(s: &mut TcpStream) -> io::Result<Option<(String, Vec<u8>)>> {
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 4096]);
+    loop {
+        if let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") {
+            let rest = bytes.split_off(end + 4);
+            return Ok(Some((String::from_utf8(bytes).unwrap(), rest)));
+        }
+        match s.read(&mut buffer) {
+            Ok(0) => return Ok(None),
+            Ok(n) => bytes.extend(&buffer[..n]),
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => return Ok(None),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Breaks off, and waits for the other end to do the same; what comes meanwhile is none of its business any more.
+fn break_off(how: Break, mut s: TcpStream) -> io::Result<()> {
+    if how == Break::Rst {
+        return Ok(setsockopt(&s, Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?);
+    }
+    let told = s.shutdown(Shutdown::Write);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match s.read(&mut buffer) {
+            Ok(1..) => {}
+            Ok(0) => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => return Ok(()),
+            Err(e) => return told.and(Err(e)),
+        }
+    }
+}
+
+/// One connection of the server: requests until one of them ends it.
+fn serve(mut s: TcpStream, state: &State) -> io::Result<()> {
+    patient(&s);
+    s.set_read_timeout(None)?; // idle connections of a pool
+    while let Some((text, rest)) = head(&mut s)? {
+        let id: usize = text.split(['/', ' ']).find_map(|w| w.parse().ok()).expect("a number");
+        let case = &state.cases[id];
+        patient(&s);
+        if case.sender == Host::Server {
+            match state.send(case, &mut s) {
+                Ok(()) => {}
+                Err(e) if case.who == Host::Client && e.kind() != ErrorKind::WouldBlock => return Ok(()),
+                Err(e) => return Err(e),
+            }
+            if case.who == Host::Server {
+                return break_off(case.how, s);
+            }
+            if case.framing == Framing::Close {
+                return Ok(());
+            }
+        } else {
+            let whole = case.who == Host::Client && case.cut == case.message().len();
+            let most = if case.who == Host::Server { case.cut } else { usize::MAX };
+            match state.receive(case, &mut s, rest, most)? {
+                _ if case.who == Host::Server => return break_off(case.how, s),
+                End::Whole if !whole => state.wrong(case, "the server has got all of it".into()),
+                End::Whole => s.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")?,
+                End::Fin | End::Reset => return Ok(()),
+            }
+        }
+        s.set_read_timeout(None)?;
+    }
+    Ok(())
+}
+
+/// The client's part of a case; Err: what is wrong.
+fn ask(case: &Case, state: &State) -> Result<(), String> {
+    let proxy = FORWARDER_TO_CLIENT.port(Family::V4, if case.site { SITE } else { PROXY });
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |e: io::Error| format!("{what}: {e}")
+    };
+    let mut s = TcpStream::connect(proxy).map_err(failed("connect"))?;
+    patient(&s);
+    if case.sender == Host::Client {
+        match state.send(case, &mut s) {
+            Ok(()) if case.who == Host::Client => return break_off(case.how, s).map_err(failed("the end")),
+            Ok(()) => {}
+            // the server has gone, and so has the proxy: what it has said is lost
+            Err(e) if e.kind() != ErrorKind::WouldBlock => return Ok(()),
+            Err(e) => return Err(format!("upload: {e}")),
+        }
+        return break_off(Break::Fin, s).map_err(failed("the answer"));
+    }
+    write!(s, "{}\r\n", request("GET", case.id, case.site)).map_err(failed("request"))?;
+    let all = case.message().len();
+    let (by_server, within_head) = (case.who == Host::Server, case.cut < case.head().len());
+    // what is under way when its sender resets may be lost, wherever it is
+    let lost = by_server && case.how == Break::Rst && !case.late;
+    let Some((text, rest)) = head(&mut s).map_err(failed("the reply"))? else { return Err("no answer at all".into()) };
+    if !text.starts_with("HTTP/1.1 200") {
+        let right = text.starts_with("HTTP/1.1 502") && by_server && (within_head || lost);
+        return if right { Ok(()) } else { Err(text) };
+    }
+    let most = if by_server { usize::MAX } else { case.cut };
+    let end = state.receive(case, &mut s, rest, most).map_err(failed("the body"))?;
+    if by_server {
+        let may_be: &[End] = match (case.framing, case.how) {
+            (Framing::Close, Break::Fin) => &[End::Fin],
+            (Framing::Exact | Framing::Chunked, _) if case.cut == all && !lost => &[End::Whole],
+            (Framing::Exact | Framing::Chunked, _) if case.cut == all => &[End::Whole, End::Reset],
+            _ => &[End::Reset],
+        };
+        return if may_be.contains(&end) { Ok(()) } else { Err(format!("{end:?} instead of {may_be:?}")) };
+    }
+    if case.how == Break::Rst {
+        return break_off(Break::Rst, s).map_err(failed("the reset"));
+    }
+    // half a close is none: the rest of the reply comes
+    s.shutdown(Shutdown::Write).map_err(failed("shutdown"))?;
+    let so_far = state.got[case.id].load(Ordering::Acquire);
+    let bytes = case.body()[..so_far].to_vec();
+    let end = state.receive(case, &mut s, bytes, usize::MAX).map_err(failed("the rest"))?;
+    let want = if case.framing == Framing::Close { End::Fin } else { End::Whole };
+    if end == want { Ok(()) } else { Err(format!("{end:?} of the rest, instead of {want:?}")) }
+}
+
+fn run(more: &[&str]) -> (u64, u64) {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let cases = cases();
+    let got = cases.iter().map(|_| AtomicUsize::new(0)).collect();
+    let state = Arc::new(State { cases, got, wrong: Mutex::default() });
+    let server = SERVER.port(Family::V4, PORT);
+    let listener = lab.server.run(|| TcpListener::bind(server)).unwrap();
+    let serving = state.clone();
+    thread::spawn(move || {
+        for s in listener.incoming().map_while(Result::ok) {
+            let state = serving.clone();
+            thread::spawn(move || {
+                if let Err(e) = serve(s, &state) {
+                    state.wrong.lock().unwrap().push(format!("server: {e}"));
+                }
+            });
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("longsplice.toml");
+    let [proxy, site] = [PROXY, SITE].map(|port| FORWARDER_TO_CLIENT.port(Family::V4, port));
+    let text = format!(
+        "[[listener]]\nprotocol = \"http\"\nlisten = \"{proxy}\"\n\
+         [[listener]]\nprotocol = \"http\"\nlisten = \"{site}\"\nroute = [{{ pool = \"web\" }}]\n\
+         [pool.web]\nservers = [\"{server}\"]\nfailures = 1000000\n"
+    );
+    fs::write(&config, text).unwrap();
+    let arguments = ["--config", config.to_str().unwrap(), "--log-format", "json"];
+    let pins = Pins::of(&lab.forwarder);
+    let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
+    let next = Arc::new(AtomicUsize::new(0));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let (state, next) = (state.clone(), next.clone());
+            lab.client.spawn(move || {
+                while let Some(case) = state.cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(e) = ask(case, &state) {
+                        state.wrong(case, e);
+                    }
+                }
+            })
+        })
+        .collect();
+    let failed = clients.into_iter().map(thread::JoinHandle::join).filter(Result::is_err).count();
+    let wrong = std::mem::take(&mut *state.wrong.lock().unwrap());
+    let some: Vec<_> = wrong.iter().take(20).collect();
+    assert!(failed == 0 && wrong.is_empty(), "{failed} clients, {} cases: {some:#?}", wrong.len());
+    program.comes_to_rest();
+    // The number of a last flow tells how many there were: what is begun again and again has a number each time.
+    let last = lab.client.run(|| tunnel(proxy, server));
+    drop(last);
+    let records = program.end(&pins);
+    let flows = records.iter().filter_map(|r| r["id"].as_u64()).max().expect("a number");
+    let most = FLOWS * state.cases.len() as u64;
+    assert!(flows <= most, "{flows} flows for {} cases", state.cases.len());
+    (flows, records.iter().map(|r| r["splices"].as_u64().unwrap()).sum())
+}
+
+fn tunnel(proxy: SocketAddr, server: SocketAddr) -> TcpStream {
+    let mut s = TcpStream::connect(proxy).unwrap();
+    patient(&s);
+    write!(s, "CONNECT {server} HTTP/1.1\r\nHost: {server}\r\n\r\n").unwrap();
+    assert!(head(&mut s).unwrap().unwrap().0.starts_with("HTTP/1.1 200"));
+    s
+}
+
+#[test]
+fn needs_root_and_bpf_where_long_bodies_are_spliced() {
+    let (flows, splices) = run(&[]);
+    eprintln!("{flows} flows, {splices} splices");
+    assert!(splices > 50, "{splices}");
+}
+
+#[test]
+fn needs_root_and_bpf_where_all_bodies_are_spliced() {
+    let (flows, splices) = run(&["--splice", "at-once"]);
+    eprintln!("{flows} flows, {splices} splices");
+    assert!(splices > 50, "{splices}");
+}
+
+#[test]
+fn needs_root_where_all_bodies_are_copied() {
+    let (_, splices) = run(&["--copy-only"]);
+    assert_eq!(splices, 0);
+}
