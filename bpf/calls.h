@@ -3,47 +3,55 @@
 #ifndef LONGSPLICE_CALLS_H
 #define LONGSPLICE_CALLS_H
 
-static __always_inline int set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
+/* Packets of `in` go to another family: the entry holds an index instead of the address. */
+static __always_inline __u32 crosses(const struct tuple *in, const struct tuple *out)
+{
+	return tuple_is_v4(in) && !tuple_is_v4(out) ? PATH_CROSS : 0;
+}
+
+static __always_inline void set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
 {
 	if (!tuple_is_v4(in)) {
 		struct path6 *p = find6(in);
 
-		if (!p)
-			return 0;
-		__builtin_memcpy(p->remote, out->remote, 16);
-		return 0;
+		if (p)
+			__builtin_memcpy(p->remote, out->remote, 16);
+		return;
 	}
 	struct tuple4 k = key4(in);
 	struct path4 *p = find4(&k);
 
 	if (!p)
-		return 0;
-	if (tuple_is_v4(out)) {
-		p->p.remote4 = out->remote[3];
-		return 0;
-	}
-	struct remote6 *r = bpf_map_lookup_elem(&remotes6, &index);
+		return;
+	if (crosses(in, out)) {
+		struct remote6 *r = bpf_map_lookup_elem(&remotes6, &index);
 
-	if (r)
-		__builtin_memcpy(r->addr, out->remote, 16);
-	p->p.remote4 = index;
-	return PATH_CROSS;
+		if (r)
+			__builtin_memcpy(r->addr, out->remote, 16);
+		p->p.remote4 = index;
+	} else {
+		p->p.remote4 = out->remote[3];
+	}
 }
 
-static __always_inline int commit(struct switch_args *g, struct leg *a, struct leg *b)
+/* Frames of their own, one beside the other: the program that calls them has its arguments on the stack, too. */
+static __noinline int freeze_both(struct switch_args *g, struct leg *a, struct leg *b)
 {
-	struct path *pa = find_path(&g->a.leg), *pb = find_path(&g->b.leg);
-	__u32 cross_a, cross_b;
-	int r;
+	return freeze(g, a, b);
+}
 
+static __noinline int set_remotes(const struct switch_args *g)
+{
+	set_remote(&g->a.leg, &g->b.leg, g->remote_b);
+	set_remote(&g->b.leg, &g->a.leg, g->remote_a);
+	return 0;
+}
+
+static __noinline int commit(struct switch_args *g, struct leg *a, struct leg *b, struct path *pa, struct path *pb)
+{
 	if (!pa || !pb)
 		return SWITCH_FULL;
-	r = may_commit(a, b);
-	if (r)
-		return r;
-	cross_a = set_remote(&g->a.leg, &g->b.leg, g->remote_b);
-	cross_b = set_remote(&g->b.leg, &g->a.leg, g->remote_a);
-	commit_legs(g, a, b, pa, pb, cross_a, cross_b);
+	commit_legs(g, a, b, pa, pb, crosses(&g->a.leg, &g->b.leg), crosses(&g->b.leg, &g->a.leg));
 	return SWITCH_OK;
 }
 
@@ -111,10 +119,14 @@ int switch_flow(struct switch_call *ctx)
 	} else if (a && b) {
 		switch (g->op) {
 		case OP_FREEZE:
-			g->result = freeze(g, a, b);
+			g->result = freeze_both(g, a, b);
 			break;
 		case OP_COMMIT:
-			g->result = commit(g, a, b);
+			g->result = may_commit(a, b);
+			if (g->result)
+				break;
+			set_remotes(g);
+			g->result = commit(g, a, b, find_path(&g->a.leg), find_path(&g->b.leg));
 			break;
 		case OP_UNSPLICE:
 			g->result = unsplice_legs(&g->a.leg, &g->b.leg) ? SWITCH_UNTRACKED : SWITCH_OK;
@@ -196,23 +208,41 @@ static __always_inline int next_key(struct path_args *args)
 	return 1;
 }
 
+/* The entry as it is or, for PATH_PUT, as it is to be. A frame of its own, as above. */
+static __noinline int exchange(struct path_args *args)
+{
+	struct path6 *p6;
+
+	if (tuple_is_v4(&args->key)) {
+		struct tuple4 k = key4(&args->key);
+		struct path4 *p4 = find4(&k);
+
+		if (p4 && args->op == PATH_PUT)
+			p4->p = args->p.p;
+		else if (p4)
+			args->p.p = p4->p;
+		return 0;
+	}
+	p6 = find6(&args->key);
+	if (p6 && args->op == PATH_PUT)
+		*p6 = args->p;
+	else if (p6)
+		args->p = *p6;
+	return 0;
+}
+
 /* User space's look-ups and changes in the table of path entries. */
 SEC("syscall")
 int path_entry(struct path_args *ctx)
 {
 	struct path_args args = *ctx;
-	struct path6 *p6 = NULL;
-	struct path4 *p4 = NULL;
-	struct tuple4 k;
-	int v4, found, put = args.op == PATH_PUT;
+	int found;
 
 	if (args.op == PATH_NEXT) {
 		args.result = next_key(&args);
 		if (args.result)
 			goto out;
 	}
-	k = key4(&args.key);
-	v4 = tuple_is_v4(&args.key);
 	found = !!find_path(&args.key);
 	args.result = !found;
 	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR) {
@@ -245,18 +275,7 @@ int path_entry(struct path_args *ctx)
 			args.p_other = *p;
 		args.result |= !p;
 	}
-	if (v4)
-		p4 = find4(&k);
-	else
-		p6 = find6(&args.key);
-	if (p4 && put)
-		p4->p = args.p.p;
-	else if (p4)
-		args.p.p = p4->p;
-	if (p6 && put)
-		*p6 = args.p;
-	else if (p6)
-		args.p = *p6;
+	exchange(&args);
 out:
 	*ctx = args;
 	return 0;

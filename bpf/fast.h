@@ -10,6 +10,9 @@
 
 #define RETRY (-2)   /* the flow was committed or stopped while the packet was on its way here: look again */
 #define UNUSUAL (-3) /* not for the short way */
+#define SLOW (-4)    /* for slow_ingress() */
+#define UNKNOWN (-5) /* of no leg: for track_ingress() */
+#define FIRST (-6)   /* for first_fragment() */
 
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
 #define LAYOUT_SACK bpf_htonl(0x01010500) /* NOP NOP SACK, length to be added */

@@ -232,8 +232,8 @@ __noinline int parse_options(struct __sk_buff *skb)
 	if (n <= 20 || n > MAX_TCP_HDR)
 		return 0;
 	l4 = ETH_LEN + sc->ihl;
-	n = cap(n - 20);
-	if (n < 1 || n > 40 || bpf_skb_load_bytes(skb, l4 + 20, sc->orig + 20, n))
+	n = cap(n - 21) + 1; /* before Linux 6.8, the verifier learns nothing from a comparison with 0 */
+	if (n > 40 || bpf_skb_load_bytes(skb, l4 + 20, sc->orig + 20, n))
 		return 0;
 	sc->cursor = 20;
 	bpf_for(i, 0, 40) {

@@ -228,8 +228,8 @@ __noinline int trim(struct __sk_buff *skb, __u32 keep)
 				return -1;
 		} else {
 			__builtin_memset(sc->old, 0, 64);
-			left = cap(left);
-			if (left < 1 || bpf_skb_load_bytes(skb, at + i * 64, sc->old, left))
+			left = cap(left - 1) + 1; /* as in parse_options() */
+			if (bpf_skb_load_bytes(skb, at + i * 64, sc->old, left))
 				return -1;
 		}
 		sum = bpf_csum_diff((void *)sc->old, 64, 0, 0, sum);

@@ -454,7 +454,7 @@ static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, c
 		return drop(V_FRAGMENT);
 	if (l->phase_in != PHASE_LOCAL && (l->phase_in != PHASE_TO_LOCAL || before(sc->s.seq, l->bound_in)))
 		return drop(V_FRAGMENT);
-	return slow_ingress(skb);
+	return SLOW;
 }
 
 /* The first one where not everything may be forwarded: from now on the sockets get what comes. */
@@ -495,18 +495,32 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 			return fast_ingress(skb, sc, &p6->p, 0, p6->remote);
 	}
 	if (!p) {
-		int r = parsed == PARSED_TCP ? track_ingress(skb) : 0;
-
-		if (r != 1)
-			return r ? TCX_DROP : TCX_NEXT;
+		return parsed == PARSED_TCP ? UNKNOWN : TCX_NEXT;
 	} else if (parsed == PARSED_FRAGMENT && (p->word.flags & PATH_SPLICED)) {
 		if ((p->word.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) != PATH_TRIGGER)
-			return first_fragment(skb);
+			return FIRST;
 		return fragment_of_limited(skb, sc);
 	} else if (parsed != PARSED_TCP) {
 		return fragment(skb, sc, p, parsed);
 	}
-	return slow_ingress(skb);
+	return SLOW;
+}
+
+/* What takes much of the stack is called from here, not from one another: the deepest chain of calls counts, and older kernels
+ * round each frame up to 32 bytes (tests/tests/object.rs). */
+static __always_inline int decide(struct __sk_buff *skb, int parsed)
+{
+	int r = dispatch(skb, parsed);
+
+	if (r == UNKNOWN) {
+		r = track_ingress(skb);
+		if (r != 1)
+			return r ? TCX_DROP : TCX_NEXT;
+		r = SLOW;
+	}
+	if (r == FIRST)
+		return first_fragment(skb);
+	return r == SLOW ? slow_ingress(skb) : r;
 }
 
 SEC("tcx/ingress")
@@ -542,11 +556,11 @@ int ingress(struct __sk_buff *skb)
 	if (parsed == PARSED_OTHER)
 		return skb->protocol == bpf_htons(ETH_P_IP) ? translate_error(skb) : TCX_NEXT;
 	/* twice more: stopped, committed again; more is a race not worth running */
-	r = dispatch(skb, parsed);
+	r = decide(skb, parsed);
 	if (r == RETRY)
-		r = dispatch(skb, parsed);
+		r = decide(skb, parsed);
 	if (r == RETRY)
-		r = dispatch(skb, parsed);
+		r = decide(skb, parsed);
 	if (r == TCX_NEXT && sc->foreign)
 		skb->mark = MARK_FOREIGN;
 	return r == RETRY ? drop(V_STALE_CPU) : r;

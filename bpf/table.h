@@ -100,10 +100,15 @@ static __always_inline struct place place6(const struct tuple *k)
 /* NULL: there is no such slot. */
 static __always_inline void *slot_at(struct place p, __u32 at)
 {
+	struct table_page *page = p.page;
+
 	asm volatile("" : "+r"(at)); /* the verifier must see what is compared */
-	if (!p.page || at >= p.slots)
+	if (!page || at >= p.slots)
 		return NULL;
-	return p.page->room + (-bpf_core_field_offset(struct bpf_array, value) & 63) + at * p.size;
+	asm volatile("" : "+r"(page)); /* no arithmetic before it is known not to be NULL: refused before Linux 6.13 */
+	/* To the first cache line. The value lies at a multiple of 8; before 6.17 the verifier knows nothing of what has been
+	 * negated, and an atomic operation must be seen to be aligned. */
+	return page->room + (-bpf_core_field_offset(struct bpf_array, value) & 56) + at * p.size;
 }
 
 #define MOST_WORDS (sizeof(struct tuple) / 4)

@@ -125,8 +125,7 @@ static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
 __noinline int track_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
-	struct syn_options o = {};
-	struct embryo e = {}, *known;
+	struct embryo *known;
 	__u32 listens;
 
 	if (!sc)
@@ -135,6 +134,9 @@ __noinline int track_ingress(struct __sk_buff *skb)
 	if (!listens)
 		return 0;
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
+		struct syn_options o = {};
+		struct embryo e = {};
+
 		parse_syn(skb, &o);
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;

@@ -3,7 +3,7 @@
 use std::{env, path::PathBuf};
 
 fn main() {
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("splice.skel.rs");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let bpf = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../bpf");
     // <asm/types.h> of Debian's multiarch layout
     let arch = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
@@ -14,7 +14,8 @@ fn main() {
     libbpf_cargo::SkeletonBuilder::new()
         .source(bpf.join("splice.bpf.c"))
         .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-I", &format!("/usr/include/{arch}")])
-        .build_and_generate(&out)
+        .obj(out.join("splice.bpf.o"))
+        .build_and_generate(out.join("splice.skel.rs"))
         .expect("bpf/splice.bpf.c compiles: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
     #[cfg(feature = "model")]
     model(&bpf);

@@ -1,23 +1,73 @@
-//! Puts any state into the maps and reads the object's BTF: for tests that look at single packets, and at the layout that
-//! both sides share. A program has no use for this.
+//! Puts any state into the maps, reads the object's BTF and asks the verifier: for tests that look at single packets, at the
+//! layout that both sides share, and at what the programs ask of a kernel. A program has no use for this.
 
 use crate::{
     Datapath, Tuple, abi,
     maps::{bytes_of, errno, from_bytes, sum_of},
 };
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, MapType,
+    AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType,
     btf::{
         Btf,
         types::{Composite, Enum},
     },
+    skel::{OpenSkel, SkelBuilder},
 };
 use std::{
+    ffi::CStr,
     fs, io,
+    mem::MaybeUninit,
     net::Ipv6Addr,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::Path,
 };
+
+/// The compiled programs: an ELF file for the machine `bpf`.
+pub const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/splice.bpf.o"));
+
+/// What the verifier of the running kernel says of a program.
+#[derive(Clone, Debug)]
+pub struct Verified {
+    /// The entry's name.
+    pub program: String,
+    /// Instructions walked through, each as often as it was; the kernel gives up at a million.
+    pub instructions: u32,
+    /// Bytes of stack of each function that the program contains, itself among them.
+    pub stacks: Vec<u32>,
+}
+
+/// Loads all programs with the smallest tables, pins nothing, attaches nothing.
+pub fn verify() -> io::Result<Vec<Verified>> {
+    const STATISTICS: u32 = 4; // BPF_LOG_STATS
+    const LOG: usize = 65536; // statistics take a few lines
+    let mut object = MaybeUninit::uninit();
+    let mut open = crate::skel::SpliceSkelBuilder::default().open(&mut object).map_err(io_error)?;
+    let mut logs: Vec<(String, Vec<u8>)> = Vec::new();
+    for mut program in open.open_object_mut().progs_mut() {
+        program.set_log_level(STATISTICS);
+        let mut log = vec![0; LOG];
+        // SAFETY: the program is open; the buffer, whose size is told, is not moved with its vector and outlives the load.
+        let r = unsafe {
+            libbpf_sys::bpf_program__set_log_buf(program.as_libbpf_object().as_ptr(), log.as_mut_ptr().cast(), LOG as _)
+        };
+        if r < 0 {
+            return Err(io::Error::from_raw_os_error(-r));
+        }
+        logs.push((program.name().to_string_lossy().into_owned(), log));
+    }
+    open.load().map_err(io_error)?;
+    logs.into_iter()
+        .map(|(program, log)| {
+            let log = CStr::from_bytes_until_nul(&log).map_err(io::Error::other)?.to_string_lossy();
+            let after = |what| log.split_once(what).and_then(|(_, rest)| rest.split_whitespace().next());
+            let stacks = after("stack depth ").and_then(|all| all.split('+').map(|n| n.parse().ok()).collect());
+            let instructions = after("processed ").and_then(|n| n.parse().ok());
+            let (instructions, stacks) =
+                instructions.zip(stacks).ok_or_else(|| io::Error::other(format!("{program}: {log}")))?;
+            Ok(Verified { program, instructions, stacks })
+        })
+        .collect()
+}
 
 fn io_error(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
