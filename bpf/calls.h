@@ -187,7 +187,7 @@ static __always_inline void untap(struct tuple *t)
 	if (l)
 		__sync_fetch_and_and(&l->flags, ~LEG_TAP);
 	if (p)
-		p->via &= ~VIA_TAP;
+		__sync_fetch_and_and((__u64 *)&p->max_ack, ~((__u64)VIA_TAP << 32));
 }
 
 #define SLOTS_AT_ONCE 1024 /* a call is not to keep its processor for long */

@@ -39,7 +39,7 @@ __noinline int emit_forward(struct __sk_buff *skb, int clone)
 	if (!sc)
 		return TCX_DROP;
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1) ||
-	    bpf_skb_store_bytes(skb, 0, sc->hop, 12, 0))
+	    bpf_skb_store_bytes(skb, 0, sc->hop, 12, 0) || trim_padding(skb, sc))
 		return drop(V_REWRITE_FAILED);
 	if (clone)
 		return bpf_clone_redirect(skb, sc->ifindex, 0);

@@ -6,8 +6,6 @@
 #ifndef LONGSPLICE_FAST_H
 #define LONGSPLICE_FAST_H
 
-#include <bpf/bpf_core_read.h>
-
 #define RETRY (-2)   /* the flow was committed or stopped while the packet was on its way here: look again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */
@@ -17,32 +15,6 @@
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
 #define LAYOUT_SACK bpf_htonl(0x01010500) /* NOP NOP SACK, length to be added */
 
-#define SUMMED_COMPLETE 2 /* CHECKSUM_COMPLETE of <linux/skbuff.h> */
-#define SUMMED_PARTIAL 3
-
-struct sk_buff {
-	struct sk_buff *next, *prev;
-	unsigned char *data;
-	__u8 cloned : 1;
-	__u8 ip_summed : 2;
-} __attribute__((preserve_access_index));
-
-void *bpf_cast_to_kern_ctx(void *) __ksym;
-
-static __always_inline __u32 summed(struct __sk_buff *skb)
-{
-	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
-
-	return BPF_CORE_READ_BITFIELD(k, ip_summed);
-}
-
-static __always_inline __u32 cloned(struct __sk_buff *skb)
-{
-	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
-
-	return BPF_CORE_READ_BITFIELD(k, cloned);
-}
-
 /* What an entry knows of a packet besides its bytes. */
 struct frame {
 	void *data, *end; /* what can be read directly, from the Ethernet header on */
@@ -50,6 +22,7 @@ struct frame {
 	__u32 segment;    /* payload bytes of each segment of a large packet; 0: it is not one */
 	__u32 summed;     /* who has computed the checksum */
 	__u32 needs;      /* what the device must be able to do where it goes out: VIA_* */
+	__u32 ip_len;     /* out: bytes of the IP packet; what is behind it is padding */
 };
 
 /* Adds to a word in the packet. */
@@ -61,13 +34,10 @@ static __always_inline __u64 add_to(__be32 *at, __u32 n)
 	return delta(old, *at);
 }
 
-/* Written only when it changes: a line that is only read may stay in the caches of several processors. */
-static __always_inline void note_seen(struct path *p)
+/* As in path.seen. */
+static __always_inline __u8 now_seen(void)
 {
-	__u8 now = bpf_ktime_get_coarse_ns() >> 33;
-
-	if (p->seen != now)
-		p->seen = now;
+	return bpf_ktime_get_coarse_ns() >> 33;
 }
 
 /* Advances the word to `end`. 0: done; 1: no longer SPLICED, or, with `far`, near the limit; -1: gave up. */
@@ -81,11 +51,11 @@ static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags, 
 		w.all = *(volatile __u64 *)&p->word.all;
 		if (!(w.flags & PATH_SPLICED))
 			return 1;
-		if (!after(end, w.end) && !(flags & ~w.flags))
-			return 0;
 		if (far && !path_is_far(w, end))
 			return 1;
 		n = word_moved(w, end, flags);
+		if (n.all == w.all)
+			return 0;
 		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
 			return 0;
 	}
@@ -98,26 +68,45 @@ static __always_inline int is_stopped(const struct path *p)
 	return !(*(volatile __u16 *)&p->word.flags & PATH_SPLICED);
 }
 
-/* Raises the highest acknowledgement. 0: done; 1: the entry is stopped; -1: gave up. */
-static __always_inline int advance_ack(struct path *p, __u32 ack)
+/* Raises the highest acknowledgement, and notes its window and the time. Written only when something changes: a line that is
+ * only read may stay in the caches of several processors. 0: done; 1: the entry is stopped; -1: gave up. */
+static __always_inline int advance_ack(struct path *p, __u32 ack, __u32 win)
 {
-	__u32 old;
+	__u64 *at = (__u64 *)&p->max_ack;
+	union path_acked a, n;
+	__u8 now = now_seen();
 	int i;
 
 #pragma clang loop unroll(full)
 	for (i = 0; i < 8; i++) {
-		old = *(volatile __u32 *)&p->max_ack;
-		if (!after(ack, old))
+		a.all = *(volatile __u64 *)at;
+		n = acked_moved(a, ack, win, now);
+		if (n.all == a.all)
 			return 0;
-		if (__sync_val_compare_and_swap(&p->max_ack, old, ack) == old)
-			return is_stopped(p);
+		if (__sync_val_compare_and_swap(at, a.all, n.all) == a.all)
+			return n.max_ack == a.max_ack ? 0 : is_stopped(p);
 	}
 	return -1;
 }
 
-/* TCP header and checksum; `pseudo`: what the change of addresses adds. Returns UNUSUAL before anything is written. */
-static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, struct path *p, struct via *v, __u32 ip_len,
-				    __u32 ip_hdr, __u64 pseudo)
+/* The checksum of a segment without payload. addresses: the sum of both. */
+static __always_inline int short_sum_right(const struct tcphdr *th, const void *end, __u32 doff, __u64 addresses)
+{
+	const __u32 *word = (const void *)th;
+	__u64 sum = addresses + bpf_htons(IPPROTO_TCP) + bpf_htons(doff);
+	__u32 i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < 15; i++)
+		if (i * 4 < doff && (void *)(word + i + 1) <= end)
+			sum += word[i];
+	return fold(sum) == 0xffff;
+}
+
+/* TCP header and checksum; `pseudo`: what the change of addresses adds; addresses: their sum as they came. Returns UNUSUAL before
+ * anything is written. */
+static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, struct path *p, struct via *v, __u32 ip_hdr,
+				    __u64 pseudo, __u64 addresses)
 {
 	void *end = f->end;
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
@@ -133,7 +122,7 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 		return UNUSUAL;
 	if (f->needs & ~v->can)
 		return UNUSUAL;
-	if (ip_len < ip_hdr + doff || ip_len > f->len)
+	if (f->ip_len < ip_hdr + doff || f->ip_len > f->len)
 		return UNUSUAL;
 	if (doff == 32) {
 		if ((void *)(opt + 3) > end || opt[0] != LAYOUT_TS)
@@ -147,23 +136,28 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 		if (doff == 60 && (void *)(opt + 10) > end)
 			return UNUSUAL;
 	}
-	len = ip_len - ip_hdr - doff;
+	len = f->ip_len - ip_hdr - doff;
 	if (v->mtu && ip_hdr + doff + (f->segment ? f->segment : len) > v->mtu)
 		return UNUSUAL;
 	s.seq = bpf_ntohl(th->seq);
 	s.ack = bpf_ntohl(th->ack_seq);
 	s.len = len;
 	s.flags = flags;
-	if (!path_takes_seq(w, &s) || !path_takes_ack(p, &s))
+	win = bpf_ntohs(th->window);
+	/* In order, and so from who knows the numbers. All else has to prove it by what the other direction has said (path.h). */
+	if (!path_is_next(p, w, &s))
 		return UNUSUAL;
-	if (len && after(s.seq + len, w.end)) { /* as in host_segment(): only what carries data */
+	/* A damaged segment must not acknowledge anything. Data in order count whatever they are: good ones come again. */
+	if (after(s.ack, p->max_ack) && f->summed != SUMMED_DONE && f->summed != SUMMED_PARTIAL &&
+	    (len || !short_sum_right(th, end, doff, addresses)))
+		return UNUSUAL;
+	if (len) { /* as in host_segment(): only what carries data */
 		r = advance_path(p, s.seq + len, 0, 1);
 		if (r)
 			return UNUSUAL;
 	}
-	if (advance_ack(p, s.ack))
+	if (advance_ack(p, s.ack, win))
 		return UNUSUAL;
-	note_seen(p);
 	if (w.flags & PATH_IDENTITY)
 		return 0;
 
@@ -172,7 +166,7 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 	th->dest = p->rport;
 	sum += add_to(&th->seq, p->seq_add);
 	sum += add_to(&th->ack_seq, p->ack_add);
-	win = (__u32)bpf_ntohs(th->window) << (p->scales & 15) >> (p->scales >> 4);
+	win = win << (p->scales & 15) >> (p->scales >> 4);
 	win = bpf_htons(win > 0xffff ? 0xffff : win);
 	sum += delta(th->window, win);
 	th->window = win;
@@ -200,10 +194,11 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 }
 
 /* Rewrites the packet. The next hop, or NULL: unusual, and nothing is written. */
-static __always_inline struct via *forward4(const struct frame *f)
+static __always_inline struct via *forward4(struct frame *f)
 {
 	struct iphdr *ip = f->data + ETH_LEN;
 	struct tcphdr *th = (void *)(ip + 1);
+	__u32 *word = (void *)ip;
 	struct tuple4 k;
 	struct path4 *p;
 	struct via *v;
@@ -213,6 +208,8 @@ static __always_inline struct via *forward4(const struct frame *f)
 	if ((void *)(th + 1) > f->end || *(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_TCP ||
 	    ip->frag_off & bpf_htons(0x3fff) || ip->ttl <= 1 || !ip->tot_len)
 		return NULL;
+	if (fold((__u64)word[0] + word[1] + word[2] + word[3] + word[4]) != 0xffff)
+		return NULL; /* a broken header: nothing is learnt from it (RFC 1812, 5.2.2) */
 	k.remote = ip->saddr;
 	k.local = ip->daddr;
 	k.rport = th->source;
@@ -220,12 +217,13 @@ static __always_inline struct via *forward4(const struct frame *f)
 	p = find4(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return NULL;
-	via = p->p.via;
+	via = path_via(&p->p);
 	v = bpf_map_lookup_elem(&vias, &via);
 	if (!v)
 		return NULL;
 	pseudo = delta(ip->saddr, v->local[3]) + delta(ip->daddr, p->p.remote4);
-	if (fast_tcp(f, th, &p->p, v, bpf_ntohs(ip->tot_len), sizeof(*ip), pseudo))
+	f->ip_len = bpf_ntohs(ip->tot_len);
+	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, (__u64)ip->saddr + ip->daddr))
 		return NULL;
 	/* time to live is the high byte of its word; one less is one less there */
 	sum = pseudo + delta(bpf_htons((__u16)ip->ttl << 8), bpf_htons((__u16)(ip->ttl - 1) << 8));
@@ -237,18 +235,18 @@ static __always_inline struct via *forward4(const struct frame *f)
 	return v;
 }
 
-static __always_inline struct via *forward6(const struct frame *f)
+static __always_inline struct via *forward6(struct frame *f)
 {
 	struct ipv6hdr *ip = f->data + ETH_LEN;
 	struct tcphdr *th = (void *)(ip + 1);
 	struct tuple k;
 	struct path6 *p;
 	struct via *v;
-	__u64 pseudo = 0;
+	__u64 pseudo = 0, addresses = 0;
 	__u32 via, i;
 	__u32 *from, *to;
 
-	if ((void *)(th + 1) > f->end || ip->nexthdr != IPPROTO_TCP || ip->hop_limit <= 1 || !ip->payload_len)
+	if ((void *)(th + 1) > f->end || *(__u8 *)ip >> 4 != 6 || ip->nexthdr != IPPROTO_TCP || ip->hop_limit <= 1 || !ip->payload_len)
 		return NULL;
 	__builtin_memcpy(k.remote, &ip->saddr, 16);
 	__builtin_memcpy(k.local, &ip->daddr, 16);
@@ -257,7 +255,7 @@ static __always_inline struct via *forward6(const struct frame *f)
 	p = find6(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return NULL;
-	via = p->p.via;
+	via = path_via(&p->p);
 	v = bpf_map_lookup_elem(&vias, &via);
 	if (!v)
 		return NULL;
@@ -265,9 +263,12 @@ static __always_inline struct via *forward6(const struct frame *f)
 		return NULL; /* goes out as IPv4 */
 	from = (void *)&ip->saddr;
 #pragma clang loop unroll(full)
-	for (i = 0; i < 4; i++)
+	for (i = 0; i < 4; i++) {
 		pseudo += delta(from[i], v->local[i]) + delta(from[4 + i], p->remote[i]);
-	if (fast_tcp(f, th, &p->p, v, bpf_ntohs(ip->payload_len) + sizeof(*ip), sizeof(*ip), pseudo))
+		addresses += (__u64)from[i] + from[4 + i];
+	}
+	f->ip_len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
+	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, addresses))
 		return NULL;
 	ip->hop_limit--;
 	to = (void *)&ip->saddr;
@@ -303,6 +304,14 @@ static __always_inline void part(struct __sk_buff *skb, const struct frame *f, _
 		bpf_skb_change_head(skb, 0, 0);
 }
 
+static __always_inline int forwarded(struct __sk_buff *skb, const struct frame *f, const struct via *v)
+{
+	if (f->ip_len < f->len && bpf_skb_change_tail(skb, ETH_LEN + f->ip_len, 0)) /* padding is of this link alone */
+		return drop(V_REWRITE_FAILED);
+	count(V_FORWARDED);
+	return leave_by(v);
+}
+
 __noinline int fast4(struct __sk_buff *skb)
 {
 	struct frame f = frame_of(skb);
@@ -311,8 +320,7 @@ __noinline int fast4(struct __sk_buff *skb)
 	if (!v)
 		return UNUSUAL;
 	part(skb, &f, sizeof(struct iphdr));
-	count(V_FORWARDED);
-	return leave_by(v);
+	return forwarded(skb, &f, v);
 }
 
 __noinline int fast6(struct __sk_buff *skb)
@@ -323,49 +331,46 @@ __noinline int fast6(struct __sk_buff *skb)
 	if (!v)
 		return UNUSUAL;
 	part(skb, &f, sizeof(struct ipv6hdr));
-	count(V_FORWARDED);
-	return leave_by(v);
+	return forwarded(skb, &f, v);
 }
 
 /* ---- what the general way notes of a segment, whole or in fragments; sc->other is where it goes out ---- */
 
 /* The acknowledgement of a FIN that went the other way. */
-static __always_inline void fin_acked(struct scratch *sc, struct path *p)
+static __always_inline void fin_acked(struct scratch *sc, struct path *p, struct path *rev)
 {
-	struct path *rev = find_path(&sc->other);
+	union path_word w = { .all = *(volatile __u64 *)&rev->word.all };
 
-	if (!rev || sc->s.ack != rev->word.end + rev->seq_add)
+	if (w.flags & PATH_FIN && sc->s.ack != w.end + rev->seq_add)
 		return;
 	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_PEER_FIN << 48));
+	if (!(w.flags & PATH_FIN))
+		return; /* what seemed to be one was none */
 	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_FIN_ACKED << 48);
 	if (p->word.flags & PATH_FIN_ACKED)
 		tell(&sc->t, EVENT_CLOSED);
 }
 
 /* All up to `end` was sent on. 0: done; 1: no longer SPLICED; -1: gave up. */
-static __always_inline int sent_to(struct scratch *sc, struct path *p, union path_word w, __u32 end, __u32 fin)
+static __always_inline int sent_to(struct path *p, struct path *rev, union path_word w, __u32 end, __u32 fin)
 {
-	int r = advance_path(p, end, fin ? PATH_FIN : 0, 0);
-	struct path *rev;
+	int r;
 
-	if (r || !fin || w.flags & PATH_FIN_ACKED)
+	fin = fin && path_takes_fin(w, rev, end);
+	r = advance_path(p, end, fin ? PATH_FIN : 0, 0);
+	if (r || !fin || (w.flags & PATH_FIN_ACKED && end == w.end))
 		return r;
-	rev = find_path(&sc->other);
-	if (rev)
-		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48);
+	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48);
 	return 0;
 }
 
 /* The last of it. 0: done; 1: the entry was stopped meanwhile; -1: gave up. */
-static __always_inline int acknowledged(struct scratch *sc, struct path *p, union path_word w)
+static __always_inline int acknowledged(struct scratch *sc, struct path *p, struct path *rev, union path_word w)
 {
-	if (sc->s.flags & TH_ACK) {
-		if (advance_ack(p, sc->s.ack) < 0)
-			return -1;
-		if (w.flags & PATH_PEER_FIN)
-			fin_acked(sc, p);
-	}
-	note_seen(p);
+	if (advance_ack(p, sc->s.ack, sc->s.win) < 0)
+		return -1;
+	if (w.flags & PATH_PEER_FIN)
+		fin_acked(sc, p, rev);
 	return is_stopped(p);
 }
 

@@ -107,7 +107,6 @@ enum path_flag {
 	PATH_RST = 1 << 9,       /* the RST came from this direction's sender */
 	PATH_FRAGMENTS = 1 << 10,/* fragments were forwarded, in this direction or the other: no way back (fragment.h) */
 	PATH_IDENTITY = 1 << 11, /* both connections have the same addresses, ports and numbers: nothing to rewrite but IP */
-	PATH_CHECK_SHIFT = 12,   /* 4 bits: window scale that bounds what the sender may send */
 };
 
 /* Changes as one 64-bit word, so that an unsplice can stop it at a definite position. */
@@ -122,8 +121,9 @@ union path_word {
 
 struct path {
 	union path_word word;
+	/* These four change as one 64-bit word, too (struct path_acked). */
 	__u32 max_ack;   /* highest acknowledgement forwarded, in out space of this leg */
-	__u16 via;       /* index into vias, and VIA_TAP */
+	__u16 via;       /* index into vias, VIA_ROOM and VIA_TAP */
 	__u8 scales;     /* low 4 bits: shift of windows in; high 4: out */
 	__u8 seen;       /* coarse time of the last packet, units of 2^33 ns */
 	__u32 seq_add, ack_add, tsval_add, tsecr_add;
@@ -133,6 +133,10 @@ struct path {
 
 /* In path.via: what is forwarded is copied to user space (tap.h). No such next hop: the short way goes no further. */
 #define VIA_TAP 0x8000
+/* In path.via: the window that came with max_ack, rounded up (room_code() in path.h). */
+#define VIA_ROOM_SHIFT 10
+#define VIA_ROOM (31 << VIA_ROOM_SHIFT)
+#define VIA_INDEX ((1 << VIA_ROOM_SHIFT) - 1)
 
 struct path4 {
 	struct path p;
@@ -378,7 +382,7 @@ enum verdict {
 	V_HELD,             /* dropped under the hold policy */
 	V_OUT_OF_WINDOW,    /* sequence number not acceptable */
 	V_BAD_ACK,          /* acknowledgement not acceptable */
-	V_BAD_RST,          /* RST not in order */
+	V_BAD_RST,          /* RST outside of the window, or after the end */
 	V_SYN,              /* SYN on a live flow */
 	V_CHALLENGE,        /* answered with a challenge ACK */
 	V_CHALLENGE_LIMITED,/* not answered: rate limit */
@@ -403,6 +407,9 @@ enum verdict {
 	V_TAP_LOST,         /* ... or was not: its reader is behind. The segment went on all the same */
 	V_HANDSHAKE,        /* segment of a foreign connection's handshake, given to user space */
 	V_HANDSHAKE_LOST,   /* ... or dropped, for user space is behind: its sender will send it again */
+	V_RST_UNPROVEN,     /* RST within the window, but not in order: sent on for the receiver to challenge, moves no state */
+	V_NO_ACK,           /* segment without ACK that is neither SYN nor RST */
+	V_BAD_CHECKSUM,     /* TCP checksum wrong */
 	V_MAX,
 };
 

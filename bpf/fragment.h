@@ -67,7 +67,7 @@ static __always_inline struct path *way_out(struct scratch *sc, struct via **v, 
 		__builtin_memcpy(sc->other.remote, p6->remote, 16);
 		*cross = tuple_is_v4(&sc->other);
 	}
-	via = path_via(p);
+	via = path_index(p);
 	*v = bpf_map_lookup_elem(&vias, &via);
 	if (!*v)
 		return NULL;
@@ -157,7 +157,6 @@ static __always_inline __u32 fragment_size(const struct scratch *sc)
 /* Its sender is told as of any segment; what follows the IP header is quoted. */
 static __always_inline int fragment_too_big(struct __sk_buff *skb, struct scratch *sc, __u32 mtu)
 {
-	tell(&sc->t, EVENT_OVERSIZE);
 	if (sc->v6) {
 		sc->ihl = 40;
 		if (bpf_skb_load_bytes(skb, ETH_LEN + 40, sc->orig, 20))
@@ -167,16 +166,16 @@ static __always_inline int fragment_too_big(struct __sk_buff *skb, struct scratc
 }
 
 /* The whole segment is known: its bytes count. 0: done; 1: no longer SPLICED; -1: gave up; -2: out of window. */
-static __always_inline int train_complete(struct scratch *sc, struct path *p, union path_word w, const struct train *t,
+static __always_inline int train_complete(struct path *p, struct path *rev, union path_word w, const struct train *t,
 					  __u32 total)
 {
 	struct seg s = { .seq = t->seq, .len = total - t->doff, .flags = t->fin ? TH_FIN : 0 };
 
-	if (!path_takes_seq(w, &s))
+	if (!path_in_window(w, rev, &s))
 		return -2;
 	if (!s.len && !t->fin)
 		return 0;
-	return sent_to(sc, p, w, s.seq + s.len + t->fin, t->fin);
+	return sent_to(p, rev, w, s.seq + s.len + t->fin, t->fin);
 }
 
 /* sc->t has a path that was SPLICED when it was looked up. Returns RETRY when it no longer is. */
@@ -188,6 +187,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	struct train_key k;
 	struct via *v = NULL;
 	union path_word w;
+	__u32 refused;
 	int cross = 0, r;
 
 	if (!sc)
@@ -202,10 +202,12 @@ __noinline int first_fragment(struct __sk_buff *skb)
 		return drop(V_FRAGMENT_CROSS);
 	if (sc->s.flags & (TH_SYN | TH_RST))
 		return drop(V_FRAGMENT); /* nobody has to cut these up */
-	if (!path_takes_seq(w, &sc->s))
-		return drop(V_OUT_OF_WINDOW);
-	if (!path_takes_ack(p, &sc->s))
-		return drop(V_BAD_ACK);
+	rev = find_path(&sc->other);
+	if (!rev)
+		return drop(V_NO_PEER);
+	refused = path_refuses(p, w, rev, &sc->s);
+	if (refused)
+		return drop(refused);
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
 	if (v->mtu && fragment_size(sc) > v->mtu)
@@ -215,8 +217,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	r = advance_path(p, w.end, PATH_FRAGMENTS, 0);
 	if (r)
 		return r > 0 ? RETRY : drop(V_STALE_CPU);
-	rev = find_path(&sc->other);
-	if (rev && !(rev->word.flags & PATH_FRAGMENTS))
+	if (!(rev->word.flags & PATH_FRAGMENTS))
 		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_FRAGMENTS << 48);
 
 	t.when = bpf_ktime_get_coarse_ns();
@@ -235,13 +236,13 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	else
 		t.id = next_id(&sc->other);
 	if (!sc->more) { /* an atomic fragment (RFC 6946) is a segment */
-		r = train_complete(sc, p, w, &t, sc->pkt_len - sc->ihl);
+		r = train_complete(p, rev, w, &t, sc->pkt_len - sc->ihl);
 		if (r)
 			return r > 0 ? RETRY : drop(V_STALE_CPU);
 	} else if (bpf_map_update_elem(&trains, &k, &t, BPF_ANY)) {
 		return drop(V_REWRITE_FAILED);
 	}
-	if (acknowledged(sc, p, w))
+	if (acknowledged(sc, p, rev, w))
 		return drop(V_STALE_CPU);
 
 	parse_options(skb);
@@ -258,7 +259,7 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	struct via *v = NULL;
 	union path_word w;
 	struct train *t;
-	struct path *p;
+	struct path *p, *rev;
 	int cross = 0, r;
 	__u32 end;
 
@@ -275,8 +276,9 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	p = way_out(sc, &v, &cross);
 	if (!p || !v || cross || sc->other.rport != t->out_rport || sc->other.lport != t->out_lport)
 		return drop(V_FRAGMENT_LATE); /* another flow by now */
+	rev = find_path(&sc->other);
 	w.all = *(volatile __u64 *)&p->word.all;
-	if (!(w.flags & PATH_SPLICED) || w.flags & PATH_DEAD)
+	if (!rev || !(w.flags & PATH_SPLICED) || w.flags & PATH_DEAD)
 		return drop(V_FRAGMENT_LATE);
 	end = sc->frag_at + sc->pkt_len - sc->ihl;
 	if (sc->frag_at < t->doff || end + (sc->v6 ? 0 : 20) > 65535)
@@ -284,15 +286,15 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
 	if (v->mtu && fragment_size(sc) > v->mtu) {
-		tell(&sc->t, EVENT_OVERSIZE);
+		may_answer(&sc->t, ANSWER_TOO_BIG); /* no answer without the TCP header, but user space hears of it */
 		return drop(V_OVERSIZE);
 	}
 	if (!sc->more) {
-		r = train_complete(sc, p, w, t, end);
+		r = train_complete(p, rev, w, t, end);
 		if (r)
 			return drop(r > 0 ? V_FRAGMENT_LATE : r == -1 ? V_STALE_CPU : V_OUT_OF_WINDOW);
 	}
-	p->seen = bpf_ktime_get_coarse_ns() >> 33;
+	advance_ack(p, p->max_ack, 0); /* the time */
 	return send_fragment(skb, v, t->id, 0);
 }
 

@@ -45,7 +45,9 @@ __noinline int answer_too_big(struct __sk_buff *skb, __u32 mtu)
 		return TCX_DROP;
 	count(V_OVERSIZE);
 	l3 = sc->v6 ? 40 : 20;
-	if (sc->ihl != l3 || !may_answer() || bpf_skb_load_bytes(skb, 0, sc->mac, 12) ||
+	if (sc->ihl != l3 || !may_answer(&sc->t, ANSWER_TOO_BIG))
+		return TCX_DROP;
+	if (bpf_skb_load_bytes(skb, 0, sc->mac, 12) ||
 	    bpf_skb_change_tail(skb, ETH_LEN + l3 + 20, 0) || bpf_skb_adjust_room(skb, l3 + 8, BPF_ADJ_ROOM_MAC, 0))
 		return TCX_DROP;
 	__builtin_memcpy(sc->hop, sc->mac + 6, 6);
@@ -137,7 +139,7 @@ __noinline int translate_error(struct __sk_buff *skb)
 	p = find4(&k);
 	if (!p || !(p->p.word.flags & PATH_SPLICED))
 		return TCX_NEXT;
-	via = path_via(&p->p);
+	via = path_index(&p->p);
 	v = bpf_map_lookup_elem(&vias, &via);
 	if (!v || ip->ttl <= 1 || p->p.word.flags & PATH_CROSS)
 		return drop(V_NO_PEER);

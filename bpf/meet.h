@@ -32,12 +32,13 @@ __noinline int meet(struct __sk_buff *skb)
 	return 1;
 }
 
-/* Is there a socket of this connection? struct tuple and struct tuple4 are laid out as struct bpf_sock_tuple is. */
-static __always_inline int has_socket(struct __sk_buff *skb, const struct scratch *sc)
+/* enum bpf_tcp_state of the socket that gets the segment; 0: there is none. struct tuple and struct tuple4 are laid out as struct
+ * bpf_sock_tuple is. */
+static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct scratch *sc)
 {
 	struct tuple4 k = key4(&sc->t);
 	struct bpf_sock *sk;
-	int own;
+	__u32 state;
 
 	if (sc->v6)
 		sk = bpf_skc_lookup_tcp(skb, (void *)&sc->t, sizeof(sc->t), BPF_F_CURRENT_NETNS, 0);
@@ -45,9 +46,25 @@ static __always_inline int has_socket(struct __sk_buff *skb, const struct scratc
 		sk = bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return 0;
-	own = sk->state != BPF_TCP_LISTEN;
+	state = sk->state;
 	bpf_sk_release(sk);
-	return own;
+	return state;
+}
+
+/* Is there a socket of this connection? */
+static __always_inline int has_socket(struct __sk_buff *skb, const struct scratch *sc)
+{
+	__u32 state = socket_state(skb, sc);
+
+	return state && state != BPF_TCP_LISTEN;
+}
+
+/* Is there one that a SYN does not concern? Not while it is being opened, or waits for nothing but the time to pass. */
+static __always_inline int has_live_socket(struct __sk_buff *skb, const struct scratch *sc)
+{
+	__u32 state = socket_state(skb, sc);
+
+	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
 }
 
 #endif

@@ -158,6 +158,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 			return PARSED_OTHER;
 		sc->ttl = ip->ttl;
 		total = bpf_ntohs(ip->tot_len);
+		if (!total && !skb->gso_size)
+			return PARSED_OTHER;
 		sc->pkt_len = total ? total : skb->len - ETH_LEN; /* 0: BIG TCP */
 		if (egress)
 			tuple_from4(&sc->t, ip->daddr, ip->saddr);
@@ -166,7 +168,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip6 = (void *)sc->l3;
 
-		if (bpf_skb_load_bytes(skb, ETH_LEN, ip6, sizeof(*ip6)))
+		if (bpf_skb_load_bytes(skb, ETH_LEN, ip6, sizeof(*ip6)) || ip6->version != 6)
 			return PARSED_OTHER;
 		sc->v6 = 1;
 		sc->ihl = sizeof(*ip6);
@@ -177,6 +179,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 		}
 		sc->ttl = ip6->hop_limit;
 		total = bpf_ntohs(ip6->payload_len);
+		if (!total && !skb->gso_size)
+			return PARSED_OTHER;
 		sc->pkt_len = total ? total + sizeof(*ip6) : skb->len - ETH_LEN;
 		if (egress) {
 			__builtin_memcpy(sc->t.remote, &ip6->daddr, 16);

@@ -122,11 +122,41 @@ INLINE void settle_tsval(struct leg *to, __u32 tsval)
 		to->ts_from_peer = later(to->ts_from_peer, 0);
 }
 
+/* The window of an acknowledgement as five bits of path.via: steps of half an octave, rounded up. room: as in the header. */
+INLINE __u32 room_code(__u32 room)
+{
+	__u32 n = 0, top = room - 1; /* n: number of the highest bit of `top` */
+
+	if (!room)
+		return 0;
+	if (top < 8)
+		return 1;
+	if (top >> 8)
+		top >>= 8, n = 8;
+	if (top >> 4)
+		top >>= 4, n += 4;
+	if (top >> 2)
+		top >>= 2, n += 2;
+	n += top >> 1;
+	return 2 * (n - 3) + 2 + ((room - 1) >> (n - 1) & 1);
+}
+
+/* The largest window of that code. */
+INLINE __u32 room_of(__u32 code)
+{
+	__u32 octave = (code - 1) >> 1;
+
+	return code ? (8u << octave) + (code & 1 ? 0 : 4u << octave) : 0;
+}
+
 /* Fills the entry for packets from `from`'s host. Under from's lock. */
 INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *to, const struct tuple *out, __u32 via)
 {
+	__u32 room = later(from->edge_in, from->ack_in) - from->ack_in;
+
+	room = (room + (1u << from->wscale_in) - 1) >> from->wscale_in;
 	p->max_ack = from->ack_in;
-	p->via = via | (from->flags & LEG_TAP ? VIA_TAP : 0);
+	p->via = via | room_code(room > 65535 ? 65535 : room) << VIA_ROOM_SHIFT | (from->flags & LEG_TAP ? VIA_TAP : 0);
 	p->scales = from->wscale_in | to->wscale_out << 4;
 	p->seq_add = from->seq_off;
 	p->ack_add = -to->seq_off;
@@ -152,7 +182,7 @@ INLINE __u16 path_identity(const struct path *p, const struct tuple *in, const s
 
 INLINE __u16 path_flags(const struct leg *from, const struct leg *to)
 {
-	__u16 f = PATH_SPLICED | from->wscale_out << PATH_CHECK_SHIFT;
+	__u16 f = PATH_SPLICED;
 
 	if (!(to->flags & LEG_TS))
 		f |= PATH_STRIP_TS;
@@ -270,29 +300,113 @@ static __always_inline void commit_legs(const struct switch_args *g, struct leg 
 	catch_up(pb, pa, a);
 }
 
-/* ---- forwarding mode ---- */
+/* ---- forwarding mode: what a segment has to prove ----
+ *
+ * Only what its receiver would accept moves any state, and only as far as is proven. There are two proofs. A segment that begins
+ * exactly where the last one ended comes from who has seen that one: nobody guesses 32 bits. That is all that the short way
+ * takes. Any other has to lie between what the receiver has acknowledged and the right edge that it has announced, and to
+ * acknowledge what was sent to its host: numbers that only the other direction moves (`rev`, the entry of what the receiver
+ * sends), so that they cannot be walked from here. That is what the receiver itself asks (RFC 9293, 3.10.7.4; RFC 5961, 5). */
 
 INLINE __u32 path_via(const struct path *p)
 {
-	return p->via & ~VIA_TAP;
+	return p->via & ~VIA_ROOM; /* with VIA_TAP, for which there is no next hop */
 }
 
-/* Is the sequence number near what was forwarded last? */
-INLINE int path_takes_seq(union path_word w, const struct seg *s)
+INLINE __u32 path_index(const struct path *p)
+{
+	return p->via & VIA_INDEX;
+}
+
+/* path.max_ack and what stands beside it, as one word. */
+union path_acked {
+	__u64 all;
+	struct {
+		__u32 max_ack;
+		__u16 via;
+		__u8 scales, seen;
+	};
+};
+
+INLINE union path_acked path_acked(const struct path *p)
+{
+	return (union path_acked){ .all = *(const volatile __u64 *)&p->max_ack };
+}
+
+/* What the receiver of p's segments expects next, as it has said. */
+INLINE __u32 path_expected(const struct path *rev)
+{
+	return *(const volatile __u32 *)&rev->max_ack + rev->ack_add;
+}
+
+/* The largest window that the host whose packets find `p` may have announced: no segment for it is older, none of its own
+ * acknowledges less. */
+INLINE __u32 path_reach(const struct path *p)
+{
+	return (__u32)65535 << (p->scales & 15);
+}
+
+INLINE int path_in_window(union path_word w, const struct path *rev, const struct seg *s)
 {
 	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
-	__u32 reach = (__u32)65535 << (w.flags >> PATH_CHECK_SHIFT);
+	union path_acked a = path_acked(rev);
+	__u32 expected = a.max_ack + rev->ack_add, room = room_of((a.via & VIA_ROOM) >> VIA_ROOM_SHIFT);
 
-	return (__s32)(end - w.end) <= (__s32)reach && (__s32)(w.end - s->seq) <= (__s32)(reach + FAR);
+	if (s->seq == w.end)
+		return 1;
+	return (__s32)(s->seq - expected) <= (__s32)(room << (a.scales & 15)) &&
+	       (__s32)(expected - end) <= (__s32)path_reach(rev) + 1; /* one below: a keep-alive (RFC 9293, 3.8.4) */
 }
 
-/* And the acknowledgement near the last? */
-INLINE int path_takes_ack(const struct path *p, const struct seg *s)
+/* The first proof: the next segment in order. The short way knows no other. */
+INLINE int path_is_next(const struct path *p, union path_word w, const struct seg *s)
 {
-	__u32 reach = ((__u32)65535 << (p->scales & 15)) + 65536;
+	__s32 ahead = s->ack - p->max_ack;
 
-	return !(s->flags & TH_ACK) ||
-	       ((__s32)(s->ack - p->max_ack) <= (__s32)reach && (__s32)(p->max_ack - s->ack) <= (__s32)FAR);
+	return s->seq == w.end && !(s->len && w.flags & PATH_FIN) && ahead <= (__s32)(path_reach(p) + 65536) &&
+	       -ahead <= (__s32)FAR;
+}
+
+INLINE int path_takes_ack(const struct path *p, const struct path *rev, const struct seg *s)
+{
+	union path_word sent = { .all = *(volatile __u64 *)&rev->word.all };
+	__u32 most = sent.end + rev->seq_add;
+
+	if (!(sent.flags & PATH_SPLICED)) /* `rev` comes into force in a moment, or is being stopped: its end may be old */
+		most = p->max_ack + path_reach(p);
+	return !after(s->ack, most) && (__s32)(p->max_ack - s->ack) <= (__s32)path_reach(p);
+}
+
+/* The verdict on a segment that is not acceptable, or 0. Not for SYN, RST. */
+INLINE __u32 path_refuses(const struct path *p, union path_word w, const struct path *rev, const struct seg *s)
+{
+	if (!(s->flags & TH_ACK))
+		return V_NO_ACK;
+	if (path_is_next(p, w, s))
+		return 0;
+	if (!path_in_window(w, rev, s))
+		return V_OUT_OF_WINDOW;
+	return path_takes_ack(p, rev, s) ? 0 : V_BAD_ACK;
+}
+
+/* Is a FIN that ends at `end` one? It has the last number of all, which the receiver has not acknowledged as something else. */
+INLINE int path_takes_fin(union path_word w, const struct path *rev, __u32 end)
+{
+	return !before(end, w.end) && (w.flags & PATH_FIN || after(end, path_expected(rev)));
+}
+
+/* The word after an acknowledgement, of a window as in the header. now: as path.seen. Windows belong to the highest
+ * acknowledgement; of several with the same, the widest counts. */
+INLINE union path_acked acked_moved(union path_acked a, __u32 ack, __u32 win, __u8 now)
+{
+	__u32 room = room_code(win) << VIA_ROOM_SHIFT;
+
+	if (after(ack, a.max_ack) || (ack == a.max_ack && room > (a.via & VIA_ROOM))) {
+		a.max_ack = ack;
+		a.via = (a.via & ~VIA_ROOM) | room;
+	}
+	a.seen = now;
+	return a;
 }
 
 /* Is the limit so far from `end` that nobody has to look it up? */
@@ -309,17 +423,21 @@ INLINE __u64 path_passed(const struct leg *l, union path_word w)
 	return ((__u64)w.wraps << 32) + w.end - l->max_in;
 }
 
-/* The word after a segment that ends at `end`. */
+/* The word after a segment that ends at `end`; PATH_FIN in `flags`: with a FIN. A FIN's number is the end: one below it is none,
+ * and what goes beyond it shows that it was none. */
 INLINE union path_word word_moved(union path_word w, __u32 end, __u16 flags)
 {
 	union path_word n = w;
 
-	n.flags |= flags;
+	n.flags |= flags & ~PATH_FIN;
 	if (after(end, w.end)) {
 		n.end = end;
+		n.flags &= ~(PATH_FIN | PATH_FIN_ACKED);
 		if (end < w.end && !(w.flags & PATH_TRIGGER))
 			n.wraps++;
 	}
+	if (end == n.end)
+		n.flags |= flags & PATH_FIN;
 	return n;
 }
 
@@ -374,7 +492,7 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 	if (l->flags & o->flags & LEG_TS)
 		l->tsval_out = later(l->tsval_out, tsval_reached(l, o, now));
 	l->flags |= LEG_CLOCK;
-	l->edge_in = l->max_out + 65535; /* unknown until the host's next segment */
+	l->edge_in = l->ack_in + (room_of((in->via & VIA_ROOM) >> VIA_ROOM_SHIFT) << l->wscale_in);
 	l->ack_out = later(l->ack_out, out->max_ack + out->ack_add);
 	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
 	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;

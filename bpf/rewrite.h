@@ -202,6 +202,12 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, BPF_F_PSEUDO_HDR);
 }
 
+/* What is behind the IP packet belongs to the link that it came by. After rewrite_ip(). */
+static __always_inline int trim_padding(struct __sk_buff *skb, const struct scratch *sc)
+{
+	return skb->len > ETH_LEN + sc->pkt_len && bpf_skb_change_tail(skb, ETH_LEN + sc->pkt_len, 0);
+}
+
 /* Cuts the payload to `keep` bytes. The length is part of the checksum, and so are the bytes that go. */
 __noinline int trim(struct __sk_buff *skb, __u32 keep)
 {

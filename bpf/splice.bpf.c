@@ -12,6 +12,7 @@
  * and whoever comes first, packet or user space, can derive the leg's record from it (wake).
  */
 #include "compat.h"
+#include <linux/if_packet.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
@@ -25,6 +26,7 @@
 #include "path.h"
 #include "verdict.h"
 #include "parse.h"
+#include "sum.h"
 #include "rewrite.h"
 #include "table.h"
 #include "tap.h"
@@ -80,6 +82,34 @@ static __always_inline int begin_anew(const struct tuple *t)
 	return RETRY;
 }
 
+/* A RST that is not in order while the flow is switching. If it lies in the window, its sender is asked (RFC 5961, 3.2): by the
+ * socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted. */
+static __always_inline int unproven_reset(struct __sk_buff *skb, struct scratch *sc, struct leg *l)
+{
+	__u32 at = sc->s.seq;
+	struct leg *o;
+
+	if (after(at, l->edge_out) || before(at, l->ack_out))
+		return drop(V_BAD_RST);
+	count(V_RST_UNPROVEN);
+	sc->s.len = 0; /* a message in it is of no use to anybody (RFC 9293, 3.10.7.4) */
+	sc->p.l.keep = sc->p.f.keep = 0;
+	sc->p.l.flags = sc->p.f.flags = sc->s.flags;
+	if (l->phase_in != PHASE_FWD || l->phase_out != PHASE_FWD) {
+		edit_for_local(l, &sc->s, &sc->p, 1);
+		return emit_local(skb, 0);
+	}
+	o = bpf_map_lookup_elem(&legs, &sc->other);
+	if (!o || sc->ttl <= 1)
+		return drop(V_NO_PEER);
+	sc->p.f.seq = at + l->seq_off;
+	sc->p.f.ack = o->ack_out;
+	sc->p.f.win = 0;
+	sc->p.f.strip_ts = sc->p.f.strip_sack = 1;
+	next_hop(sc, o);
+	return emit_forward(skb, 0);
+}
+
 /* SYN and RST outside of forwarding mode. */
 __noinline int slow_special(struct __sk_buff *skb)
 {
@@ -98,13 +128,10 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!l)
 		return TCX_NEXT;
 	control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
-	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
-		/* A new connection from the same port; or perhaps, where nothing is lost by it. Our SYN-ACK would not be shimmed. */
-		if (l->flags & LEG_RESET || is_over(l) || (control && untouched(l) && !sc->foreign))
-			return begin_anew(&sc->t);
-		if (control && !sc->foreign) /* without its leg, no segment would reach the socket: that challenges whoever asks */
-			l->flags &= ~LEG_TRACKED;
-	}
+	/* A new connection from the same port: the old one is over. While it has a socket, that challenges whoever asks. */
+	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
+	    (l->flags & LEG_RESET || is_over(l) || (control && !sc->foreign && !has_live_socket(skb, sc))))
+		return begin_anew(&sc->t);
 	if (control) { /* the socket's affair */
 		bpf_spin_lock(&l->lock);
 		edit_for_local(l, &sc->s, p, 1);
@@ -120,8 +147,10 @@ __noinline int slow_special(struct __sk_buff *skb)
 	}
 	if (sc->s.flags & TH_SYN)
 		return drop(V_SYN);
-	if (!rst_in_order(l, &sc->s) || is_over(l))
+	if (is_over(l))
 		return drop(V_BAD_RST);
+	if (!rst_in_order(l, &sc->s))
+		return unproven_reset(skb, sc, l);
 	o = bpf_map_lookup_elem(&legs, &sc->other);
 	if (!o)
 		return drop(V_NO_PEER);
@@ -189,6 +218,12 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	parse_options(skb);
+	if (!tcp_sum_right(skb)) {
+		if (!untouched(l))
+			return drop(V_BAD_CHECKSUM);
+		count(V_LOCAL); /* the stack counts it */
+		return TCX_NEXT;
+	}
 	if (l->flags & LEG_PAIRED) {
 		sc->other = l->peer;
 		o = bpf_map_lookup_elem(&legs, &sc->other);
@@ -214,7 +249,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			unsplice_direction(l, o);
 		tell(&sc->t, EVENT_TRIGGERED);
 	}
-	if (!sc->s.has_ts || !before(sc->s.tsval, l->tsval_in)) /* what overtook it has told a later time */
+	if ((!sc->s.has_ts || !before(sc->s.tsval, l->tsval_in)) && !refuses(l, &sc->s)) /* what overtook it has told a later time */
 		l->seen = bpf_ktime_get_coarse_ns();
 
 	if (sc->s.flags & (TH_SYN | TH_RST))
@@ -222,10 +257,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	/* before anything is learnt from it: what cannot be forwarded has not come */
 	if (o && to_be_forwarded(l, &sc->s)) {
-		if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) >= 0 && oversize(skb, sc, mtu)) {
-			tell(&sc->t, EVENT_OVERSIZE);
+		if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) >= 0 && oversize(skb, sc, mtu))
 			return answer_too_big(skb, mtu_for_sender(sc, mtu));
-		}
 	}
 
 	bpf_spin_lock(&l->lock);
@@ -307,7 +340,7 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
 
 	count(V_SYN);
-	if (!v || sc->ttl <= 1 || !may_answer())
+	if (!v || sc->ttl <= 1 || !may_answer(&sc->t, ANSWER_CHALLENGE))
 		return drop(V_CHALLENGE_LIMITED);
 	e->seq = rev->max_ack + rev->ack_add - 1 + p->seq_add;
 	e->ack = p->max_ack + p->ack_add;
@@ -323,13 +356,10 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 	return emit_forward(skb, 0);
 }
 
-/* FIN and RST of a spliced flow change its life; SYN must not. Returns 0 to forward. */
-static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *sc, struct path *p, union path_word w)
+/* RST of a spliced flow changes its life; SYN must not. Returns 0 to forward. */
+static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *sc, struct path *p, struct path *rev,
+					union path_word w)
 {
-	struct path *rev = find_path(&sc->other);
-
-	if (!rev)
-		return drop(V_NO_PEER);
 	if (sc->s.flags & TH_SYN) {
 		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
 			remove_path(&sc->other, bpf_ktime_get_coarse_ns()); /* or its late segments would join the new connection */
@@ -337,18 +367,18 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 		}
 		return challenge(skb, sc, p, rev, w);
 	}
-	if (sc->s.flags & TH_RST) {
-		/* the next in order as the receiver or as the sender has it */
-		__u32 next = rev->max_ack + rev->ack_add;
-
-		if (sc->s.seq != next && sc->s.seq != w.end)
-			return drop(V_BAD_RST);
+	/* the next in order as the receiver or as the sender has it */
+	if (sc->s.seq == path_expected(rev) || sc->s.seq == w.end) {
 		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | PATH_RST) << 48);
 		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
 		count(V_RST);
 		tell(&sc->t, EVENT_RESET);
 		return 0;
 	}
+	/* What its sender had sent last may not have come here. The receiver asks it (RFC 5961, 3.2), and its answer is in order. */
+	if (!path_in_window(w, rev, &sc->s))
+		return drop(V_BAD_RST);
+	count(V_RST_UNPROVEN);
 	return 0;
 }
 
@@ -356,8 +386,9 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 					const __u32 *remote6)
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
-	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = path_via(p);
+	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = path_index(p);
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
+	struct path *rev;
 	int r;
 
 	if (!v)
@@ -367,11 +398,6 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 			return begin_anew(&sc->t);
 		return TCX_NEXT;
 	}
-	/* a SYN has a number of its own, and is not forwarded anyway */
-	if (!(sc->s.flags & TH_SYN) && !path_takes_seq(w, &sc->s))
-		return drop(V_OUT_OF_WINDOW);
-	if (!(sc->s.flags & TH_SYN) && !path_takes_ack(p, &sc->s))
-		return drop(V_BAD_ACK);
 	/* the leg where it goes out */
 	if (remote6) {
 		__builtin_memcpy(sc->other.remote, remote6, 16);
@@ -389,6 +415,17 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	__builtin_memcpy(sc->other.local, v->local, 16);
 	sc->other.rport = p->rport;
 	sc->other.lport = p->lport;
+	rev = find_path(&sc->other);
+	if (!rev)
+		return drop(V_NO_PEER);
+	if (!(sc->s.flags & (TH_SYN | TH_RST))) { /* these have rules of their own */
+		__u32 refused = path_refuses(p, w, rev, &sc->s);
+
+		if (refused)
+			return drop(refused);
+	}
+	if (!tcp_sum_right(skb))
+		return drop(V_BAD_CHECKSUM);
 	if ((w.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) == PATH_TRIGGER && after(end, w.end) &&
 	    !(sc->s.flags & (TH_SYN | TH_RST))) {
 		struct leg *l = bpf_map_lookup_elem(&legs, &sc->t);
@@ -400,32 +437,31 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	}
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
-	if (oversize(skb, sc, v->mtu)) {
-		tell(&sc->t, EVENT_OVERSIZE);
+	if (oversize(skb, sc, v->mtu))
 		return answer_too_big(skb, mtu_for_sender(sc, v->mtu));
-	}
 	if (sc->s.flags & (TH_SYN | TH_RST)) {
-		r = fast_special(skb, sc, p, w);
+		r = fast_special(skb, sc, p, rev, w);
 		if (r)
 			return r;
+	} else {
+		if ((sc->s.len && after(end, w.end)) || fin) {
+			r = sent_to(p, rev, w, end, fin);
+			if (r > 0)
+				return RETRY; /* an unsplice has come in between */
+			if (r < 0)
+				return drop(V_STALE_CPU);
+		}
+		if (p->via & VIA_TAP && sc->s.len)
+			tap_path(skb, sc, p, rev, w);
+		r = acknowledged(sc, p, rev, w);
+		if (r)
+			return r > 0 ? RETRY : drop(V_STALE_CPU);
 	}
-	if ((sc->s.len && after(end, w.end)) || fin) {
-		r = sent_to(sc, p, w, end, fin);
-		if (r > 0)
-			return RETRY; /* an unsplice has come in between */
-		if (r < 0)
-			return drop(V_STALE_CPU);
-	}
-	if (p->via & VIA_TAP && sc->s.len)
-		tap_path(skb, sc, p, w);
-	r = acknowledged(sc, p, w);
-	if (r)
-		return r > 0 ? RETRY : drop(V_STALE_CPU);
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
 		return drop(V_REWRITE_FAILED);
-	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
+	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0) || trim_padding(skb, sc))
 		return drop(V_REWRITE_FAILED);
 	count(V_FORWARDED);
 	return leave_by(v);
@@ -443,13 +479,14 @@ static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, c
 	if (!l)
 		return drop(V_NO_PEER); /* as in slow_ingress() */
 	sc->foreign = !!(l->flags & LEG_FOREIGN);
-	__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
+	if (parsed == PARSED_TINY) /* nobody knows what it brings to the socket; nobody has to cut a TCP header (RFC 1858, 3.2) */
+		return drop(V_FRAGMENT_TINY);
 	if (parsed != PARSED_EXTENSION)
 		forget_train(sc);
+	if (!refuses(l, &sc->s))
+		__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
 	if (untouched(l))
 		return TCX_NEXT;
-	if (parsed == PARSED_TINY)
-		return drop(V_FRAGMENT_TINY);
 	if (l->flags & LEG_SPLICED || sc->s.flags & (TH_SYN | TH_RST))
 		return drop(V_FRAGMENT);
 	if (l->phase_in != PHASE_LOCAL && (l->phase_in != PHASE_TO_LOCAL || before(sc->s.seq, l->bound_in)))
@@ -523,14 +560,22 @@ static __always_inline int decide(struct __sk_buff *skb, int parsed)
 	return r == SLOW ? slow_ingress(skb) : r;
 }
 
+#define VLAN_ID 0xfff /* of a tag (802.1Q, 9.6) */
+
 SEC("tcx/ingress")
 int ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc;
 	int r, parsed;
 
-	if (skb->vlan_present) /* for the VLAN device, where it is seen again without its tag */
+	if (skb->pkt_type != PACKET_HOST) /* broadcast, multicast, or meant for another host: no stack takes a segment out of it */
 		return TCX_NEXT;
+	if (skb->vlan_present) {
+		if (skb->vlan_tci & VLAN_ID) /* for the VLAN device, where it is seen again without its tag */
+			return TCX_NEXT;
+		if (bpf_skb_vlan_pop(skb)) /* a priority is no VLAN (802.1Q, 6.9.1) */
+			return drop(V_REWRITE_FAILED);
+	}
 	if (skb->mark == MARK_LOCAL) {
 		skb->mark = 0;
 		return TCX_NEXT;

@@ -69,6 +69,7 @@ INLINE void advance_in(struct leg *l, __u32 end)
 	if (after(end, l->max_in)) {
 		l->in64 += end - l->max_in;
 		l->max_in = end;
+		l->flags &= ~LEG_FIN_IN; /* what has more behind it was no end */
 	}
 }
 
@@ -88,6 +89,21 @@ INLINE __u32 edge_promised(const struct leg *l)
 INLINE __u32 pure_ack_seq(const struct leg *l)
 {
 	return earlier(l->max_out, l->edge_in);
+}
+
+/* The verdict on a segment that the local socket, or the other host, would not accept (RFC 9293, 3.10.7.4; RFC 5961, 5), or 0.
+ * Nothing is learnt from such. Old ones are acceptable down to a window below: they may be sent again. Not for SYN, RST. */
+INLINE __u32 refuses(const struct leg *l, const struct seg *s)
+{
+	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
+
+	if (!(s->flags & TH_ACK))
+		return V_NO_ACK;
+	if (after(s->seq, l->edge_out) || (__s32)(l->ack_out - end) > (__s32)(65535 << l->wscale_out) + 1)
+		return V_OUT_OF_WINDOW;
+	if (after(s->ack, l->max_out) || (__s32)(l->ack_in - s->ack) > (__s32)(65535 << l->wscale_in))
+		return V_BAD_ACK;
+	return 0;
 }
 
 /* RST from a host: in order it counts, otherwise it does not (RFC 5961, 3.2). */
@@ -120,7 +136,7 @@ INLINE int all_passed(const struct leg *l)
  * not get what it would have to throw away (host_segment). */
 INLINE int takes_back(const struct leg *l, const struct seg *s)
 {
-	return is_beyond(l, s) &&
+	return is_beyond(l, s) && !refuses(l, s) &&
 	       (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in));
 }
 
@@ -133,7 +149,7 @@ INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 /* Will data of this segment be forwarded? Read without the lock: a hint, for what must be known before. */
 INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 {
-	if (!s->len || l->phase_in == PHASE_LOCAL)
+	if (!s->len || l->phase_in == PHASE_LOCAL || refuses(l, s))
 		return 0;
 	if (l->phase_in == PHASE_TO_FWD)
 		return after(s->seq + s->len, l->bound_in);
@@ -150,8 +166,6 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 		l->tsval_in = s->tsval;
 		p->in_order_ts = 1;
 	}
-	if (!(s->flags & TH_ACK) || after(s->ack, l->max_out))
-		return;
 	/* The echo is the last TSval the host took (RFC 7323, 4.3): ours must not be older. Not by far, though: a forged one
 	 * must not carry it away. */
 	if (s->has_ts && after(s->tsecr, l->tsval_out) && s->tsecr - l->tsval_out < 1 << 24)
@@ -287,13 +301,16 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	int advanced, sent;
 
 	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = 0;
-	p->dropped = V_OUT_OF_WINDOW;
-	/* Beyond the promised window: the socket would drop it, and max_in must not learn from it. */
-	if (after(s->seq, l->edge_out) && l->phase_in != PHASE_LOCAL)
-		return 0;
-	if (s->flags & TH_ACK && after(s->ack, l->max_out) && l->phase_out != PHASE_LOCAL) {
-		p->dropped = V_BAD_ACK;
-		return 0;
+	p->dropped = refuses(l, s);
+	if (p->dropped) {
+		if (l->phase_in != PHASE_LOCAL || ahead_of_socket(l))
+			return 0;
+		/* in control mode it is the socket's affair, which may answer */
+		p->local = 1;
+		p->l.keep = s->len;
+		p->l.flags = s->flags;
+		edit_for_local(l, s, p, 1);
+		return 1;
 	}
 	learn_from_host(l, s, p);
 	advanced = after(l->ack_in, old_ack);
@@ -306,7 +323,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		local_end = end;
 		p->local = !pure;
 		/* A bare acknowledgement may stand beyond data, or a FIN, that were lost: those have not come. */
-		if (!pure && !after(s->seq, l->edge_out))
+		if (!pure)
 			advance_in(l, end);
 	} else if (l->phase_in == PHASE_FWD) {
 		p->fwd = 1;
@@ -350,7 +367,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		p->l.flags &= ~TH_FIN;
 	}
 
-	if (fin && !after(end, l->max_in)) /* not if it was held or cut off: it will come again */
+	if (fin && end == l->max_in) /* not if it was held or cut off: it will come again */
 		l->flags |= LEG_FIN_IN;
 
 	/* The socket has caught up only when it has heard so: to unsplice again, with other shims, while it still has something

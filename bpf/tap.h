@@ -64,10 +64,10 @@ __noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u
 }
 
 /* Of a path entry, as `w` has found it. */
-static __always_inline void tap_path(struct __sk_buff *skb, struct scratch *sc, const struct path *p, union path_word w)
+static __always_inline void tap_path(struct __sk_buff *skb, struct scratch *sc, const struct path *p, const struct path *rev,
+				     union path_word w)
 {
-	struct path *rev = find_path(&sc->other);
-	__s32 acked = rev ? rev->max_ack + rev->ack_add - sc->s.seq : 0;
+	__s32 acked = path_expected(rev) - sc->s.seq;
 
 	if (w.flags & PATH_TRIGGER)
 		tap(skb, sc->s.seq, TAP_LOW, acked, sc->s.len);

@@ -137,6 +137,9 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		struct syn_options o = {};
 		struct embryo e = {};
 
+		known = bpf_map_lookup_elem(&embryos, &sc->t);
+		if (known && known->iss && known->irs != sc->s.seq && has_socket(skb, sc))
+			return 0; /* another SYN does not end a handshake, whoever has sent it */
 		parse_syn(skb, &o);
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;
@@ -150,7 +153,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		}
 	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
-		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1) {
+		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1 && tcp_sum_right(skb)) {
 			hatch(sc, known);
 			if (listens == LISTENS_FOREIGN && !meet(skb)) { /* nobody would know: the next segment tells */
 				bpf_map_delete_elem(&legs, &sc->t);
@@ -184,7 +187,7 @@ __noinline int track_egress(struct __sk_buff *skb)
 	if (!sc)
 		return 0;
 	e = bpf_map_lookup_elem(&embryos, &sc->t);
-	if (!e)
+	if (!e || sc->s.ack != e->irs + 1)
 		return 0;
 	parse_syn(skb, &o);
 	e->iss = sc->s.seq;

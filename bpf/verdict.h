@@ -99,20 +99,42 @@ struct {
 	__uint(max_entries, 1 << 18);
 } handshakes SEC(".maps");
 
-/* Tokens for segments that we answer by ourselves (challenge ACK, ICMP), refilled each second. */
+/* What we answer by ourselves. */
+enum answer {
+	ANSWER_CHALLENGE, /* challenge ACK, for a SYN (RFC 5961, 7) */
+	ANSWER_TOO_BIG,   /* ICMP (RFC 1812, 4.3.2.8) */
+	ANSWERS,
+};
+
+/* Tokens for all answers of a kind, given anew each second: a number around the mean that nobody can know, or whoever counts what
+ * is left could tell what others have used (CVE-2016-5696). */
 struct limiter {
 	__u64 second;
-	__u64 used;
+	__s64 left;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, ANSWERS);
 	__type(key, __u32);
 	__type(value, struct limiter);
 } limiters SEC(".maps");
 
-#define ANSWERS_PER_SECOND 1000 /* as Linux's tcp_challenge_ack_limit */
+#define ANSWERS_PER_SECOND 1000 /* on average, of a kind: as Linux's tcp_challenge_ack_limit once was */
+#define ANSWER_INTERVAL 500000000ull /* ns between two of a kind for one leg: Linux's tcp_invalid_ratelimit */
+#define MAX_ANSWERED 8192       /* legs that were answered lately. Evicting one costs one more answer */
+
+struct answered_key {
+	struct tuple leg;
+	enum answer kind;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_ANSWERED);
+	__type(key, struct answered_key);
+	__type(value, __u64); /* when, ns, CLOCK_MONOTONIC, coarse */
+} answered SEC(".maps");
 
 static __always_inline void count(__u32 verdict)
 {
@@ -139,19 +161,28 @@ static __always_inline void tell(const struct tuple *leg, __u32 kind)
 	bpf_ringbuf_submit(e, 0);
 }
 
-static __always_inline int may_answer(void)
+/* Global, for the sake of its callers' stacks. */
+__noinline int may_answer(const struct tuple *leg, __u32 kind)
 {
-	__u32 zero = 0;
-	struct limiter *l = bpf_map_lookup_elem(&limiters, &zero);
-	__u64 now = bpf_ktime_get_coarse_ns() >> 30;
+	struct limiter *l = bpf_map_lookup_elem(&limiters, &kind);
+	__u64 now = bpf_ktime_get_coarse_ns(), *last;
+	struct answered_key k = {};
 
-	if (!l)
+	if (!leg || !l)
 		return 0;
-	if (l->second != now) {
-		l->second = now;
-		l->used = 0;
+	k.leg = *leg;
+	k.kind = kind;
+	last = bpf_map_lookup_elem(&answered, &k);
+	if (last && now - *last < ANSWER_INTERVAL)
+		return 0;
+	bpf_map_update_elem(&answered, &k, &now, BPF_ANY);
+	if (kind == ANSWER_TOO_BIG)
+		tell(leg, EVENT_OVERSIZE); /* whether or not there is an answer left: user space finds out if it helps */
+	if (l->second != now >> 30) {
+		l->second = now >> 30;
+		l->left = ANSWERS_PER_SECOND / 2 + bpf_get_prandom_u32() % ANSWERS_PER_SECOND;
 	}
-	return __sync_fetch_and_add(&l->used, 1) < ANSWERS_PER_SECOND;
+	return __sync_fetch_and_add(&l->left, -1) > 0;
 }
 
 #endif

@@ -5,6 +5,28 @@
 #ifndef LONGSPLICE_XDP_H
 #define LONGSPLICE_XDP_H
 
+struct net_device {
+	unsigned char *dev_addr;
+} __attribute__((preserve_access_index));
+
+struct xdp_rxq_info {
+	struct net_device *dev;
+} __attribute__((preserve_access_index));
+
+struct xdp_buff {
+	struct xdp_rxq_info *rxq;
+} __attribute__((preserve_access_index));
+
+/* Is the frame for this device? Not if it is a broadcast or multicast, or was seen in passing. */
+static __always_inline int is_for_us(struct xdp_md *ctx, const struct ethhdr *eth)
+{
+	struct xdp_buff *x = bpf_cast_to_kern_ctx(ctx);
+	__u64 own = eight_at(x->rxq->dev->dev_addr), to = 0;
+
+	__builtin_memcpy(&to, eth->h_dest, 6);
+	return !((own ^ to) << 16);
+}
+
 SEC("xdp.frags")
 int early(struct xdp_md *ctx)
 {
@@ -12,7 +34,7 @@ int early(struct xdp_md *ctx)
 	struct ethhdr *eth = f.data;
 	struct via *v = NULL;
 
-	if ((void *)(eth + 1) > f.end)
+	if ((void *)(eth + 1) > f.end || !is_for_us(ctx, eth))
 		return XDP_PASS;
 	f.len = bpf_xdp_get_buff_len(ctx) - ETH_LEN;
 	f.needs = VIA_XDP;
@@ -24,6 +46,8 @@ int early(struct xdp_md *ctx)
 		v = forward6(&f);
 	if (!v)
 		return XDP_PASS;
+	if (f.ip_len < f.len && bpf_xdp_adjust_tail(ctx, (int)(f.ip_len - f.len))) /* padding is of this link alone */
+		return XDP_DROP;
 	count(V_FORWARDED_EARLY);
 	return bpf_redirect(v->ifindex, 0);
 }

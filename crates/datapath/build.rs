@@ -13,7 +13,7 @@ fn main() {
     println!("cargo:rerun-if-changed={}", bpf.display());
     libbpf_cargo::SkeletonBuilder::new()
         .source(bpf.join("splice.bpf.c"))
-        .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-I", &format!("/usr/include/{arch}")])
+        .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-fno-strict-aliasing", "-I", &format!("/usr/include/{arch}")])
         .obj(out.join("splice.bpf.o"))
         .build_and_generate(out.join("splice.skel.rs"))
         .expect("bpf/splice.bpf.c compiles: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
@@ -25,5 +25,12 @@ fn main() {
 #[cfg(feature = "model")]
 fn model(bpf: &std::path::Path) {
     println!("cargo:rerun-if-changed=model/model.c");
-    cc::Build::new().file("model/model.c").include(bpf).opt_level(2).flag("-Wall").flag("-Wextra").compile("model");
+    cc::Build::new()
+        .file("model/model.c")
+        .include(bpf)
+        .opt_level(2)
+        .flag("-fno-strict-aliasing")
+        .flag("-Wall")
+        .flag("-Wextra")
+        .compile("model");
 }

@@ -16,8 +16,8 @@ pub struct Direction {
     /// Window scale the host announced, and the one we announced to the other host.
     pub scale_in: u8,
     pub scale_out: u8,
-    /// Window scale we announced to the host: bounds what it may send ahead.
-    pub scale_check: u8,
+    /// The window that came with `max_ack`, not scaled: one of [`steps`].
+    pub room: u32,
     /// The other side did not negotiate them.
     pub strip_ts: bool,
     pub strip_sack: bool,
@@ -45,6 +45,8 @@ pub enum Fate {
     Forwarded(Vec<u8>),
     /// Sent on, and the flow is dead from now on.
     Reset(Vec<u8>),
+    /// A RST that is sent on, but counts only if the other host says so.
+    Asked(Vec<u8>),
     /// A SYN: the other host is asked to answer it, if the rate limit allows.
     Challenge(Vec<u8>),
     /// Does not fit: its sender is told this MTU, in bytes of its own family's packets, if the rate limit allows.
@@ -60,6 +62,16 @@ fn distance(a: u32, b: u32) -> i64 {
     i64::from(a.wrapping_sub(b) as i32)
 }
 
+/// The windows that are told apart, half an octave each: up to 8, 12, 16, 24, 32 ... bytes.
+pub fn steps() -> impl Iterator<Item = u32> {
+    (3..=16).flat_map(|n| [1 << n, 3 << (n - 1)])
+}
+
+/// A window, rounded up to one of them.
+pub fn rounded(window: u16) -> u32 {
+    if window == 0 { 0 } else { steps().find(|&s| s >= window.into()).expect("65536 is one") }
+}
+
 /// No window reaches further (RFC 7323, 2.3).
 const FAR: i64 = 1 << 30;
 
@@ -73,17 +85,29 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     let (fin, ack) = (has(flag::FIN), has(flag::ACK));
     let end = p.seq.wrapping_add(p.payload.len() as u32).wrapping_add(fin.into());
 
-    // Within what the host was ever allowed to send, or old by no more than can have been in flight.
-    let window = 65535i64 << d.scale_check;
-    // a SYN has a number of its own, and is answered whatever it is (RFC 5961, 4.2)
-    let syn = has(flag::SYN);
-    if !syn && (distance(end, d.end) > window || distance(d.end, p.seq) > window + FAR) {
-        return Fate::Dropped("out-of-window");
-    }
-    let window = 65535i64 << d.scale_in;
+    // The next one in order; or between what the other host has acknowledged and the right edge of its window, or old by no more
+    // than can have been in flight, and acknowledging what was sent. A SYN has a number of its own, and is answered whatever
+    // it is (RFC 5961, 4.2); of a RST the number is all that counts.
+    let (syn, reset) = (has(flag::SYN), has(flag::RST));
+    let expected = reverse.max_ack.wrapping_add(reverse.ack_add);
+    let edge = i64::from(reverse.room) << reverse.scale_in;
+    let in_window = p.seq == d.end
+        || (distance(p.seq, expected) <= edge && distance(expected, end) <= (65535i64 << reverse.scale_in) + 1);
     let ahead = distance(p.ack, d.max_ack);
-    if !syn && ack && (ahead > window + 65536 || -ahead > FAR) {
-        return Fate::Dropped("bad-ack");
+    let window = 65535i64 << d.scale_in;
+    if !syn && !reset {
+        if !ack {
+            return Fate::Dropped("no-ack");
+        }
+        let beyond_fin = d.fin && !p.payload.is_empty();
+        let next = p.seq == d.end && !beyond_fin && ahead <= window + 65536 && -ahead <= FAR;
+        if !next && !in_window {
+            return Fate::Dropped("out-of-window");
+        }
+        let unsent = distance(p.ack, reverse.end.wrapping_add(reverse.seq_add)) > 0;
+        if !next && (unsent || -ahead > window) {
+            return Fate::Dropped("bad-ack");
+        }
     }
     if p.ttl <= 1 {
         return Fate::Dropped("ttl");
@@ -100,41 +124,40 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     // RFC 5961, 4 and 3
     if syn {
         // Our probe is a keep-alive: one below what the other host expects (RFC 9293, 3.8.4), which it answers with an ACK.
-        let expected = reverse.max_ack.wrapping_add(reverse.ack_add);
         p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
         p.ack = d.max_ack.wrapping_add(d.ack_add);
         (p.flags, p.window) = (flag::ACK, 0);
         p.options.fill(1);
-        if !p.payload.is_empty() {
-            p.payload.clear();
-            p.padding.clear(); // nothing is cut from a frame that has no payload
-        }
+        p.payload.clear();
         return Fate::Challenge(readdress(d, p).frame());
     }
-    let reset = has(flag::RST);
+    let proven = p.seq == expected || p.seq == d.end;
     if reset {
-        let acknowledged = reverse.max_ack.wrapping_add(reverse.ack_add);
-        if p.seq != acknowledged && p.seq != d.end {
+        if !proven && !in_window {
             return Fate::Dropped("bad-rst");
         }
-        d.dead = true;
-        reverse.dead = true;
-    }
-
-    // a bare acknowledgement may stand beyond data that were lost
-    if (fin || !p.payload.is_empty()) && distance(end, d.end) > 0 {
-        d.wraps = d.wraps.wrapping_add((end < d.end).into());
-        d.end = end;
-    }
-    if fin {
-        d.fin = true;
-        reverse.peer_fin |= !d.fin_acked;
-    }
-    if ack {
-        if ahead > 0 {
-            d.max_ack = p.ack;
+        d.dead |= proven;
+        reverse.dead |= proven;
+    } else {
+        // a bare acknowledgement may stand beyond data that were lost
+        let known = d.fin;
+        if (fin || !p.payload.is_empty()) && distance(end, d.end) > 0 {
+            d.wraps = d.wraps.wrapping_add((end < d.end).into());
+            d.end = end;
+            (d.fin, d.fin_acked) = (false, false); // what has more behind it was no end
         }
-        if d.peer_fin && p.ack == reverse.end.wrapping_add(reverse.seq_add) {
+        // a FIN is where all ends, and not what was acknowledged as something else
+        if fin && end == d.end && (known || distance(end, expected) > 0) {
+            d.fin = true;
+            reverse.peer_fin |= !d.fin_acked;
+        }
+        let win = rounded(p.window);
+        if ahead > 0 || (ahead == 0 && win > d.room) {
+            (d.max_ack, d.room) = (p.ack, win);
+        }
+        if d.peer_fin && !reverse.fin {
+            d.peer_fin = false;
+        } else if d.peer_fin && p.ack == reverse.end.wrapping_add(reverse.seq_add) {
             d.peer_fin = false;
             reverse.fin_acked = true;
         }
@@ -148,7 +171,11 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     p.window = (u64::from(p.window) << d.scale_in >> d.scale_out).min(65535) as u16;
     translate_options(d, &mut p.options, ack, old_ack);
     p = readdress(d, p);
-    if reset { Fate::Reset(p.frame()) } else { Fate::Forwarded(p.frame()) }
+    match (reset, proven) {
+        (true, true) => Fate::Reset(p.frame()),
+        (true, false) => Fate::Asked(p.frame()),
+        (false, _) => Fate::Forwarded(p.frame()),
+    }
 }
 
 /// To the other connection, as a router would (RFC 1812, 5.3.1), with the options for this path removed.
@@ -157,6 +184,7 @@ fn readdress(d: &Direction, mut p: Packet) -> Packet {
         (p.label, p.id, p.fragment) = (0, 0, 0x4000); // atomic datagram (RFC 6864, 4)
     }
     p.ip_options.clear();
+    p.padding.clear(); // of the link
     (p.from, p.to) = (d.out_from, d.out_to);
     (p.smac, p.dmac) = (d.smac, d.dmac);
     p.ttl = p.ttl.saturating_sub(1);

@@ -98,26 +98,26 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	struct path *p = &m->path[i], *rev = &m->path[!i];
 	__u32 fin = !!(s->flags & TH_FIN), end = s->seq + s->len + fin;
 	union path_word w = p->word;
+	union path_acked a = path_acked(p);
 
 	if (!(w.flags & PATH_SPLICED))
 		return 0;
-	if (!path_takes_seq(w, s)) {
-		out->dropped = V_OUT_OF_WINDOW;
-		return 1;
-	}
-	if (!path_takes_ack(p, s)) {
-		out->dropped = V_BAD_ACK;
-		return 1;
-	}
 	if (s->flags & TH_RST) {
-		if (s->seq != rev->max_ack + rev->ack_add && s->seq != w.end) {
+		if (s->seq == path_expected(rev) || s->seq == w.end) {
+			p->word.flags |= PATH_DEAD;
+			rev->word.flags |= PATH_DEAD;
+			out->events |= 1 << EVENT_RESET;
+		} else if (!path_in_window(w, rev, s)) {
 			out->dropped = V_BAD_RST;
 			return 1;
 		}
-		p->word.flags |= PATH_DEAD;
-		rev->word.flags |= PATH_DEAD;
-		out->events |= 1 << EVENT_RESET;
+		path_edit(p, w, s, &out->f);
+		out->fwd = 1;
+		return 1;
 	}
+	out->dropped = path_refuses(p, w, rev, s);
+	if (out->dropped)
+		return 1;
 	if ((s->len && after(end, w.end)) || fin) {
 		if (after(end, w.end) && !path_is_far(w, end)) {
 			if (fin || !before(end, m->leg[i].limit_in)) {
@@ -125,16 +125,16 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 				return 0;
 			}
 		}
-		if (after(end, w.end) || (fin && !(w.flags & PATH_FIN)))
-			p->word = word_moved(w, end, fin ? PATH_FIN : 0);
-		if (fin && !(w.flags & PATH_FIN_ACKED))
+		fin = fin && path_takes_fin(w, rev, end);
+		p->word = word_moved(w, end, fin ? PATH_FIN : 0);
+		if (fin && !(w.flags & PATH_FIN_ACKED && end == w.end))
 			rev->word.flags |= PATH_PEER_FIN;
 	}
-	if (s->flags & TH_ACK) {
-		if (after(s->ack, p->max_ack))
-			p->max_ack = s->ack;
-		if (w.flags & PATH_PEER_FIN && s->ack == rev->word.end + rev->seq_add) {
-			p->word.flags &= ~PATH_PEER_FIN;
+	a = acked_moved(a, s->ack, s->win, 0);
+	memcpy(&p->max_ack, &a, sizeof(a));
+	if (w.flags & PATH_PEER_FIN && (!(rev->word.flags & PATH_FIN) || s->ack == rev->word.end + rev->seq_add)) {
+		p->word.flags &= ~PATH_PEER_FIN;
+		if (rev->word.flags & PATH_FIN) {
 			rev->word.flags |= PATH_FIN_ACKED;
 			if (p->word.flags & PATH_FIN_ACKED)
 				out->events |= 1 << EVENT_CLOSED;
@@ -182,7 +182,8 @@ again:
 		out->dropped = V_STALE_CPU;
 		return;
 	}
-	l->seen = m->now;
+	if (!refuses(l, s))
+		l->seen = m->now;
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
 		if (woken)
 			unsplice_legs(m);
@@ -194,7 +195,7 @@ again:
 		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 		int in_order = rst_in_order(l, s);
 
-		if (!control && !in_order) {
+		if (!control && !in_order) { /* here nobody is asked, as if it were lost */
 			out->dropped = V_BAD_RST;
 			return;
 		}

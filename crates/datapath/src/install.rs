@@ -14,6 +14,9 @@ pub struct NextHop {
     pub from: [u8; 6],
 }
 
+/// The code of the largest window, as `room_code(65535)` in bpf/path.h.
+const WIDE_ROOM: u16 = 27 << 10;
+
 /// A leg on which nothing is under way: the host has acknowledged all that it was sent. Sequence numbers are those on the
 /// wire of this leg.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +52,7 @@ impl Datapath {
         }
         let out = to.leg.to_abi();
         let via = self.via(to.hop.device, to.hop.to, to.hop.from, out.local)?;
-        let mut flags = PathFlags::SPLICED | u16::from(from.scale) << PathFlags::CHECK_SHIFT;
+        let mut flags = PathFlags::SPLICED;
         // as the commit finds out by path_identity() of bpf/path.h
         let mirrored = Tuple { remote: from.leg.local, local: from.leg.remote };
         if to.leg == mirrored && (to.ack, to.end, to.scale) == (from.end, from.ack, from.scale) {
@@ -58,7 +61,7 @@ impl Datapath {
         Ok(abi::path {
             word: abi::path_word { all: u64::from(from.end) | u64::from(flags) << 48 },
             max_ack: from.ack,
-            via,
+            via: via | WIDE_ROOM,
             scales: from.scale | to.scale << 4,
             seq_add: to.ack.wrapping_sub(from.end),
             ack_add: to.end.wrapping_sub(from.ack),

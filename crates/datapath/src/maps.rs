@@ -158,8 +158,9 @@ pub struct LegView {
     pub(crate) raw: abi::leg,
 }
 
-/// `VIA_TAP` of flow.h.
+/// `VIA_TAP` and `VIA_INDEX` of flow.h.
 const VIA_TAP: u16 = 0x8000;
+const VIA_INDEX: u16 = (1 << 10) - 1;
 
 /// One direction's entry.
 #[derive(Clone, Copy, Debug)]
@@ -178,6 +179,8 @@ pub struct PathView {
     pub via: u16,
     /// What is forwarded is copied to user space.
     pub tapped: bool,
+    /// The window that came with `max_ack`, as `room_code()` in bpf/path.h has it.
+    pub room: u8,
     /// The host that packets go to, or an index, by `PathFlags::CROSS`.
     pub(crate) remote4: u32,
 }
@@ -192,8 +195,9 @@ impl PathView {
             flags: (all >> 48) as u16,
             max_ack: p.max_ack,
             seen: p.seen,
-            via: p.via & !VIA_TAP,
+            via: p.via & VIA_INDEX,
             tapped: p.via & VIA_TAP != 0,
+            room: ((p.via & !VIA_TAP) / (VIA_INDEX + 1)) as u8,
             remote4: p.remote4,
         }
     }
@@ -378,7 +382,8 @@ impl Maps {
             }
             remote = [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.remote4];
         }
-        let via: abi::via = from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via & !VIA_TAP)), MapFlags::ANY).ok()??);
+        let via: abi::via =
+            from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via & VIA_INDEX)), MapFlags::ANY).ok()??);
         Some(Tuple::from_abi(&abi::tuple { remote, local: via.local, rport: p.rport, lport: p.lport }))
     }
 

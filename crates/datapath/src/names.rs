@@ -2,7 +2,7 @@
 
 /// Version of the layout of pinned maps, raised with every change of what flow.h, table.h and place.h put into them; a process takes
 /// over only maps of its own version.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]
@@ -48,8 +48,6 @@ impl PathFlags {
     pub const RST: u16 = 1 << 9;
     pub const FRAGMENTS: u16 = 1 << 10;
     pub const IDENTITY: u16 = 1 << 11;
-    /// Where the window scale stands in them.
-    pub const CHECK_SHIFT: u16 = 12;
 }
 
 /// Labels of `enum verdict`, in its order: what the data path did with a packet.
@@ -88,4 +86,7 @@ pub const VERDICTS: &[&str] = &[
     "tap-lost",
     "handshake",
     "handshake-lost",
+    "rst-unproven",
+    "no-ack",
+    "bad-checksum",
 ];

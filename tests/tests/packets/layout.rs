@@ -180,7 +180,6 @@ fn constants_are_those_of_the_object() {
         assert_eq!(value("path_flag", "PATH_STRIP_TS"), Some(STRIP_TS.into()));
         assert_eq!(value("path_flag", "PATH_STRIP_SACK"), Some(STRIP_SACK.into()));
         assert_eq!(value("path_flag", "PATH_TRIGGER"), Some(TRIGGER.into()));
-        assert_eq!(value("path_flag", "PATH_CHECK_SHIFT"), Some(CHECK_SHIFT.into()));
         assert_eq!(value("leg_flag", "LEG_TRIGGER"), Some(LEG_TRIGGER.into()));
         let positions = ["TAP_STREAM", "TAP_EXTENDED", "TAP_LOW"].map(|n| value("tap_position", n));
         assert_eq!(positions, [0, 1, 2].map(Some), "as Copied has them");

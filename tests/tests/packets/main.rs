@@ -14,7 +14,7 @@ use longsplice_datapath::{Datapath, Options, PathFlags, TestContext, Tuple, VERD
 use longsplice_lab::{Lab, Shape};
 use longsplice_tests::{
     packet::{ETHERNET, Packet, flag, hex, option, verify, verify_icmp},
-    translator::{Direction, Fate, translate},
+    translator::{Direction, Fate, steps, translate},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ const REDIRECT: i32 = 7;
 const STRIP_TS: u16 = 1 << 5;
 const STRIP_SACK: u16 = 1 << 6;
 const TRIGGER: u16 = 1 << 7;
-const CHECK_SHIFT: u16 = 12;
+const ROOM_SHIFT: u16 = 10;
 
 /// Of `enum phase` and `enum leg_flag`.
 const FWD: u8 = 2;
@@ -121,7 +121,7 @@ impl Flow {
             tsecr_add: 0u32.wrapping_sub(2000),
             scale_in: 7,
             scale_out: 7,
-            scale_check: 7,
+            room: 1024,
             strip_ts: false,
             strip_sack: false,
             dead: false,
@@ -177,13 +177,13 @@ impl Flow {
                 | bit(d.dead, PathFlags::DEAD)
                 | bit(d.strip_ts, STRIP_TS)
                 | bit(d.strip_sack, STRIP_SACK)
-                | bit(cross, PathFlags::CROSS)
-                | u16::from(d.scale_check) << CHECK_SHIFT;
+                | bit(cross, PathFlags::CROSS);
+            let room = steps().position(|s| s == d.room).map_or(0, |n| n as u16 + 1) << ROOM_SHIFT;
             let k = testing::key(&other);
             let p = abi::path {
                 word: abi::path_word { all: u64::from(d.end) | u64::from(d.wraps) << 32 | u64::from(flags) << 48 },
                 max_ack: d.max_ack,
-                via: (10 + i as u16) | more_via,
+                via: (10 + i as u16) | room | more_via,
                 scales: d.scale_in | d.scale_out << 4,
                 seen: 0,
                 seq_add: d.seq_add,
@@ -204,6 +204,10 @@ impl Flow {
         for (t, d) in [(&self.client, &mut f.up), (&self.server, &mut f.down)] {
             let p = b.datapath.path(t).expect("the entry is there");
             (d.end, d.wraps, d.max_ack) = (p.end, p.wraps, p.max_ack);
+            d.room = match usize::from(p.room) {
+                0 => 0,
+                n => steps().nth(n - 1).expect("a step"),
+            };
             d.fin = p.flags & PathFlags::FIN != 0;
             d.peer_fin = p.flags & PathFlags::PEER_FIN != 0;
             d.fin_acked = p.flags & PathFlags::FIN_ACKED != 0;
@@ -255,6 +259,7 @@ fn agree(b: &Bench, name: &str, f: &Flow, frame: &[u8], gso: Option<usize>) -> O
         Fate::TooBig(_) => assert_eq!(o.verdicts, ["oversize"], "{name}"),
         Fate::Challenge(_) => assert!(o.verdicts.contains(&"syn"), "{name}: {:?}", o.verdicts),
         Fate::Reset(_) => assert!(o.verdicts.contains(&"rst"), "{name}: {:?}", o.verdicts),
+        Fate::Asked(_) => assert!(o.verdicts.contains(&"rst-unproven"), "{name}: {:?}", o.verdicts),
     }
     let got = f.read(b);
     assert_eq!((got.up, got.down), (want.up, want.down), "{name}: state after\n{}", hex(frame));
@@ -284,7 +289,7 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
                 say()
             );
         }
-        Fate::Forwarded(want) | Fate::Reset(want) | Fate::Challenge(want) => {
+        Fate::Forwarded(want) | Fate::Reset(want) | Fate::Asked(want) | Fate::Challenge(want) => {
             assert_eq!(code, REDIRECT, "{}", say());
             if same_zero(out.to_vec()) != same_zero(want.clone()) {
                 panic!("{}\n wanted {}", say(), hex(want));
@@ -411,8 +416,56 @@ const CASES: &[Case] = &[
     ("padding of a short frame", |_| (), |p| p.padding = vec![0xee; 6]),
     ("one byte behind what came", |_| (), |p| p.seq += 1),
     ("a hole", |_| (), |p| p.seq += 60000),
-    ("the last byte of the window", |_| (), |p| p.seq += (65535 << 7) - p.payload.len() as u32),
-    ("beyond the window", |_| (), |p| p.seq += (65535 << 7) - p.payload.len() as u32 + 1),
+    ("at the right edge", |_| (), |p| p.seq += 1024 << 7),
+    ("beyond the right edge", |_| (), |p| p.seq += (1024 << 7) + 1),
+    ("a closed window, at the edge", |f| f.down.room = 0, |p| p.seq += 0),
+    ("a closed window, beyond the edge", |f| f.down.room = 0, |p| p.seq += 1),
+    ("ahead of what was acknowledged by more than the window", |f| f.down.max_ack -= 1 << 18, |p| p.seq += 1),
+    (
+        "behind, and as old as can be",
+        |_| (),
+        |p| {
+            p.seq = p.seq.wrapping_sub((65535 << 7) + 1 + p.payload.len() as u32);
+        },
+    ),
+    ("behind, and older", |_| (), |p| p.seq = p.seq.wrapping_sub((65535 << 7) + 2 + p.payload.len() as u32)),
+    ("a hole, acknowledges what was not sent", |_| (), |p| (p.seq, p.ack) = (p.seq + 100, p.ack + 1)),
+    (
+        "a hole, acknowledges too little",
+        |_| (),
+        |p| {
+            (p.seq, p.ack) = (p.seq + 100, p.ack.wrapping_sub((65535 << 7) + 1));
+        },
+    ),
+    ("a hole, no ACK flag", |_| (), |p| (p.seq, p.flags) = (p.seq + 100, flag::PSH)),
+    ("RST in the window", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + 100)),
+    ("RST at the right edge", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + (1024 << 7))),
+    ("RST beyond it", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + (1024 << 7) + 1)),
+    ("FIN without ACK", |_| (), |p| p.flags = flag::FIN),
+    ("FIN far behind", |_| (), |p| (p.flags, p.seq) = (flag::FIN | flag::ACK, p.seq - 4000)),
+    ("FIN far behind the circle", |_| (), |p| (p.flags, p.seq) = (flag::FIN | flag::ACK, p.seq ^ 1 << 31)),
+    (
+        "FIN at what was acknowledged as data",
+        |_| (),
+        |p| {
+            (p.flags, p.payload, p.seq) = (flag::FIN | flag::ACK, vec![], p.seq - 1);
+        },
+    ),
+    (
+        "FIN at data that nobody has acknowledged",
+        |f| f.down.max_ack -= 10,
+        |p| {
+            (p.flags, p.payload, p.seq) = (flag::FIN | flag::ACK, vec![], p.seq - 1);
+        },
+    ),
+    ("FIN in the window", |_| (), |p| (p.flags, p.seq) = (flag::FIN | flag::ACK, p.seq + 100)),
+    ("data behind a FIN", |f| (f.up.fin, f.down.peer_fin) = (true, true), |p| p.window += 1),
+    ("data behind a FIN that was acknowledged", |f| (f.up.fin, f.up.fin_acked) = (true, true), |p| p.window += 1),
+    ("acknowledges a FIN that was none", |f| f.up.peer_fin = true, |p| p.payload = vec![]),
+    ("a wider window", |_| (), |p| p.window = 1025),
+    ("a narrower window", |_| (), |p| p.window = 7),
+    ("a narrower window, and new", |f| f.up.max_ack -= 500, |p| (p.window, p.ack) = (7, p.ack + 500)),
+    ("a closed window, and new", |f| f.up.max_ack -= 500, |p| (p.window, p.ack) = (0, p.ack + 500)),
     ("opposite side of the circle", |_| (), |p| p.seq ^= 1 << 31),
     ("far behind", |_| (), |p| p.seq = p.seq.wrapping_sub((1 << 30) + (65535 << 7) + 1)),
     ("retransmission", |_| (), |p| p.seq = p.seq.wrapping_sub(4000)),

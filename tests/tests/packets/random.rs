@@ -71,8 +71,8 @@ pub(super) fn random_flow(r: &mut SmallRng) -> Flow {
     (f.down.out_from, f.down.out_to) = (f.client.local, f.client.remote);
     for d in [&mut f.up, &mut f.down] {
         (d.seq_add, d.tsval_add, d.tsecr_add) = (number(r), number(r), number(r));
-        (d.scale_in, d.scale_out, d.scale_check) =
-            (r.random_range(0..15), r.random_range(0..15), r.random_range(0..15));
+        (d.scale_in, d.scale_out) = (r.random_range(0..15), r.random_range(0..15));
+        d.room = if r.random_bool(0.1) { 0 } else { steps().nth(r.random_range(0..27)).expect("27 steps") };
         (d.strip_ts, d.strip_sack) = (r.random_bool(0.1), r.random_bool(0.1));
         d.dead = r.random_bool(0.01);
         d.mtu = if r.random_bool(0.9) { 1500 } else { r.random_range(1280..1500) };
@@ -182,6 +182,7 @@ fn a_hundred_thousand_packets() {
                 .entry(match fate {
                     Fate::Forwarded(_) => "forwarded",
                     Fate::Reset(_) => "rst",
+                    Fate::Asked(_) => "rst-unproven",
                     Fate::Challenge(_) => "syn",
                     Fate::TooBig(_) => "oversize",
                     Fate::Passed => "passed",

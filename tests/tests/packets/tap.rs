@@ -126,7 +126,7 @@ fn icmp_about_what_is_tapped_is_translated() {
             };
             let mut icmp = vec![3, 4, 0, 0, 0, 0, 3, 232];
             icmp.extend(&sent[ETHERNET..ETHERNET + 40]);
-            let mut frame = sent[..ETHERNET].to_vec();
+            let mut frame = [&[0; 6], &sent[6..ETHERNET]].concat();
             frame.extend([0x45, 0, 0, 20 + icmp.len() as u8, 0, 0, 0, 0, 64, 1, 0, 0]);
             frame.extend([router.octets(), us.octets()].concat());
             frame.extend(icmp);

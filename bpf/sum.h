@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* TCP checksums of what comes in. Mostly somebody vouches for them: the device that has received the segment, or a sender on this
+ * machine. Where nobody does, the short way adds up bare headers only; here, in the general way, the whole segment is read. */
+#ifndef LONGSPLICE_SUM_H
+#define LONGSPLICE_SUM_H
+
+#include <bpf/bpf_core_read.h>
+
+/* Of <linux/skbuff.h>: CHECKSUM_UNNECESSARY, found right by the device; CHECKSUM_COMPLETE; CHECKSUM_PARTIAL, from a sender on
+ * this machine, not computed yet. */
+#define SUMMED_DONE 1
+#define SUMMED_COMPLETE 2
+#define SUMMED_PARTIAL 3
+
+struct sk_buff {
+	struct sk_buff *next, *prev;
+	unsigned char *data;
+	__u8 cloned : 1;
+	__u8 ip_summed : 2;
+	__u32 csum;
+} __attribute__((preserve_access_index));
+
+void *bpf_cast_to_kern_ctx(void *) __ksym;
+
+static __always_inline __u32 summed(struct __sk_buff *skb)
+{
+	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD(k, ip_summed);
+}
+
+/* The device's own sum, if it is SUMMED_COMPLETE. */
+static __always_inline __u32 summed_up(struct __sk_buff *skb)
+{
+	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ(k, csum);
+}
+
+static __always_inline __u32 cloned(struct __sk_buff *skb)
+{
+	struct sk_buff *k = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD(k, cloned);
+}
+
+#define SUM_CHUNK 512   /* what bpf_csum_diff takes at once, before Linux 6.13 */
+#define SUM_CHUNKS 128  /* 64 KB: what is larger was put together by GRO, which has looked at the sums */
+
+struct sum_chunk {
+	__u8 bytes[SUM_CHUNK];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sum_chunk);
+} sum_chunks SEC(".maps");
+
+/* The prefix of mapped addresses adds nothing: 0xffff is a zero of ones' complement. */
+static __always_inline __u64 pseudo_sum(const struct scratch *sc)
+{
+	__u64 sum = bpf_htons(IPPROTO_TCP) + bpf_htons((__u16)(sc->pkt_len - sc->ihl));
+	int i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < 4; i++)
+		sum += (__u64)sc->t.remote[i] + sc->t.local[i];
+	return sum;
+}
+
+/* After parse(). Global, so that it is verified once. */
+__noinline int tcp_sum_right(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	__u32 zero = 0, how = summed(skb), len, i;
+	struct sum_chunk *c = bpf_map_lookup_elem(&sum_chunks, &zero);
+	__u64 sum;
+
+	if (!sc || !c)
+		return 0;
+	if (how == SUMMED_DONE || how == SUMMED_PARTIAL || skb->gso_size || sc->fragment)
+		return 1; /* of a fragment it is not to be had */
+	sum = pseudo_sum(sc);
+	if (how == SUMMED_COMPLETE) {
+		/* The device's sum begins at the IP header. That of IPv4 adds nothing, as parse() has seen. */
+		__u64 all = sum + summed_up(skb);
+
+		if (sc->v6)
+			all += (__u32)~bpf_csum_diff(0, 0, (void *)sc->l3, 40, 0);
+		if (fold(all) == 0xffff)
+			return 1; /* otherwise it may hold padding, too */
+	}
+	len = sc->pkt_len - sc->ihl;
+	bpf_for(i, 0, SUM_CHUNKS) {
+		__u32 done = i * SUM_CHUNK, n = len - done;
+
+		if (done >= len)
+			break;
+		if (n > SUM_CHUNK)
+			n = SUM_CHUNK;
+		if (n < SUM_CHUNK)
+			__builtin_memset(c->bytes, 0, SUM_CHUNK);
+		n--;
+		asm volatile("%0 &= %1" : "+r"(n) : "i"(SUM_CHUNK - 1)); /* what the verifier has lost */
+		n++;
+		if (bpf_skb_load_bytes(skb, ETH_LEN + sc->ihl + done, c->bytes, n))
+			return 0;
+		sum += (__u32)bpf_csum_diff(0, 0, (void *)c->bytes, SUM_CHUNK, 0);
+	}
+	return fold(sum) == 0xffff;
+}
+
+#endif
