@@ -10,7 +10,7 @@ pub use run::run;
 use longsplice_engine::{How, Refusal};
 use longsplice_lab::{
     Family, Impair, InOrder, Options, Shape, Way,
-    traffic::{Chunks, Ending, Script, Start},
+    traffic::{Chunks, Ending, Marks, Script, Start},
 };
 use serde::Deserialize;
 use std::{collections::BTreeMap, time::Duration};
@@ -208,6 +208,10 @@ pub struct End {
     pub pace: Option<u64>,
     /// Least and greatest size of a write.
     pub chunks: Option<[usize; 2]>,
+    /// Positions of urgent bytes.
+    pub urgent: Vec<u64>,
+    /// How those are received that the other end sends.
+    pub marks: Received,
     pub start_received: Option<u64>,
     pub start_ms: Option<u64>,
     pub ahead: Option<u64>,
@@ -222,6 +226,27 @@ pub struct End {
     pub max_segment: Option<u32>,
     /// It sends before anything was received.
     pub speaks_first: bool,
+}
+
+/// How urgent bytes are received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum Received {
+    #[default]
+    Never,
+    Inline,
+    Apart,
+}
+
+impl Received {
+    fn marks(self) -> Option<Marks> {
+        match self {
+            Received::Never => None,
+            Received::Inline => Some(Marks::Inline),
+            Received::Apart => Some(Marks::Apart),
+        }
+    }
 }
 
 /// How an end ends.
@@ -258,6 +283,8 @@ impl End {
             pace: self.pace,
             ahead: self.ahead,
             chunks: self.chunks.map_or(s.chunks, |[a, b]| if a == b { Chunks::Fixed(a) } else { Chunks::Random(a, b) }),
+            urgent: self.urgent.clone(),
+            marks: self.marks.marks(),
             read_size: self.read_size.unwrap_or(s.read_size),
             receive_buffer: self.receive_buffer,
             send_buffer: self.send_buffer,

@@ -47,5 +47,5 @@ pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use pages::{MapSize, map_size};
 pub use released::{Released, monotonic};
-pub use sockets::{Repair, clamp_window, low_water};
+pub use sockets::{Repair, clamp_window, is_urgent, low_water, receive, register};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched};

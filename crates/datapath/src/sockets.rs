@@ -1,5 +1,6 @@
 //! Socket options and ioctls for which no safe wrapper exists.
 
+use bytes::BufMut;
 use nix::{
     libc,
     sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket},
@@ -9,6 +10,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
+use tokio::io::{Interest, unix::AsyncFd};
 
 fn set_int(fd: impl AsFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the option value is one int, and its address and size are passed.
@@ -68,6 +70,33 @@ impl Repair {
 /// late the reader.
 pub fn low_water(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes as libc::c_int)
+}
+
+/// Into the current runtime. Errors if it takes no more.
+pub fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: nobody can close the descriptor or exchange it while it is owned, and nobody gets it out of what owns it.
+    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
+}
+
+/// Appends what a socket has, `most` bytes at most; how many. No read goes beyond a mark (RFC 9293, 3.8.5).
+pub fn receive(fd: impl AsFd, to: &mut impl BufMut, most: usize) -> io::Result<usize> {
+    let room = to.chunk_mut();
+    let len = room.len().min(most);
+    // SAFETY: the kernel writes into the first `len` bytes of a buffer that has so many.
+    let n = unsafe { libc::recv(fd.as_fd().as_raw_fd(), room.as_mut_ptr().cast(), len, 0) };
+    let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the kernel has written so many.
+    unsafe { to.advance_mut(n) };
+    Ok(n)
+}
+
+/// SIOCATMARK: is the next byte to be read the urgent one (RFC 9293, 3.8.5)? For sockets with SO_OOBINLINE.
+pub fn is_urgent(fd: impl AsFd) -> io::Result<bool> {
+    const SIOCATMARK: libc::Ioctl = 0x8905; // <asm-generic/sockios.h>; the libc crate does not have it
+    let mut mark: libc::c_int = 0;
+    // SAFETY: the kernel writes one int.
+    let r = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), SIOCATMARK, &raw mut mark) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(mark != 0) }
 }
 
 /// All that a connection needs to go on in a new socket. Sequence numbers and timestamps as on the wire, windows in bytes.
@@ -148,6 +177,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         set_int(&s, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)?;
         set_int(&s, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, seq as libc::c_int)?;
     }
+    set_int(&s, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1)?; // what is read agrees with sequence numbers
     connect(s.as_raw_fd(), &SockaddrStorage::from(r.remote))?;
     let mut options = vec![RepairOption { code: OPT_MSS, value: r.mss.into() }];
     if let Some((snd, rcv)) = r.wscale {

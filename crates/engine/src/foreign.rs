@@ -2,7 +2,7 @@
 //! pass their segments on, one by one, and make sockets for both sides as soon as all numbers are known. So everything is the
 //! same on both sides, and spliced at once such a connection takes the identity path (bpf/path.h).
 
-use crate::{Leg, Splicer, splicer::lock};
+use crate::{Leg, Splicer, live::Live, splicer::lock};
 use longsplice_datapath::{Datapath, ExpectError, Foreign, Handshake, Segment, Tuple, foreign_sockets};
 use socket2::SockRef;
 use std::{
@@ -13,10 +13,7 @@ use std::{
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
-use tokio::{
-    net::TcpStream,
-    sync::mpsc::{self, error::TrySendError},
-};
+use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// Connections that are half open, of all listeners. With more the oldest is given up: a flood of SYNs takes no more than this,
 /// and two sockets for each that a server answers.
@@ -99,9 +96,8 @@ impl Drop for ForeignListener {
 }
 
 fn leg(socket: OwnedFd, tuple: &Tuple) -> io::Result<Leg> {
-    let stream = TcpStream::from_std(std::net::TcpStream::from(socket))?;
-    stream.set_nodelay(true)?;
-    let mut leg = Leg::new(stream, tuple.remote, tuple.local, false);
+    SockRef::from(&socket).set_tcp_nodelay(true)?;
+    let mut leg = Leg::new(Live::new(socket)?, tuple.remote, tuple.local, false);
     leg.shimmed = true; // without its entry, no segment would find the socket
     Ok(leg)
 }

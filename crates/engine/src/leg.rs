@@ -1,25 +1,22 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use crate::{Splicer, Tap, Way};
+use crate::{Splicer, Tap, Way, live::Live};
 use longsplice_datapath::{Repair, Tuple, clamp_window};
-use socket2::SockRef;
+use socket2::{SockAddr, SockRef};
 use std::{
     io::{self, IoSlice},
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
-};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
 /// What a leg has of its socket.
 #[derive(Debug)]
 enum Socket {
     /// In the runtime: it can be read and written.
-    Live(TcpStream),
+    Live(Live),
     /// Out of it: the flow is forwarded, or is about to be copied again.
     Parked(OwnedFd),
     /// The flow is released.
@@ -53,8 +50,8 @@ pub struct Leg {
 
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
-    pub(crate) fn new(stream: TcpStream, remote: SocketAddr, local: SocketAddr, only_copied: bool) -> Leg {
-        let socket = Socket::Live(stream);
+    pub(crate) fn new(socket: Live, remote: SocketAddr, local: SocketAddr, only_copied: bool) -> Leg {
+        let socket = Socket::Live(socket);
         Leg {
             socket,
             remote,
@@ -138,7 +135,7 @@ impl Leg {
     pub fn clamp(&mut self) {
         const FIRST_WINDOW: u32 = 32_768; // half of what hosts announce at first: what is in hand and what may come both fit
         if let Socket::Live(s) = &self.socket {
-            self.clamped = clamp_window(s, FIRST_WINDOW).is_ok(); // without it more is copied
+            self.clamped = clamp_window(s.get(), FIRST_WINDOW).is_ok(); // without it more is copied
         }
     }
 
@@ -146,7 +143,7 @@ impl Leg {
     pub fn unclamp(&mut self) {
         if let Socket::Live(s) = &self.socket
             && std::mem::take(&mut self.clamped)
-            && let Err(error) = clamp_window(s, u32::MAX)
+            && let Err(error) = clamp_window(s.get(), u32::MAX)
         {
             tracing::warn!(leg = ?self.tuple(), %error, "the window stays small");
         }
@@ -154,13 +151,13 @@ impl Leg {
 
     /// Until there is something to read, or the end, as far as the runtime knows: the next read may still have to wait.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.socket()?.poll_read_ready(cx)
+        self.socket()?.poll_readable(cx)
     }
 
     /// Until the host has said something, or has ended.
     pub(crate) fn poll_heard(&self, cx: &mut Context<'_>) -> Poll<()> {
         match &self.socket {
-            Socket::Live(s) => s.poll_peek(cx, &mut ReadBuf::new(&mut [0])).map(drop),
+            Socket::Live(s) => s.poll_heard(cx),
             _ => Poll::Pending,
         }
     }
@@ -181,14 +178,14 @@ impl Leg {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.socket {
-            Socket::Live(s) => Some(s.as_fd()),
+            Socket::Live(s) => Some(s.get().as_fd()),
             Socket::Parked(s) => Some(s.as_fd()),
             Socket::Gone => None,
         }
     }
 
     /// The socket, for `splice(2)`; what passes is told to [`Leg::took`] and [`Leg::gave`].
-    pub(crate) fn socket(&self) -> io::Result<&TcpStream> {
+    pub(crate) fn socket(&self) -> io::Result<&Live> {
         match &self.socket {
             Socket::Live(s) => Ok(s),
             _ => Err(parked()),
@@ -229,10 +226,7 @@ impl Leg {
     pub(crate) fn park(&mut self) {
         self.repair(Repair::On);
         if let Socket::Live(s) = std::mem::replace(&mut self.socket, Socket::Gone) {
-            match s.into_std() {
-                Ok(s) => self.socket = Socket::Parked(s.into()),
-                Err(error) => tracing::error!(leg = ?self.tuple(), %error, "a parked socket is lost"),
-            }
+            self.socket = Socket::Parked(s.leave());
         }
     }
 
@@ -255,11 +249,11 @@ impl Leg {
     /// takes no more, or the flow is released.
     pub fn enter(&mut self) -> io::Result<()> {
         let socket = match std::mem::replace(&mut self.socket, Socket::Gone) {
-            Socket::Live(s) => s.into_std()?,
-            Socket::Parked(s) => s.into(),
+            Socket::Live(s) => s.leave(),
+            Socket::Parked(s) => s,
             Socket::Gone => return Err(parked()),
         };
-        self.socket = Socket::Live(TcpStream::from_std(socket)?);
+        self.socket = Socket::Live(Live::new(socket)?);
         Ok(())
     }
 
@@ -320,7 +314,7 @@ impl Side {
     }
 }
 
-fn open(socket: &mut Socket) -> io::Result<&mut TcpStream> {
+fn open(socket: &mut Socket) -> io::Result<&mut Live> {
     match socket {
         Socket::Live(s) => Ok(s),
         _ => Err(parked()),
@@ -331,34 +325,42 @@ fn parked() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "the flow is forwarded")
 }
 
-impl AsyncRead for Leg {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+impl Leg {
+    /// Reads once; `true`: one byte of urgent data (RFC 9293, 3.8.5). What is not urgent ends where such a byte begins.
+    pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
         let before = buf.filled().len();
         let room = buf.remaining() > 0;
-        let r = Pin::new(open(&mut self.socket)?).poll_read(cx, buf);
-        if let Poll::Ready(Ok(())) = r {
-            let n = buf.filled().len() - before;
-            if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {
-                tap.passed(Way::FromHost, self.consumed, &buf.filled()[before..]);
-            }
-            if n > 0 || room {
-                self.took(n);
-            }
+        let urgent = ready!(open(&mut self.socket)?.poll_read(cx, buf))?;
+        let n = buf.filled().len() - before;
+        if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {
+            tap.passed(Way::FromHost, self.consumed, &buf.filled()[before..]);
         }
-        r
+        if n > 0 || room {
+            self.took(n);
+        }
+        Poll::Ready(Ok(urgent))
+    }
+
+    /// Writes once. `urgent`: the last of these bytes is.
+    pub(crate) fn poll_give(&mut self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
+        let n = ready!(open(&mut self.socket)?.poll_write(cx, buf, urgent))?;
+        if let Some(tap) = &self.tap {
+            tap.passed(Way::ToHost, self.produced, &buf[..n]);
+        }
+        self.gave(n);
+        Poll::Ready(Ok(n))
+    }
+}
+
+impl AsyncRead for Leg {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.poll_take(cx, buf).map_ok(|_urgent| ())
     }
 }
 
 impl AsyncWrite for Leg {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let r = Pin::new(open(&mut self.socket)?).poll_write(cx, buf);
-        if let Poll::Ready(Ok(n)) = r {
-            if let Some(tap) = &self.tap {
-                tap.passed(Way::ToHost, self.produced, &buf[..n]);
-            }
-            self.gave(n);
-        }
-        r
+        self.poll_give(cx, buf, false)
     }
 
     fn poll_write_vectored(
@@ -366,60 +368,60 @@ impl AsyncWrite for Leg {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let r = Pin::new(open(&mut self.socket)?).poll_write_vectored(cx, bufs);
-        if let Poll::Ready(Ok(n)) = r {
-            let (mut at, mut left) = (self.produced, n);
-            for buf in bufs.iter().take_while(|_| self.tap.is_some()) {
-                let part = &buf[..buf.len().min(left)];
-                if let Some(tap) = self.tap.as_ref().filter(|_| !part.is_empty()) {
-                    tap.passed(Way::ToHost, at, part);
-                }
-                (at, left) = (at + part.len() as u64, left - part.len());
+        let n = ready!(open(&mut self.socket)?.poll_write_vectored(cx, bufs))?;
+        let (mut at, mut left) = (self.produced, n);
+        for buf in bufs.iter().take_while(|_| self.tap.is_some()) {
+            let part = &buf[..buf.len().min(left)];
+            if let Some(tap) = self.tap.as_ref().filter(|_| !part.is_empty()) {
+                tap.passed(Way::ToHost, at, part);
             }
-            self.gave(n);
+            (at, left) = (at + part.len() as u64, left - part.len());
         }
-        r
+        self.gave(n);
+        Poll::Ready(Ok(n))
     }
 
     fn is_write_vectored(&self) -> bool {
         true
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(open(&mut self.socket)?).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.socket().map(drop))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let r = Pin::new(open(&mut self.socket)?).poll_shutdown(cx);
-        if let Poll::Ready(Ok(())) = r
-            && !self.shut
-        {
-            self.shut = true;
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket()?.shut()?;
+        if !std::mem::replace(&mut self.shut, true) {
             self.produced += 1;
         }
-        r
+        Poll::Ready(Ok(()))
     }
+}
+
+pub(crate) fn ip(address: &SockAddr) -> SocketAddr {
+    address.as_socket().expect("a socket of TCP has an IP address")
 }
 
 /// A listening socket whose connections are tracked from their SYN on.
 pub struct Listener {
     pub(crate) splicer: Splicer,
     pub(crate) to_copy: bool,
-    pub(crate) listener: TcpListener,
+    pub(crate) listener: AsyncFd<OwnedFd>,
 }
 
 impl Listener {
     /// The next connection. Errors are those of accept(2); the caller waits a little on `EMFILE` and goes on.
     pub async fn accept(&self) -> io::Result<Leg> {
-        let (stream, remote) = self.listener.accept().await?;
-        let local = stream.local_addr()?;
-        let leg = Leg::new(stream, remote, local, self.to_copy);
+        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
+        socket.set_nonblocking(true)?;
+        let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
+        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy);
         self.splicer.inner.lingering.begins_anew(&leg.tuple());
         Ok(leg)
     }
 
     /// The address listened on, with the port the kernel chose if 0 was asked for.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        Ok(ip(&SockRef::from(&self.listener).local_addr()?))
     }
 }

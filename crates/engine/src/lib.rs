@@ -20,6 +20,7 @@ mod foreign;
 mod keeper;
 mod leg;
 mod lingering;
+mod live;
 mod orphans;
 mod pipe;
 mod ports;

@@ -1,7 +1,9 @@
 //! Copying without copies: `splice(2)` through a pipe, for flows that stay in control mode for good. It needs no privilege.
 
 use crate::Leg;
+use longsplice_datapath::is_urgent;
 use nix::{
+    errno::Errno,
     fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice},
     unistd::pipe2,
 };
@@ -10,10 +12,11 @@ use std::{
     os::fd::OwnedFd,
     task::{Context, Poll, ready},
 };
-use tokio::io::Interest;
 
 /// Bytes that a pipe may hold: as much as a large window brings, and below the limit for users without privilege.
 const CAPACITY: usize = 256 * 1024;
+
+const FLAGS: SpliceFFlags = SpliceFFlags::SPLICE_F_MOVE.union(SpliceFFlags::SPLICE_F_NONBLOCK);
 
 /// One direction's pipe.
 #[derive(Debug)]
@@ -36,43 +39,28 @@ impl Pipe {
         self.filled
     }
 
-    /// Takes up to `most` bytes from the leg. 0: end of stream.
-    pub fn fill(&mut self, cx: &mut Context<'_>, from: &mut Leg, most: usize) -> Poll<io::Result<usize>> {
-        loop {
-            let socket = from.socket()?;
-            ready!(socket.poll_read_ready(cx))?;
-            let flags = SpliceFFlags::SPLICE_F_MOVE | SpliceFFlags::SPLICE_F_NONBLOCK;
-            let took = socket
-                .try_io(Interest::READABLE, || Ok(splice(socket, None, &self.write, None, most.min(CAPACITY), flags)?));
-            match took {
-                Ok(n) => {
-                    self.filled += n;
-                    from.took(n);
-                    return Poll::Ready(Ok(n));
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Poll::Ready(Err(e)),
+    /// Takes up to `most` bytes from the leg. 0: end of stream. `None`: the next byte is urgent, and splice(2) stops for ever
+    /// where one begins, or says that nothing comes after it.
+    pub fn fill(&mut self, cx: &mut Context<'_>, from: &mut Leg, most: usize) -> Poll<io::Result<Option<usize>>> {
+        let took = ready!(from.socket()?.poll_with_readable(cx, |socket| {
+            match splice(socket, None, &self.write, None, most.min(CAPACITY), FLAGS) {
+                Err(Errno::EAGAIN) | Ok(0) if is_urgent(socket)? => Ok(None),
+                took => Ok(Some(took?)),
             }
+        }))?;
+        if let Some(n) = took {
+            self.filled += n;
+            from.took(n);
         }
+        Poll::Ready(Ok(took))
     }
 
     /// Gives what is in the pipe to the leg.
     pub fn empty(&mut self, cx: &mut Context<'_>, to: &mut Leg) -> Poll<io::Result<usize>> {
-        loop {
-            let socket = to.socket()?;
-            ready!(socket.poll_write_ready(cx))?;
-            let flags = SpliceFFlags::SPLICE_F_MOVE | SpliceFFlags::SPLICE_F_NONBLOCK;
-            let gave =
-                socket.try_io(Interest::WRITABLE, || Ok(splice(&self.read, None, socket, None, self.filled, flags)?));
-            match gave {
-                Ok(n) => {
-                    self.filled -= n;
-                    to.gave(n);
-                    return Poll::Ready(Ok(n));
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Poll::Ready(Err(e)),
-            }
-        }
+        let gave = |socket: &OwnedFd| Ok(splice(&self.read, None, socket, None, self.filled, FLAGS)?);
+        let n = ready!(to.socket()?.poll_with_writable(cx, 1, gave))?;
+        self.filled -= n;
+        to.gave(n);
+        Poll::Ready(Ok(n))
     }
 }

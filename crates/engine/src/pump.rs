@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     task::{Context, Poll, ready},
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncWrite, ReadBuf};
 
 /// Bytes in hand per direction: large enough that a read empties what a window brings.
 const BUFFER: usize = 64 * 1024;
@@ -26,6 +26,8 @@ pub(crate) struct Direction {
     /// Bytes in hand, from `start` on. An idle connection holds no memory.
     rest: Vec<u8>,
     start: usize,
+    /// One byte is in hand, and it is urgent.
+    urgent: bool,
     /// Instead of memory, once that is empty.
     pipe: Option<Pipe>,
     wants_pipe: bool,
@@ -45,6 +47,7 @@ impl Direction {
         Direction {
             rest: first.to_vec(),
             start: 0,
+            urgent: false,
             pipe: None,
             wants_pipe: false,
             limit: None,
@@ -81,11 +84,11 @@ impl Direction {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Leg, to: &mut Leg, most: u64) -> Poll<Result<(), Broken>> {
         loop {
             while self.start < self.rest.len() {
-                let n = ready!(Pin::new(&mut *to).poll_write(cx, &self.rest[self.start..])).map_err(Broken::Write)?;
+                let n = ready!(to.poll_give(cx, &self.rest[self.start..], self.urgent)).map_err(Broken::Write)?;
                 self.start += n;
                 self.copied += n as u64;
             }
-            (self.rest, self.start) = (Vec::new(), 0);
+            (self.rest, self.start, self.urgent) = (Vec::new(), 0, false);
             while let Some(p) = self.pipe.as_mut().filter(|p| p.filled() > 0) {
                 self.copied += ready!(p.empty(cx, to)).map_err(Broken::Write)? as u64;
             }
@@ -113,11 +116,13 @@ impl Direction {
             if self.wants_pipe && self.copied >= PIPE_FROM {
                 (self.pipe, self.wants_pipe) = (Pipe::new().ok(), false);
             }
-            if let Some(p) = &mut self.pipe {
-                let n = ready!(p.fill(cx, from, room)).map_err(Broken::Read)?;
+            if let Some(p) = &mut self.pipe
+                && let Some(n) = ready!(p.fill(cx, from, room)).map_err(Broken::Read)?
+            {
                 self.took(n);
                 continue;
             }
+            let room = room.min(BUFFER);
             let n = PASSING.with_borrow_mut(|passing| self.pass(cx, from, to, &mut passing[..room]));
             self.took(ready!(n)?);
         }
@@ -132,17 +137,17 @@ impl Direction {
         passing: &mut [u8],
     ) -> Poll<Result<usize, Broken>> {
         let mut b = ReadBuf::new(passing);
-        ready!(Pin::new(from).poll_read(cx, &mut b)).map_err(Broken::Read)?;
+        let urgent = ready!(from.poll_take(cx, &mut b)).map_err(Broken::Read)?;
         let bytes = b.filled();
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let written = match Pin::new(to).poll_write(cx, bytes) {
+        let written = match to.poll_give(cx, bytes, urgent) {
             Poll::Ready(n) => n.map_err(Broken::Write)?,
             Poll::Pending => 0,
         };
         self.copied += written as u64;
-        self.rest = bytes[written..].to_vec();
+        (self.rest, self.urgent) = (bytes[written..].to_vec(), urgent);
         Poll::Ready(Ok(bytes.len()))
     }
 

@@ -5,13 +5,15 @@ use crate::{
     errand::{Errand, Purpose},
     foreign::Foreigners,
     keeper::{self, Kept, Note},
+    leg::ip,
     lingering::Lingering,
+    live::Live,
     orphans::{self, Orphan},
     ports::Ports,
     relay::Relay,
     sessions::{self, Sessions},
 };
-use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Released, Tuple};
+use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Released, Tuple, register};
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
@@ -29,6 +31,7 @@ use std::{
     time::Instant,
 };
 use tokio::{
+    io::Interest,
     runtime::Handle,
     sync::{Notify, mpsc, oneshot, watch},
 };
@@ -397,14 +400,15 @@ impl Splicer {
             s.set_only_v6(true)?;
         }
         s.set_reuse_address(true)?;
-        s.set_tcp_nodelay(true)?; // accepted sockets inherit it
+        s.set_tcp_nodelay(true)?; // accepted sockets inherit it, and the next
+        s.set_out_of_band_inline(true)?; // see live.rs
         s.bind(&addr.into())?;
         if let Some(d) = self.inner.datapath.as_ref().filter(|_| !to_copy) {
             let bound = s.local_addr()?.as_socket().expect("bound to an IP address");
             d.listen(bound)?; // before listen(2): the first SYN counts
         }
         s.listen(4096)?;
-        Ok(Listener { splicer: self.clone(), to_copy, listener: tokio::net::TcpListener::from_std(s.into())? })
+        Ok(Listener { splicer: self.clone(), to_copy, listener: register(s.into(), Interest::READABLE)? })
     }
 
     /// Connects to a server on behalf of `client`. No time limit of its own.
@@ -444,6 +448,7 @@ impl Splicer {
                 Err(e) => return Err(e),
             }
             s.set_tcp_nodelay(true)?;
+            s.set_out_of_band_inline(true)?;
             let mss = match d.expect(&t, client.unwrap_or(&t)) {
                 Ok(mss) => mss,
                 Err(ExpectError::Taken) => match self.make_way(d, &t, client) {
@@ -462,13 +467,13 @@ impl Splicer {
             self.inner.lingering.begins_anew(&t);
             // Dropped without a connection, by an error or because the caller gave up: nothing stays behind.
             let mut expected = Expected { datapath: d, leg: Some(t) };
-            let stream = match tokio::net::TcpSocket::from_std_stream(s.into()).connect(server).await {
+            let socket = match Live::connect(s, server).await {
                 // a socket of ours has them, or is in TIME-WAIT
                 Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => continue,
                 r => r?,
             };
             expected.leg = None;
-            return Ok(Leg::new(stream, server, t.local, false));
+            return Ok(Leg::new(socket, server, t.local, false));
         }
         Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
@@ -483,9 +488,10 @@ impl Splicer {
             s.bind(&SocketAddr::new(source, 0).into())?;
         }
         s.set_tcp_nodelay(true)?;
-        let stream = tokio::net::TcpSocket::from_std_stream(s.into()).connect(server).await?;
-        let local = stream.local_addr()?;
-        Ok(Leg::new(stream, server, local, only_copied))
+        s.set_out_of_band_inline(true)?;
+        let socket = Live::connect(s, server).await?;
+        let local = ip(&SockRef::from(socket.get()).local_addr()?);
+        Ok(Leg::new(socket, server, local, only_copied))
     }
 
     /// The connection that has used the port is over: its entries give way. None: they do not.

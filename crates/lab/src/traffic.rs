@@ -92,6 +92,15 @@ pub struct Pause {
     pub lasting: Duration,
 }
 
+/// How urgent bytes are received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marks {
+    /// In the stream (SO_OOBINLINE).
+    Inline,
+    /// Apart from it (MSG_OOB).
+    Apart,
+}
+
 /// What one end of a connection does. Public fields, and a few methods for what tests set most.
 #[derive(Clone, Debug)]
 pub struct Script {
@@ -105,6 +114,11 @@ pub struct Script {
     pub pace: Option<u64>,
     /// Sizes of the writes.
     pub chunks: Chunks,
+    /// Positions of bytes that are sent as urgent ones (MSG_OOB), in order. Of several that a receiver has not read yet, it knows
+    /// the last only.
+    pub urgent: Vec<u64>,
+    /// How urgent bytes are received; `None`: as any others, if none come.
+    pub marks: Option<Marks>,
     /// When to begin.
     pub start: Start,
     /// Send only so many bytes more than were received: `Some(1)` against `Some(0)` is a 1-byte ping-pong. An answerer
@@ -140,6 +154,8 @@ impl Script {
             send: Amount::Bytes(0),
             pace: None,
             chunks: Chunks::Fixed(16 * 1024),
+            urgent: Vec::new(),
+            marks: None,
             start: Start::AtOnce,
             ahead: None,
             ending: Ending::HalfClose,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use longsplice_lab::topology::SERVER;
 use longsplice_lab::trace::Tap;
 use longsplice_lab::traffic::{
-    Chunks, Ending, How, Report, Script, Start, connect, converse, intact, listen, serve, socks5_connect,
+    Chunks, Ending, How, Marks, Report, Script, Start, connect, converse, intact, listen, serve, socks5_connect,
 };
 use longsplice_lab::{Family, Lab, Options, Shape};
 
@@ -22,6 +22,20 @@ fn exchange(lab: &Lab, opener: &Script, answerer: Script) -> (Report, Report) {
     let server = serve(lab.server.run(|| listen(at, &answerer)).expect("listen"), 1, answerer);
     let client = converse(lab.client.run(|| connect(at, opener)).expect("connect"), opener);
     (client, server.join().pop().expect("one connection"))
+}
+
+#[test]
+fn urgent_bytes_are_found_where_they_were_sent() {
+    let urgent = vec![0, 7000, 14_000, 19_999];
+    for marks in [Marks::Inline, Marks::Apart] {
+        let opener = Script { urgent: urgent.clone(), ..Script::opener(1).bytes(20_000).pace(40_000) };
+        let (client, server) = exchange(&lab(), &opener, Script { marks: Some(marks), ..Script::answerer() });
+        intact(&client, &server).unwrap();
+        assert_eq!((&client.urgent, &server.marks), (&urgent, &urgent), "{marks:?}");
+    }
+    let opener = Script { urgent, ..Script::opener(1).bytes(20_000).pace(40_000) };
+    let (client, server) = exchange(&lab(), &opener, Script::answerer());
+    intact(&client, &server).unwrap_err();
 }
 
 /// A relay on the server's loopback that changes what it carries from client to server.

@@ -1,20 +1,22 @@
 //! One end of a connection at work: a thread that writes, a thread that reads, and what they tell each other.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::getsockopt;
+use longsplice_datapath::is_urgent;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, getsockopt, recv};
 use nix::{getsockopt_impl, libc, sockopt_impl};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use sha2::{Digest, Sha256};
 use socket2::SockRef;
 
-use super::{Amount, Chunks, Ending, How, Report, STEP, Script, Side, Start};
+use super::{Amount, Chunks, Ending, How, Marks, Report, STEP, Script, Side, Start};
 use crate::pattern::{self, Mismatch};
 
 sockopt_impl!(
@@ -39,6 +41,7 @@ pub fn converse(stream: TcpStream, script: &Script) -> Report {
         changed: Condvar::new(),
     };
     let set_up = SockRef::from(&stream).set_read_timeout(Some(STEP)).and(stream.set_write_timeout(Some(STEP)));
+    let set_up = set_up.and(SockRef::from(&stream).set_out_of_band_inline(script.marks == Some(Marks::Inline)));
     let (sender, receiver) = match set_up.and(stream.set_nodelay(script.nodelay)) {
         Ok(()) => thread::scope(|scope| {
             let writer = scope.spawn(|| conversation.write());
@@ -56,6 +59,7 @@ pub fn converse(stream: TcpStream, script: &Script) -> Report {
 /// What the writing thread did.
 struct Sender {
     sent: u64,
+    urgent: Vec<u64>,
     digest: Sha256,
     end: How,
     ended: Option<Instant>,
@@ -63,13 +67,16 @@ struct Sender {
 
 impl Default for Sender {
     fn default() -> Self {
-        Self { sent: 0, digest: Sha256::new(), end: How::Eof, ended: None }
+        Self { sent: 0, urgent: Vec::new(), digest: Sha256::new(), end: How::Eof, ended: None }
     }
 }
 
 /// What the reading thread saw.
 struct Receiver {
     received: u64,
+    marks: Vec<u64>,
+    /// An urgent byte that was received apart, and whose place in the stream has not been reached.
+    apart: Option<u8>,
     digest: Sha256,
     mismatch: Option<Mismatch>,
     first_byte: Option<Duration>,
@@ -83,6 +90,8 @@ impl Default for Receiver {
     fn default() -> Self {
         Self {
             received: 0,
+            marks: Vec::new(),
+            apart: None,
             digest: Sha256::new(),
             mismatch: None,
             first_byte: None,
@@ -214,12 +223,19 @@ impl Conversation<'_> {
         };
         let mut random = StdRng::seed_from_u64(seed);
         let mut buffer = Vec::new();
+        let mut urgent = self.script.urgent.iter().peekable();
         let began = Instant::now();
         while let Some(room) = self.room(sender.sent, began)? {
-            let chunk = (self.chunk(&mut random) as u64).min(room);
+            let to_mark = match urgent.peek() {
+                Some(at) if **at == sender.sent => 1,
+                Some(at) => **at - sender.sent,
+                None => u64::MAX,
+            };
+            let chunk = (self.chunk(&mut random) as u64).min(room).min(to_mark);
             buffer.resize(chunk as usize, 0);
             pattern::fill(seed, sender.sent, &mut buffer);
-            self.write_chunk(&buffer, sender)?;
+            let flags = if urgent.next_if_eq(&&sender.sent).is_some() { libc::MSG_OOB } else { 0 };
+            self.write_chunk(&buffer, flags, sender)?;
             if let Some(pace) = self.script.pace {
                 self.sleep_until(began + Duration::from_secs_f64(sender.sent as f64 / pace as f64))?;
             }
@@ -258,13 +274,16 @@ impl Conversation<'_> {
         }
     }
 
-    fn write_chunk(&self, mut chunk: &[u8], sender: &mut Sender) -> Result<(), How> {
+    fn write_chunk(&self, mut chunk: &[u8], flags: i32, sender: &mut Sender) -> Result<(), How> {
         while !chunk.is_empty() {
             if let Some(why) = self.over() {
                 return Err(why);
             }
-            match { self.stream }.write(chunk) {
+            match SockRef::from(self.stream).send_with_flags(chunk, flags | libc::MSG_NOSIGNAL) {
                 Ok(count) => {
+                    if flags & libc::MSG_OOB != 0 {
+                        sender.urgent.push(sender.sent);
+                    }
                     sender.digest.update(&chunk[..count]);
                     sender.sent += count as u64;
                     chunk = &chunk[count..];
@@ -340,7 +359,11 @@ impl Conversation<'_> {
             if room == 0 {
                 return self.stop_reading();
             }
-            match { self.stream }.read(&mut buffer[..room]) {
+            let read = match self.script.marks {
+                None => { self.stream }.read(&mut buffer[..room]),
+                Some(how) => self.read_to_mark(how, &mut buffer[..room], receiver),
+            };
+            match read {
                 Ok(0) => return self.over().unwrap_or(How::Eof),
                 Ok(count) => self.take(&buffer[..count], receiver, &mut last, &mut first_word),
                 Err(error) if is_step(&error) => match self.over() {
@@ -351,6 +374,37 @@ impl Conversation<'_> {
                 Err(error) => return self.over().unwrap_or_else(|| How::from_error(&error)),
             }
         }
+    }
+
+    /// Reads up to an urgent byte, or just that one, and notes its place.
+    fn read_to_mark(&self, how: Marks, buffer: &mut [u8], receiver: &mut Receiver) -> io::Result<usize> {
+        let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN | PollFlags::POLLPRI)];
+        poll(&mut fds, PollTimeout::try_from(STEP).expect("short"))?;
+        let there = fds[0].revents().unwrap_or(PollFlags::empty());
+        if there.contains(PollFlags::POLLPRI) && how == Marks::Apart {
+            let mut byte = [0];
+            recv(self.stream.as_raw_fd(), &mut byte, MsgFlags::MSG_OOB)?;
+            receiver.apart = Some(byte[0]);
+        }
+        if there.is_empty() {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let urgent = is_urgent(self.stream)?;
+        let room = match (how, urgent, receiver.apart) {
+            (Marks::Inline, true, _) => 1,
+            (Marks::Apart, true, Some(byte)) => {
+                receiver.apart = None;
+                receiver.marks.push(receiver.received);
+                buffer[0] = byte;
+                return Ok(1);
+            }
+            _ => buffer.len(),
+        };
+        let count = { self.stream }.read(&mut buffer[..room])?;
+        if how == Marks::Inline && urgent && count == 1 {
+            receiver.marks.push(receiver.received);
+        }
+        Ok(count)
     }
 
     fn take(&self, bytes: &[u8], receiver: &mut Receiver, last: &mut Option<Instant>, first_word: &mut Vec<u8>) {
@@ -411,7 +465,9 @@ impl Conversation<'_> {
         Report {
             seed: self.progress().seed,
             sent: sender.sent,
+            urgent: sender.urgent,
             received: receiver.received,
+            marks: receiver.marks,
             sha256_sent: hexadecimal(sender.digest),
             sha256_received: hexadecimal(receiver.digest),
             mismatch: receiver.mismatch,

@@ -45,6 +45,10 @@ pub struct Report {
     pub sha256_sent: String,
     /// Digest of what was received, in hexadecimal.
     pub sha256_received: String,
+    /// Positions of the bytes that were sent as urgent ones.
+    pub urgent: Vec<u64>,
+    /// Positions of the urgent bytes that were received.
+    pub marks: Vec<u64>,
     /// The first wrong byte.
     pub mismatch: Option<Mismatch>,
     /// When the first byte was read, from the start.
@@ -79,13 +83,18 @@ impl fmt::Display for Report {
         write!(f, "sent {} ({:?}), received {} ({:?})", self.sent, self.send_end, self.received, self.end)?;
         write!(f, " in {:?}, longest gap {:?} at {}", self.duration, self.longest_gap, self.longest_gap_at)?;
         write!(f, ", {} retransmissions", self.retransmits.map_or("unknown".into(), |n| n.to_string()))?;
+        if self.urgent.len() + self.marks.len() > 0 {
+            write!(f, ", urgent ones {:?} and {:?}", self.urgent, self.marks)?;
+        }
         self.mismatch.map_or(Ok(()), |mismatch| write!(f, ", {mismatch}"))
     }
 }
 
-/// Whether all that each end sent has arrived at the other, unaltered, and both ended well. If not, says why.
+/// Whether all that each end sent has arrived at the other, unaltered and as urgent as it was, and both ended well. If not, says why.
 pub fn intact(one: &Report, other: &Report) -> Result<(), String> {
-    let whole = |from: &Report, to: &Report| from.sent == to.received && from.sha256_sent == to.sha256_received;
+    let whole = |from: &Report, to: &Report| {
+        from.sent == to.received && from.sha256_sent == to.sha256_received && from.urgent == to.marks
+    };
     if one.clean() && other.clean() && whole(one, other) && whole(other, one) {
         return Ok(());
     }

@@ -1,0 +1,175 @@
+//! A connected socket in the runtime, which knows where urgent data are (RFC 9293, 3.8.5).
+//!
+//! Our sockets have SO_OOBINLINE: the urgent byte stays in the stream, so that what is read agrees with the sequence numbers.
+//! Its place, the mark, has to be passed on as well. No read goes beyond a mark, but one that begins at it does not say so: a
+//! reader must know before. When an event without EPOLLPRI says that there is something to read, the first byte of it cannot
+//! become urgent any more, and one read may follow. After that one, and where another thread hears of events meanwhile, poll(2) is
+//! asked first.
+
+use longsplice_datapath::{is_urgent, receive, register};
+use nix::{
+    errno::Errno,
+    libc::{MSG_NOSIGNAL, MSG_OOB},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use socket2::{SockRef, Socket};
+use std::{
+    future::poll_fn,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    net::{Shutdown, SocketAddr},
+    os::fd::{AsFd, OwnedFd},
+    task::{Context, Poll, ready},
+};
+use tokio::{
+    io::{Interest, ReadBuf, unix::AsyncFd},
+    runtime::{Handle, RuntimeFlavor},
+};
+
+#[derive(Debug)]
+pub(crate) struct Live {
+    socket: AsyncFd<OwnedFd>,
+    /// Events may be older than the last read.
+    shared: bool,
+    /// What has been heard does not tell of the next byte.
+    look: bool,
+}
+
+impl Live {
+    /// Into the current runtime. Errors if it takes no more.
+    pub fn new(socket: OwnedFd) -> io::Result<Live> {
+        let shared = Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread;
+        let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
+        Ok(Live { socket: register(socket, interest)?, shared, look: shared })
+    }
+
+    /// Connects a socket that does not block.
+    pub async fn connect(socket: Socket, to: SocketAddr) -> io::Result<Live> {
+        match socket.connect(&to.into()) {
+            Err(e) if e.raw_os_error() == Some(Errno::EINPROGRESS as i32) => {}
+            r => r?,
+        }
+        let live = Live::new(socket.into())?;
+        poll_fn(|cx| live.socket.poll_write_ready(cx).map_ok(drop)).await?;
+        live.sock().take_error()?.map_or(Ok(live), Err)
+    }
+
+    pub fn get(&self) -> &OwnedFd {
+        self.socket.get_ref()
+    }
+
+    fn sock(&self) -> SockRef<'_> {
+        SockRef::from(self.get())
+    }
+
+    /// Out of the runtime.
+    pub fn leave(self) -> OwnedFd {
+        self.socket.into_inner()
+    }
+
+    /// Until there is something to read, or the end, as far as the runtime knows.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.poll_read_ready(cx).map_ok(drop)
+    }
+
+    /// Until something can be read, or has gone wrong. Nothing is taken.
+    pub fn poll_heard(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll_with_readable(cx, |s| SockRef::from(s).peek(&mut [MaybeUninit::uninit()])).map(drop)
+    }
+
+    /// Does something that may find nothing to read.
+    pub fn poll_with_readable<R>(
+        &self,
+        cx: &mut Context<'_>,
+        mut reading: impl FnMut(&OwnedFd) -> io::Result<R>,
+    ) -> Poll<io::Result<R>> {
+        loop {
+            if let Ok(r) = ready!(self.socket.poll_read_ready(cx))?.try_io(|s| reading(s.get_ref())) {
+                return Poll::Ready(r);
+            }
+        }
+    }
+
+    /// Writes; fewer than `all` bytes: there is no room for more.
+    pub fn poll_with_writable(
+        &self,
+        cx: &mut Context<'_>,
+        all: usize,
+        mut writing: impl FnMut(&OwnedFd) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut heard = ready!(self.socket.poll_write_ready(cx))?;
+            if let Ok(wrote) = heard.try_io(|s| writing(s.get_ref())) {
+                if wrote.as_ref().is_ok_and(|n| *n < all) {
+                    heard.clear_ready(); // an event says when there is room again
+                }
+                return Poll::Ready(wrote);
+            }
+        }
+    }
+
+    /// Reads up to a mark at most; `true`: one byte, and it is urgent.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
+        let Live { socket, shared, look } = self;
+        while buf.remaining() > 0 {
+            let mut heard = ready!(socket.poll_read_ready(cx))?;
+            let announced = match *look {
+                true => {
+                    let there = there_is(socket.get_ref())?;
+                    if there.is_empty() {
+                        heard.clear_ready();
+                        *look = *shared;
+                        continue;
+                    }
+                    there.contains(PollFlags::POLLPRI)
+                }
+                // forgotten when it has been read
+                false => socket.try_io(Interest::PRIORITY, still_urgent).is_ok(),
+            };
+            let urgent = announced && is_urgent(socket.get_ref())?;
+            let room = if urgent { 1 } else { buf.remaining() };
+            match heard.try_io(|s| receive(s, buf, room)) {
+                Ok(read) => {
+                    let read = read?;
+                    // There is nothing more, or it is urgent; then an event has come or is about to.
+                    if (1..room).contains(&read) && !announced {
+                        heard.clear_ready();
+                    }
+                    *look = *shared || announced || read == room;
+                    return Poll::Ready(Ok(urgent && read == 1));
+                }
+                Err(_nothing) => *look = *shared,
+            }
+        }
+        Poll::Ready(Ok(false))
+    }
+
+    /// `urgent`: the mark is at the last of these bytes.
+    pub fn poll_write(&self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
+        let flags = MSG_NOSIGNAL | if urgent { MSG_OOB } else { 0 };
+        self.poll_with_writable(cx, buf.len(), |s| SockRef::from(s).send_with_flags(buf, flags))
+    }
+
+    pub fn poll_write_vectored(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let all = bufs.iter().map(|b| b.len()).sum();
+        self.poll_with_writable(cx, all, |s| SockRef::from(s).send_vectored_with_flags(bufs, MSG_NOSIGNAL))
+    }
+
+    /// Sends a FIN.
+    pub fn shut(&self) -> io::Result<()> {
+        match self.sock().shutdown(Shutdown::Write) {
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()), // reset meanwhile: reading tells
+            r => r,
+        }
+    }
+}
+
+fn there_is(socket: &OwnedFd) -> io::Result<PollFlags> {
+    let mut fd = [PollFd::new(socket.as_fd(), PollFlags::POLLIN | PollFlags::POLLPRI)];
+    poll(&mut fd, PollTimeout::ZERO)?;
+    Ok(fd[0].revents().unwrap_or(PollFlags::empty()))
+}
+
+fn still_urgent(socket: &OwnedFd) -> io::Result<()> {
+    if there_is(socket)?.contains(PollFlags::POLLPRI) { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+}
