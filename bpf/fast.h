@@ -166,8 +166,7 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 	th->dest = p->rport;
 	sum += add_to(&th->seq, p->seq_add);
 	sum += add_to(&th->ack_seq, p->ack_add);
-	win = win << (p->scales & 15) >> (p->scales >> 4);
-	win = bpf_htons(win > 0xffff ? 0xffff : win);
+	win = bpf_htons(window_field(win << (p->scales & 15), p->scales >> 4));
 	sum += delta(th->window, win);
 	th->window = win;
 	if (doff >= 32 && (void *)(opt + 3) <= end) {

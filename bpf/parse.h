@@ -216,6 +216,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	sc->s.seq = bpf_ntohl(th->seq);
 	sc->s.ack = bpf_ntohl(th->ack_seq);
 	sc->s.win = bpf_ntohs(th->window);
+	sc->s.urg = bpf_ntohs(th->urg_ptr);
 	sc->s.flags = sc->orig[13];
 	sc->s.len = sc->pkt_len - sc->ihl - sc->doff;
 	return r;

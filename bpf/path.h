@@ -452,8 +452,8 @@ INLINE void path_edit(const struct path *p, union path_word w, const struct seg 
 	e->sack_add = p->ack_add;
 	e->sack_lo = s->ack - FAR;
 	e->sack_hi = s->ack + FAR;
-	win >>= p->scales >> 4;
-	e->win = win > 0xffff ? 0xffff : win;
+	e->win = window_field(win, p->scales >> 4);
+	e->urg = s->urg;
 	e->flags = s->flags;
 	e->keep = s->len;
 	e->strip_ts = !!(w.flags & PATH_STRIP_TS);

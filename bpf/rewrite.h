@@ -84,6 +84,7 @@ __noinline int rewrite_tcp(struct __sk_buff *skb, __u32 which, __u32 ports)
 		th->ack_seq = bpf_htonl(e->ack);
 	sc->new[13] = e->flags;
 	th->window = bpf_htons(e->win);
+	th->urg_ptr = bpf_htons(e->urg);
 	__builtin_memcpy(sc->new + TCP_CSUM_AT, sc->old + TCP_CSUM_AT, 2);
 	edit_options(sc, e);
 	n = cap(n) & 60;

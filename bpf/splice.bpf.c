@@ -344,7 +344,7 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 		return drop(V_CHALLENGE_LIMITED);
 	e->seq = rev->max_ack + rev->ack_add - 1 + p->seq_add;
 	e->ack = p->max_ack + p->ack_add;
-	e->win = 0;
+	e->win = e->urg = 0;
 	e->flags = TH_ACK;
 	e->keep = 0;
 	sc->ts_at = sc->sack_at = 0;

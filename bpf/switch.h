@@ -19,12 +19,13 @@
 #define TH_SYN 0x02
 #define TH_RST 0x04
 #define TH_ACK 0x10
+#define TH_URG 0x20
 
 /* A segment as it came in; host byte order. */
 struct seg {
 	__u32 seq, ack, len; /* len: payload bytes, FIN not counted */
 	__u32 tsval, tsecr;
-	__u16 win;
+	__u16 win, urg;
 	__u8 flags;
 	__u8 has_ts;
 };
@@ -35,7 +36,7 @@ struct edit {
 	__u32 keep;               /* payload bytes kept, from the front */
 	__u32 sack_add;           /* added to SACK edges ... */
 	__u32 sack_lo, sack_hi;   /* ... which are first clamped to this range */
-	__u16 win;
+	__u16 win, urg;
 	__u8 flags;
 	__u8 strip_ts, strip_sack;
 };
@@ -71,6 +72,38 @@ INLINE void advance_in(struct leg *l, __u32 end)
 		l->max_in = end;
 		l->flags &= ~LEG_FIN_IN; /* what has more behind it was no end */
 	}
+}
+
+/* The window field for so many bytes. One that is open stays open: whoever hears of none waits to be told of another. It may
+ * then say more, by less than one unit of its scale; what there is no room for is cut off and sent again. */
+INLINE __u16 window_field(__u32 bytes, __u32 scale)
+{
+	__u32 win = bytes >> scale;
+
+	if (win > 0xffff)
+		return 0xffff;
+	return win ? win : !!bytes;
+}
+
+/* The end of what is urgent, in the numbers that the segment came with (RFC 9293, 3.8.5). */
+INLINE __u32 urgent_end(const struct seg *s)
+{
+	return s->seq + s->urg;
+}
+
+/* It stays where it is in the stream, and its pointer counts from the number that a copy goes out with. `shift`: from the numbers
+ * that the segment came with to those of the copy. */
+INLINE void point_at_urgent(struct edit *e, const struct seg *s, __u32 shift)
+{
+	__u32 ahead = urgent_end(s) + shift - e->seq;
+
+	e->urg = s->urg;
+	if (!(e->flags & TH_URG))
+		return;
+	if (ahead - 1 < 0xffff)
+		e->urg = ahead;
+	else /* behind it, or too far ahead to be told */
+		e->flags &= ~TH_URG;
 }
 
 /* How far the local socket's window reaches. */
@@ -253,6 +286,7 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	e->sack_lo = lo;
 	e->sack_hi = hi;
 	e->win = s->win;
+	e->urg = s->urg;
 	e->strip_ts = e->strip_sack = 0;
 }
 
@@ -275,7 +309,7 @@ INLINE void forward_reset(struct leg *o, struct plan *p)
 {
 	p->f.seq = o->ack_in; /* exactly what it expects (RFC 5961, 3.2) */
 	p->f.ack = o->ack_out;
-	p->f.win = 0;
+	p->f.win = p->f.urg = 0;
 	o->flags |= LEG_RESET;
 }
 
@@ -425,20 +459,27 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	}
 	if (p->fwd && !p->fwd_data)
 		p->f.keep = 0, p->f.flags &= ~TH_FIN;
+	/* The socket hears of an urgent byte with that byte, and not before: until it has come, another owner may get it. So does the
+	 * other host of one that is the socket's. */
+	if (after(urgent_end(s), local_end))
+		p->l.flags &= ~TH_URG;
+	if (p->fwd_data ? l->phase_in == PHASE_TO_LOCAL && after(urgent_end(s), l->bound_in) : l->phase_in != PHASE_FWD)
+		p->f.flags &= ~TH_URG;
+	point_at_urgent(&p->l, s, -l->shim_in);
 	return p->local || p->fwd;
 }
 
 /* Does the socket get it as it is? After step 1. */
 INLINE int is_plain(const struct leg *l, const struct seg *s, const struct plan *p)
 {
-	return untouched(l) && !p->returned && p->l.seq == s->seq;
+	return untouched(l) && !p->returned && p->l.seq == s->seq && p->l.flags == s->flags;
 }
 
 /* ---- from a host, step 2: under the lock of the other leg, where the forwarded copy goes out ---- */
 INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 {
 	struct edit *e = &p->f;
-	__u32 ack = o->ack_out, win = o->win_out;
+	__u32 ack = o->ack_out, win = o->win_out, shift = e->seq - s->seq;
 
 	if (p->drained && o->phase_in == PHASE_TO_FWD) /* not if it was taken back meanwhile */
 		o->phase_in = PHASE_FWD;
@@ -457,16 +498,15 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		if (!before(ack, o->ack_out)) {
 			o->ack_out = ack;
 			o->win_out = win;
-			o->edge_out = later(o->edge_out, ack + win);
 		}
 	}
 	if (p->returned && o->phase_in == PHASE_TO_LOCAL)
 		o->phase_in = PHASE_LOCAL;
 	e->ack = o->ack_out;
-	win = o->win_out >> o->wscale_out;
-	e->win = win > 0xffff ? 0xffff : win;
+	e->win = window_field(o->win_out, o->wscale_out);
+	o->edge_out = later(o->edge_out, e->ack + ((__u32)e->win << o->wscale_out));
 	if (p->fwd_data) {
-		__u32 end = p->fwd_end + (e->seq - s->seq);
+		__u32 end = p->fwd_end + shift;
 
 		o->max_out = later(o->max_out, end);
 		if (o->phase_out == PHASE_LOCAL && after(end, o->local_out)) /* taken back meanwhile */
@@ -476,6 +516,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	} else {
 		e->seq = pure_ack_seq(o);
 	}
+	point_at_urgent(e, s, shift);
 	e->sack_add = -o->seq_off;
 	e->strip_ts = !(o->flags & LEG_TS);
 	e->strip_sack = !(o->flags & LEG_SACK) || !p->ack_valid;
@@ -560,12 +601,13 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		}
 		l->ack_out = ack;
 		l->win_out = win;
-		l->edge_out = later(l->edge_out, ack + win);
 	}
 	e->seq = seq;
 	e->ack = ack;
-	win >>= l->wscale_out;
-	e->win = win > 0xffff ? 0xffff : win;
+	e->win = window_field(win, l->wscale_out);
+	if (s->flags & TH_ACK)
+		l->edge_out = later(l->edge_out, ack + ((__u32)e->win << l->wscale_out));
+	point_at_urgent(e, s, l->shim_out);
 	e->sack_add = l->shim_in;
 	e->sack_lo = s->ack - FAR;
 	e->sack_hi = s->ack + FAR;

@@ -126,7 +126,7 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         // Our probe is a keep-alive: one below what the other host expects (RFC 9293, 3.8.4), which it answers with an ACK.
         p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
         p.ack = d.max_ack.wrapping_add(d.ack_add);
-        (p.flags, p.window) = (flag::ACK, 0);
+        (p.flags, p.window, p.urgent) = (flag::ACK, 0, 0);
         p.options.fill(1);
         p.payload.clear();
         return Fate::Challenge(readdress(d, p).frame());
@@ -168,7 +168,9 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     if ack {
         p.ack = p.ack.wrapping_add(d.ack_add);
     }
-    p.window = (u64::from(p.window) << d.scale_in >> d.scale_out).min(65535) as u16;
+    let room = u64::from(p.window) << d.scale_in;
+    // a window that is open does not become a closed one, which would have to be probed (RFC 9293, 3.8.6.1)
+    p.window = (room >> d.scale_out).clamp(room.min(1), 65535) as u16;
     translate_options(d, &mut p.options, ack, old_ack);
     p = readdress(d, p);
     match (reset, proven) {

@@ -155,6 +155,7 @@ static void as_shimmed(const struct leg *l, const struct seg *s, struct model_ou
 	e->tsval = s->tsval;
 	e->tsecr = s->tsecr - l->shim_ts;
 	e->win = s->win;
+	e->urg = s->urg;
 	e->flags = s->flags;
 	e->keep = s->len;
 	e->sack_add = -l->shim_out;

@@ -18,6 +18,7 @@ pub struct Seg {
     pub tsval: u32,
     pub tsecr: u32,
     pub win: u16,
+    pub urg: u16,
     pub flags: u8,
     pub has_ts: u8,
 }
@@ -36,6 +37,7 @@ pub struct Edit {
     pub sack_lo: u32,
     pub sack_hi: u32,
     pub win: u16,
+    pub urg: u16,
     pub flags: u8,
     pub strip_ts: u8,
     pub strip_sack: u8,

@@ -2,6 +2,7 @@
 //! decision logic. Everything follows from a seed.
 
 mod relay;
+mod style;
 mod tcp;
 
 use longsplice_datapath::{
@@ -11,7 +12,8 @@ use longsplice_datapath::{
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use relay::{Habits, Meanwhile, Relay, State};
 use std::{cmp::Reverse, collections::BinaryHeap};
-use tcp::{FIN, MS, Packet, RST, Style, Tcp, Time};
+use style::Style;
+use tcp::{FIN, MS, Packet, RST, Tcp, Time, URG};
 
 const LEG_TS: u32 = 1;
 const LEG_SACK: u32 = 2;
@@ -66,6 +68,12 @@ struct App {
     total: u64,
     written: u64,
     got: u64,
+    /// How likely the last byte of a write is urgent.
+    urgency: f64,
+    /// Positions of the urgent ones ...
+    urgent: Vec<u64>,
+    /// ... and of those that were received.
+    marks: Vec<u64>,
     chunk: usize,
     pause: Time,
     write_at: Time,
@@ -225,6 +233,9 @@ impl World {
             },
             written: 0,
             got: 0,
+            urgency: 0.0,
+            urgent: Vec::new(),
+            marks: Vec::new(),
             chunk: *[1, 100, 3000, 50_000].get(r.random_range(0..4usize)).expect("four"),
             pause: *[0, 0, 100, MS, 20 * MS].get(r.random_range(0..5usize)).expect("five"),
             write_at: 0,
@@ -246,6 +257,10 @@ impl World {
             if a.pause == 20 * MS {
                 a.chunk = a.chunk.max((a.total / 100) as usize).max(1);
             }
+        }
+        for a in &mut apps {
+            a.urgency =
+                if r.random_bool(0.4) { *[0.01, 0.1, 0.5].get(r.random_range(0..3usize)).expect("three") } else { 0.0 };
         }
         match r.random_range(0..3) {
             0 => apps[0].after_peer = true,
@@ -473,11 +488,18 @@ impl World {
             let data: Vec<u8> = (a.written..a.written + n).map(|p| byte(a.seed, p)).collect();
             h.write(&data);
             a.written += n;
+            if a.urgency > 0.0 && self.rng.random_bool(a.urgency) {
+                h.mark();
+                a.urgent.push(a.written - 1);
+            }
             a.write_at = now + a.pause + 1;
         }
         let mut wrong = None;
         if (h.unread() > 0 && a.read_at <= now) || (h.at_eof() && !a.eof) {
             let mut got = Vec::new();
+            if h.at_mark() {
+                a.marks.push(a.got);
+            }
             h.read(a.sip, &mut got);
             let (seed, total) = {
                 let peer = &self.apps[1 - i];
@@ -494,8 +516,11 @@ impl World {
             a.read_at = now + a.nap + u64::from(a.nap == 0);
             if self.hosts[i].at_eof() && !a.eof {
                 a.eof = true;
-                if a.got != total {
-                    wrong = Some(format!("host {i}: end of stream after {} of {total}", a.got));
+                let (sent, marks) = (&self.apps[1 - i].urgent, &self.apps[i].marks);
+                if self.apps[i].got != total {
+                    wrong = Some(format!("host {i}: end of stream after {} of {total}", self.apps[i].got));
+                } else if marks.last() != sent.last() || marks.iter().any(|m| !sent.contains(m)) {
+                    wrong = Some(format!("host {i}: urgent are {sent:?}, received as such {marks:?}"));
                 }
             }
         }
@@ -604,6 +629,7 @@ fn seg(p: &Packet) -> Seg {
         tsval: p.ts.map_or(0, |t| t.0),
         tsecr: p.ts.map_or(0, |t| t.1),
         win: p.win,
+        urg: p.urg,
         flags: p.flags,
         has_ts: p.ts.is_some().into(),
     }
@@ -621,6 +647,7 @@ fn edited(p: &Packet, e: &Edit) -> Packet {
         ack: e.ack,
         flags: e.flags,
         win: e.win,
+        urg: e.urg,
         ts: p.ts.filter(|_| e.strip_ts == 0).map(|_| (e.tsval, e.tsecr)),
         sack: if e.strip_sack != 0 { Vec::new() } else { p.sack.iter().map(|&(a, b)| (clamp(a), clamp(b))).collect() },
         data: p.data[..(e.keep as usize).min(p.data.len())].to_vec(),
@@ -629,7 +656,8 @@ fn edited(p: &Packet, e: &Edit) -> Packet {
 
 fn show(p: &Packet) -> String {
     format!(
-        "{}{}{} len {} ack {} win {}{}{}",
+        "{}{}{}{} len {} ack {} win {}{}{}",
+        if p.flags & URG != 0 { format!("U+{} ", p.urg) } else { String::new() },
         if p.flags & FIN != 0 { "F " } else { "" },
         if p.flags & RST != 0 { "R " } else { "" },
         p.seq,

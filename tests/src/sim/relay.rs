@@ -36,6 +36,8 @@ pub enum State {
 #[derive(Default)]
 struct Direction {
     hand: Vec<u8>,
+    /// One byte is in hand, and it is urgent.
+    urgent: bool,
     limit: Option<u64>,
     fin: bool,
 }
@@ -224,6 +226,7 @@ impl Relay {
         for (d, socket) in sockets.iter_mut().enumerate() {
             if self.dirs[d].hand.is_empty() && !self.eof[d] && socket.unread() > 0 {
                 let n = rng.random_range(1..=socket.unread().min(self.habits.buffer));
+                self.dirs[d].urgent = socket.at_mark();
                 let n = socket.read(n, &mut self.dirs[d].hand);
                 self.consumed[d] += n as u64;
             }
@@ -242,6 +245,9 @@ impl Relay {
                     }
                     sockets[o].write(&dir.hand[..n]);
                     dir.hand.drain(..n);
+                    if std::mem::take(&mut dir.urgent) {
+                        sockets[o].mark();
+                    }
                     self.produced[o] += n as u64;
                     continue;
                 }
@@ -264,6 +270,7 @@ impl Relay {
                     self.consumed[d] += 1;
                     continue;
                 }
+                dir.urgent = sockets[d].at_mark();
                 let n = sockets[d].read(room, &mut dir.hand);
                 if n == 0 {
                     break;

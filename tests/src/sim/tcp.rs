@@ -1,9 +1,9 @@
 //! A small, strict TCP (RFC 9293) without handshake: what it does not accept, no host has to accept.
 //!
-//! Not here: urgent data, path MTU discovery, keep-alive, simultaneous anything. Congestion control is slow start and
+//! Urgent data as in Linux: of several marks that a receiver has not read up to, it knows the last. Not here: path MTU discovery, keep-alive, simultaneous anything. Congestion control is slow start and
 //! additive increase, loss recovery NewReno with or without SACK (RFC 6582, RFC 6675 in spirit).
 
-use rand::{RngExt, rngs::SmallRng};
+use super::style::Style;
 use std::collections::VecDeque;
 
 /// Microseconds.
@@ -15,6 +15,7 @@ pub const FIN: u8 = 1;
 pub const RST: u8 = 4;
 pub const PSH: u8 = 8;
 pub const ACK: u8 = 16;
+pub const URG: u8 = 32;
 
 /// A segment on a wire.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub struct Packet {
     pub ack: u32,
     pub flags: u8,
     pub win: u16,
+    /// With [`URG`]: from `seq` to the end of what is urgent.
+    pub urg: u16,
     pub ts: Option<(u32, u32)>,
     pub sack: Vec<(u32, u32)>,
     pub data: Vec<u8>,
@@ -42,28 +45,6 @@ pub fn after(a: u32, b: u32) -> bool {
 }
 fn later(a: u32, b: u32) -> u32 {
     if after(a, b) { a } else { b }
-}
-
-/// Where implementations differ.
-#[derive(Clone, Copy, Debug)]
-pub struct Style {
-    pub mss: u32,
-    pub receive: u32,
-    pub send: usize,
-    pub wscale: u8,
-    pub ts: bool,
-    pub sack: bool,
-    /// Pure ACKs below RCV.NXT are not acceptable (RFC 9293, 3.10.7.4), else down to the last acknowledgement sent (Linux).
-    pub strict_low: bool,
-    /// A zero window is probed with a byte of data beyond it (BSD), else with an old sequence number (Linux).
-    pub probe_data: bool,
-    /// Window updates by SND.WL1 and SND.WL2 alone (RFC 9293), else also when the window grows (Linux).
-    pub strict_window: bool,
-    /// Delay of acknowledgements.
-    pub delack: Time,
-    /// Ticks of the timestamp clock.
-    pub tick: Time,
-    pub rto_min: Time,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +69,8 @@ pub struct Tcp {
     wl1: u32,
     wl2: u32,
     buffer: VecDeque<u8>,
+    /// The end of what is urgent.
+    urgent_out: Option<u32>,
     closing: bool,
     fin_sent: bool,
     pub fin_acked: bool,
@@ -112,6 +95,8 @@ pub struct Tcp {
     ready: VecDeque<u8>,
     ooo: Vec<(u32, Vec<u8>)>,
     latest: Option<u32>,
+    /// The urgent byte that has not been read.
+    urgent_in: Option<u32>,
     fin_at: Option<u32>,
     pub eof: bool,
     ts_recent: u32,
@@ -146,6 +131,7 @@ impl Tcp {
             wl1: rcv,
             wl2: one,
             buffer: VecDeque::new(),
+            urgent_out: None,
             closing: false,
             fin_sent: false,
             fin_acked: false,
@@ -169,6 +155,7 @@ impl Tcp {
             ready: VecDeque::new(),
             ooo: Vec::new(),
             latest: None,
+            urgent_in: None,
             fin_at: None,
             eof: false,
             ts_recent,
@@ -196,6 +183,11 @@ impl Tcp {
         self.buffer.extend(data);
     }
 
+    /// The last byte that was written is urgent.
+    pub fn mark(&mut self) {
+        self.urgent_out = Some(self.una.wrapping_add(self.buffer.len() as u32));
+    }
+
     pub fn close(&mut self) {
         self.closing = true;
     }
@@ -208,8 +200,28 @@ impl Tcp {
         self.ready.is_empty() && self.eof
     }
 
+    /// Bytes before the urgent one.
+    fn to_mark(&self) -> Option<usize> {
+        let read = self.rcv.wrapping_sub(self.ready.len() as u32 + u32::from(self.eof));
+        self.urgent_in.map(|at| at.wrapping_sub(read) as usize)
+    }
+
+    /// Is the next byte urgent?
+    pub fn at_mark(&self) -> bool {
+        self.to_mark() == Some(0) && !self.ready.is_empty()
+    }
+
+    /// Reads up to a mark; at one, the urgent byte only.
     pub fn read(&mut self, n: usize, to: &mut Vec<u8>) -> usize {
         let n = n.min(self.ready.len());
+        let n = match self.to_mark() {
+            Some(0) if n > 0 => {
+                self.urgent_in = None;
+                1
+            }
+            Some(before) => n.min(before),
+            None => n,
+        };
         to.extend(self.ready.drain(..n));
         n
     }
@@ -418,11 +430,13 @@ impl Tcp {
             blocks.truncate(3);
             sack = blocks;
         }
+        let urgent = self.urgent_out.map(|end| end.wrapping_sub(seq)).filter(|n| (1..=0xffff).contains(n));
         self.out.push(Packet {
             seq,
             ack: self.rcv,
-            flags: flags | ACK,
+            flags: flags | ACK | if urgent.is_some() { URG } else { 0 },
             win: win as u16,
+            urg: urgent.unwrap_or(0) as u16,
             ts: self.style.ts.then(|| (self.tsval(now), self.ts_recent)),
             sack,
             data,
@@ -521,6 +535,13 @@ impl Tcp {
             self.ts_recent = val;
         }
         self.acknowledged(now, p);
+        if p.flags & URG != 0 {
+            // what has come is not made urgent afterwards
+            let at = seq.wrapping_add(u32::from(p.urg)).wrapping_sub(1);
+            if !before(at, self.rcv) && self.urgent_in.is_none_or(|known| after(at, known)) {
+                self.urgent_in = Some(at);
+            }
+        }
         if end != seq {
             self.data(now, p, wnd);
         }
@@ -629,6 +650,7 @@ impl Tcp {
             self.fin_acked = true;
         }
         self.una = ack;
+        self.urgent_out = self.urgent_out.filter(|end| after(*end, ack));
         self.nxt = later(self.nxt, ack);
         self.sacked.retain(|&(_, e)| after(e, ack));
         self.high_sacked = later(self.high_sacked, ack);
@@ -740,46 +762,5 @@ impl MinSeq for u32 {
     /// Without SACK a partial acknowledgement names the next hole (RFC 6582).
     fn min_seq(self, ack: u32, sack: bool) -> u32 {
         if sack { self } else { ack }
-    }
-}
-
-impl Style {
-    pub fn random(rng: &mut SmallRng) -> Style {
-        let wscale = if rng.random_bool(0.7) { rng.random_range(0..10) } else { 0 };
-        let mss = *[536, 1000, 1460, 1448, 100][..].get(rng.random_range(0..5)).expect("five");
-        let unit = 1u32 << wscale;
-        let receive = match rng.random_range(0..10) {
-            0 => rng.random_range(1..4 * mss),
-            1..5 => rng.random_range(mss..20 * mss),
-            _ => rng.random_range(20_000..400_000),
-        };
-        Style {
-            mss,
-            receive: receive.max(unit).max(2),
-            send: rng.random_range(2000..200_000),
-            wscale,
-            ts: rng.random_bool(0.7),
-            sack: rng.random_bool(0.7),
-            strict_low: rng.random_bool(0.5),
-            probe_data: rng.random_bool(0.3),
-            strict_window: rng.random_bool(0.5),
-            delack: *[0, 1, 40, 40, 100, 200].get(rng.random_range(0..6usize)).expect("six") * MS,
-            tick: *[MS, MS, MS, 10 * MS, 100].get(rng.random_range(0..5usize)).expect("five"),
-            rto_min: 200 * MS,
-        }
-    }
-
-    /// Like Linux, which our sockets are.
-    pub fn local(rng: &mut SmallRng) -> Style {
-        Style {
-            strict_low: false,
-            probe_data: false,
-            strict_window: false,
-            delack: 40 * MS,
-            tick: MS,
-            wscale: rng.random_range(0..9),
-            receive: rng.random_range(4000..300_000),
-            ..Style::random(rng)
-        }
     }
 }

@@ -95,6 +95,60 @@ fn a_syn_removes_no_foreign_leg() {
     });
 }
 
+/// The urgent byte stays where it is, whatever number a copy goes out with, and is announced to whom it goes to. Offsets are from
+/// the bound.
+#[test]
+fn urgent_pointers() {
+    const FROM_HERE: u32 = 1000;
+    bench(64, |b| {
+        // phase, begin and length of the segment, end of what is urgent: pointers of the copies for the socket and for the host
+        type Case = (u8, i32, usize, i32, Option<Option<u16>>, Option<Option<u16>>);
+        let cases: &[Case] = &[
+            (0, 0, 10, 5, Some(Some(5)), None),
+            (0, 0, 10, 11, Some(None), None), // not before it has come
+            (0, 0, 0, 5, Some(None), None),
+            (TO_FWD, -10, 10, -3, Some(Some(7)), None),
+            (TO_FWD, -10, 20, -3, Some(Some(7)), Some(Some(7))),
+            (TO_FWD, -10, 20, 3, Some(None), Some(Some(13))),
+            (TO_FWD, 0, 20, 3, None, Some(Some(3))),
+            (FWD, 0, 20, 3, None, Some(Some(3))),
+            (TO_LOCAL, -10, 10, -3, None, Some(Some(7))),
+            (TO_LOCAL, -10, 20, 3, Some(Some(13)), Some(None)),
+            (TO_LOCAL, 0, 20, 3, Some(Some(3)), None),
+        ];
+        for v6 in [[false, false], [true, true]] {
+            for &(phase, begin, len, urgent, local, forwarded) in cases {
+                let f = Flow::new(v6);
+                spliced_legs(&f, b, 0);
+                testing::put_path(&b.datapath, &f.client, &abi::path::default(), [0; 4]).expect("path");
+                testing::put_path(&b.datapath, &f.server, &abi::path::default(), [0; 4]).expect("path");
+                for (t, to, ours) in [(&f.client, phase, true), (&f.server, phase, false)] {
+                    let mut l = testing::get_leg(&b.datapath, t).expect("leg");
+                    l.flags &= !(LEG_SPLICED | LEG_TRIGGER);
+                    (l.phase_in, l.phase_out) = if ours { (to, 0) } else { (0, to) };
+                    l.verbatim = l.max_in.wrapping_sub(FROM_HERE);
+                    if phase == TO_LOCAL && ours {
+                        l.ack_out = l.bound_in - 100;
+                    }
+                    testing::put_leg(&b.datapath, t, &l).expect("leg");
+                }
+                let mut p = f.next(len);
+                let bound = p.seq;
+                p.seq = bound.wrapping_add_signed(begin);
+                (p.flags, p.urgent) = (flag::ACK | flag::URG, (urgent - begin).min(0xffff) as u16);
+                let name = format!("phase {phase}: {len} bytes at {begin}, urgent to {urgent}, {v6:?}");
+                let o = b.ingress(&p.frame());
+                // of two copies the one that is not cut leaves first, where no test run sees it
+                let last = if o.code == NEXT { local } else { forwarded };
+                assert_eq!(o.code, if local.is_some() && phase != TO_LOCAL { NEXT } else { o.code }, "{name}");
+                let out = verify(&o.frame).expect("checksums");
+                let got = (out.flags & flag::URG != 0).then_some(out.urgent);
+                assert_eq!(Some(got), last, "{name}: {:?}", o.verdicts);
+            }
+        }
+    });
+}
+
 /// A socket that has heard the end of both directions is gone, and the kernel would answer the host's FIN, sent again, with RST.
 #[test]
 fn a_socket_outlives_the_acknowledgement_it_holds_back() {

@@ -1,0 +1,67 @@
+//! Where implementations of TCP differ.
+
+use super::tcp::{MS, Time};
+use rand::{RngExt, rngs::SmallRng};
+
+/// Where implementations differ.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    pub mss: u32,
+    pub receive: u32,
+    pub send: usize,
+    pub wscale: u8,
+    pub ts: bool,
+    pub sack: bool,
+    /// Pure ACKs below RCV.NXT are not acceptable (RFC 9293, 3.10.7.4), else down to the last acknowledgement sent (Linux).
+    pub strict_low: bool,
+    /// A zero window is probed with a byte of data beyond it (BSD), else with an old sequence number (Linux).
+    pub probe_data: bool,
+    /// Window updates by SND.WL1 and SND.WL2 alone (RFC 9293), else also when the window grows (Linux).
+    pub strict_window: bool,
+    /// Delay of acknowledgements.
+    pub delack: Time,
+    /// Ticks of the timestamp clock.
+    pub tick: Time,
+    pub rto_min: Time,
+}
+
+impl Style {
+    pub fn random(rng: &mut SmallRng) -> Style {
+        let wscale = if rng.random_bool(0.7) { rng.random_range(0..10) } else { 0 };
+        let mss = *[536, 1000, 1460, 1448, 100][..].get(rng.random_range(0..5)).expect("five");
+        let unit = 1u32 << wscale;
+        let receive = match rng.random_range(0..10) {
+            0 => rng.random_range(1..4 * mss),
+            1..5 => rng.random_range(mss..20 * mss),
+            _ => rng.random_range(20_000..400_000),
+        };
+        Style {
+            mss,
+            receive: receive.max(unit).max(2),
+            send: rng.random_range(2000..200_000),
+            wscale,
+            ts: rng.random_bool(0.7),
+            sack: rng.random_bool(0.7),
+            strict_low: rng.random_bool(0.5),
+            probe_data: rng.random_bool(0.3),
+            strict_window: rng.random_bool(0.5),
+            delack: *[0, 1, 40, 40, 100, 200].get(rng.random_range(0..6usize)).expect("six") * MS,
+            tick: *[MS, MS, MS, 10 * MS, 100].get(rng.random_range(0..5usize)).expect("five"),
+            rto_min: 200 * MS,
+        }
+    }
+
+    /// Like Linux, which our sockets are.
+    pub fn local(rng: &mut SmallRng) -> Style {
+        Style {
+            strict_low: false,
+            probe_data: false,
+            strict_window: false,
+            delack: 40 * MS,
+            tick: MS,
+            wscale: rng.random_range(0..9),
+            receive: rng.random_range(4000..300_000),
+            ..Style::random(rng)
+        }
+    }
+}
