@@ -27,6 +27,37 @@ static __always_inline int is_for_us(struct xdp_md *ctx, const struct ethhdr *et
 	return !((own ^ to) << 16);
 }
 
+/* Has the sender left the TCP checksum to a device? Then only the sum of the pseudo-header stands there, which is what Linux
+ * does over veth and virtio: the kernel's packet says so, the frame does not, and would leave as it is. tcx knows what to do.
+ * Asked of each frame, since the other end may change its mind at any time. One finished checksum in 65535 looks the same, and
+ * goes the longer way. words: of both addresses. */
+static __always_inline int is_unfinished(const struct tcphdr *th, const __be32 *addresses, __u32 words, __u16 len)
+{
+	__u64 sum = bpf_htons(IPPROTO_TCP) + bpf_htons(len);
+	__u32 i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < words; i++)
+		sum += addresses[i];
+	return fold(sum + (__u16)~th->check) == 0xffff;
+}
+
+static __always_inline int is_unfinished4(const struct frame *f)
+{
+	struct iphdr *ip = f->data + ETH_LEN;
+	struct tcphdr *th = (void *)(ip + 1);
+
+	return (void *)(th + 1) <= f->end && is_unfinished(th, &ip->saddr, 2, bpf_ntohs(ip->tot_len) - sizeof(*ip));
+}
+
+static __always_inline int is_unfinished6(const struct frame *f)
+{
+	struct ipv6hdr *ip = f->data + ETH_LEN;
+	struct tcphdr *th = (void *)(ip + 1);
+
+	return (void *)(th + 1) <= f->end && is_unfinished(th, (__be32 *)&ip->saddr, 8, bpf_ntohs(ip->payload_len));
+}
+
 SEC("xdp.frags")
 int early(struct xdp_md *ctx)
 {
@@ -40,9 +71,9 @@ int early(struct xdp_md *ctx)
 	f.needs = VIA_XDP;
 	if (f.end - f.data < f.len + ETH_LEN)
 		f.needs |= VIA_XDP_FRAGMENTS; /* in several buffers */
-	if (eth->h_proto == bpf_htons(ETH_P_IP))
+	if (eth->h_proto == bpf_htons(ETH_P_IP) && !is_unfinished4(&f))
 		v = forward4(&f);
-	else if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+	else if (eth->h_proto == bpf_htons(ETH_P_IPV6) && !is_unfinished6(&f))
 		v = forward6(&f);
 	if (!v)
 		return XDP_PASS;
