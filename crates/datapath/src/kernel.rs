@@ -4,6 +4,7 @@ use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
     attach::{attach, attach_early, wanted_devices, wanted_peers},
     devices::Links,
+    load::{Kept, OLDEST, kernel_release, load, tested_kernels},
     maps::{Maps, errno, from_bytes},
     pages::{PATHS4, PATHS6, fill},
     skel::SpliceSkelBuilder,
@@ -59,6 +60,32 @@ pub enum OpenError {
     /// CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, or root.
     #[error("no privilege to load programs: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
     Privilege,
+    /// Nothing that is loaded here would run on it.
+    #[error("Linux {0} is too old: splicing needs {major}.{minor} or newer", major = OLDEST.0, minor = OLDEST.1)]
+    TooOld(String),
+    /// The kernel is new enough, but its verifier does not accept a program. That is a mistake of ours.
+    #[error("the verifier of Linux {release} refuses the program `{program}`: {why} ({log}; tested: {})",
+        tested_kernels().join(", "))]
+    Refused {
+        /// Of the kernel.
+        release: String,
+        /// Which.
+        program: String,
+        /// Its last word on it.
+        why: String,
+        /// All of its words.
+        log: Kept,
+    },
+    /// It was built without something.
+    #[error("Linux {release} lacks what the programs need: {what} ({log})")]
+    Lacks {
+        /// Of the kernel.
+        release: String,
+        /// As the kernel or the library calls it.
+        what: String,
+        /// All that they said.
+        log: Kept,
+    },
     /// bpffs is not there.
     #[error("no bpffs at {0}: mount -t bpf bpf /sys/fs/bpf")]
     NoBpffs(PathBuf),
@@ -95,7 +122,7 @@ pub enum OpenError {
         why: &'static str,
     },
     /// The kernel refused something that it should have.
-    #[error("{what}: {source} (kernel 6.6 or newer is needed)")]
+    #[error("{what}: {source}")]
     Kernel {
         /// What was tried.
         what: &'static str,
@@ -107,7 +134,6 @@ pub enum OpenError {
 pub(crate) fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> OpenError {
     move |e| match errno(&e) {
         libc::EPERM => OpenError::Privilege,
-        // the verifier's answer, too
         libc::EACCES if !nix::unistd::Uid::effective().is_root() => OpenError::Privilege,
         n => OpenError::Kernel { what, source: io::Error::from_raw_os_error(n) },
     }
@@ -186,6 +212,9 @@ impl Datapath {
     /// Loads the programs, takes over pinned maps of the same ABI or makes new ones, and attaches to the devices.
     /// Links that are there already get the new programs atomically: no packet passes unseen.
     pub fn open(options: &Options) -> Result<Datapath, OpenError> {
+        if let (release, true) = kernel_release() {
+            return Err(OpenError::TooOld(release));
+        }
         let pin = match &options.pin {
             Some(p) => p.clone(),
             None => default_pin().map_err(|source| OpenError::Kernel { what: "network namespace", source })?,
@@ -236,7 +265,7 @@ impl Datapath {
                 map.set_pin_path(pin.join(&name)).map_err(kernel("pin path"))?;
             }
         }
-        let skel = open.load().map_err(kernel("load programs"))?;
+        let skel = load(open)?;
         let handle = |m: &libbpf_rs::MapMut<'_>| MapHandle::try_from(&**m).map_err(kernel("map handle"));
         let dup = |fd: std::os::fd::BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|source| OpenError::Kernel { what: "program descriptor", source })

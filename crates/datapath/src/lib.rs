@@ -10,6 +10,7 @@ mod events;
 mod foreign;
 mod install;
 mod kernel;
+mod load;
 mod maps;
 #[cfg(feature = "model")]
 pub mod model;
@@ -43,6 +44,7 @@ pub use events::{Copied, CopiedAt, Event, EventKind, Events};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext, default_pin};
+pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernels};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use pages::{MapSize, map_size};

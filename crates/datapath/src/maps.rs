@@ -237,17 +237,22 @@ pub(crate) fn io_error(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
 }
 
+/// The library keeps the number to itself, but for the end of its message, which is that of [`io::Error`].
 pub(crate) fn errno(e: &libbpf_rs::Error) -> i32 {
-    use libbpf_rs::ErrorKind::*;
-    match e.kind() {
-        AlreadyExists => libc::EEXIST,
-        NotFound => libc::ENOENT,
-        PermissionDenied => libc::EPERM,
-        OutOfMemory => libc::ENOMEM,
-        _ => std::error::Error::source(e)
-            .and_then(|s| s.downcast_ref::<io::Error>())
-            .and_then(|e| e.raw_os_error())
-            .unwrap_or(libc::EIO),
+    let text = format!("{e:#}");
+    let number = text.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
+    number.and_then(|n| n.parse().ok()).unwrap_or(libc::EIO)
+}
+
+#[test]
+fn errors_keep_their_number() {
+    use libbpf_rs::ErrorExt;
+    for n in
+        [libc::EPERM, libc::EACCES, libc::EEXIST, libc::ENOENT, libc::ENOMEM, libc::E2BIG, libc::EINVAL, libc::ENOSPC]
+    {
+        let e = libbpf_rs::Error::from_raw_os_error(n);
+        assert_eq!(errno(&e), n, "{e:#}");
+        assert_eq!(errno(&e.context("a map")), n);
     }
 }
 

@@ -778,6 +778,6 @@ fn refusal(e: SwitchError) -> Refusal {
         SwitchError::Fragments => Refusal::Fragments,
         SwitchError::Mismatch => Refusal::Mismatch,
         SwitchError::Full => Refusal::TableFull,
-        SwitchError::Run(_) => Refusal::Unprivileged,
+        SwitchError::Run(_) => Refusal::Kernel,
     }
 }

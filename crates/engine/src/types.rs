@@ -77,8 +77,14 @@ pub enum Refusal {
     Policy,
     /// The flow ended before the policy's threshold.
     Short,
-    /// No privilege, no bpffs or a kernel that is too old: see `longsplice doctor`.
+    /// The rights to load programs are missing: see `longsplice doctor`, for the following as well.
     Unprivileged,
+    /// The kernel is too old, or was built without something.
+    Kernel,
+    /// The kernel's verifier does not accept the programs.
+    Verifier,
+    /// The data path could not be had for another reason: no bpffs, or another process has it.
+    Unavailable,
     /// A leg runs over the loopback device, where no tcx program is attached.
     Loopback,
     /// A leg was not seen from its SYN on.
@@ -107,6 +113,9 @@ impl Refusal {
             Refusal::Policy => "policy",
             Refusal::Short => "short",
             Refusal::Unprivileged => "unprivileged",
+            Refusal::Kernel => "kernel",
+            Refusal::Verifier => "verifier",
+            Refusal::Unavailable => "unavailable",
             Refusal::Loopback => "loopback",
             Refusal::Untracked => "untracked",
             Refusal::Fragments => "fragments",
@@ -116,6 +125,19 @@ impl Refusal {
             Refusal::Mismatch => "mismatch",
             Refusal::Mtu => "mtu",
             Refusal::Filter => "filter",
+        }
+    }
+}
+
+/// Why nothing is spliced, if the data path could not be opened.
+impl From<&crate::OpenError> for Refusal {
+    fn from(e: &crate::OpenError) -> Refusal {
+        use crate::OpenError;
+        match e {
+            OpenError::Privilege => Refusal::Unprivileged,
+            OpenError::TooOld(_) | OpenError::Lacks { .. } => Refusal::Kernel,
+            OpenError::Refused { .. } => Refusal::Verifier,
+            _ => Refusal::Unavailable,
         }
     }
 }

@@ -11,7 +11,8 @@ use std::path::PathBuf;
 /// straight on. No byte passes through the program any more, and spliced connections outlive it. A connection that
 /// cannot be spliced is served by copying, and `longsplice ls` says why.
 ///
-/// Splicing needs Linux 6.6 or newer and CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (or root): `longsplice doctor` checks.
+/// Splicing needs Linux 6.6 or newer and CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (or root): `longsplice doctor` checks, and
+/// names the kernels that were tested.
 /// Copying needs no privilege.
 #[derive(Debug, Parser)]
 #[command(name = "longsplice", version, arg_required_else_help = true, max_term_width = 100)]
@@ -124,7 +125,8 @@ pub struct RunArgs {
     pub device: Vec<String>,
 
     /// Forwards on this device by XDP what can be: native XDP of its driver, before the kernel makes a packet of what has come.
-    /// May be repeated. Some drivers switch offloads off for it; over veth it halves the throughput.
+    /// May be repeated. Some drivers switch offloads off for it; over veth it halves the throughput. Packets whose checksum
+    /// their sender leaves to a device, as Linux does over veth, take the ordinary way.
     #[arg(long, value_name = "DEV")]
     pub xdp: Vec<String>,
 

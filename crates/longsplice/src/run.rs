@@ -134,7 +134,7 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         }
         Err(e) => {
             tracing::warn!("connections are copied, not spliced: {e}; see `longsplice doctor`");
-            Splicer::copying_from(config.sources.clone(), Refusal::Unprivileged)
+            Splicer::copying_from(config.sources.clone(), Refusal::from(&e))
         }
     }
 }

@@ -35,7 +35,11 @@ fn cure(e: &OpenError) -> &'static str {
     match e {
         OpenError::Privilege => "a container or a security module may stand in the way of bpf(2): run outside of it",
         OpenError::NoBpffs(_) => "mount -t bpf bpf /sys/fs/bpf",
-        OpenError::Kernel { .. } => "boot a kernel with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT, CONFIG_NET_XGRESS and BTF",
+        OpenError::TooOld(_) => "see above",
+        OpenError::Refused { .. } => "boot one of the kernels that were tested, and report this with the log, please",
+        OpenError::Lacks { .. } | OpenError::Kernel { .. } => {
+            "boot a kernel with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT, CONFIG_NET_XGRESS and CONFIG_DEBUG_INFO_BTF"
+        }
         OpenError::Abi { .. }
         | OpenError::Running(_)
         | OpenError::Device(_)

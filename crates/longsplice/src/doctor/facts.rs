@@ -10,9 +10,6 @@ use nix::sys::{
 };
 use std::{fs, io, path::Path};
 
-/// tcx links, and `bpf_mprog` below them, came with 6.6.
-const KERNEL: (u32, u32) = (6, 6);
-
 /// All of them, in the order in which one would put them right.
 pub fn all() -> Vec<Check> {
     let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair()];
@@ -26,16 +23,14 @@ fn read(path: &str) -> io::Result<String> {
 }
 
 fn kernel() -> Check {
-    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
-    match version(&release) {
-        Some(v) if v >= KERNEL => Check::ok("kernel", release),
-        _ => Check::missing("kernel", release, "Linux 6.6 or newer is needed; Debian 12 has one in bookworm-backports"),
+    let (release, old) = longsplice_datapath::kernel_release();
+    let tested = longsplice_datapath::tested_kernels().join(", ");
+    if old {
+        let ((a, b), cure) = (longsplice_datapath::OLDEST, "Debian 12 has a newer one in bookworm-backports");
+        Check::missing("kernel", format!("Linux {release} is too old: splicing needs {a}.{b} or newer"), cure)
+    } else {
+        Check::ok("kernel", format!("{release} (tested: {tested})"))
     }
-}
-
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 fn btf() -> Check {
@@ -62,13 +57,7 @@ fn bpffs() -> Check {
 }
 
 fn capabilities() -> Check {
-    // include/uapi/linux/capability.h
-    const NEEDED: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_PERFMON", 38), ("CAP_BPF", 39)];
-    let status = read("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    let lacking: Vec<&str> =
-        NEEDED.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect();
+    let lacking = longsplice_datapath::missing_capabilities();
     if lacking.is_empty() {
         Check::ok("capabilities", "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON")
     } else {
@@ -155,19 +144,5 @@ fn pinned() -> Check {
         Ok(true) => Check::new("data path", State::Note, format!("pinned at {}", pin.display())),
         Ok(false) => Check::new("data path", State::Note, "not loaded in this network namespace"),
         Err(e) => Check::new("data path", State::Note, format!("cannot look at {}: {e}", pin.display())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions() {
-        assert_eq!(version("6.18.44-cloud-amd64"), Some((6, 18)));
-        assert_eq!(version("5.10.0"), Some((5, 10)));
-        assert_eq!(version("6"), None);
-        assert_eq!(version(""), None);
-        assert!(version("6.6.0") >= Some(KERNEL) && version("6.5.99") < Some(KERNEL) && version("10.0") > Some(KERNEL));
     }
 }

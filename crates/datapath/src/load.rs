@@ -1,0 +1,269 @@
+//! Loading the programs, and telling why they cannot be: the verifier refuses one, the kernel lacks something, or a right is
+//! missing. Each has another cure. What the library and the verifier say of it goes to a file.
+
+use crate::{
+    OpenError,
+    maps::errno,
+    skel::{OpenSpliceSkel, SpliceSkel},
+};
+use libbpf_rs::{AsRawLibbpf, OpenObject, PrintLevel, set_print, skel::OpenSkel};
+use nix::libc;
+use std::{
+    cell::RefCell,
+    ffi::CStr,
+    fmt::Write,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Once,
+};
+
+/// The oldest kernel with all that the programs need: tcx links came with it.
+pub const OLDEST: (u32, u32) = (6, 6);
+
+/// What the verifier and the library have said when loading last failed.
+const LOG: &str = "/run/longsplice/verifier.log";
+/// Bytes of a verifier's log: it is about the way that failed, hundreds of lines; of a longer one the end is kept.
+const ROOM: usize = 1 << 20;
+
+const RECORD: &str = include_str!("../../../bpf/kernels.toml");
+
+/// Releases of the kernels on which the tests have passed, oldest first: from the record of `make kernels`.
+pub fn tested_kernels() -> Vec<&'static str> {
+    RECORD.lines().filter_map(|l| l.strip_prefix("release = \"")?.strip_suffix('"')).collect()
+}
+
+/// The running kernel's release, and whether it is old enough to be refused.
+pub fn kernel_release() -> (String, bool) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+    let old = is_too_old(&release);
+    (release, old)
+}
+
+fn is_too_old(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let version = (|| Some((numbers.next()?.ok()?, numbers.next()?.ok()?)))();
+    version.is_some_and(|v: (u32, u32)| v < OLDEST)
+}
+
+/// Capabilities that are needed and that this process lacks.
+pub fn missing_capabilities() -> Vec<&'static str> {
+    // include/uapi/linux/capability.h
+    const NEEDED: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_PERFMON", 38), ("CAP_BPF", 39)];
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    NEEDED.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect()
+}
+
+thread_local! {
+    /// Of a load that this thread is in: the library says things from the thread that calls it.
+    static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+fn hear(_: PrintLevel, text: String) {
+    let kept = SAID.with_borrow_mut(|said| said.as_mut().map(|s| s.push_str(&text)).is_some());
+    if !kept {
+        tracing::warn!("libbpf: {}", text.trim_end());
+    }
+}
+
+/// Loads the programs of an object whose maps are as they are to be.
+pub(crate) fn load<'o>(mut open: OpenSpliceSkel<'o>) -> Result<SpliceSkel<'o>, OpenError> {
+    let mut attempt = Attempt::at(open.open_object_mut())?;
+    attempt.hear(|| open.load()).map_err(|e| attempt.verdict(&e, Path::new(LOG)))
+}
+
+/// From before a load to the reason why it has failed.
+struct Attempt {
+    /// A program, and what the verifier says of it: nothing unless it refuses it.
+    programs: Vec<(String, Vec<u8>)>,
+    said: String,
+}
+
+impl Attempt {
+    fn at(object: &mut OpenObject) -> Result<Attempt, OpenError> {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            set_print(Some((PrintLevel::Warn, hear)));
+        });
+        let mut programs = Vec::new();
+        for program in object.progs_mut() {
+            let mut log = vec![0; ROOM];
+            let p = program.as_libbpf_object().as_ptr();
+            // SAFETY: the program is open; the buffer, whose size is told, stays where it is until the attempt is over, and
+            // the library writes to it only while it loads.
+            let r = unsafe { libbpf_sys::bpf_program__set_log_buf(p, log.as_mut_ptr().cast(), ROOM as _) };
+            if r < 0 {
+                let source = io::Error::from_raw_os_error(-r);
+                return Err(OpenError::Kernel { what: "room for the verifier's log", source });
+            }
+            programs.push((program.name().to_string_lossy().into_owned(), log));
+        }
+        Ok(Attempt { programs, said: String::new() })
+    }
+
+    fn hear<T>(&mut self, load: impl FnOnce() -> libbpf_rs::Result<T>) -> libbpf_rs::Result<T> {
+        SAID.set(Some(String::new()));
+        let result = load();
+        self.said = SAID.take().unwrap_or_default();
+        result
+    }
+
+    /// Why it failed. What was said is kept in a file.
+    fn verdict(&self, error: &libbpf_rs::Error, log: &Path) -> OpenError {
+        let text = |log: &[u8]| CStr::from_bytes_until_nul(log).unwrap_or_default().to_string_lossy().into_owned();
+        let refused = self.programs.iter().map(|(name, log)| (name, text(log))).find(|(_, log)| !log.trim().is_empty());
+        let cause = cause(refused.as_ref().map(|(name, log)| (name.as_str(), log.as_str())), &self.said, errno(error));
+        if matches!(cause, Cause::Privilege) || !missing_capabilities().is_empty() {
+            return OpenError::Privilege; // without CAP_PERFMON it is the verifier who says so
+        }
+        let mut all = self.said.clone();
+        if let Some((name, log)) = refused {
+            let _ = write!(all, "\nThe verifier of {} on {name}:\n{log}", kernel_release().0);
+        }
+        let kept = keep(log, &all);
+        let release = kernel_release().0;
+        match cause {
+            Cause::Refused { program, why } => OpenError::Refused { release, program, why, log: kept },
+            Cause::Lacks(what) => OpenError::Lacks { release, what, log: kept },
+            Cause::Privilege => OpenError::Privilege,
+            Cause::Other(n) => OpenError::Kernel { what: "load programs", source: io::Error::from_raw_os_error(n) },
+        }
+    }
+}
+
+/// Where it was written to, or why it was not.
+fn keep(path: &Path, text: &str) -> Kept {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    match fs::create_dir_all(folder).and_then(|()| fs::write(path, text)) {
+        Ok(()) => Kept::At(path.to_owned()),
+        Err(e) => Kept::Lost(e),
+    }
+}
+
+/// What has become of the log.
+#[derive(Debug)]
+pub enum Kept {
+    /// A file.
+    At(PathBuf),
+    /// It could not be written.
+    Lost(io::Error),
+}
+
+impl std::fmt::Display for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kept::At(path) => write!(f, "log in {}", path.display()),
+            Kept::Lost(e) => write!(f, "log not kept: {LOG}: {e}"),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Cause {
+    Refused { program: String, why: String },
+    Lacks(String),
+    Privilege,
+    Other(i32),
+}
+
+/// By what the verifier said of a program, what the library said, and the error of the load.
+fn cause(refused: Option<(&str, &str)>, said: &str, errno: i32) -> Cause {
+    if let Some((program, log)) = refused {
+        // statistics come last; before them, what is wrong
+        let about = |l: &&str| {
+            let l = l.trim();
+            !l.is_empty()
+                && !["processed ", "verification time", "stack depth", "mark_precise"].iter().any(|s| l.starts_with(s))
+        };
+        let why = log.lines().rev().find(about).unwrap_or_default().trim().to_owned();
+        // a helper, a kernel function or the compiler of programs is not there
+        let lacking = ["unknown func", "invalid func", "JIT is required", "does not support calling kernel function"];
+        return match lacking.iter().any(|l| log.contains(l)) {
+            true => Cause::Lacks(why),
+            false => Cause::Refused { program: program.to_owned(), why },
+        };
+    }
+    let lacking = ["not found in kernel or module BTFs", "valid kernel BTF", "kernel BTF is required"];
+    if let Some(line) = said.lines().find(|l| lacking.iter().any(|w| l.contains(w))) {
+        return Cause::Lacks(line.trim_start_matches("libbpf: ").to_owned());
+    }
+    match errno {
+        libc::EPERM | libc::EACCES => Cause::Privilege,
+        n => Cause::Other(n),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libbpf_rs::ObjectBuilder;
+
+    const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/splice.bpf.o"));
+
+    #[test]
+    fn refusals_are_told_apart() {
+        let log = "1145: (db) r0 = atomic64_cmpxchg((u64 *)(r4 +24), r0, r9)\n\
+                   misaligned value access off (0x0; 0x7fff)+0+24 size 8\n\
+                   processed 1018 insns (limit 1000000) max_states_per_insn 4\n\n";
+        let why = "misaligned value access off (0x0; 0x7fff)+0+24 size 8".to_owned();
+        let refused = Cause::Refused { program: "early".into(), why };
+        assert_eq!(cause(Some(("early", log)), "", libc::EACCES), refused);
+        let said =
+            "libbpf: extern (func ksym) 'bpf_cast_to_kern_ctx': not found in kernel or module BTFs\nlibbpf: failed\n";
+        let what = "extern (func ksym) 'bpf_cast_to_kern_ctx': not found in kernel or module BTFs";
+        assert_eq!(cause(None, said, libc::EINVAL), Cause::Lacks(what.into()));
+        let log = "JIT is required for calling kernel function\nprocessed 0 insns";
+        assert_eq!(cause(Some(("ingress", log)), "", libc::ENOTSUP), Cause::Lacks(log.lines().next().unwrap().into()));
+        assert_eq!(cause(None, "libbpf: Couldn't load trivial BPF program.\n", libc::EPERM), Cause::Privilege);
+        assert_eq!(cause(None, "", libc::ENOMEM), Cause::Other(libc::ENOMEM));
+    }
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        let old = ["6.1.0-56-cloud-amd64", "6.5.99", "5.10.0", "4.19"];
+        let new = ["6.6.0", "6.12.95+deb12-cloud-amd64", "6.18.44", "7.0-rc1", "10.0", ""];
+        assert!(old.iter().all(|r| is_too_old(r)) && !new.iter().any(|r| is_too_old(r)));
+    }
+
+    #[test]
+    fn the_record_names_kernels() {
+        let all = tested_kernels();
+        assert!(all.len() >= 2 && !all.iter().any(|r| is_too_old(r)), "{all:?}");
+    }
+
+    /// The first instruction of `egress` becomes one that reads a register which nobody has set.
+    #[test]
+    fn needs_root_and_bpf_a_refusal_names_program_and_reason_and_its_log_is_kept() {
+        let open = |bytes: &[u8]| ObjectBuilder::default().open_memory(bytes).unwrap();
+        let code = {
+            let object = open(OBJECT);
+            let program = object.progs().find(|p| p.name() == "egress").unwrap();
+            // SAFETY: an instruction is eight bytes of plain data, and `insns` are those of a program that is open.
+            program
+                .insns()
+                .iter()
+                .map(|i| unsafe { std::mem::transmute::<_, [u8; 8]>(*i) })
+                .collect::<Vec<_>>()
+                .concat()
+        };
+        let at: Vec<_> = (0..OBJECT.len() - 64).filter(|at| OBJECT[*at..][..64] == code[..64]).collect();
+        assert_eq!(at.len(), 1, "the program stands in the object once");
+        let mut wrong = OBJECT.to_vec();
+        wrong[at[0]..][..8].copy_from_slice(&[0xbf, 0x30, 0, 0, 0, 0, 0, 0]); // r0 = r3
+        let mut object = open(&wrong);
+        let mut attempt = Attempt::at(&mut object).unwrap();
+        let error = attempt.hear(|| object.load()).map(drop).unwrap_err();
+        let folder = std::env::temp_dir().join(format!("longsplice-verifier-{}", std::process::id()));
+        let log = folder.join("run/verifier.log");
+        match attempt.verdict(&error, &log) {
+            OpenError::Refused { program, why, log: Kept::At(path), .. } => {
+                assert_eq!((program.as_str(), why.as_str(), &path), ("egress", "R3 !read_ok", &log));
+                let text = fs::read_to_string(&log).unwrap();
+                assert!(text.contains("on egress:\n") && text.contains("R3 !read_ok"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
