@@ -6,12 +6,14 @@ PATH := $(HOME)/.cargo/bin:$(PATH)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo,)
 BIN = $${CARGO_TARGET_DIR:-target}/dist/longsplice
 
-.PHONY: help build demo test bench lint shell man install-deps
+.PHONY: help build demo test kernels kernels-short bench lint shell man install-deps
 
 help:
 	@echo 'make build         target/dist/longsplice'
 	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
 	@echo 'make test          all tests (root: they make network namespaces)'
+	@echo 'make kernels       the build on other kernels, in virtual machines (half an hour, root)'
+	@echo 'make kernels-short a smoke test on the oldest and the newest of them (minutes, root)'
 	@echo 'make bench         the figures of the README (root)'
 	@echo 'make lint          rustfmt, clippy, tidy'
 	@echo 'make shell         a shell in a network of client, forwarder and server (root)'
@@ -32,6 +34,14 @@ demo: build
 test: install-deps
 	RUST_BACKTRACE=0 $(CARGO) test --release --locked --workspace --no-fail-fast
 	@echo 'make test: all tests passed'
+
+kernels: install-deps
+	@$(SUDO) dist/install-deps kernels
+	@$(SUDO) tests/kernels/run
+
+kernels-short: install-deps
+	@$(SUDO) dist/install-deps kernels
+	@$(SUDO) tests/kernels/run short
 
 bench: build
 	@$(SUDO) $(BIN) bench

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What <linux/bpf.h> of an older distribution lacks. The running kernel (6.6 or newer) has it all. */
+/* What <linux/bpf.h> of an older distribution lacks. The running kernel (6.6 or newer) has it all.
+ * Tested on Linux 6.12.107, 7.3.4. */
 #ifndef LONGSPLICE_COMPAT_H
 #define LONGSPLICE_COMPAT_H
 

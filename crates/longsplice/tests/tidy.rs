@@ -175,6 +175,18 @@ fn prose_uses_flags_that_exist() {
     none("flags that do not exist", unknown);
 }
 
+/// The kernels that are named are those of the record (`make kernels` writes all of it).
+#[test]
+fn the_kernels_that_were_tested_are_named() {
+    let numbers = |release: &str| release.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap().to_owned();
+    let tested: Vec<String> = longsplice_datapath::tested_kernels().into_iter().map(numbers).collect();
+    let line = format!("Tested on Linux {}.", tested.join(", "));
+    for file in ["README.md", "bpf/compat.h"] {
+        let text = fs::read_to_string(top().join(file)).unwrap();
+        assert!(text.contains(&line), "{file}: not `{line}`");
+    }
+}
+
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
