@@ -100,7 +100,7 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
             return Fate::Dropped("no-ack");
         }
         let beyond_fin = d.fin && !p.payload.is_empty();
-        let next = p.seq == d.end && !beyond_fin && ahead <= window + 65536 && -ahead <= FAR;
+        let next = p.seq == d.end && !beyond_fin && ahead.abs() <= window;
         if !next && !in_window {
             return Fate::Dropped("out-of-window");
         }

@@ -74,6 +74,11 @@ fn under_loss() {
 }
 
 #[test]
+fn against_an_adversary() {
+    all(Kind::Hostile, |_, _| None);
+}
+
+#[test]
 fn on_two_processors() {
     all(Kind::Crossing, |_, _| None);
 }

@@ -1,6 +1,7 @@
 //! A deterministic simulation of one flow: two hosts, two links, our two sockets, and between them the data path's own
 //! decision logic. Everything follows from a seed.
 
+mod adversary;
 mod relay;
 mod style;
 mod tcp;
@@ -42,6 +43,8 @@ pub enum Kind {
     Bad,
     /// As [`Kind::Bad`], and segments come in on another processor in the middle of switches and of other segments.
     Crossing,
+    /// As [`Kind::Bad`], and somebody who is not on the path sends segments in the hosts' names.
+    Hostile,
 }
 
 /// What a run has shown.
@@ -140,16 +143,19 @@ struct World {
     tracing: bool,
     /// Chooses segments that come in the middle of something, if there is to be another processor.
     other_cpu: Option<SmallRng>,
+    /// Chooses forged segments.
+    adversary: Option<SmallRng>,
     out: Outcome,
     progress: [u64; 2],
 }
 
 /// Runs one seed; with a trace of its packets, if asked for.
 pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
-    let mut w = World::new(seed, kind != Kind::Bad && kind != Kind::Crossing, tracing);
+    let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still), tracing);
     match kind {
         Kind::Still => w.relay.habits.switches = 0,
         Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
+        Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Calm | Kind::Bad => {}
     }
     w.go();
@@ -312,6 +318,7 @@ impl World {
             fifo: [[0; 2]; 2],
             tracing,
             other_cpu: None,
+            adversary: None,
             out,
             progress: [0; 2],
             queue: BinaryHeap::new(),
@@ -359,6 +366,7 @@ impl World {
         self.at(0, Event::Wake);
         while self.out.error.is_none() {
             self.settle();
+            self.attack();
             if self.finished() {
                 return;
             }
@@ -455,6 +463,18 @@ impl World {
                 return self.fail(&format!("socket {i} was reset"));
             }
         }
+    }
+
+    /// Every now and then a forged segment comes in.
+    fn attack(&mut self) {
+        let Some(r) = &mut self.adversary else { return };
+        if !r.random_bool(0.2) {
+            return;
+        }
+        let i = r.random_range(0..2);
+        let p = adversary::forge(r, &self.hosts[i]);
+        self.note(|_| format!("forged, as of host {i}:"));
+        self.event(Event::ToUs(i, p));
     }
 
     fn came_meanwhile(&mut self, meanwhile: Option<Meanwhile>) {

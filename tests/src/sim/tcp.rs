@@ -51,6 +51,7 @@ fn later(a: u32, b: u32) -> u32 {
 pub enum Ignored {
     Paws,
     Sequence,
+    NoAck,
     AckTooNew,
     AckTooOld,
 }
@@ -224,6 +225,11 @@ impl Tcp {
         };
         to.extend(self.ready.drain(..n));
         n
+    }
+
+    /// The first byte that is not acknowledged, the one behind the last, and the one that is expected.
+    pub fn numbers(&self) -> (u32, u32, u32) {
+        (self.una, self.max, self.rcv)
     }
 
     pub fn brief(&self) -> String {
@@ -517,6 +523,10 @@ impl Tcp {
                 self.challenge(now);
             }
             return None;
+        }
+        if p.flags & ACK == 0 {
+            self.ignore(Ignored::NoAck);
+            return Some(Ignored::NoAck);
         }
         if after(p.ack, self.max) {
             self.ignore(Ignored::AckTooNew);
