@@ -1,0 +1,342 @@
+//! Somebody who is not on the path: he knows both four-tuples, and no numbers, and sends from the wrong side. Whatever he sweeps
+//! through the numbers, nothing moves in the data path, the connection lives, and goes where it is told to.
+
+use longsplice_datapath::{Tuple, testing};
+use longsplice_engine::{Command, FlowState, How};
+use longsplice_lab::{
+    Family, Lab, Namespace, Shape,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use longsplice_tests::{
+    Forwarder, by_hand,
+    packet::{ETHERNET, Packet, flag, option},
+};
+use nix::sys::socket::{self, AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, setsockopt, sockopt::TcpRepair};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    time::Duration,
+};
+
+/// Where the flow is while it is attacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Copied: Linux's own sockets, for comparison.
+    Control,
+    Spliced,
+    Released,
+    /// Taken back: sockets behind shims.
+    TakenBack,
+}
+
+/// Places in the space of numbers: a window of 6 MB lies on one of them at least, whatever the numbers are.
+const STEP: usize = 1 << 22;
+
+/// Of <linux/tcp.h>.
+const TCP_REPAIR_ON: u32 = 1;
+
+/// No window reaches so far (RFC 7323, 2.3).
+const FAR: u32 = 1 << 30;
+
+struct Scene {
+    lab: Lab,
+    f: Forwarder,
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Scene {
+    /// `memory`: the most that a socket may buffer, and so its window.
+    fn new(family: Family, memory: &str) -> Scene {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        for n in [&lab.client, &lab.forwarder, &lab.server] {
+            n.sysctl("net.ipv4.tcp_rmem", &format!("4096 131072 {memory}")).expect("sysctl");
+            n.sysctl("net.ipv4.tcp_wmem", &format!("4096 131072 {memory}")).expect("sysctl");
+        }
+        let (proxy, target) = (FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000));
+        let listener = lab.server.run(|| TcpListener::bind(target)).expect("listen");
+        let f = Forwarder::start(&lab, proxy, target, by_hand());
+        let client = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+        let (server, _) = listener.accept().expect("accept");
+        Scene { lab, f, client, server }
+    }
+
+    /// Both ways, enough for windows to grow.
+    fn talk(&mut self) {
+        let data: Vec<u8> = (0..300_000u32).map(|i| (i >> 3) as u8 ^ i as u8).collect();
+        for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            let mut got = vec![0; data.len()];
+            std::thread::scope(|s| {
+                s.spawn(|| { from }.write_all(&data).expect("write"));
+                { to }.read_exact(&mut got).expect("read");
+            });
+            assert!(got == data, "what arrives is what was sent");
+        }
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        if phase == Phase::Control {
+            return;
+        }
+        self.f.command(Command::Splice);
+        self.f.wait_state(FlowState::Spliced);
+        self.talk();
+        match phase {
+            Phase::Released => {
+                self.f.command(Command::Release);
+                self.f.wait_state(FlowState::Released);
+            }
+            Phase::TakenBack => {
+                self.f.command(Command::Unsplice);
+                self.f.wait_state(FlowState::Copying);
+            }
+            Phase::Control | Phase::Spliced => {}
+        }
+        self.talk();
+    }
+
+    /// All that decides what is taken next.
+    fn state(&self) -> Vec<String> {
+        let d = self.f.splicer.datapath().expect("kernel path");
+        let paths = d.paths();
+        assert_eq!(paths.len(), 2, "one flow: {paths:?}");
+        let mut all: Vec<String> = paths
+            .iter()
+            .map(|(t, p)| {
+                let leg = testing::get_leg(d, t)
+                    .map(|l| (l.flags, l.phase_in, l.phase_out, l.max_in, l.ack_in, l.max_out, l.ack_out, l.tsval_in));
+                format!("{t:?} {:x} {} {} {} {leg:?}", p.flags, p.end, p.wraps, p.max_ack)
+            })
+            .collect();
+        all.sort();
+        all
+    }
+
+    /// Each leg, with what its host would send next: its sequence number, and its acknowledgement.
+    fn legs(&self) -> Vec<(Tuple, u32, u32)> {
+        let d = self.f.splicer.datapath().expect("kernel path");
+        let next = |(t, p): &(Tuple, _)| match testing::get_leg(d, t).filter(|_| is_stopped(p)) {
+            Some(l) => (*t, l.max_in, l.ack_in),
+            None => (*t, p.end, p.max_ack),
+        };
+        d.paths().iter().map(next).collect()
+    }
+
+    /// Who can send in the name of this leg's host, and is not that host.
+    fn attacker(&self, leg: &Tuple) -> &Namespace {
+        if leg.local.port() == 7000 { &self.lab.server } else { &self.lab.client }
+    }
+}
+
+fn is_stopped(p: &longsplice_datapath::PathView) -> bool {
+    p.flags & longsplice_datapath::PathFlags::SPLICED == 0
+}
+
+/// Sends IP packets as they are.
+fn send(from: &Namespace, packets: &[Packet]) {
+    from.run(|| {
+        let v6 = packets[0].to.is_ipv6();
+        let socket = Socket::new(if v6 { Domain::IPV6 } else { Domain::IPV4 }, Type::RAW, Some(Protocol::from(255)));
+        let socket = socket.expect("a raw socket: root");
+        for p in packets {
+            let to: SocketAddr = (p.to.ip(), 0).into();
+            socket.send_to(&p.frame()[ETHERNET..], &SockAddr::from(to)).expect("sent");
+        }
+    });
+}
+
+/// A sweep: what is sent for each place in the space of numbers. `p` has the host's next numbers.
+type Sweep = (&'static str, fn(&Packet, u32) -> Vec<Packet>);
+
+fn with(p: &Packet, change: impl FnOnce(&mut Packet)) -> Packet {
+    let mut p = p.clone();
+    change(&mut p);
+    p
+}
+
+const SWEEPS: &[Sweep] = &[
+    ("data without ACK, then RST behind it", |p, at| {
+        let byte = with(p, |p| (p.seq, p.flags, p.payload) = (at, flag::PSH, vec![1]));
+        vec![byte, with(p, |p| (p.seq, p.flags) = (at.wrapping_add(1), flag::RST))]
+    }),
+    ("FIN without ACK", |p, at| vec![with(p, |p| (p.seq, p.flags) = (at, flag::FIN))]),
+    ("no flag at all", |p, at| vec![with(p, |p| (p.seq, p.flags, p.payload) = (at, 0, vec![1; 8]))]),
+    ("data, wild acknowledgement", |p, at| {
+        let wild = p.ack.wrapping_add(FAR);
+        vec![with(p, |p| (p.seq, p.ack, p.payload) = (at, wild, vec![1; 100]))]
+    }),
+    ("data and FIN, wild acknowledgement, wild timestamps", |p, at| {
+        let wild = p.ack.wrapping_sub(FAR);
+        vec![with(p, |p| {
+            (p.seq, p.ack, p.flags, p.payload) = (at, wild, flag::FIN | flag::ACK, vec![1; 100]);
+            p.options = option::usual(Some((at, at)), &[]);
+        })]
+    }),
+    ("acknowledgement, wild number", |p, at| {
+        let wild = p.seq.wrapping_add(FAR);
+        vec![with(p, |p| (p.seq, p.ack) = (wild, at))]
+    }),
+    ("acknowledgement with data, wild number, wild timestamps", |p, at| {
+        let wild = p.seq.wrapping_add(FAR);
+        vec![with(p, |p| {
+            (p.seq, p.ack, p.payload) = (wild, at, vec![1; 100]);
+            p.options = option::usual(Some((at, at)), &[(at, at.wrapping_add(100))]);
+        })]
+    }),
+    ("RST", |p, at| vec![with(p, |p| (p.seq, p.flags) = (at, flag::RST))]),
+    ("RST with ACK", |p, at| vec![with(p, |p| (p.seq, p.ack, p.flags) = (at, at, flag::RST | flag::ACK))]),
+    ("SYN", |p, at| vec![with(p, |p| (p.seq, p.flags) = (at, flag::SYN))]),
+    ("SYN with ACK", |p, at| vec![with(p, |p| (p.seq, p.ack, p.flags) = (at, at, flag::SYN | flag::ACK))]),
+    ("first fragment without ACK", |p, at| {
+        if p.to.is_ipv6() {
+            return Vec::new();
+        }
+        vec![with(p, |p| (p.seq, p.flags, p.fragment, p.payload) = (at, flag::PSH, 0x2000, vec![1; 8]))]
+    }),
+    ("first fragment, wild acknowledgement", |p, at| {
+        if p.to.is_ipv6() {
+            return Vec::new();
+        }
+        let wild = p.ack.wrapping_add(FAR);
+        vec![with(p, |p| (p.seq, p.ack, p.fragment, p.payload) = (at, wild, 0x2000, vec![1; 8]))]
+    }),
+];
+
+/// What moves nothing, does not end it, and costs it nothing.
+fn attack(family: Family, phase: Phase, memory: &str) {
+    let mut scene = Scene::new(family, memory);
+    scene.talk();
+    scene.enter(phase);
+    let name = format!("{family:?} {phase:?} {memory}");
+    for (what, sweep) in SWEEPS {
+        let before = scene.state();
+        let mut sent = 0;
+        for (leg, seq, ack) in scene.legs() {
+            let mut next = Packet::new(leg.remote, leg.local);
+            (next.seq, next.ack) = (seq, ack);
+            if leg.remote.is_ipv6() {
+                (next.id, next.fragment) = (0, 0);
+            }
+            // not at the very next number: that one he would have to guess among 2^32
+            let places = (0..=u32::MAX).step_by(STEP).map(|at| at.wrapping_add(seq).wrapping_add(12_345));
+            let packets: Vec<Packet> = places.flat_map(|at| sweep(&next, at)).collect();
+            if !packets.is_empty() {
+                send(scene.attacker(&leg), &packets);
+            }
+            sent += packets.len();
+        }
+        let after = scene.state();
+        assert_eq!(before, after, "{name}: {what}: state has moved: {:?}", scene.f.verdicts());
+        eprintln!("{name}: {what}: {sent} packets, 0 moved anything");
+    }
+    // they have come: 1024 of each kind on each side
+    let refused: &[&str] = match phase {
+        Phase::Control | Phase::TakenBack => &["local"],
+        Phase::Spliced | Phase::Released => &["no-ack", "out-of-window", "syn", "bad-rst"],
+    };
+    for verdict in refused {
+        let n = scene.f.verdict(verdict);
+        assert!(n >= 2048, "{name}: {n} {verdict}, {:?}", scene.f.verdicts());
+    }
+    eprintln!("{name}: {:?}", scene.f.verdicts());
+    scene.talk();
+    // nor has it lost any of its abilities
+    if matches!(phase, Phase::Control | Phase::TakenBack) {
+        scene.f.command(Command::Splice);
+        scene.f.wait_state(FlowState::Spliced);
+    } else {
+        scene.f.command(Command::Unsplice);
+        scene.f.wait_state(FlowState::Copying);
+    }
+    scene.talk();
+    drop((scene.client, scene.server));
+    let ended = scene.f.ended(1);
+    assert_eq!(ended[0].how, How::Closed, "{name}: {ended:?}");
+}
+
+#[test]
+fn sweeps_move_nothing_in_control_mode() {
+    Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Control, "6291456"));
+}
+
+#[test]
+fn sweeps_move_nothing_while_spliced() {
+    Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Spliced, "6291456"));
+}
+
+#[test]
+fn sweeps_move_nothing_while_spliced_with_large_windows() {
+    Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Spliced, "67108864"));
+}
+
+#[test]
+fn sweeps_move_nothing_while_released() {
+    Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Released, "67108864"));
+}
+
+#[test]
+fn sweeps_move_nothing_after_it_was_taken_back() {
+    Family::BOTH.into_iter().for_each(|family| attack(family, Phase::TakenBack, "67108864"));
+}
+
+/// A host resets after its last segments were lost on the way: the number of its RST is beyond all that has passed. The other host
+/// asks, and is answered by one that is in order.
+#[test]
+fn a_reset_beyond_what_has_passed_is_heard() {
+    for (family, phase) in [(Family::V4, Phase::Spliced), (Family::V6, Phase::Spliced), (Family::V4, Phase::Released)] {
+        let mut scene = Scene::new(family, "6291456");
+        scene.talk();
+        scene.enter(phase);
+        let legs = scene.legs();
+        let (leg, seq, _) = legs.iter().find(|l| l.0.remote.port() == 7000).expect("the server's leg");
+        let mut reset = Packet::new(leg.remote, leg.local);
+        (reset.seq, reset.flags) = (seq.wrapping_add(3000), flag::RST);
+        let Scene { server, mut client, f, lab } = scene;
+        setsockopt(&server, TcpRepair, &TCP_REPAIR_ON).expect("repair mode");
+        drop(server); // silently: what it sends from here on is what we send for it
+        send(&lab.server, &[reset]);
+        client.set_read_timeout(Some(Duration::from_secs(10))).expect("time limit");
+        let error = client.read(&mut [0; 10]).expect_err("reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{family:?} {phase:?}: {:?}", f.verdicts());
+        assert!(f.verdict("rst-unproven") > 0, "{:?}", f.verdicts());
+        assert_eq!(f.ended(1)[0].how, How::ServerReset);
+        drop(lab);
+    }
+}
+
+/// A priority is no VLAN (802.1Q, 6.9.1): what has a tag of VLAN 0 belongs to the flow.
+#[test]
+fn a_priority_tag_is_taken_off() {
+    let mut scene = Scene::new(Family::V4, "6291456");
+    scene.talk();
+    scene.enter(Phase::Spliced);
+    let legs = scene.legs();
+    let (leg, seq, ack) = legs.iter().find(|l| l.0.local.port() == 7000).expect("the client's leg");
+    let mut p = Packet::new(leg.remote, leg.local);
+    (p.seq, p.ack, p.payload) = (*seq, *ack, b"tagged".to_vec());
+    let ours = scene.lab.client_device();
+    p.dmac = scene.lab.forwarder.run(|| link(ours).addr()).expect("an Ethernet address");
+    let frame = p.frame();
+    let tagged = [&frame[..12], &[0x81, 0, 5 << 5, 0], &frame[12..]].concat();
+    scene.lab.client.run(|| send_frame(&tagged));
+    let mut got = [0; 6];
+    scene.server.set_read_timeout(Some(Duration::from_secs(10))).expect("time limit");
+    scene.server.read_exact(&mut got).unwrap_or_else(|e| panic!("{e}: {:?}", scene.f.verdicts()));
+    assert_eq!(&got, b"tagged");
+}
+
+/// The address of a device of this namespace.
+fn link(device: &str) -> LinkAddr {
+    let mut all = nix::ifaddrs::getifaddrs().expect("addresses");
+    let found = all.find_map(|a| a.address?.as_link_addr().filter(|_| a.interface_name == device).copied());
+    found.expect("the device")
+}
+
+fn send_frame(frame: &[u8]) {
+    let s =
+        socket::socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None).expect("a packet socket: root");
+    socket::bind(s.as_raw_fd(), &link("c0")).expect("bound");
+    socket::send(s.as_raw_fd(), frame, MsgFlags::empty()).expect("sent");
+}

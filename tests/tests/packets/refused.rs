@@ -1,0 +1,79 @@
+//! What is damaged, not for us, or asks for too many answers.
+
+use super::*;
+
+/// What no stack would take is not forwarded, and nothing is learnt from it: damage, other hosts' frames, lengths that lie.
+#[test]
+fn what_no_stack_would_take_moves_nothing() {
+    type Damaged = (&'static str, fn(&mut Flow), fn(&mut Packet), fn(&mut [u8]));
+    let cases: [Damaged; 10] = [
+        ("another host's", |_| (), |_| (), |f| f[0] = 2),
+        ("multicast", |_| (), |_| (), |f| f[0] = 1),
+        ("broadcast", |_| (), |_| (), |f| f[..6].fill(0xff)),
+        ("version", |_| (), |_| (), |f| f[ETHERNET] ^= 0x20),
+        ("length 0", |_| (), |_| (), no_length),
+        ("damaged: a hole", |_| (), |p| p.seq += 100, damage),
+        ("damaged: a FIN", |_| (), |p| p.flags |= flag::FIN, damage),
+        (
+            "damaged: an acknowledgement",
+            |f| f.up.max_ack -= 500,
+            |p| (p.ack, p.payload) = (p.ack + 500, vec![]),
+            damage,
+        ),
+        ("damaged: an acknowledgement with data", |f| f.up.max_ack -= 500, |p| p.ack += 500, damage),
+        ("damaged: RST", |_| (), |p| (p.flags, p.payload) = (flag::RST, vec![]), damage),
+    ];
+    /// The last byte: of the payload, or of the urgent pointer.
+    fn damage(f: &mut [u8]) {
+        *f.last_mut().expect("a byte") ^= 1;
+    }
+    /// The header is right otherwise.
+    fn no_length(f: &mut [u8]) {
+        let v4 = f[12] == 8;
+        let at = if v4 { ETHERNET + 2 } else { ETHERNET + 4 };
+        let old = u16::from_be_bytes([f[at], f[at + 1]]);
+        f[at..at + 2].fill(0);
+        if v4 {
+            let sum = u32::from(u16::from_be_bytes([f[24], f[25]])) + u32::from(old);
+            f[24..26].copy_from_slice(&((sum + (sum >> 16)) as u16).to_be_bytes());
+        }
+    }
+    bench(64, |b| {
+        for v6 in FAMILIES {
+            for (name, flow, packet, damage) in cases {
+                let mut f = Flow::new(v6);
+                flow(&mut f);
+                let mut p = f.next(40);
+                packet(&mut p);
+                let mut frame = p.frame();
+                damage(&mut frame);
+                f.install(b, 0);
+                let o = b.ingress(&frame);
+                assert_ne!(o.code, REDIRECT, "{name}, {v6:?}: {o:?}");
+                let got = f.read(b);
+                assert_eq!((got.up, got.down), (f.up, f.down), "{name}, {v6:?}: state after {o:?}");
+            }
+        }
+    });
+}
+
+/// Who asks for more answers than one gets none; the next connection does.
+#[test]
+fn answers_are_budgeted_for_each_connection() {
+    bench(64, |b| {
+        let answered = |b: &Bench| b.counters()[VERDICTS.iter().position(|v| *v == "challenge").expect("a verdict")];
+        for port in [40_001, 40_002] {
+            let mut f = Flow::new([false, false]);
+            f.client.remote.set_port(port);
+            f.down.out_to = f.client.remote;
+            f.install(b, 0);
+            let mut syn = f.next(0);
+            syn.flags = flag::SYN;
+            let before = answered(b);
+            assert_eq!(b.ingress(&syn.frame()).code, REDIRECT, "the first is answered");
+            let limited = (0..50).filter(|_| b.ingress(&syn.frame()).code == DROP).count();
+            assert!(limited >= 45, "{limited} of 50 are not");
+            assert_eq!(answered(b) - before, 51 - limited as u64);
+        }
+    });
+}
