@@ -1,5 +1,6 @@
 //! What the tests of the whole share: a forwarder inside a lab, driven from the test.
 
+pub mod forge;
 pub mod packet;
 pub mod scenario;
 pub mod sim;

@@ -154,6 +154,7 @@ fn tapped(reader: &TapReader, sizes: &Sizes) {
         match piece.what {
             What::Bytes(bytes) => s.0.extend(bytes),
             What::Gap(n) => panic!("{n} bytes are missing at {} of {:?} of {}", piece.at, piece.way, piece.tap),
+            What::Doubt(n) => panic!("{n} bytes are in doubt at {} of {:?} of {}", piece.at, piece.way, piece.tap),
             What::End => s.1 = true,
         }
     }

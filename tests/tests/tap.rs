@@ -9,9 +9,14 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, SERVER},
     traffic::{Chunks, Report, Script, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once, by_hand};
+use longsplice_tests::{
+    Forwarder, at_once, by_hand,
+    forge::{EVIL, forge},
+};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -29,13 +34,14 @@ const PLENTY: usize = 256 << 20;
 struct Got {
     bytes: u64,
     gaps: u64,
+    doubts: u64,
     /// Length, once it has ended.
     end: Option<u64>,
 }
 
 impl Got {
     fn whole(length: u64) -> Got {
-        Got { bytes: length, gaps: 0, end: Some(length) }
+        Got { bytes: length, gaps: 0, doubts: 0, end: Some(length) }
     }
 }
 
@@ -45,6 +51,10 @@ fn read(reader: &TapReader) -> [Got; 2] {
     while let Some(piece) = reader.next() {
         let seed = if piece.way == Way::FromHost { SEED } else { answer_seed(SEED) };
         let g = &mut got[piece.way as usize];
+        if let What::Doubt(n) = piece.what {
+            g.doubts += n;
+            continue;
+        }
         assert_eq!((piece.at, g.end), (g.bytes + g.gaps, None), "pieces are in order: {piece:?}");
         match piece.what {
             What::Bytes(bytes) => {
@@ -55,6 +65,7 @@ fn read(reader: &TapReader) -> [Got; 2] {
                 assert!(n > 0);
                 g.gaps += n;
             }
+            What::Doubt(_) => unreachable!("looked at above"),
             What::End => {
                 g.end = Some(piece.at);
                 if got.iter().all(|g| g.end.is_some()) {
@@ -254,4 +265,79 @@ fn s19_others_take_the_short_way() {
     }
     serving.join();
     assert_eq!(read(&reader), [2_000_000; 2].map(Got::whole));
+}
+
+/// One segment in the name of the server, somewhere behind what it has sent. What its receiver drops is not in the tap; of what it
+/// may have taken, the tap says that the true bytes were others.
+#[test]
+fn s19_what_others_say_in_the_name_of_a_host() {
+    const FIRST: u64 = 200_000;
+    const THEN: u64 = 100_000;
+    for family in Family::BOTH {
+        for (beyond, right) in [(0, false), (5000, false), (0, true), (1, true), (5000, true)] {
+            let what = format!("{family:?}, {beyond} beyond, right {right}");
+            let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+            let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+            let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+            let (taps, reader) = Taps::new(PLENTY);
+            let f = forwarder(&lab, family, (at_once(), OpenOptions::default()), taps, 1);
+            let mut client = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+            let (mut served, _) = listener.accept().expect("accept");
+            client.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
+            let mut say = |from: u64, n: u64, client: &mut TcpStream| {
+                let mut bytes = vec![0; n as usize];
+                pattern::fill(answer_seed(SEED), from, &mut bytes);
+                let mut got = vec![0; n as usize];
+                // in pieces that fit the window, since nobody reads meanwhile
+                for (bytes, got) in bytes.chunks(20_000).zip(got.chunks_mut(20_000)) {
+                    served.write_all(bytes).expect("write");
+                    client.read_exact(got).unwrap_or_else(|e| panic!("{what}: {e}: {:?}", f.verdicts()));
+                }
+                got
+            };
+            f.wait_state(FlowState::Spliced);
+            pattern::check(answer_seed(SEED), 0, &say(0, FIRST, &mut client)).expect("nothing was forged yet");
+            forge(&lab, &f.splicer, server, beyond, right);
+            let seen = || (f.verdict("bad-checksum") == u64::from(!right)).then_some(());
+            wait_for(Duration::from_secs(10), seen).unwrap_or_else(|| panic!("{what}: {:?}", f.verdicts()));
+            let got = say(FIRST, THEN, &mut client);
+            if !right {
+                pattern::check(answer_seed(SEED), FIRST, &got).expect("the client drops it");
+            }
+            drop((client, served));
+            f.ended(1);
+            let doubts = if right { EVIL.len() as u64 } else { 0 };
+            let got = doubtful(&reader);
+            assert_eq!(
+                got,
+                (FIRST + THEN, if right { Some((FIRST + u64::from(beyond), doubts)) } else { None }),
+                "{what}"
+            );
+        }
+    }
+}
+
+/// What the client was sent: length, and the range in doubt. Bytes outside of it are those of the server.
+fn doubtful(reader: &TapReader) -> (u64, Option<(u64, u64)>) {
+    let (mut all, mut doubt, mut ended) = (Vec::new(), None::<(u64, u64)>, 0);
+    while ended < 2 {
+        let piece = reader.next_within(Duration::from_secs(20)).expect("the streams end").expect("taps are there");
+        match (piece.what, piece.way) {
+            (What::End, _) => ended += 1,
+            (What::Bytes(bytes), Way::ToHost) => all.extend_from_slice(&bytes),
+            // segment by segment
+            (What::Doubt(n), Way::ToHost) => {
+                let (at, before) = doubt.unwrap_or((piece.at, 0));
+                assert_eq!(piece.at, at + before);
+                doubt = Some((at, before + n));
+            }
+            (what, way) => panic!("{what:?} at {} of {way:?}", piece.at),
+        }
+    }
+    let mut good = vec![0; all.len()];
+    pattern::fill(answer_seed(SEED), 0, &mut good);
+    let (from, to) = doubt.map_or((0, 0), |(at, n)| (at as usize, (at + n) as usize));
+    assert!(all[..from] == good[..from] && all[to..] == good[to..], "beside the doubt all is right");
+    assert!(doubt.is_some() || all == good);
+    (all.len() as u64, doubt)
 }

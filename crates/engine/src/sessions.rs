@@ -71,6 +71,9 @@ impl Session {
             if let Some(bytes) = &bytes {
                 stream.put(from.wrapping_add(t.shift), bytes.clone(), false);
             }
+            if sure > self.start {
+                stream.acknowledged(sure.wrapping_add(t.shift));
+            }
             // what is missing below the start comes from control mode, perhaps just now
             if sure > self.start && stream.next() >= self.start.wrapping_add(t.shift) {
                 stream.give_up(sure.wrapping_add(t.shift));

@@ -5,13 +5,18 @@
 //! open for a retransmission until the other host has acknowledged what is behind it, or until the flow is back in control mode
 //! and nothing is on its way any more. Then it is a gap, and the stream goes on behind it.
 //!
+//! Of copies that are not alike nobody here knows which one the receiver has taken: it may have refused the first for reasons that
+//! only a host knows (RFC 7323, 5; RFC 5961, 5). So copies are kept until it has acknowledged them, and a little longer, and compared
+//! with what comes of the same bytes; what differs, or could not be kept so long, is told ([`What::Doubt`]).
+//!
 //! Memory is bounded by the reader's limit: what is held out of order and what it has not taken yet. Beyond that, bytes become gaps.
+//! Half as much again is kept for comparison.
 //! What control mode has passed on comes once, and is held however far the ring is behind; copies come again, and are held up to
 //! [`HELD`] for each direction.
 
 use bytes::{Buf, Bytes};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fmt,
     sync::{
         Arc, Mutex,
@@ -25,6 +30,11 @@ use crate::splicer::lock;
 
 /// Copies held out of order at most, per direction: a large window, of which one segment was lost.
 const HELD: usize = 4 << 20;
+/// Bytes kept for comparison at most, per direction: half of the largest window that Linux opens unasked (32 MB of `tcp_rmem`, since
+/// 6.17; 6 MB before), which only very long and fast paths fill.
+const KEPT: usize = 16 << 20;
+/// So many of them after they were acknowledged: if the receiver has taken a forged segment, the true one follows at once.
+const BEHIND: u64 = 32 << 10;
 /// What a piece costs beside its bytes.
 const OVERHEAD: usize = 128;
 
@@ -44,7 +54,8 @@ pub struct Piece {
     pub tap: u64,
     /// Which of its streams.
     pub way: Way,
-    /// Position in it, bytes from 0 on at the beginning of the connection. Each piece begins where the last one has ended.
+    /// Position in it, bytes from 0 on at the beginning of the connection. Each piece begins where the last one has ended, but for a
+    /// [`What::Doubt`], which may lie anywhere.
     pub at: u64,
     /// What is there.
     pub what: What,
@@ -57,6 +68,9 @@ pub enum What {
     Bytes(Bytes),
     /// So many bytes have passed, and are not known.
     Gap(u64),
+    /// Of so many bytes, handed on before or to come, it is not known whether the receiver has taken what is handed on: among copies of
+    /// them, some were not alike, or could not be compared.
+    Doubt(u64),
     /// Nothing more: the leg is closed.
     End,
 }
@@ -68,6 +82,8 @@ pub struct TapCounts {
     pub bytes: u64,
     /// In gaps.
     pub gaps: u64,
+    /// In doubt, more than once if several copies were not alike.
+    pub doubts: u64,
 }
 
 /// What taps and reader share.
@@ -76,8 +92,11 @@ struct Shared {
     /// Bytes held or not taken yet, and how many may be.
     used: AtomicUsize,
     most: usize,
+    /// Bytes kept for comparison; half of `most` at most.
+    kept: AtomicUsize,
     bytes: AtomicU64,
     gaps: AtomicU64,
+    doubts: AtomicU64,
 }
 
 /// Makes taps for one reader.
@@ -104,20 +123,23 @@ impl Taps {
     pub fn new(most: usize) -> (Taps, TapReader) {
         let (tx, pieces) = channel();
         let counts = AtomicU64::default;
-        let shared = Arc::new(Shared { used: AtomicUsize::new(0), most, bytes: counts(), gaps: counts() });
+        let (used, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { used, most, kept, bytes: counts(), gaps: counts(), doubts: counts() });
         (Taps { pieces: tx, shared: shared.clone() }, TapReader { pieces, shared })
     }
 
     /// A tap for one leg. Its number comes with its pieces.
     pub fn tap(&self, id: u64) -> Tap {
-        let stream = |way| Stream { id, way, out: self.clone(), next: 0, lost: None, held: BTreeMap::new(), size: 0 };
+        let stream = |way| Stream::new(id, way, self.clone());
         let streams = [stream(Way::FromHost), stream(Way::ToHost)];
         Tap { state: Arc::new(Mutex::new(State { streams, open: 0, left: false })) }
     }
 
     /// What has come so far.
     pub fn counts(&self) -> TapCounts {
-        TapCounts { bytes: self.shared.bytes.load(Relaxed), gaps: self.shared.gaps.load(Relaxed) }
+        let [bytes, gaps, doubts] =
+            [&self.shared.bytes, &self.shared.gaps, &self.shared.doubts].map(|n| n.load(Relaxed));
+        TapCounts { bytes, gaps, doubts }
     }
 }
 
@@ -147,9 +169,12 @@ impl TapReader {
 impl Shared {
     /// False: no room.
     fn reserve(&self, size: usize) -> bool {
-        let fits = |used: usize| used.checked_add(size).filter(|n| *n <= self.most);
-        self.used.fetch_update(Relaxed, Relaxed, fits).is_ok()
+        reserve(&self.used, size, self.most)
     }
+}
+
+fn reserve(of: &AtomicUsize, size: usize, most: usize) -> bool {
+    of.fetch_update(Relaxed, Relaxed, |used| used.checked_add(size).filter(|n| *n <= most)).is_ok()
 }
 
 impl fmt::Debug for Tap {
@@ -201,6 +226,9 @@ impl State {
     /// One of the sessions has nothing in the ring any more.
     pub fn settled(&mut self) {
         self.open -= 1;
+        if self.open == 0 {
+            self.streams.iter_mut().for_each(Stream::forget);
+        }
         self.end();
     }
 
@@ -222,8 +250,16 @@ pub(crate) struct Stream {
     lost: Option<u64>,
     /// Beyond `next`, by position; may overlap.
     held: BTreeMap<u64, Held>,
-    /// Bytes of those that are not sure.
+    /// Bytes of those that are not sure, and the longest of all.
     size: usize,
+    longest: u64,
+    /// Copies below `next`, for comparison, in order and without overlap; how many bytes.
+    kept: VecDeque<(u64, Bytes)>,
+    kept_size: usize,
+    /// The receiver has acknowledged all below.
+    acked: u64,
+    /// From here to there are bytes in doubt that were not told yet.
+    doubt: Option<(u64, u64)>,
 }
 
 struct Held {
@@ -233,6 +269,23 @@ struct Held {
 }
 
 impl Stream {
+    fn new(id: u64, way: Way, out: Taps) -> Stream {
+        Stream {
+            id,
+            way,
+            out,
+            next: 0,
+            lost: None,
+            held: BTreeMap::new(),
+            size: 0,
+            longest: 0,
+            kept: VecDeque::new(),
+            kept_size: 0,
+            acked: 0,
+            doubt: None,
+        }
+    }
+
     /// So far it is known.
     pub fn next(&self) -> u64 {
         self.next
@@ -240,15 +293,73 @@ impl Stream {
 
     /// Bytes at a position. `sure`: they come once, from control mode; others may come again, if there is no room for them.
     pub fn put(&mut self, at: u64, mut bytes: Bytes, sure: bool) {
+        self.compare(at, &bytes);
         if at > self.next {
             self.hold(at, &bytes, sure);
         }
         let end = at + bytes.len() as u64;
         if at <= self.next && end > self.next {
             bytes.advance((self.next - at) as usize);
-            self.emit(bytes);
+            self.emit(bytes, sure);
             self.take_held();
         }
+    }
+
+    /// The receiver has all below this position.
+    pub fn acknowledged(&mut self, to: u64) {
+        self.acked = self.acked.max(to);
+        while self.kept.front().is_some_and(|(at, bytes)| at + bytes.len() as u64 + BEHIND <= self.acked) {
+            self.unkeep();
+        }
+    }
+
+    /// With what is known of the same bytes.
+    fn compare(&mut self, at: u64, bytes: &[u8]) {
+        let end = at + bytes.len() as u64;
+        // a keep-alive may bring one byte of garbage, which nobody takes (RFC 9293, 3.8.4)
+        if bytes.len() == 1 && end <= self.acked {
+            return;
+        }
+        let first = self.kept.partition_point(|(at_kept, kept)| at_kept + kept.len() as u64 <= at);
+        let kept = self.kept.range(first..).map(|(at, kept)| (*at, kept)).take_while(|(at, _)| *at < end);
+        let held = self.held.range(at.saturating_sub(self.longest)..end).map(|(at, held)| (*at, &held.bytes));
+        let known = kept.chain(held).filter_map(|(at_known, known)| differing((at, bytes), (at_known, known)));
+        if let Some((from, to)) = known.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) {
+            self.doubt(from, to);
+        }
+    }
+
+    fn doubt(&mut self, from: u64, to: u64) {
+        self.out.shared.doubts.fetch_add(to - from, Relaxed);
+        self.doubt = Some(self.doubt.map_or((from, to), |known| (known.0.min(from), known.1.max(to))));
+    }
+
+    /// What was handed on just now, for comparison.
+    fn keep(&mut self, at: u64, bytes: Bytes) {
+        let shared = self.out.shared.clone();
+        while self.kept_size + bytes.len() > KEPT || !reserve(&shared.kept, bytes.len() + OVERHEAD, shared.most / 2) {
+            let (at, end) = match self.unkeep() {
+                Some((at, old)) => (at, at + old.len() as u64),
+                None => return self.doubt(at, at + bytes.len() as u64),
+            };
+            if end > self.acked {
+                self.doubt(at.max(self.acked), end);
+            }
+        }
+        self.kept_size += bytes.len();
+        self.kept.push_back((at, bytes));
+    }
+
+    fn unkeep(&mut self) -> Option<(u64, Bytes)> {
+        let (at, bytes) = self.kept.pop_front()?;
+        self.kept_size -= bytes.len();
+        self.out.shared.kept.fetch_sub(bytes.len() + OVERHEAD, Relaxed);
+        Some((at, bytes))
+    }
+
+    /// No copies come any more.
+    fn forget(&mut self) {
+        while self.unkeep().is_some() {}
     }
 
     /// After this, bytes that are `sure` are held, or `next` is where they begin at least.
@@ -275,6 +386,7 @@ impl Stream {
         }
         self.unhold(at);
         self.size += if sure { 0 } else { bytes.len() };
+        self.longest = self.longest.max(bytes.len() as u64);
         self.held.insert(at, Held { bytes: bytes.clone(), sure });
     }
 
@@ -289,11 +401,11 @@ impl Stream {
         while let Some((&at, _)) = self.held.first_key_value()
             && at <= self.next
         {
-            let Some(Held { mut bytes, .. }) = self.unhold(at) else { return };
+            let Some(Held { mut bytes, sure }) = self.unhold(at) else { return };
             let known = usize::try_from(self.next - at).unwrap_or(usize::MAX);
             if bytes.len() > known {
                 bytes.advance(known);
-                self.emit(bytes);
+                self.emit(bytes, sure);
             }
         }
     }
@@ -314,10 +426,13 @@ impl Stream {
     }
 
     /// Hands bytes on that begin at `next`.
-    fn emit(&mut self, bytes: Bytes) {
+    fn emit(&mut self, bytes: Bytes, sure: bool) {
         let n = bytes.len() as u64;
         if !self.out.shared.reserve(bytes.len() + OVERHEAD) {
             return self.skip(n);
+        }
+        if !sure {
+            self.keep(self.next, bytes.clone());
         }
         self.tell_gap();
         self.out.shared.bytes.fetch_add(n, Relaxed);
@@ -325,9 +440,13 @@ impl Stream {
         self.next += n;
     }
 
+    /// And doubts: no more often than bytes, however many copies differ.
     fn tell_gap(&mut self) {
         if let Some(from) = self.lost.take() {
             self.tell(from, What::Gap(self.next - from));
+        }
+        if let Some((from, to)) = self.doubt.take() {
+            self.tell(from, What::Doubt(to - from));
         }
     }
 
@@ -340,9 +459,24 @@ impl Stream {
         while let Some((&at, _)) = self.held.first_key_value() {
             self.give_up(at);
         }
+        self.forget();
         self.tell_gap();
         self.tell(self.next, What::End);
     }
+}
+
+/// Two pieces of one stream: from where to where are they not alike?
+fn differing((at, a): (u64, &[u8]), (at_b, b): (u64, &[u8])) -> Option<(u64, u64)> {
+    let (from, to) = (at.max(at_b), (at + a.len() as u64).min(at_b + b.len() as u64));
+    if from >= to {
+        return None;
+    }
+    let [a, b] = [(at, a), (at_b, b)].map(|(at, bytes)| &bytes[(from - at) as usize..(to - at) as usize]);
+    if a == b {
+        return None;
+    }
+    let differ = || a.iter().zip(b).enumerate().filter(|(_, (x, y))| x != y).map(|(i, _)| from + i as u64);
+    Some((differ().next()?, differ().next_back()? + 1))
 }
 
 #[cfg(test)]

@@ -162,7 +162,8 @@ pub struct RunArgs {
     ///
     /// START-NUMBER-ADDRESS-PORT-client has what the client of that address has sent, ...-server what it was sent. Nothing waits
     /// for the disk: what could not be copied in time is a hole in the file, and a line OFFSET LENGTH in another beside it, named
-    /// the same with .gaps behind it. No file grows beyond 16 GiB. Passwords and the like are in there as well: the files are
+    /// the same with .gaps behind it; in .doubts, bytes that came twice and not alike, so that the receiver may have got others. A
+    /// file that is not complete yet, or of which the disk could not take what is missing, has .part behind its name. No file grows beyond 16 GiB. Passwords and the like are in there as well: the files are
     /// readable to their owner only.
     #[arg(long, value_name = "DIR")]
     pub tap: Option<PathBuf>,

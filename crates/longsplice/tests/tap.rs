@@ -136,9 +136,105 @@ fn s19_copied_connections_are_tapped() {
     sending.join().unwrap();
     drop(connection);
     for end in ["-client", "-server"] {
-        eventually(end, || (fs::read(&files(dir.path(), end)[0]).unwrap() == body).then_some(()));
+        eventually(end, || (fs::read(files(dir.path(), end).first()?).unwrap() == body).then_some(()));
     }
     assert_eq!(files(dir.path(), "").len(), 2);
+}
+
+/// A disk of so many bytes, gone at drop.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(size: usize) -> SmallDisk {
+        let dir = tempfile::tempdir().unwrap();
+        let options = format!("size={size}");
+        let out = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "taps"]).arg(dir.path()).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        SmallDisk(dir)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let out = Command::new("umount").arg("--lazy").arg(self.0.path()).output();
+        assert!(std::thread::panicking() || out.is_ok_and(|o| o.status.success()), "{:?} stays mounted", self.0.path());
+    }
+}
+
+/// What is in the file and what is missing add up to what has passed, or the file has no name of its own.
+#[test]
+fn needs_root_s19_nothing_looks_whole_on_a_full_disk() {
+    const DISK: usize = 2 << 20;
+    let disk = SmallDisk::new(DISK);
+    let taps = disk.0.path().join("taps");
+    let proxy = Running::copying(&loopback_echo(), &["--tap", taps.to_str().unwrap()]);
+    let full = disk.0.path().join("full");
+    let errors = || {
+        let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+        counters["proxy"]["tap_errors"].as_u64().unwrap()
+    };
+    let body: Vec<u8> = (0..100_000u32).map(|i| 1 + (i.wrapping_mul(i) >> 7) as u8 % 255).collect();
+    // before it is full, while it is, so that nothing can be told at the end, and with room again
+    let (mut parts, mut names) = (0, 0);
+    for (room_before, room_after) in [(true, true), (true, false), (false, false), (false, true)] {
+        let _ = fs::remove_file(&full);
+        if !room_before {
+            fill(&full);
+        }
+        let mut connection = running::connect(proxy.address());
+        let port = connection.local_addr().unwrap().port();
+        round_trip(&mut connection, &body);
+        eventually("the tap of the first part", || {
+            let mine = files(&taps, "").into_iter().filter(|f| f.to_str().unwrap().contains(&format!("-{port}-")));
+            let there = mine.filter(|f| f.metadata().is_ok_and(|m| m.len() == body.len() as u64)).count();
+            (there == 2 || (!room_before && errors() > 0)).then_some(())
+        });
+        fill(&full);
+        let before = errors();
+        round_trip(&mut connection, &body);
+        eventually("refused", || (errors() >= before + 2).then_some(()));
+        if room_after {
+            fs::remove_file(&full).unwrap();
+        }
+        drop(connection);
+        for end in ["client", "server"] {
+            let name = format!("-{port}-{end}");
+            let (named, part) = eventually("its end", || {
+                let [named, part] = ["", ".part"].map(|more| files(&taps, &format!("{name}{more}")).pop());
+                let length = named.as_ref().or(part.as_ref())?.metadata().ok()?.len();
+                (length == 2 * body.len() as u64).then_some((named, part))
+            });
+            assert_eq!((named.is_some(), part.is_some()), (room_after, !room_after), "{name}");
+            let Some(named) = named else {
+                parts += 1;
+                continue;
+            };
+            names += 1;
+            let mut want = body.repeat(2);
+            let gaps = fs::read_to_string(
+                named.with_file_name(format!("{}.gaps", named.file_name().unwrap().to_str().unwrap())),
+            )
+            .unwrap();
+            assert!(!gaps.is_empty());
+            for line in gaps.lines() {
+                let (at, length) = line.split_once(' ').unwrap();
+                let (at, length): (usize, usize) = (at.parse().unwrap(), length.parse().unwrap());
+                want[at..at + length].fill(0);
+            }
+            let got = fs::read(&named).unwrap();
+            // some of a gap may have reached the disk
+            let wrong =
+                got.iter().zip(&want).zip(body.iter().cycle()).position(|((g, w), b)| g != w && (*w != 0 || g != b));
+            assert_eq!((got.len(), wrong), (want.len(), None), "{gaps}");
+        }
+    }
+    assert_eq!((parts, names), (4, 4));
+}
+
+/// Takes all that is left.
+fn fill(file: &Path) {
+    let mut file = fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
+    while file.write(&[1; 4096]).is_ok() {}
 }
 
 /// Heads and the first bytes of bodies are written by one call: they are in the files as well.

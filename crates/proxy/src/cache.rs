@@ -112,6 +112,8 @@ counts! {
     Damaged cache_damaged,
     /// Replies that were not stored: bytes are missing in the tap.
     Gap cache_dropped_gap,
+    /// The same: it is not known whether its receiver has taken what the tap has brought.
+    Doubt cache_dropped_doubt,
     /// The same: they did not come to their end, or were changed meanwhile.
     Cut cache_dropped_cut,
     /// The same: the disk has refused something.

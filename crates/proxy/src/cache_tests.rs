@@ -152,8 +152,9 @@ fn what_is_not_whole_is_not_stored() {
     let bytes = |n| What::Bytes(body(n).into());
     let large = (1 << 20) + 1;
     type Case = (&'static str, Framing, Vec<What>, bool);
-    let cases: [Case; 9] = [
+    let cases: [Case; 10] = [
         ("a gap", Framing::Exact(30), vec![bytes(10), What::Gap(5), bytes(15)], true),
+        ("a doubt", Framing::Exact(30), vec![bytes(25), What::Doubt(5), bytes(5)], true),
         ("short", Framing::Exact(30), vec![bytes(29)], true),
         ("cut", Framing::Exact(30), vec![bytes(29)], false),
         ("broken off", Framing::UntilClose, vec![bytes(29)], false),
@@ -178,8 +179,8 @@ fn what_is_not_whole_is_not_stored() {
         assert!(scene.files().is_empty() && scene.find("http://x/", "").is_none(), "{why}");
     }
     let v = scene.cache.values();
-    let dropped = [v.cache_dropped_gap, v.cache_dropped_cut, v.cache_dropped_large, v.cache_dropped_disk];
-    assert_eq!((dropped, v.cache_stored, v.cache_bytes), ([1, 6, 2, 0], 0, 0));
+    let dropped = [v.cache_dropped_gap, v.cache_dropped_doubt, v.cache_dropped_cut, v.cache_dropped_large];
+    assert_eq!((dropped, v.cache_dropped_disk, v.cache_stored, v.cache_bytes), ([1, 1, 6, 2], 0, 0, 0));
     assert!(scene.writer.is_empty() && scene.cache.shared.state().fills.is_empty());
 }
 

@@ -26,6 +26,8 @@ macro_rules! counters {
             pub tap_bytes: u64,
             /// Bytes that passed taps and are known to be missing.
             pub tap_gap_bytes: u64,
+            /// Bytes of taps that came again and were not the same, or could not be compared.
+            pub tap_doubt_bytes: u64,
             /// Times that the disk has refused bytes of taps, which are missing then, too.
             pub tap_errors: u64,
             /// Caches of HTTP, all together.

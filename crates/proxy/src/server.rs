@@ -244,6 +244,7 @@ impl Server {
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),
+            tap_doubt_bytes: sum(|t| t.counts().doubts),
             tap_errors: sum(TapDir::errors),
             cache: self.shared.caches.values().fold(CacheValues::default(), |sum, cache| sum.and(&cache.values())),
             ..values

@@ -3,13 +3,17 @@
 //!
 //! `START-NUMBER-ADDRESS-PORT-client` holds what the client has sent, `...-server` what it was sent; START is when the program
 //! has begun (Unix time, milliseconds), NUMBER counts connections, ADDRESS and PORT are the client's. A file with holes has
-//! another beside it, `.gaps`, with a line `OFFSET LENGTH` (bytes, decimal) for each; offsets behind a hole stay true.
+//! another beside it, `.gaps`, with a line `OFFSET LENGTH` (bytes, decimal) for each; offsets behind a hole stay true. Another one,
+//! `.doubts`, names in the same way bytes of which the receiver may have got others ([`What::Doubt`]).
+//!
+//! Until all of that is written the file has another name, with `.part` at its end, and keeps it if the disk refuses to say what is
+//! missing, or if the program ends before: nothing looks whole that is not.
 
 use longsplice_engine::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
 use std::{
     collections::{HashMap, VecDeque},
     fs::{DirBuilder, File, OpenOptions},
-    io::{self, Write},
+    io,
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -110,27 +114,66 @@ struct Stream {
     ended: bool,
     /// Where the last byte in the file ends.
     length: u64,
-    /// A gap that was not written down yet: where it begins and ends.
-    gap: Option<(u64, u64)>,
+    gaps: Beside,
+    doubts: Beside,
+}
+
+/// A file beside that of a stream: parts of it, a line each.
+struct Beside {
+    suffix: &'static str,
+    /// Bytes of whole lines.
+    length: u64,
+    /// A part that was not written down yet: where it begins and ends.
+    part: Option<(u64, u64)>,
+}
+
+impl Beside {
+    fn new(suffix: &'static str) -> Beside {
+        Beside { suffix, length: 0, part: None }
+    }
+
+    /// Of a line that the disk has taken half of, the rest goes to where it belongs.
+    fn tell(&mut self, of: &Path) -> io::Result<()> {
+        let Some((from, to)) = self.part else { return Ok(()) };
+        let line = format!("{from} {}\n", to - from);
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).mode(0o600).open(with(of, self.suffix))?;
+        file.write_all_at(line.as_bytes(), self.length)?;
+        self.length += line.len() as u64;
+        self.part = None;
+        Ok(())
+    }
+}
+
+fn with(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.to_owned().into_os_string();
+    name.push(suffix);
+    name.into()
 }
 
 impl Stream {
     fn new(path: PathBuf) -> Stream {
-        Stream { path, file: None, made: false, ended: false, length: 0, gap: None }
+        let (gaps, doubts) = (Beside::new(".gaps"), Beside::new(".doubts"));
+        Stream { path, file: None, made: false, ended: false, length: 0, gaps, doubts }
+    }
+
+    /// The file's name until it has ended.
+    fn part(&self) -> PathBuf {
+        with(&self.path, ".part")
     }
 
     fn file(&mut self) -> io::Result<&File> {
         let file = match self.file.take() {
             Some(file) => file,
-            None if self.made => OpenOptions::new().write(true).open(&self.path)?,
-            None => new_file(&self.path)?,
+            None if self.made => OpenOptions::new().write(true).open(self.part())?,
+            None => new_file(&self.part())?,
         };
         self.made = true;
         Ok(self.file.insert(file))
     }
 
     fn bytes(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        self.tell_gap()?;
+        self.gaps.tell(&self.path)?;
         self.file()?.write_all_at(bytes, at)?;
         self.length = at + bytes.len() as u64;
         Ok(())
@@ -139,31 +182,29 @@ impl Stream {
     /// So many bytes are missing. Pieces follow one another: a gap that is open goes on.
     fn skip(&mut self, at: u64, length: u64) {
         if length > 0 {
-            self.gap = Some((self.gap.map_or(at, |gap| gap.0), at + length));
+            self.gaps.part = Some((self.gaps.part.map_or(at, |gap| gap.0), at + length));
         }
     }
 
-    fn tell_gap(&mut self) -> io::Result<()> {
-        let Some((from, to)) = self.gap else { return Ok(()) };
-        let mut name = self.path.clone().into_os_string();
-        name.push(".gaps");
-        let mut gaps = OpenOptions::new().append(true).create(true).mode(0o600).open(name)?;
-        gaps.write_all(format!("{from} {}\n", to - from).as_bytes())?;
-        self.gap = None;
-        Ok(())
+    /// One line for what could not be written down at once: what lies between is in doubt, too, then.
+    fn doubt(&mut self, at: u64, length: u64) -> io::Result<()> {
+        let known = self.doubts.part.unwrap_or((at, at + length));
+        self.doubts.part = Some((known.0.min(at), known.1.max(at + length)));
+        self.doubts.tell(&self.path)
     }
 
-    /// The file is as long as the stream, whatever is missing.
+    /// The file is as long as the stream, whatever is missing, and has its name if all of that is told.
     fn end(&mut self, length: u64) -> io::Result<()> {
         self.ended = true;
-        let told = self.tell_gap();
+        let told = self.gaps.tell(&self.path).and(self.doubts.tell(&self.path));
         let longer = length > self.length;
         let file = self.file()?;
         if longer {
             file.set_len(length)?;
         }
         self.file = None;
-        told
+        told?;
+        std::fs::rename(self.part(), &self.path)
     }
 }
 
@@ -204,12 +245,14 @@ impl Writer {
                 s.skip(at, *length);
                 Ok(())
             }
+            What::Doubt(length) => s.doubt(at, *length),
             What::End => s.end(at),
         };
         if let Err(error) = done {
             self.shared.errors.fetch_add(1, Relaxed);
             if self.said.is_none_or(|t| t.elapsed() >= COMPLAIN_EVERY) {
-                tracing::warn!("cannot write the tap {}: {error}; what is missing becomes a gap", s.path.display());
+                let name = s.path.display();
+                tracing::warn!("cannot write the tap {name}: {error}; it has gaps, or keeps .part in its name");
                 self.said = Some(Instant::now());
             }
         }
@@ -305,6 +348,8 @@ mod tests {
             assert_eq!(open, OPEN_FILES);
         }
         for id in 0..all {
+            assert_eq!(std::fs::read(dir.path().join(format!("n{id}-server.part"))).unwrap(), b"abcd");
+            w.write(&piece(id, Way::ToHost, 4, What::End));
             assert_eq!(std::fs::read(dir.path().join(format!("n{id}-server"))).unwrap(), b"abcd");
         }
         assert_eq!(w.shared.errors.load(Relaxed), 0);
@@ -321,8 +366,53 @@ mod tests {
         w.write(&piece(1, Way::FromHost, 0, bytes("abc")));
         std::fs::create_dir(&sub).unwrap();
         w.write(&piece(1, Way::FromHost, 3, bytes("def")));
+        w.write(&piece(1, Way::FromHost, 6, What::End));
         assert_eq!(std::fs::read(sub.join("n1-client")).unwrap(), b"\0\0\0def");
         assert_eq!(std::fs::read_to_string(sub.join("n1-client.gaps")).unwrap(), "0 3\n");
         assert_eq!(w.shared.errors.load(Relaxed), 1);
+    }
+
+    /// Neither before the end, nor if what is missing could not be told.
+    #[test]
+    fn only_what_is_told_as_it_is_gets_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut w = writer(dir.path());
+        let [name, part, gaps] = ["", ".part", ".gaps"].map(|end| dir.path().join(format!("n1-client{end}")));
+        std::fs::create_dir(&gaps).unwrap(); // no file can be made there
+        w.write(&piece(1, Way::FromHost, 0, bytes("abc")));
+        assert!(part.exists() && !name.exists());
+        w.write(&piece(1, Way::FromHost, 3, What::Gap(4)));
+        w.write(&piece(1, Way::FromHost, 7, bytes("def")));
+        w.write(&piece(1, Way::FromHost, 10, What::End));
+        assert!(part.exists() && !name.exists(), "nothing says what is missing");
+        assert_eq!((std::fs::metadata(&part).unwrap().len(), w.shared.errors.load(Relaxed)), (10, 2));
+    }
+
+    /// As a disk does that is full in the middle of it.
+    #[test]
+    fn a_line_of_which_half_was_written_is_written_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        let mut gaps = Beside { part: Some((3, 4)), ..Beside::new(".gaps") };
+        gaps.tell(&path).unwrap();
+        std::fs::write(dir.path().join("n.gaps"), "3 1\n10 2").unwrap();
+        gaps.part = Some((10, 33));
+        gaps.tell(&path).unwrap();
+        gaps.part = Some((40, 41));
+        gaps.tell(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(dir.path().join("n.gaps")).unwrap(), "3 1\n10 23\n40 1\n");
+    }
+
+    #[test]
+    fn what_is_in_doubt_stands_beside() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut w = writer(dir.path());
+        w.write(&piece(1, Way::FromHost, 0, bytes("abcdef")));
+        w.write(&piece(1, Way::FromHost, 2, What::Doubt(3)));
+        w.write(&piece(1, Way::FromHost, 6, What::Doubt(9)));
+        w.write(&piece(1, Way::FromHost, 6, What::End));
+        assert_eq!(std::fs::read(dir.path().join("n1-client")).unwrap(), b"abcdef");
+        assert_eq!(std::fs::read_to_string(dir.path().join("n1-client.doubts")).unwrap(), "2 3\n6 9\n");
+        assert!(!dir.path().join("n1-client.gaps").exists());
     }
 }

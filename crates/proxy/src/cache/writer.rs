@@ -30,6 +30,7 @@ struct Open {
 /// Why a reply is not stored.
 enum Lost {
     Gap,
+    Doubt,
     Cut,
     Large,
     Disk(io::Error),
@@ -67,6 +68,7 @@ impl Writer {
                 }
             }
             (What::Gap(_), Some(_)) => self.keep(id, Err(Lost::Gap)),
+            (What::Doubt(_), Some(_)) => self.keep(id, Err(Lost::Doubt)),
             (What::End, _) => self.end(id),
             (_, None) => {}
         }
@@ -84,6 +86,7 @@ impl Writer {
         Shared::unlink(&self.shared.temporary(id));
         self.shared.count(match &lost {
             Lost::Gap => Count::Gap,
+            Lost::Doubt => Count::Doubt,
             Lost::Cut => Count::Cut,
             Lost::Large => Count::Large,
             Lost::Disk(_) => Count::Disk,

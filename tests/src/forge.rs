@@ -1,0 +1,42 @@
+//! Segments that the server has not sent, as somebody might send them who knows the numbers, or as a broken line would make them.
+
+use crate::packet::{Packet, flag};
+use longsplice_engine::Splicer;
+use longsplice_lab::Lab;
+use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bind, send, socket};
+use std::{net::SocketAddr, os::fd::AsRawFd};
+
+/// What such a segment has to say, instead of what the server says.
+pub const EVIL: [u8; 1200] = [0xee; 1200];
+
+fn link(name: &str) -> LinkAddr {
+    let all = nix::ifaddrs::getifaddrs().expect("interfaces");
+    let found = all.filter(|i| i.interface_name == name).find_map(|i| i.address?.as_link_addr().copied());
+    found.unwrap_or_else(|| panic!("{name} is an interface"))
+}
+
+/// Sends [`EVIL`] in the name of `server` to the only connection to it, which is forwarded: `beyond` bytes behind what the server has
+/// sent last. `right`: so is its checksum.
+pub fn forge(lab: &Lab, splicer: &Splicer, server: SocketAddr, beyond: u32, right: bool) {
+    let datapath = splicer.datapath().expect("kernel path");
+    let leg = datapath.legs().into_iter().map(|l| l.0).find(|t| t.remote == server).expect("a leg");
+    let path = datapath.path(&leg).expect("a path");
+    let there = lab.forwarder.run(|| link(lab.server_device())).addr().expect("an Ethernet address");
+    let packet = Packet {
+        dmac: there,
+        seq: path.end.wrapping_add(beyond),
+        ack: path.max_ack,
+        flags: flag::ACK | flag::PSH,
+        payload: EVIL.to_vec(),
+        ..Packet::new(leg.remote, leg.local)
+    };
+    let mut frame = packet.frame();
+    if !right {
+        *frame.last_mut().expect("a payload") ^= 1;
+    }
+    lab.server.run(|| {
+        let s = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).expect("socket");
+        bind(s.as_raw_fd(), &link("s0")).expect("bind");
+        assert_eq!(send(s.as_raw_fd(), &frame, MsgFlags::empty()), Ok(frame.len()));
+    });
+}
