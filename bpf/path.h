@@ -361,10 +361,9 @@ INLINE int path_in_window(union path_word w, const struct path *rev, const struc
 /* The first proof: the next segment in order. The short way knows no other. */
 INLINE int path_is_next(const struct path *p, union path_word w, const struct seg *s)
 {
-	__s32 ahead = s->ack - p->max_ack;
+	__s32 ahead = s->ack - p->max_ack, reach = path_reach(p);
 
-	return s->seq == w.end && !(s->len && w.flags & PATH_FIN) && ahead <= (__s32)(path_reach(p) + 65536) &&
-	       -ahead <= (__s32)FAR;
+	return s->seq == w.end && !(s->len && w.flags & PATH_FIN) && ahead <= reach && -ahead <= reach;
 }
 
 INLINE int path_takes_ack(const struct path *p, const struct path *rev, const struct seg *s)

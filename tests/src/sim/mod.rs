@@ -1,12 +1,11 @@
 //! A deterministic simulation of one flow: two hosts, two links, our two sockets, and between them the data path's own
 //! decision logic. Everything follows from a seed.
 
-mod death;
+mod adversary;
 mod relay;
 mod style;
 mod tcp;
 
-use death::Death;
 use longsplice_datapath::{
     VERDICTS,
     model::{Edit, Fate, Model, Seg, Start},
@@ -44,8 +43,8 @@ pub enum Kind {
     Bad,
     /// As [`Kind::Bad`], and segments come in on another processor in the middle of switches and of other segments.
     Crossing,
-    /// As [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at some moment; another one takes over.
-    Killed,
+    /// As [`Kind::Bad`], and somebody who is not on the path sends segments in the hosts' names.
+    Hostile,
 }
 
 /// What a run has shown.
@@ -57,10 +56,6 @@ pub struct Outcome {
     pub time: Time,
     /// Completed splices.
     pub splices: u32,
-    /// The process died ...
-    pub killed: bool,
-    /// ... with nothing to be lost by it.
-    pub whole: bool,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
     /// What was wrong.
@@ -148,8 +143,8 @@ struct World {
     tracing: bool,
     /// Chooses segments that come in the middle of something, if there is to be another processor.
     other_cpu: Option<SmallRng>,
-    /// When the process dies, and the next one comes.
-    death: Option<Death>,
+    /// Chooses forged segments.
+    adversary: Option<SmallRng>,
     out: Outcome,
     progress: [u64; 2],
 }
@@ -160,14 +155,13 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
     match kind {
         Kind::Still => w.relay.habits.switches = 0,
         Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
-        Kind::Killed => w.is_to_die(seed),
+        Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Calm | Kind::Bad => {}
     }
     w.go();
     w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
     w.out.splices = w.relay.splices;
     w.out.time = w.now;
-    w.out.whole = w.relay.goes_on;
     w.out
 }
 
@@ -324,7 +318,7 @@ impl World {
             fifo: [[0; 2]; 2],
             tracing,
             other_cpu: None,
-            death: None,
+            adversary: None,
             out,
             progress: [0; 2],
             queue: BinaryHeap::new(),
@@ -372,14 +366,12 @@ impl World {
         self.at(0, Event::Wake);
         while self.out.error.is_none() {
             self.settle();
+            self.attack();
             if self.finished() {
                 return;
             }
             steps += 1;
             let Some(next) = self.next() else {
-                if self.may_be_silent() {
-                    return;
-                }
                 return self.fail("nothing will ever happen again");
             };
             if next > LIMIT || steps > 400_000 {
@@ -426,9 +418,6 @@ impl World {
             also(self.hosts[i].wakes());
             also(self.sockets[i].wakes());
             let (a, h) = (&self.apps[i], &self.hosts[i]);
-            if h.reset {
-                continue;
-            }
             if a.written < a.total && h.room() > 0 {
                 also(Some(a.write_at));
             }
@@ -436,16 +425,12 @@ impl World {
                 also(Some(a.read_at));
             }
         }
-        // whoever watches over what was left does not make anything happen
-        if t.is_some() || !self.has_died() || self.relay.state == State::Killed(false) {
-            t = [t, self.relay_at].into_iter().flatten().min();
-        }
+        also(self.relay_at);
         t
     }
 
     fn finished(&self) -> bool {
-        let over = |(a, h): (&App, &Tcp)| a.closed && a.eof && h.fin_acked;
-        self.apps.iter().zip(&self.hosts).all(|(a, h)| over((a, h)) || (h.reset && self.may_break_off()))
+        self.apps.iter().all(|a| a.closed && a.eof) && self.hosts.iter().all(|h| h.fin_acked)
     }
 
     /// Everything that can happen at this instant.
@@ -453,7 +438,6 @@ impl World {
         for i in 0..2 {
             self.app(i);
         }
-        self.live_and_die();
         if self.relay_at.is_some_and(|t| t <= self.now) {
             self.model.time(self.now * 1000);
             self.relay.meanwhile = self.choose_meanwhile();
@@ -472,13 +456,25 @@ impl World {
             for p in self.sockets[i].poll(self.now) {
                 self.by_socket(i, p);
             }
-            if self.hosts[i].reset && !self.may_break_off() {
+            if self.hosts[i].reset {
                 return self.fail(&format!("host {i} was reset"));
             }
-            if self.sockets[i].reset && !self.has_died() {
+            if self.sockets[i].reset {
                 return self.fail(&format!("socket {i} was reset"));
             }
         }
+    }
+
+    /// Every now and then a forged segment comes in.
+    fn attack(&mut self) {
+        let Some(r) = &mut self.adversary else { return };
+        if !r.random_bool(0.2) {
+            return;
+        }
+        let i = r.random_range(0..2);
+        let p = adversary::forge(r, &self.hosts[i]);
+        self.note(|_| format!("forged, as of host {i}:"));
+        self.event(Event::ToUs(i, p));
     }
 
     fn came_meanwhile(&mut self, meanwhile: Option<Meanwhile>) {
@@ -504,10 +500,7 @@ impl World {
     }
 
     fn app(&mut self, i: usize) {
-        let (now, may_break_off) = (self.now, self.may_break_off());
-        if self.hosts[i].reset {
-            return;
-        }
+        let now = self.now;
         let a = &mut self.apps[i];
         let h = &mut self.hosts[i];
         if a.written < a.total && h.room() > 0 && a.write_at <= now {
@@ -544,9 +537,7 @@ impl World {
             if self.hosts[i].at_eof() && !a.eof {
                 a.eof = true;
                 let (sent, marks) = (&self.apps[1 - i].urgent, &self.apps[i].marks);
-                if self.apps[i].got != total && may_break_off {
-                    // of a connection that was broken off
-                } else if self.apps[i].got != total {
+                if self.apps[i].got != total {
                     wrong = Some(format!("host {i}: end of stream after {} of {total}", self.apps[i].got));
                 } else if marks.last() != sent.last() || marks.iter().any(|m| !sent.contains(m)) {
                     wrong = Some(format!("host {i}: urgent are {sent:?}, received as such {marks:?}"));
@@ -597,7 +588,7 @@ impl World {
 
     /// The relay hears of it, late.
     fn wake_relay(&mut self) {
-        if matches!(self.relay.state, State::Ended | State::Killed(_)) {
+        if self.relay.state == State::Ended {
             return;
         }
         let late = self.rng.random_range(0..=self.relay.habits.late);
@@ -608,7 +599,6 @@ impl World {
     fn event(&mut self, e: Event) {
         match e {
             Event::Wake => {}
-            Event::ToHost(i, p) if self.hosts[i].reset => self.answer_by_nobody(i, &p),
             Event::ToHost(i, p) => {
                 let why = self.hosts[i].input(self.now, &p);
                 self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));
@@ -642,9 +632,6 @@ impl World {
                 }
                 if let Some(e) = local {
                     let q = if plain { p.clone() } else { edited(p, &e) };
-                    if self.answer_for_nobody(i, &q) {
-                        return;
-                    }
                     let why = self.sockets[i].input(self.now, &q);
                     self.note(|w| format!("{i} in {} local {} {why:?} [{}]", show(p), show(&q), w.sockets[i].brief()));
                 }

@@ -51,6 +51,7 @@ fn later(a: u32, b: u32) -> u32 {
 pub enum Ignored {
     Paws,
     Sequence,
+    NoAck,
     AckTooNew,
     AckTooOld,
 }
@@ -106,10 +107,6 @@ pub struct Tcp {
     pub reset: bool,
     /// Silent for good: closed under TCP_REPAIR.
     pub dead: bool,
-    /// Its process has gone: nobody reads it any more.
-    orphan: bool,
-    /// Linux's tcp_fin_timeout for such.
-    ends_at: Option<Time>,
     out: Vec<Packet>,
     pub rtos: u32,
     pub fast: u32,
@@ -168,8 +165,6 @@ impl Tcp {
             ack_now: false,
             reset: false,
             dead: false,
-            orphan: false,
-            ends_at: None,
             out: Vec::new(),
             rtos: 0,
             fast: 0,
@@ -196,29 +191,6 @@ impl Tcp {
 
     pub fn close(&mut self) {
         self.closing = true;
-    }
-
-    /// Its process goes without closing it, as Linux has it: what nobody has read is answered with a reset (RFC 9293, 3.10.4; RFC
-    /// 2525, 2.17), otherwise it sends what it has, and a FIN.
-    pub fn abandon(&mut self, now: Time) {
-        if self.dead || self.reset {
-            return;
-        }
-        self.orphan = true;
-        self.closing = true;
-        if !self.ready.is_empty() {
-            self.abort(now);
-        }
-    }
-
-    fn abort(&mut self, now: Time) {
-        self.push(now, self.nxt, Vec::new(), RST);
-        self.dead = true;
-    }
-
-    /// No socket is there: the kernel answers with a reset.
-    pub fn is_gone(&self) -> bool {
-        self.dead || self.reset || (self.orphan && self.eof && self.fin_acked)
     }
 
     pub fn unread(&self) -> usize {
@@ -255,6 +227,11 @@ impl Tcp {
         n
     }
 
+    /// The first byte that is not acknowledged, the one behind the last, and the one that is expected.
+    pub fn numbers(&self) -> (u32, u32, u32) {
+        (self.una, self.max, self.rcv)
+    }
+
     pub fn brief(&self) -> String {
         format!(
             "una {} nxt {} max {} wnd {} cwnd {} rto {:?} rcv {} edge {} unread {} ooo {} buf {} closing {} fin_acked {} eof {}",
@@ -275,18 +252,13 @@ impl Tcp {
         )
     }
 
-    /// Has all that it has sent been acknowledged?
-    pub fn is_quiet(&self) -> bool {
-        self.una == self.max && !before(self.una, self.goal())
-    }
-
     // ---- time
 
     pub fn wakes(&self) -> Option<Time> {
-        if self.dead || self.reset {
+        if self.dead {
             return None;
         }
-        [self.rto_at, self.persist_at, self.delack_at, self.ends_at].into_iter().flatten().min()
+        [self.rto_at, self.persist_at, self.delack_at].into_iter().flatten().min()
     }
 
     fn tsval(&self, now: Time) -> u32 {
@@ -296,13 +268,8 @@ impl Tcp {
     /// Runs timers, and sends what may be sent.
     pub fn poll(&mut self, now: Time) -> Vec<Packet> {
         if self.dead || self.reset {
-            // but for the reset that it has ended with
-            self.out.retain(|p| self.orphan && p.flags & RST != 0);
-            return std::mem::take(&mut self.out);
-        }
-        if self.orphan && self.fin_acked {
-            let end = *self.ends_at.get_or_insert(now + 60_000 * MS);
-            self.dead |= now >= end;
+            self.out.clear();
+            return Vec::new();
         }
         if self.delack_at.is_some_and(|t| t <= now) {
             self.ack_now = true;
@@ -318,18 +285,18 @@ impl Tcp {
             self.ack_now = true;
         }
         if self.ack_now {
-            self.push(now, self.max, Vec::new(), 0);
+            self.push(now, self.max_or_edge(), Vec::new(), 0);
         }
         std::mem::take(&mut self.out)
     }
 
+    /// SND.NXT for a segment without data, but not beyond the window, should that have been taken back.
+    fn max_or_edge(&self) -> u32 {
+        self.max
+    }
+
     fn timeout(&mut self, now: Time) {
         self.rtos += 1;
-        // as Linux's tcp_orphan_retries
-        if self.orphan && self.backoff == 8 {
-            self.dead = true;
-            return;
-        }
         let flight = self.max.wrapping_sub(self.una);
         self.ssthresh = (flight / 2).max(2 * self.mss());
         self.cwnd = self.mss();
@@ -557,6 +524,10 @@ impl Tcp {
             }
             return None;
         }
+        if p.flags & ACK == 0 {
+            self.ignore(Ignored::NoAck);
+            return Some(Ignored::NoAck);
+        }
         if after(p.ack, self.max) {
             self.ignore(Ignored::AckTooNew);
             self.challenge(now);
@@ -581,9 +552,7 @@ impl Tcp {
                 self.urgent_in = Some(at);
             }
         }
-        if self.orphan && !self.eof && after(end.wrapping_sub(u32::from(p.flags & FIN != 0)), self.rcv) {
-            self.abort(now); // data for nobody
-        } else if end != seq {
+        if end != seq {
             self.data(now, p, wnd);
         }
         None
@@ -715,8 +684,7 @@ impl Tcp {
             Some(r) if before(ack, r) => {
                 if self.nxt == self.max {
                     self.dup = self.dup.saturating_sub(n / self.mss());
-                    // without SACK a partial acknowledgement names the next hole (RFC 6582)
-                    self.retransmit_hole(now, if self.style.sack { later(ack, self.rtx) } else { ack });
+                    self.retransmit_hole(now, later(ack, self.rtx).min_seq(ack, self.style.sack));
                 }
                 self.cwnd += n.min(self.mss());
             }
@@ -794,5 +762,15 @@ impl Tcp {
         } else if self.delack_at.is_none() {
             self.delack_at = Some(now + self.style.delack);
         }
+    }
+}
+
+trait MinSeq {
+    fn min_seq(self, ack: u32, sack: bool) -> u32;
+}
+impl MinSeq for u32 {
+    /// Without SACK a partial acknowledgement names the next hole (RFC 6582).
+    fn min_seq(self, ack: u32, sack: bool) -> u32 {
+        if sack { self } else { ack }
     }
 }

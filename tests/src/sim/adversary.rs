@@ -1,0 +1,35 @@
+//! Somebody who is not on the path, and sends segments in the name of a host. He may know more than he can: all numbers but one.
+//! That one is such that no receiver would take the segment.
+
+use super::tcp::{ACK, FIN, PSH, Packet, RST, Tcp};
+use rand::{RngExt, rngs::SmallRng};
+
+/// No window of the simulation reaches so far.
+const FAR: u32 = 1 << 27;
+
+/// A segment in the name of `host`.
+pub fn forge(r: &mut SmallRng, host: &Tcp) -> Packet {
+    let (una, max, rcv) = host.numbers();
+    let far = |r: &mut SmallRng, from: u32| from.wrapping_add(r.random_range(FAR..FAR.wrapping_neg()));
+    let near = |r: &mut SmallRng, from: u32| from.wrapping_add(r.random_range(0..5000u32)).wrapping_sub(1000);
+    let (sent, heard) = if r.random_bool(0.5) { (max, rcv) } else { (near(r, una), near(r, rcv)) };
+    let data = vec![0xee; if r.random_bool(0.5) { 0 } else { r.random_range(1..1448) }];
+    let fin = if r.random_bool(0.3) { FIN } else { 0 };
+    let (seq, ack, flags) = match r.random_range(0..5) {
+        0 => (sent, heard, fin),              // no ACK
+        1 => (far(r, max), heard, fin | ACK), // nowhere near the window
+        2 => (sent, far(r, rcv), fin | ACK),  // of what nobody sent, or long ago
+        3 => (max.wrapping_add(r.random_range(1..FAR)), heard, RST | if r.random_bool(0.5) { ACK } else { 0 }),
+        _ => (far(r, max), far(r, rcv), r.random::<u8>() & (FIN | RST | PSH | ACK)),
+    };
+    Packet {
+        seq,
+        ack,
+        flags,
+        win: r.random(),
+        ts: r.random_bool(0.7).then(|| (r.random(), r.random())),
+        sack: if r.random_bool(0.2) { vec![(r.random(), r.random())] } else { Vec::new() },
+        data,
+        urg: 0,
+    }
+}
