@@ -656,6 +656,11 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	bpf_spin_unlock(&l->lock);
 	if (!go)
 		return drop(V_LOCAL_MUTED);
+	if (gives_up_both(l, p)) {
+		o = bpf_map_lookup_elem(&legs, &l->peer);
+		if (o && is_paired(o, &sc->t))
+			__sync_fetch_and_or(&o->flags, LEG_RESET);
+	}
 	if (l->ifindex != skb->ifindex || l->phase_in == PHASE_LOCAL) {
 		l->ifindex = skb->ifindex;
 		bpf_skb_load_bytes(skb, 0, l->dmac, 6);

@@ -290,6 +290,18 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	e->strip_ts = e->strip_sack = 0;
 }
 
+/* Has our socket given up the connection, or the other leg's, before the host did? */
+INLINE int is_given_up(const struct leg *l)
+{
+	return (l->flags & (LEG_RESET | LEG_RESET_IN)) == LEG_RESET;
+}
+
+/* Does the socket have other numbers than the host, or will it have? */
+INLINE int is_switching(const struct leg *l)
+{
+	return l->phase_in | l->phase_out || l->flags & LEG_AHEAD;
+}
+
 /* A reset while the flow is switching goes to both: the socket may be gone. Under the lock of the leg it came in on ... */
 INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
@@ -336,10 +348,13 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 
 	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = 0;
 	p->dropped = refuses(l, s);
-	if (p->dropped) {
-		if (l->phase_in != PHASE_LOCAL || ahead_of_socket(l))
-			return 0;
-		/* in control mode it is the socket's affair, which may answer */
+	if (p->dropped && !is_given_up(l) && (l->phase_in != PHASE_LOCAL || ahead_of_socket(l)))
+		return 0;
+	if (p->dropped || is_given_up(l)) {
+		/* In control mode it is the socket's affair, which may answer. And a host that did not take the reset of our socket, in
+		 * the middle of a switch perhaps, is told so again by the kernel. */
+		if (!p->dropped)
+			learn_from_host(l, s, p);
 		p->local = 1;
 		p->l.keep = s->len;
 		p->l.flags = s->flags;
@@ -524,6 +539,21 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		e->tsval = our_tsval(o, s->tsval, p->in_order_ts, &o->ts_from_peer);
 }
 
+/* Without it, the other host would not hear of the end, for what it sends is forwarded. After local_segment. */
+INLINE int gives_up_both(const struct leg *l, const struct plan *p)
+{
+	return p->l.flags & TH_RST && l->flags & LEG_PAIRED && is_switching(l);
+}
+
+/* The end of stream of a socket whose process has died with bytes in hand would be a lie: before the bound of a drain, or in the
+ * place of what was forwarded in a drain that was taken back. */
+INLINE int is_false_end(const struct leg *l, __u32 end)
+{
+	if (l->phase_out == PHASE_TO_FWD)
+		return before(end, l->bound_out);
+	return l->flags & LEG_AHEAD && before(end - !(l->flags & LEG_FIN_OUT), l->max_out);
+}
+
 /* ---- from the local socket: under the leg's lock. `room`: how far the other host's window reaches, in in space ---- */
 INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u32 room)
 {
@@ -545,9 +575,11 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	e->keep = s->len;
 	e->flags = s->flags;
 	e->strip_ts = e->strip_sack = 0;
-	if (s->flags & TH_RST) {
+	if (s->flags & TH_RST || (fin && is_false_end(l, end)) || (end != seq && is_given_up(l) && is_switching(l))) {
+		e->flags = s->flags & TH_RST ? s->flags : TH_RST | TH_ACK;
+		e->keep = 0;
 		/* The far end insists on its exact next sequence number (RFC 5961, 3.2). */
-		if (l->phase_out != PHASE_LOCAL)
+		if (is_switching(l))
 			seq = l->ack_in;
 		l->flags |= LEG_RESET;
 	} else if (end != seq) {
@@ -564,14 +596,7 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 			e->keep = fin = 0;
 			seq = end = l->ack_in - 1;
 		}
-		if (l->phase_out == PHASE_TO_FWD && fin && before(end, l->bound_out)) {
-			/* The process died with bytes in hand: an end of stream here would be a lie. */
-			e->flags = TH_RST | TH_ACK;
-			e->keep = 0;
-			seq = end = l->ack_in;
-			fin = 0;
-			l->flags |= LEG_RESET;
-		} else if (l->phase_out == PHASE_TO_FWD && after(end, l->bound_out)) {
+		if (l->phase_out == PHASE_TO_FWD && after(end, l->bound_out)) {
 			/* The socket was closed while it drained: its FIN is not the flow's. */
 			if (!fin || end != l->bound_out + 1)
 				return 0;

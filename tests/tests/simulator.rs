@@ -82,3 +82,16 @@ fn against_an_adversary() {
 fn on_two_processors() {
     all(Kind::Crossing, |_, _| None);
 }
+
+/// The process dies at any moment, and another one takes over: what is forwarded goes on whole, and nothing wrong is ever passed on.
+#[test]
+fn with_processes_that_die() {
+    let (killed, whole) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    all(Kind::Killed, |_, o| {
+        killed.set(killed.get() + u32::from(o.killed));
+        whole.set(whole.get() + u32::from(o.whole));
+        None
+    });
+    eprintln!("{} killed, {} of them with nothing lost", killed.get(), whole.get());
+    assert!(killed.get() > 0 && whole.get() > 0);
+}

@@ -196,20 +196,26 @@ again:
 		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 		int in_order = rst_in_order(l, s);
 
-		if (!control && !in_order) { /* here nobody is asked, as if it were lost */
+		if (!control && (!in_order || is_over(l))) { /* here nobody is asked, as if it were lost */
 			out->dropped = V_BAD_RST;
 			return;
 		}
-		if (in_order)
-			l->flags |= LEG_RESET;
-		out->events |= 1 << EVENT_RESET;
-		as_shimmed(l, s, out);
-		if (control)
+		if (control) {
+			if (in_order)
+				l->flags |= LEG_RESET | LEG_RESET_IN;
+			as_shimmed(l, s, out);
 			return;
-		edit_for_local(l, s, &p, 0);
+		}
+		bpf_spin_lock(&l->lock);
+		if (l->flags & LEG_SPLICED)
+			goto again;
+		host_reset(l, s, &p);
+		bpf_spin_lock(&o->lock);
+		forward_reset(o, &p);
+		out->events |= 1 << EVENT_RESET;
+		out->local = out->fwd = 1;
 		out->l = p.l;
-		out->l.keep = 0;
-		out->l.flags = s->flags;
+		out->f = p.f;
 		return;
 	}
 	bpf_spin_lock(&l->lock);
@@ -280,6 +286,8 @@ int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
 		room = o->edge_in - l->seq_off;
 	if (!local_segment(l, s, &p, room))
 		return 0;
+	if (gives_up_both(l, &p))
+		o->flags |= LEG_RESET;
 	*e = p.l;
 	return 1;
 }

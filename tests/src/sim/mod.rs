@@ -2,10 +2,12 @@
 //! decision logic. Everything follows from a seed.
 
 mod adversary;
+mod death;
 mod relay;
 mod style;
 mod tcp;
 
+use death::Death;
 use longsplice_datapath::{
     VERDICTS,
     model::{Edit, Fate, Model, Seg, Start},
@@ -45,6 +47,8 @@ pub enum Kind {
     Crossing,
     /// As [`Kind::Bad`], and somebody who is not on the path sends segments in the hosts' names.
     Hostile,
+    /// As [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at some moment; another one takes over.
+    Killed,
 }
 
 /// What a run has shown.
@@ -56,6 +60,10 @@ pub struct Outcome {
     pub time: Time,
     /// Completed splices.
     pub splices: u32,
+    /// The process died ...
+    pub killed: bool,
+    /// ... with nothing to be lost by it.
+    pub whole: bool,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
     /// What was wrong.
@@ -145,6 +153,8 @@ struct World {
     other_cpu: Option<SmallRng>,
     /// Chooses forged segments.
     adversary: Option<SmallRng>,
+    /// When the process dies, and the next one comes.
+    death: Option<Death>,
     out: Outcome,
     progress: [u64; 2],
 }
@@ -156,12 +166,14 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Still => w.relay.habits.switches = 0,
         Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
+        Kind::Killed => w.is_to_die(seed),
         Kind::Calm | Kind::Bad => {}
     }
     w.go();
     w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
     w.out.splices = w.relay.splices;
     w.out.time = w.now;
+    w.out.whole = w.relay.goes_on;
     w.out
 }
 
@@ -319,6 +331,7 @@ impl World {
             tracing,
             other_cpu: None,
             adversary: None,
+            death: None,
             out,
             progress: [0; 2],
             queue: BinaryHeap::new(),
@@ -372,6 +385,9 @@ impl World {
             }
             steps += 1;
             let Some(next) = self.next() else {
+                if self.may_be_silent() {
+                    return;
+                }
                 return self.fail("nothing will ever happen again");
             };
             if next > LIMIT || steps > 400_000 {
@@ -418,6 +434,9 @@ impl World {
             also(self.hosts[i].wakes());
             also(self.sockets[i].wakes());
             let (a, h) = (&self.apps[i], &self.hosts[i]);
+            if h.reset {
+                continue;
+            }
             if a.written < a.total && h.room() > 0 {
                 also(Some(a.write_at));
             }
@@ -425,12 +444,16 @@ impl World {
                 also(Some(a.read_at));
             }
         }
-        also(self.relay_at);
+        // whoever watches over what was left does not make anything happen
+        if t.is_some() || !self.has_died() || self.relay.state == State::Killed(false) {
+            t = [t, self.relay_at].into_iter().flatten().min();
+        }
         t
     }
 
     fn finished(&self) -> bool {
-        self.apps.iter().all(|a| a.closed && a.eof) && self.hosts.iter().all(|h| h.fin_acked)
+        let over = |(a, h): (&App, &Tcp)| a.closed && a.eof && h.fin_acked;
+        self.apps.iter().zip(&self.hosts).all(|(a, h)| over((a, h)) || (h.reset && self.may_break_off()))
     }
 
     /// Everything that can happen at this instant.
@@ -438,6 +461,7 @@ impl World {
         for i in 0..2 {
             self.app(i);
         }
+        self.live_and_die();
         if self.relay_at.is_some_and(|t| t <= self.now) {
             self.model.time(self.now * 1000);
             self.relay.meanwhile = self.choose_meanwhile();
@@ -456,10 +480,10 @@ impl World {
             for p in self.sockets[i].poll(self.now) {
                 self.by_socket(i, p);
             }
-            if self.hosts[i].reset {
+            if self.hosts[i].reset && !self.may_break_off() {
                 return self.fail(&format!("host {i} was reset"));
             }
-            if self.sockets[i].reset {
+            if self.sockets[i].reset && !self.has_died() {
                 return self.fail(&format!("socket {i} was reset"));
             }
         }
@@ -500,7 +524,10 @@ impl World {
     }
 
     fn app(&mut self, i: usize) {
-        let now = self.now;
+        let (now, may_break_off) = (self.now, self.may_break_off());
+        if self.hosts[i].reset {
+            return;
+        }
         let a = &mut self.apps[i];
         let h = &mut self.hosts[i];
         if a.written < a.total && h.room() > 0 && a.write_at <= now {
@@ -537,7 +564,9 @@ impl World {
             if self.hosts[i].at_eof() && !a.eof {
                 a.eof = true;
                 let (sent, marks) = (&self.apps[1 - i].urgent, &self.apps[i].marks);
-                if self.apps[i].got != total {
+                if self.apps[i].got != total && may_break_off {
+                    // of a connection that was broken off
+                } else if self.apps[i].got != total {
                     wrong = Some(format!("host {i}: end of stream after {} of {total}", self.apps[i].got));
                 } else if marks.last() != sent.last() || marks.iter().any(|m| !sent.contains(m)) {
                     wrong = Some(format!("host {i}: urgent are {sent:?}, received as such {marks:?}"));
@@ -588,7 +617,7 @@ impl World {
 
     /// The relay hears of it, late.
     fn wake_relay(&mut self) {
-        if self.relay.state == State::Ended {
+        if matches!(self.relay.state, State::Ended | State::Killed(_)) {
             return;
         }
         let late = self.rng.random_range(0..=self.relay.habits.late);
@@ -599,6 +628,7 @@ impl World {
     fn event(&mut self, e: Event) {
         match e {
             Event::Wake => {}
+            Event::ToHost(i, p) if self.hosts[i].reset => self.answer_by_nobody(i, &p),
             Event::ToHost(i, p) => {
                 let why = self.hosts[i].input(self.now, &p);
                 self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));
@@ -632,6 +662,9 @@ impl World {
                 }
                 if let Some(e) = local {
                     let q = if plain { p.clone() } else { edited(p, &e) };
+                    if self.answer_for_nobody(i, &q) {
+                        return;
+                    }
                     let why = self.sockets[i].input(self.now, &q);
                     self.note(|w| format!("{i} in {} local {} {why:?} [{}]", show(p), show(&q), w.sockets[i].brief()));
                 }

@@ -22,7 +22,19 @@ const LIMIT_NONE: u32 = 0xffff_fffe;
 const LIMIT_KEEP: u32 = 0xffff_ffff;
 const LEG_FIN_OUT: u32 = 1 << 7;
 const LEG_RESET: u32 = 1 << 9;
+const LEG_TRIGGER: u32 = 1 << 11;
+const PATH_SPLICED: u32 = 1 << 0;
 const PATH_FIN_ACKED: u32 = 1 << 3;
+/// FIN, FIN_ACKED, DEAD.
+const PATH_ENDS: u32 = 1 << 1 | PATH_FIN_ACKED | 1 << 4;
+
+fn is_forwarded_by(flags: [u32; 2]) -> bool {
+    flags[0] & flags[1] & PATH_SPLICED != 0
+}
+
+fn is_forwarded(m: &Model) -> bool {
+    is_forwarded_by([m.path_flags(0), m.path_flags(1)])
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -31,6 +43,8 @@ pub enum State {
     Spliced,
     /// Forwarded to the end; the sockets are gone.
     Ended,
+    /// The process is gone; true: another has taken over what it has left.
+    Killed(bool),
 }
 
 #[derive(Default)]
@@ -104,6 +118,8 @@ pub struct Relay {
     pub refused: u32,
     pub short: u32,
     pub taken_back: u32,
+    /// The process is gone, and all that is under way must arrive none the less.
+    pub goes_on: bool,
     pub log: Vec<String>,
     pub tracing: bool,
 }
@@ -130,6 +146,7 @@ impl Relay {
             refused: 0,
             short: 0,
             taken_back: 0,
+            goes_on: false,
             log: Vec::new(),
             tracing: false,
         }
@@ -199,7 +216,57 @@ impl Relay {
                 Some(self.switch_at.min(now + 100 * MS))
             }
             State::Ended => None,
+            State::Killed(false) => None,
+            State::Killed(true) => self.watch(m).then_some(now + 1000 * MS),
         }
+    }
+
+    /// The process is gone, and its sockets are the kernel's: parked ones are silent.
+    pub fn kill(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2]) {
+        let (look, state) = (self.call(m, OP_LOOK), self.state);
+        self.say(|| format!("killed in {state:?}: {look:?}"));
+        let parked = state == State::Spliced;
+        for s in sockets.iter_mut() {
+            if parked {
+                s.dead = true;
+            } else {
+                s.abandon(now);
+            }
+        }
+        self.state = State::Killed(false);
+        self.goes_on = parked && self.is_forwarded_for_good(m, &look);
+    }
+
+    /// As crates/engine, orphans.rs: what was drained is committed, and what is spliced goes on as it is.
+    pub fn take_over(&mut self, m: &mut Model) {
+        self.state = State::Killed(true);
+        let (before, flags) = (self.call(m, OP_LOOK), [0, 1].map(|i| m.path_flags(i)));
+        if before.phase != [PHASE_FWD; 2] {
+            return;
+        }
+        let g = self.call(m, OP_COMMIT);
+        self.say(|| format!("taken over {g:?}"));
+        if is_forwarded_by(flags) {
+            assert_eq!(
+                flags.map(|f| f & PATH_ENDS),
+                [0, 1].map(|i| m.path_flags(i) & PATH_ENDS),
+                "an end is forgotten"
+            );
+            assert_eq!(before.end, g.end, "bytes are forgotten");
+        }
+        self.goes_on |= self.is_forwarded_for_good(m, &g);
+    }
+
+    fn is_forwarded_for_good(&self, m: &Model, at: &SwitchArgs) -> bool {
+        is_forwarded(m) && (at.flags[0] | at.flags[1]) & LEG_TRIGGER == 0
+    }
+
+    /// False: it has ended.
+    fn watch(&mut self, m: &mut Model) -> bool {
+        if !is_forwarded(m) {
+            self.take_over(m);
+        }
+        m.path_flags(0) & m.path_flags(1) & PATH_FIN_ACKED == 0
     }
 
     fn done(&self) -> bool {

@@ -107,6 +107,10 @@ pub struct Tcp {
     pub reset: bool,
     /// Silent for good: closed under TCP_REPAIR.
     pub dead: bool,
+    /// Its process has gone: nobody reads it any more.
+    orphan: bool,
+    /// Linux's tcp_fin_timeout for such.
+    ends_at: Option<Time>,
     out: Vec<Packet>,
     pub rtos: u32,
     pub fast: u32,
@@ -165,6 +169,8 @@ impl Tcp {
             ack_now: false,
             reset: false,
             dead: false,
+            orphan: false,
+            ends_at: None,
             out: Vec::new(),
             rtos: 0,
             fast: 0,
@@ -191,6 +197,29 @@ impl Tcp {
 
     pub fn close(&mut self) {
         self.closing = true;
+    }
+
+    /// Its process goes without closing it, as Linux has it: what nobody has read is answered with a reset (RFC 9293, 3.10.4; RFC
+    /// 2525, 2.17), otherwise it sends what it has, and a FIN.
+    pub fn abandon(&mut self, now: Time) {
+        if self.dead || self.reset {
+            return;
+        }
+        self.orphan = true;
+        self.closing = true;
+        if !self.ready.is_empty() {
+            self.abort(now);
+        }
+    }
+
+    fn abort(&mut self, now: Time) {
+        self.push(now, self.nxt, Vec::new(), RST);
+        self.dead = true;
+    }
+
+    /// No socket is there: the kernel answers with a reset.
+    pub fn is_gone(&self) -> bool {
+        self.dead || self.reset || (self.orphan && self.eof && self.fin_acked)
     }
 
     pub fn unread(&self) -> usize {
@@ -252,13 +281,18 @@ impl Tcp {
         )
     }
 
+    /// Has all that it has sent been acknowledged?
+    pub fn is_quiet(&self) -> bool {
+        self.una == self.max && !before(self.una, self.goal())
+    }
+
     // ---- time
 
     pub fn wakes(&self) -> Option<Time> {
-        if self.dead {
+        if self.dead || self.reset {
             return None;
         }
-        [self.rto_at, self.persist_at, self.delack_at].into_iter().flatten().min()
+        [self.rto_at, self.persist_at, self.delack_at, self.ends_at].into_iter().flatten().min()
     }
 
     fn tsval(&self, now: Time) -> u32 {
@@ -268,8 +302,13 @@ impl Tcp {
     /// Runs timers, and sends what may be sent.
     pub fn poll(&mut self, now: Time) -> Vec<Packet> {
         if self.dead || self.reset {
-            self.out.clear();
-            return Vec::new();
+            // but for the reset that it has ended with
+            self.out.retain(|p| self.orphan && p.flags & RST != 0);
+            return std::mem::take(&mut self.out);
+        }
+        if self.orphan && self.fin_acked {
+            let end = *self.ends_at.get_or_insert(now + 60_000 * MS);
+            self.dead |= now >= end;
         }
         if self.delack_at.is_some_and(|t| t <= now) {
             self.ack_now = true;
@@ -297,6 +336,11 @@ impl Tcp {
 
     fn timeout(&mut self, now: Time) {
         self.rtos += 1;
+        // as Linux's tcp_orphan_retries
+        if self.orphan && self.backoff == 8 {
+            self.dead = true;
+            return;
+        }
         let flight = self.max.wrapping_sub(self.una);
         self.ssthresh = (flight / 2).max(2 * self.mss());
         self.cwnd = self.mss();
@@ -552,7 +596,9 @@ impl Tcp {
                 self.urgent_in = Some(at);
             }
         }
-        if end != seq {
+        if self.orphan && !self.eof && after(end.wrapping_sub(u32::from(p.flags & FIN != 0)), self.rcv) {
+            self.abort(now); // data for nobody
+        } else if end != seq {
             self.data(now, p, wnd);
         }
         None

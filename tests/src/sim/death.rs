@@ -1,0 +1,123 @@
+//! The process dies at some moment, with its sockets, and another one takes over what it has left in the kernel.
+
+use super::{
+    MS, World,
+    relay::State,
+    show,
+    tcp::{ACK, Packet, RST, Time},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+/// When.
+pub struct Death {
+    /// So many wake-ups of the process are left.
+    wakes: u32,
+    /// Only those count in which the flow is spliced.
+    spliced: bool,
+    /// From the death to the next process.
+    vacant: Time,
+    /// When that one comes.
+    next: Option<Time>,
+}
+
+impl World {
+    /// Choices of their own: without them, the run is that of the same seed.
+    pub(super) fn is_to_die(&mut self, seed: u64) {
+        let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
+        // A window that the other's scale rounds to nothing stays closed, and one below a segment is not used by hosts that have
+        // seen larger ones: without a process, nobody is left to take such a flow back.
+        let small = |i: usize| (2 * self.hosts[i].style.mss).max(1 << self.sockets[1 - i].style.wscale);
+        if (0..2).any(|i| self.hosts[i].style.receive < small(i)) {
+            return;
+        }
+        if rng.random_bool(0.5) {
+            self.other_cpu = Some(SmallRng::seed_from_u64(!seed));
+        }
+        // as likely after a few as after many
+        let dice = |r: &mut SmallRng, bits| {
+            let most = 2u64 << r.random_range(0..bits);
+            r.random_range(0..most)
+        };
+        let spliced = rng.random_bool(0.5);
+        let wakes = dice(&mut rng, if spliced { 6 } else { 11 }) as u32;
+        let vacant = dice(&mut rng, 12) * MS;
+        self.death = Some(Death { wakes, spliced, vacant, next: None });
+        if spliced {
+            // for good, or long enough for more than a window
+            let habits = &mut self.relay.habits;
+            // and no host is to be beyond the other's window for good, which only sockets could help it out of
+            habits.patience = 100_000 * MS;
+            habits.period = habits.period.max(500 * MS);
+            habits.limits &= rng.random_bool(0.3);
+            habits.trigger &= rng.random_bool(0.3);
+            self.relay.switch_at = rng.random_range(0..100 * MS);
+        }
+    }
+
+    pub(super) fn has_died(&self) -> bool {
+        matches!(self.relay.state, State::Killed(_))
+    }
+
+    /// May the connections end before all has arrived?
+    pub(super) fn may_break_off(&self) -> bool {
+        self.has_died() && !self.relay.goes_on
+    }
+
+    /// And may a host wait for ever? One that has nothing to send does not hear of a reset that was lost, nor of one that was
+    /// not sent: a flow that a limit takes back to sockets that are gone is reset by its next segments.
+    pub(super) fn may_be_silent(&self) -> bool {
+        self.may_break_off() && self.hosts.iter().all(|h| h.reset || h.is_quiet())
+    }
+
+    /// Before the process wakes up.
+    pub(super) fn live_and_die(&mut self) {
+        let now = self.now;
+        let Some(death) = &mut self.death else { return };
+        match (self.relay.state, death.next) {
+            (State::Killed(false), Some(at)) if at <= now => {
+                self.model.time(now * 1000);
+                self.relay.take_over(&mut self.model);
+            }
+            (State::Killed(_), _) | (State::Ended, _) => return,
+            _ if self.relay_at.is_none_or(|at| at > now) => return,
+            (state, _) if death.spliced && state != State::Spliced => return,
+            _ if death.wakes > 0 => return death.wakes -= 1,
+            _ => {
+                self.model.time(now * 1000);
+                self.relay.kill(now, &mut self.model, &mut self.sockets);
+                death.next = Some(now + death.vacant);
+                (self.out.killed, self.relay_at) = (true, death.next);
+            }
+        }
+        for line in std::mem::take(&mut self.relay.log) {
+            self.note(|_| line);
+        }
+    }
+
+    /// What is passed up to a socket that is gone is answered with a reset.
+    pub(super) fn answer_for_nobody(&mut self, i: usize, p: &Packet) -> bool {
+        if !self.has_died() || !self.sockets[i].is_gone() {
+            return false;
+        }
+        self.note(|_| format!("{i} in {}: no socket", show(p)));
+        if let Some(reset) = reset_for(p) {
+            self.by_socket(i, reset);
+        }
+        true
+    }
+
+    /// And by a host that has been reset.
+    pub(super) fn answer_by_nobody(&mut self, i: usize, p: &Packet) {
+        self.note(|_| format!("host {i} <- {}: no connection", show(p)));
+        if let Some(reset) = reset_for(p) {
+            self.wire(i, false, reset);
+        }
+    }
+}
+
+/// RFC 9293, 3.10.7.1.
+fn reset_for(p: &Packet) -> Option<Packet> {
+    let (seq, flags) = if p.flags & ACK != 0 { (p.ack, RST) } else { (0, RST | ACK) };
+    let reset = Packet { seq, ack: p.end(), flags, win: 0, ts: None, sack: Vec::new(), data: Vec::new() };
+    (p.flags & RST == 0).then_some(reset)
+}
