@@ -51,6 +51,27 @@ pub(crate) fn wanted_peers(names: &[String], attached: &[u32]) -> Result<Vec<u32
     names.iter().map(index).collect()
 }
 
+/// Numbers of the programs that tcx runs on a device.
+pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
+    let mut all = Vec::new();
+    for direction in [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS] {
+        let mut ids = [0u32; 64]; // as many as there can be: BPF_MPROG_MAX
+        // SAFETY: bpf_prog_query_opts is plain data; all-zero but for its size and the room for numbers is valid.
+        let mut opts: libbpf_sys::bpf_prog_query_opts = unsafe { std::mem::zeroed() };
+        (opts.sz, opts.prog_ids) = (size_of_val(&opts) as _, ids.as_mut_ptr());
+        opts.__bindgen_anon_1.count = ids.len() as u32;
+        // SAFETY: `ids` has room for as many numbers as `opts` says, and both outlive the call.
+        let r = unsafe { libbpf_sys::bpf_prog_query_opts(index as i32, direction, &mut opts) };
+        if r < 0 {
+            return Err(OpenError::Kernel { what: "ask for programs", source: io::Error::from_raw_os_error(-r) });
+        }
+        // SAFETY: both members of the union are the same integer.
+        let n = unsafe { opts.__bindgen_anon_1.count };
+        all.extend(&ids[..n as usize]);
+    }
+    Ok(all)
+}
+
 /// Attaches by a pinned tcx link, or puts the program into the link that is there.
 pub(crate) fn attach(prog: &libbpf_rs::ProgramMut<'_>, index: u32, path: &Path) -> Result<(), OpenError> {
     if path.exists() {

@@ -7,6 +7,7 @@ use crate::{
     load::{Kept, OLDEST, kernel_release, load, tested_kernels},
     maps::{Maps, errno, from_bytes},
     pages::{PATHS4, PATHS6, fill},
+    pins::{Owned, default_pin, refuse_others},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
     switch::Hop,
@@ -15,12 +16,7 @@ use libbpf_rs::{
     MapHandle,
     skel::{OpenSkel, SkelBuilder},
 };
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-    libc,
-    sys::eventfd::EventFd,
-};
+use nix::{libc, sys::eventfd::EventFd};
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
@@ -100,8 +96,16 @@ pub enum OpenError {
         found: u32,
     },
     /// Another process of this namespace holds it.
-    #[error("another process runs the data path of this network namespace (lock {0})")]
+    #[error("another process runs the data path of this network namespace (it has locked {0})")]
     Running(PathBuf),
+    /// Another process of this namespace, or one that is gone, has pinned a data path elsewhere.
+    #[error(
+        "another data path is attached to device number {0} of this network namespace, pinned in a bpffs that is not seen from here"
+    )]
+    Attached(u32),
+    /// Somebody else has made the folder first.
+    #[error("{0} belongs to another user: remove it")]
+    Foreign(PathBuf),
     /// A device named does not exist or is no Ethernet device.
     #[error("device {0}: not found, or no Ethernet device")]
     Device(String),
@@ -157,7 +161,7 @@ pub struct Datapath {
     pub(crate) ingress: OwnedFd,
     egress: OwnedFd,
     max_flows: u32,
-    pin: PathBuf,
+    owned: Owned,
     attached: Vec<u32>,
     vias: Mutex<Vec<abi::via>>,
     remotes: Mutex<Remotes>,
@@ -165,7 +169,6 @@ pub struct Datapath {
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
     pub(crate) wake: EventFd,
-    lock: (Flock<fs::File>, PathBuf),
 }
 
 const PINNED: [&str; 14] = [
@@ -184,30 +187,6 @@ const PINNED: [&str; 14] = [
     "events",
     "abi",
 ];
-const BPFFS: &str = "/sys/fs/bpf";
-
-/// Where maps and links of this network namespace are pinned unless told otherwise.
-pub fn default_pin() -> io::Result<PathBuf> {
-    use std::os::unix::fs::MetadataExt;
-    let ns = fs::metadata("/proc/thread-self/ns/net")?.ino();
-    Ok(Path::new(BPFFS).join("longsplice").join(format!("net-{ns}")))
-}
-
-/// One process per pin folder. bpffs files cannot be locked: the lock lies beside, in /run. It is given back when it is dropped,
-/// though a process that is just being started may share the descriptor for a moment yet.
-fn lock(pin: &Path) -> Result<(Flock<fs::File>, PathBuf), OpenError> {
-    let name = pin.to_string_lossy().replace('/', "-");
-    let dir = Path::new("/run/longsplice");
-    let path = dir.join(format!("{}.lock", name.trim_start_matches('-')));
-    let io = |source| OpenError::Kernel { what: "lock file in /run/longsplice", source };
-    fs::create_dir_all(dir).map_err(io)?;
-    match Flock::lock(fs::File::create(&path).map_err(io)?, FlockArg::LockExclusiveNonblock) {
-        Ok(f) => Ok((f, path)),
-        Err((_, Errno::EWOULDBLOCK)) => Err(OpenError::Running(path)),
-        Err((_, e)) => Err(io(e.into())),
-    }
-}
-
 impl Datapath {
     /// Loads the programs, takes over pinned maps of the same ABI or makes new ones, and attaches to the devices.
     /// Links that are there already get the new programs atomically: no packet passes unseen.
@@ -219,11 +198,7 @@ impl Datapath {
             Some(p) => p.clone(),
             None => default_pin().map_err(|source| OpenError::Kernel { what: "network namespace", source })?,
         };
-        if !nix::unistd::Uid::effective().is_root() && fs::create_dir_all(&pin).is_err() {
-            return Err(OpenError::Privilege);
-        }
-        fs::create_dir_all(&pin).map_err(|_| OpenError::NoBpffs(pin.clone()))?;
-        let lock = lock(&pin)?;
+        let owned = Owned::take(&pin)?;
         // what is wrong with the options is said before anything is changed
         let wanted = wanted_devices(options)?;
         let links = Links::new(!options.xdp.is_empty(), wanted_peers(&options.peer, &wanted)?);
@@ -241,6 +216,7 @@ impl Datapath {
         if there.is_none() {
             remove_unfinished(&pin)?;
         }
+        refuse_others(&wanted, &pin)?;
         let seed = there.map_or_else(random, |abi| abi.seed);
         // Tables that are there keep their size.
         let n = there.map_or(Ok(options.max_flows.max(16)), |_| pinned_flows(&pin))?;
@@ -309,11 +285,10 @@ impl Datapath {
             links: Mutex::new(links),
             maps,
             max_flows: n,
-            pin,
+            owned,
             attached: wanted,
             switching: Mutex::new(()),
             wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
-            lock,
         })
     }
 
@@ -491,21 +466,12 @@ impl Datapath {
 
     /// Detaches from all devices and removes the maps: no flow survives this.
     pub fn remove(&self) -> io::Result<()> {
-        fs::remove_dir_all(&self.pin)?;
-        fs::remove_file(&self.lock.1)
-    }
-
-    /// The same for what a process that is gone has left behind. Err: another process runs it, or nothing is there.
-    pub fn flush(pin: &Path) -> Result<(), OpenError> {
-        let (_held, path) = lock(pin)?;
-        let io = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
-        fs::remove_dir_all(pin).map_err(io)?;
-        fs::remove_file(path).map_err(io)
+        self.owned.remove()
     }
 
     /// Where it is pinned.
     pub fn pin(&self) -> &Path {
-        &self.pin
+        &self.owned.path
     }
 }
 

@@ -224,6 +224,11 @@ pub struct StopArgs {
     /// left in this network namespace. Spliced flows end with it.
     #[arg(long)]
     pub flush: bool,
+
+    /// With `--flush`, removes what is left of other network namespaces as well, if they are gone: tables that no process owns and
+    /// no device leads to, and sockets that nobody listens on. A proxy that starts does the same.
+    #[arg(long, requires = "flush")]
+    pub all: bool,
 }
 
 /// What the demo shows, and where it writes.

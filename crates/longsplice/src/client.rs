@@ -152,8 +152,13 @@ pub fn stop(control: Option<&Path>, args: &StopArgs) -> Outcome {
     }
     if args.flush {
         let pin = paths::own_pin_folder()?;
-        if paths::flush(&pin)? {
+        if longsplice_datapath::flush(&pin)? {
             println!("removed {}", pin.display());
+        }
+    }
+    if args.all {
+        for path in longsplice_datapath::remove_dead()?.into_iter().chain(paths::remove_leftovers()?) {
+            println!("removed {}", path.display());
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -137,11 +137,15 @@ impl Control {
         }
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        let file = SocketFile(path.to_owned());
-        // Before listen(2), so that nobody connects while the mode is still the default one.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        // Under another name until somebody listens, with the right mode: one that refuses is one that is left over.
+        let new = path.with_extension(format!("new-{}", std::process::id()));
+        let _ = fs::remove_file(&new); // of a process that died here
+        bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
+        let mut file = SocketFile(new);
+        fs::set_permissions(&file.0, fs::Permissions::from_mode(0o600))?;
         listen(&fd, Backlog::new(CLIENTS as i32)?)?;
+        fs::rename(&file.0, path)?;
+        path.clone_into(&mut file.0);
         let listener = UnixListener::from_std(StdListener::from(fd))?;
         Ok(Control { listener, slots: Arc::new(Semaphore::new(CLIENTS)), _file: file })
     }

@@ -1,17 +1,17 @@
 //! Places that belong to one network namespace, so that several longsplices do not meet.
 
-use longsplice_datapath::OpenError;
+use nix::fcntl::{Flock, FlockArg};
 use std::{
     env,
     fs::{self, File},
     io,
-    os::unix::fs::MetadataExt,
+    os::unix::{fs::MetadataExt, net::UnixStream},
     path::{Path, PathBuf},
 };
 
 /// Where the data path pins its links and maps.
 const PINS: &str = "/sys/fs/bpf/longsplice";
-/// Sockets and locks.
+/// Sockets.
 const RUN: &str = "/run/longsplice";
 
 /// The inode of the network namespace at `path`: its identity, while it exists.
@@ -48,23 +48,28 @@ pub fn control_socket() -> io::Result<PathBuf> {
     })
 }
 
-/// The lock beside a pin folder; held by the process that runs the data path.
-pub fn pin_lock(pin: &Path) -> PathBuf {
-    let name = pin.to_string_lossy().replace('/', "-");
-    Path::new(RUN).join(format!("{}.lock", name.trim_start_matches('-')))
-}
-
-/// Detaches from all devices and removes the tables that a process which is gone has left. False: there was nothing.
-pub fn flush(pin: &Path) -> Result<bool, OpenError> {
-    let kernel = |what| move |source| OpenError::Kernel { what, source };
-    if !fs::exists(pin).map_err(kernel("look at pinned links"))? {
-        return Ok(false);
+/// Removes what processes that are gone have left in /run/longsplice: sockets that nobody listens on, and the locks of earlier
+/// versions that nobody holds. What was removed.
+pub fn remove_leftovers() -> io::Result<Vec<PathBuf>> {
+    let files = match fs::read_dir(RUN) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        files => files?,
+    };
+    let mut removed = Vec::new();
+    for file in files {
+        let path = file?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let dead = if name.starts_with("control-") {
+            matches!(UnixStream::connect(&path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
+        } else if name.ends_with(".lock") {
+            File::open(&path).is_ok_and(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock).is_ok())
+        } else {
+            false
+        };
+        // another process may have been quicker
+        if dead && fs::remove_file(&path).is_ok() {
+            removed.push(path);
+        }
     }
-    let lock = pin_lock(pin);
-    let file = File::options().create(true).truncate(false).write(true).open(&lock);
-    let _lock =
-        nix::fcntl::Flock::lock(file.map_err(kernel("lock file"))?, nix::fcntl::FlockArg::LockExclusiveNonblock)
-            .map_err(|_| OpenError::Running(lock))?;
-    fs::remove_dir_all(pin).map_err(kernel("remove pinned links"))?;
-    Ok(true)
+    Ok(removed)
 }

@@ -113,6 +113,7 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         tracing::info!("copying only, as told by --copy-only");
         return Splicer::copying_from(config.sources.clone(), Refusal::Policy);
     }
+    remove_leftovers();
     let mut options = OpenOptions {
         devices: config.devices.clone(),
         xdp: config.xdp.clone(),
@@ -135,6 +136,18 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
         Err(e) => {
             tracing::warn!("connections are copied, not spliced: {e}; see `longsplice doctor`");
             Splicer::copying_from(config.sources.clone(), Refusal::from(&e))
+        }
+    }
+}
+
+/// Of processes and network namespaces that are gone: tables take tens of megabytes of the kernel's memory.
+fn remove_leftovers() {
+    for removed in [longsplice_datapath::remove_dead(), paths::remove_leftovers()] {
+        match removed {
+            Ok(all) => {
+                all.iter().for_each(|path| tracing::info!("removed {}, which nobody holds any more", path.display()))
+            }
+            Err(error) => tracing::warn!(%error, "what earlier processes have left cannot be removed"),
         }
     }
 }

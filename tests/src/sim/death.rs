@@ -24,10 +24,8 @@ impl World {
     /// Choices of their own: without them, the run is that of the same seed.
     pub(super) fn is_to_die(&mut self, seed: u64) {
         let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
-        // A window that the other's scale rounds to nothing stays closed, and one below a segment is not used by hosts that have
-        // seen larger ones: without a process, nobody is left to take such a flow back.
-        let small = |i: usize| (2 * self.hosts[i].style.mss).max(1 << self.sockets[1 - i].style.wscale);
-        if (0..2).any(|i| self.hosts[i].style.receive < small(i)) {
+        // A window below a segment is not used by hosts that have seen larger ones: without a process, nobody takes the flow back.
+        if self.hosts.iter().any(|h| h.style.receive < 2 * h.style.mss) {
             return;
         }
         if rng.random_bool(0.5) {
@@ -118,6 +116,6 @@ impl World {
 /// RFC 9293, 3.10.7.1.
 fn reset_for(p: &Packet) -> Option<Packet> {
     let (seq, flags) = if p.flags & ACK != 0 { (p.ack, RST) } else { (0, RST | ACK) };
-    let reset = Packet { seq, ack: p.end(), flags, win: 0, ts: None, sack: Vec::new(), data: Vec::new() };
+    let reset = Packet { seq, ack: p.end(), flags, win: 0, urg: 0, ts: None, sack: Vec::new(), data: Vec::new() };
     (p.flags & RST == 0).then_some(reset)
 }

@@ -324,14 +324,9 @@ impl Tcp {
             self.ack_now = true;
         }
         if self.ack_now {
-            self.push(now, self.max_or_edge(), Vec::new(), 0);
+            self.push(now, self.max, Vec::new(), 0);
         }
         std::mem::take(&mut self.out)
-    }
-
-    /// SND.NXT for a segment without data, but not beyond the window, should that have been taken back.
-    fn max_or_edge(&self) -> u32 {
-        self.max
     }
 
     fn timeout(&mut self, now: Time) {
@@ -730,7 +725,8 @@ impl Tcp {
             Some(r) if before(ack, r) => {
                 if self.nxt == self.max {
                     self.dup = self.dup.saturating_sub(n / self.mss());
-                    self.retransmit_hole(now, later(ack, self.rtx).min_seq(ack, self.style.sack));
+                    // without SACK a partial acknowledgement names the next hole (RFC 6582)
+                    self.retransmit_hole(now, if self.style.sack { later(ack, self.rtx) } else { ack });
                 }
                 self.cwnd += n.min(self.mss());
             }
@@ -808,15 +804,5 @@ impl Tcp {
         } else if self.delack_at.is_none() {
             self.delack_at = Some(now + self.style.delack);
         }
-    }
-}
-
-trait MinSeq {
-    fn min_seq(self, ack: u32, sack: bool) -> u32;
-}
-impl MinSeq for u32 {
-    /// Without SACK a partial acknowledgement names the next hole (RFC 6582).
-    fn min_seq(self, ack: u32, sack: bool) -> u32 {
-        if sack { self } else { ack }
     }
 }

@@ -119,7 +119,7 @@ fn a_version_that_does_not_say_whose_it_is_is_refused() {
         open().expect("open").expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
         testing::put_first_version(&pin).expect("pinned");
         assert!(matches!(open(), Err(OpenError::Abi { found: 1, .. })), "its flows are not removed");
-        Datapath::flush(&pin).expect("what was pinned is removed");
+        longsplice_datapath::flush(&pin).expect("what was pinned is removed");
     });
 }
 

@@ -292,7 +292,6 @@ impl Pins {
     fn remove(&self) {
         // Most variants leave nothing.
         let _ = fs::remove_dir_all(&self.0);
-        let _ = fs::remove_file(paths::pin_lock(&self.0));
     }
 }
 

@@ -148,7 +148,6 @@ impl Drop for Pins {
     fn drop(&mut self) {
         // Gone already, if all went well.
         let _ = fs::remove_dir_all(&self.0);
-        let _ = fs::remove_file(paths::pin_lock(&self.0));
     }
 }
 

@@ -1,7 +1,6 @@
 //! The experiment: load, attach, remove, where nobody is disturbed.
 
 use super::{Check, State};
-use crate::paths;
 use longsplice_datapath::{Datapath, OpenError, Options};
 use nix::sched::{CloneFlags, unshare};
 use std::{
@@ -42,6 +41,8 @@ fn cure(e: &OpenError) -> &'static str {
         }
         OpenError::Abi { .. }
         | OpenError::Running(_)
+        | OpenError::Attached(_)
+        | OpenError::Foreign(_)
         | OpenError::Device(_)
         | OpenError::Xdp { .. }
         | OpenError::Peer { .. } => "report this, please",
@@ -82,8 +83,7 @@ impl Pins {
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        // Both may never have been made; and a pin that stays is harmless, as its device is gone with the namespace.
+        // It may never have been made; and a pin that stays is harmless, as its device is gone with the namespace.
         let _ = fs::remove_dir_all(&self.0);
-        let _ = fs::remove_file(paths::pin_lock(&self.0));
     }
 }

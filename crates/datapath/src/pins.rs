@@ -1,0 +1,211 @@
+//! Folders in bpffs where links and maps are pinned: who owns one, and which of them nobody does.
+//!
+//! The owner holds a lock (flock(2)) on the folder itself. So it goes with the pins, whatever else two programs see of each other's
+//! file systems, and the kernel gives it back when the process is gone. Nobody else may open the folder (mode 0700).
+
+use crate::{OpenError, kernel::kernel};
+use libbpf_rs::{
+    Link, MapCore, MapHandle,
+    query::{LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
+};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    unistd::Uid,
+};
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+const BPFFS: &str = "/sys/fs/bpf";
+/// Where all folders are, unless others were named.
+const ALL: &str = "/sys/fs/bpf/longsplice";
+/// Locks of earlier versions lay here, beside.
+const OLD_LOCKS: &str = "/run/longsplice";
+
+/// Whoever looks for what is dead holds a folder for a moment, and so may a process that is just being killed: how often the lock
+/// is tried ...
+const TRIES: u32 = 10;
+/// ... and how long after one another.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Where maps and links of this network namespace are pinned unless told otherwise.
+pub fn default_pin() -> io::Result<PathBuf> {
+    let ns = fs::metadata("/proc/thread-self/ns/net")?.ino();
+    Ok(Path::new(ALL).join(format!("net-{ns}")))
+}
+
+/// A folder that is ours for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    pub path: PathBuf,
+    lock: Flock<fs::File>,
+}
+
+impl Owned {
+    /// Makes the folder, if need be, and takes it.
+    pub fn take(path: &Path) -> Result<Owned, OpenError> {
+        let io = |source| OpenError::Kernel { what: "lock of the folder of pins", source };
+        let mut tries = 0;
+        loop {
+            make(path)?;
+            let owned = match Flock::lock(fs::File::open(path).map_err(io)?, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => Owned { path: path.to_owned(), lock },
+                Err((_, Errno::EWOULDBLOCK)) if tries < TRIES => {
+                    tries += 1;
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                Err((_, Errno::EWOULDBLOCK)) => return Err(OpenError::Running(path.to_owned())),
+                Err((_, e)) => return Err(io(e.into())),
+            };
+            // or its owner has removed it in the meantime
+            if owned.is_there() {
+                return Ok(owned);
+            }
+        }
+    }
+
+    /// Is it still the folder of that name?
+    pub fn is_there(&self) -> bool {
+        let ids = |m: fs::Metadata| (m.dev(), m.ino());
+        fs::metadata(&self.path).map(ids).ok() == self.lock.metadata().map(ids).ok()
+    }
+
+    /// Removes it with all that is pinned there: what nobody else holds is detached and freed. One that took its place stays.
+    pub fn remove(&self) -> io::Result<()> {
+        if self.is_there() { fs::remove_dir_all(&self.path) } else { Ok(()) }
+    }
+}
+
+/// For nobody but us. What others have made there would be theirs to take away, and anybody may write to a bpffs by default.
+fn make(path: &Path) -> Result<(), OpenError> {
+    let not_there = |_| OpenError::NoBpffs(path.to_owned());
+    let root = [path.parent(), Some(path)];
+    for dir in root.into_iter().flatten().filter(|dir| *dir != Path::new(BPFFS)) {
+        match fs::DirBuilder::new().mode(0o700).create(dir) {
+            Err(e) if e.kind() == ErrorKind::PermissionDenied && !Uid::effective().is_root() => {
+                return Err(OpenError::Privilege);
+            }
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(not_there(e)),
+            _ => {}
+        }
+        let is = fs::symlink_metadata(dir).map_err(not_there)?;
+        if !is.is_dir() || ![0, Uid::effective().as_raw()].contains(&is.uid()) {
+            return Err(OpenError::Foreign(dir.to_owned()));
+        }
+        if is.mode() & 0o077 != 0 && is.uid() == Uid::effective().as_raw() {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
+                .map_err(|source| OpenError::Kernel { what: "mode of the folder of pins", source })?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a process that is gone has left there, with all flows. False: there was nothing.
+pub fn flush(path: &Path) -> Result<bool, OpenError> {
+    if !path.exists() {
+        return Ok(false);
+    }
+    let source = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
+    Owned::take(path)?.remove().map(|()| true).map_err(source)
+}
+
+/// Removes what is provably dead: folders that no process owns, and whose links are all detached, for their devices are gone, as
+/// with a network namespace; no packet comes to what is pinned there. What was removed.
+pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
+    let folders = match fs::read_dir(ALL) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        folders => folders?,
+    };
+    let mut removed = Vec::new();
+    for folder in folders {
+        let path = folder?.path();
+        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("net-")) {
+            continue;
+        }
+        match is_dead(&path).and_then(|dead| dead.map(|owned| owned.remove()).transpose()) {
+            Ok(Some(())) => removed.push(path),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(path = %path.display(), %error, "what is left of an earlier process stays"),
+        }
+    }
+    Ok(removed)
+}
+
+fn is_dead(path: &Path) -> io::Result<Option<Owned>> {
+    if has_device(path)? || !is_free_of_old(path)? {
+        return Ok(None);
+    }
+    let Ok(owned) = Owned::take(path) else { return Ok(None) };
+    Ok((!has_device(path)?).then_some(owned))
+}
+
+/// Is anything that is pinned there attached to a device?
+fn has_device(path: &Path) -> io::Result<bool> {
+    for pin in fs::read_dir(path)? {
+        let pin = pin?.path();
+        let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if ["ingress-", "egress-", "early-"].iter().any(|link| name.starts_with(link)) && is_attached(&pin)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Does no process of an earlier version own it?
+fn is_free_of_old(path: &Path) -> io::Result<bool> {
+    let name = path.to_string_lossy().trim_start_matches('/').replace('/', "-");
+    match fs::File::open(Path::new(OLD_LOCKS).join(format!("{name}.lock"))) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(true),
+        file => match Flock::lock(file?, FlockArg::LockExclusiveNonblock) {
+            Ok(_) => Ok(true),
+            Err((_, Errno::EWOULDBLOCK)) => Ok(false),
+            Err((_, e)) => Err(e.into()),
+        },
+    }
+}
+
+/// Has the link still a device?
+fn is_attached(pin: &Path) -> io::Result<bool> {
+    let info = Link::open(pin).and_then(|link| link.info()).map_err(crate::maps::io_error)?;
+    Ok(match info.info {
+        LinkTypeInfo::Tcx(link) => link.ifindex != 0,
+        LinkTypeInfo::Xdp(link) => link.ifindex != 0,
+        _ => true, // none of ours
+    })
+}
+
+/// Another data path on one of these devices, pinned where we do not look: its flows would be nobody's. `ours`: the maps that are
+/// pinned here.
+pub(crate) fn refuse_others(devices: &[u32], pin: &Path) -> Result<(), OpenError> {
+    let map_id = |map: MapHandle| map.info().map(|map| map.info.id);
+    let ours = match pin.join("legs") {
+        path if path.exists() => MapHandle::from_pinned_path(path).and_then(map_id).ok(),
+        _ => None,
+    };
+    let mut attached = Vec::new();
+    for device in devices {
+        attached.extend(crate::attach::attached_programs(*device)?.into_iter().map(|program| (program, *device)));
+    }
+    if attached.is_empty() {
+        return Ok(());
+    }
+    for program in ProgInfoIter::with_query_opts(ProgInfoQueryOptions::default().include_map_ids(true)) {
+        let Some((_, device)) = attached.iter().find(|(id, _)| *id == program.id) else { continue };
+        for id in &program.map_ids {
+            let map = MapHandle::from_map_id(*id).map_err(kernel("maps of an attached program"))?;
+            if map.name() == "legs"
+                && ["ingress", "egress"].iter().any(|name| program.name == *name)
+                && ours != Some(*id)
+            {
+                return Err(OpenError::Attached(*device));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! One data path in a network namespace, and nothing left of those that are gone. Needs root and eBPF, and fails without.
+
+mod running;
+
+use longsplice_lab::{
+    Family, Lab, Shape,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use nix::sys::signal::Signal;
+use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
+use serde_json::Value;
+use std::{
+    fs,
+    net::{TcpListener, TcpStream},
+    os::unix::{
+        fs::{MetadataExt, chown},
+        net::UnixListener,
+    },
+    path::{Path, PathBuf},
+};
+
+struct Place {
+    lab: Lab,
+    pins: Pins,
+    folder: PathBuf,
+}
+
+impl Place {
+    fn new() -> Place {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let inode = fs::metadata(lab.forwarder.path()).unwrap().ino();
+        lab.server.run(|| running::echo(TcpListener::bind(SERVER.port(Family::V4, 7001)).unwrap()));
+        let folder = Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}"));
+        Place { pins: Pins::of(&lab.forwarder), lab, folder }
+    }
+
+    /// With what is mounted first, for this process alone.
+    fn proxy(&self, mount: &str, port: u16) -> Running {
+        let plug = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, port), SERVER.port(Family::V4, 7001));
+        let mut command = self.lab.forwarder.command("unshare");
+        command.args(["-m", "sh", "-c", &format!("{mount} exec \"$0\" \"$@\""), LONGSPLICE]);
+        Running::start(command, None, &["--plug", &plug, "--splice", "at-once"], &[])
+    }
+
+    fn talk(&self, port: u16) -> TcpStream {
+        let mut stream = self.lab.client.run(|| connect(FORWARDER_TO_CLIENT.port(Family::V4, port)));
+        round_trip(&mut stream, b"hello");
+        stream
+    }
+}
+
+fn states(proxy: &Running) -> Vec<String> {
+    let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+    flows.iter().map(|f| f["state"].as_str().unwrap().to_owned()).collect()
+}
+
+fn eventually_spliced(proxy: &Running, n: usize) {
+    eventually("all are spliced", || (states(proxy) == vec!["spliced"; n]).then_some(()));
+}
+
+fn end(mut proxy: Running) {
+    proxy.signal(Signal::SIGTERM);
+    assert!(proxy.wait().success(), "{}", proxy.messages());
+}
+
+/// Containers of one network namespace do not see each other's /run, nor perhaps each other's bpffs.
+#[test]
+fn needs_root_and_bpf_a_second_process_takes_nothing_away() {
+    let place = Place::new();
+    let first = place.proxy("", 7001);
+    let mut old = place.talk(7001);
+    eventually_spliced(&first, 1);
+    for (mount, why) in [
+        ("mount -t tmpfs none /run;", "another process runs the data path"),
+        ("mount -t tmpfs none /run; mount -t bpf none /sys/fs/bpf;", "another data path is attached"),
+    ] {
+        let second = place.proxy(mount, 7002);
+        assert!(second.messages().contains(why), "{}", second.messages());
+        round_trip(&mut place.talk(7002), &[1; 100_000]);
+        round_trip(&mut old, &[2; 100_000]);
+        end(second);
+        round_trip(&mut old, &[3; 100_000]);
+    }
+    let mut new = place.talk(7001);
+    eventually_spliced(&first, 2);
+    round_trip(&mut new, &[4; 100_000]);
+    drop((old, new));
+    end(first);
+    assert!(!place.pins.exist());
+}
+
+/// It goes with the process, wherever that has its /run.
+#[test]
+fn needs_root_and_bpf_the_next_process_takes_over_with_another_run() {
+    let place = Place::new();
+    let mut first = place.proxy("", 7001);
+    let mut stream = place.talk(7001);
+    eventually_spliced(&first, 1);
+    first.kill();
+    let second = place.proxy("mount -t tmpfs none /run;", 7001);
+    assert!(second.messages().contains("spliced=1 over=0"), "{}", second.messages());
+    round_trip(&mut stream, &[1; 100_000]);
+    drop(stream);
+    end(second);
+}
+
+/// A lock that anybody may hold would let anybody switch splicing off, and a folder of somebody's is his to take away.
+#[test]
+fn needs_root_and_bpf_the_pins_are_nobody_elses() {
+    let place = Place::new();
+    let first = place.proxy("", 7001);
+    for folder in [place.folder.as_path(), place.folder.parent().unwrap()] {
+        let is = fs::metadata(folder).unwrap();
+        assert_eq!((is.uid(), is.mode() & 0o777), (0, 0o700), "{}", folder.display());
+    }
+    end(first);
+    fs::create_dir(&place.folder).unwrap();
+    chown(&place.folder, Some(65534), None).unwrap();
+    let second = place.proxy("", 7001);
+    assert!(second.messages().contains("belongs to another user"), "{}", second.messages());
+    end(second);
+}
+
+/// 48 MB of the kernel's memory each.
+#[test]
+fn needs_root_and_bpf_nothing_is_left_of_namespaces_that_are_gone() {
+    let live = Place::new();
+    let mut killed = live.proxy("", 7001);
+    let mut stream = live.talk(7001);
+    eventually_spliced(&killed, 1);
+    killed.kill();
+    let gone = Place::new();
+    let mut other = gone.proxy("", 7001);
+    other.kill();
+    assert!(gone.pins.exist());
+    let Place { lab, pins, .. } = gone;
+    drop(lab);
+    // devices of a namespace go some time after it
+    let socket = Path::new("/run/longsplice").join(format!("control-{}.sock", std::process::id()));
+    drop(UnixListener::bind(&socket).unwrap());
+    eventually("it is removed", || {
+        let output = live.lab.server.command(LONGSPLICE).args(["stop", "--flush", "--all"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        (!pins.exist()).then_some(())
+    });
+    assert!(!socket.exists(), "nobody listens there");
+    assert!(live.pins.exist(), "its namespace lives, and so does its flow");
+    round_trip(&mut stream, &[1; 100_000]);
+}
