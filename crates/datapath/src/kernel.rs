@@ -213,10 +213,10 @@ impl Datapath {
         if let Some(abi::abi { version: found, .. }) = there.filter(|abi| abi.version != ABI_VERSION) {
             return Err(OpenError::Abi { path: pin, found });
         }
+        refuse_others(&wanted, &pin)?;
         if there.is_none() {
             remove_unfinished(&pin)?;
         }
-        refuse_others(&wanted, &pin)?;
         let seed = there.map_or_else(random, |abi| abi.seed);
         // Tables that are there keep their size.
         let n = there.map_or(Ok(options.max_flows.max(16)), |_| pinned_flows(&pin))?;
