@@ -454,6 +454,8 @@ INLINE void path_edit(const struct path *p, union path_word w, const struct seg 
 	e->win = window_field(win, p->scales >> 4);
 	e->urg = s->urg;
 	e->flags = s->flags;
+	if (w.flags & PATH_TRIGGER && after(urgent_end(s), s->seq + s->len)) /* it may be the proxy's */
+		e->flags &= ~TH_URG;
 	e->keep = s->len;
 	e->strip_ts = !!(w.flags & PATH_STRIP_TS);
 	e->strip_sack = !!(w.flags & PATH_STRIP_SACK);
@@ -469,7 +471,8 @@ INLINE void stop_path(struct path *p)
 
 /* Path entries have no room for the last TSval. It is estimated, not too low: the other host's clock has gone on since it
  * was seen, by 1 ms ticks as most hosts have it (RFC 7323, 5.4, allows 1 ms to 1 s), and some more for the time on the way
- * and our coarse clock. If it was faster, the host drops one segment (PAWS) and its answer tells its last TSval. */
+ * and our coarse clock. If it was faster, 1 MHz in Linux with tcp_usec_ts, the host drops one segment (PAWS) and its answer tells
+ * its last TSval (learn_from_host). A host compares modulo 2^32, so that holds however long it was. */
 INLINE __u32 tsval_reached(const struct leg *l, const struct leg *o, __u64 now)
 {
 	return o->tsval_in + (__u32)((now - o->seen) / 1000000) + 8 + l->ts_from_peer;

@@ -249,7 +249,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			unsplice_direction(l, o);
 		tell(&sc->t, EVENT_TRIGGERED);
 	}
-	if ((!sc->s.has_ts || !before(sc->s.tsval, l->tsval_in)) && !refuses(l, &sc->s)) /* what overtook it has told a later time */
+	if ((!sc->s.has_ts || is_news(l, &sc->s)) && !refuses(l, &sc->s)) /* what overtook it has told a later time */
 		l->seen = bpf_ktime_get_coarse_ns();
 
 	if (sc->s.flags & (TH_SYN | TH_RST))
@@ -633,6 +633,8 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		struct syn_options opt = {};
 
 		if (l->flags & LEG_SYN) {
+			if (without_ecn(skb))
+				return drop(V_REWRITE_FAILED);
 			parse_syn(skb, &opt);
 			bpf_spin_lock(&l->lock);
 			own_syn(l, sc, &opt);

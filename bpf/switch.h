@@ -191,17 +191,25 @@ INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 
 /* ---- from a host, step 1: under the lock of the leg it came in on ---- */
 
+/* Is the TSval no older than what was seen? A clock may have gone half round while its host was silent, 36 minutes at 1 MHz: then
+ * it seems to have gone back, and by more than a segment can be late that brings something new. */
+INLINE int is_news(const struct leg *l, const struct seg *s)
+{
+	if (!before(s->tsval, l->tsval_in))
+		return 1;
+	return l->tsval_in - s->tsval > 1 << 24 && (after(s->ack, l->ack_in) || after(s->seq + s->len, l->max_in));
+}
+
 INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 {
 	p->win = (__u32)s->win << l->wscale_in;
 	p->in_order_ts = 0;
-	if (s->has_ts && !before(s->tsval, l->tsval_in)) {
+	if (s->has_ts && is_news(l, s)) {
 		l->tsval_in = s->tsval;
 		p->in_order_ts = 1;
 	}
-	/* The echo is the last TSval the host took (RFC 7323, 4.3): ours must not be older. Not by far, though: a forged one
-	 * must not carry it away. */
-	if (s->has_ts && after(s->tsecr, l->tsval_out) && s->tsecr - l->tsval_out < 1 << 24)
+	/* The echo is the last TSval the host took (RFC 7323, 4.3): ours must not be older, whatever clock it has come from. */
+	if (s->has_ts && after(s->tsecr, l->tsval_out))
 		l->tsval_out = s->tsecr;
 	if (!before(s->ack, l->ack_in)) {
 		l->ack_in = s->ack;
@@ -475,10 +483,10 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	if (p->fwd && !p->fwd_data)
 		p->f.keep = 0, p->f.flags &= ~TH_FIN;
 	/* The socket hears of an urgent byte with that byte, and not before: until it has come, another owner may get it. So does the
-	 * other host of one that is the socket's. */
+	 * other host, unless all that comes is its. */
 	if (after(urgent_end(s), local_end))
 		p->l.flags &= ~TH_URG;
-	if (p->fwd_data ? l->phase_in == PHASE_TO_LOCAL && after(urgent_end(s), l->bound_in) : l->phase_in != PHASE_FWD)
+	if ((l->phase_in != PHASE_FWD || l->flags & LEG_TRIGGER) && (!p->fwd_data || after(urgent_end(s), p->fwd_end)))
 		p->f.flags &= ~TH_URG;
 	point_at_urgent(&p->l, s, -l->shim_in);
 	return p->local || p->fwd;

@@ -60,6 +60,27 @@ __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 	return 0;
 }
 
+/* No congestion marks (RFC 3168, 6.1.1; RFC 9768, 3.1.1): whoever is asked for them by a SYN does not hear of it. A splice joins
+ * two connections at any moment, and a host that was not asked would be sent marks by the other that it does not answer. The
+ * client's handshake is over before there is a server to ask. Returns 0, or a negative number. */
+__noinline int without_ecn(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	__be16 old, now;
+	__u32 at;
+
+	if (!sc)
+		return -1;
+	__builtin_memcpy(&old, sc->orig + 12, 2);
+	now = old & ~bpf_htons(0x01c0); /* AE, CWR, ECE */
+	if (old == now)
+		return 0;
+	at = ETH_LEN + sc->ihl;
+	if (bpf_skb_store_bytes(skb, at + 12, &now, 2, 0))
+		return -1;
+	return bpf_l4_csum_replace(skb, at + TCP_CSUM_AT, old, now, 2);
+}
+
 /* What both SYNs together mean. */
 static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_in, __u8 wscale_out)
 {
@@ -137,6 +158,10 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		struct syn_options o = {};
 		struct embryo e = {};
 
+		if (listens == LISTENS && without_ecn(skb)) {
+			count(V_REWRITE_FAILED);
+			return 2;
+		}
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && known->iss && known->irs != sc->s.seq && has_socket(skb, sc))
 			return 0; /* another SYN does not end a handshake, whoever has sent it */

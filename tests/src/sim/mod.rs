@@ -146,6 +146,8 @@ struct World {
     weather: Weather,
     delay: [Time; 2],
     jitter: Time,
+    /// Sleeps that are still to come: when at the earliest, and how long. See [`Tcp::slept`].
+    sleeps: Vec<(Time, Time)>,
     /// Earliest time the next packet may arrive: links keep the order.
     fifo: [[Time; 2]; 2],
     tracing: bool,
@@ -308,6 +310,13 @@ impl World {
         let far = if calm { 20 * MS } else { 60 * MS };
         let delay = [r.random_range(10..far), r.random_range(10..far)]
             .map(|d: u64| if r.random_bool(0.4) { d % 500 + 10 } else { d });
+        const MINUTE: Time = 60_000 * MS;
+        let sleeps = [(); 4].map(|()| {
+            let long =
+                [30 * MINUTE, 40 * MINUTE, 100 * MINUTE, 7 * 1440 * MINUTE, 25 * 1440 * MINUTE, 40 * 1440 * MINUTE];
+            (r.random_range(0..1000 * MS), long[r.random_range(0..long.len())])
+        });
+        let sleeps = if r.random_bool(0.5) { sleeps.to_vec() } else { Vec::new() };
         let mut out = Outcome::default();
         if tracing {
             out.trace.push(format!(
@@ -327,6 +336,7 @@ impl World {
             weather,
             delay,
             jitter: 20,
+            sleeps,
             fifo: [[0; 2]; 2],
             tracing,
             other_cpu: None,
@@ -456,14 +466,26 @@ impl World {
         self.apps.iter().zip(&self.hosts).all(|(a, h)| over((a, h)) || (h.reset && self.may_break_off()))
     }
 
+    /// Now and then everybody sleeps, when nothing is on its way. Not in a drain, which has a limit.
+    fn sleep(&mut self) {
+        let Some(&(_, long)) = self.sleeps.last().filter(|s| s.0 <= self.now) else { return };
+        let quiet = self.relay.state != State::Draining && self.hosts.iter().chain(&self.sockets).all(Tcp::is_quiet);
+        if quiet && self.queue.iter().all(|Reverse(Queued(_, _, e))| matches!(e, Event::Wake)) {
+            self.sleeps.pop();
+            self.note(|_| format!("all sleep for {} s", long / 1000 / MS));
+            self.hosts.iter_mut().chain(&mut self.sockets).for_each(|t| t.slept += long);
+        }
+    }
+
     /// Everything that can happen at this instant.
     fn settle(&mut self) {
+        self.sleep();
         for i in 0..2 {
             self.app(i);
         }
         self.live_and_die();
         if self.relay_at.is_some_and(|t| t <= self.now) {
-            self.model.time(self.now * 1000);
+            self.model.time((self.now + self.hosts[0].slept) * 1000);
             self.relay.meanwhile = self.choose_meanwhile();
             self.relay_at = self.relay.run(self.now, &mut self.model, &mut self.sockets, &mut self.rng);
             for l in std::mem::take(&mut self.relay.log) {
@@ -603,7 +625,7 @@ impl World {
     }
 
     fn by_socket(&mut self, i: usize, p: Packet) {
-        self.model.time(self.now * 1000);
+        self.model.time((self.now + self.hosts[0].slept) * 1000);
         match self.model.egress(i, &seg(&p)) {
             None => self.note(|_| format!("socket {i} muted {}", show(&p))),
             Some(e) => {
@@ -634,7 +656,7 @@ impl World {
                 self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));
             }
             Event::ToUs(i, p) => {
-                self.model.time(self.now * 1000);
+                self.model.time((self.now + self.hosts[0].slept) * 1000);
                 let mut meanwhile = self.choose_meanwhile();
                 let segment = seg(&p);
                 let (fate, events) = match &mut meanwhile {

@@ -46,7 +46,7 @@ impl Style {
             probe_data: rng.random_bool(0.3),
             strict_window: rng.random_bool(0.5),
             delack: *[0, 1, 40, 40, 100, 200].get(rng.random_range(0..6usize)).expect("six") * MS,
-            tick: *[MS, MS, MS, 10 * MS, 100].get(rng.random_range(0..5usize)).expect("five"),
+            tick: *[MS, MS, MS, 10 * MS, 100 * MS, 100, 1].get(rng.random_range(0..7usize)).expect("seven"),
             rto_min: 200 * MS,
         }
     }

@@ -11,6 +11,9 @@ pub type Time = u64;
 /// One millisecond.
 pub const MS: Time = 1000;
 
+/// After this time without a segment an older TSval is none (RFC 7323, 5.5; Linux's TCP_PAWS_WRAP).
+const PAWS_LASTS: Time = 2_147_000_000;
+
 pub const FIN: u8 = 1;
 pub const RST: u8 = 4;
 pub const PSH: u8 = 8;
@@ -61,6 +64,8 @@ pub struct Tcp {
     /// Window shift of the other side.
     peer_wscale: u8,
     ts_base: u32,
+    /// What was slept through: clocks go on, timers do not.
+    pub slept: Time,
     // send
     una: u32,
     nxt: u32,
@@ -101,6 +106,7 @@ pub struct Tcp {
     fin_at: Option<u32>,
     pub eof: bool,
     ts_recent: u32,
+    ts_recent_at: Time,
     unacked: u32,
     delack_at: Option<Time>,
     ack_now: bool,
@@ -128,6 +134,7 @@ impl Tcp {
             style,
             peer_wscale: peer.wscale,
             ts_base,
+            slept: 0,
             una: one,
             nxt: one,
             max: one,
@@ -164,6 +171,7 @@ impl Tcp {
             fin_at: None,
             eof: false,
             ts_recent,
+            ts_recent_at: 0,
             unacked: 0,
             delack_at: None,
             ack_now: false,
@@ -261,6 +269,11 @@ impl Tcp {
         (self.una, self.max, self.rcv)
     }
 
+    /// Has all that was sent been acknowledged?
+    pub fn is_quiet(&self) -> bool {
+        self.una == self.max && self.delack_at.is_none()
+    }
+
     pub fn brief(&self) -> String {
         format!(
             "una {} nxt {} max {} wnd {} cwnd {} rto {:?} rcv {} edge {} unread {} ooo {} buf {} closing {} fin_acked {} eof {}",
@@ -296,7 +309,7 @@ impl Tcp {
     }
 
     fn tsval(&self, now: Time) -> u32 {
-        self.ts_base.wrapping_add((now / self.style.tick) as u32)
+        self.ts_base.wrapping_add(((now + self.slept) / self.style.tick) as u32)
     }
 
     /// Runs timers, and sends what may be sent.
@@ -529,6 +542,7 @@ impl Tcp {
         if self.style.ts
             && let Some((val, _)) = p.ts
             && before(val, self.ts_recent)
+            && now + self.slept < self.ts_recent_at + PAWS_LASTS
             && p.flags & RST == 0
         {
             self.ignore(Ignored::Paws);
@@ -582,6 +596,7 @@ impl Tcp {
             && !after(seq, self.last_ack)
         {
             self.ts_recent = val;
+            self.ts_recent_at = now + self.slept;
         }
         self.acknowledged(now, p);
         if p.flags & URG != 0 {
