@@ -65,7 +65,8 @@ fn without_loss() {
         }
         None
     });
-    assert!(long.get() <= LONG_GAPS, "{} seeds with long gaps", long.get());
+    let most = LONG_GAPS * seeds().len().max(1000) / 1000;
+    assert!(long.get() <= most, "{} seeds with long gaps, at most {most}", long.get());
 }
 
 #[test]

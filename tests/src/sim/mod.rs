@@ -469,7 +469,7 @@ impl World {
     /// Now and then everybody sleeps, when nothing is on its way. Not in a drain, which has a limit.
     fn sleep(&mut self) {
         let Some(&(_, long)) = self.sleeps.last().filter(|s| s.0 <= self.now) else { return };
-        let quiet = self.relay.state != State::Draining && self.hosts.iter().chain(&self.sockets).all(Tcp::is_quiet);
+        let quiet = self.relay.state != State::Draining && self.hosts.iter().chain(&self.sockets).all(Tcp::is_at_rest);
         if quiet && self.queue.iter().all(|Reverse(Queued(_, _, e))| matches!(e, Event::Wake)) {
             self.sleeps.pop();
             self.note(|_| format!("all sleep for {} s", long / 1000 / MS));

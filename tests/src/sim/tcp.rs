@@ -269,8 +269,8 @@ impl Tcp {
         (self.una, self.max, self.rcv)
     }
 
-    /// Has all that was sent been acknowledged?
-    pub fn is_quiet(&self) -> bool {
+    /// Is nothing under way, in either direction?
+    pub fn is_at_rest(&self) -> bool {
         self.una == self.max && self.delack_at.is_none()
     }
 
