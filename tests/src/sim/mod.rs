@@ -4,6 +4,7 @@
 mod adversary;
 mod death;
 mod relay;
+mod segment;
 mod style;
 mod tcp;
 

@@ -3,6 +3,7 @@
 //! Urgent data as in Linux: of several marks that a receiver has not read up to, it knows the last. Not here: path MTU discovery, keep-alive, simultaneous anything. Congestion control is slow start and
 //! additive increase, loss recovery NewReno with or without SACK (RFC 6582, RFC 6675 in spirit).
 
+pub use super::segment::{ACK, FIN, PSH, Packet, RST, URG};
 use super::style::Style;
 use std::collections::VecDeque;
 
@@ -13,32 +14,6 @@ pub const MS: Time = 1000;
 
 /// After this time without a segment an older TSval is none (RFC 7323, 5.5; Linux's TCP_PAWS_WRAP).
 const PAWS_LASTS: Time = 2_147_000_000;
-
-pub const FIN: u8 = 1;
-pub const RST: u8 = 4;
-pub const PSH: u8 = 8;
-pub const ACK: u8 = 16;
-pub const URG: u8 = 32;
-
-/// A segment on a wire.
-#[derive(Clone, Debug)]
-pub struct Packet {
-    pub seq: u32,
-    pub ack: u32,
-    pub flags: u8,
-    pub win: u16,
-    /// With [`URG`]: from `seq` to the end of what is urgent.
-    pub urg: u16,
-    pub ts: Option<(u32, u32)>,
-    pub sack: Vec<(u32, u32)>,
-    pub data: Vec<u8>,
-}
-
-impl Packet {
-    pub fn end(&self) -> u32 {
-        self.seq.wrapping_add(self.data.len() as u32).wrapping_add(u32::from(self.flags & FIN != 0))
-    }
-}
 
 pub fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0

@@ -1,0 +1,27 @@
+//! A segment of the simulation.
+
+pub const FIN: u8 = 1;
+pub const RST: u8 = 4;
+pub const PSH: u8 = 8;
+pub const ACK: u8 = 16;
+pub const URG: u8 = 32;
+
+/// A segment on a wire.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: u8,
+    pub win: u16,
+    /// With [`URG`]: from `seq` to the end of what is urgent.
+    pub urg: u16,
+    pub ts: Option<(u32, u32)>,
+    pub sack: Vec<(u32, u32)>,
+    pub data: Vec<u8>,
+}
+
+impl Packet {
+    pub fn end(&self) -> u32 {
+        self.seq.wrapping_add(self.data.len() as u32).wrapping_add(u32::from(self.flags & FIN != 0))
+    }
+}
