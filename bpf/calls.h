@@ -190,6 +190,15 @@ static __always_inline void untap(struct tuple *t)
 		__sync_fetch_and_and((__u64 *)&p->max_ack, ~((__u64)VIA_TAP << 32));
 }
 
+/* The programs were detached for a while: where the leg's bytes end is not known any more. */
+static __always_inline void mistrust(struct tuple *t)
+{
+	struct leg *l = bpf_map_lookup_elem(&legs, t);
+
+	if (l)
+		__sync_fetch_and_and(&l->flags, ~LEG_TRACKED);
+}
+
 #define SLOTS_AT_ONCE 1024 /* a call is not to keep its processor for long */
 
 /* Finds the key of the next entry. As path_args.result. */
@@ -253,6 +262,8 @@ int path_entry(struct path_args *ctx)
 	}
 	if (args.op == PATH_UNTAP)
 		untap(&args.key);
+	else if (args.op == PATH_UNSEEN)
+		mistrust(&args.key);
 	else if (args.op == PATH_ADD && found)
 		args.result = 1;
 	else if (!found && args.op != PATH_GET && args.op != PATH_NEXT)

@@ -326,6 +326,7 @@ enum path_op {
 	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
 	PATH_CLEAR = 5,  /* the same, unless the port has been used for a new connection since, which lives */
 	PATH_UNTAP = 6,  /* no more copies; of the leg's record, too */
+	PATH_UNSEEN = 8, /* segments have passed that the data path has not seen: of the leg's record alone */
 	PATH_NEXT = 7,   /* the first entry from slot number `slot` on, which becomes the one behind it */
 };
 

@@ -3,19 +3,38 @@
 use crate::{
     OpenError, Options,
     devices::{devices, xdp_abilities},
-    kernel::kernel,
     peer,
+    pins::{self, checked},
 };
-use libbpf_rs::{AsRawLibbpf, Link};
 use nix::libc;
 use std::{
-    collections::HashSet,
-    ffi::CString,
     fs, io,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::Path,
-    ptr::{NonNull, null},
+    ptr::null,
 };
+
+/// Where a program of ours runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hook {
+    Ingress,
+    Egress,
+    Early,
+}
+
+impl Hook {
+    pub const ALL: [Hook; 3] = [Hook::Ingress, Hook::Egress, Hook::Early];
+
+    /// As its program is called.
+    pub fn name(self) -> &'static str {
+        ["ingress", "egress", "early"][self as usize]
+    }
+
+    /// The name of its link to a device.
+    pub fn pin(self, device: u32) -> String {
+        format!("{}-{device}", self.name())
+    }
+}
 
 /// Indices of the devices that were asked for.
 pub(crate) fn wanted_devices(options: &Options) -> Result<Vec<u32>, OpenError> {
@@ -72,35 +91,91 @@ pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
     Ok(all)
 }
 
-/// Attaches by a pinned tcx link, or puts the program into the link that is there.
-pub(crate) fn attach(prog: &libbpf_rs::ProgramMut<'_>, index: u32, path: &Path) -> Result<(), OpenError> {
-    if path.exists() {
-        let taken = Link::open(path).and_then(|mut l| l.update_prog(prog));
-        if taken.is_ok() {
-            return Ok(());
-        }
-        // the device of that link is gone, and its index was given to another one
-        fs::remove_file(path).map_err(|source| OpenError::Kernel { what: "remove a stale link", source })?;
-    }
-    // SAFETY: the program is loaded and alive; no options are passed.
-    let link = unsafe { libbpf_sys::bpf_program__attach_tcx(prog.as_libbpf_object().as_ptr(), index as i32, null()) };
-    let Some(link) = NonNull::new(link) else {
-        return Err(OpenError::Kernel { what: "attach tcx", source: io::Error::last_os_error() });
+/// A new link.
+pub(crate) fn create(hook: Hook, program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
+    const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+    let (kind, flags) = match hook {
+        Hook::Ingress => (libbpf_sys::BPF_TCX_INGRESS, 0),
+        Hook::Egress => (libbpf_sys::BPF_TCX_EGRESS, 0),
+        Hook::Early => (libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE),
     };
-    // SAFETY: a new link that nobody else owns.
-    let mut link = unsafe { Link::from_ptr(link) };
-    link.pin(path).map_err(kernel("pin link"))
+    // SAFETY: bpf_link_create_opts is plain data; all-zero but for its size and the flags is valid.
+    let mut opts: libbpf_sys::bpf_link_create_opts = unsafe { std::mem::zeroed() };
+    (opts.sz, opts.flags) = (size_of_val(&opts) as _, flags);
+    // SAFETY: the program is loaded and alive; `opts` outlives the call.
+    let fd = checked(unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), device as i32, kind, &opts) })?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Attaches the XDP program to the devices named, by pinned links, and takes it from all others.
-pub(crate) fn attach_early(
-    prog: &libbpf_rs::ProgramMut<'_>,
-    names: &[String],
+/// Puts the program in the place of the one that the link has: no packet passes unseen.
+pub(crate) fn replace(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: both descriptors are open; no options are passed.
+    checked(unsafe { libbpf_sys::bpf_link_update(link.as_raw_fd(), program.as_raw_fd(), null()) }).map(drop)
+}
+
+/// The number of the program that the link has; `None`: it was detached, or its device is gone.
+pub(crate) fn attached_program(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    // SAFETY: bpf_link_info is plain data; all-zero is valid.
+    let mut info: libbpf_sys::bpf_link_info = unsafe { std::mem::zeroed() };
+    let mut size = size_of_val(&info) as u32;
+    // SAFETY: `info` has room for as many bytes as `size` says, and both outlive the call.
+    checked(unsafe { libbpf_sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &mut info, &mut size) })?;
+    // SAFETY: the members of the union for tcx and XDP are plain integers, and begin with the device.
+    let device = unsafe {
+        match info.type_ {
+            libbpf_sys::BPF_LINK_TYPE_XDP => info.__bindgen_anon_1.xdp.ifindex,
+            _ => info.__bindgen_anon_1.tcx.ifindex,
+        }
+    };
+    Ok((device != 0).then_some(info.prog_id))
+}
+
+/// Attaches by a pinned link, or puts the program into the link that is there.
+fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
+    let path = folder.join(hook.pin(device));
+    if path.exists() {
+        let taken = pins::open(&path).and_then(|link| replace(link.as_fd(), program).map(|()| link));
+        if let Ok(link) = taken {
+            return Ok(link);
+        }
+        // it was detached, or the device of that link is gone and its index was given to another one
+        fs::remove_file(&path).map_err(|source| OpenError::Kernel { what: "remove a stale link", source })?;
+    }
+    let link = create(hook, program, device).map_err(|source| match hook {
+        Hook::Early => OpenError::Kernel { what: "attach XDP", source },
+        _ => OpenError::Kernel { what: "attach tcx", source },
+    })?;
+    pins::pin(link.as_fd(), &path).map_err(|source| OpenError::Kernel { what: "pin link", source })?;
+    Ok(link)
+}
+
+/// Attaches the programs, in the order of [`Hook::ALL`]: tcx to the devices of these numbers, XDP to those named, and takes it
+/// from all others.
+pub(crate) fn attach_all(
+    programs: [BorrowedFd<'_>; 3],
+    devices: &[u32],
+    xdp: &[String],
+    folder: &Path,
+) -> Result<Vec<(Hook, u32, OwnedFd)>, OpenError> {
+    let mut links = Vec::new();
+    for device in devices {
+        for hook in [Hook::Ingress, Hook::Egress] {
+            links.push((hook, *device, attach(hook, programs[hook as usize], *device, folder)?));
+        }
+    }
+    attach_early(programs[Hook::Early as usize], devices, xdp, folder, &mut links)?;
+    Ok(links)
+}
+
+fn attach_early(
+    program: BorrowedFd<'_>,
     attached: &[u32],
-    pin: &Path,
+    names: &[String],
+    folder: &Path,
+    links: &mut Vec<(Hook, u32, OwnedFd)>,
 ) -> Result<(), OpenError> {
     let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
-    let mut kept = HashSet::new();
     for name in names {
         let refuse = |why| OpenError::Xdp { device: name.clone(), why };
         let device = all.iter().find(|d| d.name == *name).ok_or_else(|| OpenError::Device(name.clone()))?;
@@ -110,39 +185,20 @@ pub(crate) fn attach_early(
         if !xdp_abilities(device.index).receives {
             return Err(refuse("its driver has none, which the tcx entry does not need"));
         }
-        let path = pin.join(format!("early-{}", device.index));
-        kept.insert(path.clone());
-        if path.exists() && Link::open(&path).and_then(|mut l| l.update_prog(prog)).is_ok() {
-            continue;
-        }
-        let _ = fs::remove_file(&path); // of a device that is gone; if it cannot be removed, pinning says so
-        const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-        // SAFETY: bpf_link_create_opts is plain data; all-zero but for its size and the flags is valid.
-        let mut opts: libbpf_sys::bpf_link_create_opts = unsafe { std::mem::zeroed() };
-        (opts.sz, opts.flags) = (size_of_val(&opts) as _, XDP_FLAGS_DRV_MODE);
-        // SAFETY: the program is loaded and alive; `opts` outlives the call.
-        let fd = unsafe {
-            libbpf_sys::bpf_link_create(prog.as_fd().as_raw_fd(), device.index as i32, libbpf_sys::BPF_XDP, &opts)
-        };
-        if fd < 0 {
-            return Err(match -fd {
-                libc::EBUSY => refuse("another XDP program is there"),
-                n => OpenError::Kernel { what: "attach XDP", source: io::Error::from_raw_os_error(n) },
-            });
-        }
-        // SAFETY: a new descriptor that nobody else owns.
-        let link = unsafe { OwnedFd::from_raw_fd(fd) };
-        let at = CString::new(path.into_os_string().into_encoded_bytes()).expect("a path of ours has no NUL");
-        // SAFETY: both outlive the call.
-        let r = unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), at.as_ptr()) };
-        if r < 0 {
-            return Err(OpenError::Kernel { what: "pin link", source: io::Error::from_raw_os_error(-r) });
-        }
+        let link = attach(Hook::Early, program, device.index, folder).map_err(|e| match e {
+            OpenError::Kernel { source, .. } if source.raw_os_error() == Some(libc::EBUSY) => {
+                refuse("another XDP program is there")
+            }
+            e => e,
+        })?;
+        links.push((Hook::Early, device.index, link));
     }
-    let entries = fs::read_dir(pin).map_err(|_| OpenError::NoBpffs(pin.to_owned()))?;
-    for path in entries.flatten().map(|e| e.path()) {
-        if path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("early-")) && !kept.contains(&path) {
-            fs::remove_file(&path).map_err(|source| OpenError::Kernel { what: "remove a link", source })?;
+    let kept: Vec<_> = links.iter().map(|(hook, device, _)| hook.pin(*device)).collect();
+    let entries = fs::read_dir(folder).map_err(|_| OpenError::NoBpffs(folder.to_owned()))?;
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(Hook::Early.name()) && !kept.contains(&name) {
+            fs::remove_file(entry.path()).map_err(|source| OpenError::Kernel { what: "remove a link", source })?;
         }
     }
     Ok(())

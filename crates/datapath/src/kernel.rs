@@ -2,8 +2,9 @@
 
 use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
-    attach::{attach, attach_early, wanted_devices, wanted_peers},
+    attach::{attach_all, wanted_devices, wanted_peers},
     devices::Links,
+    held::{Held, Mended},
     load::{Kept, OLDEST, kernel_release, load, tested_kernels},
     maps::{Maps, errno, from_bytes},
     pages::{PATHS4, PATHS6, fill},
@@ -13,8 +14,8 @@ use crate::{
     switch::Hop,
 };
 use libbpf_rs::{
-    MapHandle,
-    skel::{OpenSkel, SkelBuilder},
+    MapCore, MapHandle,
+    skel::{OpenSkel, Skel, SkelBuilder},
 };
 use nix::{libc, sys::eventfd::EventFd};
 use std::{
@@ -24,7 +25,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, MutexGuard},
 };
 
 /// How to open the data path.
@@ -161,7 +162,9 @@ pub struct Datapath {
     pub(crate) ingress: OwnedFd,
     egress: OwnedFd,
     max_flows: u32,
-    owned: Owned,
+    pin: PathBuf,
+    /// Until it is removed.
+    held: Mutex<Option<Held>>,
     attached: Vec<u32>,
     vias: Mutex<Vec<abi::via>>,
     remotes: Mutex<Remotes>,
@@ -212,6 +215,11 @@ impl Datapath {
         }
         if let Some(abi::abi { version: found, .. }) = there.filter(|abi| abi.version != ABI_VERSION) {
             return Err(OpenError::Abi { path: pin, found });
+        }
+        if there.is_some() && PINNED.iter().any(|name| !pin.join(name).exists()) {
+            tracing::warn!(pin = %pin.display(), "somebody has removed pins of a process that is gone: its flows are lost");
+            clear(&pin)?;
+            there = None;
         }
         refuse_others(&wanted, &pin)?;
         if there.is_none() {
@@ -270,11 +278,17 @@ impl Datapath {
         maps.unlisten_all();
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
-        for index in &wanted {
-            attach(&skel.progs.ingress, *index, &pin.join(format!("ingress-{index}")))?;
-            attach(&skel.progs.egress, *index, &pin.join(format!("egress-{index}")))?;
+        let programs = [&skel.progs.ingress, &skel.progs.egress, &skel.progs.early];
+        let attached = attach_all(programs.map(|p| p.as_fd()), &wanted, &options.xdp, &pin)?;
+        let mut pinned = Vec::new();
+        for map in skel.object().maps() {
+            let name = map.name().to_string_lossy().into_owned();
+            if PINNED.contains(&name.as_str()) {
+                pinned.push((name, dup(map.as_fd())?));
+            }
         }
-        attach_early(&skel.progs.early, &options.xdp, &wanted, &pin)?;
+        let [ingress, egress, early] = programs.map(|p| dup(p.as_fd()));
+        let held = Held::new(owned, [ingress?, egress?, early?], pinned, attached)?;
         let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).collect();
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
@@ -285,7 +299,8 @@ impl Datapath {
             links: Mutex::new(links),
             maps,
             max_flows: n,
-            owned,
+            pin,
+            held: Mutex::new(Some(held)),
             attached: wanted,
             switching: Mutex::new(()),
             wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
@@ -464,14 +479,28 @@ impl Datapath {
         Ok(opts.retval as i32)
     }
 
+    /// Looks whether all is still pinned and attached, and puts it right. Legs whose bytes went to their sockets unseen are not
+    /// tracked any more: they cannot be spliced.
+    pub fn mend(&self) -> Result<Mended, OpenError> {
+        let mistrust = || {
+            let legs = self.maps.all_legs();
+            legs.iter().filter(|(_, l)| l.parked_at().is_none()).try_for_each(|(t, _)| self.maps.mistrust(t))
+        };
+        self.held().as_mut().map_or(Ok(Mended::default()), |held| held.mend(mistrust))
+    }
+
     /// Detaches from all devices and removes the maps: no flow survives this.
     pub fn remove(&self) -> io::Result<()> {
-        self.owned.remove()
+        self.held().take().map_or(Ok(()), Held::remove)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().expect("no panic under this lock")
     }
 
     /// Where it is pinned.
     pub fn pin(&self) -> &Path {
-        &self.owned.path
+        &self.pin
     }
 }
 
@@ -514,7 +543,7 @@ impl Remotes {
 const VIAS: u16 = 1024;
 /// What the maps that are pinned already were made with; `None` too if a process died before it was done with making them.
 fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
-    use libbpf_rs::{MapCore, MapFlags};
+    use libbpf_rs::MapFlags;
     let path = pin.join("abi");
     if !path.exists() {
         return Ok(None);
@@ -542,16 +571,14 @@ fn remove_unfinished(pin: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Empties the folder: whatever was pinned is detached and freed.
+/// Empties the folder, which is locked itself: whatever was pinned is detached and freed.
 fn clear(pin: &Path) -> Result<(), OpenError> {
-    let io = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
-    fs::remove_dir_all(pin).map_err(io)?;
-    fs::create_dir_all(pin).map_err(io)
+    let empty = || fs::read_dir(pin)?.try_for_each(|entry| fs::remove_file(entry?.path()));
+    empty().map_err(|source| OpenError::Kernel { what: "remove pinned maps and links", source })
 }
 
 /// For how many flows the pinned maps were made.
 fn pinned_flows(pin: &Path) -> Result<u32, OpenError> {
-    use libbpf_rs::MapCore;
     let legs = MapHandle::from_pinned_path(pin.join("legs")).map_err(kernel("open pinned map"))?;
     Ok(legs.max_entries() / 2)
 }

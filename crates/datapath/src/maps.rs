@@ -158,6 +158,21 @@ pub struct LegView {
     pub(crate) raw: abi::leg,
 }
 
+impl LegView {
+    /// Are the numbers on the wire those of the socket, and is no switch under way?
+    pub fn is_untouched(&self) -> bool {
+        let l = &self.raw;
+        u32::from(l.phase_in | l.phase_out) | l.shim_in | l.shim_out | l.shim_ts | (l.flags & crate::LegFlags::AHEAD)
+            == 0
+    }
+
+    /// While the flow is forwarded: what the parked socket expects next, by its own numbers. Nothing comes to it.
+    pub fn parked_at(&self) -> Option<u32> {
+        let is_forwarded = self.flags & crate::LegFlags::SPLICED != 0;
+        is_forwarded.then(|| self.raw.bound_in.wrapping_sub(self.raw.shim_in))
+    }
+}
+
 /// `VIA_TAP` and `VIA_INDEX` of flow.h.
 const VIA_TAP: u16 = 0x8000;
 const VIA_INDEX: u16 = (1 << 10) - 1;
@@ -337,6 +352,11 @@ impl Maps {
     /// Ends copying what is forwarded of a leg.
     pub fn untap(&self, t: &Tuple) -> io::Result<()> {
         self.path_op(abi::path_op::PATH_UNTAP, t, abi::path6::default()).map(drop)
+    }
+
+    /// Segments of the leg have passed unseen: it is not tracked any more.
+    pub fn mistrust(&self, t: &Tuple) -> io::Result<()> {
+        self.path_op(abi::path_op::PATH_UNSEEN, t, abi::path6::default()).map(drop)
     }
 
     /// Removes a leg's record; one that is gone already is no error.

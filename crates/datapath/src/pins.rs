@@ -3,10 +3,14 @@
 //! The owner holds a lock (flock(2)) on the folder itself. So it goes with the pins, whatever else two programs see of each other's
 //! file systems, and the kernel gives it back when the process is gone. Nobody else may open the folder (mode 0700).
 
-use crate::{OpenError, kernel::kernel};
+use crate::{
+    OpenError,
+    attach::{Hook, attached_program, attached_programs},
+    kernel::kernel,
+};
 use libbpf_rs::{
-    Link, MapCore, MapHandle,
-    query::{LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
+    MapCore, MapHandle,
+    query::{ProgInfoIter, ProgInfoQueryOptions},
 };
 use nix::{
     errno::Errno,
@@ -14,9 +18,16 @@ use nix::{
     unistd::Uid,
 };
 use std::{
+    ffi::CString,
     fs,
     io::{self, ErrorKind},
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+        },
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -32,6 +43,31 @@ const OLD_LOCKS: &str = "/run/longsplice";
 const TRIES: u32 = 10;
 /// ... and how long after one another.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// What libbpf answers.
+pub(crate) fn checked(r: i32) -> io::Result<i32> {
+    if r < 0 { Err(io::Error::from_raw_os_error(-r)) } else { Ok(r) }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// Gives an object of the kernel's a name.
+pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let at = c_path(path)?;
+    // SAFETY: both outlive the call.
+    checked(unsafe { libbpf_sys::bpf_obj_pin(object.as_raw_fd(), at.as_ptr()) }).map(drop)
+}
+
+/// The object of that name.
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
+    let at = c_path(path)?;
+    // SAFETY: the path outlives the call.
+    let fd = checked(unsafe { libbpf_sys::bpf_obj_get(at.as_ptr()) })?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
 
 /// Where maps and links of this network namespace are pinned unless told otherwise.
 pub fn default_pin() -> io::Result<PathBuf> {
@@ -150,7 +186,8 @@ fn has_device(path: &Path) -> io::Result<bool> {
     for pin in fs::read_dir(path)? {
         let pin = pin?.path();
         let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if ["ingress-", "egress-", "early-"].iter().any(|link| name.starts_with(link)) && is_attached(&pin)? {
+        let is_link = Hook::ALL.iter().any(|hook| name.starts_with(&format!("{}-", hook.name())));
+        if is_link && attached_program(open(&pin)?.as_fd())?.is_some() {
             return Ok(true);
         }
     }
@@ -170,16 +207,6 @@ fn is_free_of_old(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Has the link still a device?
-fn is_attached(pin: &Path) -> io::Result<bool> {
-    let info = Link::open(pin).and_then(|link| link.info()).map_err(crate::maps::io_error)?;
-    Ok(match info.info {
-        LinkTypeInfo::Tcx(link) => link.ifindex != 0,
-        LinkTypeInfo::Xdp(link) => link.ifindex != 0,
-        _ => true, // none of ours
-    })
-}
-
 /// Another data path on one of these devices, pinned where we do not look: its flows would be nobody's. `ours`: the maps that are
 /// pinned here.
 pub(crate) fn refuse_others(devices: &[u32], pin: &Path) -> Result<(), OpenError> {
@@ -190,7 +217,7 @@ pub(crate) fn refuse_others(devices: &[u32], pin: &Path) -> Result<(), OpenError
     };
     let mut attached = Vec::new();
     for device in devices {
-        attached.extend(crate::attach::attached_programs(*device)?.into_iter().map(|program| (program, *device)));
+        attached.extend(attached_programs(*device)?.into_iter().map(|program| (program, *device)));
     }
     if attached.is_empty() {
         return Ok(());

@@ -99,6 +99,29 @@ pub fn is_urgent(fd: impl AsFd) -> io::Result<bool> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(mark != 0) }
 }
 
+/// What a socket in repair mode has received: the next sequence number that it expects, and whether it holds bytes, in order
+/// or not, that nobody has read.
+pub fn received(fd: impl AsFd) -> io::Result<(u32, bool)> {
+    // <linux/tcp.h>, <linux/sock_diag.h>
+    const NO_QUEUE: libc::c_int = 0;
+    const RECV_QUEUE: libc::c_int = 1;
+    const SO_MEMINFO: libc::c_int = 55;
+    const SK_MEMINFO_RMEM_ALLOC: usize = 0;
+    set_int(&fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, RECV_QUEUE)?;
+    let [next] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ)?;
+    set_int(&fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, NO_QUEUE)?;
+    let memory: [u32; 9] = get_raw(fd.as_fd(), libc::SOL_SOCKET, SO_MEMINFO)?;
+    Ok((next, memory[SK_MEMINFO_RMEM_ALLOC] > 0))
+}
+
+fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> io::Result<[u32; N]> {
+    let mut values = [0; N];
+    let mut size = size_of_val(&values) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes, which the array has.
+    let r = unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, values.as_mut_ptr().cast(), &raw mut size) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(values) }
+}
+
 /// All that a connection needs to go on in a new socket. Sequence numbers and timestamps as on the wire, windows in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Restore {

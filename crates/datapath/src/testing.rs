@@ -3,7 +3,9 @@
 
 use crate::{
     Datapath, Tuple, abi,
+    attach::Hook,
     maps::{bytes_of, errno, from_bytes, sum_of},
+    pins::{self, checked},
 };
 use libbpf_rs::{
     AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType,
@@ -71,6 +73,20 @@ pub fn verify() -> io::Result<Vec<Verified>> {
 
 fn io_error(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
+}
+
+/// Detaches all programs, as anybody with the right to do so may; their links stay pinned.
+pub fn detach(d: &Datapath) -> io::Result<()> {
+    for entry in fs::read_dir(d.pin())? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if Hook::ALL.iter().any(|hook| name.starts_with(hook.name())) {
+            let link = pins::open(&path)?;
+            // SAFETY: the descriptor is open.
+            checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) })?;
+        }
+    }
+    Ok(())
 }
 
 /// What is pinned becomes that of another version.

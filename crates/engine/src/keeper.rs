@@ -13,11 +13,12 @@
 use crate::{
     FlowState, How, Refusal, Splicer, Trigger,
     errand::Purpose,
-    leg::Side,
+    guard::Guard,
+    leg::{Side, Strays},
     relay::Relay,
     splicer::{Command, Flow, Place, Stop},
 };
-use longsplice_datapath::{Datapath, Event, EventKind, Events, PathFlags, Released, SwitchError};
+use longsplice_datapath::{Datapath, Event, EventKind, Events, PathFlags, Released, SwitchError, Tuple};
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
@@ -107,12 +108,19 @@ struct Keeper {
     returning: Vec<u64>,
     /// No look and no try before.
     not_before: (Instant, Instant),
+    guard: Guard,
 }
 
 /// The thread: until the engine closes.
 pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut Events<'_>) {
     let now = Instant::now();
-    let mut k = Keeper { splicer, due: BinaryHeap::new(), returning: Vec::new(), not_before: (now, now) };
+    let mut k = Keeper {
+        splicer,
+        due: BinaryHeap::new(),
+        returning: Vec::new(),
+        not_before: (now, now),
+        guard: Guard::new(now),
+    };
     while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
         match events.wait(k.rest()) {
             Ok(events) => events.for_each(|event| k.route(&event)),
@@ -134,6 +142,7 @@ pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut 
             k.look(now);
         }
         k.clear_away(now);
+        k.guard.look(&k.splicer, now);
     }
 }
 
@@ -241,6 +250,7 @@ impl Keeper {
         let splicer = self.splicer.clone();
         let Some(d) = splicer.datapath() else { return Next::Ended(How::Stopped) };
         let wanted = match word {
+            Some(Word::Command(Command::Reset)) => return Next::Ended(How::Stopped),
             Some(Word::Command(Command::Unsplice)) if has_fragments(d, flow) => {
                 tracing::info!(flow = flow.id, "has had fragments forwarded: stays spliced");
                 flow.refuse(Refusal::Fragments);
@@ -390,6 +400,23 @@ impl Kept {
             self.sign = (sign, Instant::now());
         }
         Ok(Life::Idle(self.sign.1.elapsed()))
+    }
+
+    /// The programs were detached for a while, and what was to be forwarded has gone to the parked sockets. Does the flow have to
+    /// end for it? What they hold and have not acknowledged is gone with them.
+    pub fn is_spoilt(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
+        let legs = [&flow.client, &flow.server];
+        let strays = |(side, leg): (&Side, &Tuple)| match datapath.leg(leg).and_then(|l| l.parked_at()) {
+            Some(stood) => side.strays(stood).unwrap_or(Strays::None),
+            None if self.released.is_some() => Strays::None,
+            None => Strays::Taken, // it was just being taken back
+        };
+        match self.sides.iter().zip(legs).map(strays).max() {
+            None | Some(Strays::None) => return false,
+            Some(Strays::Held) => self.release(datapath, flow),
+            Some(Strays::Taken) => {}
+        }
+        self.released.is_none()
     }
 
     fn is_message(&self) -> bool {

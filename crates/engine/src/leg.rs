@@ -1,7 +1,7 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
 use crate::{Splicer, Tap, Way, live::Live};
-use longsplice_datapath::{Repair, Tuple, clamp_window};
+use longsplice_datapath::{Repair, Tuple, clamp_window, received};
 use socket2::{SockAddr, SockRef};
 use std::{
     io::{self, IoSlice},
@@ -275,6 +275,16 @@ impl Leg {
     }
 }
 
+/// Segments that were meant for the data path and have come to a parked socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Strays {
+    None,
+    /// They are not acknowledged: their host will send them again.
+    Held,
+    /// They are, so it will not.
+    Taken,
+}
+
 /// A leg while its flow is forwarded.
 #[derive(Debug)]
 pub(crate) struct Side {
@@ -306,6 +316,16 @@ impl Side {
             only_copied: false,
             tap,
         }
+    }
+
+    /// What has come to the parked socket, which stood there: `None` if it was released.
+    pub fn strays(&self, stood: u32) -> Option<Strays> {
+        let found = received(self.socket.as_ref()?);
+        Some(match found {
+            Ok((at, false)) if at == stood => Strays::None,
+            Ok((at, true)) if at == stood => Strays::Held,
+            _ => Strays::Taken,
+        })
     }
 
     /// Closes the socket without a word to the host: parked, it is in repair mode.

@@ -17,6 +17,7 @@
 
 mod errand;
 mod foreign;
+mod guard;
 mod keeper;
 mod leg;
 mod lingering;

@@ -344,6 +344,7 @@ impl Relay {
                         (self.stay, self.wanted, enough) = (true, false, u64::MAX);
                     }
                     Command::Release => {}
+                    Command::Reset => return Copied::Ended(How::Stopped),
                 },
                 _ = stopped(stop) => return Copied::Ended(How::Stopped),
                 () = tokio::time::sleep(wait), if due => {}

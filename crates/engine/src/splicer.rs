@@ -180,6 +180,8 @@ pub enum Command {
     Unsplice,
     /// Close the parked sockets silently.
     Release,
+    /// End it: a reset to both hosts.
+    Reset,
 }
 
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {

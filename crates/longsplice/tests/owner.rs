@@ -5,11 +5,13 @@ mod running;
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{self, Script, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs,
     net::{TcpListener, TcpStream},
     os::unix::{
@@ -17,6 +19,7 @@ use std::{
         net::UnixListener,
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 struct Place {
@@ -86,6 +89,66 @@ fn needs_root_and_bpf_a_second_process_takes_nothing_away() {
     round_trip(&mut new, &[4; 100_000]);
     drop((old, new));
     end(first);
+    assert!(!place.pins.exist());
+}
+
+/// Somebody tidies up where he should not. The process has descriptors of all that was pinned, so nothing is lost.
+#[test]
+fn needs_root_and_bpf_pins_that_are_removed_come_back() {
+    const LASTING: Duration = Duration::from_secs(8);
+    let place = Place::new();
+    let [front, server] = [FORWARDER_TO_CLIENT.port(Family::V4, 7003), SERVER.port(Family::V4, 7003)];
+    let plug = format!("{front}={server}");
+    let command = place.lab.forwarder.command(LONGSPLICE);
+    let mut first = Running::start(command, None, &["--plug", &plug, "--splice", "at-once"], &[]);
+    let answer = Script::answerer().lasting(LASTING, 2_000_000).deadline(3 * LASTING);
+    let serving = place.lab.server.run(|| serve(listen(server, &answer).unwrap(), 1, answer.clone()));
+    let script = Script::opener(1).lasting(LASTING, 2_000_000).deadline(3 * LASTING);
+    let client = place.lab.client.spawn(move || converse(traffic::connect(front, &script).unwrap(), &script));
+    eventually_spliced(&first, 1);
+    let pins = || {
+        let entries = fs::read_dir(&place.folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
+    };
+    let all = pins();
+    let link = all.iter().find(|name| name.starts_with("ingress-")).unwrap();
+    for removed in [vec!["legs"], vec!["abi", link], vec![]] {
+        let said = first.messages().matches("had been removed").count();
+        if removed.is_empty() {
+            fs::remove_dir_all(&place.folder).unwrap();
+        }
+        removed.iter().for_each(|name| fs::remove_file(place.folder.join(name)).unwrap());
+        eventually("they are there again", || (pins() == all).then_some(()));
+        eventually("it says so", || (first.messages().matches("had been removed").count() > said).then_some(()));
+    }
+    // the folder that is there now is locked, too
+    let other = place.proxy("", 7002);
+    assert!(other.messages().contains("another process runs the data path"), "{}", other.messages());
+    end(other);
+    first.kill();
+    let second = place.proxy("", 7001);
+    assert!(second.messages().contains("spliced=1 over=0"), "{}", second.messages());
+    let (client, server) = (client.join().unwrap(), serving.join().remove(0));
+    intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{}", second.client(&["counters"])));
+    end(second);
+    assert!(!place.pins.exist());
+}
+
+/// What a process that is gone has left cannot be taken over without all of it.
+#[test]
+fn needs_root_and_bpf_what_is_left_in_part_is_not_taken_over() {
+    let place = Place::new();
+    let mut first = place.proxy("", 7001);
+    let _old = place.talk(7001);
+    eventually_spliced(&first, 1);
+    first.kill();
+    fs::remove_file(place.folder.join("legs")).unwrap();
+    let second = place.proxy("", 7001);
+    assert!(second.messages().contains("has removed pins"), "{}", second.messages());
+    let mut new = place.talk(7001);
+    eventually_spliced(&second, 1);
+    round_trip(&mut new, &[1; 100_000]);
+    end(second);
     assert!(!place.pins.exist());
 }
 
