@@ -2,6 +2,7 @@
 
 pub mod forge;
 pub mod packet;
+pub mod process;
 pub mod scenario;
 pub mod sim;
 pub mod translator;
@@ -10,6 +11,7 @@ use longsplice_engine::{Command, Ended, FlowInfo, FlowState, Leftovers, Leg, Ope
 use longsplice_lab::{Lab, process::wait_for};
 use std::{
     net::SocketAddr,
+    pin::Pin,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
     time::Duration,
@@ -29,9 +31,50 @@ pub fn at_once() -> Policy {
 pub struct Forwarder {
     /// The engine.
     pub splicer: Splicer,
-    ended: Arc<Mutex<Vec<Ended>>>,
+    ended: Record,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Of flows that have ended.
+type Record = Arc<Mutex<Vec<Ended>>>;
+
+/// Relays to `target`.
+fn plug(
+    target: SocketAddr,
+    policy: Policy,
+) -> impl Fn(Splicer, Leg, Record) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync + 'static {
+    let policy = Arc::new(policy);
+    move |splicer, client, record| {
+        let policy = policy.clone();
+        Box::pin(async move {
+            let server = match splicer.connect(target, &client).await {
+                Ok(server) => server,
+                Err(error) => {
+                    eprintln!("{target}: {error}");
+                    return client.reset();
+                }
+            };
+            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
+            let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
+            splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
+        })
+    }
+}
+
+/// Listens, and does this with each client.
+fn accepting<F: Future<Output = ()> + Send + 'static>(
+    listen: SocketAddr,
+    serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
+) -> impl AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static {
+    async move |splicer, record, ready| {
+        let listener = splicer.listen(listen).await.expect("listen");
+        ready.send(splicer.clone()).expect("the test waits");
+        loop {
+            let client = listener.accept().await.expect("accept");
+            tokio::spawn(serve(splicer.clone(), client, record.clone()));
+        }
+    }
 }
 
 impl Forwarder {
@@ -42,22 +85,13 @@ impl Forwarder {
 
     /// The same with other options than the default ones.
     pub fn open(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
-        let policy = Arc::new(policy);
-        Forwarder::serving(lab, listen, options, move |splicer, client, record| {
-            let policy = policy.clone();
-            async move {
-                let server = match splicer.connect(target, &client).await {
-                    Ok(server) => server,
-                    Err(error) => {
-                        eprintln!("{target}: {error}");
-                        return client.reset();
-                    }
-                };
-                let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
-                let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
-                splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
-            }
-        })
+        Forwarder::serving(lab, listen, options, plug(target, policy))
+    }
+
+    /// The same in the network namespace of the caller.
+    pub fn here(listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
+        let spawn = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work);
+        Forwarder::running(spawn, OpenOptions::default(), accepting(listen, plug(target, policy)))
     }
 
     /// Listens on `listen`, and does this with each client. Records of flows that end go into the list.
@@ -65,22 +99,15 @@ impl Forwarder {
         lab: &Lab,
         listen: SocketAddr,
         options: OpenOptions,
-        serve: impl Fn(Splicer, Leg, Arc<Mutex<Vec<Ended>>>) -> F + Send + Sync + 'static,
+        serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
     ) -> Forwarder {
-        Forwarder::running(lab, options, async move |splicer, record, ready| {
-            let listener = splicer.listen(listen).await.expect("listen");
-            ready.send(splicer.clone()).expect("the test waits");
-            loop {
-                let client = listener.accept().await.expect("accept");
-                tokio::spawn(serve(splicer.clone(), client, record.clone()));
-            }
-        })
+        Forwarder::running(|work| lab.forwarder.spawn(work), options, accepting(listen, serve))
     }
 
     /// Takes part in connections of others to `to`.
     pub fn foreign(lab: &Lab, to: SocketAddr, policy: Policy) -> Forwarder {
         let policy = Arc::new(policy);
-        Forwarder::running(lab, OpenOptions::default(), async move |splicer, record, ready| {
+        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
             let mut listener = splicer.listen_foreign(to, |_, _| true).expect("listen");
             ready.send(splicer.clone()).expect("the test waits");
             loop {
@@ -90,12 +117,17 @@ impl Forwarder {
                 let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
                 splicer.hand_over(client, server, &Leftovers::default(), policy.clone(), info, done);
             }
-        })
+        };
+        Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
     }
 
-    fn running<A>(lab: &Lab, options: OpenOptions, accept: A) -> Forwarder
+    fn running<A>(
+        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> JoinHandle<()>,
+        options: OpenOptions,
+        accept: A,
+    ) -> Forwarder
     where
-        A: AsyncFnOnce(Splicer, Arc<Mutex<Vec<Ended>>>, mpsc::Sender<Splicer>) + Send + 'static,
+        A: AsyncFnOnce(Splicer, Record, mpsc::Sender<Splicer>) + Send + 'static,
     {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -105,7 +137,7 @@ impl Forwarder {
         let (ready, is_ready) = mpsc::channel();
         let ended = Arc::new(Mutex::new(Vec::new()));
         let record = ended.clone();
-        let thread = lab.forwarder.spawn(move || {
+        let work = move || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
             let options = OpenOptions { max_flows: 4096, ..options };
@@ -117,7 +149,8 @@ impl Forwarder {
             });
             runtime.shutdown_timeout(Duration::from_secs(1));
             splicer.close().expect("what was attached is removed");
-        });
+        };
+        let thread = spawn(Box::new(work));
         let splicer = is_ready.recv_timeout(Duration::from_secs(20)).expect("the forwarder starts");
         Forwarder { splicer, ended, stop: Some(stop), thread: Some(thread) }
     }

@@ -1,11 +1,12 @@
 //! Flows without sockets: what must be remembered to count their bytes and to come back.
 
 use crate::{
-    Datapath, LegFlags, Repair, SwitchError, Tuple,
+    Datapath, LegFlags, LegView, PathFlags, PathView, Repair, SwitchError, Tuple,
     abi::{self, switch_op},
-    sockets::{Restore, restore},
+    sockets::{Restore, reset, restore},
     switch::bare,
 };
+use nix::libc;
 use std::{io, os::fd::OwnedFd, time::Duration};
 
 /// A leg of a released flow: what is needed of its record, as it was at the commit. There may be a million of them.
@@ -81,6 +82,49 @@ impl Datapath {
             tracing::warn!(leg = ?legs[0], error = %e, "sockets of a released flow could not be made");
             SwitchError::Run(e.raw_os_error().unwrap_or(0))
         })
+    }
+
+    /// A process died in [`Datapath::recreate`]: lets the flow go on without sockets. False: that is not what has stopped it.
+    pub fn resume(&self, legs: [&Tuple; 2]) -> bool {
+        let Some(paths) = self.paths_of(legs) else { return false };
+        // a record that was inserted already, and never used
+        let is_fresh = |l: &abi::leg, p: &PathView| {
+            let used = LegFlags::PAIRED | LegFlags::FIN_IN | LegFlags::FIN_OUT | LegFlags::RESET | LegFlags::SYN;
+            let is = (l.max_in, l.ack_local, l.max_out, l.local_out);
+            l.flags & used == 0 && is == (p.end, p.end, p.max_ack, p.max_ack)
+        };
+        let is_unused = |(t, p): (&&Tuple, &PathView)| self.leg(t).is_none_or(|l| is_fresh(&l.raw, p));
+        let is_stopped = paths.iter().all(|p| p.flags & (PathFlags::SPLICED | PathFlags::DEAD) == 0);
+        if !is_stopped || !legs.iter().zip(&paths).all(is_unused) {
+            return false;
+        }
+        legs.iter().for_each(|t| self.forget_leg(t));
+        let [a, b] = legs.map(bare);
+        self.run(switch_op::OP_RESUME, &a, &b, |_| {}).is_ok()
+    }
+
+    /// Resets the leg's host, in sequence, if it was told of no end and no socket is left that would tell it: false otherwise.
+    pub fn reset_deserted(&self, leg: &Tuple) -> io::Result<bool> {
+        const TOLD: u32 = LegFlags::FIN_OUT | LegFlags::FIN_ACKED;
+        let Some(LegView { raw: l, flags, .. }) = self.leg(leg) else { return Ok(false) };
+        if flags & (LegFlags::RESET_IN | LegFlags::SYN) != 0 || flags & TOLD == TOLD {
+            return Ok(false);
+        }
+        let made = restore(&Restore {
+            local: leg.local,
+            remote: leg.remote,
+            next_out: l.ack_in.wrapping_sub(l.shim_out),
+            next_in: l.ack_out.wrapping_sub(l.shim_in),
+            mss: l.mss_in,
+            wscale: None,
+            sack: false,
+            tsval: (flags & LegFlags::TS != 0).then(|| l.tsval_out.wrapping_sub(l.shim_ts)),
+            foreign: flags & LegFlags::FOREIGN != 0,
+        });
+        match made {
+            Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false), // there is one
+            made => made.and_then(reset).map(|()| true),
+        }
     }
 
     fn sockets(&self, [ta, tb]: [&Tuple; 2], [a, b]: &[Released; 2]) -> io::Result<[OwnedFd; 2]> {

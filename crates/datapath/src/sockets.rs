@@ -3,7 +3,9 @@
 use bytes::BufMut;
 use nix::{
     libc,
-    sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket},
+    sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt::Linger,
+    },
 };
 use std::{
     io,
@@ -219,4 +221,10 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         RepairWindow { snd_wl1: r.next_in, snd_wnd: WINDOW, max_window: WINDOW, rcv_wnd: 65535, rcv_wup: r.next_in };
     set_raw(s.as_fd(), TCP_REPAIR_WINDOW, &[w])?;
     Ok(s)
+}
+
+/// Closes a socket in repair mode with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT).
+pub(crate) fn reset(s: OwnedFd) -> io::Result<()> {
+    setsockopt(&s, Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
+    Repair::Off.set(&s)
 }

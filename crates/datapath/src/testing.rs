@@ -2,10 +2,11 @@
 //! layout that both sides share, and at what the programs ask of a kernel. A program has no use for this.
 
 use crate::{
-    Datapath, Tuple, abi,
+    Datapath, SwitchError, Tuple, abi,
     attach::Hook,
     maps::{bytes_of, errno, from_bytes, sum_of},
     pins::{self, checked},
+    switch::bare,
 };
 use libbpf_rs::{
     AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType,
@@ -87,6 +88,11 @@ pub fn detach(d: &Datapath) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Stops the flow of two legs as [`Datapath::recreate`] does first, for new sockets, once it is idle for an instant.
+pub fn stop_released(d: &Datapath, [a, b]: [&Tuple; 2]) -> Result<(), SwitchError> {
+    d.run(abi::switch_op::OP_STOP, &bare(a), &bare(b), |_| {}).map(drop)
 }
 
 /// What is pinned becomes that of another version.

@@ -1,0 +1,181 @@
+//! A forwarder in a process of its own, which can be killed: the test program, started once more for its test `process`.
+
+use crate::{Forwarder, at_once, by_hand};
+use longsplice_datapath::testing::stop_released;
+use longsplice_engine::{Command, FlowState, Policy, Trigger};
+use longsplice_lab::{Lab, process::wait_for};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    env,
+    io::{self, BufRead, BufReader, Write},
+    net::SocketAddr,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::{Child, Stdio},
+    thread,
+    time::Duration,
+};
+
+const ROLE: &str = "LONGSPLICE_TEST_FORWARDER";
+/// Nothing that is asked takes a second on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A policy by its name, as it is told to the process.
+fn policy(name: &str) -> Policy {
+    match name {
+        "by-hand" => by_hand(),
+        "at-once" => at_once(),
+        "client-data" => Policy { trigger: Some(Trigger::ClientData), ..at_once() },
+        _ => panic!("no such policy: {name}"),
+    }
+}
+
+/// Another process that forwards, as seen by the test. Killed at drop.
+pub struct Process {
+    child: Child,
+    talk: BufReader<UnixStream>,
+}
+
+impl Process {
+    /// In the forwarder of a lab. The file of the calling test has one of the name `process`, which calls [`serve`].
+    pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: &str) -> Process {
+        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+        ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        let program = env::current_exe().expect("this program has a path");
+        let mut command = lab.forwarder.command(program.to_str().expect("a path in UTF-8"));
+        command.args(["--exact", "process", "--nocapture"]).env(ROLE, format!("{listen} {target} {policy}"));
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        let mut process =
+            Process { child: command.spawn().expect("the test program starts"), talk: BufReader::new(ours) };
+        assert_eq!(process.line(), "ready");
+        process
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.talk.read_line(&mut line).expect("the process answers");
+        line.trim_end().to_owned()
+    }
+
+    /// Has it done something; the lines of the answer.
+    pub fn ask(&mut self, what: &str) -> Vec<String> {
+        self.talk.get_mut().write_all(format!("{what}\n").as_bytes()).expect("the process lives");
+        let mut answer = Vec::new();
+        loop {
+            match self.line() {
+                line if line == "." => return answer,
+                line => {
+                    assert!(!line.is_empty(), "{what}: the process has died");
+                    answer.push(line);
+                }
+            }
+        }
+    }
+
+    /// Its flows: client's port and state.
+    pub fn flows(&mut self) -> Vec<(u16, String)> {
+        let flows = self.ask("ls");
+        let parse =
+            |line: String| line.split_once(' ').and_then(|(port, state)| Some((port.parse().ok()?, state.to_owned())));
+        flows.into_iter().map(|line| parse(line).expect("a flow")).collect()
+    }
+
+    /// Waits until it has so many flows, all in this state.
+    pub fn wait_flows(&mut self, n: usize, state: FlowState) {
+        let state = format!("{state:?}");
+        let all = |flows: &[(u16, String)]| flows.len() == n && flows.iter().all(|(_, s)| *s == state);
+        wait_for(PATIENCE, || all(&self.flows()).then_some(()))
+            .unwrap_or_else(|| panic!("{n} flows are {state}: {:?} {:?}", self.flows(), self.ask("counters")));
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.die();
+    }
+
+    fn die(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// A clean end, which removes all.
+    pub fn end(mut self) {
+        self.ask("end");
+        assert!(self.child.wait().expect("its end").success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.die();
+    }
+}
+
+/// What the test `process` does: nothing, unless it is such a process.
+pub fn serve() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let [listen, target] = [words[0], words[1]].map(|a| a.parse().expect("an address"));
+    let f = Forwarder::here(listen, target, policy(words[2]));
+    let talk = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().expect("stdin"));
+    let mut answer = talk.try_clone().expect("stdin");
+    writeln!(answer, "ready").expect("the test listens");
+    for line in BufReader::new(talk).lines() {
+        let line = line.expect("the test lives");
+        let (what, number) = line.split_once(' ').unwrap_or((&line, "0"));
+        match what {
+            "ls" => f.splicer.flows().iter().for_each(|flow| {
+                writeln!(answer, "{} {:?}", flow.client.port(), flow.state).expect("the test listens");
+            }),
+            "counters" => f.verdicts().iter().for_each(|v| writeln!(answer, "{v:?}").expect("the test listens")),
+            "splice" => f.command(Command::Splice),
+            "release" => f.command(Command::Release),
+            "storm" => storm(&f, number.parse().expect("a seed")),
+            "stop" => stop(&f),
+            "end" => {
+                drop(f);
+                return writeln!(answer, ".").expect("the test listens");
+            }
+            _ => panic!("no such thing: {line}"),
+        }
+        writeln!(answer, ".").expect("the test listens");
+    }
+}
+
+/// As a process does that is about to make sockets for a released flow.
+fn stop(f: &Forwarder) {
+    let d = f.splicer.datapath().expect("kernel path");
+    let legs: Vec<_> = d.paths().into_iter().map(|(t, _)| t).collect();
+    let [a, b] = &legs[..] else { panic!("one flow: {legs:?}") };
+    wait_for(PATIENCE, || stop_released(d, [a, b]).ok()).expect("idle for an instant");
+}
+
+/// Switches at random, until the end: but for flows of which [`is_steady`] says that they are left alone once they are spliced.
+fn storm(f: &Forwarder, seed: u64) {
+    let splicer = f.splicer.clone();
+    thread::spawn(move || {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        loop {
+            for flow in splicer.flows() {
+                let command = match flow.state {
+                    FlowState::Copying => Command::Splice,
+                    FlowState::Spliced if is_steady(flow.client.port()) => continue,
+                    FlowState::Spliced if rng.random_bool(0.1) => Command::Release,
+                    FlowState::Spliced | FlowState::Released => Command::Unsplice,
+                    _ => continue,
+                };
+                if rng.random_bool(0.5) {
+                    splicer.command(flow.id, command);
+                }
+            }
+            thread::sleep(Duration::from_micros(rng.random_range(500..20_000)));
+        }
+    });
+}
+
+/// Of clients by their ports.
+pub fn is_steady(port: u16) -> bool {
+    port % 4 < 2
+}

@@ -1,0 +1,128 @@
+//! A process dies, by kill -9, where little else would show it; another one takes over.
+use longsplice_engine::FlowState;
+use longsplice_lab::{
+    Family, Lab, Shape,
+    process::wait_for,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Chunks, Ending, How, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
+};
+use longsplice_tests::process::{self, Process};
+use std::{net::SocketAddr, thread, thread::JoinHandle, time::Duration};
+
+/// The other process.
+#[test]
+fn process() {
+    process::serve();
+}
+
+struct Place {
+    lab: Lab,
+    front: SocketAddr,
+    server: SocketAddr,
+}
+
+impl Place {
+    fn new(family: Family) -> Place {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        Place { lab, front: FORWARDER_TO_CLIENT.port(family, 7000), server: SERVER.port(family, 7000) }
+    }
+
+    fn process(&self, policy: &str) -> Process {
+        Process::start(&self.lab, self.front, self.server, policy)
+    }
+
+    fn talk(&self, script: Script, answer: Script) -> (JoinHandle<Report>, Serving) {
+        let (front, server) = (self.front, self.server);
+        let serving = self.lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+        let client = self.lab.client.spawn(move || converse(connect(front, &script).expect("connect"), &script));
+        (client, serving)
+    }
+}
+
+fn reports((client, serving): (JoinHandle<Report>, Serving)) -> (Report, Report) {
+    (client.join().expect("client"), serving.join().remove(0))
+}
+
+/// With both paths stopped, so that nothing comes between.
+#[test]
+fn while_it_makes_sockets_for_a_released_flow() {
+    for family in Family::BOTH {
+        let place = Place::new(family);
+        let mut first = place.process("at-once");
+        // idle now and then
+        let script = Script::opener(1).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
+        let answer = Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000));
+        let talk = place.talk(script, answer);
+        first.wait_flows(1, FlowState::Spliced);
+        first.ask("release");
+        first.wait_flows(1, FlowState::Released);
+        first.ask("stop");
+        first.kill();
+        let mut second = place.process("at-once");
+        second.wait_flows(1, FlowState::Released);
+        let (client, server) = reports(talk);
+        intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{:?}", second.ask("counters")));
+        wait_for(Duration::from_secs(10), || second.flows().is_empty().then_some(())).expect("it is over");
+        second.end();
+    }
+}
+
+/// What is in the sockets of the first one, the kernel delivers. The drain ends long after the second has come.
+#[test]
+fn while_a_slow_receiver_drains() {
+    let place = Place::new(Family::V4);
+    let mut first = place.process("by-hand");
+    const FIRST: u64 = 50_000; // what a socket takes at once
+    let script = Script {
+        receive_buffer: Some(16_384),
+        ..Script::opener(2).bytes(10 * FIRST).start(Start::Received(FIRST)).pause(0, Duration::from_secs(4))
+    };
+    // the rest comes when nothing of the first part is left to be drained
+    let answer = Script::answerer_of(2).bytes(10 * FIRST).ahead(FIRST);
+    let talk = place.talk(script, answer);
+    first.wait_flows(1, FlowState::Copying);
+    thread::sleep(Duration::from_millis(500));
+    first.ask("splice");
+    first.wait_flows(1, FlowState::Draining);
+    first.kill();
+    let mut second = place.process("by-hand");
+    second.wait_flows(1, FlowState::Draining);
+    second.wait_flows(1, FlowState::Released);
+    let (client, server) = reports(talk);
+    intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{:?}", second.ask("counters")));
+    second.end();
+}
+
+/// What a client sends then is the proxy's: nobody forwards it, and both hosts are told.
+#[test]
+fn while_a_limit_is_set() {
+    const ALL: u64 = 1_000_000;
+    for (seed, late) in [(3, false), (4, true)] {
+        let place = Place::new(Family::BOTH[seed as usize % 2]);
+        let mut first = place.process("client-data");
+        let script = Script::opener(seed).bytes(1000).start(Start::Received(ALL)).ending(Ending::Hold);
+        let answer = Script::answerer_of(seed).bytes(ALL).pace(ALL / 3).ending(Ending::Hold);
+        let talk = place.talk(script, answer);
+        first.wait_flows(1, FlowState::Spliced);
+        first.kill();
+        if late {
+            thread::sleep(Duration::from_secs(5)); // it has been taken back
+        }
+        let mut second = place.process("client-data");
+        let (client, server) = reports(talk);
+        for report in [&client, &server] {
+            assert!(
+                report.mismatch.is_none() && report.end == How::Reset,
+                "{client}; {server} {:?}",
+                second.ask("counters")
+            );
+        }
+        assert_eq!(
+            (client.received, server.received),
+            (ALL, 0),
+            "what was to pass, and nothing else: {client}; {server}"
+        );
+        wait_for(Duration::from_secs(10), || second.flows().is_empty().then_some(())).expect("it is over");
+        second.end();
+    }
+}
