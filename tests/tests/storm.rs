@@ -2,13 +2,18 @@
 use longsplice_engine::{Command, FlowState, How};
 use longsplice_lab::{
     Family, Impair, Lab, Options, Shape, Way,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Report, Script, connect, converse, intact, listen, serve},
+    process::wait_for,
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+    traffic::{How as End, Report, Script, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, by_hand};
+use longsplice_tests::{
+    Forwarder, by_hand,
+    process::{self, Process, is_steady},
+};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -147,4 +152,120 @@ fn under_loss() {
     };
     let (_, splices) = s.run();
     assert!(splices >= CYCLES / 2, "{splices}");
+}
+
+/// The process that dies.
+#[test]
+fn process() {
+    process::serve();
+}
+
+/// Its connections, one after the other.
+const CLIENTS: u16 = 8;
+/// The first port of a client, and so many for each.
+const PORTS: (u16, u16) = (30000, 100);
+/// How long a server sends, and how fast: a window is passed in the midst of it.
+const ANSWER: (Duration, u64) = (Duration::from_millis(2500), 3_000_000);
+/// Whoever is still waiting then has been left hanging.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What a client was told of a connection's end, the other end was told then as well.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// What has become of a connection: of its client, and when.
+type Ended = (u16, Report, Instant);
+
+/// Connects again and again, until it is time to stop.
+fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> thread::JoinHandle<Vec<Ended>> {
+    let (proxy, mut rng) = (FORWARDER_TO_CLIENT.port(family, 7000), SmallRng::seed_from_u64(seed + u64::from(n)));
+    lab.client.spawn(move || {
+        let mut ended = Vec::new();
+        for port in (PORTS.0 + n * PORTS.1..).take(PORTS.1.into()) {
+            let script = Script::opener(u64::from(port)).deadline(PATIENCE);
+            let script = Script { local: Some(CLIENT.port(family, port)), ..script };
+            let lasting = Duration::from_millis(rng.random_range(1000..4000));
+            let script = match rng.random_range(0..3) {
+                0 => script.bytes(rng.random_range(8..100_000)), // its end passes long before the other's
+                1 => script.lasting(lasting, 50_000),            // far from a window
+                _ => script.lasting(lasting, 3_000_000),
+            };
+            let stream = loop {
+                if Instant::now() > until {
+                    return ended;
+                }
+                match connect(proxy, &script) {
+                    Ok(stream) => break stream,
+                    Err(_) => thread::sleep(Duration::from_millis(20)), // nobody is there
+                }
+            };
+            ended.push((port, converse(stream, &script), Instant::now()));
+        }
+        ended
+    })
+}
+
+/// Processes that switch at random are killed at random; each takes over from the one before.
+fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) {
+    let [proxy, server] = [FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000)];
+    let answer = Script::answerer().lasting(ANSWER.0, ANSWER.1).deadline(PATIENCE);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), usize::MAX, answer.clone()));
+    let until = Instant::now() + time;
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let (mut deaths, mut taken_over) = (Vec::new(), 0);
+    // ports of clients whose flow has to live on, and those that a process knew at its beginning
+    let (mut steady, mut known) = (HashSet::new(), Vec::new());
+    let mut process = Process::start(lab, proxy, server, "by-hand");
+    let clients: Vec<_> = (0..CLIENTS).map(|n| client(lab, family, n, seed, until)).collect();
+    while Instant::now() < until {
+        process.ask(&format!("storm {}", rng.random::<u32>()));
+        thread::sleep(Duration::from_millis(rng.random_range(200..2500)));
+        let is_forwarded = |state: &str| ["Spliced", "Released"].contains(&state);
+        let flows = process.flows().into_iter().filter(|(port, state)| is_steady(*port) && is_forwarded(state));
+        steady.extend(flows.map(|(port, _)| port));
+        process.kill();
+        deaths.push(Instant::now());
+        thread::sleep(Duration::from_millis(rng.random_range(0..300)));
+        process = Process::start(lab, proxy, server, "by-hand");
+        let flows = process.flows();
+        taken_over += flows.len();
+        known.push(flows);
+    }
+    let clients: Vec<Ended> = clients.into_iter().flat_map(|c| c.join().expect("client")).collect();
+    let nothing_left = wait_for(PATIENCE, || process.flows().is_empty().then_some(()));
+    let counters = process.ask("counters");
+    assert!(nothing_left.is_some(), "still listed: {:?} {counters:?}", process.flows());
+    let servers = serving.stop();
+    let of: HashMap<u64, &Report> = servers.iter().filter_map(|r| Some((r.seed?, r))).collect();
+    let mut whole = 0;
+    for report in clients.iter().map(|(_, report, _)| report).chain(&servers) {
+        let is_over = [&report.end, &report.send_end].iter().all(|how| matches!(how, End::Eof | End::Reset));
+        assert!(report.mismatch.is_none() && is_over, "{seed}: {report} {:?} {counters:?}", report.local);
+    }
+    for (port, client, _) in &clients {
+        let server = of.get(&client.seed.expect("its own"));
+        let is = server.map_or_else(|| Err(format!("never came: {client}")), |server| intact(client, server));
+        whole += usize::from(is.is_ok());
+        assert!(is.is_ok() || !steady.contains(port), "{seed}: {port} was spliced: {is:?} {counters:?}");
+    }
+    for (death, flows) in deaths.iter().zip(&known) {
+        let over = clients.iter().filter(|(_, _, ended)| *ended + SETTLED < *death).map(|(port, ..)| *port);
+        let back: Vec<_> = over.filter(|port| flows.iter().any(|(p, _)| p == port)).collect();
+        assert!(back.is_empty(), "{seed}: these were over, and came back: {back:?}");
+    }
+    let (all, deaths, steady) = (clients.len(), deaths.len(), steady.len());
+    eprintln!(
+        "{family:?}: {deaths} deaths, {taken_over} taken over, {all} connections, {whole} whole, {steady} steady"
+    );
+    assert!(taken_over > 0 && steady > 0 && whole > 0 && whole < all, "every kill came too late to matter");
+    process.end();
+}
+
+#[test]
+fn processes_that_die_and_are_followed_by_others() {
+    let time = Duration::from_secs(15);
+    dying(Family::V6, &lab(true), 1, time);
+    let lab = lab(false);
+    let loss = Impair { loss: 0.005, ..Impair::default() };
+    let _up = lab.impair(Way::ToServer, loss).expect("impairment");
+    let _down = lab.impair(Way::ToClient, loss).expect("impairment");
+    dying(Family::V4, &lab, 2, time);
 }
