@@ -30,6 +30,12 @@ impl Hook {
         ["ingress", "egress", "early"][self as usize]
     }
 
+    /// Has a link this name?
+    pub fn is_of(pin: &Path) -> bool {
+        let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Hook::ALL.iter().any(|hook| name.starts_with(&format!("{}-", hook.name())))
+    }
+
     /// The name of its link to a device.
     pub fn pin(self, device: u32) -> String {
         format!("{}-{device}", self.name())
@@ -129,6 +135,16 @@ pub(crate) fn attached_program(link: BorrowedFd<'_>) -> io::Result<Option<u32>> 
         }
     };
     Ok((device != 0).then_some(info.prog_id))
+}
+
+/// Detaches what is pinned there, if it is a link; it stays pinned.
+pub(crate) fn detach(path: &Path) -> io::Result<()> {
+    if !Hook::is_of(path) {
+        return Ok(());
+    }
+    let link = pins::open(path)?;
+    // SAFETY: the descriptor is open.
+    checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) }).map(drop)
 }
 
 /// Attaches by a pinned link, or puts the program into the link that is there.

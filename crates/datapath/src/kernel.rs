@@ -2,13 +2,13 @@
 
 use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
-    attach::{attach_all, wanted_devices, wanted_peers},
+    attach::{attach_all, detach, wanted_devices, wanted_peers},
     devices::Links,
     held::{Held, Mended},
     load::{Kept, OLDEST, kernel_release, load, tested_kernels},
     maps::{Maps, errno, from_bytes},
     pages::{PATHS4, PATHS6, fill},
-    pins::{Owned, default_pin, refuse_others},
+    pins::{Holdings, Owned, abi_value, default_pin, refuse_others, version_in},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
     switch::Hop,
@@ -88,13 +88,16 @@ pub enum OpenError {
     NoBpffs(PathBuf),
     /// Pinned by another version.
     #[error(
-        "{path} holds flows of ABI version {found}, this program has {ABI_VERSION}: let them end, or `longsplice stop --flush`"
+        "{path} has ABI version {found}, and this program {ABI_VERSION}: it holds {held}; run the version that made it until \
+         they have ended, or end them with `longsplice stop --flush`"
     )]
     Abi {
         /// Where.
         path: PathBuf,
         /// Version found.
         found: u32,
+        /// What would be lost with it.
+        held: Holdings,
     },
     /// Another process of this namespace holds it.
     #[error("another process runs the data path of this network namespace (it has locked {0})")]
@@ -214,7 +217,8 @@ impl Datapath {
             there = None;
         }
         if let Some(abi::abi { version: found, .. }) = there.filter(|abi| abi.version != ABI_VERSION) {
-            return Err(OpenError::Abi { path: pin, found });
+            remove_other_version(&pin, found)?;
+            there = None;
         }
         if there.is_some() && PINNED.iter().any(|name| !pin.join(name).exists()) {
             tracing::warn!(pin = %pin.display(), "somebody has removed pins of a process that is gone: its flows are lost");
@@ -543,19 +547,24 @@ impl Remotes {
 const VIAS: u16 = 1024;
 /// What the maps that are pinned already were made with; `None` too if a process died before it was done with making them.
 fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
-    use libbpf_rs::MapFlags;
-    let path = pin.join("abi");
-    if !path.exists() {
+    let Some(value) = abi_value(pin).map_err(|source| OpenError::Kernel { what: "read pinned map", source })? else {
         return Ok(None);
-    }
-    let map = MapHandle::from_pinned_path(&path).map_err(kernel("open pinned map"))?;
-    let value = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(kernel("read pinned map"))?.unwrap_or_default();
-    // Every version begins as this one does, but for the first, which ends before the namespace; 0: not written yet.
-    match value.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b)) {
+    };
+    match version_in(&value) {
         0 => Ok(None),
-        found if value.len() < size_of::<abi::abi>() => Err(OpenError::Abi { path: pin.to_owned(), found }),
+        found if value.len() < size_of::<abi::abi>() => remove_other_version(pin, found).map(|()| None),
         _ => Ok(Some(from_bytes(&value))),
     }
+}
+
+/// If nothing is lost with it.
+fn remove_other_version(pin: &Path, found: u32) -> Result<(), OpenError> {
+    let held = Holdings::of(pin).map_err(|source| OpenError::Kernel { what: "read pinned maps", source })?;
+    if held != Holdings::default() {
+        return Err(OpenError::Abi { path: pin.to_owned(), found, held });
+    }
+    tracing::info!(pin = %pin.display(), "what is pinned is of another version, and holds nothing: removed");
+    clear(pin)
 }
 
 /// Maps of a process that died before it attached anything.
@@ -571,10 +580,16 @@ fn remove_unfinished(pin: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Empties the folder, which is locked itself: whatever was pinned is detached and freed.
+/// Empties the folder, which is locked itself: whatever was pinned is detached and freed. What is removed alone is attached for
+/// some time yet.
 fn clear(pin: &Path) -> Result<(), OpenError> {
-    let empty = || fs::read_dir(pin)?.try_for_each(|entry| fs::remove_file(entry?.path()));
-    empty().map_err(|source| OpenError::Kernel { what: "remove pinned maps and links", source })
+    let remove = |path: PathBuf| {
+        detach(&path)?;
+        fs::remove_file(path)
+    };
+    fs::read_dir(pin)
+        .and_then(|mut all| all.try_for_each(|entry| remove(entry?.path())))
+        .map_err(|source| OpenError::Kernel { what: "remove pinned maps and links", source })
 }
 
 /// For how many flows the pinned maps were made.

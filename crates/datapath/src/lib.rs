@@ -51,7 +51,7 @@ pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernel
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use pages::{MapSize, map_size};
-pub use pins::{default_pin, flush, remove_dead};
+pub use pins::{Holdings, default_pin, flush, remove_dead};
 pub use released::{Released, monotonic};
 pub use sockets::{Repair, clamp_window, is_urgent, low_water, receive, received, register};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched};

@@ -4,12 +4,13 @@
 //! file systems, and the kernel gives it back when the process is gone. Nobody else may open the folder (mode 0700).
 
 use crate::{
-    OpenError,
+    ABI_VERSION, OpenError, abi,
     attach::{Hook, attached_program, attached_programs},
     kernel::kernel,
+    maps::io_error,
 };
 use libbpf_rs::{
-    MapCore, MapHandle,
+    MapCore, MapFlags, MapHandle,
     query::{ProgInfoIter, ProgInfoQueryOptions},
 };
 use nix::{
@@ -19,7 +20,7 @@ use nix::{
 };
 use std::{
     ffi::CString,
-    fs,
+    fmt, fs,
     io::{self, ErrorKind},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -151,8 +152,71 @@ pub fn flush(path: &Path) -> Result<bool, OpenError> {
     Owned::take(path)?.remove().map(|()| true).map_err(source)
 }
 
+/// The value of the map that says what the others were made with.
+pub(crate) fn abi_value(folder: &Path) -> io::Result<Option<Vec<u8>>> {
+    let path = folder.join("abi");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let map = MapHandle::from_pinned_path(path).map_err(io_error)?;
+    map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
+}
+
+/// Every version begins as this one does, but for the first, which ends before the namespace; 0: not written yet.
+pub(crate) fn version_in(abi: &[u8]) -> u32 {
+    abi.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b))
+}
+
+/// What would be lost with the tables of a folder, whatever version they are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Entries of flows in forwarding mode, and of those that have ended just now. `None`: it is a version that did not count them.
+    pub entries: Option<u64>,
+    /// Records of connections.
+    pub legs: usize,
+    /// Listeners to connections of others, of which nothing is to pass unjudged.
+    pub foreign: usize,
+}
+
+impl Default for Holdings {
+    fn default() -> Holdings {
+        Holdings { entries: Some(0), legs: 0, foreign: 0 }
+    }
+}
+
+impl fmt::Display for Holdings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.entries {
+            Some(n) => write!(f, "{n} path entries")?,
+            None => f.write_str("an unknown number of path entries")?,
+        }
+        write!(f, ", {} records of connections and {} transparent listeners", self.legs, self.foreign)
+    }
+}
+
+impl Holdings {
+    pub(crate) fn of(folder: &Path) -> io::Result<Holdings> {
+        const LISTENS_FOREIGN: u8 = abi::listens::LISTENS_FOREIGN.0 as u8;
+        let map = |name| match folder.join(name) {
+            path if path.exists() => MapHandle::from_pinned_path(path).map(Some).map_err(io_error),
+            _ => Ok(None),
+        };
+        let counted =
+            map("entries")?.map(|m| m.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)).transpose()?;
+        let is_foreign = |map: &MapHandle, key: &[u8]| {
+            map.lookup(key, MapFlags::ANY).is_ok_and(|value| value.is_some_and(|v| v.contains(&LISTENS_FOREIGN)))
+        };
+        Ok(Holdings {
+            entries: counted.flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?))),
+            legs: map("legs")?.map_or(0, |legs| legs.keys().count()),
+            foreign: map("listeners")?.map_or(0, |all| all.keys().filter(|key| is_foreign(&all, key)).count()),
+        })
+    }
+}
+
 /// Removes what is provably dead: folders that no process owns, and whose links are all detached, for their devices are gone, as
-/// with a network namespace; no packet comes to what is pinned there. What was removed.
+/// with a network namespace; no packet comes to what is pinned there. And those of another version that hold nothing, in any
+/// namespace. What was removed.
 pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
     let folders = match fs::read_dir(ALL) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -174,20 +238,25 @@ pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
 }
 
 fn is_dead(path: &Path) -> io::Result<Option<Owned>> {
-    if has_device(path)? || !is_free_of_old(path)? {
+    let is_of_use = || Ok::<_, io::Error>(has_device(path)? && !is_outdated(path)?);
+    if is_of_use()? || !is_free_of_old(path)? {
         return Ok(None);
     }
     let Ok(owned) = Owned::take(path) else { return Ok(None) };
-    Ok((!has_device(path)?).then_some(owned))
+    Ok((!is_of_use()?).then_some(owned))
+}
+
+/// Is it of another version, and empty?
+fn is_outdated(path: &Path) -> io::Result<bool> {
+    let version = abi_value(path)?.map_or(0, |value| version_in(&value));
+    Ok(![0, ABI_VERSION].contains(&version) && Holdings::of(path)? == Holdings::default())
 }
 
 /// Is anything that is pinned there attached to a device?
 fn has_device(path: &Path) -> io::Result<bool> {
     for pin in fs::read_dir(path)? {
         let pin = pin?.path();
-        let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_link = Hook::ALL.iter().any(|hook| name.starts_with(&format!("{}-", hook.name())));
-        if is_link && attached_program(open(&pin)?.as_fd())?.is_some() {
+        if Hook::is_of(&pin) && attached_program(open(&pin)?.as_fd())?.is_some() {
             return Ok(true);
         }
     }

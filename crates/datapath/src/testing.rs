@@ -2,10 +2,8 @@
 //! layout that both sides share, and at what the programs ask of a kernel. A program has no use for this.
 
 use crate::{
-    Datapath, SwitchError, Tuple, abi,
-    attach::Hook,
+    Datapath, SwitchError, Tuple, abi, attach,
     maps::{bytes_of, errno, from_bytes, sum_of},
-    pins::{self, checked},
     switch::bare,
 };
 use libbpf_rs::{
@@ -78,16 +76,7 @@ fn io_error(e: libbpf_rs::Error) -> io::Error {
 
 /// Detaches all programs, as anybody with the right to do so may; their links stay pinned.
 pub fn detach(d: &Datapath) -> io::Result<()> {
-    for entry in fs::read_dir(d.pin())? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if Hook::ALL.iter().any(|hook| name.starts_with(hook.name())) {
-            let link = pins::open(&path)?;
-            // SAFETY: the descriptor is open.
-            checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) })?;
-        }
-    }
-    Ok(())
+    fs::read_dir(d.pin())?.try_for_each(|entry| attach::detach(&entry?.path()))
 }
 
 /// Stops the flow of two legs as [`Datapath::recreate`] does first, for new sockets, once it is idle for an instant.

@@ -123,6 +123,51 @@ fn a_version_that_does_not_say_whose_it_is_is_refused() {
     });
 }
 
+#[test]
+fn another_version_that_holds_nothing_is_removed() {
+    let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-empty-{}", std::process::id()));
+    let open = |max_flows| Datapath::open(&Options { max_flows, pin: Some(pin.clone()), ..Options::default() });
+    Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
+        let d = open(64).expect("open");
+        d.expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
+        testing::put_version(&pin, 1000).expect("pinned");
+        drop(d);
+        let refused = open(64).err().expect("something would be lost").to_string();
+        assert!(refused.contains("1 path entries, 1 records of connections and 0 transparent listeners"), "{refused}");
+        testing::put_version(&pin, longsplice_datapath::ABI_VERSION).expect("pinned");
+        let d = open(64).expect("open");
+        d.forget(&tuple(false, 1));
+        testing::put_version(&pin, 1000).expect("pinned");
+        drop(d);
+        let d = open(256).expect("nothing is lost");
+        assert_eq!(d.max_flows(), 256, "new tables");
+        d.remove().expect("what was pinned is removed");
+    });
+}
+
+#[test]
+fn another_version_that_holds_nothing_is_removed_from_any_namespace() {
+    let open = || Datapath::open(&Options { max_flows: 64, ..Options::default() }).expect("open");
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let leave = |holds: bool| {
+        lab.forwarder.run(|| {
+            let d = open();
+            if holds {
+                d.expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
+            } else {
+                d.forget(&tuple(false, 1));
+            }
+            testing::put_version(d.pin(), 1000).expect("pinned");
+            d.pin().to_owned()
+        })
+    };
+    let path = leave(true);
+    assert!(!longsplice_datapath::remove_dead().expect("looked").contains(&path) && path.exists());
+    testing::put_version(&path, longsplice_datapath::ABI_VERSION).expect("pinned");
+    assert_eq!(leave(false), path);
+    assert!(longsplice_datapath::remove_dead().expect("looked").contains(&path) && !path.exists());
+}
+
 /// It had made tables of another size, and not said yet what they are.
 #[test]
 fn a_process_that_died_while_it_opened_is_no_obstacle() {
