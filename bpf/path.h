@@ -358,6 +358,20 @@ INLINE int path_in_window(union path_word w, const struct path *rev, const struc
 	       (__s32)(expected - end) <= (__s32)path_reach(rev) + 1; /* one below: a keep-alive (RFC 9293, 3.8.4) */
 }
 
+/* The number that a reset goes on with, as its sender counts. The receiver ignores one beyond its window, and it may have lost what
+ * its sender had sent up to there; that its window is at least `room` is certain. One that is in order goes to where the receiver
+ * is; any other to the edge, for the receiver to ask. */
+INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
+{
+	union path_acked a = path_acked(rev);
+	__u32 code = (a.via & VIA_ROOM) >> VIA_ROOM_SHIFT, expected = a.max_ack + rev->ack_add;
+	__u32 room = code ? room_of(code - 1) << (a.scales & 15) : 0;
+
+	if ((__s32)(seq - expected) <= (__s32)room)
+		return seq;
+	return in_order ? expected : room ? expected + room : seq;
+}
+
 /* The first proof: the next segment in order. The short way knows no other. */
 INLINE int path_is_next(const struct path *p, union path_word w, const struct seg *s)
 {

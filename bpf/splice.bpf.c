@@ -82,30 +82,24 @@ static __always_inline int begin_anew(const struct tuple *t)
 	return RETRY;
 }
 
-/* A RST that is not in order while the flow is switching. If it lies in the window, its sender is asked (RFC 5961, 3.2): by the
- * socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted. */
-static __always_inline int unproven_reset(struct __sk_buff *skb, struct scratch *sc, struct leg *l)
+static __always_inline int ask_for_reset(struct __sk_buff *skb, struct scratch *sc, struct leg *l)
 {
-	__u32 at = sc->s.seq;
 	struct leg *o;
+	int known;
 
-	if (after(at, l->edge_out) || before(at, l->ack_out))
+	bpf_spin_lock(&l->lock);
+	known = unproven_reset(l, &sc->s, &sc->p);
+	bpf_spin_unlock(&l->lock);
+	if (!known)
 		return drop(V_BAD_RST);
 	count(V_RST_UNPROVEN);
-	sc->s.len = 0; /* a message in it is of no use to anybody (RFC 9293, 3.10.7.4) */
-	sc->p.l.keep = sc->p.f.keep = 0;
-	sc->p.l.flags = sc->p.f.flags = sc->s.flags;
-	if (l->phase_in != PHASE_FWD || l->phase_out != PHASE_FWD) {
-		edit_for_local(l, &sc->s, &sc->p, 1);
+	sc->s.len = 0;
+	if (sc->p.local)
 		return emit_local(skb, 0);
-	}
 	o = bpf_map_lookup_elem(&legs, &sc->other);
 	if (!o || sc->ttl <= 1)
 		return drop(V_NO_PEER);
-	sc->p.f.seq = at + l->seq_off;
-	sc->p.f.ack = o->ack_out;
-	sc->p.f.win = 0;
-	sc->p.f.strip_ts = sc->p.f.strip_sack = 1;
+	ask_other(o, &sc->p);
 	next_hop(sc, o);
 	return emit_forward(skb, 0);
 }
@@ -134,13 +128,15 @@ __noinline int slow_special(struct __sk_buff *skb)
 		return begin_anew(&sc->t);
 	if (control) { /* the socket's affair */
 		bpf_spin_lock(&l->lock);
-		edit_for_local(l, &sc->s, p, 1);
-		if (rst_in_order(l, &sc->s) && sc->s.flags & TH_RST)
-			l->flags |= LEG_RESET | LEG_RESET_IN;
+		if (sc->s.flags & TH_RST) {
+			reset_for_local(l, &sc->s, p);
+		} else {
+			edit_for_local(l, &sc->s, p, 1);
+			p->l.keep = sc->s.len;
+			p->l.flags = sc->s.flags;
+		}
 		bpf_spin_unlock(&l->lock);
-		p->l.keep = sc->s.len;
-		p->l.flags = sc->s.flags;
-		if (!untouched(l))
+		if (!untouched(l) || p->l.seq != sc->s.seq)
 			return emit_local(skb, 0);
 		count(V_LOCAL);
 		return TCX_NEXT;
@@ -150,7 +146,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (is_over(l))
 		return drop(V_BAD_RST);
 	if (!rst_in_order(l, &sc->s))
-		return unproven_reset(skb, sc, l);
+		return ask_for_reset(skb, sc, l);
 	o = bpf_map_lookup_elem(&legs, &sc->other);
 	if (!o)
 		return drop(V_NO_PEER);
@@ -199,8 +195,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	p = &sc->p;
 	l = bpf_map_lookup_elem(&legs, &sc->t);
-	if (!l) /* released, and just being recreated: the kernel must not answer that there is no socket */
-		return drop(V_NO_PEER);
+	/* Released, and just being recreated: the kernel must not answer that there is no socket. It has to if the entry has gone as
+	 * well since it was read: the flow is over. */
+	if (!l)
+		return find_path(&sc->t) ? drop(V_NO_PEER) : TCX_NEXT;
 	sc->foreign = !!(l->flags & LEG_FOREIGN);
 	if (l->flags & LEG_SYN) {
 		struct syn_options opt = {};
@@ -360,6 +358,9 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *sc, struct path *p, struct path *rev,
 					union path_word w)
 {
+	struct leg *l;
+	int in_order;
+
 	if (sc->s.flags & TH_SYN) {
 		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
 			remove_path(&sc->other, bpf_ktime_get_coarse_ns()); /* or its late segments would join the new connection */
@@ -368,17 +369,21 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 		return challenge(skb, sc, p, rev, w);
 	}
 	/* the next in order as the receiver or as the sender has it */
-	if (sc->s.seq == path_expected(rev) || sc->s.seq == w.end) {
+	in_order = sc->s.seq == path_expected(rev) || sc->s.seq == w.end;
+	if (in_order) {
 		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | PATH_RST) << 48);
 		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
 		count(V_RST);
 		tell(&sc->t, EVENT_RESET);
-		return 0;
+	} else {
+		/* What its sender had sent last may not have come here. The receiver asks it (RFC 5961, 3.2), and its answer is in
+		 * order. Before the splice the sender may have been promised more than the receiver has room for. */
+		l = bpf_map_lookup_elem(&legs, &sc->t);
+		if (!path_in_window(w, rev, &sc->s) && (!l || before(sc->s.seq, w.end) || after(sc->s.seq, l->edge_out)))
+			return drop(V_BAD_RST);
+		count(V_RST_UNPROVEN);
 	}
-	/* What its sender had sent last may not have come here. The receiver asks it (RFC 5961, 3.2), and its answer is in order. */
-	if (!path_in_window(w, rev, &sc->s))
-		return drop(V_BAD_RST);
-	count(V_RST_UNPROVEN);
+	sc->s.seq = path_reset_at(rev, sc->s.seq, in_order);
 	return 0;
 }
 
@@ -393,10 +398,13 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 
 	if (!v)
 		return drop(V_NO_PEER);
-	if (w.flags & PATH_DEAD) { /* no socket: the kernel answers with RST */
+	if (w.flags & PATH_DEAD) {
 		if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN)
 			return begin_anew(&sc->t);
-		return TCX_NEXT;
+		/* The receiver of the reset may have been ahead of it, and ignored it. It is told again when it speaks: by the kernel,
+		 * which has no socket, or as long as there is a parked one, which would swallow this, by the host that has reset. */
+		if (!has_live_socket(skb, sc))
+			return TCX_NEXT;
 	}
 	/* the leg where it goes out */
 	if (remote6) {

@@ -310,6 +310,51 @@ INLINE int is_switching(const struct leg *l)
 	return l->phase_in | l->phase_out || l->flags & LEG_AHEAD;
 }
 
+/* In control mode a reset is the socket's affair. One in order counts: the socket gets it with the number that it has acknowledged,
+ * for it may lack what came before, and would take nothing beyond its window. Windows shrink in an unsplice, and the host may have
+ * used the larger one: what lies beyond the edge of today comes at that edge, for the socket to ask the host (RFC 5961, 3.2). */
+INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
+{
+	__u32 edge = edge_local(l), seq = s->seq;
+
+	edit_for_local(l, s, p, 1);
+	p->l.keep = s->len;
+	p->l.flags = s->flags;
+	if (rst_in_order(l, s)) {
+		l->flags |= LEG_RESET | LEG_RESET_IN;
+		seq = l->ack_local;
+	} else if (after(seq, edge) && !after(seq, l->edge_out) && edge != l->ack_local) {
+		seq = edge;
+	}
+	p->l.seq = seq - l->shim_in;
+}
+
+/* A RST that is not in order while the flow is switching moves nothing. If it lies in the window, its sender is asked (RFC 5961,
+ * 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted. Returns 0 if it
+ * does not. */
+INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
+{
+	if (after(s->seq, l->edge_out) || before(s->seq, l->ack_out))
+		return 0;
+	reset_for_local(l, s, p);
+	p->fwd = l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD;
+	p->local = !p->fwd;
+	p->l.keep = p->f.keep = 0; /* a message in it is of no use to anybody (RFC 9293, 3.10.7.4) */
+	p->f.flags = s->flags;
+	p->f.seq = s->seq + l->seq_off;
+	p->f.win = p->f.urg = 0;
+	p->f.strip_ts = p->f.strip_sack = 1;
+	return 1;
+}
+
+/* The other host, if it is its turn: beyond its window it would not ask. */
+INLINE void ask_other(const struct leg *o, struct plan *p)
+{
+	if (after(p->f.seq, o->edge_in) && o->edge_in != o->ack_in)
+		p->f.seq = o->edge_in;
+	p->f.ack = o->ack_out;
+}
+
 /* A reset while the flow is switching goes to both: the socket may be gone. Under the lock of the leg it came in on ... */
 INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
@@ -578,7 +623,8 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		l->ack_local = ack;
 		l->win_local = win;
 	}
-	if (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD)
+	/* Before the commit a reset may end the flow: then its host hears of it from the socket, too. */
+	if (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD && !(l->flags & LEG_RESET && s->flags & TH_RST))
 		return 0;
 	e->keep = s->len;
 	e->flags = s->flags;

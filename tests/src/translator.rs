@@ -138,6 +138,11 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         }
         d.dead |= proven;
         reverse.dead |= proven;
+        // beyond its window the receiver would ignore it, in the window it asks
+        let sure = steps().take_while(|&s| s < reverse.room).last().unwrap_or(0) << reverse.scale_in;
+        if distance(p.seq, expected) > sure.into() && (proven || sure > 0) {
+            p.seq = if proven { expected } else { expected.wrapping_add(sure) };
+        }
     } else {
         // a bare acknowledgement may stand beyond data that were lost
         let known = d.fin;

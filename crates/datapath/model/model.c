@@ -103,15 +103,19 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	if (!(w.flags & PATH_SPLICED))
 		return 0;
 	if (s->flags & TH_RST) {
-		if (s->seq == path_expected(rev) || s->seq == w.end) {
+		int in_order = s->seq == path_expected(rev) || s->seq == w.end;
+		struct seg at = *s;
+
+		if (in_order) {
 			p->word.flags |= PATH_DEAD;
 			rev->word.flags |= PATH_DEAD;
 			out->events |= 1 << EVENT_RESET;
-		} else if (!path_in_window(w, rev, s)) {
+		} else if (!path_in_window(w, rev, s) && (before(s->seq, w.end) || after(s->seq, m->leg[i].edge_out))) {
 			out->dropped = V_BAD_RST;
 			return 1;
 		}
-		path_edit(p, w, s, &out->f);
+		at.seq = path_reset_at(rev, s->seq, in_order);
+		path_edit(p, w, &at, &out->f);
 		out->fwd = 1;
 		return 1;
 	}
@@ -143,25 +147,6 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	path_edit(p, w, s, &out->f);
 	out->fwd = 1;
 	return 1;
-}
-
-static void as_shimmed(const struct leg *l, const struct seg *s, struct model_out *out)
-{
-	struct edit *e = &out->l;
-
-	memset(e, 0, sizeof(*e));
-	e->seq = s->seq - l->shim_in;
-	e->ack = s->ack - l->shim_out;
-	e->tsval = s->tsval;
-	e->tsecr = s->tsecr - l->shim_ts;
-	e->win = s->win;
-	e->urg = s->urg;
-	e->flags = s->flags;
-	e->keep = s->len;
-	e->sack_add = -l->shim_out;
-	e->sack_lo = s->ack - FAR;
-	e->sack_hi = s->ack + FAR;
-	out->local = 1;
 }
 
 static void ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
@@ -196,14 +181,22 @@ again:
 		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 		int in_order = rst_in_order(l, s);
 
-		if (!control && (!in_order || is_over(l))) { /* here nobody is asked, as if it were lost */
+		if (control) {
+			reset_for_local(l, s, &p);
+			out->local = 1;
+			out->l = p.l;
+			return;
+		}
+		if (is_over(l) || (!in_order && !unproven_reset(l, s, &p))) {
 			out->dropped = V_BAD_RST;
 			return;
 		}
-		if (control) {
-			if (in_order)
-				l->flags |= LEG_RESET | LEG_RESET_IN;
-			as_shimmed(l, s, out);
+		if (!in_order) {
+			ask_other(o, &p);
+			out->local = p.local;
+			out->fwd = p.fwd;
+			out->l = p.l;
+			out->f = p.f;
 			return;
 		}
 		bpf_spin_lock(&l->lock);

@@ -7,6 +7,7 @@ mod layout;
 mod race;
 mod random;
 mod refused;
+mod resets;
 mod sockets;
 mod table;
 mod tap;
@@ -489,6 +490,13 @@ const CASES: &[Case] = &[
             (p.flags, p.payload) = (flag::RST, vec![]);
             p.seq -= 1000;
         },
+    ),
+    ("RST in order, and within the window", |f| f.up.end += 700 << 7, |p| (p.flags, p.payload) = (flag::RST, vec![])),
+    ("RST in order, beyond the window", |f| f.up.end += 1100 << 7, |p| (p.flags, p.payload) = (flag::RST, vec![])),
+    (
+        "RST in order, beyond a window that is closed",
+        |f| (f.up.end, f.down.room) = (f.up.end + 700, 0),
+        |p| (p.flags, p.payload) = (flag::RST, vec![]),
     ),
     ("RST out of order", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + 1)),
     ("dead flow", |f| f.up.dead = true, |_| ()),

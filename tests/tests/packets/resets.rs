@@ -1,0 +1,92 @@
+//! Resets that would not be heard: whoever gets one must be able to take it, or to ask for it.
+
+use super::*;
+use longsplice_datapath::LegFlags;
+use std::net::{TcpListener, TcpStream};
+
+/// What comes in order is given to the socket in order, for it may have dropped what came before; what lies beyond the window
+/// of today, but within one that the host was promised, is given to it in its window, so that it asks.
+#[test]
+fn a_reset_reaches_the_socket_where_it_expects_one() {
+    bench(64, |b| {
+        for v6 in [[false, false], [true, true]] {
+            for shim in [[0; 3], [100_000, 0u32.wrapping_sub(3000), 500]] {
+                let f = Flow::new(v6);
+                let mut leg = control_leg(&f, b, shim);
+                let acked = f.up.end - 3000;
+                (leg.ack_local, leg.ack_out, leg.win_local) = (acked, acked, 2000);
+                (leg.win_out, leg.edge_out) = (2000, f.up.end + 100_000);
+                let (edge, promised) = (acked + 2000, leg.edge_out);
+                for (seq, want, reset) in [
+                    (acked, acked, true),
+                    (f.up.end, acked, true),
+                    (acked + 1, acked + 1, false),
+                    (edge, edge, false),
+                    (edge + 1, edge, false),
+                    (promised, edge, false),
+                    (promised + 1, promised + 1, false),
+                    (acked - 1, acked - 1, false),
+                ] {
+                    testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+                    let mut p = f.next(0);
+                    (p.seq, p.flags) = (seq, flag::RST);
+                    let o = b.ingress(&p.frame());
+                    assert_eq!(o.code, NEXT);
+                    let out = verify(&o.frame).expect("checksums");
+                    let case = format!("{v6:?} {shim:?} {}", seq.wrapping_sub(acked).cast_signed());
+                    assert_eq!((out.seq, out.flags), (want.wrapping_sub(shim[0]), flag::RST), "{case}");
+                    let flags = b.datapath.leg(&f.client).expect("leg").flags;
+                    assert_eq!(flags & LegFlags::RESET != 0, reset, "{case}");
+                }
+            }
+        }
+    });
+}
+
+/// Both directions have drained, and the host was reset before the commit: what its socket says, or the kernel for it, is exact.
+#[test]
+fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
+    bench(64, |b| {
+        let f = Flow::new([false, false]);
+        let mut leg = control_leg(&f, b, [0; 3]);
+        (leg.phase_in, leg.phase_out) = (FWD, FWD);
+        let heard = f.up.max_ack + 700;
+        (leg.max_out, leg.ack_in) = (heard, heard);
+        for (reset, flags, want) in
+            [(true, flag::RST | flag::ACK, true), (true, flag::ACK, false), (false, flag::RST | flag::ACK, false)]
+        {
+            leg.flags = (leg.flags & !LegFlags::RESET) | if reset { LegFlags::RESET } else { 0 };
+            testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+            let mut p = Packet::new(f.client.local, f.client.remote);
+            (p.seq, p.ack, p.flags) = (f.up.max_ack, f.up.end, flags);
+            let o = b.run(true, &p.frame(), TestContext::default());
+            assert_eq!(o.code == NEXT, want, "{reset} {flags:x}");
+            if want {
+                assert_eq!(verify(&o.frame).map(|p| p.seq), Ok(heard));
+            }
+        }
+    });
+}
+
+/// A reset has passed, and its receiver was ahead of it. Its answer must not end in a parked socket.
+#[test]
+fn a_dead_flow_is_forwarded_while_its_socket_is_parked() {
+    bench(64, |b| {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).expect("listen");
+            let socket = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+            let mut f = Flow::new([at.starts_with('['); 2]);
+            (f.client.remote, f.client.local) =
+                (socket.peer_addr().expect("peer"), socket.local_addr().expect("address"));
+            (f.down.out_from, f.down.out_to) = (f.client.local, f.client.remote);
+            f.up.dead = true;
+            f.install(b, 0);
+            let p = f.next(0);
+            let speaks = || b.ingress(&p.frame()).verdicts;
+            assert_eq!(speaks(), ["forwarded"], "{at}");
+            drop((socket, listener));
+            // the other end is still in a queue that nobody has: closed with a reset
+            assert_eq!(speaks(), [""; 0], "{at}");
+        }
+    });
+}
