@@ -2,13 +2,13 @@
 
 use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
-    attach::{attach_all, detach, wanted_devices, wanted_peers},
+    attach::{attach_all, wanted_devices, wanted_peers},
     devices::Links,
     held::{Held, Mended},
     load::{Kept, OLDEST, kernel_release, load, tested_kernels},
     maps::{Maps, errno, from_bytes},
     pages::{PATHS4, PATHS6, fill},
-    pins::{Holdings, Owned, abi_value, default_pin, refuse_others, version_in},
+    pins::{Holdings, Owned, abi_value, default_pin, detach_all, refuse_others, version_in},
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
     switch::Hop,
@@ -580,16 +580,11 @@ fn remove_unfinished(pin: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Empties the folder, which is locked itself: whatever was pinned is detached and freed. What is removed alone is attached for
-/// some time yet.
+/// Empties the folder, which is locked itself: whatever was pinned is detached and freed.
 fn clear(pin: &Path) -> Result<(), OpenError> {
-    let remove = |path: PathBuf| {
-        detach(&path)?;
-        fs::remove_file(path)
-    };
-    fs::read_dir(pin)
-        .and_then(|mut all| all.try_for_each(|entry| remove(entry?.path())))
-        .map_err(|source| OpenError::Kernel { what: "remove pinned maps and links", source })
+    detach_all(pin);
+    let empty = || fs::read_dir(pin)?.try_for_each(|entry| fs::remove_file(entry?.path()));
+    empty().map_err(|source| OpenError::Kernel { what: "remove pinned maps and links", source })
 }
 
 /// For how many flows the pinned maps were made.

@@ -5,7 +5,7 @@
 
 use crate::{
     ABI_VERSION, OpenError, abi,
-    attach::{Hook, attached_program, attached_programs},
+    attach::{Hook, attached_program, attached_programs, detach},
     kernel::kernel,
     maps::io_error,
 };
@@ -115,7 +115,19 @@ impl Owned {
 
     /// Removes it with all that is pinned there: what nobody else holds is detached and freed. One that took its place stays.
     pub fn remove(&self) -> io::Result<()> {
-        if self.is_there() { fs::remove_dir_all(&self.path) } else { Ok(()) }
+        if !self.is_there() {
+            return Ok(());
+        }
+        detach_all(&self.path);
+        fs::remove_dir_all(&self.path)
+    }
+}
+
+/// At once: what only loses its last pin is attached for a moment yet, and whoever opens a data path meanwhile would meet it. So it
+/// is no loss if this fails.
+pub(crate) fn detach_all(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let _ = detach(&entry.path());
     }
 }
 

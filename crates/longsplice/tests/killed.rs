@@ -14,8 +14,8 @@ use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use serde_json::{Value, json};
 use std::{
     collections::{HashMap, HashSet},
-    io::{BufRead, BufReader, Write},
-    net::{SocketAddr, TcpListener},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::unix::net::UnixStream,
     process::Command,
     thread,
@@ -458,6 +458,71 @@ fn needs_root_and_bpf_more_than_a_window_between_commit_and_take_over() {
         second.signal(Signal::SIGTERM);
         assert!(second.wait().success(), "{}", second.messages());
         round.nothing_left();
+    }
+}
+
+/// A body passes to its end, as it would have; what comes then is nobody's to forward, and both hosts are told.
+#[test]
+fn needs_root_and_bpf_killed_in_the_midst_of_a_body() {
+    const BODY: usize = 6_000_000;
+    const PIECE: usize = 100_000;
+    for (seed, late) in [(600, false), (601, true)] {
+        let round = Round::new(seed);
+        let (front, server) = (round.front(3128), SERVER.port(round.family, PORT));
+        let http =
+            || Running::start(round.lab.forwarder.command(LONGSPLICE), None, &["--http", &front.to_string()], &[]);
+        let mut first = http();
+        let body = move || (0..BODY).step_by(PIECE).map(move |at| pattern_at(seed, at, PIECE));
+        let listener = round.lab.server.run(|| TcpListener::bind(server).unwrap());
+        let serving = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            read_head(&mut stream);
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
+            for piece in body() {
+                stream.write_all(&piece).unwrap();
+                thread::sleep(Duration::from_millis(30));
+            }
+            stream.read(&mut [0]).map_err(|e| e.kind())
+        });
+        let mut client = round.lab.client.run(|| connect(front));
+        client.set_read_timeout(Some(DEADLINE)).unwrap();
+        write!(client, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\n\r\n").unwrap();
+        read_head(&mut client);
+        let mut second = None;
+        for (n, piece) in body().enumerate() {
+            let mut got = vec![0; PIECE];
+            client.read_exact(&mut got).unwrap();
+            assert!(got == piece, "piece {n} is another one");
+            if n == 10 {
+                eventually("spliced", || (only_flow(&first)?["state"] == "spliced").then_some(()));
+                first.kill();
+                second = (!late).then(http);
+            }
+        }
+        let mut second = second.unwrap_or_else(http);
+        let over = |end: Result<usize, ErrorKind>| matches!(end, Ok(0) | Err(ErrorKind::ConnectionReset));
+        let ends = [client.read(&mut [0]).map_err(|e| e.kind()), serving.join().unwrap()];
+        assert!(ends.into_iter().all(over), "{ends:?} {}", second.client(&["counters"]));
+        eventually("it is not listed any more", || only_flow(&second).is_none().then_some(()));
+        second.signal(Signal::SIGTERM);
+        assert!(second.wait().success(), "{}", second.messages());
+    }
+}
+
+fn pattern_at(seed: u64, at: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    pattern::fill(seed, at as u64, &mut bytes);
+    bytes
+}
+
+/// Up to its empty line, and no further.
+fn read_head(stream: &mut TcpStream) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
     }
 }
 
