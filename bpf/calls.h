@@ -149,33 +149,74 @@ int switch_flow(struct switch_call *ctx)
 	return 0;
 }
 
-/* The record of a connection that user space is about to open. */
-static __noinline int await_answer(const struct tuple *t, __u32 flags)
+/* Was the leg never in a switch? Its host and its socket speak the same numbers then, and do without us. But for foreign ones, of
+ * which no segment would find the socket. */
+static __always_inline int is_spare(const struct leg *l)
 {
-	struct leg l = { .flags = LEG_SYN | flags };
-
-	return bpf_map_update_elem(&legs, t, &l, BPF_ANY);
+	return !(l->flags & (LEG_PAIRED | LEG_FOREIGN));
 }
 
 /* A port may have been used for a new connection since. */
-static __noinline int has_ended(const struct tuple *t)
+static __noinline int may_go(const struct path_args *args, const struct tuple *t)
 {
+	struct leg *l = bpf_map_lookup_elem(&legs, t);
 	struct path *p = find_path(t);
-	struct leg *l;
 
+	if (args->op == PATH_REMOVE)
+		return 1;
 	if (p && p->word.flags & PATH_SPLICED)
-		return p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
-	l = bpf_map_lookup_elem(&legs, t);
-	return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT);
+		return args->op == PATH_CLEAR && p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
+	if (args->op == PATH_CLEAR)
+		return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT);
+	if (args->op == PATH_RETURN)
+		return !l || is_spare(l);
+	if (!l || !args->leg_flags)
+		return !l && !args->leg_flags;
+	return l->irs == args->irs && l->iss == args->iss;
 }
 
-static __always_inline int forget(struct tuple *t, int live_too)
+static __noinline int forget(const struct tuple *t)
 {
-	if (!live_too && !has_ended(t))
-		return 1;
 	remove_path(t, bpf_ktime_get_ns());
-	bpf_map_delete_elem(&legs, t);
+	return bpf_map_delete_elem(&legs, t);
+}
+
+static __always_inline int forget_if_may(const struct path_args *args, const struct tuple *t)
+{
+	if (!may_go(args, t))
+		return 1;
+	forget(t);
 	return 0;
+}
+
+/* The record of a connection that user space is about to open. */
+static __noinline int await_answer(const struct path_args *args, __u64 now)
+{
+	struct leg l = { .flags = LEG_SYN | args->leg_flags, .seen = now };
+
+	return bpf_map_update_elem(&legs, &args->key, &l, BPF_ANY);
+}
+
+/* The same with its path entry, on behalf of another leg perhaps. Without room that one gives its own back: alone it cannot be
+ * spliced, and keeps others from it. */
+static __noinline int add(struct path_args *args)
+{
+	struct leg *client = bpf_map_lookup_elem(&legs, &args->other);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (args->other.lport && !client)
+		return 2;
+	args->mss = client ? client->mss_in : 0;
+	if (!insert_path(&args->key, now)) {
+		if (!await_answer(args, now))
+			return 0;
+		forget(&args->key);
+	}
+	count(V_TABLE_FULL);
+	if (!client || !is_spare(client))
+		return -1;
+	forget(&args->other);
+	return -2;
 }
 
 /* The reader of the copies is gone, with the process that it was in. */
@@ -207,7 +248,7 @@ static __always_inline int next_key(struct path_args *args)
 	int i, r;
 
 	bpf_for(i, 0, SLOTS_AT_ONCE) {
-		r = key_of_slot(args->slot, &args->key);
+		r = key_of_slot(args->slot, &args->key, args->op == PATH_IDLE);
 		if (r < 0)
 			return r;
 		args->slot++;
@@ -215,6 +256,20 @@ static __always_inline int next_key(struct path_args *args)
 			return 0;
 	}
 	return 1;
+}
+
+/* What the leg's record says of itself; nothing, if there is none. Is it in control mode? */
+static __always_inline int describe(struct path_args *args)
+{
+	struct leg *l = bpf_map_lookup_elem(&legs, &args->key);
+
+	if (!l)
+		return 1;
+	args->leg_flags = l->flags;
+	args->irs = l->irs;
+	args->iss = l->iss;
+	args->ifindex = l->ifindex;
+	return l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 }
 
 /* The entry as it is or, for PATH_PUT, as it is to be. A frame of its own, as above. */
@@ -247,36 +302,31 @@ int path_entry(struct path_args *ctx)
 	struct path_args args = *ctx;
 	int found;
 
-	if (args.op == PATH_NEXT) {
+	if (args.op == PATH_NEXT || args.op == PATH_IDLE) {
 		args.result = next_key(&args);
 		if (args.result)
 			goto out;
 	}
-	found = !!find_path(&args.key);
-	args.result = !found;
-	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR) {
-		args.result = forget(&args.key, args.op == PATH_REMOVE);
-		if (args.other.lport)
-			args.result |= forget(&args.other, args.op == PATH_REMOVE) << 1;
+	if (args.op == PATH_IDLE) {
+		args.result = !describe(&args);
 		goto out;
 	}
+	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR || args.op == PATH_SWEEP || args.op == PATH_RETURN) {
+		args.result = forget_if_may(&args, &args.key);
+		if (args.other.lport)
+			args.result |= forget_if_may(&args, &args.other) << 1;
+		goto out;
+	}
+	found = !!find_path(&args.key);
+	args.result = !found;
 	if (args.op == PATH_UNTAP)
 		untap(&args.key);
 	else if (args.op == PATH_UNSEEN)
 		mistrust(&args.key);
-	else if (args.op == PATH_ADD && found)
-		args.result = 1;
-	else if (!found && args.op != PATH_GET && args.op != PATH_NEXT)
+	else if (args.op == PATH_ADD)
+		args.result = found ? 1 : add(&args);
+	else if (!found && args.op == PATH_PUT)
 		args.result = insert_path(&args.key, bpf_ktime_get_ns());
-	if (args.op == PATH_ADD && !args.result) {
-		struct leg *client = bpf_map_lookup_elem(&legs, &args.other);
-
-		args.mss = client ? client->mss_in : 0;
-		if (await_answer(&args.key, args.leg_flags)) {
-			forget(&args.key, 1);
-			args.result = -1;
-		}
-	}
 	if (args.result < 0)
 		goto out;
 	if (args.op == PATH_GET && args.other.lport) {

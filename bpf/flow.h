@@ -326,20 +326,27 @@ enum path_op {
 	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
 	PATH_CLEAR = 5,  /* the same, unless the port has been used for a new connection since, which lives */
 	PATH_UNTAP = 6,  /* no more copies; of the leg's record, too */
-	PATH_UNSEEN = 8, /* segments have passed that the data path has not seen: of the leg's record alone */
 	PATH_NEXT = 7,   /* the first entry from slot number `slot` on, which becomes the one behind it */
+	PATH_UNSEEN = 8, /* segments have passed that the data path has not seen: of the leg's record alone */
+	PATH_IDLE = 9,   /* as PATH_NEXT, of those that are in control mode, and what the leg's record says */
+	PATH_SWEEP = 10, /* as PATH_REMOVE, if all is still as PATH_IDLE has found it, and not in forwarding mode */
+	PATH_RETURN = 11, /* as PATH_REMOVE, for legs that were never in a switch: their sockets go on without */
 };
 
 /* User space's way to one path entry. */
 struct path_args {
 	enum path_op op;
-	__s32 result; /* 0; -1 no place; PATH_GET: 1 there is none, or not both; PATH_ADD: 1 there is one;
-	               * PATH_CLEAR: 1 key stays, 2 other stays, or both; PATH_NEXT: 1 none yet, -1 there are no more */
+	__s32 result; /* 0; -1 no place; PATH_GET: 1 there is none, or not both; PATH_CLEAR, PATH_SWEEP, PATH_RETURN: 1 key stays,
+	               * 2 other stays, or both; PATH_NEXT, PATH_IDLE: 1 none yet, -1 there are no more; PATH_ADD: 1 there is one,
+	               * 2 `other` is not tracked, -2 no place, and `other` has given its own back */
 	struct tuple key;
-	struct tuple other; /* PATH_ADD: the leg on whose behalf; PATH_GET: its entry is wanted as well, unless it is all zero */
-	__u32 mss;          /* PATH_ADD: out: announced by its host; 0: it is not tracked */
-	__u32 leg_flags;    /* PATH_ADD: of the record, besides LEG_SYN */
-	__u64 slot;         /* PATH_NEXT */
+	struct tuple other; /* PATH_ADD: the leg on whose behalf; PATH_GET: its entry is wanted as well; nobody's if all zero */
+	__u32 mss;          /* PATH_ADD: out: announced by its host */
+	__u32 leg_flags;    /* PATH_ADD: of the record, besides LEG_SYN; PATH_IDLE: out: of the record, 0: there is none */
+	__u32 irs, iss;     /* PATH_IDLE: out: of the record. No other connection of the same addresses has both */
+	__u32 ifindex;      /* PATH_IDLE: out: of the record */
+	__u32 fill;
+	__u64 slot;         /* PATH_NEXT, PATH_IDLE */
 	struct path6 p; /* without `remote` if the key is IPv4 */
 	struct path p_other; /* PATH_GET: the one of `other` */
 };

@@ -291,9 +291,9 @@ static __noinline struct path *find_path(const struct tuple *t)
 	return p ? &p->p : NULL;
 }
 
-/* The key in the slot of that number: those of paths4, page by page, and then those of paths6. 0; 1: there is none; -1: there
- * is no such slot. */
-__noinline int key_of_slot(__u64 number, struct tuple *key)
+/* The key in the slot of that number: those of paths4, page by page, and then those of paths6. 0; 1: there is none, or it is in
+ * forwarding mode, and `idle` ones are wanted; -1: there is no such slot. */
+__noinline int key_of_slot(__u64 number, struct tuple *key, __u32 idle)
 {
 	__u64 all4 = (__u64)pages4 * SLOTS4;
 	struct place p = { NULL, SLOTS4, sizeof(struct slot4) };
@@ -305,7 +305,7 @@ __noinline int key_of_slot(__u64 number, struct tuple *key)
 
 		p.page = page_at(&paths4, number / SLOTS4);
 		s = slot_at(p, number % SLOTS4);
-		if (!s || s->state != SLOT_TAKEN)
+		if (!s || s->state != SLOT_TAKEN || (idle && s->p.p.word.flags & PATH_SPLICED))
 			return !s ? -1 : 1;
 		tuple_from4(key, s->key.remote, s->key.local);
 		key->rport = s->key.rport;
@@ -318,7 +318,7 @@ __noinline int key_of_slot(__u64 number, struct tuple *key)
 		p.size = sizeof(*s);
 		p.page = page_at(&paths6, number / SLOTS6);
 		s = slot_at(p, number % SLOTS6);
-		if (!s || s->state != SLOT_TAKEN)
+		if (!s || s->state != SLOT_TAKEN || (idle && s->p.p.word.flags & PATH_SPLICED))
 			return !s ? -1 : 1;
 		*key = s->key;
 	}

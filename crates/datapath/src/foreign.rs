@@ -277,7 +277,7 @@ impl Datapath {
 
     /// Prepares the record of a foreign connection's leg towards its server, before the client's SYN is passed on.
     pub fn expect_foreign(&self, leg: &Tuple) -> Result<(), ExpectError> {
-        self.maps.expect(leg, leg, LegFlags::FOREIGN).map(drop)
+        self.maps.expect(leg, None, LegFlags::FOREIGN).map(drop)
     }
 
     /// Delivers segments of handshakes to `f` until it returns false, and `None` when all that were there have been delivered.

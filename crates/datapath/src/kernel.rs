@@ -331,9 +331,10 @@ impl Datapath {
         self.maps.listen(addr, None)
     }
 
-    /// Prepares the record of a connection that is about to be opened from `leg.local` on behalf of the leg `client`; the MSS
-    /// that the client announced, if its leg is tracked.
-    pub fn expect(&self, leg: &Tuple, client: &Tuple) -> Result<Option<u16>, ExpectError> {
+    /// Prepares the record of a connection that is about to be opened from `leg.local`, and if it is on behalf of the leg `client`,
+    /// the MSS that its host announced. Without room the client's leg gives its own back, unless it was in a switch before: it
+    /// cannot be spliced, and others can.
+    pub fn expect(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
         self.maps.expect(leg, client, 0)
     }
 
@@ -347,14 +348,21 @@ impl Datapath {
         self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
     }
 
-    fn forget_if(&self, op: abi::path_op, leg: &Tuple, other: Option<&Tuple>) {
+    fn forget_if(&self, op: abi::path_op, leg: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
         let gone = self.maps.forget(op, leg, other);
+        self.free_remotes([Some(leg), other], gone);
+        gone
+    }
+
+    pub(crate) fn free_remotes(&self, legs: [Option<&Tuple>; 2], gone: [bool; 2]) {
         let mut remotes = self.remotes.lock().expect("no panic under this lock");
-        [Some(leg), other]
-            .into_iter()
-            .zip(gone)
-            .filter_map(|(leg, gone)| leg.filter(|_| gone))
-            .for_each(|l| remotes.free(l));
+        legs.into_iter().zip(gone).filter_map(|(leg, gone)| leg.filter(|_| gone)).for_each(|l| remotes.free(l));
+    }
+
+    /// Both legs of a flow that is not to be spliced give their records back, unless they were in a switch before: their
+    /// sockets go on without. Which have done so.
+    pub fn give_back(&self, [a, b]: [&Tuple; 2]) -> [bool; 2] {
+        self.forget_if(abi::path_op::PATH_RETURN, a, Some(b))
     }
 
     /// Forgets one leg or both of a flow that is over, but for those whose port is used for a new connection since.

@@ -6,9 +6,11 @@
 
 mod attach;
 mod devices;
+mod diag;
 mod events;
 mod foreign;
 mod held;
+mod idle;
 mod install;
 mod kernel;
 mod load;
@@ -42,9 +44,11 @@ mod skel {
 }
 
 pub use devices::{Device, devices};
+pub use diag::{Claim, Sockets};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets};
 pub use held::Mended;
+pub use idle::{Idle, IdleEntry};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext};
 pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernels};

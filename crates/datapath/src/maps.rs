@@ -130,9 +130,15 @@ pub enum ExpectError {
     /// A flow with this four-tuple lives: take another source port.
     #[error("the four-tuple is in use by a live flow")]
     Taken,
+    /// The client's leg is not tracked, so the connection will not be, either.
+    #[error("the client's leg is not tracked")]
+    Untracked,
     /// No room: the connection will not be tracked.
     #[error("the table of legs is full")]
-    Full,
+    Full {
+        /// The client's leg gave its own back, for others: it is not tracked any more.
+        given_back: bool,
+    },
     /// The kernel refused.
     #[error("map access: {0}")]
     Io(io::Error),
@@ -313,15 +319,17 @@ impl Maps {
         self.listeners.keys().for_each(|key| drop(self.listeners.delete(&key)));
     }
 
-    /// Makes the entries for a connection that we are about to open on behalf of a client; the MSS that it announced.
-    pub fn expect(&self, t: &Tuple, client: &Tuple, leg_flags: u32) -> Result<Option<u16>, ExpectError> {
-        let (op, key, other) = (abi::path_op::PATH_ADD, t.to_abi(), client.to_abi());
+    /// Makes the entries for a connection that we are about to open, on behalf of a client perhaps; the MSS that it announced.
+    pub fn expect(&self, t: &Tuple, client: Option<&Tuple>, leg_flags: u32) -> Result<Option<u16>, ExpectError> {
+        let (op, key) = (abi::path_op::PATH_ADD, t.to_abi());
+        let other = client.map(|c| c.to_abi()).unwrap_or_default();
         let mut args = abi::path_args { op, key, other, leg_flags, ..Default::default() };
         self.path_entry(&mut args).map_err(ExpectError::Io)?;
         match args.result {
             0 => Ok(u16::try_from(args.mss).ok().filter(|mss| *mss > 0)),
             1 => Err(ExpectError::Taken),
-            _ => Err(ExpectError::Full),
+            2 => Err(ExpectError::Untracked),
+            r => Err(ExpectError::Full { given_back: r == -2 }),
         }
     }
 
@@ -337,11 +345,15 @@ impl Maps {
         }
     }
 
-    /// Removes path entry and record of a leg, or of two; what is gone already is no error. `PATH_CLEAR`: not of those
-    /// that live. Which are gone.
+    /// Removes path entry and record of a leg, or of two; what is gone already is no error. Which are gone: unless `op` is
+    /// `PATH_REMOVE`, there are conditions (enum path_op).
     pub fn forget(&self, op: abi::path_op, t: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
         let other = other.map(|o| o.to_abi()).unwrap_or_default();
-        let mut args = abi::path_args { op, key: t.to_abi(), other, ..Default::default() };
+        self.forget_as(abi::path_args { op, key: t.to_abi(), other, ..Default::default() })
+    }
+
+    pub fn forget_as(&self, mut args: abi::path_args) -> [bool; 2] {
+        let t = Tuple::from_abi(&args.key);
         if let Err(error) = self.path_entry(&mut args) {
             tracing::warn!(leg = ?t, %error, "path entry not removed");
             return [false; 2];
@@ -383,6 +395,14 @@ impl Maps {
 
     pub fn all_legs(&self) -> Vec<(Tuple, LegView)> {
         self.legs.keys().map(|k| Tuple::from_abi(&from_bytes(&k))).filter_map(|t| Some((t, self.leg(&t)?))).collect()
+    }
+
+    /// The next entry that is not in forwarding mode: `key`, and what its leg's record says. The answer's `result` and `slot`
+    /// are those of `struct path_args`.
+    pub fn next_idle(&self, slot: u64) -> io::Result<abi::path_args> {
+        let mut args = abi::path_args { op: abi::path_op::PATH_IDLE, slot, ..Default::default() };
+        self.path_entry(&mut args)?;
+        Ok(args)
     }
 
     pub fn all_paths(&self) -> io::Result<Vec<(Tuple, PathView)>> {

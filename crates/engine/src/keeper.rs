@@ -17,6 +17,7 @@ use crate::{
     leg::{Side, Strays},
     relay::Relay,
     splicer::{Command, Flow, Place, Stop},
+    sweeper::Sweeper,
 };
 use longsplice_datapath::{Datapath, Event, EventKind, Events, PathFlags, Released, SwitchError, Tuple};
 use std::{
@@ -109,18 +110,14 @@ struct Keeper {
     /// No look and no try before.
     not_before: (Instant, Instant),
     guard: Guard,
+    sweeper: Sweeper,
 }
 
 /// The thread: until the engine closes.
 pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut Events<'_>) {
     let now = Instant::now();
-    let mut k = Keeper {
-        splicer,
-        due: BinaryHeap::new(),
-        returning: Vec::new(),
-        not_before: (now, now),
-        guard: Guard::new(now),
-    };
+    let (due, returning, guard, sweeper) = (BinaryHeap::new(), Vec::new(), Guard::new(now), Sweeper::new());
+    let mut k = Keeper { splicer, due, returning, not_before: (now, now), guard, sweeper };
     while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
         match events.wait(k.rest()) {
             Ok(events) => events.for_each(|event| k.route(&event)),
@@ -143,6 +140,7 @@ pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut 
         }
         k.clear_away(now);
         k.guard.look(&k.splicer, now);
+        k.sweep(now);
     }
 }
 
@@ -152,7 +150,8 @@ impl Keeper {
         let now = Instant::now();
         let look = self.due.peek().map_or(SLACK, |Reverse((at, _))| until(*at, self.not_before.0, now));
         let back = if self.returning.is_empty() { SLACK } else { TRY };
-        look.min(back).min(SLACK)
+        let sweep = self.sweeper.due().map_or(SLACK, |at| until(at, now, now));
+        look.min(back).min(sweep).min(SLACK)
     }
 
     /// To the task that has the flow, if it has one. A flow that has just ended hears nothing any more.
@@ -197,6 +196,12 @@ impl Keeper {
             let Some((leg, other)) = self.splicer.inner.lingering.next_over(now) else { return };
             d.forget_ended(&leg, other.as_ref());
         }
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        let Some(d) = self.splicer.datapath() else { return };
+        let gone = self.sweeper.look(d, now);
+        self.splicer.inner.swept.fetch_add(gone as u64, Ordering::Relaxed);
     }
 
     /// Does with a flow what is to be done. A flow that is not here any more has ended, or has a task.

@@ -1,6 +1,6 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use crate::{Splicer, Tap, Way, live::Live};
+use crate::{Refusal, Splicer, Tap, Way, live::Live};
 use longsplice_datapath::{Repair, Tuple, clamp_window, received};
 use socket2::{SockAddr, SockRef};
 use std::{
@@ -8,6 +8,7 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
+    sync::OnceLock,
     task::{Context, Poll, ready},
 };
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
@@ -42,15 +43,15 @@ pub struct Leg {
     pub(crate) shimmed: bool,
     /// See [`Leg::clamp`].
     clamped: bool,
-    /// It will never be spliced, and the data path does not know of it.
-    pub(crate) only_copied: bool,
+    /// Why it will never be spliced: the data path does not know of it.
+    refusal: OnceLock<Refusal>,
     /// Gets a copy of all that passes.
     pub(crate) tap: Option<Tap>,
 }
 
 impl Leg {
     /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
-    pub(crate) fn new(socket: Live, remote: SocketAddr, local: SocketAddr, only_copied: bool) -> Leg {
+    pub(crate) fn new(socket: Live, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
         let socket = Socket::Live(socket);
         Leg {
             socket,
@@ -63,14 +64,24 @@ impl Leg {
             shut: false,
             shimmed: false,
             clamped: false,
-            only_copied,
+            refusal: refusal.map(OnceLock::from).unwrap_or_default(),
             tap: None,
         }
     }
 
-    /// Whether it can never be spliced, having been accepted after [`Splicer::listen_to_copy`], or made for what was.
+    /// Whether it can never be spliced, having been accepted after [`Splicer::listen_to_copy`], or without room for it in the data
+    /// path; or made for one of these.
     pub fn is_only_copied(&self) -> bool {
-        self.only_copied
+        self.refusal().is_some()
+    }
+
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        self.refusal.get().copied()
+    }
+
+    /// The data path does not know of it any more. The first reason counts.
+    pub(crate) fn refuse(&self, why: Refusal) {
+        let _ = self.refusal.set(why);
     }
 
     /// A copy of all that passes goes to this tap from now on. Positions count from the beginning of the connection.
@@ -164,7 +175,8 @@ impl Leg {
 
     /// The leg; one that is closed stays in its place.
     pub(crate) fn take(&mut self) -> Leg {
-        let closed = Leg { socket: Socket::Gone, announced: self.announced.clone(), tap: None, ..*self };
+        let (announced, refusal) = (self.announced.clone(), self.refusal.clone());
+        let closed = Leg { socket: Socket::Gone, announced, refusal, tap: None, ..*self };
         std::mem::replace(self, closed)
     }
 
@@ -313,7 +325,7 @@ impl Side {
             shut,
             shimmed,
             clamped: false,
-            only_copied: false,
+            refusal: OnceLock::new(),
             tap,
         }
     }
@@ -435,7 +447,7 @@ impl Listener {
         let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
         socket.set_nonblocking(true)?;
         let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
-        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy);
+        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
         self.splicer.inner.lingering.begins_anew(&leg.tuple());
         Ok(leg)
     }

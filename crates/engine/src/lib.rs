@@ -29,6 +29,7 @@ mod pump;
 mod relay;
 mod sessions;
 mod splicer;
+mod sweeper;
 mod tap;
 mod types;
 

@@ -6,7 +6,9 @@ use crate::{
     lingering::LINGER,
     splicer::{Inner, lock, stages},
 };
-use longsplice_datapath::{Datapath, LegFlags, LegView, OpenError, PathFlags, PathView, SwitchError, Switched, Tuple};
+use longsplice_datapath::{
+    Datapath, IdleEntry, LegFlags, LegView, OpenError, PathFlags, PathView, SwitchError, Switched, Tuple,
+};
 use std::{
     cmp::Reverse,
     collections::HashSet,
@@ -179,6 +181,7 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
                 lock(&inner.orphans).insert(orphan.id, orphan);
             }
             Found::Over => over.push((d.paths_of([&t, &other]).map_or(Duration::ZERO, |p| silence(&p)), t, other)),
+            Found::Gone if d.paths_of([&t, &other]).is_none() => d.forget_flow([&t, &other]), // half a flow goes nowhere
             Found::Deserted | Found::Gone => dead.extend([t, other]),
         }
     }
@@ -192,7 +195,7 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
     for (silence, t, other) in over {
         inner.lingering.add_since(now.checked_sub(silence).unwrap_or(now), t, Some(other));
     }
-    let weak = Arc::downgrade(inner);
+    let (weak, dead) = (Arc::downgrade(inner), dead.iter().map(|t| d.idle_entry(t)).collect());
     std::thread::Builder::new()
         .name("orphans".into())
         .spawn(move || watch(&weak, dead))
@@ -207,27 +210,27 @@ fn silence(paths: &[PathView; 2]) -> Duration {
     Duration::from_nanos(u64::from(units.saturating_sub(1)) << 33)
 }
 
-fn watch(weak: &Weak<Inner>, dead: Vec<Tuple>) {
-    // connections that died with their sockets, and when
-    let mut dead: Vec<_> = dead.into_iter().map(|t| (Instant::now(), t)).collect();
+fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>) {
+    // connections that died with their sockets, and when; another may have the addresses by the end of that
+    let mut dead: Vec<_> = dead.into_iter().map(|entry| (Instant::now(), entry)).collect();
     let mut told = 0;
     while let Some(inner) = weak.upgrade() {
         let (Some(d), false) = (&inner.datapath, inner.stopping.load(Ordering::Relaxed)) else { return };
-        for (_, t) in &dead[told..] {
-            if let Err(error) = d.reset_deserted(t) {
-                tracing::warn!(leg = ?t, %error, "its host was not told that its connection is over");
+        for (_, entry) in &dead[told..] {
+            if let Err(error) = d.reset_deserted(&entry.leg) {
+                tracing::warn!(leg = ?entry.leg, %error, "its host was not told that its connection is over");
             }
         }
-        dead.retain(|(since, t)| {
-            let stays = since.elapsed() < LINGER || !is_silent(d, t);
+        dead.retain(|(since, entry)| {
+            let stays = since.elapsed() < LINGER || !is_silent(d, &entry.leg);
             if !stays {
-                d.forget(t);
+                d.sweep(entry);
             }
             stays
         });
         told = dead.len();
         let now = Instant::now();
-        dead.extend(look_at_all(&inner, d).into_iter().map(|t| (now, t)));
+        dead.extend(look_at_all(&inner, d).iter().map(|t| (now, d.idle_entry(t))));
         if dead.is_empty() && lock(&inner.orphans).is_empty() {
             return;
         }

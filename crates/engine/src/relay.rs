@@ -177,6 +177,22 @@ impl Relay {
         self.flow().refuse(why);
     }
 
+    /// For good: nothing but this flow needs what the data path knows of its legs, and others could be spliced instead. Legs of a
+    /// message go back to whoever had them, and may join others.
+    fn refuse_for_good(&self, why: Refusal) {
+        self.refuse(why);
+        let Some(d) = self.splicer.datapath() else { return };
+        if self.message().is_some() || self.client.shimmed || self.server.shimmed {
+            return;
+        }
+        let (c, s) = self.legs();
+        for (leg, gone) in [&self.client, &self.server].into_iter().zip(d.give_back([&c, &s])) {
+            if gone {
+                leg.refuse(why);
+            }
+        }
+    }
+
     fn legs(&self) -> (Tuple, Tuple) {
         (self.flow().client, self.flow().server)
     }
@@ -187,15 +203,13 @@ impl Relay {
         if self.flow().now().refusal.is_some() {
             return false;
         }
-        if self.flow().policy.when == When::Never {
-            self.refuse(Refusal::Policy);
-            return false;
-        }
-        if c.local.ip().is_loopback() || s.local.ip().is_loopback() {
-            self.refuse(Refusal::Loopback);
-            return false;
-        }
-        true
+        let loopback = c.local.ip().is_loopback() || s.local.ip().is_loopback();
+        let refusal = match self.flow().policy.when {
+            When::Never => Some(Refusal::Policy),
+            _ if loopback => Some(Refusal::Loopback),
+            _ => self.client.refusal().or(self.server.refusal()),
+        };
+        refusal.inspect(|why| self.refuse_for_good(*why)).is_none()
     }
 
     /// Copies until the flow ends, or the keeper takes it.
@@ -449,7 +463,7 @@ impl Relay {
             }
             Err(e) => {
                 self.wanted = false;
-                self.refuse(refusal(e));
+                self.refuse_for_good(refusal(e));
                 return Attempt::Copying;
             }
         };
@@ -705,7 +719,7 @@ impl Relay {
         drop(listed);
         let end = |client: Leg, server: Leg| {
             let shimmed = client.shimmed || server.shimmed;
-            let known = !(client.only_copied && server.only_copied);
+            let known = !(client.is_only_copied() && server.is_only_copied());
             drop((client, server)); // the last segments of the sockets need the entries
             if known && how != How::Left {
                 splicer.forget(&flow, (spliced || shimmed) && !given_up);

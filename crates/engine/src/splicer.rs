@@ -103,6 +103,8 @@ pub(crate) struct Inner {
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     pub lingering: Lingering,
+    /// Records that nobody claimed, and are gone.
+    pub swept: AtomicU64,
     keeper: Sender<Note>,
     /// Splices of legs that are tapped, and whether somebody reads what is forwarded there.
     pub sessions: Mutex<Sessions>,
@@ -366,6 +368,7 @@ impl Splicer {
                 routes: Mutex::default(),
                 hasher: RandomState::new(),
                 lingering,
+                swept: AtomicU64::new(0),
                 keeper,
                 sessions: Mutex::default(),
                 tap_reader: Once::new(),
@@ -418,10 +421,7 @@ impl Splicer {
     /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
     /// whole (symmetric TCP splice, 5.4.4).
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
-        if client.only_copied {
-            return self.connect_untracked(server, true).await;
-        }
-        self.connect_for(server, Some(&client.tuple())).await
+        self.connect_for(server, Some(client)).await
     }
 
     /// The same on behalf of nobody.
@@ -429,11 +429,14 @@ impl Splicer {
         self.connect_for(server, None).await
     }
 
-    async fn connect_for(&self, server: SocketAddr, client: Option<&Tuple>) -> io::Result<Leg> {
+    async fn connect_for(&self, server: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
+        if let Some(why) = client.and_then(Leg::refusal) {
+            return self.connect_untracked(server, Some(why)).await;
+        }
         let ports = &self.inner.ports;
         let (mut source, mut fresh) = ports.source_for(server)?;
         let Some(d) = self.inner.datapath.as_ref().filter(|_| !source.is_loopback()) else {
-            return self.connect_untracked(server, false).await;
+            return self.connect_untracked(server, None).await;
         };
         for _ in 0..PORT_TRIES {
             let t = ports.next(server, source);
@@ -451,16 +454,15 @@ impl Splicer {
             }
             s.set_tcp_nodelay(true)?;
             s.set_out_of_band_inline(true)?;
-            let mss = match d.expect(&t, client.unwrap_or(&t)) {
-                Ok(mss) => mss,
-                Err(ExpectError::Taken) => match self.make_way(d, &t, client) {
-                    Some(mss) => mss,
-                    None => continue,
-                },
-                Err(e) => {
-                    tracing::warn!(leg = ?t, error = %e, "connection will not be tracked");
-                    None
-                }
+            let host = client.map(Leg::tuple);
+            let expected = match d.expect(&t, host.as_ref()) {
+                Err(ExpectError::Taken) => self.make_way(d, &t, host.as_ref()),
+                expected => expected,
+            };
+            let (mss, refusal) = match expected {
+                Ok(mss) => (mss, None),
+                Err(ExpectError::Taken) => continue,
+                Err(e) => (None, Some(untracked(&e, &t, client))),
             };
             if let Some(mss) = mss.filter(|m| *m >= 88) {
                 // best effort: the kernel refuses values below its minimum, and keeps its own then
@@ -468,14 +470,14 @@ impl Splicer {
             }
             self.inner.lingering.begins_anew(&t);
             // Dropped without a connection, by an error or because the caller gave up: nothing stays behind.
-            let mut expected = Expected { datapath: d, leg: Some(t) };
+            let mut expected = Expected { datapath: d, leg: refusal.is_none().then_some(t) };
             let socket = match Live::connect(s, server).await {
                 // a socket of ours has them, or is in TIME-WAIT
                 Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => continue,
                 r => r?,
             };
             expected.leg = None;
-            return Ok(Leg::new(socket, server, t.local, false));
+            return Ok(Leg::new(socket, server, t.local, refusal));
         }
         Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
@@ -483,7 +485,7 @@ impl Splicer {
         ))
     }
 
-    async fn connect_untracked(&self, server: SocketAddr, only_copied: bool) -> io::Result<Leg> {
+    async fn connect_untracked(&self, server: SocketAddr, refusal: Option<Refusal>) -> io::Result<Leg> {
         let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
         if let Some(source) = self.inner.ports.named(server)? {
             setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses it for the server, not for all
@@ -493,14 +495,14 @@ impl Splicer {
         s.set_out_of_band_inline(true)?;
         let socket = Live::connect(s, server).await?;
         let local = ip(&SockRef::from(socket.get()).local_addr()?);
-        Ok(Leg::new(socket, server, local, only_copied))
+        Ok(Leg::new(socket, server, local, refusal))
     }
 
-    /// The connection that has used the port is over: its entries give way. None: they do not.
-    fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Option<Option<u16>> {
-        let (a, b) = self.inner.lingering.make_way(leg)?;
+    /// The connection that has used the port may be over: its entries give way.
+    fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
+        let (a, b) = self.inner.lingering.make_way(leg).ok_or(ExpectError::Taken)?;
         d.forget_ended(&a, b.as_ref());
-        d.expect(leg, client.unwrap_or(leg)).ok()
+        d.expect(leg, client)
     }
 
     /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.
@@ -556,7 +558,7 @@ impl Splicer {
         match self.refusal() {
             Some(refusal) => Err(refusal),
             None if client.local.ip().is_loopback() || server.local.ip().is_loopback() => Err(Refusal::Loopback),
-            None => Ok(()),
+            None => client.refusal().or(server.refusal()).map_or(Ok(()), Err),
         }
     }
 
@@ -636,7 +638,7 @@ impl Splicer {
 
     /// Closes a leg that is to join no flow, as it is closed when dropped, and forgets what the data path knows of it.
     pub fn discard(&self, leg: Leg) {
-        let (tuple, shimmed, known) = (leg.tuple(), leg.shimmed, !leg.only_copied);
+        let (tuple, shimmed, known) = (leg.tuple(), leg.shimmed, !leg.is_only_copied());
         drop(leg);
         let Some(d) = self.datapath().filter(|_| known) else { return };
         if shimmed {
@@ -680,9 +682,26 @@ impl Splicer {
         }
     }
 
+    /// Records of connections that had no socket, and have been removed: the kernel had dropped the end of a handshake, say.
+    pub fn swept(&self) -> u64 {
+        self.inner.swept.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn stop_signal(&self) -> watch::Receiver<Stop> {
         self.inner.stop.subscribe()
     }
+}
+
+/// Why a connection to a server is not tracked; nor is its client's, from now on.
+fn untracked(error: &ExpectError, leg: &Tuple, client: Option<&Leg>) -> Refusal {
+    let (why, client) = match error {
+        ExpectError::Untracked => (Refusal::Untracked, client),
+        ExpectError::Full { given_back } => (Refusal::TableFull, client.filter(|_| *given_back)),
+        _ => (Refusal::Kernel, None),
+    };
+    tracing::debug!(?leg, %error, "not tracked");
+    client.inspect(|client| client.refuse(why));
+    why
 }
 
 /// The record of a connection that is being opened.

@@ -20,6 +20,8 @@ macro_rules! counters {
             pub live: u64,
             /// Connections of others that were given up half open: there were too many, or no answer came.
             pub given_up: u64,
+            /// Records of the data path that were removed, since the kernel had no socket of their connections.
+            pub swept: u64,
             /// Lines of the access log that were lost.
             pub log_lines_dropped: u64,
             /// Bytes that taps have given to their files.

@@ -241,6 +241,7 @@ impl Server {
             live: *self.shared.live.borrow(),
             denied: values.denied + foreign.denied,
             given_up: foreign.given_up,
+            swept: self.shared.splicer.swept(),
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),

@@ -88,7 +88,7 @@ fn layouts_are_those_of_the_object() {
         layout!(t, event { leg, kind });
         layout!(t, half { leg, consumed, produced, leftover, limit, pending, start, seq, fin, flags, phase_in });
         layout!(t, handshake { leg, ip, tcp, payload });
-        layout!(t, path_args { op, result, key, other, mss, leg_flags, slot, p, p_other });
+        layout!(t, path_args { op, result, key, other, mss, leg_flags, irs, iss, ifindex, fill, slot, p, p_other });
         layout!(t, tap_record { leg, kind, at, acked, len });
         layout!(
             t,

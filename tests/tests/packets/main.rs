@@ -6,6 +6,7 @@ mod identity;
 mod layout;
 mod race;
 mod random;
+mod records;
 mod refused;
 mod resets;
 mod sockets;

@@ -112,7 +112,7 @@ fn nobody_is_asked_for_congestion_marks() {
                 want.flags = flag::SYN | left;
                 let o = b.ingress(&p.frame());
                 assert_eq!((o.code, verify(&o.frame)), (NEXT, Ok(want)), "from a client: {marks:#x} {v6:?}");
-                b.datapath.expect(&f.server, &f.server).expect("room");
+                b.datapath.expect(&f.server, None).expect("room");
                 let mut p = Packet::new(f.server.local, f.server.remote);
                 if v6[0] {
                     (p.id, p.fragment) = (0, 0);

@@ -33,10 +33,10 @@ fn every_entry_of_a_full_table_is_found() {
         for v6 in [false, true] {
             let all: Vec<Tuple> = (0..2 * FLOWS).map(|n| tuple(v6, n)).collect();
             for t in &all {
-                b.datapath.expect(t, t).unwrap_or_else(|e| panic!("{t:?}: {e}"));
+                b.datapath.expect(t, None).unwrap_or_else(|e| panic!("{t:?}: {e}"));
             }
             assert!(all.iter().all(|t| b.datapath.path(t).is_some()));
-            assert!(matches!(b.datapath.expect(&all[7], &all[8]), Err(ExpectError::Taken)));
+            assert!(matches!(b.datapath.expect(&all[7], None), Err(ExpectError::Taken)));
             assert!(b.datapath.path(&tuple(v6, 2 * FLOWS)).is_none());
             let listed: HashSet<Tuple> = b.datapath.paths().into_iter().map(|(t, _)| t).collect();
             assert_eq!(listed, all.iter().copied().collect());
@@ -98,7 +98,7 @@ fn another_namespace_does_not_take_over() {
     let open =
         || Datapath::open(&Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() }).expect("open");
     let labs = [0, 1].map(|_| Lab::simple(Shape::TwoDevices).expect("lab"));
-    labs[0].forwarder.run(|| open().expect(&tuple(false, 1), &tuple(false, 0)).expect("room"));
+    labs[0].forwarder.run(|| open().expect(&tuple(false, 1), None).expect("room"));
     labs[0].forwarder.run(|| assert_eq!(open().paths().len(), 1, "the next process takes over"));
     testing::put_version(&pin, 1000).expect("pinned");
     let options = Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() };
@@ -116,7 +116,7 @@ fn a_version_that_does_not_say_whose_it_is_is_refused() {
     let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-first-{}", std::process::id()));
     let open = || Datapath::open(&Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() });
     Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
-        open().expect("open").expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
+        open().expect("open").expect(&tuple(false, 1), None).expect("room");
         testing::put_first_version(&pin).expect("pinned");
         assert!(matches!(open(), Err(OpenError::Abi { found: 1, .. })), "its flows are not removed");
         longsplice_datapath::flush(&pin).expect("what was pinned is removed");
@@ -129,7 +129,7 @@ fn another_version_that_holds_nothing_is_removed() {
     let open = |max_flows| Datapath::open(&Options { max_flows, pin: Some(pin.clone()), ..Options::default() });
     Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
         let d = open(64).expect("open");
-        d.expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
+        d.expect(&tuple(false, 1), None).expect("room");
         testing::put_version(&pin, 1000).expect("pinned");
         drop(d);
         let refused = open(64).err().expect("something would be lost").to_string();
@@ -153,7 +153,7 @@ fn another_version_that_holds_nothing_is_removed_from_any_namespace() {
         lab.forwarder.run(|| {
             let d = open();
             if holds {
-                d.expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
+                d.expect(&tuple(false, 1), None).expect("room");
             } else {
                 d.forget(&tuple(false, 1));
             }
@@ -175,11 +175,11 @@ fn a_process_that_died_while_it_opened_is_no_obstacle() {
     let open =
         |max_flows| Datapath::open(&Options { max_flows, pin: Some(pin.clone()), ..Options::default() }).expect("open");
     Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
-        open(64).expect(&tuple(false, 1), &tuple(false, 0)).expect("room");
+        open(64).expect(&tuple(false, 1), None).expect("room");
         fs::remove_file(pin.join("abi")).expect("it was pinned");
         let d = open(256);
         assert!(d.paths().is_empty());
-        let mut entries = (0..256).map(|n| d.expect(&tuple(false, n), &tuple(false, n)));
+        let mut entries = (0..256).map(|n| d.expect(&tuple(false, n), None));
         assert!(entries.all(|e| e.is_ok()), "room for as many as were asked for");
         d.remove().expect("what was pinned is removed");
     });
@@ -215,8 +215,8 @@ fn slots_are_used_again_after_a_rest() {
         for n in 0..8 * 2 * FLOWS {
             let t = tuple(false, n);
             // Slots that were left a moment ago are not taken yet: others may still hold them.
-            while let Err(e) = b.datapath.expect(&t, &t) {
-                assert!(matches!(e, ExpectError::Full) && Instant::now() < deadline, "{t:?}: {e}");
+            while let Err(e) = b.datapath.expect(&t, None) {
+                assert!(matches!(e, ExpectError::Full { .. }) && Instant::now() < deadline, "{t:?}: {e}");
                 refused += 1;
                 thread::sleep(Duration::from_millis(20));
             }
@@ -231,7 +231,7 @@ fn others_come_and_go() {
     bench(16384, |b| {
         let stay: Vec<Tuple> = (0..8192).map(|n| tuple(false, n)).collect();
         for t in &stay {
-            b.datapath.expect(t, t).expect("room");
+            b.datapath.expect(t, None).expect("room");
         }
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -247,7 +247,7 @@ fn others_come_and_go() {
                     scope.spawn(move || {
                         for n in 0..8000 {
                             let t = tuple(false, part * 50_000 + n);
-                            b.datapath.expect(&t, &t).expect("room");
+                            b.datapath.expect(&t, None).expect("room");
                             assert!(b.datapath.path(&t).is_some(), "{t:?}");
                             b.datapath.forget(&t);
                             assert!(b.datapath.path(&t).is_none(), "{t:?}");

@@ -2,7 +2,7 @@
 
 use super::{Check, State};
 use crate::paths;
-use longsplice_datapath::Repair;
+use longsplice_datapath::{Repair, Sockets};
 use longsplice_engine::OpenOptions;
 use nix::sys::{
     resource::{Resource, getrlimit},
@@ -12,7 +12,7 @@ use std::{fs, io, path::Path};
 
 /// All of them, in the order in which one would put them right.
 pub fn all() -> Vec<Check> {
-    let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair()];
+    let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair(), sockets()];
     checks.extend(devices());
     checks.extend([source_ports(), descriptors(), pinned()]);
     checks
@@ -135,6 +135,17 @@ fn descriptors() -> Check {
 }
 
 /// What is pinned in this network namespace.
+/// Records of connections that came to nothing go when the kernel has no socket of them.
+fn sockets() -> Check {
+    match Sockets::open() {
+        Ok(_) => Check::ok("sockets", "the kernel tells of them"),
+        Err(e) => {
+            let cure = "CONFIG_INET_DIAG and a loopback device that is up, or failed handshakes fill the tables";
+            Check::warning("sockets", e.to_string(), cure)
+        }
+    }
+}
+
 fn pinned() -> Check {
     let pin = match paths::own_pin_folder() {
         Ok(pin) => pin,

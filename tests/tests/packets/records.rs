@@ -1,0 +1,127 @@
+//! When a leg's record goes, and when it stays.
+
+use super::*;
+use longsplice_datapath::{ExpectError, Idle, IdleEntry};
+
+fn client(v6: bool, port: u16) -> Tuple {
+    let mut t = Flow::new([v6; 2]).client;
+    t.remote.set_port(port);
+    t
+}
+
+fn server(v6: bool, port: u16) -> Tuple {
+    let mut t = Flow::new([v6; 2]).server;
+    t.local.set_port(port);
+    t
+}
+
+/// A client and a listener of ours shake hands, from these initial numbers on.
+fn shake_hands(b: &Bench, t: &Tuple, [irs, iss]: [u32; 2]) -> Outcome {
+    let segment = |[from, to]: [SocketAddr; 2], flags, seq, ack| {
+        let mut p = Packet::new(from, to);
+        if from.is_ipv6() {
+            (p.id, p.fragment) = (0, 0);
+        }
+        (p.flags, p.seq, p.ack) = (flags, seq, ack);
+        p.frame()
+    };
+    let (to_us, from_us) = ([t.remote, t.local], [t.local, t.remote]);
+    assert_eq!(b.ingress(&segment(to_us, flag::SYN, irs, 0)).code, NEXT);
+    let answer = segment(from_us, flag::SYN | flag::ACK, iss, irs + 1);
+    assert_eq!(b.run(true, &answer, TestContext::default()).code, NEXT);
+    b.ingress(&segment(to_us, flag::ACK, irs + 1, iss + 1))
+}
+
+/// All that is not in forwarding mode.
+fn idle(b: &Bench) -> Vec<IdleEntry> {
+    let mut walk = Idle::default();
+    let mut all: Vec<IdleEntry> = Vec::new();
+    while let Some(more) = walk.next(&b.datapath, 7).expect("the tables can be read") {
+        assert!(more.len() <= 7, "{}", more.len());
+        all.extend(more);
+    }
+    all
+}
+
+#[test]
+fn a_record_that_is_another_by_now_is_not_swept() {
+    bench(64, |b| {
+        for v6 in [false, true] {
+            let t = client(v6, 40_000);
+            b.datapath.listen(t.local).expect("listen");
+            shake_hands(b, &t, [100, 200]);
+            let [first] = idle(b)[..] else { panic!("one: {:?}", idle(b)) };
+            assert!(first.leg == t && first.is_spare());
+            for (n, numbers) in [[100, 201], [101, 201], [101, 200]].into_iter().enumerate() {
+                shake_hands(b, &t, numbers); // the SYN finds no live socket
+                let found = idle(b)[0];
+                assert!(!b.datapath.sweep(&first) && !found.is(&first), "{n}");
+                let l = testing::get_leg(&b.datapath, &t).expect("it stays");
+                assert_eq!([l.irs, l.iss], numbers);
+            }
+            let found = idle(b)[0];
+            assert!(b.datapath.sweep(&found) && b.datapath.leg(&t).is_none() && b.datapath.path(&t).is_none());
+            assert!(idle(b).is_empty());
+
+            // one that is expected is not the one that was not there yet, nor the other way round
+            testing::put_path(&b.datapath, &t, &abi::path::default(), [0; 4]).expect("path");
+            let without = idle(b)[0];
+            b.datapath.forget(&t);
+            b.datapath.expect(&t, None).expect("room");
+            let expected = idle(b)[0];
+            assert!(!expected.is(&without) && !expected.is_spare() && !b.datapath.sweep(&without));
+            b.datapath.forget(&t);
+            testing::put_path(&b.datapath, &t, &abi::path::default(), [0; 4]).expect("path");
+            assert!(!b.datapath.sweep(&expected) && b.datapath.sweep(&without));
+        }
+    });
+}
+
+#[test]
+fn what_is_forwarded_is_neither_found_nor_swept() {
+    bench(64, |b| {
+        for v6 in [[false; 2], [true; 2]] {
+            let f = Flow::new(v6);
+            b.datapath.listen(f.client.local).expect("listen");
+            shake_hands(b, &f.client, [100, 200]);
+            let found = idle(b)[0];
+            f.install(b, 0);
+            assert!(idle(b).is_empty(), "{:?}", idle(b));
+            assert!(!b.datapath.sweep(&found));
+            assert_eq!(b.datapath.give_back([&f.client, &f.server]), [false; 2]);
+            assert_eq!(b.datapath.paths().len(), 2);
+            b.datapath.forget_flow([&f.client, &f.server]);
+        }
+    });
+}
+
+/// 32 places. Who finds none for his server makes one, and is copied; what was in a switch is needed, and stays.
+#[test]
+fn a_client_without_room_for_its_server_makes_room() {
+    bench(16, |b| {
+        for v6 in [false, true] {
+            let clients: Vec<Tuple> = (0..33).map(|n| client(v6, 40_000 + n)).collect();
+            b.datapath.listen(clients[0].local).expect("listen");
+            let full = |c: &Tuple| shake_hands(b, c, [100, 200]).verdicts.contains(&"table-full");
+            assert!(clients[..32].iter().all(|c| !full(c)) && full(&clients[32]));
+            let expect = |n: usize| b.datapath.expect(&server(v6, 50_000 + n as u16), Some(&clients[n]));
+            assert!(matches!(expect(32), Err(ExpectError::Untracked)));
+            assert!(matches!(expect(0), Err(ExpectError::Full { given_back: true })));
+            assert!(b.datapath.leg(&clients[0]).is_none() && b.datapath.path(&clients[0]).is_none());
+            assert!(matches!(expect(0), Err(ExpectError::Untracked)));
+            assert!(matches!(expect(1), Ok(Some(_))), "there is room again");
+            for (n, needed) in [(2, LEG_PAIRED), (3, longsplice_datapath::LegFlags::FOREIGN)] {
+                let mut leg = testing::get_leg(&b.datapath, &clients[n]).expect("tracked");
+                leg.flags |= needed;
+                testing::put_leg(&b.datapath, &clients[n], &leg).expect("leg");
+                assert!(matches!(expect(n), Err(ExpectError::Full { given_back: false })));
+                assert!(b.datapath.leg(&clients[n]).is_some() && b.datapath.path(&clients[n]).is_some());
+            }
+            assert_eq!(b.datapath.give_back([&clients[1], &server(v6, 50_001)]), [true; 2]);
+            assert_eq!(b.datapath.give_back([&clients[2], &clients[0]]), [false, true], "none is not kept, either");
+            assert_eq!(b.datapath.legs().len(), 30);
+            b.datapath.legs().iter().for_each(|(t, _)| b.datapath.forget(t));
+            assert!(b.datapath.paths().is_empty());
+        }
+    });
+}

@@ -1,0 +1,218 @@
+//! Records of legs that nobody needs: of handshakes that the kernel has not taken, and of flows that cannot be spliced. They keep
+//! nobody else from being spliced.
+use longsplice_engine::{Ended, FlowState, How, OpenOptions, Policy, Refusal, When};
+use longsplice_lab::{
+    Family, Lab, Shape,
+    process::wait_for,
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Script, connect, converse, intact, listen, serve},
+};
+use longsplice_tests::{Forwarder, at_once};
+use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    thread,
+    time::Duration,
+};
+
+const PORT: u16 = 7000;
+/// A record goes after ten seconds; on a busy machine a little later.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn proxy(family: Family) -> SocketAddr {
+    FORWARDER_TO_CLIENT.port(family, PORT)
+}
+
+fn open(lab: &Lab, family: Family, policy: Policy, max_flows: u32) -> Forwarder {
+    let options = OpenOptions { max_flows, ..OpenOptions::default() };
+    Forwarder::open(lab, proxy(family), SERVER.port(family, PORT), policy, options)
+}
+
+fn nft(lab: &Lab, rules: &str) {
+    lab.forwarder.execute("nft", &[rules]).unwrap_or_else(|e| panic!("{rules}: {e}"));
+}
+
+/// The end of a handshake, and all that follows, does not get to the forwarder's sockets, but past its data path.
+fn drop_what_ends_handshakes(lab: &Lab) {
+    nft(lab, "add table inet f; add chain inet f input { type filter hook input priority 0; }");
+    nft(lab, &format!("add rule inet f input tcp dport {PORT} tcp flags & (syn | ack) == ack drop"));
+}
+
+fn legs(f: &Forwarder) -> usize {
+    f.splicer.datapath().expect("kernel path").legs().len()
+}
+
+fn entries(f: &Forwarder) -> usize {
+    f.splicer.datapath().expect("kernel path").paths().len()
+}
+
+/// Nothing tells of it.
+fn close_silently(sockets: impl IntoIterator<Item: AsFd>) {
+    sockets.into_iter().for_each(|s| setsockopt(&s, TcpRepair, &1).expect("repair mode"));
+}
+
+/// Connections of the client that the forwarder's kernel does not take.
+fn bad_handshakes(lab: &Lab, family: Family, n: usize) -> Vec<TcpStream> {
+    lab.client.run(|| (0..n).map(|_| TcpStream::connect(proxy(family)).expect("the client thinks so")).collect())
+}
+
+#[test]
+fn handshakes_that_the_kernel_drops_leave_nothing() {
+    for family in Family::BOTH {
+        const FLOWS: u32 = 64;
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let script = Script::opener(5).bytes(200_000);
+        let answer = Script::answerer().bytes(200_000);
+        let f = open(&lab, family, at_once(), FLOWS);
+        drop_what_ends_handshakes(&lab);
+        let bad = bad_handshakes(&lab, family, 200);
+        assert_eq!(legs(&f), 2 * FLOWS as usize, "the table is full: {:?}", f.verdicts());
+        wait_for(PATIENCE, || (entries(&f) == 0 && legs(&f) == 0).then_some(()))
+            .unwrap_or_else(|| panic!("{} records stay", legs(&f)));
+        assert_eq!(f.splicer.swept(), 2 * u64::from(FLOWS));
+        close_silently(bad); // or our SYN-ACK, which comes again and again, would make connections of them
+        nft(&lab, "flush ruleset");
+        let at = SERVER.port(family, PORT);
+        let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
+        let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
+        intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        let ended = f.ended(1);
+        assert_eq!((ended[0].splices, ended[0].how), (1, How::Closed), "{ended:?}");
+    }
+}
+
+/// Comes from this port, whatever was there before.
+fn from_port(family: Family, port: u16) -> Socket {
+    let s = Socket::new(Domain::for_address(proxy(family)), Type::STREAM, None).expect("socket");
+    s.set_reuse_address(true).expect("option");
+    s.bind(&SockAddr::from(CLIENT.port(family, port))).expect("the port is free");
+    s.connect(&proxy(family).into()).expect("the client thinks so");
+    s
+}
+
+/// Some of which a record is suspected come again, at any moment of that: the new connections are others, and stay.
+#[test]
+fn a_new_connection_from_the_same_port_stays() {
+    const CLIENTS: u16 = 40;
+    const GONE: usize = 10;
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        echo(&lab, family);
+        let f = open(&lab, family, Policy { when: When::AfterBytes(1), ..Policy::default() }, 64);
+        drop_what_ends_handshakes(&lab);
+        let gone = bad_handshakes(&lab, family, GONE);
+        let bad: Vec<Socket> = lab.client.run(|| (0..CLIENTS).map(|n| from_port(family, 41_000 + n)).collect());
+        assert_eq!(legs(&f), usize::from(CLIENTS) + GONE);
+        close_silently(gone);
+        close_silently(bad);
+        nft(&lab, "flush ruleset");
+        let again = |n: u16| {
+            lab.client.spawn(move || {
+                thread::sleep(Duration::from_millis(300) * u32::from(n));
+                TcpStream::from(from_port(family, 41_000 + n))
+            })
+        };
+        let again: Vec<_> = (0..CLIENTS).map(again).collect();
+        let streams: Vec<_> = again.into_iter().map(|s| s.join().expect("client")).collect();
+        let is_swept = || (f.splicer.swept() >= GONE as u64 && legs(&f) == 2 * usize::from(CLIENTS)).then_some(());
+        wait_for(PATIENCE, is_swept).unwrap_or_else(|| panic!("{} swept, {} stay", f.splicer.swept(), legs(&f)));
+        for s in &streams {
+            ask(s, 1000);
+        }
+        let spliced = || (count(&f, FlowState::Spliced) == streams.len()).then_some(());
+        wait_for(PATIENCE, spliced).unwrap_or_else(|| panic!("{:#?}\n{:?}", f.splicer.flows(), f.verdicts()));
+        streams.iter().for_each(|s| ask(s, 1000));
+    }
+}
+
+/// Answers all bytes with the same.
+fn echo(lab: &Lab, family: Family) {
+    let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+    thread::spawn(move || {
+        while let Ok((s, _)) = listener.accept() {
+            thread::spawn(move || io::copy(&mut &s, &mut &s));
+        }
+    });
+}
+
+fn ask(mut s: &TcpStream, bytes: usize) {
+    let question: Vec<u8> = (0..bytes).map(|i| (i >> 8) as u8 ^ i as u8).collect();
+    s.set_read_timeout(Some(PATIENCE)).expect("option");
+    s.write_all(&question).expect("write");
+    let mut answer = vec![0; bytes];
+    s.read_exact(&mut answer).expect("read");
+    assert!(answer == question, "another answer");
+}
+
+fn count(f: &Forwarder, state: FlowState) -> usize {
+    f.splicer.flows().iter().filter(|flow| flow.state == state).count()
+}
+
+fn is_refused(why: Option<Refusal>) -> bool {
+    matches!(why, Some(Refusal::TableFull | Refusal::Untracked))
+}
+
+/// Opens connections at the same time, and waits until it is known of each whether it can be spliced.
+fn open_at_once(lab: &Lab, family: Family, f: &Forwarder, n: usize) -> Vec<TcpStream> {
+    let client = |_| {
+        lab.client.spawn(move || {
+            let s = TcpStream::connect(proxy(family)).expect("connect");
+            ask(&s, 3000);
+            s
+        })
+    };
+    let clients: Vec<_> = (0..n).map(client).collect();
+    let streams = clients.into_iter().map(|c| c.join().expect("client")).collect();
+    let refused = || f.splicer.flows().iter().filter(|flow| is_refused(flow.refusal)).count();
+    wait_for(PATIENCE, || (count(f, FlowState::Spliced) + refused() == n).then_some(()))
+        .unwrap_or_else(|| panic!("{:#?}\n{:?}", f.splicer.flows(), f.verdicts()));
+    streams
+}
+
+#[test]
+fn a_full_table_is_full_of_spliced_flows() {
+    const PLACES: usize = 16;
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        echo(&lab, family);
+        let f = open(&lab, family, at_once(), PLACES as u32);
+        let streams = open_at_once(&lab, family, &f, 60);
+        // two that find no room at the same time may both give theirs back
+        let spliced = count(&f, FlowState::Spliced);
+        assert!((PLACES - 1..=PLACES).contains(&spliced), "{spliced} are spliced: {:#?}", f.splicer.flows());
+        assert_eq!(legs(&f), 2 * spliced);
+        streams.iter().for_each(|s| ask(s, 100_000));
+        drop(streams);
+        let ended = f.ended(60);
+        let whole = |e: &&Ended| e.how == How::Closed && (e.bytes_up, e.bytes_down) == (103_000, 103_000);
+        assert_eq!(ended.iter().filter(whole).count(), 60, "{ended:#?}");
+        assert!(ended.iter().all(|e| (e.splices == 1) != is_refused(e.refusal)), "{ended:#?}");
+        // a quarter of the table may be of flows that have ended
+        let room = || (legs(&f) <= PLACES / 4 * 2).then_some(());
+        wait_for(PATIENCE, room).unwrap_or_else(|| panic!("{} records stay", legs(&f)));
+        let streams = open_at_once(&lab, family, &f, 60);
+        let spliced = count(&f, FlowState::Spliced);
+        assert!((PLACES * 3 / 4 - 1..=PLACES).contains(&spliced), "{spliced} are spliced: {:#?}", f.splicer.flows());
+        streams.iter().for_each(|s| ask(s, 100_000));
+    }
+}
+
+#[test]
+fn flows_that_are_never_spliced_need_no_records() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        echo(&lab, family);
+        let f = open(&lab, family, Policy { when: When::Never, ..Policy::default() }, 16);
+        let connect = || lab.client.run(|| TcpStream::connect(proxy(family)).expect("connect"));
+        let streams: Vec<_> = (0..40).map(|_| connect()).inspect(|s| ask(s, 1000)).collect();
+        wait_for(PATIENCE, || (f.splicer.flows().len() == streams.len() && entries(&f) == 0).then_some(()))
+            .unwrap_or_else(|| panic!("{} records", legs(&f)));
+        streams.iter().for_each(|s| ask(s, 100_000));
+        assert_eq!(f.verdict("table-full"), 0);
+        drop(streams);
+        assert!(f.ended(40).iter().all(|e| e.how == How::Closed && e.refusal == Some(Refusal::Policy)));
+    }
+}
