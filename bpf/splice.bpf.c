@@ -403,7 +403,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 			return begin_anew(&sc->t);
 		/* The receiver of the reset may have been ahead of it, and ignored it. It is told again when it speaks: by the kernel,
 		 * which has no socket, or as long as there is a parked one, which would swallow this, by the host that has reset. */
-		if (!has_live_socket(skb, sc))
+		if (!(sc->s.flags & TH_RST) && !has_live_socket(skb, sc))
 			return TCX_NEXT;
 	}
 	/* the leg where it goes out */

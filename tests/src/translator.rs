@@ -78,7 +78,7 @@ const FAR: i64 = 1 << 30;
 /// Translates one frame and moves the state of both directions. `segment`: payload per segment if it is a large packet.
 pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segment: Option<usize>) -> Fate {
     let Some(mut p) = Packet::parse(frame) else { return Fate::Passed };
-    if d.dead {
+    if d.dead && p.flags & flag::RST == 0 {
         return Fate::Passed;
     }
     let has = |f: u8| p.flags & f != 0;

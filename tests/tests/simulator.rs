@@ -84,6 +84,19 @@ fn on_two_processors() {
     all(Kind::Crossing, |_, _| None);
 }
 
+/// A host resets the connection at any moment: the other one hears of it, and nothing wrong is ever passed on.
+#[test]
+fn with_hosts_that_reset() {
+    let (reset, splices) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    all(Kind::Reset, |_, o| {
+        reset.set(reset.get() + u32::from(o.reset));
+        splices.set(splices.get() + u32::from(o.reset && o.splices > 0));
+        None
+    });
+    eprintln!("{} reset, {} of them after a splice", reset.get(), splices.get());
+    assert!(reset.get() > 0 && splices.get() > 0);
+}
+
 /// The process dies at any moment, and another one takes over: what is forwarded goes on whole, and nothing wrong is ever passed on.
 #[test]
 fn with_processes_that_die() {

@@ -20,6 +20,7 @@ struct model {
 	struct leg leg[2];
 	struct path path[2]; /* where packets of leg i's host come in */
 	__u64 now;           /* ns */
+	int closed;          /* the sockets are gone */
 	struct meanwhile *meanwhile;
 };
 
@@ -85,6 +86,8 @@ __u64 model_leg_size(void) { return sizeof(struct leg); }
 /* The clock stands still in between. */
 void model_time(struct model *m, __u64 now) { m->now = now; }
 
+void model_close(struct model *m) { m->closed = 1; }
+
 static void unsplice_legs(struct model *m)
 {
 	wake_both(&m->leg[0], &m->leg[1], &m->path[0], &m->path[1], m->now);
@@ -102,6 +105,10 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 
 	if (!(w.flags & PATH_SPLICED))
 		return 0;
+	if (w.flags & PATH_DEAD && m->closed && !(s->flags & TH_RST)) {
+		out->local = out->plain = 1;
+		return 1;
+	}
 	if (s->flags & TH_RST) {
 		int in_order = s->seq == path_expected(rev) || s->seq == w.end;
 		struct seg at = *s;
@@ -273,6 +280,10 @@ int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
 	__u32 room = 0;
 
 	memset(&p, 0, sizeof(p));
+	if (m->path[i].word.flags & PATH_SPLICED && m->path[i].word.flags & PATH_DEAD && s->flags & TH_RST) {
+		*e = (struct edit){ .seq = s->seq, .ack = s->ack, .keep = s->len, .win = s->win, .flags = s->flags };
+		return 1;
+	}
 	if (m->path[i].word.flags & PATH_SPLICED)
 		return local_segment(l, s, &p, 0), 0;
 	if (l->phase_in == PHASE_TO_FWD)

@@ -125,6 +125,7 @@ unsafe extern "C" {
     fn model_new(start: *const Start) -> *mut Opaque;
     fn model_free(m: *mut Opaque);
     fn model_time(m: *mut Opaque, now: u64);
+    fn model_close(m: *mut Opaque);
     fn model_meanwhile(m: *mut Opaque, w: *mut Meanwhile);
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
@@ -164,6 +165,12 @@ impl Model {
     pub fn time(&mut self, now: u64) {
         // SAFETY: a live pointer.
         unsafe { model_time(self.0.as_ptr(), now) }
+    }
+
+    /// The sockets are gone.
+    pub fn close(&mut self) {
+        // SAFETY: a live pointer.
+        unsafe { model_close(self.0.as_ptr()) }
     }
 
     /// A segment of the host of leg `i`. Events come as a set of bits, `1 << event_kind`.

@@ -58,13 +58,13 @@ impl World {
 
     /// May the connections end before all has arrived?
     pub(super) fn may_break_off(&self) -> bool {
-        self.has_died() && !self.relay.goes_on
+        (self.has_died() && !self.relay.goes_on) || self.was_reset()
     }
 
     /// And may a host wait for ever? One that has nothing to send does not hear of a reset that was lost, nor of one that was
     /// not sent: a flow that a limit takes back to sockets that are gone is reset by its next segments.
     pub(super) fn may_be_silent(&self) -> bool {
-        self.may_break_off() && self.hosts.iter().all(|h| h.reset || h.is_quiet())
+        self.has_died() && self.may_break_off() && self.hosts.iter().all(|h| h.reset || h.is_quiet())
     }
 
     /// Before the process wakes up.
@@ -94,7 +94,7 @@ impl World {
 
     /// What is passed up to a socket that is gone is answered with a reset.
     pub(super) fn answer_for_nobody(&mut self, i: usize, p: &Packet) -> bool {
-        if !self.has_died() || !self.sockets[i].is_gone() {
+        if !(self.has_died() || self.was_reset()) || !self.sockets[i].is_gone() {
             return false;
         }
         self.note(|_| format!("{i} in {}: no socket", show(p)));

@@ -4,6 +4,7 @@
 mod adversary;
 mod death;
 mod relay;
+mod reset;
 mod segment;
 mod style;
 mod tcp;
@@ -15,6 +16,7 @@ use longsplice_datapath::{
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use relay::{Habits, Meanwhile, Relay, State};
+use reset::Reset;
 use std::{cmp::Reverse, collections::BinaryHeap};
 use style::Style;
 use tcp::{FIN, MS, Packet, RST, Tcp, Time, URG};
@@ -50,6 +52,8 @@ pub enum Kind {
     Hostile,
     /// As [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at some moment; another one takes over.
     Killed,
+    /// As [`Kind::Bad`] or [`Kind::Crossing`] without loss, and one of the hosts resets the connection at some moment.
+    Reset,
 }
 
 /// What a run has shown.
@@ -65,6 +69,8 @@ pub struct Outcome {
     pub killed: bool,
     /// ... with nothing to be lost by it.
     pub whole: bool,
+    /// A host has reset the connection.
+    pub reset: bool,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
     /// What was wrong.
@@ -158,6 +164,7 @@ struct World {
     adversary: Option<SmallRng>,
     /// When the process dies, and the next one comes.
     death: Option<Death>,
+    reset: Option<Reset>,
     out: Outcome,
     progress: [u64; 2],
 }
@@ -170,6 +177,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Killed => w.is_to_die(seed),
+        Kind::Reset => w.is_to_be_reset(seed),
         Kind::Calm | Kind::Bad => {}
     }
     w.go();
@@ -343,6 +351,7 @@ impl World {
             other_cpu: None,
             adversary: None,
             death: None,
+            reset: None,
             out,
             progress: [0; 2],
             queue: BinaryHeap::new(),
@@ -445,7 +454,7 @@ impl World {
             also(self.hosts[i].wakes());
             also(self.sockets[i].wakes());
             let (a, h) = (&self.apps[i], &self.hosts[i]);
-            if h.reset {
+            if h.is_gone() {
                 continue;
             }
             if a.written < a.total && h.room() > 0 {
@@ -464,7 +473,7 @@ impl World {
 
     fn finished(&self) -> bool {
         let over = |(a, h): (&App, &Tcp)| a.closed && a.eof && h.fin_acked;
-        self.apps.iter().zip(&self.hosts).all(|(a, h)| over((a, h)) || (h.reset && self.may_break_off()))
+        self.apps.iter().zip(&self.hosts).all(|(a, h)| over((a, h)) || (h.is_gone() && self.may_break_off()))
     }
 
     /// Now and then everybody sleeps, when nothing is on its way. Not in a drain, which has a limit.
@@ -485,6 +494,7 @@ impl World {
             self.app(i);
         }
         self.live_and_die();
+        self.live_and_reset();
         if self.relay_at.is_some_and(|t| t <= self.now) {
             self.model.time((self.now + self.hosts[0].slept) * 1000);
             self.relay.meanwhile = self.choose_meanwhile();
@@ -506,7 +516,7 @@ impl World {
             if self.hosts[i].reset && !self.may_break_off() {
                 return self.fail(&format!("host {i} was reset"));
             }
-            if self.sockets[i].reset && !self.has_died() {
+            if self.sockets[i].reset && !self.has_died() && !self.was_reset() {
                 return self.fail(&format!("socket {i} was reset"));
             }
         }
@@ -548,7 +558,7 @@ impl World {
 
     fn app(&mut self, i: usize) {
         let (now, may_break_off) = (self.now, self.may_break_off());
-        if self.hosts[i].reset {
+        if self.hosts[i].is_gone() {
             return;
         }
         let a = &mut self.apps[i];
@@ -651,7 +661,7 @@ impl World {
     fn event(&mut self, e: Event) {
         match e {
             Event::Wake => {}
-            Event::ToHost(i, p) if self.hosts[i].reset => self.answer_by_nobody(i, &p),
+            Event::ToHost(i, p) if self.hosts[i].is_gone() => self.answer_by_nobody(i, &p),
             Event::ToHost(i, p) => {
                 let why = self.hosts[i].input(self.now, &p);
                 self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));

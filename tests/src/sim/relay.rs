@@ -25,8 +25,9 @@ const LEG_RESET: u32 = 1 << 9;
 const LEG_TRIGGER: u32 = 1 << 11;
 const PATH_SPLICED: u32 = 1 << 0;
 const PATH_FIN_ACKED: u32 = 1 << 3;
+const PATH_DEAD: u32 = 1 << 4;
 /// FIN, FIN_ACKED, DEAD.
-const PATH_ENDS: u32 = 1 << 1 | PATH_FIN_ACKED | 1 << 4;
+const PATH_ENDS: u32 = 1 << 1 | PATH_FIN_ACKED | PATH_DEAD;
 
 fn is_forwarded_by(flags: [u32; 2]) -> bool {
     flags[0] & flags[1] & PATH_SPLICED != 0
@@ -34,6 +35,10 @@ fn is_forwarded_by(flags: [u32; 2]) -> bool {
 
 fn is_forwarded(m: &Model) -> bool {
     is_forwarded_by([m.path_flags(0), m.path_flags(1)])
+}
+
+fn was_reset(at: &SwitchArgs) -> bool {
+    (at.flags[0] | at.flags[1]) & LEG_RESET != 0
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,6 +170,10 @@ impl Relay {
     /// One wake-up. When to wake at the latest, if at all.
     pub fn run(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) -> Option<Time> {
         match self.state {
+            State::Copying | State::Draining if sockets.iter().any(|s| s.reset) => {
+                self.break_off(now, m, sockets);
+                None
+            }
             State::Copying => {
                 self.pump(sockets);
                 if self.done() {
@@ -190,17 +199,18 @@ impl Relay {
                 self.pump(sockets);
                 let look = self.call(m, OP_LOOK);
                 if look.phase == [PHASE_FWD; 2] {
-                    self.commit(now, m, rng);
-                } else if self.given_up(&look.phase)
-                    || now >= self.deadline
-                    || (look.flags[0] | look.flags[1]) & LEG_RESET != 0
-                {
+                    self.commit(now, m, sockets, rng);
+                } else if self.given_up(&look.phase) || now >= self.deadline || was_reset(&look) {
                     self.taken_back += 1;
                     self.unsplice(now, m, sockets, rng);
                 }
                 Some(now + 50 * MS)
             }
             State::Spliced => {
+                if (m.path_flags(0) | m.path_flags(1)) & PATH_DEAD != 0 {
+                    self.break_off(now, m, sockets);
+                    return None;
+                }
                 if m.path_flags(0) & m.path_flags(1) & PATH_FIN_ACKED != 0 {
                     self.say(|| "closed while spliced".into());
                     self.state = State::Ended;
@@ -431,8 +441,11 @@ impl Relay {
         }
     }
 
-    fn commit(&mut self, now: Time, m: &mut Model, rng: &mut SmallRng) {
+    fn commit(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
         let g = self.call(m, OP_COMMIT);
+        if was_reset(&g) {
+            return self.break_off(now, m, sockets);
+        }
         assert_eq!(g.result, 0, "{g:?}");
         assert!(self.dirs.iter().all(|d| d.hand.is_empty()), "forwarded with bytes in hand");
         self.say(|| format!("commit {g:?}"));
@@ -446,6 +459,10 @@ impl Relay {
         let g = self.call(m, OP_UNSPLICE);
         self.say(|| format!("unsplice {g:?}"));
         self.lift();
+        if was_reset(&g) {
+            self.state = State::Copying;
+            return self.break_off(now, m, sockets);
+        }
         for d in 0..2 {
             if g.pending[d] == 0 {
                 continue;
@@ -468,7 +485,23 @@ impl Relay {
         }
         self.state = State::Copying;
         self.next_switch(now, rng);
-        let _ = sockets;
+    }
+
+    /// One of the hosts has reset the connection: the other one hears of it from the sockets, unless they are parked.
+    fn break_off(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2]) {
+        let state = self.state;
+        self.say(|| format!("broken off in {state:?}"));
+        if state == State::Draining {
+            self.call(m, OP_UNSPLICE);
+        }
+        for s in sockets.iter_mut().filter(|s| !s.is_gone()) {
+            match state {
+                State::Spliced => s.dead = true,
+                _ => s.abort(now),
+            }
+        }
+        m.close();
+        self.state = State::Ended;
     }
 
     /// Told by an event of the data path.

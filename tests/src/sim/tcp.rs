@@ -195,9 +195,11 @@ impl Tcp {
         }
     }
 
-    fn abort(&mut self, now: Time) {
-        self.push(now, self.nxt, Vec::new(), RST);
-        self.dead = true;
+    /// What it has is thrown away, and the other end reset (RFC 9293, 3.10.5), within its window.
+    pub fn abort(&mut self, now: Time) {
+        let room = self.wnd.min(self.max.wrapping_sub(self.una));
+        self.push(now, self.una.wrapping_add(room), Vec::new(), RST);
+        (self.orphan, self.dead) = (true, true);
     }
 
     /// No socket is there: the kernel answers with a reset.
