@@ -143,7 +143,9 @@ impl Held {
         let present = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
         let failed = |source| OpenError::Kernel { what: "attach again", source };
         let folder = self.owned.path.clone();
-        refuse_others(&detached.iter().map(|(i, _)| self.links[*i].device).collect::<Vec<_>>(), &folder)?;
+        let is_there = |device: u32| present.iter().any(|d| d.index == device);
+        let devices: Vec<_> = detached.iter().map(|(i, _)| self.links[*i].device).filter(|d| is_there(*d)).collect();
+        refuse_others(&devices, &folder)?;
         for (i, replaced) in detached {
             let Attached { hook, device, ref link } = self.links[*i];
             let Some(is) = present.iter().find(|d| d.index == device) else {

@@ -134,6 +134,28 @@ fn needs_root_and_bpf_pins_that_are_removed_come_back() {
     assert!(!place.pins.exist());
 }
 
+/// Nothing is to be put back there.
+#[test]
+fn needs_root_and_bpf_a_device_may_go() {
+    let place = Place::new();
+    place
+        .lab
+        .forwarder
+        .execute("ip", &["link", "add", "extra", "up", "type", "veth", "peer", "name", "other"])
+        .unwrap();
+    let first = place.proxy("", 7001);
+    assert!(first.messages().contains("extra"), "{}", first.messages());
+    let mut stream = place.talk(7001);
+    place.lab.forwarder.execute("ip", &["link", "del", "extra"]).unwrap();
+    first.wait_message("is gone: nothing is spliced there");
+    assert!(!first.messages().contains("cannot be put back"), "{}", first.messages());
+    eventually_spliced(&first, 1);
+    round_trip(&mut stream, &[1; 100_000]);
+    drop(stream);
+    end(first);
+    assert!(!place.pins.exist());
+}
+
 /// What a process that is gone has left cannot be taken over without all of it.
 #[test]
 fn needs_root_and_bpf_what_is_left_in_part_is_not_taken_over() {
