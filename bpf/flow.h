@@ -38,7 +38,7 @@ enum leg_flag {
 	LEG_SACK = 1 << 1,     /* selective acknowledgements negotiated (RFC 2018) */
 	LEG_PAIRED = 1 << 2,   /* `peer` is valid */
 	LEG_SPLICED = 1 << 3,  /* the path entries rule; this record is stale until woken */
-	LEG_HOLD = 1 << 4,     /* drop instead of forward while draining */
+	LEG_HOLD = 1 << 4,     /* what is to be forwarded is held (hold.h): until the drain is over, and all that was has been */
 	LEG_FRAGMENTS = 1 << 5,/* fragments came or went: the tracker cannot vouch for max_in, max_out */
 	LEG_FIN_IN = 1 << 6,   /* the host has sent FIN */
 	LEG_FIN_OUT = 1 << 7,  /* FIN was sent to the host */
@@ -85,6 +85,8 @@ struct leg {
 	/* the peer's out space = our in space + seq_off; our TSval = the peer host's TSval + ts_from_peer */
 	__u32 seq_off, ts_from_peer;
 	__u32 verbatim;  /* from this position in in space on, bytes are relayed unchanged */
+	__u32 held_in;   /* LEG_HOLD: highest end that was held, in in space */
+	__u32 held;      /* ... and how many bytes were, since the freeze */
 	/* next hop to the host, as learned from what the local socket sends */
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
@@ -359,6 +361,25 @@ struct handshake {
 	__u32 payload;    /* bytes that it carries besides */
 };
 
+/* Before each piece of a segment that is held: its headers. IP options are not kept, as for a segment that is forwarded. */
+struct held_record {
+	struct tuple leg; /* where it came in */
+	__u32 ifindex;
+	__u32 at, len;    /* of the payload: where the piece begins, and the bytes that follow here */
+	__u32 payload;    /* bytes in all */
+	__u16 segment;    /* payload bytes of each segment of a large packet; 0: it is not one */
+	__u8 eth[14];
+	__u8 ip[40];      /* IPv4: 20 bytes */
+	__u8 tcp[60];
+};
+
+/* Indices of `holding`: bytes that all flows together have had held since the process began. */
+enum held_bytes {
+	HELD_GIVEN = 0, /* by the data path to user space */
+	HELD_BACK = 1,  /* ... which has sent them on their way again */
+	HELD_MAX = 2,
+};
+
 /* Values of `listeners`. */
 enum listens {
 	LISTENS = 1,
@@ -387,7 +408,7 @@ enum verdict {
 	V_BOTH,             /* forwarded and given to the local socket */
 	V_LOCAL_OUT,        /* sent by the local socket */
 	V_LOCAL_MUTED,      /* local socket's segment dropped: the flow is forwarded */
-	V_HELD,             /* dropped under the hold policy */
+	V_HELD,             /* held by user space under the hold policy, until the drain is over */
 	V_OUT_OF_WINDOW,    /* sequence number not acceptable */
 	V_BAD_ACK,          /* acknowledgement not acceptable */
 	V_BAD_RST,          /* RST outside of the window, or after the end */
@@ -418,6 +439,8 @@ enum verdict {
 	V_RST_UNPROVEN,     /* RST within the window, but not in order: sent on for the receiver to challenge, moves no state */
 	V_NO_ACK,           /* segment without ACK that is neither SYN nor RST */
 	V_BAD_CHECKSUM,     /* TCP checksum wrong */
+	V_HOLD_OVERFLOW,    /* to be held, but there was no room: dropped, its sender will send it again */
+	V_BEYOND_LIMIT,     /* beyond the limit of a splice that drains: dropped, its sender will send it again */
 	V_MAX,
 };
 

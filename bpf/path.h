@@ -245,7 +245,7 @@ static __always_inline void splice_path(enum splice_step step, struct leg *from,
 		if (step == PREPARE)
 			w.flags &= ~PATH_SPLICED;
 		else
-			from->flags |= LEG_SPLICED;
+			from->flags = (from->flags & ~LEG_HOLD) | LEG_SPLICED;
 		*(volatile __u64 *)&p->word.all = w.all;
 	}
 	bpf_spin_unlock(&from->lock);

@@ -22,6 +22,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "flow.h"
+#include "segment.h"
 #include "switch.h"
 #include "path.h"
 #include "verdict.h"
@@ -30,6 +31,7 @@
 #include "rewrite.h"
 #include "table.h"
 #include "tap.h"
+#include "hold.h"
 #include "meet.h"
 #include "track.h"
 #include "fast.h"
@@ -273,8 +275,14 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	at = l->in64 + (__s32)(sc->s.seq - l->max_in);
 	seq_off = l->seq_off;
 	bpf_spin_unlock(&l->lock);
+	if (p->hold)
+		hold(skb);
+	else if (!keep_going || p->dropped == V_HOLD_OVERFLOW)
+		count(p->dropped);
 	if (!keep_going)
-		return drop(p->dropped);
+		return TCX_DROP;
+	if (flags & LEG_HOLD && p->fwd_data) /* all that was held has been forwarded */
+		tell(&sc->t, EVENT_FORWARDING);
 	if (plain) {
 		count(V_LOCAL);
 		return TCX_NEXT;
@@ -290,7 +298,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		forward_segment(o, &sc->s, p);
 		acked = o->ack_in - seq_off - sc->s.seq;
 		if ((p->drained || p->returned)) {
-			if (o->phase_out == PHASE_FWD && o->phase_in == PHASE_FWD)
+			if (o->phase_in == PHASE_FWD && (o->phase_out == PHASE_FWD || o->flags & LEG_HOLD))
 				events = EVENT_FORWARDING;
 			if (o->phase_out == PHASE_LOCAL && o->phase_in == PHASE_LOCAL)
 				events = EVENT_CONTROL;
@@ -574,7 +582,7 @@ SEC("tcx/ingress")
 int ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc;
-	int r, parsed;
+	int r, parsed, again;
 
 	if (skb->pkt_type != PACKET_HOST) /* broadcast, multicast, or meant for another host: no stack takes a segment out of it */
 		return TCX_NEXT;
@@ -590,6 +598,9 @@ int ingress(struct __sk_buff *skb)
 	}
 	if (skb->mark == MARK_FOREIGN)
 		return TCX_NEXT;
+	again = skb->mark == MARK_HELD;
+	if (again)
+		skb->mark = 0; /* or it would come back from where it leaves */
 	if (is_crowded())
 		look_ahead(skb);
 	if (skb->protocol == bpf_htons(ETH_P_IP))
@@ -604,6 +615,7 @@ int ingress(struct __sk_buff *skb)
 	if (!sc)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);
+	sc->s.again = again;
 	if (parsed == PARSED_LATER)
 		return later_fragment(skb);
 	if (parsed == PARSED_OTHER)
@@ -691,6 +703,8 @@ int egress(struct __sk_buff *skb)
 	struct scratch *sc;
 	struct path *p;
 
+	if (skb->mark == MARK_HELD)
+		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 	if (skb->vlan_present || skb->ingress_ifindex) /* tagged: seen on the VLAN device already; forwarded, by us or by the kernel */
 		return TCX_NEXT;
 	sc = scratch();

@@ -15,53 +15,6 @@
 #ifndef LONGSPLICE_SWITCH_H
 #define LONGSPLICE_SWITCH_H
 
-#define TH_FIN 0x01
-#define TH_SYN 0x02
-#define TH_RST 0x04
-#define TH_ACK 0x10
-#define TH_URG 0x20
-
-/* A segment as it came in; host byte order. */
-struct seg {
-	__u32 seq, ack, len; /* len: payload bytes, FIN not counted */
-	__u32 tsval, tsecr;
-	__u16 win, urg;
-	__u8 flags;
-	__u8 has_ts;
-};
-
-/* One outgoing copy of it; host byte order. */
-struct edit {
-	__u32 seq, ack, tsval, tsecr;
-	__u32 keep;               /* payload bytes kept, from the front */
-	__u32 sack_add;           /* added to SACK edges ... */
-	__u32 sack_lo, sack_hi;   /* ... which are first clamped to this range */
-	__u16 win, urg;
-	__u8 flags;
-	__u8 strip_ts, strip_sack;
-};
-
-/* What is to be done with it. */
-struct plan {
-	__u8 local, fwd;       /* send this copy */
-	__u8 fwd_data;         /* the forwarded copy carries data or FIN */
-	__u8 ack_valid;        /* `ack` is meant for the other host */
-	__u8 in_order_ts;      /* not older than what was seen: may move the TSval offset */
-	__u8 drained, returned;/* the acknowledged direction has completed TO_FWD / TO_LOCAL */
-	enum verdict dropped;  /* if neither copy is sent */
-	__u32 ack;             /* in the out space of the leg it came from */
-	__u32 fwd_end;
-	__u32 win;             /* bytes */
-	struct edit l, f;
-};
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE int before(__u32 a, __u32 b) { return (__s32)(a - b) < 0; }
-INLINE int after(__u32 a, __u32 b) { return (__s32)(a - b) > 0; }
-INLINE __u32 later(__u32 a, __u32 b) { return after(a, b) ? a : b; }
-INLINE __u32 earlier(__u32 a, __u32 b) { return before(a, b) ? a : b; }
-
 /* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
 #define FAR 0x40000000u
 
@@ -72,38 +25,6 @@ INLINE void advance_in(struct leg *l, __u32 end)
 		l->max_in = end;
 		l->flags &= ~LEG_FIN_IN; /* what has more behind it was no end */
 	}
-}
-
-/* The window field for so many bytes. One that is open stays open: whoever hears of none waits to be told of another. It may
- * then say more, by less than one unit of its scale; what there is no room for is cut off and sent again. */
-INLINE __u16 window_field(__u32 bytes, __u32 scale)
-{
-	__u32 win = bytes >> scale;
-
-	if (win > 0xffff)
-		return 0xffff;
-	return win ? win : !!bytes;
-}
-
-/* The end of what is urgent, in the numbers that the segment came with (RFC 9293, 3.8.5). */
-INLINE __u32 urgent_end(const struct seg *s)
-{
-	return s->seq + s->urg;
-}
-
-/* It stays where it is in the stream, and its pointer counts from the number that a copy goes out with. `shift`: from the numbers
- * that the segment came with to those of the copy. */
-INLINE void point_at_urgent(struct edit *e, const struct seg *s, __u32 shift)
-{
-	__u32 ahead = urgent_end(s) + shift - e->seq;
-
-	e->urg = s->urg;
-	if (!(e->flags & TH_URG))
-		return;
-	if (ahead - 1 < 0xffff)
-		e->urg = ahead;
-	else /* behind it, or too far ahead to be told */
-		e->flags &= ~TH_URG;
 }
 
 /* How far the local socket's window reaches. */
@@ -125,7 +46,8 @@ INLINE __u32 pure_ack_seq(const struct leg *l)
 }
 
 /* The verdict on a segment that the local socket, or the other host, would not accept (RFC 9293, 3.10.7.4; RFC 5961, 5), or 0.
- * Nothing is learnt from such. Old ones are acceptable down to a window below: they may be sent again. Not for SYN, RST. */
+ * Nothing is learnt from such. Old ones are acceptable down to a window below: they may be sent again. What was held was
+ * acceptable when it came. Not for SYN, RST. */
 INLINE __u32 refuses(const struct leg *l, const struct seg *s)
 {
 	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
@@ -134,7 +56,7 @@ INLINE __u32 refuses(const struct leg *l, const struct seg *s)
 		return V_NO_ACK;
 	if (after(s->seq, l->edge_out) || (__s32)(l->ack_out - end) > (__s32)(65535 << l->wscale_out) + 1)
 		return V_OUT_OF_WINDOW;
-	if (after(s->ack, l->max_out) || (__s32)(l->ack_in - s->ack) > (__s32)(65535 << l->wscale_in))
+	if (after(s->ack, l->max_out) || (!s->again && (__s32)(l->ack_in - s->ack) > (__s32)(65535 << l->wscale_in)))
 		return V_BAD_ACK;
 	return 0;
 }
@@ -389,6 +311,28 @@ INLINE __u32 cut_at(const struct seg *s, __u32 end)
 	return keep < s->len && keep > MOST_CUT ? MOST_CUT : keep;
 }
 
+/* Bytes of one flow and direction that are held at most: a large window, of which much was sent twice. */
+#define MOST_HELD (8 << 20)
+
+/* Is this held? After the drain nothing overtakes what was. But what is next in order goes on: what was held may be lost with its
+ * process, and comes again from its host. */
+INLINE int is_to_be_held(const struct leg *l, const struct seg *s, __u32 end)
+{
+	if (!(l->flags & LEG_HOLD))
+		return 0;
+	if (l->phase_in == PHASE_TO_FWD)
+		return after(end, l->bound_in);
+	return !s->again && after(s->seq, l->max_in) && l->held + s->len <= MOST_HELD;
+}
+
+/* All that comes from the host is forwarded: the end of holding, unless some of what was held is still to come. */
+INLINE void forwards(struct leg *l)
+{
+	l->phase_in = PHASE_FWD;
+	if (!before(l->max_in, l->held_in))
+		l->flags &= ~LEG_HOLD;
+}
+
 /* Which bytes go where, and is the bare acknowledgement worth a copy? Returns 0 when the segment is not acceptable. */
 INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 {
@@ -399,7 +343,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	int pure = end == s->seq;
 	int advanced, sent;
 
-	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = 0;
+	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = p->hold = 0;
 	p->dropped = refuses(l, s);
 	if (p->dropped && !is_given_up(l) && (l->phase_in != PHASE_LOCAL || ahead_of_socket(l)))
 		return 0;
@@ -427,13 +371,27 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		/* A bare acknowledgement may stand beyond data, or a FIN, that were lost: those have not come. */
 		if (!pure)
 			advance_in(l, end);
+	} else if (is_to_be_held(l, s, end)) {
+		p->held_from = 0;
+		if (l->phase_in == PHASE_TO_FWD && before(s->seq, l->bound_in)) {
+			local_end = l->bound_in;
+			p->local = 1;
+			p->held_from = earlier(local_end, s->seq + s->len) - s->seq;
+		}
+		p->hold = l->held + s->len <= MOST_HELD;
+		p->dropped = V_HOLD_OVERFLOW;
+		if (p->hold) {
+			l->held += s->len;
+			l->held_in = later(l->held_in, end);
+		}
 	} else if (l->phase_in == PHASE_FWD) {
 		p->fwd = 1;
 		advance_in(l, end);
+		forwards(l);
 	} else if (l->phase_in == PHASE_TO_FWD) {
 		local_end = earlier(end, l->bound_in);
 		p->local = before(s->seq, l->bound_in);
-		p->fwd = after(end, l->bound_in) && !(l->flags & LEG_HOLD);
+		p->fwd = after(end, l->bound_in);
 		/* A copy across the bound is forwarded whole, for what lies below arrives unchanged from the socket. Where the
 		 * proxy may have changed it, or the socket lacks some of it, the host will have to send again, from the bound. */
 		if (p->local && (before(s->seq, l->verbatim) || before(l->ack_local, l->bound_in)))
@@ -448,7 +406,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		if (p->fwd)
 			advance_in(l, p->fwd_end);
 		else if (!p->local)
-			p->dropped = V_HELD;
+			p->dropped = V_BEYOND_LIMIT;
 	} else { /* TO_LOCAL */
 		p->fwd = before(s->seq, l->bound_in) && before(l->ack_out, l->bound_in);
 		p->local = after(end, l->bound_in);
@@ -550,7 +508,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	__u32 ack = o->ack_out, win = o->win_out, shift = e->seq - s->seq;
 
 	if (p->drained && o->phase_in == PHASE_TO_FWD) /* not if it was taken back meanwhile */
-		o->phase_in = PHASE_FWD;
+		forwards(o);
 	if (p->ack_valid) {
 		__u32 a = p->ack - o->seq_off;
 
@@ -590,6 +548,8 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	e->strip_sack = !(o->flags & LEG_SACK) || !p->ack_valid;
 	if (s->has_ts)
 		e->tsval = our_tsval(o, s->tsval, p->in_order_ts, &o->ts_from_peer);
+	if (s->again) /* what its host has said since has gone before it */
+		e->tsval = later(e->tsval, o->tsval_out);
 }
 
 /* Without it, the other host would not hear of the end, for what it sends is forwarded. After local_segment. */
@@ -744,6 +704,8 @@ INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 
 	*bound_out = out + pending;
 	from->seq_off = *bound_out - from->bound_in;
 	from->phase_in = PHASE_TO_FWD;
+	from->held_in = from->bound_in;
+	from->held = 0;
 	from->limit_in = h->limit == LIMIT_KEEP ? from->bound_in : taken + h->limit;
 	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_PASSED);
 	if (hold)
@@ -766,7 +728,7 @@ INLINE int freeze_out(struct leg *to, __u32 bound_out, __u32 tsval)
 INLINE void freeze_done(struct leg *from)
 {
 	if (from->phase_in == PHASE_TO_FWD)
-		from->phase_in = PHASE_FWD;
+		forwards(from);
 }
 
 /* Unsplice, direction from -> to, step 1: a splice that has not drained is taken back whole. The sender was told of nothing
@@ -784,6 +746,7 @@ INLINE void stop_drain(struct leg *to)
 /* Step 2: bytes from `at` on belong to the socket again; `at` not before max_in. Returns whether it was forwarded before. */
 INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 {
+	from->flags &= ~LEG_HOLD;
 	if (from->phase_in == PHASE_TO_FWD) /* what has drained before step 1 has drained */
 		from->phase_in = *(volatile __u8 *)&to->phase_out == PHASE_FWD ? PHASE_FWD : PHASE_LOCAL;
 	if (from->phase_in != PHASE_FWD)

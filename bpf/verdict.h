@@ -9,6 +9,8 @@ const volatile enum leg_flag leg_flag_layout;
 const volatile enum path_flag path_flag_layout;
 const volatile struct tap_record tap_record_layout;
 const volatile struct handshake handshake_layout;
+const volatile struct held_record held_record_layout;
+const volatile enum held_bytes held_bytes_layout;
 const volatile enum listens listens_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */

@@ -2,7 +2,7 @@
 use longsplice_datapath::EventKind;
 use longsplice_engine::{Command, FlowState, How, Policy, Trigger, When};
 use longsplice_lab::{
-    Family, Lab, Shape,
+    Family, Impair, Lab, Shape, Way,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     traffic::{Chunks, Ending, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
@@ -87,14 +87,31 @@ fn released_flows_end() {
     assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, How::Closed), "{e:?}");
 }
 
+/// What comes during a drain waits, and all of it goes on. (In order: `what_is_held_keeps_its_order` of the simulator.)
 #[test]
-fn the_hold_policy_loses_nothing() {
-    let script = Script::opener(5).bytes(6_000_000).pace(6_000_000);
-    let answer = Script::answerer().bytes(6_000_000).pace(6_000_000);
-    let mut r =
-        start(Family::V4, Policy { hold: true, when: When::AfterBytes(1_000_000), ..by_hand() }, script, answer);
-    r.f.wait_state(FlowState::Spliced);
-    r.intact();
+fn the_hold_policy_holds() {
+    const SWITCHES: u32 = 12;
+    for family in Family::BOTH {
+        let script = Script::opener(5).bytes(20_000_000).pace(5_000_000);
+        let answer = Script::answerer().bytes(20_000_000).pace(5_000_000);
+        let policy = Policy { hold: true, when: When::AfterBytes(1_000_000), ..by_hand() };
+        let mut r = start(family, policy, script, answer);
+        let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
+        let _far = [Way::ToServer, Way::ToClient].map(|way| r.lab.impair(way, far).expect("delay"));
+        for _ in 0..SWITCHES {
+            r.f.wait_state(FlowState::Spliced);
+            r.f.command(Command::Unsplice);
+            r.f.wait_state(FlowState::Copying);
+            r.f.command(Command::Splice);
+        }
+        r.intact();
+        let verdicts = r.f.verdicts();
+        assert!(r.f.verdict("held") > u64::from(SWITCHES), "{verdicts:?}");
+        let (held, went_on) = r.f.splicer.datapath().expect("kernel path").held_bytes().expect("counters");
+        assert_eq!((held, r.f.verdict("hold-overflow")), (went_on, 0), "{verdicts:?}");
+        let expected = ["forwarded", "forwarded-slow", "local", "both", "local-out", "local-muted", "held", "straddle"];
+        assert!(verdicts.iter().all(|v| expected.contains(&v.0)), "nothing is dropped: {verdicts:?}");
+    }
 }
 
 /// A client that does not read keeps the server's direction from draining: the splice is taken back, and tried no more.

@@ -69,6 +69,18 @@ fn without_loss() {
     assert!(long.get() <= most, "{} seeds with long gaps, at most {most}", long.get());
 }
 
+/// What comes during a drain waits for its end, and is forwarded in order.
+#[test]
+fn what_is_held_keeps_its_order() {
+    let held = std::cell::Cell::new(0);
+    all(Kind::Held, |_, o| {
+        held.set(held.get() + o.held);
+        (o.early > 0).then(|| format!("{} segments overtook others; {} were held", o.early, o.held))
+    });
+    eprintln!("{} segments were held", held.get());
+    assert!(env::var_os("SIM_SEED").is_some() || held.get() > 1000);
+}
+
 #[test]
 fn under_loss() {
     all(Kind::Bad, |_, _| None);

@@ -12,6 +12,7 @@ static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l, before_lock
 static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 
 #include "flow.h"
+#include "segment.h"
 #include "switch.h"
 #include "path.h"
 #include "place.h"
@@ -33,7 +34,7 @@ struct model_start {
 struct model_out {
 	__u8 local, fwd; /* copies sent */
 	__u8 plain;      /* the local copy is the segment as it came */
-	__u8 events;     /* 1 << enum event_kind */
+	__u8 events;     /* 1 << enum event_kind; 1: the segment is held */
 	__u32 dropped;   /* enum verdict, if neither is sent */
 	struct edit l, f;
 };
@@ -160,7 +161,8 @@ static void ingress(struct model *m, int i, const struct seg *s, struct model_ou
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
 	struct plan p;
-	int woken = 0;
+	int woken = 0, keep_going;
+	__u32 flags;
 
 again:
 	memset(out, 0, sizeof(*out));
@@ -221,10 +223,15 @@ again:
 	bpf_spin_lock(&l->lock);
 	if (l->flags & LEG_SPLICED || takes_back(l, s) || is_half_frozen(l, o))
 		goto again;
-	if (!host_segment(l, s, &p)) {
-		out->dropped = p.dropped;
+	flags = l->flags;
+	keep_going = host_segment(l, s, &p);
+	out->events |= p.hold;
+	if (!keep_going) {
+		out->dropped = p.hold ? V_HELD : p.dropped;
 		return;
 	}
+	if ((flags ^ l->flags) & LEG_HOLD && p.fwd_data)
+		out->events |= 1 << EVENT_FORWARDING;
 	if (is_plain(l, s, &p)) {
 		out->local = out->plain = 1;
 		return;
@@ -233,7 +240,7 @@ again:
 		bpf_spin_lock(&o->lock);
 		forward_segment(o, s, &p);
 		if (p.drained || p.returned) {
-			if (o->phase_out == PHASE_FWD && o->phase_in == PHASE_FWD)
+			if (o->phase_in == PHASE_FWD && (o->phase_out == PHASE_FWD || o->flags & LEG_HOLD))
 				out->events |= 1 << EVENT_FORWARDING;
 			if (o->phase_out == PHASE_LOCAL && o->phase_in == PHASE_LOCAL)
 				out->events |= 1 << EVENT_CONTROL;

@@ -177,11 +177,11 @@ impl Handshake {
 }
 
 /// Of 16-bit words in network order; the length is even.
-fn sum(bytes: &[u8]) -> u32 {
+pub(crate) fn sum(bytes: &[u8]) -> u32 {
     bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum()
 }
 
-fn fold(sum: u32) -> u16 {
+pub(crate) fn fold(sum: u32) -> u16 {
     let once = (sum & 0xffff) + (sum >> 16);
     ((once & 0xffff) + (once >> 16)) as u16
 }

@@ -43,11 +43,21 @@ pub struct Options {
     pub max_flows: u32,
     /// Bytes of the ring for copies of what is forwarded; made a power of two, 64 KB (the largest page) to 1 GB.
     pub tap_ring: u32,
+    /// Bytes of the ring for what is held by [`Datapath::freeze`]; likewise.
+    pub hold_ring: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { devices: Vec::new(), xdp: Vec::new(), peer: Vec::new(), pin: None, max_flows: 65536, tap_ring: 0 }
+        Options {
+            devices: Vec::new(),
+            xdp: Vec::new(),
+            peer: Vec::new(),
+            pin: None,
+            max_flows: 65536,
+            tap_ring: 0,
+            hold_ring: 0,
+        }
     }
 }
 
@@ -244,7 +254,9 @@ impl Datapath {
             open.maps.paths6.set_max_entries(pages6)?;
             open.maps.legs.set_max_entries(n.saturating_mul(2))?;
             open.maps.embryos.set_max_entries(n.clamp(1024, 65536))?;
-            open.maps.taps.set_max_entries(options.tap_ring.clamp(65536, 1 << 30).next_power_of_two())
+            let ring = |bytes: u32| bytes.clamp(65536, 1 << 30).next_power_of_two();
+            open.maps.held.set_max_entries(ring(options.hold_ring))?;
+            open.maps.taps.set_max_entries(ring(options.tap_ring))
         })()
         .map_err(size)?;
         for mut map in open.open_object_mut().maps_mut() {
@@ -269,6 +281,8 @@ impl Datapath {
             verdicts: handle(&m.verdicts)?,
             events: handle(&m.events)?,
             taps: handle(&m.taps)?,
+            held: handle(&m.held)?,
+            holding: handle(&m.holding)?,
             handshakes: handle(&m.handshakes)?,
             abi: handle(&m.abi)?,
         };

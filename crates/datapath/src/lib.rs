@@ -10,6 +10,7 @@ mod diag;
 mod events;
 mod foreign;
 mod held;
+mod hold;
 mod idle;
 mod install;
 mod kernel;
@@ -31,9 +32,9 @@ pub mod testing;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, embryo, event, event_kind, half, handshake, hop, leg, limit, listen_key, listens, path, path_args,
-        path_op, path_word, path6, phase, switch_args, switch_call, switch_op, switch_result, tap_record, train,
-        train_key, tuple, verdict, via,
+        abi, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, limit, listen_key, listens,
+        path, path_args, path_op, path_word, path6, phase, switch_args, switch_call, switch_op, switch_result,
+        tap_record, train, train_key, tuple, verdict, via,
     };
 }
 
@@ -48,6 +49,7 @@ pub use diag::{Claim, Sockets};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets};
 pub use held::Mended;
+pub use hold::{Held, WayBack};
 pub use idle::{Idle, IdleEntry};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext};

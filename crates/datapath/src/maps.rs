@@ -94,6 +94,8 @@ unsafe impl Pod for abi::tap_record {}
 unsafe impl Pod for abi::handshake {}
 // SAFETY: an integer.
 unsafe impl Pod for u32 {}
+// SAFETY: as above.
+unsafe impl Pod for abi::held_record {}
 
 pub(crate) fn bytes_of<T: Pod>(v: &T) -> &[u8] {
     // SAFETY: Pod: every byte of `v` may be read.
@@ -244,6 +246,8 @@ pub(crate) struct Maps {
     pub verdicts: MapHandle,
     pub events: MapHandle,
     pub taps: MapHandle,
+    pub held: MapHandle,
+    pub holding: MapHandle,
     pub handshakes: MapHandle,
     pub abi: MapHandle,
 }

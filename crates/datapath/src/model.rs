@@ -21,6 +21,7 @@ pub struct Seg {
     pub urg: u16,
     pub flags: u8,
     pub has_ts: u8,
+    pub again: u8,
 }
 
 /// One outgoing copy. Mirrors `struct edit`.
@@ -173,7 +174,7 @@ impl Model {
         unsafe { model_close(self.0.as_ptr()) }
     }
 
-    /// A segment of the host of leg `i`. Events come as a set of bits, `1 << event_kind`.
+    /// A segment of the host of leg `i`. Events come as a set of bits, `1 << event_kind`; bit 0: it is held.
     pub fn ingress(&mut self, i: usize, s: &Seg) -> (Fate, u8) {
         let mut out = Out::default();
         // SAFETY: live pointers; i is 0 or 1.

@@ -2,7 +2,7 @@
 
 /// Version of the layout of pinned maps, raised with every change of what flow.h, table.h and place.h put into them; a process takes
 /// over only maps of its own version.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]
@@ -15,6 +15,7 @@ impl LegFlags {
     pub const SACK: u32 = 1 << 1;
     pub const PAIRED: u32 = 1 << 2;
     pub const SPLICED: u32 = 1 << 3;
+    pub const HOLD: u32 = 1 << 4;
     pub const FRAGMENTS: u32 = 1 << 5;
     pub const FIN_IN: u32 = 1 << 6;
     pub const FIN_OUT: u32 = 1 << 7;
@@ -89,4 +90,6 @@ pub const VERDICTS: &[&str] = &[
     "rst-unproven",
     "no-ack",
     "bad-checksum",
+    "hold-overflow",
+    "beyond-limit",
 ];

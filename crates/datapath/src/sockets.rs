@@ -40,6 +40,32 @@ pub(crate) fn namespace_cookie() -> io::Result<u64> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
+/// PACKET_VNET_HDR: before each frame stands what may be left to the kernel (`struct virtio_net_hdr`).
+pub(crate) fn with_virtio_header(fd: impl AsFd) -> io::Result<()> {
+    set_int(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)
+}
+
+/// Sends from a packet socket, by a device. `protocol`: EtherType.
+pub(crate) fn send_frame(fd: impl AsFd, ifindex: u32, protocol: u16, frame: &[u8]) -> io::Result<()> {
+    // SAFETY: sockaddr_ll is plain data; all-zero is valid.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as _;
+    to.sll_protocol = protocol.to_be();
+    to.sll_ifindex = ifindex as _;
+    // SAFETY: the lengths passed are those of the frame and of the address, which both outlive the call.
+    let r = unsafe {
+        libc::sendto(
+            fd.as_fd().as_raw_fd(),
+            frame.as_ptr().cast(),
+            frame.len(),
+            libc::MSG_DONTWAIT,
+            (&raw const to).cast(),
+            size_of_val(&to) as libc::socklen_t,
+        )
+    };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// TCP_WINDOW_CLAMP: the window announced is at most so many bytes; what was announced already stays.
 pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     set_int(fd, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, i32::try_from(bytes).unwrap_or(i32::MAX))

@@ -1,6 +1,6 @@
 //! The calls that switch a flow.
 
-use crate::{Datapath, Tuple, abi, maps::run_program};
+use crate::{Datapath, LegFlags, Tuple, abi, maps::run_program};
 
 /// Why a switch was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,8 +121,13 @@ pub struct Switched {
 
 impl Switched {
     /// Is all forwarded, in both directions?
-    pub fn is_drained(&self) -> bool {
+    pub fn is_forwarded(&self) -> bool {
         self.phase == [abi::phase::PHASE_FWD.0 as u8; 2]
+    }
+
+    /// ... and nothing held any more?
+    pub fn is_drained(&self) -> bool {
+        self.is_forwarded() && (self.flags[0] | self.flags[1]) & LegFlags::HOLD == 0
     }
 
     /// Position of the last bound of direction `d`. The hosts do not wait: `end` may be beyond it already, by less than
@@ -168,7 +173,8 @@ impl Datapath {
     /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
     /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
     ///
-    /// `hold`: drop what comes meanwhile, instead of forwarding it. `fit`: not while a host may send more than the other has
+    /// `hold`: what comes meanwhile is not forwarded, but given to [`Datapath::poll_held`], whose caller sends it on its way
+    /// again when the drain is over or was taken back. `fit`: not while a host may send more than the other has
     /// room for ([`SwitchError::Window`]); the excess would be lost. `tap`: copies of what is forwarded are wanted
     /// ([`Datapath::poll_taps`]), until the next freeze.
     pub fn freeze(&self, a: &Half, b: &Half, [hold, fit, tap]: [bool; 3]) -> Result<Frozen, SwitchError> {

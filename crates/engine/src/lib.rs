@@ -18,6 +18,7 @@
 mod errand;
 mod foreign;
 mod guard;
+mod holder;
 mod keeper;
 mod leg;
 mod lingering;

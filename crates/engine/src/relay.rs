@@ -12,6 +12,7 @@
 use crate::{
     Ended, FlowState, How, Leftovers, Leg, Passed, Refusal, Splicer, Trigger, When,
     errand::{Errand, Purpose},
+    holder::Holding,
     keeper::{Kept, Note},
     lingering::LINGER,
     pump::{Failed, Pump},
@@ -447,8 +448,12 @@ impl Relay {
         splicer.route_events(self.flow());
         let (a, b) = (self.half(0), self.half(1));
         let fit = self.tries < FIT_TRIES && (self.pump.copied() > 0 || self.message().is_some());
-        let tap = self.is_tapped();
-        let frozen = match self.freeze(datapath, &a, &b, [self.flow().policy.hold, fit, tap]) {
+        let hold = self.flow().policy.hold.then(|| Holding::of(&splicer, [a.leg, b.leg]));
+        let Ok(holding) = hold.transpose() else {
+            self.refuse(Refusal::Unprivileged);
+            return Attempt::Copying;
+        };
+        let frozen = match self.freeze(datapath, &a, &b, [holding.is_some(), fit, self.is_tapped()]) {
             Ok(f) => f,
             Err(error @ (SwitchError::Busy | SwitchError::Window)) => {
                 tracing::debug!(flow = self.flow().id, %error, "not yet");
@@ -463,7 +468,7 @@ impl Relay {
             }
             Err(e) => {
                 self.wanted = false;
-                self.refuse_for_good(refusal(e));
+                self.refuse_for_good(e.into());
                 return Attempt::Copying;
             }
         };
@@ -482,7 +487,8 @@ impl Relay {
         // All has come just before the freeze: what is behind it must not be waited for.
         let over = self.message().is_some_and(|m| frozen.bound[m.from] >= m.goal);
         self.stay |= over;
-        let drained = if over { Err(Undrained::Over) } else { self.drain(datapath, ears, frozen.at).await };
+        let drained =
+            if over { Err(Undrained::Over) } else { self.drain(datapath, ears, holding.as_ref(), frozen.at).await };
         self.pump.unlimited();
         let mut failed = None;
         match drained {
@@ -497,7 +503,7 @@ impl Relay {
                     self.set_state(FlowState::Spliced);
                     return Attempt::Spliced;
                 }
-                Err(e) => self.refuse(refusal(e)),
+                Err(e) => self.refuse(e.into()),
             },
             Err(Undrained::Refused(why)) => self.refuse(why),
             Err(Undrained::Over) => {}
@@ -570,19 +576,28 @@ impl Relay {
     }
 
     /// Passes on what lies before the bounds, until both directions are forwarded; `at`: how the freeze has left them.
-    async fn drain(&mut self, datapath: &Datapath, ears: &mut Ears, at: Switched) -> Result<Switched, Undrained> {
+    async fn drain(
+        &mut self,
+        datapath: &Datapath,
+        ears: &mut Ears,
+        holding: Option<&Holding>,
+        at: Switched,
+    ) -> Result<Switched, Undrained> {
         const DRAINING: u8 = 1;
         let (c, s) = self.legs();
         let limit = Instant::now() + self.flow().policy.drain_limit;
-        let (mut passed, mut now) = (false, Ok(at));
+        let (mut passed, mut now) = (false, Ok::<_, SwitchError>(at));
         loop {
+            if let (Ok(now), Some(holding)) = (&now, holding) {
+                (0..2).filter(|d| now.phase[*d] != DRAINING).for_each(|d| holding.let_go(d));
+            }
             match now {
                 Ok(now) if now.is_drained() => return Ok(now),
                 Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(Undrained::Over),
                 // one was taken back by what came beyond its limit, and nothing is on its way any more in the other
-                Ok(now) if !now.phase.contains(&DRAINING) => return Err(Undrained::Over),
+                Ok(now) if !now.phase.contains(&DRAINING) && !now.is_forwarded() => return Err(Undrained::Over),
                 Ok(_) => {}
-                Err(e) => return Err(Undrained::Refused(refusal(e))),
+                Err(e) => return Err(Undrained::Refused(e.into())),
             }
             let left = limit.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -782,17 +797,4 @@ impl Relay {
 /// Whose reset it was.
 fn reset_by(at: &Switched) -> How {
     if at.flags[0] & LegFlags::RESET_IN != 0 { How::ClientReset } else { How::ServerReset }
-}
-
-fn refusal(e: SwitchError) -> Refusal {
-    match e {
-        SwitchError::Untracked => Refusal::Untracked,
-        SwitchError::Busy | SwitchError::Window => Refusal::DrainTimeout,
-        SwitchError::Short => Refusal::Short,
-        SwitchError::Closing => Refusal::Closing,
-        SwitchError::Fragments => Refusal::Fragments,
-        SwitchError::Mismatch => Refusal::Mismatch,
-        SwitchError::Full => Refusal::TableFull,
-        SwitchError::Run(_) => Refusal::Kernel,
-    }
 }

@@ -4,6 +4,7 @@ use crate::{
     Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
     errand::{Errand, Purpose},
     foreign::Foreigners,
+    holder::Holder,
     keeper::{self, Kept, Note},
     leg::ip,
     lingering::Lingering,
@@ -63,6 +64,8 @@ pub struct OpenOptions {
     /// Bytes of the ring for copies of what is forwarded, for taps; 64 KB to 1 GB, and 16 MB unless told, which is what comes at
     /// 10 Gbit/s while their reader does not run for 13 ms.
     pub tap_ring: u32,
+    /// Bytes of the ring for what the hold policy holds, on its way to who holds it; likewise, 4 MB unless told.
+    pub hold_ring: u32,
     /// Where to pin maps and links; `None`: below /sys/fs/bpf/longsplice, by network namespace.
     pub pin: Option<PathBuf>,
 }
@@ -77,6 +80,7 @@ impl Default for OpenOptions {
             sources: Vec::new(),
             max_flows: 65536,
             tap_ring: 16 << 20,
+            hold_ring: 4 << 20,
             pin: None,
         }
     }
@@ -109,6 +113,7 @@ pub(crate) struct Inner {
     /// Splices of legs that are tapped, and whether somebody reads what is forwarded there.
     pub sessions: Mutex<Sessions>,
     tap_reader: Once,
+    pub holder: Mutex<Holder>,
     /// Connections of others that are being opened.
     pub foreigners: Mutex<Foreigners>,
     pub stopping: AtomicBool,
@@ -272,6 +277,7 @@ impl Splicer {
             pin: options.pin.clone(),
             max_flows: options.max_flows,
             tap_ring: options.tap_ring,
+            hold_ring: options.hold_ring,
         })?;
         let (keeper, notes) = channel();
         let s = Splicer::with(
@@ -372,6 +378,7 @@ impl Splicer {
                 keeper,
                 sessions: Mutex::default(),
                 tap_reader: Once::new(),
+                holder: Mutex::default(),
                 foreigners: Mutex::default(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),

@@ -32,7 +32,7 @@ pub struct Policy {
     /// When to splice.
     pub when: When,
     /// Hold new segments while the buffers drain, instead of forwarding them at once (the other drain policy of the
-    /// connection-splicing paper, section III-C). Slower; for comparison.
+    /// connection-splicing paper, section III-C). Slower; for comparison. Needs CAP_NET_RAW.
     pub hold: bool,
     /// A splice that has not drained by then is taken back.
     pub drain_limit: Duration,
@@ -138,6 +138,22 @@ impl From<&crate::OpenError> for Refusal {
             OpenError::TooOld(_) | OpenError::Lacks { .. } => Refusal::Kernel,
             OpenError::Refused { .. } => Refusal::Verifier,
             _ => Refusal::Unavailable,
+        }
+    }
+}
+
+impl From<longsplice_datapath::SwitchError> for Refusal {
+    fn from(e: longsplice_datapath::SwitchError) -> Refusal {
+        use longsplice_datapath::SwitchError;
+        match e {
+            SwitchError::Untracked => Refusal::Untracked,
+            SwitchError::Busy | SwitchError::Window => Refusal::DrainTimeout,
+            SwitchError::Short => Refusal::Short,
+            SwitchError::Closing => Refusal::Closing,
+            SwitchError::Fragments => Refusal::Fragments,
+            SwitchError::Mismatch => Refusal::Mismatch,
+            SwitchError::Full => Refusal::TableFull,
+            SwitchError::Run(_) => Refusal::Kernel,
         }
     }
 }

@@ -128,6 +128,9 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
     if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {
         options.tap_ring = 0; // the least there can be
     }
+    if config.listeners.iter().all(|l| !l.policy.hold) {
+        options.hold_ring = 0;
+    }
     match Splicer::open(&options) {
         Ok(splicer) => {
             announce_devices(&splicer);

@@ -3,6 +3,7 @@
 
 mod adversary;
 mod death;
+mod holder;
 mod relay;
 mod reset;
 mod segment;
@@ -44,6 +45,8 @@ pub enum Kind {
     Calm,
     /// As [`Kind::Calm`], but the flow stays in control mode, for comparison.
     Still,
+    /// As [`Kind::Calm`], under the hold policy.
+    Held,
     /// All that can happen to packets.
     Bad,
     /// As [`Kind::Bad`], and segments come in on another processor in the middle of switches and of other segments.
@@ -65,6 +68,10 @@ pub struct Outcome {
     pub time: Time,
     /// Completed splices.
     pub splices: u32,
+    /// Segments that were held, and went on.
+    pub held: u32,
+    /// Segments that left in a drain before those before them.
+    pub early: u32,
     /// The process died ...
     pub killed: bool,
     /// ... with nothing to be lost by it.
@@ -118,6 +125,8 @@ enum Event {
     ToHost(usize, Packet),
     /// To our device of this side.
     ToUs(usize, Packet),
+    /// The same, once more: it was held.
+    Back(usize, Packet),
     Wake,
 }
 
@@ -153,6 +162,11 @@ struct World {
     weather: Weather,
     delay: [Time; 2],
     jitter: Time,
+    /// What waits for the end of a drain, and when what did last goes.
+    held: [Vec<Packet>; 2],
+    let_go_at: [Time; 2],
+    /// The end of what was forwarded in a drain.
+    reached: [Option<u32>; 2],
     /// Sleeps that are still to come: when at the earliest, and how long. See [`Tcp::slept`].
     sleeps: Vec<(Time, Time)>,
     /// Earliest time the next packet may arrive: links keep the order.
@@ -171,9 +185,10 @@ struct World {
 
 /// Runs one seed; with a trace of its packets, if asked for.
 pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
-    let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still), tracing);
+    let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still | Kind::Held), tracing);
     match kind {
         Kind::Still => w.relay.habits.switches = 0,
+        Kind::Held => w.relay.habits.hold = true,
         Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Killed => w.is_to_die(seed),
@@ -346,6 +361,9 @@ impl World {
             delay,
             jitter: 20,
             sleeps,
+            held: Default::default(),
+            let_go_at: [0; 2],
+            reached: [None; 2],
             fifo: [[0; 2]; 2],
             tracing,
             other_cpu: None,
@@ -504,6 +522,7 @@ impl World {
             }
             let meanwhile = self.relay.meanwhile.take();
             self.came_meanwhile(meanwhile);
+            self.let_go();
         }
         for i in 0..2 {
             for p in self.hosts[i].poll(self.now) {
@@ -666,16 +685,16 @@ impl World {
                 let why = self.hosts[i].input(self.now, &p);
                 self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));
             }
-            Event::ToUs(i, p) => {
+            Event::ToUs(i, ref p) | Event::Back(i, ref p) => {
                 self.model.time((self.now + self.hosts[0].slept) * 1000);
                 let mut meanwhile = self.choose_meanwhile();
-                let segment = seg(&p);
+                let segment = Seg { again: matches!(e, Event::Back(..)).into(), ..seg(p) };
                 let (fate, events) = match &mut meanwhile {
                     Some(w) => w.during(&mut self.model, |m| m.ingress(i, &segment)),
                     None => self.model.ingress(i, &segment),
                 };
                 self.came_meanwhile(meanwhile);
-                self.came(i, &p, fate, events);
+                self.came(i, p, fate, events);
             }
         }
     }
@@ -685,11 +704,13 @@ impl World {
         if events & (EVENT_TRIGGERED | EVENT_PASSED) != 0 {
             self.relay.triggered();
         }
+        self.hold(i, p, events);
         match fate {
             Fate::Dropped(v) => self.note(|_| format!("{i} in {} DROPPED verdict {v}", show(p))),
             Fate::Sent { local, forwarded, plain } => {
                 if let Some(e) = forwarded {
                     let q = edited(p, &e);
+                    self.watch_order(i, &q);
                     self.note(|_| format!("{i} in {} forwarded {}", show(p), show(&q)));
                     self.wire(1 - i, true, q);
                 }
@@ -718,6 +739,7 @@ fn seg(p: &Packet) -> Seg {
         urg: p.urg,
         flags: p.flags,
         has_ts: p.ts.is_some().into(),
+        again: 0,
     }
 }
 

@@ -20,6 +20,7 @@ const SWITCH_WINDOW: u32 = 7;
 const SWITCH_SHORT: u32 = 8;
 const LIMIT_NONE: u32 = 0xffff_fffe;
 const LIMIT_KEEP: u32 = 0xffff_ffff;
+const LEG_HOLD: u32 = 1 << 4;
 const LEG_FIN_OUT: u32 = 1 << 7;
 const LEG_RESET: u32 = 1 << 9;
 const LEG_TRIGGER: u32 = 1 << 11;
@@ -114,6 +115,8 @@ pub struct Relay {
     /// As told to the data path, and the position of it, if it is one.
     limit: [u32; 2],
     goal: [Option<u64>; 2],
+    /// What comes from this host waits.
+    pub holding: [bool; 2],
     deadline: Time,
     /// Since when a freeze has been waiting for windows to fit.
     waiting: Option<Time>,
@@ -143,6 +146,7 @@ impl Relay {
             since: [0; 2],
             limit: [LIMIT_NONE; 2],
             goal: [None; 2],
+            holding: [false; 2],
             deadline: 0,
             waiting: None,
             fit: false,
@@ -198,7 +202,8 @@ impl Relay {
             State::Draining => {
                 self.pump(sockets);
                 let look = self.call(m, OP_LOOK);
-                if look.phase == [PHASE_FWD; 2] {
+                self.holding = [0, 1].map(|d| self.holding[d] && look.phase[d] == PHASE_TO_FWD);
+                if look.phase == [PHASE_FWD; 2] && (look.flags[0] | look.flags[1]) & LEG_HOLD == 0 {
                     self.commit(now, m, sockets, rng);
                 } else if self.given_up(&look.phase) || now >= self.deadline || was_reset(&look) {
                     self.taken_back += 1;
@@ -244,6 +249,7 @@ impl Relay {
             }
         }
         self.state = State::Killed(false);
+        self.holding = [false; 2];
         self.goes_on = parked && self.is_forwarded_for_good(m, &look);
     }
 
@@ -431,6 +437,7 @@ impl Relay {
         }
         self.deadline = now + self.habits.drain_limit;
         self.state = State::Draining;
+        self.holding = [self.habits.hold; 2];
         true
     }
 
@@ -484,6 +491,7 @@ impl Relay {
             }
         }
         self.state = State::Copying;
+        self.holding = [false; 2];
         self.next_switch(now, rng);
     }
 

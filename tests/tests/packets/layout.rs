@@ -51,6 +51,8 @@ fn layouts_are_those_of_the_object() {
                 seq_off,
                 ts_from_peer,
                 verbatim,
+                held_in,
+                held,
                 ifindex,
                 dmac,
                 smac,

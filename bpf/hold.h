@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The hold policy (Spatscheck et al., III-C): what comes while a splice drains waits for its end. BPF cannot queue packets, so
+ * they go to user space, which sends them into the device's egress again when the drain is over or was taken back. From there
+ * they come back to ingress, marked, as though they had just arrived. Of what is lost meanwhile, its host has a copy. */
+#ifndef LONGSPLICE_HOLD_H
+#define LONGSPLICE_HOLD_H
+
+#define HOLD_CHUNK 16384 /* bytes of one record, a power of two: per-CPU values are limited to 32 KB */
+#define HOLD_CHUNKS 33   /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
+#define HOLD_ALL (64 << 20) /* bytes of all flows: eight that hold all they may, hundreds as they are */
+
+/* What was held, on its way back. A packet from outside has no mark. */
+#define MARK_HELD 0x6c73706e
+
+/* Of the process, and not pinned, as the taps. Resized before load. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 22);
+} held SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, HELD_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} holding SEC(".maps");
+
+/* Where a record is put together: its length is only known from the packet, and the ring reserves constant ones. */
+struct hold_chunk {
+	struct held_record head;
+	__u8 bytes[HOLD_CHUNK];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct hold_chunk);
+} hold_chunks SEC(".maps");
+
+/* One piece of the payload, or a FIN without any. Returns 0, or a negative number. */
+static __always_inline int hold_piece(struct __sk_buff *skb, struct hold_chunk *c, __u32 from, __u32 n)
+{
+	c->head.len = n;
+	if (n) {
+		n--;
+		asm volatile("%0 &= %1" : "+r"(n) : "i"(HOLD_CHUNK - 1)); /* what the verifier has lost */
+		n++;
+		if (bpf_skb_load_bytes(skb, from, c->bytes, n))
+			return -1;
+	}
+	return bpf_ringbuf_output(&held, c, sizeof(c->head) + (n & (2 * HOLD_CHUNK - 1)), 0);
+}
+
+/* After parse_options(); before anything is rewritten. Global, so that it is verified once. */
+__noinline int hold(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+	__u32 zero = 0, one = HELD_BACK, from, len, i;
+	struct hold_chunk *c = bpf_map_lookup_elem(&hold_chunks, &zero);
+	__u64 *given = bpf_map_lookup_elem(&holding, &zero), *back = bpf_map_lookup_elem(&holding, &one);
+
+	if (!sc || !c || !given || !back)
+		return 0;
+	from = ETH_LEN + sc->ihl + sc->doff;
+	len = sc->s.len;
+	if (*given - *back + len > HOLD_ALL || bpf_skb_load_bytes(skb, 0, c->head.eth, ETH_LEN)) {
+		count(V_HOLD_OVERFLOW);
+		return 0;
+	}
+	c->head.leg = sc->t;
+	c->head.ifindex = skb->ifindex;
+	c->head.payload = len;
+	c->head.segment = skb->gso_size;
+	__builtin_memcpy(c->head.ip, sc->l3, 40);
+	__builtin_memcpy(c->head.tcp, sc->orig, 60);
+	bpf_for(i, 0, HOLD_CHUNKS) {
+		__u32 done = sc->p.held_from + i * HOLD_CHUNK, n = len - done;
+
+		if (i && done >= len)
+			break;
+		if (n > HOLD_CHUNK)
+			n = HOLD_CHUNK;
+		c->head.at = done;
+		if (hold_piece(skb, c, from + done, n)) {
+			count(V_HOLD_OVERFLOW);
+			return 0;
+		}
+		__sync_fetch_and_add(given, n);
+	}
+	count(V_HELD);
+	return 1;
+}
+
+#endif

@@ -1,0 +1,153 @@
+//! What the hold policy holds (bpf/hold.h): segments as they came, and their way back to where they came from.
+
+use crate::{
+    Datapath, Tuple, abi,
+    events::poll_ring,
+    foreign::{fold, sum},
+    maps::{bytes_of, from_bytes, io_error},
+    sockets::{send_frame, with_virtio_header},
+};
+use libbpf_rs::{MapCore, MapFlags};
+use nix::{
+    libc,
+    sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt},
+};
+use std::{io, os::fd::OwnedFd};
+
+/// `MARK_HELD` of bpf/hold.h.
+const MARK: u32 = 0x6c73_706e;
+
+/// Bytes that may be on their way back at once, as the kernel counts them: all that may be held (`HOLD_ALL` of bpf/hold.h), and
+/// more than as much again for what surrounds it. With less, some of it would be lost.
+const MOST: usize = 256 << 20;
+
+const FIN: u8 = 0x01;
+const PSH: u8 = 0x08;
+const URG: u8 = 0x20;
+const CWR: u8 = 0x80;
+
+/// A segment that is held, or a piece of a large one.
+#[derive(Debug)]
+pub struct Held {
+    /// Where it came in.
+    pub leg: Tuple,
+    /// Bytes of payload.
+    pub len: usize,
+    ifindex: u32,
+    /// As a packet socket takes it: what is to be known of it, and the frame.
+    packet: Vec<u8>,
+}
+
+/// `struct virtio_net_hdr` of <linux/virtio_net.h>: what a packet socket may leave to the kernel.
+const WITH_SUM: u8 = 1;
+const GSO_TCP4: u8 = 1;
+const GSO_TCP6: u8 = 4;
+const GSO_ECN: u8 = 0x80;
+const VNET: usize = 10;
+const ETHERNET: usize = 14;
+
+impl Held {
+    fn new(data: &[u8]) -> Held {
+        let r: abi::held_record = from_bytes(data);
+        let payload = &data[size_of::<abi::held_record>()..][..r.len as usize];
+        let leg = Tuple::from_abi(&r.leg);
+        Held { leg, len: payload.len(), ifindex: r.ifindex, packet: packet(&r, leg.is_v4(), payload) }
+    }
+}
+
+/// The headers are those of the whole segment; a piece is a segment of its own.
+fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
+    let doff = (usize::from(r.tcp[12] >> 4) * 4).clamp(20, r.tcp.len());
+    let mut tcp = r.tcp[..doff].to_vec();
+    let (first, last) = (r.at == 0, r.at + r.len >= r.payload);
+    let seq = u32::from_be_bytes(std::array::from_fn(|i| tcp[4 + i])).wrapping_add(r.at);
+    tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+    if !last {
+        tcp[13] &= !(FIN | PSH);
+    }
+    if !first {
+        tcp[13] &= !CWR;
+    }
+    // it counts from the number of the segment
+    let urgent = u32::from(u16::from_be_bytes([tcp[18], tcp[19]]));
+    match urgent.checked_sub(r.at).filter(|ahead| *ahead > 0) {
+        Some(ahead) => tcp[18..20].copy_from_slice(&(ahead as u16).to_be_bytes()),
+        None => tcp[13] &= !URG,
+    }
+    let length = doff + payload.len();
+    let mut ip = r.ip[..if v4 { 20 } else { 40 }].to_vec();
+    if v4 {
+        ip[0] = 0x45; // options are not kept
+        ip[2..4].copy_from_slice(&((20 + length) as u16).to_be_bytes());
+        ip[10..12].fill(0);
+        let check = !fold(sum(&ip));
+        ip[10..12].copy_from_slice(&check.to_be_bytes());
+    } else {
+        ip[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+        ip[6] = libc::IPPROTO_TCP as u8;
+    }
+    // what a sender on this machine leaves there: the sum of the pseudo-header. That of the rest was right.
+    let pseudo = sum(if v4 { &ip[12..20] } else { &ip[8..40] }) + length as u32 + libc::IPPROTO_TCP as u32;
+    tcp[16..18].copy_from_slice(&fold(pseudo).to_be_bytes());
+
+    let start = ETHERNET + ip.len();
+    let large = r.segment > 0 && payload.len() > usize::from(r.segment);
+    let ecn = if tcp[13] & CWR != 0 { GSO_ECN } else { 0 };
+    let kind = if v4 { GSO_TCP4 } else { GSO_TCP6 } | ecn;
+    let mut p = vec![WITH_SUM, if large { kind } else { 0 }];
+    let size = if large { r.segment } else { 0 };
+    for word in [(start + doff) as u16, size, start as u16, 16] {
+        p.extend(word.to_ne_bytes());
+    }
+    debug_assert_eq!(p.len(), VNET);
+    p.extend(r.eth);
+    p.extend(ip);
+    p.extend(tcp);
+    p.extend(payload);
+    p
+}
+
+/// By which what was held returns.
+#[derive(Debug)]
+pub struct WayBack {
+    socket: OwnedFd,
+    /// Bytes that have gone this way.
+    back: u64,
+}
+
+impl Datapath {
+    /// Needs CAP_NET_RAW. There is to be one only: it tells the data path how much is still held.
+    pub fn way_back(&self) -> io::Result<WayBack> {
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?; // hears nothing
+        setsockopt(&socket, sockopt::Mark, &MARK)?;
+        setsockopt(&socket, sockopt::SndBufForce, &MOST)?;
+        with_virtio_header(&socket)?;
+        Ok(WayBack { socket, back: 0 })
+    }
+
+    /// Sends what is no longer held into the egress of its device, where the data path turns it round. Of what fails its host has
+    /// a copy.
+    pub fn send_back(&self, way: &mut WayBack, held: &Held) -> io::Result<()> {
+        let protocol = if held.leg.is_v4() { libc::ETH_P_IP } else { libc::ETH_P_IPV6 };
+        let sent = send_frame(&way.socket, held.ifindex, protocol as u16, &held.packet);
+        way.back += held.len as u64;
+        let index = abi::held_bytes::HELD_BACK.0;
+        self.maps.holding.update(bytes_of(&index), &way.back.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?;
+        sent
+    }
+
+    /// Bytes that were held since the program was loaded, and how many of them have gone on.
+    pub fn held_bytes(&self) -> io::Result<(u64, u64)> {
+        let count = |which: abi::held_bytes| {
+            let bytes = self.maps.holding.lookup(bytes_of(&which.0), MapFlags::ANY).map_err(io_error)?;
+            Ok::<_, io::Error>(bytes.and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes))
+        };
+        Ok((count(abi::held_bytes::HELD_GIVEN)?, count(abi::held_bytes::HELD_BACK)?))
+    }
+
+    /// Delivers what is held to `f` until it returns false, and `None` when all that was there has been delivered. Blocks: give it
+    /// a thread of its own.
+    pub fn poll_held(&self, mut f: impl FnMut(Option<Held>) -> bool) -> io::Result<()> {
+        poll_ring(&self.maps.held, |data| f(data.map(Held::new)))
+    }
+}

@@ -1,0 +1,94 @@
+//! The hold policy: what comes while a splice drains waits here, as it came, and goes on its way when the drain is over or was
+//! taken back. How much may wait, the data path knows.
+
+use crate::splicer::{Splicer, lock};
+use longsplice_datapath::{Datapath, Held, Tuple, WayBack};
+use std::{
+    collections::HashMap,
+    io,
+    sync::{MutexGuard, atomic::Ordering},
+};
+
+#[derive(Default)]
+pub(crate) struct Holder {
+    way: Option<WayBack>,
+    /// By the leg where it came in, in order. What comes for others is late, and does not wait.
+    of: HashMap<Tuple, Vec<Held>>,
+}
+
+impl Holder {
+    fn came(&mut self, d: &Datapath, held: Held) {
+        match self.of.get_mut(&held.leg) {
+            Some(waiting) => waiting.push(held),
+            None => self.send(d, &held),
+        }
+    }
+
+    fn let_go(&mut self, d: &Datapath, leg: &Tuple) {
+        for held in self.of.remove(leg).unwrap_or_default() {
+            self.send(d, &held);
+        }
+    }
+
+    fn send(&mut self, d: &Datapath, held: &Held) {
+        let Some(way) = &mut self.way else { return };
+        if let Err(error) = d.send_back(way, held) {
+            tracing::debug!(leg = ?held.leg, %error, "what was held is lost, and will be sent again");
+        }
+    }
+}
+
+/// While it lives, what comes from two hosts is held.
+pub(crate) struct Holding {
+    splicer: Splicer,
+    legs: [Tuple; 2],
+}
+
+impl Holding {
+    /// Before a freeze.
+    pub fn of(splicer: &Splicer, legs: [Tuple; 2]) -> io::Result<Holding> {
+        let holding = Holding { splicer: splicer.clone(), legs };
+        if let Some(d) = splicer.datapath() {
+            let mut holder = holding.holder();
+            if holder.way.is_none() {
+                let way = d.way_back().inspect_err(|error| tracing::warn!(%error, "nothing can be held"));
+                holder.way = Some(way?);
+                let engine = splicer.clone();
+                std::thread::Builder::new().name("holder".into()).spawn(move || hear(&engine))?;
+            }
+            holder.of.extend(legs.map(|leg| (leg, Vec::new())));
+        }
+        Ok(holding)
+    }
+
+    fn holder(&self) -> MutexGuard<'_, Holder> {
+        lock(&self.splicer.inner.holder)
+    }
+
+    /// What comes from one of them is not held any more.
+    pub fn let_go(&self, which: usize) {
+        if let Some(d) = self.splicer.datapath() {
+            self.holder().let_go(d, &self.legs[which]);
+        }
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        (0..2).for_each(|which| self.let_go(which));
+    }
+}
+
+/// The thread that reads the ring, until the engine closes.
+fn hear(splicer: &Splicer) {
+    let Some(d) = splicer.datapath() else { return };
+    let heard = d.poll_held(|held| {
+        if let Some(held) = held {
+            lock(&splicer.inner.holder).came(d, held);
+        }
+        !splicer.inner.stopping.load(Ordering::Relaxed)
+    });
+    if let Err(error) = heard {
+        tracing::error!(%error, "what is held is lost, and will be sent again");
+    }
+}
