@@ -151,7 +151,7 @@ impl Forwarder {
             splicer.close().expect("what was attached is removed");
         };
         let thread = spawn(Box::new(work));
-        let splicer = is_ready.recv_timeout(Duration::from_secs(20)).expect("the forwarder starts");
+        let splicer = is_ready.recv_timeout(Duration::from_secs(120)).expect("the forwarder starts");
         Forwarder { splicer, ended, stop: Some(stop), thread: Some(thread) }
     }
 

@@ -20,8 +20,9 @@ use super::{Amount, Chunks, Ending, How, Marks, Report, STEP, Script, Side, Star
 use crate::pattern::{self, Mismatch};
 
 sockopt_impl!(
-    /// TCP_INFO, which nix has no name for. The kernel fills as much of the structure as it is asked for.
-    TcpInfo, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, libc::tcp_info
+    /// The first part of TCP_INFO, up to `tcpi_total_retrans`. Each kernel has a longer structure than the one before, and nix
+    /// insists on all that it asks for.
+    TcpInfo, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, [u32; 26]
 );
 
 /// A connection whose other end was reset may show that to the writer only, and an end of stream to the reader.
@@ -474,7 +475,7 @@ impl Conversation<'_> {
             first_byte: receiver.first_byte,
             longest_gap: receiver.longest_gap,
             longest_gap_at: receiver.longest_gap_at,
-            retransmits: getsockopt(&self.stream.as_fd(), TcpInfo).ok().map(|info| info.tcpi_total_retrans),
+            retransmits: getsockopt(&self.stream.as_fd(), TcpInfo).ok().map(|info| info[25]),
             end,
             send_end: sender.end,
             duration: self.started.elapsed(),
