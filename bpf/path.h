@@ -358,9 +358,9 @@ INLINE int path_in_window(union path_word w, const struct path *rev, const struc
 	       (__s32)(expected - end) <= (__s32)path_reach(rev) + 1; /* one below: a keep-alive (RFC 9293, 3.8.4) */
 }
 
-/* The number that a reset goes on with, as its sender counts. The receiver ignores one beyond its window, and it may have lost what
- * its sender had sent up to there; that its window is at least `room` is certain. One that is in order goes to where the receiver
- * is; any other to the edge, for the receiver to ask. */
+/* The number that a reset goes on with, in the sender's space. The receiver ignores a reset beyond its window, and it may
+ * have lost the bytes before. Its window is at least `room`. A reset in order goes to where the receiver is, any other to the
+ * edge, for the receiver to ask. */
 INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
 {
 	union path_acked a = path_acked(rev);

@@ -232,9 +232,10 @@ INLINE int is_switching(const struct leg *l)
 	return l->phase_in | l->phase_out || l->flags & LEG_AHEAD;
 }
 
-/* In control mode a reset is the socket's affair. One in order counts: the socket gets it with the number that it has acknowledged,
- * for it may lack what came before, and would take nothing beyond its window. Windows shrink in an unsplice, and the host may have
- * used the larger one: what lies beyond the edge of today comes at that edge, for the socket to ask the host (RFC 5961, 3.2). */
+/* In control mode a reset is the socket's affair. One in order counts. The socket gets it with the number that it has
+ * acknowledged, for it may lack the bytes before, and takes nothing beyond its window. Windows shrink in an unsplice, and the
+ * host may have used the larger one: a reset beyond the edge of today comes at that edge, for the socket to ask the host (RFC
+ * 5961, 3.2). */
 INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 {
 	__u32 edge = edge_local(l), seq = s->seq;
@@ -252,8 +253,8 @@ INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 }
 
 /* A RST that is not in order while the flow is switching moves nothing. If it lies in the window, its sender is asked (RFC 5961,
- * 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted. Returns 0 if it
- * does not. */
+ * 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted. Otherwise
+ * returns 0. */
 INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
 	if (after(s->seq, l->edge_out) || before(s->seq, l->ack_out))

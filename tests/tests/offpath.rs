@@ -5,6 +5,7 @@ use longsplice_datapath::{Tuple, testing};
 use longsplice_engine::{Command, FlowState, How};
 use longsplice_lab::{
     Family, Lab, Namespace, Shape,
+    process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use longsplice_tests::{
@@ -95,6 +96,13 @@ impl Scene {
             Phase::Control | Phase::Spliced => {}
         }
         self.talk();
+    }
+
+    /// Whose last acknowledgement is still to come, that would move state by itself.
+    fn is_at_rest(&self) -> bool {
+        let d = self.f.splicer.datapath().expect("kernel path");
+        let legs = d.paths().into_iter().filter(|(_, p)| is_stopped(p)).filter_map(|(t, _)| testing::get_leg(d, &t));
+        legs.into_iter().all(|l| l.ack_in == l.max_out)
     }
 
     /// All that decides what is taken next.
@@ -209,6 +217,7 @@ fn attack(family: Family, phase: Phase, memory: &str) {
     let mut scene = Scene::new(family, memory);
     scene.talk();
     scene.enter(phase);
+    wait_for(Duration::from_secs(10), || scene.is_at_rest().then_some(())).expect("all that was said is acknowledged");
     let name = format!("{family:?} {phase:?} {memory}");
     for (what, sweep) in SWEEPS {
         let before = scene.state();
