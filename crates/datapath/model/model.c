@@ -131,7 +131,7 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	if (out->dropped)
 		return 1;
 	if ((s->len && after(end, w.end)) || fin) {
-		if (after(end, w.end) && !path_is_far(w, end)) {
+		if (w.flags & PATH_TRIGGER && after(end, w.end) && (fin || !path_is_far(w, end))) {
 			if (fin || !before(end, m->leg[i].limit_in)) {
 				stop_path(p);
 				return 0;
