@@ -101,7 +101,7 @@ enum path_flag {
 	PATH_FIN = 1 << 1,       /* FIN passed; end is its end */
 	PATH_PEER_FIN = 1 << 2,  /* FIN passed in the other direction, not acknowledged yet */
 	PATH_FIN_ACKED = 1 << 3, /* this direction's FIN was acknowledged */
-	PATH_DEAD = 1 << 4,      /* RST passed: answer with RST from now on */
+	PATH_DEAD = 1 << 4,      /* a RST in order has passed: the flow is over */
 	PATH_STRIP_TS = 1 << 5,  /* the far side has no timestamps */
 	PATH_STRIP_SACK = 1 << 6,
 	PATH_TRIGGER = 1 << 7,   /* what lies beyond the leg's limit_in is the proxy's; `wraps` is its high half */

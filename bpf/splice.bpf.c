@@ -84,6 +84,7 @@ static __always_inline int begin_anew(const struct tuple *t)
 	return RETRY;
 }
 
+/* Takes an unproven reset to whoever asks its sender about it. */
 static __always_inline int ask_for_reset(struct __sk_buff *skb, struct scratch *sc, struct leg *l)
 {
 	struct leg *o;

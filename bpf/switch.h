@@ -270,7 +270,7 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	return 1;
 }
 
-/* The other host, if it is its turn: beyond its window it would not ask. */
+/* What unproven_reset() leaves for the leg where it goes out. The other host ignores a reset beyond its window. */
 INLINE void ask_other(const struct leg *o, struct plan *p)
 {
 	if (after(p->f.seq, o->edge_in) && o->edge_in != o->ack_in)
