@@ -2,10 +2,10 @@
 
 use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
-    attach::{attach_all, wanted_devices, wanted_peers},
+    attach::{attach_all, wanted_devices, wanted_peers, wanted_xdp},
     devices::Links,
     held::{Held, Mended},
-    load::{Kept, OLDEST, kernel_release, load, tested_kernels},
+    load::{Kept, OLDEST, kernel_release, load, missing_capabilities, tested_kernels},
     maps::{Maps, errno, from_bytes},
     pages::{PATHS4, PATHS6, fill},
     pins::{Holdings, Owned, abi_value, default_pin, detach_all, refuse_others, version_in},
@@ -65,7 +65,7 @@ impl Default for Options {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, or root.
-    #[error("no privilege to load programs: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON")]
+    #[error("no privilege to load programs, {}: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON", lacking())]
     Privilege,
     /// Nothing that is loaded here would run on it.
     #[error("Linux {0} is too old: splicing needs {major}.{minor} or newer", major = OLDEST.0, minor = OLDEST.1)]
@@ -117,6 +117,15 @@ pub enum OpenError {
         "another data path is attached to device number {0} of this network namespace, pinned in a bpffs that is not seen from here"
     )]
     Attached(u32),
+    /// The folder cannot be made.
+    #[error("{path}: {source}: pins need a folder of a bpffs that this user may write: make {folder} for it as root, and chown it",
+        folder = path.parent().unwrap_or(path).display())]
+    Pins {
+        /// Where.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Somebody else has made the folder first.
     #[error("{0} belongs to another user: remove it")]
     Foreign(PathBuf),
@@ -149,8 +158,30 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// Whether whoever named devices has to change that: nothing else would help.
+    pub fn is_mistake(&self) -> bool {
+        matches!(self, OpenError::Device(_) | OpenError::Xdp { .. } | OpenError::Peer { .. })
+    }
+}
+
+/// What the privilege lacks.
+fn lacking() -> String {
+    match missing_capabilities() {
+        none if none.is_empty() => {
+            "though no capability is missing (a container or a security module may forbid it)".into()
+        }
+        some => format!("without {}", some.join(", ")),
+    }
+}
+
 pub(crate) fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> OpenError {
-    move |e| match errno(&e) {
+    move |e| refused(what, errno(&e))
+}
+
+/// What an error number of the kernel's means.
+pub(crate) fn refused(what: &'static str, errno: i32) -> OpenError {
+    match errno {
         libc::EPERM => OpenError::Privilege,
         libc::EACCES if !nix::unistd::Uid::effective().is_root() => OpenError::Privilege,
         n => OpenError::Kernel { what, source: io::Error::from_raw_os_error(n) },
@@ -207,6 +238,8 @@ impl Datapath {
     /// Loads the programs, takes over pinned maps of the same ABI or makes new ones, and attaches to the devices.
     /// Links that are there already get the new programs atomically: no packet passes unseen.
     pub fn open(options: &Options) -> Result<Datapath, OpenError> {
+        // what is wrong with the options is said before anything else, and before anything is changed
+        let wanted = wanted_devices(options)?;
         if let (release, true) = kernel_release() {
             return Err(OpenError::TooOld(release));
         }
@@ -214,10 +247,9 @@ impl Datapath {
             Some(p) => p.clone(),
             None => default_pin().map_err(|source| OpenError::Kernel { what: "network namespace", source })?,
         };
-        let owned = Owned::take(&pin)?;
-        // what is wrong with the options is said before anything is changed
-        let wanted = wanted_devices(options)?;
         let links = Links::new(!options.xdp.is_empty(), wanted_peers(&options.peer, &wanted)?);
+        let xdp = wanted_xdp(&options.xdp, &wanted, &pin)?;
+        let owned = Owned::take(&pin)?;
         let namespace = namespace_cookie()
             .map_err(|source| OpenError::Kernel { what: "cookie of the network namespace", source })?;
         let mut there = pinned_abi(&pin)?;
@@ -265,6 +297,7 @@ impl Datapath {
                 map.set_pin_path(pin.join(&name)).map_err(kernel("pin path"))?;
             }
         }
+        let begun = Begun(there.is_none().then_some(&pin));
         let skel = load(open)?;
         let handle = |m: &libbpf_rs::MapMut<'_>| MapHandle::try_from(&**m).map_err(kernel("map handle"));
         let dup = |fd: std::os::fd::BorrowedFd<'_>| {
@@ -276,6 +309,7 @@ impl Datapath {
             paths4: handle(&m.paths4)?,
             paths6: handle(&m.paths6)?,
             legs: handle(&m.legs)?,
+            embryos: handle(&m.embryos)?,
             listeners: handle(&m.listeners)?,
             vias: handle(&m.vias)?,
             verdicts: handle(&m.verdicts)?,
@@ -297,7 +331,7 @@ impl Datapath {
         maps.set_abi(seed, namespace).map_err(|source| OpenError::Kernel { what: "ABI version", source })?;
 
         let programs = [&skel.progs.ingress, &skel.progs.egress, &skel.progs.early];
-        let attached = attach_all(programs.map(|p| p.as_fd()), &wanted, &options.xdp, &pin)?;
+        let attached = attach_all(programs.map(|p| p.as_fd()), &wanted, &xdp, &pin)?;
         let mut pinned = Vec::new();
         for map in skel.object().maps() {
             let name = map.name().to_string_lossy().into_owned();
@@ -308,6 +342,7 @@ impl Datapath {
         let [ingress, egress, early] = programs.map(|p| dup(p.as_fd()));
         let held = Held::new(owned, [ingress?, egress?, early?], pinned, attached)?;
         let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).collect();
+        std::mem::forget(begun);
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
             ingress: dup(skel.progs.ingress.as_fd())?,
@@ -607,6 +642,17 @@ fn clear(pin: &Path) -> Result<(), OpenError> {
     detach_all(pin);
     let empty = || fs::read_dir(pin)?.try_for_each(|entry| fs::remove_file(entry?.path()));
     empty().map_err(|source| OpenError::Kernel { what: "remove pinned maps and links", source })
+}
+
+/// What a start pins and attaches where nothing was. If it fails, nothing of it stays.
+struct Begun<'a>(Option<&'a PathBuf>);
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.map(|pin| clear(pin)) {
+            tracing::warn!(%error, "pins of a start that has failed stay");
+        }
+    }
 }
 
 /// For how many flows the pinned maps were made.

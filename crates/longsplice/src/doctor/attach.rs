@@ -34,6 +34,7 @@ fn cure(e: &OpenError) -> &'static str {
     match e {
         OpenError::Privilege => "a container or a security module may stand in the way of bpf(2): run outside of it",
         OpenError::NoBpffs(_) => "mount -t bpf bpf /sys/fs/bpf",
+        OpenError::Pins { .. } => "see above",
         OpenError::TooOld(_) => "see above",
         OpenError::Refused { .. } => "boot one of the kernels that were tested, and report this with the log, please",
         OpenError::Lacks { .. } | OpenError::Kernel { .. } => {

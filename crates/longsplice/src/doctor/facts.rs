@@ -4,9 +4,13 @@ use super::{Check, State};
 use crate::paths;
 use longsplice_datapath::{Repair, Sockets};
 use longsplice_engine::OpenOptions;
-use nix::sys::{
-    resource::{Resource, getrlimit},
-    socket::{AddressFamily, SockFlag, SockType, socket},
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::{
+        resource::{Resource, getrlimit},
+        socket::{AddressFamily, SockFlag, SockType, socket},
+    },
+    unistd::{AccessFlags, access},
 };
 use std::{fs, io, path::Path};
 
@@ -134,7 +138,6 @@ fn descriptors() -> Check {
     }
 }
 
-/// What is pinned in this network namespace.
 /// Records of connections that came to nothing go when the kernel has no socket of them.
 fn sockets() -> Check {
     match Sockets::open() {
@@ -146,14 +149,24 @@ fn sockets() -> Check {
     }
 }
 
+/// What is pinned in this network namespace, and whether this user may.
 fn pinned() -> Check {
+    const NAME: &str = "data path";
     let pin = match paths::own_pin_folder() {
         Ok(pin) => pin,
-        Err(e) => return Check::warning("data path", e.to_string(), "mount /proc"),
+        Err(e) => return Check::warning(NAME, e.to_string(), "mount /proc"),
     };
-    match fs::exists(&pin) {
-        Ok(true) => Check::new("data path", State::Note, format!("pinned at {}", pin.display())),
-        Ok(false) => Check::new("data path", State::Note, "not loaded in this network namespace"),
-        Err(e) => Check::new("data path", State::Note, format!("cannot look at {}: {e}", pin.display())),
+    let nearest = pin.ancestors().find(|dir| fs::exists(dir).unwrap_or(false)).unwrap_or(Path::new("/"));
+    if access(nearest, AccessFlags::W_OK | AccessFlags::X_OK).is_err() {
+        let cure =
+            "as root, for this user: mkdir -p -m 700 /sys/fs/bpf/longsplice, chown it, and chmod a+x /sys/fs/bpf";
+        return Check::missing(NAME, format!("cannot be pinned: no right to write {}", nearest.display()), cure);
     }
+    let found = match fs::File::open(&pin).map(|folder| Flock::lock(folder, FlockArg::LockExclusiveNonblock)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => "not loaded in this network namespace".to_owned(),
+        Err(e) => format!("cannot look at {}: {e}", pin.display()),
+        Ok(Ok(_)) => format!("pinned at {}, left by a process that is gone", pin.display()),
+        Ok(Err(_)) => format!("pinned at {}, by a process that runs: another would copy", pin.display()),
+    };
+    Check::new(NAME, State::Note, found)
 }
