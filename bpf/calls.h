@@ -37,7 +37,7 @@ static __always_inline void set_remote(const struct tuple *in, const struct tupl
 /* Frames of their own, one beside the other: the program that calls them has its arguments on the stack, too. */
 static __noinline int freeze_both(struct switch_args *g, struct leg *a, struct leg *b)
 {
-	return freeze(g, a, b);
+	return freeze(g, a, b, bpf_ktime_get_ns());
 }
 
 static __noinline int set_remotes(const struct switch_args *g)

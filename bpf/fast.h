@@ -23,6 +23,8 @@ struct frame {
 	__u32 summed;     /* who has computed the checksum */
 	__u32 needs;      /* what the device must be able to do where it goes out: VIA_* */
 	__u32 ip_len;     /* out: bytes of the IP packet; what is behind it is padding */
+	__u8 ecn;         /* out: ECN_BITS of the IP header ... */
+	__u8 unmarked;    /* ... which are to be cleared */
 };
 
 /* Adds to a word in the packet. */
@@ -105,21 +107,24 @@ static __always_inline int short_sum_right(const struct tcphdr *th, const void *
 
 /* TCP header and checksum; `pseudo`: what the change of addresses adds; addresses: their sum as they came. Returns UNUSUAL before
  * anything is written. */
-static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, struct path *p, struct via *v, __u32 ip_hdr,
+static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct path *p, struct via *v, __u32 ip_hdr,
 				    __u64 pseudo, __u64 addresses)
 {
 	void *end = f->end;
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 	__be32 *opt = (void *)(th + 1);
 	__u32 doff = th->doff * 4, flags = ((__u8 *)th)[13], len, win;
+	int r, unmark = !(w.flags & PATH_ECN);
 	struct seg s = {};
 	__u64 sum = 0;
-	int r;
 
 	if ((flags & ~0xc8) != TH_ACK || f->summed == SUMMED_COMPLETE)
 		return UNUSUAL; /* ACK, perhaps PSH, ECE, CWR */
 	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_CROSS))
 		return UNUSUAL;
+	if (unmark && f->ecn == ECN_CE)
+		return UNUSUAL;
+	f->unmarked = f->ecn && unmark;
 	if (f->needs & ~v->can)
 		return UNUSUAL;
 	if (f->ip_len < ip_hdr + doff || f->ip_len > f->len)
@@ -158,8 +163,12 @@ static __always_inline int fast_tcp(const struct frame *f, struct tcphdr *th, st
 	}
 	if (advance_ack(p, s.ack, win))
 		return UNUSUAL;
-	if (w.flags & PATH_IDENTITY)
+	if (unmark && flags & (TH_ECE | TH_CWR)) {
+		((__u8 *)th)[13] = flags & ~(TH_ECE | TH_CWR);
+		sum += delta(bpf_htons(flags & (TH_ECE | TH_CWR)), 0);
+	} else if (w.flags & PATH_IDENTITY) {
 		return 0;
+	}
 
 	sum += delta(*(__u32 *)th, (__u32)p->lport | (__u32)p->rport << 16);
 	th->source = p->lport;
@@ -222,11 +231,16 @@ static __always_inline struct via *forward4(struct frame *f)
 		return NULL;
 	pseudo = delta(ip->saddr, v->local[3]) + delta(ip->daddr, p->p.remote4);
 	f->ip_len = bpf_ntohs(ip->tot_len);
+	f->ecn = ip->tos & ECN_BITS;
 	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, (__u64)ip->saddr + ip->daddr))
 		return NULL;
 	/* time to live is the high byte of its word; one less is one less there */
 	sum = pseudo + delta(bpf_htons((__u16)ip->ttl << 8), bpf_htons((__u16)(ip->ttl - 1) << 8));
 	ip->ttl--;
+	if (f->unmarked) {
+		sum += delta(bpf_htons(f->ecn), 0);
+		ip->tos &= ~ECN_BITS;
+	}
 	ip->saddr = v->local[3];
 	ip->daddr = p->p.remote4;
 	ip->check = ~fold(sum + (__u16)~ip->check);
@@ -267,9 +281,12 @@ static __always_inline struct via *forward6(struct frame *f)
 		addresses += (__u64)from[i] + from[4 + i];
 	}
 	f->ip_len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
+	f->ecn = ip->flow_lbl[0] >> 4 & ECN_BITS; /* the traffic class begins in the byte before */
 	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, addresses))
 		return NULL;
 	ip->hop_limit--;
+	if (f->unmarked)
+		ip->flow_lbl[0] &= ~(ECN_BITS << 4);
 	to = (void *)&ip->saddr;
 	__builtin_memcpy(to, v->local, 16);
 	__builtin_memcpy(to + 4, p->remote, 16);

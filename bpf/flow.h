@@ -53,6 +53,10 @@ enum leg_flag {
 	LEG_PASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
 	LEG_TAP = 1 << 17,     /* what is forwarded is copied to user space, both directions alike */
 	LEG_FOREIGN = 1 << 18, /* neither address is ours: the host believes to speak to the other one (meet.h) */
+	LEG_ECN = 1 << 19,     /* congestion marks negotiated (RFC 3168; ecn.h) */
+	LEG_RESTORED = 1 << 20, /* the socket was made anew, by TCP_REPAIR */
+	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamps tick much faster than every millisecond */
+	LEG_PROBE = 1 << 22,   /* the socket probes when it may speak again: its host may have gone, or wait for a window */
 };
 
 struct leg {
@@ -109,6 +113,8 @@ enum path_flag {
 	PATH_RST = 1 << 9,       /* the RST came from this direction's sender */
 	PATH_FRAGMENTS = 1 << 10,/* fragments were forwarded, in this direction or the other: no way back (fragment.h) */
 	PATH_IDENTITY = 1 << 11, /* both connections have the same addresses, ports and numbers: nothing to rewrite but IP */
+	PATH_ECT = 1 << 12,      /* the sender has negotiated congestion marks: what it sends may be marked */
+	PATH_ECN = 1 << 13,      /* ... and so has the receiver: marks pass */
 };
 
 /* Changes as one 64-bit word, so that an unsplice can stop it at a definite position. */
@@ -192,13 +198,14 @@ struct embryo {
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE as offered by the host / by us; OPT_FOREIGN */
+	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN as offered by the host / by us; OPT_FOREIGN */
 	__u32 edge_out;
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
 };
 #define OPT_WSCALE 0x80
 #define OPT_FOREIGN 0x40 /* opts_in: LEG_FOREIGN */
+#define OPT_ECN 0x20
 
 /* A segment that comes in fragments, as the host sends it (RFC 791, 3.2; RFC 8200, 4.5); the protocol is TCP. Network order. */
 struct train_key {
@@ -293,6 +300,7 @@ enum switch_result {
 	SWITCH_FULL = 6,
 	SWITCH_WINDOW = 7,    /* OP_FREEZE with `fit`: a host may still send more than the other has room for */
 	SWITCH_SHORT = 8,     /* OP_FREEZE: all up to the limit has come */
+	SWITCH_SILENT = 9,    /* OP_FREEZE: a host was silent for so long that its clock may have gone half round */
 };
 
 struct switch_args {
@@ -441,6 +449,7 @@ enum verdict {
 	V_BAD_CHECKSUM,     /* TCP checksum wrong */
 	V_HOLD_OVERFLOW,    /* to be held, but there was no room: dropped, its sender will send it again */
 	V_BEYOND_LIMIT,     /* beyond the limit of a splice that drains: dropped, its sender will send it again */
+	V_CE_DROPPED,       /* congestion mark for who would not echo it: dropped, and its sender hears of it by the loss */
 	V_MAX,
 };
 

@@ -107,6 +107,8 @@ __noinline int rewrite_fragment(struct __sk_buff *skb, __u32 id, int first)
 		__be32 be = bpf_htonl(id);
 
 		__builtin_memcpy(sc->new, sc->l3, 40);
+		if (sc->p.f.strip_ecn)
+			sc->new[1] &= ~(ECN_BITS << 4);
 		ip6->hop_limit--;
 		__builtin_memcpy(&ip6->saddr, sc->other.local, 16);
 		__builtin_memcpy(&ip6->daddr, sc->other.remote, 16);
@@ -124,6 +126,8 @@ __noinline int rewrite_fragment(struct __sk_buff *skb, __u32 id, int first)
 			sc->ihl = 20;
 		}
 		__builtin_memcpy(sc->new, sc->l3, 20);
+		if (sc->p.f.strip_ecn)
+			sc->new[1] &= ~ECN_BITS;
 		sc->new[0] = 0x45;
 		ip->tot_len = bpf_htons(sc->pkt_len);
 		ip->id = bpf_htons((__u16)id);
@@ -244,6 +248,8 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	}
 	if (acknowledged(sc, p, rev, w))
 		return drop(V_STALE_CPU);
+	if (path_loses(w, sc->s.ecn, sc->s.seq, sc->s.len)) /* the later ones are of no use then */
+		return drop(V_CE_DROPPED);
 
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);
@@ -295,6 +301,9 @@ __noinline int later_fragment(struct __sk_buff *skb)
 			return drop(r > 0 ? V_FRAGMENT_LATE : r == -1 ? V_STALE_CPU : V_OUT_OF_WINDOW);
 	}
 	advance_ack(p, p->max_ack, 0); /* the time */
+	if (path_loses(w, sc->s.ecn, t->seq, end - t->doff))
+		return drop(V_CE_DROPPED);
+	sc->p.f.strip_ecn = !(w.flags & PATH_ECN);
 	return send_fragment(skb, v, t->id, 0);
 }
 

@@ -152,6 +152,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 			r = PARSED_FRAGMENT;
 		}
 		sc->v6 = 0;
+		sc->s.ecn = ip->tos & ECN_BITS;
 		sc->ihl = ip->ihl * 4;
 		/* a new header would make a broken one good (RFC 1812, 5.2.2) */
 		if (!egress && !ip_sum_right(skb, sc))
@@ -171,6 +172,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 		if (bpf_skb_load_bytes(skb, ETH_LEN, ip6, sizeof(*ip6)) || ip6->version != 6)
 			return PARSED_OTHER;
 		sc->v6 = 1;
+		sc->s.ecn = sc->l3[1] >> 4 & ECN_BITS;
 		sc->ihl = sizeof(*ip6);
 		if (ip6->nexthdr != IPPROTO_TCP) {
 			r = tcp_behind_extension(skb, sc, ip6->nexthdr);

@@ -48,8 +48,9 @@ static __always_inline int may_freeze(const struct leg *l, const struct half *h,
 	return all_has_come(l, h) ? SWITCH_SHORT : SWITCH_OK;
 }
 
-/* Each leg is frozen under its own lock. A segment of a's that comes before b is frozen waits for that (is_half_frozen). */
-static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b)
+/* now: ns. Each leg is frozen under its own lock. A segment of a's that comes before b is frozen waits for that
+ * (is_half_frozen). */
+static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b, __u64 now)
 {
 	__u32 to_b, to_a, ts, done = 0;
 	__u32 out_a = a->iss + 1 + g->a.produced + g->b.leftover;
@@ -58,6 +59,8 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 
 	if (!r)
 		r = may_freeze(b, &g->b, a, &g->a, out_b);
+	if (!r && (lost_clock(a, b, now) || lost_clock(b, a, now)))
+		r = SWITCH_SILENT;
 	if (!r && g->fit && (overpromised(a, &g->a, out_b, b) || overpromised(b, &g->b, out_a, a)))
 		r = SWITCH_WINDOW;
 	if (r)
@@ -111,15 +114,6 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 		bpf_spin_unlock(&b->lock);
 	}
 	return SWITCH_OK;
-}
-
-/* The local socket may have spoken last: what the other host sends from now on must not seem older. A foreign leg has its very
- * clock, if it did not speak of later times. Under to's lock. */
-INLINE void settle_tsval(struct leg *to, __u32 tsval)
-{
-	to->ts_from_peer = later(to->ts_from_peer, to->tsval_out - tsval);
-	if (to->flags & LEG_FOREIGN)
-		to->ts_from_peer = later(to->ts_from_peer, 0);
 }
 
 /* The window of an acknowledgement as five bits of path.via: steps of half an octave, rounded up. room: as in the header. */
@@ -196,7 +190,7 @@ INLINE __u16 path_flags(const struct leg *from, const struct leg *to)
 		f |= PATH_FIN_ACKED;
 	if (from->flags & LEG_TRIGGER)
 		f |= PATH_TRIGGER;
-	return f;
+	return f | ecn_flags(from, to);
 }
 
 /* All that may be forwarded has been; for a flow that did not know its limit at the freeze. */
@@ -360,7 +354,7 @@ INLINE int path_in_window(union path_word w, const struct path *rev, const struc
 
 /* The number that a reset goes on with, in the sender's space. The receiver ignores a reset beyond its window, and it may
  * have lost the bytes before. Its window is at least `room`. A reset in order goes to where the receiver is, any other to the
- * edge, for the receiver to ask. */
+ * last number before the edge, for the receiver to ask: the edge itself is in order for one that has received all up to there. */
 INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
 {
 	union path_acked a = path_acked(rev);
@@ -369,7 +363,7 @@ INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
 
 	if ((__s32)(seq - expected) <= (__s32)room)
 		return seq;
-	return in_order ? expected : room ? expected + room : seq;
+	return in_order ? expected : room > 1 ? expected + room - 1 : seq;
 }
 
 /* The first proof: the next segment in order. The short way knows no other. */
@@ -473,6 +467,7 @@ INLINE void path_edit(const struct path *p, union path_word w, const struct seg 
 	e->keep = s->len;
 	e->strip_ts = !!(w.flags & PATH_STRIP_TS);
 	e->strip_sack = !!(w.flags & PATH_STRIP_SACK);
+	e->strip_ecn = !(w.flags & PATH_ECN);
 }
 
 /* ---- from forwarding mode back to a leg's record ---- */
@@ -483,14 +478,8 @@ INLINE void stop_path(struct path *p)
 	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_SPLICED << 48));
 }
 
-/* Path entries have no room for the last TSval. It is estimated, not too low: the other host's clock has gone on since it
- * was seen, by 1 ms ticks as most hosts have it (RFC 7323, 5.4, allows 1 ms to 1 s), and some more for the time on the way
- * and our coarse clock. If it was faster, 1 MHz in Linux with tcp_usec_ts, the host drops one segment (PAWS) and its answer tells
- * its last TSval (learn_from_host). A host compares modulo 2^32, so that holds however long it was. */
-INLINE __u32 tsval_reached(const struct leg *l, const struct leg *o, __u64 now)
-{
-	return o->tsval_in + (__u32)((now - o->seen) / 1000000) + 8 + l->ts_from_peer;
-}
+/* Hosts may wait for a larger window: for a segment or two, and few have larger ones (RFC 9293, 3.8.6.2.1). */
+#define SMALL_WINDOW 16384
 
 /* Under l's lock; `in` and `out` are stopped: the entries where l's host sends, and where the other host sends to it.
  * o: the other leg. now: ns, coarse. */
@@ -512,6 +501,10 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 	l->ack_out = later(l->ack_out, out->max_ack + out->ack_add);
 	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
 	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;
+	/* The other host may have closed its window. When it opens that, only the socket hears of it, and the host would wait for
+	 * the next of its own probes, for a minute perhaps. */
+	if (room_of((out->via & VIA_ROOM) >> VIA_ROOM_SHIFT) << o->wscale_in < SMALL_WINDOW)
+		l->flags |= LEG_PROBE;
 	if (in->word.flags & PATH_FIN)
 		l->flags |= LEG_FIN_IN;
 	if (out->word.flags & PATH_FIN)

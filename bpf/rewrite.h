@@ -82,7 +82,7 @@ __noinline int rewrite_tcp(struct __sk_buff *skb, __u32 which, __u32 ports)
 	th->seq = bpf_htonl(e->seq);
 	if (e->flags & TH_ACK)
 		th->ack_seq = bpf_htonl(e->ack);
-	sc->new[13] = e->flags;
+	sc->new[13] = e->strip_ecn ? e->flags & ~(TH_ECE | TH_CWR) : e->flags;
 	th->window = bpf_htons(e->win);
 	th->urg_ptr = bpf_htons(e->urg);
 	__builtin_memcpy(sc->new + TCP_CSUM_AT, sc->old + TCP_CSUM_AT, 2);
@@ -142,6 +142,8 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 			__builtin_memcpy(sc->new, sc->l3, 4); /* traffic class, flow label */
 		else
 			sc->new[0] = 0x60 | sc->l3[1] >> 4, sc->new[1] = sc->l3[1] << 4;
+		if (which && sc->p.f.strip_ecn)
+			sc->new[1] &= ~(ECN_BITS << 4);
 		ip6->payload_len = sc->pkt_len - sc->ihl > 0xffff ? 0 : bpf_htons(sc->pkt_len - sc->ihl);
 		ip6->nexthdr = IPPROTO_TCP;
 		ip6->hop_limit = ttl;
@@ -168,6 +170,8 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 		} else {
 			__builtin_memcpy(sc->new, sc->l3, 20);
 		}
+		if (which && sc->p.f.strip_ecn)
+			sc->new[1] &= ~ECN_BITS;
 		sc->new[0] = 0x45;
 		ip->protocol = IPPROTO_TCP;
 		ip->tot_len = len > 0xffff ? 0 : bpf_htons(len);

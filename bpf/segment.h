@@ -8,6 +8,8 @@
 #define TH_RST 0x04
 #define TH_ACK 0x10
 #define TH_URG 0x20
+#define TH_ECE 0x40
+#define TH_CWR 0x80
 
 /* A segment as it came in; host byte order. */
 struct seg {
@@ -17,6 +19,7 @@ struct seg {
 	__u8 flags;
 	__u8 has_ts;
 	__u8 again; /* it was held, and comes once more */
+	__u8 ecn;   /* ECN_BITS of the IP header */
 };
 
 /* One outgoing copy of it; host byte order. */
@@ -28,6 +31,7 @@ struct edit {
 	__u16 win, urg;
 	__u8 flags;
 	__u8 strip_ts, strip_sack;
+	__u8 strip_ecn;           /* congestion marks, of IP and of TCP */
 };
 
 /* What is to be done with it. */
@@ -38,6 +42,8 @@ struct plan {
 	__u8 in_order_ts;      /* not older than what was seen: may move the TSval offset */
 	__u8 drained, returned;/* the acknowledged direction has completed TO_FWD / TO_LOCAL */
 	__u8 hold;             /* the segment as it came is to be held, besides: from ... */
+	__u8 ecn;              /* the leg it came from has LEG_ECN */
+	__u8 lose_local, lose_fwd; /* this copy is dropped for its congestion mark (ecn.h) */
 	enum verdict dropped;  /* if neither copy is sent */
 	__u32 ack;             /* in the out space of the leg it came from */
 	__u32 fwd_end;

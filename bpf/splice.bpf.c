@@ -23,6 +23,7 @@
 
 #include "flow.h"
 #include "segment.h"
+#include "ecn.h"
 #include "switch.h"
 #include "path.h"
 #include "verdict.h"
@@ -212,6 +213,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			own_syn_ack(l, sc, &opt);
 			bpf_spin_unlock(&l->lock);
 			l->seen = bpf_ktime_get_coarse_ns(); /* when its TSval was so: an estimate of later ones begins here */
+			if (!sc->foreign && classic_ecn(skb))
+				return drop(V_REWRITE_FAILED);
 		}
 		if (!sc->foreign)
 			return TCX_NEXT;
@@ -250,8 +253,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			unsplice_direction(l, o);
 		tell(&sc->t, EVENT_TRIGGERED);
 	}
-	if ((!sc->s.has_ts || is_news(l, &sc->s)) && !refuses(l, &sc->s)) /* what overtook it has told a later time */
-		l->seen = bpf_ktime_get_coarse_ns();
+	if (!refuses(l, &sc->s))
+		heard(l, &sc->s, bpf_ktime_get_coarse_ns());
 
 	if (sc->s.flags & (TH_SYN | TH_RST))
 		return slow_special(skb);
@@ -285,6 +288,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (flags & LEG_HOLD && p->fwd_data) /* all that was held has been forwarded */
 		tell(&sc->t, EVENT_FORWARDING);
 	if (plain) {
+		if (p->lose_local)
+			return drop(V_CE_DROPPED);
 		count(V_LOCAL);
 		return TCX_NEXT;
 	}
@@ -315,6 +320,11 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		if (woken)
 			unsplice_legs(&sc->t, &sc->other);
 		tell(&sc->t, EVENT_PASSED);
+	}
+	if (lose_marked(p)) {
+		count(V_CE_DROPPED);
+		if (!p->local && !p->fwd)
+			return TCX_DROP;
 	}
 	/* nothing can be cut out of a fragment, no acknowledgement either: the next segment carries it */
 	if (sc->fragment && (!p->local || p->l.keep < sc->s.len))
@@ -352,6 +362,7 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 	e->seq = rev->max_ack + rev->ack_add - 1 + p->seq_add;
 	e->ack = p->max_ack + p->ack_add;
 	e->win = e->urg = 0;
+	e->strip_ecn = 1;
 	e->flags = TH_ACK;
 	e->keep = 0;
 	sc->ts_at = sc->sack_at = 0;
@@ -391,6 +402,8 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 		if (!path_in_window(w, rev, &sc->s) && (!l || before(sc->s.seq, w.end) || after(sc->s.seq, l->edge_out)))
 			return drop(V_BAD_RST);
 		count(V_RST_UNPROVEN);
+		if (l)
+			__sync_fetch_and_or(&l->flags, LEG_PROBE);
 	}
 	sc->s.seq = path_reset_at(rev, sc->s.seq, in_order);
 	return 0;
@@ -473,6 +486,8 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		r = acknowledged(sc, p, rev, w);
 		if (r)
 			return r > 0 ? RETRY : drop(V_STALE_CPU);
+		if (path_loses(w, sc->s.ecn, sc->s.seq, sc->s.len))
+			return drop(V_CE_DROPPED);
 	}
 	parse_options(skb);
 	path_edit(p, w, &sc->s, &sc->p.f);
@@ -654,7 +669,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		struct syn_options opt = {};
 
 		if (l->flags & LEG_SYN) {
-			if (without_ecn(skb))
+			if (classic_ecn(skb))
 				return drop(V_REWRITE_FAILED);
 			parse_syn(skb, &opt);
 			bpf_spin_lock(&l->lock);

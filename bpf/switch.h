@@ -15,6 +15,8 @@
 #ifndef LONGSPLICE_SWITCH_H
 #define LONGSPLICE_SWITCH_H
 
+#include "clock.h"
+
 /* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
 #define FAR 0x40000000u
 
@@ -113,15 +115,6 @@ INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 
 /* ---- from a host, step 1: under the lock of the leg it came in on ---- */
 
-/* Is the TSval no older than what was seen? A clock may have gone half round while its host was silent, 36 minutes at 1 MHz: then
- * it seems to have gone back, and by more than a segment can be late that brings something new. */
-INLINE int is_news(const struct leg *l, const struct seg *s)
-{
-	if (!before(s->tsval, l->tsval_in))
-		return 1;
-	return l->tsval_in - s->tsval > 1 << 24 && (after(s->ack, l->ack_in) || after(s->seq + s->len, l->max_in));
-}
-
 INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 {
 	p->win = (__u32)s->win << l->wscale_in;
@@ -146,39 +139,6 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 INLINE int ahead_of_socket(const struct leg *l)
 {
 	return l->phase_out != PHASE_LOCAL || l->flags & LEG_AHEAD;
-}
-
-/* Do the local socket and the data path both speak to the host? */
-INLINE int both_speak(const struct leg *l)
-{
-	return l->phase_in != l->phase_out || (l->phase_in != PHASE_LOCAL && l->phase_in != PHASE_FWD);
-}
-
-/* The TSval to be sent for `tsval`. `add`, from the sender's clock to ours, is raised when its `newest` would make ours go
- * back. While two speak, on two processors perhaps, what was settled first under the lock may leave last, and must not look
- * old: ours stands still then, and `add` sinks, so that an echo of it is the sender's newest. (An older one would tell the
- * sender that what it has sent again was not needed: RFC 3522.) A socket that was silent meanwhile goes on from there. */
-INLINE __u32 our_tsval(struct leg *l, __u32 tsval, int newest, __u32 *add)
-{
-	int still = both_speak(l);
-
-	if (newest && (still || before(tsval + *add, l->tsval_out)))
-		*add = l->tsval_out - tsval;
-	if (still) {
-		l->flags |= LEG_CLOCK;
-		return l->tsval_out;
-	}
-	l->tsval_out = later(l->tsval_out, tsval + *add);
-	return tsval + *add;
-}
-
-/* The same for the socket of a foreign leg. It speaks for the other host and has that host's clock, but a second late (BEHIND in
- * foreign.rs): it repeats what was said last, rather than to be ahead of the host when that speaks for itself again. */
-INLINE __u32 foreign_tsval(struct leg *l, __u32 tsval)
-{
-	if (!both_speak(l))
-		l->tsval_out = later(l->tsval_out, tsval + l->shim_ts);
-	return l->tsval_out;
 }
 
 /* In control mode, and the socket's numbers are those of the wire. */
@@ -217,7 +177,7 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	e->sack_hi = hi;
 	e->win = s->win;
 	e->urg = s->urg;
-	e->strip_ts = e->strip_sack = 0;
+	e->strip_ts = e->strip_sack = e->strip_ecn = 0;
 }
 
 /* Has our socket given up the connection, or the other leg's, before the host did? */
@@ -234,8 +194,8 @@ INLINE int is_switching(const struct leg *l)
 
 /* In control mode a reset is the socket's affair. One in order counts. The socket gets it with the number that it has
  * acknowledged, for it may lack the bytes before, and takes nothing beyond its window. Windows shrink in an unsplice, and the
- * host may have used the larger one: a reset beyond the edge of today comes at that edge, for the socket to ask the host (RFC
- * 5961, 3.2). */
+ * host may have used the larger one: a reset beyond the edge of today comes just before it, for the socket to ask the host (RFC
+ * 5961, 3.2): the edge itself is in order for a socket that has received all up to there meanwhile. */
 INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 {
 	__u32 edge = edge_local(l), seq = s->seq;
@@ -246,35 +206,38 @@ INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 	if (rst_in_order(l, s)) {
 		l->flags |= LEG_RESET | LEG_RESET_IN;
 		seq = l->ack_local;
-	} else if (after(seq, edge) && !after(seq, l->edge_out) && edge != l->ack_local) {
-		seq = edge;
+	} else if (after(seq, edge) && !after(seq, l->edge_out) && edge - l->ack_local > 1) {
+		seq = edge - 1;
 	}
 	p->l.seq = seq - l->shim_in;
 }
 
 /* A RST that is not in order while the flow is switching moves nothing. If it lies in the window, its sender is asked (RFC 5961,
- * 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted. Otherwise
- * returns 0. */
+ * 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted or the number
+ * lies among bytes that were forwarded. After an unsplice the other host's question would not be passed on: the socket asks
+ * then (LEG_PROBE). Returns 0 if it is beyond the window. */
 INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
 	if (after(s->seq, l->edge_out) || before(s->seq, l->ack_out))
 		return 0;
 	reset_for_local(l, s, p);
-	p->fwd = l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD;
+	l->flags |= LEG_PROBE;
+	p->fwd = (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD) ||
+		 (l->phase_in == PHASE_TO_LOCAL && before(s->seq, l->bound_in));
 	p->local = !p->fwd;
 	p->l.keep = p->f.keep = 0; /* a message in it is of no use to anybody (RFC 9293, 3.10.7.4) */
 	p->f.flags = s->flags;
 	p->f.seq = s->seq + l->seq_off;
 	p->f.win = p->f.urg = 0;
-	p->f.strip_ts = p->f.strip_sack = 1;
+	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
 	return 1;
 }
 
 /* What unproven_reset() leaves for the leg where it goes out. The other host ignores a reset beyond its window. */
 INLINE void ask_other(const struct leg *o, struct plan *p)
 {
-	if (after(p->f.seq, o->edge_in) && o->edge_in != o->ack_in)
-		p->f.seq = o->edge_in;
+	if (after(p->f.seq, o->edge_in) && o->edge_in - o->ack_in > 1)
+		p->f.seq = o->edge_in - 1;
 	p->f.ack = o->ack_out;
 }
 
@@ -289,7 +252,7 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 	p->f.tsval = s->tsval;
 	p->f.tsecr = s->tsecr;
 	p->f.sack_add = 0;
-	p->f.strip_ts = p->f.strip_sack = 1;
+	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
 }
 
 /* ... and of the other. */
@@ -341,10 +304,12 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	__u32 end = s->seq + s->len + fin;
 	__u32 old_ack = l->ack_in;
 	__u32 local_end = s->seq; /* local data: [seq, local_end) */
+	__u32 come = l->max_in;
 	int pure = end == s->seq;
 	int advanced, sent;
 
 	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = p->hold = 0;
+	p->lose_local = p->lose_fwd = 0;
 	p->dropped = refuses(l, s);
 	if (p->dropped && !is_given_up(l) && (l->phase_in != PHASE_LOCAL || ahead_of_socket(l)))
 		return 0;
@@ -423,6 +388,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		advance_in(l, end);
 	}
 	p->fwd_data = p->fwd;
+	plan_marks(l, s, p, come, local_end);
 	if (p->local && local_end != end) {
 		p->l.keep = cut_at(s, local_end);
 		p->l.flags &= ~TH_FIN;
@@ -547,6 +513,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	e->sack_add = -o->seq_off;
 	e->strip_ts = !(o->flags & LEG_TS);
 	e->strip_sack = !(o->flags & LEG_SACK) || !p->ack_valid;
+	join_marks(o, p);
 	if (s->has_ts)
 		e->tsval = our_tsval(o, s->tsval, p->in_order_ts, &o->ts_from_peer);
 	if (s->again) /* what its host has said since has gone before it */
@@ -589,7 +556,7 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		return 0;
 	e->keep = s->len;
 	e->flags = s->flags;
-	e->strip_ts = e->strip_sack = 0;
+	e->strip_ts = e->strip_sack = e->strip_ecn = 0;
 	if (s->flags & TH_RST || (fin && is_false_end(l, end)) || (end != seq && is_given_up(l) && is_switching(l))) {
 		e->flags = s->flags & TH_RST ? s->flags : TH_RST | TH_ACK;
 		e->keep = 0;
@@ -627,6 +594,10 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 			l->flags |= LEG_FIN_OUT;
 	} else if (ahead_of_socket(l) && !before(seq, earlier(l->ack_in, l->local_out))) {
 		seq = pure_ack_seq(l); /* but window probes, below ack_in, stay what they are */
+	} else if (l->flags & LEG_PROBE && seq == l->ack_in - 1) {
+		/* But for the first one of a socket that may speak again: a host does not read the window of an old segment. */
+		seq = pure_ack_seq(l);
+		l->flags &= ~LEG_PROBE;
 	}
 
 	if (s->flags & TH_ACK) {
@@ -708,7 +679,7 @@ INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 
 	from->held_in = from->bound_in;
 	from->held = 0;
 	from->limit_in = h->limit == LIMIT_KEEP ? from->bound_in : taken + h->limit;
-	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_PASSED);
+	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_PASSED | LEG_PROBE);
 	if (hold)
 		from->flags |= LEG_HOLD;
 	if (h->limit != LIMIT_NONE)

@@ -13,7 +13,7 @@ struct syn_options {
 	__u32 tsval;
 };
 
-/* MSS, window scale, SACK permitted, timestamps of a SYN; in sc->orig. Global for the verifier's sake. */
+/* MSS, window scale, SACK permitted, timestamps and ECN of a SYN; in sc->orig. Global for the verifier's sake. */
 __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 {
 	struct scratch *sc = scratch();
@@ -26,6 +26,8 @@ __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 	o->mss = 536; /* RFC 9293, 3.7.1: without the option */
 	o->wscale = 0;
 	o->opts = sc->s.has_ts ? LEG_TS : 0;
+	if ((sc->s.flags & (TH_ECE | TH_CWR)) == (sc->s.flags & TH_ACK ? TH_ECE : TH_ECE | TH_CWR)) /* RFC 3168, 6.1.1 */
+		o->opts |= OPT_ECN;
 	o->tsval = sc->s.has_ts ? sc->s.tsval : 0;
 	sc->cursor = 20;
 	bpf_for(i, 0, 40) {
@@ -60,10 +62,10 @@ __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 	return 0;
 }
 
-/* No congestion marks (RFC 3168, 6.1.1; RFC 9768, 3.1.1): whoever is asked for them by a SYN does not hear of it. A splice joins
- * two connections at any moment, and a host that was not asked would be sent marks by the other that it does not answer. The
- * client's handshake is over before there is a server to ask. Returns 0, or a negative number. */
-__noinline int without_ecn(struct __sk_buff *skb)
+/* Leaves nothing of AccECN in a SYN, or in the answer to ours: whoever is asked for it hears of RFC 3168 only, and whoever asks
+ * falls back to that (ecn.h). What the answer may say of AccECN besides would be read as such by our socket, which has asked.
+ * Returns 0, or a negative number. */
+__noinline int classic_ecn(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
 	__be16 old, now;
@@ -72,7 +74,9 @@ __noinline int without_ecn(struct __sk_buff *skb)
 	if (!sc)
 		return -1;
 	__builtin_memcpy(&old, sc->orig + 12, 2);
-	now = old & ~bpf_htons(0x01c0); /* AE, CWR, ECE */
+	now = old & ~bpf_htons(0x0100); /* AE */
+	if (sc->s.flags & TH_ACK && (sc->s.flags & (TH_ECE | TH_CWR)) != TH_ECE)
+		now &= ~bpf_htons(TH_ECE | TH_CWR);
 	if (old == now)
 		return 0;
 	at = ETH_LEN + sc->ihl;
@@ -86,7 +90,7 @@ static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_
 {
 	__u8 both = in & out;
 
-	l->flags |= (both & (LEG_TS | LEG_SACK)) | LEG_TRACKED;
+	l->flags |= (both & (LEG_TS | LEG_SACK)) | (both & OPT_ECN ? LEG_ECN : 0) | LEG_TRACKED;
 	l->flags &= ~LEG_SYN;
 	l->wscale_in = both & OPT_WSCALE ? wscale_in : 0;
 	l->wscale_out = both & OPT_WSCALE ? wscale_out : 0;
@@ -158,7 +162,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		struct syn_options o = {};
 		struct embryo e = {};
 
-		if (listens == LISTENS && without_ecn(skb)) {
+		if (listens == LISTENS && classic_ecn(skb)) {
 			count(V_REWRITE_FAILED);
 			return 2;
 		}
@@ -170,6 +174,8 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		e.mss_in = o.mss;
 		e.wscale_in = o.wscale;
 		e.opts_in = o.opts | (listens == LISTENS_FOREIGN ? OPT_FOREIGN : 0);
+		if (known && known->irs == e.irs) /* sent again without, for fear of who cannot bear it (RFC 3168, 6.1.1.1) */
+			e.opts_in |= known->opts_in & OPT_ECN;
 		e.tsval_in = o.tsval;
 		bpf_map_update_elem(&embryos, &sc->t, &e, BPF_ANY);
 		if (listens == LISTENS_FOREIGN) {
@@ -230,6 +236,8 @@ __noinline int track_egress(struct __sk_buff *skb)
 /* Our own handshake: SYN out, SYN-ACK in. `l` has flag LEG_SYN. */
 static __always_inline void own_syn(struct leg *l, const struct scratch *sc, const struct syn_options *o)
 {
+	__u32 before = l->iss == sc->s.seq ? l->verbatim & OPT_ECN : 0; /* as in track_ingress() */
+
 	l->iss = sc->s.seq;
 	l->max_out = l->local_out = sc->s.seq + 1;
 	l->ack_in = sc->s.seq;
@@ -238,7 +246,7 @@ static __always_inline void own_syn(struct leg *l, const struct scratch *sc, con
 	l->shim_ts = 0;
 	l->tsval_out = o->tsval;
 	/* kept here until the answer tells which of them hold */
-	l->verbatim = o->opts;
+	l->verbatim = o->opts | before;
 }
 
 static __always_inline void own_syn_ack(struct leg *l, const struct scratch *sc, const struct syn_options *o)

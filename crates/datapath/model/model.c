@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The decision logic of the data path (switch.h, path.h) compiled for user space, so that a simulator can drive it: one
+/* The decision logic of the data path (switch.h, path.h, ecn.h) compiled for user space, so that a simulator can drive it: one
  * flow, one processor; and a second one, on which a segment comes in before the first takes one of its locks. What surrounds
  * that logic here (ingress, model_egress, model_switch) follows the entries of splice.bpf.c without look-ups and packets;
  * keep them alike. */
@@ -13,6 +13,7 @@ static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 
 #include "flow.h"
 #include "segment.h"
+#include "ecn.h"
 #include "switch.h"
 #include "path.h"
 #include "place.h"
@@ -121,6 +122,8 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 		} else if (!path_in_window(w, rev, s) && (before(s->seq, w.end) || after(s->seq, m->leg[i].edge_out))) {
 			out->dropped = V_BAD_RST;
 			return 1;
+		} else {
+			m->leg[i].flags |= LEG_PROBE;
 		}
 		at.seq = path_reset_at(rev, s->seq, in_order);
 		path_edit(p, w, &at, &out->f);
@@ -152,6 +155,10 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 				out->events |= 1 << EVENT_CLOSED;
 		}
 	}
+	if (path_loses(w, s->ecn, s->seq, s->len)) {
+		out->dropped = V_CE_DROPPED;
+		return 1;
+	}
 	path_edit(p, w, s, &out->f);
 	out->fwd = 1;
 	return 1;
@@ -178,7 +185,7 @@ again:
 		return;
 	}
 	if (!refuses(l, s))
-		l->seen = m->now;
+		heard(l, s, m->now);
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
 		if (woken)
 			unsplice_legs(m);
@@ -233,7 +240,8 @@ again:
 	if ((flags ^ l->flags) & LEG_HOLD && p.fwd_data)
 		out->events |= 1 << EVENT_FORWARDING;
 	if (is_plain(l, s, &p)) {
-		out->local = out->plain = 1;
+		out->local = out->plain = !p.lose_local;
+		out->dropped = V_CE_DROPPED;
 		return;
 	}
 	if (p.fwd || p.drained || p.returned) {
@@ -250,6 +258,10 @@ again:
 		if (woken)
 			unsplice_legs(m);
 		out->events |= 1 << EVENT_PASSED;
+	}
+	if (lose_marked(&p) && !p.local && !p.fwd) {
+		out->dropped = V_CE_DROPPED;
+		return;
 	}
 	out->local = p.local || !p.fwd; /* what is not forwarded is passed up */
 	out->fwd = p.fwd;
@@ -330,7 +342,7 @@ void model_switch(struct model *m, struct model_switch *g)
 	busy = m;
 	switch (g->op) {
 	case OP_FREEZE:
-		g->result = freeze(&a, &m->leg[0], &m->leg[1]);
+		g->result = freeze(&a, &m->leg[0], &m->leg[1], m->now);
 		break;
 	case OP_COMMIT:
 		g->result = may_commit(&m->leg[0], &m->leg[1]);

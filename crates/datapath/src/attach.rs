@@ -2,11 +2,11 @@
 
 use crate::{
     OpenError, Options,
-    devices::{devices, xdp_abilities},
+    devices::{Device, devices, xdp_abilities},
+    kernel::refused,
     peer,
     pins::{self, checked},
 };
-use nix::libc;
 use std::{
     fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -58,22 +58,52 @@ pub(crate) fn wanted_devices(options: &Options) -> Result<Vec<u32>, OpenError> {
         .collect()
 }
 
+/// The index of a device that was named for more than splicing, and is among those.
+fn named(name: &str, attached: &[u32], all: &[Device]) -> Result<Option<u32>, OpenError> {
+    let device = all.iter().find(|d| d.name == name).ok_or_else(|| OpenError::Device(name.to_owned()))?;
+    Ok(attached.contains(&device.index).then_some(device.index))
+}
+
+const NOT_AMONG: &str = "it is not among the devices to splice on";
+
 /// Indices of the devices whose packets are to go to their other end at once.
 pub(crate) fn wanted_peers(names: &[String], attached: &[u32]) -> Result<Vec<u32>, OpenError> {
     let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
     let index = |name: &String| {
         let refuse = |why| OpenError::Peer { device: name.clone(), why };
-        let device = all.iter().find(|d| d.name == *name).ok_or_else(|| OpenError::Device(name.clone()))?;
-        if !attached.contains(&device.index) {
-            return Err(refuse("it is not among the devices to splice on"));
-        }
-        match peer::hindrance(device.index) {
-            Ok(None) => Ok(device.index),
+        let index = named(name, attached, &all)?.ok_or_else(|| refuse(NOT_AMONG))?;
+        match peer::hindrance(index) {
+            Ok(None) => Ok(index),
             Ok(Some(why)) => Err(refuse(why)),
             Err(source) => Err(OpenError::Kernel { what: "ask rtnetlink for a device", source }),
         }
     };
     names.iter().map(index).collect()
+}
+
+/// Indices of the devices to forward on by XDP. `folder`: of our pins, in which a link of an earlier process may be.
+pub(crate) fn wanted_xdp(names: &[String], attached: &[u32], folder: &Path) -> Result<Vec<u32>, OpenError> {
+    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+    let index = |name: &String| {
+        let refuse = |why| OpenError::Xdp { device: name.clone(), why };
+        let index = named(name, attached, &all)?.ok_or_else(|| refuse(NOT_AMONG))?;
+        if !xdp_abilities(index).receives {
+            return Err(refuse("its driver has none, which the tcx entry does not need"));
+        }
+        if xdp_program(index) != 0 && !folder.join(Hook::Early.pin(index)).exists() {
+            return Err(refuse("another XDP program is there"));
+        }
+        Ok(index)
+    };
+    names.iter().map(index).collect()
+}
+
+/// The number of the XDP program of a device; 0: it has none, or the kernel does not say.
+fn xdp_program(index: u32) -> u32 {
+    let mut id = 0;
+    // SAFETY: the library writes the number, which outlives the call.
+    unsafe { libbpf_sys::bpf_xdp_query_id(index as i32, 0, &mut id) };
+    id
 }
 
 /// Numbers of the programs that tcx runs on a device.
@@ -88,7 +118,7 @@ pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
         // SAFETY: `ids` has room for as many numbers as `opts` says, and both outlive the call.
         let r = unsafe { libbpf_sys::bpf_prog_query_opts(index as i32, direction, &mut opts) };
         if r < 0 {
-            return Err(OpenError::Kernel { what: "ask for programs", source: io::Error::from_raw_os_error(-r) });
+            return Err(refused("ask for programs", -r));
         }
         // SAFETY: both members of the union are the same integer.
         let n = unsafe { opts.__bindgen_anon_1.count };
@@ -166,48 +196,18 @@ fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Re
     Ok(link)
 }
 
-/// Attaches the programs, in the order of [`Hook::ALL`]: tcx to the devices of these numbers, XDP to those named, and takes it
+/// Attaches the programs, in the order of [`Hook::ALL`]: tcx to the devices of these numbers, XDP to some of them, and takes it
 /// from all others.
 pub(crate) fn attach_all(
     programs: [BorrowedFd<'_>; 3],
     devices: &[u32],
-    xdp: &[String],
+    xdp: &[u32],
     folder: &Path,
 ) -> Result<Vec<(Hook, u32, OwnedFd)>, OpenError> {
     let mut links = Vec::new();
-    for device in devices {
-        for hook in [Hook::Ingress, Hook::Egress] {
-            links.push((hook, *device, attach(hook, programs[hook as usize], *device, folder)?));
-        }
-    }
-    attach_early(programs[Hook::Early as usize], devices, xdp, folder, &mut links)?;
-    Ok(links)
-}
-
-fn attach_early(
-    program: BorrowedFd<'_>,
-    attached: &[u32],
-    names: &[String],
-    folder: &Path,
-    links: &mut Vec<(Hook, u32, OwnedFd)>,
-) -> Result<(), OpenError> {
-    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
-    for name in names {
-        let refuse = |why| OpenError::Xdp { device: name.clone(), why };
-        let device = all.iter().find(|d| d.name == *name).ok_or_else(|| OpenError::Device(name.clone()))?;
-        if !attached.contains(&device.index) {
-            return Err(refuse("it is not among the devices to splice on"));
-        }
-        if !xdp_abilities(device.index).receives {
-            return Err(refuse("its driver has none, which the tcx entry does not need"));
-        }
-        let link = attach(Hook::Early, program, device.index, folder).map_err(|e| match e {
-            OpenError::Kernel { source, .. } if source.raw_os_error() == Some(libc::EBUSY) => {
-                refuse("another XDP program is there")
-            }
-            e => e,
-        })?;
-        links.push((Hook::Early, device.index, link));
+    let tcx = devices.iter().flat_map(|device| [(Hook::Ingress, *device), (Hook::Egress, *device)]);
+    for (hook, device) in tcx.chain(xdp.iter().map(|device| (Hook::Early, *device))) {
+        links.push((hook, device, attach(hook, programs[hook as usize], device, folder)?));
     }
     let kept: Vec<_> = links.iter().map(|(hook, device, _)| hook.pin(*device)).collect();
     let entries = fs::read_dir(folder).map_err(|_| OpenError::NoBpffs(folder.to_owned()))?;
@@ -217,5 +217,5 @@ fn attach_early(
             fs::remove_file(entry.path()).map_err(|source| OpenError::Kernel { what: "remove a link", source })?;
         }
     }
-    Ok(())
+    Ok(links)
 }

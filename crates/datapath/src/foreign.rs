@@ -10,11 +10,14 @@ use crate::{
 };
 use nix::{
     libc,
-    sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, socket},
+    sys::socket::{
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, sendto, setsockopt, socket,
+        sockopt::SndBufForce,
+    },
 };
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     ops::Range,
     os::fd::{AsRawFd, OwnedFd},
 };
@@ -25,7 +28,7 @@ const MARK: u32 = 0x6c73_706d;
 const TABLE: u32 = 0x6c73;
 
 /// The clocks of our sockets are behind those of the hosts, in milliseconds as most have them: what they say is as late as what was
-/// said last (`foreign_tsval` of bpf/switch.h), and not later than what the host is about to say.
+/// said last (`foreign_tsval` of bpf/clock.h), and not later than what the host is about to say.
 const BEHIND: u32 = 1000;
 
 const FIN: u8 = 0x01;
@@ -33,7 +36,8 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
-const ECE_CWR: u8 = 0xc0;
+const ECE: u8 = 0x40;
+const CWR: u8 = 0x80;
 
 // Options (RFC 9293, 3.2; RFC 7323; RFC 2018) that our sockets know.
 const NOP: u8 = 1;
@@ -106,6 +110,11 @@ impl Handshake {
         self.word(8)
     }
 
+    /// The window that it announces: that of a SYN is not scaled (RFC 7323, 2.2).
+    fn window(&self) -> u32 {
+        u16::from_be_bytes([self.raw.tcp[14], self.raw.tcp[15]]).into()
+    }
+
     /// The TCP header, options included. The data path has seen that it is whole.
     fn header(&self) -> &[u8] {
         let length = usize::from(self.raw.tcp[12] >> 4) * 4;
@@ -152,7 +161,9 @@ impl Handshake {
         }
         if tcp[13] & SYN != 0 {
             tcp[12] &= 0xf0;
-            tcp[13] &= !ECE_CWR;
+            if tcp[13] & ACK != 0 && tcp[13] & (ECE | CWR) != ECE {
+                tcp[13] &= !(ECE | CWR); // as `classic_ecn` of bpf/track.h
+            }
             let known = [MSS, WINDOW_SCALE, SACK_PERMITTED, TIMESTAMPS];
             let others = self.options().into_iter().filter(|(kind, _)| !known.contains(kind));
             others.for_each(|(_, at)| tcp[at].fill(NOP));
@@ -186,20 +197,27 @@ pub(crate) fn fold(sum: u32) -> u16 {
     ((once & 0xffff) + (once >> 16)) as u16
 }
 
-/// The way to take part in foreign connections: while it lives, what is marked is routed to local sockets.
+/// The way to take part in foreign connections of one address family: while it lives, what is marked is routed to local sockets.
 #[derive(Debug)]
 pub struct Foreign {
-    raw: [OwnedFd; 2],
+    raw: OwnedFd,
+    family: libc::c_int,
 }
 
+/// Bytes of memory that segments may take until their next hops are known, for up to 3 s: a flood in the name of neighbours that do
+/// not exist takes 20 MB, and is not to keep others from being sent.
+const WAITING: usize = 32 << 20;
+
 impl Foreign {
-    /// Needs CAP_NET_RAW and CAP_NET_ADMIN. The rules of an earlier process are taken over.
-    pub fn new() -> io::Result<Foreign> {
-        let raw = |family| socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Raw);
-        let foreign = Foreign { raw: [raw(AddressFamily::Inet)?, raw(AddressFamily::Inet6)?] };
-        for family in FAMILIES {
-            route(family, true)?;
-        }
+    /// Needs CAP_NET_RAW and CAP_NET_ADMIN. The rules of an earlier process are replaced.
+    pub fn new(v6: bool) -> io::Result<Foreign> {
+        let (family, socket_family) =
+            if v6 { (libc::AF_INET6, AddressFamily::Inet6) } else { (libc::AF_INET, AddressFamily::Inet) };
+        let raw = socket(socket_family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Raw)?;
+        setsockopt(&raw, SndBufForce, &WAITING)?;
+        leave(family)?;
+        let foreign = Foreign { raw, family }; // from here on they are taken back, whatever fails
+        enter(family)?;
         Ok(foreign)
     }
 
@@ -208,64 +226,122 @@ impl Foreign {
         let Some(packet) = segment.packet() else { return Ok(()) };
         let mut to = segment.leg.local;
         to.set_port(0);
-        let socket = &self.raw[usize::from(to.is_ipv6())];
-        sendto(socket.as_raw_fd(), &packet, &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
+        sendto(self.raw.as_raw_fd(), &packet, &SockaddrStorage::from(to), MsgFlags::MSG_DONTWAIT)?;
         Ok(())
     }
 }
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        for family in FAMILIES {
-            if let Err(error) = route(family, false) {
-                tracing::warn!(%error, "the rule of routing for table {TABLE} stays");
-            }
+        if let Err(error) = leave(self.family) {
+            tracing::warn!(%error, "the rules of routing for table {TABLE} stay");
         }
     }
 }
 
-const FAMILIES: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
+/// Removes rules of routing that a process which is gone has left.
+pub(crate) fn remove_rules() -> io::Result<()> {
+    [libc::AF_INET, libc::AF_INET6].into_iter().try_for_each(leave)
+}
 
-/// What is marked looks into a table of our own, in which everything is local; or no longer does.
-fn route(family: libc::c_int, on: bool) -> io::Result<()> {
-    // <linux/fib_rules.h>, <linux/rtnetlink.h>
+/// The number of the first of our three rules, which nobody else is likely to have: before nearly all others.
+const PRIORITY: u32 = 108;
+const FRA_PRIORITY: u16 = 6;
+
+/// Kinds and attributes of rules (<linux/fib_rules.h>) by which what is marked looks into a table of our own, in which everything is
+/// local. But not where the kernel asks for the way back to its source, or for that of local sockets, which it does as if from
+/// the loopback device: with src_valid_mark that way would be ours, too, and the packet be taken for forged. There the first
+/// rule skips the second.
+fn rules() -> [(u8, Vec<(u16, Vec<u8>)>); 3] {
+    const FRA_IIFNAME: u16 = 3;
+    const FRA_GOTO: u16 = 4;
     const FRA_FWMARK: u16 = 10;
     const FRA_TABLE: u16 = 15;
     const FR_ACT_TO_TBL: u8 = 1;
-    const LOOPBACK: u32 = 1; // in every network namespace
-    let family = family as u8;
-    let rule = [family, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0];
-    let local = [family, 0, 0, 0, 0, libc::RTPROT_STATIC, libc::RT_SCOPE_HOST, libc::RTN_LOCAL, 0, 0, 0, 0];
-    let kinds = if on { [libc::RTM_NEWRULE, libc::RTM_NEWROUTE] } else { [libc::RTM_DELRULE, libc::RTM_DELROUTE] };
-    let requests = [
-        message(kinds[0], on, &rule, &[(FRA_FWMARK, MARK), (FRA_TABLE, TABLE)]),
-        message(kinds[1], on, &local, &[(libc::RTA_OIF, LOOPBACK), (libc::RTA_TABLE, TABLE)]),
-    ];
-    for request in requests {
-        match talk(&request) {
-            Err(e) if on && e.kind() == io::ErrorKind::AlreadyExists => {}
-            answer => drop(answer?),
-        }
-    }
-    Ok(())
+    const FR_ACT_GOTO: u8 = 2;
+    const FR_ACT_NOP: u8 = 3;
+    let number = |kind: u16, value: u32| (kind, value.to_ne_bytes().to_vec());
+    let (skip, target) = (number(FRA_GOTO, PRIORITY + 2), number(FRA_PRIORITY, PRIORITY + 2));
+    let mark = || number(FRA_FWMARK, MARK);
+    [
+        (FR_ACT_GOTO, vec![number(FRA_PRIORITY, PRIORITY), mark(), (FRA_IIFNAME, b"lo\0".to_vec()), skip]),
+        (FR_ACT_TO_TBL, vec![number(FRA_PRIORITY, PRIORITY + 1), mark(), number(FRA_TABLE, TABLE)]),
+        (FR_ACT_NOP, vec![target, mark()]),
+    ]
 }
 
-/// A request of rtnetlink with 32-bit attributes.
-fn message(kind: u16, create: bool, body: &[u8], attributes: &[(u16, u32)]) -> Vec<u8> {
-    let length = 16 + body.len() + 8 * attributes.len();
-    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | if create { libc::NLM_F_CREATE | libc::NLM_F_EXCL } else { 0 };
-    let mut m = Vec::with_capacity(length);
-    m.extend((length as u32).to_ne_bytes());
+fn rule(family: libc::c_int, action: u8) -> [u8; 12] {
+    [family as u8, 0, 0, 0, 0, 0, 0, action, 0, 0, 0, 0]
+}
+
+/// `struct rtmsg` and attributes of the one route in our table.
+fn local_route(family: libc::c_int) -> ([u8; 12], [(u16, Vec<u8>); 2]) {
+    const LOOPBACK: u32 = 1; // in every network namespace
+    let body = [family as u8, 0, 0, 0, 0, libc::RTPROT_STATIC, libc::RT_SCOPE_HOST, libc::RTN_LOCAL, 0, 0, 0, 0];
+    (body, [(libc::RTA_OIF, LOOPBACK.to_ne_bytes().to_vec()), (libc::RTA_TABLE, TABLE.to_ne_bytes().to_vec())])
+}
+
+/// The route first, and the rule that looks there last.
+fn enter(family: libc::c_int) -> io::Result<()> {
+    const NEW: libc::c_int = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let (route, attributes) = local_route(family);
+    ask(libc::RTM_NEWROUTE, NEW, &route, &attributes)?;
+    let [skip, look, target] = rules();
+    [target, skip, look]
+        .iter()
+        .try_for_each(|(action, attributes)| ask(libc::RTM_NEWRULE, NEW, &rule(family, *action), attributes).map(drop))
+}
+
+/// All of them, however many there are: an earlier version gave them no number, and left one more with each start after a kill.
+fn leave(family: libc::c_int) -> io::Result<()> {
+    let until_none = |kind, body: &[u8; 12], attributes: &[(u16, Vec<u8>)]| {
+        loop {
+            match ask(kind, 0, body, attributes).map_err(|e| (e.raw_os_error(), e)) {
+                Ok(_) => {}
+                // no more of them; or no such address family
+                Err((Some(libc::ENOENT | libc::ESRCH | libc::EAFNOSUPPORT | libc::EOPNOTSUPP), _)) => return Ok(()),
+                Err((_, e)) => return Err(e),
+            }
+        }
+    };
+    let [skip, (look, mut by), target] = rules();
+    by.retain(|(kind, _)| *kind != FRA_PRIORITY);
+    for (action, attributes) in [skip, (look, by), target] {
+        until_none(libc::RTM_DELRULE, &rule(family, action), &attributes)?;
+    }
+    let (route, attributes) = local_route(family);
+    until_none(libc::RTM_DELROUTE, &route, &attributes)
+}
+
+/// Is it an address of this machine, so that its own stack would answer?
+pub fn is_local(ip: IpAddr) -> io::Result<bool> {
+    const TYPE: usize = 16 + 7; // rtm_type, behind struct nlmsghdr
+    let (family, address) = match ip {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
+    };
+    let body = [family as u8, 8 * address.len() as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let answer = ask(libc::RTM_GETROUTE, 0, &body, &[(libc::RTA_DST, address)])?;
+    Ok(answer.get(TYPE) == Some(&libc::RTN_LOCAL))
+}
+
+/// A request to rtnetlink; the answer.
+fn ask(kind: u16, flags: libc::c_int, body: &[u8; 12], attributes: &[(u16, Vec<u8>)]) -> io::Result<Vec<u8>> {
+    let ack = if kind == libc::RTM_GETROUTE { 0 } else { libc::NLM_F_ACK };
+    let mut m = vec![0; 4];
     m.extend(kind.to_ne_bytes());
-    m.extend((flags as u16).to_ne_bytes());
+    m.extend(((libc::NLM_F_REQUEST | ack | flags) as u16).to_ne_bytes());
     m.extend([0; 8]);
     m.extend(body);
     for (kind, value) in attributes {
-        m.extend(8u16.to_ne_bytes());
+        m.extend((4 + value.len() as u16).to_ne_bytes());
         m.extend(kind.to_ne_bytes());
-        m.extend(value.to_ne_bytes());
+        m.extend(value);
+        m.resize(m.len().next_multiple_of(4), 0);
     }
-    m
+    let length = m.len() as u32;
+    m[..4].copy_from_slice(&length.to_ne_bytes());
+    talk(&m)
 }
 
 impl Datapath {
@@ -280,6 +356,11 @@ impl Datapath {
         self.maps.expect(leg, None, LegFlags::FOREIGN).map(drop)
     }
 
+    /// The rest of this client's handshake is the stack's, which routes it, until its next SYN.
+    pub fn let_go_foreign(&self, client: &Tuple) {
+        self.maps.forget_embryo(client);
+    }
+
     /// Delivers segments of handshakes to `f` until it returns false, and `None` when all that were there have been delivered.
     /// Blocks: give it a thread of its own.
     pub fn poll_handshakes(&self, mut f: impl FnMut(Option<Handshake>) -> bool) -> io::Result<()> {
@@ -292,12 +373,15 @@ impl Datapath {
 pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[OwnedFd; 2]> {
     let (offer, accepted) = (syn.offer(), answer.offer());
     let wscale = offer.wscale.zip(accepted.wscale);
+    const MOST_UNSCALED: u32 = 65535;
     let make = |side: &Handshake, other: &Handshake, mss, wscale, tsval: Option<u32>| {
         let s = restore(&Restore {
             local: side.leg.local,
             remote: side.leg.remote,
             next_out: other.seq().wrapping_add(1),
             next_in: side.seq().wrapping_add(1),
+            window: side.window(),
+            promised: MOST_UNSCALED, // at least what `other` has announced
             mss,
             wscale,
             sack: offer.sack && accepted.sack,
@@ -346,11 +430,30 @@ mod tests {
     #[test]
     fn what_our_sockets_do_not_speak_is_taken_out() {
         let mut s = syn(&[30, 4, 0, 1, 3, 3, 7, 1, 34, 2, 4, 2, 99, 9, 0, 0]);
-        s.raw.tcp[13] |= ECE_CWR;
         s.raw.tcp[12] |= 1;
         let p = s.packet().expect("it has far to go");
         assert_eq!(&p[40..], &[1, 1, 1, 1, 3, 3, 7, 1, 1, 1, 4, 2, 1, 1, 1, 1]);
         assert_eq!((p[32], p[33]), (0x90, SYN));
+    }
+
+    #[test]
+    fn the_hosts_agree_on_ecn_and_not_on_accecn() {
+        let passed = |ae: u8, flags: u8| {
+            let mut s = syn(&[]);
+            s.raw.tcp[12] |= ae;
+            s.raw.tcp[13] = flags;
+            let p = s.packet().expect("it has far to go");
+            assert_eq!(p[32], 0x50, "AE, or NS");
+            p[33]
+        };
+        for ae in [0, 1] {
+            for flags in [SYN, SYN | ECE | CWR, SYN | ACK, SYN | ACK | ECE] {
+                assert_eq!(passed(ae, flags), flags);
+            }
+            for flags in [SYN | ACK | ECE | CWR, SYN | ACK | CWR] {
+                assert_eq!(passed(ae, flags), SYN | ACK, "means something in AccECN only");
+            }
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ mod skel {
 pub use devices::{Device, devices};
 pub use diag::{Claim, Sockets};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
-pub use foreign::{Foreign, Handshake, Segment, foreign_sockets};
+pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
 pub use held::Mended;
 pub use hold::{Held, WayBack};
 pub use idle::{Idle, IdleEntry};
@@ -58,6 +58,6 @@ pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
 pub use pages::{MapSize, map_size};
 pub use pins::{Holdings, default_pin, flush, remove_dead};
-pub use released::{Released, monotonic};
-pub use sockets::{Repair, clamp_window, is_urgent, low_water, receive, received, register};
+pub use released::{Released, Resets, monotonic};
+pub use sockets::{Repair, clamp_window, is_urgent, low_water, min_rtt, receive, received, register};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched};

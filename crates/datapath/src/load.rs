@@ -174,7 +174,9 @@ fn cause(refused: Option<(&str, &str)>, said: &str, errno: i32) -> Cause {
         let about = |l: &&str| {
             let l = l.trim();
             !l.is_empty()
-                && !["processed ", "verification time", "stack depth", "mark_precise"].iter().any(|s| l.starts_with(s))
+                && !["processed ", "verification time", "stack depth", "subprog ", "mark_precise"]
+                    .iter()
+                    .any(|s| l.starts_with(s))
         };
         let why = log.lines().rev().find(about).unwrap_or_default().trim().to_owned();
         // a helper, a kernel function or the compiler of programs is not there
@@ -209,6 +211,11 @@ mod tests {
         let why = "misaligned value access off (0x0; 0x7fff)+0+24 size 8".to_owned();
         let refused = Cause::Refused { program: "early".into(), why };
         assert_eq!(cause(Some(("early", log)), "", libc::EACCES), refused);
+        // since Linux 7.3 the statistics have a line for each function
+        let functions =
+            "stack depth max 368\nsubprog 0 (early) main insns_self 1000 insns_total 1018 stack 320\nprocessed 1018";
+        let log = log.replace("processed 1018", functions);
+        assert_eq!(cause(Some(("early", &log)), "", libc::EACCES), refused);
         let said =
             "libbpf: extern (func ksym) 'bpf_cast_to_kern_ctx': not found in kernel or module BTFs\nlibbpf: failed\n";
         let what = "extern (func ksym) 'bpf_cast_to_kern_ctx': not found in kernel or module BTFs";

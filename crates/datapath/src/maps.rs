@@ -198,6 +198,8 @@ pub struct PathView {
     pub max_ack: u32,
     /// Coarse time of the last packet, units of 2^33 ns, modulo 256.
     pub seen: u8,
+    /// The same as `end`, in the numbers of the other leg: its host was sent nothing beyond.
+    pub sent: u32,
     /// Index of the next hop.
     pub via: u16,
     /// What is forwarded is copied to user space.
@@ -218,11 +220,24 @@ impl PathView {
             flags: (all >> 48) as u16,
             max_ack: p.max_ack,
             seen: p.seen,
+            sent: (all as u32).wrapping_add(p.seq_add),
             via: p.via & VIA_INDEX,
             tapped: p.via & VIA_TAP != 0,
             room: ((p.via & !VIA_TAP) / (VIA_INDEX + 1)) as u8,
             remote4: p.remote4,
         }
+    }
+
+    /// The same in units of the window's scale: at least, and at most. As `room_of()` in bpf/path.h.
+    pub fn rooms(&self) -> (u32, u32) {
+        let of = |code: u8| match code {
+            0 => 0,
+            1 => 8,
+            n if n % 2 == 0 => 12 << (n / 2 - 1),
+            n => 8 << (n / 2),
+        };
+        let least = self.room.checked_sub(1).map_or(0, |below| of(below) + 1);
+        (least, of(self.room).min(65535))
     }
 
     /// Bytes forwarded since the end was `since`; as `path_passed` in bpf/path.h.
@@ -241,6 +256,7 @@ pub(crate) struct Maps {
     pub paths4: MapHandle,
     pub paths6: MapHandle,
     pub legs: MapHandle,
+    pub embryos: MapHandle,
     pub listeners: MapHandle,
     pub vias: MapHandle,
     pub verdicts: MapHandle,
@@ -313,7 +329,15 @@ impl Maps {
             family: if addr.is_ipv4() { 4 } else { 6 },
         };
         match to {
-            Some(to) => self.listeners.update(bytes_of(&key), bytes_of(&to.0), MapFlags::ANY).map_err(io_error),
+            Some(to) => {
+                self.listeners.update(bytes_of(&key), bytes_of(&to.0), MapFlags::ANY).map_err(|e| match errno(&e) {
+                    libc::E2BIG => io::Error::other(format!(
+                        "the data path has room for {} listeners",
+                        self.listeners.max_entries()
+                    )),
+                    n => io::Error::from_raw_os_error(n),
+                })
+            }
             None => self.listeners.delete(bytes_of(&key)).map_err(io_error),
         }
     }
@@ -373,6 +397,11 @@ impl Maps {
     /// Segments of the leg have passed unseen: it is not tracked any more.
     pub fn mistrust(&self, t: &Tuple) -> io::Result<()> {
         self.path_op(abi::path_op::PATH_UNSEEN, t, abi::path6::default()).map(drop)
+    }
+
+    /// Removes what a SYN has left; one that is gone already is no error.
+    pub fn forget_embryo(&self, t: &Tuple) {
+        let _ = self.embryos.delete(bytes_of(&t.to_abi()));
     }
 
     /// Removes a leg's record; one that is gone already is no error.

@@ -22,6 +22,7 @@ pub struct Seg {
     pub flags: u8,
     pub has_ts: u8,
     pub again: u8,
+    pub ecn: u8,
 }
 
 /// One outgoing copy. Mirrors `struct edit`.
@@ -42,6 +43,7 @@ pub struct Edit {
     pub flags: u8,
     pub strip_ts: u8,
     pub strip_sack: u8,
+    pub strip_ecn: u8,
 }
 
 /// What the handshake of a leg agreed on. Mirrors `struct model_start`.

@@ -2,7 +2,7 @@
 
 /// Version of the layout of pinned maps, raised with every change of what flow.h, table.h and place.h put into them; a process takes
 /// over only maps of its own version.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]
@@ -30,6 +30,9 @@ impl LegFlags {
     pub const PASSED: u32 = 1 << 16;
     pub const TAP: u32 = 1 << 17;
     pub const FOREIGN: u32 = 1 << 18;
+    pub const ECN: u32 = 1 << 19;
+    pub const RESTORED: u32 = 1 << 20;
+    pub const PROBE: u32 = 1 << 22;
 }
 
 /// Bits of `path.word.flags` (`enum path_flag`).
@@ -49,6 +52,8 @@ impl PathFlags {
     pub const RST: u16 = 1 << 9;
     pub const FRAGMENTS: u16 = 1 << 10;
     pub const IDENTITY: u16 = 1 << 11;
+    pub const ECT: u16 = 1 << 12;
+    pub const ECN: u16 = 1 << 13;
 }
 
 /// Labels of `enum verdict`, in its order: what the data path did with a packet.
@@ -92,4 +97,5 @@ pub const VERDICTS: &[&str] = &[
     "bad-checksum",
     "hold-overflow",
     "beyond-limit",
+    "ce-dropped",
 ];

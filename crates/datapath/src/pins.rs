@@ -4,9 +4,11 @@
 //! file systems, and the kernel gives it back when the process is gone. Nobody else may open the folder (mode 0700).
 
 use crate::{
-    ABI_VERSION, OpenError, abi,
+    ABI_VERSION, Datapath, OpenError, Options, Resets, abi,
     attach::{Hook, attached_program, attached_programs, detach},
+    foreign::remove_rules,
     kernel::kernel,
+    load::missing_capabilities,
     maps::io_error,
 };
 use libbpf_rs::{
@@ -16,6 +18,7 @@ use libbpf_rs::{
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
     unistd::Uid,
 };
 use std::{
@@ -123,6 +126,15 @@ impl Owned {
     }
 }
 
+/// Nothing was pinned: nothing is left.
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if self.is_there() {
+            let _ = fs::remove_dir(&self.path); // only if it is empty
+        }
+    }
+}
+
 /// At once: what only loses its last pin is attached for a moment yet, and whoever opens a data path meanwhile would meet it. So it
 /// is no loss if this fails.
 pub(crate) fn detach_all(folder: &Path) {
@@ -134,11 +146,16 @@ pub(crate) fn detach_all(folder: &Path) {
 /// For nobody but us. What others have made there would be theirs to take away, and anybody may write to a bpffs by default.
 fn make(path: &Path) -> Result<(), OpenError> {
     let not_there = |_| OpenError::NoBpffs(path.to_owned());
+    let unless_lacking = |e| if missing_capabilities().is_empty() { e } else { OpenError::Privilege };
+    let system = path.ancestors().find_map(|dir| statfs(dir).ok());
+    if system.is_none_or(|system| system.filesystem_type() != BPF_FS_MAGIC) {
+        return Err(unless_lacking(OpenError::NoBpffs(path.to_owned())));
+    }
     let root = [path.parent(), Some(path)];
     for dir in root.into_iter().flatten().filter(|dir| *dir != Path::new(BPFFS)) {
         match fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(e) if e.kind() == ErrorKind::PermissionDenied && !Uid::effective().is_root() => {
-                return Err(OpenError::Privilege);
+            Err(source) if source.kind() == ErrorKind::PermissionDenied => {
+                return Err(unless_lacking(OpenError::Pins { path: path.to_owned(), source }));
             }
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(not_there(e)),
             _ => {}
@@ -155,13 +172,28 @@ fn make(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Removes what a process that is gone has left there, with all flows. False: there was nothing.
-pub fn flush(path: &Path) -> Result<bool, OpenError> {
+/// Removes what a process that is gone has left there and in the routing of this network namespace, with all flows. Their hosts
+/// are reset, for which the data path is loaded once more. `None`: nothing was there.
+pub fn flush(path: &Path) -> Result<Option<Resets>, OpenError> {
+    let rules = remove_rules();
     if !path.exists() {
-        return Ok(false);
+        return Ok(None);
     }
+    rules.map_err(|source| OpenError::Kernel { what: "remove rules of routing", source })?;
     let source = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
-    Owned::take(path)?.remove().map(|()| true).map_err(source)
+    let remove = |resets| Owned::take(path)?.remove().map(|()| Some(resets)).map_err(source);
+    let entries = Holdings::of(path).ok().and_then(|held| held.entries);
+    if entries == Some(0) {
+        return remove(Resets::default());
+    }
+    match Datapath::open(&Options { pin: Some(path.to_owned()), ..Options::default() }) {
+        Ok(d) => {
+            let resets = d.reset_all_forwarded();
+            d.remove().map(|()| Some(resets)).map_err(source)
+        }
+        Err(e @ OpenError::Running(_)) => Err(e),
+        Err(e) => remove(Resets { failed: entries.unwrap_or(0) / 2, error: Some(io::Error::other(e)), reset: 0 }),
+    }
 }
 
 /// The value of the map that says what the others were made with.

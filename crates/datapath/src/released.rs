@@ -51,6 +51,27 @@ impl Released {
     }
 }
 
+/// What came of an end of all flows in forwarding mode.
+#[derive(Debug, Default)]
+pub struct Resets {
+    /// Flows whose hosts were both reset.
+    pub reset: u64,
+    /// Flows of which a host was not.
+    pub failed: u64,
+    /// The last reason.
+    pub error: Option<io::Error>,
+}
+
+impl std::fmt::Display for Resets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} forwarded connections were reset", self.reset)?;
+        match &self.error {
+            Some(error) => write!(f, "; of {} others a host was not told: {error}", self.failed),
+            None => Ok(()),
+        }
+    }
+}
+
 /// CLOCK_MONOTONIC, which the data path's time stamps are taken from.
 pub fn monotonic() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("this clock always exists").into()
@@ -111,15 +132,10 @@ impl Datapath {
             return Ok(false);
         }
         let made = restore(&Restore {
-            local: leg.local,
-            remote: leg.remote,
             next_out: l.ack_in.wrapping_sub(l.shim_out),
             next_in: l.ack_out.wrapping_sub(l.shim_in),
-            mss: l.mss_in,
-            wscale: None,
-            sack: false,
             tsval: (flags & LegFlags::TS != 0).then(|| l.tsval_out.wrapping_sub(l.shim_ts)),
-            foreign: flags & LegFlags::FOREIGN != 0,
+            ..Restore::mute(leg)
         });
         match made {
             Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false), // there is one
@@ -127,21 +143,59 @@ impl Datapath {
         }
     }
 
+    /// Ends a flow in forwarding mode: nothing is forwarded any more, and both hosts are reset with the number that they expect
+    /// (RFC 9293, 3.5.2). What they send meanwhile, or because segments before that were lost, the stack answers: there is no
+    /// socket. False: it has ended already, or is not forwarded. Costs some dozen system calls, and waits for nothing.
+    pub fn reset_forwarded(&self, legs: [&Tuple; 2]) -> io::Result<bool> {
+        let Some([a, b]) = self.paths_of(legs) else { return Ok(false) };
+        let lives = |p: &PathView| p.flags & (PathFlags::SPLICED | PathFlags::DEAD) == PathFlags::SPLICED;
+        if !lives(&a) || !lives(&b) || a.flags & b.flags & PathFlags::FIN_ACKED != 0 {
+            return Ok(false);
+        }
+        self.forget_flow(legs); // or our own segments would be muted
+        let told = [(legs[0], b.sent, a.end), (legs[1], a.sent, b.end)].map(|(leg, next_out, next_in)| {
+            restore(&Restore { next_out, next_in, ..Restore::mute(leg) }).and_then(reset)
+        });
+        told.into_iter().collect::<io::Result<()>>().map(|()| true)
+    }
+
+    /// The same for all flows, some ten thousand a second; what came of it.
+    pub fn reset_all_forwarded(&self) -> Resets {
+        let mut all = Resets::default();
+        for (leg, _) in self.paths().iter().filter(|(_, p)| p.flags & PathFlags::SPLICED != 0) {
+            let Some(other) = self.other_leg(leg) else { continue }; // gone with the one before
+            match self.reset_forwarded([leg, &other]) {
+                Ok(is_reset) => all.reset += u64::from(is_reset),
+                Err(error) => (all.failed, all.error) = (all.failed + 1, Some(error)),
+            }
+        }
+        all
+    }
+
     fn sockets(&self, [ta, tb]: [&Tuple; 2], [a, b]: &[Released; 2]) -> io::Result<[OwnedFd; 2]> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let (pa, pb) = (self.path(ta).ok_or_else(gone)?, self.path(tb).ok_or_else(gone)?);
         let now = monotonic().as_nanos() as u64;
-        let one = |leg: &Tuple, l: &Released, o: &Released, end: u32, ack: u32| -> io::Result<(OwnedFd, abi::leg)> {
+        // p: what its host has sent; back: what it was sent, the announcements of the other host among them
+        type Side<'a> = (&'a Tuple, &'a Released, PathView);
+        let one = |(leg, l, p): Side<'_>, (_, o, back): Side<'_>| -> io::Result<(OwnedFd, abi::leg)> {
+            let (end, ack) = (p.end, p.max_ack);
+            let (least, most) = p.rooms();
+            let scaled = l.wscale_in != 0 || l.wscale_out != 0;
+            let largest = 65535 << l.wscale_out;
+            // of what the other host said last, the part that can be said to this one
+            let promised = (back.rooms().1 << o.wscale_in).min(largest);
             let ts = l.flags & o.flags & LegFlags::TS != 0;
             // as bpf/path.h, tsval_reached
             let reached = o.tsval_in.wrapping_add(((now - o.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
             let tsval = if ts { reached } else { l.tsval_out.wrapping_add(((now - l.seen) / 1_000_000) as u32) };
-            let scaled = l.wscale_in != 0 || l.wscale_out != 0;
             let s = restore(&Restore {
                 local: leg.local,
                 remote: leg.remote,
                 next_out: ack,
                 next_in: end,
+                window: least << l.wscale_in,
+                promised,
                 mss: l.mss_in,
                 wscale: scaled.then_some((l.wscale_in, l.wscale_out)),
                 sack: l.flags & LegFlags::SACK != 0,
@@ -150,7 +204,10 @@ impl Datapath {
             })?;
             let position = self.released_end(leg, l).ok_or_else(gone)?;
             let record = abi::leg {
-                flags: l.flags & (LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN) | LegFlags::TRACKED,
+                flags: l.flags & (LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN | LegFlags::ECN)
+                    | LegFlags::TRACKED
+                    | LegFlags::RESTORED
+                    | LegFlags::PROBE,
                 wscale_in: l.wscale_in,
                 wscale_out: l.wscale_out,
                 mss_in: l.mss_in,
@@ -159,15 +216,15 @@ impl Datapath {
                 iss: l.iss,
                 max_in: end,
                 ack_in: ack,
-                edge_in: ack.wrapping_add(65535),
+                edge_in: ack.wrapping_add(most << l.wscale_in), // as wake() in bpf/path.h, and so is edge_out
                 tsval_in: l.tsval_in,
                 max_out: ack,
                 local_out: ack,
                 ack_out: end,
-                win_out: 65535,
-                edge_out: end.wrapping_add(1 << 30),
+                win_out: promised,
+                edge_out: end.wrapping_add(largest),
                 ack_local: end,
-                win_local: 65535,
+                win_local: promised,
                 tsval_out: tsval,
                 ifindex: l.ifindex,
                 dmac: l.dmac,
@@ -178,12 +235,14 @@ impl Datapath {
             };
             Ok((s, record))
         };
-        let (sa, la) = one(ta, a, b, pa.end, pa.max_ack)?;
-        let (sb, lb) = one(tb, b, a, pb.end, pb.max_ack)?;
+        let (a, b) = ((ta, a, pa), (tb, b, pb));
+        let (sa, la) = one(a, b)?;
+        let (sb, lb) = one(b, a)?;
         self.insert_leg(ta, &la)?;
         self.insert_leg(tb, &lb)?;
+        // The path entries do not say exactly how large the hosts' windows are, and one of them may wait for the other's to open.
         for s in [&sa, &sb] {
-            Repair::Off.set(s)?;
+            Repair::Probe.set(s)?;
         }
         Ok([sa, sb])
     }

@@ -1,16 +1,19 @@
 //! Socket options and ioctls for which no safe wrapper exists.
 
+use crate::Tuple;
 use bytes::BufMut;
 use nix::{
     libc,
     sys::socket::{
-        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt::Linger,
+        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, getsockopt, setsockopt, socket,
+        sockopt::{self, Linger},
     },
 };
 use std::{
     io,
     net::SocketAddr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -78,17 +81,25 @@ pub enum Repair {
     On,
     /// Leave, without a window probe (TCP_REPAIR_OFF_NO_WP).
     Off,
+    /// Leave with two window probes (TCP_REPAIR_OFF). The first tells the host our window, if the data path gives it a number that
+    /// the host reads windows from (`LEG_PROBE`). The host answers the second, and so tells its own; or, if it has forgotten the
+    /// connection, resets it.
+    Probe,
 }
 
 impl Repair {
     /// Applies it.
     pub fn set(self, fd: impl AsFd) -> io::Result<()> {
-        const TCP_REPAIR_ON: libc::c_int = 1;
-        const TCP_REPAIR_OFF_NO_WP: libc::c_int = -1;
+        // <linux/tcp.h>: TCP_REPAIR_ON, TCP_REPAIR_OFF_NO_WP, TCP_REPAIR_OFF
+        let values: &[libc::c_int] = match self {
+            Repair::On => &[1],
+            Repair::Off => &[-1],
+            Repair::Probe => &[0, 1, 0],
+        };
+        values.iter().try_for_each(|v| set_int(&fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, *v))?;
         if self == Repair::On {
-            return set_int(&fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, TCP_REPAIR_ON);
+            return Ok(());
         }
-        set_int(&fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)?;
         // leaving repair mode clears it, and nobody could listen on the port again while this socket lives
         set_int(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)
     }
@@ -142,6 +153,15 @@ pub fn received(fd: impl AsFd) -> io::Result<(u32, bool)> {
     Ok((next, memory[SK_MEMINFO_RMEM_ALLOC] > 0))
 }
 
+/// The least round-trip time that the kernel has measured lately (TCP_INFO, tcpi_min_rtt: of the last five minutes), in
+/// microseconds; `None` if there was none.
+pub fn min_rtt(fd: impl AsFd) -> io::Result<Option<Duration>> {
+    const MIN_RTT: usize = 37; // of struct tcp_info in <linux/tcp.h>, in units of 4 bytes
+    const NOT_MEASURED: u32 = u32::MAX;
+    let info: [u32; MIN_RTT + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED).map(|us| Duration::from_micros(us.into())))
+}
+
 fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> io::Result<[u32; N]> {
     let mut values = [0; N];
     let mut size = size_of_val(&values) as libc::socklen_t;
@@ -149,6 +169,12 @@ fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc:
     let r = unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, values.as_mut_ptr().cast(), &raw mut size) };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(values) }
 }
+
+const SO_BUF_LOCK: libc::c_int = 72; // <asm-generic/socket.h>
+
+/// A host that uses up a window promised beyond that fills the buffer only if nobody reads: what does not fit is dropped, and sent
+/// again.
+const MOST_BUFFERED: u32 = 64 << 20;
 
 /// All that a connection needs to go on in a new socket. Sequence numbers and timestamps as on the wire, windows in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -161,6 +187,10 @@ pub struct Restore {
     pub next_out: u32,
     /// The next sequence number expected.
     pub next_in: u32,
+    /// The window that the host has announced. Not more, or it is overrun.
+    pub window: u32,
+    /// The window that was announced to the host. Not less, or what it sends is dropped (RFC 9293, 3.8.6).
+    pub promised: u32,
     /// MSS the host announced.
     pub mss: u16,
     /// Window scales: the host's, ours. `None`: not negotiated.
@@ -171,6 +201,25 @@ pub struct Restore {
     pub tsval: Option<u32>,
     /// `local` is no address of this machine.
     pub foreign: bool,
+}
+
+impl Restore {
+    /// One that has nothing to say but its end, at whatever numbers. Its address may have gone from this machine.
+    pub(crate) fn mute(leg: &Tuple) -> Restore {
+        Restore {
+            local: leg.local,
+            remote: leg.remote,
+            next_out: 0,
+            next_in: 0,
+            window: 0,
+            promised: 0,
+            mss: 536,
+            wscale: None,
+            sack: false,
+            tsval: None,
+            foreign: true,
+        }
+    }
 }
 
 #[repr(C)]
@@ -212,8 +261,6 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     const OPT_WSCALE: u32 = 3;
     const OPT_SACK: u32 = 4;
     const OPT_TIMESTAMP: u32 = 8;
-    // until the host's next segment tells: small, so that it is not overrun
-    const WINDOW: u32 = 14600;
 
     let family = if r.remote.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let s = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
@@ -243,9 +290,19 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         set_int(&s, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, (tsval.wrapping_add(1) & !1) as libc::c_int)?;
     }
     set_raw(s.as_fd(), libc::TCP_REPAIR_OPTIONS, &options)?;
-    let w =
-        RepairWindow { snd_wl1: r.next_in, snd_wnd: WINDOW, max_window: WINDOW, rcv_wnd: 65535, rcv_wup: r.next_in };
+    let w = RepairWindow {
+        snd_wl1: r.next_in,
+        snd_wnd: r.window,
+        max_window: r.window,
+        rcv_wnd: r.promised,
+        rcv_wup: r.next_in,
+    };
     set_raw(s.as_fd(), TCP_REPAIR_WINDOW, &[w])?;
+    // The kernel takes twice as much, for what packets weigh beside their payload. From there on it is for the kernel to choose.
+    if r.promised > getsockopt(&s, sockopt::RcvBuf)? as u32 / 2 {
+        setsockopt(&s, sockopt::RcvBufForce, &(r.promised.min(MOST_BUFFERED) as usize))?;
+        set_int(&s, libc::SOL_SOCKET, SO_BUF_LOCK, 0)?;
+    }
     Ok(s)
 }
 
@@ -253,4 +310,28 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
 pub(crate) fn reset(s: OwnedFd) -> io::Result<()> {
     setsockopt(&s, Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
     Repair::Off.set(&s)
+}
+
+#[test]
+fn needs_root_a_new_socket_has_room_for_what_was_promised() {
+    for (promised, room) in [(65_535, 65_536), (3_000_000, 3_000_000), (65_535 << 14, MOST_BUFFERED)] {
+        let s = restore(&Restore {
+            local: ([127, 0, 0, 1], 0).into(),
+            remote: ([127, 0, 0, 2], 9).into(),
+            next_out: 1,
+            next_in: 1,
+            window: 1000,
+            promised,
+            mss: 1460,
+            wscale: Some((7, 14)),
+            sack: true,
+            tsval: None,
+            foreign: false,
+        })
+        .expect("CAP_NET_ADMIN");
+        assert!(getsockopt(&s, sockopt::RcvBuf).unwrap() >= 2 * room as usize, "{promised}");
+        assert!(getsockopt(&s, sockopt::RcvBuf).unwrap() <= 2 * MOST_BUFFERED as usize);
+        let [locked] = get_raw::<1>(s.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK).unwrap();
+        assert_eq!(locked, 0, "the kernel may make it larger still");
+    }
 }

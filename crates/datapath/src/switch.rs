@@ -29,6 +29,9 @@ pub enum SwitchError {
     /// A host was promised more than the other has room for: a moment later it may fit.
     #[error("the windows do not fit yet")]
     Window,
+    /// A host was silent for so long that its timestamps cannot be followed (half a round of its clock): when it has sent something.
+    #[error("a host was silent for half a round of its clock")]
+    Silent,
     /// The program could not be run.
     #[error("running the switch program failed: errno {0}")]
     Run(i32),
@@ -166,6 +169,7 @@ impl Datapath {
             abi::switch_result::SWITCH_FULL => Err(SwitchError::Full),
             abi::switch_result::SWITCH_WINDOW => Err(SwitchError::Window),
             abi::switch_result::SWITCH_SHORT => Err(SwitchError::Short),
+            abi::switch_result::SWITCH_SILENT => Err(SwitchError::Silent),
             _ => Err(SwitchError::Untracked),
         }
     }

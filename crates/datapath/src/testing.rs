@@ -61,7 +61,14 @@ pub fn verify() -> io::Result<Vec<Verified>> {
         .map(|(program, log)| {
             let log = CStr::from_bytes_until_nul(&log).map_err(io::Error::other)?.to_string_lossy();
             let after = |what| log.split_once(what).and_then(|(_, rest)| rest.split_whitespace().next());
-            let stacks = after("stack depth ").and_then(|all| all.split('+').map(|n| n.parse().ok()).collect());
+            // Linux 7.3 has a line for each function; before, all stood in one
+            let each = log
+                .lines()
+                .filter(|l| l.starts_with("subprog "))
+                .filter_map(|l| l.split_once(" stack ")?.1.parse().ok());
+            let each: Vec<u32> = each.collect();
+            let joined = || after("stack depth ").and_then(|all| all.split('+').map(|n| n.parse().ok()).collect());
+            let stacks = if each.is_empty() { joined() } else { Some(each) };
             let instructions = after("processed ").and_then(|n| n.parse().ok());
             let (instructions, stacks) =
                 instructions.zip(stacks).ok_or_else(|| io::Error::other(format!("{program}: {log}")))?;

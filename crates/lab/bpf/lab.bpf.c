@@ -116,6 +116,9 @@ int impair(struct __sk_buff *skb)
 		/* Not TC_ACT_SHOT: a sender's TCP would be told, and would not count the packet as sent. */
 		return TC_ACT_STOLEN;
 	}
+	/* As a router with ECN: only what may be marked is (RFC 3168, 5). */
+	if (chance(SETTING_MARK, number, 3) && bpf_skb_ecn_set_ce(skb))
+		count(COUNT_MARKED);
 	if (chance(SETTING_DUPLICATE, number, 1))
 		duplicate(skb);
 	if (setting(SETTING_DETOUR_ALL) || chance(SETTING_REORDER, number, 2))

@@ -12,6 +12,7 @@ enum setting {
 	SETTING_LOSS,
 	SETTING_DUPLICATE,
 	SETTING_REORDER,
+	SETTING_MARK,
 	SETTING_DROP_EVERY,
 	/* Every packet takes the detour; otherwise only reordered ones do. */
 	SETTING_DETOUR_ALL,
@@ -29,6 +30,7 @@ enum count {
 	COUNT_SEEN,
 	COUNT_LOST,
 	COUNT_DUPLICATED,
+	COUNT_MARKED,
 	COUNTS
 };
 

@@ -47,6 +47,8 @@ pub struct Impair {
     pub loss: f64,
     /// Every so many-th packet is lost, beginning with that one.
     pub drop_every: Option<u64>,
+    /// Share of packets marked for congestion, of those that may be: CE for ECT (RFC 3168).
+    pub mark: f64,
     /// Share of packets sent twice.
     pub duplicate: f64,
     /// Share of packets held back, so that later ones overtake them.
@@ -65,21 +67,25 @@ pub struct Impair {
 
 impl Default for Impair {
     fn default() -> Self {
-        Self {
-            loss: 0.0,
-            drop_every: None,
-            duplicate: 0.0,
-            reorder: 0.0,
-            reorder_by: Duration::from_millis(2),
-            delay: Duration::ZERO,
-            rate_bytes_per_s: None,
-            queue: Duration::from_millis(100),
-            seed: 1,
-        }
+        Self::NONE
     }
 }
 
 impl Impair {
+    /// The default: all packets pass as they are.
+    pub const NONE: Self = Self {
+        loss: 0.0,
+        drop_every: None,
+        mark: 0.0,
+        duplicate: 0.0,
+        reorder: 0.0,
+        reorder_by: Duration::from_millis(2),
+        delay: Duration::ZERO,
+        rate_bytes_per_s: None,
+        queue: Duration::from_millis(100),
+        seed: 1,
+    };
+
     fn all_detoured(&self) -> bool {
         !self.delay.is_zero() || self.rate_bytes_per_s.is_some()
     }
@@ -95,13 +101,14 @@ impl Impair {
         }
     }
 
-    fn settings(&self) -> [(u32, u64); 6] {
+    fn settings(&self) -> [(u32, u64); 7] {
         let share = |probability: f64| (probability.clamp(0.0, 1.0) * 2f64.powi(32)) as u64;
         [
             (place::SETTING_SEED, self.seed),
             (place::SETTING_LOSS, share(self.loss)),
             (place::SETTING_DUPLICATE, share(self.duplicate)),
             (place::SETTING_REORDER, share(self.reorder)),
+            (place::SETTING_MARK, share(self.mark)),
             (place::SETTING_DROP_EVERY, self.drop_every.unwrap_or(0)),
             (place::SETTING_DETOUR_ALL, self.all_detoured().into()),
         ]
@@ -115,6 +122,8 @@ pub struct Impaired {
     pub seen: u64,
     /// Lost on purpose.
     pub lost: u64,
+    /// Marked for congestion.
+    pub marked: u64,
     /// Sent twice.
     pub duplicated: u64,
     /// Held back longer than the others.
@@ -219,6 +228,7 @@ impl Impairment {
         Impaired {
             seen: count(place::COUNT_SEEN),
             lost: count(place::COUNT_LOST),
+            marked: count(place::COUNT_MARKED),
             duplicated: count(place::COUNT_DUPLICATED),
             reordered: of_line(|counts| &counts.reordered),
             delayed: of_line(|counts| &counts.delayed),

@@ -105,7 +105,7 @@ impl Namespace {
             .ok_or_else(|| LabError::Late { what: format!("a listener on port {port}"), seconds: limit.as_secs() })
     }
 
-    /// A counter of /proc/net/snmp or /proc/net/netstat, as in `counter("Tcp", "RetransSegs")`.
+    /// A counter of /proc/net/snmp, /proc/net/netstat or /proc/net/snmp6, as in `counter("Tcp", "RetransSegs")`.
     pub fn counter(&self, group: &str, name: &str) -> Option<u64> {
         self.run(|| counter_here(group, name))
     }
@@ -118,6 +118,11 @@ impl Namespace {
 /// The same of the namespace that the calling thread is in.
 pub fn counter_here(group: &str, name: &str) -> Option<u64> {
     let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
+    let of_v6 = read("snmp6"); // a line for each
+    let mut words = of_v6.split_whitespace();
+    if words.any(|word| word.strip_prefix(group) == Some(name)) {
+        return words.next()?.parse().ok();
+    }
     let (tables, head) = (["snmp", "netstat"].map(read), format!("{group}:"));
     let lines: Vec<&str> = tables.iter().flat_map(|table| table.lines()).filter(|l| l.starts_with(&head)).collect();
     let [names, values] = lines[..] else { return None };

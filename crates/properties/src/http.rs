@@ -5,12 +5,15 @@ use longsplice_http::{
     forward::{self, Back, Forwarded, Onward},
     path,
 };
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    time::SystemTime,
+};
 
 /// The length of the head, as it is found when bytes come one by one, and at once.
-fn head(kind: Kind, input: &[u8]) -> Option<&[u8]> {
-    let whole = Scan::new(kind).feed(input);
-    let mut slow = Scan::new(kind);
+fn head(scan: fn(Kind) -> Scan, kind: Kind, input: &[u8]) -> Option<&[u8]> {
+    let whole = scan(kind).feed(input);
+    let mut slow = scan(kind);
     let mut grown = None;
     for n in 0..=input.len() {
         match slow.feed(&input[..n]) {
@@ -25,7 +28,7 @@ fn head(kind: Kind, input: &[u8]) -> Option<&[u8]> {
         (Ok(None), None) => {}
         (Ok(Some(end)), Some((n, Ok(Some(same))))) => {
             assert!(*end == same && n == same && same <= input.len(), "{end}, but {same} after {n} bytes");
-            assert!(input[..same].ends_with(b"\r\n"));
+            assert!(input[..same].ends_with(b"\n"));
         }
         (Err(wrong), Some((_, Err(same)))) => assert_eq!(*wrong, same),
         (_, grown) => panic!("at once {whole:?}, byte by byte {grown:?}"),
@@ -33,30 +36,36 @@ fn head(kind: Kind, input: &[u8]) -> Option<&[u8]> {
     whole.ok().flatten().map(|end| &input[..end])
 }
 
-/// What a body is: its content, its length, and how it ends.
+/// What a body is: its content, what goes on, its length, and how it ends.
 #[derive(Debug, PartialEq, Eq)]
 struct Read {
     content: Vec<u8>,
+    written: Vec<u8>,
     used: usize,
     end: Result<bool, Wrong>,
 }
 
-fn read(framing: Framing, input: &[u8], piece: usize) -> Read {
-    let mut body = Body::new(framing);
-    let mut read = Read { content: Vec::new(), used: 0, end: Ok(false) };
+fn read(new: fn(Framing) -> Body, framing: Framing, input: &[u8], piece: usize) -> Read {
+    let mut body = new(framing);
+    let mut read = Read { content: Vec::new(), written: Vec::new(), used: 0, end: Ok(false) };
     for part in input.chunks(piece) {
         let mut part = part;
         while !part.is_empty() && !body.is_done() {
             let ahead = body.ahead();
             let step = match body.step(part) {
                 Ok(step) => step,
-                Err(wrong) => return Read { end: Err(wrong), used: 0, ..read },
+                Err(wrong) => return Read { end: Err(wrong), used: 0, written: Vec::new(), ..read },
             };
             assert!(!step.is_empty() && step.len() <= part.len(), "{step:?} of {}", part.len());
             if let Step::Content(n) = step {
                 read.content.extend(&part[..n]);
                 let most = ahead.unwrap_or(u64::MAX);
                 assert!(n as u64 <= most || matches!(body, Body::Chunked(_)) && most == 0, "{n} of {most} ahead");
+            }
+            match (step, body.mended()) {
+                (Step::Framing(_), Some(mended)) => read.written.extend(mended),
+                (Step::Content(_), Some(mended)) => panic!("content becomes {}", mended.escape_ascii()),
+                (_, None) => read.written.extend(&part[..step.len()]),
             }
             read.used += step.len();
             part = &part[step.len()..];
@@ -67,10 +76,10 @@ fn read(framing: Framing, input: &[u8], piece: usize) -> Read {
 }
 
 /// A body comes out the same however it is cut, and what is behind it does not change it.
-fn body(framing: Framing, input: &[u8]) -> Read {
-    let whole = read(framing, input, usize::MAX);
+fn body(new: fn(Framing) -> Body, framing: Framing, input: &[u8]) -> Read {
+    let whole = read(new, framing, input, usize::MAX);
     for piece in [1, 2, 7] {
-        let cut = read(framing, input, piece);
+        let cut = read(new, framing, input, piece);
         // A wrong byte may be found before content that came with it was counted.
         if whole.end.is_ok() || cut.end.is_ok() {
             assert_eq!(cut, whole, "in pieces of {piece}");
@@ -79,20 +88,20 @@ fn body(framing: Framing, input: &[u8]) -> Read {
     }
     assert!(whole.used <= input.len());
     if whole.end == Ok(true) && framing != Framing::UntilClose {
-        let alone = read(framing, &input[..whole.used], usize::MAX);
+        let alone = read(new, framing, &input[..whole.used], usize::MAX);
         assert_eq!(alone, whole, "without what follows");
         for cut in 0..whole.used.min(300) {
-            assert_eq!(read(framing, &input[..cut], usize::MAX).end, Ok(false), "cut at {cut} it is not complete");
+            assert_eq!(read(new, framing, &input[..cut], usize::MAX).end, Ok(false), "cut at {cut} it is not complete");
         }
     }
     whole
 }
 
 pub(crate) fn request(input: &[u8]) {
-    let Some(head_bytes) = head(Kind::Request, input) else { return };
+    let Some(head_bytes) = head(Scan::new, Kind::Request, input) else { return };
     let Ok(request) = Request::parse(head_bytes) else { return };
     assert_ne!(request.framing, Framing::UntilClose);
-    body(request.framing, &input[head_bytes.len()..]);
+    body(Body::new, request.framing, &input[head_bytes.len()..]);
     if let Form::Authority(_) = request.form {
         return; // CONNECT is not passed on
     }
@@ -108,7 +117,7 @@ pub(crate) fn request(input: &[u8]) {
         if written.len() > longsplice_http::HEAD_MAX {
             continue;
         }
-        let again = head(Kind::Request, &written).unwrap_or_else(|| panic!("{}", written.escape_ascii()));
+        let again = head(Scan::new, Kind::Request, &written).unwrap_or_else(|| panic!("{}", written.escape_ascii()));
         assert_eq!(again.len(), written.len(), "one head, and nothing behind it: {}", written.escape_ascii());
         let same = match Request::parse(again) {
             Err(Wrong::TooManyFields) => continue,
@@ -131,21 +140,29 @@ pub(crate) fn reply(input: &[u8]) {
     let Some((how, input)) = input.split_first() else { return };
     let method = if how & 1 == 0 { "GET" } else { "HEAD" };
     let client = if how & 2 == 0 { Version::New } else { Version::Old };
-    let Some(head_bytes) = head(Kind::Response, input) else { return };
-    let Ok(reply) = Response::parse(head_bytes, method) else { return };
-    body(reply.framing, &input[head_bytes.len()..]);
+    let close = how & 4 == 0;
+    let strict = head(Scan::new, Kind::Response, input).and_then(|h| Some((h, Response::parse(h, method).ok()?)));
+    let mended = head(Scan::lenient, Kind::Response, input).and_then(|h| Some((h, Response::lenient(h, method).ok()?)));
+    if let Some((head_bytes, reply)) = &strict {
+        assert_eq!(Some(reply), mended.as_ref().map(|(_, reply)| reply), "what needs no mending stays as it is");
+        body(Body::new, reply.framing, &input[head_bytes.len()..]);
+    }
+    let Some((head_bytes, reply)) = mended else { return };
+    let found = body(Body::lenient, reply.framing, &input[head_bytes.len()..]);
+    is_chunks(reply.framing, &found);
     if method == "HEAD" || matches!(reply.status, 100..=199 | 204 | 304) {
         assert_eq!(reply.framing, Framing::None);
     }
-    let close = how & 4 == 0;
-    let written = forward::response(&reply, &Back { via: Some("us"), client, close });
-    if written.len() > longsplice_http::HEAD_MAX {
+    let back = Back { via: Some("us"), client, close, now: SystemTime::UNIX_EPOCH };
+    let written = forward::response(&reply, &back);
+    if written.len() > longsplice_http::REPLY_HEAD_MAX {
         return;
     }
-    let again = head(Kind::Response, &written).unwrap_or_else(|| panic!("{}", written.escape_ascii()));
+    let again = head(Scan::new, Kind::Response, &written).unwrap_or_else(|| panic!("{}", written.escape_ascii()));
     assert_eq!(again.len(), written.len(), "one head, and nothing behind it: {}", written.escape_ascii());
     let same = match Response::parse(again, method) {
         Err(Wrong::TooManyFields) => return,
+        Err(Wrong::Status) if reply.status > 599 => return,
         parsed => parsed.unwrap_or_else(|w| panic!("{w}: {}", written.escape_ascii())),
     };
     let unchunked = client == Version::Old && reply.framing == Framing::Chunked;
@@ -179,8 +196,21 @@ fn simple_chunks(mut input: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     }
 }
 
+/// What goes on of a mended body is what the strict ones take, and has the same content.
+fn is_chunks(framing: Framing, found: &Read) {
+    if framing == Framing::Chunked && found.end == Ok(true) {
+        let again = read(Body::new, framing, &found.written, usize::MAX);
+        if again.end != Err(Wrong::Trailer) {
+            assert_eq!((again.end, again.used), (Ok(true), found.written.len()), "{}", found.written.escape_ascii());
+            assert_eq!(again.content, found.content);
+        }
+    }
+}
+
 pub(crate) fn chunked(input: &[u8]) {
-    let found = body(Framing::Chunked, input);
+    is_chunks(Framing::Chunked, &body(Body::lenient, Framing::Chunked, input));
+    let found = body(Body::new, Framing::Chunked, input);
+    assert!(input.starts_with(&found.written));
     if found.end == Ok(true) {
         let (content, rest) = simple_chunks(input).expect("what we accept everybody can read");
         assert_eq!((content.len(), rest.len()), (found.content.len(), input.len() - found.used));

@@ -173,7 +173,7 @@ fn constants_are_those_of_the_object() {
         }
         same_constants!(t, "leg_flag", "LEG_", LegFlags::{
             TS, SACK, PAIRED, SPLICED, FRAGMENTS, FIN_IN, FIN_OUT, FIN_ACKED, RESET, TRACKED, TRIGGER, SYN, PASSED, TAP,
-            FOREIGN
+            FOREIGN, PROBE
         });
         same_constants!(t, "path_flag", "PATH_", PathFlags::{
             SPLICED, FIN, PEER_FIN, FIN_ACKED, DEAD, TRIGGER, CROSS, FRAGMENTS, IDENTITY

@@ -1,6 +1,7 @@
 //! The data path packet by packet, under BPF_PROG_TEST_RUN: tables of packet in, packet out; the same against a translator
 //! of its own; and the layout that both sides share.
 
+mod ecn;
 mod fragments;
 mod identity;
 mod layout;
@@ -127,6 +128,8 @@ impl Flow {
             room: 1024,
             strip_ts: false,
             strip_sack: false,
+            ect: false,
+            ecn: false,
             dead: false,
             fin: false,
             peer_fin: false,
@@ -180,6 +183,8 @@ impl Flow {
                 | bit(d.dead, PathFlags::DEAD)
                 | bit(d.strip_ts, STRIP_TS)
                 | bit(d.strip_sack, STRIP_SACK)
+                | bit(d.ect, PathFlags::ECT)
+                | bit(d.ecn, PathFlags::ECN)
                 | bit(cross, PathFlags::CROSS);
             let room = steps().position(|s| s == d.room).map_or(0, |n| n as u16 + 1) << ROOM_SHIFT;
             let k = testing::key(&other);
@@ -207,10 +212,9 @@ impl Flow {
         for (t, d) in [(&self.client, &mut f.up), (&self.server, &mut f.down)] {
             let p = b.datapath.path(t).expect("the entry is there");
             (d.end, d.wraps, d.max_ack) = (p.end, p.wraps, p.max_ack);
-            d.room = match usize::from(p.room) {
-                0 => 0,
-                n => steps().nth(n - 1).expect("a step"),
-            };
+            d.room = steps().find(|s| p.room != 0 && (*s).min(65535) == p.rooms().1).unwrap_or(0);
+            let below = steps().take_while(|s| *s < d.room).last().unwrap_or(0);
+            assert_eq!(p.rooms().0, if d.room == 0 { 0 } else { below + 1 });
             d.fin = p.flags & PathFlags::FIN != 0;
             d.peer_fin = p.flags & PathFlags::PEER_FIN != 0;
             d.fin_acked = p.flags & PathFlags::FIN_ACKED != 0;

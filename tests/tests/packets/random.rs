@@ -75,10 +75,12 @@ pub(super) fn random_flow(r: &mut SmallRng) -> Flow {
         d.room = if r.random_bool(0.1) { 0 } else { steps().nth(r.random_range(0..27)).expect("27 steps") };
         (d.strip_ts, d.strip_sack) = (r.random_bool(0.1), r.random_bool(0.1));
         d.dead = r.random_bool(0.01);
+        d.ect = r.random_bool(0.5);
         d.mtu = if r.random_bool(0.9) { 1500 } else { r.random_range(1280..1500) };
         d.wraps = r.random();
         d.end = number(r);
     }
+    (f.up.ecn, f.down.ecn) = (f.up.ect && f.down.ect, f.up.ect && f.down.ect);
     (f.up.ack_add, f.down.ack_add) = (f.down.seq_add.wrapping_neg(), f.up.seq_add.wrapping_neg());
     f.up.max_ack = f.down.end.wrapping_add(f.down.seq_add).wrapping_sub(r.random_range(0..3) * 500);
     f.down.max_ack = f.up.end.wrapping_add(f.up.seq_add).wrapping_sub(r.random_range(0..3) * 500);

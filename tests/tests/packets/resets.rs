@@ -22,8 +22,8 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
                     (f.up.end, acked, true),
                     (acked + 1, acked + 1, false),
                     (edge, edge, false),
-                    (edge + 1, edge, false),
-                    (promised, edge, false),
+                    (edge + 1, edge - 1, false),
+                    (promised, edge - 1, false),
                     (promised + 1, promised + 1, false),
                     (acked - 1, acked - 1, false),
                 ] {

@@ -95,40 +95,6 @@ fn a_syn_removes_no_foreign_leg() {
     });
 }
 
-/// Neither the client by us nor we by the client, nor a server: for one of them might be asked and the other not.
-#[test]
-fn nobody_is_asked_for_congestion_marks() {
-    bench(64, |b| {
-        for v6 in [[false, false], [true, true]] {
-            let f = Flow::new(v6);
-            b.datapath.listen(f.client.local).expect("listen");
-            let mut p = f.next(0);
-            for (marks, left) in
-                [(flag::ECE | flag::CWR, 0), (flag::ECE, 0), (flag::CWR | flag::PSH, flag::PSH), (0, 0)]
-            {
-                p.flags = flag::SYN | marks;
-                (p.ack, p.options) = (0, option::usual(Some((1, 0)), &[]));
-                let mut want = p.clone();
-                want.flags = flag::SYN | left;
-                let o = b.ingress(&p.frame());
-                assert_eq!((o.code, verify(&o.frame)), (NEXT, Ok(want)), "from a client: {marks:#x} {v6:?}");
-                b.datapath.expect(&f.server, None).expect("room");
-                let mut p = Packet::new(f.server.local, f.server.remote);
-                if v6[0] {
-                    (p.id, p.fragment) = (0, 0);
-                }
-                p.flags = flag::SYN | marks;
-                let mut want = p.clone();
-                want.flags = flag::SYN | left;
-                let o = b.run(true, &p.frame(), TestContext::default());
-                assert_eq!((o.code, verify(&o.frame)), (NEXT, Ok(want)), "to a server: {marks:#x} {v6:?}");
-                b.datapath.forget(&f.server);
-            }
-            b.datapath.unlisten(f.client.local).expect("unlisten");
-        }
-    });
-}
-
 /// The urgent byte stays where it is, whatever number a copy goes out with, and is announced to whom it goes to. Offsets are from
 /// the bound.
 #[test]
