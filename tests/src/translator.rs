@@ -21,6 +21,9 @@ pub struct Direction {
     /// The other side did not negotiate them.
     pub strip_ts: bool,
     pub strip_sack: bool,
+    /// The sender has negotiated ECN; and so has the receiver.
+    pub ect: bool,
+    pub ecn: bool,
     pub dead: bool,
     /// FIN went by; one in the other direction awaits its acknowledgement; this direction's FIN was acknowledged.
     pub fin: bool,
@@ -71,6 +74,10 @@ pub fn steps() -> impl Iterator<Item = u32> {
 pub fn rounded(window: u16) -> u32 {
     if window == 0 { 0 } else { steps().find(|&s| s >= window.into()).expect("65536 is one") }
 }
+
+/// Of the type of service or traffic class (RFC 3168, 5): these bits, and congestion was experienced.
+const CODEPOINT: u8 = 3;
+const CE: u8 = 3;
 
 /// No window reaches further (RFC 7323, 2.3).
 const FAR: i64 = 1 << 30;
@@ -129,21 +136,26 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         (p.flags, p.window, p.urgent) = (flag::ACK, 0, 0);
         p.options.fill(1);
         p.payload.clear();
+        p.tos &= !CODEPOINT;
         return Fate::Challenge(readdress(d, p).frame());
     }
     let proven = p.seq == expected || p.seq == d.end;
+    let mut lost = false;
     if reset {
         if !proven && !in_window {
             return Fate::Dropped("bad-rst");
         }
         d.dead |= proven;
         reverse.dead |= proven;
-        // beyond its window the receiver would ignore it, in the window it asks
+        // beyond its window the receiver would ignore it, in the window it asks; at the edge it may be in order by then
         let sure = steps().take_while(|&s| s < reverse.room).last().unwrap_or(0) << reverse.scale_in;
-        if distance(p.seq, expected) > sure.into() && (proven || sure > 0) {
-            p.seq = if proven { expected } else { expected.wrapping_add(sure) };
+        if distance(p.seq, expected) > sure.into() && (proven || sure > 1) {
+            p.seq = if proven { expected } else { expected.wrapping_add(sure - 1) };
         }
     } else {
+        // Its receiver would not echo it (RFC 6040, 4.2). But what is sent again has been lost once, and that was heard.
+        let ahead_of_all = distance(end.wrapping_sub(fin.into()), d.end) > 0;
+        lost = d.ect && !d.ecn && p.tos & CODEPOINT == CE && !p.payload.is_empty() && ahead_of_all;
         // a bare acknowledgement may stand beyond data that were lost
         let known = d.fin;
         if (fin || !p.payload.is_empty()) && distance(end, d.end) > 0 {
@@ -168,6 +180,13 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         }
     }
 
+    if lost {
+        return Fate::Dropped("ce-dropped");
+    }
+    if !d.ecn {
+        p.tos &= !CODEPOINT;
+        p.flags &= !(flag::ECE | flag::CWR);
+    }
     let old_ack = p.ack;
     p.seq = p.seq.wrapping_add(d.seq_add);
     if ack {

@@ -10,8 +10,11 @@ use std::env;
 const CALM_GAP: u64 = 200_000;
 
 /// Seeds that fail if what others like them have found is taken out again: the first six without what a drain waits for and what
-/// sockets hear meanwhile, the others where a kept end of a stream is forwarded past, or an end far before a limit.
-const FOUND: [u64; 10] = [1128, 1774, 3997, 5051, 7515, 8264, 1700, 4061, 4620, 1502];
+/// sockets hear meanwhile, four where a kept end of a stream is forwarded past, or an end far before a limit, three where hosts'
+/// clocks have gone half round, two whose resets are heard by nobody before an unsplice, one whose
+/// receiver comes to its edge before a forged reset.
+const FOUND: [u64; 16] =
+    [1128, 1774, 3997, 5051, 7515, 8264, 1700, 4061, 4620, 1502, 10_833, 12_278, 12_490, 35_046, 41_828, 28_222];
 
 fn seeds() -> Vec<u64> {
     let Ok(s) = env::var("SIM_SEEDS") else { return (0..1000).chain(FOUND).collect() };
@@ -86,6 +89,20 @@ fn under_loss() {
     all(Kind::Bad, |_, _| None);
 }
 
+/// A mark is echoed to who sent what was marked, or its segment was lost; no host is shown one that has not agreed on them.
+#[test]
+fn with_a_network_that_marks() {
+    let sum = std::cell::Cell::new([0; 4]);
+    all(Kind::Marked, |_, o| {
+        let (now, m) = (sum.get(), o.marks);
+        let more = [m.marked, m.passed, m.echoed, m.dropped];
+        sum.set(std::array::from_fn(|i| now[i] + more[i]));
+        None
+    });
+    eprintln!("marked, passed, echoed, dropped: {:?}", sum.get());
+    assert!(env::var_os("SIM_SEED").is_some() || sum.get().iter().all(|n| *n > 1000));
+}
+
 #[test]
 fn against_an_adversary() {
     all(Kind::Hostile, |_, _| None);
@@ -106,7 +123,7 @@ fn with_hosts_that_reset() {
         None
     });
     eprintln!("{} reset, {} of them after a splice", reset.get(), splices.get());
-    assert!(reset.get() > 0 && splices.get() > 0);
+    assert!(env::var_os("SIM_SEED").is_some() || (reset.get() > 0 && splices.get() > 0));
 }
 
 /// The process dies at any moment, and another one takes over: what is forwarded goes on whole, and nothing wrong is ever passed on.
@@ -119,5 +136,5 @@ fn with_processes_that_die() {
         None
     });
     eprintln!("{} killed, {} of them with nothing lost", killed.get(), whole.get());
-    assert!(killed.get() > 0 && whole.get() > 0);
+    assert!(env::var_os("SIM_SEED").is_some() || (killed.get() > 0 && whole.get() > 0));
 }

@@ -7,7 +7,7 @@ use longsplice_lab::{
     traffic::{How as End, Report, Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{
-    Forwarder, by_hand,
+    Forwarder, by_hand, is_emulated,
     process::{self, Process, is_steady},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -42,7 +42,7 @@ impl Storm {
             if paws == before {
                 return seen;
             }
-            assert!(self::stolen() > stolen, "segments seem older than they are: {before:?} {paws:?}");
+            assert!(self::stolen() > stolen || is_emulated(), "segments seem older than they are: {before:?} {paws:?}");
             eprintln!("disturbed: {before:?} {paws:?}");
         }
         panic!("segments seem older than they are, in {DISTURBED} storms");
@@ -133,7 +133,7 @@ fn full_speed_both_ways() {
             cycles: CYCLES,
         };
         let (_, splices) = s.run();
-        assert!(splices >= CYCLES, "{splices}");
+        assert!(splices >= if is_emulated() { CYCLES / 2 } else { CYCLES }, "{splices}");
     }
 }
 

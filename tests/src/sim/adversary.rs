@@ -30,6 +30,6 @@ pub fn forge(r: &mut SmallRng, host: &Tcp) -> Packet {
         ts: r.random_bool(0.7).then(|| (r.random(), r.random())),
         sack: if r.random_bool(0.2) { vec![(r.random(), r.random())] } else { Vec::new() },
         data,
-        urg: 0,
+        ..Packet::default()
     }
 }

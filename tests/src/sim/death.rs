@@ -116,6 +116,6 @@ impl World {
 /// RFC 9293, 3.10.7.1.
 fn reset_for(p: &Packet) -> Option<Packet> {
     let (seq, flags) = if p.flags & ACK != 0 { (p.ack, RST) } else { (0, RST | ACK) };
-    let reset = Packet { seq, ack: p.end(), flags, win: 0, urg: 0, ts: None, sack: Vec::new(), data: Vec::new() };
+    let reset = Packet { seq, ack: p.end(), flags, ..Packet::default() };
     (p.flags & RST == 0).then_some(reset)
 }

@@ -4,6 +4,7 @@
 mod adversary;
 mod death;
 mod holder;
+mod marks;
 mod relay;
 mod reset;
 mod segment;
@@ -15,6 +16,7 @@ use longsplice_datapath::{
     VERDICTS,
     model::{Edit, Fate, Model, Seg, Start},
 };
+use marks::Marks;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use relay::{Habits, Meanwhile, Relay, State};
 use reset::Reset;
@@ -51,6 +53,8 @@ pub enum Kind {
     Bad,
     /// As [`Kind::Bad`], and segments come in on another processor in the middle of switches and of other segments.
     Crossing,
+    /// As [`Kind::Bad`], and hosts have agreed on ECN or not, and the network marks.
+    Marked,
     /// As [`Kind::Bad`], and somebody who is not on the path sends segments in the hosts' names.
     Hostile,
     /// As [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at some moment; another one takes over.
@@ -80,6 +84,8 @@ pub struct Outcome {
     pub reset: bool,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
+    /// Congestion marks.
+    pub marks: marks::Counts,
     /// What was wrong.
     pub error: Option<String>,
     /// The packets, if asked for.
@@ -179,13 +185,15 @@ struct World {
     /// When the process dies, and the next one comes.
     death: Option<Death>,
     reset: Option<Reset>,
+    marks: Marks,
     out: Outcome,
     progress: [u64; 2],
 }
 
 /// Runs one seed; with a trace of its packets, if asked for.
 pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
-    let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still | Kind::Held), tracing);
+    let marks = if kind == Kind::Marked { Marks::random(seed) } else { Marks::default() };
+    let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still | Kind::Held), marks, tracing);
     match kind {
         Kind::Still => w.relay.habits.switches = 0,
         Kind::Held => w.relay.habits.hold = true,
@@ -193,7 +201,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Killed => w.is_to_die(seed),
         Kind::Reset => w.is_to_be_reset(seed),
-        Kind::Calm | Kind::Bad => {}
+        Kind::Calm | Kind::Bad | Kind::Marked => {}
     }
     w.go();
     w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
@@ -204,7 +212,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
 }
 
 impl World {
-    fn new(seed: u64, calm: bool, tracing: bool) -> World {
+    fn new(seed: u64, calm: bool, marks: Marks, tracing: bool) -> World {
         let mut rng = SmallRng::seed_from_u64(seed);
         let r = &mut rng;
         let mut host = [Style::random(r), Style::random(r)];
@@ -259,7 +267,7 @@ impl World {
                 edge_out: a.wrapping_add(1).wrapping_add(o.receive.min(65535)),
                 tsval_in: ta,
                 tsval_out: tb,
-                flags: u32::from(h.ts) * LEG_TS + u32::from(h.sack) * LEG_SACK,
+                flags: u32::from(h.ts) * LEG_TS + u32::from(h.sack) * LEG_SACK + marks.leg_flags(i),
                 wscale_in: h.wscale,
                 wscale_out: o.wscale,
             };
@@ -370,6 +378,7 @@ impl World {
             adversary: None,
             death: None,
             reset: None,
+            marks,
             out,
             progress: [0; 2],
             queue: BinaryHeap::new(),
@@ -390,8 +399,9 @@ impl World {
     }
 
     /// Puts a packet on the link between us and host `i`.
-    fn wire(&mut self, i: usize, to_host: bool, p: Packet) {
+    fn wire(&mut self, i: usize, to_host: bool, mut p: Packet) {
         let w = self.weather;
+        self.marks.pass(&mut p);
         if self.rng.random_bool(w.loss) {
             self.note(|_| format!("{i} lost"));
             return;
@@ -525,7 +535,8 @@ impl World {
             self.let_go();
         }
         for i in 0..2 {
-            for p in self.hosts[i].poll(self.now) {
+            for mut p in self.hosts[i].poll(self.now) {
+                self.marks.by_host(i, &mut p);
                 self.note(|_| format!("host {i} -> {}", show(&p)));
                 self.wire(i, false, p);
             }
@@ -654,7 +665,8 @@ impl World {
         }
     }
 
-    fn by_socket(&mut self, i: usize, p: Packet) {
+    fn by_socket(&mut self, i: usize, mut p: Packet) {
+        self.marks.by_socket(i, &mut p);
         self.model.time((self.now + self.hosts[0].slept) * 1000);
         match self.model.egress(i, &seg(&p)) {
             None => self.note(|_| format!("socket {i} muted {}", show(&p))),
@@ -682,6 +694,7 @@ impl World {
             Event::Wake => {}
             Event::ToHost(i, p) if self.hosts[i].is_gone() => self.answer_by_nobody(i, &p),
             Event::ToHost(i, p) => {
+                self.judge_host(i, &p);
                 let why = self.hosts[i].input(self.now, &p);
                 self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));
             }
@@ -705,6 +718,7 @@ impl World {
             self.relay.triggered();
         }
         self.hold(i, p, events);
+        self.judge_marks(i, p, &fate);
         match fate {
             Fate::Dropped(v) => self.note(|_| format!("{i} in {} DROPPED verdict {v}", show(p))),
             Fate::Sent { local, forwarded, plain } => {
@@ -719,6 +733,7 @@ impl World {
                     if self.answer_for_nobody(i, &q) {
                         return;
                     }
+                    self.marks.at_socket(i, &q);
                     let why = self.sockets[i].input(self.now, &q);
                     self.note(|w| format!("{i} in {} local {} {why:?} [{}]", show(p), show(&q), w.sockets[i].brief()));
                 }
@@ -740,6 +755,7 @@ fn seg(p: &Packet) -> Seg {
         flags: p.flags,
         has_ts: p.ts.is_some().into(),
         again: 0,
+        ecn: p.ecn,
     }
 }
 
@@ -750,10 +766,12 @@ fn edited(p: &Packet, e: &Edit) -> Packet {
         let v = if tcp::after(v, e.sack_hi) { e.sack_hi } else { v };
         v.wrapping_add(e.sack_add)
     };
+    let (ecn, flags) = marks::edited(p, e);
     Packet {
         seq: e.seq,
         ack: e.ack,
-        flags: e.flags,
+        flags,
+        ecn,
         win: e.win,
         urg: e.urg,
         ts: p.ts.filter(|_| e.strip_ts == 0).map(|_| (e.tsval, e.tsecr)),

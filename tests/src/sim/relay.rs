@@ -24,6 +24,7 @@ const LEG_HOLD: u32 = 1 << 4;
 const LEG_FIN_OUT: u32 = 1 << 7;
 const LEG_RESET: u32 = 1 << 9;
 const LEG_TRIGGER: u32 = 1 << 11;
+const LEG_PROBE: u32 = 1 << 22;
 const PATH_SPLICED: u32 = 1 << 0;
 const PATH_FIN_ACKED: u32 = 1 << 3;
 const PATH_DEAD: u32 = 1 << 4;
@@ -469,6 +470,9 @@ impl Relay {
         if was_reset(&g) {
             self.state = State::Copying;
             return self.break_off(now, m, sockets);
+        }
+        for (s, _) in sockets.iter_mut().zip(g.flags).filter(|(_, f)| f & LEG_PROBE != 0) {
+            s.ask(now);
         }
         for d in 0..2 {
             if g.pending[d] == 0 {

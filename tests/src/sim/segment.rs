@@ -7,7 +7,7 @@ pub const ACK: u8 = 16;
 pub const URG: u8 = 32;
 
 /// A segment on a wire.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Packet {
     pub seq: u32,
     pub ack: u32,
@@ -17,6 +17,8 @@ pub struct Packet {
     pub urg: u16,
     pub ts: Option<(u32, u32)>,
     pub sack: Vec<(u32, u32)>,
+    /// Of the IP header (marks.rs).
+    pub ecn: u8,
     pub data: Vec<u8>,
 }
 

@@ -1,0 +1,184 @@
+//! Congestion marks: hosts that have agreed on them or not, a network that marks, and what must become of a mark.
+
+use super::{
+    Fate, World,
+    tcp::{Packet, RST, after, later},
+};
+use longsplice_datapath::{LegFlags, model::Edit};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+const ECE: u8 = 0x40;
+const CWR: u8 = 0x80;
+/// Codepoints of the IP header (RFC 3168, 5).
+const ECT: u8 = 2;
+const CE: u8 = 3;
+
+/// What a run has shown of marks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Segments that were marked.
+    pub marked: u32,
+    /// Marks that came to a host by the path.
+    pub passed: u32,
+    /// Hosts that began to hear of theirs.
+    pub echoed: u32,
+    /// Segments that were dropped, for nobody would have echoed their mark.
+    pub dropped: u32,
+}
+
+/// One end of a connection (RFC 3168, 6.1).
+#[derive(Clone, Copy, Debug, Default)]
+struct End {
+    agreed: bool,
+    /// ECE until there is CWR.
+    echoing: bool,
+    /// CWR with the next new data.
+    reduced: bool,
+    /// The end of what it has sent.
+    sent: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+pub struct Marks {
+    rng: Option<SmallRng>,
+    share: f64,
+    /// What is sent again may be marked, too, and what carries no data (RFC 8311).
+    all: bool,
+    hosts: [End; 2],
+    sockets: [End; 2],
+    /// The end of all data that came to us from a host.
+    come: [Option<u32>; 2],
+    counts: Counts,
+}
+
+impl End {
+    fn send(&mut self, p: &mut Packet, all: bool) {
+        if !self.agreed || p.flags & RST != 0 {
+            return;
+        }
+        let new = !p.data.is_empty() && self.sent.is_none_or(|sent| after(p.end(), sent));
+        if new {
+            self.sent = Some(p.end());
+            p.flags |= if std::mem::take(&mut self.reduced) { CWR } else { 0 };
+        }
+        p.ecn = if new || all { ECT } else { 0 };
+        p.flags |= if self.echoing { ECE } else { 0 };
+    }
+
+    /// Has it begun to hear of marks?
+    fn hear(&mut self, p: &Packet) -> bool {
+        if !self.agreed {
+            return false;
+        }
+        self.echoing = (self.echoing && p.flags & CWR == 0) || (p.ecn == CE && !p.data.is_empty());
+        let first = p.flags & ECE != 0 && !self.reduced;
+        self.reduced |= first;
+        first
+    }
+}
+
+impl Marks {
+    /// Agreed on both legs, one or none; with sockets that have ECN, or that were made by TCP_REPAIR.
+    pub fn random(seed: u64) -> Marks {
+        let mut r = SmallRng::seed_from_u64(seed.rotate_left(24));
+        let agreed = [r.random_bool(0.7), r.random_bool(0.7)];
+        let restored = r.random_bool(0.3);
+        let end = |agreed| End { agreed, ..End::default() };
+        let share = *[0.01, 0.1, 0.4].get(r.random_range(0..3usize)).expect("three");
+        let (hosts, sockets) = (agreed.map(end), agreed.map(|agreed| end(agreed && !restored)));
+        Marks { share, all: r.random_bool(0.3), hosts, sockets, rng: Some(r), ..Marks::default() }
+    }
+
+    /// Of `enum leg_flag`.
+    pub fn leg_flags(&self, i: usize) -> u32 {
+        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+        let (host, socket) = (self.hosts[i].agreed, self.sockets[i].agreed);
+        flag(host, LegFlags::ECN) | flag(host && !socket, LegFlags::RESTORED)
+    }
+
+    pub fn by_host(&mut self, i: usize, p: &mut Packet) {
+        self.hosts[i].send(p, self.all);
+    }
+
+    pub fn by_socket(&mut self, i: usize, p: &mut Packet) {
+        self.sockets[i].send(p, self.all);
+    }
+
+    /// On a link.
+    pub fn pass(&mut self, p: &mut Packet) {
+        let Some(r) = &mut self.rng else { return };
+        if p.ecn == ECT && r.random_bool(self.share) {
+            p.ecn = CE;
+            self.counts.marked += 1;
+        }
+    }
+
+    pub fn at_socket(&mut self, i: usize, p: &Packet) {
+        self.sockets[i].hear(p);
+    }
+
+    fn at_host(&mut self, i: usize, p: &Packet) -> Option<String> {
+        if !self.hosts[i].agreed && (p.ecn != 0 || p.flags & (ECE | CWR) != 0) {
+            return Some(format!("host {i} is shown marks that it has not agreed on: {p:?}"));
+        }
+        self.counts.passed += u32::from(p.ecn == CE);
+        self.counts.echoed += u32::from(self.hosts[i].hear(p));
+        None
+    }
+
+    /// What the data path has made of a segment of host `i`.
+    fn judge(&mut self, i: usize, p: &Packet, fate: &Fate) -> Option<String> {
+        let both = self.hosts.iter().all(|h| h.agreed);
+        let come = self.come[i];
+        let end = |kept: usize| p.seq.wrapping_add(kept.min(p.data.len()) as u32);
+        let (local, forwarded, whole) = match fate {
+            Fate::Sent { local, forwarded, plain } => (local.as_ref(), forwarded.as_ref(), *plain),
+            Fate::Dropped(v) if longsplice_datapath::VERDICTS[*v as usize] == "ce-dropped" => {
+                self.counts.dropped += 1;
+                (None, None, true)
+            }
+            Fate::Dropped(_) => return None,
+        };
+        if !p.data.is_empty() {
+            self.come[i] = Some(come.map_or(end(p.data.len()), |c| later(c, end(p.data.len()))));
+        }
+        if p.flags & RST != 0 {
+            return None;
+        }
+        if let Some(e) = forwarded.filter(|e| (e.strip_ecn == 0) != both) {
+            return Some(format!("agreed by both: {both}, and a copy goes out so: {e:?}"));
+        }
+        // A mark on what comes for the first time is not to be lost upon anybody.
+        let mark = self.hosts[i].agreed && p.ecn == CE && !p.data.is_empty();
+        let new = |e: &Edit, whole: bool| {
+            let kept = if whole { p.data.len() } else { e.keep as usize };
+            kept > 0 && come.is_none_or(|c| after(end(kept), c))
+        };
+        let unheard = |e: &Edit, heard: bool, whole| mark && !heard && new(e, whole);
+        if forwarded.is_some_and(|e| unheard(e, both, false)) {
+            return Some(format!("the other host gets this without its mark: {p:?}"));
+        }
+        if local.is_some_and(|e| unheard(e, self.sockets[i].agreed, whole)) {
+            return Some(format!("our socket gets this, and cannot echo its mark: {p:?}"));
+        }
+        None
+    }
+}
+
+impl World {
+    pub(super) fn judge_marks(&mut self, i: usize, p: &Packet, fate: &Fate) {
+        let wrong = self.marks.judge(i, p, fate);
+        self.out.marks = self.marks.counts;
+        wrong.inspect(|w| self.fail(w));
+    }
+
+    pub(super) fn judge_host(&mut self, i: usize, p: &Packet) {
+        let wrong = self.marks.at_host(i, p);
+        wrong.inspect(|w| self.fail(w));
+    }
+}
+
+/// The marks of a copy: bits of IP, flags of TCP.
+pub fn edited(p: &Packet, e: &Edit) -> (u8, u8) {
+    if e.strip_ecn != 0 { (0, e.flags & !(ECE | CWR)) } else { (p.ecn, e.flags) }
+}
