@@ -7,8 +7,11 @@ use longsplice_lab::{
     topology::{CLIENT, SERVER},
     traffic::{Report, Script, connect, converse, intact, listen},
 };
-use longsplice_tests::{Forwarder, at_once, by_hand};
-use socket2::{Domain, Socket, Type};
+use longsplice_tests::{
+    Forwarder, at_once, by_hand,
+    packet::{ETHERNET, Packet, flag},
+};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
@@ -256,4 +259,86 @@ fn a_flood_of_syns_takes_no_more_than_its_share() {
     let script = Script::opener(1).bytes(1000);
     let client = converse(dial(&lab, family, &script).0, &script);
     intact(&client, &serving.join().expect("server").1).expect("another connection is served as ever");
+}
+
+/// SYNs of nobody, to a server that answers them all: whoever shakes hands meanwhile, at his leisure, is not given up for them, and
+/// who comes when there are too many is passed on as by a router.
+#[test]
+fn a_flood_that_is_answered_harms_nobody() {
+    const FORGED: u16 = 1100;
+    let family = Family::V4;
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let f = Forwarder::foreign(&lab, any(family), at_once());
+    let to = SERVER.port(family, PORT);
+    let listener = lab.server.run(|| listen(to, &Script::answerer())).expect("listen");
+    listener.set_nonblocking(true).expect("nonblocking");
+    let exchange = |client: TcpStream| {
+        // not one of nobody's
+        let own = client.local_addr().expect("bound");
+        let accept = || listener.accept().ok().filter(|(_, from)| *from == own);
+        let server = wait_for(PATIENCE, accept).expect("it comes to the server").0;
+        server.set_nonblocking(false).expect("blocking");
+        for s in [&client, &server] {
+            s.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        }
+        for (mut from, mut to) in [(&client, &server), (&server, &client)] {
+            let mut heard = [0; 5];
+            from.write_all(b"hello").expect("write");
+            to.read_exact(&mut heard).unwrap_or_else(|e| panic!("{e}: {from:?} > {to:?}: {:?}", f.verdicts()));
+        }
+        (client, server)
+    };
+    // the client is far, and its handshake is answered when the flood comes
+    let delay = Impair { delay: Duration::from_millis(500), ..Impair::default() };
+    let far = lab.impair(Way::ToClient, delay).expect("impair");
+    let early = lab.client.spawn(move || TcpStream::connect(to));
+    wait_for(PATIENCE, || (f.verdict("handshake") >= 2).then_some(())).expect("SYN and SYN-ACK");
+    let protocol = Some(Protocol::from(nix::libc::IPPROTO_RAW));
+    let nobody = lab.client.run(|| Socket::new(Domain::IPV4, Type::RAW, protocol)).expect("socket");
+    let mut ports = 1..u16::MAX;
+    let mut forge = || {
+        let from = ([10, 77, 1, 99], ports.next().expect("a port")).into();
+        let packet = Packet { flags: flag::SYN, ..Packet::new(from, to) };
+        nobody.send_to(&packet.frame()[ETHERNET..], &to.into()).expect("send");
+    };
+    (0..FORGED).for_each(|_| forge());
+    let early = exchange(early.join().expect("client").expect("its handshake is not given up"));
+    f.wait_state(FlowState::Spliced);
+    let counts = || f.splicer.foreign_counts();
+    let too_many = || {
+        forge();
+        (counts().untracked > 0).then_some(())
+    };
+    wait_for(PATIENCE, too_many).expect("all that are half open are answered");
+    drop(far);
+    let before = counts();
+    let late = exchange(lab.client.run(|| TcpStream::connect(to)).expect("it is passed on"));
+    assert!(counts().untracked > before.untracked, "{:?}", counts());
+    assert_eq!(f.splicer.flows().len(), 1, "the hosts do without us");
+    drop((early, late));
+}
+
+/// As keepalived wants it.
+#[test]
+fn where_any_address_can_be_bound() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let name = if family == Family::V4 { "ipv4" } else { "ipv6" };
+        lab.forwarder.sysctl(&format!("net.{name}.ip_nonlocal_bind"), "1").expect("sysctl");
+        through(&lab, family, at_once(), |_, _| {});
+    }
+}
+
+/// As wg-quick wants it: the way back to a packet's source is looked for with the packet's mark.
+#[test]
+fn where_marks_count_for_the_way_back() {
+    for filter in ["0", "1", "2"] {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        for (name, value) in [("src_valid_mark", "1"), ("rp_filter", filter)] {
+            for device in ["all", "default", lab.server_device(), lab.client_device()] {
+                lab.forwarder.sysctl(&format!("net.ipv4.conf.{device}.{name}"), value).expect("sysctl");
+            }
+        }
+        through(&lab, Family::V4, by_hand(), back_and_forth);
+    }
 }

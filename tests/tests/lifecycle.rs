@@ -2,9 +2,10 @@
 use longsplice_datapath::EventKind;
 use longsplice_engine::{Command, FlowState, How, Policy, Trigger, When};
 use longsplice_lab::{
-    Family, Impair, Lab, Shape, Way,
+    Family, Impair, Lab, Namespace, Shape, Way,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+    trace::{Packet, Tap, Trace},
     traffic::{Chunks, Ending, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand};
@@ -77,6 +78,136 @@ fn released_flows_go_on_and_come_back() {
     }
 }
 
+/// The right edges that a host was told of, in order, without those of segments that others have overtaken. What its sockets
+/// have agreed on gives the scale of the windows.
+fn edges(host: &Namespace, trace: &Trace, to: impl Fn(&Packet) -> bool) -> Vec<u32> {
+    let sockets = host.execute("ss", &["-tinH"]).expect("ss");
+    let scale = sockets.split("wscale:").nth(1).and_then(|s| s.split(',').next()?.parse::<u32>().ok());
+    let mut latest = None;
+    let mut edges = Vec::new();
+    for p in trace.packets.iter().filter(|p| to(p)) {
+        if (p.ack.wrapping_sub(*latest.get_or_insert(p.ack)) as i32) >= 0 {
+            latest = Some(p.ack);
+            edges.push(p.ack.wrapping_add(u32::from(p.window) << scale.expect("a scale")));
+        }
+    }
+    edges
+}
+
+/// RFC 9293, 3.8.6: do not shrink the window. Both hosts use up what they have been promised, at once and without a pause.
+#[test]
+fn a_flow_that_comes_back_keeps_the_windows_that_were_promised() {
+    // more than a new socket promises by itself, and less than a network device's queue holds, which is a thousand packets
+    const BURST: usize = 300_000;
+    for family in Family::BOTH {
+        let bursts = |s: Script| s.bytes(10_000_000).pace(3_000_000).chunks(Chunks::Fixed(BURST));
+        let mut r = start(family, at_once(), bursts(Script::opener(5)), bursts(Script::answerer()));
+        let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
+        let _far = [Way::FromClient, Way::FromServer].map(|way| r.lab.impair(way, far).expect("delay"));
+        let hosts = [&r.lab.client, &r.lab.server];
+        for host in hosts {
+            host.sysctl("net.ipv4.tcp_slow_start_after_idle", "0").expect("sysctl");
+        }
+        let count = |group: &str, name: &str| hosts.map(|h| h.counter(group, name).expect("a counter") as i64);
+        let lost = || {
+            let ([c, s], [of_c, of_s]) = (count("Tcp", "RetransSegs"), count("TcpExt", "TCPDSACKRecvSegs"));
+            [c - of_c, s - of_s]
+        };
+        let passed = || r.f.splicer.flows().first().map_or(0, |f| f.bytes_up.min(f.bytes_down));
+        let wait_passed = |n: u64| {
+            wait_for(Duration::from_secs(10), || (passed() > n).then_some(())).expect("bytes pass");
+        };
+        r.f.wait_state(FlowState::Spliced);
+        r.f.command(Command::Release);
+        r.f.wait_state(FlowState::Released);
+        wait_passed(4_000_000);
+        let taps = [(hosts[0], "c0"), (hosts[1], "s0")].map(|(h, device)| Tap::start(h, device).expect("tcpdump"));
+        let (before, first) = (lost(), passed());
+        wait_passed(first + 100_000);
+        r.f.command(Command::Unsplice);
+        r.f.wait_state(FlowState::Copying);
+        wait_passed(passed() + 3 * BURST as u64);
+        let traces = taps.map(|t| t.stop().expect("a trace"));
+        assert!(traces.iter().all(|t| t.dropped == 0), "tcpdump has missed some");
+        // What a host sends again too early is received twice, which it is told (RFC 2883).
+        let none_lost = || before.iter().zip(lost()).all(|(before, now)| now <= *before);
+        wait_for(Duration::from_secs(5), || none_lost().then_some(()))
+            .unwrap_or_else(|| panic!("lost: {before:?}, then {:?}, {:?}", lost(), r.f.verdicts()));
+        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+        let told = [
+            edges(hosts[0], &traces[0], |p| p.from == proxy),
+            edges(hosts[1], &traces[1], |p| p.to == SERVER.port(family, 7000)),
+        ];
+        for (who, edges) in ["client", "server"].iter().zip(told) {
+            let back = edges.windows(2).position(|e| (e[1].wrapping_sub(e[0]) as i32) < 0);
+            assert_eq!(back, None, "{who}, of {} edges: {:?}", edges.len(), back.map(|n| &edges[n..n + 2]));
+        }
+        r.intact();
+    }
+}
+
+/// A client that waits for the server's window to open hears of it no more once its flow has come back: it hears of ours, and need
+/// not ask. It asks at longer and longer intervals, 1.6 s after the third time.
+fn who_waits_for_a_window_is_told_of_ours(family: Family, released: bool) {
+    let script = Script::opener(5).bytes(20_000_000).pace(8_000_000);
+    let answer = Script::answerer().bytes(100).ending(Ending::Hold).pause(4_000_000, Duration::from_secs(6));
+    let mut r = start(family, at_once(), script, answer);
+    let until = |what: &str, is: &dyn Fn() -> bool| {
+        wait_for(Duration::from_secs(10), || is().then_some(())).unwrap_or_else(|| panic!("{what}"));
+    };
+    r.f.wait_state(FlowState::Spliced);
+    if released {
+        r.f.command(Command::Release);
+        r.f.wait_state(FlowState::Released);
+    }
+    let probes = || r.lab.client.counter("TcpExt", "TCPWinProbe").expect("a counter");
+    until("the client asks for the third time", &|| probes() >= 3);
+    let asked = probes();
+    let passed = || r.f.splicer.flows().first().map_or(0, |f| f.bytes_up);
+    let reached = passed();
+    r.f.command(Command::Unsplice);
+    until("the client goes on", &|| passed() > reached);
+    assert_eq!(probes(), asked, "{family:?}, released {released}");
+    r.intact();
+}
+
+#[test]
+fn who_waits_for_a_window_is_told_of_a_new_sockets() {
+    Family::BOTH.into_iter().for_each(|family| who_waits_for_a_window_is_told_of_ours(family, true));
+}
+
+#[test]
+fn who_waits_for_a_window_is_told_of_a_parked_sockets() {
+    Family::BOTH.into_iter().for_each(|family| who_waits_for_a_window_is_told_of_ours(family, false));
+}
+
+/// Of a flow that is idle, too, both windows are put right: the host is told ours, by a segment that it reads a window from, and
+/// answers another one.
+#[test]
+fn new_sockets_tell_their_windows_and_ask_for_the_hosts() {
+    for family in Family::BOTH {
+        let idle = |s: Script| s.bytes(10_000).ending(Ending::Hold).deadline(Duration::from_secs(6));
+        let r = start(family, at_once(), idle(Script::opener(5)), idle(Script::answerer()));
+        r.f.wait_state(FlowState::Spliced);
+        let all = || r.f.splicer.flows().first().is_some_and(|f| (f.bytes_up, f.bytes_down) == (10_000, 10_000));
+        wait_for(Duration::from_secs(5), || all().then_some(())).expect("all has passed");
+        r.f.command(Command::Release);
+        r.f.wait_state(FlowState::Released);
+        let tap = Tap::start(&r.lab.client, "c0").expect("tcpdump");
+        let before = r.f.verdict("local");
+        r.f.command(Command::Unsplice);
+        r.f.wait_state(FlowState::Copying);
+        wait_for(Duration::from_secs(5), || (r.f.verdict("local") >= before + 2).then_some(()))
+            .expect("both hosts answer");
+        let packets = tap.stop().expect("a trace").packets;
+        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+        let client = packets.iter().find(|p| p.to == proxy).expect("it answers");
+        let below: Vec<u32> =
+            packets.iter().filter(|p| p.from == proxy).map(|p| client.ack.wrapping_sub(p.seq)).collect();
+        assert_eq!(below, [0, 1], "{family:?}: {packets:?}");
+    }
+}
+
 #[test]
 fn released_flows_end() {
     let (client, server) = steps();
@@ -131,6 +262,33 @@ fn a_splice_that_cannot_finish_is_taken_back() {
     let e = r.f.ended(1);
     assert_eq!(e[0].refusal.map(|r| r.as_str()), Some("drain-timeout"), "{e:?}");
     assert_eq!((e[0].bytes_up, e[0].bytes_down), (1_000_000, 8_000_000), "{e:?}");
+}
+
+/// A client that is gone without a word: its socket fails in the drain, by its own time limit, and no reset has come that would
+/// have told of it. The server hears of it all the same.
+#[test]
+fn a_socket_that_fails_in_a_drain_ends_the_flow() {
+    let script = Script::opener(5).ending(Ending::Hold).deadline(Duration::from_secs(6));
+    let answer = Script::answerer_of(5).bytes(4_000_000).pace(2_000_000).ending(Ending::Hold);
+    let mut r = start(Family::V4, Policy { drain_limit: Duration::from_secs(60), ..by_hand() }, script, answer);
+    r.lab.forwarder.sysctl("net.ipv4.tcp_retries2", "1").expect("sysctl");
+    let passed = || r.f.splicer.flows().first().map_or(0, |f| f.bytes_down);
+    let wait_passed = |n: u64| wait_for(Duration::from_secs(5), || (passed() > n).then_some(())).expect("bytes pass");
+    wait_passed(100_000);
+    let gone = r.lab.impair(Way::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("loss");
+    wait_passed(passed() + 50_000);
+    let tap = Tap::start(&r.lab.server, "s0").expect("tcpdump");
+    r.f.command(Command::Splice);
+    r.f.wait_state(FlowState::Draining);
+    let e = r.f.ended(1);
+    assert_eq!((e[0].how, e[0].splices), (How::ClientReset, 0), "{e:?}");
+    drop(gone);
+    let (_, server) = r.reports();
+    assert_eq!(server.end, longsplice_lab::traffic::How::Reset, "{server}");
+    let packets = tap.stop().expect("a trace").packets;
+    let told = |is: fn(&Packet) -> bool| packets.iter().any(|p| p.to.port() == 7000 && is(p));
+    assert!(told(|p| p.flags.rst()) && !told(|p| p.flags.fin()), "what has failed has not ended");
+    assert_eq!(r.f.verdict("rst"), 0, "the flow has ended by its socket: {:?}", r.f.verdicts());
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Somebody who is not on the path: he knows both four-tuples, and no numbers, and sends from the wrong side. Whatever he sweeps
 //! through the numbers, nothing moves in the data path, the connection lives, and goes where it is told to.
 
-use longsplice_datapath::{Tuple, testing};
+use longsplice_datapath::{LegFlags, Tuple, testing};
 use longsplice_engine::{Command, FlowState, How};
 use longsplice_lab::{
-    Family, Lab, Namespace, Shape,
+    Family, Impair, Lab, Namespace, Shape, Way,
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
@@ -98,14 +98,14 @@ impl Scene {
         self.talk();
     }
 
-    /// Whose last acknowledgement is still to come, that would move state by itself.
+    /// Nobody still owes an acknowledgement, neither a host nor one of our sockets: it would move state by itself.
     fn is_at_rest(&self) -> bool {
         let d = self.f.splicer.datapath().expect("kernel path");
         let legs = d.paths().into_iter().filter(|(_, p)| is_stopped(p)).filter_map(|(t, _)| testing::get_leg(d, &t));
-        legs.into_iter().all(|l| l.ack_in == l.max_out)
+        legs.into_iter().all(|l| l.ack_in == l.max_out && l.ack_out == l.max_in)
     }
 
-    /// All that decides what is taken next.
+    /// All that decides what is taken next. Not [`LegFlags::PROBE`]: one more question to the host, after an unsplice.
     fn state(&self) -> Vec<String> {
         let d = self.f.splicer.datapath().expect("kernel path");
         let paths = d.paths();
@@ -113,8 +113,18 @@ impl Scene {
         let mut all: Vec<String> = paths
             .iter()
             .map(|(t, p)| {
-                let leg = testing::get_leg(d, t)
-                    .map(|l| (l.flags, l.phase_in, l.phase_out, l.max_in, l.ack_in, l.max_out, l.ack_out, l.tsval_in));
+                let leg = testing::get_leg(d, t).map(|l| {
+                    (
+                        l.flags & !LegFlags::PROBE,
+                        l.phase_in,
+                        l.phase_out,
+                        l.max_in,
+                        l.ack_in,
+                        l.max_out,
+                        l.ack_out,
+                        l.tsval_in,
+                    )
+                });
                 format!("{t:?} {:x} {} {} {} {leg:?}", p.flags, p.end, p.wraps, p.max_ack)
             })
             .collect();
@@ -130,6 +140,19 @@ impl Scene {
             None => (*t, p.end, p.max_ack),
         };
         d.paths().iter().map(next).collect()
+    }
+
+    /// The server resets the connection after its last segments were lost on the way.
+    fn server_resets(self) -> (Lab, Forwarder, TcpStream) {
+        let legs = self.legs();
+        let (leg, seq, _) = legs.iter().find(|l| l.0.remote.port() == 7000).expect("the server's leg");
+        let mut reset = Packet::new(leg.remote, leg.local);
+        (reset.seq, reset.flags) = (seq.wrapping_add(3000), flag::RST);
+        let Scene { server, client, f, lab } = self;
+        setsockopt(&server, TcpRepair, &TCP_REPAIR_ON).expect("repair mode");
+        drop(server); // silently: what it sends from here on is what we send for it
+        send(&lab.server, &[reset]);
+        (lab, f, client)
     }
 
     /// Who can send in the name of this leg's host, and is not that host.
@@ -298,19 +321,33 @@ fn a_reset_beyond_what_has_passed_is_heard() {
         let mut scene = Scene::new(family, "6291456");
         scene.talk();
         scene.enter(phase);
-        let legs = scene.legs();
-        let (leg, seq, _) = legs.iter().find(|l| l.0.remote.port() == 7000).expect("the server's leg");
-        let mut reset = Packet::new(leg.remote, leg.local);
-        (reset.seq, reset.flags) = (seq.wrapping_add(3000), flag::RST);
-        let Scene { server, mut client, f, lab } = scene;
-        setsockopt(&server, TcpRepair, &TCP_REPAIR_ON).expect("repair mode");
-        drop(server); // silently: what it sends from here on is what we send for it
-        send(&lab.server, &[reset]);
+        let (lab, f, mut client) = scene.server_resets();
         client.set_read_timeout(Some(Duration::from_secs(10))).expect("time limit");
         let error = client.read(&mut [0; 10]).expect_err("reset");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{family:?} {phase:?}: {:?}", f.verdicts());
         assert!(f.verdict("rst-unproven") > 0, "{:?}", f.verdicts());
         assert_eq!(f.ended(1)[0].how, How::ServerReset);
+        drop(lab);
+    }
+}
+
+/// The same, but the reset does not arrive, and the flow is taken back. The server has nothing more to say, and nobody says
+/// anything to it, but for the socket that may speak again.
+#[test]
+fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice() {
+    for family in Family::BOTH {
+        let mut scene = Scene::new(family, "6291456");
+        scene.talk();
+        scene.enter(Phase::Spliced);
+        let lossy = scene.lab.impair(Way::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("impair");
+        let (lab, f, mut client) = scene.server_resets();
+        wait_for(Duration::from_secs(10), || (f.verdict("rst-unproven") > 0).then_some(())).expect("it has come");
+        wait_for(Duration::from_secs(10), || (lossy.counters().lost > 0).then_some(())).expect("and is lost");
+        drop(lossy);
+        f.command(Command::Unsplice);
+        client.set_read_timeout(Some(Duration::from_secs(10))).expect("time limit");
+        let error = client.read(&mut [0; 10]).expect_err("reset");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{family:?}: {:?}", f.verdicts());
         drop(lab);
     }
 }

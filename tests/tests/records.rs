@@ -1,6 +1,6 @@
 //! Records of legs that nobody needs: of handshakes that the kernel has not taken, and of flows that cannot be spliced. They keep
 //! nobody else from being spliced.
-use longsplice_engine::{Ended, FlowState, How, OpenOptions, Policy, Refusal, When};
+use longsplice_engine::{Ended, FlowState, How, OpenOptions, PathRule, Policy, Refusal, When};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
@@ -101,7 +101,7 @@ fn a_new_connection_from_the_same_port_stays() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         echo(&lab, family);
-        let f = open(&lab, family, Policy { when: When::AfterBytes(1), ..Policy::default() }, 64);
+        let f = open(&lab, family, Policy { when: When::AfterBytes(1), path: PathRule::Any, ..Policy::default() }, 64);
         drop_what_ends_handshakes(&lab);
         let gone = bad_handshakes(&lab, family, GONE);
         let bad: Vec<Socket> = lab.client.run(|| (0..CLIENTS).map(|n| from_port(family, 41_000 + n)).collect());

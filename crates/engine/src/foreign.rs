@@ -3,20 +3,22 @@
 //! same on both sides, and spliced at once such a connection takes the identity path (bpf/path.h).
 
 use crate::{Leg, Splicer, live::Live, splicer::lock};
-use longsplice_datapath::{Datapath, ExpectError, Foreign, Handshake, Segment, Tuple, foreign_sockets};
+use longsplice_datapath::{Datapath, ExpectError, Foreign, Handshake, Segment, Tuple, foreign_sockets, is_local};
+use nix::libc;
 use socket2::SockRef;
 use std::{
     collections::HashMap,
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-/// Connections that are half open, of all listeners. With more the oldest is given up: a flood of SYNs takes no more than this,
-/// and two sockets for each that a server answers.
+/// Connections that are half open, of all listeners: a flood of SYNs takes no more than this, and two sockets for each that a server
+/// answers. With more the oldest that nobody has answered is given up, and if all are answered, the new one is not even begun: they
+/// go on without us, where this machine is a router.
 const HALF_OPEN: usize = 1024;
 /// How long they may be: as long as a server sends its SYN-ACK again (tcp_synack_retries).
 const PATIENCE: Duration = Duration::from_secs(64);
@@ -50,14 +52,17 @@ struct Half {
 pub struct ForeignCounts {
     /// SYNs that were not let pass, those to addresses of this machine among them.
     pub denied: u64,
-    /// Half open ones that were given up: there were more than 1024, or they were older than 64 s.
+    /// Half open ones that were given up: there were more than 1024, and this was the oldest without an answer; or older than 64 s.
     pub given_up: u64,
+    /// Passed on as by a router, and no more seen: 1024 were half open and answered, or the tables full.
+    pub untracked: u64,
 }
 
 /// All that is not accepted yet.
 #[derive(Default)]
 pub(crate) struct Foreigners {
-    way: Option<Foreign>,
+    /// Of IPv4 and IPv6.
+    ways: [Option<Foreign>; 2],
     listeners: HashMap<SocketAddr, Hearer>,
     /// By the client's leg.
     half: HashMap<Tuple, Half>,
@@ -127,13 +132,14 @@ impl Splicer {
         if foreigners.listeners.contains_key(&addr) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
-        if foreigners.way.is_none() {
-            let denied =
-                |e| io::Error::other(format!("raw sockets and routing: {e}; CAP_NET_RAW and CAP_NET_ADMIN are needed"));
-            let way = Foreign::new().map_err(denied)?;
+        let is_first = foreigners.ways.iter().all(Option::is_none);
+        let family = usize::from(addr.is_ipv6());
+        if foreigners.ways[family].is_none() {
+            foreigners.ways[family] = Some(Foreign::new(addr.is_ipv6()).map_err(|e| no_way(&e, addr))?);
+        }
+        if is_first {
             let engine = self.clone();
             std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine))?;
-            foreigners.way = Some(way);
         }
         d.listen_foreign(addr)?;
         let (tell, pairs) = mpsc::channel(BACKLOG);
@@ -145,6 +151,17 @@ impl Splicer {
     pub fn foreign_counts(&self) -> ForeignCounts {
         lock(&self.inner.foreigners).counts
     }
+}
+
+fn no_way(e: &io::Error, addr: SocketAddr) -> io::Error {
+    let cure = match e.raw_os_error() {
+        Some(libc::EPERM) => "; CAP_NET_RAW and CAP_NET_ADMIN are needed",
+        Some(libc::EACCES | libc::EAFNOSUPPORT) if addr.is_ipv6() => {
+            "; is IPv6 disabled (net.ipv6.conf.lo.disable_ipv6)?"
+        }
+        _ => "",
+    };
+    io::Error::other(format!("raw sockets and routing: {e}{cure}"))
 }
 
 /// The thread: until the engine closes.
@@ -182,7 +199,8 @@ impl Foreigners {
     }
 
     fn pass_on(&self, h: &Handshake) {
-        if let Some(Err(error)) = self.way.as_ref().map(|way| way.pass_on(h)) {
+        let way = &self.ways[usize::from(!h.leg.is_v4())];
+        if let Some(Err(error)) = way.as_ref().map(|way| way.pass_on(h)) {
             tracing::debug!(?h, %error, "not passed on; it will come again");
         }
     }
@@ -200,9 +218,14 @@ impl Foreigners {
             None => {}
         }
         let target = client.local;
-        if !self.hearer(target).is_some_and(|h| (h.allow)(client.remote, target)) || is_ours(target) {
+        // without a route it is passed on to nobody
+        let is_ours = is_local(target.ip()).unwrap_or(false);
+        if is_ours || !self.hearer(target).is_some_and(|h| (h.allow)(client.remote, target)) {
             self.counts.denied += 1;
-            return tracing::debug!(?client, "not let pass");
+            return tracing::debug!(?client, is_ours, "not let pass");
+        }
+        if !self.has_room(d) {
+            return self.let_go(d, &syn);
         }
         let server = mirrored(&client);
         let expected = match d.expect_foreign(&server) {
@@ -215,16 +238,32 @@ impl Foreigners {
             },
             expected => expected,
         };
-        if let Err(error) = expected {
-            return tracing::debug!(?client, %error, "no answer");
+        match expected {
+            Ok(()) => {}
+            Err(ExpectError::Full { .. }) => return self.let_go(d, &syn),
+            Err(error) => return tracing::debug!(?client, %error, "no answer"),
         }
         [client, server].iter().for_each(|leg| splicer.inner.lingering.begins_anew(leg));
-        if self.half.len() >= HALF_OPEN {
-            let oldest = self.half.iter().min_by_key(|(_, half)| half.since).map(|(client, _)| *client);
-            oldest.iter().for_each(|client| self.give_up(d, client));
-        }
         self.half.insert(client, Half { since: Instant::now(), syn, answer: None });
         self.pass_on(&syn);
+    }
+
+    /// For one more that is half open.
+    fn has_room(&mut self, d: &Datapath) -> bool {
+        if self.half.len() < HALF_OPEN {
+            return true;
+        }
+        let unanswered = self.half.iter().filter(|(_, half)| half.answer.is_none());
+        let oldest = unanswered.min_by_key(|(_, half)| half.since).map(|(client, _)| *client);
+        oldest.iter().for_each(|client| self.give_up(d, client));
+        oldest.is_some()
+    }
+
+    /// What a router does. The hosts shake hands without us.
+    fn let_go(&mut self, d: &Datapath, syn: &Handshake) {
+        self.counts.untracked += 1;
+        d.let_go_foreign(&syn.leg);
+        self.pass_on(syn);
     }
 
     fn hearer(&self, target: SocketAddr) -> Option<&Hearer> {
@@ -239,6 +278,9 @@ impl Foreigners {
     }
 
     fn answered(&mut self, d: &Datapath, answer: Handshake) {
+        if !self.half.contains_key(&mirrored(&answer.leg)) {
+            return self.pass_on(&answer); // given up just before
+        }
         let Some(half) = self.asked_by(&answer) else { return };
         match foreign_sockets(&half.syn, &answer) {
             Ok(sockets) => {
@@ -293,9 +335,11 @@ impl Foreigners {
         old.iter().for_each(|client| self.give_up(d, client));
     }
 
+    /// What its hosts say later is no longer for us: if nobody has answered yet, they may go on without.
     fn give_up(&mut self, d: &Datapath, client: &Tuple) {
         if let Some(half) = self.half.remove(client) {
             self.counts.given_up += 1;
+            d.let_go_foreign(client);
             half.answer.into_iter().for_each(|(_, sockets)| reset(sockets));
             d.forget_flow([client, &mirrored(client)]);
         }
@@ -308,9 +352,4 @@ fn reset(sockets: [OwnedFd; 2]) {
         // one that is gone already cannot be reset any more
         let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
     }
-}
-
-/// An address of this machine: its own stack would answer.
-fn is_ours(target: SocketAddr) -> bool {
-    UdpSocket::bind(SocketAddr::new(target.ip(), 0)).is_ok()
 }

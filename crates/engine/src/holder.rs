@@ -51,7 +51,9 @@ impl Holding {
         if let Some(d) = splicer.datapath() {
             let mut holder = holding.holder();
             if holder.way.is_none() {
-                let way = d.way_back().inspect_err(|error| tracing::warn!(%error, "nothing can be held"));
+                let way = d.way_back().inspect_err(
+                    |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
+                );
                 holder.way = Some(way?);
                 let engine = splicer.clone();
                 std::thread::Builder::new().name("holder".into()).spawn(move || hear(&engine))?;

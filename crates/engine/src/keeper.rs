@@ -63,8 +63,8 @@ pub(crate) struct Kept {
     /// No sockets are left.
     pub released: Option<[Released; 2]>,
     began: Instant,
-    /// Changes with every segment, and when it last did.
-    sign: ([(u32, u32, u8); 2], Instant),
+    /// Changes with every byte, and when it last did.
+    sign: ([(u16, u32, u32); 2], Instant),
     /// The next look.
     due: Instant,
     /// Segments did not fit for the first time.
@@ -400,7 +400,7 @@ impl Kept {
         if self.released.is_none() && pc.flags & ps.flags & PathFlags::SPLICED == 0 {
             return Ok(Life::Woken);
         }
-        let sign = [pc, ps].map(|p| (p.end, p.max_ack, p.seen));
+        let sign = [pc, ps].map(|p| (p.wraps, p.end, p.max_ack));
         if self.sign.0 != sign {
             self.sign = (sign, Instant::now());
         }

@@ -2,7 +2,7 @@
 
 use crate::{Refusal, Splicer, Tap, Way, live::Live};
 use longsplice_datapath::{Repair, Tuple, clamp_window, received};
-use socket2::{SockAddr, SockRef};
+use socket2::{Domain, SockAddr, SockRef, Socket as Socket2, TcpKeepalive, Type};
 use std::{
     io::{self, IoSlice},
     net::SocketAddr,
@@ -10,6 +10,7 @@ use std::{
     pin::Pin,
     sync::OnceLock,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
@@ -43,6 +44,8 @@ pub struct Leg {
     pub(crate) shimmed: bool,
     /// See [`Leg::clamp`].
     clamped: bool,
+    /// See [`Leg::keep_alive`].
+    keeps_alive: bool,
     /// Why it will never be spliced: the data path does not know of it.
     refusal: OnceLock<Refusal>,
     /// Gets a copy of all that passes.
@@ -64,6 +67,7 @@ impl Leg {
             shut: false,
             shimmed: false,
             clamped: false,
+            keeps_alive: false,
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
             tap: None,
         }
@@ -196,6 +200,11 @@ impl Leg {
         }
     }
 
+    /// The least round-trip time to the host that its socket has measured; `None` if it has not, or there is none.
+    pub(crate) fn min_rtt(&self) -> Option<std::time::Duration> {
+        longsplice_datapath::min_rtt(self.descriptor()?).ok().flatten()
+    }
+
     /// The socket, for `splice(2)`; what passes is told to [`Leg::took`] and [`Leg::gave`].
     pub(crate) fn socket(&self) -> io::Result<&Live> {
         match &self.socket {
@@ -233,18 +242,38 @@ impl Leg {
         }
     }
 
+    /// See [`Policy::keepalive`](crate::Policy). Not of a parked socket: what its host answers is not for it.
+    pub(crate) fn keep_alive(&mut self, after: Option<Duration>) {
+        const SECONDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32767));
+        const PROBES: u32 = 4;
+        let Some(socket) = self.descriptor().filter(|_| self.keeps_alive != after.is_some()) else { return };
+        let socket = SockRef::from(&socket);
+        let set = match after.map(|t| t.clamp(SECONDS.0, SECONDS.1)) {
+            Some(t) => {
+                let probes = TcpKeepalive::new().with_time(t).with_interval((t / PROBES).max(SECONDS.0));
+                socket.set_tcp_keepalive(&probes.with_retries(PROBES))
+            }
+            None => socket.set_keepalive(false),
+        };
+        if let Err(error) = set {
+            tracing::warn!(leg = ?self.tuple(), %error, "keep-alive");
+        }
+        self.keeps_alive = after.is_some();
+    }
+
     /// Takes the socket out of the runtime. A parked socket is in repair mode: if the process dies, the kernel closes it
     /// without a FIN, and nothing of it is left that would answer for the connection when the data path is gone.
     pub(crate) fn park(&mut self) {
+        self.keep_alive(None);
         self.repair(Repair::On);
         if let Socket::Live(s) = std::mem::replace(&mut self.socket, Socket::Gone) {
             self.socket = Socket::Parked(s.leave());
         }
     }
 
-    /// A parked socket may speak again.
-    pub(crate) fn unpark(&self) {
-        self.repair(Repair::Off);
+    /// A parked socket may speak again. `probe`: its host may have gone, or wait for a window.
+    pub(crate) fn unpark(&self, probe: bool) {
+        self.repair(if probe { Repair::Probe } else { Repair::Off });
     }
 
     /// Back into the runtime, with the parked socket or a new one.
@@ -325,6 +354,7 @@ impl Side {
             shut,
             shimmed,
             clamped: false,
+            keeps_alive: false,
             refusal: OnceLock::new(),
             tap,
         }
@@ -432,6 +462,25 @@ impl AsyncWrite for Leg {
 
 pub(crate) fn ip(address: &SockAddr) -> SocketAddr {
     address.as_socket().expect("a socket of TCP has an IP address")
+}
+
+/// An address that nobody else listens on, before anybody does: so a mistake in it is known before the data path is loaded.
+#[derive(Debug)]
+pub struct BoundSocket(pub(crate) Socket2);
+
+impl BoundSocket {
+    /// IPv6-only for IPv6 addresses, SO_REUSEADDR set.
+    pub fn bind(addr: SocketAddr) -> io::Result<BoundSocket> {
+        let s = Socket2::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
+        if addr.is_ipv6() {
+            s.set_only_v6(true)?;
+        }
+        s.set_reuse_address(true)?;
+        s.set_tcp_nodelay(true)?; // accepted sockets inherit it, and the next
+        s.set_out_of_band_inline(true)?; // see live.rs
+        s.bind(&addr.into())?;
+        Ok(BoundSocket(s))
+    }
 }
 
 /// A listening socket whose connections are tracked from their SYN on.

@@ -15,6 +15,7 @@
 //! - Bytes that were read but not passed on yet, or that the caller adds, go into [`Leftovers`].
 //! - Nobody else holds the sockets: no duplicated descriptor, no child process.
 
+mod distance;
 mod errand;
 mod foreign;
 mod guard;
@@ -27,6 +28,7 @@ mod orphans;
 mod pipe;
 mod ports;
 mod pump;
+mod refusal;
 mod relay;
 mod sessions;
 mod splicer;
@@ -35,10 +37,11 @@ mod tap;
 mod types;
 
 pub use foreign::{ForeignCounts, ForeignListener};
-pub use leg::{Leg, Listener};
+pub use leg::{BoundSocket, Leg, Listener};
 pub use longsplice_datapath::OpenError;
+pub use refusal::{Refusal, Tally};
 pub use splicer::{Command, OpenOptions, Splicer};
 pub use tap::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
 pub use types::{
-    Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, Policy, Refusal, Trigger, When,
+    Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, PathRule, Policy, Trigger, When,
 };

@@ -21,7 +21,7 @@ use std::{
 const LOOK: Duration = Duration::from_secs(1);
 /// Between two pages of them.
 const PACE: Duration = Duration::from_millis(10);
-/// An orphan without a segment for this long is forgotten; its policy is not known any more.
+/// An orphan without a byte for this long is ended with a reset; its policy is not known any more.
 const IDLE: Duration = Duration::from_secs(2 * 3600);
 
 /// One of them, as the last look has found it.
@@ -30,8 +30,8 @@ pub(crate) struct Orphan {
     client: Tuple,
     server: Tuple,
     since: Instant,
-    /// Changes with every segment, and when it last did.
-    sign: ([(u32, u32, u8); 2], Instant),
+    /// Changes with every byte, and when it last did.
+    sign: ([(u16, u32, u32); 2], Instant),
     bytes: [u64; 2],
     state: FlowState,
 }
@@ -100,7 +100,7 @@ impl Orphan {
             return at.map_or(Found::Gone, |at| self.settle(d, &at));
         }
         self.state = FlowState::Released;
-        let sign = paths.map(|p| (p.end, p.max_ack, p.seen));
+        let sign = paths.map(|p| (p.wraps, p.end, p.max_ack));
         if sign != self.sign.0 {
             self.sign = (sign, Instant::now());
         }
@@ -259,7 +259,12 @@ fn look_at_all(inner: &Inner, d: &Datapath) -> Vec<Tuple> {
             match found {
                 Found::Over => inner.lingering.add(o.client, Some(o.server)),
                 Found::Deserted => deserted.extend([o.client, o.server]),
-                _ => d.forget_flow([&o.client, &o.server]),
+                _ => {
+                    if let Err(error) = d.reset_forwarded(o.legs()) {
+                        tracing::warn!(legs = ?o.legs(), %error, "a host was not told that its connection is over");
+                    }
+                    d.forget_flow(o.legs());
+                }
             }
         }
         std::thread::sleep(PACE);

@@ -9,34 +9,31 @@
 //! must be remembered of a flow that is forwarded is a [`Kept`], and the [keeper](crate::keeper) looks after it. What it
 //! gives back begins a new task.
 
+mod switching;
+
 use crate::{
-    Ended, FlowState, How, Leftovers, Leg, Passed, Refusal, Splicer, Trigger, When,
+    Ended, FlowState, How, Leftovers, Leg, Passed, Refusal, Splicer, When,
+    distance::{Distance, Judgement},
     errand::{Errand, Purpose},
-    holder::Holding,
     keeper::{Kept, Note},
     lingering::LINGER,
     pump::{Failed, Pump},
-    sessions::Begin,
-    splicer::{Command, Ears, Flow, Listed, Place, Stop, ends, lock},
+    splicer::{Command, Ears, Flow, FlowNow, Listed, Place, Stop, ends, is_loopback, lock},
 };
 use bytes::Bytes;
-use longsplice_datapath::{Datapath, Frozen, Half, LegFlags, Limit, PathFlags, Released, SwitchError, Switched, Tuple};
+use longsplice_datapath::{LegFlags, PathFlags, Released, Switched, Tuple};
 use std::{
     future::poll_fn,
-    os::fd::OwnedFd,
     pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
+use switching::Attempt;
 use tokio::sync::{mpsc, watch};
 
 /// How old the counts in lists may be while a flow is copied.
 const COUNT_EVERY: Duration = Duration::from_millis(250);
-/// A switch before this one may not be over, or windows may not fit yet: how long to wait for it ...
-const AGAIN: Duration = Duration::from_millis(5);
-/// ... and how often for windows. Then what a host sends beyond the other's is lost, and sent again.
-const FIT_TRIES: u32 = 1;
 /// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
@@ -63,24 +60,6 @@ pub(crate) struct Relay {
 enum Copied {
     Ended(How),
     Splice,
-}
-
-/// Why a drain has not ended in forwarding.
-enum Undrained {
-    /// It could not.
-    Refused(Refusal),
-    /// Something came that is the proxy's, it was reset, or is to stop: whoever copies finds out.
-    Over,
-    /// A connection has failed. Its socket says so once only: to read again would find the end of a stream.
-    Failed(Failed),
-}
-
-/// What an attempt to splice comes to.
-enum Attempt {
-    Spliced,
-    /// Refused, or taken back: the flow copies on.
-    Copying,
-    Ended(How),
 }
 
 /// Waits for an order; for ever once the flow's status is gone.
@@ -204,7 +183,7 @@ impl Relay {
         if self.flow().now().refusal.is_some() {
             return false;
         }
-        let loopback = c.local.ip().is_loopback() || s.local.ip().is_loopback();
+        let loopback = is_loopback(&c) || is_loopback(&s);
         let refusal = match self.flow().policy.when {
             When::Never => Some(Refusal::Policy),
             _ if loopback => Some(Refusal::Loopback),
@@ -297,7 +276,11 @@ impl Relay {
     /// Control mode. Returns at the end of the flow, or when it is to be spliced.
     async fn copy(&mut self, ears: &mut Ears) -> Copied {
         self.set_state(FlowState::Copying);
-        let mut moved = (self.pump.copied(), Instant::now());
+        let policy = self.flow().policy.clone();
+        self.client.keep_alive(policy.keepalive);
+        self.server.keep_alive(policy.keepalive);
+        // While bytes pass, they are counted now and then; in silence there is no wake-up before the limit.
+        let (mut moved, mut counting) = ((self.pump.copied(), Instant::now()), false);
         let mut enough = match self.flow().policy.when {
             _ if self.stay || self.is_read() || !self.spliceable() => u64::MAX,
             _ if self.wanted => 0,
@@ -308,16 +291,26 @@ impl Relay {
         };
         let heed = self.message().is_some_and(|m| m.heed);
         if enough == u64::MAX {
-            self.client.unclamp();
-            self.server.unclamp();
-        }
-        if enough == u64::MAX && !heed && !self.is_tapped() {
-            self.pump.through_pipes();
+            self.will_copy(heed);
         }
         loop {
             let due = self.pump.copied() >= enough;
             let wait = self.again.map_or(Duration::ZERO, |t| t.saturating_duration_since(Instant::now()));
             if due && wait.is_zero() {
+                match self.judge() {
+                    _ if self.wanted => {}
+                    Judgement::Splice => {}
+                    Judgement::After(n) => {
+                        enough = self.pump.copied() + n;
+                        continue;
+                    }
+                    Judgement::Copy => {
+                        self.refuse(Refusal::Path);
+                        enough = u64::MAX;
+                        self.will_copy(heed);
+                        continue;
+                    }
+                }
                 match self.flow().policy.when {
                     When::AfterBytes(n) if n > 0 && !self.wanted && self.message().is_none() => {
                         match self.ends_now().await {
@@ -331,15 +324,22 @@ impl Relay {
                 continue;
             }
             let (mut heard, upload) = (false, self.message().is_some_and(|m| m.from == 0));
+            let tick = if counting { COUNT_EVERY } else { policy.idle_limit.saturating_sub(moved.1.elapsed()) };
             let Relay { pump, client, server, .. } = self;
             let Ears { orders, stop, .. } = ears;
             tokio::select! {
                 r = poll_fn(|cx| {
                     let receiver = if upload { &*server } else { &*client };
                     heard = heed && receiver.poll_heard(cx).is_ready();
-                    if heard { Poll::Ready(Ok(())) } else { pump.poll(cx, client, server, if due { u64::MAX } else { enough }) }
+                    let passed = match heard {
+                        true => Poll::Ready(Ok(())),
+                        false => pump.poll(cx, client, server, if due { u64::MAX } else { enough }),
+                    };
+                    let is_first = passed.is_pending() && !counting && pump.copied() != moved.0;
+                    if is_first { Poll::Ready(Ok(())) } else { passed }
                 }) => {
                     self.note_copied();
+                    counting |= self.pump.copied() != moved.0;
                     match r {
                         Err(failed) => return Copied::Ended(failed.how()),
                         Ok(()) if heard => return Copied::Ended(How::Closed),
@@ -363,16 +363,43 @@ impl Relay {
                 },
                 _ = stopped(stop) => return Copied::Ended(How::Stopped),
                 () = tokio::time::sleep(wait), if due => {}
-                () = tokio::time::sleep(COUNT_EVERY) => {
+                () = tokio::time::sleep(tick) => {
                     self.note_copied();
-                    if self.pump.copied() != moved.0 {
+                    counting = self.pump.copied() != moved.0;
+                    if counting {
                         moved = (self.pump.copied(), Instant::now());
-                    } else if self.message().is_some() && moved.1.elapsed() >= self.flow().policy.idle_limit {
+                    } else if moved.1.elapsed() >= policy.idle_limit {
                         return Copied::Ended(How::Idle);
                     }
                 }
             }
         }
+    }
+
+    /// For as long as one can see.
+    fn will_copy(&mut self, heed: bool) {
+        self.client.unclamp();
+        self.server.unclamp();
+        if !heed && !self.is_tapped() {
+            self.pump.through_pipes();
+        }
+    }
+
+    /// Would a splice make it slower?
+    fn judge(&self) -> Judgement {
+        let (c, s) = self.legs();
+        let spliced = self.flow().now().spliced;
+        Distance {
+            policy: &self.flow().policy,
+            legs: [c, s],
+            rtt: [self.client.min_rtt(), self.server.min_rtt()],
+            carried: [0, 1].map(|i| {
+                let d = &self.pump.dirs[i];
+                (d.copied + spliced[i]).saturating_add(d.message.unwrap_or(0))
+            }),
+            copied: self.pump.copied(),
+        }
+        .judge()
     }
 
     /// Looks once behind the bytes that were enough. A stream that ends there has nothing left to splice for; what the
@@ -413,148 +440,12 @@ impl Relay {
         }
     }
 
-    /// What of a direction may be forwarded.
-    fn limit(&self, d: usize) -> Limit {
-        match self.pump.dirs[d].message {
-            None => Limit::None,
-            Some(0) => Limit::Keep,
-            Some(n) => Limit::Bytes(u32::try_from(n).unwrap_or(u32::MAX).min(Limit::MAX)),
-        }
-    }
-
     fn note_copied(&self) {
         self.flow().now().copied = [self.pump.dirs[0].copied, self.pump.dirs[1].copied];
     }
 
-    fn half(&self, d: usize) -> Half {
-        let leg = if d == 0 { &self.client } else { &self.server };
-        Half {
-            leg: leg.tuple(),
-            consumed: leg.consumed,
-            produced: leg.produced,
-            leftover: self.pump.dirs[d].in_hand() as u32,
-            limit: self.limit(d),
-        }
-    }
-
-    /// Freeze, drain, commit.
-    async fn splice(&mut self, ears: &mut Ears) -> Attempt {
-        let splicer = self.splicer.clone();
-        let Some(datapath) = splicer.datapath() else { return Attempt::Copying };
-        if self.is_read() {
-            self.stay = true;
-            return Attempt::Copying;
-        }
-        splicer.route_events(self.flow());
-        let (a, b) = (self.half(0), self.half(1));
-        let fit = self.tries < FIT_TRIES && (self.pump.copied() > 0 || self.message().is_some());
-        let hold = self.flow().policy.hold.then(|| Holding::of(&splicer, [a.leg, b.leg]));
-        let Ok(holding) = hold.transpose() else {
-            self.refuse(Refusal::Unprivileged);
-            return Attempt::Copying;
-        };
-        let frozen = match self.freeze(datapath, &a, &b, [holding.is_some(), fit, self.is_tapped()]) {
-            Ok(f) => f,
-            Err(error @ (SwitchError::Busy | SwitchError::Window)) => {
-                tracing::debug!(flow = self.flow().id, %error, "not yet");
-                self.again = Some(Instant::now() + AGAIN);
-                self.tries += 1;
-                return Attempt::Copying;
-            }
-            Err(SwitchError::Short) => {
-                tracing::debug!(flow = self.flow().id, left = ?self.pump.dirs.each_ref().map(|d| d.message), "all has come");
-                self.stay = true;
-                return Attempt::Copying;
-            }
-            Err(e) => {
-                self.wanted = false;
-                self.refuse_for_good(e.into());
-                return Attempt::Copying;
-            }
-        };
-        (self.again, self.tries, self.wanted) = (None, 0, false);
-        self.set_state(FlowState::Draining);
-        tracing::debug!(flow = self.flow().id, ?frozen, "frozen");
-        for (d, half) in [&a, &b].into_iter().enumerate() {
-            if let (Limit::Bytes(n), Purpose::Message(errand)) = (half.limit, &mut self.purpose) {
-                errand.goal = half.consumed + u64::from(n);
-            }
-            let dir = &mut self.pump.dirs[d];
-            dir.limit = Some(frozen.pending[d].into());
-            dir.fin = frozen.fin[d];
-            self.listed.flow.now().since[d] = frozen.bound[d];
-        }
-        // All has come just before the freeze: what is behind it must not be waited for.
-        let over = self.message().is_some_and(|m| frozen.bound[m.from] >= m.goal);
-        self.stay |= over;
-        let drained =
-            if over { Err(Undrained::Over) } else { self.drain(datapath, ears, holding.as_ref(), frozen.at).await };
-        self.pump.unlimited();
-        let mut failed = None;
-        match drained {
-            Ok(at) if self.message().is_some_and(|m| m.is_passed(&at)) => {}
-            Ok(at) => match self.commit(datapath, &at) {
-                Ok(at) => {
-                    tracing::debug!(flow = self.flow().id, ?at, "spliced");
-                    self.client.park();
-                    self.server.park();
-                    self.note_copied();
-                    self.flow().now().splices += 1;
-                    self.set_state(FlowState::Spliced);
-                    return Attempt::Spliced;
-                }
-                Err(e) => self.refuse(e.into()),
-            },
-            Err(Undrained::Refused(why)) => self.refuse(why),
-            Err(Undrained::Over) => {}
-            Err(Undrained::Failed(which)) => failed = Some(which.how()),
-        }
-        match self.unsplice(false).or(failed) {
-            Some(how) => Attempt::Ended(how),
-            None => Attempt::Copying,
-        }
-    }
-
     fn is_tapped(&self) -> bool {
         self.client.tap.is_some() || self.server.tap.is_some()
-    }
-
-    /// Where copies belong has to be known before the first one is looked at: hence the lock.
-    fn freeze(&self, d: &Datapath, a: &Half, b: &Half, how: [bool; 3]) -> Result<Frozen, SwitchError> {
-        let (legs, tap) = ([a.leg, b.leg], how[2]);
-        if !tap {
-            return d.freeze(a, b, how);
-        }
-        self.splicer.hear_taps();
-        let mut sessions = lock(&self.splicer.inner.sessions);
-        if !legs.iter().all(|leg| sessions.may_begin(leg)) {
-            return Err(SwitchError::Busy);
-        }
-        let frozen = d.freeze(a, b, how)?;
-        let [to_server, to_client] = [a, b].map(|h| u64::from(h.leftover));
-        let ends = [
-            (b.produced + to_server, [&self.client, &self.server]),
-            (a.produced + to_client, [&self.server, &self.client]),
-        ];
-        for (from, (out, ways)) in ends.into_iter().enumerate() {
-            let (start, seq) = (frozen.bound[from], frozen.seq[from]);
-            let out = out + u64::from(frozen.pending[from]);
-            let taps = ways.map(|leg| leg.tap.as_ref());
-            sessions.begin(&Begin { legs, from, start, seq, out, taps });
-        }
-        Ok(frozen)
-    }
-
-    fn commit(&self, d: &Datapath, at: &Switched) -> Result<Switched, SwitchError> {
-        let (c, s) = self.legs();
-        let mut sessions = self.is_tapped().then(|| lock(&self.splicer.inner.sessions));
-        let trigger = [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t));
-        let at = d.commit(&c, &s, at, trigger)?;
-        if let Some(sessions) = &mut sessions {
-            sessions.committed(&c, at.origin[0]);
-            sessions.committed(&s, at.origin[1]);
-        }
-        Ok(at)
     }
 
     /// The flow goes on without its reader.
@@ -573,130 +464,6 @@ impl Relay {
             let (c, s) = self.legs();
             lock(&self.splicer.inner.sessions).end(if d == 0 { &c } else { &s }, end);
         }
-    }
-
-    /// Passes on what lies before the bounds, until both directions are forwarded; `at`: how the freeze has left them.
-    async fn drain(
-        &mut self,
-        datapath: &Datapath,
-        ears: &mut Ears,
-        holding: Option<&Holding>,
-        at: Switched,
-    ) -> Result<Switched, Undrained> {
-        const DRAINING: u8 = 1;
-        let (c, s) = self.legs();
-        let limit = Instant::now() + self.flow().policy.drain_limit;
-        let (mut passed, mut now) = (false, Ok::<_, SwitchError>(at));
-        loop {
-            if let (Ok(now), Some(holding)) = (&now, holding) {
-                (0..2).filter(|d| now.phase[*d] != DRAINING).for_each(|d| holding.let_go(d));
-            }
-            match now {
-                Ok(now) if now.is_drained() => return Ok(now),
-                Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(Undrained::Over),
-                // one was taken back by what came beyond its limit, and nothing is on its way any more in the other
-                Ok(now) if !now.phase.contains(&DRAINING) && !now.is_forwarded() => return Err(Undrained::Over),
-                Ok(_) => {}
-                Err(e) => return Err(Undrained::Refused(e.into())),
-            }
-            let left = limit.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Undrained::Refused(Refusal::DrainTimeout));
-            }
-            let Relay { pump, client, server, .. } = self;
-            let Ears { events, stop, .. } = &mut *ears;
-            tokio::select! {
-                r = poll_fn(|cx| pump.poll(cx, client, server, u64::MAX)), if !passed => match r {
-                    Ok(()) => passed = true,
-                    Err(failed) => return Err(Undrained::Failed(failed)),
-                },
-                () = events.notified() => {}
-                _ = stopped(stop) => return Err(Undrained::Over),
-                () = tokio::time::sleep(DRAIN_POLL.min(left)) => {}
-            }
-            now = datapath.look(&c, &s);
-        }
-    }
-
-    /// New sockets for a flow that was released; they begin where the hosts are.
-    pub fn took_over(&mut self, datapath: &Datapath, sockets: [OwnedFd; 2]) {
-        let [x, y] = sockets;
-        self.client.reopen(x);
-        self.server.reopen(y);
-        let Some(old) = self.released.take() else { return };
-        let (c, s) = self.legs();
-        for (d, (leg, old)) in [c, s].iter().zip(&old).enumerate() {
-            self.end_session(d, datapath.released_end(leg, old));
-        }
-        let mut now = self.listed.flow.now();
-        for (d, (leg, old)) in [c, s].iter().zip(&old).enumerate() {
-            let Some(end) = datapath.released_end(leg, old) else { continue };
-            let forwarded = end - now.since[d];
-            now.spliced[d] += forwarded;
-            now.since[d] = end;
-            let (from, to) =
-                if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
-            from.consumed += forwarded;
-            to.produced += forwarded;
-        }
-    }
-
-    /// Back to control mode, from forwarding (`spliced`) as well as from a drain. Some: a reset has ended the flow.
-    fn unsplice(&mut self, spliced: bool) -> Option<How> {
-        let splicer = self.splicer.clone();
-        let datapath = splicer.datapath()?;
-        let (c, s) = self.legs();
-        let reset_by_client = datapath.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);
-        match datapath.unsplice(&c, &s) {
-            Ok(at) => {
-                if spliced {
-                    self.client.unpark();
-                    self.server.unpark();
-                }
-                self.take_back(&at);
-                self.set_state(FlowState::Unsplicing);
-                let reset = (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0;
-                reset.then(|| if reset_by_client { How::ClientReset } else { reset_by(&at) })
-            }
-            Err(error) => {
-                tracing::warn!(flow = self.flow().id, %error, "unsplice");
-                Some(How::Stopped)
-            }
-        }
-    }
-
-    /// The sockets' positions move by what was forwarded past them.
-    fn take_back(&mut self, at: &Switched) {
-        (self.client.shimmed, self.server.shimmed) = (true, true);
-        for d in 0..2 {
-            self.end_session(d, at.was_forwarded[d].then(|| at.bound64(d) - u64::from(at.fin[d])));
-        }
-        let mut now = self.listed.flow.now();
-        for d in 0..2 {
-            if !at.was_forwarded[d] {
-                continue;
-            }
-            let forwarded = at.bound64(d) - now.since[d];
-            now.since[d] += forwarded;
-            now.spliced[d] += forwarded;
-            let (from, to) =
-                if d == 0 { (&mut self.client, &mut self.server) } else { (&mut self.server, &mut self.client) };
-            from.consumed += forwarded;
-            to.produced += forwarded;
-            if let Some(left) = self.pump.dirs[d].message {
-                // a splice that has not paid is not tried again: the receiver keeps sending
-                self.stay |=
-                    matches!(self.listed.flow.policy.when, When::AfterBytes(n) if left > forwarded && forwarded < n);
-                self.pump.dirs[d].passed(forwarded);
-            }
-            // that of a message's sender is never forwarded: it is still to be read
-            if at.fin[d] && !from.eof && self.pump.dirs[d].message.is_none() {
-                (from.eof, to.shut) = (true, true);
-                now.spliced[d] -= 1;
-                self.fin_past = true;
-            }
-        }
-        tracing::debug!(flow = self.flow().id, ?at, "unspliced");
     }
 
     /// Counts, closes, tells, and sees to it that the entries go when nobody needs them any more.
@@ -726,9 +493,15 @@ impl Relay {
                 self.server.close_silently();
             }
         }
+        if how == How::Closed && matches!(*self.flow().now(), FlowNow { splices: 0, refusal: None, .. }) {
+            self.refuse(Refusal::Short);
+        }
         let ended = self.ended(how);
-        // nothing of a released flow that was given up is to answer for it
+        // no socket is left that would tell the hosts of a released flow
         let given_up = self.released.is_some() && matches!(how, How::Stopped | How::Idle);
+        if given_up {
+            self.splicer.reset_forwarded([&self.flow().client, &self.flow().server]);
+        }
         let Relay { splicer, listed, client, server, purpose, pump, .. } = self;
         let flow = listed.flow.clone();
         drop(listed);
@@ -788,7 +561,7 @@ impl Relay {
             spliced_up: now.spliced[0],
             spliced_down: now.spliced[1],
             splices: now.splices,
-            refusal: now.refusal.or((now.splices == 0 && how == How::Closed).then_some(Refusal::Short)),
+            refusal: now.refusal,
             duration_ms: flow.began.elapsed().as_millis() as u64,
         }
     }

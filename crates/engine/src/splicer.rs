@@ -1,7 +1,7 @@
 //! The handle through which proxies connect, relay and splice, and the table of live flows.
 
 use crate::{
-    Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
+    BoundSocket, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
     errand::{Errand, Purpose},
     foreign::Foreigners,
     holder::Holder,
@@ -11,6 +11,7 @@ use crate::{
     live::Live,
     orphans::{self, Orphan},
     ports::Ports,
+    refusal,
     relay::Relay,
     sessions::{self, Sessions},
 };
@@ -225,7 +226,17 @@ impl Flow {
 
     pub fn refuse(&self, why: Refusal) {
         tracing::debug!(flow = self.id, reason = %why, "not spliced");
-        self.now().refusal = Some(why);
+        if self.now().refusal.replace(why) != Some(why) {
+            self.policy.tally.refuse(why);
+        }
+    }
+
+    pub fn count_splice(&self) {
+        let mut now = self.now();
+        now.splices += 1;
+        if now.splices == 1 {
+            self.policy.tally.splice();
+        }
     }
 
     fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
@@ -396,31 +407,23 @@ impl Splicer {
         self.inner.datapath.is_none().then_some(self.inner.refusal)
     }
 
-    /// Listens on `addr`, IPv6-only for IPv6 addresses, SO_REUSEADDR set.
+    /// Listens on `addr`, as [`BoundSocket::bind`] takes it.
     pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
-        self.listen_for(addr, false).await
+        self.listen_on(BoundSocket::bind(addr)?).await
+    }
+
+    /// The same where the address was taken before.
+    pub async fn listen_on(&self, socket: BoundSocket) -> io::Result<Listener> {
+        if let Some(d) = &self.inner.datapath {
+            d.listen(ip(&socket.0.local_addr()?))?; // before listen(2): the first SYN counts
+        }
+        self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
     /// The same for connections that are never spliced, nor those that are made for them: the data path has no work with any.
-    pub async fn listen_to_copy(&self, addr: SocketAddr) -> io::Result<Listener> {
-        self.listen_for(addr, true).await
-    }
-
-    async fn listen_for(&self, addr: SocketAddr, to_copy: bool) -> io::Result<Listener> {
-        let s = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
-        if addr.is_ipv6() {
-            s.set_only_v6(true)?;
-        }
-        s.set_reuse_address(true)?;
-        s.set_tcp_nodelay(true)?; // accepted sockets inherit it, and the next
-        s.set_out_of_band_inline(true)?; // see live.rs
-        s.bind(&addr.into())?;
-        if let Some(d) = self.inner.datapath.as_ref().filter(|_| !to_copy) {
-            let bound = s.local_addr()?.as_socket().expect("bound to an IP address");
-            d.listen(bound)?; // before listen(2): the first SYN counts
-        }
+    pub async fn listen_to_copy(&self, BoundSocket(s): BoundSocket) -> io::Result<Listener> {
         s.listen(4096)?;
-        Ok(Listener { splicer: self.clone(), to_copy, listener: register(s.into(), Interest::READABLE)? })
+        Ok(Listener { splicer: self.clone(), to_copy: true, listener: register(s.into(), Interest::READABLE)? })
     }
 
     /// Connects to a server on behalf of `client`. No time limit of its own.
@@ -442,9 +445,12 @@ impl Splicer {
         }
         let ports = &self.inner.ports;
         let (mut source, mut fresh) = ports.source_for(server)?;
-        let Some(d) = self.inner.datapath.as_ref().filter(|_| !source.is_loopback()) else {
+        let Some(d) = self.inner.datapath.as_ref() else {
             return self.connect_untracked(server, None).await;
         };
+        if source.is_loopback() || source == server.ip() {
+            return self.connect_untracked(server, Some(Refusal::Loopback)).await;
+        }
         for _ in 0..PORT_TRIES {
             let t = ports.next(server, source);
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
@@ -564,13 +570,14 @@ impl Splicer {
     pub fn may_splice(&self, client: &Leg, server: &Leg) -> Result<(), Refusal> {
         match self.refusal() {
             Some(refusal) => Err(refusal),
-            None if client.local.ip().is_loopback() || server.local.ip().is_loopback() => Err(Refusal::Loopback),
+            None if [client, server].into_iter().any(|leg| is_loopback(&leg.tuple())) => Err(Refusal::Loopback),
             None => client.refusal().or(server.refusal()).map_or(Ok(()), Err),
         }
     }
 
     fn begin(&self, client: Leg, server: Leg, left: &Leftovers, policy: Arc<Policy>, info: FlowInfo, purpose: Purpose) {
         let (place, ears) = self.ears();
+        self.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
             info,
@@ -668,14 +675,27 @@ impl Splicer {
     }
 
     /// After all relays have returned: removes everything that was attached and pinned, unless flows were left to the
-    /// kernel by [`Splicer::stop`].
+    /// kernel by [`Splicer::stop`]. What is forwarded still, as flows of an earlier process, is reset before.
     pub fn close(self) -> io::Result<()> {
         self.inner.stopping.store(true, Ordering::Relaxed);
         lock(&self.inner.foreigners).leave();
         self.tell(Note::Stop);
         match &self.inner.datapath {
-            Some(d) if *self.inner.stop.borrow() != Stop::Leave => d.remove(),
+            Some(d) if *self.inner.stop.borrow() != Stop::Leave => {
+                let resets = d.reset_all_forwarded();
+                if resets.reset + resets.failed > 0 {
+                    tracing::info!("{resets}");
+                }
+                d.remove()
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// The end of a flow without sockets.
+    pub(crate) fn reset_forwarded(&self, legs: [&Tuple; 2]) {
+        if let Some(Err(error)) = self.datapath().map(|d| d.reset_forwarded(legs)) {
+            tracing::warn!(legs = ?legs, %error, "a host was not told that its connection is over");
         }
     }
 
@@ -699,12 +719,18 @@ impl Splicer {
     }
 }
 
+/// Are both ends on this host? Its connections to an address of its own begin there, unless told otherwise.
+pub(crate) fn is_loopback(leg: &Tuple) -> bool {
+    leg.local.ip().is_loopback() || leg.local.ip() == leg.remote.ip()
+}
+
 /// Why a connection to a server is not tracked; nor is its client's, from now on.
 fn untracked(error: &ExpectError, leg: &Tuple, client: Option<&Leg>) -> Refusal {
     let (why, client) = match error {
         ExpectError::Untracked => (Refusal::Untracked, client),
         ExpectError::Full { given_back } => (Refusal::TableFull, client.filter(|_| *given_back)),
-        _ => (Refusal::Kernel, None),
+        ExpectError::Io(e) => (refusal::of_errno(e.raw_os_error()), None),
+        ExpectError::Taken => (Refusal::Failed, None),
     };
     tracing::debug!(?leg, %error, "not tracked");
     client.inspect(|client| client.refuse(why));

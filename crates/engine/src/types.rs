@@ -1,8 +1,9 @@
 //! The vocabulary of the interface: policy in, status and outcome out.
 
+use crate::{Refusal, Tally};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 /// When a relayed pair of connections is spliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +23,21 @@ pub enum Trigger {
     ClientData,
     /// The same for the server.
     ServerData,
-    /// No segment in either direction for this long.
+    /// No byte in either direction for this long.
     Idle(Duration),
+}
+
+/// Over which paths a flow is spliced. A [`Command::Splice`](crate::Command) splices over any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PathRule {
+    /// Where it makes no transfer slower ([`Refusal::Path`]): no direction that carries more than a few kilobytes may have a sender
+    /// that is nearer to us than its receiver, unless both are within 2 ms, or the hosts shook hands with each other. Nothing is
+    /// known yet of flows that are spliced [at once](When::AtOnce).
+    #[default]
+    Auto,
+    /// Wherever they lead.
+    Any,
 }
 
 /// How a relayed flow is treated; one per listener.
@@ -31,6 +45,8 @@ pub enum Trigger {
 pub struct Policy {
     /// When to splice.
     pub when: When,
+    /// Where to.
+    pub path: PathRule,
     /// Hold new segments while the buffers drain, instead of forwarding them at once (the other drain policy of the
     /// connection-splicing paper, section III-C). Slower; for comparison. Needs CAP_NET_RAW.
     pub hold: bool,
@@ -40,22 +56,34 @@ pub struct Policy {
     pub release_after: Option<Duration>,
     /// Take it back by itself; `None`: only when told to.
     pub trigger: Option<Trigger>,
-    /// A flow without a segment in either direction for this long is ended with a reset.
+    /// A flow without a byte in either direction for this long is ended with a reset, copied or forwarded. Seen within a second
+    /// while it is copied, and within an eighth of the limit, 30 s at most, while it is forwarded.
     pub idle_limit: Duration,
+    /// While it is copied, a host that is silent for so long is asked whether it is still there (RFC 9293, 3.8.4), and one that has
+    /// not answered after as long again is given up. Whole seconds, 1 to 32767. Hosts of a forwarded flow may ask each other.
+    pub keepalive: Option<Duration>,
+    /// Where its flows are counted.
+    pub tally: Arc<Tally>,
 }
 
-/// From so many bytes on a splice takes less time than it saves: measured, `longsplice bench threshold`.
-const PAYS_FROM: u64 = 2048;
+impl Policy {
+    /// From so many bytes on splicing a connection surely takes less time than copying it, on each machine whose figures are in
+    /// bench/results (`longsplice bench threshold`): at 128 KB it took up to a tenth more, at 256 KB 7 and 14 percent less.
+    pub const PAYS_FROM: u64 = 256 * 1024;
+}
 
 impl Default for Policy {
     fn default() -> Self {
         Policy {
-            when: When::AfterBytes(PAYS_FROM),
+            when: When::AfterBytes(Policy::PAYS_FROM),
+            path: PathRule::Auto,
             hold: false,
             drain_limit: Duration::from_secs(10),
             release_after: Some(Duration::from_secs(60)),
             trigger: None,
             idle_limit: Duration::from_secs(2 * 3600),
+            keepalive: None,
+            tally: Arc::default(),
         }
     }
 }
@@ -67,101 +95,6 @@ pub struct Leftovers {
     pub to_server: Bytes,
     /// For the client.
     pub to_client: Bytes,
-}
-
-/// Why a flow stays in control mode. Counted and shown; not an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Refusal {
-    /// The policy says never.
-    Policy,
-    /// The flow ended before the policy's threshold.
-    Short,
-    /// The rights to load programs are missing: see `longsplice doctor`, for the following as well.
-    Unprivileged,
-    /// The kernel is too old, or was built without something.
-    Kernel,
-    /// The kernel's verifier does not accept the programs.
-    Verifier,
-    /// The data path could not be had for another reason: no bpffs, or another process has it.
-    Unavailable,
-    /// A leg runs over the loopback device, where no tcx program is attached.
-    Loopback,
-    /// A leg was not seen from its SYN on.
-    Untracked,
-    /// A leg received IP fragments, which the data path does not reassemble: a flow that is copied stays so, and one that is
-    /// spliced too.
-    Fragments,
-    /// A connection was already reset or is closing in both directions.
-    Closing,
-    /// The buffers did not drain within [`Policy::drain_limit`].
-    DrainTimeout,
-    /// A table of the data path is full.
-    TableFull,
-    /// Tracker and socket disagree: never expected; splicing would not be safe.
-    Mismatch,
-    /// Segments of the sender do not fit the other side's MTU, and the sender ignores it.
-    Mtu,
-    /// Whoever uses the engine has to read all of it.
-    Filter,
-}
-
-impl Refusal {
-    /// The label used in logs and metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Refusal::Policy => "policy",
-            Refusal::Short => "short",
-            Refusal::Unprivileged => "unprivileged",
-            Refusal::Kernel => "kernel",
-            Refusal::Verifier => "verifier",
-            Refusal::Unavailable => "unavailable",
-            Refusal::Loopback => "loopback",
-            Refusal::Untracked => "untracked",
-            Refusal::Fragments => "fragments",
-            Refusal::Closing => "closing",
-            Refusal::DrainTimeout => "drain-timeout",
-            Refusal::TableFull => "table-full",
-            Refusal::Mismatch => "mismatch",
-            Refusal::Mtu => "mtu",
-            Refusal::Filter => "filter",
-        }
-    }
-}
-
-/// Why nothing is spliced, if the data path could not be opened.
-impl From<&crate::OpenError> for Refusal {
-    fn from(e: &crate::OpenError) -> Refusal {
-        use crate::OpenError;
-        match e {
-            OpenError::Privilege => Refusal::Unprivileged,
-            OpenError::TooOld(_) | OpenError::Lacks { .. } => Refusal::Kernel,
-            OpenError::Refused { .. } => Refusal::Verifier,
-            _ => Refusal::Unavailable,
-        }
-    }
-}
-
-impl From<longsplice_datapath::SwitchError> for Refusal {
-    fn from(e: longsplice_datapath::SwitchError) -> Refusal {
-        use longsplice_datapath::SwitchError;
-        match e {
-            SwitchError::Untracked => Refusal::Untracked,
-            SwitchError::Busy | SwitchError::Window => Refusal::DrainTimeout,
-            SwitchError::Short => Refusal::Short,
-            SwitchError::Closing => Refusal::Closing,
-            SwitchError::Fragments => Refusal::Fragments,
-            SwitchError::Mismatch => Refusal::Mismatch,
-            SwitchError::Full => Refusal::TableFull,
-            SwitchError::Run(_) => Refusal::Kernel,
-        }
-    }
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
-    }
 }
 
 /// What control mode knows of a flow and wants to see in lists and logs.

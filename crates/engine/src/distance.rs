@@ -1,0 +1,114 @@
+//! Where a splice makes no transfer slower, judged by the round-trip times of its legs. While a flow is copied, each host's
+//! congestion control knows its own leg only; after the splice it drives the whole path with what it has learned there. A sender
+//! on a short leg whose receiver is far is then starved (BBR, which keeps its minimum for 10 s) or times out in vain (RFC 6298).
+
+use crate::types::{PathRule, Policy, When};
+use longsplice_datapath::Tuple;
+use std::time::Duration;
+
+/// A direction that has carried no more than the initial window of a sender (RFC 6928: ten segments) does not suffer.
+const FEW: u64 = 10 * 1460;
+/// Both legs together: the slack of a sender's timers, which are at least 200 ms, and of its windows covers it.
+const SHORT: Duration = Duration::from_millis(2);
+
+/// What is known of a flow that its policy would splice. Directions: client to server, server to client.
+pub(crate) struct Distance<'a> {
+    pub policy: &'a Policy,
+    /// The client's, and the server's.
+    pub legs: [Tuple; 2],
+    /// The legs' minimal round-trip times; `None` while there is no measurement, which is no reason to copy.
+    pub rtt: [Option<Duration>; 2],
+    /// Bytes that each direction has carried, or is known to carry.
+    pub carried: [u64; 2],
+    /// Bytes that were copied. If none, hosts that have shaken hands with each other know the whole path.
+    pub copied: u64,
+}
+
+/// What follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judgement {
+    Splice,
+    /// It would do harm.
+    Copy,
+    /// It might, and has carried too little to know: to be judged again after so many bytes more.
+    After(u64),
+}
+
+impl Distance<'_> {
+    pub fn judge(&self) -> Judgement {
+        let [c, s] = &self.legs;
+        let is_transparent = c.remote == s.local && c.local == s.remote;
+        if self.policy.path == PathRule::Any || (is_transparent && self.copied == 0) {
+            return Judgement::Splice;
+        }
+        let [client, server] = self.rtt;
+        let (Some(client), Some(server)) = (client, server) else { return Judgement::Splice };
+        let harmless = [is_harmless(client, server), is_harmless(server, client)];
+        let carries = self.carried.map(|n| n > FEW);
+        match (harmless, carries) {
+            ([true, true], _) => Judgement::Splice,
+            (_, [false, false]) if self.policy.when == When::AtOnce => Judgement::Splice,
+            (_, [false, false]) => Judgement::After(FEW + 1 - self.carried[0].max(self.carried[1])),
+            _ if (0..2).any(|d| carries[d] && !harmless[d]) => Judgement::Copy,
+            _ => Judgement::Splice,
+        }
+    }
+}
+
+/// Up to twice the sender's own round-trip time a window that BBR has measured lasts, since it doubles it. An eighth more is
+/// how far two measurements of the same path differ.
+fn is_harmless(sender: Duration, receiver: Duration) -> bool {
+    receiver <= sender + sender / 8 || sender + receiver <= SHORT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn senders_on_short_legs_are_not_spliced_to_far_receivers() {
+        use Judgement::{After, Copy, Splice};
+        let ms = |n: u64| Some(Duration::from_micros(n));
+        let [near, same, far, none] = [ms(300), ms(1600), ms(50_000), None];
+        let many = FEW + 1;
+        let cases = [
+            // a download from a far server, an upload to it
+            ([near, far], [500, many], Splice),
+            ([near, far], [many, 500], Copy),
+            ([near, far], [many, many], Copy),
+            // the same for a far client
+            ([far, near], [500, many], Copy),
+            ([far, near], [many, 500], Splice),
+            ([far, near], [u64::MAX, u64::MAX], Copy),
+            // too little to know
+            ([far, near], [500, 0], After(many - 500)),
+            ([near, far], [0, FEW], After(1)),
+            // short, equal, and unknown ones
+            ([near, same], [many, many], Splice),
+            ([same, near], [0, 0], Splice),
+            ([far, far], [many, many], Splice),
+            ([far, ms(56_000)], [many, many], Splice),
+            ([far, ms(57_000)], [many, 0], Copy),
+            ([near, none], [many, many], Splice),
+            ([none, none], [0, 0], Splice),
+        ];
+        let tuple = |remote: u16, local: u16| Tuple {
+            remote: ([10, 0, 0, 1], remote).into(),
+            local: ([10, 0, 0, 2], local).into(),
+        };
+        let (ours, theirs) =
+            ([tuple(1, 2), tuple(3, 4)], [tuple(1, 2), Tuple { remote: tuple(1, 2).local, local: tuple(1, 2).remote }]);
+        let at_once = Policy { when: When::AtOnce, ..Policy::default() };
+        let (auto, any) = (Policy::default(), Policy { path: PathRule::Any, ..Policy::default() });
+        let judge =
+            |policy, legs, rtt, carried: [u64; 2], copied| Distance { policy, legs, rtt, carried, copied }.judge();
+        for (rtt, carried, want) in cases {
+            assert_eq!(judge(&auto, ours, rtt, carried, 1), want, "{rtt:?} {carried:?}");
+            assert_eq!(judge(&any, ours, rtt, carried, 1), Splice);
+            let asked = if want == Copy { Copy } else { Splice };
+            assert_eq!(judge(&at_once, ours, rtt, carried, 1), asked, "at once: {rtt:?} {carried:?}");
+            assert_eq!(judge(&auto, theirs, rtt, carried, 1), want, "a transparent one that was copied");
+            assert_eq!(judge(&auto, theirs, rtt, carried, 0), Splice, "the hosts shook hands");
+        }
+    }
+}

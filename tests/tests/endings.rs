@@ -1,0 +1,142 @@
+//! How flows end that we end: both hosts hear of it, whatever the flow's state is.
+use longsplice_engine::{Command, FlowState, How, Policy, When};
+use longsplice_lab::{
+    Family, Impair, Lab, Shape, Way,
+    process::wait_for,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+};
+use longsplice_tests::{Forwarder, at_once};
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{TcpListener, TcpStream},
+    time::Duration,
+};
+
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A connection through a forwarder, all of whose bytes have arrived.
+struct Pair {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Pair {
+    /// `listener` is the server's.
+    fn open(lab: &Lab, family: Family, listener: &TcpListener) -> Pair {
+        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+        let client = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+        let server = listener.accept().expect("accept").0;
+        for s in [&client, &server] {
+            s.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        }
+        Pair { client, server }
+    }
+
+    fn exchange(&self) {
+        for (mut from, mut to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            let mut heard = [0; 1000];
+            from.write_all(&[7; 1000]).expect("write");
+            to.read_exact(&mut heard).expect("read");
+        }
+    }
+
+    /// Neither has said a word since: what they hear comes by itself.
+    fn are_reset(&self) {
+        for (who, mut s) in [("client", &self.client), ("server", &self.server)] {
+            let heard = s.read(&mut [0]);
+            assert_eq!(heard.as_ref().map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset), "{who}: {heard:?}");
+        }
+    }
+}
+
+/// Or the hosts would have asked (RFC 5961, 3.2).
+fn were_in_sequence(lab: &Lab) {
+    for host in [&lab.client, &lab.server] {
+        assert_eq!(host.counter("TcpExt", "TCPChallengeACK"), Some(0), "the resets had the numbers that were expected");
+    }
+}
+
+fn lab(family: Family) -> (Lab, TcpListener) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, 7000))).expect("listen");
+    (lab, listener)
+}
+
+fn start(lab: &Lab, family: Family, policy: Policy) -> Forwarder {
+    Forwarder::start(lab, FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000), policy)
+}
+
+/// A flow that has said something in each direction, and has no sockets any more.
+fn released(lab: &Lab, family: Family, listener: &TcpListener, policy: Policy) -> (Forwarder, Pair) {
+    let f = start(lab, family, policy);
+    let pair = Pair::open(lab, family, listener);
+    f.wait_state(FlowState::Spliced);
+    pair.exchange();
+    f.command(Command::Release);
+    f.wait_state(FlowState::Released);
+    pair.exchange();
+    (f, pair)
+}
+
+#[test]
+fn a_stop_resets_the_hosts_of_released_flows() {
+    for family in Family::BOTH {
+        let (lab, listener) = lab(family);
+        let (f, pair) = released(&lab, family, &listener, at_once());
+        f.splicer.stop(false);
+        pair.are_reset();
+        assert_eq!(f.ended(1)[0].how, How::Stopped);
+        were_in_sequence(&lab);
+        assert!(f.splicer.datapath().expect("kernel path").paths().is_empty(), "no entry is left");
+    }
+}
+
+#[test]
+fn the_idle_limit_resets_the_hosts_of_released_flows() {
+    for family in Family::BOTH {
+        let (lab, listener) = lab(family);
+        let policy = Policy { idle_limit: Duration::from_secs(3), ..at_once() };
+        let (f, pair) = released(&lab, family, &listener, policy);
+        pair.are_reset();
+        assert_eq!(f.ended(1)[0].how, How::Idle);
+        were_in_sequence(&lab);
+    }
+}
+
+#[test]
+fn the_idle_limit_is_for_copied_flows_too() {
+    let (lab, listener) = lab(Family::V4);
+    let f = start(&lab, Family::V4, Policy { when: When::Never, idle_limit: Duration::from_secs(3), ..at_once() });
+    let pair = Pair::open(&lab, Family::V4, &listener);
+    pair.exchange();
+    pair.are_reset();
+    assert_eq!(f.ended(1)[0].how, How::Idle);
+}
+
+/// And a host that answers is not given up, copied or parked.
+#[test]
+fn a_client_without_power_is_given_up() {
+    let policy = |when| Policy { when, keepalive: Some(Duration::from_secs(1)), ..Policy::default() };
+    let (lab, listener) = lab(Family::V4);
+    let f = start(&lab, Family::V4, policy(When::AfterBytes(u64::MAX)));
+    let pair = Pair::open(&lab, Family::V4, &listener);
+    pair.exchange();
+    let asked = || lab.forwarder.counter("TcpExt", "TCPKeepAlive").expect("a counter");
+    let wait_asked = |n| wait_for(PATIENCE, || (asked() >= n).then_some(())).expect("hosts are asked");
+    wait_asked(4);
+    pair.exchange();
+    f.command(Command::Splice);
+    f.wait_state(FlowState::Spliced);
+    pair.exchange();
+    let before = asked();
+    std::thread::sleep(Duration::from_secs(6)); // in which four unanswered questions would have had room
+    assert_eq!(asked(), before, "nobody asks for a parked socket");
+    f.command(Command::Unsplice);
+    f.wait_state(FlowState::Copying);
+    pair.exchange();
+    let _gone = lab.impair(Way::FromClient, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+    let heard = (&pair.server).read(&mut [0]);
+    assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset));
+    assert_eq!(f.ended(1)[0].how, How::ClientReset);
+}
