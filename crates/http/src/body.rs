@@ -59,6 +59,19 @@ impl Body {
         }
     }
 
+    /// The same, of a reply that [`Response::lenient`](crate::Response::lenient) has read: chunks are mended.
+    pub fn lenient(framing: Framing) -> Body {
+        match framing {
+            Framing::Chunked => Body::Chunked(Chunked::lenient()),
+            other => Body::new(other),
+        }
+    }
+
+    /// What the bytes of the last [`Step::Framing`] are to be passed on as, if not as they are.
+    pub fn mended(&mut self) -> Option<Vec<u8>> {
+        if let Body::Chunked(c) = self { c.mended() } else { None }
+    }
+
     /// Whether the last byte was seen: what comes next belongs to the next message.
     pub fn is_done(&self) -> bool {
         match self {

@@ -1,16 +1,20 @@
 //! The chunked transfer coding (RFC 9112, 7.1): says what each byte is, and changes none.
 //!
 //! Stricter than the grammar: no white space around the size, at most 16 digits, extensions of visible characters only.
-//! They are passed on as they came, so what the next program could read differently must not be in them.
+//! They are passed on as they came, so what the next program could read differently must not be in them. Of servers, lines that
+//! end with LF alone, zeros before a size and white space behind it are taken, and mended.
 
 use crate::{
     FIELDS_MAX, Step, Wrong,
     fields::forbidden_in_trailers,
+    mend::mend,
     scan::{Kind, Scan},
 };
 
 /// Bytes of chunk extensions in one body.
 const EXTENSIONS_MAX: usize = 8 * 1024;
+/// Zeros before a size, and white space behind it, that are left out.
+const PADDING_MAX: u32 = 256;
 /// Hexadecimal digits of a size, leading zeros included.
 const DIGITS_MAX: u8 = 16;
 
@@ -19,6 +23,19 @@ const DIGITS_MAX: u8 = 16;
 pub struct Chunked {
     state: State,
     extensions: usize,
+    /// Of this size.
+    padding: u32,
+    lenient: bool,
+    /// What the last step is passed on as.
+    mended: Option<Vec<u8>>,
+}
+
+/// What becomes of a byte.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goes {
+    On,
+    Nowhere,
+    BehindCr,
 }
 
 #[derive(Debug, Clone)]
@@ -30,6 +47,10 @@ enum State {
     },
     /// In the extensions behind it.
     Extension {
+        size: u64,
+    },
+    /// In white space behind a size.
+    Space {
         size: u64,
     },
     /// Behind the CR of the size line.
@@ -59,6 +80,16 @@ impl Default for State {
 }
 
 impl Chunked {
+    /// Of a server that may do wrong what everybody understands.
+    pub fn lenient() -> Chunked {
+        Chunked { lenient: true, ..Chunked::default() }
+    }
+
+    /// See [`Body::mended`](crate::Body::mended).
+    pub fn mended(&mut self) -> Option<Vec<u8>> {
+        self.mended.take()
+    }
+
     /// Whether the final empty line was seen.
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
@@ -93,27 +124,65 @@ impl Chunked {
             return Ok(Step::Content(n));
         }
         let mut n = 0;
+        self.mended = None;
         while n < input.len() && !matches!(self.state, State::Content { .. } | State::Done) {
-            n += match &mut self.state {
-                State::Trailers { seen, scan } => match trailers(seen, scan, &input[n..])? {
-                    Some(used) => {
-                        self.state = State::Done;
-                        used
-                    }
-                    None => input.len() - n,
-                },
-                _ => {
-                    self.byte(input[n])?;
-                    1
+            if let State::Trailers { seen, scan } = &mut self.state {
+                let came = &input[n..];
+                let found = trailers(seen, scan, came, self.lenient)?;
+                let used = found.as_ref().map_or(came.len(), |(used, _)| *used);
+                let section = found.map(|(_, section)| section);
+                // Those that are mended go on at once, at their end.
+                if self.mended.is_some() || self.lenient && section.as_deref() != Some(&came[..used]) {
+                    let mended = self.mended.get_or_insert_with(|| input[..n].to_vec());
+                    mended.extend(section.iter().flatten());
                 }
-            };
+                if section.is_some() {
+                    self.state = State::Done;
+                }
+                n += used;
+                continue;
+            }
+            let goes = self.byte(input[n])?;
+            if goes != Goes::On {
+                self.mended.get_or_insert_with(|| input[..n].to_vec());
+            }
+            if let Some(mended) = &mut self.mended {
+                mended.extend(match goes {
+                    Goes::On => &input[n..=n],
+                    Goes::Nowhere => &[],
+                    Goes::BehindCr => b"\r\n",
+                });
+            }
+            n += 1;
         }
         Ok(Step::Framing(n))
     }
 
     /// A byte outside of content and trailers.
-    fn byte(&mut self, b: u8) -> Result<(), Wrong> {
+    fn byte(&mut self, b: u8) -> Result<Goes, Wrong> {
+        let mut goes = Goes::On;
         self.state = match (&self.state, b) {
+            (State::Size { digits: 1.., size: 0 }, b'0') if self.lenient => {
+                goes = self.pad()?;
+                State::Size { digits: 1, size: 0 }
+            }
+            (State::Size { digits: 1.., size } | State::Space { size }, b' ' | b'\t') if self.lenient => {
+                let size = *size;
+                goes = self.pad()?;
+                State::Space { size }
+            }
+            (State::Space { size } | State::Size { digits: 1.., size } | State::Extension { size }, b'\n')
+                if self.lenient =>
+            {
+                goes = Goes::BehindCr;
+                self.behind_size(*size)
+            }
+            (State::Cr, b'\n') if self.lenient => {
+                goes = Goes::BehindCr;
+                State::default()
+            }
+            (State::Space { size }, b'\r') => State::SizeLf { size: *size },
+            (State::Space { size }, b';') => State::Extension { size: *size },
             (State::Size { digits, size }, _) if b.is_ascii_hexdigit() => {
                 let digit = (b as char).to_digit(16).map_or(0, u64::from);
                 if *digits == DIGITS_MAX || *size > (i64::MAX as u64) >> 4 {
@@ -123,7 +192,7 @@ impl Chunked {
             }
             (State::Size { digits: 1.., size }, b'\r') => State::SizeLf { size: *size },
             (State::Size { digits: 1.., size }, b';') => State::Extension { size: *size },
-            (State::Size { .. }, _) => return Err(Wrong::ChunkSize),
+            (State::Size { .. } | State::Space { .. }, _) => return Err(Wrong::ChunkSize),
             (State::Extension { size }, b'\r') => State::SizeLf { size: *size },
             (State::Extension { size }, b'\t' | b' '..=b'~') => {
                 self.extensions += 1;
@@ -133,29 +202,48 @@ impl Chunked {
                 State::Extension { size: *size }
             }
             (State::Extension { .. }, _) => return Err(Wrong::ChunkExtension),
-            (State::SizeLf { size: 0 }, b'\n') => State::Trailers { seen: Vec::new(), scan: Scan::new(Kind::Trailers) },
-            (State::SizeLf { size }, b'\n') => State::Content { left: *size },
+            (State::SizeLf { size }, b'\n') => self.behind_size(*size),
             (State::Cr, b'\r') => State::Lf,
             (State::Lf, b'\n') => State::default(),
             (State::SizeLf { .. } | State::Cr | State::Lf, _) => return Err(Wrong::ChunkEnd),
-            (State::Content { .. } | State::Trailers { .. } | State::Done, _) => return Ok(()),
+            (State::Content { .. } | State::Trailers { .. } | State::Done, _) => return Ok(goes),
         };
-        Ok(())
+        Ok(goes)
+    }
+
+    /// One more byte that says nothing.
+    fn pad(&mut self) -> Result<Goes, Wrong> {
+        self.padding += 1;
+        if self.padding > PADDING_MAX { Err(Wrong::ChunkSize) } else { Ok(Goes::Nowhere) }
+    }
+
+    fn behind_size(&mut self, size: u64) -> State {
+        self.padding = 0;
+        let scan = if self.lenient { Scan::lenient } else { Scan::new };
+        match size {
+            0 => State::Trailers { seen: Vec::new(), scan: scan(Kind::Trailers) },
+            left => State::Content { left },
+        }
     }
 }
 
-/// Bytes up to the end of the trailer section, if `input` has it.
-fn trailers(seen: &mut Vec<u8>, scan: &mut Scan, input: &[u8]) -> Result<Option<usize>, Wrong> {
+/// How many bytes of `input` lead up to the end of the trailer section, if it has that, and the section, mended if need be.
+fn trailers(
+    seen: &mut Vec<u8>,
+    scan: &mut Scan,
+    input: &[u8],
+    lenient: bool,
+) -> Result<Option<(usize, Vec<u8>)>, Wrong> {
     let before = seen.len();
     seen.extend(input.iter().take(crate::TRAILERS_MAX + 1 - before.min(crate::TRAILERS_MAX)));
     let Some(end) = scan.feed(seen)? else { return Ok(None) };
-    seen.truncate(end);
+    let section = if lenient { mend(&seen[..end], false) } else { seen[..end].to_vec() };
     let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
-    match httparse::parse_headers(seen, &mut room) {
+    match httparse::parse_headers(&section, &mut room) {
         Ok(httparse::Status::Complete((used, fields)))
-            if used == end && !fields.iter().any(|f| forbidden_in_trailers(f.name)) =>
+            if used == section.len() && !fields.iter().any(|f| forbidden_in_trailers(f.name)) =>
         {
-            Ok(Some(end - before))
+            Ok(Some((end - before, section)))
         }
         _ => Err(Wrong::Trailer),
     }

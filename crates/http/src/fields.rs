@@ -3,7 +3,7 @@
 use crate::{Framing, Version, Wrong};
 
 /// Never passed on (RFC 9110, 7.6.1), or written anew from what was understood.
-const OWN: [&str; 13] = [
+pub(crate) const OWN: [&str; 13] = [
     "connection",
     "content-length",
     "host",
@@ -104,6 +104,24 @@ impl Fields {
             (None, true) => self.chunked().map(|()| Some(Framing::Chunked)),
             (Some(length), false) => number(length).map(|n| Some(Framing::Exact(n))).ok_or(Wrong::Length),
             (None, false) => Ok(None),
+        }
+    }
+
+    /// The same of a reply that is mended. Of both, the coding counts (RFC 9112, 6.3); lengths may be said several times, if all
+    /// are equal, and with zeros before them (RFC 9110, 8.6).
+    pub(crate) fn lenient_framing(&self, version: Version) -> Result<Option<Framing>, Wrong> {
+        let mut length = None;
+        for said in self.all("content-length").flat_map(|v| v.split(|b| *b == b',')).map(<[u8]>::trim_ascii) {
+            let zeros = said.iter().take_while(|b| **b == b'0').count().min(said.len().saturating_sub(1));
+            let n = number(&said[zeros..]).ok_or(Wrong::Length)?;
+            if length.replace(n).is_some_and(|other| other != n) {
+                return Err(Wrong::Lengths);
+            }
+        }
+        match self.all("transfer-encoding").next() {
+            Some(_) if version == Version::Old => Err(Wrong::CodingInOld),
+            Some(_) => self.chunked().map(|()| Some(Framing::Chunked)),
+            None => Ok(length.map(Framing::Exact)),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Heads as they go on to the other side: written anew from what was understood, so that both sides of a proxy read the
 //! same. Fields about one connection are left out (RFC 9110, 7.6.1).
 
-use crate::{Form, Framing, Request, Response, Version};
-use std::{io::Write, net::IpAddr};
+use crate::{Form, Framing, Request, Response, Version, fields::OWN};
+use std::{io::Write, net::IpAddr, time::SystemTime};
 
 /// What servers are told of the client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub struct Back<'a> {
     pub client: Version,
     /// Whether we shall close after it.
     pub close: bool,
+    /// When the reply came, for one without `Date` (RFC 9110, 6.6.1).
+    pub now: SystemTime,
 }
 
 /// The head of a request to a server, in origin-form. Its body is to be passed on as it is.
@@ -64,11 +66,14 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         let expects = is("expect") && r.version == Version::Old;
         let counted = is("max-forwards") && r.max_forwards.is_some();
         let site = to.forwarded == Forwarded::XForwardedFor && to.site.is_some();
+        let of_site = ["x-forwarded-host", "x-forwarded-proto"].iter().filter(|_| site);
         let ours = is(name)
             || (is("accept-encoding") && to.identity)
             || (is("via") && to.via.is_some())
-            || (site && (is("x-forwarded-host") || is("x-forwarded-proto")));
-        if !(ours || expects || counted) {
+            || of_site.clone().any(|o| is(o));
+        let disguised =
+            is_odd(n) && OWN.iter().chain([&name]).chain(of_site).any(|o| !o.is_empty() && is_read_as(n, o));
+        if !(ours || expects || counted || disguised) {
             line(&mut out, &[n, b": ", value]);
         }
     }
@@ -100,9 +105,24 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         }
         list(&mut out, name, before, &client);
     }
-    if let (Some(protocol), Framing::None) = (&r.upgrade, r.framing) {
-        field(&mut out, "Connection", b"upgrade");
-        field(&mut out, "Upgrade", protocol.as_bytes());
+    let upgrade = r.upgrade.as_ref().filter(|_| r.framing == Framing::None);
+    let options = [
+        ("upgrade", upgrade.is_some()),
+        ("TE", r.trailers),
+        ("close", r.has_odd_content()), // so that it is not obeyed, either
+    ];
+    let options: Vec<&str> = options.into_iter().filter(|(_, said)| *said).map(|(option, _)| option).collect();
+    if !options.is_empty() {
+        field(&mut out, "Connection", options.join(", ").as_bytes());
+    }
+    if let Some(protocols) = upgrade {
+        field(&mut out, "Upgrade", protocols.as_bytes());
+    }
+    if r.trailers {
+        field(&mut out, "TE", b"trailers");
+    }
+    if r.has_odd_content() {
+        field(&mut out, "Connection", b"close"); // so that it is not obeyed, either
     }
     out.extend(b"\r\n");
     out
@@ -116,6 +136,9 @@ pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
         if !(n.eq_ignore_ascii_case(b"via") && to.via.is_some()) {
             line(&mut out, &[n, b": ", value]);
         }
+    }
+    if r.status >= 200 && r.passed_on("date").next().is_none() {
+        field(&mut out, "Date", httpdate::fmt_http_date(to.now).as_bytes());
     }
     match (r.framing, r.said) {
         (Framing::Chunked, _) if to.client == Version::Old => {}
@@ -156,6 +179,20 @@ fn framing(out: &mut Vec<u8>, framing: Framing) {
         Framing::Chunked => field(out, "Transfer-Encoding", b"chunked"),
         Framing::None | Framing::UntilClose => {}
     }
+}
+
+/// Whether a name has more than letters, digits and single `-`.
+fn is_odd(name: &[u8]) -> bool {
+    !name.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-') || name.windows(2).any(|w| w == b"--")
+}
+
+/// Whether servers may take a name for this one: CGI and its like read `-` and all that is no letter or digit as `_`.
+fn is_read_as(name: &[u8], own: &str) -> bool {
+    let words = |n: &[u8]| {
+        let words = n.split(|b| !b.is_ascii_alphanumeric()).filter(|w| !w.is_empty());
+        words.map(<[u8]>::to_ascii_lowercase).collect::<Vec<_>>()
+    };
+    words(name) == words(own.as_bytes())
 }
 
 fn via<'a>(out: &mut Vec<u8>, before: impl Iterator<Item = &'a [u8]>, version: Version, name: Option<&str>) {

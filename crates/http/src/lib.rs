@@ -3,8 +3,11 @@
 //!
 //! # Strictness
 //! Two programs that disagree about where a message ends can be made to disagree about whose request it is (request
-//! smuggling, RFC 9112, 11.2). So whatever the RFC lets a recipient repair is refused instead, with a [`Wrong`] that names
+//! smuggling, RFC 9112, 11.2). So whatever the RFC lets a recipient repair is refused in requests, with a [`Wrong`] that names
 //! the rule: nothing is guessed, and what was understood is written anew rather than copied.
+//!
+//! Many servers reply in ways that the RFC forbids, and that are understood everywhere. [`Scan::lenient`],
+//! [`Response::lenient`] and [`Body::lenient`] mend what has one meaning; what is written of it is what the strict ones take.
 //!
 //! # Order of calls
 //! [`Scan::feed`] with all bytes of a message so far, until it finds the end of the head; [`Request::parse`] or
@@ -18,6 +21,7 @@ mod body;
 mod chunked;
 mod fields;
 pub mod forward;
+mod mend;
 pub mod path;
 pub mod reply;
 mod request;
@@ -34,12 +38,16 @@ pub use response::Response;
 pub use scan::{Kind, Scan};
 pub use wrong::Wrong;
 
-/// The longest head in bytes, start line and final empty line included. Browsers send up to some 16 KB of cookies.
+/// The longest head of a request in bytes, start line and final empty line included. Browsers send up to some 16 KB of cookies.
 pub const HEAD_MAX: usize = 32 * 1024;
+/// The longest head of a reply in bytes: what other proxies take.
+pub const REPLY_HEAD_MAX: usize = 64 * 1024;
 /// The longest start line in bytes. RFC 9112, 3, wants 8000 at least.
 pub const LINE_MAX: usize = 16 * 1024;
-/// The most fields of a head or a trailer section.
+/// The most fields of a request's head or a trailer section.
 pub const FIELDS_MAX: usize = 128;
+/// The most fields of a reply's head: while it is read, each takes 32 bytes of the stack.
+pub const REPLY_FIELDS_MAX: usize = 512;
 /// The longest trailer section in bytes.
 pub const TRAILERS_MAX: usize = 8 * 1024;
 /// The longest method in bytes: those registered have 18 at most.

@@ -1,5 +1,7 @@
 //! Replies of our own: a status, and a line of text that says what was wrong.
 
+use std::time::SystemTime;
+
 /// What a reply of ours says.
 #[derive(Debug, Clone, Copy)]
 pub struct Reply<'a> {
@@ -16,14 +18,15 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'_> {
-    /// The reply, head and body.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The reply, head and body, as of now.
+    pub fn encode(&self, now: SystemTime) -> Vec<u8> {
         let body = format!("longsplice: {}\n", self.text);
         let mut head = format!(
             "HTTP/1.1 {} {}\r\nContent-Type: text/plain; charset=utf-8\r\nX-Content-Type-Options: nosniff\r\n\
-             Cache-Control: no-store\r\nContent-Length: {}\r\n",
+             Cache-Control: no-store\r\nDate: {}\r\nContent-Length: {}\r\n",
             self.status,
             reason(self.status),
+            httpdate::fmt_http_date(now),
             body.len()
         );
         if let Some(challenge) = self.challenge {

@@ -6,6 +6,22 @@ use crate::{
 };
 use std::mem::MaybeUninit;
 
+/// Methods whose content means something (RFC 9110, 9.3; RFC 5789, 4918, 5323, 3253, 3744, 4791; QUERY).
+const WITH_CONTENT: [&str; 12] = [
+    "ACL",
+    "LOCK",
+    "MKCALENDAR",
+    "MKCOL",
+    "PATCH",
+    "POST",
+    "PROPFIND",
+    "PROPPATCH",
+    "PUT",
+    "QUERY",
+    "REPORT",
+    "SEARCH",
+];
+
 /// What the request is about, in the four forms of RFC 9112, 3.2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Form {
@@ -35,8 +51,10 @@ pub struct Request {
     /// Whether another request may follow on the connection, as a proxy has to see it: with a client of HTTP/1.0 none
     /// (RFC 9112, 9.3).
     pub keep_alive: bool,
-    /// What the client would rather speak, if it asks (RFC 9110, 7.8).
+    /// What the client would rather speak, if it asks: one or several protocols (RFC 9110, 7.8).
     pub upgrade: Option<String>,
+    /// Whether it takes trailers (RFC 9110, 10.1.4).
+    pub(crate) trailers: bool,
     /// For OPTIONS and TRACE: how many may still pass it on (RFC 9110, 7.6.2).
     pub max_forwards: Option<u64>,
     /// Options of `Connection`, in lower case: these fields are for us alone.
@@ -81,6 +99,7 @@ impl Request {
         let framing = if framing == Framing::Exact(0) && method == "CONNECT" { Framing::None } else { framing };
         Ok(Request {
             keep_alive: version == Version::New && !says("close"),
+            trailers: version == Version::New && takes_trailers(&fields),
             upgrade: upgrade(&fields, says("upgrade") && version == Version::New),
             method: method.to_owned(),
             form,
@@ -104,6 +123,13 @@ impl Request {
     pub fn is_repeatable(&self) -> bool {
         matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE") && self.framing == Framing::None
     }
+
+    /// Whether it has content though its method gives that no meaning, as with GET, HEAD, DELETE and OPTIONS, or is unknown. A
+    /// server that does not read it takes it for the next request (RFC 9110, 9.3.1): nothing else may be sent there.
+    pub fn has_odd_content(&self) -> bool {
+        let empty = matches!(self.framing, Framing::None | Framing::Exact(0));
+        !empty && !WITH_CONTENT.contains(&self.method.as_str())
+    }
 }
 
 /// A version that is one, but not ours, or something else.
@@ -123,8 +149,10 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
         // RFC 9112, 3.2.3: the port is not optional
         return if authority.port.is_some() { Ok(Form::Authority(authority)) } else { Err(Wrong::Authority) };
     }
-    // RFC 3986 has none of these in a URI. Of what else it excludes, browsers send {|}^` as they are.
-    if !target.bytes().all(|b| matches!(b, b'!'..=b'~') && !b"\"#<>\\".contains(&b)) {
+    // RFC 3986 has none of these in a URI. Of what else it excludes, browsers send {|}^` as they are, and \ in queries.
+    let plain = |b: u8| matches!(b, b'!'..=b'~') && !b"\"#<>".contains(&b);
+    let path = target.split('?').next().unwrap_or(target);
+    if !target.bytes().all(plain) || path.contains('\\') {
         return Err(Wrong::Target);
     }
     match target {
@@ -148,29 +176,29 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
     Ok(Form::Absolute(Authority::parse(authority)?, path))
 }
 
-/// RFC 9112, 3.2: one, and a host. Where the target itself says who is meant, a proxy replaces `Host` (3.2.2): there its
-/// grammar is not insisted on, since clients in use forget the brackets of an IPv6 address.
+/// RFC 9112, 3.2: one, and a host. Where the target itself says who is meant, a proxy ignores `Host`, and replaces it (3.2.2).
 fn host(fields: &Fields, version: Version, form: &Form) -> Result<(), Wrong> {
     match fields.one("host", Wrong::Hosts)? {
         None if version == Version::New => Err(Wrong::NoHost),
         None => Ok(()),
+        Some(_) if matches!(form, Form::Absolute(..) | Form::Authority(_)) => Ok(()),
         Some(value) => {
             let text = std::str::from_utf8(value).map_err(|_| Wrong::Host)?;
-            let replaced = matches!(form, Form::Absolute(..) | Form::Authority(_));
-            let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:[]".contains(&b);
-            if replaced && !text.is_empty() && text.bytes().all(plain) {
-                return Ok(());
-            }
             Authority::parse(text).map(drop).map_err(|_| Wrong::Host)
         }
     }
 }
 
-/// The first protocol asked for that may be passed on. `h2c` is obsolete (RFC 9113, 3.1), and has been used to get past
-/// rules: its frames are requests that nobody reads.
+fn takes_trailers(fields: &Fields) -> bool {
+    let mut codings = fields.all("te").flat_map(|v| v.split(|b| *b == b','));
+    codings.any(|c| c.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+}
+
+/// The protocols asked for that may be passed on. `h2c` is obsolete (RFC 9113, 3.1), and has been used to get past rules: its
+/// frames are requests that nobody reads.
 fn upgrade(fields: &Fields, asked: bool) -> Option<String> {
     let list = fields.all("upgrade").filter(|_| asked).flat_map(|v| v.split(|b| *b == b',')).map(<[u8]>::trim_ascii);
     let good = |p: &&[u8]| !p.is_empty() && p.iter().all(|b| is_token(*b) || *b == b'/');
-    let first = list.filter(good).map(|p| String::from_utf8_lossy(p).into_owned());
-    first.into_iter().find(|p| !p.to_ascii_lowercase().starts_with("h2"))
+    let passed = list.filter(good).map(String::from_utf8_lossy).filter(|p| !p.to_ascii_lowercase().starts_with("h2"));
+    Some(passed.collect::<Vec<_>>().join(", ")).filter(|protocols| !protocols.is_empty())
 }

@@ -1,15 +1,16 @@
 //! The head of a reply.
 
 use crate::{
-    FIELDS_MAX, Fields, Framing, Version, Wrong,
+    Fields, Framing, REPLY_FIELDS_MAX, Version, Wrong,
     fields::{is_token, wrong_field},
+    mend::mend,
 };
 use std::mem::MaybeUninit;
 
 /// A reply's head, understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
-    /// 100 to 599.
+    /// 100 to 599, or to 999 if it was read leniently.
     pub status: u16,
     /// The reason phrase, which means nothing.
     pub reason: String,
@@ -36,20 +37,30 @@ impl Response {
     /// # Errors
     /// Whatever may be read in two ways.
     pub fn parse(head: &[u8], method: &str) -> Result<Response, Wrong> {
-        let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
-        let mut raw = httparse::Response::new(&mut []);
-        match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut raw, head, &mut room) {
-            Ok(httparse::Status::Complete(n)) if n == head.len() => {}
-            Ok(_) => return Err(Wrong::StartLine),
-            Err(e) => return Err(wrong_field(e)),
-        }
-        let (Some(status), Some(minor)) = (raw.code, raw.version) else { return Err(Wrong::StartLine) };
-        if !(100..=599).contains(&status) {
+        let parts = Parts::new(head)?;
+        if parts.status > 599 {
             return Err(Wrong::Status);
         }
-        let version = Version::new(minor);
-        let fields = Fields::new(raw.headers);
-        let said = fields.framing(version)?;
+        let said = parts.fields.framing(parts.version)?;
+        Response::new(parts, said, method)
+    }
+
+    /// The same, of a head that [`Scan::lenient`](crate::Scan::lenient) has found: what servers often do wrong, and what has one
+    /// meaning all the same, is mended.
+    ///
+    /// # Errors
+    /// Whatever may be read in two ways.
+    pub fn lenient(head: &[u8], method: &str) -> Result<Response, Wrong> {
+        let parts = Parts::new(head).or_else(|_| Parts::new(&mend(head, true)))?;
+        let said = parts.fields.lenient_framing(parts.version)?;
+        let doubtful = said == Some(Framing::Chunked) && parts.fields.all("content-length").next().is_some();
+        let mut reply = Response::new(parts, said, method)?;
+        reply.keep_alive &= !doubtful; // RFC 9112, 6.3: perhaps somebody has tampered with it
+        Ok(reply)
+    }
+
+    fn new(parts: Parts, said: Option<Framing>, method: &str) -> Result<Response, Wrong> {
+        let Parts { status, version, reason, fields } = parts;
         let framing = match status {
             100..=199 | 204 | 304 => Framing::None,
             _ if method == "HEAD" => Framing::None,
@@ -65,7 +76,7 @@ impl Response {
         let upgrade = fields.all("upgrade").next().filter(|v| status == 101 && is_list(v));
         Ok(Response {
             status,
-            reason: raw.reason.unwrap_or("").to_owned(),
+            reason,
             version,
             keep_alive: persists && framing != Framing::UntilClose,
             upgrade: upgrade.map(|v| String::from_utf8_lossy(v).into_owned()),
@@ -101,6 +112,32 @@ impl Response {
     /// Whether another reply to the same request follows (RFC 9110, 15.2). 101 is the last.
     pub fn is_interim(&self) -> bool {
         (100..200).contains(&self.status) && self.status != 101
+    }
+}
+
+/// A head, taken apart.
+struct Parts {
+    status: u16,
+    version: Version,
+    reason: String,
+    fields: Fields,
+}
+
+impl Parts {
+    fn new(head: &[u8]) -> Result<Parts, Wrong> {
+        let mut room = [const { MaybeUninit::uninit() }; REPLY_FIELDS_MAX];
+        let mut raw = httparse::Response::new(&mut []);
+        match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut raw, head, &mut room) {
+            Ok(httparse::Status::Complete(n)) if n == head.len() => {}
+            Ok(_) => return Err(Wrong::StartLine),
+            Err(e) => return Err(wrong_field(e)),
+        }
+        let (Some(status), Some(minor)) = (raw.code, raw.version) else { return Err(Wrong::StartLine) };
+        if status < 100 {
+            return Err(Wrong::Status);
+        }
+        let reason = raw.reason.unwrap_or("").to_owned();
+        Ok(Parts { status, version: Version::new(minor), reason, fields: Fields::new(raw.headers) })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Finds the end of a head in the order in which bytes arrive, and refuses on the way what no line may contain.
 
-use crate::{HEAD_MAX, LINE_MAX, TRAILERS_MAX, Wrong};
+use crate::{HEAD_MAX, LINE_MAX, REPLY_HEAD_MAX, TRAILERS_MAX, Wrong};
 
 /// What is scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub enum Kind {
 #[derive(Debug, Clone)]
 pub struct Scan {
     kind: Kind,
+    /// What can be mended is let through.
+    lenient: bool,
     /// Bytes looked at.
     at: usize,
     /// Where the line of `at` begins.
@@ -30,7 +32,13 @@ pub struct Scan {
 impl Scan {
     /// At the first byte of a message.
     pub fn new(kind: Kind) -> Scan {
-        Scan { kind, at: 0, line: 0, lines: 0, empty: 0 }
+        Scan { kind, lenient: false, at: 0, line: 0, lines: 0, empty: 0 }
+    }
+
+    /// The same, of a server's message that [`Response::lenient`](crate::Response::lenient) is to read: lines may end with LF
+    /// alone, go on in the next one, and have control characters; one empty line before it is forgiven.
+    pub fn lenient(kind: Kind) -> Scan {
+        Scan { lenient: true, ..Scan::new(kind) }
     }
 
     /// The length of the head, once it is there. `input` is everything since the first byte of the message, what was given
@@ -55,9 +63,9 @@ impl Scan {
             let first = self.at == self.line;
             self.at += 1;
             match byte {
-                b'\n' if !after_cr => return Err(Wrong::BareLf),
+                b'\n' if !after_cr && !self.lenient => return Err(Wrong::BareLf),
                 b'\n' => {
-                    let empty = self.at - self.line == 2;
+                    let empty = self.at - self.line == 1 + usize::from(after_cr);
                     self.line = self.at;
                     if !empty {
                         self.lines += 1;
@@ -65,14 +73,16 @@ impl Scan {
                         return Ok(Some(self.at));
                     } else {
                         self.empty += 1;
-                        if self.kind == Kind::Response || self.empty > 1 {
+                        if self.kind == Kind::Response && !self.lenient || self.empty > 1 {
                             return Err(Wrong::EmptyLines);
                         }
                     }
                 }
+                // a start line, or what is to be none, goes on nowhere (RFC 9112, 2.2)
+                b' ' | b'\t' if first && !(self.lenient && self.fields() > 0) => return Err(Wrong::Fold),
+                _ if self.lenient => {}
                 _ if after_cr => return Err(Wrong::BareCr),
                 b'\r' => {}
-                b' ' | b'\t' if first => return Err(Wrong::Fold),
                 b'\t' => {}
                 0..=0x1f | 0x7f => return Err(Wrong::Control),
                 _ => {}
@@ -92,8 +102,17 @@ impl Scan {
         input[self.at..end].iter().take_while(plain).count()
     }
 
+    /// Lines that were fields so far.
+    fn fields(&self) -> usize {
+        if self.kind == Kind::Trailers { self.lines } else { self.lines.saturating_sub(1) }
+    }
+
     fn most(&self) -> usize {
-        if self.kind == Kind::Trailers { TRAILERS_MAX } else { HEAD_MAX }
+        match self.kind {
+            Kind::Request => HEAD_MAX,
+            Kind::Response => REPLY_HEAD_MAX,
+            Kind::Trailers => TRAILERS_MAX,
+        }
     }
 
     /// Whether anything of the message has come, an empty line before it not counted.

@@ -88,6 +88,114 @@ const REPLIES: &[(&str, &[u8], &str)] = &[
     ),
 ];
 
+/// The same, mended: also fields, and chunks as they go on.
+const CARELESS: &[(&str, &[u8], &str)] = &[
+    // lines (RFC 9112, 2.2, 4, 5.1 and 5.2; RFC 9110, 5.5)
+    ("GET", b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello", "200 5 keep \"hello\""),
+    ("GET", b"HTTP/1.1 200 OK\nX: a\r\nY: b\n\r\nhello", "200 until-close close X=a Y=b \"hello\""),
+    ("GET", b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "200 0 keep"),
+    ("GET", b"\nHTTP/1.1 200 OK\nX: a\n b\nContent-Length: 0\n\n", "200 0 keep X=a b"),
+    ("GET", b"\n\nHTTP/1.1 200 OK\n\n", "400 EmptyLines"),
+    ("GET", b" HTTP/1.1 200 OK\r\n\r\n", "400 Fold"),
+    ("GET", b"HTTP/1.1 200 OK\r\n X: a\r\n\r\n", "400 Fold"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX: a\r\n\t b\r\n \r\n  c\r\nContent-Length: 0\r\n\r\n", "200 0 keep X=a\\t b   c"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX: \0a\rb\x7f\x01c\x0c\r\r\nContent-Length: 0\r\n\r\n", "200 0 keep X=a b  c"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX \t: a\r\nContent-Length : 0\r\n\r\n", "200 0 keep X=a"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX Y: 1\r\n\r\n", "400 FieldName"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX\0: 1\r\n\r\n", "400 FieldName"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX\r\n\r\n", "400 FieldName"),
+    ("GET", b"HTTP/1.1 200 OK\r\n: 1\r\n\r\n", "400 FieldName"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX: 1\r\n\r\r\n\r\n", "400 StartLine"),
+    ("GET", b"HTTP/1.1 200 O\0K\r\n\r\n", "400 StartLine"),
+    ("GET", b"HTTP/1.1 200 OK\r\r\n\r\n", "400 StartLine"),
+    ("GET", b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n", "999 0 keep"),
+    ("GET", b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n", "400 Status"),
+    ("GET", b"HTTP/1.1 1000 Odd\r\nContent-Length: 0\r\n\r\n", "400 StartLine"),
+    ("GET", b"HTTP/1.2 200 OK\r\n\r\n", "505 Version"),
+    // framing (RFC 9112, 6.3; RFC 9110, 8.6)
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello", "200 5 keep \"hello\""),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 5, 05\r\n\r\nhello", "200 5 keep \"hello\""),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 0000000000000000000005\r\n\r\nhello", "200 5 keep \"hello\""),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", "400 Lengths"),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 5,\r\n\r\nhello", "400 Length"),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello", "400 Length"),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 5\x0b\r\n\r\nhello", "400 FieldValue"),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length:\r\n 5\r\n\r\nhello", "400 FieldName"),
+    ("GET", b"HTTP/1.1 200 OK\r\nX: a\0\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n", "400 FieldName"),
+    ("GET", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: \0chunked\r\n\r\n0\r\n\r\n", "400 FieldValue"),
+    (
+        "GET",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "200 chunked close as 0\\r\\n\\r\\n",
+    ),
+    ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", "200 none close"),
+    ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\nTransfer-Encoding: chunked\r\n\r\n", "400 Length"),
+    ("GET", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "501 UnknownCoding"),
+    ("GET", b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "400 CodingInOld"),
+];
+
+/// Chunks, and what they go on as.
+const CHUNKS: &[(&[u8], &str)] = &[
+    (b"5\r\nhello\r\n0\r\n\r\n", "\"hello\" as 5\\r\\nhello\\r\\n0\\r\\n\\r\\n"),
+    (b"5\nhello\n0\n\n", "\"hello\" as 5\\r\\nhello\\r\\n0\\r\\n\\r\\n"),
+    (b"5\t \r\nhello\r\n0  \n\r\n", "\"hello\" as 5\\r\\nhello\\r\\n0\\r\\n\\r\\n"),
+    (b"5 ;a=b\r\nhello\n0;c\n\n", "\"hello\" as 5;a=b\\r\\nhello\\r\\n0;c\\r\\n\\r\\n"),
+    (b"00000000000000000000005\r\nhello\r\n00000\r\n\r\n", "\"hello\" as 05\\r\\nhello\\r\\n0\\r\\n\\r\\n"),
+    (b"0\r\nX : a\n b\0\nY: c\n\n", " as 0\\r\\nX: a b \\r\\nY: c\\r\\n\\r\\n"),
+    (b"0\r\nX: a\r\n\r\nHTTP", " as 0\\r\\nX: a\\r\\n\\r\\n, 4 more"),
+    (b"05\r\nhello\r\n", "\"hello\", Cut"),
+    (b"5 6\r\nhello", "ChunkSize"),
+    (b" 5\r\nhello", "ChunkSize"),
+    (b"5\r\rhello", "ChunkEnd"),
+    (b"5\r\nhello \r\n", "ChunkEnd"),
+    (b"5;\0\r\nhello", "ChunkExtension"),
+    (b"10000000000000000\r\n", "ChunkSize"),
+    (b"0\r\n X: a\r\n\r\n", "Fold"),
+    (b"0\r\nX\r\n\r\n", "Trailer"),
+    (b"0\r\nContent-Length : 5\n\n", "Trailer"),
+    (b"0\r\nX: 1\r\n\r\r\n\r\n", "Trailer"),
+];
+
+#[test]
+fn replies_are_mended() {
+    for (method, reply, required) in CARELESS {
+        table(From::Careless(method), [(reply.to_vec(), (*required).to_owned())]);
+    }
+    let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for (chunks, required) in CHUNKS {
+        let refused = !required.contains(" as ") && !required.ends_with("Cut");
+        let required = format!("200 chunked keep{}{required}", if refused { ", " } else { " " }).replace("  as", " as");
+        table(From::Careless("GET"), [([head, *chunks].concat(), required)]);
+    }
+    // Whatever the strict ones take, means the same.
+    for (method, reply, required) in REPLIES.iter().filter(|(_, _, required)| required.starts_with("200 5 ")) {
+        table(From::Careless(method), [(reply.to_vec(), (*required).to_owned())]);
+    }
+}
+
+#[test]
+fn replies_may_have_long_heads_and_many_fields() {
+    let many = "X: a\r\n".repeat(longsplice_http::REPLY_FIELDS_MAX - 1);
+    let long = format!("X: {}\r\n", "a".repeat(longsplice_http::REPLY_HEAD_MAX - 43));
+    for (fields, more) in [(many, "Y: b"), (long, "Y")] {
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{fields}\r\n");
+        assert_eq!(feed::answer(From::Server("GET"), [head.as_bytes()]), "200 0 keep");
+        let over = head.replacen("\r\n\r\n", &format!("\r\n{more}\r\n\r\n"), 1);
+        let found = feed::answer(From::Server("GET"), [over.as_bytes()]);
+        assert!(["431 TooManyFields", "431 HeadTooLong"].contains(&found.as_str()), "{found}");
+    }
+}
+
+#[test]
+fn every_size_may_be_padded() {
+    let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let chunks = format!("1{}\r\nx\r\n", " ".repeat(256)).repeat(1000) + "0\r\n\r\n";
+    let found = feed::answer(From::Careless("GET"), [&head[..], chunks.as_bytes()]);
+    assert!(found.ends_with("1\\r\\nx\\r\\n0\\r\\n\\r\\n"), "{found}");
+    let found = feed::answer(From::Careless("GET"), [&head[..], "0".repeat(258).as_bytes()]);
+    assert_eq!(found, "200 chunked keep, ChunkSize");
+}
+
 #[test]
 fn replies() {
     for (method, reply, required) in REPLIES {

@@ -11,6 +11,8 @@ pub enum From<'a> {
     Client,
     /// The answer to a request with this method.
     Server(&'a str),
+    /// The same, mended.
+    Careless(&'a str),
 }
 
 struct Feeder<'a> {
@@ -20,6 +22,8 @@ struct Feeder<'a> {
     /// What the head said, and the body behind it.
     head: Option<(String, Body)>,
     content: Vec<u8>,
+    /// What says where chunks end, and the content, as they go on.
+    written: Vec<u8>,
 }
 
 impl Feeder<'_> {
@@ -38,6 +42,13 @@ impl Feeder<'_> {
                     let r = Response::parse(&head, method).map_err(said)?;
                     (format!("{} {} {}", r.status, framing(r.framing), keep(r.keep_alive)), Body::new(r.framing))
                 }
+                From::Careless(method) => {
+                    let r = Response::lenient(&head, method).map_err(said)?;
+                    let fields: Vec<String> =
+                        r.end_to_end().map(|(n, v)| format!(" {n}={}", v.escape_ascii())).collect();
+                    let said = format!("{} {} {}{}", r.status, framing(r.framing), keep(r.keep_alive), fields.concat());
+                    (said, Body::lenient(r.framing))
+                }
             });
         }
         let Some((said, body)) = &mut self.head else { return Ok(()) };
@@ -45,6 +56,7 @@ impl Feeder<'_> {
             let step = body.step(&self.buffer).map_err(|w| format!("{said}, {w:?}"))?;
             assert!(!step.is_empty() && step.len() <= self.buffer.len(), "{step:?}");
             let bytes: Vec<u8> = self.buffer.drain(..step.len()).collect();
+            self.written.extend(body.mended().unwrap_or_else(|| bytes.clone()));
             if matches!(step, longsplice_http::Step::Content(_)) {
                 self.content.extend(bytes);
             }
@@ -56,10 +68,14 @@ impl Feeder<'_> {
         let Some((said, mut body)) = self.head.take() else { return "more".into() };
         let end = body.end_of_stream();
         let content = String::from_utf8_lossy(&self.content).into_owned();
+        let written = match self.from {
+            From::Careless(_) if self.written != self.content => format!(" as {}", self.written.escape_ascii()),
+            _ => String::new(),
+        };
         let content = if content.is_empty() { String::new() } else { format!(" {content:?}") };
         match end {
-            Ok(()) if self.buffer.is_empty() => format!("{said}{content}"),
-            Ok(()) => format!("{said}{content}, {} more", self.buffer.len()),
+            Ok(()) if self.buffer.is_empty() => format!("{said}{content}{written}"),
+            Ok(()) => format!("{said}{content}{written}, {} more", self.buffer.len()),
             Err(w) => format!("{said}{content}, {w:?}"),
         }
     }
@@ -90,8 +106,12 @@ fn request(r: &Request) -> String {
 
 /// What is understood of a message that comes in these pieces, the connection ending behind them.
 pub fn answer<'p>(from: From<'_>, pieces: impl IntoIterator<Item = &'p [u8]>) -> String {
-    let kind = if matches!(from, From::Client) { Kind::Request } else { Kind::Response };
-    let mut feeder = Feeder { from, buffer: Vec::new(), scan: Scan::new(kind), head: None, content: Vec::new() };
+    let scan = match from {
+        From::Client => Scan::new(Kind::Request),
+        From::Server(_) => Scan::new(Kind::Response),
+        From::Careless(_) => Scan::lenient(Kind::Response),
+    };
+    let mut feeder = Feeder { from, buffer: Vec::new(), scan, head: None, content: Vec::new(), written: Vec::new() };
     for piece in pieces {
         if let Err(wrong) = feeder.piece(piece) {
             return wrong;

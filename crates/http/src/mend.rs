@@ -1,0 +1,36 @@
+//! What servers write that RFC 9112 forbids and everybody understands, as it should have been.
+
+/// The same head, or trailer section if it has no start line: lines end with CR LF, those that were folded are one
+/// (RFC 9112, 5.2), no white space is before a colon (5.1), and control characters in values are spaces (RFC 9110, 5.5).
+/// What else is wrong with it stays wrong, and so do folds and control characters where the end of the body is said: not all
+/// programs would find it at the same place.
+pub(crate) fn mend(section: &[u8], has_start_line: bool) -> Vec<u8> {
+    let mut mended = Vec::with_capacity(section.len() + 64);
+    let mut start_line = has_start_line;
+    let mut framing = false;
+    for line in section.split_inclusive(|b| *b == b'\n') {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let folded = line.starts_with(b" ") || line.starts_with(b"\t");
+        if std::mem::take(&mut start_line) {
+            start_line = line.is_empty(); // one before it
+            mended.extend(line);
+        } else if folded && !framing && mended.ends_with(b"\r\n") {
+            mended.truncate(mended.len() - 2);
+            value(&mut mended, line);
+        } else {
+            let colon = line.iter().position(|b| *b == b':').unwrap_or(line.len());
+            let is_name = |b: &u8| !matches!(b, b' ' | b'\t');
+            let name = line[..colon].iter().rposition(is_name).map_or(&[][..], |last| &line[..=last]);
+            framing = [&b"content-length"[..], b"transfer-encoding"].iter().any(|f| name.eq_ignore_ascii_case(f));
+            mended.extend(name);
+            if framing { mended.extend(&line[colon..]) } else { value(&mut mended, &line[colon..]) }
+        }
+        mended.extend(b"\r\n");
+    }
+    mended
+}
+
+fn value(mended: &mut Vec<u8>, value: &[u8]) {
+    mended.extend(value.iter().map(|b| if b.is_ascii_control() && *b != b'\t' { b' ' } else { *b }));
+}
