@@ -9,16 +9,20 @@
 //!
 //! Rules that name methods or paths match requests of HTTP alone: what is relayed after CONNECT or SOCKS is not looked at.
 
+mod index;
+
 use crate::{
     guard,
     target::{Host, Target},
 };
+use index::Index;
 use ipnet::{IpNet, Ipv4Net};
 use longsplice_http::path;
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     str::FromStr,
+    sync::Arc,
 };
 
 /// What a rule does.
@@ -103,10 +107,18 @@ impl Asker<'_> {
 /// The rules of a listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// In order.
-    pub list: Vec<Rule>,
+    filed: Arc<Filed>,
     /// Whether guarded addresses are denied unless a rule opens them.
     pub guarded: bool,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Filed {
+    /// In order.
+    list: Vec<Rule>,
+    by_address: Index,
+    by_name: Index,
+    know_paths: bool,
 }
 
 /// Why something is denied.
@@ -134,11 +146,41 @@ impl fmt::Display for Denied {
 }
 
 impl Rules {
+    /// In this order; `guarded`: whether guarded addresses are denied unless a rule opens them.
+    pub fn new(list: Vec<Rule>, guarded: bool) -> Rules {
+        let (by_address, by_name) = (Index::of(&list, false), Index::of(&list, true));
+        let know_paths = list.iter().any(|rule| !rule.path.is_empty());
+        Rules { filed: Arc::new(Filed { list, by_address, by_name, know_paths }), guarded }
+    }
+
+    /// In order.
+    pub fn list(&self) -> &[Rule] {
+        &self.filed.list
+    }
+
+    /// The same, with guarded addresses open.
+    pub fn unguarded(&self) -> Rules {
+        Rules { filed: self.filed.clone(), guarded: false }
+    }
+
+    /// Those that may match, with their numbers, in order. `ip`: unless it is not known yet.
+    fn candidates(
+        &self,
+        asked: &Asker<'_>,
+        host: &Host,
+        ip: Option<IpAddr>,
+        port: u16,
+    ) -> impl Iterator<Item = (usize, &Rule)> {
+        let Filed { list, by_address, by_name, .. } = &*self.filed;
+        let index = if ip.is_some() { by_address } else { by_name };
+        index.candidates(asked.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
+    }
+
     /// Whether the request may go to `server`, to which `target` was resolved.
     pub fn check(&self, asked: &Asker<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
         let guarded = if self.guarded { guard::guarded(ip) } else { None };
-        for (i, rule) in self.list.iter().enumerate() {
+        for (i, rule) in self.candidates(asked, &target.host, Some(ip), server.port()) {
             if !rule.covers(asked, server.port()) {
                 continue;
             }
@@ -153,12 +195,12 @@ impl Rules {
 
     /// Whether a rule looks at paths, so that they have to be read.
     pub fn know_paths(&self) -> bool {
-        self.list.iter().any(|rule| !rule.path.is_empty())
+        self.filed.know_paths
     }
 
     /// What is denied whatever the name resolves to: such names are not looked up at all.
     pub fn check_name(&self, asked: &Asker<'_>, target: &Target) -> Result<(), Denied> {
-        for (i, rule) in self.list.iter().enumerate() {
+        for (i, rule) in self.candidates(asked, &target.host, None, target.port) {
             if !rule.covers(asked, target.port) {
                 continue;
             }

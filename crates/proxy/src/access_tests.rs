@@ -22,7 +22,7 @@ fn rule(text: &str) -> Rule {
 }
 
 fn rules(list: &[&str], guarded: bool) -> Rules {
-    Rules { list: list.iter().map(|t| rule(t)).collect(), guarded }
+    Rules::new(list.iter().map(|t| rule(t)).collect(), guarded)
 }
 
 const CLIENT: &str = "10.1.2.3";
@@ -172,4 +172,96 @@ fn methods_and_paths() {
     for path in ["admin", "/a*b", "/a/../b", "/%61", "*", ""] {
         assert_eq!(path.parse::<PathPattern>(), Err(PatternError::Path), "{path}");
     }
+}
+
+/// Of those that are asked for this, by address and by name.
+fn tried(rules: &Rules, client: &str, target: &str, ip: &str) -> [Vec<usize>; 2] {
+    let (client, target) = (client.parse().unwrap(), target.parse::<Target>().unwrap());
+    let numbers = |ip| rules.candidates(&Asker::by(client), &target.host, ip, target.port).map(|(n, _)| n).collect();
+    [numbers(Some(ip.parse().unwrap())), numbers(None)]
+}
+
+#[test]
+fn of_many_rules_few_are_tried() {
+    const MANY: usize = 20_000;
+    let many = |text: fn(usize) -> String| {
+        let mut list: Vec<Rule> = (0..MANY).map(|n| rule(&text(n))).collect();
+        list.push(rule("deny"));
+        Rules::new(list, true)
+    };
+    let ask = |rules: &Rules, target: &str, ip: &str| tried(rules, "10.0.1.44", target, ip).map(|t| t.len());
+    let by_address = many(|n| format!("deny to 192.{}.{}.0/24", n >> 8, n & 255));
+    assert_eq!(ask(&by_address, "192.1.44.7:80", "192.1.44.7")[0], 2);
+    let by_client = many(|n| format!("allow from 10.0.{}.{} to 192.0.2.0/24", n >> 8, n & 255));
+    assert_eq!(ask(&by_client, "example.org:80", "192.0.2.7"), [2, 2]);
+    let by_port = many(|n| format!("allow from 10.0.0.0/8 port {}", n + 1));
+    assert_eq!(ask(&by_port, "example.org:80", "192.0.2.7"), [2, 2]);
+    let by_name = many(|n| format!("deny to a{n}.example.org,*.b{n}.example.org port 1-9999"));
+    assert_eq!(ask(&by_name, "c.b300.example.org:80", "192.0.2.7"), [2, 2]);
+    assert_eq!(ask(&by_name, "a300.example.org:80", "192.0.2.7"), [2, 2]);
+    assert_eq!(ask(&by_name, "b300.example.org:80", "192.0.2.7"), [1, 1]);
+}
+
+/// Rules of few addresses, names and ports, so that they overlap, in all combinations.
+#[test]
+fn none_is_left_out_that_matches() {
+    use rand::{RngExt, SeedableRng, rngs::SmallRng};
+    const CLIENTS: [&str; 6] =
+        ["10.1.0.0/16", "10.1.2.0/24", "10.1.2.3", "2001:db8::/32", "0.0.0.0/0", "::ffff:10.1.2.3"];
+    const TARGETS: [&str; 9] = [
+        "192.0.2.0/24",
+        "192.0.2.7",
+        "0.0.0.0/0",
+        "64:ff9b::/96",
+        "2001:db8::7",
+        "example.org",
+        "*.example.org",
+        "*.org",
+        "a.b.example.org",
+    ];
+    const PORTS: [&str; 4] = ["80", "443", "1-65535", "70-90"];
+    let mut rng = SmallRng::seed_from_u64(7);
+    let mut matches = 0;
+    for _ in 0..300 {
+        let mut pick = |from: &[&str], word: &str| {
+            let some: Vec<&str> = from.iter().filter(|_| rng.random_bool(0.3)).copied().collect();
+            if some.is_empty() { String::new() } else { format!(" {word} {}", some.join(",")) }
+        };
+        let list = (0..40)
+            .map(|_| rule(&format!("deny{}{}{}", pick(&CLIENTS, "from"), pick(&TARGETS, "to"), pick(&PORTS, "port"))));
+        let rules = Rules::new(list.collect(), false);
+        for client in ["10.1.2.3", "10.1.9.9", "2001:db8::1", "::ffff:10.1.2.3"] {
+            for target in ["example.org", "a.b.example.org", "192.0.2.7", "org"] {
+                for (ip, port) in [("192.0.2.7", 80), ("64:ff9b::c000:207", 443), ("2001:db8::7", 8080)] {
+                    let (asked, ip) = (Asker::by(client.parse().unwrap()), ip.parse().unwrap());
+                    let host = format!("{target}:{port}").parse::<Target>().unwrap().host;
+                    let matching = |known: bool| {
+                        let by_name = |rule: &Rule| {
+                            let open = rule.target.iter().any(|p| matches!(p, Pattern::Prefix(_)));
+                            open || rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&host))
+                        };
+                        let fits = |rule: &&Rule| {
+                            let there = if known {
+                                rule.denies(&host, ip) || rule.allows(&host, ip, false)
+                            } else {
+                                by_name(rule)
+                            };
+                            rule.covers(&asked, port) && there
+                        };
+                        let all = rules.list().iter().enumerate().filter(|(_, rule)| fits(rule));
+                        all.map(|(n, _)| n).collect::<Vec<_>>()
+                    };
+                    for known in [true, false] {
+                        let tried: Vec<_> =
+                            rules.candidates(&asked, &host, known.then_some(ip), port).map(|(n, _)| n).collect();
+                        let matching = matching(known);
+                        assert!(tried.is_sorted_by(|a, b| a < b), "{tried:?}");
+                        assert!(matching.iter().all(|n| tried.contains(n)), "{matching:?} of {tried:?}");
+                        matches += matching.len();
+                    }
+                }
+            }
+        }
+    }
+    assert!(matches > 10_000, "{matches}");
 }

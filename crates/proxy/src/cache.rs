@@ -258,7 +258,7 @@ impl Cache {
         }
         state.next += 1;
         let id = state.next;
-        let body = Body::new(framing);
+        let body = Body::lenient(framing);
         state.fills.insert(id, Filling { key, meta, body, first: first.to_vec(), whole: false, stale: false });
         Some((Fill { id, shared: self.shared.clone() }, self.taps.tap(id)))
     }

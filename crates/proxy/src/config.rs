@@ -5,6 +5,8 @@
 //! Times are numbers of seconds, whole or not (`2.5`). Relative paths start at the directory of the file.
 //! ```toml
 //! devices = ["eth0", "eth1"]        # devices to splice on; all Ethernet devices if left out
+//! splice = "required"               # no start unless the data path can be had. "if-possible": copies whatever is in the way. Left
+//! # out: copies without the rights or the kernel for it; a device that cannot be used as it is named here is a mistake
 //! xdp = ["eth0"]                    # those on which native XDP forwards what it can; none if left out
 //! peer = ["veth0"]                  # those whose packets of spliced connections go straight to a veth's other end, in another
 //! # network namespace: past queueing disciplines, nftables and tc programs, and captures
@@ -21,21 +23,26 @@
 //! users = { ann = "secret" }        # RFC 1929: passwords cross the network in the clear; here, they may stand as a hash: of
 //! users_file = "users"              # bcrypt ($2y$, `htpasswd -nB`), SHA-crypt ($5$, $6$, `openssl passwd -6`, up to 1000000
 //! # rounds) or Argon2id (`argon2 SALT -id -e`, up to m=262144 KiB and m times t 1048576). Or in that file: lines NAME:PASSWORD
-//! # or NAME:$HASH, # for comments; keep it readable to one user only
+//! # or NAME:$HASH, # for comments; keep it readable to one user only: one that its group or others may write is refused
 //! rules = [                         # the first that matches decides; without a match: allowed, except loopback,
 //!   { action = "allow", target = ["10.0.0.0/8", "*.example.org"], ports = [443, "8000-8999"] }, # link-local and
 //!   { action = "deny", client = "192.0.2.0/24" },                                    # the like, on SOCKS listeners
 //! ]
 //! limits = { handshake = 10, resolve = 5, connect = 10, connections_per_client = 1024, connections = 65536 } # the last
 //! # left out: as many as all listeners may have
-//! policy = { splice = 2048, hold = false, drain_limit = 10, release_after = 60, idle_limit = 7200 }
-//! # splice: "never", "at-once", or after so many bytes; release_after: "never" keeps the sockets
+//! policy = { splice = 262144, path = "auto", hold = false, drain_limit = 10, release_after = 60, idle_limit = 7200, keepalive = 60 }
+//! # splice: "never", "at-once", or after so many bytes; path: "auto" copies where a splice would slow a transfer down, "any" never;
+//! # release_after: "never" keeps the sockets; idle_limit: a connection without a byte for so long is reset, copied or spliced;
+//! # keepalive: while it is copied, a client or server that is silent for so long is asked whether it is there, and given up after
+//! # as long again; left out, nobody is asked
 //!
 //! [[listener]]
 //! protocol = "http"                 # CONNECT, and requests with absolute URLs
 //! listen = "0.0.0.0:3128"           # users, rules, limits and policy as above
 //! via = "longsplice"                # our name in Via; "": none
 //! forwarded = "none"                # or "forwarded" or "x-forwarded-for": tells servers the client's address
+//! strict_replies = false            # true: replies that break a rule are answered with 502, also where everybody understands them:
+//! # lines that end with LF alone, folded, or with a space before the colon, a length said twice or beside chunks, and the like
 //! limits = { reply = 300, keep_alive = 60 } # what a server may take to reply, and a client to its next request
 //! rules = [                         # of HTTP listeners also by method and path. CONNECT has none: what passes through
 //!   { action = "deny", methods = ["PUT", "DELETE"], path = ["/admin*", "/x"] }, # it is not looked at
@@ -71,7 +78,7 @@
 //! [[listener.route]]                # the first that matches decides; without a match: 404
 //! host = ["www.example.org", "*.example.net"] # as targets of rules; left out: every host
 //! path = "/api"                     # and what is below it; left out: every path. Paths are compared without query, %XX
-//! pool = "api"                      # undone, case as it is; those with `..` are refused
+//! pool = "api"                      # undone, case as it is; those with `..` are refused, if any route or rule has a path
 //!
 //! [[listener.route]]
 //! path_regex = '\.(png|jpg)$'       # or path_exact = "/favicon.ico"
@@ -142,8 +149,9 @@ use crate::{
     tls::Tls,
     users::Users,
 };
-use longsplice_engine::{Policy, When};
+use longsplice_engine::{OpenError, Policy, When};
 pub use longsplice_http::forward::Forwarded;
+use serde::Deserialize;
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
@@ -162,6 +170,8 @@ pub struct Config {
     pub connections: Option<u32>,
     /// The access log.
     pub log: LogConfig,
+    /// What to do without the data path.
+    pub splice: Splicing,
     /// Devices to splice on; empty for all.
     pub devices: Vec<String>,
     /// Devices to forward on by XDP as well.
@@ -176,6 +186,31 @@ pub struct Config {
     pub sources: Vec<IpAddr>,
     /// Let spliced flows run on when the program stops.
     pub leave_flows_on_stop: bool,
+}
+
+/// What to do if the data path cannot be had.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Splicing {
+    /// Copy, unless a device was named that cannot be used: that is a mistake of whoever named it.
+    #[default]
+    #[serde(skip)]
+    AsNamed,
+    /// Copy, whatever is in the way.
+    IfPossible,
+    /// Do not start.
+    Required,
+}
+
+impl Splicing {
+    /// Whether this ends the start.
+    pub fn is_fatal(self, error: &OpenError) -> bool {
+        match self {
+            Splicing::AsNamed => error.is_mistake(),
+            Splicing::IfPossible => false,
+            Splicing::Required => true,
+        }
+    }
 }
 
 /// One listening address.
@@ -235,13 +270,17 @@ pub struct Http {
     pub filter: Arc<Filter>,
     /// Servers are asked for bodies that are not compressed, so that the filter can read them.
     pub identity: bool,
+    /// Replies that break a rule are answered with 502, also where everybody understands them.
+    pub strict_replies: bool,
     /// Where replies are stored; none: nowhere.
     pub cache: Option<CacheConfig>,
 }
 
-/// From so many bytes on a body is spliced. By `longsplice bench http`, a splice and the way back cost as much processor time as
-/// copying some 512 KB: at 256 KB a quarter more was measured, at 1 MB a quarter less.
-const BODY_PAYS_FROM: u64 = 512 * 1024;
+impl Http {
+    /// From so many bytes on a body is spliced: nowhere does that take longer than copying it, by the figures in bench/results
+    /// (`longsplice bench http`). At 512 KB it took an eighth and a fifth more, at 1 MB as long, and a fifth less.
+    pub const BODY_PAYS_FROM: u64 = 1024 * 1024;
+}
 
 impl Default for Http {
     fn default() -> Http {
@@ -249,10 +288,11 @@ impl Default for Http {
             users: Users::default(),
             via: Some("longsplice".into()),
             forwarded: Forwarded::None,
-            bodies: BODY_PAYS_FROM,
+            bodies: Http::BODY_PAYS_FROM,
             routes: Vec::new(),
             filter: Arc::default(),
             identity: false,
+            strict_replies: false,
             cache: None,
         }
     }
@@ -320,7 +360,7 @@ impl ListenerConfig {
         ListenerConfig {
             listen,
             protocol,
-            rules: Rules { list: Vec::new(), guarded },
+            rules: Rules::new(Vec::new(), guarded),
             policy: Policy::default(),
             limits: Limits::default(),
             proxy_protocol: ProxyProtocol::default(),
@@ -342,7 +382,8 @@ impl ListenerConfig {
             (Protocol::Http(http), When::AfterBytes(n)) => When::AfterBytes(n.max(http.bodies)),
             (_, when) => when,
         };
-        Policy { when, ..self.policy.clone() }
+        // counted with the request that they belong to
+        Policy { when, tally: Arc::default(), ..self.policy.clone() }
     }
 }
 

@@ -2,7 +2,11 @@
 
 use crate::{access::Denied, cache::CacheValues, fault::Fault};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -20,6 +24,8 @@ macro_rules! counters {
             pub live: u64,
             /// Connections of others that were given up half open: there were too many, or no answer came.
             pub given_up: u64,
+            /// Connections of others that were passed on as by a router: there were too many half open.
+            pub untracked: u64,
             /// Records of the data path that were removed, since the kernel had no socket of their connections.
             pub swept: u64,
             /// Lines of the access log that were lost.
@@ -89,6 +95,19 @@ counters! {
     timeouts,
     /// accept(2) failed for want of descriptors or memory.
     accept_errors,
+}
+
+/// What became of the flows of one listener: connections, counted when it is decided, and requests of HTTP, at their end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ListenerValues {
+    /// Its address.
+    pub listen: SocketAddr,
+    /// What it speaks.
+    pub protocol: &'static str,
+    /// Flows that were spliced, each once.
+    pub spliced: u64,
+    /// How often one was not, by the label of the refusal.
+    pub refused: BTreeMap<&'static str, u64>,
 }
 
 impl Counters {

@@ -35,7 +35,7 @@ use pass::{Errand, Held, To};
 use std::{
     net::SocketAddr,
     pin::Pin,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 use stream::Stream;
 use tokio::time::timeout;
@@ -232,7 +232,7 @@ impl Row<'_> {
         record.status = Some(200);
         let close = matches!(next, Next::Close);
         let reply = Reply { status: 200, text: "a proxy", challenge: None, close, head_only: false };
-        self.say(&reply.encode()).await;
+        self.say(&reply.encode(SystemTime::now())).await;
         next
     }
 
@@ -263,7 +263,7 @@ impl Row<'_> {
             close,
             head_only: request.is_some_and(|r| r.method == "HEAD"),
         };
-        self.say(&reply.encode()).await;
+        self.say(&reply.encode(SystemTime::now())).await;
     }
 
     /// Says something of our own; whether the client gets to read it is its own affair.

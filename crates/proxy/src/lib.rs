@@ -11,7 +11,7 @@
 //! means that more has to come. Every wait before the relay has a time limit, every buffer a size.
 //!
 //! # Order of calls
-//! [`Config::from_file`] or [`Config::from_args`], then [`Server::start`]; to end, [`Server::stop_accepting`] and
+//! [`Config::from_file`] or [`Config::from_args`], then [`Prepared::new`] and [`Prepared::start`]; to end, [`Server::stop_accepting`] and
 //! [`Server::drain`].
 
 pub mod access;
@@ -45,7 +45,7 @@ mod verify;
 mod workers;
 
 pub use cache::{CacheConfig, CacheValues};
-pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol};
-pub use counters::CounterValues;
-pub use server::{Server, StartError};
+pub use config::{Config, ConfigError, Http, ListenerConfig, Protocol, Splicing};
+pub use counters::{CounterValues, ListenerValues};
+pub use server::{Prepared, Server, StartError};
 pub use workers::Workers;

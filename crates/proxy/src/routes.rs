@@ -52,6 +52,11 @@ impl Default for Paths {
 }
 
 impl Paths {
+    /// Whether every path is among them.
+    pub fn is_all(&self) -> bool {
+        matches!(self, Paths::Below(PlainPath(top)) if top == "/")
+    }
+
     /// Whether `path`, which [`path::plain`] has read, is among them.
     pub fn contains(&self, path: &str) -> bool {
         match self {

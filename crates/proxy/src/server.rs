@@ -6,14 +6,14 @@ use crate::{
     cache::{self, Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
-    counters::{CounterValues, Counters},
+    counters::{CounterValues, Counters, ListenerValues},
     limits::{Counted, Full, Slot},
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
     workers::{Loads, Seat, Workers},
 };
-use longsplice_engine::{ForeignListener, Leg, Listener, Policy, Splicer, When};
+use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, Policy, Splicer, Tally, When};
 use std::{
     collections::HashMap,
     io,
@@ -81,6 +81,10 @@ pub enum StartError {
     },
 }
 
+fn cannot_listen(addr: SocketAddr) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError::Listen { addr, source }
+}
+
 fn cure(e: &io::Error) -> &'static str {
     match e.kind() {
         io::ErrorKind::AddrInUse => "; another program listens there: stop it or take another port",
@@ -115,59 +119,84 @@ pub(crate) struct Shared {
 pub struct Server {
     shared: Arc<Shared>,
     addrs: Vec<SocketAddr>,
+    /// Protocols of the listeners, and what became of their flows, in the same order.
+    tallies: Vec<(&'static str, Arc<Tally>)>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Server {
-    /// Binds every listener, or none, and begins to serve, in the current runtime.
-    pub async fn start(splicer: Splicer, config: Config) -> Result<Server, StartError> {
-        Server::start_on(&Workers::here(), splicer, config).await
-    }
+/// All that a server takes from the machine, but for the data path: what cannot be had is known before that is touched.
+pub struct Prepared {
+    config: Config,
+    /// None for those that bind none.
+    sockets: Vec<Option<BoundSocket>>,
+    log: AccessLog,
+    taps: HashMap<PathBuf, Arc<TapDir>>,
+    caches: HashMap<PathBuf, Arc<Cache>>,
+}
 
-    /// The same, with connections on these workers.
-    pub async fn start_on(workers: &Workers, splicer: Splicer, config: Config) -> Result<Server, StartError> {
+impl Prepared {
+    /// Binds every listener, or none, and opens what is written to.
+    pub fn new(config: Config) -> Result<Prepared, StartError> {
         if config.listeners.is_empty() {
             return Err(StartError::NoListener);
         }
-        let loads = workers.loads();
-        let mut bound = Vec::new();
-        for (number, listener) in config.listeners.into_iter().enumerate() {
-            let failed = |source| StartError::Listen { addr: listener.listen, source };
-            let (socket, addr) = if listener.protocol == Protocol::Transparent {
-                let rules = listener.rules.clone();
-                let allow = move |client: SocketAddr, server: SocketAddr| {
-                    rules.check(&Asker::by(client.ip()), &server.into(), server).is_ok()
-                };
-                let socket = splicer.listen_foreign(listener.listen, allow).map_err(failed)?;
-                (Bound::Foreign(socket), listener.listen)
-            } else {
-                let (splicer, at, copied) = (splicer.clone(), listener.listen, listener.policy.when == When::Never);
-                let listen =
-                    async move { if copied { splicer.listen_to_copy(at).await } else { splicer.listen(at).await } };
-                let listen = loads.runtime(number).spawn(listen);
-                let socket = listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?;
-                let addr = socket.local_addr().map_err(failed)?;
-                (Bound::Own(socket), addr)
-            };
-            bound.push((socket, addr, listener));
-        }
+        let bind = |l: &ListenerConfig| {
+            let own = l.protocol != Protocol::Transparent;
+            own.then(|| BoundSocket::bind(l.listen)).transpose().map_err(cannot_listen(l.listen))
+        };
+        let sockets = config.listeners.iter().map(bind).collect::<Result<_, _>>()?;
         let log = AccessLog::open(&config.log)
             .map_err(|source| StartError::AccessLog { to: config.log.to.clone(), source })?;
         let mut taps = HashMap::new();
-        for dir in bound.iter().filter_map(|(_, _, listener)| listener.tap.as_ref()) {
+        for dir in config.listeners.iter().filter_map(|listener| listener.tap.as_ref()) {
             if !taps.contains_key(dir) {
                 let tap = TapDir::open(dir).map_err(|source| StartError::Tap { dir: dir.clone(), source })?;
                 taps.insert(dir.clone(), Arc::new(tap));
             }
         }
         let mut caches = HashMap::new();
-        for config in bound.iter().filter_map(|(_, _, listener)| listener.cache()) {
+        for config in config.listeners.iter().filter_map(ListenerConfig::cache) {
             if !caches.contains_key(&config.dir) {
                 let cache = Cache::open(config);
                 let cache = cache.map_err(|source| StartError::Cache { dir: config.dir.clone(), source })?;
                 caches.insert(config.dir.clone(), Arc::new(cache));
             }
+        }
+        Ok(Prepared { config, sockets, log, taps, caches })
+    }
+
+    /// What it is to do.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Listens, and begins to serve connections on these workers.
+    pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
+        let Prepared { config, sockets, log, taps, caches } = self;
+        let loads = workers.loads();
+        let mut bound = Vec::new();
+        for (number, (listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
+            let failed = cannot_listen(listener.listen);
+            let (socket, addr) = if let Some(socket) = socket {
+                let (splicer, copied) = (splicer.clone(), listener.policy.when == When::Never);
+                let listen = async move {
+                    let listening =
+                        if copied { splicer.listen_to_copy(socket).await } else { splicer.listen_on(socket).await }?;
+                    let addr = listening.local_addr()?;
+                    Ok::<_, io::Error>((Bound::Own(listening), addr))
+                };
+                let listen = loads.runtime(number).spawn(listen);
+                listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?
+            } else {
+                let rules = listener.rules.clone();
+                let allow = move |client: SocketAddr, server: SocketAddr| {
+                    rules.check(&Asker::by(client.ip()), &server.into(), server).is_ok()
+                };
+                let socket = splicer.listen_foreign(listener.listen, allow).map_err(failed)?;
+                (Bound::Foreign(socket), listener.listen)
+            };
+            bound.push((socket, addr, listener));
         }
         let stop = watch::Sender::new(false);
         let shared = Arc::new(Shared {
@@ -183,12 +212,18 @@ impl Server {
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
-        let mut server = Server { shared, addrs: Vec::new(), stop, tasks: Vec::new() };
+        let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new() };
         for pool in server.shared.pools.values() {
             server.tasks.extend(pool.tend(&server.shared));
         }
         for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
             announce(addr, &listener);
+            if addr.ip().is_loopback() && server.shared.splicer.refusal().is_none() {
+                tracing::info!(
+                    "clients of {addr} are on this host: their connections are copied, not spliced (loopback)"
+                );
+            }
+            server.tallies.push((listener.protocol.name(), listener.policy.tally.clone()));
             let front = Arc::new(Front::new(listener, &server.shared));
             let (shared, stop) = (server.shared.clone(), server.stop.subscribe());
             let runtime = server.shared.loads.runtime(number);
@@ -199,6 +234,13 @@ impl Server {
             server.addrs.push(addr);
         }
         Ok(server)
+    }
+}
+
+impl Server {
+    /// Binds every listener, or none, and begins to serve, in the current runtime.
+    pub async fn start(splicer: Splicer, config: Config) -> Result<Server, StartError> {
+        Prepared::new(config)?.start(&Workers::here(), splicer).await
     }
 
     /// The addresses listened on, in the order of the configuration, with the ports the kernel chose.
@@ -241,6 +283,7 @@ impl Server {
             live: *self.shared.live.borrow(),
             denied: values.denied + foreign.denied,
             given_up: foreign.given_up,
+            untracked: foreign.untracked,
             swept: self.shared.splicer.swept(),
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
@@ -250,6 +293,17 @@ impl Server {
             cache: self.shared.caches.values().fold(CacheValues::default(), |sum, cache| sum.and(&cache.values())),
             ..values
         }
+    }
+
+    /// How many flows of each listener were spliced, and why others were not.
+    pub fn listeners(&self) -> Vec<ListenerValues> {
+        let values = |(addr, (protocol, tally)): (&SocketAddr, &(&'static str, Arc<Tally>))| ListenerValues {
+            listen: *addr,
+            protocol,
+            spliced: tally.spliced(),
+            refused: tally.refused().map(|(why, n)| (why.as_str(), n)).collect(),
+        };
+        self.addrs.iter().zip(&self.tallies).map(values).collect()
     }
 }
 
@@ -266,13 +320,13 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             tracing::info!("http on {addr}, {} routes", routes.len());
         }
         Protocol::Socks5 { users } | Protocol::Http(Http { users, .. })
-            if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list.is_empty() =>
+            if users.is_empty() && !addr.ip().is_loopback() && listener.rules.list().is_empty() =>
         {
             tracing::warn!("{} on {addr}: open to everybody who can reach it; add users or rules", protocol.name());
         }
         Protocol::Socks5 { .. } | Protocol::Http(_) => tracing::info!("{} on {addr}", protocol.name()),
         Protocol::Plug { target } => tracing::info!("plug on {addr} to {target}"),
-        Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list.is_empty() => {
+        Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list().is_empty() => {
             tracing::warn!(
                 "tls on {addr}: leads everybody who can reach it to any name; give routes targets or add rules"
             );

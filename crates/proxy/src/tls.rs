@@ -6,7 +6,7 @@
 pub mod hello;
 
 use crate::{
-    access::{Asker, Pattern, Rules},
+    access::{Asker, Pattern},
     access_log::Record,
     config::ListenerConfig,
     connection::{Ready, connect_under},
@@ -116,7 +116,7 @@ async fn lead(
     };
     let rules = match &route.target {
         // Chosen by whoever wrote the configuration, as that of a plug.
-        Some(_) if listener.rules.guarded => Cow::Owned(Rules { guarded: false, ..listener.rules.clone() }),
+        Some(_) if listener.rules.guarded => Cow::Owned(listener.rules.unguarded()),
         _ => Cow::Borrowed(&listener.rules),
     };
     record.target.get_or_insert_with(|| target.to_string());

@@ -269,8 +269,10 @@ fn initial_age(fields: &[(String, String)], asked_at: SystemTime, now: SystemTim
     let field = |name: &str| fields.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str());
     let since = |from: SystemTime| now.duration_since(from).unwrap_or_default().as_secs();
     let apparent = field("date").and_then(|d| httpdate::parse_http_date(d).ok()).map_or(0, since);
-    // what is no number, or too large for one, is old
-    let said = field("age").map_or(0, |a| a.trim().parse().unwrap_or(AGE_MAX));
+    // RFC 9111, 5.1: the first of several; what is no number does not count, one that is too large is old (1.2.2)
+    let said = field("age").and_then(|a| a.split(',').next()).map_or("", str::trim);
+    let is_number = !said.is_empty() && said.bytes().all(|b| b.is_ascii_digit());
+    let said = if is_number { said.parse().unwrap_or(AGE_MAX) } else { 0 };
     apparent.max(said.saturating_add(since(asked_at))).min(AGE_MAX)
 }
 

@@ -40,6 +40,10 @@ fn what_may_be_stored() {
         ("", 301, "Cache-Control: max-age=10\r\n"),
         ("", 302, "Cache-Control: max-age=10\r\n"),
         ("Authorization: a\r\n", 200, "Cache-Control: max-age=10, public\r\n"), // 3.5
+        ("", 200, "Cache-Control: max-age=10\r\nAge: one\r\n"),                 // RFC 9111, 5.1
+        ("", 200, "Cache-Control: max-age=10\r\nAge: -9\r\n"),
+        ("", 200, "Cache-Control: max-age=10\r\nAge: 9.9\r\n"),
+        ("", 200, "Cache-Control: max-age=10\r\nAge: 0, 60\r\n"),
         ("", 200, "Cache-Control: max-age=10\r\nVary: Accept\r\n"),
     ] {
         assert!(stored(asked, status, &format!("{DATE}{fields}")).is_some(), "{asked}{status} {fields}");
@@ -58,8 +62,8 @@ fn what_may_be_stored() {
         ("", 500, "Cache-Control: max-age=10\r\n"),
         ("", 302, "ETag: \"a\"\r\n"),
         ("", 200, "Cache-Control: max-age=10\r\nAge: 8\r\n"), // with the two seconds: stale, and nothing to ask by
-        ("", 200, "Cache-Control: max-age=10\r\nAge: one\r\n"),
-        ("", 200, "Expires: 0\r\n"), // 5.3
+        ("", 200, "Cache-Control: max-age=10\r\nAge: 99999999999999999999\r\n"), // RFC 9111, 1.2.2
+        ("", 200, "Expires: 0\r\n"),                          // 5.3
     ] {
         assert!(stored(asked, status, &format!("{DATE}{fields}")).is_none(), "{asked}{status} {fields}");
     }

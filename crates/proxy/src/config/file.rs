@@ -4,7 +4,7 @@
 //! concerns several values is checked afterwards, with the spans kept in [`Spanned`].
 
 use super::{
-    Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
+    Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Splicing, Twice,
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter, filter},
     route::RawRoute,
@@ -13,7 +13,7 @@ use super::{
     value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
-    access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule},
+    access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
     access_log::{LogConfig, LogFormat, LogTarget},
     limits::Limits,
     plug::parse_listen,
@@ -21,7 +21,7 @@ use crate::{
     target::Target,
     users::Users,
 };
-use longsplice_engine::Policy;
+use longsplice_engine::{PathRule, Policy};
 use serde::Deserialize;
 use std::{
     collections::BTreeMap,
@@ -47,11 +47,13 @@ struct File {
     #[serde(default)]
     log: Log,
     #[serde(default)]
-    devices: Vec<String>,
+    splice: Splicing,
     #[serde(default)]
-    xdp: Vec<String>,
+    devices: Many<Parsed<Device>>,
     #[serde(default)]
-    peer: Vec<String>,
+    xdp: Many<Parsed<Device>>,
+    #[serde(default)]
+    peer: Many<Parsed<Device>>,
     control: Option<PathBuf>,
     source_ports: Option<OrNumber<PortRange>>,
     #[serde(default)]
@@ -84,6 +86,7 @@ struct Listener {
     users_file: Option<Spanned<PathBuf>>,
     via: Option<Spanned<String>>,
     forwarded: Option<Spanned<RawForwarded>>,
+    strict_replies: Option<Spanned<bool>>,
     port: Option<Spanned<NonZeroU16>>,
     #[serde(default)]
     route: Vec<Spanned<RawRoute>>,
@@ -151,10 +154,12 @@ impl From<RawAction> for Action {
 #[serde(deny_unknown_fields)]
 struct RawPolicy {
     splice: Option<Splice>,
+    path: Option<PathRule>,
     hold: Option<bool>,
     drain_limit: Option<Seconds>,
     release_after: Option<SecondsOrNever>,
     idle_limit: Option<Seconds>,
+    keepalive: Option<Seconds>,
 }
 
 #[derive(Deserialize, Default)]
@@ -178,6 +183,22 @@ impl FromStr for Listen {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         parse_listen(text).map(Listen)
     }
+}
+
+/// A name that a device can have.
+struct Device(String);
+
+impl FromStr for Device {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = (1..16).contains(&text.len()) && !text.contains(|c: char| c == '/' || c.is_whitespace());
+        if good { Ok(Device(text.into())) } else { Err("no name of a device: write one of those that `ip link` shows") }
+    }
+}
+
+fn names(devices: Many<Parsed<Device>>) -> Vec<String> {
+    devices.0.into_iter().map(|device| device.0.0).collect()
 }
 
 /// A method of HTTP, as it is usually written: case counts.
@@ -205,9 +226,10 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let mut config = Config {
         connections: raw.connections,
         log: place.log(raw.log),
-        devices: raw.devices,
-        xdp: raw.xdp,
-        peer: raw.peer,
+        splice: raw.splice,
+        devices: names(raw.devices),
+        xdp: names(raw.xdp),
+        peer: names(raw.peer),
         control: raw.control.map(|path| place.path(&path)),
         pools: place.pools(raw.pool)?,
         source_ports: raw.source_ports.map(|p| p.0),
@@ -261,10 +283,13 @@ impl Place<'_> {
         let span = spanned.span();
         let raw = spanned.into_inner();
         let listen = raw.listen.into_inner().0.0;
-        if raw.protocol != Name::Http
-            && let Some(span) = raw.via.as_ref().map(Spanned::span).or(raw.forwarded.as_ref().map(Spanned::span))
-        {
-            return Err(self.wrong(span, "only HTTP has such fields: remove the key, or use protocol = \"http\""));
+        let of_http = [
+            raw.via.as_ref().map(Spanned::span),
+            raw.forwarded.as_ref().map(Spanned::span),
+            raw.strict_replies.as_ref().map(Spanned::span),
+        ];
+        if let (Some(span), true) = (of_http.into_iter().flatten().next(), raw.protocol != Name::Http) {
+            return Err(self.wrong(span, "only HTTP has this: remove the key, or use protocol = \"http\""));
         }
         if let (Some(filter), true) = (&raw.filter, raw.protocol != Name::Http) {
             let cure = "only replies of HTTP are filtered: remove the key, or use protocol = \"http\"";
@@ -314,6 +339,7 @@ impl Place<'_> {
                     http.identity = raw.accept_encoding == RawAcceptEncoding::Identity;
                     http.filter = Arc::new(filter(raw));
                 }
+                http.strict_replies = raw.strict_replies.is_some_and(Spanned::into_inner);
                 http.cache = raw.cache.map(|c| self.cache(c.into_inner())).transpose()?;
                 Protocol::Http(Http { routes: self.routes(raw.route, pools)?, ..http })
             }
@@ -344,7 +370,7 @@ impl Place<'_> {
         };
         let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
-        listener.rules.list = raw.rules.into_iter().map(rule).collect();
+        listener.rules = Rules::new(raw.rules.into_iter().map(rule).collect(), listener.rules.guarded);
         listener.policy = policy(raw.policy);
         listener.limits = limits(raw.limits);
         listener.proxy_protocol = proxy_protocol;
@@ -395,9 +421,16 @@ impl Place<'_> {
         }
         if let Some(file) = file {
             let path = self.path(file.get_ref());
-            let text = std::fs::read_to_string(&path);
-            let text = text.map_err(|e| self.wrong(file.span(), &format!("cannot read {}: {e}", path.display())))?;
-            warn_if_others_read(&path);
+            let text = read_with_mode(&path);
+            let (text, mode) =
+                text.map_err(|e| self.wrong(file.span(), &format!("cannot read {}: {e}", path.display())))?;
+            if mode & 0o022 != 0 {
+                let why = format!("{} holds passwords, and others may write it: chmod 600 it", path.display());
+                return Err(self.wrong(file.span(), &why));
+            }
+            if mode & 0o055 != 0 {
+                tracing::warn!("{} holds passwords and is not for its owner alone: chmod 600 it", path.display());
+            }
             users.add_lines(&text).map_err(|(line, e)| ConfigError::Wrong {
                 file: path.clone(),
                 line,
@@ -418,11 +451,11 @@ impl Place<'_> {
     }
 }
 
-/// Not an error: there are file systems without permissions.
-fn warn_if_others_read(path: &Path) {
-    if std::fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o077 != 0) {
-        tracing::warn!("{} holds passwords and is not for its owner alone: chmod 600 it", path.display());
-    }
+/// What a file says, and who may read and write it.
+fn read_with_mode(path: &Path) -> std::io::Result<(String, u32)> {
+    let file = std::fs::File::open(path)?;
+    let mode = file.metadata()?.permissions().mode();
+    Ok((std::io::read_to_string(file)?, mode))
 }
 
 /// The messages of serde name what is expected, except one.
@@ -448,10 +481,12 @@ fn policy(raw: RawPolicy) -> Policy {
     let d = Policy::default();
     Policy {
         when: raw.splice.map_or(d.when, |s| s.0),
+        path: raw.path.unwrap_or(d.path),
         hold: raw.hold.unwrap_or(d.hold),
         drain_limit: raw.drain_limit.map_or(d.drain_limit, |s| s.0),
         release_after: raw.release_after.map_or(d.release_after, |s| s.0),
         idle_limit: raw.idle_limit.map_or(d.idle_limit, |s| s.0),
+        keepalive: raw.keepalive.map(|s| s.0),
         ..d
     }
 }

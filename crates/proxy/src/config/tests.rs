@@ -7,8 +7,8 @@ use crate::{
     pool::{Balance, Check, HealthLimits, Key, PoolConfig},
     routes::Paths,
 };
-use longsplice_engine::When;
-use std::time::Duration;
+use longsplice_engine::{PathRule, When};
+use std::{os::unix::fs::PermissionsExt, time::Duration};
 
 fn read(text: &str) -> Result<Config, ConfigError> {
     Config::from_toml(text, Path::new("/etc/longsplice.toml"))
@@ -60,10 +60,12 @@ rules = [
 ]
 [listener.policy]
 splice = "at-once"
+path = "any"
 hold = true
 drain_limit = 2.5
 release_after = "never"
 idle_limit = 60
+keepalive = 30
 [listener.limits]
 handshake = 1
 resolve = 2
@@ -94,14 +96,15 @@ fn whole_file() {
     assert_eq!(format!("{:?}", socks.protocol), r#"Socks5 { users: {"ann", "bob b"} }"#);
     assert_eq!(plug.protocol, Protocol::Plug { target: "example.org:80".parse().unwrap() });
     assert_eq!((socks.rules.guarded, plug.rules.guarded), (true, false));
-    let [allow, deny] = &socks.rules.list[..] else { panic!() };
+    let [allow, deny] = socks.rules.list() else { panic!() };
     assert_eq!((allow.action, allow.target.len(), allow.ports.len()), (Action::Allow, 2, 2));
     assert_eq!(allow.target[1], Pattern::Below("example.org".into()));
     assert_eq!((deny.action, deny.client.len(), deny.ports[0].last), (Action::Deny, 1, 25));
     let p = &socks.policy;
-    assert_eq!((p.when, p.hold, p.release_after), (When::AtOnce, true, None));
+    assert_eq!((p.when, p.path, p.hold, p.release_after), (When::AtOnce, PathRule::Any, true, None));
     assert_eq!((p.drain_limit, p.idle_limit), (Duration::from_millis(2500), Duration::from_secs(60)));
-    assert_eq!(plug.policy.when, When::AfterBytes(1000));
+    assert_eq!(p.keepalive, Some(Duration::from_secs(30)));
+    assert_eq!((plug.policy.when, plug.policy.path), (When::AfterBytes(1000), PathRule::Auto));
     let l = &socks.limits;
     assert_eq!(
         (l.handshake, l.resolve, l.connect),
@@ -129,7 +132,7 @@ fn the_example_is_right() {
     let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
     let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
     let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list.len(), c.pools.len()), (6, 2, 2));
+    assert_eq!((c.listeners.len(), c.listeners[0].rules.list().len(), c.pools.len()), (6, 2, 2));
 }
 
 #[test]
@@ -223,6 +226,8 @@ fn http_listeners() {
     expect(&http("target = \"a:1\""), (4, 10), "remove `target`");
     expect(&http("users = { \"a:b\" = \"x\" }"), (4, 9), "RFC 7617");
     expect(&socks("via = \"a\""), (4, 7), "only HTTP");
+    assert!(read_http("strict_replies = true").0.strict_replies && !read_http("").0.strict_replies);
+    expect(&socks("strict_replies = true"), (4, 18), "only HTTP");
 }
 
 #[test]
@@ -374,6 +379,13 @@ fn users_files() {
         std::fs::write(&users, text).unwrap();
         let e = Config::from_file(&file).unwrap_err().to_string();
         assert!(e.starts_with(&format!("{}:{line}:1: ", users.display())), "{e}");
+    }
+    // Who may write it lets himself in.
+    for (mode, refused) in [(0o620, true), (0o602, true), (0o600, false), (0o644, false)] {
+        std::fs::write(&users, "bob:b\n").unwrap();
+        std::fs::set_permissions(&users, std::fs::Permissions::from_mode(mode)).unwrap();
+        let e = Config::from_file(&file).err().map(|e| e.to_string()).unwrap_or_default();
+        assert_eq!(e.contains("longsplice.toml:5:14: ") && e.contains("others may write it"), refused, "{mode:o}: {e}");
     }
     // Both sources together count, but a file without users does not open the door.
     std::fs::write(&users, "").unwrap();

@@ -85,7 +85,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
                 }
                 if all.is_empty() {
                     // An empty list could mean all or none: better to ask.
-                    return Err(de::Error::custom("empty list: leave the key out to match everything"));
+                    return Err(de::Error::custom("empty list: write something into it, or leave the key out"));
                 }
                 Ok(all)
             }

@@ -18,12 +18,13 @@ use super::stream::Stream;
 use crate::{
     access::Denied,
     cache::{Asking, Fill, Heard, Meta},
+    config::Http,
     fault::Fault,
-    filter::{FIRST_MAX, Filter, Judge, Verdict},
+    filter::{FIRST_MAX, Judge, Verdict},
 };
 use longsplice_engine::{FlowInfo, How, Leftovers, Message, Passed, Policy, Refusal, Splicer, When};
 use longsplice_http::{
-    Body, Framing, HEAD_MAX, Kind, Request, Response, Scan, Step, Version, Wrong,
+    Body, Framing, Kind, REPLY_HEAD_MAX, Request, Response, Scan, Step, Version, Wrong,
     forward::{self, Back},
 };
 use std::{
@@ -31,7 +32,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 use tokio::time::{Sleep, sleep};
 
@@ -39,22 +40,19 @@ use tokio::time::{Sleep, sleep};
 const INTERIM_MAX: u32 = 32;
 /// Bytes of a reply that are held back at most: the longest head, the first bytes of the body, and what says where chunks begin
 /// and end, unless that is a multiple of what is in them.
-const HELD_MAX: usize = HEAD_MAX + 2 * FIRST_MAX;
+const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
 
 pub(crate) struct Exchange<'a> {
     client: &'a mut Stream,
     server: &'a mut Stream,
     request: &'a Request,
-    via: Option<&'a str>,
+    http: &'a Http,
     /// Whether the client's connection is to be closed after it, whatever the reply says.
     last: bool,
-    filter: &'a Arc<Filter>,
     /// What a cache wants of the reply, what it does with it, for the log, and while it is stored.
     asking: Option<&'a Asking>,
     pub cache: Option<&'static str>,
     fill: Option<Fill>,
-    /// There is another connection to try: this one has carried a request before, or there are more servers.
-    again: bool,
     up: Up,
     down: Down,
     /// Status of the reply, once its head has come.
@@ -120,8 +118,10 @@ pub(crate) enum End {
     Validated { meta: Option<Box<Meta>>, reuse: bool },
     /// 101 was passed on.
     Upgraded,
-    /// The server has closed without a word, and another connection may do better.
+    /// The server has closed without a word.
     Stale,
+    /// The same, and what it was sent must not be sent twice: the client hears what we have heard.
+    Gone,
     /// Nothing of a final reply was passed on yet: answer with this status.
     Fault(Fault, u16),
     /// The reply was begun, and cannot be finished.
@@ -153,25 +153,23 @@ impl<'a> Exchange<'a> {
         (client, server): (&'a mut Stream, &'a mut Stream),
         request: &'a Request,
         head: Vec<u8>,
-        via: Option<&'a str>,
-        (last, again): (bool, bool),
-        (bodies, filter, asking): (When, &'a Arc<Filter>, Option<&'a Asking>),
+        http: &'a Http,
+        last: bool,
+        (bodies, asking): (When, Option<&'a Asking>),
     ) -> Exchange<'a> {
         let body = Body::new(request.framing);
         Exchange {
             client,
             server,
             request,
-            via,
+            http,
             last,
-            filter,
             asking,
             cache: None,
             fill: None,
-            again,
             up: Up { head, sent: 0, body, checked: 0, broken: false, copy: false },
             down: Down {
-                scan: Scan::new(Kind::Response),
+                scan: scan(http),
                 head: Vec::new(),
                 sent: 0,
                 body: None,
@@ -374,9 +372,10 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             if let Some(end) = self.down.scan.feed(self.server.in_hand()).map_err(Broken::Wrong)? {
-                let reply = Response::parse(&self.server.in_hand()[..end], &self.request.method);
+                let read = if self.http.strict_replies { Response::parse } else { Response::lenient };
+                let reply = read(&self.server.in_hand()[..end], &self.request.method);
                 self.server.consume(end);
-                self.down.scan = Scan::new(Kind::Response);
+                self.down.scan = scan(self.http);
                 if let Err(end) = self.head(&reply.map_err(Broken::Wrong)?) {
                     self.down.end = end;
                     return Poll::Ready(Ok(()));
@@ -404,9 +403,9 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         self.status = Some(reply.status);
-        if !self.filter.rules.is_empty() {
+        if !self.http.filter.rules.is_empty() {
             (self.down.judge, self.down.hold) =
-                (Some(Judge::new(self.filter, reply)), Some(Box::pin(sleep(self.filter.wait))));
+                (Some(Judge::new(&self.http.filter, reply)), Some(Box::pin(sleep(self.http.filter.wait))));
         }
         match reply.status {
             101 if self.request.upgrade.is_none() || self.request.framing != Framing::None => {
@@ -423,6 +422,8 @@ impl<'a> Exchange<'a> {
             _ => {}
         }
         let early = !self.up_done();
+        // What the server has not read of the request, it would take for the next one.
+        let reuse = reply.keep_alive && !early && !self.request.has_odd_content();
         if let Some(asking) = self.asking {
             let (from, first) = (self.server.leg.remote(), self.server.in_hand());
             match asking.hear(reply, from, first) {
@@ -432,9 +433,7 @@ impl<'a> Exchange<'a> {
                     self.server.leg.tap(tap);
                     (self.fill, self.cache) = (Some(fill), Some("fill"));
                 }
-                Heard::Good(meta) => {
-                    return Err(End::Validated { meta, reuse: reply.keep_alive && !early && first.is_empty() });
-                }
+                Heard::Good(meta) => return Err(End::Validated { meta, reuse: reuse && first.is_empty() }),
             }
         }
         let strip = client == Version::Old && reply.framing == Framing::Chunked;
@@ -444,8 +443,9 @@ impl<'a> Exchange<'a> {
         if reply.framing == Framing::Chunked {
             self.server.leg.unclamp(); // most of it is copied
         }
-        self.down.body = Some(Body::new(reply.framing));
-        self.down.end = End::Done { close, reuse: reply.keep_alive && !early };
+        let body = if self.http.strict_replies { Body::new } else { Body::lenient };
+        self.down.body = Some(body(reply.framing));
+        self.down.end = End::Done { close, reuse };
         Ok(())
     }
 
@@ -453,22 +453,37 @@ impl<'a> Exchange<'a> {
     fn check(&mut self) -> Result<(), Broken> {
         let Exchange { server, down, .. } = self;
         let Down { body: Some(body), checked, strip, judge, hold, head, .. } = down else { return Ok(()) };
+        let mut at = *checked;
+        // From there on, what is in hand becomes this.
+        let mut mended: Option<(usize, Vec<u8>)> = None;
         // Without chunks, content is taken from the beginning.
-        while *checked < server.in_hand().len() && !body.is_done() && !(*strip && *checked > 0) {
-            let rest = &server.in_hand()[*checked..];
+        while at < server.in_hand().len() && !body.is_done() && !(*strip && at > 0) {
+            let rest = &server.in_hand()[at..];
             let step = body.step(rest).map_err(Broken::Wrong)?;
-            if let (Step::Content(n), Some(judge)) = (step, &mut *judge) {
-                judge.read(&rest[..n]);
+            let (taken, instead) = (&rest[..step.len()], body.mended());
+            let goes = instead.as_deref().unwrap_or(taken);
+            if let (Step::Content(_), Some(judge)) = (step, &mut *judge) {
+                judge.read(taken);
             }
             match step {
                 Step::Framing(n) if *strip => server.consume(n),
-                step => *checked += step.len(),
-            }
-            if hold.is_some() {
-                head.extend_from_slice(&server.in_hand()[..*checked]);
-                server.consume(std::mem::take(checked));
+                _ if hold.is_some() => {
+                    head.extend_from_slice(goes);
+                    server.consume(step.len());
+                }
+                _ => {
+                    if instead.is_some() || mended.is_some() {
+                        mended.get_or_insert_with(|| (at, Vec::new())).1.extend_from_slice(goes);
+                    }
+                    at += step.len();
+                }
             }
         }
+        if let Some((from, bytes)) = mended {
+            server.replace(from, at - from, &bytes);
+            at = from + bytes.len();
+        }
+        *checked = at;
         if let (true, Some(judge)) = (body.is_done(), judge) {
             judge.end();
         }
@@ -514,7 +529,8 @@ impl<'a> Exchange<'a> {
     }
 
     fn begin(&mut self, reply: &Response, close: bool) {
-        self.down.head = forward::response(reply, &Back { via: self.via, client: self.request.version, close });
+        let (via, client, now) = (self.http.via.as_deref(), self.request.version, SystemTime::now());
+        self.down.head = forward::response(reply, &Back { via, client, close, now });
         self.down.sent = 0;
     }
 
@@ -557,7 +573,8 @@ impl<'a> Exchange<'a> {
     }
 
     fn bad_reply(&self, why: &str) -> End {
-        if self.replied() {
+        // What is wrong with a body may have come with its head.
+        if self.replied() && self.down.sent > 0 {
             return End::Cut("server-reset", format!("the server's reply: {why}"));
         }
         End::Fault(Fault::BadReply(format!("the server's reply: {why}")), 502)
@@ -569,12 +586,14 @@ impl<'a> Exchange<'a> {
             return End::Cut("server-reset", format!("the server's connection: {e}"));
         }
         let nothing = self.status.is_none() && self.down.interim == 0 && self.server.in_hand().is_empty();
-        // RFC 9112, 9.3.1: what may be done twice is sent again, the rest is not
-        if self.again && nothing && self.request.is_repeatable() {
-            return End::Stale;
-        }
-        End::Fault(no_reply(), 502)
+        if nothing { End::Stale } else { End::Fault(no_reply(), 502) }
     }
+}
+
+/// At the first byte of a reply.
+fn scan(http: &Http) -> Scan {
+    let scan = if http.strict_replies { Scan::new } else { Scan::lenient };
+    scan(Kind::Response)
 }
 
 /// The server has closed without a word.

@@ -6,8 +6,9 @@
 //! | a pool (reverse proxy) | an idle one of the server whose turn it is, or a new one | kept by the pool |
 //!
 //! A request is sent twice only where that is safe: if no connection came about, or if it is idempotent, has no body, and no
-//! word of a reply has come (RFC 9110, 9.2.2). What could not be sent again gets a new connection to a server of a pool,
-//! since an idle one may be closed at the very moment.
+//! word of a reply has come (RFC 9110, 9.2.2). An idle connection may be closed at the very moment. So what could not be sent
+//! again gets one only if the client's own connection has carried a request before, and is then closed like the server's: who
+//! keeps connections knows that this happens, and whether to ask again (RFC 9112, 9.5).
 
 use super::{
     Next, Row,
@@ -114,6 +115,10 @@ impl Row<'_> {
                 }
                 End::Ahead(_) => unreachable!("it goes on in exchange()"),
                 End::Upgraded => Next::Relay(Box::new(record.clone())),
+                End::Gone => {
+                    (record.how, record.refusal) = ("server-reset", Some(no_reply().to_string()));
+                    Next::Close
+                }
                 End::Fault(fault, status) => {
                     self.answer(Some(errand.request), record, &fault, Some(status), true).await;
                     Next::Close
@@ -175,7 +180,7 @@ impl Row<'_> {
             }
             let target = lease.0.target.clone();
             if !tries.fresh
-                && errand.request.is_repeatable()
+                && (errand.request.is_repeatable() || self.count > 1)
                 && let Some(stream) = lease.0.idle(&shared.splicer, &self.client.leg)
             {
                 Counters::add(&shared.counters.reused);
@@ -235,9 +240,8 @@ impl Row<'_> {
         let shared = self.live.shared.clone();
         let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
         let bodies = if may_be.is_ok() { self.front.bodies.when } else { When::Never };
-        let (ends, via) = ((&mut self.client, server), self.http.via.as_deref());
-        let mut exchange =
-            Exchange::new(ends, request, head, via, (last, *reused || more), (bodies, &self.http.filter, asking));
+        let ends = (&mut self.client, server);
+        let mut exchange = Exchange::new(ends, request, head, self.http, last, (bodies, asking));
         let end = loop {
             let limit = if exchange.replied() { idle } else { limits.reply.min(idle) };
             let (since, alarm) = (exchange.moved, &mut self.alarm);
@@ -269,14 +273,24 @@ impl Row<'_> {
         (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
         (record.spliced_up, record.spliced_down) = (exchange.spliced[0], exchange.spliced[1]);
         record.splices = exchange.splices;
-        if exchange.splices == 0 {
+        // one that another connection is tried for is not over
+        let tally = matches!(end, End::Done { .. } | End::Cut(..)).then_some(&self.front.policy.tally);
+        if exchange.splices > 0 {
+            tally.inspect(|tally| tally.splice());
+        } else {
             let why = exchange.refusal.or(may_be.err()).unwrap_or(match bodies {
                 When::Never => Refusal::Policy,
                 _ => Refusal::Short,
             });
             record.refusal = Some(why.as_str().into());
+            tally.inspect(|tally| tally.refuse(why));
         }
-        end
+        match end {
+            End::Stale if request.is_repeatable() && (*reused || more) => End::Stale,
+            End::Stale if *reused && self.count > 1 => End::Gone,
+            End::Stale => End::Fault(no_reply(), 502),
+            end => end,
+        }
     }
 
     /// What becomes of the server's connection, and what its pool learns of it.
@@ -291,7 +305,7 @@ impl Row<'_> {
                     lease.0.failed(counters, fault);
                 }
                 End::Cut("server-reset", why) => lease.0.failed(counters, why),
-                End::Ahead(_) | End::Stale | End::Fault(..) | End::Cut(..) => {}
+                End::Ahead(_) | End::Stale | End::Gone | End::Fault(..) | End::Cut(..) => {}
             }
         }
         tries.fresh = true;

@@ -1,8 +1,8 @@
 //! A reverse proxy: several servers seen as one site. Each request goes to a server of the pool that its host and path lead
 //! to, over a connection that is kept for whoever comes next, so one after the other may go to different servers.
 //!
-//! Paths are compared after [`path::plain`], which refuses what servers read in different ways; they go on as they were
-//! written. Rules see the host and port that were asked for as the target, and our own address as the server's.
+//! Paths go on as they were written. If a route or a rule looks at them, they are compared after [`path::plain`], which refuses
+//! what servers read in different ways. Rules see the host and port that were asked for as the target, and our own address as the server's.
 
 use super::{
     Row, no_trace,
@@ -33,7 +33,9 @@ impl Row<'_> {
             Form::Authority(_) => return Err((Fault::BadRequest("CONNECT is for forward proxies".into()), 501)),
         };
         // The server as a whole (RFC 9110, 9.3.7): whoever has the top of the site.
-        let path = path::plain(if path == "*" { "/" } else { path }).map_err(wrong)?;
+        let path = if path == "*" { "/" } else { path };
+        let read = self.front.listener.rules.know_paths() || !self.http.routes.iter().all(|r| r.path.is_all());
+        let path = read.then(|| path::plain(path)).transpose().map_err(wrong)?;
         let site = authority.as_ref().map(Authority::to_string);
         record.target.clone_from(&site);
         let here = self.client.leg.local();
@@ -46,12 +48,13 @@ impl Row<'_> {
             port: authority.and_then(|a| a.port).unwrap_or(here.port()),
         };
         let no_route = || (Fault::NoRoute("this host and path".into()), 404);
-        let (number, route) = routes::find(&self.http.routes, host.as_ref(), &path).ok_or_else(no_route)?;
+        let (number, route) =
+            routes::find(&self.http.routes, host.as_ref(), path.as_deref().unwrap_or("/")).ok_or_else(no_route)?;
         record.route = Some(format!("{number}:{}", route.pool));
         let lost = || (Fault::NoServer(route.pool.clone()), 503);
         let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
         let key = pool.key(request, self.client.leg.source().ip());
-        let errand = Errand { request, site, path: Some(path), to: To::Pool(pool.clone(), key) };
+        let errand = Errand { request, site, path, to: To::Pool(pool.clone(), key) };
         let denied = self.front.listener.rules.check(&errand.asked(&self.client), &target, here);
         denied.map_err(|why| (Fault::Denied(why), 403))?;
         Ok(errand)

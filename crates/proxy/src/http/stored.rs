@@ -62,7 +62,7 @@ impl Row<'_> {
             let close = !self.may_go_on(request);
             let head_only = request.method == "HEAD";
             let reply = Reply { status: 504, text: "not in the cache", challenge: None, close, head_only };
-            self.say(&reply.encode()).await;
+            self.say(&reply.encode(SystemTime::now())).await;
             return Ok(if close { Next::Close } else { Next::Request });
         }
         Err(Some(asking))
@@ -99,9 +99,10 @@ impl Row<'_> {
         let known = meta.is_known(request);
         let all = if known || request.method == "HEAD" { 0 } else { length };
         let mut block = if all > 0 { cache.read(found.clone(), 0).await.ok()? } else { Vec::new() };
-        let head = Response::parse(&meta.head(known, length, SystemTime::now()), &request.method).ok()?;
+        let now = SystemTime::now();
+        let head = Response::parse(&meta.head(known, length, now), &request.method).ok()?;
         let close = !self.may_go_on(request);
-        let back = Back { via: self.http.via.as_deref(), client: request.version, close };
+        let back = Back { via: self.http.via.as_deref(), client: request.version, close, now };
         let mut at = block.len() as u64;
         block.splice(..0, forward::response(&head, &back));
         cache.count(count);

@@ -11,7 +11,7 @@ use std::{
 };
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Bytes in hand at most. Heads are shorter ([`longsplice_http::HEAD_MAX`]).
+/// Bytes in hand at most. No head is longer ([`longsplice_http::REPLY_HEAD_MAX`]).
 const MOST: usize = 64 * 1024;
 /// Bytes in hand at first: what a head usually takes.
 const FIRST: usize = 8 * 1024;
@@ -61,6 +61,13 @@ impl Stream {
             self.bytes.clear();
             self.start = 0;
         }
+    }
+
+    /// `n` bytes in hand, from `at` on, are to be these instead.
+    pub fn replace(&mut self, at: usize, n: usize, with: &[u8]) {
+        let at = self.start + at;
+        self.bytes.splice(at..at + n, with.iter().copied());
+        self.consume(0); // none may be left
     }
 
     /// The first bytes in hand are to be these.

@@ -73,15 +73,15 @@ async fn status(stream: &mut Stream, member: &Member, check: &Check) -> Result<u
         check.path
     );
     stream.write_all(request.as_bytes()).await.map_err(|e| e.to_string())?;
-    let mut scan = Scan::new(Kind::Response);
+    let mut scan = Scan::lenient(Kind::Response);
     loop {
         if let Some(end) = scan.feed(stream.in_hand()).map_err(|e| e.to_string())? {
-            let reply = Response::parse(&stream.in_hand()[..end], "GET").map_err(|e| e.to_string())?;
+            let reply = Response::lenient(&stream.in_hand()[..end], "GET").map_err(|e| e.to_string())?;
             if !reply.is_interim() {
                 return Ok(reply.status);
             }
             stream.consume(end);
-            scan = Scan::new(Kind::Response);
+            scan = Scan::lenient(Kind::Response);
         } else if stream.fill().await.map_err(|e| e.to_string())? == 0 {
             return Err("it closed before it had replied".into());
         }

@@ -70,6 +70,11 @@ impl Proxy {
     }
 }
 
+/// Without what we add to replies that have no `Date`.
+pub fn undated(replies: &str) -> String {
+    replies.split_inclusive("\r\n").filter(|line| !line.starts_with("Date: ")).collect()
+}
+
 /// An address that refuses connections. It is held for as long as the process lives, or another test might be given it.
 pub async fn closed() -> SocketAddr {
     let socket = TcpSocket::new_v4().unwrap();

@@ -1,0 +1,127 @@
+//! Which rules may match, of many: a list of thousands is not gone through for each connection.
+//!
+//! Each rule is filed under its targets, its clients or its ports, whichever the fewest others are filed under. What is
+//! asked for is looked up as each of them, and the rules found are tried in the order of the list. Those that have none of
+//! them, or too many ports, are always tried.
+
+use super::{Pattern, Rule};
+use crate::{guard, target::Host};
+use ipnet::IpNet;
+use std::{
+    collections::{BTreeSet, HashMap},
+    iter,
+    net::IpAddr,
+};
+
+/// A rule for more ports than this is not filed under them.
+const PORTS: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Client(IpNet),
+    Target(IpNet),
+    Name(String),
+    Below(String),
+    Port(u16),
+}
+
+/// Numbers of rules, from 0, by what one of them needs to match.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Index {
+    filed: HashMap<Key, Vec<u32>>,
+    /// Those that are tried always.
+    rest: Vec<u32>,
+    /// Lengths of prefixes, by family (is it IPv4?), of clients and of targets.
+    lengths: [BTreeSet<(bool, u8)>; 2],
+}
+
+impl Index {
+    /// Of rules to try when all is known but the address behind a name (`by_name`), when a prefix may be met or not, or with it.
+    pub fn of(list: &[Rule], by_name: bool) -> Index {
+        let mut shared: HashMap<Key, usize> = HashMap::new();
+        for key in list.iter().flat_map(|rule| ways(rule, by_name)).flatten() {
+            *shared.entry(key).or_default() += 1;
+        }
+        let mut index = Index::default();
+        for (n, rule) in (0u32..).zip(list) {
+            let others = |keys: &Vec<Key>| keys.iter().map(|key| shared[key]).sum::<usize>();
+            match ways(rule, by_name).into_iter().min_by_key(others) {
+                Some(keys) => keys.into_iter().for_each(|key| index.file(key, n)),
+                None => index.rest.push(n),
+            }
+        }
+        index
+    }
+
+    fn file(&mut self, key: Key, n: u32) {
+        if let Key::Client(net) | Key::Target(net) = &key {
+            let lengths = &mut self.lengths[usize::from(matches!(key, Key::Target(_)))];
+            lengths.insert((net.addr().is_ipv4(), net.prefix_len()));
+        }
+        self.filed.entry(key).or_default().push(n);
+    }
+
+    /// The rules to be tried, in order. `ip`: unless it is not known yet.
+    pub fn candidates(
+        &self,
+        client: IpAddr,
+        host: &Host,
+        ip: Option<IpAddr>,
+        port: u16,
+    ) -> impl Iterator<Item = usize> {
+        let mut keys: Vec<Key> = self.prefixes(0, client).map(Key::Client).collect();
+        let faces = ip.into_iter().flat_map(guard::faces);
+        keys.extend(faces.flat_map(|ip| self.prefixes(1, ip)).map(Key::Target));
+        if let Host::Name(name) = host {
+            keys.push(Key::Name(name.clone()));
+            keys.extend(name.match_indices('.').map(|(dot, _)| Key::Below(name[dot + 1..].to_owned())));
+        }
+        keys.push(Key::Port(port));
+        let found = keys.iter().filter_map(|key| self.filed.get(key)).map(Vec::as_slice);
+        Merged(found.chain(iter::once(self.rest.as_slice())).collect())
+    }
+
+    /// Of the lengths there are, those that the address lies in.
+    fn prefixes(&self, of: usize, ip: IpAddr) -> impl Iterator<Item = IpNet> {
+        let lengths = self.lengths[of].iter().filter(move |(v4, _)| *v4 == ip.is_ipv4());
+        lengths.filter_map(move |(_, length)| Some(IpNet::new(ip, *length).ok()?.trunc()))
+    }
+}
+
+/// What a rule may be filed under: all keys of one of these. None: it has to be tried always.
+fn ways(rule: &Rule, by_name: bool) -> Vec<Vec<Key>> {
+    let target = |pattern: &Pattern| match pattern {
+        Pattern::Prefix(net) => Key::Target(net.0.trunc()),
+        Pattern::Name(name) => Key::Name(name.clone()),
+        Pattern::Below(suffix) => Key::Below(suffix.clone()),
+    };
+    let targets = if by_name && rule.target.iter().any(|p| matches!(p, Pattern::Prefix(_))) {
+        Vec::new() // any name may lead there
+    } else {
+        rule.target.iter().map(target).collect()
+    };
+    let clients = rule.client.iter().map(|net| Key::Client(net.0.trunc())).collect();
+    let ports: Vec<Key> = rule.ports.iter().flat_map(|r| r.first..=r.last).take(PORTS + 1).map(Key::Port).collect();
+    let mut ways = vec![targets, clients];
+    ways.extend((ports.len() <= PORTS).then_some(ports));
+    ways.retain(|keys| !keys.is_empty());
+    ways
+}
+
+/// Ascending lists as one, each number once.
+struct Merged<'a>(Vec<&'a [u32]>);
+
+impl Iterator for Merged<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let least = *self.0.iter().filter_map(|list| list.first()).min()?;
+        for list in &mut self.0 {
+            // a rule may be filed twice under the same
+            while list.first() == Some(&least) {
+                *list = &list[1..];
+            }
+        }
+        Some(least as usize)
+    }
+}
