@@ -1,7 +1,7 @@
 //! The only table of flags. `--help`, the man page and the parser all come from here.
 
-use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use longsplice_engine::{FlowState, When};
+use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use longsplice_engine::{FlowState, PathRule, When};
 use std::path::PathBuf;
 
 /// A TCP proxy that gets out of the way.
@@ -40,8 +40,8 @@ pub struct Args {
 pub enum Command {
     /// Runs the proxy until it is told to stop.
     ///
-    /// SIGTERM and SIGINT stop it at once, `longsplice stop --drain` gently; SIGHUP opens the access log anew. It exits
-    /// with 0 after a clean stop, and with 1 when it could not start.
+    /// SIGTERM and SIGINT stop it at once, `longsplice stop --drain` gently; SIGHUP and SIGUSR1 open the access log anew, and
+    /// SIGUSR2 does nothing. It exits with 0 after a clean stop, and with 1 when it could not start or clean up.
     Run(RunArgs),
     /// Lists live flows.
     ///
@@ -52,11 +52,13 @@ pub enum Command {
     Splice(Flow),
     /// Takes a spliced flow back into the program, which copies from then on.
     Unsplice(Flow),
-    /// Shows what the data path did with packets (verdicts) and what the proxy did with connections.
+    /// Shows what the data path did with packets (verdicts) and what the proxy did with connections: of each listener, how many
+    /// were spliced, and why others were not.
     Counters(Json),
     /// Stops the running proxy, and waits until it has.
     ///
-    /// Flows are ended with a reset, unless the proxy was started with `--leave-flows`.
+    /// Flows are ended with a reset, unless the proxy was started with `--leave-flows`. Exits with 0 if the proxy has cleaned up
+    /// and ended, and with 1 if it could not clean up, was killed meanwhile, does not answer or does not end.
     Stop(StopArgs),
     /// Checks whether this machine can splice, and says what to do about it if not.
     ///
@@ -94,7 +96,7 @@ pub struct RunArgs {
 
     /// Serves HTTP/1.1 and 1.0 here as a forward proxy: CONNECT, and requests with absolute URLs. May be repeated.
     ///
-    /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 512 KB on
+    /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 1 MB on
     /// are spliced one by one, or longer ones if --splice says so, and the rest is copied. A reverse proxy, which stands for
     /// servers, needs a configuration file, and so do filters for replies and caches.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -120,33 +122,45 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Splices on this device. May be repeated; without it, on all Ethernet devices that are up.
-    #[arg(long, value_name = "DEV")]
+    /// Splices on this device. May be repeated; without it, on all Ethernet devices that are up. It is an error if there is no such
+    /// device, as with --xdp and --peer; splice = "if-possible" in a configuration file copies then.
+    #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub device: Vec<String>,
 
     /// Forwards on this device by XDP what can be: native XDP of its driver, before the kernel makes a packet of what has come.
     /// May be repeated. Some drivers switch offloads off for it; over veth it halves the throughput. Packets whose checksum
     /// their sender leaves to a device, as Linux does over veth, take the ordinary way.
-    #[arg(long, value_name = "DEV")]
+    #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub xdp: Vec<String>,
 
     /// Hands packets of spliced connections that leave by this device straight to its other end: it is a veth or netkit, and
     /// its other end in another network namespace. May be repeated. Costs less, but passes by what is attached to the
     /// device's egress: queueing disciplines, nftables and tc programs, and captures do not see these packets.
-    #[arg(long, value_name = "DEV")]
+    #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub peer: Vec<String>,
 
-    /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 2048,
+    /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 262144,
     /// from where on it was measured to pay].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<When>,
+
+    /// Over which paths to splice: auto copies where a splice would slow a transfer down, because its sender is nearer than its
+    /// receiver; any splices all. Nothing is known yet of connections that are spliced at once [default: auto].
+    #[arg(long, value_name = "auto|any", value_parser = parse_path)]
+    pub path: Option<PathRule>,
+
+    /// While a connection is copied, asks a client or server that is silent for so long whether it is still there (TCP keep-alive),
+    /// and gives it up if it has not answered after as long again: one without power would hold its connection until the idle
+    /// limit, of two hours unless a configuration file says otherwise.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..=32767))]
+    pub keepalive: Option<u16>,
 
     /// When stopped, lets spliced flows run on in the kernel, until they end or `longsplice stop --flush`.
     #[arg(long)]
     pub leave_flows: bool,
 
     /// Copies only, without touching the kernel's packet path.
-    #[arg(long, conflicts_with = "device")]
+    #[arg(long, conflicts_with_all = ["device", "xdp", "peer"])]
     pub copy_only: bool,
 
     /// Format of the access log and of messages on standard error [default: text].
@@ -306,7 +320,7 @@ pub enum What {
     Threshold,
     /// HTTP through reverse proxies, and from what size on splicing a body pays.
     Http,
-    /// Time that a splice, an unsplice, a release and a recreation take, and segments until it pays.
+    /// Time that a splice, an unsplice, a release and a recreation take by themselves.
     Switch,
     /// Memory per connection.
     Memory,
@@ -341,6 +355,10 @@ fn parse_when(text: &str) -> Result<When, String> {
     }
 }
 
+fn parse_path(text: &str) -> Result<PathRule, String> {
+    serde_json::from_value(text.into()).map_err(|_| "write auto or any".to_owned())
+}
+
 fn parse_state(text: &str) -> Result<FlowState, String> {
     serde_json::from_value(text.into()).map_err(|_| "write copying, draining, spliced or released".to_owned())
 }
@@ -358,7 +376,7 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 /// What no flag says, for the end of the man page.
 pub const MAN_TAIL: &str = r#".SH EXAMPLES
 .TP
-SOCKS on one address, spliced after 64 KiB:
+SOCKS on one address, spliced after 256 KiB:
 longsplice run \-\-socks5 192.0.2.1:1080
 .TP
 HTTP, with CONNECT:
@@ -373,9 +391,9 @@ longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
 Without any privilege:
 longsplice run \-\-socks5 127.0.0.1:1080 \-\-copy\-only
 .SH SIGNALS
-SIGTERM and SIGINT stop \fBlongsplice run\fR, a second one without waiting; SIGHUP opens the access log anew. After
-SIGKILL, spliced flows run on; the next \fBlongsplice run\fR in the same network namespace uses the same tables and
-does not disturb them.
+SIGTERM and SIGINT stop \fBlongsplice run\fR, a second one without waiting; SIGHUP and SIGUSR1 open the access log anew;
+SIGUSR2 is logged and ignored. After SIGKILL, spliced flows run on; the next \fBlongsplice run\fR in the same network
+namespace uses the same tables and does not disturb them.
 .SH FILES
 .TP
 /run/longsplice/control\-INODE.sock
@@ -391,6 +409,8 @@ bpf(2), network_namespaces(7), capabilities(7)
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use longsplice_engine::Policy;
+    use longsplice_proxy::Http;
 
     fn parse(line: &str) -> Result<Args, clap::Error> {
         Args::try_parse_from(line.split_whitespace())
@@ -409,12 +429,35 @@ mod tests {
     }
 
     #[test]
+    fn where_to_splice() {
+        assert_eq!(run("longsplice run").path, None);
+        assert_eq!(run("longsplice run --path any").path, Some(PathRule::Any));
+        assert_eq!(run("longsplice run --path auto").path, Some(PathRule::Auto));
+        assert!(parse("longsplice run --path short").is_err());
+    }
+
+    #[test]
     fn when_to_splice() {
         assert_eq!(run("longsplice run").splice, None);
         assert_eq!(run("longsplice run --splice never").splice, Some(When::Never));
         assert_eq!(run("longsplice run --splice at-once").splice, Some(When::AtOnce));
         assert_eq!(run("longsplice run --splice 4096").splice, Some(When::AfterBytes(4096)));
         assert!(parse("longsplice run --splice soon").is_err());
+    }
+
+    /// Figures that people read, and the constants.
+    #[test]
+    fn the_defaults_are_as_they_are_told() {
+        let mut command = Args::command();
+        let help = command.find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let texts = [&help, MAN_TAIL, include_str!("../../../README.md"), include_str!("../../../docs/bench.md")];
+        let [help, man, readme, bench] = texts.map(|t| t.split_whitespace().collect::<Vec<_>>().join(" "));
+        let (bytes, body) = (Policy::PAYS_FROM, format!("bodies from {} MB on", Http::BODY_PAYS_FROM >> 20));
+        assert_eq!((bytes % 1024, Http::BODY_PAYS_FROM % (1 << 20)), (0, 0));
+        assert!(help.contains(&format!("[default: {bytes},")) && help.contains(&body), "{help}");
+        assert!(man.contains(&format!("spliced after {} KiB:", bytes >> 10)), "{man}");
+        assert!(readme.contains(&format!("(WebSocket) and {body}")), "{body}");
+        assert!(bench.contains(&format!("after {} KB, and {body}", bytes >> 10)), "{body}");
     }
 
     #[test]

@@ -4,19 +4,19 @@ use crate::{
     Outcome,
     args::StopArgs,
     control::{Ask, Request, VERSION},
-    paths,
+    paths::{self, PATIENCE},
 };
+use serde::Deserialize;
 use serde_json::Value;
 use std::{
+    collections::BTreeMap,
+    error::Error,
     io::{self, BufRead, BufReader, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
-
-/// Answers come at once, from memory. Who waits longer than this waits for a process that hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,9 @@ pub enum AskError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Somebody listens, and says nothing.
+    #[error("{}: no answer within {} s: the process is stopped, or hangs", .0.display(), PATIENCE.as_secs())]
+    Silent(PathBuf),
     /// It hung up.
     #[error("{}: hung up without an answer (too many clients?)", .0.display())]
     HungUp(PathBuf),
@@ -62,8 +65,9 @@ impl Client {
             Some(path) => path.to_owned(),
             None => paths::control_socket().map_err(|source| AskError::Socket { path: "netns".into(), source })?,
         };
-        let stream = match UnixStream::connect(&path) {
+        let stream = match paths::connect(&path) {
             Ok(stream) => stream,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(AskError::Silent(path)),
             Err(e) if [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused].contains(&e.kind()) => {
                 return Err(AskError::NotRunning(path));
             }
@@ -75,6 +79,7 @@ impl Client {
     /// Asks, and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Value, AskError> {
         let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::WouldBlock => AskError::Silent(self.path.clone()),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => AskError::HungUp(self.path.clone()),
             _ => AskError::Socket { path: self.path.clone(), source },
         };
@@ -97,11 +102,21 @@ impl Client {
         }
     }
 
-    /// Waits for the end of the process, `limit` at most.
-    fn wait_end(mut self, limit: Duration) -> bool {
-        let _ = self.stream.get_mut().set_read_timeout(Some(limit));
+    /// Waits for the last line and the end of the process, `limit` at most for each.
+    fn wait_end(mut self, limit: Duration) -> Result<(), Box<dyn Error>> {
+        self.stream.get_mut().set_read_timeout(Some(limit))?;
+        let mut last = String::new();
         // A reset is an end too.
-        !matches!(self.stream.fill_buf(), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+        let runs = |e: &io::Error| e.kind() == io::ErrorKind::WouldBlock;
+        if self.stream.read_line(&mut last).is_err_and(|e| runs(&e)) || self.stream.fill_buf().is_err_and(|e| runs(&e))
+        {
+            return Err(format!("it was told to stop, but still runs after {} s", limit.as_secs()).into());
+        }
+        match serde_json::from_str::<Value>(&last).ok().as_ref().map(|last| last.get("error").and_then(Value::as_str)) {
+            Some(None) => Ok(()),
+            Some(Some(why)) => Err(format!("it has stopped, but not cleanly: {why}").into()),
+            None => Err("it has ended without a word: it was killed, or has crashed".into()),
+        }
     }
 }
 
@@ -117,6 +132,15 @@ pub fn unsplice(control: Option<&Path>, id: u64) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What became of a listener's flows.
+#[derive(Deserialize)]
+struct Listener {
+    listen: String,
+    protocol: String,
+    spliced: u64,
+    refused: BTreeMap<String, u64>,
+}
+
 /// `longsplice counters`.
 pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
     let answer = Client::connect(control)?.ask(Ask::Counters)?;
@@ -124,6 +148,13 @@ pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
     if json {
         writeln!(out, "{answer}")?;
         return Ok(ExitCode::SUCCESS);
+    }
+    for listener in answer.get("listeners").and_then(Value::as_array).into_iter().flatten() {
+        let Listener { listen, protocol, spliced, refused } = Listener::deserialize(listener)?;
+        writeln!(out, "{protocol} on {listen}\n  {:<20} {spliced:>15}", "spliced")?;
+        for (why, n) in refused.iter().filter(|(_, n)| **n > 0) {
+            writeln!(out, "  {:<20} {n:>15}", format!("not: {why}"))?;
+        }
     }
     for (title, key) in [("proxy", "proxy"), ("data path, packets", "verdicts")] {
         let Some(counters) = answer.get(key).and_then(Value::as_object).filter(|c| !c.is_empty()) else { continue };
@@ -137,14 +168,13 @@ pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
 
 /// `longsplice stop`.
 pub fn stop(control: Option<&Path>, args: &StopArgs) -> Outcome {
-    /// For what comes after the drain: ending flows and writing the last lines of the log.
+    /// For what comes then: writing the last lines of the log, and detaching.
     const AFTER: Duration = Duration::from_secs(20);
     match Client::connect(control) {
         Ok(mut client) => {
-            client.ask(Ask::Stop { drain: args.drain, flush: args.flush })?;
-            if !client.wait_end(Duration::from_secs(args.drain.unwrap_or(0)) + AFTER) {
-                return Err("it was told to stop, but still runs".into());
-            }
+            let answer = client.ask(Ask::Stop { drain: args.drain, flush: args.flush })?;
+            let within = answer.get("within").and_then(Value::as_u64).unwrap_or(0);
+            client.wait_end(Duration::from_secs(within).saturating_add(AFTER))?;
         }
         // What a process that was killed left behind.
         Err(AskError::NotRunning(_)) if args.flush => {}
@@ -152,8 +182,8 @@ pub fn stop(control: Option<&Path>, args: &StopArgs) -> Outcome {
     }
     if args.flush {
         let pin = paths::own_pin_folder()?;
-        if longsplice_datapath::flush(&pin)? {
-            println!("removed {}", pin.display());
+        if let Some(resets) = longsplice_datapath::flush(&pin)? {
+            println!("removed {}; {resets}", pin.display());
         }
     }
     if args.all {

@@ -5,14 +5,16 @@
 //! ```text
 //! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
 //! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 of those after number 7
-//! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...}}
+//! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
-//! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true}, then end of stream at the very end
+//! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, seconds at most but for
+//! the rest; then, when all is over, {"version":1,"stopped":true} or an error; then end of stream with the process
 //! ```
 //! What cannot be done is answered with `{"version":1,"error":"..."}`. `done` means that the flow was told: whether it
 //! was spliced, `ls` shows. There are no passwords: the socket has mode 0600, and whoever may open it may do everything.
 
+use crate::{paths, run::end_limit};
 use longsplice_engine::{Command, FlowState, Splicer};
 use longsplice_proxy::Server;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
@@ -23,7 +25,7 @@ use std::{
     os::{
         fd::AsRawFd,
         unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
-        unix::net::{UnixListener as StdListener, UnixStream as StdStream},
+        unix::net::UnixListener as StdListener,
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -107,6 +109,27 @@ pub struct Ending {
     pub flush: bool,
 }
 
+/// Who has told the program to end, and is told in turn how it has.
+#[derive(Debug)]
+pub struct Stopper {
+    /// What was asked for.
+    pub ending: Ending,
+    stream: OwnedWriteHalf,
+}
+
+impl Stopper {
+    /// The last line. The stream ends with the process, for that is what is waited for.
+    pub fn tell(self, how: &Result<(), String>) {
+        let answer = match how {
+            Ok(()) => json!({ "version": VERSION, "stopped": true }),
+            Err(why) => error(why),
+        };
+        // Whoever has gone away, or has left no room for a line, does not want to know.
+        let _ = self.stream.try_write(format!("{answer}\n").as_bytes());
+        std::mem::forget(self.stream);
+    }
+}
+
 /// The socket's file. Removed at drop.
 #[derive(Debug)]
 pub struct Control {
@@ -129,7 +152,7 @@ impl Control {
     /// Listens on `path`. A file there is replaced only if it is a socket that nobody listens on.
     pub fn bind(path: &Path) -> io::Result<Control> {
         make_directory(path)?;
-        match StdStream::connect(path) {
+        match paths::connect(path) {
             Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another longsplice listens there")),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => fs::remove_file(path)?,
@@ -151,7 +174,7 @@ impl Control {
     }
 
     /// Answers until dropped. `stop` hears what `longsplice stop` wants.
-    pub async fn serve(&self, splicer: &Splicer, server: &Arc<Server>, stop: &mpsc::UnboundedSender<Ending>) {
+    pub async fn serve(&self, splicer: &Splicer, server: &Arc<Server>, stop: &mpsc::UnboundedSender<Stopper>) {
         loop {
             let Ok((stream, _)) = self.listener.accept().await else {
                 // For want of descriptors; the flows need them more urgently than we do.
@@ -197,7 +220,7 @@ fn make_directory(socket: &Path) -> io::Result<()> {
 struct Office {
     splicer: Splicer,
     server: Arc<Server>,
-    stop: mpsc::UnboundedSender<Ending>,
+    stop: mpsc::UnboundedSender<Stopper>,
 }
 
 impl Office {
@@ -210,21 +233,27 @@ impl Office {
             if n == 0 {
                 return Ok(());
             }
-            let (answer, last) = match request(&line) {
+            let answer = match request(&line) {
                 Ok(Ask::Ls { after, limit, state }) => {
                     self.list(&mut write, after, limit.unwrap_or(usize::MAX), state).await?;
                     continue;
                 }
+                Ok(Ask::Stop { drain, flush }) => {
+                    let ending = Ending { drain: drain.map(Duration::from_secs), flush };
+                    let within = drain.unwrap_or(0).saturating_add(end_limit(self.server.counters().live).as_secs());
+                    let answer = json!({ "version": VERSION, "stopping": true, "within": within });
+                    // Heard or not, it was said.
+                    let _ = timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await;
+                    // Fails when the program is about to end anyway.
+                    let _ = self.stop.send(Stopper { ending, stream: write });
+                    return Ok(());
+                }
                 Ok(ask) => self.answer(ask),
-                Err(why) => (error(&why), false),
+                Err(why) => error(&why),
             };
             let mut text = answer.to_string();
             text.push('\n');
             timeout(SLOWNESS, write.write_all(text.as_bytes())).await??;
-            if last {
-                // The stream ends with the program: whoever asked for the end learns when it has come.
-                std::future::pending::<()>().await;
-            }
             if line.last() != Some(&b'\n') {
                 return Ok(()); // cut off, or too long: what follows is no beginning of a request
             }
@@ -258,20 +287,13 @@ impl Office {
         timeout(SLOWNESS, write.write_all(text.as_bytes())).await?
     }
 
-    /// The answer, and whether it is the last one.
-    fn answer(&self, ask: Ask) -> (Value, bool) {
-        let answer = match ask {
-            Ask::Ls { .. } => unreachable!("answered by list()"),
+    fn answer(&self, ask: Ask) -> Value {
+        match ask {
+            Ask::Ls { .. } | Ask::Stop { .. } => unreachable!("answered by attend()"),
             Ask::Counters => self.counters(),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
-            Ask::Stop { drain, flush } => {
-                // Fails when the program is about to end anyway.
-                let _ = self.stop.send(Ending { drain: drain.map(Duration::from_secs), flush });
-                return (json!({ "version": VERSION, "stopping": true }), true);
-            }
-        };
-        (answer, false)
+        }
     }
 
     fn command(&self, id: u64, command: Command) -> Value {
@@ -291,7 +313,8 @@ impl Office {
             Some(Err(e)) => return error(&format!("cannot read the verdicts: {e}")),
             None => serde_json::Map::new(),
         };
-        json!({ "version": VERSION, "verdicts": verdicts, "proxy": self.server.counters() })
+        let (proxy, listeners) = (self.server.counters(), self.server.listeners());
+        json!({ "version": VERSION, "verdicts": verdicts, "proxy": proxy, "listeners": listeners })
     }
 }
 

@@ -1,12 +1,22 @@
 //! Places that belong to one network namespace, so that several longsplices do not meet.
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::{
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, setsockopt, socket, sockopt},
+        time::{TimeVal, TimeValLike},
+    },
+};
 use std::{
     env,
     fs::{self, File},
     io,
-    os::unix::{fs::MetadataExt, net::UnixStream},
+    os::{
+        fd::AsRawFd,
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// Where the data path pins its links and maps.
@@ -48,6 +58,18 @@ pub fn control_socket() -> io::Result<PathBuf> {
     })
 }
 
+/// How long a control socket may keep us waiting for a connection or an answer: all of it comes at once, from memory, unless the
+/// process hangs.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Connects to a control socket, or gives up ([`io::ErrorKind::WouldBlock`]): a process that hangs accepts nobody.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, sockopt::SendTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64))?;
+    nix::sys::socket::connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(fd.into())
+}
+
 /// Removes what processes that are gone have left in /run/longsplice: sockets that nobody listens on, and the locks of earlier
 /// versions that nobody holds. What was removed.
 pub fn remove_leftovers() -> io::Result<Vec<PathBuf>> {
@@ -60,7 +82,7 @@ pub fn remove_leftovers() -> io::Result<Vec<PathBuf>> {
         let path = file?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let dead = if name.starts_with("control-") {
-            matches!(UnixStream::connect(&path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
+            matches!(connect(&path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
         } else if name.ends_with(".lock") {
             File::open(&path).is_ok_and(|file| Flock::lock(file, FlockArg::LockExclusiveNonblock).is_ok())
         } else {

@@ -1,21 +1,21 @@
 //! `longsplice run`: from configuration to clean end.
 //!
-//! Order of the start: configuration, data path, listeners, control socket; order of the end: stop accepting, wait for
-//! flows that may end by themselves, end or leave the others, last lines of the access log, detach.
+//! Order of the start: configuration, control socket, addresses and files, data path, listeners; order of the end: stop
+//! accepting, wait for flows that may end by themselves, end or leave the others, last lines of the access log, detach.
 
 use crate::{
     Outcome,
     args::{Format, RunArgs},
-    control::{Control, Ending},
+    control::{Control, Ending, Stopper},
     paths,
 };
 use longsplice_datapath::{Datapath, PathFlags};
 use longsplice_engine::{OpenOptions, Refusal, Splicer};
-use longsplice_proxy::{Config, ConfigError, Server, Workers, access_log::LogFormat, server::CONNECTIONS};
+use longsplice_proxy::{Config, ConfigError, Prepared, Server, Workers, access_log::LogFormat, server::CONNECTIONS};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
-    error::Error,
     io::{self, IsTerminal},
+    iter::from_fn,
     net::UdpSocket,
     path::Path,
     process::ExitCode,
@@ -32,6 +32,11 @@ use tracing_subscriber::EnvFilter;
 const END: Duration = Duration::from_secs(5);
 /// And one second more for so many.
 const ENDS: u64 = 20_000;
+
+/// How long so many connections take to end, at most.
+pub fn end_limit(live: u64) -> Duration {
+    END + Duration::from_secs(live / ENDS)
+}
 
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
@@ -59,6 +64,13 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
     config.add_args(&args.socks5, &args.http, &args.tls, &args.plug)?;
     if let Some(when) = args.splice {
         config.listeners.iter_mut().for_each(|l| l.policy.when = when);
+    }
+    if let Some(path) = args.path {
+        config.listeners.iter_mut().for_each(|l| l.policy.path = path);
+    }
+    if let Some(seconds) = args.keepalive {
+        let after = Some(Duration::from_secs(seconds.into()));
+        config.listeners.iter_mut().for_each(|l| l.policy.keepalive = after);
     }
     if !args.device.is_empty() {
         config.devices.clone_from(&args.device);
@@ -108,10 +120,10 @@ fn raise_descriptor_limit() {
 }
 
 /// The engine with the kernel path, or without it and with the reason in the log.
-fn open(args: &RunArgs, config: &Config) -> Splicer {
+fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
-        return Splicer::copying_from(config.sources.clone(), Refusal::Policy);
+        return Ok(Splicer::copying_from(config.sources.clone(), Refusal::Policy));
     }
     remove_leftovers();
     let mut options = OpenOptions {
@@ -134,11 +146,15 @@ fn open(args: &RunArgs, config: &Config) -> Splicer {
     match Splicer::open(&options) {
         Ok(splicer) => {
             announce_devices(&splicer);
-            splicer
+            Ok(splicer)
+        }
+        Err(e) if config.splice.is_fatal(&e) => {
+            Err(format!("{e}; splice = \"if-possible\" in the configuration file would copy all the same"))
         }
         Err(e) => {
-            tracing::warn!("connections are copied, not spliced: {e}; see `longsplice doctor`");
-            Splicer::copying_from(config.sources.clone(), Refusal::from(&e))
+            let why = Refusal::from(&e);
+            tracing::warn!("connections are copied, not spliced ({why}): {e}; see `longsplice doctor`");
+            Ok(Splicer::copying_from(config.sources.clone(), why))
         }
     }
 }
@@ -174,44 +190,41 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
     // Signals first: one that comes during the start must end it cleanly too.
     let mut signals = Signals::new()?;
     let leave = config.leave_flows_on_stop;
-    let splicer = open(args, &config);
-    let (server, control) = match start(&splicer, config, path, workers).await {
-        Ok(started) => started,
+    // If the socket is taken, another process runs, and should not lose clients to us in between.
+    let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
+    let prepared = Prepared::new(config)?;
+    let splicer = open(args, prepared.config())?;
+    let server = match prepared.start(workers, splicer.clone()).await {
+        Ok(server) => Arc::new(server),
         Err(e) => {
             // Flows that an earlier process has left must not suffer from a mistake in our configuration.
             close(splicer, true)?;
-            return Err(e);
+            return Err(e.into());
         }
     };
     let (stop, mut stops) = mpsc::unbounded_channel();
+    let mut stoppers = Vec::new();
     // Also the sign for whoever waits for the start: everything is there now.
     tracing::info!("control socket {}", path.display());
     let ending = tokio::select! {
         () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
         ending = signals.until_end(&server) => ending,
-        ending = stops.recv() => ending.expect("we hold a sender"),
+        stopper = stops.recv() => {
+            stoppers.extend(stopper);
+            stoppers[0].ending
+        }
     };
     // The operator may go on looking, while flows drain.
     tokio::select! {
         () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
-        () = end(&splicer, &server, ending, leave, (&mut signals, &mut stops)) => {}
+        () = end(&splicer, &server, ending, leave, (&mut signals, &mut stops, &mut stoppers)) => {}
     }
     drop(server);
-    close(splicer, leave && !ending.flush)?;
+    let closed = close(splicer, leave && !ending.flush);
     drop(control);
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn start(
-    splicer: &Splicer,
-    config: Config,
-    path: &Path,
-    workers: &Workers,
-) -> Result<(Arc<Server>, Control), Box<dyn Error>> {
-    // The socket first: if it is taken, another process runs, and should not lose clients to us in between.
-    let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
-    let server = Server::start_on(workers, splicer.clone(), config).await?;
-    Ok((Arc::new(server), control))
+    stoppers.extend(from_fn(|| stops.try_recv().ok()));
+    stoppers.into_iter().for_each(|s| s.tell(&closed));
+    Ok(closed.map(|()| ExitCode::SUCCESS)?)
 }
 
 /// Ends all flows as gently as `ending` wants.
@@ -220,7 +233,7 @@ async fn end(
     server: &Server,
     ending: Ending,
     leave: bool,
-    (signals, stops): (&mut Signals, &mut mpsc::UnboundedReceiver<Ending>),
+    (signals, stops, stoppers): (&mut Signals, &mut mpsc::UnboundedReceiver<Stopper>, &mut Vec<Stopper>),
 ) {
     server.stop_accepting();
     if let Some(limit) = ending.drain {
@@ -228,11 +241,14 @@ async fn end(
         tokio::select! {
             left = server.drain(limit) => tracing::info!("{left} connections left after draining"),
             _ = signals.until_end(server) => {}
-            _ = stops.recv() => tracing::info!("told again to stop: no more draining"),
+            stopper = stops.recv() => {
+                stoppers.extend(stopper);
+                tracing::info!("told again to stop: no more draining");
+            }
         }
     }
     splicer.stop(leave && !ending.flush);
-    let limit = END + Duration::from_secs(server.counters().live / ENDS);
+    let limit = end_limit(server.counters().live);
     let left = server.drain(limit).await;
     if left > 0 {
         tracing::warn!("{left} connections did not end within {} s; closing them", limit.as_secs());
@@ -240,7 +256,7 @@ async fn end(
 }
 
 /// Detaches from the kernel and removes the tables; `keep`: unless the kernel forwards flows.
-fn close(splicer: Splicer, keep: bool) -> Result<(), Box<dyn Error>> {
+fn close(splicer: Splicer, keep: bool) -> Result<(), String> {
     let (pin, flows) = match splicer.datapath() {
         Some(d) => (d.pin().display().to_string(), if keep { spliced(d) } else { 0 }),
         None => (String::new(), 0),
@@ -266,6 +282,7 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    user: [Signal; 2],
 }
 
 impl Signals {
@@ -274,18 +291,25 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hang_up: signal(SignalKind::hangup())?,
+            user: [signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?],
         })
     }
 
-    /// Until SIGTERM or SIGINT; SIGHUP on the way reopens the access log.
+    /// Until SIGTERM or SIGINT; SIGHUP on the way reopens the access log, and so does SIGUSR1, which other proxies use for it.
+    /// SIGUSR2 would kill us, if nobody listened.
     async fn until_end(&mut self, server: &Server) -> Ending {
         loop {
+            let [user1, user2] = &mut self.user;
             let name = tokio::select! {
                 _ = self.terminate.recv() => "SIGTERM",
                 _ = self.interrupt.recv() => "SIGINT",
-                _ = self.hang_up.recv() => {
-                    tracing::info!("SIGHUP: opening the access log anew");
+                name = async { tokio::select! { _ = self.hang_up.recv() => "SIGHUP", _ = user1.recv() => "SIGUSR1" } } => {
+                    tracing::info!("{name}: opening the access log anew");
                     server.reopen_log();
+                    continue;
+                }
+                _ = user2.recv() => {
+                    tracing::info!("SIGUSR2 has no meaning here: ignored");
                     continue;
                 }
             };

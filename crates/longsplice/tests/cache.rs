@@ -31,17 +31,7 @@ const SIZE: usize = 12_000_000;
 /// Whatever curl does, it has done it by then.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// As fast as whoever reads the copies always can, or there would be gaps, which are not what is tested.
-const RATE: Impair = Impair {
-    loss: 0.0,
-    drop_every: None,
-    duplicate: 0.0,
-    reorder: 0.0,
-    reorder_by: Duration::from_millis(2),
-    delay: Duration::ZERO,
-    rate_bytes_per_s: Some(20_000_000),
-    queue: Duration::from_secs(1),
-    seed: 1,
-};
+const RATE: Impair = Impair { rate_bytes_per_s: Some(20_000_000), queue: Duration::from_secs(1), ..Impair::NONE };
 
 /// `/FRAMING/NAME`: always the same for a path.
 fn body(path: &str) -> Vec<u8> {

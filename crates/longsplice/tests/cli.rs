@@ -4,6 +4,7 @@
 
 mod running;
 
+use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Running, connect, eventually, longsplice, loopback_echo, round_trip};
 use serde_json::Value;
 use std::{
@@ -14,7 +15,8 @@ use std::{
         fs::{PermissionsExt, symlink},
         net::UnixStream,
     },
-    process::Command,
+    process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -153,7 +155,7 @@ fn a_second_stop_cuts_a_drain_short() {
 
 #[test]
 fn sigterm_and_sigint_end_it_cleanly() {
-    for signal in [nix::sys::signal::Signal::SIGTERM, nix::sys::signal::Signal::SIGINT] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let mut proxy = Running::copying(&loopback_echo(), &[]);
         let mut connection = connect(proxy.address());
         round_trip(&mut connection, b"hello");
@@ -165,21 +167,63 @@ fn sigterm_and_sigint_end_it_cleanly() {
 }
 
 #[test]
-fn sighup_opens_the_access_log_anew() {
-    let proxy = Running::copying(&loopback_echo(), &[]);
-    let rotated = proxy.access_log().with_extension("1");
-    round_trip(&mut connect(proxy.address()), b"first");
-    eventually("the first line", || {
-        fs::read_to_string(proxy.access_log()).is_ok_and(|t| t.contains("bytes_up=5")).then_some(())
+fn sighup_and_sigusr1_open_the_access_log_anew_and_sigusr2_does_nothing() {
+    let mut proxy = Running::copying(&loopback_echo(), &[]);
+    let logged = |bytes: &str| {
+        round_trip(&mut connect(proxy.address()), bytes.as_bytes());
+        let line = format!("bytes_up={}", bytes.len());
+        eventually("its line", || {
+            fs::read_to_string(proxy.access_log()).is_ok_and(|t| t.contains(&line)).then_some(())
+        });
+    };
+    logged("first");
+    for (signal, name, text) in [(Signal::SIGHUP, "1", "second"), (Signal::SIGUSR1, "2", "the third")] {
+        let rotated = proxy.access_log().with_extension(name);
+        fs::rename(proxy.access_log(), &rotated).unwrap();
+        proxy.signal(signal);
+        eventually("the new file", || proxy.access_log().exists().then_some(()));
+        logged(text);
+        assert_eq!(fs::read_to_string(&rotated).unwrap().lines().count(), 1);
+    }
+    proxy.signal(Signal::SIGUSR2);
+    proxy.wait_message("SIGUSR2 has no meaning here: ignored");
+    logged("and the last one");
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+}
+
+/// Whoever asks does not wait for ever.
+#[test]
+fn a_process_that_does_not_run_is_named() {
+    let mut proxy = Running::copying(&loopback_echo(), &[]);
+    proxy.signal(Signal::SIGSTOP);
+    thread::scope(|s| {
+        for command in ["ls", "counters", "stop"] {
+            let proxy = &proxy;
+            s.spawn(move || {
+                let why = proxy.client_error(&[command]);
+                assert!(why.contains("no answer within 10 s"), "{command}: {why}");
+            });
+        }
     });
-    fs::rename(proxy.access_log(), &rotated).unwrap();
-    proxy.signal(nix::sys::signal::Signal::SIGHUP);
-    eventually("the new file", || proxy.access_log().exists().then_some(()));
-    round_trip(&mut connect(proxy.address()), b"second");
-    eventually("the second line", || {
-        fs::read_to_string(proxy.access_log()).is_ok_and(|t| t.contains("bytes_up=6")).then_some(())
-    });
-    assert_eq!(fs::read_to_string(&rotated).unwrap().lines().count(), 1);
+    proxy.signal(Signal::SIGCONT);
+    // it hears what it was told meanwhile
+    assert!(proxy.wait().success());
+}
+
+#[test]
+fn a_stop_that_ends_with_a_kill_is_no_success() {
+    let mut proxy = Running::copying(&loopback_echo(), &[]);
+    let mut connection = connect(proxy.address());
+    round_trip(&mut connection, b"hello");
+    let mut stop = Command::new(LONGSPLICE);
+    stop.args(["stop", "--drain", "60", "--control"]).arg(proxy.control()).stderr(Stdio::piped());
+    let stop = stop.spawn().unwrap();
+    proxy.wait_message("draining for at most 60 s");
+    proxy.kill();
+    let output = stop.wait_with_output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("it was killed, or has crashed"));
 }
 
 #[test]
@@ -189,7 +233,7 @@ fn the_control_socket_is_ours_alone_and_outlives_no_kill() {
     let control = proxy.control().to_owned();
     let run = ["run", "--copy-only", "--socks5", "127.0.0.1:0", "--control", control.to_str().unwrap()];
     assert!(complaint(&run).contains("another longsplice listens there"));
-    proxy.signal(nix::sys::signal::Signal::SIGKILL);
+    proxy.signal(Signal::SIGKILL);
     proxy.wait();
     assert!(control.exists(), "SIGKILL leaves the file");
     let mut next = Running::copying_at(&control, &loopback_echo(), &[]);

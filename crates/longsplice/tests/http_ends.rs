@@ -8,6 +8,7 @@ use longsplice_lab::{
     Family, Lab, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
+use longsplice_proxy::Http;
 use nix::{
     libc,
     sys::socket::{setsockopt, sockopt::Linger},
@@ -37,6 +38,7 @@ const FLOWS: u64 = CHUNKS.len() as u64;
 /// Chunks: the second is long enough for a splice by default, and so is what is left of it at half.
 const CHUNKS: [usize; 4] = [1000, 1_300_000, 60_000, 1];
 const LENGTH: usize = 1_400_000;
+const TRAILERS: &[u8] = b"X-Trailer: 1\r\n\r\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
@@ -104,7 +106,8 @@ impl Case {
             body.extend(piece(n, self.id * 10 + i));
             body.extend(b"\r\n");
         }
-        body.extend(b"0\r\nX-Trailer: 1\r\n\r\n");
+        body.extend(b"0\r\n");
+        body.extend(TRAILERS);
         body
     }
 
@@ -125,7 +128,7 @@ fn places(case: Case) -> Vec<usize> {
     let mut at = vec![1, head - 1, head, head + 1, head + 70_000, all / 2, all - 1, all];
     match case.framing {
         // by default what is left is copied from here on
-        Framing::Exact => at.extend([all - 512 * 1024 - 1, all - 512 * 1024, all - 512 * 1024 + 1]),
+        Framing::Exact => at.extend([0, 1, 2].map(|n| all - Http::BODY_PAYS_FROM as usize - 1 + n)),
         Framing::Chunked => {
             let long = head + 3 + 2 + CHUNKS[0] + 2; // "3e8"
             let begin = long + 6 + 2; // "13d620"
@@ -138,7 +141,25 @@ fn places(case: Case) -> Vec<usize> {
     at
 }
 
-fn cases() -> Vec<Case> {
+/// Every byte of a head, of what says where chunks begin and end, and of the trailer.
+fn every_byte_of_framing(case: Case) -> Vec<usize> {
+    let (head, all) = (case.head().len(), case.message().len());
+    let mut at: Vec<_> = (1..=head).collect();
+    if case.framing == Framing::Chunked {
+        let mut here = head;
+        for n in CHUNKS {
+            let line = format!("{n:x}\r\n").len();
+            at.extend(here..=here + line);
+            here += line + n;
+            at.extend([here, here + 1]);
+            here += 2;
+        }
+        at.extend(here..=all);
+    }
+    at
+}
+
+fn cases(places: impl Fn(Case) -> Vec<usize>) -> Vec<Case> {
     use {Break::*, Framing::*, Host::*};
     let mut cases = Vec::new();
     for site in [false, true] {
@@ -194,7 +215,12 @@ impl State {
         let cut = if case.who == case.sender { case.cut } else { message.len() };
         s.write_all(&message[..cut])?;
         if case.who == case.sender && case.late {
-            self.arrived(case, cut.saturating_sub(case.head().len()));
+            let mut there = cut;
+            // Trailers of a reply go on when all of them have come.
+            if case.framing == Framing::Chunked && case.sender == Host::Server && cut < message.len() {
+                there = cut.min(message.len() - TRAILERS.len());
+            }
+            self.arrived(case, there.saturating_sub(case.head().len()));
         }
         Ok(())
     }
@@ -349,9 +375,9 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
     if end == want { Ok(()) } else { Err(format!("{end:?} of the rest, instead of {want:?}")) }
 }
 
-fn run(more: &[&str]) -> (u64, u64) {
+/// How many flows there were, and splices.
+fn run(cases: Vec<Case>, more: &[&str]) -> (u64, u64) {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let cases = cases();
     let got = cases.iter().map(|_| AtomicUsize::new(0)).collect();
     let state = Arc::new(State { cases, got, wrong: Mutex::default() });
     let server = SERVER.port(Family::V4, PORT);
@@ -417,20 +443,27 @@ fn tunnel(proxy: SocketAddr, server: SocketAddr) -> TcpStream {
 
 #[test]
 fn needs_root_and_bpf_where_long_bodies_are_spliced() {
-    let (flows, splices) = run(&[]);
+    let (flows, splices) = run(cases(places), &[]);
     eprintln!("{flows} flows, {splices} splices");
     assert!(splices > 50, "{splices}");
 }
 
 #[test]
 fn needs_root_and_bpf_where_all_bodies_are_spliced() {
-    let (flows, splices) = run(&["--splice", "at-once"]);
+    let (flows, splices) = run(cases(places), &["--splice", "at-once"]);
+    eprintln!("{flows} flows, {splices} splices");
+    assert!(splices > 50, "{splices}");
+}
+
+#[test]
+fn needs_root_and_bpf_at_every_byte_of_the_framing() {
+    let (flows, splices) = run(cases(every_byte_of_framing), &["--splice", "at-once"]);
     eprintln!("{flows} flows, {splices} splices");
     assert!(splices > 50, "{splices}");
 }
 
 #[test]
 fn needs_root_where_all_bodies_are_copied() {
-    let (_, splices) = run(&["--copy-only"]);
+    let (_, splices) = run(cases(places), &["--copy-only"]);
     assert_eq!(splices, 0);
 }

@@ -425,7 +425,7 @@ fn only_flow(proxy: &Running) -> Option<Value> {
 /// Records of legs are stale while the path entries rule: whoever takes a flow over must not go by them.
 #[test]
 fn needs_root_and_bpf_more_than_a_window_between_commit_and_take_over() {
-    const LONG: u64 = 40_000_000;
+    const LONG: u64 = 80_000_000; // lasts 4 s: longer than a process takes to start and to load the programs, on a busy machine too
     let (some, end) = (100, [Ending::HalfClose, Ending::Hold]);
     let amounts = [[LONG, some], [some, LONG], [LONG, LONG]];
     for (n, (amounts, ending)) in amounts.into_iter().flat_map(|a| end.map(|e| (a, e))).enumerate() {

@@ -94,3 +94,53 @@ fn s9_without_the_packet_path_it_does_not_start() {
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(said.contains("cannot listen on 0.0.0.0:7000: the kernel's packet path is needed for this"), "{said}");
 }
+
+/// Rules of routing are as many as before, however often the program is killed, and a stop takes all of them back: those of earlier
+/// versions, too, which gave them no number.
+#[test]
+fn needs_root_and_bpf_s9_no_rule_of_routing_is_left() {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let _pins = Pins::of(&lab.forwarder);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, CONFIG).unwrap();
+    let start = || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
+    let ip = |arguments: &[&str]| lab.forwarder.execute("ip", arguments).unwrap();
+    let both = || ["-4", "-6"].map(|family| ip(&[family, "rule"]));
+    let before = both();
+    for _ in 0..2 {
+        ip(&["rule", "add", "fwmark", "0x6c73706d", "lookup", "27763"]);
+    }
+    let mut first = start();
+    let running = both();
+    assert!(running.iter().all(|rules| rules.matches("lookup 27763").count() == 1), "{running:?}");
+    first.kill();
+    let mut second = start();
+    assert_eq!(both(), running);
+    second.kill();
+    lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
+    assert_eq!(both(), before, "flushed");
+    let mut third = start();
+    third.client(&["stop"]);
+    assert!(third.wait().success());
+    assert_eq!(both(), before, "stopped");
+}
+
+#[test]
+fn needs_root_and_bpf_s9_where_ipv6_is_disabled() {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let _pins = Pins::of(&lab.forwarder);
+    lab.forwarder.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    let arguments = ["--config", file.to_str().unwrap()];
+    let (v4, _) = CONFIG.split_at(CONFIG.rfind("[[listener]]").unwrap());
+    fs::write(&file, v4).unwrap();
+    let mut proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+    fs::write(&file, CONFIG).unwrap();
+    let refused = lab.forwarder.command(LONGSPLICE).arg("run").args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("is IPv6 disabled"), "{said}");
+}

@@ -33,8 +33,8 @@ const FIRST: usize = 50;
 const REST: Duration = Duration::from_millis(500);
 /// Some 30 s until it does not: much for any proxy on a busy machine.
 const RESTS: usize = 60;
-/// Of all sockets of the machine: what is no change, for a few are always someone else's.
-const STIR: f64 = 0.01;
+/// Sockets of the machine: what is no change, for a few are always someone else's.
+const STIR: f64 = 10.0;
 /// Seconds until sockets are closed, where they are.
 const RELEASE: f64 = 0.1;
 /// Caches of the kernel that a socket has its parts in.
@@ -84,17 +84,17 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
     let variant = venue.variant;
     let connections = if matches!(variant, Variant::Socat | Variant::Dante) { PROCESSES } else { CONNECTIONS };
     drop(venue.connect(FIRST)?);
-    let at_rest = || sockets_when(|last, now| (now - last).abs() <= last * STIR);
+    let at_rest = || sockets_when(|last, now| (now - last).abs() <= STIR);
     let closed = at_rest()?;
     let watch = Watch::start();
-    let before = (venue.pid().map(resident), closed);
+    let before = (venue.pid().map(resident), closed.bytes);
     let pairs = venue.connect(connections)?;
     let open = at_rest()?;
-    let after = (venue.pid().map(resident), open);
+    let after = (venue.pid().map(resident), open.bytes);
     let cost = watch.stop();
     drop(pairs);
     // Else they would go while the next variant's are counted.
-    sockets_when(|_, now| now <= closed + (open - closed) / 10.0 + closed * STIR)?;
+    sockets_when(|_, now| now <= closed.count + (open.count - closed.count) / 10.0 + STIR)?;
     let each = |before: f64, after: f64| (after - before).max(0.0) / connections as f64;
     let kernel = each(before.1, after.1);
     let resident = before.0.zip(after.0).map(|(before, after)| each(before, after));
@@ -111,27 +111,38 @@ pub fn resident(pid: u32) -> f64 {
     tree(pid).into_iter().map(of).sum()
 }
 
-/// [`sockets`] when `they(last, now)` are as wanted.
-fn sockets_when(they: impl Fn(f64, f64) -> bool) -> Result<f64> {
+/// What the kernel has for TCP on the whole machine.
+struct Sockets {
+    /// Sockets, in all namespaces.
+    count: f64,
+    /// What [`CACHES`] hold, and what is queued.
+    bytes: f64,
+}
+
+/// [`Sockets`] when `they(last, now)`, counts, are as wanted. Not bytes: other programs' files are among them, too.
+fn sockets_when(they: impl Fn(f64, f64) -> bool) -> Result<Sockets> {
     let mut last = sockets()?;
     for _ in 0..RESTS {
         thread::sleep(REST);
         let now = sockets()?;
-        if they(last, now) {
+        if they(last.count, now.count) {
             return Ok(now);
         }
         last = now;
     }
-    Err("memory of sockets does not come to rest: something else opens and closes connections on this machine".into())
+    let count = last.count;
+    Err(format!("the sockets do not come to rest, {count} now: something else opens and closes connections on this machine").into())
 }
 
-/// Bytes that the whole kernel holds for sockets: [`CACHES`], and what is queued.
-fn sockets() -> Result<f64> {
+fn sockets() -> Result<Sockets> {
     let slabs = slab_bytes(&fs::read_to_string("/proc/slabinfo")?);
     let sockstat = fs::read_to_string("/proc/net/sockstat")?;
     let tcp = sockstat.lines().find(|l| l.starts_with("TCP:")).unwrap_or_default();
-    let pages = tcp.split_whitespace().skip_while(|w| *w != "mem").nth(1).and_then(|n| n.parse::<f64>().ok());
-    Ok(slabs + pages.ok_or("no mem of TCP in /proc/net/sockstat")? * PAGE)
+    let number = |name: &str| {
+        let found = tcp.split_whitespace().skip_while(|w| *w != name).nth(1).and_then(|n| n.parse::<f64>().ok());
+        found.ok_or_else(|| format!("no {name} of TCP in /proc/net/sockstat"))
+    };
+    Ok(Sockets { count: number("alloc")?, bytes: slabs + number("mem")? * PAGE })
 }
 
 /// Live objects by their size (slabinfo(5)).

@@ -201,7 +201,7 @@ fn switch(results: &Results) -> String {
     table(head, "connection", &columns, rows.collect()) + &pays(results)
 }
 
-/// Segments that must pass until a switch of an idle connection has saved what it took.
+/// Segments that save what the calls of a switch of an idle connection take. When splicing pays is another matter.
 fn pays(results: &Results) -> String {
     let s = &results.summary;
     let saved = segment::BYTES.map(|bytes| {
@@ -214,7 +214,9 @@ fn pays(results: &Results) -> String {
     });
     let columns = segment::BYTES.map(|bytes| format!("segments of {}", Subject::Segment { bytes }.label()));
     let columns = [vec!["us".to_owned()], columns.to_vec()].concat();
-    table("Segments until a switch has saved what it takes, over copying:", "switch", &columns, rows.collect())
+    let head = "The calls by themselves, and how many segments save as much (not from when on splicing a connection pays: see \
+                short transfers):";
+    table(head, "switch", &columns, rows.collect())
 }
 
 fn memory(results: &Results) -> String {

@@ -13,7 +13,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, chown},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
@@ -87,10 +87,28 @@ impl Running {
     }
 
     /// Any command that comes down to the program, as inside a namespace.
-    pub fn start(mut command: Command, control: Option<&Path>, arguments: &[&str], more: &[&str]) -> Running {
-        let dir = tempfile::tempdir().unwrap();
+    pub fn start(command: Command, control: Option<&Path>, arguments: &[&str], more: &[&str]) -> Running {
+        Running::start_at(tempfile::tempdir().unwrap(), command, control, arguments, more)
+    }
+
+    /// The same for a program of the user whose directory this is.
+    pub fn start_in(home: &Path, command: Command, arguments: &[&str]) -> Running {
+        let dir = tempfile::tempdir_in(home).unwrap();
+        let owner = fs::metadata(home).unwrap();
+        chown(dir.path(), Some(owner.uid()), Some(owner.gid())).unwrap();
+        Running::start_at(dir, command, None, arguments, &[])
+    }
+
+    fn start_at(
+        dir: tempfile::TempDir,
+        mut command: Command,
+        control: Option<&Path>,
+        arguments: &[&str],
+        more: &[&str],
+    ) -> Running {
         let control = control.map_or_else(|| dir.path().join("control.sock"), Path::to_owned);
-        command.arg("run").args(arguments).args(more);
+        // on a busy machine any path may be long for a moment
+        command.args(["run", "--path", "any"]).args(arguments).args(more);
         command.arg("--control").arg(&control).arg("--access-log").arg(dir.path().join("access.log"));
         command.env_remove("RUST_LOG").env_remove("LONGSPLICE_CONTROL");
         command.stdin(Stdio::null()).stderr(File::create(dir.path().join("messages")).unwrap());
@@ -144,6 +162,10 @@ impl Running {
         longsplice(&[arguments, &["--control", self.control.to_str().unwrap()]].concat())
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
@@ -175,6 +197,17 @@ impl Running {
             quiet = if all { quiet + 1 } else { 0 };
             (quiet == LOOKS).then_some(())
         });
+    }
+
+    /// How often its threads have slept, and so were woken.
+    pub fn wake_ups(&self) -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let slept = |task: PathBuf| {
+            let status = fs::read_to_string(task.join("status")).unwrap_or_default();
+            let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+            line.map_or(0, |n| n.trim().parse::<u64>().unwrap())
+        };
+        tasks.map(|task| slept(task.unwrap().path())).sum()
     }
 
     /// Waits until all flows have ended, and stops it.

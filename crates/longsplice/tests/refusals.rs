@@ -1,0 +1,237 @@
+//! What a proxy says and counts of what it does not splice, and what it does not start with. Needs root and eBPF, and fails
+//! without.
+
+mod running;
+
+use longsplice_lab::{
+    Family, Lab, Shape,
+    topology::{Address, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
+};
+use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
+use serde_json::Value;
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    process::Command,
+};
+
+const PORT: u16 = 7000;
+const FRONT: SocketAddr = FORWARDER_TO_CLIENT.port(Family::V4, PORT);
+
+struct Place {
+    lab: Lab,
+    pins: Pins,
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        for (namespace, address) in [(&lab.server, SERVER), (&lab.forwarder, FORWARDER_TO_SERVER)] {
+            namespace.run(|| {
+                Family::BOTH.into_iter().for_each(|f| echo(TcpListener::bind(address.port(f, PORT)).unwrap()));
+            });
+        }
+        Place { pins: Pins::of(&lab.forwarder), lab, dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// A plug to the server, after what is written there of the configuration; its arguments.
+    fn configuration(&self, text: &str) -> Vec<String> {
+        let file = self.dir.path().join("longsplice.toml");
+        let server = SERVER.port(Family::V4, PORT);
+        let plug = format!("[[listener]]\nprotocol = \"plug\"\nlisten = \"{FRONT}\"\ntarget = \"{server}\"\n");
+        fs::write(&file, format!("{text}\n{plug}")).unwrap();
+        vec!["--config".into(), file.to_str().unwrap().into()]
+    }
+
+    /// What the program says, which does not start.
+    fn complaint(&self, configuration: &str, more: &[&str]) -> String {
+        let mut run = self.lab.forwarder.command(LONGSPLICE);
+        run.arg("run").args(self.configuration(configuration)).args(more);
+        let output = run.arg("--control").arg(self.dir.path().join("control")).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{configuration} {more:?}: {said}");
+        assert!(!said.contains("splicing on"), "nothing was attached: {said}");
+        assert!(!self.pins.exist(), "nothing is left: {said}");
+        said
+    }
+
+    /// A connection through a proxy that is started so; what it says of it in its list, where it is to agree with its counters.
+    fn refusal(&self, command: Command, arguments: &[String]) -> (String, Running) {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let proxy = Running::start(command, None, &arguments, &["--splice", "at-once"]);
+        let mut stream = self.lab.client.run(|| connect(proxy.address()));
+        let refusal = refusal(&proxy, &mut stream);
+        (refusal, proxy)
+    }
+}
+
+/// Of the only connection of a proxy that has one listener.
+fn refusal(proxy: &Running, stream: &mut std::net::TcpStream) -> String {
+    round_trip(stream, &[1; 100_000]);
+    let refusal = eventually("a decision", || {
+        let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+        let flow = flows.into_iter().find(|f| f["state"] == "spliced" || !f["refusal"].is_null())?;
+        Some(flow["refusal"].as_str().unwrap_or("spliced").to_owned())
+    });
+    let listener = listeners(proxy).remove(0);
+    let refused: Vec<_> = listener["refused"].as_object().unwrap().iter().filter(|(_, n)| **n != 0).collect();
+    match &*refusal {
+        "spliced" => assert_eq!((&listener["spliced"], refused.len()), (&1.into(), 0), "{listener}"),
+        why => {
+            assert_eq!((&listener["spliced"], refused), (&0.into(), vec![(&why.to_owned(), &1.into())]), "{listener}")
+        }
+    }
+    refusal
+}
+
+fn listeners(proxy: &Running) -> Vec<Value> {
+    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    counters["listeners"].as_array().unwrap().clone()
+}
+
+#[test]
+fn needs_root_and_bpf_devices_that_cannot_be_used_as_named_end_the_start() {
+    let place = Place::new();
+    for (configuration, more, said) in [
+        ("", &["--device", "nosuch"][..], "device nosuch: not found"),
+        ("", &["--device", "f0", "--device", "nosuch"], "device nosuch: not found"),
+        ("", &["--device", "lo"], "device lo: not found, or no Ethernet device"),
+        ("", &["--xdp", "nosuch"], "device nosuch: not found"),
+        ("", &["--device", "f0", "--xdp", "f1"], "device f1: XDP cannot be had there: it is not among"),
+        ("", &["--peer", "nosuch"], "device nosuch: not found"),
+        ("", &["--device", ""], "--device <DEV>"),
+        ("devices = [\"nosuch\"]", &[], "device nosuch: not found"),
+        ("xdp = [\"nosuch\"]", &[], "device nosuch: not found"),
+        ("devices = []", &[], "longsplice.toml:1:11: empty list"),
+        ("devices = [\"\"]", &[], "longsplice.toml:1:12: no name of a device"),
+        ("splice = \"if-possible\"\npeer = \"\"", &[], "longsplice.toml:2:8: no name of a device"),
+        ("splice = \"sometimes\"", &[], "`if-possible` or `required`"),
+    ] {
+        let complaint = place.complaint(configuration, more);
+        assert!(complaint.contains(said), "{configuration} {more:?}: {complaint}");
+    }
+    let arguments = place.configuration("devices = \"nosuch\"\nsplice = \"if-possible\"");
+    let (refusal, proxy) = place.refusal(place.lab.forwarder.command(LONGSPLICE), &arguments);
+    assert_eq!(refusal, "device");
+    assert!(proxy.messages().contains("not spliced (device): device nosuch: not found"), "{}", proxy.messages());
+}
+
+/// Nothing of the kernel is touched for a configuration that cannot be served.
+#[test]
+fn needs_root_and_bpf_what_is_wrong_with_addresses_and_files_is_known_before_anything_is_attached() {
+    let place = Place::new();
+    let taken = place.lab.forwarder.run(|| TcpListener::bind(FRONT).unwrap());
+    let said = place.complaint("", &[]);
+    assert!(said.contains(&format!("cannot listen on {FRONT}")) && said.contains("another program listens"), "{said}");
+    drop(taken);
+    let said = place.complaint("", &["--plug", "192.0.2.1:1=192.0.2.2:1"]);
+    assert!(said.contains("no device of this host has the address"), "{said}");
+    let said = place.complaint("log.file = \"/nowhere/access.log\"", &[]);
+    assert!(said.contains("cannot open the access log /nowhere/access.log"), "{said}");
+}
+
+#[test]
+fn needs_root_and_bpf_every_cause_has_its_own_name() {
+    let place = Place::new();
+    let sh = |before: &str| {
+        let mut command = place.lab.forwarder.command("unshare");
+        command.args(["-m", "sh", "-c", &format!("{before} exec \"$0\" \"$@\""), LONGSPLICE]);
+        command
+    };
+    for (before, why, said) in [
+        ("", "spliced", "splicing on f0, f1"),
+        ("mount -t tmpfs none /sys/fs/bpf;", "no-bpffs", "no bpffs at /sys/fs/bpf/longsplice"),
+        (
+            "mount -t bpf none /sys/fs/bpf; mkdir /sys/fs/bpf/longsplice; chown 1 /sys/fs/bpf/longsplice;",
+            "pins",
+            "/sys/fs/bpf/longsplice belongs to another user",
+        ),
+        ("ulimit -n 40;", "descriptors", "Too many open files"),
+    ] {
+        let (refusal, mut proxy) = place.refusal(sh(before), &place.configuration(""));
+        assert_eq!(refusal, why, "{before}: {}", proxy.messages());
+        assert!(proxy.messages().contains(said), "{before}: {}", proxy.messages());
+        proxy.stop(&place.pins);
+    }
+    let required = place.configuration("splice = \"required\"").join(" ");
+    let mut run = place.lab.forwarder.command("unshare");
+    run.args(["-m", "sh", "-c", &format!("mount -t tmpfs none /sys/fs/bpf; {LONGSPLICE} run {required}")]);
+    let output = run.output().unwrap();
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("no bpffs"), "{output:?}");
+}
+
+#[test]
+fn needs_root_and_bpf_who_comes_second_says_that_another_process_splices() {
+    let place = Place::new();
+    let (of_first, mut first) = place.refusal(place.lab.forwarder.command(LONGSPLICE), &place.configuration(""));
+    let second = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, PORT + 1), SERVER.port(Family::V4, PORT));
+    let arguments = ["--plug".to_owned(), second];
+    let (of_second, second) = place.refusal(place.lab.forwarder.command(LONGSPLICE), &arguments);
+    assert_eq!((&*of_first, &*of_second), ("spliced", "other-process"));
+    assert!(second.client(&["counters"]).contains("  not: other-process "), "{}", second.client(&["counters"]));
+    assert!(second.messages().contains("another process runs the data path"), "{}", second.messages());
+    drop(second);
+    first.stop(&place.pins);
+}
+
+/// Between addresses of one host packets take the loopback device, whatever device has the addresses.
+#[test]
+fn needs_root_and_bpf_addresses_of_this_host_are_loopback() {
+    let place = Place::new();
+    let through = |client: &longsplice_lab::Namespace, family: Family, target: Address, why: &str| {
+        let front = FORWARDER_TO_CLIENT.port(family, PORT);
+        let plug = ["--plug".to_owned(), format!("{front}={}", target.port(family, PORT))];
+        let plug: Vec<&str> = plug.iter().map(String::as_str).collect();
+        let command = place.lab.forwarder.command(LONGSPLICE);
+        let mut proxy = Running::start(command, None, &plug, &["--splice", "at-once"]);
+        let mut stream = client.run(|| connect(front));
+        assert_eq!(refusal(&proxy, &mut stream), why, "{front}");
+        drop(stream);
+        proxy.stop(&place.pins);
+    };
+    for family in Family::BOTH {
+        through(&place.lab.client, family, FORWARDER_TO_SERVER, "loopback");
+        through(&place.lab.forwarder, family, SERVER, "loopback");
+        through(&place.lab.client, family, SERVER, "spliced");
+    }
+}
+
+/// Two listeners, and what is counted of each.
+#[test]
+fn needs_root_and_bpf_flows_are_counted_by_listener() {
+    let place = Place::new();
+    let server = SERVER.port(Family::V4, PORT);
+    let [first, second] = [PORT, PORT + 1].map(|port| FORWARDER_TO_CLIENT.port(Family::V4, port));
+    let plugs = [first, second].map(|front| format!("{front}={server}"));
+    let arguments = ["--plug", &plugs[0], "--plug", &plugs[1]];
+    let mut proxy = Running::start(place.lab.forwarder.command(LONGSPLICE), None, &arguments, &["--splice", "50000"]);
+    let talk = |to: SocketAddr, bytes: &[u8]| round_trip(&mut place.lab.client.run(|| connect(to)), bytes);
+    talk(first, b"short");
+    talk(second, b"short");
+    talk(second, b"short, too");
+    let mut stream = place.lab.client.run(|| connect(first));
+    round_trip(&mut stream, &[1; 100_000]);
+    let of = |l: &Value| (l["spliced"].clone(), l["refused"]["short"].clone());
+    let counts = || listeners(&proxy).iter().map(of).collect::<Vec<_>>();
+    let all: Vec<(Value, Value)> = vec![(1.into(), 1.into()), (0.into(), 2.into())];
+    eventually("all are counted", || (counts() == all).then_some(()));
+    assert_eq!(listeners(&proxy)[1]["listen"], second.to_string());
+    let text = proxy.client(&["counters"]);
+    assert!(text.contains(&format!("plug on {first}\n  spliced ")) && text.contains("  not: short "), "{text}");
+    drop(stream);
+    proxy.stop(&place.pins);
+}
+
+/// Each label stands in the table of the documentation, with its cure.
+#[test]
+fn refusals_are_documented() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics-and-verdicts.md");
+    let text = fs::read_to_string(docs).unwrap();
+    let (_, table) = text.split_once("## Refusals").unwrap();
+    for why in longsplice_engine::Refusal::ALL {
+        let row = table.lines().find(|l| l.starts_with(&format!("| `{why}` | ")));
+        assert!(row.is_some_and(|row| row.matches(" | ").count() == 2), "{why}: {row:?}");
+    }
+}

@@ -1,0 +1,86 @@
+//! Urgent data through the program, as telnet and FTP send them (RFC 854, 959): each urgent byte is received where it was sent,
+//! however often the connection is spliced and taken back meanwhile. Needs root and eBPF, and fails without.
+
+mod running;
+
+use longsplice_lab::{
+    Family, Lab, Shape,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Chunks, Marks, Script, connect, converse, intact, listen, serve},
+};
+use running::{LONGSPLICE, Pins, Running, eventually};
+use serde_json::Value;
+use std::time::Duration;
+
+const PORT: u16 = 7000;
+const BYTES: u64 = 24_000;
+/// Of a question or an answer. An urgent byte has been read before the next one is sent: a receiver knows of the last one only.
+const LINE: u64 = 100;
+/// Longer than the exchange takes, and shorter than a standstill.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Each answers what the other has said, with an urgent byte now and then: the first and the last ones, those at the end of a line,
+/// and those within.
+fn exchange(script: Script, first: u64, marks: Marks) -> Script {
+    let urgent = (first..BYTES).step_by(3 * LINE as usize + 33).chain([BYTES - 1]).collect();
+    let script = script.bytes(BYTES).pace(BYTES / 3).chunks(Chunks::Fixed(LINE as usize)).deadline(PATIENCE);
+    Script { urgent, marks: Some(marks), ..script }
+}
+
+/// The record of one connection that was asked for so many switches meanwhile.
+fn converse_through(family: Family, marks: [Marks; 2], splice: &str, switch: impl Fn(&Running)) -> Value {
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let [front, server] = [FORWARDER_TO_CLIENT.port(family, PORT), SERVER.port(family, PORT)];
+    let opener = exchange(Script::opener(3), 0, marks[0]).ahead(LINE);
+    let answerer = exchange(Script::answerer_of(3), LINE - 1, marks[1]).ahead(0);
+    let serving = lab.server.run(|| serve(listen(server, &answerer).unwrap(), 1, answerer.clone()));
+    let pins = Pins::of(&lab.forwarder);
+    let plug = format!("{front}={server}");
+    let arguments = ["--plug", &plug, "--splice", splice, "--log-format", "json"];
+    let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let client = lab.client.spawn(move || converse(connect(front, &opener).unwrap(), &opener));
+    switch(&program);
+    let (client, server) = (client.join().unwrap(), serving.join().remove(0));
+    assert!(client.urgent.len() > 50 && server.urgent.len() > 50, "{client}\n{server}");
+    intact(&client, &server).unwrap();
+    program.end(&pins).remove(0)
+}
+
+fn flow(program: &Running) -> Option<Value> {
+    let flows: Vec<Value> = serde_json::from_str(&program.client(&["ls", "--json"])).unwrap();
+    flows.into_iter().next()
+}
+
+#[test]
+fn needs_root_and_bpf_s22_across_switches_by_command() {
+    const SWITCHES: u64 = 8;
+    for family in Family::BOTH {
+        for marks in [[Marks::Inline, Marks::Apart], [Marks::Apart, Marks::Inline]] {
+            let record = converse_through(family, marks, "1000000", |program| {
+                let id = eventually("a flow", || flow(program)).get("id").unwrap().to_string();
+                for _ in 0..SWITCHES {
+                    for (command, state) in [("splice", "spliced"), ("unsplice", "copying")] {
+                        program.client(&[command, &id]);
+                        eventually(state, || (flow(program)?["state"] == state).then_some(()));
+                        // so that some of them come in this state
+                        let bytes = || flow(program).and_then(|f| f["bytes_up"].as_u64());
+                        let reached = bytes().unwrap() + 3 * LINE;
+                        eventually("bytes pass", || (bytes()? > reached).then_some(()));
+                    }
+                }
+            });
+            let kept = [&record["splices"], &record["bytes_up"], &record["bytes_down"]];
+            assert_eq!(kept, [SWITCHES, BYTES, BYTES], "{record}");
+        }
+    }
+}
+
+#[test]
+fn needs_root_and_bpf_s22_across_a_switch_by_policy() {
+    for family in Family::BOTH {
+        for splice in ["at-once", "8000"] {
+            let record = converse_through(family, [Marks::Apart, Marks::Inline], splice, |_| {});
+            assert_eq!([&record["splices"], &record["bytes_up"], &record["bytes_down"]], [1, BYTES, BYTES], "{record}");
+        }
+    }
+}
