@@ -444,7 +444,7 @@ enum verdict {
 	V_TAP_LOST,         /* ... or was not: its reader is behind. The segment went on all the same */
 	V_HANDSHAKE,        /* segment of a foreign connection's handshake, given to user space */
 	V_HANDSHAKE_LOST,   /* ... or dropped, for user space is behind: its sender will send it again */
-	V_RST_UNPROVEN,     /* RST within the window, but not in order: sent on for the receiver to challenge, moves no state */
+	V_RST_UNPROVEN,     /* RST not in order: its sender is asked what it means, no state moves */
 	V_NO_ACK,           /* segment without ACK that is neither SYN nor RST */
 	V_BAD_CHECKSUM,     /* TCP checksum wrong */
 	V_HOLD_OVERFLOW,    /* to be held, but there was no room: dropped, its sender will send it again */

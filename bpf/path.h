@@ -366,6 +366,17 @@ INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
 	return in_order ? expected : room > 1 ? expected + room - 1 : seq;
 }
 
+/* A keep-alive (RFC 9293, 3.8.4) for the host that gets what `p` forwards: it says where it is, and that goes back. */
+INLINE void path_ask(const struct path *p, const struct path *rev, struct edit *e)
+{
+	e->seq = path_expected(rev) - 1 + p->seq_add;
+	e->ack = p->max_ack + p->ack_add;
+	e->win = e->urg = 0;
+	e->strip_ts = e->strip_sack = e->strip_ecn = 1;
+	e->flags = TH_ACK;
+	e->keep = 0;
+}
+
 /* The first proof: the next segment in order. The short way knows no other. */
 INLINE int path_is_next(const struct path *p, union path_word w, const struct seg *s)
 {

@@ -347,27 +347,20 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 /* ---- fast path: forwarding mode ---- */
 
-/* A SYN on a live flow calls for a challenge ACK (RFC 5961, 4.2). Only the other host knows the numbers of one: it is sent
- * a segment just below its window, as a keep-alive is, and what it answers goes to whoever sent the SYN. */
+/* A SYN on a live flow, or a reset that is late (is_late()), calls for a challenge ACK (RFC 5961, 4.2). Only the other host knows
+ * the numbers of one: it is sent a segment just below its window, as a keep-alive is, and what it answers goes to the sender. */
 static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, const struct path *p,
-				     const struct path *rev, union path_word w)
+				     const struct path *rev)
 {
-	struct edit *e = &sc->p.f;
 	__u32 via = path_via(p), i;
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
 
-	count(V_SYN);
 	if (!v || sc->ttl <= 1 || !may_answer(&sc->t, ANSWER_CHALLENGE))
 		return drop(V_CHALLENGE_LIMITED);
-	e->seq = rev->max_ack + rev->ack_add - 1 + p->seq_add;
-	e->ack = p->max_ack + p->ack_add;
-	e->win = e->urg = 0;
-	e->strip_ecn = 1;
-	e->flags = TH_ACK;
-	e->keep = 0;
+	path_ask(p, rev, &sc->p.f);
 	sc->ts_at = sc->sack_at = 0;
 	bpf_for(i, 20, 60)
-		sc->orig[cap(i)] = 1; /* NOP: the options were those of a SYN */
+		sc->orig[cap(i)] = 1; /* NOP: the options were those of a SYN or RST */
 	sc->ifindex = v->ifindex;
 	__builtin_memcpy(sc->hop, v->dmac, 12);
 	count(V_CHALLENGE);
@@ -386,7 +379,8 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 			remove_path(&sc->other, bpf_ktime_get_coarse_ns()); /* or its late segments would join the new connection */
 			return begin_anew(&sc->t);
 		}
-		return challenge(skb, sc, p, rev, w);
+		count(V_SYN);
+		return challenge(skb, sc, p, rev);
 	}
 	/* the next in order as the receiver or as the sender has it */
 	in_order = sc->s.seq == path_expected(rev) || sc->s.seq == w.end;
@@ -404,6 +398,8 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 		count(V_RST_UNPROVEN);
 		if (l)
 			__sync_fetch_and_or(&l->flags, LEG_PROBE);
+		if (before(sc->s.seq, path_expected(rev)))
+			return challenge(skb, sc, p, rev);
 	}
 	sc->s.seq = path_reset_at(rev, sc->s.seq, in_order);
 	return 0;

@@ -192,10 +192,18 @@ INLINE int is_switching(const struct leg *l)
 	return l->phase_in | l->phase_out || l->flags & LEG_AHEAD;
 }
 
+/* Linux resets at the edge of the window that it knows (tcp_acceptable_seq()), if that has shrunk below what it had sent, and the
+ * close swallows acknowledgements that come meanwhile. The receiver is beyond such a reset, and there is no other. No reset is
+ * older than the largest window that its host may have been given. */
+INLINE int is_late(const struct leg *l, __u32 seq)
+{
+	return before(seq, l->ack_out) && l->ack_out - seq <= (__u32)65535 << l->wscale_out;
+}
+
 /* In control mode a reset is the socket's affair. One in order counts. The socket gets it with the number that it has
  * acknowledged, for it may lack the bytes before, and takes nothing beyond its window. Windows shrink in an unsplice, and the
  * host may have used the larger one: a reset beyond the edge of today comes just before it, for the socket to ask the host (RFC
- * 5961, 3.2): the edge itself is in order for a socket that has received all up to there meanwhile. */
+ * 5961, 3.2): the edge itself is in order for a socket that has received all up to there meanwhile. So does one that is late. */
 INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 {
 	__u32 edge = edge_local(l), seq = s->seq;
@@ -206,19 +214,19 @@ INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 	if (rst_in_order(l, s)) {
 		l->flags |= LEG_RESET | LEG_RESET_IN;
 		seq = l->ack_local;
-	} else if (after(seq, edge) && !after(seq, l->edge_out) && edge - l->ack_local > 1) {
+	} else if (((after(seq, edge) && !after(seq, l->edge_out)) || is_late(l, seq)) && edge - l->ack_local > 1) {
 		seq = edge - 1;
 	}
 	p->l.seq = seq - l->shim_in;
 }
 
-/* A RST that is not in order while the flow is switching moves nothing. If it lies in the window, its sender is asked (RFC 5961,
- * 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted or the number
+/* A RST that is not in order while the flow is switching moves nothing. If it lies in the window or is late, its sender is asked
+ * (RFC 5961, 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted or the number
  * lies among bytes that were forwarded. After an unsplice the other host's question would not be passed on: the socket asks
- * then (LEG_PROBE). Returns 0 if it is beyond the window. */
+ * then (LEG_PROBE). Returns 0 if it is neither. */
 INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
-	if (after(s->seq, l->edge_out) || before(s->seq, l->ack_out))
+	if (after(s->seq, l->edge_out) || (before(s->seq, l->ack_out) && !is_late(l, s->seq)))
 		return 0;
 	reset_for_local(l, s, p);
 	l->flags |= LEG_PROBE;
@@ -233,11 +241,16 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	return 1;
 }
 
-/* What unproven_reset() leaves for the leg where it goes out. The other host ignores a reset beyond its window. */
+/* What unproven_reset() leaves for the leg where it goes out. The other host ignores a reset outside of its window. It is not told
+ * of one in the window that is not: instead of a late one a keep-alive (RFC 9293, 3.8.4) makes it ask. */
 INLINE void ask_other(const struct leg *o, struct plan *p)
 {
-	if (after(p->f.seq, o->edge_in) && o->edge_in - o->ack_in > 1)
+	if (before(p->f.seq, o->ack_in)) {
+		p->f.seq = o->ack_in - 1;
+		p->f.flags = TH_ACK;
+	} else if (after(p->f.seq, o->edge_in) && o->edge_in - o->ack_in > 1) {
 		p->f.seq = o->edge_in - 1;
+	}
 	p->f.ack = o->ack_out;
 }
 

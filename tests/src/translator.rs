@@ -50,8 +50,8 @@ pub enum Fate {
     Reset(Vec<u8>),
     /// A RST that is sent on, but counts only if the other host says so.
     Asked(Vec<u8>),
-    /// A SYN: the other host is asked to answer it, if the rate limit allows.
-    Challenge(Vec<u8>),
+    /// A SYN, or a RST that is late: the other host is asked to answer it, if the rate limit allows. And the name of the verdict.
+    Challenge(Vec<u8>, &'static str),
     /// Does not fit: its sender is told this MTU, in bytes of its own family's packets, if the rate limit allows.
     TooBig(u32),
     /// Not looked at: the kernel goes on with it.
@@ -128,8 +128,12 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
             _ => d.mtu,
         });
     }
-    // RFC 5961, 4 and 3
-    if syn {
+    let proven = p.seq == expected || p.seq == d.end;
+    if reset && !syn && !proven && !in_window {
+        return Fate::Dropped("bad-rst");
+    }
+    // RFC 5961, 4 and 3. A RST below what its receiver has got would be ignored; its sender may have been slow to hear of that.
+    if syn || (reset && !proven && distance(p.seq, expected) < 0) {
         // Our probe is a keep-alive: one below what the other host expects (RFC 9293, 3.8.4), which it answers with an ACK.
         p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
         p.ack = d.max_ack.wrapping_add(d.ack_add);
@@ -137,14 +141,10 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         p.options.fill(1);
         p.payload.clear();
         p.tos &= !CODEPOINT;
-        return Fate::Challenge(readdress(d, p).frame());
+        return Fate::Challenge(readdress(d, p).frame(), if syn { "syn" } else { "rst-unproven" });
     }
-    let proven = p.seq == expected || p.seq == d.end;
     let mut lost = false;
     if reset {
-        if !proven && !in_window {
-            return Fate::Dropped("bad-rst");
-        }
         d.dead |= proven;
         reverse.dead |= proven;
         // beyond its window the receiver would ignore it, in the window it asks; at the edge it may be in order by then

@@ -127,6 +127,8 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 		}
 		at.seq = path_reset_at(rev, s->seq, in_order);
 		path_edit(p, w, &at, &out->f);
+		if (!in_order && before(s->seq, path_expected(rev)))
+			path_ask(p, rev, &out->f);
 		out->fwd = 1;
 		return 1;
 	}

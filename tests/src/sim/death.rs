@@ -106,7 +106,13 @@ impl World {
 
     /// And by a host that has been reset.
     pub(super) fn answer_by_nobody(&mut self, i: usize, p: &Packet) {
-        self.note(|_| format!("host {i} <- {}: no connection", show(p)));
+        let closing = self.now < self.hosts[i].closed_at;
+        self.note(|_| {
+            format!("host {i} <- {}: {}", show(p), if closing { "while it closes" } else { "no connection" })
+        });
+        if closing {
+            return;
+        }
         if let Some(reset) = reset_for(p) {
             self.wire(i, false, reset);
         }

@@ -10,6 +10,8 @@ pub struct Reset {
     turns: u32,
     /// Only those count that happen in a drain, or in forwarding mode.
     switched: bool,
+    /// Only while its window is less than what it has sent.
+    shrunk: bool,
     done: bool,
 }
 
@@ -27,7 +29,8 @@ impl World {
         if switched {
             self.relay.switch_at = rng.random_range(0..100 * MS);
         }
-        self.reset = Some(Reset { host, turns, switched, done: false });
+        let shrunk = rng.random_bool(0.3);
+        self.reset = Some(Reset { host, turns, switched, shrunk, done: false });
     }
 
     pub(super) fn was_reset(&self) -> bool {
@@ -36,8 +39,8 @@ impl World {
 
     pub(super) fn live_and_reset(&mut self) {
         let copying = self.relay.state == State::Copying;
-        let Some(Reset { host, turns, switched, done: done @ false }) = &mut self.reset else { return };
-        if *switched && copying {
+        let Some(Reset { host, turns, switched, shrunk, done: done @ false }) = &mut self.reset else { return };
+        if (*switched && copying) || (*shrunk && !self.hosts[*host].is_beyond()) {
             return;
         }
         if *turns > 0 {
@@ -50,6 +53,8 @@ impl World {
         }
         *done = true;
         h.abort(self.now);
+        // what comes while it closes is not answered; what answers the reset comes later
+        h.closed_at = self.now + self.delay[i];
         self.out.reset = true;
         self.note(|_| format!("host {i} resets"));
     }

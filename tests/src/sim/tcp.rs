@@ -92,6 +92,8 @@ pub struct Tcp {
     pub dead: bool,
     /// Its process has gone: nobody reads it any more.
     orphan: bool,
+    /// Until then its close goes on, and what comes is ignored.
+    pub closed_at: Time,
     /// Linux's tcp_fin_timeout for such.
     ends_at: Option<Time>,
     out: Vec<Packet>,
@@ -155,6 +157,7 @@ impl Tcp {
             reset: false,
             dead: false,
             orphan: false,
+            closed_at: 0,
             ends_at: None,
             out: Vec::new(),
             rtos: 0,
@@ -195,6 +198,11 @@ impl Tcp {
         if !self.ready.is_empty() {
             self.abort(now);
         }
+    }
+
+    /// Has it sent more than its window allows? That has shrunk.
+    pub fn is_beyond(&self) -> bool {
+        self.max.wrapping_sub(self.una) > self.wnd
     }
 
     /// What it has is thrown away, and the other end reset (RFC 9293, 3.10.5), within its window.

@@ -264,7 +264,7 @@ fn agree(b: &Bench, name: &str, f: &Flow, frame: &[u8], gso: Option<usize>) -> O
         Fate::Dropped(v) => assert_eq!(o.verdicts, [*v], "{name}"),
         Fate::Forwarded(_) => assert_eq!(o.verdicts, ["forwarded"], "{name}"),
         Fate::TooBig(_) => assert_eq!(o.verdicts, ["oversize"], "{name}"),
-        Fate::Challenge(_) => assert!(o.verdicts.contains(&"syn"), "{name}: {:?}", o.verdicts),
+        Fate::Challenge(_, v) => assert!(o.verdicts.contains(v), "{name}: {:?}", o.verdicts),
         Fate::Reset(_) => assert!(o.verdicts.contains(&"rst"), "{name}: {:?}", o.verdicts),
         Fate::Asked(_) => assert!(o.verdicts.contains(&"rst-unproven"), "{name}: {:?}", o.verdicts),
     }
@@ -281,7 +281,7 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
             assert_eq!(hex(out), hex(frame), "untouched: {name}");
         }
         Fate::Dropped(v) => assert_eq!(code, DROP, "{v}: {}", say()),
-        Fate::Challenge(_) | Fate::TooBig(_) if code == DROP => {} // limited
+        Fate::Challenge(..) | Fate::TooBig(_) if code == DROP => {} // limited
         Fate::TooBig(mtu) => {
             assert_eq!(code, REDIRECT, "{}", say());
             let (p, icmp) = (Packet::parse(frame).expect("a packet"), verify_icmp(out));
@@ -296,7 +296,7 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
                 say()
             );
         }
-        Fate::Forwarded(want) | Fate::Reset(want) | Fate::Asked(want) | Fate::Challenge(want) => {
+        Fate::Forwarded(want) | Fate::Reset(want) | Fate::Asked(want) | Fate::Challenge(want, _) => {
             assert_eq!(code, REDIRECT, "{}", say());
             if same_zero(out.to_vec()) != same_zero(want.clone()) {
                 panic!("{}\n wanted {}", say(), hex(want));
@@ -449,6 +449,7 @@ const CASES: &[Case] = &[
     ),
     ("a hole, no ACK flag", |_| (), |p| (p.seq, p.flags) = (p.seq + 100, flag::PSH)),
     ("RST in the window", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + 100)),
+    ("RST that is late", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq - 100)),
     ("RST at the right edge", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + (1024 << 7))),
     ("RST beyond it", |_| (), |p| (p.flags, p.payload, p.seq) = (flag::RST, vec![], p.seq + (1024 << 7) + 1)),
     ("FIN without ACK", |_| (), |p| p.flags = flag::FIN),

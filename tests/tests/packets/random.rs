@@ -185,7 +185,7 @@ fn a_hundred_thousand_packets() {
                     Fate::Forwarded(_) => "forwarded",
                     Fate::Reset(_) => "rst",
                     Fate::Asked(_) => "rst-unproven",
-                    Fate::Challenge(_) => "syn",
+                    Fate::Challenge(_, v) => v,
                     Fate::TooBig(_) => "oversize",
                     Fate::Passed => "passed",
                     Fate::Dropped(v) => v,

@@ -4,8 +4,11 @@ use super::*;
 use longsplice_datapath::LegFlags;
 use std::net::{TcpListener, TcpStream};
 
+/// The largest window of the legs here, bytes.
+const LARGEST: u32 = 65535 << 7;
+
 /// What comes in order is given to the socket in order, for it may have dropped what came before; what lies beyond the window
-/// of today, but within one that the host was promised, is given to it in its window, so that it asks.
+/// of today, but within one that the host was promised, is given to it in its window, so that it asks; and so is what is late.
 #[test]
 fn a_reset_reaches_the_socket_where_it_expects_one() {
     bench(64, |b| {
@@ -25,7 +28,9 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
                     (edge + 1, edge - 1, false),
                     (promised, edge - 1, false),
                     (promised + 1, promised + 1, false),
-                    (acked - 1, acked - 1, false),
+                    (acked - 1, edge - 1, false),
+                    (acked - LARGEST, edge - 1, false),
+                    (acked - LARGEST - 1, acked - LARGEST - 1, false),
                 ] {
                     testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
                     let mut p = f.next(0);
@@ -38,6 +43,45 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
                     let flags = b.datapath.leg(&f.client).expect("leg").flags;
                     assert_eq!(flags & LegFlags::RESET != 0, reset, "{case}");
                 }
+            }
+        }
+    });
+}
+
+/// Before a commit both sockets are muted: the other host asks. In the window it is shown the reset; one that is late it would ignore.
+#[test]
+fn a_reset_is_asked_about_where_sockets_are_muted() {
+    bench(64, |b| {
+        for v6 in FAMILIES {
+            let f = Flow::new(v6);
+            let keep_alive = Some((flag::ACK, u32::MAX));
+            for (seq, want) in [
+                (1, Some((flag::RST, 1))),
+                (0u32.wrapping_sub(1), keep_alive),
+                (0u32.wrapping_sub(LARGEST), keep_alive),
+                (0u32.wrapping_sub(LARGEST + 1), None),
+            ] {
+                sockets::spliced_legs(&f, b, 0);
+                for t in [&f.client, &f.server] {
+                    testing::put_path(&b.datapath, t, &abi::path::default(), [0; 4]).expect("path");
+                    let mut l = testing::get_leg(&b.datapath, t).expect("leg");
+                    l.flags &= !(LEG_SPLICED | LEG_TRIGGER);
+                    testing::put_leg(&b.datapath, t, &l).expect("leg");
+                }
+                let mut p = f.next(0);
+                (p.seq, p.flags) = (p.seq.wrapping_add(seq), flag::RST);
+                let o = b.ingress(&p.frame());
+                let name = format!("{v6:?} {}", seq.cast_signed());
+                let Some((flags, at)) = want else {
+                    assert_eq!((o.code, &o.verdicts[..]), (DROP, &["bad-rst"][..]), "{name}");
+                    continue;
+                };
+                assert_eq!(o.code, REDIRECT, "{name}: {:?}", o.verdicts);
+                assert!(o.verdicts.contains(&"rst-unproven"), "{name}: {:?}", o.verdicts);
+                let out = verify(&o.frame).expect("checksums");
+                let base = testing::get_leg(&b.datapath, &f.server).expect("leg").ack_in;
+                assert_eq!((out.flags, out.seq), (flags, base.wrapping_add(at)), "{name}");
+                assert!(out.payload.is_empty(), "{name}");
             }
         }
     });
