@@ -177,6 +177,14 @@ impl Leg {
         }
     }
 
+    /// Until the connection has failed, whether or not anybody reads or writes; let go of it before the socket is parked.
+    pub(crate) fn failed(&self) -> Option<impl Future<Output = ()> + use<>> {
+        match &self.socket {
+            Socket::Live(s) => Some(s.failed()),
+            _ => None,
+        }
+    }
+
     /// The leg; one that is closed stays in its place.
     pub(crate) fn take(&mut self) -> Leg {
         let (announced, refusal) = (self.announced.clone(), self.refusal.clone());

@@ -19,6 +19,7 @@ use std::{
     mem::MaybeUninit,
     net::{Shutdown, SocketAddr},
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 use tokio::{
@@ -28,7 +29,8 @@ use tokio::{
 
 #[derive(Debug)]
 pub(crate) struct Live {
-    socket: AsyncFd<OwnedFd>,
+    /// Shared with who waits for its failure while others read and write.
+    socket: Arc<AsyncFd<OwnedFd>>,
     /// Events may be older than the last read.
     shared: bool,
     /// What has been heard does not tell of the next byte.
@@ -40,7 +42,7 @@ impl Live {
     pub fn new(socket: OwnedFd) -> io::Result<Live> {
         let shared = Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread;
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
-        Ok(Live { socket: register(socket, interest)?, shared, look: shared })
+        Ok(Live { socket: register(socket, interest)?.into(), shared, look: shared })
     }
 
     /// Connects a socket that does not block.
@@ -62,9 +64,18 @@ impl Live {
         SockRef::from(self.get())
     }
 
-    /// Out of the runtime.
+    /// Out of the runtime. Nobody may wait for its failure any more.
     pub fn leave(self) -> OwnedFd {
-        self.socket.into_inner()
+        Arc::into_inner(self.socket).expect("one owner").into_inner()
+    }
+
+    /// Until the connection has failed, by a reset for instance, whether or not anybody reads or writes.
+    pub fn failed(&self) -> impl Future<Output = ()> + use<> {
+        let socket = self.socket.clone();
+        async move {
+            // an error: the runtime ends, and so does the connection
+            let _ = socket.ready(Interest::ERROR).await;
+        }
     }
 
     /// Until there is something to read, or the end, as far as the runtime knows.

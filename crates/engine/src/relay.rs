@@ -23,7 +23,7 @@ use crate::{
 use bytes::Bytes;
 use longsplice_datapath::{LegFlags, PathFlags, Released, Switched, Tuple};
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -290,6 +290,7 @@ impl Relay {
             When::AfterBytes(n) => n,
         };
         let heed = self.message().is_some_and(|m| m.heed);
+        let mut fails = pin!(self.receiver_fails());
         if enough == u64::MAX {
             self.will_copy(heed);
         }
@@ -361,6 +362,7 @@ impl Relay {
                     Command::Release => {}
                     Command::Reset => return Copied::Ended(How::Stopped),
                 },
+                which = &mut fails => return Copied::Ended(which.how()),
                 _ = stopped(stop) => return Copied::Ended(How::Stopped),
                 () = tokio::time::sleep(wait), if due => {}
                 () = tokio::time::sleep(tick) => {
@@ -373,6 +375,20 @@ impl Relay {
                     }
                 }
             }
+        }
+    }
+
+    /// Until the connection of a message's receiver has failed: nobody reads from it, and the sender may have nothing more to say.
+    fn receiver_fails(&self) -> impl Future<Output = Failed> + use<> {
+        let watched = self.message().filter(|m| !m.heed).and_then(|m| {
+            let (leg, which) =
+                if m.from == 0 { (&self.server, Failed::Server) } else { (&self.client, Failed::Client) };
+            Some((leg.failed()?, which))
+        });
+        async {
+            let Some((failed, which)) = watched else { return pending().await };
+            failed.await;
+            which
         }
     }
 
