@@ -21,6 +21,8 @@ use std::{
 const PROXY: u16 = 3128;
 const PORT: u16 = 8080;
 const SIZE: usize = 30_000_000;
+/// In the middle of each reply.
+const PAUSE: Duration = Duration::from_millis(300);
 /// Nobody waits longer for a byte.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -86,7 +88,12 @@ fn answer(mut stream: TcpStream) {
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
     let (said, body) = reply(path);
     let body = if method == "HEAD" { &[] } else { &body[..] };
-    let _ = stream.write_all(&[said.as_bytes(), b"\r\n", body].concat());
+    let reply = [said.as_bytes(), b"\r\n", body].concat();
+    let (first, rest) = reply.split_at(reply.len() / 2);
+    let _ = stream.write_all(first);
+    // The proxy runs out of bytes, so that the windows of both hosts fit however busy the machine is.
+    thread::sleep(PAUSE);
+    let _ = stream.write_all(rest);
 }
 
 /// One request: the head of the reply, what came behind it, and how the connection ended.
@@ -154,7 +161,7 @@ fn run(family: Family) {
         let spliced = r["spliced_down"].as_u64().unwrap() as usize;
         match *path {
             _ if path.starts_with("/good") => {
-                // how much of it: the first moment at which both windows fit is up to the hosts
+                // how much of it: the first moment at which both windows fit is up to the hosts, but they do in the pause
                 assert!(r["splices"] == 1 && spliced > 1_000_000, "{path}: {r}");
             }
             _ if path.starts_with("/clean") => assert!(r["refusal"] == "filter" && spliced == 0, "{path}: {r}"),

@@ -131,7 +131,10 @@ fn sockets_when(they: impl Fn(f64, f64) -> bool) -> Result<Sockets> {
         last = now;
     }
     let count = last.count;
-    Err(format!("the sockets do not come to rest, {count} now: something else opens and closes connections on this machine").into())
+    Err(format!(
+        "the sockets do not come to rest, {count} now: something else opens and closes connections on this machine"
+    )
+    .into())
 }
 
 fn sockets() -> Result<Sockets> {
