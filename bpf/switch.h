@@ -221,9 +221,9 @@ INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 }
 
 /* A RST that is not in order while the flow is switching moves nothing. If it lies in the window or is late, its sender is asked
- * (RFC 5961, 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted or the number
- * lies among bytes that were forwarded. After an unsplice the other host's question would not be passed on: the socket asks
- * then (LEG_PROBE). Returns 0 if it is neither. */
+ * (RFC 5961, 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted or
+ * the number lies among bytes that were forwarded. After an unsplice the other host's question would not be passed on: the socket
+ * asks then (LEG_PROBE). Returns 0 if it is neither. */
 INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
 	if (after(s->seq, l->edge_out) || (before(s->seq, l->ack_out) && !is_late(l, s->seq)))
@@ -241,8 +241,8 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	return 1;
 }
 
-/* What unproven_reset() leaves for the leg where it goes out. The other host ignores a reset outside of its window. It is not told
- * of one in the window that is not: instead of a late one a keep-alive (RFC 9293, 3.8.4) makes it ask. */
+/* What unproven_reset() leaves for the leg where it goes out. The other host ignores a reset outside of its window. One that is
+ * late is not moved into the window, where hosts of old take any: a keep-alive (RFC 9293, 3.8.4) in its stead makes it answer. */
 INLINE void ask_other(const struct leg *o, struct plan *p)
 {
 	if (before(p->f.seq, o->ack_in)) {

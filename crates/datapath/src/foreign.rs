@@ -248,11 +248,14 @@ pub(crate) fn remove_rules() -> io::Result<()> {
 const PRIORITY: u32 = 108;
 const FRA_PRIORITY: u16 = 6;
 
-/// Kinds and attributes of rules (<linux/fib_rules.h>) by which what is marked looks into a table of our own, in which everything is
+/// Action and attributes of a rule (<linux/fib_rules.h>).
+type Rule = (u8, Vec<(u16, Vec<u8>)>);
+
+/// Rules by which what is marked looks into a table of our own, in which everything is
 /// local. But not where the kernel asks for the way back to its source, or for that of local sockets, which it does as if from
 /// the loopback device: with src_valid_mark that way would be ours, too, and the packet be taken for forged. There the first
 /// rule skips the second.
-fn rules() -> [(u8, Vec<(u16, Vec<u8>)>); 3] {
+fn rules() -> [Rule; 3] {
     const FRA_IIFNAME: u16 = 3;
     const FRA_GOTO: u16 = 4;
     const FRA_FWMARK: u16 = 10;
