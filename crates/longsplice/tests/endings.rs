@@ -34,6 +34,15 @@ impl Place {
         Place { pins: Pins::of(&lab.forwarder), lab, family, listener, dir: tempfile::tempdir().unwrap() }
     }
 
+    /// With both ends of connections in this state, whose process was killed.
+    fn after_a_kill(family: Family, state: &str) -> (Place, Vec<TcpStream>) {
+        let place = Place::new(family);
+        let mut proxy = place.proxy(state == "released");
+        let ends = place.connections(&proxy, state);
+        proxy.kill();
+        (place, ends)
+    }
+
     fn proxy(&self, released: bool) -> Running {
         let (listen, target) = (FORWARDER_TO_CLIENT.port(self.family, PORT), SERVER.port(self.family, PORT));
         let after = if released { 0.001 } else { 3600.0 };
@@ -89,10 +98,7 @@ impl Place {
 #[test]
 fn needs_root_and_bpf_a_stop_resets_what_was_recovered() {
     for (family, state) in [(Family::V4, "released"), (Family::V6, "spliced")] {
-        let place = Place::new(family);
-        let mut first = place.proxy(state == "released");
-        let ends = place.connections(&first, state);
-        first.kill();
+        let (place, ends) = Place::after_a_kill(family, state);
         let mut second = place.proxy(true);
         second.client(&["stop"]);
         assert!(second.wait().success(), "{}", second.messages());
@@ -105,10 +111,7 @@ fn needs_root_and_bpf_a_stop_resets_what_was_recovered() {
 #[test]
 fn needs_root_and_bpf_a_flush_resets_what_was_left() {
     for (family, state) in [(Family::V4, "spliced"), (Family::V6, "released")] {
-        let place = Place::new(family);
-        let mut first = place.proxy(state == "released");
-        let ends = place.connections(&first, state);
-        first.kill();
+        let (place, ends) = Place::after_a_kill(family, state);
         let said = place.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
         assert!(said.contains(&format!("{CONNECTIONS} forwarded connections were reset")), "{said}");
         place.all_are_reset(&ends, state);
