@@ -177,7 +177,7 @@ static __noinline int may_go(const struct path_args *args, const struct tuple *t
 
 static __noinline int forget(const struct tuple *t)
 {
-	remove_path(t, bpf_ktime_get_ns());
+	remove_path(t);
 	return bpf_map_delete_elem(&legs, t);
 }
 
@@ -207,7 +207,7 @@ static __noinline int add(struct path_args *args)
 	if (args->other.lport && !client)
 		return 2;
 	args->mss = client ? client->mss_in : 0;
-	if (!insert_path(&args->key, now)) {
+	if (!insert_path(&args->key)) {
 		if (!await_answer(args, now))
 			return 0;
 		forget(&args->key);
@@ -326,7 +326,7 @@ int path_entry(struct path_args *ctx)
 	else if (args.op == PATH_ADD)
 		args.result = found ? 1 : add(&args);
 	else if (!found && args.op == PATH_PUT)
-		args.result = insert_path(&args.key, bpf_ktime_get_ns());
+		args.result = insert_path(&args.key);
 	if (args.result < 0)
 		goto out;
 	if (args.op == PATH_GET && args.other.lport) {

@@ -81,7 +81,7 @@ static __always_inline int oversize(struct __sk_buff *skb, const struct scratch 
 static __always_inline int begin_anew(const struct tuple *t)
 {
 	bpf_map_delete_elem(&legs, t);
-	remove_path(t, bpf_ktime_get_coarse_ns());
+	remove_path(t);
 	return RETRY;
 }
 
@@ -376,7 +376,7 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 
 	if (sc->s.flags & TH_SYN) {
 		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
-			remove_path(&sc->other, bpf_ktime_get_coarse_ns()); /* or its late segments would join the new connection */
+			remove_path(&sc->other); /* or its late segments would join the new connection */
 			return begin_anew(&sc->t);
 		}
 		count(V_SYN);

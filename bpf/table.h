@@ -10,8 +10,8 @@
  * would miss the TLB, too. The verifier makes both look-ups of a slot a few instructions without a call.
  *
  * Under traffic: a slot is taken by compare-and-swap of its state, filled, and then made visible by one bit at the home.
- * Removal clears that bit, and whoever does gives the slot back; it rests for a second before it is taken again, since
- * programs on other processors may still hold it. Two insertions of one key must not meet: the records of `legs`, a hash of
+ * Removal clears that bit, and whoever does gives the slot back; it rests until no program holds it any more, which user space
+ * waits for (`unheld`), or for a second if it does not. Two insertions of one key must not meet: the records of `legs`, a hash of
  * the kernel's, decide who makes an entry (track.h), and user space makes those of its own connections. */
 #ifndef LONGSPLICE_TABLE_H
 #define LONGSPLICE_TABLE_H
@@ -19,7 +19,10 @@
 #include <bpf/bpf_core_read.h>
 #include "place.h"
 
-#define SLOT_TAKEN 1 /* slot.state; otherwise twice the second in which it was left, 0: never used */
+#define SLOT_TAKEN 1 /* slot.state; otherwise the moment at which it was left, 0: never used */
+#define MOMENT 19    /* 2^19 ns, about half a millisecond; those of slot.state are 2 modulo 4, so that none is 0 or SLOT_TAKEN */
+#define REST 2048u   /* moments: a second */
+#define SKEW 64u     /* moments: clocks of two processors differ by less */
 
 /* Set before load: pages of each table, and what keeps others from choosing where their connections lie. */
 const volatile __u32 pages4 = 1, pages6 = 1;
@@ -52,6 +55,29 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } entries SEC(".maps");
+
+/* Slots that were left before this have nobody who holds them. ns, CLOCK_MONOTONIC. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} unheld SEC(".maps");
+
+static __always_inline __u32 moment(__u64 now)
+{
+	return (__u32)(now >> MOMENT) / 4 * 4 + 2;
+}
+
+/* How old a slot has to be, in moments and SKEW, to be taken. */
+static __always_inline __u32 rest(__u64 now)
+{
+	__u32 zero = 0;
+	__u64 *since = bpf_map_lookup_elem(&unheld, &zero);
+	__u64 enough = since ? (now - *since) >> MOMENT : REST; /* a future one is far away */
+
+	return (enough < REST ? enough + 8 : REST) + SKEW; /* 8: two roundings */
+}
 
 static __always_inline void count_entries(__u64 more)
 {
@@ -140,11 +166,12 @@ static __always_inline __u32 search(struct place p, __u64 hop, const __u32 *key,
 	return WAYS;
 }
 
-/* A new entry, its path all zero, for a key that has none. 0, or -1: no place. now: ns, CLOCK_MONOTONIC. */
-static __always_inline int insert(struct place p, const __u32 *key, __u32 words, __u32 size, __u64 now)
+/* A new entry, its path all zero, for a key that has none. 0, or -1: no place. */
+static __always_inline int insert(struct place p, const __u32 *key, __u32 words, __u32 size)
 {
 	struct slot *home = slot_at(p, p.home), *s;
-	__u32 second = now >> 30, state, i, k;
+	__u64 now = bpf_ktime_get_ns();
+	__u32 at = moment(now) + SKEW, least = rest(now), state, i, k;
 
 	if (!home)
 		return -1;
@@ -153,7 +180,7 @@ static __always_inline int insert(struct place p, const __u32 *key, __u32 words,
 		if (!s)
 			continue;
 		state = *(volatile __u32 *)&s->state;
-		if (state == SLOT_TAKEN || (state && second - (state >> 1) < 2))
+		if (state == SLOT_TAKEN || (state && at - state < least))
 			continue;
 		if (__sync_val_compare_and_swap(&s->state, state, SLOT_TAKEN) != state)
 			continue;
@@ -169,7 +196,7 @@ static __always_inline int insert(struct place p, const __u32 *key, __u32 words,
 	return -1;
 }
 
-static __always_inline void take_out(struct place p, const __u32 *key, __u32 words, __u64 now)
+static __always_inline void take_out(struct place p, const __u32 *key, __u32 words)
 {
 	struct slot *home = slot_at(p, p.home), *s;
 	__u32 way;
@@ -183,7 +210,8 @@ static __always_inline void take_out(struct place p, const __u32 *key, __u32 wor
 	s = slot_at(p, at_way(p.home, p.slots, way));
 	bit = 1ull << (way & (WAYS - 1));
 	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit) {
-		*(volatile __u32 *)&s->state = (__u32)(now >> 30) << 1;
+		/* by a clock that is read after the bit is cleared: nobody finds the slot from then on */
+		*(volatile __u32 *)&s->state = moment(bpf_ktime_get_ns());
 		count_entries(-1);
 	}
 }
@@ -218,28 +246,28 @@ __noinline int seek6(const struct tuple *k, __u64 hop)
 	return way == WAYS ? -1 : (int)at_way(p.home, p.slots, way);
 }
 
-__noinline int insert_path(const struct tuple *t, __u64 now)
+__noinline int insert_path(const struct tuple *t)
 {
 	if (!t)
 		return -1;
 	if (tuple_is_v4(t)) {
 		struct tuple4 k = key4(t);
 
-		return insert(place4(&k), (const __u32 *)&k, WORDS4, sizeof(struct path4), now);
+		return insert(place4(&k), (const __u32 *)&k, WORDS4, sizeof(struct path4));
 	}
-	return insert(place6(t), t->remote, WORDS6, sizeof(struct path6), now);
+	return insert(place6(t), t->remote, WORDS6, sizeof(struct path6));
 }
 
-__noinline int remove_path(const struct tuple *t, __u64 now)
+__noinline int remove_path(const struct tuple *t)
 {
 	if (!t)
 		return 0;
 	if (tuple_is_v4(t)) {
 		struct tuple4 k = key4(t);
 
-		take_out(place4(&k), (const __u32 *)&k, WORDS4, now);
+		take_out(place4(&k), (const __u32 *)&k, WORDS4);
 	} else {
-		take_out(place6(t), t->remote, WORDS6, now);
+		take_out(place6(t), t->remote, WORDS6);
 	}
 	return 0;
 }

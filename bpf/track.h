@@ -139,7 +139,7 @@ static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
 	r = bpf_map_update_elem(&legs, &sc->t, &l, BPF_NOEXIST);
 	if (r == -EEXIST) /* the same segment twice, on two processors: the other has done it, or is about to */
 		return;
-	if (r || insert_path(&sc->t, l.seen)) {
+	if (r || insert_path(&sc->t)) {
 		bpf_map_delete_elem(&legs, &sc->t);
 		count(V_TABLE_FULL);
 	}
@@ -188,7 +188,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 			hatch(sc, known);
 			if (listens == LISTENS_FOREIGN && !meet(skb)) { /* nobody would know: the next segment tells */
 				bpf_map_delete_elem(&legs, &sc->t);
-				remove_path(&sc->t, bpf_ktime_get_coarse_ns());
+				remove_path(&sc->t);
 				return 2;
 			}
 			bpf_map_delete_elem(&embryos, &sc->t);

@@ -200,6 +200,30 @@ fn a_full_table_is_full_of_spliced_flows() {
     }
 }
 
+/// Those that live have the right of way.
+#[test]
+fn flows_that_have_ended_make_room_for_new_ones() {
+    const PLACES: usize = 16;
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        echo(&lab, family);
+        let f = open(&lab, family, at_once(), PLACES as u32);
+        open_at_once(&lab, family, &f, PLACES / 2).clear();
+        f.ended(PLACES / 2);
+        wait_for(PATIENCE, || (legs(&f) == PLACES / 4 * 2).then_some(()))
+            .unwrap_or_else(|| panic!("{} records, of a quarter of the table", legs(&f)));
+        let mut streams = Vec::new();
+        for n in 1..=PLACES {
+            wait_for(PATIENCE / 3, || (legs(&f) <= 2 * PLACES - 2).then_some(())).expect("room for a flow");
+            streams.push(lab.client.run(|| TcpStream::connect(proxy(family)).expect("connect")));
+            ask(&streams[n - 1], 1000);
+            wait_for(PATIENCE, || (count(&f, FlowState::Spliced) == n).then_some(()))
+                .unwrap_or_else(|| panic!("{n}: {:#?}\n{:?}", f.splicer.flows(), f.verdicts()));
+        }
+        assert_eq!((legs(&f), f.verdict("table-full")), (2 * PLACES, 0));
+    }
+}
+
 #[test]
 fn flows_that_are_never_spliced_need_no_records() {
     for family in Family::BOTH {

@@ -14,6 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 
@@ -77,6 +78,25 @@ fn every_short_flow_ends() {
     let d = f.splicer.datapath().expect("kernel path");
     wait_for(PATIENCE, || (d.paths().len() <= 4096 / 4 * 2).then_some(()))
         .unwrap_or_else(|| panic!("{} entries linger", d.paths().len()));
+}
+
+/// What they leave is used again before a second is over: the table has room for a quarter of that.
+#[test]
+fn short_flows_do_not_fill_the_table_with_what_they_leave() {
+    const FLOWS: usize = 1500;
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
+    serve(&lab, server, 2);
+    let options = OpenOptions { max_flows: 16, ..OpenOptions::default() };
+    let f = Forwarder::open(&lab, proxy, server, at_once(), options);
+    lab.client.run(|| {
+        for n in 0..FLOWS as u64 {
+            ask(proxy, n).expect("answered");
+            thread::sleep(Duration::from_millis(1)); // as a grace period has to come in between
+        }
+    });
+    let copied = f.ended(FLOWS).iter().filter(|e| e.splices == 0).count();
+    assert!(copied < FLOWS / 4, "{copied} of {FLOWS} found no room: {:?}", f.verdicts());
 }
 
 #[test]

@@ -146,11 +146,12 @@ impl Datapath {
         Ok(Events { datapath: self, ring: b.build().map_err(failed)?, heard })
     }
 
-    /// Ends a wait for events, the present one or the next.
+    /// Ends a wait for events, the present one or the next, and for slots to be reused.
     pub fn wake(&self) {
         if let Err(error) = self.wake.write(1) {
             tracing::warn!(%error, "events are heard late");
         }
+        self.rest.wake();
     }
 
     /// Delivers copies of what is forwarded ([`Datapath::freeze`] with `tap`) to `f` until it returns false, and `None` when all that

@@ -6,9 +6,10 @@ use crate::{
     devices::Links,
     held::{Held, Mended},
     load::{Kept, OLDEST, kernel_release, load, missing_capabilities, tested_kernels},
-    maps::{Maps, errno, from_bytes},
+    maps::{Maps, errno, from_bytes, sum_of},
     pages::{PATHS4, PATHS6, fill},
     pins::{Holdings, Owned, abi_value, default_pin, detach_all, refuse_others, version_in},
+    rest::Rest,
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
     switch::Hop,
@@ -216,6 +217,7 @@ pub struct Datapath {
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
     pub(crate) wake: EventFd,
+    pub(crate) rest: Rest,
 }
 
 const PINNED: [&str; 14] = [
@@ -267,13 +269,16 @@ impl Datapath {
             clear(&pin)?;
             there = None;
         }
+        let wanted_flows = options.max_flows.max(16);
+        if there.is_some() && !keeps_size(&pin, wanted_flows)? {
+            there = None;
+        }
         refuse_others(&wanted, &pin)?;
         if there.is_none() {
             remove_unfinished(&pin)?;
         }
         let seed = there.map_or_else(random, |abi| abi.seed);
-        // Tables that are there keep their size.
-        let n = there.map_or(Ok(options.max_flows.max(16)), |_| pinned_flows(&pin))?;
+        let n = there.map_or(Ok(wanted_flows), |_| pinned_flows(&pin))?;
 
         let mut object = MaybeUninit::uninit();
         let mut open = SpliceSkelBuilder::default().open(&mut object).map_err(kernel("open object"))?;
@@ -319,12 +324,15 @@ impl Datapath {
             holding: handle(&m.holding)?,
             handshakes: handle(&m.handshakes)?,
             abi: handle(&m.abi)?,
+            unheld: handle(&m.unheld)?,
         };
         if there.is_none() {
             for table in [&maps.paths4, &maps.paths6] {
                 fill(table).map_err(|source| OpenError::Kernel { what: "tables of path entries", source })?;
             }
         }
+        // The library reads it from a file, once: later there may be no descriptor for that.
+        libbpf_rs::num_possible_cpus().map_err(kernel("number of processors"))?;
         let remotes =
             Remotes::taken_by(&maps).map_err(|source| OpenError::Kernel { what: "reading path entries", source })?;
         maps.unlisten_all();
@@ -357,6 +365,7 @@ impl Datapath {
             attached: wanted,
             switching: Mutex::new(()),
             wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
+            rest: Rest::default(),
         })
     }
 
@@ -403,7 +412,9 @@ impl Datapath {
         gone
     }
 
+    /// Entries were removed: what goes with them.
     pub(crate) fn free_remotes(&self, legs: [Option<&Tuple>; 2], gone: [bool; 2]) {
+        self.rest.begin();
         let mut remotes = self.remotes.lock().expect("no panic under this lock");
         legs.into_iter().zip(gone).filter_map(|(leg, gone)| leg.filter(|_| gone)).for_each(|l| remotes.free(l));
     }
@@ -463,6 +474,11 @@ impl Datapath {
     /// Counters since the maps were made: label and packets.
     pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
         self.maps.verdicts()
+    }
+
+    /// How many legs have found no room since the maps were made: the verdict `table-full`.
+    pub fn legs_without_room(&self) -> io::Result<u64> {
+        sum_of(&self.maps.verdicts, abi::verdict::V_TABLE_FULL.0)
     }
 
     /// The place of a next hop towards a leg's host.
@@ -653,6 +669,24 @@ impl Drop for Begun<'_> {
             tracing::warn!(%error, "pins of a start that has failed stay");
         }
     }
+}
+
+/// Tables that hold something keep their size; others that are not as wanted are removed.
+fn keeps_size(pin: &Path, wanted: u32) -> Result<bool, OpenError> {
+    let is = pinned_flows(pin)?;
+    if is == wanted {
+        return Ok(true);
+    }
+    let held = Holdings::of(pin).map_err(|source| OpenError::Kernel { what: "read pinned maps", source })?;
+    if held == Holdings::default() {
+        clear(pin)?;
+        return Ok(false);
+    }
+    tracing::warn!(
+        "the tables of an earlier process have room for {is} flows and hold {held}: they stay as they are, and --max-flows {wanted} \
+         is for the next start that finds them empty; `longsplice stop --flush` ends what they hold"
+    );
+    Ok(true)
 }
 
 /// For how many flows the pinned maps were made.

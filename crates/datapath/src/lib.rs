@@ -23,6 +23,7 @@ mod pages;
 mod peer;
 mod pins;
 mod released;
+mod rest;
 mod sockets;
 mod switch;
 #[cfg(feature = "testing")]
@@ -55,7 +56,7 @@ pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext};
 pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernels};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
-pub use names::{ABI_VERSION, LegFlags, PathFlags, VERDICTS};
+pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, VERDICTS};
 pub use pages::{MapSize, map_size};
 pub use pins::{Holdings, default_pin, flush, remove_dead};
 pub use released::{Released, Resets, monotonic};

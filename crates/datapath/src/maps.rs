@@ -7,6 +7,7 @@ use std::{
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
+    sync::RwLock,
 };
 
 /// A connection as one leg sees it: key of all look-ups.
@@ -113,8 +114,21 @@ pub(crate) fn from_bytes<T: Pod>(b: &[u8]) -> T {
     unsafe { b.as_ptr().cast::<T>().read_unaligned() }
 }
 
+/// Held by whoever runs a syscall program, which may find entries and, as it can sleep, keep them for longer than a packet does.
+static RUNS: RwLock<()> = RwLock::new(());
+
+/// Waits until no program of this process or on a packet is running that ran before: none has an entry that was removed by then.
+pub(crate) fn await_programs() -> io::Result<()> {
+    drop(RUNS.write().expect("no panic under this lock"));
+    // Another grace period of RCU (kernel/sched/membarrier.c); programs on packets are readers, none of which outlives it.
+    // SAFETY: without flags the call takes no pointers, and changes nothing.
+    let r = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Runs a syscall program over its context.
 pub(crate) fn run_program<T: Pod>(fd: &OwnedFd, args: &mut T) -> Result<(), i32> {
+    let _running = RUNS.read().expect("no panic under this lock");
     let ctx = bytes_of_mut(args);
     // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
     let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
@@ -266,6 +280,7 @@ pub(crate) struct Maps {
     pub holding: MapHandle,
     pub handshakes: MapHandle,
     pub abi: MapHandle,
+    pub unheld: MapHandle,
 }
 
 /// What a counter says on all CPUs together: the first eight bytes of an entry.
@@ -301,6 +316,11 @@ impl Maps {
     pub fn set_abi(&self, seed: u64, namespace: u64) -> io::Result<()> {
         let abi = abi::abi { version: crate::ABI_VERSION, seed, namespace, ..Default::default() };
         self.abi.update(bytes_of(&0u32), bytes_of(&abi), MapFlags::ANY).map_err(io_error)
+    }
+
+    /// Nobody holds slots any more that were left before this: ns, CLOCK_MONOTONIC.
+    pub fn set_unheld(&self, since: u64) -> io::Result<()> {
+        self.unheld.update(bytes_of(&0u32), &since.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
     }
 
     /// One entry: looked up or changed. The answer's `result` and `p` are those of `struct path_args`.

@@ -2,7 +2,10 @@
 
 /// Version of the layout of pinned maps, raised with every change of what flow.h, table.h and place.h put into them; a process takes
 /// over only maps of its own version.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
+
+/// Addresses that can be listened on, tracked or of others: `MAX_LISTENERS`.
+pub const MAX_LISTENERS: usize = 1024;
 
 /// Bits of `leg.flags` (`enum leg_flag`).
 #[allow(missing_docs)]

@@ -82,6 +82,7 @@ impl ForeignListener {
     /// The legs of the next connection: its client's, and its server's. [`io::ErrorKind::NotConnected`]: the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
         let Pair { client, sockets: [c, s] } = self.pairs.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        self.splicer.opened(&s);
         Ok((leg(c, &client)?, leg(s, &mirrored(&client))?))
     }
 

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// How often it is looked: two dozen system calls.
 const EVERY: Duration = Duration::from_secs(1);
+/// At most one message in this time says that the tables are full.
+const FULL_EVERY: Duration = Duration::from_secs(10);
 /// So many flows are taken from the table at a time.
 const PAGE: usize = 1000;
 
@@ -29,11 +31,14 @@ pub(crate) struct Guard {
     next: Instant,
     /// What could not be put right, and was said.
     failed: String,
+    /// How many legs had found no room when that was said, and when it may be said again.
+    full: (u64, Instant),
 }
 
 impl Guard {
-    pub fn new(now: Instant) -> Guard {
-        Guard { next: now + EVERY, failed: String::new() }
+    pub fn new(splicer: &Splicer, now: Instant) -> Guard {
+        let before = splicer.datapath().and_then(|d| d.legs_without_room().ok());
+        Guard { next: now + EVERY, failed: String::new(), full: (before.unwrap_or(0), now) }
     }
 
     pub fn look(&mut self, splicer: &Splicer, now: Instant) {
@@ -55,6 +60,21 @@ impl Guard {
             );
         }
         self.failed = failed;
+        self.tell_of_full_tables(d, now);
+    }
+
+    /// The first time, and then how often.
+    fn tell_of_full_tables(&mut self, d: &Datapath, now: Instant) {
+        let Ok(all) = d.legs_without_room() else { return };
+        let (told, next) = self.full;
+        if all == told || now < next {
+            return;
+        }
+        self.full = (all, now + FULL_EVERY);
+        let n = all - told;
+        tracing::warn!(
+            "the tables of flows are full: {n} connections are copied, not spliced; a larger --max-flows helps"
+        );
     }
 }
 

@@ -7,11 +7,12 @@
 //! | `Released` | none | command, MTU: recreation, when idle; both FINs acknowledged, RST, idle: end |
 //!
 //! Ends are told by events; a look finds idle flows, and ends whose event was lost. Looks cost at most [`LOOKS`] per [`PACE`];
-//! with more than some ten thousand flows each is looked at more rarely, a million every seven minutes. Three quarters of the
-//! looks are for releases, which come once a flow: sockets that wait for theirs hold descriptors.
+//! with more than some ten thousand flows each is looked at more rarely, a million every seven minutes. Releases wait for no looks
+//! ([`Agenda`]), and come before their time where descriptors run short.
 
 use crate::{
     FlowState, How, Refusal, Splicer, Trigger,
+    agenda::Agenda,
     errand::Purpose,
     guard::Guard,
     leg::{Side, Strays},
@@ -21,8 +22,6 @@ use crate::{
 };
 use longsplice_datapath::{Datapath, Event, EventKind, Events, PathFlags, Released, SwitchError, Tuple};
 use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
     os::fd::OwnedFd,
     sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
     time::{Duration, Instant},
@@ -42,6 +41,8 @@ const TRY: Duration = Duration::from_millis(1);
 const MTU_PATIENCE: Duration = Duration::from_secs(3);
 /// So many flows or entries at a time, between two looks at what was said.
 const PAGE: usize = 1000;
+/// A flow that is never to be released is so late that all others go before it.
+const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Entries that linger are cleared away with this precision.
 const SLACK: Duration = Duration::from_secs(1);
 
@@ -50,6 +51,8 @@ pub(crate) enum Note {
     /// A flow is forwarded now.
     Kept(u64),
     Command(u64, Command),
+    /// Descriptors run short.
+    Room,
     /// The program stops, or the engine closes.
     Stop,
 }
@@ -103,8 +106,8 @@ enum Next {
 
 struct Keeper {
     splicer: Splicer,
-    /// Flows by the time of their next look. An entry counts if it is [`Kept::due`].
-    due: BinaryHeap<Reverse<(Instant, u64)>>,
+    /// A look counts if it is [`Kept::due`].
+    agenda: Agenda,
     /// Flows that want sockets.
     returning: Vec<u64>,
     /// No look and no try before.
@@ -116,8 +119,9 @@ struct Keeper {
 /// The thread: until the engine closes.
 pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut Events<'_>) {
     let now = Instant::now();
-    let (due, returning, guard, sweeper) = (BinaryHeap::new(), Vec::new(), Guard::new(now), Sweeper::new());
-    let mut k = Keeper { splicer, due, returning, not_before: (now, now), guard, sweeper };
+    let (agenda, returning, guard, sweeper) =
+        (Agenda::default(), Vec::new(), Guard::new(&splicer, now), Sweeper::new());
+    let mut k = Keeper { splicer, agenda, returning, not_before: (now, now), guard, sweeper };
     while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
         match events.wait(k.rest()) {
             Ok(events) => events.for_each(|event| k.route(&event)),
@@ -138,6 +142,7 @@ pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut 
             k.not_before.0 = now + PACE;
             k.look(now);
         }
+        k.release(now);
         k.clear_away(now);
         k.guard.look(&k.splicer, now);
         k.sweep(now);
@@ -148,10 +153,12 @@ impl Keeper {
     /// Until there is something to do but to listen.
     fn rest(&self) -> Duration {
         let now = Instant::now();
-        let look = self.due.peek().map_or(SLACK, |Reverse((at, _))| until(*at, self.not_before.0, now));
+        let [look, release] = self.agenda.due();
+        let look = look.map_or(SLACK, |at| until(at, self.not_before.0, now));
+        let release = release.map_or(SLACK, |at| until(at, now, now));
         let back = if self.returning.is_empty() { SLACK } else { TRY };
         let sweep = self.sweeper.due().map_or(SLACK, |at| until(at, now, now));
-        look.min(back).min(sweep).min(SLACK)
+        look.min(release).min(back).min(sweep).min(SLACK)
     }
 
     /// To the task that has the flow, if it has one. A flow that has just ended hears nothing any more.
@@ -167,6 +174,12 @@ impl Keeper {
         match note {
             Note::Kept(id) => self.tend(id, Some(Word::Kept)),
             Note::Command(id, command) => self.tend(id, Some(Word::Command(command))),
+            Note::Room => {
+                for _ in 0..self.splicer.inner.descriptors.begin() {
+                    let Some(id) = self.agenda.soonest_release() else { return };
+                    self.tend(id, Some(Word::Command(Command::Release)));
+                }
+            }
             Note::Stop if *self.splicer.stop_signal().borrow() == Stop::Go => {}
             Note::Stop => {
                 let mut last = 0;
@@ -181,19 +194,23 @@ impl Keeper {
     /// Those whose time has come, as many as may be.
     fn look(&mut self, now: Instant) {
         for _ in 0..LOOKS {
-            match self.due.peek() {
-                Some(Reverse((at, _))) if *at <= now => {}
-                _ => return,
-            }
-            let Some(Reverse((at, id))) = self.due.pop() else { return };
+            let Some((at, id)) = self.agenda.next_look(now) else { return };
             self.tend(id, Some(Word::Look(at)));
+        }
+    }
+
+    fn release(&mut self, now: Instant) {
+        for _ in 0..PAGE {
+            let Some(id) = self.agenda.next_release(now) else { return };
+            self.tend(id, None);
         }
     }
 
     fn clear_away(&mut self, now: Instant) {
         let Some(d) = self.splicer.datapath() else { return };
+        let live = self.splicer.live();
         for _ in 0..PAGE {
-            let Some((leg, other)) = self.splicer.inner.lingering.next_over(now) else { return };
+            let Some((leg, other)) = self.splicer.inner.lingering.next_over(now, live) else { return };
             d.forget_ended(&leg, other.as_ref());
         }
     }
@@ -216,8 +233,11 @@ impl Keeper {
         match next {
             Next::Stays => {
                 if matches!(word, Some(Word::Look(_) | Word::Kept)) {
-                    kept.due = Instant::now() + kept.pause(&flow, self.due.len());
-                    self.due.push(Reverse((kept.due, id)));
+                    kept.due = Instant::now() + kept.pause(&flow, self.agenda.looks());
+                    self.agenda.look(kept.due, id);
+                }
+                if let (Some(Word::Kept), None, Some(at)) = (word, &kept.released, kept.release_at(&flow)) {
+                    self.agenda.release(at, id);
                 }
             }
             Next::Ended(how) => self.take(&flow, place, Place::Gone).finish(how, true),
@@ -225,15 +245,18 @@ impl Keeper {
         }
     }
 
-    fn take(&self, flow: &Arc<Flow>, mut place: MutexGuard<'_, Place>, then: Place) -> Relay {
+    fn take(&mut self, flow: &Arc<Flow>, mut place: MutexGuard<'_, Place>, then: Place) -> Relay {
         match std::mem::replace(&mut *place, then) {
-            Place::Kept(kept) => Relay::revive(&self.splicer, flow.clone(), *kept),
+            Place::Kept(kept) => {
+                kept.release_at(flow).iter().for_each(|at| self.agenda.cancel_release(*at, flow.id));
+                Relay::revive(&self.splicer, flow.clone(), *kept)
+            }
             _ => unreachable!("looked at under this lock"),
         }
     }
 
     /// Into a task.
-    fn give_back(&self, flow: &Arc<Flow>, place: MutexGuard<'_, Place>, next: Next) {
+    fn give_back(&mut self, flow: &Arc<Flow>, place: MutexGuard<'_, Place>, next: Next) {
         let (task, ears) = self.splicer.ears();
         let mut relay = self.take(flow, place, task);
         match next {
@@ -305,7 +328,7 @@ impl Keeper {
             }
             Ok(_) => {}
         }
-        if kept.began.elapsed() >= kept.release_after(flow) {
+        if kept.release_at(flow).is_some_and(|at| at <= Instant::now()) {
             kept.release(d, flow);
         }
         self.bring_back(d, flow, kept)
@@ -363,7 +386,8 @@ enum Life {
 impl Kept {
     /// Sooner than the keeper looks around by itself.
     pub fn wants_look_soon(&self, flow: &Flow) -> bool {
-        self.pause(flow, 0) < SLACK
+        let soon = self.began + SLACK;
+        self.pause(flow, 0) < SLACK || self.release_at(flow).is_some_and(|at| at < soon)
     }
 
     /// Until the next look.
@@ -374,13 +398,9 @@ impl Kept {
             _ if self.waits(flow) => PATIENCE.min(policy.idle_limit),
             _ => policy.idle_limit,
         };
-        // a quarter of the looks there may be: what is due at a time of its own, as a release, does not have to wait
+        // a quarter of the looks there may be: those of flows that come later want a part, too
         let fair = PACE * (4 * flows / LOOKS) as u32;
-        let look = (patience / 8).clamp(EVERY.0, EVERY.1).max(fair);
-        match self.released {
-            None => look.min(self.release_after(flow).saturating_sub(self.began.elapsed())),
-            Some(_) => look,
-        }
+        (patience / 8).clamp(EVERY.0, EVERY.1).max(fair)
     }
 
     /// How long has it been idle, or how has it ended?
@@ -439,8 +459,9 @@ impl Kept {
         self.is_message() || matches!(flow.policy.trigger, Some(Trigger::ClientData | Trigger::ServerData))
     }
 
-    fn release_after(&self, flow: &Flow) -> Duration {
-        flow.policy.release_after.filter(|_| !self.waits(flow)).unwrap_or(Duration::MAX)
+    /// None: not even if descriptors run short. The same as long as the flow is forwarded.
+    fn release_at(&self, flow: &Flow) -> Option<Instant> {
+        (!self.waits(flow)).then(|| self.began + flow.policy.release_after.unwrap_or(NEVER).min(NEVER))
     }
 
     /// Closes the parked sockets; the flow goes on without.

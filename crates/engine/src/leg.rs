@@ -499,9 +499,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The next connection. Errors are those of accept(2); the caller waits a little on `EMFILE` and goes on.
+    /// The next connection. Errors are those of accept(2); the caller waits a little on `EMFILE` and goes on. That comes while one
+    /// descriptor in eight is still free: who is accepted already needs them for the way to a server.
     pub async fn accept(&self) -> io::Result<Leg> {
+        self.splicer.await_descriptors(self.listener.get_ref()).await?;
         let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
+        self.splicer.opened(&socket);
         socket.set_nonblocking(true)?;
         let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
         let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));

@@ -15,6 +15,9 @@
 //! - Bytes that were read but not passed on yet, or that the caller adds, go into [`Leftovers`].
 //! - Nobody else holds the sockets: no duplicated descriptor, no child process.
 
+mod agenda;
+mod connect;
+mod descriptors;
 mod distance;
 mod errand;
 mod foreign;

@@ -15,14 +15,21 @@ pub(crate) const LINGER: Duration = Duration::from_secs(60);
 /// had to send again has mostly come, and they tell old segments from new ones by timestamps and sequence numbers.
 const REUSE: Duration = Duration::from_secs(1);
 
+/// Flows that have ended take no more than this part of the table (one in so many) ...
+const SHARE: usize = 4;
+/// ... and of the room that live ones leave.
+const FREE_SHARE: usize = 2;
+/// With more than this part of the table too many, they are not to wait for the next look at them.
+const CROWD: usize = 64;
+
 /// Legs of one flow, or of none.
 type Legs = (Tuple, Option<Tuple>);
 
 /// Flows that have ended, in that order.
 #[derive(Debug)]
 pub(crate) struct Lingering {
-    /// So many at most: with more, the oldest go, so that the table has room for those that live.
-    most: usize,
+    /// Flows that the table has room for. It is for those that live: the fuller it is, the sooner the oldest of the others go.
+    room: usize,
     ended: Mutex<Ended>,
 }
 
@@ -35,8 +42,18 @@ struct Ended {
 }
 
 impl Lingering {
-    pub fn new(most: usize) -> Lingering {
-        Lingering { most, ended: Mutex::default() }
+    pub fn new(room: usize) -> Lingering {
+        Lingering { room, ended: Mutex::default() }
+    }
+
+    /// How many there may be beside so many live flows.
+    fn most(&self, live: usize) -> usize {
+        (self.room / SHARE).min(self.room.saturating_sub(live) / FREE_SHARE)
+    }
+
+    /// Are there so many that those who come need their room now?
+    pub fn is_crowd(&self, live: usize) -> bool {
+        lock(&self.ended).flows.len() > self.most(live) + self.room / CROWD
     }
 
     /// From now on.
@@ -69,11 +86,11 @@ impl Lingering {
         ended.take(n)
     }
 
-    /// The next whose time is over at `now`, to be removed.
-    pub fn next_over(&self, now: Instant) -> Option<Legs> {
+    /// The next whose time is over at `now`, beside so many live flows, to be removed.
+    pub fn next_over(&self, now: Instant, live: usize) -> Option<Legs> {
         let mut ended = lock(&self.ended);
         while let Some((n, (since, _))) = ended.flows.first_key_value().map(|(n, f)| (*n, *f)) {
-            if ended.flows.len() <= self.most && now < since + LINGER {
+            if ended.flows.len() <= self.most(live) && now < since + LINGER {
                 return None;
             }
             if let Some(legs) = ended.take(n) {
@@ -112,42 +129,52 @@ mod tests {
 
     #[test]
     fn the_oldest_go_when_there_are_too_many() {
-        let l = Lingering::new(2);
+        let l = Lingering::new(8);
         let now = Instant::now();
         (0..2).for_each(|n| l.add(leg(n), Some(leg(100 + n))));
-        assert_eq!(l.next_over(now), None);
+        assert_eq!(l.next_over(now, 0), None);
         l.add(leg(2), None);
-        assert_eq!(l.next_over(now), Some((leg(0), Some(leg(100)))));
-        assert_eq!(l.next_over(now), None);
+        assert_eq!(l.next_over(now, 0), Some((leg(0), Some(leg(100)))));
+        assert_eq!(l.next_over(now, 0), None);
         let later = Instant::now() + LINGER;
-        assert_eq!(l.next_over(later), Some((leg(1), Some(leg(101)))));
-        assert_eq!(l.next_over(later), Some((leg(2), None)));
-        assert_eq!((l.next_over(later), lock(&l.ended).of.capacity()), (None, 0));
+        assert_eq!(l.next_over(later, 0), Some((leg(1), Some(leg(101)))));
+        assert_eq!(l.next_over(later, 0), Some((leg(2), None)));
+        assert_eq!((l.next_over(later, 0), lock(&l.ended).of.capacity()), (None, 0));
+    }
+
+    #[test]
+    fn those_that_live_have_the_right_of_way() {
+        let (l, now) = (Lingering::new(64), Instant::now());
+        (0..16).for_each(|n| l.add(leg(n), None));
+        assert_eq!((l.next_over(now, 32), l.is_crowd(33)), (None, false), "a quarter of all, half of what is free");
+        assert!(l.is_crowd(40));
+        let gone = |live| std::iter::from_fn(|| l.next_over(now, live)).count();
+        assert_eq!([gone(40), gone(60), gone(64), gone(1000)], [4, 10, 2, 0]);
     }
 
     #[test]
     fn what_has_lingered_lingers_on() {
-        let l = Lingering::new(9);
+        let l = Lingering::new(36);
         let (now, half) = (Instant::now(), LINGER / 2);
         l.add_since(now.checked_sub(half).unwrap(), leg(0), None);
         l.add_since(now, leg(1), None);
-        assert_eq!(l.next_over(now), None);
-        assert_eq!(l.next_over(now + half), Some((leg(0), None)));
-        assert_eq!(l.next_over(now + half), None);
-        assert_eq!(l.next_over(now + LINGER), Some((leg(1), None)));
+        assert_eq!(l.next_over(now, 0), None);
+        assert_eq!(l.next_over(now + half, 0), Some((leg(0), None)));
+        assert_eq!(l.next_over(now + half, 0), None);
+        assert_eq!(l.next_over(now + LINGER, 0), Some((leg(1), None)));
     }
 
     #[test]
     fn what_is_used_anew_is_left_alone() {
-        let l = Lingering::new(2);
+        let l = Lingering::new(8);
         l.add(leg(0), Some(leg(100)));
         assert_eq!(l.make_way(&leg(0)), None, "too early");
         l.begins_anew(&leg(0));
         assert_eq!(l.make_way(&leg(0)), None);
         l.add(leg(0), Some(leg(101))); // the new connection has ended as well
         let later = Instant::now() + LINGER;
-        assert_eq!(l.next_over(later), Some((leg(100), None)));
-        assert_eq!(l.next_over(later), Some((leg(0), Some(leg(101)))));
-        assert_eq!(l.next_over(later), None);
+        assert_eq!(l.next_over(later, 0), Some((leg(100), None)));
+        assert_eq!(l.next_over(later, 0), Some((leg(0), Some(leg(101)))));
+        assert_eq!(l.next_over(later, 0), None);
     }
 }

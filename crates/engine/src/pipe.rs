@@ -1,6 +1,6 @@
 //! Copying without copies: `splice(2)` through a pipe, for flows that stay in control mode for good. It needs no privilege.
 
-use crate::Leg;
+use crate::{Leg, descriptors::are_scarce};
 use longsplice_datapath::is_urgent;
 use nix::{
     errno::Errno,
@@ -27,9 +27,12 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Fails when descriptors or pipe memory have run out.
+    /// Fails when descriptors are scarce, or pipe memory has run out.
     pub fn new() -> io::Result<Pipe> {
         let (read, write) = pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)?;
+        if are_scarce(&write) {
+            return Err(Errno::EMFILE.into());
+        }
         fcntl(&write, FcntlArg::F_SETPIPE_SZ(CAPACITY as i32))?;
         Ok(Pipe { read, write, filled: 0 })
     }

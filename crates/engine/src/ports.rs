@@ -26,6 +26,9 @@ pub(crate) struct Ports {
     range: RangeInclusive<u16>,
     sources: Vec<IpAddr>,
     next: AtomicU32,
+    /// From a port that is taken to the next candidate: no divisor of the range's length, and far away, for ports that live long
+    /// lie in rows, as they were drawn.
+    leap: u32,
     /// What the kernel answered, by server, and when.
     usual: Mutex<HashMap<SocketAddr, (IpAddr, Instant)>>,
 }
@@ -36,14 +39,20 @@ impl Ports {
         let start = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |d| d.subsec_nanos() ^ d.as_secs() as u32);
-        Ports { range, sources, next: AtomicU32::new(start), usual: Mutex::default() }
+        let leap = leap(length(&range));
+        Ports { range, sources, next: AtomicU32::new(start), leap, usual: Mutex::default() }
     }
 
-    /// The next candidate for a connection to `server`, for which the kernel would take `usual`: all ports of an address,
-    /// then those of the next of that family.
-    pub fn next(&self, server: SocketAddr, usual: IpAddr) -> Tuple {
-        let ports = u32::from(*self.range.end() - *self.range.start()) + 1;
-        let n = self.next.fetch_add(1, Ordering::Relaxed);
+    /// The next connection's turn.
+    pub fn next_turn(&self) -> u32 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A candidate for a connection to `server`, for which the kernel would take `usual`: by turns all ports of an address,
+    /// then those of the next of that family. After so many `tries` that have found taken ones, one from all over the range.
+    pub fn candidate(&self, turn: u32, tries: u32, server: SocketAddr, usual: IpAddr) -> Tuple {
+        let ports = length(&self.range);
+        let n = turn.wrapping_add(tries * self.leap);
         let source = self.nth_source((n / ports) as usize, usual).unwrap_or(usual);
         let port = self.range.start() + (n % ports) as u16;
         Tuple { remote: server, local: SocketAddr::new(source, port) }
@@ -88,6 +97,16 @@ impl Ports {
     }
 }
 
+fn length(range: &RangeInclusive<u16>) -> u32 {
+    u32::from(*range.end() - *range.start()) + 1
+}
+
+/// About three eighths of the range: by such steps each of its parts is soon met (the golden section).
+fn leap(ports: u32) -> u32 {
+    let divides = |n: u32| (2..=n).any(|d| n.is_multiple_of(d) && ports.is_multiple_of(d));
+    (1..=ports * 382 / 1000).rev().find(|n| !divides(*n)).unwrap_or(1)
+}
+
 /// Whatever its port. Link-local addresses differ by their scope.
 fn host(mut server: SocketAddr) -> SocketAddr {
     server.set_port(0);
@@ -112,11 +131,28 @@ mod tests {
         let of = |s: &str| s.parse::<IpAddr>().expect("address");
         let ports = Ports::new(100..=102, ["192.0.2.1", "192.0.2.2", "2001:db8::1"].map(of).to_vec());
         let server = "198.51.100.7:80".parse().expect("address");
-        let drawn: HashSet<SocketAddr> = (0..6).map(|_| ports.next(server, of("192.0.2.9")).local).collect();
+        let next = |ports: &Ports| ports.candidate(ports.next_turn(), 0, server, of("192.0.2.9")).local;
+        let drawn: HashSet<SocketAddr> = (0..6).map(|_| next(&ports)).collect();
         assert_eq!(drawn.len(), 6, "{drawn:?}");
         assert!(drawn.iter().all(|a| a.is_ipv4() && a.ip() != of("192.0.2.9")), "{drawn:?}");
         let none = Ports::new(100..=102, Vec::new());
-        assert_eq!(none.next(server, of("192.0.2.9")).local.ip(), of("192.0.2.9"));
+        assert_eq!(next(&none).ip(), of("192.0.2.9"));
+    }
+
+    #[test]
+    fn a_row_of_taken_ports_is_soon_left() {
+        let (server, usual) = ("198.51.100.7:80".parse().expect("address"), IpAddr::from([192, 0, 2, 9]));
+        for length in [1, 2, 4, 255, 256, 2000, 18_432, 50_000] {
+            let ports = Ports::new(10_000..=(10_000 + length - 1) as u16, Vec::new());
+            let port = |turn, tries| ports.candidate(turn, tries, server, usual).local.port();
+            for turn in 0..length {
+                let (first, taken) = (port(turn, 0), length * 9 / 10);
+                let is_free = |port: u16| (u32::from(port) + length - u32::from(first)) % length >= taken;
+                assert!((0..32).any(|tries| is_free(port(turn, tries))), "{length} ports from {first} on");
+            }
+            let all: HashSet<u16> = (0..length).map(|tries| port(7, tries)).collect();
+            assert_eq!(all.len(), length as usize, "one after the other, each is tried");
+        }
     }
 
     #[test]

@@ -2,22 +2,19 @@
 
 use crate::{
     BoundSocket, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
+    descriptors::Descriptors,
     errand::{Errand, Purpose},
     foreign::Foreigners,
     holder::Holder,
     keeper::{self, Kept, Note},
     leg::ip,
     lingering::Lingering,
-    live::Live,
     orphans::{self, Orphan},
     ports::Ports,
-    refusal,
     relay::Relay,
     sessions::{self, Sessions},
 };
-use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Released, Tuple, register};
-use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
-use socket2::{Domain, SockRef, Socket, Type};
+use longsplice_datapath::{Datapath, OpenError, Options, Released, Tuple, register};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -38,11 +35,6 @@ use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
 };
 
-/// How often a taken source port is replaced by the next before a connect fails: far more than TIME-WAITs in a row.
-const PORT_TRIES: usize = 256;
-
-/// Flows that have ended take no more than this part of the table (one in so many).
-const LINGERING_SHARE: usize = 4;
 /// Flows that are taken from the table at a time.
 const PAGE: usize = 1000;
 
@@ -97,7 +89,7 @@ pub(crate) struct Inner {
     pub datapath: Option<Datapath>,
     /// Why there is no data path.
     refusal: Refusal,
-    ports: Ports,
+    pub ports: Ports,
     pub next_id: AtomicU64,
     /// Live flows, by number.
     flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
@@ -108,6 +100,7 @@ pub(crate) struct Inner {
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     pub lingering: Lingering,
+    pub descriptors: Descriptors,
     /// Records that nobody claimed, and are gone.
     pub swept: AtomicU64,
     keeper: Sender<Note>,
@@ -309,6 +302,14 @@ impl Splicer {
         };
         let failed = |source| OpenError::Kernel { what: "thread", source };
         std::thread::Builder::new().name("keeper".into()).spawn(keep).map_err(failed)?;
+        let engine = s.clone();
+        let reuse = move || {
+            let is_over = || engine.inner.stopping.load(Ordering::Relaxed);
+            if let Some(Err(error)) = engine.datapath().map(|d| d.reuse_slots(is_over)) {
+                tracing::debug!(%error, "slots rest for a second before they are used again");
+            }
+        };
+        std::thread::Builder::new().name("slots".into()).spawn(reuse).map_err(failed)?;
         match told.recv() {
             Ok(source) => Err(OpenError::Kernel { what: "ring of events", source }),
             Err(_) => Ok(s),
@@ -373,7 +374,7 @@ impl Splicer {
     }
 
     fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
-        let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize / LINGERING_SHARE);
+        let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize);
         Splicer {
             inner: Arc::new(Inner {
                 datapath,
@@ -385,6 +386,7 @@ impl Splicer {
                 routes: Mutex::default(),
                 hasher: RandomState::new(),
                 lingering,
+                descriptors: Descriptors::default(),
                 swept: AtomicU64::new(0),
                 keeper,
                 sessions: Mutex::default(),
@@ -424,98 +426,6 @@ impl Splicer {
     pub async fn listen_to_copy(&self, BoundSocket(s): BoundSocket) -> io::Result<Listener> {
         s.listen(4096)?;
         Ok(Listener { splicer: self.clone(), to_copy: true, listener: register(s.into(), Interest::READABLE)? })
-    }
-
-    /// Connects to a server on behalf of `client`. No time limit of its own.
-    ///
-    /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
-    /// whole (symmetric TCP splice, 5.4.4).
-    pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
-        self.connect_for(server, Some(client)).await
-    }
-
-    /// The same on behalf of nobody.
-    pub async fn connect_alone(&self, server: SocketAddr) -> io::Result<Leg> {
-        self.connect_for(server, None).await
-    }
-
-    async fn connect_for(&self, server: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
-        if let Some(why) = client.and_then(Leg::refusal) {
-            return self.connect_untracked(server, Some(why)).await;
-        }
-        let ports = &self.inner.ports;
-        let (mut source, mut fresh) = ports.source_for(server)?;
-        let Some(d) = self.inner.datapath.as_ref() else {
-            return self.connect_untracked(server, None).await;
-        };
-        if source.is_loopback() || source == server.ip() {
-            return self.connect_untracked(server, Some(Refusal::Loopback)).await;
-        }
-        for _ in 0..PORT_TRIES {
-            let t = ports.next(server, source);
-            let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
-            s.set_reuse_address(true)?; // ports are counted for each server by itself
-            match s.bind(&t.local.into()) {
-                Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,
-                Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && !fresh => {
-                    ports.forget_source(server);
-                    (source, fresh) = ports.source_for(server)?;
-                    continue;
-                }
-                Err(e) => return Err(e),
-            }
-            s.set_tcp_nodelay(true)?;
-            s.set_out_of_band_inline(true)?;
-            let host = client.map(Leg::tuple);
-            let expected = match d.expect(&t, host.as_ref()) {
-                Err(ExpectError::Taken) => self.make_way(d, &t, host.as_ref()),
-                expected => expected,
-            };
-            let (mss, refusal) = match expected {
-                Ok(mss) => (mss, None),
-                Err(ExpectError::Taken) => continue,
-                Err(e) => (None, Some(untracked(&e, &t, client))),
-            };
-            if let Some(mss) = mss.filter(|m| *m >= 88) {
-                // best effort: the kernel refuses values below its minimum, and keeps its own then
-                let _ = SockRef::from(&s).set_tcp_mss(mss.into());
-            }
-            self.inner.lingering.begins_anew(&t);
-            // Dropped without a connection, by an error or because the caller gave up: nothing stays behind.
-            let mut expected = Expected { datapath: d, leg: refusal.is_none().then_some(t) };
-            let socket = match Live::connect(s, server).await {
-                // a socket of ours has them, or is in TIME-WAIT
-                Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => continue,
-                r => r?,
-            };
-            expected.leg = None;
-            return Ok(Leg::new(socket, server, t.local, refusal));
-        }
-        Err(io::Error::new(
-            io::ErrorKind::AddrNotAvailable,
-            "no free source port: widen source_ports, or name more addresses as source",
-        ))
-    }
-
-    async fn connect_untracked(&self, server: SocketAddr, refusal: Option<Refusal>) -> io::Result<Leg> {
-        let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
-        if let Some(source) = self.inner.ports.named(server)? {
-            setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses it for the server, not for all
-            s.bind(&SocketAddr::new(source, 0).into())?;
-        }
-        s.set_tcp_nodelay(true)?;
-        s.set_out_of_band_inline(true)?;
-        let socket = Live::connect(s, server).await?;
-        let local = ip(&SockRef::from(socket.get()).local_addr()?);
-        Ok(Leg::new(socket, server, local, refusal))
-    }
-
-    /// The connection that has used the port may be over: its entries give way.
-    fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
-        let (a, b) = self.inner.lingering.make_way(leg).ok_or(ExpectError::Taken)?;
-        d.forget_ended(&a, b.as_ref());
-        d.expect(leg, client)
     }
 
     /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.
@@ -598,8 +508,16 @@ impl Splicer {
             runtime: Handle::current(),
         });
         lock(&self.inner.flows).insert(flow.id, flow.clone());
+        if let Some(d) = self.datapath().filter(|_| self.inner.lingering.is_crowd(self.live())) {
+            d.wake();
+        }
         let listed = Listed::again(self, flow);
         tokio::spawn(Relay::new(self, listed, client, server, left, purpose).run(ears));
+    }
+
+    /// Flows that may need room in the tables, those of an earlier process among them.
+    pub(crate) fn live(&self) -> usize {
+        lock(&self.inner.flows).len() + lock(&self.inner.orphans).len()
     }
 
     pub(crate) fn flow(&self, id: u64) -> Option<Arc<Flow>> {
@@ -719,38 +637,6 @@ impl Splicer {
     }
 }
 
-/// Are both ends on this host? Its connections to an address of its own begin there, unless told otherwise.
-pub(crate) fn is_loopback(leg: &Tuple) -> bool {
-    leg.local.ip().is_loopback() || leg.local.ip() == leg.remote.ip()
-}
-
-/// Why a connection to a server is not tracked; nor is its client's, from now on.
-fn untracked(error: &ExpectError, leg: &Tuple, client: Option<&Leg>) -> Refusal {
-    let (why, client) = match error {
-        ExpectError::Untracked => (Refusal::Untracked, client),
-        ExpectError::Full { given_back } => (Refusal::TableFull, client.filter(|_| *given_back)),
-        ExpectError::Io(e) => (refusal::of_errno(e.raw_os_error()), None),
-        ExpectError::Taken => (Refusal::Failed, None),
-    };
-    tracing::debug!(?leg, %error, "not tracked");
-    client.inspect(|client| client.refuse(why));
-    why
-}
-
-/// The record of a connection that is being opened.
-struct Expected<'a> {
-    datapath: &'a Datapath,
-    leg: Option<Tuple>,
-}
-
-impl Drop for Expected<'_> {
-    fn drop(&mut self) {
-        if let Some(t) = &self.leg {
-            self.datapath.forget(t);
-        }
-    }
-}
-
 /// A flow in the tables: until this is dropped, unless the keeper takes it.
 pub(crate) struct Listed {
     splicer: Splicer,
@@ -786,4 +672,9 @@ impl Drop for Listed {
             }
         }
     }
+}
+
+/// Are both ends on this host? Its connections to an address of its own begin there, unless told otherwise.
+pub(crate) fn is_loopback(leg: &Tuple) -> bool {
+    leg.local.ip().is_loopback() || leg.local.ip() == leg.remote.ip()
 }

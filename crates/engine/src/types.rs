@@ -52,7 +52,8 @@ pub struct Policy {
     pub hold: bool,
     /// A splice that has not drained by then is taken back.
     pub drain_limit: Duration,
-    /// Close the parked sockets silently after this long in forwarding mode; `None` keeps them.
+    /// Close the parked sockets silently after this long in forwarding mode; `None` keeps them while there are
+    /// descriptors for others.
     pub release_after: Option<Duration>,
     /// Take it back by itself; `None`: only when told to.
     pub trigger: Option<Trigger>,

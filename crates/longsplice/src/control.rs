@@ -22,18 +22,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     fs, io,
+    net::Shutdown,
     os::{
-        fd::AsRawFd,
+        fd::{AsRawFd, OwnedFd},
         unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
         unix::net::UnixListener as StdListener,
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{UnixListener, UnixStream, unix::OwnedWriteHalf},
+    net::{UnixListener, UnixStream, unix::WriteHalf},
     sync::{Semaphore, mpsc},
     time::timeout,
 };
@@ -114,7 +115,7 @@ pub struct Ending {
 pub struct Stopper {
     /// What was asked for.
     pub ending: Ending,
-    stream: OwnedWriteHalf,
+    stream: UnixStream,
 }
 
 impl Stopper {
@@ -135,8 +136,12 @@ impl Stopper {
 pub struct Control {
     listener: UnixListener,
     slots: Arc<Semaphore>,
+    spare: Spare,
     _file: SocketFile,
 }
+
+/// A descriptor for a client that comes when there is no other. Its own is kept when it goes, before anybody else can have it.
+type Spare = Arc<Mutex<Option<OwnedFd>>>;
 
 #[derive(Debug)]
 struct SocketFile(PathBuf);
@@ -169,29 +174,44 @@ impl Control {
         listen(&fd, Backlog::new(CLIENTS as i32)?)?;
         fs::rename(&file.0, path)?;
         path.clone_into(&mut file.0);
+        let spare = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
         let listener = UnixListener::from_std(StdListener::from(fd))?;
-        Ok(Control { listener, slots: Arc::new(Semaphore::new(CLIENTS)), _file: file })
+        let (slots, spare) = (Arc::new(Semaphore::new(CLIENTS)), Arc::new(Mutex::new(Some(spare))));
+        Ok(Control { listener, slots, spare, _file: file })
     }
 
     /// Answers until dropped. `stop` hears what `longsplice stop` wants.
     pub async fn serve(&self, splicer: &Splicer, server: &Arc<Server>, stop: &mpsc::UnboundedSender<Stopper>) {
         loop {
-            let Ok((stream, _)) = self.listener.accept().await else {
-                // For want of descriptors; the flows need them more urgently than we do.
-                tokio::time::sleep(Duration::from_secs(1)).await;
+            let Ok((mut stream, _)) = self.listener.accept().await else {
+                // For want of descriptors: those who want to know why should learn it.
+                if lock(&self.spare).take().is_none() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
                 continue;
             };
-            let office = Office { splicer: splicer.clone(), server: server.clone(), stop: stop.clone() };
+            let office = Office { splicer: splicer.clone(), server: server.clone() };
             // Without a slot the stream is closed at once: the client sees an end of stream in place of an answer.
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
+                let (spare, stop) = (self.spare.clone(), stop.clone());
                 tokio::spawn(async move {
                     // A client that hangs up, or is hung up on, has no one to tell.
-                    let _ = office.attend(stream).await;
+                    if let Ok(Some(ending)) = office.attend(&mut stream).await {
+                        // Fails when the program is about to end anyway.
+                        let _ = stop.send(Stopper { ending, stream });
+                    } else if let Ok(stream) = stream.into_std() {
+                        let _ = stream.shutdown(Shutdown::Both);
+                        lock(&spare).get_or_insert(stream.into());
+                    }
                     drop(slot);
                 });
             }
         }
     }
+}
+
+fn lock(spare: &Spare) -> MutexGuard<'_, Option<OwnedFd>> {
+    spare.lock().expect("nothing panics under this lock")
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -220,18 +240,18 @@ fn make_directory(socket: &Path) -> io::Result<()> {
 struct Office {
     splicer: Splicer,
     server: Arc<Server>,
-    stop: mpsc::UnboundedSender<Stopper>,
 }
 
 impl Office {
-    async fn attend(&self, stream: UnixStream) -> io::Result<()> {
-        let (read, mut write) = stream.into_split();
+    /// Until the client goes, or wants the program to end.
+    async fn attend(&self, stream: &mut UnixStream) -> io::Result<Option<Ending>> {
+        let (read, mut write) = stream.split();
         let mut read = BufReader::new(read);
         loop {
             let mut line = Vec::new();
             let n = timeout(SILENCE, (&mut read).take(REQUEST).read_until(b'\n', &mut line)).await??;
             if n == 0 {
-                return Ok(());
+                return Ok(None);
             }
             let answer = match request(&line) {
                 Ok(Ask::Ls { after, limit, state }) => {
@@ -244,9 +264,7 @@ impl Office {
                     let answer = json!({ "version": VERSION, "stopping": true, "within": within });
                     // Heard or not, it was said.
                     let _ = timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await;
-                    // Fails when the program is about to end anyway.
-                    let _ = self.stop.send(Stopper { ending, stream: write });
-                    return Ok(());
+                    return Ok(Some(ending));
                 }
                 Ok(ask) => self.answer(ask),
                 Err(why) => error(&why),
@@ -255,7 +273,7 @@ impl Office {
             text.push('\n');
             timeout(SLOWNESS, write.write_all(text.as_bytes())).await??;
             if line.last() != Some(&b'\n') {
-                return Ok(()); // cut off, or too long: what follows is no beginning of a request
+                return Ok(None); // cut off, or too long: what follows is no beginning of a request
             }
         }
     }
@@ -263,7 +281,7 @@ impl Office {
     /// A page at a time: an answer with a million flows is never in memory as a whole.
     async fn list(
         &self,
-        write: &mut OwnedWriteHalf,
+        write: &mut WriteHalf<'_>,
         mut after: u64,
         mut limit: usize,
         state: Option<FlowState>,

@@ -9,9 +9,11 @@ use crate::{
     control::{Control, Ending, Stopper},
     paths,
 };
-use longsplice_datapath::{Datapath, PathFlags};
-use longsplice_engine::{OpenOptions, Refusal, Splicer};
-use longsplice_proxy::{Config, ConfigError, Prepared, Server, Workers, access_log::LogFormat, server::CONNECTIONS};
+use longsplice_datapath::{Datapath, MAX_LISTENERS, PathFlags};
+use longsplice_engine::{OpenOptions, Refusal, Splicer, When};
+use longsplice_proxy::{
+    Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat, server::CONNECTIONS,
+};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
     io::{self, IsTerminal},
@@ -43,6 +45,12 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     let config = configure(args)?;
     for source in &config.sources {
         UdpSocket::bind((*source, 0)).map_err(|e| format!("source {source}: {e}; name addresses of this host"))?;
+    }
+    let tracked = |l: &&ListenerConfig| l.policy.when != When::Never || l.protocol == Protocol::Transparent;
+    let tracked = config.listeners.iter().filter(tracked).count();
+    if tracked > MAX_LISTENERS && !args.copy_only {
+        let advice = "give some of them `splice = \"never\"`, or let another process have them, in a network namespace of its own";
+        return Err(format!("{tracked} listeners, of which {MAX_LISTENERS} can be spliced: {advice}").into());
     }
     start_log(verbose, args.log_format == Some(Format::Json));
     raise_descriptor_limit();

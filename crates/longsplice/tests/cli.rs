@@ -38,6 +38,13 @@ fn wrong_flags_are_explained() {
 }
 
 #[test]
+fn more_listeners_than_can_be_spliced_are_counted_before_anything_is_done() {
+    let plugs = ["--plug", "127.0.0.1:0=127.0.0.1:9"].repeat(1025);
+    let message = complaint(&[&["run"], &plugs[..]].concat());
+    assert!(message.contains("1025 listeners, of which 1024 can be spliced"), "{message}");
+}
+
+#[test]
 fn a_wrong_configuration_file_is_explained_to_the_column() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("longsplice.toml");

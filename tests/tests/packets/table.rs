@@ -1,7 +1,7 @@
 //! The table of path entries: nothing is lost in it when it is full, and nothing while others come and go.
 
 use super::bench;
-use longsplice_datapath::{Datapath, ExpectError, OpenError, Options, Tuple, model, testing};
+use longsplice_datapath::{Datapath, ExpectError, MAX_LISTENERS, OpenError, Options, Tuple, model, testing};
 use longsplice_lab::{Lab, Shape};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use std::{
@@ -168,6 +168,27 @@ fn another_version_that_holds_nothing_is_removed_from_any_namespace() {
     assert!(longsplice_datapath::remove_dead().expect("looked").contains(&path) && !path.exists());
 }
 
+#[test]
+fn tables_keep_their_size_as_long_as_they_hold_something() {
+    let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-size-{}", std::process::id()));
+    let open =
+        |max_flows| Datapath::open(&Options { max_flows, pin: Some(pin.clone()), ..Options::default() }).expect("open");
+    Lab::simple(Shape::TwoDevices).expect("lab").forwarder.run(|| {
+        let d = open(64);
+        d.expect(&tuple(false, 1), None).expect("room");
+        drop(d);
+        let d = open(256);
+        assert_eq!((d.max_flows(), d.paths().len()), (64, 1), "what was there is there");
+        d.forget(&tuple(false, 1));
+        drop(d);
+        let d = open(256);
+        assert_eq!(d.max_flows(), 256, "nothing is lost");
+        let mut entries = (0..256).map(|n| d.expect(&tuple(false, n), None));
+        assert!(entries.all(|e| e.is_ok()), "room for as many as were asked for");
+        d.remove().expect("what was pinned is removed");
+    });
+}
+
 /// It had made tables of another size, and not said yet what they are.
 #[test]
 fn a_process_that_died_while_it_opened_is_no_obstacle() {
@@ -203,6 +224,35 @@ fn a_process_that_shares_the_lock_does_not_keep_it() {
         sendmsg::<()>(sender.as_raw_fd(), &[IoSlice::new(b"lock")], &shared, MsgFlags::empty(), None).expect("shared");
         drop(first);
         open().expect("given back").remove().expect("what was pinned is removed");
+    });
+}
+
+#[test]
+fn as_many_listeners_as_are_promised() {
+    bench(16, |b| {
+        let listen = |n: usize| b.datapath.listen(([192, 0, 2, (n >> 8) as u8], 1 + (n & 255) as u16).into());
+        (0..MAX_LISTENERS).for_each(|n| listen(n).expect("room"));
+        let said = listen(MAX_LISTENERS).expect_err("no more").to_string();
+        assert_eq!(said, format!("the data path has room for {MAX_LISTENERS} listeners"));
+    });
+}
+
+#[test]
+fn slots_that_nobody_holds_need_no_rest() {
+    const FLOWS: u32 = 64;
+    bench(FLOWS, |b| {
+        let mut refused = 0;
+        for n in 0..8 * 2 * FLOWS {
+            let t = tuple(false, n);
+            if b.datapath.expect(&t, None).is_err() {
+                refused += 1;
+                thread::sleep(Duration::from_millis(20)); // clocks are not told apart more finely than by some milliseconds
+                b.datapath.reuse_slots_now().expect("the kernel tells");
+                b.datapath.expect(&t, None).expect("a slot that nobody holds");
+            }
+            b.datapath.forget(&t);
+        }
+        assert!(refused <= 4, "{refused} times for a few hundred slots each");
     });
 }
 

@@ -182,6 +182,11 @@ impl Running {
         eventually("the end of the proxy", || child.try_wait().unwrap())
     }
 
+    /// How many it has open.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
     /// Waits until it has nothing to do: each of its threads sleeps, whenever one looks.
     pub fn comes_to_rest(&self) {
         const LOOKS: u32 = 50;

@@ -1,0 +1,145 @@
+//! Connections to servers: where they come from, and what the data path is to know of them before their SYN leaves.
+
+use crate::{Leg, Refusal, Splicer, leg::ip, live::Live, refusal};
+use longsplice_datapath::{Datapath, ExpectError, Tuple};
+use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
+use socket2::{Domain, SockRef, Socket, Type};
+use std::{io, net::SocketAddr, time::Instant};
+
+/// How often a taken source port is replaced by another before a connect fails: if one in fifty is free, one in two hundred does
+/// not find it. Each try costs six microseconds.
+const PORT_TRIES: u32 = 256;
+
+impl Splicer {
+    /// Connects to a server on behalf of `client`. No time limit of its own.
+    ///
+    /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
+    /// whole (symmetric TCP splice, 5.4.4).
+    pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
+        self.connect_for(server, Some(client)).await
+    }
+
+    /// The same on behalf of nobody.
+    pub async fn connect_alone(&self, server: SocketAddr) -> io::Result<Leg> {
+        self.connect_for(server, None).await
+    }
+
+    async fn connect_for(&self, server: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
+        let began = Instant::now();
+        loop {
+            match self.try_connect(server, client).await {
+                Err(e) if self.is_to_be_tried_again(&e, began).await => {}
+                done => return done,
+            }
+        }
+    }
+
+    async fn try_connect(&self, server: SocketAddr, client: Option<&Leg>) -> io::Result<Leg> {
+        if let Some(why) = client.and_then(Leg::refusal) {
+            return self.connect_untracked(server, Some(why)).await;
+        }
+        let ports = &self.inner.ports;
+        let (mut source, mut fresh) = ports.source_for(server)?;
+        let Some(d) = self.inner.datapath.as_ref() else {
+            return self.connect_untracked(server, None).await;
+        };
+        if source.is_loopback() || source == server.ip() {
+            return self.connect_untracked(server, Some(Refusal::Loopback)).await;
+        }
+        let turn = ports.next_turn();
+        for tries in 0..PORT_TRIES {
+            let t = ports.candidate(turn, tries, server, source);
+            let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
+            self.opened(&s);
+            s.set_reuse_address(true)?; // ports are counted for each server by itself
+            match s.bind(&t.local.into()) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,
+                Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable && !fresh => {
+                    ports.forget_source(server);
+                    (source, fresh) = ports.source_for(server)?;
+                    continue;
+                }
+                Err(e) => return Err(e),
+            }
+            s.set_tcp_nodelay(true)?;
+            s.set_out_of_band_inline(true)?;
+            let host = client.map(Leg::tuple);
+            let expected = match d.expect(&t, host.as_ref()) {
+                Err(ExpectError::Taken) => self.make_way(d, &t, host.as_ref()),
+                expected => expected,
+            };
+            let (mss, refusal) = match expected {
+                Ok(mss) => (mss, None),
+                Err(ExpectError::Taken) => continue,
+                Err(e) => (None, Some(untracked(&e, &t, client))),
+            };
+            if let Some(mss) = mss.filter(|m| *m >= 88) {
+                // best effort: the kernel refuses values below its minimum, and keeps its own then
+                let _ = SockRef::from(&s).set_tcp_mss(mss.into());
+            }
+            self.inner.lingering.begins_anew(&t);
+            // Dropped without a connection, by an error or because the caller gave up: nothing stays behind.
+            let mut expected = Expected { datapath: d, leg: refusal.is_none().then_some(t) };
+            let socket = match Live::connect(s, server).await {
+                // a socket of ours has them, or is in TIME-WAIT
+                Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => continue,
+                r => r?,
+            };
+            expected.leg = None;
+            return Ok(Leg::new(socket, server, t.local, refusal));
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            "no free source port: widen source_ports, or name more addresses as source",
+        ))
+    }
+
+    async fn connect_untracked(&self, server: SocketAddr, refusal: Option<Refusal>) -> io::Result<Leg> {
+        let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
+        self.opened(&s);
+        if let Some(source) = self.inner.ports.named(server)? {
+            setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses it for the server, not for all
+            s.bind(&SocketAddr::new(source, 0).into())?;
+        }
+        s.set_tcp_nodelay(true)?;
+        s.set_out_of_band_inline(true)?;
+        let socket = Live::connect(s, server).await?;
+        let local = ip(&SockRef::from(socket.get()).local_addr()?);
+        Ok(Leg::new(socket, server, local, refusal))
+    }
+
+    /// The connection that has used the port may be over: its entries give way.
+    fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
+        let (a, b) = self.inner.lingering.make_way(leg).ok_or(ExpectError::Taken)?;
+        d.forget_ended(&a, b.as_ref());
+        d.expect(leg, client)
+    }
+}
+
+/// Why a connection to a server is not tracked; nor is its client's, from now on.
+fn untracked(error: &ExpectError, leg: &Tuple, client: Option<&Leg>) -> Refusal {
+    let (why, client) = match error {
+        ExpectError::Untracked => (Refusal::Untracked, client),
+        ExpectError::Full { given_back } => (Refusal::TableFull, client.filter(|_| *given_back)),
+        ExpectError::Io(e) => (refusal::of_errno(e.raw_os_error()), None),
+        ExpectError::Taken => (Refusal::Failed, None),
+    };
+    tracing::debug!(?leg, %error, "not tracked");
+    client.inspect(|client| client.refuse(why));
+    why
+}
+
+/// The record of a connection that is being opened.
+struct Expected<'a> {
+    datapath: &'a Datapath,
+    leg: Option<Tuple>,
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        if let Some(t) = &self.leg {
+            self.datapath.forget(t);
+        }
+    }
+}
