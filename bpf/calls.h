@@ -231,6 +231,24 @@ static __always_inline void untap(struct tuple *t)
 		__sync_fetch_and_and((__u64 *)&p->max_ack, ~((__u64)VIA_TAP << 32));
 }
 
+/* The next hop of a flow changes. As path_args.result. */
+static __noinline int move(const struct path_args *args)
+{
+	struct path *p = find_path(&args->key);
+	union path_acked a, n;
+
+	if (!p || !(p->word.flags & PATH_SPLICED))
+		return 1;
+	a = path_acked(p);
+	n = a;
+	n.via = (a.via & ~VIA_INDEX) | (args->p.p.via & VIA_INDEX);
+	/* packets change the word, too: whoever wants it moved tries again */
+	if ((a.via & VIA_INDEX) != args->p_other.via ||
+	    __sync_val_compare_and_swap((__u64 *)&p->max_ack, a.all, n.all) != a.all)
+		return 1;
+	return 0;
+}
+
 /* The programs were detached for a while: where the leg's bytes end is not known any more. */
 static __always_inline void mistrust(struct tuple *t)
 {
@@ -309,6 +327,10 @@ int path_entry(struct path_args *ctx)
 	}
 	if (args.op == PATH_IDLE) {
 		args.result = !describe(&args);
+		goto out;
+	}
+	if (args.op == PATH_MOVE) {
+		args.result = move(&args);
 		goto out;
 	}
 	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR || args.op == PATH_SWEEP || args.op == PATH_RETURN) {

@@ -341,13 +341,15 @@ enum path_op {
 	PATH_IDLE = 9,   /* as PATH_NEXT, of those that are in control mode, and what the leg's record says */
 	PATH_SWEEP = 10, /* as PATH_REMOVE, if all is still as PATH_IDLE has found it, and not in forwarding mode */
 	PATH_RETURN = 11, /* as PATH_REMOVE, for legs that were never in a switch: their sockets go on without */
+	PATH_MOVE = 12,   /* an entry in forwarding mode whose next hop is p_other.via gets p.p.via */
 };
 
 /* User space's way to one path entry. */
 struct path_args {
 	enum path_op op;
 	__s32 result; /* 0; -1 no place; PATH_GET: 1 there is none, or not both; PATH_CLEAR, PATH_SWEEP, PATH_RETURN: 1 key stays,
-	               * 2 other stays, or both; PATH_NEXT, PATH_IDLE: 1 none yet, -1 there are no more; PATH_ADD: 1 there is one,
+	               * 2 other stays, or both; PATH_MOVE: 1 it is as it was; PATH_NEXT, PATH_IDLE: 1 none yet,
+	               * -1 there are no more; PATH_ADD: 1 there is one,
 	               * 2 `other` is not tracked, -2 no place, and `other` has given its own back */
 	struct tuple key;
 	struct tuple other; /* PATH_ADD: the leg on whose behalf; PATH_GET: its entry is wanted as well; nobody's if all zero */

@@ -46,6 +46,18 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* ---- from forwarding mode back to a leg's record ---- */
 
+/* The way to l's host may have changed while packets went there by `in`. */
+static __always_inline void learn_hop(struct leg *l, const struct path *in)
+{
+	__u32 via = path_index(in);
+	struct via *v = bpf_map_lookup_elem(&vias, &via);
+
+	if (!v || !(l->flags & LEG_SPLICED))
+		return;
+	l->ifindex = v->ifindex;
+	__builtin_memcpy(l->dmac, v->dmac, 12);
+}
+
 /* Returns 0, or a negative number. */
 __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 {
@@ -60,6 +72,8 @@ __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 	pb = find_path(tb);
 	if (!a || !b || !pa || !pb)
 		return -1;
+	learn_hop(a, pb);
+	learn_hop(b, pa);
 	wake_both(a, b, pa, pb, bpf_ktime_get_ns());
 	unsplice_direction(a, b);
 	unsplice_direction(b, a);
@@ -695,11 +709,9 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		if (o && is_paired(o, &sc->t))
 			__sync_fetch_and_or(&o->flags, LEG_RESET);
 	}
-	if (l->ifindex != skb->ifindex || l->phase_in == PHASE_LOCAL) {
-		l->ifindex = skb->ifindex;
-		bpf_skb_load_bytes(skb, 0, l->dmac, 6);
-		bpf_skb_load_bytes(skb, 6, l->smac, 6);
-	}
+	l->ifindex = skb->ifindex;
+	bpf_skb_load_bytes(skb, 0, l->dmac, 6);
+	bpf_skb_load_bytes(skb, 6, l->smac, 6);
 	count(V_LOCAL_OUT);
 	if (p->l.seq == sc->s.seq && p->l.ack == sc->s.ack && p->l.keep == sc->s.len && p->l.win == sc->s.win &&
 	    p->l.flags == sc->s.flags && (!sc->s.has_ts || p->l.tsval == sc->s.tsval))

@@ -1,10 +1,9 @@
 //! Where the programs are attached: tcx everywhere, XDP where it was asked for, by pinned links that outlive the process.
 
 use crate::{
-    OpenError, Options,
-    devices::{Device, devices, xdp_abilities},
+    OpenError,
+    devices::{Device, xdp_abilities},
     kernel::refused,
-    peer,
     pins::{self, checked},
 };
 use std::{
@@ -42,51 +41,59 @@ impl Hook {
     }
 }
 
-/// Indices of the devices that were asked for.
-pub(crate) fn wanted_devices(options: &Options) -> Result<Vec<u32>, OpenError> {
-    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
-    if options.devices.is_empty() {
-        return Ok(all.iter().filter(|d| d.ethernet && d.up && !d.enslaved).map(|d| d.index).collect());
-    }
-    options
-        .devices
-        .iter()
-        .map(|n| {
-            let d = all.iter().find(|d| d.ethernet && d.name == *n);
-            d.map(|d| d.index).ok_or_else(|| OpenError::Device(n.clone()))
-        })
-        .collect()
+/// Those of all devices that are to be attached to, by their names or, without any, all Ethernet devices that are up. Packets pass
+/// a port of a bridge or a bond, or the device below a macvlan, and the other one as well; they are to be seen once.
+pub(crate) fn wanted<'a>(names: &[String], all: &'a [Device]) -> Vec<&'a Device> {
+    let is_meant = |d: &&Device| d.ethernet && if names.is_empty() { d.up } else { names.contains(&d.name) };
+    let meant: Vec<_> = all.iter().filter(is_meant).collect();
+    let is_port = |d: &Device| names.is_empty() && d.master.is_some();
+    meant.iter().filter(|d| !is_port(d) && above(d, &meant).is_none()).copied().collect()
 }
 
-/// The index of a device that was named for more than splicing, and is among those.
-fn named(name: &str, attached: &[u32], all: &[Device]) -> Result<Option<u32>, OpenError> {
+/// The device that was named for more than splicing, and is among those.
+fn named<'a>(name: &str, attached: &[u32], all: &'a [Device]) -> Result<Option<&'a Device>, OpenError> {
     let device = all.iter().find(|d| d.name == name).ok_or_else(|| OpenError::Device(name.to_owned()))?;
-    Ok(attached.contains(&device.index).then_some(device.index))
+    Ok(attached.contains(&device.index).then_some(device))
 }
 
 const NOT_AMONG: &str = "it is not among the devices to splice on";
 
-/// Indices of the devices whose packets are to go to their other end at once.
-pub(crate) fn wanted_peers(names: &[String], attached: &[u32]) -> Result<Vec<u32>, OpenError> {
-    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
-    let index = |name: &String| {
+/// That one of them where this one's packets are seen as well.
+fn above<'a>(d: &Device, of: &[&'a Device]) -> Option<&'a Device> {
+    of.iter().find(|upper| d.master == Some(upper.index) || upper.lower == Some(d.index)).copied()
+}
+
+/// Indices of the devices that were asked for.
+pub(crate) fn wanted_devices(names: &[String], all: &[Device]) -> Result<Vec<u32>, OpenError> {
+    let named = |name: &String| all.iter().find(|d| d.ethernet && d.name == *name);
+    let named: Vec<_> =
+        names.iter().map(|n| named(n).ok_or_else(|| OpenError::Device(n.clone()))).collect::<Result<_, _>>()?;
+    if let Some((lower, upper)) = named.iter().find_map(|d| Some((d, above(d, &named)?))) {
+        return Err(OpenError::Stacked { lower: lower.name.clone(), upper: upper.name.clone() });
+    }
+    Ok(wanted(names, all).iter().map(|d| d.index).collect())
+}
+
+/// Can packets of these devices be handed to their other ends?
+pub(crate) fn refuse_hindered(names: &[String], attached: &[u32], all: &[Device]) -> Result<(), OpenError> {
+    for name in names {
         let refuse = |why| OpenError::Peer { device: name.clone(), why };
-        let index = named(name, attached, &all)?.ok_or_else(|| refuse(NOT_AMONG))?;
-        match peer::hindrance(index) {
-            Ok(None) => Ok(index),
-            Ok(Some(why)) => Err(refuse(why)),
-            Err(source) => Err(OpenError::Kernel { what: "ask rtnetlink for a device", source }),
-        }
-    };
-    names.iter().map(index).collect()
+        let device = named(name, attached, all)?.ok_or_else(|| refuse(NOT_AMONG))?;
+        device.hindrance.map_or(Ok(()), |why| Err(refuse(why)))?;
+    }
+    Ok(())
 }
 
 /// Indices of the devices to forward on by XDP. `folder`: of our pins, in which a link of an earlier process may be.
-pub(crate) fn wanted_xdp(names: &[String], attached: &[u32], folder: &Path) -> Result<Vec<u32>, OpenError> {
-    let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+pub(crate) fn wanted_xdp(
+    names: &[String],
+    attached: &[u32],
+    all: &[Device],
+    folder: &Path,
+) -> Result<Vec<u32>, OpenError> {
     let index = |name: &String| {
         let refuse = |why| OpenError::Xdp { device: name.clone(), why };
-        let index = named(name, attached, &all)?.ok_or_else(|| refuse(NOT_AMONG))?;
+        let index = named(name, attached, all)?.ok_or_else(|| refuse(NOT_AMONG))?.index;
         if !xdp_abilities(index).receives {
             return Err(refuse("its driver has none, which the tcx entry does not need"));
         }
@@ -178,7 +185,7 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
 }
 
 /// Attaches by a pinned link, or puts the program into the link that is there.
-fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
+pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
     let path = folder.join(hook.pin(device));
     if path.exists() {
         let taken = pins::open(&path).and_then(|link| replace(link.as_fd(), program).map(|()| link));

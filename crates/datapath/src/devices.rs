@@ -1,13 +1,19 @@
-//! Network devices of this namespace.
+//! Network devices of this namespace, as rtnetlink tells of them.
 
-use nix::{ifaddrs::getifaddrs, libc, net::if_::InterfaceFlags};
+use crate::{
+    abi::via,
+    netlink::{Netlink, attributes, find, number, request},
+};
+use nix::libc;
 use std::{
     collections::HashMap,
-    fs, io,
-    os::fd::AsRawFd,
-    path::Path,
+    ffi::CStr,
+    io,
     time::{Duration, Instant},
 };
+
+/// `struct ifinfomsg`.
+const INFO: usize = 16;
 
 /// A device that packets of flows may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,59 +26,62 @@ pub struct Device {
     pub ethernet: bool,
     /// Administratively up.
     pub up: bool,
-    /// A port of a bridge or bond: packets are seen on the master.
-    pub enslaved: bool,
+    /// Index of the bridge, bond or the like that it is a port of: packets are seen there.
+    pub master: Option<u32>,
+    /// Index of the device below it that its packets pass as well, as they are: of a macvlan or an ipvlan. Not of a VLAN, whose
+    /// tagged packets are left alone there.
+    pub lower: Option<u32>,
+    pub(crate) mtu: u32,
+    pub(crate) mac: [u8; 6],
+    /// Why packets cannot be handed to its other end; none: they can.
+    pub(crate) hindrance: Option<&'static str>,
 }
 
-/// All devices but loopback.
+impl Device {
+    /// Of the body of RTM_NEWLINK or RTM_DELLINK; `None` if it is loopback, or about the ports of a bridge (AF_BRIDGE).
+    pub(crate) fn read(body: &[u8]) -> Option<Device> {
+        let (info, rest) = body.split_at_checked(INFO)?;
+        let flags = number(&info[8..])?;
+        if info[0] != libc::AF_UNSPEC as u8 || flags & libc::IFF_LOOPBACK as u32 != 0 {
+            return None;
+        }
+        let of = attributes(rest);
+        let text = |bytes| CStr::from_bytes_until_nul(bytes).ok()?.to_str().ok();
+        let about = |kind| find(&of, kind).and_then(number);
+        let of_kind = find(&of, libc::IFLA_LINKINFO).map(attributes).unwrap_or_default();
+        let kind = find(&of_kind, libc::IFLA_INFO_KIND).and_then(text).unwrap_or_default();
+        let is_elsewhere = find(&of, libc::IFLA_LINK_NETNSID).is_some();
+        let is_stacked = ["macvlan", "macvtap", "ipvlan", "ipvtap"].contains(&kind) && !is_elsewhere;
+        let mac = find(&of, libc::IFLA_ADDRESS).unwrap_or_default();
+        Some(Device {
+            name: find(&of, libc::IFLA_IFNAME).and_then(text)?.to_owned(),
+            index: number(&info[4..])?,
+            ethernet: u16::from_ne_bytes([info[2], info[3]]) == libc::ARPHRD_ETHER,
+            up: flags & libc::IFF_UP as u32 != 0,
+            master: about(libc::IFLA_MASTER),
+            lower: about(libc::IFLA_LINK).filter(|_| is_stacked),
+            mtu: about(libc::IFLA_MTU)?,
+            mac: mac.try_into().unwrap_or_default(),
+            hindrance: if !["veth", "netkit"].contains(&kind) {
+                Some("it is no veth: leave it out")
+            } else if !is_elsewhere {
+                Some("its other end is in this network namespace: leave it out, or move that end into another")
+            } else {
+                None
+            },
+        })
+    }
+}
+
+/// All devices but loopback, by name.
 pub fn devices() -> io::Result<Vec<Device>> {
     let mut found = Vec::new();
-    for a in getifaddrs()? {
-        let Some(link) = a.address.as_ref().and_then(|x| x.as_link_addr()) else { continue };
-        if a.flags.contains(InterfaceFlags::IFF_LOOPBACK) {
-            continue;
-        }
-        found.push(Device {
-            name: a.interface_name,
-            index: link.ifindex() as u32,
-            ethernet: link.hatype() == libc::ARPHRD_ETHER,
-            up: a.flags.contains(InterfaceFlags::IFF_UP),
-            enslaved: false,
-        });
-    }
-    for d in &mut found {
-        d.enslaved = has_master(d);
-    }
+    // statistics are half of what would be said (RTEXT_FILTER_SKIP_STATS)
+    const LEAVE_OUT: [u8; 4] = 8u32.to_ne_bytes();
+    let mask = [(libc::IFLA_EXT_MASK, &LEAVE_OUT[..])];
+    Netlink::open(&[])?.dump(libc::RTM_GETLINK, &[0; INFO], &mask, |(_, body)| found.extend(Device::read(body)))?;
+    found.sort_by_key(|d: &Device| d.index);
     Ok(found)
-}
-
-/// By sysfs, if it shows this network namespace (it shows the one it was mounted in).
-fn has_master(d: &Device) -> bool {
-    let dir = Path::new("/sys/class/net").join(&d.name);
-    let index = fs::read_to_string(dir.join("ifindex")).ok().and_then(|s| s.trim().parse().ok());
-    index == Some(d.index) && dir.join("master").exists()
-}
-
-/// MTU in bytes of IP packet.
-fn mtu(index: u32) -> io::Result<u32> {
-    let s = nix::sys::socket::socket(
-        nix::sys::socket::AddressFamily::Inet,
-        nix::sys::socket::SockType::Datagram,
-        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    // SAFETY: ifreq is plain data; all-zero is valid.
-    let mut req: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: ifr_name holds IF_NAMESIZE bytes, which is what if_indextoname writes at most.
-    if unsafe { libc::if_indextoname(index, req.ifr_name.as_mut_ptr()) }.is_null() {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: SIOCGIFMTU reads the name and writes ifru_mtu of the ifreq that `req` is.
-    if unsafe { libc::ioctl(s.as_raw_fd(), libc::SIOCGIFMTU as _, &mut req) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the ioctl has just written this member of the union.
-    Ok(unsafe { req.ifr_ifru.ifru_mtu } as u32)
 }
 
 /// What XDP can do on a device, in its driver.
@@ -105,17 +114,25 @@ pub(crate) fn xdp_abilities(index: u32) -> XdpAbilities {
     }
 }
 
+/// One device.
+fn device(index: u32) -> io::Result<Device> {
+    let mut info = [0; INFO];
+    info[4..8].copy_from_slice(&index.to_ne_bytes());
+    let body = Netlink::open(&[])?.ask(&request(libc::RTM_GETLINK, 0, &info, &[]))?;
+    Device::read(&body).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
 /// What is known of devices, asked for again after a second: a commit must not cost a system call more than it needs.
 #[derive(Debug)]
 pub(crate) struct Links {
     /// XDP is in use: next hops must say what their devices can.
     early: bool,
-    /// Devices whose packets go to their other end at once.
-    peers: Vec<u32>,
+    /// Devices whose packets go to their other end at once, while they can.
+    peers: Vec<String>,
     known: HashMap<u32, (Instant, LinkFacts)>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkFacts {
     /// Bytes of IP packet.
     pub mtu: u32,
@@ -123,24 +140,49 @@ pub(crate) struct LinkFacts {
     pub can: u32,
 }
 
+impl LinkFacts {
+    /// A next hop by the device, as it is now.
+    pub fn entry(self, v: &via) -> via {
+        via { mtu: self.mtu, can: self.can, ..*v }
+    }
+}
+
 impl Links {
-    pub fn new(early: bool, peers: Vec<u32>) -> Links {
+    pub fn new(early: bool, peers: Vec<String>) -> Links {
         Links { early, peers, known: HashMap::new() }
     }
 
     pub fn of(&mut self, index: u32) -> LinkFacts {
-        const PEER: u32 = 1 << 2; // VIA_PEER
         match self.known.get(&index) {
             Some((asked, facts)) if asked.elapsed() < Duration::from_secs(1) => *facts,
-            _ => {
-                // a device that is gone: its packets go nowhere anyway
-                let mtu = mtu(index).unwrap_or(1500);
-                let sends = if self.early { xdp_abilities(index).sends } else { 0 };
-                let can = if self.peers.contains(&index) { sends | PEER } else { sends };
-                let facts = LinkFacts { mtu, can };
-                self.known.insert(index, (Instant::now(), facts));
-                facts
-            }
+            _ => self.ask(index),
         }
+    }
+
+    /// The same as it is now.
+    pub fn ask(&mut self, index: u32) -> LinkFacts {
+        const PEER: u32 = 1 << 2; // VIA_PEER
+        let device = device(index).ok();
+        let sends = if self.early { xdp_abilities(index).sends } else { 0 };
+        let is_peer = |d: &Device| self.peers.contains(&d.name) && d.hindrance.is_none();
+        let can = if device.as_ref().is_some_and(is_peer) { sends | PEER } else { sends };
+        // a device that is gone: its packets go nowhere anyway
+        let facts = LinkFacts { mtu: device.map_or(1500, |d| d.mtu), can };
+        self.known.insert(index, (Instant::now(), facts));
+        facts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_listed_and_found() {
+        for d in devices().unwrap() {
+            assert_eq!(device(d.index).unwrap(), d);
+        }
+        assert_eq!(device(1).unwrap_err().kind(), io::ErrorKind::NotFound, "loopback");
+        assert_eq!(device(0x7fff_ffff).unwrap_err().raw_os_error(), Some(libc::ENODEV));
     }
 }

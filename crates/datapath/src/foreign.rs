@@ -5,7 +5,7 @@ use crate::{
     Datapath, ExpectError, LegFlags, Repair, Tuple, abi,
     events::poll_ring,
     maps::from_bytes,
-    peer::talk,
+    netlink::{Netlink, request},
     sockets::{Restore, restore},
 };
 use nix::{
@@ -318,7 +318,7 @@ fn leave(family: libc::c_int) -> io::Result<()> {
 
 /// Is it an address of this machine, so that its own stack would answer?
 pub fn is_local(ip: IpAddr) -> io::Result<bool> {
-    const TYPE: usize = 16 + 7; // rtm_type, behind struct nlmsghdr
+    const TYPE: usize = 7; // rtm_type
     let (family, address) = match ip {
         IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
         IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
@@ -328,23 +328,11 @@ pub fn is_local(ip: IpAddr) -> io::Result<bool> {
     Ok(answer.get(TYPE) == Some(&libc::RTN_LOCAL))
 }
 
-/// A request to rtnetlink; the answer.
+/// A request to rtnetlink; the body of the answer.
 fn ask(kind: u16, flags: libc::c_int, body: &[u8; 12], attributes: &[(u16, Vec<u8>)]) -> io::Result<Vec<u8>> {
     let ack = if kind == libc::RTM_GETROUTE { 0 } else { libc::NLM_F_ACK };
-    let mut m = vec![0; 4];
-    m.extend(kind.to_ne_bytes());
-    m.extend(((libc::NLM_F_REQUEST | ack | flags) as u16).to_ne_bytes());
-    m.extend([0; 8]);
-    m.extend(body);
-    for (kind, value) in attributes {
-        m.extend((4 + value.len() as u16).to_ne_bytes());
-        m.extend(kind.to_ne_bytes());
-        m.extend(value);
-        m.resize(m.len().next_multiple_of(4), 0);
-    }
-    let length = m.len() as u32;
-    m[..4].copy_from_slice(&length.to_ne_bytes());
-    talk(&m)
+    let attributes: Vec<_> = attributes.iter().map(|(kind, value)| (*kind, &value[..])).collect();
+    Netlink::open(&[])?.ask(&request(kind, ack | flags, body, &attributes))
 }
 
 impl Datapath {

@@ -3,8 +3,8 @@
 
 use crate::{
     OpenError,
-    attach::{Hook, attached_program, create, replace},
-    devices::devices,
+    attach::{Hook, attach, attached_program, create, replace},
+    devices::{Device, devices},
     kernel::kernel,
     pins::{Owned, pin, refuse_others},
 };
@@ -118,19 +118,54 @@ impl Held {
             mended.pins += 1;
         }
         let mut detached = Vec::new();
-        for (i, l) in self.links.iter().enumerate() {
+        for l in &self.links {
             let is = attached_program(l.link.object.as_fd());
             let is = is.map_err(|source| OpenError::Kernel { what: "ask for a link", source })?;
             let (_, ours) = self.program(l.hook);
             if is != Some(ours) {
-                detached.push((i, is.is_some()));
+                detached.push((l.hook, l.device, is.is_some()));
             }
         }
+        if detached.is_empty() {
+            return Ok(mended);
+        }
+        let present = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+        let is_there = |device: u32| present.iter().any(|d| d.index == device);
+        mended.gone = self.devices().into_iter().filter(|d| !is_there(*d)).collect();
+        mended.gone.iter().try_for_each(|device| self.detach(*device))?;
+        detached.retain(|(_, device, _)| is_there(*device));
         if !detached.is_empty() {
             mistrust().map_err(|source| OpenError::Kernel { what: "records of legs", source })?;
-            self.attach_again(&detached, &mut mended)?;
+            self.attach_again(&detached)?;
         }
+        let is_mended = |d: &&Device| detached.iter().any(|(_, device, _)| *device == d.index);
+        mended.devices = present.iter().filter(is_mended).map(|d| d.name.clone()).collect();
         Ok(mended)
+    }
+
+    /// Indices of the devices that are attached to.
+    pub fn devices(&self) -> Vec<u32> {
+        self.links.iter().filter(|l| l.hook == Hook::Ingress).map(|l| l.device).collect()
+    }
+
+    /// Attaches to another device. `early`: by XDP as well.
+    pub fn attach(&mut self, device: u32, early: bool) -> Result<(), OpenError> {
+        refuse_others(&[device], &self.owned.path)?;
+        let hooks = if early { &Hook::ALL[..] } else { &[Hook::Ingress, Hook::Egress] };
+        for hook in hooks {
+            let attached = attach(*hook, self.program(*hook).0, device, &self.owned.path);
+            let link = attached.or_else(|e| self.detach(device).and(Err(e)))?;
+            let link = Pin::of(hook.pin(device), link, &self.owned.path);
+            self.links.push(Attached { hook: *hook, device, link });
+        }
+        Ok(())
+    }
+
+    /// Detaches from a device, if it is there.
+    pub fn detach(&mut self, device: u32) -> Result<(), OpenError> {
+        let failed = |source| OpenError::Kernel { what: "remove a link", source };
+        let of_it = self.links.extract_if(.., |l| l.device == device);
+        of_it.map(|l| l.link.name).try_for_each(|name| remove(&self.owned.path.join(name)).map_err(failed))
     }
 
     fn program(&self, hook: Hook) -> (BorrowedFd<'_>, u32) {
@@ -138,33 +173,23 @@ impl Held {
         (program.as_fd(), *id)
     }
 
-    /// Links by their places; whether they have another program, or none.
-    fn attach_again(&mut self, detached: &[(usize, bool)], mended: &mut Mended) -> Result<(), OpenError> {
-        let present = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+    /// Links, and whether they have another program, or none.
+    fn attach_again(&mut self, detached: &[(Hook, u32, bool)]) -> Result<(), OpenError> {
         let failed = |source| OpenError::Kernel { what: "attach again", source };
         let folder = self.owned.path.clone();
-        let is_there = |device: u32| present.iter().any(|d| d.index == device);
-        let devices: Vec<_> = detached.iter().map(|(i, _)| self.links[*i].device).filter(|d| is_there(*d)).collect();
+        let devices: Vec<_> = detached.iter().map(|(_, device, _)| *device).collect();
         refuse_others(&devices, &folder)?;
-        for (i, replaced) in detached {
-            let Attached { hook, device, ref link } = self.links[*i];
-            let Some(is) = present.iter().find(|d| d.index == device) else {
-                mended.gone.extend((!mended.gone.contains(&device)).then_some(device));
-                remove(&folder.join(&link.name)).map_err(failed)?;
-                continue;
-            };
-            let (program, _) = self.program(hook);
+        for (hook, device, replaced) in detached {
+            let (program, _) = &self.programs[*hook as usize];
+            let is_it = |l: &&mut Attached| (l.hook, l.device) == (*hook, *device);
+            let Some(Attached { link, .. }) = self.links.iter_mut().find(is_it) else { continue };
             if *replaced {
-                replace(link.object.as_fd(), program).map_err(failed)?;
+                replace(link.object.as_fd(), program.as_fd()).map_err(failed)?;
             } else {
-                let object = create(hook, program, device).map_err(failed)?;
-                let link = &mut self.links[*i].link;
-                link.object = object;
+                link.object = create(*hook, program.as_fd(), *device).map_err(failed)?;
                 link.put_into(&folder).map_err(failed)?;
             }
-            mended.devices.extend((!mended.devices.contains(&is.name)).then(|| is.name.clone()));
         }
-        self.links.retain(|l| !mended.gone.contains(&l.device));
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Forwarding mode by decree: path entries for flows that were never in control mode, as a released flow has them.
 
-use crate::{Datapath, PathFlags, Tuple, abi};
+use crate::{Datapath, PathFlags, Tuple, abi, switch::Hop};
 use std::io;
 
 /// Where packets to a host go.
@@ -51,7 +51,8 @@ impl Datapath {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let out = to.leg.to_abi();
-        let via = self.via(to.hop.device, to.hop.to, to.hop.from, out.local)?;
+        let hop = Hop { ifindex: to.hop.device, dmac: to.hop.to, smac: to.hop.from };
+        let via = self.via(&hop, out.local, || true)?;
         let mut flags = PathFlags::SPLICED;
         // as the commit finds out by path_identity() of bpf/path.h
         let mirrored = Tuple { remote: from.leg.local, local: from.leg.remote };

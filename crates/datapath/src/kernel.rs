@@ -2,8 +2,9 @@
 
 use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
-    attach::{attach_all, wanted_devices, wanted_peers, wanted_xdp},
-    devices::Links,
+    attach::{attach_all, refuse_hindered, wanted_devices, wanted_xdp},
+    devices::{Links, devices},
+    follow::Counters,
     held::{Held, Mended},
     load::{Kept, OLDEST, kernel_release, load, missing_capabilities, tested_kernels},
     maps::{Maps, errno, from_bytes, sum_of},
@@ -12,7 +13,8 @@ use crate::{
     rest::Rest,
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
-    switch::Hop,
+    vias::{VIAS, Via},
+    ways::Ways,
 };
 use libbpf_rs::{
     MapCore, MapHandle,
@@ -20,7 +22,7 @@ use libbpf_rs::{
 };
 use nix::{libc, sys::eventfd::EventFd};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fs, io,
     mem::MaybeUninit,
     net::SocketAddr,
@@ -133,6 +135,14 @@ pub enum OpenError {
     /// A device named does not exist or is no Ethernet device.
     #[error("device {0}: not found, or no Ethernet device")]
     Device(String),
+    /// Two devices were named of which one's packets pass the other as well.
+    #[error("packets of {upper} pass {lower} as well, and would be handled twice: name one of these devices")]
+    Stacked {
+        /// A port, or the device below a macvlan.
+        lower: String,
+        /// The bridge or bond, or the macvlan.
+        upper: String,
+    },
     /// XDP was asked for where it cannot be had.
     #[error("device {device}: XDP cannot be had there: {why}")]
     Xdp {
@@ -210,10 +220,14 @@ pub struct Datapath {
     pin: PathBuf,
     /// Until it is removed.
     held: Mutex<Option<Held>>,
-    attached: Vec<u32>,
-    vias: Mutex<Vec<abi::via>>,
+    /// Names of the devices that were asked for; empty: all.
+    pub(crate) devices: Vec<String>,
+    pub(crate) xdp: Vec<String>,
+    pub(crate) vias: Mutex<Vec<Via>>,
     remotes: Mutex<Remotes>,
-    links: Mutex<Links>,
+    pub(crate) links: Mutex<Links>,
+    pub(crate) ways: Mutex<Ways>,
+    pub(crate) followed: Counters,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
     pub(crate) wake: EventFd,
@@ -241,7 +255,8 @@ impl Datapath {
     /// Links that are there already get the new programs atomically: no packet passes unseen.
     pub fn open(options: &Options) -> Result<Datapath, OpenError> {
         // what is wrong with the options is said before anything else, and before anything is changed
-        let wanted = wanted_devices(options)?;
+        let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
+        let wanted = wanted_devices(&options.devices, &all)?;
         if let (release, true) = kernel_release() {
             return Err(OpenError::TooOld(release));
         }
@@ -249,8 +264,9 @@ impl Datapath {
             Some(p) => p.clone(),
             None => default_pin().map_err(|source| OpenError::Kernel { what: "network namespace", source })?,
         };
-        let links = Links::new(!options.xdp.is_empty(), wanted_peers(&options.peer, &wanted)?);
-        let xdp = wanted_xdp(&options.xdp, &wanted, &pin)?;
+        refuse_hindered(&options.peer, &wanted, &all)?;
+        let xdp = wanted_xdp(&options.xdp, &wanted, &all, &pin)?;
+        let links = Links::new(!options.xdp.is_empty(), options.peer.clone());
         let owned = Owned::take(&pin)?;
         let namespace = namespace_cookie()
             .map_err(|source| OpenError::Kernel { what: "cookie of the network namespace", source })?;
@@ -317,6 +333,7 @@ impl Datapath {
             embryos: handle(&m.embryos)?,
             listeners: handle(&m.listeners)?,
             vias: handle(&m.vias)?,
+            remotes6: handle(&m.remotes6)?,
             verdicts: handle(&m.verdicts)?,
             events: handle(&m.events)?,
             taps: handle(&m.taps)?,
@@ -349,7 +366,8 @@ impl Datapath {
         }
         let [ingress, egress, early] = programs.map(|p| dup(p.as_fd()));
         let held = Held::new(owned, [ingress?, egress?, early?], pinned, attached)?;
-        let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).collect();
+        let ways = Ways::new().map_err(|source| OpenError::Kernel { what: "ask rtnetlink", source })?;
+        let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).map(Via::from).collect();
         std::mem::forget(begun);
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
@@ -358,11 +376,14 @@ impl Datapath {
             vias: Mutex::new(vias),
             remotes: Mutex::new(remotes),
             links: Mutex::new(links),
+            ways: Mutex::new(ways),
+            followed: Counters::default(),
             maps,
             max_flows: n,
             pin,
             held: Mutex::new(Some(held)),
-            attached: wanted,
+            devices: options.devices.clone(),
+            xdp: options.xdp.clone(),
             switching: Mutex::new(()),
             wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
             rest: Rest::default(),
@@ -375,8 +396,8 @@ impl Datapath {
     }
 
     /// Indices of the devices attached to.
-    pub fn attached(&self) -> &[u32] {
-        &self.attached
+    pub fn attached(&self) -> Vec<u32> {
+        self.held().as_ref().map(Held::devices).unwrap_or_default()
     }
 
     /// Connections to this address are tracked from their SYN on.
@@ -481,38 +502,6 @@ impl Datapath {
         sum_of(&self.maps.verdicts, abi::verdict::V_TABLE_FULL.0)
     }
 
-    /// The place of a next hop towards a leg's host.
-    pub(crate) fn via_for(&self, leg: &Tuple, hop: &Hop) -> Result<u16, SwitchError> {
-        self.via(hop.ifindex, hop.dmac, hop.smac, leg.to_abi().local).map_err(|e| match e.kind() {
-            io::ErrorKind::StorageFull => SwitchError::Full,
-            _ => SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)),
-        })
-    }
-
-    /// The place of a next hop; [`io::ErrorKind::StorageFull`]: flows use all there are.
-    pub(crate) fn via(&self, ifindex: u32, dmac: [u8; 6], smac: [u8; 6], local: [u32; 4]) -> io::Result<u16> {
-        let link = self.links.lock().expect("no panic under this lock").of(ifindex);
-        let want = abi::via { ifindex, mtu: link.mtu, dmac, smac, local, can: link.can };
-        let facts = |v: &abi::via| (v.ifindex, v.mtu, v.dmac, v.smac, v.local, v.can);
-        let same = |v: &abi::via| facts(v) == facts(&want);
-        let mut vias = self.vias.lock().expect("no panic under this lock");
-        if let Some(i) = vias.iter().position(same) {
-            return Ok(i as u16);
-        }
-        let i = if vias.len() < usize::from(VIAS) {
-            vias.push(want);
-            vias.len() - 1
-        } else {
-            // next hops have changed: take a place that no flow uses any more
-            let used: HashSet<u16> = self.maps.all_paths()?.iter().map(|(_, p)| p.via).collect();
-            let i = (0..VIAS).find(|i| !used.contains(i)).ok_or(io::ErrorKind::StorageFull)?;
-            vias[usize::from(i)] = want;
-            usize::from(i)
-        };
-        self.maps.set_via(i as u16, &want)?;
-        Ok(i as u16)
-    }
-
     /// Where the IPv6 address is kept that packets of this IPv4 leg go to.
     pub(crate) fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
         self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
@@ -571,7 +560,7 @@ impl Datapath {
         self.held().take().map_or(Ok(()), Held::remove)
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+    pub(crate) fn held(&self) -> MutexGuard<'_, Option<Held>> {
         self.held.lock().expect("no panic under this lock")
     }
 
@@ -617,7 +606,6 @@ impl Remotes {
     }
 }
 
-const VIAS: u16 = 1024;
 /// What the maps that are pinned already were made with; `None` too if a process died before it was done with making them.
 fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     let Some(value) = abi_value(pin).map_err(|source| OpenError::Kernel { what: "read pinned map", source })? else {

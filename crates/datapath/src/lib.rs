@@ -8,6 +8,7 @@ mod attach;
 mod devices;
 mod diag;
 mod events;
+mod follow;
 mod foreign;
 mod held;
 mod hold;
@@ -19,8 +20,8 @@ mod maps;
 #[cfg(feature = "model")]
 pub mod model;
 mod names;
+mod netlink;
 mod pages;
-mod peer;
 mod pins;
 mod released;
 mod rest;
@@ -28,6 +29,8 @@ mod sockets;
 mod switch;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod vias;
+mod ways;
 
 /// The view of the maps, generated from the object's BTF. Field meanings, units and byte orders: `bpf/flow.h`.
 pub mod abi {
@@ -48,6 +51,7 @@ mod skel {
 pub use devices::{Device, devices};
 pub use diag::{Claim, Sockets};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
+pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
 pub use held::Mended;
 pub use hold::{Held, WayBack};

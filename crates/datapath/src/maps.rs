@@ -225,7 +225,7 @@ pub struct PathView {
 }
 
 impl PathView {
-    fn new(p: &abi::path) -> PathView {
+    pub(crate) fn new(p: &abi::path) -> PathView {
         // SAFETY: both members of the union are plain integers over the same 8 bytes.
         let all = unsafe { p.word.all };
         PathView {
@@ -273,6 +273,7 @@ pub(crate) struct Maps {
     pub embryos: MapHandle,
     pub listeners: MapHandle,
     pub vias: MapHandle,
+    pub remotes6: MapHandle,
     pub verdicts: MapHandle,
     pub events: MapHandle,
     pub taps: MapHandle,
@@ -458,31 +459,52 @@ impl Maps {
         Ok(args)
     }
 
-    pub fn all_paths(&self) -> io::Result<Vec<(Tuple, PathView)>> {
-        let mut all = Vec::new();
+    /// Each entry of the tables: the leg whose packets find it, and what is to happen to them.
+    pub fn each_path(&self, mut f: impl FnMut(Tuple, &abi::path6)) -> io::Result<()> {
         let mut args = abi::path_args { op: abi::path_op::PATH_NEXT, ..Default::default() };
         loop {
             self.path_entry(&mut args)?;
             match args.result {
-                ..0 => return Ok(all),
-                0 => all.push((Tuple::from_abi(&args.key), PathView::new(&args.p.p))),
+                ..0 => return Ok(()),
+                0 => f(Tuple::from_abi(&args.key), &args.p),
                 _ => {}
             }
         }
     }
 
+    pub fn all_paths(&self) -> io::Result<Vec<(Tuple, PathView)>> {
+        let mut all = Vec::new();
+        self.each_path(|t, e| all.push((t, PathView::new(&e.p))))?;
+        Ok(all)
+    }
+
     /// The leg where packets of `t` go out, from the path entry alone.
     pub fn other_leg(&self, t: &Tuple) -> Option<Tuple> {
-        let abi::path6 { p, mut remote } = self.entry(t)?;
-        if t.is_v4() {
-            if PathView::new(&p).flags & crate::PathFlags::CROSS != 0 {
-                return self.leg(t)?.peer;
-            }
-            remote = [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.remote4];
-        }
-        let via: abi::via =
-            from_bytes(&self.vias.lookup(bytes_of(&u32::from(p.via & VIA_INDEX)), MapFlags::ANY).ok()??);
-        Some(Tuple::from_abi(&abi::tuple { remote, local: via.local, rport: p.rport, lport: p.lport }))
+        let entry = self.entry(t)?;
+        self.way_out(t, &entry, self.via(entry.p.via & VIA_INDEX)?.local)
+    }
+
+    /// The same of an entry that is at hand, whose next hop has this own address.
+    pub fn way_out(&self, t: &Tuple, e: &abi::path6, local: [u32; 4]) -> Option<Tuple> {
+        let p = &e.p;
+        let remote = if !t.is_v4() {
+            e.remote
+        } else if PathView::new(p).flags & crate::PathFlags::CROSS == 0 {
+            [0, 0, u32::from_ne_bytes([0, 0, 0xff, 0xff]), p.remote4]
+        } else {
+            let b = self.remotes6.lookup(bytes_of(&p.remote4), MapFlags::ANY).ok()??;
+            std::array::from_fn(|i| from_bytes(&b[4 * i..]))
+        };
+        Some(Tuple::from_abi(&abi::tuple { remote, local, rport: p.rport, lport: p.lport }))
+    }
+
+    /// The entry of `t` gets another next hop, in forwarding mode and if it has this one. False: it is as it was.
+    pub fn move_path(&self, t: &Tuple, [from, to]: [u16; 2]) -> io::Result<bool> {
+        let path = |via| abi::path { via, ..Default::default() };
+        let (op, p) = (abi::path_op::PATH_MOVE, abi::path6 { p: path(to), ..Default::default() });
+        let mut args = abi::path_args { op, key: t.to_abi(), p, p_other: path(from), ..Default::default() };
+        self.path_entry(&mut args)?;
+        Ok(args.result == 0)
     }
 
     pub fn via(&self, index: u16) -> Option<abi::via> {

@@ -20,13 +20,10 @@ pub struct Released {
     tsval_in: u32,
     tsval_out: u32,
     ts_from_peer: u32,
-    ifindex: u32,
     mss_in: u16,
     mss_out: u16,
     wscale_in: u8,
     wscale_out: u8,
-    dmac: [u8; 6],
-    smac: [u8; 6],
 }
 
 impl Released {
@@ -40,13 +37,10 @@ impl Released {
             tsval_in: l.tsval_in,
             tsval_out: l.tsval_out,
             ts_from_peer: l.ts_from_peer,
-            ifindex: l.ifindex,
             mss_in: l.mss_in,
             mss_out: l.mss_out,
             wscale_in: l.wscale_in,
             wscale_out: l.wscale_out,
-            dmac: l.dmac,
-            smac: l.smac,
         }
     }
 }
@@ -203,6 +197,7 @@ impl Datapath {
                 foreign: l.flags & LegFlags::FOREIGN != 0,
             })?;
             let position = self.released_end(leg, l).ok_or_else(gone)?;
+            let hop = self.maps.via(back.via).ok_or_else(gone)?;
             let record = abi::leg {
                 flags: l.flags & (LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN | LegFlags::ECN)
                     | LegFlags::TRACKED
@@ -226,9 +221,9 @@ impl Datapath {
                 ack_local: end,
                 win_local: promised,
                 tsval_out: tsval,
-                ifindex: l.ifindex,
-                dmac: l.dmac,
-                smac: l.smac,
+                ifindex: hop.ifindex,
+                dmac: hop.dmac,
+                smac: hop.smac,
                 in64: position,
                 seen: l.seen,
                 ..Default::default()

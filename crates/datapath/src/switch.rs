@@ -94,7 +94,7 @@ pub struct Frozen {
 }
 
 /// Where a leg's packets leave, as learned from what its socket has sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
     pub(crate) ifindex: u32,
     pub(crate) dmac: [u8; 6],

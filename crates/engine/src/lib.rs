@@ -28,6 +28,7 @@ mod leg;
 mod lingering;
 mod live;
 mod orphans;
+mod paths;
 mod pipe;
 mod ports;
 mod pump;

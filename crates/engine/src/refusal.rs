@@ -103,7 +103,9 @@ impl From<&OpenError> for Refusal {
             OpenError::Pins { .. } | OpenError::Foreign(_) => Refusal::Pins,
             OpenError::Running(_) | OpenError::Attached(_) => Refusal::OtherProcess,
             OpenError::Abi { .. } => Refusal::OtherVersion,
-            OpenError::Device(_) | OpenError::Xdp { .. } | OpenError::Peer { .. } => Refusal::Device,
+            OpenError::Device(_) | OpenError::Stacked { .. } | OpenError::Xdp { .. } | OpenError::Peer { .. } => {
+                Refusal::Device
+            }
             OpenError::Kernel { source, .. } => of_errno(source.raw_os_error()),
         }
     }

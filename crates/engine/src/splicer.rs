@@ -10,6 +10,7 @@ use crate::{
     leg::ip,
     lingering::Lingering,
     orphans::{self, Orphan},
+    paths,
     ports::Ports,
     relay::Relay,
     sessions::{self, Sessions},
@@ -291,6 +292,7 @@ impl Splicer {
             keeper,
         );
         orphans::adopt(&s.inner)?;
+        s.datapath().map_or(Ok(()), |d| paths::follow(&s.inner, d))?;
         // this thread holds the engine until told to stop
         let (engine, (tell, told)) = (s.clone(), channel());
         let keep = move || {

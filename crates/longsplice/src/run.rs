@@ -12,7 +12,8 @@ use crate::{
 use longsplice_datapath::{Datapath, MAX_LISTENERS, PathFlags};
 use longsplice_engine::{OpenOptions, Refusal, Splicer, When};
 use longsplice_proxy::{
-    Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat, server::CONNECTIONS,
+    Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
+    server::CONNECTIONS,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{

@@ -28,6 +28,12 @@ macro_rules! counters {
             pub untracked: u64,
             /// Records of the data path that were removed, since the kernel had no socket of their connections.
             pub swept: u64,
+            /// Next hops of spliced connections that were written anew, since something has changed in the network.
+            pub path_hops: u64,
+            /// Directions of spliced connections that were moved to another next hop one by one.
+            pub path_flows: u64,
+            /// Directions of spliced connections without a way, when it was looked last.
+            pub path_stranded: u64,
             /// Lines of the access log that were lost.
             pub log_lines_dropped: u64,
             /// Bytes that taps have given to their files.

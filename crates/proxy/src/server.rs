@@ -278,6 +278,7 @@ impl Server {
         let taps = self.shared.taps.values();
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
         let foreign = self.shared.splicer.foreign_counts();
+        let paths = self.shared.splicer.datapath().map(|d| d.path_changes()).unwrap_or_default();
         let values = self.shared.counters.values();
         CounterValues {
             live: *self.shared.live.borrow(),
@@ -285,6 +286,9 @@ impl Server {
             given_up: foreign.given_up,
             untracked: foreign.untracked,
             swept: self.shared.splicer.swept(),
+            path_hops: paths.hops,
+            path_flows: paths.flows,
+            path_stranded: paths.stranded,
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),

@@ -45,6 +45,7 @@ fn cure(e: &OpenError) -> &'static str {
         | OpenError::Attached(_)
         | OpenError::Foreign(_)
         | OpenError::Device(_)
+        | OpenError::Stacked { .. }
         | OpenError::Xdp { .. }
         | OpenError::Peer { .. } => "report this, please",
     }

@@ -1,0 +1,347 @@
+//! Spliced flows follow the network. They are sent past the kernel's routes and neighbours, so whatever changes there is heard of
+//! by rtnetlink and written to the next hops, which flows share.
+//!
+//! | what changes | what is done |
+//! | --- | --- |
+//! | a neighbour's Ethernet address | next hops with the old one get the new one, at once |
+//! | anything that routes depend on | of each flow it is asked where the kernel would send it: a pass. If none of a next hop's flows is to go there any more, it becomes what most of them need: one write. The others are moved one by one |
+//! | what a device can, its MTU | next hops by that device are written |
+//!
+//! Where there is no way any more, flows keep the one they had, until there is: as with a router, it is for the hosts to give up.
+//! Nobody but us sends to neighbours of spliced flows, so we have the kernel look after them.
+
+use crate::{
+    Datapath, PathFlags, PathView, Tuple,
+    attach::wanted,
+    devices::{Device, Links, xdp_abilities},
+    netlink::Netlink,
+    switch::Hop,
+    vias::Via,
+    ways::{BATCH, Replaced, Way, Ways},
+};
+use nix::{
+    libc,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use std::{
+    collections::{HashMap, HashSet},
+    io, mem,
+    os::fd::AsFd,
+    sync::{
+        MutexGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+/// How often devices are asked what they can, and neighbours are looked after.
+const TICK: Duration = Duration::from_secs(1);
+/// After a pass, which may have found some to ask.
+const SOON: Duration = Duration::from_millis(100);
+/// Neighbours that are asked in that time, at most: each costs a broadcast or two if it is silent.
+const ASKED: usize = 64;
+/// A pass without a reason: not all that changes ways is told.
+const PASS: Duration = Duration::from_secs(30);
+/// A pass because of a change is followed by another: flows were just being spliced.
+const ONCE_MORE: Duration = Duration::from_secs(1);
+/// A pass takes no more than one part in so many of our time, for a change and without one.
+const SHARE: [u32; 2] = [10, 100];
+
+/// What was changed so that flows go the way of the network, since the data path was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    hops: AtomicU64,
+    flows: AtomicU64,
+    stranded: AtomicU64,
+}
+
+/// The same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathChanges {
+    /// Next hops that were written, each for all flows that share it.
+    pub hops: u64,
+    /// Directions of flows that were moved to another next hop.
+    pub flows: u64,
+    /// Directions of flows that had no way when it was looked last, for want of a route or of a device that is attached to.
+    pub stranded: u64,
+}
+
+/// Who follows the network.
+#[derive(Debug)]
+pub struct Watch {
+    netlink: Netlink,
+    tick: Instant,
+    pass: Instant,
+    /// The next one has a reason.
+    changed: bool,
+    /// When a pass may begin.
+    rested: Instant,
+    /// Flows without a way are spoken of once.
+    told: bool,
+    /// Devices that could not be attached to, and why, was said.
+    refused: HashSet<u32>,
+}
+
+impl Watch {
+    fn tell(&mut self, stranded: u64) {
+        if (stranded > 0) != mem::replace(&mut self.told, stranded > 0) {
+            match stranded {
+                0 => tracing::info!("all spliced connections have a way again"),
+                n => tracing::warn!(
+                    "{n} directions of spliced connections have no way: no route, or none by a device that is spliced on; they wait \
+                    for one"
+                ),
+            }
+        }
+    }
+
+    /// Until something has changed or is due, `most` at most.
+    pub fn wait(&self, most: Duration) {
+        let due = self.tick.min(self.pass.max(self.rested)).saturating_duration_since(Instant::now());
+        let limit = PollTimeout::try_from(due.min(most)).unwrap_or(PollTimeout::MAX);
+        let mut fd = [PollFd::new(self.netlink.as_fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut fd, limit); // what was interrupted is tried again
+    }
+}
+
+impl Datapath {
+    /// Begins to follow the network namespace of the caller: [`Datapath::follow`].
+    pub fn watch(&self) -> io::Result<Watch> {
+        const GROUPS: [i32; 9] = [
+            libc::RTNLGRP_LINK as i32,
+            libc::RTNLGRP_NEIGH as i32,
+            libc::RTNLGRP_IPV4_IFADDR as i32,
+            libc::RTNLGRP_IPV4_ROUTE as i32,
+            libc::RTNLGRP_IPV4_RULE as i32,
+            libc::RTNLGRP_IPV6_IFADDR as i32,
+            libc::RTNLGRP_IPV6_ROUTE as i32,
+            libc::RTNLGRP_IPV6_RULE as i32,
+            libc::RTNLGRP_NEXTHOP as i32,
+        ];
+        let netlink = Netlink::open(&GROUPS.map(|g| g as u32))?;
+        self.ways().read_all()?;
+        let now = Instant::now();
+        Ok(Watch { netlink, tick: now, pass: now, changed: true, rested: now, told: false, refused: HashSet::new() })
+    }
+
+    /// Takes in what has changed, and changes next hops accordingly. A pass through many flows takes its time: a second for some
+    /// 200,000.
+    pub fn follow(&self, watch: &mut Watch) -> io::Result<()> {
+        let heard = self.ways().hear(&mut watch.netlink)?;
+        for r in &heard.replaced {
+            self.replace(r)?;
+        }
+        let now = Instant::now();
+        if heard.devices {
+            self.adjust(&mut watch.refused);
+        }
+        if heard.devices || now >= watch.tick {
+            self.refresh()?;
+        }
+        if now >= watch.tick {
+            watch.tick = now + TICK;
+            self.look_after()?;
+        }
+        if heard.changed {
+            (watch.pass, watch.changed) = (now, true);
+        }
+        if now >= watch.pass.max(watch.rested) {
+            let stranded = self.pass()?;
+            let (end, took) = (Instant::now(), now.elapsed());
+            watch.rested = end + took * SHARE[0];
+            watch.pass = end + if mem::take(&mut watch.changed) { ONCE_MORE } else { PASS.max(took * SHARE[1]) };
+            watch.tick = watch.tick.min(end + SOON);
+            watch.tell(stranded);
+        }
+        Ok(())
+    }
+
+    /// What was changed so far.
+    pub fn path_changes(&self) -> PathChanges {
+        let c = &self.followed;
+        PathChanges { hops: c.hops.load(Relaxed), flows: c.flows.load(Relaxed), stranded: c.stranded.load(Relaxed) }
+    }
+
+    pub(crate) fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.ways.lock().expect("no panic under this lock")
+    }
+
+    pub(crate) fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().expect("no panic under this lock")
+    }
+
+    pub(crate) fn vias(&self) -> MutexGuard<'_, Vec<Via>> {
+        self.vias.lock().expect("no panic under this lock")
+    }
+
+    /// Attaches to devices that have come, and detaches from those whose packets are seen elsewhere now.
+    fn adjust(&self, refused: &mut HashSet<u32>) {
+        let all = self.ways().devices();
+        let wanted = wanted(&self.devices, &all);
+        let is_wanted = |d: &Device| wanted.iter().any(|w| w.index == d.index);
+        let mut held = self.held();
+        let Some(held) = held.as_mut() else { return };
+        let attached = held.devices();
+        refused.retain(|device| wanted.iter().any(|w| w.index == *device));
+        for device in &attached {
+            let d = all.iter().find(|d| d.index == *device);
+            if d.is_some_and(|d| !d.up || is_wanted(d)) {
+                continue;
+            }
+            match (held.detach(*device), d) {
+                (Err(error), _) => tracing::warn!(%error, "device number {device} is not let go"),
+                (_, None) => tracing::info!("device number {device} is gone: nothing is spliced there"),
+                (_, Some(d)) => tracing::info!("packets of {} are seen above it: nothing is spliced there", d.name),
+            }
+        }
+        for d in wanted.iter().filter(|d| !attached.contains(&d.index)) {
+            let early = self.xdp.contains(&d.name) && xdp_abilities(d.index).receives;
+            match held.attach(d.index, early) {
+                Ok(()) => tracing::info!("splicing on {}, too", d.name),
+                Err(error) if refused.insert(d.index) => tracing::warn!(%error, "nothing is spliced on {}", d.name),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// What was a neighbour's is so no longer, and if it is nobody else's either, nobody has to be asked.
+    fn replace(&self, r: &Replaced) -> io::Result<()> {
+        if self.ways().has(r.device, r.old) {
+            return Ok(());
+        }
+        let link = self.links().of(r.device);
+        for (i, v) in self.vias().iter_mut().enumerate() {
+            if (v.raw.ifindex, v.raw.dmac) == (r.device, r.old) {
+                self.rewrite(i, v, v.with(&Hop { dmac: r.new, ..v.hop() }, link))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Next hops as their devices are now.
+    fn refresh(&self) -> io::Result<()> {
+        let used: HashSet<u32> = self.vias().iter().map(|v| v.raw.ifindex).collect();
+        for device in used {
+            let link = self.links().ask(device);
+            for (i, v) in self.vias().iter_mut().enumerate() {
+                if v.raw.ifindex == device && !v.is_as(link) {
+                    self.rewrite(i, v, v.with(&v.hop(), link))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rewrite(&self, i: usize, v: &mut Via, new: Via) -> io::Result<()> {
+        self.maps.set_via(i as u16, &new.raw)?;
+        tracing::debug!(from = ?v.hop(), to = ?new.hop(), mtu = new.raw.mtu, can = new.raw.can, "next hop");
+        *v = new;
+        self.followed.hops.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn look_after(&self) -> io::Result<()> {
+        let used = self.vias().iter().filter(|v| v.used).map(|v| (v.raw.ifindex, v.raw.dmac)).collect();
+        self.ways().look_after(&used, ASKED)
+    }
+
+    /// Asks of each flow where it should go, and sends it there. How many have no way.
+    fn pass(&self) -> io::Result<u64> {
+        // commits that began before something has changed are in the tables now
+        drop(self.switching.lock().expect("no panic under this lock"));
+        let began = Instant::now();
+        let mut tallies: HashMap<u16, HashMap<Hop, u64>> = HashMap::new();
+        let mut stranded = 0;
+        self.each_way(|_, via, way| {
+            let tally = tallies.entry(via).or_default();
+            match way {
+                Way::To(hop) => *tally.entry(hop).or_default() += 1,
+                Way::Unresolved => {}
+                Way::Nowhere => stranded += 1,
+            }
+            Ok(())
+        })?;
+        if self.settle(&tallies, began)? {
+            self.each_way(|leg, via, way| match way {
+                Way::To(hop) => self.move_flow(leg, via, &hop),
+                _ => Ok(()),
+            })?;
+        }
+        self.followed.stranded.store(stranded, Relaxed);
+        Ok(stranded)
+    }
+
+    /// Each direction of a flow in forwarding mode: where its packets come in, its next hop, and where it should go.
+    fn each_way(&self, mut f: impl FnMut(&Tuple, u16, Way) -> io::Result<()>) -> io::Result<()> {
+        let vias: Vec<_> = self.vias().iter().map(|v| (v.raw.ifindex, v.raw.local)).collect();
+        if vias.is_empty() {
+            return Ok(());
+        }
+        let attached = self.attached();
+        let (mut batch, mut legs) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
+        let mut look = |batch: &mut Vec<(Tuple, u16)>, legs: &mut Vec<_>| -> io::Result<()> {
+            let ways = self.ways().ways(legs, |device| attached.contains(&device))?;
+            legs.clear();
+            batch.drain(..).zip(ways).try_for_each(|((leg, via), way)| f(&leg, via, way))
+        };
+        let mut result = Ok(());
+        self.maps.each_path(|t, e| {
+            let p = PathView::new(&e.p);
+            if p.flags & (PathFlags::SPLICED | PathFlags::DEAD) != PathFlags::SPLICED || result.is_err() {
+                return;
+            }
+            let Some((device, local)) = vias.get(usize::from(p.via)) else { return };
+            let Some(out) = self.maps.way_out(&t, e, *local) else { return };
+            batch.push((t, p.via));
+            legs.push((out, *device));
+            if batch.len() == BATCH {
+                result = look(&mut batch, &mut legs);
+            }
+        })?;
+        result.and_then(|()| look(&mut batch, &mut legs))
+    }
+
+    /// Writes next hops that none of their flows needs as they are. Are there flows that need another one?
+    fn settle(&self, tallies: &HashMap<u16, HashMap<Hop, u64>>, began: Instant) -> io::Result<bool> {
+        let mut is_divided = false;
+        for (i, v) in self.vias().iter_mut().enumerate() {
+            let tally = tallies.get(&(i as u16));
+            v.used = tally.is_some() || v.given >= began;
+            let Some((most, _)) = tally.and_then(|t| t.iter().max_by_key(|(_, n)| **n)) else { continue };
+            let agrees = tally.is_some_and(|t| t.contains_key(&v.hop()));
+            // one that an earlier process has left
+            let steered = v.steered.get_or_insert_with(|| !agrees && self.ways().has(v.raw.ifindex, v.raw.dmac));
+            if *steered {
+                continue;
+            }
+            is_divided |= tally.is_some_and(|t| t.len() > 1);
+            if !agrees {
+                let link = self.links().of(most.ifindex);
+                self.rewrite(i, v, v.with(most, link))?;
+            }
+        }
+        Ok(is_divided)
+    }
+
+    /// Gives a direction of a flow another next hop.
+    fn move_flow(&self, leg: &Tuple, from: u16, hop: &Hop) -> io::Result<()> {
+        /// Packets get in between, but not for ever.
+        const TRIES: u32 = 16;
+        let _one = self.switching.lock().expect("no panic under this lock");
+        let local = match self.vias().get(usize::from(from)) {
+            Some(v) if v.steered != Some(true) && v.hop() != *hop => v.raw.local,
+            _ => return Ok(()),
+        };
+        let to = match self.via(hop, local, || false) {
+            Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no way
+            to => to?,
+        };
+        for _ in 0..TRIES {
+            if self.maps.move_path(leg, [from, to])? {
+                self.followed.flows.fetch_add(1, Relaxed);
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,320 @@
+//! Where the kernel would send what a socket sends: routes are asked for, devices and neighbours are known by notifications.
+
+use crate::{
+    Tuple,
+    devices::{Device, devices},
+    netlink::{Message, Netlink, address, attributes, find, messages, number, octets, request},
+    switch::Hop,
+    vias::VIAS,
+};
+use nix::{libc, sys::socket::MsgFlags};
+use std::{
+    collections::{HashMap, HashSet},
+    io, mem,
+    net::IpAddr,
+};
+
+/// Questions that are asked together: the answers find room in a socket's buffer.
+pub(crate) const BATCH: usize = 16;
+/// Neighbours that flows wait for, at most: as many as there are next hops.
+const WANTED: usize = VIAS as usize;
+
+/// A neighbour (`struct ndmsg`).
+#[derive(Clone, Copy, Debug)]
+struct Neighbour {
+    /// The last that was known; it stays while nobody answers.
+    mac: Option<[u8; 6]>,
+    /// NUD_*; none: the kernel has forgotten it.
+    state: u16,
+    /// NTF_*.
+    flags: u8,
+}
+
+impl Neighbour {
+    /// Is there one that answers, as far as the kernel knows?
+    fn is_valid(&self) -> bool {
+        const VALID: u16 = libc::NUD_PERMANENT
+            | libc::NUD_NOARP
+            | libc::NUD_REACHABLE
+            | libc::NUD_PROBE
+            | libc::NUD_STALE
+            | libc::NUD_DELAY;
+        self.state & VALID != 0
+    }
+
+    /// Does nobody look after it but those who send there? We do so past the kernel.
+    fn is_neglected(&self) -> bool {
+        const NTF_EXT_LEARNED: u8 = 1 << 4;
+        const LOOKED_AFTER: u16 = libc::NUD_PERMANENT
+            | libc::NUD_NOARP
+            | libc::NUD_REACHABLE
+            | libc::NUD_DELAY
+            | libc::NUD_PROBE
+            | libc::NUD_INCOMPLETE;
+        self.state & LOOKED_AFTER == 0 && self.flags & NTF_EXT_LEARNED == 0
+    }
+}
+
+/// What the kernel would do with what is sent to a leg's host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It goes there.
+    To(Hop),
+    /// There is a neighbour to ask, who has not answered.
+    Unresolved,
+    /// No route, or none by a device that is attached to.
+    Nowhere,
+}
+
+/// A neighbour's Ethernet address was replaced by another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replaced {
+    pub device: u32,
+    pub old: [u8; 6],
+    pub new: [u8; 6],
+}
+
+/// What was heard.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    pub replaced: Vec<Replaced>,
+    /// Something by which ways may differ.
+    pub changed: bool,
+    /// Devices, or what they can.
+    pub devices: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Ways {
+    devices: HashMap<u32, Device>,
+    neighbours: HashMap<(u32, IpAddr), Neighbour>,
+    /// Routes lead there, and its address is not known.
+    wanted: HashSet<(u32, IpAddr)>,
+    netlink: Netlink,
+}
+
+impl Ways {
+    /// Nothing is known until [`Ways::read_all`].
+    pub fn new() -> io::Result<Ways> {
+        let netlink = Netlink::open(&[])?;
+        let (devices, neighbours, wanted) = Default::default();
+        Ok(Ways { devices, neighbours, wanted, netlink })
+    }
+
+    /// All that would have been heard.
+    pub fn read_all(&mut self) -> io::Result<Heard> {
+        let mut heard = Heard { changed: true, devices: true, ..Heard::default() };
+        self.devices = devices()?.into_iter().map(|d| (d.index, d)).collect();
+        // those that are not mentioned are gone
+        self.neighbours.values_mut().for_each(|n| n.state = 0);
+        let mut netlink = Netlink::open(&[])?;
+        netlink.dump(libc::RTM_GETNEIGH, &[0; 12], &[], |(_, body)| {
+            self.neighbour(true, body, &mut heard);
+        })?;
+        Ok(heard)
+    }
+
+    /// As they were heard of last, by index.
+    pub fn devices(&self) -> Vec<Device> {
+        let mut all: Vec<_> = self.devices.values().cloned().collect();
+        all.sort_by_key(|d| d.index);
+        all
+    }
+
+    /// Takes in what there is to hear; what was lost, too.
+    pub fn hear(&mut self, netlink: &mut Netlink) -> io::Result<Heard> {
+        let mut heard = Heard::default();
+        let mut lost = false;
+        loop {
+            match netlink.receive(MsgFlags::MSG_DONTWAIT) {
+                Ok(datagram) => messages(datagram).for_each(|m| self.take_in(m, &mut heard)),
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if lost {
+            let all = self.read_all()?;
+            heard = Heard { replaced: [heard.replaced, all.replaced].concat(), ..all };
+        }
+        Ok(heard)
+    }
+
+    fn take_in(&mut self, (kind, body): Message<'_>, heard: &mut Heard) {
+        match kind {
+            libc::RTM_NEWLINK | libc::RTM_DELLINK => {
+                let Some(d) = Device::read(body) else { return };
+                let (index, there) = (d.index, kind == libc::RTM_NEWLINK);
+                let before = if there { self.devices.insert(index, d) } else { self.devices.remove(&index) };
+                let is_new = before.as_ref() != self.devices.get(&index);
+                heard.changed |= is_new;
+                heard.devices |= is_new;
+            }
+            libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => {
+                self.neighbour(kind == libc::RTM_NEWNEIGH, body, heard);
+            }
+            libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
+                // struct rtmsg ends with its flags; clones are what was looked up
+                let flags = body.get(8..).and_then(number).unwrap_or(0);
+                heard.changed |= flags & libc::RTM_F_CLONED == 0;
+            }
+            _ => heard.changed = true, // addresses, rules, next hops by number
+        }
+    }
+
+    /// `struct ndmsg`.
+    fn neighbour(&mut self, there: bool, body: &[u8], heard: &mut Heard) -> Option<()> {
+        let (head, rest) = body.split_at_checked(12)?;
+        if ![libc::AF_INET, libc::AF_INET6].contains(&head[0].into()) {
+            return None; // a bridge's
+        }
+        let of = attributes(rest);
+        let (device, who) = (number(&head[4..])?, find(&of, libc::NDA_DST).and_then(address)?);
+        let state = if there { u16::from_ne_bytes([head[8], head[9]]) } else { 0 };
+        let mac = find(&of, libc::NDA_LLADDR).and_then(|m| m.try_into().ok());
+        let entry = self.neighbours.entry((device, who));
+        let n = entry.or_insert(Neighbour { mac: None, state: 0, flags: 0 });
+        let before = mem::replace(n, Neighbour { mac: n.mac, state, flags: head[10] });
+        if let Some(new) = mac.filter(|_| n.is_valid()) {
+            n.mac = Some(new);
+            heard.changed |= self.wanted.remove(&(device, who));
+            if let Some(old) = before.mac.filter(|old| *old != new) {
+                heard.changed = true;
+                heard.replaced.push(Replaced { device, old, new });
+            }
+        }
+        Some(())
+    }
+
+    /// Has a neighbour this address?
+    pub fn has(&self, device: u32, mac: [u8; 6]) -> bool {
+        self.neighbours.iter().any(|((d, _), n)| *d == device && n.mac == Some(mac) && n.is_valid())
+    }
+
+    /// Does a hop that a socket has shown contradict its route, though there is such a neighbour?
+    pub fn is_steered(&mut self, leg: &Tuple, hop: &Hop) -> bool {
+        self.has(hop.ifindex, hop.dmac) && {
+            let way = self.ways(&[(*leg, hop.ifindex)], |_| true);
+            way.is_ok_and(|way| matches!(way[0], Way::To(other) if other != *hop))
+        }
+    }
+
+    /// Where what is sent to these legs' hosts would go now; each with the device where it goes.
+    pub fn ways(&mut self, legs: &[(Tuple, u32)], is_attached: impl Fn(u32) -> bool) -> io::Result<Vec<Way>> {
+        let routes = self.routes(legs, true).inspect_err(|_| self.forget_answers())?;
+        // our address may be another's, as with connections of others
+        let again: Vec<_> = (0..legs.len()).filter(|i| routes[*i].is_none()).collect();
+        let without: Vec<_> = again.iter().map(|i| legs[*i]).collect();
+        let mut second = self.routes(&without, false).inspect_err(|_| self.forget_answers())?.into_iter();
+        let found = routes.into_iter().map(|route| route.or_else(|| second.next().flatten()));
+        Ok(found.collect::<Vec<_>>().into_iter().map(|route| self.way(route, &is_attached)).collect())
+    }
+
+    /// Some may be under way after an error.
+    fn forget_answers(&mut self) {
+        if let Ok(fresh) = Netlink::open(&[]) {
+            self.netlink = fresh;
+        }
+    }
+
+    fn way(&mut self, route: Option<(u32, IpAddr)>, is_attached: impl Fn(u32) -> bool) -> Way {
+        let Some((device, gateway)) = route else { return Way::Nowhere };
+        let Some(d) = self.devices.get(&device).filter(|d| d.up && is_attached(device)) else { return Way::Nowhere };
+        let mac = self.neighbours.get(&(device, gateway)).filter(|n| n.is_valid()).and_then(|n| n.mac);
+        if let Some(dmac) = mac {
+            return Way::To(Hop { ifindex: device, dmac, smac: d.mac });
+        }
+        if self.wanted.len() < WANTED {
+            self.wanted.insert((device, gateway));
+        }
+        Way::Unresolved
+    }
+
+    /// Device and neighbour.
+    fn routes(&mut self, legs: &[(Tuple, u32)], with_source: bool) -> io::Result<Vec<Option<(u32, IpAddr)>>> {
+        let mut found = Vec::with_capacity(legs.len());
+        for batch in legs.chunks(BATCH) {
+            let questions: Vec<_> =
+                batch.iter().flat_map(|(leg, device)| question(leg, *device, with_source)).collect();
+            self.netlink.send(&questions)?;
+            let mut legs = batch.iter();
+            while legs.len() > 0 {
+                for (kind, body) in messages(self.netlink.receive(MsgFlags::empty())?) {
+                    let Some((leg, _)) = legs.next() else { break };
+                    found.push(if kind == libc::RTM_NEWROUTE { answer(body, leg) } else { None });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Has the kernel ask neighbours whom nobody asks: those that flows wait for, and those with one of these addresses on a
+    /// device, `most` at a time.
+    pub fn look_after(&mut self, used: &HashSet<(u32, [u8; 6])>, most: usize) -> io::Result<()> {
+        let is_up = |d: u32| self.devices.get(&d).is_some_and(|d| d.up);
+        let is_used = |d: u32, n: &Neighbour| is_up(d) && n.mac.is_some_and(|mac| used.contains(&(d, mac)));
+        self.wanted.retain(|(d, _)| is_up(*d));
+        // who is gone, and not needed any more
+        self.neighbours.retain(|(d, _), n| n.state != 0 || is_used(*d, n));
+        let is_idle = |who| self.neighbours.get(who).is_none_or(Neighbour::is_neglected);
+        let wanted = self.wanted.iter().filter(|who| is_idle(*who));
+        let neglected = self.neighbours.iter().filter(|((d, _), n)| n.is_neglected() && is_used(*d, n));
+        for (device, who) in wanted.chain(neglected.map(|(who, _)| who)).take(most) {
+            let (bytes, family) = octets(*who);
+            let mut head = [0; 12];
+            head[0] = family;
+            head[4..8].copy_from_slice(&device.to_ne_bytes());
+            head[10] = libc::NTF_USE;
+            let flags = libc::NLM_F_CREATE | libc::NLM_F_ACK;
+            // its device may be gone or down, and the table full
+            if let Err(error) = self.netlink.ask(&request(libc::RTM_NEWNEIGH, flags, &head, &[(libc::NDA_DST, &bytes)]))
+            {
+                tracing::debug!(%error, device, %who, "not asked");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// RTM_GETROUTE, as for what our socket sends.
+fn question(leg: &Tuple, device: u32, with_source: bool) -> Vec<u8> {
+    const RTA_IP_PROTO: u16 = 27;
+    const RTA_SPORT: u16 = 28;
+    const RTA_DPORT: u16 = 29;
+    let ((to, family), (from, _)) = (octets(leg.remote.ip()), octets(leg.local.ip()));
+    let ports = [leg.local, leg.remote].map(|a| a.port().to_be_bytes());
+    let device = device.to_ne_bytes();
+    let mut head = [0; 12];
+    head[..2].copy_from_slice(&[family, 8 * to.len() as u8]);
+    let mut attributes: Vec<(u16, &[u8])> = vec![
+        (libc::RTA_DST, &to),
+        (RTA_IP_PROTO, &[libc::IPPROTO_TCP as u8]),
+        (RTA_SPORT, &ports[0]),
+        (RTA_DPORT, &ports[1]),
+    ];
+    if with_source {
+        head[2] = 8 * from.len() as u8;
+        attributes.push((libc::RTA_SRC, &from));
+    }
+    // such an address means a host on one link only, and a leg does not say on which
+    if matches!(leg.remote.ip(), IpAddr::V6(a) if a.is_unicast_link_local()) {
+        attributes.push((libc::RTA_OIF, &device));
+    }
+    request(libc::RTM_GETROUTE, 0, &head, &attributes)
+}
+
+/// Device and neighbour of an answer (`struct rtmsg`).
+fn answer(body: &[u8], leg: &Tuple) -> Option<(u32, IpAddr)> {
+    let (head, rest) = body.split_at_checked(12)?;
+    if head[7] != libc::RTN_UNICAST {
+        return None; // to ourselves, or refused
+    }
+    let of = attributes(rest);
+    let device = find(&of, libc::RTA_OIF).and_then(number)?;
+    // RTA_VIA: a family first, for a gateway of the other one (RFC 8950)
+    const RTA_VIA: u16 = 18;
+    let via = || find(&of, RTA_VIA).and_then(|v| v.get(2..)).and_then(address);
+    let gateway = find(&of, libc::RTA_GATEWAY).and_then(address).or_else(via);
+    Some((device, gateway.unwrap_or(leg.remote.ip())))
+}

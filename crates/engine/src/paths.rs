@@ -1,0 +1,39 @@
+//! Spliced flows follow the network: a thread hears of changes, and has the data path change next hops.
+
+use crate::splicer::Inner;
+use longsplice_datapath::{Datapath, OpenError, Watch};
+use std::{
+    sync::{Arc, Weak, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+/// How long the end of the engine may go unnoticed.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// From now on. Flows of an earlier process follow as well.
+pub(crate) fn follow(inner: &Arc<Inner>, d: &Datapath) -> Result<(), OpenError> {
+    let watch = d.watch().map_err(|source| OpenError::Kernel { what: "watch the network", source })?;
+    let weak = Arc::downgrade(inner);
+    let work = move || keep_up(&weak, watch);
+    let failed = |source| OpenError::Kernel { what: "thread", source };
+    thread::Builder::new().name("paths".into()).spawn(work).map(drop).map_err(failed)
+}
+
+fn keep_up(weak: &Weak<Inner>, mut watch: Watch) {
+    let mut failed = String::new();
+    loop {
+        watch.wait(SLACK);
+        let Some(inner) = weak.upgrade() else { return };
+        let (Some(d), false) = (&inner.datapath, inner.stopping.load(Ordering::Relaxed)) else { return };
+        let error = d.follow(&mut watch).err().map(|e| e.to_string()).unwrap_or_default();
+        if !error.is_empty() {
+            if error != failed {
+                tracing::error!("spliced connections may not follow changes of the network: {error}");
+            }
+            drop(inner);
+            thread::sleep(SLACK);
+        }
+        failed = error;
+    }
+}

@@ -1,0 +1,385 @@
+//! Spliced connections follow the network: next hops that change their address, gateways that fail, routes that go and come.
+use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
+use longsplice_engine::{Command, FlowState, OpenOptions, Policy};
+use longsplice_lab::{
+    Family, Lab, Namespace, Shape,
+    process::wait_for,
+    topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
+    traffic::{Report, Script, Serving, connect, converse, intact, listen, serve},
+};
+use longsplice_tests::{Forwarder, at_once};
+use std::{
+    net::SocketAddr,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// For whatever has to happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes a second, each way.
+const PACE: u64 = 1_000_000;
+/// At that pace they outlast what happens, and what happens is over before the hosts wait for long.
+const BYTES: u64 = 15_000_000;
+
+fn ip(host: &Namespace, commands: &str) {
+    for line in commands.lines().map(str::trim).filter(|l| !l.is_empty()) {
+        host.execute("ip", &line.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("ip {line}: {e}"));
+    }
+}
+
+/// Connections with traffic both ways.
+struct Talk {
+    forwarder: Forwarder,
+    clients: Vec<JoinHandle<Report>>,
+    serving: Serving,
+}
+
+impl Talk {
+    fn begin(lab: &Lab, family: Family, policy: Policy, connections: u32) -> Talk {
+        Talk::with(lab, family, policy, connections, OpenOptions::default())
+    }
+
+    fn with(lab: &Lab, family: Family, policy: Policy, connections: u32, options: OpenOptions) -> Talk {
+        let server = SERVER.port(family, 7000);
+        let answer = Script::answerer().bytes(BYTES).pace(PACE).deadline(2 * PATIENCE);
+        let all = connections as usize;
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), all, answer.clone()));
+        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+        let forwarder = Forwarder::open(lab, proxy, server, policy, options);
+        let script = |seed| Script::opener(seed).bytes(BYTES).pace(PACE).deadline(2 * PATIENCE);
+        let client =
+            |seed| lab.client.spawn(move || converse(connect(proxy, &script(seed)).expect("connect"), &script(seed)));
+        let clients = (1..=connections).map(|seed| client(seed.into())).collect();
+        let talk = Talk { forwarder, clients, serving };
+        talk.until("all are spliced", |t| t.states(&[FlowState::Spliced, FlowState::Released]) == all);
+        talk.goes_on();
+        talk
+    }
+
+    fn states(&self, wanted: &[FlowState]) -> usize {
+        self.forwarder.splicer.flows().iter().filter(|f| wanted.contains(&f.state)).count()
+    }
+
+    fn until(&self, what: &str, is: impl Fn(&Talk) -> bool) {
+        wait_for(PATIENCE, || is(self).then_some(())).unwrap_or_else(|| {
+            let f = &self.forwarder;
+            panic!("{what}: {:#?} {:?} {:?}", f.splicer.flows(), f.verdicts(), self.changes())
+        });
+    }
+
+    fn changes(&self) -> longsplice_datapath::PathChanges {
+        self.forwarder.splicer.datapath().expect("kernel path").path_changes()
+    }
+
+    /// Each connection has got further, each way, in forwarding mode.
+    fn goes_on(&self) {
+        let passed =
+            || -> Vec<[u64; 2]> { self.forwarder.splicer.flows().iter().map(|f| [f.bytes_up, f.bytes_down]).collect() };
+        let before = passed();
+        let further = |now: &[[u64; 2]]| now.iter().zip(&before).all(|(n, b)| (0..2).all(|d| n[d] >= b[d] + 300_000));
+        self.until("bytes pass", |_| further(&passed()));
+    }
+
+    fn end(self) {
+        let mut servers = self.serving.join();
+        for client in self.clients {
+            let client = client.join().expect("client");
+            let i =
+                servers.iter().position(|s| s.seed == client.seed).unwrap_or_else(|| panic!("{client}, {servers:?}"));
+            intact(&client, &servers.remove(i)).unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
+}
+
+/// What happens to connections of both families, parked and released.
+fn for_all(happens: impl Fn(&Lab, Family, Talk) + Sync) {
+    let one = &|family, release_after: Option<Duration>| {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        second_wire(&lab);
+        let talk = Talk::begin(&lab, family, Policy { release_after, ..at_once() }, 3);
+        let state = if release_after.is_some() { FlowState::Released } else { FlowState::Spliced };
+        talk.until("all are forwarded", |t| t.states(&[state]) == 3);
+        happens(&lab, family, talk);
+    };
+    thread::scope(|s| {
+        for family in Family::BOTH {
+            for release_after in [None, Some(Duration::ZERO)] {
+                s.spawn(move || one(family, release_after));
+            }
+        }
+    });
+}
+
+/// Another one between forwarder and server, which nothing uses yet.
+fn second_wire(lab: &Lab) {
+    let server = lab.server.path();
+    ip(&lab.forwarder, &format!("link add f2 type veth peer name s1 netns {}", server.display()));
+    ip(
+        &lab.forwarder,
+        "addr add 10.77.3.1/24 dev f2
+        addr add fd77:3::1/64 dev f2 nodad
+        link set f2 up",
+    );
+    ip(
+        &lab.server,
+        "addr add 10.77.3.2/24 dev s1
+        addr add fd77:3::2/64 dev s1 nodad
+        link set s1 up",
+    );
+}
+
+/// Bytes that the forwarder has sent by a device.
+fn sent_by(lab: &Lab, device: &str) -> u64 {
+    let table = lab.forwarder.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).expect("net/dev");
+    let line = table.lines().find_map(|l| l.trim().strip_prefix(device)?.strip_prefix(':')).expect("the device");
+    line.split_whitespace().nth(8).expect("a column").parse().expect("a number")
+}
+
+#[test]
+fn a_neighbour_gets_another_address() {
+    for_all(|lab, _, talk| {
+        ip(&lab.server, "link set s0 address 02:00:00:00:77:01");
+        talk.goes_on();
+        let changes = talk.changes();
+        assert_eq!((changes.hops, changes.flows), (1, 0), "one write for all");
+        talk.end();
+    });
+}
+
+#[test]
+fn our_own_address_changes() {
+    for_all(|lab, _, talk| {
+        for setting in ["net.ipv4.conf.f1.arp_notify", "net.ipv6.conf.f1.ndisc_notify"] {
+            lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server hears of it
+        }
+        ip(&lab.forwarder, "link set f1 address 02:00:00:00:77:02");
+        talk.until("next hops know it", |t| t.changes().hops == 1);
+        talk.goes_on();
+        talk.end();
+    });
+}
+
+fn route_to_server(family: Family) -> [&'static str; 2] {
+    match family {
+        Family::V4 => ["10.77.2.2/32 via 10.77.3.2 dev f2", "10.77.2.1/32 via 10.77.3.1 dev s1"],
+        Family::V6 => ["fd77:2::2/128 via fd77:3::2 dev f2", "fd77:2::1/128 via fd77:3::1 dev s1"],
+    }
+}
+
+#[test]
+fn a_route_moves_to_another_device_and_back() {
+    for_all(|lab, family, talk| {
+        let [there, back] = route_to_server(family);
+        ip(&lab.forwarder, &format!("route add {there}"));
+        ip(&lab.server, &format!("route add {back}"));
+        let before = sent_by(lab, "f2");
+        talk.until("the other device is used", |_| sent_by(lab, "f2") > before + 500_000);
+        let changes = talk.changes();
+        assert_eq!((changes.hops, changes.flows), (1, 0), "one write for all");
+        talk.goes_on();
+        ip(&lab.forwarder, &format!("route del {there}"));
+        let before = sent_by(lab, "f1");
+        talk.until("the first device is used", |_| sent_by(lab, "f1") > before + 500_000);
+        talk.end();
+    });
+}
+
+/// What flows share is divided, and shared again.
+#[test]
+fn one_flow_of_several_goes_another_way() {
+    for_all(|lab, family, talk| {
+        let [there, back] = route_to_server(family);
+        let all = lab.server.execute("ss", &["-Htn", "state", "established", "sport", "=", ":7000"]).expect("ss");
+        let port = all.trim().rsplit(':').next().expect("the port of one of them").to_owned();
+        let version = if family == Family::V4 { "-4" } else { "-6" };
+        ip(&lab.server, &format!("route add {back}"));
+        ip(&lab.forwarder, &format!("{version} route add {there} table 77"));
+        ip(&lab.forwarder, &format!("{version} rule add ipproto tcp sport {port} lookup 77"));
+        let before = sent_by(lab, "f2");
+        talk.until("the other device is used", |_| sent_by(lab, "f2") > before + 300_000);
+        let (one, rest) = (sent_by(lab, "f2"), sent_by(lab, "f1"));
+        talk.goes_on();
+        assert!(sent_by(lab, "f2") > one + 200_000 && sent_by(lab, "f1") > rest + 400_000, "one, and two");
+        let changes = talk.changes();
+        assert_eq!((changes.hops, changes.flows), (0, 1), "no write for all");
+        ip(&lab.forwarder, &format!("{version} rule del ipproto tcp sport {port} lookup 77"));
+        talk.until("it is back", |t| t.changes().hops + t.changes().flows == 2);
+        talk.goes_on();
+        talk.end();
+    });
+}
+
+/// Whether there is a way is for the hosts to find out, as with a router.
+#[test]
+fn without_a_route_they_wait_for_one() {
+    for_all(|lab, family, talk| {
+        let host = if family == Family::V4 { "10.77.2.2/32" } else { "fd77:2::2/128" };
+        ip(&lab.forwarder, &format!("route add unreachable {host}"));
+        talk.until("they are counted", |t| t.changes().stranded == 3);
+        ip(&lab.forwarder, &format!("route del unreachable {host}"));
+        talk.until("they have a way again", |t| t.changes().stranded == 0);
+        talk.goes_on();
+        talk.end();
+    });
+}
+
+/// Back in control mode, and spliced again at once: the sockets have said nothing meanwhile.
+#[test]
+fn hops_are_known_after_the_way_back() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let talk = Talk::begin(&lab, family, at_once(), 1);
+        ip(&lab.server, "link set s0 address 02:00:00:00:77:03");
+        talk.goes_on();
+        for _ in 0..5 {
+            talk.forwarder.command(Command::Unsplice);
+            talk.until("it is taken back", |t| t.states(&[FlowState::Copying]) == 1);
+            talk.forwarder.command(Command::Splice);
+            talk.until("it is spliced", |t| t.states(&[FlowState::Spliced]) == 1);
+        }
+        talk.goes_on();
+        talk.end();
+    }
+}
+
+/// What many flows share is written once, however many there are.
+#[test]
+fn thousands_of_flows_are_one_write() {
+    const FLOWS: u32 = 4000;
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let talk = Talk::begin(&lab, Family::V4, at_once(), 1);
+    let d = talk.forwarder.splicer.datapath().expect("kernel path");
+    let mac = |host: &Namespace, device: &str| {
+        host.run(|| {
+            let mut all = nix::ifaddrs::getifaddrs().expect("devices");
+            all.find_map(|a| a.address.filter(|_| a.interface_name == device)?.as_link_addr()?.addr())
+                .expect("its address")
+        })
+    };
+    let (to, from, device) = (mac(&lab.server, "s0"), mac(&lab.forwarder, "f1"), lab.forwarder.run(|| index("f1")));
+    let leg = |remote: SocketAddr, local: SocketAddr| IdleLeg {
+        leg: Tuple { remote, local },
+        hop: NextHop { device, to, from },
+        end: 1,
+        ack: 1,
+        scale: 7,
+    };
+    let own = FORWARDER_TO_SERVER.port(Family::V4, 0);
+    let flow = |n: u32| {
+        let host = |net: u8| SocketAddr::from(([198, net, (n >> 8) as u8, n as u8], 7000));
+        [leg(host(18), SocketAddr::new(own.ip(), 40000)), leg(host(19), SocketAddr::new(own.ip(), 40001))]
+    };
+    d.install(&(0..FLOWS).map(flow).collect::<Vec<_>>()).expect("installed");
+    let before = talk.changes();
+    ip(&lab.server, "link set s0 address 02:00:00:00:77:04");
+    talk.goes_on();
+    let after = talk.changes();
+    assert_eq!((after.hops - before.hops, after.flows - before.flows), (1, 0));
+    talk.end();
+}
+
+fn index(device: &str) -> u32 {
+    nix::net::if_::if_nametoindex(device).expect("the device")
+}
+
+/// Addresses of the wire to the server, as the lab gives them; `device` is the forwarder's.
+fn address_server_wire(lab: &Lab, device: &str) {
+    ip(
+        &lab.server,
+        "addr replace 10.77.2.2/24 dev s0
+        addr replace fd77:2::2/64 dev s0 nodad
+        link set s0 up
+        route replace default via 10.77.2.1
+        route replace default via fd77:2::1",
+    );
+    ip(
+        &lab.forwarder,
+        &format!(
+            "addr replace 10.77.2.1/24 dev {device}
+            addr replace 10.77.2.11/24 dev {device}
+            addr replace fd77:2::1/64 dev {device} nodad
+            addr replace fd77:2::b/64 dev {device} nodad
+            link set {device} up"
+        ),
+    );
+}
+
+#[test]
+fn a_device_is_made_again() {
+    for_all(|lab, _, talk| {
+        let before = talk.forwarder.splicer.datapath().expect("kernel path").attached();
+        ip(&lab.forwarder, "link del f1");
+        let server = lab.server.path();
+        ip(&lab.forwarder, &format!("link add f1 type veth peer name s0 netns {}", server.display()));
+        address_server_wire(lab, "f1");
+        talk.goes_on();
+        let after = talk.forwarder.splicer.datapath().expect("kernel path").attached();
+        assert!(before != after && before.len() == after.len(), "{before:?} {after:?}");
+        talk.end();
+    });
+}
+
+#[test]
+fn a_device_that_was_down_is_spliced_on() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        ip(&lab.forwarder, "link set f1 down");
+        let forwarder = {
+            let (proxy, server) = (FORWARDER_TO_CLIENT.port(family, 7001), SERVER.port(family, 7001));
+            Forwarder::start(&lab, proxy, server, at_once())
+        };
+        let attached = || forwarder.splicer.datapath().expect("kernel path").attached();
+        assert_eq!(attached(), [lab.forwarder.run(|| index("f0"))]);
+        address_server_wire(&lab, "f1");
+        wait_for(PATIENCE, || (attached().len() == 2).then_some(())).expect("attached");
+        drop(forwarder);
+    }
+}
+
+/// Packets of a macvlan pass the device below it, and those of a bridge its ports. They are seen once.
+#[test]
+fn stacked_devices_are_seen_once() {
+    let macvlan = "link add up0 link f1 type macvlan mode bridge";
+    let bridge = "link add up0 type bridge stp_state 0 forward_delay 0
+        link set f1 master up0";
+    for (family, upper) in [(Family::V4, macvlan), (Family::V6, macvlan), (Family::V4, bridge), (Family::V6, bridge)] {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        ip(&lab.forwarder, "addr flush dev f1");
+        ip(&lab.forwarder, upper);
+        address_server_wire(&lab, "up0");
+        let named = ["f1", "up0"].map(String::from).to_vec();
+        let refused = lab.forwarder.run(|| Datapath::open(&Options { devices: named, ..Options::default() }).map(drop));
+        let why = refused.expect_err("each packet would be rewritten twice").to_string();
+        assert!(why.contains("packets of up0 pass f1 as well"), "{why}");
+
+        let talk = Talk::begin(&lab, family, at_once(), 2);
+        for _ in 0..3 {
+            talk.forwarder.command(Command::Unsplice);
+            talk.until("they are taken back", |t| t.states(&[FlowState::Copying]) == 2);
+            talk.goes_on();
+            talk.forwarder.command(Command::Splice);
+            talk.until("they are spliced", |t| t.states(&[FlowState::Spliced]) == 2);
+        }
+        talk.goes_on();
+        talk.end();
+    }
+}
+
+/// The other end of a veth stops taking frames from XDP, and nobody is told.
+#[test]
+fn devices_that_take_no_more_frames_get_packets() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
+            host.execute("ethtool", &["-K", device, "gro", "on", "tx", "off"]).expect("ethtool");
+        }
+        let options = OpenOptions { xdp: vec!["f0".into(), "f1".into()], ..OpenOptions::default() };
+        let talk = Talk::with(&lab, family, at_once(), 1, options);
+        talk.until("XDP forwards", |t| t.forwarder.verdict("forwarded-early") > 100);
+        for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
+            host.execute("ethtool", &["-K", device, "gro", "off"]).expect("ethtool");
+        }
+        talk.goes_on();
+        talk.end();
+    }
+}
