@@ -10,7 +10,7 @@ use longsplice_lab::{
 };
 use longsplice_proxy::Http;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use running::{LONGSPLICE, Pins, Running};
+use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use std::{
     fs,
@@ -314,7 +314,7 @@ fn run(
     family: Family,
     impair: Option<Impair>,
     more: &[&str],
-    (clients, connections, requests): (u64, u64, usize),
+    (number, connections, requests): (u64, u64, usize),
 ) -> Vec<Value> {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let _bad = impair.map(|i| [Way::ToClient, Way::ToServer].map(|w| lab.impair(w, i).unwrap()));
@@ -324,7 +324,7 @@ fn run(
     let arguments = ["--http", &proxy.to_string(), "--log-format", "json"];
     let pins = Pins::of(&lab.forwarder);
     let mut program = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, more);
-    let clients: Vec<_> = (0..clients)
+    let clients: Vec<_> = (0..number)
         .map(|c| {
             lab.client.spawn(move || {
                 for k in 0..connections {
@@ -340,7 +340,16 @@ fn run(
     let counters = program.client(&["counters"]);
     assert!(failed == 0 && said.is_empty(), "{failed} clients have failed; {said:#?}\n{counters}");
     assert!(counters.lines().any(|l| l.split_whitespace().eq(["rewrite-failed", "0"])), "{counters}");
-    program.end(&pins)
+    let all = number * connections * requests as u64;
+    let spliced = eventually("each request is counted, once", || {
+        let counters: Value = serde_json::from_str(&program.client(&["counters", "--json"])).unwrap();
+        let listener = &counters["listeners"][0];
+        let refused: u64 = listener["refused"].as_object()?.values().filter_map(Value::as_u64).sum();
+        listener["spliced"].as_u64().filter(|spliced| spliced + refused == all)
+    });
+    let records = program.end(&pins);
+    assert_eq!(records.iter().filter(|r| r["splices"] != 0).count() as u64, spliced);
+    records
 }
 
 fn check(records: &[Value], requests: usize, spliced: u64) {
