@@ -67,4 +67,16 @@ static __always_inline int has_live_socket(struct __sk_buff *skb, const struct s
 	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
 }
 
+/* Has the client of a foreign connection completed the handshake? `sc` is of a segment of its server. */
+static __always_inline int has_client(struct scratch *sc)
+{
+	struct tuple *client = &sc->other;
+
+	__builtin_memcpy(client->remote, sc->t.local, 16);
+	__builtin_memcpy(client->local, sc->t.remote, 16);
+	client->rport = sc->t.lport;
+	client->lport = sc->t.rport;
+	return !!bpf_map_lookup_elem(&legs, client);
+}
+
 #endif

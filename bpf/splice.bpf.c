@@ -133,7 +133,13 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!sc)
 		return TCX_NEXT;
 	p = &sc->p;
-	/* A second SYN-ACK may come before user space has made the socket; the kernel would reset the connection. */
+	/* A second SYN-ACK is for the client, as the first one was, until the client has completed the handshake. Our socket would
+	 * complete it in the name of a client that may not exist. */
+	if (sc->foreign && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK) && !has_client(sc)) {
+		meet(skb);
+		return TCX_DROP;
+	}
+	/* Before user space has made the socket the kernel would reset the connection. */
 	if (sc->foreign && sc->s.flags & TH_SYN && !has_socket(skb, sc))
 		return drop(V_HANDSHAKE_LOST);
 	l = bpf_map_lookup_elem(&legs, &sc->t);

@@ -318,6 +318,26 @@ fn a_flood_that_is_answered_harms_nobody() {
     drop((early, late));
 }
 
+/// Only the client completes the handshake, whatever the server sends again: else whoever forges a SYN would have a connection.
+#[test]
+fn nobody_answers_for_a_client_that_is_silent() {
+    let family = Family::V4;
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let f = Forwarder::foreign(&lab, any(family), at_once());
+    let to = SERVER.port(family, PORT);
+    let listener = lab.server.run(|| listen(to, &Script::answerer())).expect("listen");
+    listener.set_nonblocking(true).expect("nonblocking");
+    let protocol = Some(Protocol::from(nix::libc::IPPROTO_RAW));
+    let nobody = lab.client.run(|| Socket::new(Domain::IPV4, Type::RAW, protocol)).expect("socket");
+    let packet = Packet { flags: flag::SYN, ..Packet::new(([10, 77, 1, 99], 9).into(), to) };
+    nobody.send_to(&packet.frame()[ETHERNET..], &to.into()).expect("send");
+    // SYN, SYN-ACK, and that one again after a second, and after two more
+    wait_for(PATIENCE, || (f.verdict("handshake") >= 4).then_some(())).expect("they come again");
+    let half_open = || lab.server.execute("ss", &["-Htn", "state", "syn-recv"]).expect("ss");
+    assert!(half_open().contains("10.77.1.99:9"), "{}", half_open());
+    assert_eq!(listener.accept().map(drop).map_err(|e| e.kind()), Err(ErrorKind::WouldBlock));
+}
+
 /// As keepalived wants it.
 #[test]
 fn where_any_address_can_be_bound() {

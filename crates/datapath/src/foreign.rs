@@ -110,6 +110,11 @@ impl Handshake {
         self.word(8)
     }
 
+    /// Is this the same segment, sent again?
+    pub fn repeats(&self, other: &Handshake) -> bool {
+        (self.seq(), self.ack()) == (other.seq(), other.ack())
+    }
+
     /// The window that it announces: that of a SYN is not scaled (RFC 7323, 2.2).
     fn window(&self) -> u32 {
         u16::from_be_bytes([self.raw.tcp[14], self.raw.tcp[15]]).into()

@@ -279,8 +279,11 @@ impl Foreigners {
     }
 
     fn answered(&mut self, d: &Datapath, answer: Handshake) {
-        if !self.half.contains_key(&mirrored(&answer.leg)) {
-            return self.pass_on(&answer); // given up just before
+        match self.half.get(&mirrored(&answer.leg)) {
+            None => return self.pass_on(&answer), // given up just before
+            // the client has not got it, or the server has not heard so
+            Some(Half { answer: Some((first, _)), .. }) if first.repeats(&answer) => return self.pass_on(&answer),
+            Some(_) => {}
         }
         let Some(half) = self.asked_by(&answer) else { return };
         match foreign_sockets(&half.syn, &answer) {
