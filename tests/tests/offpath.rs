@@ -149,6 +149,8 @@ impl Scene {
         let mut reset = Packet::new(leg.remote, leg.local);
         (reset.seq, reset.flags) = (seq.wrapping_add(3000), flag::RST);
         let Scene { server, client, f, lab } = self;
+        // Linux answers one segment in 500 ms that is out of order, and may just have done so.
+        std::thread::sleep(Duration::from_millis(600));
         setsockopt(&server, TcpRepair, &TCP_REPAIR_ON).expect("repair mode");
         drop(server); // silently: what it sends from here on is what we send for it
         send(&lab.server, &[reset]);
