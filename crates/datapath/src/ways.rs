@@ -16,7 +16,7 @@ use std::{
 
 /// Questions that are asked together: the answers find room in a socket's buffer.
 pub(crate) const BATCH: usize = 16;
-/// Neighbours that flows wait for, at most: as many as there are next hops.
+/// Neighbours that flows wait for, or that the kernel has forgotten, at most: as many as there are next hops.
 const WANTED: usize = VIAS as usize;
 
 /// A neighbour (`struct ndmsg`).
@@ -255,8 +255,9 @@ impl Ways {
         let is_up = |d: u32| self.devices.get(&d).is_some_and(|d| d.up);
         let is_used = |d: u32, n: &Neighbour| is_up(d) && n.mac.is_some_and(|mac| used.contains(&(d, mac)));
         self.wanted.retain(|(d, _)| is_up(*d));
-        // who is gone, and not needed any more
-        self.neighbours.retain(|(d, _), n| n.state != 0 || is_used(*d, n));
+        // who is gone, and not needed any more; or somebody invents neighbours with the address of one that is
+        let mut kept = 0..WANTED;
+        self.neighbours.retain(|(d, _), n| n.state != 0 || (is_used(*d, n) && kept.next().is_some()));
         let is_idle = |who| self.neighbours.get(who).is_none_or(Neighbour::is_neglected);
         let wanted = self.wanted.iter().filter(|who| is_idle(*who));
         let neglected = self.neighbours.iter().filter(|((d, _), n)| n.is_neglected() && is_used(*d, n));
