@@ -261,17 +261,38 @@ fn a_flood_of_syns_takes_no_more_than_its_share() {
     intact(&client, &serving.join().expect("server").1).expect("another connection is served as ever");
 }
 
+/// A forwarder before a server that answers every SYN.
+fn answering_server() -> (Lab, Forwarder, TcpListener) {
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let f = Forwarder::foreign(&lab, any(Family::V4), at_once());
+    let listener = lab.server.run(|| listen(SERVER.port(Family::V4, PORT), &Script::answerer())).expect("listen");
+    listener.set_nonblocking(true).expect("nonblocking");
+    (lab, f, listener)
+}
+
+/// Forges SYNs in the name of a host that does not exist.
+struct Nobody(Socket);
+
+impl Nobody {
+    fn new(lab: &Lab) -> Nobody {
+        let protocol = Some(Protocol::from(nix::libc::IPPROTO_RAW));
+        Nobody(lab.client.run(|| Socket::new(Domain::IPV4, Type::RAW, protocol)).expect("socket"))
+    }
+
+    fn asks(&self, port: u16) {
+        let to = SERVER.port(Family::V4, PORT);
+        let packet = Packet { flags: flag::SYN, ..Packet::new(([10, 77, 1, 99], port).into(), to) };
+        self.0.send_to(&packet.frame()[ETHERNET..], &to.into()).expect("send");
+    }
+}
+
 /// SYNs of nobody, to a server that answers them all: whoever shakes hands meanwhile, at his leisure, is not given up for them, and
 /// who comes when there are too many is passed on as by a router.
 #[test]
 fn a_flood_that_is_answered_harms_nobody() {
     const FORGED: u16 = 1100;
-    let family = Family::V4;
-    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-    let f = Forwarder::foreign(&lab, any(family), at_once());
-    let to = SERVER.port(family, PORT);
-    let listener = lab.server.run(|| listen(to, &Script::answerer())).expect("listen");
-    listener.set_nonblocking(true).expect("nonblocking");
+    let (lab, f, listener) = answering_server();
+    let to = SERVER.port(Family::V4, PORT);
     let exchange = |client: TcpStream| {
         // not one of nobody's
         let own = client.local_addr().expect("bound");
@@ -293,14 +314,9 @@ fn a_flood_that_is_answered_harms_nobody() {
     let far = lab.impair(Way::ToClient, delay).expect("impair");
     let early = lab.client.spawn(move || TcpStream::connect(to));
     wait_for(PATIENCE, || (f.verdict("handshake") >= 2).then_some(())).expect("SYN and SYN-ACK");
-    let protocol = Some(Protocol::from(nix::libc::IPPROTO_RAW));
-    let nobody = lab.client.run(|| Socket::new(Domain::IPV4, Type::RAW, protocol)).expect("socket");
+    let nobody = Nobody::new(&lab);
     let mut ports = 1..u16::MAX;
-    let mut forge = || {
-        let from = ([10, 77, 1, 99], ports.next().expect("a port")).into();
-        let packet = Packet { flags: flag::SYN, ..Packet::new(from, to) };
-        nobody.send_to(&packet.frame()[ETHERNET..], &to.into()).expect("send");
-    };
+    let mut forge = || nobody.asks(ports.next().expect("a port"));
     (0..FORGED).for_each(|_| forge());
     let early = exchange(early.join().expect("client").expect("its handshake is not given up"));
     f.wait_state(FlowState::Spliced);
@@ -321,16 +337,8 @@ fn a_flood_that_is_answered_harms_nobody() {
 /// Only the client completes the handshake, whatever the server sends again: else whoever forges a SYN would have a connection.
 #[test]
 fn nobody_answers_for_a_client_that_is_silent() {
-    let family = Family::V4;
-    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-    let f = Forwarder::foreign(&lab, any(family), at_once());
-    let to = SERVER.port(family, PORT);
-    let listener = lab.server.run(|| listen(to, &Script::answerer())).expect("listen");
-    listener.set_nonblocking(true).expect("nonblocking");
-    let protocol = Some(Protocol::from(nix::libc::IPPROTO_RAW));
-    let nobody = lab.client.run(|| Socket::new(Domain::IPV4, Type::RAW, protocol)).expect("socket");
-    let packet = Packet { flags: flag::SYN, ..Packet::new(([10, 77, 1, 99], 9).into(), to) };
-    nobody.send_to(&packet.frame()[ETHERNET..], &to.into()).expect("send");
+    let (lab, f, listener) = answering_server();
+    Nobody::new(&lab).asks(9);
     // SYN, SYN-ACK, and that one again after a second, and after two more
     wait_for(PATIENCE, || (f.verdict("handshake") >= 4).then_some(())).expect("they come again");
     let half_open = || lab.server.execute("ss", &["-Htn", "state", "syn-recv"]).expect("ss");
