@@ -105,6 +105,7 @@ static __always_inline void tell_hop(struct hop *h, const struct leg *l)
 	h->macs[0] = macs[0];
 	h->macs[1] = macs[1];
 	h->macs[2] = macs[2];
+	h->mss = l->mss_in;
 }
 
 SEC("syscall")

@@ -180,10 +180,11 @@ struct slot6 {
 /* Next hop and own address, shared by many flows. */
 struct via {
 	__u32 ifindex;
-	__u32 mtu;      /* bytes of IP packet */
+	__u32 mtu;      /* bytes of IP packet: of the device, `most` at most */
 	__u8 dmac[6], smac[6];
 	__u32 local[4]; /* our address on the outgoing leg; network order, IPv4-mapped */
 	__u32 can;      /* enum via_ability */
+	__u32 most;     /* bytes of IP packet that the hosts behind it take, and the paths to them */
 };
 
 enum via_ability {
@@ -321,6 +322,7 @@ struct switch_args {
 struct hop {
 	__u32 ifindex;
 	__u32 macs[3]; /* dmac, smac */
+	__u32 mss;     /* announced by the host */
 };
 
 /* Hops stand by themselves: the programs have no room for more on their stack. */
@@ -427,7 +429,7 @@ enum verdict {
 	V_CHALLENGE_LIMITED,/* not answered: rate limit */
 	V_RST,              /* RST relayed */
 	V_TTL,              /* hop limit reached zero */
-	V_OVERSIZE,         /* did not fit the MTU: ICMP sent back */
+	V_OVERSIZE,         /* did not fit the MTU: dropped, and its sender told by ICMP */
 	V_FRAGMENT,         /* first fragment of a flow that is switching, or segment behind an IPv6 extension header */
 	V_STRADDLE,         /* a part of a segment across the bound was left to retransmission */
 	V_NO_PEER,          /* the other leg's record is gone */
@@ -452,6 +454,7 @@ enum verdict {
 	V_HOLD_OVERFLOW,    /* to be held, but there was no room: dropped, its sender will send it again */
 	V_BEYOND_LIMIT,     /* beyond the limit of a splice that drains: dropped, its sender will send it again */
 	V_CE_DROPPED,       /* congestion mark for who would not echo it: dropped, and its sender hears of it by the loss */
+	V_CUT,              /* did not fit the MTU: the part that fits was sent on */
 	V_MAX,
 };
 

@@ -41,42 +41,6 @@ static __always_inline void forget_train(const struct scratch *sc)
 	bpf_map_delete_elem(&trains, &k);
 }
 
-/* The path of sc->t, and where it goes out, as sc->other. */
-static __always_inline struct path *way_out(struct scratch *sc, struct via **v, int *cross)
-{
-	struct path *p;
-	__u32 via;
-
-	if (!sc->v6) {
-		struct tuple4 k = key4(&sc->t);
-		struct path4 *p4 = find4(&k);
-
-		if (!p4)
-			return NULL;
-		p = &p4->p;
-		*cross = p->word.flags & PATH_CROSS;
-		sc->other.remote[0] = sc->other.remote[1] = 0;
-		sc->other.remote[2] = MAPPED_PREFIX;
-		sc->other.remote[3] = p4->p.remote4;
-	} else {
-		struct path6 *p6 = find6(&sc->t);
-
-		if (!p6)
-			return NULL;
-		p = &p6->p;
-		__builtin_memcpy(sc->other.remote, p6->remote, 16);
-		*cross = tuple_is_v4(&sc->other);
-	}
-	via = path_index(p);
-	*v = bpf_map_lookup_elem(&vias, &via);
-	if (!*v)
-		return NULL;
-	__builtin_memcpy(sc->other.local, (*v)->local, 16);
-	sc->other.rport = p->rport;
-	sc->other.lport = p->lport;
-	return p;
-}
-
 /* The next identification between two addresses: a counter for some of all pairs, from where nobody knows (RFC 7739). */
 static __always_inline __u32 next_id(const struct tuple *out)
 {
@@ -161,6 +125,8 @@ static __always_inline __u32 fragment_size(const struct scratch *sc)
 /* Its sender is told as of any segment; what follows the IP header is quoted. */
 static __always_inline int fragment_too_big(struct __sk_buff *skb, struct scratch *sc, __u32 mtu)
 {
+	if ((!sc->v6 && sc->ihl != 20) || !may_answer(&sc->t, ANSWER_TOO_BIG))
+		return drop(V_OVERSIZE);
 	if (sc->v6) {
 		sc->ihl = 40;
 		if (bpf_skb_load_bytes(skb, ETH_LEN + 40, sc->orig, 20))
@@ -192,17 +158,17 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	struct via *v = NULL;
 	union path_word w;
 	__u32 refused;
-	int cross = 0, r;
+	int r;
 
 	if (!sc)
 		return TCX_DROP;
-	p = way_out(sc, &v, &cross);
+	p = way_out(sc, &v);
 	if (!p || !v)
 		return drop(V_NO_PEER);
 	w.all = *(volatile __u64 *)&p->word.all;
 	if (w.flags & PATH_DEAD)
 		return TCX_NEXT; /* as in fast_ingress() */
-	if (cross)
+	if (is_crossed(sc))
 		return drop(V_FRAGMENT_CROSS);
 	if (sc->s.flags & (TH_SYN | TH_RST))
 		return drop(V_FRAGMENT); /* nobody has to cut these up */
@@ -266,7 +232,7 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	union path_word w;
 	struct train *t;
 	struct path *p, *rev;
-	int cross = 0, r;
+	int r;
 	__u32 end;
 
 	if (!sc)
@@ -279,8 +245,8 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	}
 	sc->t.rport = t->rport;
 	sc->t.lport = t->lport;
-	p = way_out(sc, &v, &cross);
-	if (!p || !v || cross || sc->other.rport != t->out_rport || sc->other.lport != t->out_lport)
+	p = way_out(sc, &v);
+	if (!p || !v || is_crossed(sc) || sc->other.rport != t->out_rport || sc->other.lport != t->out_lport)
 		return drop(V_FRAGMENT_LATE); /* another flow by now */
 	rev = find_path(&sc->other);
 	w.all = *(volatile __u64 *)&p->word.all;

@@ -7,6 +7,7 @@
 #define ICMP_UNREACH 3
 #define ICMP_NEEDFRAG 4
 #define ICMP6_TOO_BIG 2
+#define LEAST_MTU6 1280 /* no host makes smaller packets (RFC 8200, 5) */
 
 struct icmp_error {
 	__u8 type, code;
@@ -45,8 +46,6 @@ __noinline int answer_too_big(struct __sk_buff *skb, __u32 mtu)
 		return TCX_DROP;
 	count(V_OVERSIZE);
 	l3 = sc->v6 ? 40 : 20;
-	if (sc->ihl != l3 || !may_answer(&sc->t, ANSWER_TOO_BIG))
-		return TCX_DROP;
 	if (bpf_skb_load_bytes(skb, 0, sc->mac, 12) ||
 	    bpf_skb_change_tail(skb, ETH_LEN + l3 + 20, 0) || bpf_skb_adjust_room(skb, l3 + 8, BPF_ADJ_ROOM_MAC, 0))
 		return TCX_DROP;
@@ -97,73 +96,242 @@ __noinline int answer_too_big(struct __sk_buff *skb, __u32 mtu)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* The sender's MTU for a way out of `mtu` bytes, when the families differ: headers grow and shrink by 20 bytes. */
+/* What a way out of `mtu` bytes is to its sender, when the families differ: headers grow and shrink by 20 bytes. */
 static __always_inline __u32 mtu_for_sender(const struct scratch *sc, __u32 mtu)
 {
-	int out4 = tuple_is_v4(&sc->other);
-
-	if (sc->v6 && out4)
-		return mtu + 20;
-	if (!sc->v6 && !out4)
-		return mtu - 20;
-	return mtu;
+	if (!is_crossed(sc))
+		return mtu;
+	return sc->v6 ? mtu + 20 : mtu - 20;
 }
 
-/* An error from the network about a segment that we forwarded on the leg `sc->t`: it goes to the host of the other leg, in
- * that connection's numbers. IPv4 to IPv4 only: across families the other leg's own packets find the MTU.
- * Layout: IP 20, ICMP 8, quoted IP 20, quoted TCP 8 or more. */
+/* Bytes of IP and TCP headers where it goes out. */
+static __always_inline __u32 headers(const struct scratch *sc, __u32 doff)
+{
+	return (tuple_is_v4(&sc->other) ? 20 : 40) + doff;
+}
+
+/* If a segment does not fit the way out, or each segment of a large packet does not, its sender is told now and then. But not
+ * every host hears of it, and no switch ends without what is to be forwarded. So otherwise the part that fits goes on, and the
+ * rest has to come again, as if it were lost. Returns 0 to go on. */
+__noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
+{
+	struct scratch *sc = scratch();
+	__u32 used;
+	int simple;
+
+	if (!sc)
+		return TCX_DROP;
+	used = headers(sc, sc->doff);
+	if (!mtu || used + (skb->gso_size ? skb->gso_size : sc->s.len) <= mtu)
+		return 0;
+	simple = sc->ihl == (sc->v6 ? 40 : 20);
+	if (simple && may_answer(&sc->t, ANSWER_TOO_BIG))
+		return answer_too_big(skb, mtu_for_sender(sc, mtu));
+	if (!simple || mtu <= used || sc->fragment)
+		return drop(V_OVERSIZE);
+	count(V_CUT);
+	sc->s.flags &= ~TH_FIN;
+	return trim(skb, mtu - used) ? drop(V_REWRITE_FAILED) : 0;
+}
+
+/* Takes an error apart. sc->t: the leg by which the segment that it quotes has left; sc->l3: IP header; sc->old: ICMP header, and
+ * behind it the quoted IP header; sc->orig: the first 8 bytes of the segment. Returns 0 if it is none, or damaged. */
+static __always_inline int parse_error(struct __sk_buff *skb, struct scratch *sc)
+{
+	struct icmp_error *icmp = (void *)sc->old;
+	__be32 *pseudo = (void *)sc->l3 + 8;
+	__u64 sum = 0;
+	int i, rest;
+
+	sc->v6 = skb->protocol == bpf_htons(ETH_P_IPV6);
+	if (sc->v6) {
+		struct ipv6hdr *ip = (void *)sc->l3, *q = (void *)sc->old + 8;
+
+		if (bpf_skb_load_bytes(skb, ETH_LEN, sc->l3, 40) || bpf_skb_load_bytes(skb, ETH_LEN + 40, sc->old, 48) ||
+		    bpf_skb_load_bytes(skb, ETH_LEN + 88, sc->orig, 8))
+			return 0;
+		if (ip->version != 6 || ip->nexthdr != IPPROTO_ICMPV6 || icmp->type > ICMP6_TOO_BIG || q->version != 6 ||
+		    q->nexthdr != IPPROTO_TCP)
+			return 0;
+		sc->ihl = 40;
+		sc->ttl = ip->hop_limit;
+		sc->pkt_len = 40 + bpf_ntohs(ip->payload_len);
+		__builtin_memcpy(sc->t.remote, &q->daddr, 16);
+		__builtin_memcpy(sc->t.local, &q->saddr, 16);
+#pragma clang loop unroll(full)
+		for (i = 0; i < 8; i++)
+			sum += pseudo[i];
+		sum += bpf_htons(IPPROTO_ICMPV6) + ip->payload_len;
+	} else {
+		struct iphdr *ip = (void *)sc->l3, *q = (void *)sc->old + 8;
+
+		if (bpf_skb_load_bytes(skb, ETH_LEN, sc->l3, 20) || bpf_skb_load_bytes(skb, ETH_LEN + 20, sc->old, 28) ||
+		    bpf_skb_load_bytes(skb, ETH_LEN + 48, sc->orig, 8))
+			return 0;
+		if (sc->l3[0] != 0x45 || ip->protocol != IPPROTO_ICMP || icmp->type != ICMP_UNREACH || sc->old[8] != 0x45 ||
+		    q->protocol != IPPROTO_TCP || q->frag_off & bpf_htons(0x1fff) ||
+		    fold(bpf_csum_diff(0, 0, (void *)sc->l3, 20, 0)) != 0xffff)
+			return 0;
+		sc->ihl = 20;
+		sc->ttl = ip->ttl;
+		sc->pkt_len = bpf_ntohs(ip->tot_len);
+		tuple_from4(&sc->t, q->daddr, q->saddr);
+	}
+	__builtin_memcpy(&sc->t.lport, sc->orig, 2);
+	__builtin_memcpy(&sc->t.rport, sc->orig + 2, 2);
+	if (sc->pkt_len < sc->ihl + 8 || sc->pkt_len > skb->len - ETH_LEN)
+		return 0;
+	rest = sum_of(skb, ETH_LEN + sc->ihl, sc->pkt_len - sc->ihl);
+	return rest >= 0 && fold(sum + rest) == 0xffff;
+}
+
+/* Puts "too big" in the place of an error that parse_error() has taken apart: for the host of sc->other, about a segment of its
+ * own, which begins at sc->s.seq. mtu: in its family. What hosts need of the segment is quoted (RFC 792): 8 bytes. */
+__noinline int write_too_big(struct __sk_buff *skb, __u32 mtu)
+{
+	struct scratch *sc = scratch();
+	__u32 v4, l3, quoted_len;
+	struct icmp_error *icmp;
+	__be32 *segment;
+	__u16 type;
+
+	if (!sc)
+		return -1;
+	v4 = tuple_is_v4(&sc->other);
+	l3 = v4 ? 20 : 40;
+	quoted_len = sc->s.len; /* behind the IP header */
+	type = v4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	if (is_crossed(sc) && (bpf_skb_change_proto(skb, type, 0) || bpf_skb_store_bytes(skb, 12, &type, 2, 0)))
+		return -1;
+	if (bpf_skb_change_tail(skb, ETH_LEN + l3 + 8 + l3 + 8, 0))
+		return -1;
+	__builtin_memset(sc->new, 0, 64);
+	__builtin_memset(sc->old, 0, 64);
+	if (v4) {
+		struct iphdr *ip = (void *)sc->new, *q = (void *)sc->new + 28;
+
+		sc->new[0] = sc->new[28] = 0x45;
+		sc->new[1] = 0xc0;
+		ip->tot_len = bpf_htons(20 + 8 + 20 + 8);
+		ip->ttl = sc->ttl - 1;
+		ip->protocol = IPPROTO_ICMP;
+		ip->saddr = q->daddr = sc->other.local[3];
+		ip->daddr = q->saddr = sc->other.remote[3];
+		ip->check = sum_to_check(bpf_csum_diff(0, 0, (void *)ip, 20, 0));
+		q->tot_len = bpf_htons(20 + quoted_len);
+		q->frag_off = bpf_htons(0x4000);
+		q->ttl = 64;
+		q->protocol = IPPROTO_TCP;
+		q->check = sum_to_check(bpf_csum_diff(0, 0, (void *)q, 20, 0));
+		icmp = (void *)sc->new + 20;
+		icmp->type = ICMP_UNREACH;
+		icmp->code = ICMP_NEEDFRAG;
+		icmp->mtu4 = bpf_htons(mtu);
+		segment = (void *)sc->new + 48;
+	} else {
+		struct ipv6hdr *ip = (void *)sc->new, *q = (void *)sc->old;
+
+		sc->new[0] = sc->old[0] = 0x60;
+		ip->payload_len = bpf_htons(8 + 40 + 8);
+		ip->nexthdr = IPPROTO_ICMPV6;
+		ip->hop_limit = sc->ttl - 1;
+		__builtin_memcpy(&ip->saddr, sc->other.local, 16);
+		__builtin_memcpy(&ip->daddr, sc->other.remote, 16);
+		q->payload_len = bpf_htons(quoted_len);
+		q->nexthdr = IPPROTO_TCP;
+		q->hop_limit = 64;
+		__builtin_memcpy(&q->saddr, sc->other.remote, 16);
+		__builtin_memcpy(&q->daddr, sc->other.local, 16);
+		icmp = (void *)sc->new + 40;
+		icmp->type = ICMP6_TOO_BIG;
+		icmp->mtu4 = bpf_htons(mtu);
+		segment = (void *)sc->old + 40;
+	}
+	segment[0] = (__u32)sc->other.rport | (__u32)sc->other.lport << 16;
+	segment[1] = bpf_htonl(sc->s.seq);
+	if (v4) {
+		icmp->check = sum_to_check(bpf_csum_diff(0, 0, (void *)sc->new + 20, 36, 0));
+	} else {
+		__be32 pseudo[2] = { bpf_htonl(8 + 40 + 8), bpf_htonl(IPPROTO_ICMPV6) };
+		__s64 sum = bpf_csum_diff(0, 0, (void *)sc->new + 8, 40, 0); /* addresses, and the ICMP header */
+
+		sum = bpf_csum_diff(0, 0, (void *)pseudo, 8, sum);
+		icmp->check = sum_to_check(bpf_csum_diff(0, 0, (void *)sc->old, 48, sum));
+	}
+	if (bpf_skb_store_bytes(skb, ETH_LEN, sc->new, v4 ? 56 : 48, BPF_F_RECOMPUTE_CSUM))
+		return -1;
+	return v4 ? 0 : bpf_skb_store_bytes(skb, ETH_LEN + 48, sc->old, 48, BPF_F_RECOMPUTE_CSUM);
+}
+
+/* What of a leg's segments would pass a router. For a switch, in which more is cut off (make_fit()), and for the next splice. */
+static __always_inline void learn_mtu(struct leg *l, const struct scratch *sc, __u32 mtu)
+{
+	__u32 used = sc->v6 ? 60 : 40;
+
+	if (mtu > used && mtu - used < l->mss_in)
+		l->mss_in = mtu - used;
+}
+
+/* What routers say of the way to a leg's host, the socket hears in its own numbers. */
+static __always_inline int tell_socket(struct __sk_buff *skb, const struct scratch *sc, const struct leg *l, __u32 seq)
+{
+	__be32 from = bpf_htonl(seq), to = bpf_htonl(seq - l->shim_out);
+
+	if (from == to)
+		return TCX_NEXT;
+	/* of the quoted segment, behind another IP header and the ICMP header */
+	if (bpf_skb_store_bytes(skb, ETH_LEN + 2 * sc->ihl + 8 + 4, &to, 4, 0) ||
+	    bpf_l4_csum_replace(skb, ETH_LEN + sc->ihl + 2, from, to, 4))
+		return drop(V_REWRITE_FAILED);
+	return TCX_NEXT;
+}
+
+/* An error from the network about a segment that we have forwarded: it goes to the host that has sent it, in the family and the
+ * numbers of that connection. Those that do not end it, end here (soft errors: RFC 1122, 4.2.3.9). Only of what is under way (RFC
+ * 5927, 4.1): who cannot know that has not seen the segment. */
 __noinline int translate_error(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
-	struct tuple4 k;
-	struct path4 *p;
-	struct iphdr *ip, *q;
-	struct via *v;
-	__u32 via, diff_from[4];
-	__be32 seq;
-	__s64 diff;
+	struct icmp_error *icmp;
+	struct via *v = NULL;
+	struct path *p, *rev;
+	__u32 seq, mtu;
+	struct leg *l;
+	int too_big;
 
-	if (!sc || bpf_skb_load_bytes(skb, ETH_LEN, sc->old, 64))
+	if (!sc || !parse_error(skb, sc))
 		return TCX_NEXT;
-	ip = (void *)sc->old;
-	q = (void *)sc->old + 28;
-	if (sc->old[0] != 0x45 || ip->protocol != IPPROTO_ICMP || sc->old[20] != ICMP_UNREACH || sc->old[28] != 0x45 ||
-	    q->protocol != IPPROTO_TCP || q->frag_off & bpf_htons(0x1fff))
-		return TCX_NEXT;
-	/* the quoted segment left from our address for the host */
-	k.local = q->saddr;
-	k.remote = q->daddr;
-	__builtin_memcpy(&k.lport, sc->old + 48, 2);
-	__builtin_memcpy(&k.rport, sc->old + 50, 2);
-	__builtin_memcpy(&seq, sc->old + 52, 4);
-	p = find4(&k);
-	if (!p || !(p->p.word.flags & PATH_SPLICED))
-		return TCX_NEXT;
-	via = path_index(&p->p);
-	v = bpf_map_lookup_elem(&vias, &via);
-	if (!v || ip->ttl <= 1 || p->p.word.flags & PATH_CROSS)
+	icmp = (void *)sc->old;
+	seq = bpf_ntohl(*(__be32 *)(sc->orig + 4));
+	mtu = sc->v6 && icmp->unused ? 0xffff : bpf_ntohs(icmp->mtu4);
+	too_big = sc->v6 ? icmp->type == ICMP6_TOO_BIG : icmp->code == ICMP_NEEDFRAG;
+	l = bpf_map_lookup_elem(&legs, &sc->t);
+	p = way_out(sc, &v);
+	if (!p || !(p->word.flags & PATH_SPLICED)) {
+		if (!l)
+			return TCX_NEXT;
+		if (too_big && !before(seq, l->ack_in) && before(seq, l->max_out))
+			learn_mtu(l, sc, mtu);
+		return tell_socket(skb, sc, l, seq);
+	}
+	rev = find_path(&sc->other);
+	if (!v || !rev || sc->ttl <= 1)
 		return drop(V_NO_PEER);
-	if (sc->old[21] != ICMP_NEEDFRAG)
-		return drop(V_ICMP_TRANSLATED); /* soft errors change nothing in an established connection (RFC 1122, 4.2.3.9) */
-	__builtin_memcpy(diff_from, &q->saddr, 8);
-	__builtin_memcpy(diff_from + 2, sc->old + 48, 8);
-	q->saddr = p->p.remote4;
-	q->daddr = v->local[3];
-	__builtin_memcpy(sc->old + 48, &p->p.rport, 2);
-	__builtin_memcpy(sc->old + 50, &p->p.lport, 2);
-	seq = bpf_htonl(bpf_ntohl(seq) + p->p.ack_add);
-	__builtin_memcpy(sc->old + 52, &seq, 4);
-	/* the quoted header's own checksum follows its addresses, which leaves the sum over both unchanged */
-	diff = bpf_csum_diff(diff_from, 8, (void *)&q->saddr, 8, 0);
-	q->check = ~fold((__u64)diff + (__u16)~q->check);
-	diff = bpf_csum_diff(diff_from + 2, 8, (void *)sc->old + 48, 8, 0);
-	ip->ttl--;
-	ip->saddr = v->local[3];
-	ip->daddr = p->p.remote4;
-	ip->check = 0;
-	ip->check = sum_to_check(bpf_csum_diff(0, 0, (void *)ip, 20, 0));
-	if (bpf_skb_store_bytes(skb, ETH_LEN, sc->old, 56, 0) || bpf_l4_csum_replace(skb, ETH_LEN + 22, 0, diff, 0) ||
-	    bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
+	if (!too_big)
+		return drop(V_ICMP_TRANSLATED);
+	if (before(seq, p->max_ack) || !before(seq, rev->word.end + rev->seq_add))
+		return drop(V_OUT_OF_WINDOW);
+	if (l)
+		learn_mtu(l, sc, mtu);
+	sc->s.seq = seq + p->ack_add;
+	sc->s.len = sc->v6 ? bpf_ntohs(((struct ipv6hdr *)(sc->old + 8))->payload_len) :
+			     bpf_ntohs(((struct iphdr *)(sc->old + 8))->tot_len) - 20;
+	if (mtu && is_crossed(sc)) /* 0: a router that does not tell (RFC 1191, 5) */
+		mtu = sc->v6 ? mtu - 20 : mtu + 20;
+	if (!tuple_is_v4(&sc->other) && mtu < LEAST_MTU6)
+		mtu = LEAST_MTU6;
+	is_due(&sc->other, ANSWER_TOO_BIG);
+	if (write_too_big(skb, mtu) || bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0))
 		return drop(V_REWRITE_FAILED);
 	count(V_ICMP_TRANSLATED);
 	return leave_by(v);

@@ -82,13 +82,14 @@ __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 
 /* ---- slow path: control mode, switching, switching back ---- */
 
-/* Is the packet, or each segment of a large one, larger than the way out allows? */
-static __always_inline int oversize(struct __sk_buff *skb, const struct scratch *sc, __u32 mtu)
+/* The largest IP packet for a leg's host. */
+static __always_inline __u32 mtu_towards(struct __sk_buff *skb, const struct scratch *sc, const struct leg *o)
 {
-	__u32 hdr = (tuple_is_v4(&sc->other) ? 20 : 40) + sc->doff;
-	__u32 len = hdr + (skb->gso_size ? skb->gso_size : sc->s.len);
+	__u32 most = headers(sc, 20) + o->mss_in, mtu = 0;
 
-	return mtu && len > mtu;
+	if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) < 0)
+		mtu = 0;
+	return o->mss_in && (!mtu || most < mtu) ? most : mtu;
 }
 
 /* A new connection from a port whose last one is over (RFC 6191): the entries of that one are in the way. */
@@ -210,8 +211,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	struct leg *l, *o = NULL;
 	struct path *pl, *po;
 	struct plan *p;
-	__u32 events = 0, flags, mtu = 0, seq_off;
-	int keep_going, plain, woken = 0;
+	__u32 events = 0, flags, seq_off;
+	int keep_going, plain, woken = 0, r;
 	__s32 acked = 0;
 	__u64 at;
 
@@ -281,8 +282,9 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	/* before anything is learnt from it: what cannot be forwarded has not come */
 	if (o && to_be_forwarded(l, &sc->s)) {
-		if (bpf_check_mtu(skb, o->ifindex, &mtu, 0, 0) >= 0 && oversize(skb, sc, mtu))
-			return answer_too_big(skb, mtu_for_sender(sc, mtu));
+		r = make_fit(skb, mtu_towards(skb, sc, o));
+		if (r)
+			return r;
 	}
 
 	bpf_spin_lock(&l->lock);
@@ -425,8 +427,7 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 	return 0;
 }
 
-static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, __u32 remote4,
-					const __u32 *remote6)
+static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, const __u32 *remote6)
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
 	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = path_index(p);
@@ -444,23 +445,8 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 		if (!(sc->s.flags & TH_RST) && !has_live_socket(skb, sc))
 			return TCX_NEXT;
 	}
-	/* the leg where it goes out */
-	if (remote6) {
-		__builtin_memcpy(sc->other.remote, remote6, 16);
-	} else if (w.flags & PATH_CROSS) {
-		struct remote6 *r6 = bpf_map_lookup_elem(&remotes6, &remote4);
-
-		if (!r6)
-			return drop(V_NO_PEER);
-		__builtin_memcpy(sc->other.remote, r6->addr, 16);
-	} else {
-		sc->other.remote[0] = sc->other.remote[1] = 0;
-		sc->other.remote[2] = MAPPED_PREFIX;
-		sc->other.remote[3] = remote4;
-	}
-	__builtin_memcpy(sc->other.local, v->local, 16);
-	sc->other.rport = p->rport;
-	sc->other.lport = p->lport;
+	if (!lead_out(sc, p, remote6, v))
+		return drop(V_NO_PEER);
 	rev = find_path(&sc->other);
 	if (!rev)
 		return drop(V_NO_PEER);
@@ -483,8 +469,11 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	}
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
-	if (oversize(skb, sc, v->mtu))
-		return answer_too_big(skb, mtu_for_sender(sc, v->mtu));
+	r = make_fit(skb, v->mtu);
+	if (r)
+		return r;
+	fin = sc->s.flags & TH_FIN;
+	end = sc->s.seq + sc->s.len + fin;
 	if (sc->s.flags & (TH_SYN | TH_RST)) {
 		r = fast_special(skb, sc, p, rev, w);
 		if (r)
@@ -571,13 +560,13 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 
 		p = p4 ? &p4->p : NULL;
 		if (p4 && parsed == PARSED_TCP && (p4->p.word.flags & PATH_SPLICED))
-			return fast_ingress(skb, sc, &p4->p, p4->p.remote4, NULL);
+			return fast_ingress(skb, sc, &p4->p, NULL);
 	} else {
 		struct path6 *p6 = find6(&sc->t);
 
 		p = p6 ? &p6->p : NULL;
 		if (p6 && parsed == PARSED_TCP && (p6->p.word.flags & PATH_SPLICED))
-			return fast_ingress(skb, sc, &p6->p, 0, p6->remote);
+			return fast_ingress(skb, sc, &p6->p, p6->remote);
 	}
 	if (!p) {
 		return parsed == PARSED_TCP ? UNKNOWN : TCX_NEXT;
@@ -651,7 +640,7 @@ int ingress(struct __sk_buff *skb)
 	if (parsed == PARSED_LATER)
 		return later_fragment(skb);
 	if (parsed == PARSED_OTHER)
-		return skb->protocol == bpf_htons(ETH_P_IP) ? translate_error(skb) : TCX_NEXT;
+		return translate_error(skb);
 	/* twice more: stopped, committed again; more is a race not worth running */
 	r = decide(skb, parsed);
 	if (r == RETRY)

@@ -70,15 +70,44 @@ static __always_inline __u64 pseudo_sum(const struct scratch *sc)
 	return sum;
 }
 
-/* After parse(). Global, so that it is verified once. */
+/* The ones' complement sum of `len` bytes of the packet from `at` on, 64 KB at most; -1: they cannot be read. Global, so that it
+ * is verified once. */
+__noinline int sum_of(struct __sk_buff *skb, __u32 at, __u32 len)
+{
+	__u32 zero = 0, i;
+	struct sum_chunk *c = bpf_map_lookup_elem(&sum_chunks, &zero);
+	__u64 sum = 0;
+
+	if (!c)
+		return -1;
+	bpf_for(i, 0, SUM_CHUNKS) {
+		__u32 done = i * SUM_CHUNK, n = len - done;
+
+		if (done >= len)
+			break;
+		if (n > SUM_CHUNK)
+			n = SUM_CHUNK;
+		if (n < SUM_CHUNK)
+			__builtin_memset(c->bytes, 0, SUM_CHUNK);
+		n--;
+		asm volatile("%0 &= %1" : "+r"(n) : "i"(SUM_CHUNK - 1)); /* what the verifier has lost */
+		n++;
+		if (bpf_skb_load_bytes(skb, at + done, c->bytes, n))
+			return -1;
+		sum += (__u32)bpf_csum_diff(0, 0, (void *)c->bytes, SUM_CHUNK, 0);
+	}
+	return fold(sum);
+}
+
+/* After parse(). Global, too. */
 __noinline int tcp_sum_right(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
-	__u32 zero = 0, how = summed(skb), len, i;
-	struct sum_chunk *c = bpf_map_lookup_elem(&sum_chunks, &zero);
+	__u32 how = summed(skb);
 	__u64 sum;
+	int rest;
 
-	if (!sc || !c)
+	if (!sc)
 		return 0;
 	if (how == SUMMED_DONE || how == SUMMED_PARTIAL || skb->gso_size || sc->fragment)
 		return 1; /* of a fragment it is not to be had */
@@ -92,24 +121,8 @@ __noinline int tcp_sum_right(struct __sk_buff *skb)
 		if (fold(all) == 0xffff)
 			return 1; /* otherwise it may hold padding, too */
 	}
-	len = sc->pkt_len - sc->ihl;
-	bpf_for(i, 0, SUM_CHUNKS) {
-		__u32 done = i * SUM_CHUNK, n = len - done;
-
-		if (done >= len)
-			break;
-		if (n > SUM_CHUNK)
-			n = SUM_CHUNK;
-		if (n < SUM_CHUNK)
-			__builtin_memset(c->bytes, 0, SUM_CHUNK);
-		n--;
-		asm volatile("%0 &= %1" : "+r"(n) : "i"(SUM_CHUNK - 1)); /* what the verifier has lost */
-		n++;
-		if (bpf_skb_load_bytes(skb, ETH_LEN + sc->ihl + done, c->bytes, n))
-			return 0;
-		sum += (__u32)bpf_csum_diff(0, 0, (void *)c->bytes, SUM_CHUNK, 0);
-	}
-	return fold(sum) == 0xffff;
+	rest = sum_of(skb, ETH_LEN + sc->ihl, sc->pkt_len - sc->ihl);
+	return rest >= 0 && fold(sum + rest) == 0xffff;
 }
 
 #endif

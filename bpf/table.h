@@ -319,6 +319,63 @@ static __noinline struct path *find_path(const struct tuple *t)
 	return p ? &p->p : NULL;
 }
 
+/* Where packets of `p` go out, as sc->other. remote6: the host, if the entry is one of IPv6. Returns 0 if nobody knows. */
+static __always_inline int lead_out(struct scratch *sc, const struct path *p, const __u32 *remote6, const struct via *v)
+{
+	__u32 remote4 = p->remote4;
+
+	if (remote6) {
+		__builtin_memcpy(sc->other.remote, remote6, 16);
+	} else if (p->word.flags & PATH_CROSS) {
+		struct remote6 *r6 = bpf_map_lookup_elem(&remotes6, &remote4);
+
+		if (!r6)
+			return 0;
+		__builtin_memcpy(sc->other.remote, r6->addr, 16);
+	} else {
+		sc->other.remote[0] = sc->other.remote[1] = 0;
+		sc->other.remote[2] = MAPPED_PREFIX;
+		sc->other.remote[3] = remote4;
+	}
+	__builtin_memcpy(sc->other.local, v->local, 16);
+	sc->other.rport = p->rport;
+	sc->other.lport = p->lport;
+	return 1;
+}
+
+/* The path of sc->t, its next hop, and where it goes out, as sc->other. */
+static __always_inline struct path *way_out(struct scratch *sc, struct via **v)
+{
+	const __u32 *remote6 = NULL;
+	struct path *p;
+	__u32 via;
+
+	if (!sc->v6) {
+		struct tuple4 k = key4(&sc->t);
+		struct path4 *p4 = find4(&k);
+
+		if (!p4)
+			return NULL;
+		p = &p4->p;
+	} else {
+		struct path6 *p6 = find6(&sc->t);
+
+		if (!p6)
+			return NULL;
+		p = &p6->p;
+		remote6 = p6->remote;
+	}
+	via = path_index(p);
+	*v = bpf_map_lookup_elem(&vias, &via);
+	return *v && lead_out(sc, p, remote6, *v) ? p : NULL;
+}
+
+/* Does the packet change its address family? After lead_out(). */
+static __always_inline int is_crossed(const struct scratch *sc)
+{
+	return tuple_is_v4(&sc->other) == !!sc->v6;
+}
+
 /* The key in the slot of that number: those of paths4, page by page, and then those of paths6. 0; 1: there is none, or it is in
  * forwarding mode, and `idle` ones are wanted; -1: there is no such slot. */
 __noinline int key_of_slot(__u64 number, struct tuple *key, __u32 idle)

@@ -23,7 +23,7 @@ __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 	if (!sc || !o)
 		return 0;
 	parse_options(skb);
-	o->mss = 536; /* RFC 9293, 3.7.1: without the option */
+	o->mss = sc->v6 ? 1220 : 536; /* without the option (RFC 9293, 3.7.1) */
 	o->wscale = 0;
 	o->opts = sc->s.has_ts ? LEG_TS : 0;
 	if ((sc->s.flags & (TH_ECE | TH_CWR)) == (sc->s.flags & TH_ACK ? TH_ECE : TH_ECE | TH_CWR)) /* RFC 3168, 6.1.1 */

@@ -135,7 +135,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_ANSWERED);
 	__type(key, struct answered_key);
-	__type(value, __u64); /* when, ns, CLOCK_MONOTONIC, coarse */
+	__type(value, __u64); /* when, ns, CLOCK_MONOTONIC, coarse; lowest bit: it was answered */
 } answered SEC(".maps");
 
 static __always_inline void count(__u32 verdict)
@@ -163,23 +163,38 @@ static __always_inline void tell(const struct tuple *leg, __u32 kind)
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* Global, for the sake of its callers' stacks. */
-__noinline int may_answer(const struct tuple *leg, __u32 kind)
+/* Has the leg's host had no answer of the kind lately? Of what does not fit user space hears, and finds out if the answers help:
+ * every second time they are withheld, for then a part goes on (make_fit()), and a host that does not hear gets further. Global,
+ * for the sake of its callers' stacks. */
+__noinline int is_due(const struct tuple *leg, __u32 kind)
 {
-	struct limiter *l = bpf_map_lookup_elem(&limiters, &kind);
 	__u64 now = bpf_ktime_get_coarse_ns(), *last;
 	struct answered_key k = {};
+	int answer;
 
-	if (!leg || !l)
+	if (!leg)
 		return 0;
 	k.leg = *leg;
 	k.kind = kind;
 	last = bpf_map_lookup_elem(&answered, &k);
 	if (last && now - *last < ANSWER_INTERVAL)
 		return 0;
+	answer = kind != ANSWER_TOO_BIG || !last || !(*last & 1);
+	now = (now & ~1ull) | answer;
 	bpf_map_update_elem(&answered, &k, &now, BPF_ANY);
 	if (kind == ANSWER_TOO_BIG)
-		tell(leg, EVENT_OVERSIZE); /* whether or not there is an answer left: user space finds out if it helps */
+		tell(leg, EVENT_OVERSIZE);
+	return answer;
+}
+
+/* The same, and is there an answer left? */
+__noinline int may_answer(const struct tuple *leg, __u32 kind)
+{
+	struct limiter *l = bpf_map_lookup_elem(&limiters, &kind);
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (!l || !is_due(leg, kind))
+		return 0;
 	if (l->second != now >> 30) {
 		l->second = now >> 30;
 		l->left = ANSWERS_PER_SECOND / 2 + bpf_get_prandom_u32() % ANSWERS_PER_SECOND;

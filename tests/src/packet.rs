@@ -326,6 +326,38 @@ pub struct Icmp {
     pub quote: Vec<u8>,
 }
 
+impl Icmp {
+    /// The frame, with right checksums.
+    pub fn frame(&self) -> Vec<u8> {
+        let mut message = vec![self.kind, self.code, 0, 0];
+        message.extend(self.mtu.to_be_bytes());
+        message.extend(&self.quote);
+        let mut f = [self.dmac, self.smac].concat();
+        let start = match (self.from, self.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                f.extend([0x08, 0x00, 0x45, 0]);
+                f.extend((20 + message.len() as u16).to_be_bytes());
+                f.extend([0, 0, 0, 0, 64, 1, 0, 0]);
+                f.extend([from.octets(), to.octets()].concat());
+                check_header(&mut f);
+                0
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                f.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+                f.extend((message.len() as u16).to_be_bytes());
+                f.extend([58, 64]);
+                f.extend([from.octets(), to.octets()].concat());
+                pseudo(self.from, self.to, message.len()) - u32::from(TCP) + 58
+            }
+            _ => panic!("both addresses of a packet are of one family"),
+        };
+        let check = !sum(&message, start);
+        message[2..4].copy_from_slice(&check.to_be_bytes());
+        f.extend(message);
+        f
+    }
+}
+
 /// Takes an ICMP error apart and verifies its checksums and lengths.
 pub fn verify_icmp(f: &[u8]) -> Option<Icmp> {
     let ip = f.get(ETHERNET..)?;

@@ -159,6 +159,20 @@ fn our_own_address_changes() {
     });
 }
 
+/// Lowered, and raised again. The server hears of it by no message, and hosts are told what they may send.
+#[test]
+fn the_mtu_of_a_wire_changes() {
+    for_all(|lab, _, talk| {
+        for mtu in [1300, 1500] {
+            ip(&lab.forwarder, &format!("link set f1 mtu {mtu}"));
+            ip(&lab.server, &format!("link set s0 mtu {mtu}"));
+            talk.goes_on();
+        }
+        assert!(talk.forwarder.verdict("oversize") > 0);
+        talk.end();
+    });
+}
+
 fn route_to_server(family: Family) -> [&'static str; 2] {
     match family {
         Family::V4 => ["10.77.2.2/32 via 10.77.3.2 dev f2", "10.77.2.1/32 via 10.77.3.1 dev s1"],

@@ -140,3 +140,16 @@ fn with_processes_that_die() {
     eprintln!("{} killed, {} of them with nothing lost", killed.get(), whole.get());
     assert!(env::var_os("SIM_SEED").is_some() || (killed.get() > 0 && whole.get() > 0));
 }
+
+/// Paths become longer, shorter, narrower, or vanish for a while: what arrives is what was sent.
+#[test]
+fn with_paths_that_change() {
+    let sum = std::cell::Cell::new([0; 2]);
+    all(Kind::Moved, |_, o| {
+        let [changes, splices] = sum.get();
+        sum.set([changes + o.detours, splices + o.splices]);
+        None
+    });
+    eprintln!("changes, splices: {:?}", sum.get());
+    assert!(env::var_os("SIM_SEED").is_some() || sum.get().iter().all(|n| *n > 1000));
+}

@@ -1,7 +1,7 @@
 //! Splice and unsplice at random moments under full load: no byte lost, no connection reset, none left behind.
 use longsplice_engine::{Command, FlowState, How};
 use longsplice_lab::{
-    Family, Impair, Lab, Options, Shape, Way,
+    Family, Impair, Lab, Namespace, Options, Shape, Way,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     traffic::{How as End, Report, Script, connect, converse, intact, listen, serve},
@@ -13,6 +13,7 @@ use longsplice_tests::{
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     collections::{HashMap, HashSet},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -24,9 +25,35 @@ const CYCLES: u32 = 1000;
 /// settled may be overtaken by what the other sends. So many are made again.
 const DISTURBED: u32 = 5;
 
+/// The wire to the server changes until it is time to stop: both ends' Ethernet addresses, and its MTU.
+fn unrest(lab: &Lab, seed: u64, until: impl Fn() -> bool) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let ip = |host: &Namespace, command: String| {
+        host.execute("ip", &command.split(' ').collect::<Vec<_>>()).expect("ip");
+    };
+    for setting in ["net.ipv4.conf.f1.arp_notify", "net.ipv6.conf.f1.ndisc_notify"] {
+        lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server hears of it
+    }
+    let mac = |rng: &mut SmallRng| format!("02:00:00:00:{:02x}:{:02x}", rng.random::<u8>(), rng.random::<u8>());
+    while !until() {
+        match rng.random_range(0..3) {
+            0 => ip(&lab.server, format!("link set s0 address {}", mac(&mut rng))),
+            1 => ip(&lab.forwarder, format!("link set f1 address {}", mac(&mut rng))),
+            _ => {
+                let mtu = rng.random_range(1280..=1500);
+                ip(&lab.forwarder, format!("link set f1 mtu {mtu}"));
+                ip(&lab.server, format!("link set s0 mtu {mtu}"));
+            }
+        }
+        thread::sleep(Duration::from_millis(rng.random_range(50..600)));
+    }
+}
+
 struct Storm {
     family: Family,
     lab: Lab,
+    /// Does the wire to the server change meanwhile?
+    unrest: bool,
     pace: u64,
     time: Duration,
     cycles: u32,
@@ -66,7 +93,13 @@ impl Storm {
                 self.lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script))
             })
             .collect();
-        let splices = self.switch_at_random(&f);
+        let over = AtomicBool::new(!self.unrest);
+        let splices = thread::scope(|scope| {
+            scope.spawn(|| unrest(&self.lab, 7, || over.load(Relaxed)));
+            let splices = self.switch_at_random(&f);
+            over.store(true, Relaxed);
+            splices
+        });
         let clients: Vec<Report> = clients.into_iter().map(|c| c.join().expect("client")).collect();
         let verdicts = f.verdicts();
         let servers: HashMap<_, _> = serving.join().into_iter().map(|r| (r.seed.expect("seed"), r)).collect();
@@ -128,6 +161,7 @@ fn full_speed_both_ways() {
         let s = Storm {
             family,
             lab: lab(true),
+            unrest: false,
             pace: 20_000_000 / CONNECTIONS as u64,
             time: Duration::from_secs(10),
             cycles: CYCLES,
@@ -146,12 +180,23 @@ fn under_loss() {
     let s = Storm {
         family: Family::V4,
         lab,
+        unrest: false,
         pace: 20_000_000 / CONNECTIONS as u64,
         time: Duration::from_secs(10),
         cycles: CYCLES,
     };
     let (_, splices) = s.run();
     assert!(splices >= CYCLES / 2, "{splices}");
+}
+
+/// Next hops are rewritten in the middle of switches.
+#[test]
+fn while_the_wire_changes() {
+    for (family, large_packets) in [(Family::V4, true), (Family::V6, false)] {
+        let (pace, time) = (10_000_000 / CONNECTIONS as u64, Duration::from_secs(10));
+        let (_, splices) = Storm { family, lab: lab(large_packets), unrest: true, pace, time, cycles: CYCLES }.run();
+        assert!(splices > CYCLES / 10, "{splices}");
+    }
 }
 
 /// The process that dies.
@@ -263,6 +308,12 @@ fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) {
 fn processes_that_die_and_are_followed_by_others() {
     let time = Duration::from_secs(15);
     dying(Family::V6, &lab(true), 1, time);
+    let restless = lab(true);
+    let until = Instant::now() + time;
+    thread::scope(|s| {
+        s.spawn(|| unrest(&restless, 3, || Instant::now() > until));
+        dying(Family::V4, &restless, 3, time);
+    });
     let lab = lab(false);
     let loss = Impair { loss: 0.005, ..Impair::default() };
     let _up = lab.impair(Way::ToServer, loss).expect("impairment");

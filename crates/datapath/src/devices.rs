@@ -143,7 +143,7 @@ pub(crate) struct LinkFacts {
 impl LinkFacts {
     /// A next hop by the device, as it is now.
     pub fn entry(self, v: &via) -> via {
-        via { mtu: self.mtu, can: self.can, ..*v }
+        via { mtu: self.mtu.min(v.most), can: self.can, ..*v }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     devices::{Device, Links, xdp_abilities},
     netlink::Netlink,
     switch::Hop,
-    vias::Via,
+    vias::{Place, Via},
     ways::{BATCH, Replaced, Way, Ways},
 };
 use nix::{
@@ -328,11 +328,11 @@ impl Datapath {
         /// Packets get in between, but not for ever.
         const TRIES: u32 = 16;
         let _one = self.switching.lock().expect("no panic under this lock");
-        let local = match self.vias().get(usize::from(from)) {
-            Some(v) if v.steered != Some(true) && v.hop() != *hop => v.raw.local,
+        let place = match self.vias().get(usize::from(from)) {
+            Some(v) if v.steered != Some(true) && v.hop() != *hop => Place { hop: *hop, ..v.place() },
             _ => return Ok(()),
         };
-        let to = match self.via(hop, local, || false) {
+        let to = match self.via(&place, || false) {
             Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no way
             to => to?,
         };

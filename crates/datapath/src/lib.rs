@@ -64,5 +64,5 @@ pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, VERDICTS};
 pub use pages::{MapSize, map_size};
 pub use pins::{Holdings, default_pin, flush, remove_dead};
 pub use released::{Released, Resets, monotonic};
-pub use sockets::{Repair, clamp_window, is_urgent, low_water, min_rtt, receive, received, register};
-pub use switch::{Frozen, Half, Limit, SwitchError, Switched};
+pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
+pub use switch::{Frozen, Half, Limit, SwitchError, Switched, can_fit};

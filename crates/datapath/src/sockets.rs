@@ -153,13 +153,27 @@ pub fn received(fd: impl AsFd) -> io::Result<(u32, bool)> {
     Ok((next, memory[SK_MEMINFO_RMEM_ALLOC] > 0))
 }
 
-/// The least round-trip time that the kernel has measured lately (TCP_INFO, tcpi_min_rtt: of the last five minutes), in
-/// microseconds; `None` if there was none.
-pub fn min_rtt(fd: impl AsFd) -> io::Result<Option<Duration>> {
-    const MIN_RTT: usize = 37; // of struct tcp_info in <linux/tcp.h>, in units of 4 bytes
+/// What the kernel has found out about the path to a socket's host (TCP_INFO).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathFacts {
+    /// The least round-trip time of the last five minutes; `None` if none was measured.
+    pub min_rtt: Option<Duration>,
+    /// Path MTU: bytes of IP packet. What the route says is part of it, and what routers have said.
+    pub mtu: Option<u32>,
+}
+
+/// What is known of the path to a socket's host.
+pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
+    // of struct tcp_info in <linux/tcp.h>, in units of 4 bytes
+    const PMTU: usize = 15;
+    const MIN_RTT: usize = 37; // microseconds
     const NOT_MEASURED: u32 = u32::MAX;
     let info: [u32; MIN_RTT + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
-    Ok(Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED).map(|us| Duration::from_micros(us.into())))
+    let min_rtt = Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED);
+    Ok(PathFacts {
+        min_rtt: min_rtt.map(|us| Duration::from_micros(us.into())),
+        mtu: Some(info[PMTU]).filter(|bytes| *bytes > 0),
+    })
 }
 
 fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> io::Result<[u32; N]> {

@@ -118,6 +118,8 @@ pub struct Switched {
     pub fin: [bool; 2],
     /// Towards the hosts.
     pub hops: [Hop; 2],
+    /// Announced by the hosts, bytes.
+    pub mss: [u32; 2],
     /// After a commit: what makes positions of the extended sequence numbers of copies ([`Copied`](crate::Copied)).
     pub origin: [u64; 2],
 }
@@ -131,6 +133,13 @@ impl Switched {
     /// ... and nothing held any more?
     pub fn is_drained(&self) -> bool {
         self.is_forwarded() && (self.flags[0] | self.flags[1]) & LegFlags::HOLD == 0
+    }
+
+    /// The largest IP packets, in bytes, that may be sent to the hosts `a` and `b`: by what they have announced, and by the MTU of
+    /// the paths to them, as far as it is known.
+    pub fn most(&self, [a, b]: [&Tuple; 2], mtu: [Option<u32>; 2]) -> [u32; 2] {
+        let most = |leg: &Tuple, i: usize| (self.mss[i] + headers(leg)).min(mtu[i].unwrap_or(u32::MAX));
+        [most(a, 0), most(b, 1)]
     }
 
     /// Position of the last bound of direction `d`. The hosts do not wait: `end` may be beyond it already, by less than
@@ -207,10 +216,17 @@ impl Datapath {
     }
 
     /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
-    /// ([`SwitchError::Busy`] otherwise), as `at` has found. `trigger`: the limit of that host is here, if it has none.
-    pub fn commit(&self, a: &Tuple, b: &Tuple, at: &Switched, trigger: [bool; 2]) -> Result<Switched, SwitchError> {
+    /// ([`SwitchError::Busy`] otherwise), as `at` has found. most: see [`Switched::most`]. `trigger`: the limit of that host is
+    /// here, if it has none.
+    pub fn commit(
+        &self,
+        [a, b]: [&Tuple; 2],
+        at: &Switched,
+        most: [u32; 2],
+        trigger: [bool; 2],
+    ) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
-        let (via_a, via_b) = (self.via_for(a, &at.hops[0])?, self.via_for(b, &at.hops[1])?);
+        let (via_a, via_b) = (self.via_for(a, &at.hops[0], most[0])?, self.via_for(b, &at.hops[1], most[1])?);
         let remotes = match (a.is_v4(), b.is_v4()) {
             (true, false) => (self.remote_for(a)?, 0),
             (false, true) => (0, self.remote_for(b)?),
@@ -238,6 +254,19 @@ impl Datapath {
     }
 }
 
+/// Of packets without options, bytes.
+fn headers(leg: &Tuple) -> u32 {
+    if leg.is_v4() { 40 } else { 60 }
+}
+
+/// Can a host be told to send packets that are no larger than `most` bytes when they leave for `to`? It counts down to a least MTU
+/// only.
+pub fn can_fit(host: &Tuple, to: &Tuple, most: u32) -> bool {
+    // Linux's net.ipv4.route.min_pmtu; RFC 8200, 5
+    let least = if host.is_v4() { 552 } else { 1280 };
+    most + headers(host) >= least + headers(to)
+}
+
 pub(crate) fn bare(t: &Tuple) -> Half {
     Half { leg: *t, consumed: 0, produced: 0, leftover: 0, limit: Limit::None }
 }
@@ -256,6 +285,7 @@ fn switched(call: &abi::switch_call) -> Switched {
             let mac = |at| std::array::from_fn(|i| macs.as_flattened()[at + i]);
             Hop { ifindex: h.ifindex, dmac: mac(0), smac: mac(6) }
         }),
+        mss: [call.hop_a.mss, call.hop_b.mss],
         origin: [g.origin_a, g.origin_b],
     }
 }

@@ -22,11 +22,30 @@ pub(crate) struct Via {
     pub used: bool,
 }
 
+/// What shares a place, besides the device's abilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub hop: Hop,
+    /// Our address.
+    pub local: [u32; 4],
+    /// Bytes of IP packet that are not too many for hosts and paths behind it.
+    pub most: u32,
+}
+
+impl Place {
+    fn via(&self, link: LinkFacts) -> abi::via {
+        let Hop { ifindex, dmac, smac } = self.hop;
+        link.entry(&abi::via { ifindex, mtu: 0, dmac, smac, local: self.local, can: 0, most: self.most })
+    }
+}
+
 impl Via {
-    fn new(hop: &Hop, link: LinkFacts, local: [u32; 4], steered: Option<bool>) -> Via {
-        let Hop { ifindex, dmac, smac } = *hop;
-        let raw = link.entry(&abi::via { ifindex, mtu: 0, dmac, smac, local, can: 0 });
-        Via { raw, steered, given: Instant::now(), used: true }
+    fn new(place: &Place, link: LinkFacts, steered: Option<bool>) -> Via {
+        Via { raw: place.via(link), steered, given: Instant::now(), used: true }
+    }
+
+    pub fn place(&self) -> Place {
+        Place { hop: self.hop(), local: self.raw.local, most: self.raw.most }
     }
 
     pub fn hop(&self) -> Hop {
@@ -41,7 +60,8 @@ impl Via {
 
     /// The same for another hop.
     pub fn with(&self, hop: &Hop, link: LinkFacts) -> Via {
-        Via { given: self.given, used: self.used, ..Via::new(hop, link, self.raw.local, self.steered) }
+        let place = Place { hop: *hop, ..self.place() };
+        Via { given: self.given, used: self.used, ..Via::new(&place, link, self.steered) }
     }
 }
 
@@ -52,26 +72,45 @@ impl From<abi::via> for Via {
     }
 }
 
+/// Sizes that share a place, so that hosts that announce odd ones do not use all places up: exact for what tunnels leave of 1500
+/// bytes, else a little smaller than they are.
+fn rounded(most: u32) -> u32 {
+    let step = match most {
+        0..1260 => 16,
+        1260..=1500 => 2,
+        _ => 128,
+    };
+    most - most % step
+}
+
 impl Datapath {
-    /// The place of a next hop towards a leg's host, as its socket has shown it.
-    pub(crate) fn via_for(&self, leg: &Tuple, hop: &Hop) -> Result<u16, SwitchError> {
+    /// The place of a next hop towards a leg's host, as its socket has shown it. most: as in [`Place`].
+    pub(crate) fn via_for(&self, leg: &Tuple, hop: &Hop, most: u32) -> Result<u16, SwitchError> {
         let steered = || self.ways().is_steered(leg, hop);
-        self.via(hop, leg.to_abi().local, steered).map_err(|e| match e.kind() {
+        self.via(&self.place(hop, leg.to_abi().local, most), steered).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => SwitchError::Full,
             _ => SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)),
         })
     }
 
-    /// The place of a next hop; [`io::ErrorKind::StorageFull`]: flows use all there are. `steered`: is asked of a new one.
-    pub(crate) fn via(&self, hop: &Hop, local: [u32; 4], steered: impl FnOnce() -> bool) -> io::Result<u16> {
-        let link = self.links().of(hop.ifindex);
+    /// Hosts share a place whose packets its device limits, whatever else they take.
+    pub(crate) fn place(&self, hop: &Hop, local: [u32; 4], most: u32) -> Place {
+        let device = self.links().of(hop.ifindex).mtu;
+        Place { hop: *hop, local, most: if most < device { rounded(most) } else { device } }
+    }
+
+    /// The index of a place; [`io::ErrorKind::StorageFull`]: flows use all there are. `steered`: is asked of a new one.
+    pub(crate) fn via(&self, place: &Place, steered: impl FnOnce() -> bool) -> io::Result<u16> {
+        let link = self.links().of(place.hop.ifindex);
         let mut vias = self.vias();
-        let same = |v: &Via| (v.hop(), v.raw.local) == (*hop, local) && v.is_as(link);
+        let same = |v: &Via| v.place() == *place && v.is_as(link);
         if let Some(i) = vias.iter().position(same) {
             vias[i].given = Instant::now();
             return Ok(i as u16);
         }
-        let want = Via::new(hop, link, local, Some(steered()));
+        // others show how a hop is used, whatever fits
+        let known = vias.iter().find(|v| (v.hop(), v.raw.local) == (place.hop, place.local)).and_then(|v| v.steered);
+        let want = Via::new(place, link, Some(known.unwrap_or_else(steered)));
         let i = if vias.len() < usize::from(VIAS) {
             vias.push(want);
             vias.len() - 1
@@ -85,5 +124,21 @@ impl Datapath {
         };
         self.maps.set_via(i as u16, &vias[i].raw)?;
         Ok(i as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_down_to_few() {
+        // Ethernet; PPPoE; IPv6 in IPv4; WireGuard; RFC 8200's least
+        for usual in [1500, 1492, 1480, 1420, 1280] {
+            assert_eq!(rounded(usual), usual);
+        }
+        assert!((0..=65535).all(|n| rounded(n) <= n && n - rounded(n) < 128));
+        let few: HashSet<_> = (552..=9000).map(rounded).collect();
+        assert!(few.len() < usize::from(VIAS) / 4, "{}", few.len());
     }
 }

@@ -39,6 +39,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const TRY: Duration = Duration::from_millis(1);
 /// A host that still sends segments too large so long after it was told ignores ICMP, or does not get it.
 const MTU_PATIENCE: Duration = Duration::from_secs(3);
+/// One that is silent about them for so long has heard: it repeats what is lost after a minute at most (RFC 6298, 2.5).
+const MTU_AGAIN: Duration = Duration::from_secs(90);
 /// So many flows or entries at a time, between two looks at what was said.
 const PAGE: usize = 1000;
 /// A flow that is never to be released is so late that all others go before it.
@@ -70,8 +72,8 @@ pub(crate) struct Kept {
     sign: ([(u16, u32, u32); 2], Instant),
     /// The next look.
     due: Instant,
-    /// Segments did not fit for the first time.
-    oversize: Option<Instant>,
+    /// Segments did not fit: since when, and the last time.
+    oversize: Option<[Instant; 2]>,
     /// Sockets are wanted, until then at the latest; and whether it is to stay in control mode.
     back: Option<(Instant, bool)>,
 }
@@ -289,8 +291,11 @@ impl Keeper {
             Some(Word::Command(Command::Unsplice)) => Some(true),
             Some(Word::Event(EventKind::Passed) | Word::Kept | Word::Look(_)) if kept.is_passed(d, flow) => Some(false),
             Some(Word::Event(EventKind::Oversize)) => {
-                let since = *kept.oversize.get_or_insert_with(Instant::now);
-                let late = since.elapsed() > MTU_PATIENCE;
+                let now = Instant::now();
+                // long ago a host was told of another MTU, and has tried since whether it is still so (RFC 1191, 6.3)
+                let since = kept.oversize.filter(|[_, last]| now - *last < MTU_AGAIN).map_or(now, |[first, _]| first);
+                kept.oversize = Some([since, now]);
+                let late = now - since > MTU_PATIENCE;
                 late.then(|| flow.refuse(Refusal::Mtu)).map(|()| false)
             }
             Some(Word::Command(Command::Release)) => {

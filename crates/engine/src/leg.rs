@@ -1,7 +1,7 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
 use crate::{Refusal, Splicer, Tap, Way, live::Live};
-use longsplice_datapath::{Repair, Tuple, clamp_window, received};
+use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
 use socket2::{Domain, SockAddr, SockRef, Socket as Socket2, TcpKeepalive, Type};
 use std::{
     io::{self, IoSlice},
@@ -208,9 +208,9 @@ impl Leg {
         }
     }
 
-    /// The least round-trip time to the host that its socket has measured; `None` if it has not, or there is none.
-    pub(crate) fn min_rtt(&self) -> Option<std::time::Duration> {
-        longsplice_datapath::min_rtt(self.descriptor()?).ok().flatten()
+    /// What its socket knows of the path to the host: nothing, if there is no socket.
+    pub(crate) fn path_facts(&self) -> PathFacts {
+        self.descriptor().and_then(|fd| path_facts(fd).ok()).unwrap_or_default()
     }
 
     /// The socket, for `splice(2)`; what passes is told to [`Leg::took`] and [`Leg::gave`].

@@ -116,7 +116,8 @@ impl Orphan {
         }
         self.state = FlowState::Draining;
         if at.is_drained() {
-            return match d.commit(&self.client, &self.server, at, [false; 2]) {
+            let legs = self.legs();
+            return match d.commit(legs, at, at.most(legs, [None; 2]), [false; 2]) {
                 Ok(_) => {
                     self.state = FlowState::Released;
                     Found::Live

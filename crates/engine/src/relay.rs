@@ -50,6 +50,8 @@ pub(crate) struct Relay {
     /// The data path could not splice just now: the next try, and how many there were.
     again: Option<Instant>,
     tries: u32,
+    /// Of the paths to the hosts, as their sockets knew it when a splice was last thought of.
+    mtu: [Option<u32>; 2],
     /// A FIN was forwarded past its socket: the sockets will not see the end of that direction, or would repeat it.
     fin_past: bool,
     /// No sockets are left.
@@ -103,6 +105,7 @@ impl Relay {
             wanted: false,
             again: None,
             tries: 0,
+            mtu: [None; 2],
             fin_past: false,
             released: None,
         }
@@ -402,13 +405,15 @@ impl Relay {
     }
 
     /// Would a splice make it slower?
-    fn judge(&self) -> Judgement {
+    fn judge(&mut self) -> Judgement {
+        let facts = [self.client.path_facts(), self.server.path_facts()];
+        self.mtu = facts.map(|f| f.mtu);
         let (c, s) = self.legs();
         let spliced = self.flow().now().spliced;
         Distance {
             policy: &self.flow().policy,
             legs: [c, s],
-            rtt: [self.client.min_rtt(), self.server.min_rtt()],
+            rtt: facts.map(|f| f.min_rtt),
             carried: [0, 1].map(|i| {
                 let d = &self.pump.dirs[i];
                 (d.copied + spliced[i]).saturating_add(d.message.unwrap_or(0))

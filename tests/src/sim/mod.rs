@@ -2,7 +2,9 @@
 //! decision logic. Everything follows from a seed.
 
 mod adversary;
+mod app;
 mod death;
+mod detour;
 mod holder;
 mod marks;
 mod relay;
@@ -11,7 +13,9 @@ mod segment;
 mod style;
 mod tcp;
 
+use app::{App, byte};
 use death::Death;
+use detour::Detours;
 use longsplice_datapath::{
     VERDICTS,
     model::{Edit, Fate, Model, Seg, Start},
@@ -61,6 +65,8 @@ pub enum Kind {
     Killed,
     /// As [`Kind::Bad`] or [`Kind::Crossing`] without loss, and one of the hosts resets the connection at some moment.
     Reset,
+    /// As [`Kind::Bad`] or [`Kind::Crossing`], and the paths to the hosts change.
+    Moved,
 }
 
 /// What a run has shown.
@@ -82,6 +88,8 @@ pub struct Outcome {
     pub whole: bool,
     /// A host has reset the connection.
     pub reset: bool,
+    /// So often a path has changed.
+    pub detours: u32,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
     /// Congestion marks.
@@ -92,37 +100,6 @@ pub struct Outcome {
     pub trace: Vec<String>,
     /// Where the longest gap began.
     pub gap_at: Time,
-}
-
-struct App {
-    seed: u64,
-    total: u64,
-    written: u64,
-    got: u64,
-    /// How likely the last byte of a write is urgent.
-    urgency: f64,
-    /// Positions of the urgent ones ...
-    urgent: Vec<u64>,
-    /// ... and of those that were received.
-    marks: Vec<u64>,
-    chunk: usize,
-    pause: Time,
-    write_at: Time,
-    /// Reads at most so much at a time ...
-    sip: usize,
-    /// ... and then sleeps.
-    nap: Time,
-    read_at: Time,
-    /// Closes only when the other side has.
-    after_peer: bool,
-    closed: bool,
-    eof: bool,
-    last: Time,
-}
-
-fn byte(seed: u64, at: u64) -> u8 {
-    let z = (seed.wrapping_add(at >> 3)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((z ^ z >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> (8 * (at & 7))) as u8
 }
 
 #[derive(Debug)]
@@ -185,6 +162,7 @@ struct World {
     /// When the process dies, and the next one comes.
     death: Option<Death>,
     reset: Option<Reset>,
+    detours: Option<Detours>,
     marks: Marks,
     out: Outcome,
     progress: [u64; 2],
@@ -201,6 +179,7 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Killed => w.is_to_die(seed),
         Kind::Reset => w.is_to_be_reset(seed),
+        Kind::Moved => w.is_to_move(seed),
         Kind::Calm | Kind::Bad | Kind::Marked => {}
     }
     w.go();
@@ -378,6 +357,7 @@ impl World {
             adversary: None,
             death: None,
             reset: None,
+            detours: None,
             marks,
             out,
             progress: [0; 2],
@@ -402,7 +382,7 @@ impl World {
     fn wire(&mut self, i: usize, to_host: bool, mut p: Packet) {
         let w = self.weather;
         self.marks.pass(&mut p);
-        if self.rng.random_bool(w.loss) {
+        if !self.pass_detour(i, to_host, &mut p) || self.rng.random_bool(w.loss) {
             self.note(|_| format!("{i} lost"));
             return;
         }
@@ -523,6 +503,7 @@ impl World {
         }
         self.live_and_die();
         self.live_and_reset();
+        self.live_and_move();
         if self.relay_at.is_some_and(|t| t <= self.now) {
             self.model.time((self.now + self.hosts[0].slept) * 1000);
             self.relay.meanwhile = self.choose_meanwhile();

@@ -256,7 +256,7 @@ fn committed() {
                 testing::put_leg(&b.datapath, t, &l).expect("leg");
             }
             let at = b.datapath.look(&f.client, &f.server).expect("legs");
-            b.datapath.commit(&f.client, &f.server, &at, [false; 2]).expect("committed");
+            b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]).expect("committed");
             let flags = [f.client, f.server].map(|t| b.datapath.path(&t).expect("path").flags);
             assert_eq!(flags.map(|f| f & PathFlags::ECT != 0), legs, "{v6:?}");
             assert_eq!(flags.map(|f| f & PathFlags::ECN != 0), [legs[0] && legs[1]; 2], "{v6:?} {legs:?}");

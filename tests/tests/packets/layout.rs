@@ -65,7 +65,7 @@ fn layouts_are_those_of_the_object() {
             path { word, max_ack, via, scales, seen, seq_add, ack_add, tsval_add, tsecr_add, rport, lport, remote4 }
         );
         layout!(t, path6 { p, remote });
-        layout!(t, via { ifindex, mtu, dmac, smac, local, can });
+        layout!(t, via { ifindex, mtu, dmac, smac, local, can, most });
         layout!(
             t,
             embryo {
@@ -113,7 +113,7 @@ fn layouts_are_those_of_the_object() {
                 origin_b
             }
         );
-        layout!(t, hop { ifindex, macs });
+        layout!(t, hop { ifindex, macs, mss });
         layout!(t, switch_call { args, hop_a, hop_b });
         layout!(t, listen_key { local, port, family });
         let word = t.layout("path_word").expect("union path_word");

@@ -106,7 +106,7 @@ fn a_commit_is_whole_for_what_takes_it_back() {
         prepare();
         let at = b.datapath.look(&f.client, &f.server).expect("legs");
         let before = [f.client, f.server].map(|t| testing::get_leg(&b.datapath, &t).expect("leg"));
-        let commit = || _ = b.datapath.commit(&f.client, &f.server, &at, [false; 2]); // which may have been forestalled
+        let commit = || _ = b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]); // which may have been forestalled
         race(b, &f, &p.frame(), prepare, commit, |legs| {
             let in_force = |t| b.datapath.path(t).expect("path").flags & PathFlags::SPLICED != 0;
             let moved = (0..2).any(|i| (legs[i].max_out, legs[i].ack_out) != (before[i].max_out, before[i].ack_out));

@@ -4,7 +4,7 @@ use super::*;
 use longsplice_datapath::CopiedAt;
 
 /// `VIA_TAP` of flow.h.
-const TAP: u16 = 0x8000;
+pub(super) const TAP: u16 = 0x8000;
 
 /// What one record says: kind and position, what is acknowledged, and its bytes.
 type Record = (&'static str, u64, i32, Vec<u8>);
@@ -109,32 +109,5 @@ fn without_room_the_segment_goes_on() {
         let o = b.ingress(&p.frame());
         assert_eq!((o.verdicts, o.frame), (vec!["forwarded"], first.frame), "nobody reads it: as others are");
         assert_eq!(self::records(b, f.client), []);
-    });
-}
-
-/// Whatever else looks for the next hop of a path finds the real one.
-#[test]
-fn icmp_about_what_is_tapped_is_translated() {
-    bench(64, |b| {
-        let f = Flow::new([false; 2]);
-        let outcomes = [0, TAP].map(|via| {
-            f.install_with(b, 0, via);
-            let sent = b.ingress(&f.next(100).frame()).frame;
-            // fragmentation needed, for 1000 bytes (RFC 792, RFC 1191), from a router behind us
-            let (IpAddr::V4(router), IpAddr::V4(us)) = (addr("10.99.0.1:0").ip(), f.server.local.ip()) else {
-                panic!()
-            };
-            let mut icmp = vec![3, 4, 0, 0, 0, 0, 3, 232];
-            icmp.extend(&sent[ETHERNET..ETHERNET + 40]);
-            let mut frame = [&[0; 6], &sent[6..ETHERNET]].concat();
-            frame.extend([0x45, 0, 0, 20 + icmp.len() as u8, 0, 0, 0, 0, 64, 1, 0, 0]);
-            frame.extend([router.octets(), us.octets()].concat());
-            frame.extend(icmp);
-            let o = b.ingress(&frame);
-            assert_eq!((o.code, &o.verdicts[..]), (REDIRECT, &["icmp-translated"][..]), "{via:x}");
-            o.frame
-        });
-        assert_eq!(outcomes[0], outcomes[1]);
-        assert!(!records(b, f.client).is_empty());
     });
 }

@@ -9,7 +9,7 @@ use crate::{
     sessions::Begin,
     splicer::{Ears, lock},
 };
-use longsplice_datapath::{Datapath, Frozen, Half, LegFlags, Limit, PathFlags, SwitchError, Switched};
+use longsplice_datapath::{Datapath, Frozen, Half, LegFlags, Limit, PathFlags, SwitchError, Switched, can_fit};
 use std::{
     future::poll_fn,
     os::fd::OwnedFd,
@@ -112,8 +112,11 @@ impl Relay {
         // All has come just before the freeze: what is behind it must not be waited for.
         let over = self.message().is_some_and(|m| frozen.bound[m.from] >= m.goal);
         self.stay |= over;
-        let drained =
-            if over { Err(Undrained::Over) } else { self.drain(datapath, ears, holding.as_ref(), frozen.at).await };
+        let drained = match () {
+            () if over => Err(Undrained::Over),
+            () if !self.can_fit(&frozen.at) => Err(Undrained::Refused(Refusal::Mtu)),
+            () => self.drain(datapath, ears, holding.as_ref(), frozen.at).await,
+        };
         self.pump.unlimited();
         let mut failed = None;
         match drained {
@@ -166,11 +169,18 @@ impl Relay {
         Ok(frozen)
     }
 
+    /// Can hosts that have something to send be told of packets small enough for the other?
+    fn can_fit(&self, at: &Switched) -> bool {
+        let legs = [self.client.tuple(), self.server.tuple()];
+        let most = at.most(legs.each_ref(), self.mtu);
+        (0..2).all(|d| self.pump.dirs[d].message == Some(0) || can_fit(&legs[d], &legs[1 - d], most[1 - d]))
+    }
+
     fn commit(&self, d: &Datapath, at: &Switched) -> Result<Switched, SwitchError> {
         let (c, s) = self.legs();
         let mut sessions = self.is_tapped().then(|| lock(&self.splicer.inner.sessions));
         let trigger = [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t));
-        let at = d.commit(&c, &s, at, trigger)?;
+        let at = d.commit([&c, &s], at, at.most([&c, &s], self.mtu), trigger)?;
         if let Some(sessions) = &mut sessions {
             sessions.committed(&c, at.origin[0]);
             sessions.committed(&s, at.origin[1]);

@@ -60,7 +60,7 @@ async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], time
     let began = Instant::now();
     let at = wait_phase(datapath, legs, FORWARDED).await?;
     times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-    timed(&mut times.commit, || datapath.commit(&legs[0], &legs[1], &at, [false; 2]))?;
+    timed(&mut times.commit, || datapath.commit(legs.each_ref(), &at, [u32::MAX; 2], [false; 2]))?;
     Ok(())
 }
 

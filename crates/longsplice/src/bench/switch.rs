@@ -247,7 +247,7 @@ impl Proxy<'_> {
         }
         let at = self.wait_phase(FORWARDED).await?;
         times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-        timed(&mut times.commit, || self.datapath.commit(&c, &s, &at, [false; 2]))?;
+        timed(&mut times.commit, || self.datapath.commit([&c, &s], &at, [u32::MAX; 2], [false; 2]))?;
         if busy {
             tokio::time::sleep(DWELL).await;
         }

@@ -1,0 +1,60 @@
+//! The paths between us and the hosts change: another one is longer or shorter, narrower, or there is none for a while. What is under
+//! way on the former one still comes.
+
+use super::{MS, Time, World, tcp::FIN, tcp::Packet};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+/// Changes to come, and how the two paths are.
+pub struct Detours {
+    rng: SmallRng,
+    left: u32,
+    at: Time,
+    /// No way until then.
+    down: [Time; 2],
+    /// Payload bytes that pass towards us. What is larger is cut, as what does not fit the way on is (make_fit() in bpf/icmp.h); the
+    /// answers that would tell its sender are lost.
+    most: [usize; 2],
+}
+
+impl World {
+    /// Choices of their own, as for a death.
+    pub(super) fn is_to_move(&mut self, seed: u64) {
+        let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32) ^ 1);
+        if rng.random_bool(0.3) {
+            self.other_cpu = Some(SmallRng::seed_from_u64(!seed));
+        }
+        let (left, at) = (rng.random_range(1..20), rng.random_range(0..50 * MS));
+        self.detours = Some(Detours { rng, left, at, down: [0; 2], most: [usize::MAX; 2] });
+    }
+
+    pub(super) fn live_and_move(&mut self) {
+        let now = self.now;
+        let Some(d) = self.detours.as_mut().filter(|d| d.left > 0 && d.at <= now) else { return };
+        let i = d.rng.random_range(0..2);
+        match d.rng.random_range(0..4) {
+            0 => d.down[i] = now + d.rng.random_range(0..300 * MS),
+            1 => d.most[i] = d.rng.random_range(500..1448),
+            2 => d.most[i] = usize::MAX,
+            _ => {
+                let far = if d.rng.random_bool(0.5) { MS } else { 60 * MS };
+                self.delay[i] = d.rng.random_range(10..far);
+                self.fifo[i] = [0; 2]; // it may be faster than what it has replaced
+            }
+        }
+        d.left -= 1;
+        d.at = now + d.rng.random_range(0..100 * MS);
+        self.out.detours += 1;
+        let (down, most) = (d.down, d.most);
+        self.note(|w| format!("paths: {:?} long, down until {down:?}, {most:?} wide", w.delay));
+    }
+
+    /// What of a packet passes, if anything does.
+    pub(super) fn pass_detour(&mut self, i: usize, to_host: bool, p: &mut Packet) -> bool {
+        let Some(d) = &self.detours else { return true };
+        if !to_host && p.data.len() > d.most[i] {
+            p.data.truncate(d.most[i]);
+            p.flags &= !FIN;
+        }
+        d.down[i] <= self.now
+    }
+}
