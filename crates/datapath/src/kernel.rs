@@ -3,6 +3,7 @@
 use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
     attach::{attach_all, refuse_hindered, wanted_devices, wanted_xdp},
+    conntrack::Conntrack,
     devices::{Links, devices},
     follow::Counters,
     held::{Held, Mended},
@@ -228,6 +229,7 @@ pub struct Datapath {
     pub(crate) links: Mutex<Links>,
     pub(crate) ways: Mutex<Ways>,
     pub(crate) followed: Counters,
+    pub(crate) conntrack: Conntrack,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
     pub(crate) wake: EventFd,
@@ -378,6 +380,7 @@ impl Datapath {
             links: Mutex::new(links),
             ways: Mutex::new(ways),
             followed: Counters::default(),
+            conntrack: Conntrack::default(),
             maps,
             max_flows: n,
             pin,

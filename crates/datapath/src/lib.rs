@@ -5,6 +5,7 @@
 //! object's BTF at build time.
 
 mod attach;
+mod conntrack;
 mod devices;
 mod diag;
 mod events;
@@ -48,6 +49,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/splice.skel.rs"));
 }
 
+pub use conntrack::{ConntrackCounts, conntrack};
 pub use devices::{Device, devices};
 pub use diag::{Claim, Sockets};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};

@@ -1,4 +1,4 @@
-//! rtnetlink: what the kernel says of devices, neighbours and routes, and when they change (rtnetlink(7)).
+//! Netlink: what the kernel says of devices, neighbours and routes, and when they change (rtnetlink(7)); requests to netfilter.
 
 use nix::{
     libc,
@@ -67,18 +67,25 @@ pub(crate) fn octets(address: IpAddr) -> (Vec<u8>, u8) {
     }
 }
 
+/// A row of attributes, as [`attributes`] reads it.
+pub(crate) fn row(attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut row = Vec::new();
+    for (kind, value) in attributes {
+        row.extend((4 + value.len() as u16).to_ne_bytes());
+        row.extend(kind.to_ne_bytes());
+        row.extend(*value);
+        row.resize(row.len().next_multiple_of(4), 0);
+    }
+    row
+}
+
 /// A request: `body` is the structure that goes with this type, then come attributes. `flags`: NLM_F_REQUEST goes without saying.
 pub(crate) fn request(kind: u16, flags: i32, body: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut m = vec![0; HEADER];
     m[4..6].copy_from_slice(&kind.to_ne_bytes());
     m[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
     m.extend(body);
-    for (kind, value) in attributes {
-        m.extend((4 + value.len() as u16).to_ne_bytes());
-        m.extend(kind.to_ne_bytes());
-        m.extend(*value);
-        m.resize(m.len().next_multiple_of(4), 0);
-    }
+    m.extend(row(attributes));
     let length = m.len() as u32;
     m[..4].copy_from_slice(&length.to_ne_bytes());
     m
@@ -101,15 +108,25 @@ pub(crate) struct Netlink {
 }
 
 impl Netlink {
-    /// `groups`: RTNLGRP_*, whose notifications are wanted.
+    /// rtnetlink. `groups`: RTNLGRP_*, whose notifications are wanted.
     pub fn open(groups: &[u32]) -> io::Result<Netlink> {
-        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
+        let Netlink { socket, datagram } = Netlink::to(SockProtocol::NetlinkRoute)?;
         if !groups.is_empty() {
             // without it they are lost somewhat earlier, and all is read again
             let _ = setsockopt(&socket, RcvBufForce, &(1 << 20));
             let bits = groups.iter().fold(0, |bits, group| bits | 1 << (group - 1));
             bind(socket.as_raw_fd(), &NetlinkAddr::new(0, bits))?;
         }
+        Ok(Netlink { socket, datagram })
+    }
+
+    /// nfnetlink.
+    pub fn netfilter() -> io::Result<Netlink> {
+        Netlink::to(SockProtocol::NetlinkNetFilter)
+    }
+
+    fn to(protocol: SockProtocol) -> io::Result<Netlink> {
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
         Ok(Netlink { socket, datagram: vec![0; ANSWER] })
     }
 

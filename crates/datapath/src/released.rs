@@ -131,6 +131,7 @@ impl Datapath {
             tsval: (flags & LegFlags::TS != 0).then(|| l.tsval_out.wrapping_sub(l.shim_ts)),
             ..Restore::mute(leg)
         });
+        self.renew_for_reset(&[leg]);
         match made {
             Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false), // there is one
             made => made.and_then(reset).map(|()| true),
@@ -147,6 +148,7 @@ impl Datapath {
             return Ok(false);
         }
         self.forget_flow(legs); // or our own segments would be muted
+        self.renew_for_reset(&legs);
         let told = [(legs[0], b.sent, a.end), (legs[1], a.sent, b.end)].map(|(leg, next_out, next_in)| {
             restore(&Restore { next_out, next_in, ..Restore::mute(leg) }).and_then(reset)
         });
@@ -233,6 +235,8 @@ impl Datapath {
         let (a, b) = ((ta, a, pa), (tb, b, pb));
         let (sa, la) = one(a, b)?;
         let (sb, lb) = one(b, a)?;
+        // From here on segments reach the sockets, and before them the firewall.
+        self.renew_tracking([ta, tb], [a, b].map(|(_, r, _)| Some((r.wscale_in, r.wscale_out))), true);
         self.insert_leg(ta, &la)?;
         self.insert_leg(tb, &lb)?;
         // The path entries do not say exactly how large the hosts' windows are, and one of them may wait for the other's to open.

@@ -44,6 +44,7 @@ impl Guard {
     pub fn look(&mut self, splicer: &Splicer, now: Instant) {
         let Some(d) = splicer.datapath().filter(|_| now >= self.next) else { return };
         self.next = now + EVERY;
+        d.look_for_conntrack();
         let failed = match d.mend() {
             Ok(mended) => {
                 tell(d, &mended);

@@ -67,7 +67,7 @@ pub(crate) struct Kept {
     pub fin_past: bool,
     /// No sockets are left.
     pub released: Option<[Released; 2]>,
-    began: Instant,
+    pub began: Instant,
     /// Changes with every byte, and when it last did.
     sign: ([(u16, u32, u32); 2], Instant),
     /// The next look.

@@ -56,6 +56,8 @@ pub(crate) struct Relay {
     fin_past: bool,
     /// No sockets are left.
     released: Option<[Released; 2]>,
+    /// Since when it was forwarded, if the keeper has given it back.
+    parked: Option<Instant>,
 }
 
 /// What ends a stretch of copying.
@@ -108,13 +110,14 @@ impl Relay {
             mtu: [None; 2],
             fin_past: false,
             released: None,
+            parked: None,
         }
     }
 
     /// A flow that the keeper gives back.
     pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: Kept) -> Relay {
         let (c, s) = (flow.client, flow.server);
-        let Kept { sides: [a, b], purpose, stay, fin_past, released, .. } = kept;
+        let Kept { sides: [a, b], purpose, stay, fin_past, released, began, .. } = kept;
         let mut client = a.leg(&c);
         client.announced.clone_from(&flow.announced);
         let listed = Listed::again(splicer, flow);
@@ -122,7 +125,7 @@ impl Relay {
         for (d, copied) in r.pump.dirs.iter_mut().zip(r.listed.flow.now().copied) {
             d.copied = copied;
         }
-        Relay { stay, fin_past, released, ..r }
+        Relay { stay, fin_past, released, parked: Some(began), ..r }
     }
 
     /// Leaves the flow to the keeper, with the orders that nobody has heard.

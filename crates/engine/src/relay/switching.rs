@@ -23,6 +23,10 @@ const SILENT_AGAIN: Duration = Duration::from_secs(5);
 /// ... and how often for windows. Then what a host sends beyond the other's is lost, and sent again.
 const FIT_TRIES: u32 = 1;
 
+/// For how long the parked sockets' connections are left to what conntrack remembers: a message or two, and a small part of its
+/// smallest timeout for a connection that is not over (nf_conntrack_tcp_timeout_close_wait, 60 s).
+const TRACKED: Duration = Duration::from_secs(5);
+
 /// What an attempt to splice comes to.
 pub(super) enum Attempt {
     Spliced,
@@ -260,6 +264,9 @@ impl Relay {
         let datapath = splicer.datapath()?;
         let (c, s) = self.legs();
         let reset_by_client = datapath.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);
+        if spliced && self.parked.is_some_and(|since| since.elapsed() > TRACKED) {
+            datapath.renew_parked([&c, &s]);
+        }
         match datapath.unsplice(&c, &s) {
             Ok(at) => {
                 if spliced {

@@ -1,0 +1,305 @@
+//! Connection tracking (netfilter): what is forwarded does not pass it. Its entries expire, or are from before the splice, and
+//! firewalls drop what they call invalid. So when a connection comes back to sockets, its entries are renewed, or made where
+//! there are none (ctnetlink, <linux/netfilter/nfnetlink_conntrack.h>).
+//!
+//! | sockets | entry | what is done |
+//! | --- | --- | --- |
+//! | parked | there | its numbers are right, for shims keep them: the timeout is set |
+//! | new | there | its numbers are from before the splice: windows are not checked any more (be_liberal), timeout and state are set |
+//! | either | none | one is made, as conntrack does for a connection that it finds in the middle, but with the right direction |
+//!
+//! Entries are changed in place, with their marks, labels and NAT; and both ways round, whoever has opened the connection. Those
+//! in another zone than the default one are not found.
+
+use crate::{
+    Datapath, Tuple,
+    netlink::{Netlink, attributes, find, octets, request, row},
+};
+use nix::libc;
+use std::{
+    fs, io,
+    net::SocketAddr,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// How many connections are tracked in this network namespace; not there: conntrack is not loaded.
+const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
+const TIMEOUT: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
+/// The kernel's default.
+const DEFAULT_TIMEOUT: u32 = 5 * 24 * 3600;
+
+/// NFNL_SUBSYS_CTNETLINK with IPCTNL_MSG_CT_NEW, and with IPCTNL_MSG_CT_GET.
+const NEW: u16 = 1 << 8;
+const GET: u16 = 1 << 8 | 1;
+/// `struct nfgenmsg`.
+const HEAD: usize = 4;
+const NESTED: u16 = libc::NLA_F_NESTED as u16;
+
+/// `enum ctattr_type`.
+mod cta {
+    pub const TUPLE_ORIG: u16 = 1;
+    pub const TUPLE_REPLY: u16 = 2;
+    pub const STATUS: u16 = 3;
+    pub const PROTOINFO: u16 = 4;
+    pub const TIMEOUT: u16 = 7;
+}
+
+/// `enum ip_conntrack_status`.
+mod status {
+    pub const EXPECTED: u32 = 1;
+    pub const SEEN_REPLY: u32 = 1 << 1;
+    pub const ASSURED: u32 = 1 << 2;
+    pub const CONFIRMED: u32 = 1 << 3;
+    pub const DYING: u32 = 1 << 9;
+    pub const FIXED_TIMEOUT: u32 = 1 << 10;
+}
+
+/// IP_CT_TCP_FLAG_*, of one direction.
+mod flag {
+    pub const WINDOW_SCALE: u8 = 0x01;
+    pub const SACK_PERM: u8 = 0x02;
+    pub const BE_LIBERAL: u8 = 0x08;
+    /// Shortens the timeout, and goes with an acknowledgement within the window only.
+    pub const DATA_UNACKNOWLEDGED: u8 = 0x10;
+    /// A RST below the highest acknowledgement is invalid, be_liberal or not: forget which that was.
+    pub const MAXACK_SET: u8 = 0x20;
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConntrackCounts {
+    /// Entries that were renewed or made.
+    pub renewed: u64,
+    /// Those that the kernel has refused to.
+    pub failed: u64,
+}
+
+/// One connection, as the firewall of this machine sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Connection {
+    /// Who opened it, and whom it went to.
+    ends: [SocketAddr; 2],
+    /// Their window scales, if known.
+    scales: Option<[u8; 2]>,
+    /// Has conntrack missed numbers?
+    moved: bool,
+}
+
+impl Connection {
+    fn new(leg: &Tuple, is_client: bool, scales: Option<(u8, u8)>, moved: bool) -> Connection {
+        let canonical = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
+        let in_order = |host, ours| if is_client { [host, ours] } else { [ours, host] };
+        let ends = [canonical(leg.remote), canonical(leg.local)];
+        let [remote, local] = ends;
+        Connection {
+            ends: if is_client { [remote, local] } else { [local, remote] },
+            scales: scales.map(|(host, ours)| in_order(host, ours)),
+            moved,
+        }
+    }
+}
+
+/// Renews entries. Nothing is asked before a connection has been tracked in this network namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Conntrack {
+    in_use: AtomicBool,
+    netlink: Mutex<Option<Netlink>>,
+    renewed: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Conntrack {
+    /// Conntrack may have forgotten all connections by the time that it matters: so whether it knew any is asked now and then.
+    fn is_used(&self) -> bool {
+        if !self.in_use.load(Relaxed) && tracked().is_some_and(|n| n > 0) {
+            self.in_use.store(true, Relaxed);
+        }
+        self.in_use.load(Relaxed)
+    }
+
+    fn renew(&self, connections: &[Connection]) {
+        if !self.is_used() {
+            return;
+        }
+        let mut netlink = self.netlink.lock().expect("no panic under this lock");
+        for c in connections {
+            let renewed = match &mut *netlink {
+                Some(open) => renew(open, c),
+                none => Netlink::netfilter().and_then(|fresh| renew(none.insert(fresh), c)),
+            };
+            let Err(error) = renewed else {
+                self.renewed.fetch_add(1, Relaxed);
+                continue;
+            };
+            *netlink = None; // an answer may still be in it
+            if self.failed.fetch_add(1, Relaxed) == 0 {
+                tracing::warn!(
+                    "conntrack cannot be told of a connection that was spliced and comes back ({error}): a firewall may drop its \
+                     segments as invalid. {}",
+                    cure(&error)
+                );
+            }
+        }
+    }
+}
+
+/// What to do about it.
+fn cure(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM | libc::ENOSPC) => "Its table is full: raise net.netfilter.nf_conntrack_max",
+        Some(libc::EPERM) => "That needs CAP_NET_ADMIN in the user namespace that owns this network namespace",
+        _ => {
+            "Load nf_conntrack_netlink (CONFIG_NF_CT_NETLINK), or accept segments of the proxy's ports whatever their state"
+        }
+    }
+}
+
+/// How many connections are tracked in this network namespace; none: conntrack is not loaded, or /proc is not there.
+fn tracked() -> Option<u64> {
+    fs::read_to_string(COUNT).ok()?.trim().parse().ok()
+}
+
+/// Whether the connections of this network namespace are tracked, and how many; an error: entries of those that come back cannot be
+/// renewed.
+pub fn conntrack() -> io::Result<Option<u64>> {
+    let Some(tracked) = tracked().filter(|n| *n > 0) else { return Ok(None) };
+    let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
+    find_entry(&mut Netlink::netfilter()?, [nobody; 2]).map(|_| Some(tracked))
+}
+
+/// `struct nfgenmsg`: the family, NFNETLINK_V0, no number of a resource.
+fn head(ends: [SocketAddr; 2]) -> [u8; HEAD] {
+    [octets(ends[0].ip()).1, 0, 0, 0]
+}
+
+/// `enum ctattr_tuple`.
+fn tuple([from, to]: [SocketAddr; 2]) -> Vec<u8> {
+    const IP: u16 = 1;
+    const PROTO: u16 = 2;
+    let first = if from.is_ipv4() { 1 } else { 3 }; // CTA_IP_V4_SRC, CTA_IP_V6_SRC; the other end's is the next
+    let (src, dst) = (octets(from.ip()).0, octets(to.ip()).0);
+    let ports = [from, to].map(|end| end.port().to_be_bytes());
+    let ip = row(&[(first, &src), (first + 1, &dst)]);
+    let proto = row(&[(1, &[libc::IPPROTO_TCP as u8]), (2, &ports[0]), (3, &ports[1])]);
+    row(&[(IP | NESTED, &ip), (PROTO | NESTED, &proto)])
+}
+
+/// `enum ctattr_protoinfo_tcp`; flags come with a mask of those that are meant.
+fn protoinfo(scales: Option<[u8; 2]>, flags: u8, mask: u8) -> Vec<u8> {
+    const ESTABLISHED: u8 = 3; // TCP_CONNTRACK_ESTABLISHED
+    let (state, flags) = ([ESTABLISHED], [flags, mask]);
+    let scales = scales.map(|s| s.map(|scale| [scale]));
+    let mut all: Vec<(u16, &[u8])> = vec![(1, &state)];
+    if let Some([opener, other]) = &scales {
+        all.extend([(2, &opener[..]), (3, &other[..])]);
+    }
+    all.extend([(4, &flags[..]), (5, &flags[..])]);
+    row(&[(1 | NESTED, &row(&all))])
+}
+
+/// What matters of an entry: its status, and the seconds until it expires.
+fn find_entry(netlink: &mut Netlink, ends: [SocketAddr; 2]) -> io::Result<Option<(u32, u32)>> {
+    let ask = request(GET, 0, &head(ends), &[(cta::TUPLE_ORIG | NESTED, &tuple(ends))]);
+    let body = match netlink.ask(&ask) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        answer => answer?,
+    };
+    let all = attributes(body.get(HEAD..).unwrap_or_default());
+    let number = |kind| find(&all, kind).and_then(|v| v.first_chunk()).map_or(0, |b| u32::from_be_bytes(*b));
+    Ok(Some((number(cta::STATUS), number(cta::TIMEOUT))))
+}
+
+fn renew(netlink: &mut Netlink, c: &Connection) -> io::Result<()> {
+    let timeout = fs::read_to_string(TIMEOUT).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(DEFAULT_TIMEOUT);
+    if let Some((status, left)) = find_entry(netlink, c.ends)? {
+        match change(netlink, c, status, timeout.max(left)) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {} // expired just now
+            changed => return changed,
+        }
+    }
+    make(netlink, c, timeout)
+}
+
+fn change(netlink: &mut Netlink, c: &Connection, found: u32, timeout: u32) -> io::Result<()> {
+    // none may be taken away, and these not be given
+    let status = found & (status::EXPECTED | status::CONFIRMED | status::DYING) | status::SEEN_REPLY | status::ASSURED;
+    let (status, timeout, tuple) = (status.to_be_bytes(), timeout.to_be_bytes(), tuple(c.ends));
+    let forgotten = flag::DATA_UNACKNOWLEDGED | flag::MAXACK_SET;
+    let info = protoinfo(None, flag::BE_LIBERAL, flag::BE_LIBERAL | forgotten);
+    let mut all: Vec<(u16, &[u8])> = vec![(cta::TUPLE_ORIG | NESTED, &tuple), (cta::STATUS, &status)];
+    if found & status::FIXED_TIMEOUT == 0 {
+        all.push((cta::TIMEOUT, &timeout));
+    }
+    if c.moved {
+        all.push((cta::PROTOINFO | NESTED, &info));
+    }
+    netlink.ask(&request(NEW, libc::NLM_F_ACK, &head(c.ends), &all)).map(drop)
+}
+
+/// Windows are those of the next segments then; scales make them right, and be_liberal forgives what was on its way.
+fn make(netlink: &mut Netlink, c: &Connection, timeout: u32) -> io::Result<()> {
+    let [opener, other] = c.ends;
+    let status = status::CONFIRMED | status::SEEN_REPLY | status::ASSURED;
+    let scaled = if c.scales.is_some() { flag::WINDOW_SCALE } else { 0 };
+    let flags = flag::SACK_PERM | flag::BE_LIBERAL | scaled;
+    let all: [(u16, &[u8]); 5] = [
+        (cta::TUPLE_ORIG | NESTED, &tuple([opener, other])),
+        (cta::TUPLE_REPLY | NESTED, &tuple([other, opener])),
+        (cta::STATUS, &status.to_be_bytes()),
+        (cta::TIMEOUT, &timeout.to_be_bytes()),
+        (cta::PROTOINFO | NESTED, &protoinfo(c.scales, flags, flags)),
+    ];
+    netlink.ask(&request(NEW, libc::NLM_F_CREATE | libc::NLM_F_ACK, &head(c.ends), &all)).map(drop)
+}
+
+impl Datapath {
+    /// Looks whether connections are tracked here, if that is not known: once a second or so.
+    pub fn look_for_conntrack(&self) {
+        self.conntrack.is_used();
+    }
+
+    /// The parked sockets of a flow, first the client's, are to get their segments again: conntrack may have forgotten them since.
+    pub fn renew_parked(&self, legs: [&Tuple; 2]) {
+        let scales = |t: &Tuple| self.leg(t).map(|l| (l.raw.wscale_in, l.raw.wscale_out));
+        self.renew_tracking(legs, legs.map(scales), false);
+    }
+
+    /// What was done about conntrack so far.
+    pub fn conntrack_counts(&self) -> ConntrackCounts {
+        let c = &self.conntrack;
+        ConntrackCounts { renewed: c.renewed.load(Relaxed), failed: c.failed.load(Relaxed) }
+    }
+
+    /// Hosts are to be reset of which conntrack has missed something, and their answers to pass.
+    pub(crate) fn renew_for_reset(&self, legs: &[&Tuple]) {
+        let connection = |leg: &&Tuple| Connection::new(leg, true, None, true);
+        self.conntrack.renew(&legs.iter().map(connection).collect::<Vec<_>>());
+    }
+
+    /// `scales`: of each leg the host's and ours. `moved`: conntrack has missed numbers.
+    pub(crate) fn renew_tracking(&self, [a, b]: [&Tuple; 2], scales: [Option<(u8, u8)>; 2], moved: bool) {
+        let [sa, sb] = scales.map(|s| s.filter(|s| *s != (0, 0)));
+        let (a, b) = (Connection::new(a, true, sa, moved), Connection::new(b, false, sb, moved));
+        // one connection to the firewall, if it has the hosts' addresses on both sides
+        let both = [a, b];
+        self.conntrack.renew(if a.ends == b.ends { &both[..1] } else { &both });
+    }
+}
+
+#[test]
+fn a_transparent_connection_is_one() {
+    let end = |n: u8, port| SocketAddr::from(([10, 0, 0, n], port));
+    let [client, own, ours, server] = [end(1, 40000), end(2, 80), end(2, 10240), end(3, 80)];
+    let leg = |remote, local| Tuple { remote, local };
+    let scales = Some((7, 9));
+    let ends = |t, is_client| {
+        let c = Connection::new(&t, is_client, scales, true);
+        (c.ends, c.scales)
+    };
+    assert_eq!(ends(leg(client, own), true), ([client, own], Some([7, 9])));
+    assert_eq!(ends(leg(server, ours), false), ([ours, server], Some([9, 7])));
+    assert_eq!(ends(leg(client, server), true).0, ends(leg(server, client), false).0);
+}
