@@ -34,6 +34,10 @@ macro_rules! counters {
             pub path_flows: u64,
             /// Directions of spliced connections without a way, when it was looked last.
             pub path_stranded: u64,
+            /// Entries of conntrack that were renewed or made, since connections have come back to sockets.
+            pub conntrack_renewed: u64,
+            /// Those that the kernel has refused to.
+            pub conntrack_failed: u64,
             /// Lines of the access log that were lost.
             pub log_lines_dropped: u64,
             /// Bytes that taps have given to their files.

@@ -279,6 +279,7 @@ impl Server {
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
         let foreign = self.shared.splicer.foreign_counts();
         let paths = self.shared.splicer.datapath().map(|d| d.path_changes()).unwrap_or_default();
+        let conntrack = self.shared.splicer.datapath().map(|d| d.conntrack_counts()).unwrap_or_default();
         let values = self.shared.counters.values();
         CounterValues {
             live: *self.shared.live.borrow(),
@@ -289,6 +290,8 @@ impl Server {
             path_hops: paths.hops,
             path_flows: paths.flows,
             path_stranded: paths.stranded,
+            conntrack_renewed: conntrack.renewed,
+            conntrack_failed: conntrack.failed,
             log_lines_dropped: self.shared.log.dropped(),
             tap_bytes: sum(|t| t.counts().bytes),
             tap_gap_bytes: sum(|t| t.counts().gaps),
