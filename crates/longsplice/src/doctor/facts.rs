@@ -18,7 +18,7 @@ use std::{fs, io, path::Path};
 pub fn all() -> Vec<Check> {
     let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair(), sockets()];
     checks.extend(devices());
-    checks.extend([source_ports(), descriptors(), pinned()]);
+    checks.extend([source_ports(), descriptors(), conntrack(), pinned()]);
     checks
 }
 
@@ -145,6 +145,21 @@ fn sockets() -> Check {
         Err(e) => {
             let cure = "CONFIG_INET_DIAG and a loopback device that is up, or failed handshakes fill the tables";
             Check::warning("sockets", e.to_string(), cure)
+        }
+    }
+}
+
+/// What is spliced does not pass it, and comes back to sockets behind a firewall that may go by it.
+fn conntrack() -> Check {
+    const NAME: &str = "conntrack";
+    match longsplice_datapath::conntrack() {
+        Ok(None) => Check::ok(NAME, "tracks nothing in this network namespace"),
+        Ok(Some(n)) => {
+            Check::ok(NAME, format!("tracks {n} connections: renewed for those that were spliced and are taken back"))
+        }
+        Err(e) => {
+            let cure = "CAP_NET_ADMIN and CONFIG_NF_CT_NETLINK (nf_conntrack_netlink), or see docs/firewalls.md";
+            Check::warning(NAME, format!("in use, and cannot be told of connections that are taken back: {e}"), cure)
         }
     }
 }
