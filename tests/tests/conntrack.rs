@@ -11,7 +11,7 @@ use longsplice_tests::{Forwarder, at_once};
 use socket2::SockRef;
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread::JoinHandle,
     time::Duration,
 };
@@ -54,12 +54,15 @@ table inet filter {
 }
 ";
 
-/// `established`: what else must hold of what is established.
-fn firewall(lab: &Lab, loose: bool, established: &str) {
-    let rules = FIREWALL.replace("ESTABLISHED", established);
+fn nft(lab: &Lab, rules: &str) {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), rules).expect("written");
     lab.forwarder.execute("nft", &["-f", file.path().to_str().expect("UTF-8")]).expect("nft");
+}
+
+/// `established`: what else must hold of what is established.
+fn firewall(lab: &Lab, loose: bool, established: &str) {
+    nft(lab, &FIREWALL.replace("ESTABLISHED", established));
     let loose = if loose { "1" } else { "0" };
     lab.forwarder.sysctl("net.netfilter.nf_conntrack_tcp_loose", loose).expect("sysctl");
 }
@@ -313,8 +316,8 @@ fn new_data_take_back_what_conntrack_has_forgotten() {
     }
 }
 
-/// Resets are measured by numbers even where windows are not: half of all numbers later the last one that conntrack has seen would be
-/// ahead.
+/// Resets are measured by numbers even where windows are not: half of all numbers later the last one that conntrack has seen
+/// would be ahead.
 #[test]
 fn a_reset_passes_after_two_gigabytes() {
     const BYTES: u64 = (1 << 31) + 200_000_000;
@@ -340,4 +343,30 @@ fn a_reset_passes_after_two_gigabytes() {
     drop(client);
     assert_eq!(server.read(&mut [0]).expect_err("a reset").kind(), ErrorKind::ConnectionReset, "{:?}", f.verdicts());
     assert_eq!(refused(&lab), 0);
+}
+
+/// An entry of what conntrack is told to leave alone would stay for days.
+#[test]
+fn what_is_not_tracked_stays_so() {
+    const RULES: &str = "
+table inet untracked {
+    chain before { type filter hook prerouting priority raw; meta l4proto tcp notrack; }
+    chain output { type filter hook output priority raw; meta l4proto tcp notrack; }
+}
+table inet filter {
+    counter refused {}
+    chain input { type filter hook input priority filter; ct state invalid counter name refused drop; }
+}
+";
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    nft(&lab, RULES);
+    lab.forwarder.run(|| {
+        let other = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        other.send_to(b"tracked", "127.0.0.1:9").expect("send");
+    });
+    let talk = Talk::begin(lab, Family::V4, Kind::Plug);
+    talk.round(Away::Released);
+    let all = talk.lab.forwarder.run(|| std::fs::read_to_string("/proc/thread-self/net/nf_conntrack")).expect("/proc");
+    assert!(all.contains(" udp ") && !all.contains(" tcp "), "{all}");
+    talk.end(&"not tracked");
 }

@@ -5,8 +5,9 @@
 //! | sockets | entry | what is done |
 //! | --- | --- | --- |
 //! | parked | there | its numbers are right, for shims keep them: the timeout is set |
-//! | new | there | its numbers are from before the splice: windows are not checked any more (be_liberal), timeout and state are set |
-//! | either | none | one is made, as conntrack does for a connection that it finds in the middle, but with the right direction |
+//! | new | there | its numbers are from before the splice: windows are not checked any more (be_liberal), timeout and state set |
+//! | either | none, and it may have expired | one is made, as for what conntrack finds in the middle, with the right direction |
+//! | either | none, and it cannot have expired | nothing: the connection is not tracked (notrack) |
 //!
 //! Entries are changed in place, with their marks, labels and NAT; and both ways round, whoever has opened the connection. Those
 //! in another zone than the default one are not found.
@@ -23,13 +24,18 @@ use std::{
         Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 /// How many connections are tracked in this network namespace; not there: conntrack is not loaded.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const TIMEOUT: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
-/// The kernel's default.
+/// The kernel's defaults: of that one; of a connection that is half closed, the smallest (nf_conntrack_tcp_timeout_close_wait);
+/// of data that are not acknowledged; and after a reset.
 const DEFAULT_TIMEOUT: u32 = 5 * 24 * 3600;
+const HALF_CLOSED: u32 = 60;
+const UNACKNOWLEDGED: u32 = 300;
+const CLOSED: u32 = 10;
 
 /// NFNL_SUBSYS_CTNETLINK with IPCTNL_MSG_CT_NEW, and with IPCTNL_MSG_CT_GET.
 const NEW: u16 = 1 << 8;
@@ -86,10 +92,12 @@ struct Connection {
     scales: Option<[u8; 2]>,
     /// Has conntrack missed numbers?
     moved: bool,
+    /// For how long conntrack may have heard nothing of it; none: it is only to be reset.
+    away: Option<Duration>,
 }
 
 impl Connection {
-    fn new(leg: &Tuple, is_client: bool, scales: Option<(u8, u8)>, moved: bool) -> Connection {
+    fn new(leg: &Tuple, is_client: bool, scales: Option<(u8, u8)>, moved: bool, away: Option<Duration>) -> Connection {
         let canonical = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
         let in_order = |host, ours| if is_client { [host, ours] } else { [ours, host] };
         let ends = [canonical(leg.remote), canonical(leg.local)];
@@ -98,6 +106,7 @@ impl Connection {
             ends: if is_client { [remote, local] } else { [local, remote] },
             scales: scales.map(|(host, ours)| in_order(host, ours)),
             moved,
+            away,
         }
     }
 }
@@ -162,8 +171,7 @@ fn tracked() -> Option<u64> {
     fs::read_to_string(COUNT).ok()?.trim().parse().ok()
 }
 
-/// Whether the connections of this network namespace are tracked, and how many; an error: entries of those that come back cannot be
-/// renewed.
+/// Whether the connections of this network namespace are tracked, and how many; an error: entries cannot be renewed.
 pub fn conntrack() -> io::Result<Option<u64>> {
     let Some(tracked) = tracked().filter(|n| *n > 0) else { return Ok(None) };
     let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -219,8 +227,23 @@ fn renew(netlink: &mut Netlink, c: &Connection) -> io::Result<()> {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {} // expired just now
             changed => return changed,
         }
+        return make(netlink, c, timeout);
     }
-    make(netlink, c, timeout)
+    match lacking(c.away, timeout) {
+        Some(timeout) => make(netlink, c, timeout),
+        None => Ok(()),
+    }
+}
+
+/// There is no entry: the timeout of one that is made. None: it cannot have expired. Entries of what is not tracked would stay
+/// until they expire, and could fill the table; the next segment of what is tracked gives them the usual timeout.
+fn lacking(away: Option<Duration>, established: u32) -> Option<u32> {
+    let Some(away) = away.map(|a| a.as_secs()) else { return Some(CLOSED) };
+    match u64::from(established) {
+        e if away >= e => Some(established),
+        _ if away >= u64::from(HALF_CLOSED) => Some(established.min(UNACKNOWLEDGED)),
+        _ => None,
+    }
 }
 
 fn change(netlink: &mut Netlink, c: &Connection, found: u32, timeout: u32) -> io::Result<()> {
@@ -261,10 +284,12 @@ impl Datapath {
         self.conntrack.is_used();
     }
 
-    /// The parked sockets of a flow, first the client's, are to get their segments again: conntrack may have forgotten them since.
-    pub fn renew_parked(&self, legs: [&Tuple; 2]) {
+    /// The parked sockets of a flow, first the client's, are to get their segments again, after it was forwarded for so long:
+    /// conntrack may have forgotten them.
+    pub fn renew_parked(&self, legs: [&Tuple; 2], away: Duration) {
         let scales = |t: &Tuple| self.leg(t).map(|l| (l.raw.wscale_in, l.raw.wscale_out));
-        self.renew_tracking(legs, legs.map(scales), false);
+        let [Some(a), Some(b)] = legs.map(scales) else { return };
+        self.renew_tracking(legs, [a, b], [away; 2], false);
     }
 
     /// What was done about conntrack so far.
@@ -275,14 +300,16 @@ impl Datapath {
 
     /// Hosts are to be reset of which conntrack has missed something, and their answers to pass.
     pub(crate) fn renew_for_reset(&self, legs: &[&Tuple]) {
-        let connection = |leg: &&Tuple| Connection::new(leg, true, None, true);
+        let connection = |leg: &&Tuple| Connection::new(leg, true, None, true, None);
         self.conntrack.renew(&legs.iter().map(connection).collect::<Vec<_>>());
     }
 
-    /// `scales`: of each leg the host's and ours. `moved`: conntrack has missed numbers.
-    pub(crate) fn renew_tracking(&self, [a, b]: [&Tuple; 2], scales: [Option<(u8, u8)>; 2], moved: bool) {
-        let [sa, sb] = scales.map(|s| s.filter(|s| *s != (0, 0)));
-        let (a, b) = (Connection::new(a, true, sa, moved), Connection::new(b, false, sb, moved));
+    /// `scales`: of each leg the host's and ours. `away`: for how long conntrack may have heard nothing.
+    /// `moved`: it has missed numbers.
+    pub(crate) fn renew_tracking(&self, [a, b]: [&Tuple; 2], scales: [(u8, u8); 2], away: [Duration; 2], moved: bool) {
+        let [sa, sb] = scales.map(|s| Some(s).filter(|s| *s != (0, 0)));
+        let [wa, wb] = away.map(Some);
+        let (a, b) = (Connection::new(a, true, sa, moved, wa), Connection::new(b, false, sb, moved, wb));
         // one connection to the firewall, if it has the hosts' addresses on both sides
         let both = [a, b];
         self.conntrack.renew(if a.ends == b.ends { &both[..1] } else { &both });
@@ -296,10 +323,27 @@ fn a_transparent_connection_is_one() {
     let leg = |remote, local| Tuple { remote, local };
     let scales = Some((7, 9));
     let ends = |t, is_client| {
-        let c = Connection::new(&t, is_client, scales, true);
+        let c = Connection::new(&t, is_client, scales, true, None);
         (c.ends, c.scales)
     };
     assert_eq!(ends(leg(client, own), true), ([client, own], Some([7, 9])));
     assert_eq!(ends(leg(server, ours), false), ([ours, server], Some([9, 7])));
     assert_eq!(ends(leg(client, server), true).0, ends(leg(server, client), false).0);
+}
+
+#[test]
+fn what_is_not_tracked_gets_no_entry() {
+    let away = |seconds| Some(Duration::from_secs(seconds));
+    let day = 24 * 3600;
+    for (seconds, established, made) in [
+        (59, 5 * day, None),
+        (61, 5 * day, Some(UNACKNOWLEDGED)),
+        (6 * u64::from(day), 5 * day, Some(5 * day)),
+        (3, 2, Some(2)),
+        (1, 2, None),
+        (61, 100, Some(100)),
+    ] {
+        assert_eq!(lacking(away(seconds), established), made, "{seconds} s of {established}");
+    }
+    assert_eq!(lacking(None, 5 * day), Some(CLOSED), "the segment is a reset");
 }

@@ -236,7 +236,9 @@ impl Datapath {
         let (sa, la) = one(a, b)?;
         let (sb, lb) = one(b, a)?;
         // From here on segments reach the sockets, and before them the firewall.
-        self.renew_tracking([ta, tb], [a, b].map(|(_, r, _)| Some((r.wscale_in, r.wscale_out))), true);
+        let legs = [a.1, b.1];
+        let away = legs.map(|l| Duration::from_nanos(now.saturating_sub(l.seen)));
+        self.renew_tracking([ta, tb], legs.map(|l| (l.wscale_in, l.wscale_out)), away, true);
         self.insert_leg(ta, &la)?;
         self.insert_leg(tb, &lb)?;
         // The path entries do not say exactly how large the hosts' windows are, and one of them may wait for the other's to open.

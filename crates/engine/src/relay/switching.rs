@@ -264,8 +264,9 @@ impl Relay {
         let datapath = splicer.datapath()?;
         let (c, s) = self.legs();
         let reset_by_client = datapath.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);
-        if spliced && self.parked.is_some_and(|since| since.elapsed() > TRACKED) {
-            datapath.renew_parked([&c, &s]);
+        let away = self.parked.filter(|_| spliced).map_or(Duration::ZERO, |since| since.elapsed());
+        if away > TRACKED {
+            datapath.renew_parked([&c, &s], away);
         }
         match datapath.unsplice(&c, &s) {
             Ok(at) => {
