@@ -267,7 +267,7 @@ static __always_inline int next_key(struct path_args *args)
 	int i, r;
 
 	bpf_for(i, 0, SLOTS_AT_ONCE) {
-		r = key_of_slot(args->slot, &args->key, args->op == PATH_IDLE);
+		r = key_of_slot(args->slot, &args->key, args->op != PATH_NEXT);
 		if (r < 0)
 			return r;
 		args->slot++;
@@ -321,7 +321,7 @@ int path_entry(struct path_args *ctx)
 	struct path_args args = *ctx;
 	int found;
 
-	if (args.op == PATH_NEXT || args.op == PATH_IDLE) {
+	if (args.op == PATH_NEXT || args.op == PATH_IDLE || args.op == PATH_STOPPED) {
 		args.result = next_key(&args);
 		if (args.result)
 			goto out;

@@ -1,6 +1,6 @@
 //! Spliced connections follow the network: next hops that change their address, gateways that fail, routes that go and come.
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
-use longsplice_engine::{Command, FlowState, OpenOptions, Policy};
+use longsplice_engine::{Command, FlowState, OpenOptions, Policy, Refusal};
 use longsplice_lab::{
     Family, Lab, Namespace, Shape,
     process::wait_for,
@@ -395,5 +395,22 @@ fn devices_that_take_no_more_frames_get_packets() {
         }
         talk.goes_on();
         talk.end();
+    }
+}
+
+#[test]
+fn other_devices_have_a_name_of_their_own() {
+    for (family, named) in [(Family::V4, "f0"), (Family::V6, "f0"), (Family::V4, "f1"), (Family::V6, "f1")] {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let server = SERVER.port(family, 7000);
+        let answer = Script::answerer().bytes(1000).deadline(PATIENCE);
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+        let options = OpenOptions { devices: vec![named.into()], ..OpenOptions::default() };
+        let forwarder = Forwarder::open(&lab, proxy, server, at_once(), options);
+        let script = Script::opener(1).bytes(100_000).deadline(PATIENCE);
+        let client = lab.client.run(|| converse(connect(proxy, &script).expect("connect"), &script));
+        intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!(forwarder.ended(1)[0].refusal, Some(Refusal::Unattached), "{family:?}, {named}");
     }
 }

@@ -1,13 +1,17 @@
 //! A process dies, by kill -9, where little else would show it; another one takes over.
-use longsplice_engine::FlowState;
+use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
+use longsplice_engine::{FlowState, OpenOptions, Splicer};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
-    topology::{FORWARDER_TO_CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
     traffic::{Chunks, Ending, How, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::process::{self, Process};
-use std::{net::SocketAddr, thread, thread::JoinHandle, time::Duration};
+use std::{collections::HashSet, net::SocketAddr, thread, thread::JoinHandle, time::Duration};
+
+/// For whatever has to happen.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The other process.
 #[test]
@@ -123,6 +127,72 @@ fn while_a_limit_is_set() {
             "what was to pass, and nothing else: {client}; {server}"
         );
         wait_for(Duration::from_secs(10), || second.flows().is_empty().then_some(())).expect("it is over");
+        second.end();
+    }
+}
+
+/// Flows that nothing but the tables know of, as after a release: all are taken over, once each, while others are served.
+#[test]
+fn many_released_flows() {
+    const FLOWS: u32 = 60_000;
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let [local, server] = [FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER].map(|a| a.port(Family::V4, 0).ip());
+    let leg = |net: u8, n: u32, local: SocketAddr| IdleLeg {
+        leg: Tuple { remote: ([198, net, (n >> 8) as u8, n as u8], 40_000).into(), local },
+        hop: NextHop { device: 1, to: [2; 6], from: [4; 6] },
+        end: 1,
+        ack: 1,
+        scale: 7,
+    };
+    let flow = |n| [leg(18, n, SocketAddr::new(local, 7000)), leg(19, n, SocketAddr::new(server, 20_000))];
+    lab.forwarder.run(|| {
+        let earlier = Datapath::open(&Options::default()).expect("the data path opens: root, kernel 6.6, bpffs");
+        earlier.install(&(0..FLOWS).map(flow).collect::<Vec<_>>()).expect("installed");
+        drop(earlier);
+        let splicer = Splicer::open(&OpenOptions::default()).expect("it opens");
+        eprintln!("{} of {FLOWS} are listed when it is open", splicer.flows().len());
+        let all = wait_for(Duration::from_secs(60), || {
+            let all = splicer.flows();
+            (all.len() == FLOWS as usize).then_some(all)
+        });
+        let all = all.unwrap_or_else(|| panic!("{} are listed", splicer.flows().len()));
+        let legs: HashSet<_> = all.iter().map(|f| (f.client, f.server)).collect();
+        assert_eq!(legs.len(), all.len(), "each once");
+        let (mut paged, mut last) = (0, 0);
+        while let page @ [_, ..] = &splicer.flows_after(last, 1000, None)[..] {
+            assert!(page.is_sorted_by_key(|f| f.id) && page[0].id > last);
+            (paged, last) = (paged + page.len(), page[page.len() - 1].id);
+        }
+        assert_eq!(paged, all.len());
+        splicer.close().expect("what was attached is removed");
+    });
+}
+
+/// Whose addresses are another connection's by the time it is looked at: that one stays.
+#[test]
+fn a_client_that_comes_again_at_once() {
+    for family in Family::BOTH {
+        let place = Place::new(family);
+        let client = CLIENT.port(family, 40_001);
+        let mut first = place.process("at-once");
+        let script = |seed, bytes| Script { local: Some(client), ..Script::opener(seed).bytes(bytes).pace(1_000_000) };
+        let answer = Script::answerer().bytes(100_000).deadline(PATIENCE);
+        let (front, server) = (place.front, place.server);
+        let serving = place.lab.server.run(|| serve(listen(server, &answer).expect("listen"), 2, answer.clone()));
+        let earlier = script(1, 1_500_000).deadline(PATIENCE);
+        let earlier = place.lab.client.spawn(move || converse(connect(front, &earlier).expect("connect"), &earlier));
+        first.wait_flows(1, FlowState::Spliced);
+        first.kill();
+        let mut second = place.process("at-once");
+        second.wait_flows(1, FlowState::Released);
+        earlier.join().expect("client");
+        // no TIME-WAIT is in the way of the same port
+        place.lab.client.sysctl("net.ipv4.tcp_tw_reuse", "1").expect("sysctl");
+        let again = script(2, 3_000_000).deadline(PATIENCE);
+        let again = place.lab.client.run(|| converse(connect(front, &again).expect("connect"), &again));
+        let servers = serving.join();
+        let other = servers.iter().find(|s| s.seed == again.seed).expect("it came");
+        intact(&again, other).unwrap_or_else(|why| panic!("{family:?}: {why}"));
         second.end();
     }
 }

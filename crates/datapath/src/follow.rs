@@ -156,6 +156,13 @@ impl Datapath {
         Ok(())
     }
 
+    /// Is a leg's host reached by a device that nothing is attached to?
+    pub fn is_elsewhere(&self, leg: &Tuple) -> bool {
+        let attached = self.attached();
+        let device = self.ways().device(leg);
+        device.is_some_and(|device| !attached.contains(&device))
+    }
+
     /// What was changed so far.
     pub fn path_changes(&self) -> PathChanges {
         let c = &self.followed;

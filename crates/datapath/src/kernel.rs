@@ -489,9 +489,26 @@ impl Datapath {
 
     /// All entries, of legs and of spliced flows.
     pub fn paths(&self) -> Vec<(Tuple, PathView)> {
-        self.maps.all_paths().unwrap_or_else(|error| {
+        self.paths_as(abi::path_op::PATH_NEXT)
+    }
+
+    /// Those that are not in forwarding mode.
+    pub fn stopped_paths(&self) -> Vec<(Tuple, PathView)> {
+        self.paths_as(abi::path_op::PATH_STOPPED)
+    }
+
+    fn paths_as(&self, op: abi::path_op) -> Vec<(Tuple, PathView)> {
+        self.maps.all_paths(op).unwrap_or_else(|error| {
             tracing::warn!(%error, "path entries cannot be read");
             Vec::new()
+        })
+    }
+
+    /// Each entry in forwarding mode, for as long as the answer is true. The table may change meanwhile.
+    pub fn each_forwarded(&self, mut f: impl FnMut(&Tuple, &PathView) -> bool) -> io::Result<()> {
+        self.maps.walk(abi::path_op::PATH_NEXT, |t, e| {
+            let path = PathView::new(&e.p);
+            path.flags & PathFlags::SPLICED == 0 || f(&t, &path)
         })
     }
 
@@ -588,8 +605,16 @@ impl Remotes {
     fn taken_by(maps: &Maps) -> io::Result<Remotes> {
         let crossing =
             |p: &PathView| p.flags & (PathFlags::CROSS | PathFlags::SPLICED) == PathFlags::CROSS | PathFlags::SPLICED;
-        let taken: HashMap<_, _> =
-            maps.all_paths()?.into_iter().filter(|(_, p)| crossing(p)).map(|(t, p)| (t, p.remote4)).collect();
+        let mut taken = HashMap::new();
+        // places are taken from the first on: a walk through a million entries for nothing would keep others waiting
+        if maps.has_remotes()? {
+            maps.each_path(|t, e| {
+                let p = PathView::new(&e.p);
+                if crossing(&p) {
+                    taken.insert(t, p.remote4);
+                }
+            })?;
+        }
         let next = taken.values().max().map_or(0, |n| n + 1);
         Ok(Remotes { taken, free: Vec::new(), next })
     }

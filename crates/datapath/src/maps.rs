@@ -461,20 +461,31 @@ impl Maps {
 
     /// Each entry of the tables: the leg whose packets find it, and what is to happen to them.
     pub fn each_path(&self, mut f: impl FnMut(Tuple, &abi::path6)) -> io::Result<()> {
-        let mut args = abi::path_args { op: abi::path_op::PATH_NEXT, ..Default::default() };
+        self.walk(abi::path_op::PATH_NEXT, |t, e| {
+            f(t, e);
+            true
+        })
+    }
+
+    /// Those of an operation like PATH_NEXT, for as long as the answer is true.
+    pub fn walk(&self, op: abi::path_op, mut f: impl FnMut(Tuple, &abi::path6) -> bool) -> io::Result<()> {
+        let mut args = abi::path_args { op, ..Default::default() };
         loop {
             self.path_entry(&mut args)?;
             match args.result {
-                ..0 => return Ok(()),
-                0 => f(Tuple::from_abi(&args.key), &args.p),
+                0 if f(Tuple::from_abi(&args.key), &args.p) => {}
+                ..=0 => return Ok(()),
                 _ => {}
             }
         }
     }
 
-    pub fn all_paths(&self) -> io::Result<Vec<(Tuple, PathView)>> {
+    pub fn all_paths(&self, op: abi::path_op) -> io::Result<Vec<(Tuple, PathView)>> {
         let mut all = Vec::new();
-        self.each_path(|t, e| all.push((t, PathView::new(&e.p))))?;
+        self.walk(op, |t, e| {
+            all.push((t, PathView::new(&e.p)));
+            true
+        })?;
         Ok(all)
     }
 
@@ -496,6 +507,12 @@ impl Maps {
             std::array::from_fn(|i| from_bytes(&b[4 * i..]))
         };
         Some(Tuple::from_abi(&abi::tuple { remote, local, rport: p.rport, lport: p.lport }))
+    }
+
+    /// Was the first place ever taken?
+    pub fn has_remotes(&self) -> io::Result<bool> {
+        let first = self.remotes6.lookup(bytes_of(&0u32), MapFlags::ANY).map_err(io_error)?;
+        Ok(first.is_some_and(|address| address.iter().any(|b| *b != 0)))
     }
 
     /// The entry of `t` gets another next hop, in forwarding mode and if it has this one. False: it is as it was.

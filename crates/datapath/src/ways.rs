@@ -200,6 +200,15 @@ impl Ways {
         }
     }
 
+    /// The device by which what is sent to a leg's host would leave; `None` without a route, or if an error leaves it open.
+    pub fn device(&mut self, leg: &Tuple) -> Option<u32> {
+        if is_link_local(leg) {
+            return None; // it is on each of them
+        }
+        let found = self.routes(&[(*leg, 0)], true).inspect_err(|_| self.forget_answers()).ok()?;
+        found[0].map(|(device, _)| device)
+    }
+
     /// Where what is sent to these legs' hosts would go now; each with the device where it goes.
     pub fn ways(&mut self, legs: &[(Tuple, u32)], is_attached: impl Fn(u32) -> bool) -> io::Result<Vec<Way>> {
         let routes = self.routes(legs, true).inspect_err(|_| self.forget_answers())?;
@@ -278,6 +287,10 @@ impl Ways {
     }
 }
 
+fn is_link_local(leg: &Tuple) -> bool {
+    matches!(leg.remote.ip(), IpAddr::V6(a) if a.is_unicast_link_local())
+}
+
 /// RTM_GETROUTE, as for what our socket sends.
 fn question(leg: &Tuple, device: u32, with_source: bool) -> Vec<u8> {
     const RTA_IP_PROTO: u16 = 27;
@@ -299,7 +312,7 @@ fn question(leg: &Tuple, device: u32, with_source: bool) -> Vec<u8> {
         attributes.push((libc::RTA_SRC, &from));
     }
     // such an address means a host on one link only, and a leg does not say on which
-    if matches!(leg.remote.ip(), IpAddr::V6(a) if a.is_unicast_link_local()) {
+    if is_link_local(leg) {
         attributes.push((libc::RTA_OIF, &device));
     }
     request(libc::RTM_GETROUTE, 0, &head, &attributes)

@@ -72,7 +72,7 @@ impl Splicer {
             let (mss, refusal) = match expected {
                 Ok(mss) => (mss, None),
                 Err(ExpectError::Taken) => continue,
-                Err(e) => (None, Some(untracked(&e, &t, client))),
+                Err(e) => (None, Some(untracked(d, &e, &t, client))),
             };
             if let Some(mss) = mss.filter(|m| *m >= 88) {
                 // best effort: the kernel refuses values below its minimum, and keeps its own then
@@ -118,9 +118,9 @@ impl Splicer {
 }
 
 /// Why a connection to a server is not tracked; nor is its client's, from now on.
-fn untracked(error: &ExpectError, leg: &Tuple, client: Option<&Leg>) -> Refusal {
+fn untracked(d: &Datapath, error: &ExpectError, leg: &Tuple, client: Option<&Leg>) -> Refusal {
     let (why, client) = match error {
-        ExpectError::Untracked => (Refusal::Untracked, client),
+        ExpectError::Untracked => (refusal::of_untracked(d, client.map(Leg::tuple).as_slice()), client),
         ExpectError::Full { given_back } => (Refusal::TableFull, client.filter(|_| *given_back)),
         ExpectError::Io(e) => (refusal::of_errno(e.raw_os_error()), None),
         ExpectError::Taken => (Refusal::Failed, None),

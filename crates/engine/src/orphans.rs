@@ -12,8 +12,9 @@ use longsplice_datapath::{
 use std::{
     cmp::Reverse,
     collections::HashSet,
+    mem,
     ops::Bound,
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering, mpsc::channel},
     time::{Duration, Instant},
 };
 
@@ -62,7 +63,8 @@ fn is_silent(d: &Datapath, leg: &Tuple) -> bool {
 impl Orphan {
     fn new(id: u64, [t, other]: [Tuple; 2]) -> Orphan {
         // our side of a client's connection is a port that we listened on: the smaller one, as far as one can tell
-        let (client, server) = if t.local.port() <= other.local.port() { (t, other) } else { (other, t) };
+        let order = |leg: &Tuple| (leg.local.port(), leg.remote);
+        let (client, server) = if order(&t) <= order(&other) { (t, other) } else { (other, t) };
         let now = Instant::now();
         let state = FlowState::Released;
         Orphan { id, client, server, since: now, sign: ([(0, 0, 0); 2], now), bytes: [0; 2], state }
@@ -155,53 +157,131 @@ fn other_of(d: &Datapath, t: &Tuple, path: &PathView) -> Option<Tuple> {
     d.other_leg(t).filter(|other| d.resume([t, other]))
 }
 
-/// Takes over what is pinned, and starts to watch it.
+/// How long whoever is to be served waits for what is taken over. Most often that is all, and listed from the beginning.
+const ADOPTION: Duration = Duration::from_millis(500);
+
+/// Takes over what is pinned, and starts to watch it. Flows without records are forwarded and nothing else, and there may be a million
+/// of them: those that are not found at once are taken over while others are served.
 pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
     let Some(d) = &inner.datapath else { return Ok(()) };
-    // whoever read the copies of what they forward is gone; first of all, for a commit goes by the leg
     let legs = d.legs();
-    let tapped = legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0).map(|(t, _)| *t);
-    let tapped = tapped.chain(d.paths().into_iter().filter(|(_, path)| path.tapped).map(|(t, _)| t));
-    for t in tapped.collect::<HashSet<_>>() {
-        d.untap(&t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
+    // whoever read the copies of what they forward is gone; first of all, for a commit goes by the leg
+    for (t, _) in legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0) {
+        d.untap(t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
     }
-    let (mut known, mut spliced, mut draining, mut over, mut dead) = (HashSet::new(), 0, 0, Vec::new(), Vec::new());
-    for (t, path) in d.paths() {
-        if known.contains(&t) {
-            continue;
+    let mut adoption = Adoption::default();
+    let with_records = legs.iter().filter_map(|(t, _)| Some((*t, d.path(t)?)));
+    for (t, path) in with_records.chain(d.stopped_paths()) {
+        if !adoption.known.contains(&t) {
+            let other = other_of(d, &t, &path);
+            adoption.known.extend([Some(t), other].into_iter().flatten());
+            adoption.take(inner, d, t, other);
         }
-        let Some(other) = other_of(d, &t, &path) else {
-            dead.push(t);
-            continue;
+    }
+    adoption.linger(inner);
+    let ((tell, told), weak) = (channel::<()>(), Arc::downgrade(inner));
+    let work = move || {
+        let Some(inner) = weak.upgrade() else { return };
+        let dead = adoption.take_forwarded(&inner);
+        drop((inner, tell));
+        watch(&weak, dead);
+    };
+    let failed = |source| OpenError::Kernel { what: "orphan thread", source };
+    std::thread::Builder::new().name("orphans".into()).spawn(work).map_err(failed)?;
+    let _ = told.recv_timeout(ADOPTION);
+    Ok(())
+}
+
+/// What is found of an earlier process.
+#[derive(Default)]
+struct Adoption {
+    known: HashSet<Tuple>,
+    spliced: usize,
+    draining: usize,
+    /// How long they are silent, at least; and the legs.
+    over: Vec<(Duration, Tuple, Tuple)>,
+    lingers: usize,
+    dead: Vec<Tuple>,
+}
+
+impl Adoption {
+    fn take(&mut self, inner: &Inner, d: &Datapath, t: Tuple, other: Option<Tuple>) {
+        let Some(other) = other else {
+            self.dead.push(t);
+            return;
         };
-        known.extend([t, other]);
         let mut orphan = Orphan::new(inner.next_id.fetch_add(1, Ordering::Relaxed), [t, other]);
         match orphan.look(d) {
             Found::Live => {
-                *(if orphan.state == FlowState::Released { &mut spliced } else { &mut draining }) += 1;
+                *(if orphan.state == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
                 lock(&inner.orphans).insert(orphan.id, orphan);
             }
-            Found::Over => over.push((d.paths_of([&t, &other]).map_or(Duration::ZERO, |p| silence(&p)), t, other)),
-            Found::Gone if d.paths_of([&t, &other]).is_none() => d.forget_flow([&t, &other]), // half a flow goes nowhere
-            Found::Deserted | Found::Gone => dead.extend([t, other]),
+            Found::Over => self.over.push((d.paths_of([&t, &other]).map_or(Duration::ZERO, |p| silence(&p)), t, other)),
+            Found::Gone if d.paths_of([&t, &other]).is_none() => clear_half(d, [&t, &other]),
+            Found::Deserted | Found::Gone => self.dead.extend([t, other]),
         }
     }
-    if spliced + draining + over.len() + dead.len() == 0 {
-        return Ok(());
+
+    /// They linger on, from when they ended.
+    fn linger(&mut self, inner: &Inner) {
+        self.lingers = self.over.len();
+        self.over.sort_by_key(|(silence, ..)| Reverse(*silence));
+        let now = Instant::now();
+        for (silence, t, other) in self.over.drain(..) {
+            inner.lingering.add_since(now.checked_sub(silence).unwrap_or(now), t, Some(other));
+        }
     }
-    tracing::info!(spliced, over = over.len(), draining, dead = dead.len(), "took over from an earlier process");
-    // they linger on, from when they ended
-    over.sort_by_key(|(silence, ..)| Reverse(*silence));
-    let now = Instant::now();
-    for (silence, t, other) in over {
-        inner.lingering.add_since(now.checked_sub(silence).unwrap_or(now), t, Some(other));
+
+    /// Those without records. Connections of this process may be among what is found. Who has died with the earlier one.
+    fn take_forwarded(mut self, inner: &Inner) -> Vec<IdleEntry> {
+        let Some(d) = &inner.datapath else { return Vec::new() };
+        let mut dead: Vec<_> = mem::take(&mut self.dead).iter().map(|t| d.idle_entry(t)).collect();
+        let mut over = self.lingers;
+        let is_ours = |leg: &Tuple| inner.is_routed(leg);
+        let walked = d.each_forwarded(|t, path| {
+            if self.known.contains(t) || is_ours(t) || d.leg(t).is_some() {
+                return true;
+            }
+            if path.tapped
+                && let Err(error) = d.untap(t)
+            {
+                tracing::warn!(leg = ?t, %error, "what is forwarded is still copied for a tap");
+            }
+            // the other one comes by itself, if it is there
+            let other =
+                d.other_leg(t).filter(|other| Orphan::new(0, [*t, *other]).client == *t || d.path(other).is_none());
+            if let Some(other) = other.filter(|other| !is_ours(other)) {
+                self.take(inner, d, *t, Some(other));
+                // a later end than it may have been: their places rest for longer
+                for (_, t, other) in self.over.drain(..) {
+                    over += 1;
+                    inner.lingering.add(t, Some(other));
+                }
+            }
+            !inner.stopping.load(Ordering::Relaxed)
+        });
+        if let Err(error) = walked {
+            tracing::warn!(%error, "path entries cannot be read: flows of an earlier process may not be listed");
+        }
+        dead.extend(self.dead.iter().map(|t| d.idle_entry(t)));
+        let Adoption { spliced, draining, .. } = self;
+        if spliced + draining + over + dead.len() > 0 {
+            tracing::info!(spliced, over, draining, dead = dead.len(), "took over from an earlier process");
+        }
+        dead
     }
-    let (weak, dead) = (Arc::downgrade(inner), dead.iter().map(|t| d.idle_entry(t)).collect());
-    std::thread::Builder::new()
-        .name("orphans".into())
-        .spawn(move || watch(&weak, dead))
-        .map(drop)
-        .map_err(|source| OpenError::Kernel { what: "orphan thread", source })
+}
+
+/// Half a flow goes nowhere. Its addresses may be another connection's by now, which stays.
+fn clear_half(d: &Datapath, [a, b]: [&Tuple; 2]) {
+    for (t, other) in [(a, b), (b, a)] {
+        let is_half = d.path(t).is_some_and(|p| p.flags & PathFlags::SPLICED != 0) && d.other_leg(t) == Some(*other);
+        if is_half {
+            d.forget(t);
+        } else {
+            d.forget_ended(t, None);
+        }
+    }
 }
 
 /// How long nothing has come, at least: entries note the time in coarse units, modulo 256.
@@ -264,7 +344,7 @@ fn look_at_all(inner: &Inner, d: &Datapath) -> Vec<Tuple> {
                     if let Err(error) = d.reset_forwarded(o.legs()) {
                         tracing::warn!(legs = ?o.legs(), %error, "a host was not told that its connection is over");
                     }
-                    d.forget_flow(o.legs());
+                    clear_half(d, o.legs());
                 }
             }
         }

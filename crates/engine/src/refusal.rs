@@ -1,7 +1,7 @@
 //! Why flows are not spliced, by name, and how many were and were not.
 
 use crate::OpenError;
-use longsplice_datapath::SwitchError;
+use longsplice_datapath::{Datapath, SwitchError, Tuple};
 use nix::libc;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -58,6 +58,8 @@ refusals! {
     Failed = "failed",
     /// A leg runs over the loopback device, where no tcx program is attached: its two ends are on this host.
     Loopback = "loopback",
+    /// A leg runs over a device that the data path is not attached to.
+    Unattached = "unattached",
     /// A leg was not seen from its SYN on.
     Untracked = "untracked",
     /// A leg received IP fragments, which the data path does not reassemble: a flow that is copied stays so, and one that is
@@ -90,6 +92,11 @@ impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+/// Why legs are not known to the data path.
+pub(crate) fn of_untracked(d: &Datapath, legs: &[Tuple]) -> Refusal {
+    if legs.iter().any(|leg| d.is_elsewhere(leg)) { Refusal::Unattached } else { Refusal::Untracked }
 }
 
 /// Why nothing is spliced, if the data path could not be opened.

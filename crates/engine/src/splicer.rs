@@ -19,7 +19,7 @@ use longsplice_datapath::{Datapath, OpenError, Options, Released, Tuple, registe
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
-    io,
+    io, iter,
     net::{IpAddr, SocketAddr},
     ops::{Bound, RangeInclusive},
     path::PathBuf,
@@ -269,6 +269,13 @@ pub(crate) fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static s
             vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"]
         }
         FlowState::Spliced | FlowState::Released => vec!["device", "forward", "device"],
+    }
+}
+
+impl Inner {
+    /// Is it a leg of a flow that this process has spliced?
+    pub fn is_routed(&self, leg: &Tuple) -> bool {
+        lock(&self.routes).contains_key(&self.hasher.hash_one(leg))
     }
 }
 
@@ -543,19 +550,24 @@ impl Splicer {
     /// if there is one. No lock is held for more than a page, and the data path is asked about what is listed alone.
     pub fn flows_after(&self, after: u64, most: usize, state: Option<FlowState>) -> Vec<FlowStatus> {
         let fits = |now: FlowState| state.is_none_or(|s| s == now);
-        let mut all: Vec<FlowStatus> = {
+        let orphans: Vec<FlowStatus> = {
             let orphans = lock(&self.inner.orphans);
             let later = orphans.range((Bound::Excluded(after), Bound::Unbounded));
             later.map(|(_, o)| o.status()).filter(|o| fits(o.state)).take(most).collect()
         };
-        let mut last = after;
+        // those that are taken over late have later numbers
+        let (mut all, mut earlier, mut last) = (Vec::new(), orphans.into_iter().peekable(), after);
         while all.len() < most
             && let Some(page) = self.page(last, PAGE)
         {
             last = page[page.len() - 1].id;
-            let fit = page.iter().filter(|f| fits(f.now().state)).take(most - all.len());
-            all.extend(fit.map(|f| f.status(self.datapath())));
+            for f in page.iter().filter(|f| fits(f.now().state)).take(most - all.len()) {
+                all.extend(iter::from_fn(|| earlier.next_if(|o| o.id < f.id)));
+                all.push(f.status(self.datapath()));
+            }
         }
+        all.extend(earlier);
+        all.truncate(most);
         all
     }
 

@@ -6,6 +6,7 @@ use crate::{
     errand::Purpose,
     holder::Holding,
     pump::Failed,
+    refusal,
     sessions::Begin,
     splicer::{Ears, lock},
 };
@@ -97,7 +98,10 @@ impl Relay {
             }
             Err(e) => {
                 self.wanted = false;
-                self.refuse_for_good(e.into());
+                self.refuse_for_good(match e {
+                    SwitchError::Untracked => refusal::of_untracked(datapath, &[a.leg, b.leg]),
+                    e => e.into(),
+                });
                 return Attempt::Copying;
             }
         };
