@@ -192,6 +192,11 @@ impl Leg {
         std::mem::replace(self, closed)
     }
 
+    /// Whether it has no socket: a flow has taken it, or closed it.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.socket, Socket::Gone)
+    }
+
     /// The same at the next drop.
     pub(crate) fn abort(&self) {
         let Some(s) = self.descriptor() else { return };

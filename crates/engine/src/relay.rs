@@ -528,7 +528,6 @@ impl Relay {
         }
         let Relay { splicer, listed, client, server, purpose, pump, .. } = self;
         let flow = listed.flow.clone();
-        drop(listed);
         let end = |client: Leg, server: Leg| {
             let shimmed = client.shimmed || server.shimmed;
             let known = !(client.is_only_copied() && server.is_only_copied());
@@ -540,12 +539,14 @@ impl Relay {
         match purpose {
             Purpose::Streams(done) => {
                 end(client, server);
+                drop(listed); // whoever waits for the end of all flows closes the data path then
                 done(ended, &flow.info);
             }
             Purpose::Message(errand) if how == How::Passed => {
                 let dir = &pump.dirs[errand.from];
                 let missing = dir.message.filter(|n| *n != u64::MAX).unwrap_or(0);
                 let passed = Passed { ended, missing, in_hand: dir.rest() };
+                drop(listed);
                 // the caller has gone away: nobody wants them any more
                 if let Some((client, server)) = errand.report(passed, Some((client, server))) {
                     end(client, server);
@@ -553,6 +554,7 @@ impl Relay {
             }
             Purpose::Message(errand) => {
                 end(client, server);
+                drop(listed);
                 errand.report(Passed { ended, missing: 0, in_hand: Bytes::new() }, None);
             }
         }

@@ -28,7 +28,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Sender, channel},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::Interest,
@@ -582,8 +582,12 @@ impl Splicer {
         true
     }
 
-    /// Closes a leg that is to join no flow, as it is closed when dropped, and forgets what the data path knows of it.
+    /// Closes a leg that is to join no flow, as it is closed when dropped, and forgets what the data path knows of it. One that a
+    /// flow has, or had at its end, is that flow's to forget.
     pub fn discard(&self, leg: Leg) {
+        if leg.is_gone() {
+            return;
+        }
         let (tuple, shimmed, known) = (leg.tuple(), leg.shimmed, !leg.is_only_copied());
         drop(leg);
         let Some(d) = self.datapath().filter(|_| known) else { return };
@@ -598,6 +602,14 @@ impl Splicer {
     pub async fn stopped(&self) {
         // The sender is in `self`.
         let _ = self.stop_signal().wait_for(|s| *s != Stop::Go).await;
+    }
+
+    /// Until all flows of this process have ended, and their sockets are closed. Whoever waited for one of them may be gone before.
+    pub async fn ended(&self) {
+        const LOOK: Duration = Duration::from_millis(5);
+        while !lock(&self.inner.flows).is_empty() {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Ends all flows now; `leave`: spliced ones go on in the kernel, without this process.

@@ -256,8 +256,12 @@ impl Server {
     /// Waits until no connection is left, at most for `limit`, and says how many are. Does not stop accepting.
     pub async fn drain(&self, limit: Duration) -> u64 {
         let mut live = self.shared.live.subscribe();
-        // The sender is in `self`: the wait ends with zero or with the limit.
-        let _ = timeout(limit, live.wait_for(|n| *n == 0)).await;
+        let ended = async {
+            // The sender is in `self`: the wait ends with zero or with the limit.
+            let _ = live.wait_for(|n| *n == 0).await;
+            self.shared.splicer.ended().await;
+        };
+        let _ = timeout(limit, ended).await;
         let shared = self.shared.clone();
         let flush = move || {
             shared.log.flush(FLUSH);
