@@ -155,7 +155,8 @@ impl Datapath {
         told.into_iter().collect::<io::Result<()>>().map(|()| true)
     }
 
-    /// The same for all flows, some ten thousand a second; what came of it.
+    /// The same for all flows, some ten thousand a second; what came of it. Also of those that a limit has taken back when nobody
+    /// had sockets for them any more.
     pub fn reset_all_forwarded(&self) -> Resets {
         let mut all = Resets::default();
         for (leg, _) in self.paths().iter().filter(|(_, p)| p.flags & PathFlags::SPLICED != 0) {
@@ -163,6 +164,11 @@ impl Datapath {
             match self.reset_forwarded([leg, &other]) {
                 Ok(is_reset) => all.reset += u64::from(is_reset),
                 Err(error) => (all.failed, all.error) = (all.failed + 1, Some(error)),
+            }
+        }
+        for (leg, _) in self.legs() {
+            if let Err(error) = self.reset_deserted(&leg) {
+                (all.failed, all.error) = (all.failed + 1, Some(error));
             }
         }
         all

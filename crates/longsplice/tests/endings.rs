@@ -7,12 +7,14 @@ use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
+use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use std::{
     fs,
-    io::{ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
+    thread,
     time::Duration,
 };
 
@@ -138,4 +140,84 @@ fn idle_connections_sleep() {
     // what they have passed is counted before
     eventually("less than one of them wakes somebody", || (in_a_while() < IDLE / 2).then_some(()));
     drop(connections);
+}
+
+const UPLOADS: usize = 8;
+const BODY: usize = 3_000_000;
+const BEGUN: usize = 1_000_000;
+
+/// Uploads that are spliced, of which so much has arrived: both ends of each. Nobody sends anything.
+fn uploads(place: &Place, leave: bool) -> (Running, Vec<TcpStream>) {
+    let (front, server) = (FORWARDER_TO_CLIENT.port(place.family, 3128), SERVER.port(place.family, PORT));
+    let mut arguments = vec!["--splice", "at-once", "--http"];
+    let at = front.to_string();
+    arguments.extend([at.as_str()].into_iter().chain(leave.then_some("--leave-flows")));
+    let proxy = Running::start(place.lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let mut all = Vec::new();
+    for _ in 0..UPLOADS {
+        let mut client = place.lab.client.run(|| running::connect(front));
+        write!(client, "PUT http://{server}/ HTTP/1.1\r\nHost: {server}\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
+        let mut server = place.listener.accept().unwrap().0;
+        server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            server.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| client.write_all(&vec![7; BEGUN]).unwrap());
+            server.read_exact(&mut vec![0; BEGUN]).unwrap();
+        });
+        all.extend([client, server]);
+    }
+    eventually("all are spliced", || {
+        let flows: Value = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+        (flows.as_array().unwrap().iter().filter(|f| f["state"] == "spliced").count() == UPLOADS).then_some(())
+    });
+    (proxy, all)
+}
+
+/// Tasks that had waited for a body to pass told the data path to forget its connections, before these were ended.
+#[test]
+fn needs_root_and_bpf_a_stop_resets_both_ends_of_uploads() {
+    for family in Family::BOTH {
+        let place = Place::new(family);
+        let (mut proxy, ends) = uploads(&place, false);
+        proxy.client(&["stop"]);
+        assert!(proxy.wait().success());
+        place.all_are_reset(&ends, "stop");
+        assert!(!place.pins.exist());
+    }
+}
+
+/// They pass to their ends, at which their servers are reset, since what they say then is nobody's to forward. Clients that wait
+/// for it hear of that at the last.
+#[test]
+fn needs_root_and_bpf_uploads_that_are_left_pass_to_their_ends() {
+    const MOST: usize = BODY - BEGUN - 100_000; // a reset may overtake what nobody has read yet
+    for family in Family::BOTH {
+        let place = Place::new(family);
+        let (mut proxy, ends) = uploads(&place, true);
+        proxy.signal(Signal::SIGTERM);
+        assert!(proxy.wait().success());
+        let mut clients = Vec::new();
+        for pair in ends.chunks(2) {
+            let [mut client, mut server] = [&pair[0], &pair[1]];
+            thread::scope(|scope| {
+                scope.spawn(|| server.read_exact(&mut vec![0; MOST]).unwrap());
+                client.write_all(&vec![7; MOST]).unwrap();
+            });
+            client.write_all(&vec![7; BODY - BEGUN - MOST]).unwrap();
+            let over = io::copy(&mut server, &mut io::sink());
+            assert!(over.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset), "the server is told");
+            clients.push(client);
+        }
+        place.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
+        for mut client in clients {
+            let heard = client.read(&mut [0]).map_err(|e| e.kind());
+            assert_eq!(heard, Err(ErrorKind::ConnectionReset));
+        }
+        assert!(!place.pins.exist());
+    }
 }
