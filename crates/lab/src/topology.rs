@@ -202,8 +202,8 @@ impl Lab {
         for namespace in lab.namespaces() {
             lab.quieten(namespace)?;
         }
-        lab.client.ip(&plan.end_host("c0", 1, &[CLIENT, CLIENT_SECOND]))?;
-        lab.server.ip(&plan.end_host("s0", 2, &[SERVER, SERVER_SECOND]))?;
+        lab.client.ip(&end_host("c0", 1, &[CLIENT, CLIENT_SECOND]))?;
+        lab.server.ip(&end_host("s0", 2, &[SERVER, SERVER_SECOND]))?;
         lab.forwarder.ip(&plan.forwarder())?;
         if let Some(segment) = &lab.segment {
             segment.ip(&plan.segment())?;
@@ -250,6 +250,44 @@ impl Lab {
         let value = if on { "1" } else { "0" };
         self.forwarder.sysctl("net.ipv4.ip_forward", value)?;
         self.forwarder.sysctl("net.ipv6.conf.all.forwarding", value)
+    }
+
+    /// Takes away the wire between forwarder and server of two devices, and both devices with it.
+    pub fn cut_server_wire(&self) -> Result<(), LabError> {
+        self.forwarder.ip("link del f1\n")
+    }
+
+    /// Lays it again: other devices, with the names, addresses and routes of those that were there at the start.
+    pub fn lay_server_wire(&self) -> Result<(), LabError> {
+        let (forwarder, server, mtu) = (self.forwarder.name(), self.server.name(), self.options.mtu_server);
+        let wire =
+            format!("link add name f1 mtu {mtu} netns {forwarder} type veth peer name s0 mtu {mtu} netns {server}\n");
+        run("ip", &["-batch", "-"], &wire)?;
+        self.set_offloads()?;
+        if self.options.in_order >= InOrder::EndHosts {
+            steer(&self.server, &["s0"], 0)?;
+        }
+        if self.options.in_order == InOrder::All {
+            steer(&self.forwarder, &["f1"], 1)?;
+        }
+        self.server.ip(&end_host("s0", 2, &[SERVER, SERVER_SECOND]))?;
+        self.forwarder.ip(&addresses_of("f1", &[FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND]))
+    }
+
+    /// Takes one of the forwarder's devices down.
+    pub fn take_down(&self, device: &str) -> Result<(), LabError> {
+        self.forwarder.ip(&format!("link set {device} down\n"))
+    }
+
+    /// Brings it up again. Addresses of IPv6, which the kernel has removed, are put back.
+    pub fn bring_up(&self, device: &str) -> Result<(), LabError> {
+        let side = if device == self.client_device() { 1 } else { 2 };
+        let own = [FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
+        let mut batch = format!("link set {device} up\n");
+        for address in own.iter().filter(|a| self.shape == Shape::OneArmed || a.v4.octets()[2] == side) {
+            let _ = writeln!(batch, "addr replace {}/64 dev {device} nodad", address.v6);
+        }
+        self.forwarder.ip(&batch)
     }
 
     /// Removes the labs of processes that no longer exist, and what still runs in them. Gives the number of
@@ -397,13 +435,6 @@ impl Plan<'_> {
         format!("02:{end:02x}:{pid_high:02x}:{pid_low:02x}:{number_high:02x}:{number_low:02x}")
     }
 
-    fn end_host(&self, device: &str, side: u8, addresses: &[Address]) -> String {
-        let gateway = Address::new(side, 1);
-        let mut batch = addresses_of(device, addresses);
-        let _ = writeln!(batch, "route add default via {}\nroute add default via {}", gateway.v4, gateway.v6);
-        batch
-    }
-
     fn forwarder(&self) -> String {
         let to_server = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
         match self.shape {
@@ -431,6 +462,13 @@ impl Plan<'_> {
         }
         batch
     }
+}
+
+fn end_host(device: &str, side: u8, addresses: &[Address]) -> String {
+    let gateway = Address::new(side, 1);
+    let mut batch = addresses_of(device, addresses);
+    let _ = writeln!(batch, "route add default via {}\nroute add default via {}", gateway.v4, gateway.v6);
+    batch
 }
 
 fn addresses_of(device: &str, addresses: &[Address]) -> String {

@@ -83,10 +83,10 @@ pub enum Ending {
     ResetReceived(u64),
 }
 
-/// Reading stops at a position for a while.
+/// Reading, or sending, stops at a position for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// When so many bytes have been read.
+    /// When so many bytes have been read, or sent.
     pub at: u64,
     /// For so long.
     pub lasting: Duration,
@@ -130,6 +130,8 @@ pub struct Script {
     pub read_size: usize,
     /// Where reading sleeps, in order of position.
     pub pauses: Vec<Pause>,
+    /// Where sending sleeps, in order of position. The pace does not catch up on it.
+    pub rests: Vec<Pause>,
     /// Reading stops for good here; the window closes when the buffer is full.
     pub stop_reading_at: Option<u64>,
     /// SO_RCVBUF, before the handshake.
@@ -161,6 +163,7 @@ impl Script {
             ending: Ending::HalfClose,
             read_size: 64 * 1024,
             pauses: Vec::new(),
+            rests: Vec::new(),
             stop_reading_at: None,
             receive_buffer: None,
             send_buffer: None,
@@ -224,6 +227,12 @@ impl Script {
     /// Reading sleeps at this position; call it in order of position.
     pub fn pause(mut self, at: u64, lasting: Duration) -> Self {
         self.pauses.push(Pause { at, lasting });
+        self
+    }
+
+    /// Sending sleeps at this position; call it in order of position.
+    pub fn rest(mut self, at: u64, lasting: Duration) -> Self {
+        self.rests.push(Pause { at, lasting });
         self
     }
 

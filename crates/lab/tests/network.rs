@@ -73,6 +73,21 @@ fn second_addresses_work() {
 }
 
 #[test]
+fn devices_that_were_gone_carry_traffic_again() {
+    let lab = routed(Shape::TwoDevices, Options::default());
+    for device in [lab.client_device(), lab.server_device()] {
+        lab.take_down(device).expect("down");
+        lab.bring_up(device).expect("up");
+    }
+    lab.cut_server_wire().expect("cut");
+    lab.lay_server_wire().expect("laid");
+    for family in Family::BOTH {
+        let (client, server) = megabytes(&lab, family);
+        intact(&client, &server).unwrap_or_else(|why| panic!("{family:?}: {why}"));
+    }
+}
+
+#[test]
 fn labs_do_not_see_each_other() {
     let labs: Vec<Lab> = (0..8).map(|i| routed(SHAPES[i % 2], Options::default())).collect();
     std::thread::scope(|scope| {

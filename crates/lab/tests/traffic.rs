@@ -187,6 +187,16 @@ fn pauses_stop_the_reader_and_do_not_count_as_gaps() {
 }
 
 #[test]
+fn rests_stop_the_writer_and_are_not_caught_up_on() {
+    const REST: Duration = Duration::from_millis(700);
+    let opener = Script::opener(1).bytes(100_000).pace(200_000).chunks(Chunks::Fixed(1000)).rest(40_000, REST);
+    let (client, server) = exchange(&lab(), &opener, Script::answerer());
+    intact(&client, &server).unwrap();
+    assert!(server.longest_gap >= REST / 2 && server.longest_gap_at == 40_000, "{server}");
+    assert!(client.duration >= REST + Duration::from_millis(490), "{client}");
+}
+
+#[test]
 fn a_gap_is_measured_where_it_is() {
     // The opener waits for bytes that the answerer delays.
     let answerer = Script::answerer_of(2).bytes(100).start(Start::Delay(Duration::from_millis(200)));

@@ -225,20 +225,26 @@ impl Conversation<'_> {
         let mut random = StdRng::seed_from_u64(seed);
         let mut buffer = Vec::new();
         let mut urgent = self.script.urgent.iter().peekable();
-        let began = Instant::now();
+        let mut rests = self.script.rests.iter().peekable();
+        let (began, mut rested) = (Instant::now(), Duration::ZERO);
         while let Some(room) = self.room(sender.sent, began)? {
+            while let Some(rest) = rests.next_if(|rest| rest.at <= sender.sent) {
+                self.sleep_until(Instant::now() + rest.lasting)?;
+                rested += rest.lasting;
+            }
+            let to_rest = rests.peek().map_or(u64::MAX, |rest| rest.at - sender.sent);
             let to_mark = match urgent.peek() {
                 Some(at) if **at == sender.sent => 1,
                 Some(at) => **at - sender.sent,
                 None => u64::MAX,
             };
-            let chunk = (self.chunk(&mut random) as u64).min(room).min(to_mark);
+            let chunk = (self.chunk(&mut random) as u64).min(room).min(to_mark).min(to_rest);
             buffer.resize(chunk as usize, 0);
             pattern::fill(seed, sender.sent, &mut buffer);
             let flags = if urgent.next_if_eq(&&sender.sent).is_some() { libc::MSG_OOB } else { 0 };
             self.write_chunk(&buffer, flags, sender)?;
             if let Some(pace) = self.script.pace {
-                self.sleep_until(began + Duration::from_secs_f64(sender.sent as f64 / pace as f64))?;
+                self.sleep_until(began + rested + Duration::from_secs_f64(sender.sent as f64 / pace as f64))?;
             }
         }
         Ok(())
