@@ -239,7 +239,8 @@ impl fmt::Display for Holdings {
 }
 
 impl Holdings {
-    pub(crate) fn of(folder: &Path) -> io::Result<Holdings> {
+    /// What the tables that are pinned in a folder hold now, whoever uses them.
+    pub fn of(folder: &Path) -> io::Result<Holdings> {
         const LISTENS_FOREIGN: u8 = abi::listens::LISTENS_FOREIGN.0 as u8;
         let map = |name| match folder.join(name) {
             path if path.exists() => MapHandle::from_pinned_path(path).map(Some).map_err(io_error),

@@ -10,13 +10,12 @@ use longsplice_lab::{
     traffic::{self, Ending, How, Report, Script, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
-use running::{LONGSPLICE, Pins, Running, connect, eventually, round_trip};
+use running::{Control, LONGSPLICE, Pins, Running, connect, eventually, round_trip};
 use serde_json::{Value, json};
 use std::{
     collections::{HashMap, HashSet},
-    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::net::UnixStream,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -56,32 +55,6 @@ impl Dice {
 
     fn micros(&mut self, limit: u64) -> Duration {
         Duration::from_micros(self.below(limit))
-    }
-}
-
-/// The control socket, without waiting for more than the caller wants to.
-struct Control(BufReader<UnixStream>);
-
-impl Control {
-    fn of(proxy: &Running) -> Control {
-        let stream = UnixStream::connect(proxy.control()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        Control(BufReader::new(stream))
-    }
-
-    fn send(&mut self, requests: &str) {
-        self.0.get_mut().write_all(requests.as_bytes()).unwrap();
-    }
-
-    fn answer(&mut self) -> Value {
-        let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-
-    fn flows(&mut self) -> Vec<Value> {
-        self.send("{\"version\":1,\"ask\":\"ls\"}\n");
-        self.answer()["flows"].as_array().unwrap().clone()
     }
 }
 

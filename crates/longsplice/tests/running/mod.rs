@@ -11,9 +11,12 @@ use nix::{
 use serde_json::Value;
 use std::{
     fs::{self, File},
-    io::{Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::unix::fs::{MetadataExt, chown},
+    os::unix::{
+        fs::{MetadataExt, chown},
+        net::UnixStream,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
@@ -53,6 +56,10 @@ impl Pins {
 
     pub fn exist(&self) -> bool {
         self.0.exists()
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 }
 
@@ -238,6 +245,45 @@ impl Drop for Running {
             eprintln!("--- the proxy said:\n{}", self.messages());
         }
         self.kill();
+    }
+}
+
+/// The control socket, without waiting for more than the caller wants to.
+pub struct Control(BufReader<UnixStream>);
+
+impl Control {
+    pub fn of(proxy: &Running) -> Control {
+        Control::at(proxy.control()).unwrap()
+    }
+
+    /// Of whoever listens there, if anybody does.
+    pub fn at(path: &Path) -> io::Result<Control> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Control(BufReader::new(stream)))
+    }
+
+    pub fn send(&mut self, requests: &str) {
+        self.0.get_mut().write_all(requests.as_bytes()).unwrap();
+    }
+
+    pub fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// Asks this; the answer, unless the program has gone.
+    pub fn ask(&mut self, request: &Value) -> io::Result<Value> {
+        self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    pub fn flows(&mut self) -> Vec<Value> {
+        self.send("{\"version\":1,\"ask\":\"ls\"}\n");
+        self.answer()["flows"].as_array().unwrap().clone()
     }
 }
 
