@@ -2,16 +2,18 @@
 
 CARGO ?= cargo
 OUT ?= target/demo
+SOAK_SECONDS ?= 3600
 PATH := $(HOME)/.cargo/bin:$(PATH)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo,)
 BIN = $${CARGO_TARGET_DIR:-target}/dist/longsplice
 
-.PHONY: help build demo test kernels kernels-short bench lint shell man install-deps
+.PHONY: help build demo test soak kernels kernels-short bench lint shell man install-deps
 
 help:
 	@echo 'make build         target/dist/longsplice'
 	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
 	@echo 'make test          all tests (root: they make network namespaces)'
+	@echo 'make soak          everything at once for an hour, or SOAK_SECONDS=... (root)'
 	@echo 'make kernels       the build on other kernels, in virtual machines (half an hour, root)'
 	@echo 'make kernels-short a smoke test on the oldest and the newest of them (minutes, root)'
 	@echo 'make bench         the figures of the README (root)'
@@ -34,6 +36,12 @@ demo: build
 test: install-deps
 	RUST_BACKTRACE=0 $(CARGO) test --release --locked --workspace --no-fail-fast
 	@echo 'make test: all tests passed'
+
+# A part of `make test`, too, where it takes some minutes. LONGSPLICE_SOAK_SEED=... repeats one that has failed.
+soak: install-deps
+	RUST_BACKTRACE=0 LONGSPLICE_SOAK_SECONDS=$(SOAK_SECONDS) \
+		$(CARGO) test --release --locked -p longsplice --test soak -- --nocapture
+	@echo 'make soak: nothing wrong, nothing hung, nothing left'
 
 kernels: install-deps
 	@$(SUDO) dist/install-deps kernels

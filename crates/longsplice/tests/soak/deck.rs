@@ -1,0 +1,305 @@
+//! What happens to the network and to the program while there is traffic: a deck of cards, shuffled again and again.
+
+use crate::{
+    ledger::Harm,
+    program::{Going, Means, Program},
+    running::Control,
+    traffic::Traffic,
+};
+use longsplice_lab::{Impair, Lab, Namespace, Way};
+use rand::{RngExt, rngs::SmallRng, seq::SliceRandom};
+use std::{
+    sync::{Arc, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Whether MTUs change, too.
+const MTU_CHANGES: bool = false;
+/// Whether next hops may change while flows are taken back. One that is on its way back sends what was lost by the next hop that
+/// it knew, until its socket speaks.
+const HOPS_CHANGE_AT_ANY_TIME: bool = false;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Card {
+    /// A host has another Ethernet address.
+    Neighbour,
+    /// We have.
+    OwnAddress,
+    /// The route to the server moves to a second wire, and back.
+    Route,
+    /// A device is down for a while.
+    Down,
+    /// A device is deleted and made again.
+    Remade,
+    /// Packets are lost, come twice and out of order.
+    Losses,
+    /// Many flows are told to change sides, again and again.
+    Storm,
+    /// A link carries less for a while.
+    Mtu,
+    /// Killed, and started again at once.
+    Killed,
+    /// Killed while flows are told to change sides, and started again after a while.
+    KilledInStorm,
+    /// Killed while a device is down.
+    KilledWhileDown,
+    /// Stopped, leaving what is forwarded.
+    Left,
+    /// Killed, and then there are few descriptors.
+    FewDescriptors,
+    /// Stopped, and then there is little room in the tables.
+    FewFlows,
+}
+
+/// Those that the process survives.
+const NETWORK: [Card; 8] =
+    [Card::Neighbour, Card::OwnAddress, Card::Route, Card::Down, Card::Remade, Card::Losses, Card::Storm, Card::Mtu];
+const PROCESS: [Card; 6] =
+    [Card::Killed, Card::KilledInStorm, Card::KilledWhileDown, Card::Left, Card::FewDescriptors, Card::FewFlows];
+
+impl Card {
+    /// A shuffled deck; `process`: with what ends the process.
+    pub fn deck(process: bool, r: &mut SmallRng) -> Vec<Card> {
+        let network = NETWORK.into_iter().filter(|card| MTU_CHANGES || *card != Card::Mtu);
+        let mut deck: Vec<Card> = network.chain(PROCESS.into_iter().filter(|_| process)).collect();
+        deck.shuffle(r);
+        deck
+    }
+}
+
+/// Where it all happens.
+pub struct Stage {
+    pub program: Program,
+    pub traffic: Arc<Traffic>,
+    pub r: SmallRng,
+    pub lab: Lab,
+}
+
+fn ip(host: &Namespace, commands: &[String]) {
+    for line in commands {
+        host.execute("ip", &line.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("ip {line}: {e}"));
+    }
+}
+
+/// Another wire between forwarder and server, which nothing uses yet; and hosts hear of our addresses.
+pub fn prepare(lab: &Lab) {
+    ip(&lab.forwarder, &[format!("link add f2 type veth peer name s1 netns {}", lab.server.path().display())]);
+    for (host, device, number) in [(&lab.forwarder, "f2", 1), (&lab.server, "s1", 2)] {
+        let addresses =
+            [format!("10.77.3.{number}/24 dev {device}"), format!("fd77:3::{number}/64 dev {device} nodad")];
+        ip(host, &addresses.map(|address| format!("addr add {address}")));
+        ip(host, &[format!("link set {device} up")]);
+    }
+    announce(&lab.forwarder, true);
+}
+
+/// Whether others are told of new addresses. Who is not told finds out when it asks, which may take half a minute.
+fn announce(host: &Namespace, tells: bool) {
+    for setting in ["net.ipv4.conf.all.arp_notify", "net.ipv6.conf.all.ndisc_notify"] {
+        host.sysctl(setting, if tells { "1" } else { "0" }).expect("sysctl");
+    }
+}
+
+impl Stage {
+    /// Some time, in milliseconds; over sooner if something has failed.
+    pub fn pass(&mut self, low: u64, high: u64) {
+        let end = Instant::now() + Duration::from_millis(self.r.random_range(low..high));
+        while Instant::now() < end && self.traffic.ledger.failures().is_empty() {
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.traffic.ledger.settle(false);
+    }
+
+    fn address(&mut self) -> String {
+        let [a, b, c]: [u8; 3] = self.r.random();
+        format!("address 02:77:00:{a:02x}:{b:02x}:{c:02x}")
+    }
+
+    fn device(&mut self) -> &'static str {
+        ["f0", "f1"][self.r.random_range(0..2)]
+    }
+
+    pub fn play(&mut self, card: Card) {
+        if HOPS_CHANGE_AT_ANY_TIME || !matches!(card, Card::Neighbour | Card::Remade) {
+            return self.happen(card);
+        }
+        let (told, traffic) = (self.program.told.clone(), self.traffic.clone());
+        let _nobody_tells = told.lock().unwrap_or_else(PoisonError::into_inner);
+        traffic.silence(true);
+        self.pass(200, 300);
+        self.happen(card);
+        traffic.silence(false);
+    }
+
+    fn happen(&mut self, card: Card) {
+        let traffic = self.traffic.clone();
+        let ledger = &traffic.ledger;
+        match card {
+            Card::Neighbour => {
+                let is_client = self.r.random();
+                let address = self.address();
+                let (host, device) = if is_client { (&self.lab.client, "c0") } else { (&self.lab.server, "s0") };
+                let tells = self.r.random();
+                ledger.note(&format!("{device} gets {address}, and tells others: {tells}"));
+                announce(host, tells);
+                ip(host, &[format!("link set {device} {address}")]);
+                self.pass(3000, 6000);
+            }
+            Card::OwnAddress => {
+                let (device, address) = (self.device(), self.address());
+                ledger.note(&format!("{device} gets {address}"));
+                ip(&self.lab.forwarder, &[format!("link set {device} {address}")]);
+                self.pass(2000, 4000);
+            }
+            Card::Route => {
+                ledger.note("the server is reached by f2");
+                self.route("add");
+                self.pass(2000, 5000);
+                ledger.note("... and by f1 again");
+                self.route("del");
+                self.pass(1000, 3000);
+            }
+            Card::Down => {
+                let device = self.device();
+                let down = ledger.begins(&format!("{device} is down"), Harm::New);
+                self.lab.take_down(device).expect("down");
+                self.pass(200, 2500);
+                self.lab.bring_up(device).expect("up");
+                ledger.ends(down);
+                self.pass(2000, 4000);
+            }
+            Card::Remade => {
+                let gone = ledger.begins("f1 is deleted, and made again", Harm::New);
+                self.lab.cut_server_wire().expect("deleted");
+                self.pass(1, 1500);
+                self.lab.lay_server_wire().expect("made");
+                ledger.ends(gone);
+                self.pass(3000, 5000);
+            }
+            Card::Losses => {
+                let way = [Way::FromClient, Way::ToClient][self.r.random_range(0..2)];
+                let losses =
+                    Impair { loss: 0.01, duplicate: 0.01, reorder: 0.02, seed: self.r.random(), ..Impair::NONE };
+                ledger.note(&format!("losses: {way:?}"));
+                let impairment = self.lab.impair(way, losses).expect("an impairment");
+                self.pass(3000, 6000);
+                drop(impairment);
+                ledger.note("no more losses");
+            }
+            Card::Storm => {
+                ledger.note("a storm of commands");
+                self.storm(Duration::from_millis(2000));
+            }
+            Card::Mtu => {
+                let (forwarder, host, ours, theirs) = if self.r.random() {
+                    (&self.lab.forwarder, &self.lab.client, "f0", "c0")
+                } else {
+                    (&self.lab.forwarder, &self.lab.server, "f1", "s0")
+                };
+                let set = |mtu: u32| {
+                    ledger.note(&format!("{ours} and {theirs} carry {mtu} bytes"));
+                    ip(forwarder, &[format!("link set {ours} mtu {mtu}")]);
+                    ip(host, &[format!("link set {theirs} mtu {mtu}")]);
+                };
+                set(1300);
+                thread::sleep(Duration::from_secs(4));
+                set(1500);
+                self.pass(1000, 3000);
+            }
+            Card::Killed => {
+                self.pass(0, 1000);
+                self.replace(Going::Killed, Means::Ample, |_| {});
+                self.pass(1000, 4000);
+            }
+            Card::KilledInStorm => {
+                self.storm(Duration::from_millis(500));
+                let pause = self.r.random_range(0..2000);
+                self.replace(Going::Killed, Means::Ample, |_| thread::sleep(Duration::from_millis(pause)));
+                self.pass(1000, 4000);
+            }
+            Card::KilledWhileDown => {
+                let device = self.device();
+                let down = ledger.begins(&format!("{device} is down"), Harm::New);
+                self.keep_addresses(true); // a program is not started without those that it listens on
+                self.lab.take_down(device).expect("down");
+                self.pass(1, 500);
+                let before = self.r.random();
+                let up = |lab: &Lab| lab.bring_up(device).expect("up");
+                self.replace(Going::Killed, Means::Ample, |lab| {
+                    if before {
+                        up(lab)
+                    }
+                });
+                if !before {
+                    up(&self.lab);
+                }
+                self.keep_addresses(false);
+                ledger.ends(down);
+                self.pass(2000, 4000);
+            }
+            Card::Left => {
+                self.replace(Going::Leaving, Means::Ample, |_| {});
+                self.pass(1000, 4000);
+            }
+            Card::FewDescriptors => {
+                let few = ledger.begins("few descriptors", Harm::New);
+                self.replace(Going::Killed, Means::FewDescriptors, |_| {});
+                self.pass(8000, 12_000);
+                self.replace(Going::Killed, Means::Ample, |_| {});
+                ledger.ends(few);
+                self.pass(1000, 2000);
+            }
+            Card::FewFlows => {
+                self.replace(Going::Clean, Means::FewFlows, |_| {});
+                self.pass(6000, 10_000);
+                self.full_tables();
+                self.replace(Going::Clean, Means::Ample, |_| {});
+                self.pass(1000, 2000);
+            }
+        }
+    }
+
+    /// Another process, after what happens between the two.
+    pub fn replace(&mut self, how: Going, means: Means, meanwhile: impl FnOnce(&Lab)) {
+        let lab = &self.lab;
+        self.program.replace(lab, &self.traffic.ledger, how, means, || meanwhile(lab));
+    }
+
+    /// Those of IPv6, of devices that are taken down.
+    fn keep_addresses(&self, keep: bool) {
+        let value = if keep { "1" } else { "0" };
+        self.lab.forwarder.sysctl("net.ipv6.conf.all.keep_addr_on_down", value).expect("sysctl");
+    }
+
+    fn route(&self, change: &str) {
+        let there = ["10.77.2.2/32 via 10.77.3.2 dev f2", "fd77:2::2/128 via fd77:3::2 dev f2"];
+        let mut back = Vec::from(["10.77.2.1/32", "10.77.2.11/32"].map(|own| format!("{own} via 10.77.3.1 dev s1")));
+        back.extend(["fd77:2::1/128", "fd77:2::b/128"].map(|own| format!("{own} via fd77:3::1 dev s1")));
+        ip(&self.lab.forwarder, &there.map(|route| format!("route {change} {route}")));
+        ip(&self.lab.server, &back.iter().map(|route| format!("route {change} {route}")).collect::<Vec<_>>());
+    }
+
+    fn storm(&mut self, time: Duration) {
+        let told = self.program.told.clone();
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut control = Control::of(self.program.running());
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            told.tell_some(&mut control, 10, &mut self.r).expect("the program answers");
+            thread::sleep(Duration::from_micros(self.r.random_range(0..20_000)));
+        }
+    }
+
+    /// There was less room than was asked for, or this was no test.
+    fn full_tables(&self) {
+        let flows = Control::of(self.program.running()).flows();
+        let refused = |flow: &&serde_json::Value| flow["refusal"] == "table-full" || flow["refusal"] == "untracked";
+        let refused = flows.iter().filter(refused).count();
+        let all = self.program.verdict("table-full");
+        self.traffic
+            .ledger
+            .note(&format!("{refused} of {} flows, and {all} legs all told, have found no room", flows.len()));
+        assert!(all > 0, "the tables were not full");
+    }
+}

@@ -1,0 +1,387 @@
+//! What has happened, and whether each connection became what it had to become.
+
+use crate::plan::{Kind, Plan};
+use longsplice_lab::traffic::{How, Report, Side, intact};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    io::{self, ErrorKind},
+    net::SocketAddr,
+    sync::{Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+
+/// What the network has been through may be felt for so long by connections that are being made.
+const AFTERMATH: Duration = Duration::from_secs(2);
+/// A server may hear of a connection so long after its client has given it up.
+const LATE: Duration = Duration::from_secs(30);
+/// Connections of which one may be reset before a byte has come: the kernel does it to plain servers, too (ARCHITECTURE.md).
+const UNHEARD: usize = 50_000;
+
+/// Who may fail for something that has happened.
+#[derive(Clone, Debug)]
+pub enum Harm {
+    /// Nobody.
+    None,
+    /// Connections that are just being made, and requests, which may need one.
+    New,
+    /// The process goes, and with it all but these clients.
+    AllBut(HashSet<SocketAddr>),
+}
+
+struct Event {
+    what: String,
+    from: Instant,
+    until: Option<Instant>,
+    harm: Harm,
+}
+
+impl Event {
+    /// Was it between these moments?
+    fn meets(&self, from: Instant, until: Instant) -> bool {
+        self.from <= until && self.until.is_none_or(|end| end + AFTERMATH >= from)
+    }
+}
+
+struct Stream {
+    kind: Kind,
+    via: &'static str,
+    began: Instant,
+    /// When its server knew whose it is.
+    arrived: Option<Instant>,
+    client: Option<(Instant, Result<Report, io::Error>)>,
+    server: Option<(Instant, Report)>,
+}
+
+/// What became of streams and requests.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Streams that were all they had to be, by kind.
+    pub whole: BTreeMap<Kind, usize>,
+    /// Streams that might end, and what they were.
+    pub excused: BTreeMap<Kind, usize>,
+    /// Streams that outlived a process, counted for each.
+    pub outlived: usize,
+    /// Bytes that were checked.
+    pub bytes: u64,
+    /// Connections without a byte.
+    pub unheard: usize,
+    /// Requests that were answered as they had to be.
+    pub requests: usize,
+    /// Of these, such as were not the first of their connection.
+    pub reused: usize,
+    /// Requests that might fail, and did.
+    pub failed_requests: usize,
+    /// Ends that waited for long, after a stop of which they could not be told.
+    pub untold: usize,
+}
+
+#[derive(Default)]
+struct Book {
+    streams: HashMap<u64, Stream>,
+    known: HashSet<u64>,
+    events: Vec<Event>,
+    failures: Vec<String>,
+    /// Ends of flows of which the program has said that it could not tell them of its stop, and when.
+    untold: Vec<Instant>,
+    tally: Tally,
+}
+
+pub struct Ledger {
+    began: Instant,
+    book: Mutex<Book>,
+}
+
+/// The number of something that goes on.
+#[derive(Clone, Copy)]
+pub struct Going(usize);
+
+impl Ledger {
+    pub fn new() -> Ledger {
+        Ledger { began: Instant::now(), book: Mutex::default() }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().expect("nothing panics under this lock")
+    }
+
+    // ---- events
+
+    /// From now on.
+    pub fn begins(&self, what: &str, harm: Harm) -> Going {
+        eprintln!("{:7.1} s  {what}", self.began.elapsed().as_secs_f64());
+        let mut book = self.book();
+        book.events.push(Event { what: what.to_owned(), from: Instant::now(), until: None, harm });
+        Going(book.events.len() - 1)
+    }
+
+    /// Who is harmed becomes known while it goes on.
+    pub fn harms(&self, going: Going, harm: Harm) {
+        self.book().events[going.0].harm = harm;
+    }
+
+    pub fn ends(&self, going: Going) {
+        self.book().events[going.0].until = Some(Instant::now());
+    }
+
+    /// Harmless, and over at once.
+    pub fn note(&self, what: &str) {
+        let going = self.begins(what, Harm::None);
+        self.ends(going);
+    }
+
+    // ---- streams
+
+    pub fn begin(&self, seed: u64, kind: Kind, via: &'static str) {
+        let stream = Stream { kind, via, began: Instant::now(), arrived: None, client: None, server: None };
+        let mut book = self.book();
+        book.known.insert(seed);
+        book.streams.insert(seed, stream);
+    }
+
+    /// The first word of what came to a server: what the server is to do.
+    pub fn arrived(&self, seed: u64) -> Option<Plan> {
+        let mut book = self.book();
+        if !book.known.contains(&seed) {
+            book.fail(self, format!("wrong bytes: a stream begins with {seed:#x}, as none does that was sent"));
+            return None;
+        }
+        match book.streams.get_mut(&seed) {
+            Some(stream) if stream.arrived.is_none() => {
+                stream.arrived = Some(Instant::now());
+                Plan::of(seed)
+            }
+            // judged already, as one that had an excuse, or failed
+            None => None,
+            Some(_) => {
+                book.fail(self, format!("wrong bytes: stream {seed:#x} has come to a server twice"));
+                None
+            }
+        }
+    }
+
+    pub fn client_done(&self, seed: u64, report: Result<Report, io::Error>) {
+        let mut book = self.book();
+        if let Some(stream) = book.streams.get_mut(&seed) {
+            stream.client = Some((Instant::now(), report));
+        }
+        book.settle(self, seed, false);
+    }
+
+    pub fn server_done(&self, seed: u64, report: Report) {
+        let mut book = self.book();
+        if let Some(stream) = book.streams.get_mut(&seed) {
+            stream.server = Some((Instant::now(), report));
+        }
+        book.settle(self, seed, false);
+    }
+
+    /// Judges what its server will hear of no more. `all`: there is no traffic any more.
+    pub fn settle(&self, all: bool) {
+        let mut book = self.book();
+        let is_left =
+            |s: &Stream| s.arrived.is_none() && s.client.as_ref().is_some_and(|(at, _)| all || at.elapsed() > LATE);
+        let left: Vec<u64> = book.streams.iter().filter(|(_, s)| is_left(s)).map(|(seed, _)| *seed).collect();
+        left.into_iter().for_each(|seed| book.settle(self, seed, true));
+    }
+
+    // ---- requests
+
+    pub fn answered(&self, bytes: u64, reused: bool) {
+        let tally = &mut self.book().tally;
+        tally.requests += 1;
+        tally.reused += usize::from(reused);
+        tally.bytes += bytes;
+    }
+
+    /// A request has failed of which the last that is known for sure was at `since`.
+    pub fn unanswered(&self, since: Instant, what: String) {
+        let mut book = self.book();
+        if book.events.iter().any(|e| !matches!(e.harm, Harm::None) && e.meets(since, Instant::now())) {
+            book.tally.failed_requests += 1;
+        } else {
+            book.fail(self, what);
+        }
+    }
+
+    /// So many flows could not be told of a stop, as the program has said itself: their hosts may wait.
+    pub fn untold(&self, flows: usize) {
+        let now = Instant::now();
+        self.book().untold.extend(vec![now; 2 * flows]);
+    }
+
+    /// An end of a connection of HTTP waits in vain, since then.
+    pub fn hung(&self, since: Instant, what: String) {
+        let mut book = self.book();
+        if !book.is_untold(since, 1) {
+            book.fail(self, format!("hung: {what}"));
+        }
+    }
+
+    // ---- the end
+
+    /// What nothing excuses.
+    pub fn fail(&self, what: String) {
+        self.book().fail(self, what);
+    }
+
+    pub fn failures(&self) -> Vec<String> {
+        self.book().failures.clone()
+    }
+
+    /// Those that are not over, or not judged.
+    pub fn open(&self) -> Vec<String> {
+        let book = self.book();
+        let is = |(seed, s): (&u64, &Stream)| {
+            let ends = [s.client.is_some(), s.arrived.is_some(), s.server.is_some()];
+            format!(
+                "{seed:#x} {:?} {} since {:?}: client done, arrived, server done: {ends:?}",
+                s.kind,
+                s.via,
+                s.began.elapsed()
+            )
+        };
+        book.streams.iter().map(is).collect()
+    }
+
+    /// What has happened last.
+    pub fn last_events(&self, most: usize) -> String {
+        let book = self.book();
+        let time = |at: Instant| (at - self.began).as_secs_f64();
+        let line = |e: &Event| {
+            let until = e.until.map_or("...".to_owned(), |at| format!("{:.1}", time(at)));
+            format!("{:7.1} s to {until} s  {}\n", time(e.from), e.what)
+        };
+        book.events.iter().rev().take(most).rev().map(line).collect()
+    }
+
+    pub fn tally<T>(&self, look: impl FnOnce(&Tally) -> T) -> T {
+        look(&self.book().tally)
+    }
+}
+
+impl Book {
+    fn fail(&mut self, ledger: &Ledger, what: String) {
+        let what = format!("{:7.1} s  {what}", ledger.began.elapsed().as_secs_f64());
+        eprintln!("FAILED: {what}");
+        self.failures.push(what);
+    }
+
+    fn settle(&mut self, ledger: &Ledger, seed: u64, is_late: bool) {
+        let is_over = |s: &Stream| s.client.is_some() && (s.server.is_some() || (s.arrived.is_none() && is_late));
+        if !self.streams.get(&seed).is_some_and(is_over) {
+            return;
+        }
+        let Some(stream) = self.streams.remove(&seed) else { return };
+        if let Err(why) = self.judge(seed, &stream) {
+            let Stream { kind, via, .. } = stream;
+            let ends = stream.client.iter().map(|(at, _)| *at).chain(stream.server.iter().map(|(at, _)| *at));
+            let ends: Vec<_> = ends.map(|at| (at - ledger.began).as_secs_f64()).collect();
+            let began = (stream.began - ledger.began).as_secs_f64();
+            let local = stream.local();
+            self.fail(
+                ledger,
+                format!("{why}\n  {seed:#x}, {kind:?} by {via}, from {local:?}, since {began:.1} s, ends {ends:.1?}"),
+            );
+        }
+    }
+
+    fn judge(&mut self, seed: u64, s: &Stream) -> Result<(), String> {
+        let server = s.server.as_ref().map(|(_, report)| report);
+        let client = match s.client.as_ref().map(|(_, report)| report) {
+            Some(Ok(report)) => report,
+            Some(Err(error)) if is_waiting(error) && self.is_untold(s.began, 1) => return Ok(()),
+            Some(Err(error)) if is_waiting(error) => return Err(format!("hung: {error}")),
+            Some(Err(error)) if self.excuses(s) => return self.excused(s),
+            Some(Err(error)) => return Err(format!("not connected: {error}")),
+            None => return Ok(()),
+        };
+        let reports = || [Some(client), server].into_iter().flatten();
+        self.tally.bytes += reports().map(|r| r.received).sum::<u64>();
+        let all = || reports().map(|r| format!("\n  {r}")).collect::<String>();
+        if reports().any(|r| r.mismatch.is_some()) {
+            return Err(format!("wrong bytes{}", all()));
+        }
+        if server.is_some_and(|server| client.received > server.sent || server.received > client.sent) {
+            return Err(format!("wrong bytes: more than were sent{}", all()));
+        }
+        if reports().any(|r| r.end == How::Timeout || r.send_end == How::Timeout) {
+            return if self.is_untold(s.began, 2) { Ok(()) } else { Err(format!("hung{}", all())) };
+        }
+        let right = is_as_planned(seed, client, server);
+        if right.is_ok() {
+            *self.tally.whole.entry(s.kind).or_default() += 1;
+            self.tally.outlived += self.changes(s).filter(|(_, stays)| *stays).count();
+            return Ok(());
+        }
+        if self.excuses(s) {
+            return self.excused(s);
+        }
+        if reports().all(|r| r.received == 0) && self.tally.unheard <= self.known.len() / UNHEARD {
+            self.tally.unheard += 1;
+            return Ok(());
+        }
+        right.map_err(|why| why + &all())
+    }
+
+    /// Were so many ends of those that have waited since then not told of a stop? Each counts once.
+    fn is_untold(&mut self, since: Instant, ends: usize) -> bool {
+        for _ in 0..ends {
+            let Some(i) = self.untold.iter().position(|at| *at >= since) else { return false };
+            self.untold.swap_remove(i);
+            self.tally.untold += 1;
+        }
+        true
+    }
+
+    fn excused(&mut self, s: &Stream) -> Result<(), String> {
+        *self.tally.excused.entry(s.kind).or_default() += 1;
+        Ok(())
+    }
+
+    /// The processes that went during its life, and whether it was to outlive each.
+    fn changes(&self, s: &Stream) -> impl Iterator<Item = (&Event, bool)> {
+        let (local, end) = (s.local(), s.end());
+        let during = self.events.iter().filter(move |e| e.meets(s.began, end));
+        during.filter_map(move |e| match &e.harm {
+            // one that came when all was well again is not concerned
+            Harm::AllBut(_) if e.until.is_some_and(|until| until < s.began) => None,
+            Harm::AllBut(clients) => Some((e, local.is_some_and(|local| clients.contains(&local)))),
+            _ => None,
+        })
+    }
+
+    /// Is there a reason for it to end before it is whole?
+    fn excuses(&self, s: &Stream) -> bool {
+        let arrived = s.arrived.unwrap_or_else(|| s.end());
+        let was_made = |e: &Event| !matches!(e.harm, Harm::None) && e.meets(s.began, arrived);
+        self.events.iter().any(was_made) || self.changes(s).any(|(_, stays)| !stays)
+    }
+}
+
+impl Stream {
+    fn end(&self) -> Instant {
+        let client = self.client.as_ref().map(|(at, _)| *at);
+        client.max(self.server.as_ref().map(|(at, _)| *at)).unwrap_or_else(Instant::now)
+    }
+
+    fn local(&self) -> Option<SocketAddr> {
+        self.client.as_ref().and_then(|(_, report)| report.as_ref().ok()?.local)
+    }
+}
+
+fn is_waiting(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// Whole, or reset by whom it had to be, with both hosts knowing.
+fn is_as_planned(seed: u64, client: &Report, server: Option<&Report>) -> Result<(), String> {
+    let Some(server) = server else { return Err("it never came to a server".into()) };
+    let plan = Plan::of(seed).ok_or("no plan")?;
+    let (from, to) = match plan.reset_by {
+        None => return intact(client, server).map_err(|_| "not whole".into()),
+        Some(Side::Opener) => (client, server),
+        Some(Side::Answerer) => (server, client),
+    };
+    let are = (&from.end, &from.send_end, &to.end);
+    if are == (&How::Own, &How::Eof, &How::Reset) { Ok(()) } else { Err(format!("not reset as it had to be: {are:?}")) }
+}

@@ -1,0 +1,179 @@
+//! A soak: everything at once, for as long as one likes. Checked streams and HTTP through listeners of each kind, in both
+//! families, while flows are told to change sides, the process is killed and followed by another, the network changes, tables are
+//! full and descriptors are few. At the end: no byte wrong, no connection that waits, and nothing left: flows, entries,
+//! descriptors, memory.
+//!
+//! `LONGSPLICE_SOAK_SECONDS` says for how long (`make soak`: an hour), and `LONGSPLICE_SOAK_SEED` what happens when; it is
+//! printed. Needs root and eBPF, and fails without.
+
+mod deck;
+mod ledger;
+mod plan;
+mod program;
+#[path = "../running/mod.rs"]
+mod running;
+mod streams;
+mod traffic;
+mod web;
+
+use deck::{Card, Stage};
+use ledger::Ledger;
+use longsplice_datapath::Holdings;
+use longsplice_lab::{Lab, Shape, process::wait_for};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use program::{Going, Means, Program};
+use rand::{SeedableRng, rngs::SmallRng};
+use std::{
+    env,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+use traffic::Traffic;
+
+/// All told, unless the environment says otherwise.
+const SECONDS: u64 = 240;
+/// Of these, what it takes until everything has ended.
+const ENDING: u64 = 110;
+/// Connections that have nothing to wait for end within this time. What waits in vain is found by its own limit.
+const DRAIN: Duration = Duration::from_secs(200);
+/// Entries linger for a minute, and records of which nobody knows anything for two.
+const LINGER: Duration = Duration::from_secs(200);
+/// Kilobytes that the program may have more at the end than at the start: what threads and allocators keep.
+const MEMORY: u64 = 12 * 1024;
+
+fn number(name: &str) -> Option<u64> {
+    let value = env::var(name).ok().filter(|value| !value.is_empty())?;
+    Some(value.parse().unwrap_or_else(|e| panic!("{name}={value}: {e}")))
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes, and two processors that are not busy with digests")]
+fn needs_root_and_bpf_everything_at_once() {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock");
+    let seed = number("LONGSPLICE_SOAK_SEED").unwrap_or(now.as_secs());
+    let seconds = number("LONGSPLICE_SOAK_SECONDS").unwrap_or(SECONDS);
+    eprintln!("a soak of {seconds} s, LONGSPLICE_SOAK_SEED={seed}");
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limits");
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("limits");
+
+    let lab = Lab::simple(Shape::TwoDevices).expect("a lab");
+    let names = [&lab.client, &lab.forwarder, &lab.server].map(|namespace| namespace.path());
+    deck::prepare(&lab);
+    let program = Program::start(&lab);
+    let traffic = Traffic::new(Ledger::new());
+    streams::begin(&traffic, &lab, seed);
+    web::begin(&traffic, &lab, seed);
+    let stage = Stage { program, traffic, r: SmallRng::seed_from_u64(seed), lab };
+    Soak { stage, seed }.run(Duration::from_secs(seconds.saturating_sub(ENDING)));
+    assert!(names.iter().all(|name| !Path::new(name).exists()), "namespaces are left: {names:?}");
+}
+
+struct Soak {
+    stage: Stage,
+    seed: u64,
+}
+
+impl Soak {
+    fn run(mut self, time: Duration) {
+        let began = Instant::now();
+        let stop = Arc::new(AtomicBool::new(false));
+        program::tell_now_and_then(&self.stage.program, self.seed, &stop);
+        self.stage.pass(2000, 3000);
+        self.play(true, began + time * 6 / 10);
+        let [descriptors, memory] = self.begin_anew();
+        self.play(false, began + time);
+        stop.store(true, Relaxed);
+        self.end(descriptors, memory);
+    }
+
+    /// At least a whole deck.
+    fn play(&mut self, process: bool, until: Instant) {
+        loop {
+            for card in Card::deck(process, &mut self.stage.r) {
+                self.stage.play(card);
+                self.check();
+            }
+            if Instant::now() >= until {
+                return;
+            }
+        }
+    }
+
+    /// A process that has served nobody yet, with nothing to do: its descriptors and its memory.
+    fn begin_anew(&mut self) -> [u64; 2] {
+        self.stage.traffic.open(false);
+        self.stage.replace(Going::Clean, Means::Ample, |_| {});
+        self.quiet();
+        let program = &self.stage.program;
+        program.has_no_flows();
+        program.running().comes_to_rest();
+        let before = [program.running().descriptors() as u64, program.memory()];
+        self.stage.traffic.ledger.note(&format!("descriptors and memory at the start: {before:?}"));
+        self.stage.traffic.open(true);
+        self.stage.pass(1000, 2000);
+        before
+    }
+
+    /// All traffic ends by itself.
+    fn quiet(&self) {
+        let is_quiet = self.stage.traffic.is_quiet(DRAIN);
+        self.stage.traffic.ledger.settle(true);
+        let open = self.stage.traffic.ledger.open();
+        if !is_quiet && self.stage.traffic.ledger.failures().is_empty() {
+            let ends = self.stage.traffic.ends();
+            self.stage.traffic.ledger.fail(format!("hung: {ends} ends of connections, of streams {open:#?}"));
+        }
+        self.check();
+    }
+
+    fn end(mut self, descriptors: u64, memory: u64) {
+        let traffic = self.stage.traffic.clone();
+        traffic.ledger.note("no more traffic");
+        traffic.end();
+        self.quiet();
+        let program = &self.stage.program;
+        program.has_no_flows();
+        let is_empty = wait_for(LINGER, || (program.holdings() == Holdings::default()).then_some(()));
+        if is_empty.is_none() {
+            traffic.ledger.fail(format!("the tables are not empty: {}", program.holdings()));
+        }
+        traffic.ledger.note("the tables are empty");
+        program.running().comes_to_rest();
+        let after = [program.running().descriptors() as u64, program.memory()];
+        traffic.ledger.note(&format!("descriptors and memory at the end: {after:?}"));
+        if after[0] > descriptors {
+            traffic.ledger.fail(format!("{} descriptors, and {descriptors} at the start", after[0]));
+        }
+        if after[1] > memory + MEMORY {
+            traffic.ledger.fail(format!("{} KB of memory, and {memory} at the start", after[1]));
+        }
+        self.check();
+        self.stage.program.end();
+        let processes = program::processes(&self.stage.lab);
+        assert!(processes.is_empty(), "processes are left: {processes}");
+        traffic.ledger.tally(|tally| {
+            eprintln!("{tally:#?}");
+            let is_one = tally.outlived > 0 && tally.requests > 0 && tally.reused > 0 && tally.whole.len() == 6;
+            assert!(is_one, "this was no soak: {tally:?}");
+        });
+    }
+
+    /// Nothing has failed so far.
+    fn check(&self) {
+        let failures = self.stage.traffic.ledger.failures();
+        if failures.is_empty() {
+            return;
+        }
+        eprintln!("--- what happened last:\n{}", self.stage.traffic.ledger.last_events(40));
+        let Lab { client, forwarder, server, .. } = &self.stage.lab;
+        for host in [client, forwarder, server] {
+            eprintln!("--- sockets of {}:\n{}", host.name(), host.execute("ss", &["-tanoi"]).unwrap_or_default());
+        }
+        eprintln!("--- what the processes before have said:\n{}", self.stage.program.before());
+        panic!("LONGSPLICE_SOAK_SEED={}: {failures:#?}", self.seed);
+    }
+}

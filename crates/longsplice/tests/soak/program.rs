@@ -1,0 +1,272 @@
+//! The program under test: how it is started and made to go, what it is told, and who is to outlive it.
+
+use crate::{
+    ledger::{Harm, Ledger},
+    running::{Control, LONGSPLICE, Pins, Running, eventually},
+    streams::{CROSSING, PROXY, SOCKS, STREAMS, other},
+    web::{SITE, servers},
+};
+use longsplice_datapath::Holdings;
+use longsplice_lab::{Family, Lab, topology};
+use nix::sys::signal::Signal;
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use serde_json::{Value, json};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    process::Command,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Room for all flows there may be, those that have ended a minute ago among them.
+const FLOWS: u32 = 8192;
+/// Room for a few.
+const FEW_FLOWS: u32 = 16;
+/// As many as it has without flows, and these.
+const FEW_DESCRIPTORS: usize = 80;
+/// Lines of a log that are worth reading.
+const TAIL: usize = 60;
+
+/// With what it is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    Ample,
+    FewDescriptors,
+    FewFlows,
+}
+
+/// How it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Going {
+    /// SIGKILL: what is forwarded goes on.
+    Killed,
+    /// SIGTERM: what is forwarded goes on.
+    Leaving,
+    /// `longsplice stop --flush`: nothing goes on, and nothing is left.
+    Clean,
+}
+
+/// What flows were told last. Whoever tells holds the lock.
+#[derive(Default)]
+pub struct Told(HashMap<u64, &'static str>);
+
+pub struct Program {
+    running: Option<Running>,
+    pins: Pins,
+    dir: tempfile::TempDir,
+    idle_descriptors: usize,
+    pub told: Arc<Mutex<Told>>,
+    /// What processes before have said.
+    before: String,
+}
+
+impl Program {
+    pub fn start(lab: &Lab) -> Program {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("longsplice.toml"), configuration()).expect("the configuration");
+        let pins = Pins::of(&lab.forwarder);
+        let (told, before) = (Arc::default(), String::new());
+        let mut program = Program { running: None, pins, dir, idle_descriptors: 0, told, before };
+        program.running = Some(program.begin(lab, Means::Ample));
+        program.idle_descriptors = program.running().descriptors();
+        program
+    }
+
+    fn begin(&self, lab: &Lab, means: Means) -> Running {
+        let mut command = lab.forwarder.command(LONGSPLICE);
+        if means == Means::FewDescriptors {
+            command = lab.forwarder.command("prlimit");
+            command.arg(format!("--nofile={}", self.idle_descriptors + FEW_DESCRIPTORS)).arg(LONGSPLICE);
+        }
+        let config = self.dir.path().join("longsplice.toml");
+        let flows = if means == Means::FewFlows { FEW_FLOWS } else { FLOWS };
+        let arguments = ["--config", config.to_str().expect("a name"), "--max-flows", &flows.to_string()];
+        Running::start(command, Some(&self.control()), &arguments, &[])
+    }
+
+    pub fn control(&self) -> PathBuf {
+        self.dir.path().join("control.sock")
+    }
+
+    pub fn running(&self) -> &Running {
+        self.running.as_ref().expect("it runs")
+    }
+
+    /// The process goes, and after a pause there is another one. `meanwhile` is called between the two.
+    pub fn replace(&mut self, lab: &Lab, ledger: &Ledger, how: Going, means: Means, meanwhile: impl FnOnce()) {
+        let told = self.told.clone();
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let going = ledger.begins(&format!("{how:?}, and then {means:?}"), Harm::AllBut(HashSet::new()));
+        let flows = Control::of(self.running()).flows();
+        if how != Going::Clean {
+            let stays: HashSet<_> = flows.iter().filter(|flow| told.is_steady(flow)).map(client).collect();
+            ledger.note(&format!("{} flows ({}), of which {} have to go on", flows.len(), states(&flows), stays.len()));
+            ledger.harms(going, Harm::AllBut(stays));
+        }
+        let mut running = self.running.take().expect("it runs");
+        match how {
+            Going::Killed => running.kill(),
+            Going::Leaving => running.signal(Signal::SIGTERM),
+            Going::Clean => drop(running.client(&["stop", "--flush"])),
+        }
+        if how != Going::Killed {
+            assert!(running.wait().success(), "{}", running.messages());
+        }
+        assert!(how != Going::Clean || !self.pins.exist(), "a clean stop leaves nothing pinned");
+        if let Some(flows) = untold(&running.messages()) {
+            ledger.note(&format!("{flows} flows could not be told"));
+            ledger.untold(flows);
+        }
+        self.before += &format!("--- {how:?}\n{}", tail(&running.messages()));
+        drop(running);
+        *told = Told::default();
+        meanwhile();
+        self.running = Some(self.begin(lab, means));
+        ledger.ends(going);
+    }
+
+    /// The last end of it: nothing is left.
+    pub fn end(&mut self) {
+        let mut running = self.running.take().expect("it runs");
+        running.client(&["stop"]);
+        assert!(running.wait().success(), "{}", running.messages());
+        assert!(!self.pins.exist(), "a clean stop leaves nothing pinned");
+    }
+
+    /// Memory that is its own, in kilobytes.
+    pub fn memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.running().id())).expect("/proc");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line of /proc/PID/status");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+    pub fn holdings(&self) -> Holdings {
+        Holdings::of(self.pins.path()).expect("the tables")
+    }
+
+    /// Packets of which this has become.
+    pub fn verdict(&self, name: &str) -> u64 {
+        let all: Value = serde_json::from_str(&self.running().client(&["counters", "--json"])).expect("JSON");
+        all["verdicts"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {all}"))
+    }
+
+    /// What earlier processes have said, at their ends.
+    pub fn before(&self) -> String {
+        let lines: Vec<&str> = self.before.lines().collect();
+        lines[lines.len().saturating_sub(3 * TAIL)..].join("\n")
+    }
+
+    /// Everything it has been asked for has ended.
+    pub fn has_no_flows(&self) {
+        eventually("the end of all flows", || Control::of(self.running()).flows().is_empty().then_some(()));
+    }
+}
+
+/// Flows that it could not end, for sockets of a process before have their addresses: these were closed by a kill in the midst of
+/// a drain, and are the kernel's until it gives them up, after some two minutes.
+fn untold(messages: &str) -> Option<usize> {
+    let (_, rest) = messages.split_once("forwarded connections were reset; of ")?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn client(flow: &Value) -> SocketAddr {
+    flow["client"].as_str().and_then(|client| client.parse().ok()).expect("an address")
+}
+
+pub fn states(flows: &[Value]) -> String {
+    let mut all: HashMap<&str, usize> = HashMap::new();
+    flows.iter().for_each(|flow| *all.entry(flow["state"].as_str().unwrap_or("?")).or_default() += 1);
+    format!("{all:?}")
+}
+
+fn is_forwarded(flow: &Value) -> bool {
+    flow["state"] == "spliced" || flow["state"] == "released"
+}
+
+impl Told {
+    /// It is forwarded, and nobody has asked for it back.
+    fn is_steady(&self, flow: &Value) -> bool {
+        let last = flow["id"].as_u64().and_then(|id| self.0.get(&id));
+        is_forwarded(flow) && last.is_none_or(|last| *last == "splice")
+    }
+
+    /// Tells so many flows to change sides.
+    pub fn tell_some(&mut self, control: &mut Control, most: usize, r: &mut SmallRng) -> std::io::Result<()> {
+        let answer = control.ask(&json!({ "version": 1, "ask": "ls" }))?;
+        let flows = answer["flows"].as_array().cloned().unwrap_or_default();
+        let wanted = |flow: &&Value| is_forwarded(flow) || flow["state"] == "copying";
+        let mut flows: Vec<_> = flows.iter().filter(wanted).filter(|flow| flow["protocol"] != "recovered").collect();
+        for _ in 0..most.min(flows.len()) {
+            let flow = flows.swap_remove(r.random_range(0..flows.len()));
+            let (id, ask) = (flow["id"].as_u64(), if is_forwarded(flow) { "unsplice" } else { "splice" });
+            self.0.insert(id.expect("a number"), ask);
+            // A flow that has ended in the meantime is an error, and no harm.
+            control.ask(&json!({ "version": 1, "ask": ask, "id": id }))?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells some flow something now and then.
+pub fn tell_now_and_then(program: &Program, seed: u64, stop: &Arc<AtomicBool>) {
+    let (path, told, stop) = (program.control(), program.told.clone(), stop.clone());
+    let mut r = SmallRng::seed_from_u64(seed);
+    thread::spawn(move || {
+        while !stop.load(Relaxed) {
+            thread::sleep(Duration::from_millis(r.random_range(50..600)));
+            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            let most = r.random_range(1..3);
+            // there may be no program just now, or it has no descriptor for us
+            let _ = Control::at(&path).and_then(|mut control| told.tell_some(&mut control, most, &mut r));
+        }
+    });
+}
+
+/// Processes that are in the forwarder's namespace.
+pub fn processes(lab: &Lab) -> String {
+    let output = Command::new("ip").args(["netns", "pids", lab.forwarder.name()]).output().expect("ip");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Listeners of each kind, in both families, with policies of their own.
+fn configuration() -> String {
+    let mut text =
+        "leave_flows_on_stop = true\nsource = [\"10.77.2.1\", \"10.77.2.11\", \"fd77:2::1\", \"fd77:2::b\"]\n"
+            .to_owned();
+    for family in Family::BOTH {
+        let at = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
+        let server = |family| topology::SERVER.port(family, STREAMS);
+        let mut listener = |protocol: &str, port, policy: &str, more: &str| {
+            text += &format!(
+                "[[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{}\"\nlimits = {{ connect = 20, keep_alive = 20 }}\n\
+                 policy = {{ {policy} }}\n{more}\n",
+                at(port)
+            );
+        };
+        let (plug, crossing) = (server(family), server(other(family)));
+        listener("plug", STREAMS, "splice = \"at-once\", release_after = 1", &format!("target = \"{plug}\""));
+        listener(
+            "plug",
+            CROSSING,
+            "splice = \"at-once\", release_after = \"never\"",
+            &format!("target = \"{crossing}\""),
+        );
+        listener("socks5", SOCKS, "splice = 20000, release_after = 0.2", "");
+        listener("http", PROXY, "splice = 65536, release_after = 2", "");
+        listener("http", SITE, "splice = \"at-once\", release_after = 1", "route = [{ pool = \"web\" }]");
+    }
+    let servers = servers().map(|server| format!("\"{server}\"")).join(", ");
+    text + &format!("[pool.web]\nservers = [{servers}]\nfailures = 1000000\nidle_time = 3\n")
+}

@@ -1,0 +1,138 @@
+//! Checked streams through each kind of listener, and the server that they lead to.
+
+use crate::{
+    ledger::Ledger,
+    plan::{HANGS, Kind, Plan},
+    traffic::Traffic,
+    web::DISCOURAGED,
+};
+use longsplice_lab::{
+    Family, Lab,
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{self, STEP, Script, converse},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Where checked streams end, and of the proxy, where they are plugged through.
+pub const STREAMS: u16 = 7000;
+/// Plugged through to the other family.
+pub const CROSSING: u16 = 7001;
+pub const SOCKS: u16 = 1080;
+pub const PROXY: u16 = 3128;
+/// At a time.
+const LASTING: u64 = 22;
+const SHORT: u64 = 2;
+
+pub fn other(family: Family) -> Family {
+    if family == Family::V4 { Family::V6 } else { Family::V4 }
+}
+
+/// Clients that connect again and again, and a server for each family.
+pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
+    for family in Family::BOTH {
+        let at = SERVER.port(family, STREAMS);
+        let listener = lab.server.run(|| traffic::listen(at, &Script::answerer())).expect("the server listens");
+        let traffic = traffic.clone();
+        thread::spawn(move || accept(&traffic, &listener));
+    }
+    for n in 0..LASTING + SHORT {
+        let traffic = traffic.clone();
+        let mut r = SmallRng::seed_from_u64(seed ^ (n + 1) << 32);
+        lab.client.spawn(move || {
+            while let Some(_open) = traffic.enter() {
+                let kind = if n < LASTING { Kind::lasting(&mut r) } else { Kind::Short };
+                one(&traffic.ledger, kind, &mut r);
+                thread::sleep(Duration::from_millis(r.random_range(10..100)));
+            }
+        });
+    }
+}
+
+/// One connection of a client, from its begin to its end.
+fn one(ledger: &Ledger, kind: Kind, r: &mut SmallRng) {
+    let seed = Plan::seed(kind, r);
+    let plan = Plan::of(seed).expect("one of ours");
+    let [family, to] = [Family::BOTH[r.random_range(0..2)], Family::BOTH[r.random_range(0..2)]];
+    let (proxy, target) = (|port| FORWARDER_TO_CLIENT.port(family, port), SERVER.port(to, STREAMS));
+    let script = &plan.opener;
+    let through = r.random_range(0..4);
+    let via = ["plug", "crossing plug", "SOCKS", "CONNECT"][through];
+    ledger.begin(seed, kind, via);
+    let stream = match through {
+        0 => traffic::connect(proxy(STREAMS), script),
+        1 => traffic::connect(proxy(CROSSING), script),
+        2 => traffic::socks5_connect(proxy(SOCKS), target, script),
+        _ => tunnel(proxy(PROXY), target, script),
+    };
+    let is_connected = stream.is_ok();
+    ledger.client_done(seed, stream.map(|stream| converse(stream, script)));
+    if !is_connected {
+        thread::sleep(DISCOURAGED);
+    }
+}
+
+/// CONNECT.
+fn tunnel(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<TcpStream> {
+    let mut stream = traffic::connect(proxy, script)?;
+    stream.set_read_timeout(Some(script.deadline))?;
+    write!(stream, "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n")?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    match head.starts_with(b"HTTP/1.1 200") {
+        true => Ok(stream),
+        false => Err(io::Error::other(String::from_utf8_lossy(&head).into_owned())),
+    }
+}
+
+fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
+    for stream in listener.incoming().map_while(Result::ok) {
+        let traffic = traffic.clone();
+        thread::spawn(move || answer(&traffic, stream));
+    }
+}
+
+/// The server's end.
+fn answer(traffic: &Traffic, stream: TcpStream) {
+    let ledger = &traffic.ledger;
+    let _open = traffic.count();
+    let seed = match first_word(&stream) {
+        Ok(Some(seed)) => seed,
+        Ok(None) => return, // over before it had begun
+        Err(why) => return ledger.fail(format!("hung: {why}, from {:?}", stream.peer_addr())),
+    };
+    if let Some(plan) = ledger.arrived(seed) {
+        ledger.server_done(seed, converse(stream, &plan.answerer));
+    }
+}
+
+/// Left where it is.
+fn first_word(stream: &TcpStream) -> Result<Option<u64>, String> {
+    let (began, mut word) = (Instant::now(), [0; 8]);
+    if stream.set_read_timeout(Some(STEP)).is_err() {
+        return Ok(None);
+    }
+    let mut seen = 0;
+    while began.elapsed() < HANGS {
+        match stream.peek(&mut word) {
+            Ok(8) => return Ok(Some(u64::from_le_bytes(word))),
+            // an end behind a part of it looks no different
+            Ok(n) if n > seen => seen = n,
+            Ok(0) => return Ok(None),
+            Ok(_) => thread::sleep(STEP),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return Ok(None),
+        }
+    }
+    if seen > 0 { Ok(None) } else { Err("a connection that says nothing".into()) }
+}

@@ -1,0 +1,110 @@
+//! When there is traffic, and how much of it is left.
+
+use crate::ledger::Ledger;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What clients and servers share.
+pub struct Traffic {
+    pub ledger: Ledger,
+    is_open: AtomicBool,
+    is_over: AtomicBool,
+    ends: AtomicUsize,
+    /// No requests, please.
+    is_silent: AtomicBool,
+    requests: AtomicUsize,
+}
+
+/// Something that goes on.
+pub struct End<'a>(&'a AtomicUsize);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Traffic {
+    pub fn new(ledger: Ledger) -> Arc<Traffic> {
+        let [is_open, is_over, is_silent] = [true, false, false].map(AtomicBool::new);
+        let [ends, requests] = [0, 0].map(AtomicUsize::new);
+        Arc::new(Traffic { ledger, is_open, is_over, ends, is_silent, requests })
+    }
+
+    /// Counts one end of a connection, or a client at work.
+    pub fn count(&self) -> End<'_> {
+        self.ends.fetch_add(1, SeqCst);
+        End(&self.ends)
+    }
+
+    /// Waits until there may be new connections. `None`: never again.
+    pub fn enter(&self) -> Option<End<'_>> {
+        while !self.is_over.load(SeqCst) {
+            let end = self.count();
+            if self.is_open() {
+                return Some(end);
+            }
+            drop(end);
+            thread::sleep(Duration::from_millis(20));
+        }
+        None
+    }
+
+    /// Counts a request, as soon as there may be one.
+    pub fn request(&self) -> End<'_> {
+        loop {
+            self.requests.fetch_add(1, SeqCst);
+            let request = End(&self.requests);
+            if !self.is_silent.load(SeqCst) {
+                return request;
+            }
+            drop(request);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// No requests for a while: waits for the end of those that there are.
+    pub fn silence(&self, silent: bool) {
+        self.is_silent.store(silent, SeqCst);
+        while silent && self.requests.load(SeqCst) > 0 && self.ledger.failures().is_empty() {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.is_open.load(SeqCst)
+    }
+
+    pub fn open(&self, open: bool) {
+        self.is_open.store(open, SeqCst);
+    }
+
+    /// No more connections.
+    pub fn end(&self) {
+        self.open(false);
+        self.is_over.store(true, SeqCst);
+    }
+
+    /// Waits until no more than so many ends are left that do something; whether that is so.
+    pub fn is_quiet(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        while self.ends.load(SeqCst) > 0 {
+            if Instant::now() > end || !self.ledger.failures().is_empty() {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        true
+    }
+
+    /// Ends of connections that are there.
+    pub fn ends(&self) -> usize {
+        self.ends.load(SeqCst)
+    }
+}

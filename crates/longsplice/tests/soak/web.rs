@@ -1,0 +1,342 @@
+//! HTTP: requests with bodies of which every byte is known, over connections that are used again and again.
+
+use crate::{plan::HANGS, streams::PROXY, traffic::Traffic};
+use longsplice_lab::{
+    Family, Lab, pattern,
+    topology::{FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND},
+    traffic::{self, STEP, Script},
+};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A reverse proxy, and the servers behind it.
+pub const SITE: u16 = 8080;
+pub const WEB: u16 = 8081;
+const CLIENTS: u64 = 4;
+/// Before another try to connect.
+pub const DISCOURAGED: Duration = Duration::from_millis(500);
+const PIECE: usize = 64 * 1024;
+
+pub fn servers() -> [SocketAddr; 3] {
+    [SERVER.port(Family::V4, WEB), SERVER_SECOND.port(Family::V4, WEB), SERVER.port(Family::V6, WEB)]
+}
+
+pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
+    for at in servers() {
+        let listener = lab.server.run(|| traffic::listen(at, &Script::answerer())).expect("the server listens");
+        let traffic = traffic.clone();
+        thread::spawn(move || accept(&traffic, &listener));
+    }
+    for n in 0..CLIENTS {
+        let traffic = traffic.clone();
+        let mut r = SmallRng::seed_from_u64(seed ^ (n + 1) << 48);
+        lab.client.spawn(move || {
+            while let Some(_open) = traffic.enter() {
+                visit(&traffic, &mut r);
+                thread::sleep(Duration::from_millis(r.random_range(10..200)));
+            }
+        });
+    }
+}
+
+/// A connection of a client, and what it asks for.
+fn visit(traffic: &Traffic, r: &mut SmallRng) {
+    let family = Family::BOTH[r.random_range(0..2)];
+    let is_site = r.random();
+    let proxy = FORWARDER_TO_CLIENT.port(family, if is_site { SITE } else { PROXY });
+    let mut sure = Instant::now();
+    let script = Script { deadline: HANGS, ..Script::opener(0) };
+    let mut wire = match traffic::connect(proxy, &script).and_then(Wire::new) {
+        Ok(wire) => wire,
+        Err(e) => {
+            failed(traffic, sure, &format!("connecting to {proxy}"), &e);
+            return thread::sleep(DISCOURAGED);
+        }
+    };
+    for n in 0..r.random_range(1..20) {
+        if !traffic.is_open() {
+            return;
+        }
+        let ask = Ask::draw(is_site, r);
+        let request = traffic.request();
+        match ask.put_to(&mut wire, r) {
+            Ok(bytes) => traffic.ledger.answered(bytes, n > 0),
+            Err(e) => {
+                let local = wire.stream.local_addr();
+                let what =
+                    format!("{ask:?}, request {n} from {local:?} to {proxy}, {} bytes read since it began", wire.read);
+                return failed(traffic, sure, &what, &e);
+            }
+        }
+        drop(request);
+        wire.read = 0;
+        sure = Instant::now();
+        thread::sleep(Duration::from_millis(r.random_range(0..50)));
+    }
+}
+
+/// Wrong content has no excuse.
+fn failed(traffic: &Traffic, since: Instant, what: &str, error: &io::Error) {
+    let what = format!("HTTP: {what}: {error}");
+    match error.kind() {
+        ErrorKind::InvalidData => traffic.ledger.fail(format!("wrong bytes: {what}")),
+        ErrorKind::TimedOut => traffic.ledger.hung(since, what),
+        _ => traffic.ledger.unanswered(since, what),
+    }
+}
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what.into())
+}
+
+/// A request. All of it is in its path.
+#[derive(Debug)]
+struct Ask {
+    /// Named by the client; otherwise the proxy chooses.
+    server: Option<SocketAddr>,
+    is_upload: bool,
+    is_chunked: bool,
+    seed: u64,
+    length: u64,
+    /// Between two pieces, so that the body takes its time.
+    pause: Duration,
+}
+
+impl Ask {
+    fn draw(is_site: bool, r: &mut SmallRng) -> Ask {
+        let all = servers();
+        let is_large = r.random_ratio(1, 4);
+        Ask {
+            server: (!is_site).then(|| all[r.random_range(0..all.len())]),
+            is_upload: r.random_ratio(1, 4),
+            is_chunked: r.random_ratio(1, 3),
+            seed: r.random(),
+            length: if is_large { r.random_range(200_000..5_000_000) } else { r.random_range(0..20_000) },
+            pause: Duration::from_millis(if is_large { r.random_range(0..20) } else { 0 }),
+        }
+    }
+
+    /// The bytes of its body.
+    fn put_to(&self, wire: &mut Wire, r: &mut SmallRng) -> io::Result<u64> {
+        let (method, framing) =
+            (if self.is_upload { "PUT" } else { "GET" }, if self.is_chunked { "chunked" } else { "exact" });
+        let path = format!("/{}/{}/{framing}", self.seed, self.length);
+        let host = self.server.map_or("soak.example".into(), |server| server.to_string());
+        let target = if self.server.is_some() { format!("http://{host}{path}") } else { path };
+        let head = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n");
+        if self.is_upload {
+            wire.send(head, self.seed, self.length, self.is_chunked, self.pause, r)?;
+        } else {
+            wire.stream.write_all(format!("{head}\r\n").as_bytes())?;
+        }
+        let head = wire.head(false)?.ok_or(ErrorKind::UnexpectedEof)?;
+        match head.first().map(String::as_str) {
+            Some(line) if line.starts_with("http/1.1 200") => {}
+            Some(line) if line.starts_with("http/1.1 422") => return Err(wrong(format!("what was uploaded: {line}"))),
+            line => return Err(io::Error::other(format!("{line:?}"))),
+        }
+        let (seed, length) = if self.is_upload { (0, 0) } else { (self.seed, self.length) };
+        wire.expect(&head, seed, length, self.pause)?;
+        Ok(self.length)
+    }
+}
+
+fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
+    for stream in listener.incoming().map_while(Result::ok) {
+        let traffic = traffic.clone();
+        thread::spawn(move || {
+            let mut r = SmallRng::seed_from_u64(1);
+            let (began, what) = (Instant::now(), format!("at the server {:?}", stream.peer_addr()));
+            // What breaks off is its client's to complain of.
+            if let Ok(mut wire) = Wire::new(stream)
+                && let Err(e) = serve(&traffic, &mut wire, &mut r)
+                && matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::TimedOut)
+            {
+                failed(&traffic, began, &what, &e);
+            }
+        });
+    }
+}
+
+/// Until there are no more requests.
+fn serve(traffic: &Traffic, wire: &mut Wire, r: &mut SmallRng) -> io::Result<()> {
+    let _open = traffic.count();
+    while let Some(head) = wire.head(true)? {
+        let line = head.first().cloned().unwrap_or_default();
+        let mut words = line.split([' ', '/']);
+        let (method, mut rest) = (words.next(), words.by_ref().skip(1));
+        let numbers = [rest.next(), rest.next()].map(|word| word.and_then(|word| word.parse::<u64>().ok()));
+        let [Some(seed), Some(length)] = numbers else { return Err(wrong(format!("request {line:?}"))) };
+        if method == Some("put") {
+            let read = wire.expect(&head, seed, length, Duration::ZERO);
+            let status = if read.is_ok() { "200 OK" } else { "422 Unprocessable Content" };
+            wire.stream.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").as_bytes())?;
+            read?;
+        } else {
+            let is_chunked = line.contains("chunked");
+            wire.send("HTTP/1.1 200 OK\r\n".into(), seed, length, is_chunked, Duration::ZERO, r)?;
+        }
+    }
+    Ok(())
+}
+
+/// A connection that never waits for too long.
+struct Wire {
+    stream: TcpStream,
+    /// Read, and not asked for yet.
+    ahead: Vec<u8>,
+    /// Read since it was made.
+    read: u64,
+}
+
+impl Wire {
+    fn new(stream: TcpStream) -> io::Result<Wire> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(STEP))?;
+        stream.set_write_timeout(Some(HANGS))?;
+        Ok(Wire { stream, ahead: Vec::new(), read: 0 })
+    }
+
+    /// Some more bytes; 0: the end. `may_rest`: for as long as it likes.
+    fn more(&mut self, may_rest: bool) -> io::Result<usize> {
+        let (began, mut buffer) = (Instant::now(), [0; PIECE]);
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(n) => {
+                    self.ahead.extend_from_slice(&buffer[..n]);
+                    self.read += n as u64;
+                    return Ok(n);
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    if !may_rest && began.elapsed() > HANGS {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// A line, without its end.
+    fn line(&mut self, may_rest: bool) -> io::Result<Option<String>> {
+        loop {
+            if let Some(end) = self.ahead.windows(2).position(|two| two == b"\r\n") {
+                let line = self.ahead.drain(..end + 2).take(end).collect();
+                return String::from_utf8(line).map(Some).map_err(|e| wrong(e.to_string()));
+            }
+            if self.ahead.len() > PIECE {
+                return Err(wrong("a line without an end"));
+            }
+            if self.more(may_rest && self.ahead.is_empty())? == 0 {
+                return if self.ahead.is_empty() { Ok(None) } else { Err(ErrorKind::UnexpectedEof.into()) };
+            }
+        }
+    }
+
+    /// First line and fields, in lower case.
+    fn head(&mut self, may_rest: bool) -> io::Result<Option<Vec<String>>> {
+        let mut lines = Vec::new();
+        loop {
+            match self.line(may_rest && lines.is_empty())? {
+                Some(line) if line.is_empty() => return Ok(Some(lines)),
+                Some(line) => lines.push(line.to_ascii_lowercase()),
+                None if lines.is_empty() => return Ok(None),
+                None => return Err(ErrorKind::UnexpectedEof.into()),
+            }
+        }
+    }
+
+    /// Reads the body that the head announces, and compares.
+    fn expect(&mut self, head: &[String], seed: u64, length: u64, pause: Duration) -> io::Result<()> {
+        let field = |name: &str| head.iter().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+        let mut at = 0;
+        if field("transfer-encoding") == Some("chunked") {
+            loop {
+                let line = self.line(false)?.ok_or(ErrorKind::UnexpectedEof)?;
+                let n = u64::from_str_radix(&line, 16).map_err(|_| wrong(format!("chunk size {line:?}")))?;
+                self.take(n, seed, &mut at, pause)?;
+                let end = self.line(false)?.ok_or(ErrorKind::UnexpectedEof)?;
+                if !end.is_empty() {
+                    return Err(wrong(format!("{end:?} behind a chunk")));
+                }
+                if n == 0 {
+                    break;
+                }
+            }
+        } else {
+            let n = field("content-length").and_then(|n| n.parse().ok()).ok_or_else(|| wrong(format!("{head:?}")))?;
+            self.take(n, seed, &mut at, pause)?;
+        }
+        if at == length { Ok(()) } else { Err(wrong(format!("{at} bytes instead of {length}"))) }
+    }
+
+    fn take(&mut self, mut n: u64, seed: u64, at: &mut u64, pause: Duration) -> io::Result<()> {
+        while n > 0 {
+            if self.ahead.is_empty() {
+                thread::sleep(pause);
+                if self.more(false)? == 0 {
+                    return Err(ErrorKind::UnexpectedEof.into());
+                }
+            }
+            let len = n.min(self.ahead.len() as u64) as usize;
+            pattern::check(seed, *at, &self.ahead[..len]).map_err(|mismatch| wrong(mismatch.to_string()))?;
+            self.ahead.drain(..len);
+            *at += len as u64;
+            n -= len as u64;
+        }
+        Ok(())
+    }
+
+    /// A head without its end, and a body.
+    fn send(
+        &mut self,
+        mut head: String,
+        seed: u64,
+        length: u64,
+        is_chunked: bool,
+        pause: Duration,
+        r: &mut SmallRng,
+    ) -> io::Result<()> {
+        head += &if is_chunked {
+            "Transfer-Encoding: chunked\r\n\r\n".into()
+        } else {
+            format!("Content-Length: {length}\r\n\r\n")
+        };
+        let mut message = head.into_bytes();
+        let mut at = 0;
+        while at < length {
+            let most = if is_chunked { *[10, 5000, PIECE].get(r.random_range(0..3)).unwrap_or(&1) } else { PIECE };
+            let len = (length - at).min(r.random_range(1..=most as u64)) as usize;
+            let mut piece = vec![0; len];
+            pattern::fill(seed, at, &mut piece);
+            if is_chunked {
+                message.extend(format!("{len:x}\r\n").as_bytes());
+            }
+            message.extend(piece);
+            if is_chunked {
+                message.extend(b"\r\n");
+            }
+            at += len as u64;
+            if message.len() >= PIECE {
+                self.write(&message)?;
+                message.clear();
+                thread::sleep(pause);
+            }
+        }
+        if is_chunked {
+            message.extend(b"0\r\n\r\n");
+        }
+        self.write(&message)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let is_late = |e: io::Error| if e.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { e };
+        self.stream.write_all(bytes).map_err(is_late)
+    }
+}
