@@ -604,7 +604,7 @@ impl Splicer {
         let _ = self.stop_signal().wait_for(|s| *s != Stop::Go).await;
     }
 
-    /// Until all flows of this process have ended, and their sockets are closed. Whoever waited for one of them may be gone before.
+    /// Until all flows of this process have ended, and their sockets are closed. Who waited for one of them may be gone before.
     pub async fn ended(&self) {
         const LOOK: Duration = Duration::from_millis(5);
         while !lock(&self.inner.flows).is_empty() {
