@@ -138,10 +138,10 @@ impl Soak {
         let program = &self.stage.program;
         program.has_no_flows();
         let is_empty = wait_for(LINGER, || (program.holdings() == Holdings::default()).then_some(()));
-        if is_empty.is_none() {
-            traffic.ledger.fail(format!("the tables are not empty: {}", program.holdings()));
+        match is_empty {
+            Some(()) => traffic.ledger.note("the tables are empty"),
+            None => traffic.ledger.fail(format!("the tables are not empty: {}", program.holdings())),
         }
-        traffic.ledger.note("the tables are empty");
         program.running().comes_to_rest();
         let after = [program.running().descriptors() as u64, program.memory()];
         traffic.ledger.note(&format!("descriptors and memory at the end: {after:?}"));
