@@ -167,8 +167,8 @@ static __noinline int may_go(const struct path_args *args, const struct tuple *t
 		return 1;
 	if (p && p->word.flags & PATH_SPLICED)
 		return args->op == PATH_CLEAR && p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
-	if (args->op == PATH_CLEAR)
-		return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT);
+	if (args->op == PATH_CLEAR) /* forwarded, and without an entry: half of what is over */
+		return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT) || (!p && l->flags & LEG_SPLICED);
 	if (args->op == PATH_RETURN)
 		return !l || is_spare(l);
 	if (!l || !args->leg_flags)
@@ -247,6 +247,20 @@ static __noinline int move(const struct path_args *args)
 	if ((a.via & VIA_INDEX) != args->p_other.via ||
 	    __sync_val_compare_and_swap((__u64 *)&p->max_ack, a.all, n.all) != a.all)
 		return 1;
+	return 0;
+}
+
+/* What a silent socket would show with its next segment. */
+static __noinline int lead(const struct path_args *args)
+{
+	struct leg *l = bpf_map_lookup_elem(&legs, &args->key);
+	__u32 via = args->p.p.via & VIA_INDEX;
+	struct via *v = bpf_map_lookup_elem(&vias, &via);
+
+	if (!l || !v)
+		return 1;
+	l->ifindex = v->ifindex;
+	__builtin_memcpy(l->dmac, v->dmac, 12);
 	return 0;
 }
 
@@ -330,8 +344,8 @@ int path_entry(struct path_args *ctx)
 		args.result = !describe(&args);
 		goto out;
 	}
-	if (args.op == PATH_MOVE) {
-		args.result = move(&args);
+	if (args.op == PATH_MOVE || args.op == PATH_HOP) {
+		args.result = args.op == PATH_MOVE ? move(&args) : lead(&args);
 		goto out;
 	}
 	if (args.op == PATH_REMOVE || args.op == PATH_CLEAR || args.op == PATH_SWEEP || args.op == PATH_RETURN) {

@@ -345,13 +345,14 @@ enum path_op {
 	PATH_RETURN = 11, /* as PATH_REMOVE, for legs that were never in a switch: their sockets go on without */
 	PATH_MOVE = 12,   /* an entry in forwarding mode whose next hop is p_other.via gets p.p.via */
 	PATH_STOPPED = 13, /* as PATH_NEXT, of those that are not in forwarding mode */
+	PATH_HOP = 14,     /* the leg's record gets the next hop p.p.via, for what is forwarded to its host in a switch */
 };
 
 /* User space's way to one path entry. */
 struct path_args {
 	enum path_op op;
 	__s32 result; /* 0; -1 no place; PATH_GET: 1 there is none, or not both; PATH_CLEAR, PATH_SWEEP, PATH_RETURN: 1 key stays,
-	               * 2 other stays, or both; PATH_MOVE: 1 it is as it was; PATH_NEXT and the like: 1 none yet,
+	               * 2 other stays, or both; PATH_MOVE, PATH_HOP: 1 it is as it was; PATH_NEXT and the like: 1 none yet,
 	               * -1 there are no more; PATH_ADD: 1 there is one,
 	               * 2 `other` is not tracked, -2 no place, and `other` has given its own back */
 	struct tuple key;

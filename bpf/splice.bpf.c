@@ -398,7 +398,7 @@ static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *s
 
 	if (sc->s.flags & TH_SYN) {
 		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
-			remove_path(&sc->other); /* or its late segments would join the new connection */
+			begin_anew(&sc->other); /* or its late segments would join the new connection */
 			return begin_anew(&sc->t);
 		}
 		count(V_SYN);

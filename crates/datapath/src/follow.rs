@@ -274,8 +274,32 @@ impl Datapath {
                 _ => Ok(()),
             })?;
         }
+        self.lead_switching()?;
         self.followed.stranded.store(stranded, Relaxed);
         Ok(stranded)
+    }
+
+    /// What is forwarded in a switch goes where the socket has sent last, and that may be silent.
+    fn lead_switching(&self) -> io::Result<()> {
+        let attached = self.attached();
+        for (leg, _) in self.stopped_paths() {
+            let Some(l) = self.leg(&leg).filter(|l| l.phase_in | l.phase_out != 0) else { continue };
+            let shown = Hop { ifindex: l.raw.ifindex, dmac: l.raw.dmac, smac: l.raw.smac };
+            if self.vias().iter().any(|v| v.hop() == shown && v.steered == Some(true)) {
+                continue;
+            }
+            let way = self.ways().ways(&[(leg, shown.ifindex)], |device| attached.contains(&device))?;
+            let Way::To(hop) = way[0] else { continue };
+            if hop == shown {
+                continue;
+            }
+            let place = self.place(&hop, leg.to_abi().local, u32::MAX);
+            match self.via(&place, || false) {
+                Err(e) if e.kind() == io::ErrorKind::StorageFull => {} // as good as no way
+                via => self.maps.lead(&leg, via?)?,
+            }
+        }
+        Ok(())
     }
 
     /// Each direction of a flow in forwarding mode: where its packets come in, its next hop, and where it should go.

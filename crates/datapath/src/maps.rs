@@ -509,6 +509,13 @@ impl Maps {
         Some(Tuple::from_abi(&abi::tuple { remote, local, rport: p.rport, lport: p.lport }))
     }
 
+    /// A leg's record gets another next hop.
+    pub fn lead(&self, t: &Tuple, via: u16) -> io::Result<()> {
+        let (op, p) = (abi::path_op::PATH_HOP, abi::path { via, ..Default::default() });
+        let p = abi::path6 { p, ..Default::default() };
+        self.path_entry(&mut abi::path_args { op, key: t.to_abi(), p, ..Default::default() })
+    }
+
     /// Was the first place ever taken?
     pub fn has_remotes(&self) -> io::Result<bool> {
         let first = self.remotes6.lookup(bytes_of(&0u32), MapFlags::ANY).map_err(io_error)?;

@@ -1,6 +1,6 @@
 //! When a leg's record goes, and when it stays.
 
-use super::*;
+use super::{sockets::spliced_legs, *};
 use longsplice_datapath::{ExpectError, Idle, IdleEntry};
 
 fn client(v6: bool, port: u16) -> Tuple {
@@ -122,6 +122,26 @@ fn a_client_without_room_for_its_server_makes_room() {
             assert_eq!(b.datapath.legs().len(), 30);
             b.datapath.legs().iter().for_each(|(t, _)| b.datapath.forget(t));
             assert!(b.datapath.paths().is_empty());
+        }
+    });
+}
+
+/// Both ends of a parked flow have passed, and its client comes again: nothing of the old one is left, which nobody would find.
+#[test]
+fn who_comes_again_after_the_end_leaves_no_record() {
+    bench(64, |b| {
+        for v6 in FAMILIES {
+            let mut f = Flow::new(v6);
+            for d in [&mut f.up, &mut f.down] {
+                (d.fin, d.fin_acked) = (true, true);
+            }
+            f.install(b, 0);
+            spliced_legs(&f, b, 0);
+            let mut syn = f.next(0);
+            syn.flags = flag::SYN;
+            assert_eq!(b.ingress(&syn.frame()).code, NEXT, "the stack answers it");
+            let left = [&f.client, &f.server].map(|t| (b.datapath.path(t).is_some(), b.datapath.leg(t).is_some()));
+            assert_eq!(left, [(false, false); 2], "v6 {v6:?}");
         }
     });
 }

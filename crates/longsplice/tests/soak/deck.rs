@@ -14,12 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Whether MTUs change, too.
-const MTU_CHANGES: bool = false;
-/// Whether next hops may change while flows are taken back. One that is on its way back sends what was lost by the next hop that
-/// it knew, until its socket speaks.
-const HOPS_CHANGE_AT_ANY_TIME: bool = false;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Card {
     /// A host has another Ethernet address.
@@ -61,8 +55,7 @@ const PROCESS: [Card; 6] =
 impl Card {
     /// A shuffled deck; `process`: with what ends the process.
     pub fn deck(process: bool, r: &mut SmallRng) -> Vec<Card> {
-        let network = NETWORK.into_iter().filter(|card| MTU_CHANGES || *card != Card::Mtu);
-        let mut deck: Vec<Card> = network.chain(PROCESS.into_iter().filter(|_| process)).collect();
+        let mut deck: Vec<Card> = NETWORK.into_iter().chain(PROCESS.into_iter().filter(|_| process)).collect();
         deck.shuffle(r);
         deck
     }
@@ -121,18 +114,6 @@ impl Stage {
     }
 
     pub fn play(&mut self, card: Card) {
-        if HOPS_CHANGE_AT_ANY_TIME || !matches!(card, Card::Neighbour | Card::Remade) {
-            return self.happen(card);
-        }
-        let (told, traffic) = (self.program.told.clone(), self.traffic.clone());
-        let _nobody_tells = told.lock().unwrap_or_else(PoisonError::into_inner);
-        traffic.silence(true);
-        self.pass(200, 300);
-        self.happen(card);
-        traffic.silence(false);
-    }
-
-    fn happen(&mut self, card: Card) {
         let traffic = self.traffic.clone();
         let ledger = &traffic.ledger;
         match card {

@@ -16,9 +16,6 @@ pub struct Traffic {
     is_open: AtomicBool,
     is_over: AtomicBool,
     ends: AtomicUsize,
-    /// No requests, please.
-    is_silent: AtomicBool,
-    requests: AtomicUsize,
 }
 
 /// Something that goes on.
@@ -32,9 +29,8 @@ impl Drop for End<'_> {
 
 impl Traffic {
     pub fn new(ledger: Ledger) -> Arc<Traffic> {
-        let [is_open, is_over, is_silent] = [true, false, false].map(AtomicBool::new);
-        let [ends, requests] = [0, 0].map(AtomicUsize::new);
-        Arc::new(Traffic { ledger, is_open, is_over, ends, is_silent, requests })
+        let [is_open, is_over] = [true, false].map(AtomicBool::new);
+        Arc::new(Traffic { ledger, is_open, is_over, ends: AtomicUsize::new(0) })
     }
 
     /// Counts one end of a connection, or a client at work.
@@ -54,27 +50,6 @@ impl Traffic {
             thread::sleep(Duration::from_millis(20));
         }
         None
-    }
-
-    /// Counts a request, as soon as there may be one.
-    pub fn request(&self) -> End<'_> {
-        loop {
-            self.requests.fetch_add(1, SeqCst);
-            let request = End(&self.requests);
-            if !self.is_silent.load(SeqCst) {
-                return request;
-            }
-            drop(request);
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// No requests for a while: waits for the end of those that there are.
-    pub fn silence(&self, silent: bool) {
-        self.is_silent.store(silent, SeqCst);
-        while silent && self.requests.load(SeqCst) > 0 && self.ledger.failures().is_empty() {
-            thread::sleep(Duration::from_millis(10));
-        }
     }
 
     pub fn is_open(&self) -> bool {

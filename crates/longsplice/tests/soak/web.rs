@@ -64,7 +64,6 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
             return;
         }
         let ask = Ask::draw(is_site, r);
-        let request = traffic.request();
         match ask.put_to(&mut wire, r) {
             Ok(bytes) => traffic.ledger.answered(bytes, n > 0),
             Err(e) => {
@@ -74,7 +73,6 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
                 return failed(traffic, sure, &what, &e);
             }
         }
-        drop(request);
         wire.read = 0;
         sure = Instant::now();
         thread::sleep(Duration::from_millis(r.random_range(0..50)));
