@@ -255,16 +255,16 @@ impl Datapath {
 }
 
 /// Of packets without options, bytes.
-fn headers(leg: &Tuple) -> u32 {
+pub(crate) fn headers(leg: &Tuple) -> u32 {
     if leg.is_v4() { 40 } else { 60 }
 }
 
-/// Can a host be told to send packets that are no larger than `most` bytes when they leave for `to`? It counts down to a least MTU
-/// only.
+/// May a host be told to send packets that are no larger than `most` bytes when they leave for `to`? Hosts remember what they are
+/// told for all connections to the same address, and announce it to us: one that asks for little is not to make all others slow.
+/// RFC 8200, 5; no tunnel leaves less.
 pub fn can_fit(host: &Tuple, to: &Tuple, most: u32) -> bool {
-    // Linux's net.ipv4.route.min_pmtu; RFC 8200, 5
-    let least = if host.is_v4() { 552 } else { 1280 };
-    most + headers(host) >= least + headers(to)
+    const LEAST: u32 = 1280;
+    most + headers(host) >= LEAST + headers(to)
 }
 
 pub(crate) fn bare(t: &Tuple) -> Half {
