@@ -193,7 +193,7 @@ impl Ledger {
         tally.bytes += bytes;
     }
 
-    /// A request has failed of which the last that is known for sure was at `since`.
+    /// A request has failed, on a connection that began at `since`.
     pub fn unanswered(&self, since: Instant, what: String) {
         let mut book = self.book();
         if book.events.iter().any(|e| !matches!(e.harm, Harm::None) && e.meets(since, Instant::now())) {

@@ -50,12 +50,13 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
     let family = Family::BOTH[r.random_range(0..2)];
     let is_site = r.random();
     let proxy = FORWARDER_TO_CLIENT.port(family, if is_site { SITE } else { PROXY });
-    let mut sure = Instant::now();
+    // from its beginning on: the process that could answer the next request may be gone, while an earlier reply is forwarded whole
+    let began = Instant::now();
     let script = Script { deadline: HANGS, ..Script::opener(0) };
     let mut wire = match traffic::connect(proxy, &script).and_then(Wire::new) {
         Ok(wire) => wire,
         Err(e) => {
-            failed(traffic, sure, &format!("connecting to {proxy}"), &e);
+            failed(traffic, began, &format!("connecting to {proxy}"), &e);
             return thread::sleep(DISCOURAGED);
         }
     };
@@ -70,11 +71,10 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
                 let local = wire.stream.local_addr();
                 let what =
                     format!("{ask:?}, request {n} from {local:?} to {proxy}, {} bytes read since it began", wire.read);
-                return failed(traffic, sure, &what, &e);
+                return failed(traffic, began, &what, &e);
             }
         }
         wire.read = 0;
-        sure = Instant::now();
         thread::sleep(Duration::from_millis(r.random_range(0..50)));
     }
 }
