@@ -147,11 +147,11 @@ static __always_inline int parse_error(struct __sk_buff *skb, struct scratch *sc
 	if (sc->v6) {
 		struct ipv6hdr *ip = (void *)sc->l3, *q = (void *)sc->old + 8;
 
-		if (bpf_skb_load_bytes(skb, ETH_LEN, sc->l3, 40) || bpf_skb_load_bytes(skb, ETH_LEN + 40, sc->old, 48) ||
-		    bpf_skb_load_bytes(skb, ETH_LEN + 88, sc->orig, 8))
+		/* most that come here are UDP */
+		if (bpf_skb_load_bytes(skb, ETH_LEN, sc->l3, 40) || ip->version != 6 || ip->nexthdr != IPPROTO_ICMPV6)
 			return 0;
-		if (ip->version != 6 || ip->nexthdr != IPPROTO_ICMPV6 || icmp->type > ICMP6_TOO_BIG || q->version != 6 ||
-		    q->nexthdr != IPPROTO_TCP)
+		if (bpf_skb_load_bytes(skb, ETH_LEN + 40, sc->old, 48) || bpf_skb_load_bytes(skb, ETH_LEN + 88, sc->orig, 8) ||
+		    icmp->type > ICMP6_TOO_BIG || q->version != 6 || q->nexthdr != IPPROTO_TCP)
 			return 0;
 		sc->ihl = 40;
 		sc->ttl = ip->hop_limit;
@@ -165,11 +165,10 @@ static __always_inline int parse_error(struct __sk_buff *skb, struct scratch *sc
 	} else {
 		struct iphdr *ip = (void *)sc->l3, *q = (void *)sc->old + 8;
 
-		if (bpf_skb_load_bytes(skb, ETH_LEN, sc->l3, 20) || bpf_skb_load_bytes(skb, ETH_LEN + 20, sc->old, 28) ||
-		    bpf_skb_load_bytes(skb, ETH_LEN + 48, sc->orig, 8))
+		if (bpf_skb_load_bytes(skb, ETH_LEN, sc->l3, 20) || sc->l3[0] != 0x45 || ip->protocol != IPPROTO_ICMP)
 			return 0;
-		if (sc->l3[0] != 0x45 || ip->protocol != IPPROTO_ICMP || icmp->type != ICMP_UNREACH || sc->old[8] != 0x45 ||
-		    q->protocol != IPPROTO_TCP || q->frag_off & bpf_htons(0x1fff) ||
+		if (bpf_skb_load_bytes(skb, ETH_LEN + 20, sc->old, 28) || bpf_skb_load_bytes(skb, ETH_LEN + 48, sc->orig, 8) ||
+		    icmp->type != ICMP_UNREACH || sc->old[8] != 0x45 || q->protocol != IPPROTO_TCP || q->frag_off & bpf_htons(0x1fff) ||
 		    fold(bpf_csum_diff(0, 0, (void *)sc->l3, 20, 0)) != 0xffff)
 			return 0;
 		sc->ihl = 20;
