@@ -1,5 +1,5 @@
 //! Splice and unsplice at random moments under full load: no byte lost, no connection reset, none left behind.
-use longsplice_engine::{Command, FlowState, How};
+use longsplice_engine::{Command, FlowState, How, Policy};
 use longsplice_lab::{
     Family, Impair, Lab, Namespace, Options, Shape, Way,
     process::wait_for,
@@ -21,8 +21,11 @@ use std::{
 const CONNECTIONS: usize = 8;
 /// Splices all told; as many unsplices.
 const CYCLES: u32 = 1000;
-/// Storms during which the hypervisor took a processor away, and which show nothing of the clocks for that: what one processor has
-/// settled may be overtaken by what the other sends. So many are made again.
+/// A processor that the hypervisor takes away for a millisecond may hold a segment that later ones overtake, which their receiver
+/// then drops as old (PAWS). The kernel shows stolen time in steps of 10 ms, too coarse to tell. A storm with so few of these
+/// segments is repeated; a clock that is wrong shows far more, and each time.
+const OVERTAKEN: u64 = 3;
+/// So many storms at most.
 const DISTURBED: u32 = 5;
 
 /// The wire to the server changes until it is time to stop: both ends' Ethernet addresses, and its MTU.
@@ -50,6 +53,7 @@ fn unrest(lab: &Lab, seed: u64, until: impl Fn() -> bool) {
 }
 
 struct Storm {
+    policy: Policy,
     family: Family,
     lab: Lab,
     /// Does the wire to the server change meanwhile? Then there are uploads only: sockets towards the server are silent on the way
@@ -64,14 +68,14 @@ impl Storm {
     /// Runs it; the longest gap that any receiver saw, and the number of splices.
     fn run(&self) -> (Duration, u32) {
         for _ in 0..DISTURBED {
-            let (stolen, before) = (stolen(), self.sum("PAWSEstab"));
+            let before = self.sum("PAWSEstab").iter().sum::<u64>();
             let seen = self.once();
-            let paws = self.sum("PAWSEstab");
-            if paws == before {
+            let paws = self.sum("PAWSEstab").iter().sum::<u64>() - before;
+            if paws == 0 {
                 return seen;
             }
-            assert!(self::stolen() > stolen || is_emulated(), "segments seem older than they are: {before:?} {paws:?}");
-            eprintln!("disturbed: {before:?} {paws:?}");
+            assert!(paws <= OVERTAKEN || is_emulated(), "{paws} segments seem older than they are");
+            eprintln!("disturbed: {paws} segments were overtaken");
         }
         panic!("segments seem older than they are, in {DISTURBED} storms");
     }
@@ -89,7 +93,7 @@ impl Storm {
         let serving =
             self.lab.server.run(|| serve(listen(server, &answer).expect("listen"), CONNECTIONS, answer.clone()));
         let proxy = FORWARDER_TO_CLIENT.port(self.family, 7000);
-        let f = Forwarder::start(&self.lab, proxy, server, by_hand());
+        let f = Forwarder::start(&self.lab, proxy, server, self.policy.clone());
         let clients: Vec<_> = (0..CONNECTIONS as u64)
             .map(|i| {
                 let script = Script::opener(100 + i).lasting(self.time, self.pace).deadline(deadline);
@@ -135,7 +139,7 @@ impl Storm {
                         splices += 1;
                         Command::Splice
                     }
-                    FlowState::Spliced => Command::Unsplice,
+                    FlowState::Spliced | FlowState::Released => Command::Unsplice,
                     _ => continue,
                 };
                 if rng.random_bool(0.5) {
@@ -148,12 +152,6 @@ impl Storm {
     }
 }
 
-/// Time that the hypervisor has taken of all processors, in ticks: the eighth number of /proc/stat (proc(5)).
-fn stolen() -> u64 {
-    let stat = std::fs::read_to_string("/proc/stat").expect("/proc");
-    stat.split_whitespace().nth(8).and_then(|n| n.parse().ok()).expect("steal")
-}
-
 fn lab(large_packets: bool) -> Lab {
     Lab::new(Shape::TwoDevices, Options { large_packets, ..Options::default() }).expect("lab")
 }
@@ -162,6 +160,7 @@ fn lab(large_packets: bool) -> Lab {
 fn full_speed_both_ways() {
     for family in Family::BOTH {
         let s = Storm {
+            policy: by_hand(),
             family,
             lab: lab(true),
             unrest: false,
@@ -181,6 +180,7 @@ fn under_loss() {
     let _up = lab.impair(Way::ToServer, loss).expect("impairment");
     let _down = lab.impair(Way::ToClient, loss).expect("impairment");
     let s = Storm {
+        policy: by_hand(),
         family: Family::V4,
         lab,
         unrest: false,
@@ -192,12 +192,28 @@ fn under_loss() {
     assert!(splices >= CYCLES / 2, "{splices}");
 }
 
+/// New sockets for flows that are never idle: what is not acknowledged comes once more.
+#[test]
+fn released_and_never_idle() {
+    for (family, loss) in [(Family::V4, 0.0), (Family::V6, 0.0), (Family::V4, 0.003), (Family::V6, 0.003)] {
+        let lab = lab(loss == 0.0);
+        let far = Impair { loss, delay: Duration::from_millis(3), ..Impair::default() };
+        let impair = |way| lab.impair(way, far).expect("impairment");
+        let _both = [Way::ToServer, Way::ToClient].map(impair);
+        let (pace, time) = (1_000_000_000, Duration::from_secs(10));
+        let policy = Policy { release_after: Some(Duration::ZERO), ..by_hand() };
+        let (_, splices) = Storm { policy, family, lab, unrest: false, pace, time, cycles: u32::MAX }.run();
+        assert!(splices > CYCLES / 20, "{splices}");
+    }
+}
+
 /// Next hops are rewritten in the middle of switches.
 #[test]
 fn while_the_wire_changes() {
     for (family, large_packets) in [(Family::V4, true), (Family::V6, false)] {
         let (pace, time) = (10_000_000 / CONNECTIONS as u64, Duration::from_secs(10));
-        let storm = Storm { family, lab: lab(large_packets), unrest: true, pace, time, cycles: u32::MAX };
+        let lab = lab(large_packets);
+        let storm = Storm { policy: by_hand(), family, lab, unrest: true, pace, time, cycles: u32::MAX };
         let (_, splices) = storm.run();
         assert!(splices > CYCLES / 10, "{splices}");
     }
@@ -252,8 +268,9 @@ fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> threa
     })
 }
 
-/// Processes that switch at random are killed at random; each takes over from the one before.
-fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) {
+/// Processes that switch at random are killed at random; each takes over from the one before. How many of all connections were
+/// whole.
+fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) -> [usize; 2] {
     let [proxy, server] = [FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000)];
     let answer = Script::answerer().lasting(ANSWER.0, ANSWER.1).deadline(PATIENCE);
     let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), usize::MAX, answer.clone()));
@@ -304,23 +321,30 @@ fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) {
     eprintln!(
         "{family:?}: {deaths} deaths, {taken_over} taken over, {all} connections, {whole} whole, {steady} steady"
     );
-    assert!(taken_over > 0 && steady > 0 && whole > 0 && whole < all, "every kill came too late to matter");
+    assert!(taken_over > 0 && steady > 0, "every kill came too late to matter");
     process.end();
+    [whole, all]
 }
 
 #[test]
 fn processes_that_die_and_are_followed_by_others() {
     let time = Duration::from_secs(15);
-    dying(Family::V6, &lab(true), 1, time);
+    let quiet = dying(Family::V6, &lab(true), 1, time);
     let restless = lab(true);
     let until = Instant::now() + time;
-    thread::scope(|s| {
+    let changing = thread::scope(|s| {
         s.spawn(|| unrest(&restless, 3, || Instant::now() > until));
-        dying(Family::V4, &restless, 3, time);
+        dying(Family::V4, &restless, 3, time)
     });
     let lab = lab(false);
     let loss = Impair { loss: 0.005, ..Impair::default() };
     let _up = lab.impair(Way::ToServer, loss).expect("impairment");
     let _down = lab.impair(Way::ToClient, loss).expect("impairment");
-    dying(Family::V4, &lab, 2, time);
+    let lossy = dying(Family::V4, &lab, 2, time);
+    let sum = |n: usize| quiet[n] + changing[n] + lossy[n];
+    let (whole, all) = (sum(0), sum(1));
+    assert!(
+        whole > 0 && whole < all,
+        "{whole} of {all} are whole: some have to end with their process, and some to outlive it"
+    );
 }
