@@ -73,8 +73,9 @@ static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, stru
 	bpf_spin_unlock(&l->lock);
 }
 
-/* A flow without sockets is stopped where it is, if it is idle: all that was forwarded is acknowledged. Segments that come
- * now are dropped, until user space has made sockets and records, or has let it go on. */
+/* A flow without sockets is stopped where it is; with `fit`, if it is idle: all that was forwarded is acknowledged. Segments that
+ * come now are dropped, until user space has made sockets and records, or has let it go on. No acknowledgement is forwarded that
+ * user space does not find in the entry (advance_ack()). */
 static __always_inline int stop_released(const struct switch_args *g)
 {
 	struct path *a = find_path(&g->a.leg), *b = find_path(&g->b.leg);
@@ -89,7 +90,8 @@ static __always_inline int stop_released(const struct switch_args *g)
 		stop_path(b);
 		if ((a->word.flags | b->word.flags) & PATH_FRAGMENTS)
 			result = SWITCH_FRAGMENTS;
-		else if (a->word.end + a->seq_add == b->max_ack && b->word.end + b->seq_add == a->max_ack)
+		else if (!g->fit || (a->word.end + a->seq_add == b->max_ack &&
+				     b->word.end + b->seq_add == a->max_ack))
 			return SWITCH_OK;
 	}
 	__sync_fetch_and_or(&a->word.all, (__u64)PATH_SPLICED << 48);
@@ -106,6 +108,7 @@ static __always_inline void tell_hop(struct hop *h, const struct leg *l)
 	h->macs[1] = macs[1];
 	h->macs[2] = macs[2];
 	h->mss = l->mss_in;
+	h->mark = l->mark;
 }
 
 SEC("syscall")
@@ -157,6 +160,15 @@ static __always_inline int is_spare(const struct leg *l)
 	return !(l->flags & (LEG_PAIRED | LEG_FOREIGN));
 }
 
+/* Does the kernel still have something for the host, of a socket that is closed perhaps? Without the record the host would not
+ * understand it. When there is no socket any more, the record is swept. */
+static __always_inline int is_closing(const struct leg *l)
+{
+	const __u32 over = LEG_FIN_OUT | LEG_FIN_ACKED;
+
+	return !untouched(l) && !(l->flags & (LEG_RESET | LEG_SPLICED)) && (l->flags & over) != over;
+}
+
 /* A port may have been used for a new connection since. */
 static __noinline int may_go(const struct path_args *args, const struct tuple *t)
 {
@@ -167,6 +179,8 @@ static __noinline int may_go(const struct path_args *args, const struct tuple *t
 		return 1;
 	if (p && p->word.flags & PATH_SPLICED)
 		return args->op == PATH_CLEAR && p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
+	if (args->op == PATH_CLEAR && l && is_closing(l))
+		return 0;
 	if (args->op == PATH_CLEAR) /* forwarded, and without an entry: half of what is over */
 		return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT) || (!p && l->flags & LEG_SPLICED);
 	if (args->op == PATH_RETURN)
@@ -291,7 +305,10 @@ static __always_inline int next_key(struct path_args *args)
 	return 1;
 }
 
-/* What the leg's record says of itself; nothing, if there is none. Is it in control mode? */
+#define LEFT_ALONE 120000000000ll /* ns */
+
+/* What the leg's record says of itself; nothing, if there is none. Is it in control mode, or has nothing come for so long that
+ * nobody may be there who would take it there? */
 static __always_inline int describe(struct path_args *args)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, &args->key);
@@ -302,7 +319,9 @@ static __always_inline int describe(struct path_args *args)
 	args->irs = l->irs;
 	args->iss = l->iss;
 	args->ifindex = l->ifindex;
-	return l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
+	if (l->flags & LEG_SPLICED)
+		return 0;
+	return !(l->phase_in | l->phase_out) || (__s64)(bpf_ktime_get_ns() - l->seen) > LEFT_ALONE;
 }
 
 /* The entry as it is or, for PATH_PUT, as it is to be. A frame of its own, as above. */

@@ -125,7 +125,7 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	if (unmark && f->ecn == ECN_CE)
 		return UNUSUAL;
 	f->unmarked = f->ecn && unmark;
-	if (f->needs & ~v->can)
+	if (f->needs & ~v->flags)
 		return UNUSUAL;
 	if (f->ip_len < ip_hdr + doff || f->ip_len > f->len)
 		return UNUSUAL;
@@ -298,7 +298,7 @@ static __always_inline struct via *forward6(struct frame *f)
  * is queued or attached where it would have left. */
 static __always_inline int leave_by(const struct via *v)
 {
-	return v->can & VIA_PEER ? bpf_redirect_peer(v->ifindex, 0) : bpf_redirect(v->ifindex, 0);
+	return v->flags & VIA_PEER ? bpf_redirect_peer(v->ifindex, 0) : bpf_redirect(v->ifindex, 0);
 }
 
 /* tcx. Global functions, verified by themselves. */

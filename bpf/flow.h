@@ -94,6 +94,7 @@ struct leg {
 	/* next hop to the host, as learned from what the local socket sends */
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
+	__u32 mark;      /* of its packets: rules of routing may go by it */
 	__u64 in64;      /* stream position of max_in: bytes since the SYN, 64-bit */
 	__u64 seen;      /* ns, CLOCK_MONOTONIC */
 };
@@ -177,20 +178,21 @@ struct slot6 {
 	__u64 fill[3];
 };
 
+enum via_flag {
+	VIA_XDP = 1 << 0,           /* the device sends frames that XDP redirects to it */
+	VIA_XDP_FRAGMENTS = 1 << 1, /* ... also those in several buffers */
+	VIA_PEER = 1 << 2,          /* packets go to the device's other end, in another network namespace */
+};
+
 /* Next hop and own address, shared by many flows. */
 struct via {
 	__u32 ifindex;
 	__u32 mtu;      /* bytes of IP packet: of the device, `most` at most */
 	__u8 dmac[6], smac[6];
 	__u32 local[4]; /* our address on the outgoing leg; network order, IPv4-mapped */
-	__u32 can;      /* enum via_ability */
+	enum via_flag flags;
 	__u32 most;     /* bytes of IP packet that the hosts behind it take, and the paths to them */
-};
-
-enum via_ability {
-	VIA_XDP = 1 << 0,           /* the device sends frames that XDP redirects to it */
-	VIA_XDP_FRAGMENTS = 1 << 1, /* ... also those in several buffers */
-	VIA_PEER = 1 << 2,          /* packets go to the device's other end, in another network namespace */
+	__u32 mark;     /* with which the route is asked for: what a firewall has put on packets of sockets that send here */
 };
 
 /* A connection that is not established yet, seen through its SYN. */
@@ -308,7 +310,7 @@ struct switch_args {
 	enum switch_op op;
 	enum switch_result result;
 	__u32 hold;
-	__u32 fit;           /* OP_FREEZE: not before the windows promised to either host fit the other's */
+	__u32 fit;           /* OP_FREEZE: not before the windows promised to either host fit the other's; OP_STOP: only if it is idle */
 	__u32 trigger;       /* OP_COMMIT: the limit is here for a (bit 0), for b (bit 1) */
 	__u32 tap;           /* OP_FREEZE: what is forwarded is copied to user space */
 	struct half a, b;
@@ -323,6 +325,7 @@ struct hop {
 	__u32 ifindex;
 	__u32 macs[3]; /* dmac, smac */
 	__u32 mss;     /* announced by the host */
+	__u32 mark;
 };
 
 /* Hops stand by themselves: the programs have no room for more on their stack. */
@@ -457,6 +460,7 @@ enum verdict {
 	V_BEYOND_LIMIT,     /* beyond the limit of a splice that drains: dropped, its sender will send it again */
 	V_CE_DROPPED,       /* congestion mark for who would not echo it: dropped, and its sender hears of it by the loss */
 	V_CUT,              /* did not fit the MTU: the part that fits was sent on */
+	V_UNWATCHED,        /* of a flow that was spliced, by a device that nothing is attached to: dropped (guard.h) */
 	V_MAX,
 };
 

@@ -681,6 +681,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 			own_syn(l, sc, &opt);
 			bpf_spin_unlock(&l->lock);
 			l->ifindex = skb->ifindex;
+			l->mark = skb->mark;
 			bpf_skb_load_bytes(skb, 0, l->dmac, 6);
 			bpf_skb_load_bytes(skb, 6, l->smac, 6);
 		}
@@ -705,6 +706,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 			__sync_fetch_and_or(&o->flags, LEG_RESET);
 	}
 	l->ifindex = skb->ifindex;
+	l->mark = skb->mark;
 	bpf_skb_load_bytes(skb, 0, l->dmac, 6);
 	bpf_skb_load_bytes(skb, 6, l->smac, 6);
 	count(V_LOCAL_OUT);
@@ -745,6 +747,8 @@ int egress(struct __sk_buff *skb)
 	}
 	return slow_egress(skb);
 }
+
+#include "guard.h"
 
 /* ---- run by user space ---- */
 

@@ -18,6 +18,7 @@ struct sk_buff {
 	__u8 cloned : 1;
 	__u8 ip_summed : 2;
 	__u32 csum;
+	int skb_iif;
 } __attribute__((preserve_access_index));
 
 void *bpf_cast_to_kern_ctx(void *) __ksym;

@@ -177,7 +177,8 @@ __noinline int is_due(const struct tuple *leg, __u32 kind)
 	k.leg = *leg;
 	k.kind = kind;
 	last = bpf_map_lookup_elem(&answered, &k);
-	if (last && now - *last < ANSWER_INTERVAL)
+	/* Without the mark: the clock stands still for a tick, and a time that is one beyond it would be long ago. */
+	if (last && now - (*last & ~1ull) < ANSWER_INTERVAL)
 		return 0;
 	answer = kind != ANSWER_TOO_BIG || !last || !(*last & 1);
 	now = (now & ~1ull) | answer;

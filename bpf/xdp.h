@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The second entry of forwarding mode, before the kernel makes a packet of what the device has received. It does what fast.h
  * does and nothing else: whatever is unusual goes on, and comes to the tcx entry. Devices are attached to by name only, since
- * some switch offloads off for it. A frame can only leave by a device that can send such frames (via.can): others go on. */
+ * some switch offloads off for it. A frame can only leave by a device that can send such frames (via.flags): others go on. */
 #ifndef LONGSPLICE_XDP_H
 #define LONGSPLICE_XDP_H
 
 struct net_device {
 	unsigned char *dev_addr;
+	int ifindex;
 } __attribute__((preserve_access_index));
 
 struct xdp_rxq_info {

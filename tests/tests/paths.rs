@@ -7,8 +7,9 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
     traffic::{Report, Script, Serving, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{
+    collections::HashSet,
     net::SocketAddr,
     thread::{self, JoinHandle},
     time::Duration,
@@ -237,6 +238,78 @@ fn without_a_route_they_wait_for_one() {
     });
 }
 
+/// The kernel would reset them, or take their bytes for others.
+#[test]
+fn what_comes_by_a_device_that_is_not_spliced_on_waits() {
+    let one = |family, policy: Policy, is_taken_back| {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        second_wire(&lab);
+        let devices = ["f0", "f1"].map(String::from).into();
+        let talk = Talk::with(&lab, family, policy, 3, OpenOptions { devices, ..OpenOptions::default() });
+        if is_taken_back {
+            talk.forwarder.command(Command::Unsplice);
+            talk.until("all are taken back", |t| t.states(&[FlowState::Copying]) == 3);
+        }
+        let [there, back] = route_to_server(family);
+        let also = if family == Family::V4 { back.replace(".1/", ".11/") } else { back.replace("2::1/", "2::b/") };
+        let to_us = format!("{back}\nroute add {also}");
+        for (host, route) in [(&lab.server, to_us.as_str()), (&lab.forwarder, there)] {
+            let before = talk.forwarder.verdict("unwatched");
+            ip(host, &format!("route add {route}"));
+            // what leaves in forwarding mode leaves where it can
+            if is_taken_back || host.name() == lab.server.name() {
+                talk.until("it is seen", |t| t.forwarder.verdict("unwatched") > before + 3);
+            }
+            ip(host, &format!("route del {route}").replace(" add ", " del "));
+            talk.goes_on();
+        }
+        talk.end();
+    };
+    let released = Policy { release_after: Some(Duration::ZERO), ..at_once() };
+    thread::scope(|s| {
+        for family in Family::BOTH {
+            for (policy, is_taken_back) in [(at_once(), false), (released.clone(), false), (at_once(), true)] {
+                s.spawn(move || one(family, policy, is_taken_back));
+            }
+        }
+    });
+}
+
+/// In sockets that have the hosts' numbers, which nothing has to change.
+#[test]
+fn flows_whose_way_leads_elsewhere_are_taken_back() {
+    let one = |family, policy| {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        second_wire(&lab);
+        let devices = ["f0", "f1"].map(String::from).into();
+        let talk = Talk::with(&lab, family, policy, 3, OpenOptions { devices, ..OpenOptions::default() });
+        let [there, back] = route_to_server(family);
+        let also = if family == Family::V4 { back.replace(".1/", ".11/") } else { back.replace("2::1/", "2::b/") };
+        ip(&lab.forwarder, &format!("route add {there}"));
+        talk.until("all are taken back", |t| t.states(&[FlowState::Copying]) == 3);
+        ip(&lab.server, &format!("route add {back}\nroute add {also}"));
+        let before = sent_by(&lab, "f2");
+        talk.goes_on();
+        assert!(sent_by(&lab, "f2") > before + 500_000, "by the other device");
+        let refused = talk.forwarder.splicer.flows().iter().all(|f| f.refusal == Some(Refusal::Unattached));
+        assert!(refused, "{:?}", talk.forwarder.splicer.flows());
+        ip(&lab.forwarder, &format!("route del {there}"));
+        ip(&lab.server, &format!("route del {back}\nroute del {also}"));
+        talk.goes_on();
+        talk.forwarder.command(Command::Splice);
+        talk.until("all are spliced", |t| t.states(&[FlowState::Spliced, FlowState::Released]) == 3);
+        talk.goes_on();
+        talk.end();
+    };
+    thread::scope(|s| {
+        for family in Family::BOTH {
+            for release_after in [None, Some(Duration::ZERO)] {
+                s.spawn(move || one(family, Policy { release_after, ..at_once() }));
+            }
+        }
+    });
+}
+
 /// Back in control mode, and spliced again at once: the sockets have said nothing meanwhile.
 #[test]
 fn hops_are_known_after_the_way_back() {
@@ -252,6 +325,118 @@ fn hops_are_known_after_the_way_back() {
             talk.until("it is spliced", |t| t.states(&[FlowState::Spliced]) == 1);
         }
         talk.goes_on();
+        talk.end();
+    }
+}
+
+/// What was on its way when a flow was taken back is sent again past sockets that are silent, to a host that says nothing itself:
+/// nobody else would find out that it has another address.
+#[test]
+fn a_neighbour_that_only_hears_gets_another_address() {
+    let one = &|family| {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        // the kernel forgets a neighbour that nobody uses after a minute; the clients wait for less
+        let setting = format!("net.{}.neigh.f1", if family == Family::V4 { "ipv4" } else { "ipv6" });
+        for (name, value) in [("base_reachable_time_ms", "2000"), ("delay_first_probe_time", "1")] {
+            lab.forwarder.sysctl(&format!("{setting}.{name}"), value).expect("sysctl");
+        }
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        let answer = Script::answerer().bytes(0).deadline(PATIENCE / 2);
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+        let forwarder = Forwarder::open(&lab, proxy, server, at_once(), OpenOptions::default());
+        let script = Script::opener(1).bytes(BYTES / 3).pace(PACE).deadline(PATIENCE / 2);
+        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+        let flow = || forwarder.splicer.flows().into_iter().next();
+        let is = |state| flow().is_some_and(|f| f.state == state);
+        let until = |what: &str, is: &dyn Fn() -> bool| {
+            wait_for(PATIENCE, || is().then_some(())).unwrap_or_else(|| panic!("{what}: {:?}", flow()));
+        };
+        until("it is spliced", &|| is(FlowState::Spliced));
+        until("bytes pass", &|| flow().is_some_and(|f| f.bytes_up > 500_000));
+        ip(&lab.server, "link set s0 address 02:00:00:00:77:05");
+        thread::sleep(Duration::from_millis(100));
+        forwarder.command(Command::Unsplice);
+        until("it is taken back", &|| is(FlowState::Copying));
+        // all ways are looked at, and of those that are in forwarding mode there is none
+        ip(&lab.forwarder, "route add unreachable 192.0.2.0/24");
+        let client = client.join().expect("client");
+        intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+    };
+    thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
+}
+
+/// What a socket has shown with its last segment need not be so any more. That is no reason not to follow the routes.
+#[test]
+fn sockets_show_what_was() {
+    let one = &|family, is_own: bool| {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        second_wire(&lab);
+        let (old, new) = ("02:00:00:00:77:07", "02:00:00:00:77:08");
+        let (address, second) =
+            if family == Family::V4 { ("10.77.2.2", "10.77.2.12") } else { ("fd77:2::2", "fd77:2::c") };
+        ip(&lab.server, &format!("link set s0 address {old}"));
+        // the same host by another name, of which nobody hears any more
+        ip(&lab.forwarder, &format!("neigh replace {second} lladdr {old} dev f1 nud permanent"));
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        let answer = Script::answerer().bytes(0).deadline(PATIENCE);
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+        let forwarder = Forwarder::open(&lab, proxy, server, by_hand(), OpenOptions::default());
+        let script =
+            Script::opener(1).bytes(BYTES / 3).pace(PACE).pause(PACE, Duration::from_secs(4)).deadline(PATIENCE);
+        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+        let flow = || forwarder.splicer.flows().into_iter().next();
+        let until = |what: &str, is: &dyn Fn() -> bool| {
+            wait_for(PATIENCE, || is().then_some(())).unwrap_or_else(|| panic!("{what}, {is_own}: {:?}", flow()));
+        };
+        until("the client pauses", &|| flow().is_some_and(|f| f.bytes_up >= PACE));
+        thread::sleep(Duration::from_millis(200));
+        if is_own {
+            ip(&lab.forwarder, &format!("link set f1 address {new}"));
+        } else {
+            ip(&lab.server, &format!("link set s0 address {new}"));
+            ip(&lab.forwarder, &format!("neigh replace {address} lladdr {new} dev f1 nud reachable"));
+        }
+        let datapath = forwarder.splicer.datapath().expect("kernel path");
+        let wanted = datapath.path_changes();
+        forwarder.command(Command::Splice);
+        until("it is spliced", &|| flow().is_some_and(|f| f.state == FlowState::Spliced));
+        let [there, back] = route_to_server(family);
+        ip(&lab.server, &format!("route add {back}"));
+        ip(&lab.forwarder, &format!("route add {there}"));
+        let before = sent_by(&lab, "f2");
+        until("the route is followed", &|| sent_by(&lab, "f2") > before + 500_000);
+        assert!(datapath.path_changes().hops > wanted.hops);
+        let client = client.join().expect("client");
+        intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+    };
+    thread::scope(|s| {
+        for family in Family::BOTH {
+            [false, true].into_iter().for_each(|is_own| drop(s.spawn(move || one(family, is_own))));
+        }
+    });
+}
+
+/// Packets that a firewall has marked before their way was chosen go by rules for the mark. They keep that way, and others theirs.
+#[test]
+fn marks_are_followed_as_the_kernel_does() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        second_wire(&lab);
+        let [there, back] = route_to_server(family);
+        let version = if family == Family::V4 { "-4" } else { "-6" };
+        ip(&lab.server, &format!("route add {back}"));
+        ip(&lab.forwarder, &format!("{version} route add {there} table 77"));
+        ip(&lab.forwarder, &format!("{version} rule add fwmark 7 lookup 77"));
+        let mark = "add table inet marks; add chain inet marks out { type route hook output priority mangle; }; \
+                    add rule inet marks out tcp dport 7000 meta mark set 7";
+        lab.forwarder.execute("nft", &[mark]).expect("nft");
+        let talk = Talk::begin(&lab, family, at_once(), 2);
+        let before = sent_by(&lab, "f1");
+        ip(&lab.forwarder, "route add unreachable 192.0.2.0/24"); // all ways are looked at
+        talk.goes_on();
+        ip(&lab.server, "link set s1 address 02:00:00:00:77:09");
+        talk.goes_on();
+        assert!(sent_by(&lab, "f1") < before + 10_000, "marked packets go by f2");
         talk.end();
     }
 }
@@ -333,8 +518,9 @@ fn a_device_is_made_again() {
     });
 }
 
+/// What a device receives first when it comes up may be a flow's, and whoever attaches only then has the host reset it.
 #[test]
-fn a_device_that_was_down_is_spliced_on() {
+fn devices_are_attached_to_while_they_are_down() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         ip(&lab.forwarder, "link set f1 down");
@@ -342,10 +528,22 @@ fn a_device_that_was_down_is_spliced_on() {
             let (proxy, server) = (FORWARDER_TO_CLIENT.port(family, 7001), SERVER.port(family, 7001));
             Forwarder::start(&lab, proxy, server, at_once())
         };
-        let attached = || forwarder.splicer.datapath().expect("kernel path").attached();
-        assert_eq!(attached(), [lab.forwarder.run(|| index("f0"))]);
-        address_server_wire(&lab, "f1");
-        wait_for(PATIENCE, || (attached().len() == 2).then_some(())).expect("attached");
+        let datapath = forwarder.splicer.datapath().expect("kernel path");
+        let attached = |names: &[&str]| {
+            let wanted: HashSet<u32> = lab.forwarder.run(|| names.iter().map(|name| index(name)).collect());
+            let is_so = || datapath.attached().into_iter().collect::<HashSet<_>>() == wanted;
+            assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{names:?} are attached to, and no others");
+        };
+        attached(&["f0", "f1"]);
+        lab.cut_server_wire().expect("deleted");
+        attached(&["f0"]);
+        ip(&lab.forwarder, "link add f1 type veth peer name f9");
+        attached(&["f0", "f1", "f9"]);
+        // the packets of a macvlan pass the device below it, but a macvlan that is down has none
+        ip(&lab.forwarder, "link set f1 up\nlink set f9 up\nlink add up0 link f1 type macvlan mode bridge");
+        attached(&["f0", "f1", "f9", "up0"]);
+        ip(&lab.forwarder, "link set up0 up");
+        attached(&["f0", "f9", "up0"]);
         drop(forwarder);
     }
 }

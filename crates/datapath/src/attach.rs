@@ -41,13 +41,15 @@ impl Hook {
     }
 }
 
-/// Those of all devices that are to be attached to, by their names or, without any, all Ethernet devices that are up. Packets pass
-/// a port of a bridge or a bond, or the device below a macvlan, and the other one as well; they are to be seen once.
+/// Those of all devices that are to be attached to, by their names or, without any, all Ethernet devices: also one that is down,
+/// for what it receives first when it is up may be a flow's. Packets pass a port of a bridge or a bond, or the device below a
+/// macvlan, and the other one as well if it is up; they are to be seen once.
 pub(crate) fn wanted<'a>(names: &[String], all: &'a [Device]) -> Vec<&'a Device> {
-    let is_meant = |d: &&Device| d.ethernet && if names.is_empty() { d.up } else { names.contains(&d.name) };
+    let is_meant = |d: &&Device| d.ethernet && (names.is_empty() || names.contains(&d.name));
     let meant: Vec<_> = all.iter().filter(is_meant).collect();
+    let up: Vec<_> = meant.iter().filter(|d| d.up).copied().collect();
     let is_port = |d: &Device| names.is_empty() && d.master.is_some();
-    meant.iter().filter(|d| !is_port(d) && above(d, &meant).is_none()).copied().collect()
+    meant.iter().filter(|d| !is_port(d) && above(d, &up).is_none()).copied().collect()
 }
 
 /// The device that was named for more than splicing, and is among those.

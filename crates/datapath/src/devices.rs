@@ -1,7 +1,7 @@
 //! Network devices of this namespace, as rtnetlink tells of them.
 
 use crate::{
-    abi::via,
+    abi::{via, via_flag},
     netlink::{Netlink, attributes, find, number, request},
 };
 use nix::libc;
@@ -89,7 +89,7 @@ pub fn devices() -> io::Result<Vec<Device>> {
 pub(crate) struct XdpAbilities {
     /// Runs programs on what it receives, and they may redirect.
     pub receives: bool,
-    /// Sends frames that are redirected to it; bits of `enum via_ability`.
+    /// Sends frames that are redirected to it; bits of `enum via_flag`.
     pub sends: u32,
 }
 
@@ -110,7 +110,9 @@ pub(crate) fn xdp_abilities(index: u32) -> XdpAbilities {
     let can = |bits: u64| opts.feature_flags & bits == bits;
     XdpAbilities {
         receives: can(BASIC | REDIRECT),
-        sends: u32::from(can(NDO_XMIT)) | u32::from(can(NDO_XMIT | NDO_XMIT_SG)) << 1,
+        sends: [(NDO_XMIT, via_flag::VIA_XDP), (NDO_XMIT | NDO_XMIT_SG, via_flag::VIA_XDP_FRAGMENTS)]
+            .iter()
+            .fold(0, |all, (bits, flag)| if can(*bits) { all | flag.0 } else { all }),
     }
 }
 
@@ -136,14 +138,14 @@ pub(crate) struct Links {
 pub(crate) struct LinkFacts {
     /// Bytes of IP packet.
     pub mtu: u32,
-    /// `enum via_ability`.
+    /// `enum via_flag`: what it can.
     pub can: u32,
 }
 
 impl LinkFacts {
     /// A next hop by the device, as it is now.
     pub fn entry(self, v: &via) -> via {
-        via { mtu: self.mtu.min(v.most), can: self.can, ..*v }
+        via { mtu: self.mtu.min(v.most), flags: via_flag(self.can), ..*v }
     }
 }
 
@@ -161,11 +163,10 @@ impl Links {
 
     /// The same as it is now.
     pub fn ask(&mut self, index: u32) -> LinkFacts {
-        const PEER: u32 = 1 << 2; // VIA_PEER
         let device = device(index).ok();
         let sends = if self.early { xdp_abilities(index).sends } else { 0 };
         let is_peer = |d: &Device| self.peers.contains(&d.name) && d.hindrance.is_none();
-        let can = if device.as_ref().is_some_and(is_peer) { sends | PEER } else { sends };
+        let can = if device.as_ref().is_some_and(is_peer) { sends | via_flag::VIA_PEER.0 } else { sends };
         // a device that is gone: its packets go nowhere anyway
         let facts = LinkFacts { mtu: device.map_or(1500, |d| d.mtu), can };
         self.known.insert(index, (Instant::now(), facts));

@@ -1,6 +1,10 @@
-//! Whether the kernel has a socket of a connection: sock_diag (<linux/inet_diag.h>), many questions at a time.
+//! Whether the kernel has a socket of a connection: sock_diag (<linux/inet_diag.h>), many questions at a time. And the end of one
+//! that nobody holds.
 
-use crate::Tuple;
+use crate::{
+    Tuple,
+    netlink::{Netlink, request},
+};
 use nix::{
     errno::Errno,
     libc,
@@ -19,6 +23,7 @@ const QUESTION: usize = HEADER + 56;
 /// Where `struct inet_diag_msg` has the state.
 const STATE: usize = HEADER + 1;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
 /// Of <net/tcp_states.h>. One that is being opened from outside is TCP_SYN_RECV here, whatever the kernel calls it inside.
 const TCP_SYN_RECV: u8 = 3;
 const TCP_LISTEN: u8 = 10;
@@ -98,6 +103,29 @@ impl Sockets {
     }
 }
 
+/// Ends the socket of a connection if the kernel only closes it, and nobody holds it. False: there is no such socket. The other
+/// host may hear of it.
+pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {
+    const COOKIE: usize = 44;
+    const INODE: usize = 68;
+    // <net/tcp_states.h>: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING
+    const CLOSING: [u8; 5] = [4, 5, 6, 9, 11];
+    let mut netlink = Netlink::sockets()?;
+    let mut which = question(0, t, 0)[HEADER..].to_vec();
+    let found = match netlink.ask(&request(SOCK_DIAG_BY_FAMILY, 0, &which, &[])) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
+        found => found?,
+    };
+    // the answer may be about one that listens, or about a new connection of the same host
+    let is_held = found.get(INODE..INODE + 4).is_none_or(|inode| inode != [0; 4]);
+    let Some(cookie) = found.get(COOKIE..COOKIE + 8).filter(|_| CLOSING.contains(&found[1]) && !is_held) else {
+        return Ok(false);
+    };
+    let at = which.len() - 8;
+    which[at..].copy_from_slice(cookie); // this one and no other
+    netlink.ask(&request(SOCK_DESTROY, libc::NLM_F_ACK, &which, &[])).map(|_| true)
+}
+
 /// `number` comes back with the answer.
 fn question(number: u32, t: &Tuple, device: u32) -> [u8; QUESTION] {
     let family = if t.is_v4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
@@ -171,6 +199,21 @@ mod tests {
             assert_eq!(sockets.claims(&many).unwrap(), expected);
         }
         assert_eq!(sockets.claims(&[]).unwrap(), []);
+    }
+
+    /// One that listens, one that is held, one that nobody has accepted yet.
+    #[test]
+    fn sockets_in_use_are_not_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let client = TcpStream::connect(at).unwrap();
+        let (mine, _) = ends(&client);
+        let stranger = Tuple { remote: ([127, 0, 0, 1], 1).into(), local: at };
+        for t in [mine, Tuple { remote: mine.local, local: mine.remote }, stranger] {
+            assert!(!end_closing(&t).unwrap(), "{t:?}");
+        }
+        drop(listener.accept().unwrap());
+        TcpStream::connect(at).expect("it still listens");
     }
 
     #[test]

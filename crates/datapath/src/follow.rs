@@ -16,8 +16,8 @@ use crate::{
     devices::{Device, Links, xdp_abilities},
     netlink::Netlink,
     switch::Hop,
-    vias::{Place, Via},
-    ways::{BATCH, Replaced, Way, Ways},
+    vias::{Place, Shown, Via},
+    ways::{BATCH, Reach, Replaced, Sender, Way, Ways},
 };
 use nix::{
     libc,
@@ -65,6 +65,9 @@ pub struct PathChanges {
     /// Directions of flows that had no way when it was looked last, for want of a route or of a device that is attached to.
     pub stranded: u64,
 }
+
+/// Flows at a time whose way leads elsewhere. There is another pass, and whoever takes them back needs time for it.
+const ELSEWHERE: usize = 1000;
 
 /// Who follows the network.
 #[derive(Debug)]
@@ -125,8 +128,9 @@ impl Datapath {
     }
 
     /// Takes in what has changed, and changes next hops accordingly. A pass through many flows takes its time: a second for some
-    /// 200,000.
-    pub fn follow(&self, watch: &mut Watch) -> io::Result<()> {
+    /// 200,000. Returns legs of flows whose way leads by a device that nothing will be attached to, [`ELSEWHERE`] at most.
+    pub fn follow(&self, watch: &mut Watch) -> io::Result<Vec<Tuple>> {
+        let mut elsewhere = Vec::new();
         let heard = self.ways().hear(&mut watch.netlink)?;
         for r in &heard.replaced {
             self.replace(r)?;
@@ -146,20 +150,22 @@ impl Datapath {
             (watch.pass, watch.changed) = (now, true);
         }
         if now >= watch.pass.max(watch.rested) {
-            let stranded = self.pass()?;
+            let (stranded, legs) = self.pass()?;
+            elsewhere = legs;
             let (end, took) = (Instant::now(), now.elapsed());
             watch.rested = end + took * SHARE[0];
             watch.pass = end + if mem::take(&mut watch.changed) { ONCE_MORE } else { PASS.max(took * SHARE[1]) };
             watch.tick = watch.tick.min(end + SOON);
             watch.tell(stranded);
         }
-        Ok(())
+        Ok(elsewhere)
     }
 
     /// Is a leg's host reached by a device that nothing is attached to?
     pub fn is_elsewhere(&self, leg: &Tuple) -> bool {
         let attached = self.attached();
-        let device = self.ways().device(leg);
+        let mark = self.leg(leg).map_or(0, |l| l.raw.mark);
+        let device = self.ways().device(leg, mark);
         device.is_some_and(|device| !attached.contains(&device))
     }
 
@@ -175,6 +181,10 @@ impl Datapath {
 
     pub(crate) fn links(&self) -> MutexGuard<'_, Links> {
         self.links.lock().expect("no panic under this lock")
+    }
+
+    pub(crate) fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().expect("no panic under this lock")
     }
 
     pub(crate) fn vias(&self) -> MutexGuard<'_, Vec<Via>> {
@@ -209,6 +219,9 @@ impl Datapath {
                 Err(_) => {}
             }
         }
+        if let Err(error) = held.watch(&all) {
+            tracing::warn!(%error, "what passes by other devices is not judged as it should be");
+        }
     }
 
     /// What was a neighbour's is so no longer, and if it is nobody else's either, nobody has to be asked.
@@ -241,30 +254,37 @@ impl Datapath {
 
     fn rewrite(&self, i: usize, v: &mut Via, new: Via) -> io::Result<()> {
         self.maps.set_via(i as u16, &new.raw)?;
-        tracing::debug!(from = ?v.hop(), to = ?new.hop(), mtu = new.raw.mtu, can = new.raw.can, "next hop");
+        tracing::debug!(from = ?v.hop(), to = ?new.hop(), mtu = new.raw.mtu, flags = new.raw.flags.0, "next hop");
         *v = new;
         self.followed.hops.fetch_add(1, Relaxed);
         Ok(())
     }
 
     fn look_after(&self) -> io::Result<()> {
-        let used = self.vias().iter().filter(|v| v.used).map(|v| (v.raw.ifindex, v.raw.dmac)).collect();
-        self.ways().look_after(&used, ASKED)
+        let mut used: HashSet<_> = self.vias().iter().filter(|v| v.used).map(Via::hop).collect();
+        used.extend(self.shown().hops());
+        self.ways().look_after(&used.iter().map(|hop| (hop.ifindex, hop.dmac)).collect(), ASKED)
     }
 
-    /// Asks of each flow where it should go, and sends it there. How many have no way.
-    fn pass(&self) -> io::Result<u64> {
+    /// Asks of each flow where it should go, and sends it there. How many have no way, and those that have one elsewhere.
+    fn pass(&self) -> io::Result<(u64, Vec<Tuple>)> {
         // commits that began before something has changed are in the tables now
         drop(self.switching.lock().expect("no panic under this lock"));
         let began = Instant::now();
         let mut tallies: HashMap<u16, HashMap<Hop, u64>> = HashMap::new();
-        let mut stranded = 0;
-        self.each_way(|_, via, way| {
+        let (mut stranded, mut elsewhere) = (0, Vec::new());
+        self.each_way(|leg, via, way| {
             let tally = tallies.entry(via).or_default();
             match way {
                 Way::To(hop) => *tally.entry(hop).or_default() += 1,
                 Way::Unresolved => {}
-                Way::Nowhere => stranded += 1,
+                Way::Nowhere => stranded += u64::from(!self.is_over(leg)),
+                Way::Elsewhere => {
+                    stranded += u64::from(!self.is_over(leg));
+                    if elsewhere.len() < ELSEWHERE {
+                        elsewhere.push(*leg);
+                    }
+                }
             }
             Ok(())
         })?;
@@ -275,26 +295,27 @@ impl Datapath {
             })?;
         }
         self.lead_switching()?;
+        self.shown().forget(began);
         self.followed.stranded.store(stranded, Relaxed);
-        Ok(stranded)
+        Ok((stranded, elsewhere))
     }
 
     /// What is forwarded in a switch goes where the socket has sent last, and that may be silent.
     fn lead_switching(&self) -> io::Result<()> {
-        let attached = self.attached();
+        let reach = self.reach();
         for (leg, _) in self.stopped_paths() {
             let Some(l) = self.leg(&leg).filter(|l| l.phase_in | l.phase_out != 0) else { continue };
-            let shown = Hop { ifindex: l.raw.ifindex, dmac: l.raw.dmac, smac: l.raw.smac };
-            if self.vias().iter().any(|v| v.hop() == shown && v.steered == Some(true)) {
-                continue;
-            }
-            let way = self.ways().ways(&[(leg, shown.ifindex)], |device| attached.contains(&device))?;
+            let shown = Hop { ifindex: l.raw.ifindex, dmac: l.raw.dmac, smac: l.raw.smac, mark: l.raw.mark };
+            self.shown().add(&[shown]);
+            let sender = Sender { leg, device: shown.ifindex, mark: shown.mark };
+            let way = self.ways().ways(&[sender], &reach)?;
             let Way::To(hop) = way[0] else { continue };
             if hop == shown {
                 continue;
             }
+            self.shown().add(&[hop]);
             let place = self.place(&hop, leg.to_abi().local, u32::MAX);
-            match self.via(&place, || false) {
+            match self.via(&place) {
                 Err(e) if e.kind() == io::ErrorKind::StorageFull => {} // as good as no way
                 via => self.maps.lead(&leg, via?)?,
             }
@@ -302,16 +323,28 @@ impl Datapath {
         Ok(())
     }
 
+    /// What flows may expect of a device.
+    fn reach(&self) -> impl Fn(u32) -> Reach {
+        let attached = self.attached();
+        let all = self.ways().devices();
+        let soon: HashSet<u32> = wanted(&self.devices, &all).iter().map(|d| d.index).collect();
+        move |device| match () {
+            () if attached.contains(&device) => Reach::Attached,
+            () if soon.contains(&device) => Reach::Soon,
+            () => Reach::Never,
+        }
+    }
+
     /// Each direction of a flow in forwarding mode: where its packets come in, its next hop, and where it should go.
     fn each_way(&self, mut f: impl FnMut(&Tuple, u16, Way) -> io::Result<()>) -> io::Result<()> {
-        let vias: Vec<_> = self.vias().iter().map(|v| (v.raw.ifindex, v.raw.local)).collect();
+        let vias: Vec<_> = self.vias().iter().map(|v| (v.raw.ifindex, v.raw.mark, v.raw.local)).collect();
         if vias.is_empty() {
             return Ok(());
         }
-        let attached = self.attached();
+        let reach = self.reach();
         let (mut batch, mut legs) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
         let mut look = |batch: &mut Vec<(Tuple, u16)>, legs: &mut Vec<_>| -> io::Result<()> {
-            let ways = self.ways().ways(legs, |device| attached.contains(&device))?;
+            let ways = self.ways().ways(legs, &reach)?;
             legs.clear();
             batch.drain(..).zip(ways).try_for_each(|((leg, via), way)| f(&leg, via, way))
         };
@@ -321,10 +354,10 @@ impl Datapath {
             if p.flags & (PathFlags::SPLICED | PathFlags::DEAD) != PathFlags::SPLICED || result.is_err() {
                 return;
             }
-            let Some((device, local)) = vias.get(usize::from(p.via)) else { return };
-            let Some(out) = self.maps.way_out(&t, e, *local) else { return };
+            let Some(&(device, mark, local)) = vias.get(usize::from(p.via)) else { return };
+            let Some(leg) = self.maps.way_out(&t, e, local) else { return };
             batch.push((t, p.via));
-            legs.push((out, *device));
+            legs.push(Sender { leg, device, mark });
             if batch.len() == BATCH {
                 result = look(&mut batch, &mut legs);
             }
@@ -340,11 +373,6 @@ impl Datapath {
             v.used = tally.is_some() || v.given >= began;
             let Some((most, _)) = tally.and_then(|t| t.iter().max_by_key(|(_, n)| **n)) else { continue };
             let agrees = tally.is_some_and(|t| t.contains_key(&v.hop()));
-            // one that an earlier process has left
-            let steered = v.steered.get_or_insert_with(|| !agrees && self.ways().has(v.raw.ifindex, v.raw.dmac));
-            if *steered {
-                continue;
-            }
             is_divided |= tally.is_some_and(|t| t.len() > 1);
             if !agrees {
                 let link = self.links().of(most.ifindex);
@@ -360,10 +388,10 @@ impl Datapath {
         const TRIES: u32 = 16;
         let _one = self.switching.lock().expect("no panic under this lock");
         let place = match self.vias().get(usize::from(from)) {
-            Some(v) if v.steered != Some(true) && v.hop() != *hop => Place { hop: *hop, ..v.place() },
+            Some(v) if v.hop() != *hop => Place { hop: *hop, ..v.place() },
             _ => return Ok(()),
         };
-        let to = match self.via(&place, || false) {
+        let to = match self.via(&place) {
             Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no way
             to => to?,
         };

@@ -5,6 +5,7 @@ use crate::{
     OpenError,
     attach::{Hook, attach, attached_program, create, replace},
     devices::{Device, devices},
+    guard::Guard,
     kernel::kernel,
     pins::{Owned, pin, refuse_others},
 };
@@ -81,6 +82,8 @@ pub(crate) struct Held {
     programs: [(OwnedFd, u32); 3],
     maps: Vec<Pin>,
     links: Vec<Attached>,
+    /// None: the kernel has none.
+    guard: Option<Guard>,
 }
 
 impl Held {
@@ -90,6 +93,7 @@ impl Held {
         programs: [OwnedFd; 3],
         maps: Vec<(String, OwnedFd)>,
         links: Vec<(Hook, u32, OwnedFd)>,
+        guard: Option<Guard>,
     ) -> Result<Held, OpenError> {
         let maps = maps.into_iter().map(|(name, map)| Pin::of(name, map, &owned.path)).collect();
         let links = links
@@ -101,7 +105,7 @@ impl Held {
             number.map(|n| (program, n))
         };
         let [a, b, c] = programs.map(number);
-        Ok(Held { owned, programs: [a?, b?, c?], maps, links })
+        Ok(Held { owned, programs: [a?, b?, c?], maps, links, guard })
     }
 
     /// Looks whether all is as it was left, and puts it right: a handful of system calls if it is. `mistrust`: called before
@@ -139,6 +143,7 @@ impl Held {
             self.attach_again(&detached)?;
         }
         let is_mended = |d: &&Device| detached.iter().any(|(_, device, _)| *device == d.index);
+        self.watch(&present)?;
         mended.devices = present.iter().filter(is_mended).map(|d| d.name.clone()).collect();
         Ok(mended)
     }
@@ -159,6 +164,13 @@ impl Held {
             self.links.push(Attached { hook: *hook, device, link });
         }
         Ok(())
+    }
+
+    /// What passes by other devices is judged: whenever devices have come or gone, of which these are all.
+    pub fn watch(&mut self, all: &[Device]) -> Result<(), OpenError> {
+        let devices = self.devices();
+        let Some(guard) = &mut self.guard else { return Ok(()) };
+        guard.watch(&devices, all).map_err(|source| OpenError::Kernel { what: "attach to netfilter", source })
     }
 
     /// Detaches from a device, if it is there.

@@ -51,8 +51,8 @@ impl Datapath {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let out = to.leg.to_abi();
-        let hop = Hop { ifindex: to.hop.device, dmac: to.hop.to, smac: to.hop.from };
-        let via = self.via(&self.place(&hop, out.local, u32::MAX), || true)?;
+        let hop = Hop { ifindex: to.hop.device, dmac: to.hop.to, smac: to.hop.from, mark: 0 };
+        let via = self.via(&self.place(&hop, out.local, u32::MAX))?;
         let mut flags = PathFlags::SPLICED;
         // as the commit finds out by path_identity() of bpf/path.h
         let mirrored = Tuple { remote: from.leg.local, local: from.leg.remote };

@@ -6,6 +6,7 @@ use crate::{
     conntrack::Conntrack,
     devices::{Links, devices},
     follow::Counters,
+    guard::{self, Guard},
     held::{Held, Mended},
     load::{Kept, OLDEST, kernel_release, load, missing_capabilities, tested_kernels},
     maps::{Maps, errno, from_bytes, sum_of},
@@ -14,7 +15,7 @@ use crate::{
     rest::Rest,
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
-    vias::{VIAS, Via},
+    vias::{Shown, VIAS, Via},
     ways::Ways,
 };
 use libbpf_rs::{
@@ -35,7 +36,7 @@ use std::{
 /// How to open the data path.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Devices to attach to; empty: all Ethernet devices that are up.
+    /// Devices to attach to; empty: all Ethernet devices.
     pub devices: Vec<String>,
     /// Devices of which XDP forwards what it can, in the driver, before tcx sees it. Some switch offloads off for it.
     pub xdp: Vec<String>,
@@ -225,6 +226,7 @@ pub struct Datapath {
     pub(crate) devices: Vec<String>,
     pub(crate) xdp: Vec<String>,
     pub(crate) vias: Mutex<Vec<Via>>,
+    pub(crate) shown: Mutex<Shown>,
     remotes: Mutex<Remotes>,
     pub(crate) links: Mutex<Links>,
     pub(crate) ways: Mutex<Ways>,
@@ -320,6 +322,8 @@ impl Datapath {
                 map.set_pin_path(pin.join(&name)).map_err(kernel("pin path"))?;
             }
         }
+        let has_guard = guard::has_guard();
+        open.progs.guard.set_autoload(has_guard);
         let begun = Begun(there.is_none().then_some(&pin));
         let skel = load(open)?;
         let handle = |m: &libbpf_rs::MapMut<'_>| MapHandle::try_from(&**m).map_err(kernel("map handle"));
@@ -367,7 +371,10 @@ impl Datapath {
             }
         }
         let [ingress, egress, early] = programs.map(|p| dup(p.as_fd()));
-        let held = Held::new(owned, [ingress?, egress?, early?], pinned, attached)?;
+        let guard = || Ok(Guard::new(dup(skel.progs.guard.as_fd())?, handle(&m.watched)?));
+        let guard = has_guard.then(guard).transpose()?;
+        let mut held = Held::new(owned, [ingress?, egress?, early?], pinned, attached, guard)?;
+        held.watch(&all)?;
         let ways = Ways::new().map_err(|source| OpenError::Kernel { what: "ask rtnetlink", source })?;
         let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).map(Via::from).collect();
         std::mem::forget(begun);
@@ -376,6 +383,7 @@ impl Datapath {
             ingress: dup(skel.progs.ingress.as_fd())?,
             egress: dup(skel.progs.egress.as_fd())?,
             vias: Mutex::new(vias),
+            shown: Mutex::default(),
             remotes: Mutex::new(remotes),
             links: Mutex::new(links),
             ways: Mutex::new(ways),
@@ -480,6 +488,12 @@ impl Datapath {
     /// The leg where packets of `leg` go out, if it is or was spliced.
     pub fn other_leg(&self, leg: &Tuple) -> Option<Tuple> {
         self.maps.other_leg(leg)
+    }
+
+    /// Has the flow of this leg ended? Its entries stay for a while, for what is late.
+    pub fn is_over(&self, leg: &Tuple) -> bool {
+        let paths = self.other_leg(leg).and_then(|other| self.paths_of([leg, &other]));
+        paths.is_none_or(|paths| PathView::are_over(&paths))
     }
 
     /// All legs.

@@ -11,6 +11,7 @@ mod diag;
 mod events;
 mod follow;
 mod foreign;
+mod guard;
 mod held;
 mod hold;
 mod idle;
@@ -39,7 +40,7 @@ pub mod abi {
     pub use crate::skel::types::{
         abi, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, limit, listen_key, listens,
         path, path_args, path_op, path_word, path6, phase, switch_args, switch_call, switch_op, switch_result,
-        tap_record, train, train_key, tuple, verdict, via,
+        tap_record, train, train_key, tuple, verdict, via, via_flag,
     };
 }
 
@@ -55,6 +56,7 @@ pub use diag::{Claim, Sockets};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
+pub use guard::has_guard;
 pub use held::Mended;
 pub use hold::{Held, WayBack};
 pub use idle::{Idle, IdleEntry};
@@ -64,7 +66,7 @@ pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernel
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, VERDICTS};
 pub use pages::{MapSize, map_size};
-pub use pins::{Holdings, default_pin, flush, remove_dead};
-pub use released::{Released, Resets, monotonic};
+pub use pins::{Holdings, default_pin, flush, records, remove_dead};
+pub use released::{Recreated, Released, Resets, monotonic};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched, can_fit};

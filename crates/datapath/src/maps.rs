@@ -225,6 +225,11 @@ pub struct PathView {
 }
 
 impl PathView {
+    /// Has the flow of these two entries ended, by a reset or with both FINs acknowledged?
+    pub fn are_over([a, b]: &[PathView; 2]) -> bool {
+        (a.flags | b.flags) & PathFlags::DEAD != 0 || a.flags & b.flags & PathFlags::FIN_ACKED != 0
+    }
+
     pub(crate) fn new(p: &abi::path) -> PathView {
         // SAFETY: both members of the union are plain integers over the same 8 bytes.
         let all = unsafe { p.word.all };
@@ -242,7 +247,12 @@ impl PathView {
         }
     }
 
-    /// The same in units of the window's scale: at least, and at most. As `room_of()` in bpf/path.h.
+    /// What the other host has acknowledged of what was forwarded to it, in the numbers of `end`. `back`: the other direction.
+    pub(crate) fn acked(&self, back: &PathView) -> u32 {
+        self.end.wrapping_sub(self.sent.wrapping_sub(back.max_ack))
+    }
+
+    /// The window that came with `max_ack`, in units of its scale: at least, and at most. As `room_of()` in bpf/path.h.
     pub fn rooms(&self) -> (u32, u32) {
         let of = |code: u8| match code {
             0 => 0,
@@ -544,7 +554,7 @@ impl Maps {
     }
 }
 
-fn leg_view(l: abi::leg) -> LegView {
+pub(crate) fn leg_view(l: abi::leg) -> LegView {
     LegView {
         flags: l.flags,
         phase_in: l.phase_in,

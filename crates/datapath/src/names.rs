@@ -2,7 +2,7 @@
 
 /// Version of the layout of pinned maps, raised with every change of what flow.h, table.h and place.h put into them; a process takes
 /// over only maps of its own version.
-pub const ABI_VERSION: u32 = 13;
+pub const ABI_VERSION: u32 = 14;
 
 /// Addresses that can be listened on, tracked or of others: `MAX_LISTENERS`.
 pub const MAX_LISTENERS: usize = 1024;
@@ -102,4 +102,5 @@ pub const VERDICTS: &[&str] = &[
     "beyond-limit",
     "ce-dropped",
     "cut",
+    "unwatched",
 ];

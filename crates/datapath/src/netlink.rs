@@ -125,6 +125,11 @@ impl Netlink {
         Netlink::to(SockProtocol::NetlinkNetFilter)
     }
 
+    /// sock_diag.
+    pub fn sockets() -> io::Result<Netlink> {
+        Netlink::to(SockProtocol::NetlinkSockDiag)
+    }
+
     fn to(protocol: SockProtocol) -> io::Result<Netlink> {
         let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
         Ok(Netlink { socket, datagram: vec![0; ANSWER] })

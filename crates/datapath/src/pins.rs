@@ -4,12 +4,12 @@
 //! file systems, and the kernel gives it back when the process is gone. Nobody else may open the folder (mode 0700).
 
 use crate::{
-    ABI_VERSION, Datapath, OpenError, Options, Resets, abi,
+    ABI_VERSION, Datapath, LegView, OpenError, Options, Resets, Tuple, abi,
     attach::{Hook, attached_program, attached_programs, detach},
     foreign::remove_rules,
     kernel::kernel,
     load::missing_capabilities,
-    maps::io_error,
+    maps::{from_bytes, io_error, leg_view},
 };
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle,
@@ -257,6 +257,14 @@ impl Holdings {
             foreign: map("listeners")?.map_or(0, |all| all.keys().filter(|key| is_foreign(&all, key)).count()),
         })
     }
+}
+
+/// The records of connections in the tables that are pinned in a folder, whoever uses them: for whoever looks for a cause.
+pub fn records(folder: &Path) -> io::Result<Vec<(Tuple, LegView)>> {
+    let legs = MapHandle::from_pinned_path(folder.join("legs")).map_err(io_error)?;
+    let value = |key: &[u8]| legs.lookup(key, MapFlags::ANY).ok().flatten();
+    let record = |key: Vec<u8>| Some((Tuple::from_abi(&from_bytes(&key)), leg_view(from_bytes(&value(&key)?))));
+    Ok(legs.keys().filter_map(record).collect())
 }
 
 /// Removes what is provably dead: folders that no process owns, and whose links are all detached, for their devices are gone, as

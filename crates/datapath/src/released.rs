@@ -3,6 +3,7 @@
 use crate::{
     Datapath, LegFlags, LegView, PathFlags, PathView, Repair, SwitchError, Tuple,
     abi::{self, switch_op},
+    diag,
     sockets::{Restore, reset, restore},
     switch::bare,
 };
@@ -43,6 +44,20 @@ impl Released {
             wscale_out: l.wscale_out,
         }
     }
+
+    /// Is neither address of the leg ours?
+    pub fn is_foreign(&self) -> bool {
+        self.flags & LegFlags::FOREIGN != 0
+    }
+}
+
+/// New sockets of a flow that was released.
+#[derive(Debug)]
+pub struct Recreated {
+    /// In control mode; nothing is unread.
+    pub sockets: [OwnedFd; 2],
+    /// Stream positions where they begin: all that the hosts have sent before was forwarded, and acknowledged by the other.
+    pub ends: [u64; 2],
 }
 
 /// What came of an end of all flows in forwarding mode.
@@ -71,6 +86,17 @@ pub fn monotonic() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("this clock always exists").into()
 }
 
+/// As [`restore`]. When a process is killed in a switch, the kernel closes its sockets, and has those whose hosts do not answer for
+/// minutes. Nobody holds them, and they know nothing of what has been forwarded since: they make way.
+fn restore_instead(r: &Restore) -> io::Result<OwnedFd> {
+    match restore(r) {
+        Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            if diag::end_closing(&Tuple { remote: r.remote, local: r.local })? { restore(r) } else { Err(e) }
+        }
+        made => made,
+    }
+}
+
 impl Datapath {
     /// Takes the leg's record out of the data path; its path entry goes on alone. Close the socket silently first.
     pub fn release(&self, leg: &Tuple) -> Option<Released> {
@@ -85,10 +111,15 @@ impl Datapath {
     }
 
     /// Makes sockets for both legs, in control mode. [`SwitchError::Busy`]: bytes are on their way, try again.
-    /// The stream positions of the hosts are those of [`Datapath::released_end`]; nothing is unread or unacknowledged.
-    pub fn recreate(&self, legs: [&Tuple; 2], released: &[Released; 2]) -> Result<[OwnedFd; 2], SwitchError> {
+    /// Unless the flow `may_be_busy`: then what has been forwarded and not acknowledged comes once more, and goes through the sockets.
+    pub fn recreate(
+        &self,
+        legs: [&Tuple; 2],
+        released: &[Released; 2],
+        may_be_busy: bool,
+    ) -> Result<Recreated, SwitchError> {
         let [a, b] = legs.map(bare);
-        self.run(switch_op::OP_STOP, &a, &b, |_| {})?;
+        self.run(switch_op::OP_STOP, &a, &b, |args| args.fit = u32::from(!may_be_busy))?;
         let made = self.sockets(legs, released);
         if made.is_err() {
             self.run(switch_op::OP_RESUME, &a, &b, |_| {})?;
@@ -103,14 +134,16 @@ impl Datapath {
     pub fn resume(&self, legs: [&Tuple; 2]) -> bool {
         let Some(paths) = self.paths_of(legs) else { return false };
         // a record that was inserted already, and never used
-        let is_fresh = |l: &abi::leg, p: &PathView| {
+        let is_fresh = |l: &abi::leg, p: &PathView, back: &PathView| {
             let used = LegFlags::PAIRED | LegFlags::FIN_IN | LegFlags::FIN_OUT | LegFlags::RESET | LegFlags::SYN;
             let is = (l.max_in, l.ack_local, l.max_out, l.local_out);
-            l.flags & used == 0 && is == (p.end, p.end, p.max_ack, p.max_ack)
+            let acked = p.acked(back);
+            l.flags & used == 0 && is == (acked, acked, back.sent, p.max_ack)
         };
-        let is_unused = |(t, p): (&&Tuple, &PathView)| self.leg(t).is_none_or(|l| is_fresh(&l.raw, p));
+        let [p, q] = &paths;
+        let is_unused = |t: &Tuple, p, back| self.leg(t).is_none_or(|l| is_fresh(&l.raw, p, back));
         let is_stopped = paths.iter().all(|p| p.flags & (PathFlags::SPLICED | PathFlags::DEAD) == 0);
-        if !is_stopped || !legs.iter().zip(&paths).all(is_unused) {
+        if !is_stopped || !is_unused(legs[0], p, q) || !is_unused(legs[1], q, p) {
             return false;
         }
         legs.iter().for_each(|t| self.forget_leg(t));
@@ -118,8 +151,16 @@ impl Datapath {
         self.run(switch_op::OP_RESUME, &a, &b, |_| {}).is_ok()
     }
 
-    /// Resets the leg's host, in sequence, if it was told of no end and no socket is left that would tell it: false otherwise.
+    /// Resets the leg's host if it was told of no end, and no socket is left that would tell it. False: there is nothing to tell.
+    /// Otherwise tell it again, less and less often, until then: segments may be lost, or a socket may not get through.
     pub fn reset_deserted(&self, leg: &Tuple) -> io::Result<bool> {
+        // A socket closed in a switch does not know of all bytes that were forwarded: the host cannot accept its FIN.
+        let is_ahead = |l: LegView| l.phase_out != 0 || l.flags & LegFlags::AHEAD != 0;
+        let is_deaf = self.leg(leg).is_some_and(is_ahead);
+        self.reset_host(leg, if is_deaf { restore_instead } else { restore })
+    }
+
+    fn reset_host(&self, leg: &Tuple, restore: fn(&Restore) -> io::Result<OwnedFd>) -> io::Result<bool> {
         const TOLD: u32 = LegFlags::FIN_OUT | LegFlags::FIN_ACKED;
         let Some(LegView { raw: l, flags, .. }) = self.leg(leg) else { return Ok(false) };
         if flags & (LegFlags::RESET_IN | LegFlags::SYN) != 0 || flags & TOLD == TOLD {
@@ -133,7 +174,7 @@ impl Datapath {
         });
         self.renew_for_reset(&[leg]);
         match made {
-            Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(false), // there is one
+            Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(true), // there is one
             made => made.and_then(reset).map(|()| true),
         }
     }
@@ -150,7 +191,7 @@ impl Datapath {
         self.forget_flow(legs); // or our own segments would be muted
         self.renew_for_reset(&legs);
         let told = [(legs[0], b.sent, a.end), (legs[1], a.sent, b.end)].map(|(leg, next_out, next_in)| {
-            restore(&Restore { next_out, next_in, ..Restore::mute(leg) }).and_then(reset)
+            restore_instead(&Restore { next_out, next_in, ..Restore::mute(leg) }).and_then(reset)
         });
         told.into_iter().collect::<io::Result<()>>().map(|()| true)
     }
@@ -166,22 +207,25 @@ impl Datapath {
                 Err(error) => (all.failed, all.error) = (all.failed + 1, Some(error)),
             }
         }
-        for (leg, _) in self.legs() {
-            if let Err(error) = self.reset_deserted(&leg) {
+        for (leg, record) in self.legs() {
+            // without its record, what a socket says is not understood if there was ever a switch
+            let restore = if record.flags & LegFlags::PAIRED != 0 { restore_instead } else { restore };
+            if let Err(error) = self.reset_host(&leg, restore) {
                 (all.failed, all.error) = (all.failed + 1, Some(error));
             }
         }
         all
     }
 
-    fn sockets(&self, [ta, tb]: [&Tuple; 2], [a, b]: &[Released; 2]) -> io::Result<[OwnedFd; 2]> {
+    fn sockets(&self, [ta, tb]: [&Tuple; 2], [a, b]: &[Released; 2]) -> io::Result<Recreated> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let (pa, pb) = (self.path(ta).ok_or_else(gone)?, self.path(tb).ok_or_else(gone)?);
         let now = monotonic().as_nanos() as u64;
         // p: what its host has sent; back: what it was sent, the announcements of the other host among them
         type Side<'a> = (&'a Tuple, &'a Released, PathView);
         let one = |(leg, l, p): Side<'_>, (_, o, back): Side<'_>| -> io::Result<(OwnedFd, abi::leg)> {
-            let (end, ack) = (p.end, p.max_ack);
+            // What the other host has not acknowledged this one keeps, and sends once more.
+            let (end, ack) = (p.acked(&back), p.max_ack);
             let (least, most) = p.rooms();
             let scaled = l.wscale_in != 0 || l.wscale_out != 0;
             let largest = 65535 << l.wscale_out;
@@ -191,7 +235,7 @@ impl Datapath {
             // as bpf/path.h, tsval_reached
             let reached = o.tsval_in.wrapping_add(((now - o.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
             let tsval = if ts { reached } else { l.tsval_out.wrapping_add(((now - l.seen) / 1_000_000) as u32) };
-            let s = restore(&Restore {
+            let s = restore_instead(&Restore {
                 local: leg.local,
                 remote: leg.remote,
                 next_out: ack,
@@ -204,13 +248,14 @@ impl Datapath {
                 tsval: (l.flags & LegFlags::TS != 0).then_some(tsval),
                 foreign: l.flags & LegFlags::FOREIGN != 0,
             })?;
-            let position = self.released_end(leg, l).ok_or_else(gone)?;
+            let position = l.in64 + p.passed(l.max_in) - u64::from(p.end.wrapping_sub(end));
             let hop = self.maps.via(back.via).ok_or_else(gone)?;
             let record = abi::leg {
                 flags: l.flags & (LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN | LegFlags::ECN)
                     | LegFlags::TRACKED
                     | LegFlags::RESTORED
-                    | LegFlags::PROBE,
+                    | LegFlags::PROBE
+                    | if back.sent == ack { 0 } else { LegFlags::AHEAD },
                 wscale_in: l.wscale_in,
                 wscale_out: l.wscale_out,
                 mss_in: l.mss_in,
@@ -221,17 +266,18 @@ impl Datapath {
                 ack_in: ack,
                 edge_in: ack.wrapping_add(most << l.wscale_in), // as wake() in bpf/path.h, and so is edge_out
                 tsval_in: l.tsval_in,
-                max_out: ack,
+                max_out: back.sent,
                 local_out: ack,
                 ack_out: end,
                 win_out: promised,
-                edge_out: end.wrapping_add(largest),
+                edge_out: p.end.wrapping_add(largest),
                 ack_local: end,
                 win_local: promised,
                 tsval_out: tsval,
                 ifindex: hop.ifindex,
                 dmac: hop.dmac,
                 smac: hop.smac,
+                mark: hop.mark,
                 in64: position,
                 seen: l.seen,
                 ..Default::default()
@@ -251,6 +297,6 @@ impl Datapath {
         for s in [&sa, &sb] {
             Repair::Probe.set(s)?;
         }
-        Ok([sa, sb])
+        Ok(Recreated { sockets: [sa, sb], ends: [la.in64, lb.in64] })
     }
 }

@@ -320,10 +320,12 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     Ok(s)
 }
 
-/// Closes a socket in repair mode with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT).
+/// Closes a socket in repair mode with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT). The host may have received more
+/// than we have seen it acknowledge, and ignores a reset below that (RFC 5961, 3.2). So it is sent a probe first. When the answer
+/// comes there is no socket any more, and the stack resets exactly what it acknowledges.
 pub(crate) fn reset(s: OwnedFd) -> io::Result<()> {
     setsockopt(&s, Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
-    Repair::Off.set(&s)
+    Repair::Probe.set(&s)
 }
 
 #[test]

@@ -99,6 +99,8 @@ pub struct Hop {
     pub(crate) ifindex: u32,
     pub(crate) dmac: [u8; 6],
     pub(crate) smac: [u8; 6],
+    /// Of its packets, as a firewall or the socket has set it: the route depends on it.
+    pub(crate) mark: u32,
 }
 
 /// State of a pair of legs.
@@ -203,6 +205,7 @@ impl Datapath {
             (h.pending - u32::from(fin), fin)
         };
         let at = switched(&r);
+        self.shown().add(&at.hops);
         let r = r.args;
         let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
         let bound = |h: &Half, r: &abi::half| h.consumed + u64::from(r.start.wrapping_sub(h.consumed as u32));
@@ -245,7 +248,9 @@ impl Datapath {
     /// should stay as it is: what its host sends again across the bound may never come through.
     pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
-        self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
+        let at = self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))?;
+        self.shown().add(&at.hops);
+        Ok(at)
     }
 
     /// Phases and positions.
@@ -283,7 +288,7 @@ fn switched(call: &abi::switch_call) -> Switched {
         hops: [&call.hop_a, &call.hop_b].map(|h| {
             let macs = h.macs.map(u32::to_ne_bytes);
             let mac = |at| std::array::from_fn(|i| macs.as_flattened()[at + i]);
-            Hop { ifindex: h.ifindex, dmac: mac(0), smac: mac(6) }
+            Hop { ifindex: h.ifindex, dmac: mac(0), smac: mac(6), mark: h.mark }
         }),
         mss: [call.hop_a.mss, call.hop_b.mss],
         origin: [g.origin_a, g.origin_b],

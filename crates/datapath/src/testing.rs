@@ -88,7 +88,7 @@ pub fn detach(d: &Datapath) -> io::Result<()> {
 
 /// Stops the flow of two legs as [`Datapath::recreate`] does first, for new sockets, once it is idle for an instant.
 pub fn stop_released(d: &Datapath, [a, b]: [&Tuple; 2]) -> Result<(), SwitchError> {
-    d.run(abi::switch_op::OP_STOP, &bare(a), &bare(b), |_| {}).map(drop)
+    d.run(abi::switch_op::OP_STOP, &bare(a), &bare(b), |args| args.fit = 1).map(drop)
 }
 
 /// What is pinned becomes that of another version.

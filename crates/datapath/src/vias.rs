@@ -2,12 +2,17 @@
 //! all that name it.
 
 use crate::{
-    Datapath, PathView, SwitchError, Tuple, abi,
+    Datapath, PathView, SwitchError, Tuple,
+    abi::{self, via_flag},
     devices::LinkFacts,
     switch::{Hop, headers},
 };
 use nix::libc;
-use std::{collections::HashSet, io, time::Instant};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    time::Instant,
+};
 
 /// `MAX_VIAS` of bpf/verdict.h.
 pub(crate) const VIAS: u16 = 1024;
@@ -16,10 +21,6 @@ pub(crate) const VIAS: u16 = 1024;
 #[derive(Debug)]
 pub(crate) struct Via {
     pub raw: abi::via,
-    /// Sockets send this way for reasons that the kernel does not tell (packets are marked by a firewall, say): no route is
-    /// followed, only the neighbour.
-    /// `None`: not known yet.
-    pub steered: Option<bool>,
     /// When a flow got it last.
     pub given: Instant,
     /// It was in use when the entries were last looked through.
@@ -38,14 +39,15 @@ pub(crate) struct Place {
 
 impl Place {
     fn via(&self, link: LinkFacts) -> abi::via {
-        let Hop { ifindex, dmac, smac } = self.hop;
-        link.entry(&abi::via { ifindex, mtu: 0, dmac, smac, local: self.local, can: 0, most: self.most })
+        let Hop { ifindex, dmac, smac, mark } = self.hop;
+        let flags = via_flag(0);
+        link.entry(&abi::via { ifindex, mtu: 0, dmac, smac, local: self.local, flags, most: self.most, mark })
     }
 }
 
 impl Via {
-    fn new(place: &Place, link: LinkFacts, steered: Option<bool>) -> Via {
-        Via { raw: place.via(link), steered, given: Instant::now(), used: true }
+    fn new(place: &Place, link: LinkFacts) -> Via {
+        Via { raw: place.via(link), given: Instant::now(), used: true }
     }
 
     pub fn place(&self) -> Place {
@@ -53,26 +55,51 @@ impl Via {
     }
 
     pub fn hop(&self) -> Hop {
-        Hop { ifindex: self.raw.ifindex, dmac: self.raw.dmac, smac: self.raw.smac }
+        Hop { ifindex: self.raw.ifindex, dmac: self.raw.dmac, smac: self.raw.smac, mark: self.raw.mark }
     }
 
     /// Is it what its device can?
     pub fn is_as(&self, link: LinkFacts) -> bool {
         let now = link.entry(&self.raw);
-        (now.mtu, now.can) == (self.raw.mtu, self.raw.can)
+        (now.mtu, now.flags) == (self.raw.mtu, self.raw.flags)
     }
 
     /// The same for another hop.
     pub fn with(&self, hop: &Hop, link: LinkFacts) -> Via {
         let place = Place { hop: *hop, ..self.place() };
-        Via { given: self.given, used: self.used, ..Via::new(&place, link, self.steered) }
+        Via { given: self.given, used: self.used, ..Via::new(&place, link) }
     }
 }
 
 /// As an earlier process has left it.
 impl From<abi::via> for Via {
     fn from(raw: abi::via) -> Via {
-        Via { raw, steered: None, given: Instant::now(), used: true }
+        Via { raw, given: Instant::now(), used: true }
+    }
+}
+
+/// Next hops that packets of flows in a switch are sent to, and of flows that are over one: their sockets may be silent, so that
+/// nobody but us uses these neighbours, and they are not among the places.
+#[derive(Debug, Default)]
+pub(crate) struct Shown(HashMap<Hop, Instant>);
+
+impl Shown {
+    /// No more than there are places.
+    pub fn add(&mut self, hops: &[Hop]) {
+        for hop in hops {
+            if self.0.len() < usize::from(VIAS) || self.0.contains_key(hop) {
+                self.0.insert(*hop, Instant::now());
+            }
+        }
+    }
+
+    /// Forgets those that were not added since.
+    pub fn forget(&mut self, before: Instant) {
+        self.0.retain(|_, added| *added >= before);
+    }
+
+    pub fn hops(&self) -> impl Iterator<Item = &Hop> {
+        self.0.keys()
     }
 }
 
@@ -89,10 +116,10 @@ fn rounded(mss: u32) -> u32 {
 impl Datapath {
     /// The place of a next hop towards a leg's host, as its socket has shown it. most: as in [`Place`].
     pub(crate) fn via_for(&self, leg: &Tuple, hop: &Hop, most: u32) -> Result<u16, SwitchError> {
-        let steered = || self.ways().is_steered(leg, hop);
         let used = headers(leg);
         let most = rounded(most.saturating_sub(used)) + used;
-        self.via(&self.place(hop, leg.to_abi().local, most), steered).map_err(|e| match e.kind() {
+        let hop = self.ways().explained(leg, hop);
+        self.via(&self.place(&hop, leg.to_abi().local, most)).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => SwitchError::Full,
             _ => SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)),
         })
@@ -104,8 +131,8 @@ impl Datapath {
         Place { hop: *hop, local, most: most.min(device) }
     }
 
-    /// The index of a place; [`io::ErrorKind::StorageFull`]: flows use all there are. `steered`: is asked of a new one.
-    pub(crate) fn via(&self, place: &Place, steered: impl FnOnce() -> bool) -> io::Result<u16> {
+    /// The index of a place; [`io::ErrorKind::StorageFull`]: flows use all there are.
+    pub(crate) fn via(&self, place: &Place) -> io::Result<u16> {
         let link = self.links().of(place.hop.ifindex);
         let mut vias = self.vias();
         let same = |v: &Via| v.place() == *place && v.is_as(link);
@@ -113,9 +140,7 @@ impl Datapath {
             vias[i].given = Instant::now();
             return Ok(i as u16);
         }
-        // others show how a hop is used, whatever fits
-        let known = vias.iter().find(|v| (v.hop(), v.raw.local) == (place.hop, place.local)).and_then(|v| v.steered);
-        let want = Via::new(place, link, Some(known.unwrap_or_else(steered)));
+        let want = Via::new(place, link);
         let i = if vias.len() < usize::from(VIAS) {
             vias.push(want);
             vias.len() - 1

@@ -55,6 +55,16 @@ impl Neighbour {
     }
 }
 
+/// Whose way is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sender {
+    pub leg: Tuple,
+    /// Where it sends now, for an address that says nothing without a device.
+    pub device: u32,
+    /// Of its packets.
+    pub mark: u32,
+}
+
 /// What the kernel would do with what is sent to a leg's host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -62,8 +72,21 @@ pub(crate) enum Way {
     To(Hop),
     /// There is a neighbour to ask, who has not answered.
     Unresolved,
-    /// No route, or none by a device that is attached to.
+    /// No route, or none by a device that is attached to, or will be.
     Nowhere,
+    /// By a device that is up, and nothing will be attached to it.
+    Elsewhere,
+}
+
+/// What packets of flows may expect of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It is attached to.
+    Attached,
+    /// It will be.
+    Soon,
+    /// It will not.
+    Never,
 }
 
 /// A neighbour's Ethernet address was replaced by another one.
@@ -175,7 +198,7 @@ impl Ways {
         let mac = find(&of, libc::NDA_LLADDR).and_then(|m| m.try_into().ok());
         let entry = self.neighbours.entry((device, who));
         let n = entry.or_insert(Neighbour { mac: None, state: 0, flags: 0 });
-        let before = mem::replace(n, Neighbour { mac: n.mac, state, flags: head[10] });
+        let before = mem::replace(n, Neighbour { state, flags: head[10], ..*n });
         if let Some(new) = mac.filter(|_| n.is_valid()) {
             n.mac = Some(new);
             heard.changed |= self.wanted.remove(&(device, who));
@@ -192,32 +215,33 @@ impl Ways {
         self.neighbours.iter().any(|((d, _), n)| *d == device && n.mac == Some(mac) && n.is_valid())
     }
 
-    /// Does a hop that a socket has shown contradict its route, though there is such a neighbour?
-    pub fn is_steered(&mut self, leg: &Tuple, hop: &Hop) -> bool {
-        self.has(hop.ifindex, hop.dmac) && {
-            let way = self.ways(&[(*leg, hop.ifindex)], |_| true);
-            way.is_ok_and(|way| matches!(way[0], Way::To(other) if other != *hop))
-        }
+    /// A hop that a socket has shown, without its mark if that was put on packets when their way was chosen already.
+    pub fn explained(&mut self, leg: &Tuple, shown: &Hop) -> Hop {
+        let mut leads_there = |mark| self.device(leg, mark) == Some(shown.ifindex);
+        let is_plain = shown.mark != 0 && !leads_there(shown.mark) && leads_there(0);
+        Hop { mark: if is_plain { 0 } else { shown.mark }, ..*shown }
     }
 
     /// The device by which what is sent to a leg's host would leave; `None` without a route, or if an error leaves it open.
-    pub fn device(&mut self, leg: &Tuple) -> Option<u32> {
+    pub fn device(&mut self, leg: &Tuple, mark: u32) -> Option<u32> {
         if is_link_local(leg) {
             return None; // it is on each of them
         }
-        let found = self.routes(&[(*leg, 0)], true).inspect_err(|_| self.forget_answers()).ok()?;
+        let of = [Sender { leg: *leg, device: 0, mark }];
+        let found = self.routes(&of, true).inspect_err(|_| self.forget_answers()).ok()?;
         found[0].map(|(device, _)| device)
     }
 
     /// Where what is sent to these legs' hosts would go now; each with the device where it goes.
-    pub fn ways(&mut self, legs: &[(Tuple, u32)], is_attached: impl Fn(u32) -> bool) -> io::Result<Vec<Way>> {
+    pub fn ways(&mut self, legs: &[Sender], reach: impl Fn(u32) -> Reach) -> io::Result<Vec<Way>> {
         let routes = self.routes(legs, true).inspect_err(|_| self.forget_answers())?;
-        // our address may be another's, as with connections of others
+        // our address may be another's, as with transparent connections
         let again: Vec<_> = (0..legs.len()).filter(|i| routes[*i].is_none()).collect();
         let without: Vec<_> = again.iter().map(|i| legs[*i]).collect();
         let mut second = self.routes(&without, false).inspect_err(|_| self.forget_answers())?.into_iter();
         let found = routes.into_iter().map(|route| route.or_else(|| second.next().flatten()));
-        Ok(found.collect::<Vec<_>>().into_iter().map(|route| self.way(route, &is_attached)).collect())
+        let found: Vec<_> = found.zip(legs).collect();
+        Ok(found.into_iter().map(|(route, of)| self.way(route, of.mark, &reach)).collect())
     }
 
     /// Some may be under way after an error.
@@ -227,12 +251,17 @@ impl Ways {
         }
     }
 
-    fn way(&mut self, route: Option<(u32, IpAddr)>, is_attached: impl Fn(u32) -> bool) -> Way {
+    fn way(&mut self, route: Option<(u32, IpAddr)>, mark: u32, reach: impl Fn(u32) -> Reach) -> Way {
         let Some((device, gateway)) = route else { return Way::Nowhere };
-        let Some(d) = self.devices.get(&device).filter(|d| d.up && is_attached(device)) else { return Way::Nowhere };
+        let Some(d) = self.devices.get(&device).filter(|d| d.up) else { return Way::Nowhere };
+        match reach(device) {
+            Reach::Attached => {}
+            Reach::Soon => return Way::Nowhere,
+            Reach::Never => return Way::Elsewhere,
+        }
         let mac = self.neighbours.get(&(device, gateway)).filter(|n| n.is_valid()).and_then(|n| n.mac);
         if let Some(dmac) = mac {
-            return Way::To(Hop { ifindex: device, dmac, smac: d.mac });
+            return Way::To(Hop { ifindex: device, dmac, smac: d.mac, mark });
         }
         if self.wanted.len() < WANTED {
             self.wanted.insert((device, gateway));
@@ -241,17 +270,16 @@ impl Ways {
     }
 
     /// Device and neighbour.
-    fn routes(&mut self, legs: &[(Tuple, u32)], with_source: bool) -> io::Result<Vec<Option<(u32, IpAddr)>>> {
+    fn routes(&mut self, legs: &[Sender], with_source: bool) -> io::Result<Vec<Option<(u32, IpAddr)>>> {
         let mut found = Vec::with_capacity(legs.len());
         for batch in legs.chunks(BATCH) {
-            let questions: Vec<_> =
-                batch.iter().flat_map(|(leg, device)| question(leg, *device, with_source)).collect();
+            let questions: Vec<_> = batch.iter().flat_map(|of| question(of, with_source)).collect();
             self.netlink.send(&questions)?;
             let mut legs = batch.iter();
             while legs.len() > 0 {
                 for (kind, body) in messages(self.netlink.receive(MsgFlags::empty())?) {
-                    let Some((leg, _)) = legs.next() else { break };
-                    found.push(if kind == libc::RTM_NEWROUTE { answer(body, leg) } else { None });
+                    let Some(of) = legs.next() else { break };
+                    found.push(if kind == libc::RTM_NEWROUTE { answer(body, &of.leg) } else { None });
                 }
             }
         }
@@ -292,13 +320,13 @@ fn is_link_local(leg: &Tuple) -> bool {
 }
 
 /// RTM_GETROUTE, as for what our socket sends.
-fn question(leg: &Tuple, device: u32, with_source: bool) -> Vec<u8> {
+fn question(Sender { leg, device, mark }: &Sender, with_source: bool) -> Vec<u8> {
     const RTA_IP_PROTO: u16 = 27;
     const RTA_SPORT: u16 = 28;
     const RTA_DPORT: u16 = 29;
     let ((to, family), (from, _)) = (octets(leg.remote.ip()), octets(leg.local.ip()));
     let ports = [leg.local, leg.remote].map(|a| a.port().to_be_bytes());
-    let device = device.to_ne_bytes();
+    let (device, mark) = (device.to_ne_bytes(), mark.to_ne_bytes());
     let mut head = [0; 12];
     head[..2].copy_from_slice(&[family, 8 * to.len() as u8]);
     let mut attributes: Vec<(u16, &[u8])> = vec![
@@ -306,6 +334,7 @@ fn question(leg: &Tuple, device: u32, with_source: bool) -> Vec<u8> {
         (RTA_IP_PROTO, &[libc::IPPROTO_TCP as u8]),
         (RTA_SPORT, &ports[0]),
         (RTA_DPORT, &ports[1]),
+        (libc::RTA_MARK, &mark),
     ];
     if with_source {
         head[2] = 8 * from.len() as u8;

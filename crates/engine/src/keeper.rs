@@ -20,9 +20,10 @@ use crate::{
     splicer::{Command, Flow, Place, Stop},
     sweeper::Sweeper,
 };
-use longsplice_datapath::{Datapath, Event, EventKind, Events, PathFlags, Released, SwitchError, Tuple};
+use longsplice_datapath::{
+    Datapath, Event, EventKind, Events, LegFlags, PathFlags, Recreated, Released, SwitchError, Tuple,
+};
 use std::{
-    os::fd::OwnedFd,
     sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
@@ -45,6 +46,9 @@ const MTU_AGAIN: Duration = Duration::from_secs(90);
 const PAGE: usize = 1000;
 /// A flow that is never to be released is so late that all others go before it.
 const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A released flow that is to be taken back is rarely without an instant when all is acknowledged. After this time it is taken back
+/// all the same, and its hosts send again what was not: that costs them a timeout at worst.
+const IDLE_WITHIN: Duration = Duration::from_millis(100);
 /// Entries that linger are cleared away with this precision.
 const SLACK: Duration = Duration::from_secs(1);
 
@@ -53,10 +57,29 @@ pub(crate) enum Note {
     /// A flow is forwarded now.
     Kept(u64),
     Command(u64, Command),
+    /// The route to one of its hosts leads by a device that nothing will be attached to.
+    Elsewhere(u64),
     /// Descriptors run short.
     Room,
     /// The program stops, or the engine closes.
     Stop,
+}
+
+/// A released flow is to have sockets.
+#[derive(Clone, Copy)]
+struct Back {
+    /// So long an instant is waited for when all is acknowledged.
+    until: Instant,
+    /// Afterwards it stays released, and is not taken back all the same.
+    only_idle: bool,
+    /// It is to stay in control mode.
+    stay: bool,
+}
+
+impl Back {
+    fn soon(stay: bool) -> Back {
+        Back { until: Instant::now() + IDLE_WITHIN, only_idle: false, stay }
+    }
 }
 
 /// What is remembered of a flow that is forwarded.
@@ -74,8 +97,8 @@ pub(crate) struct Kept {
     due: Instant,
     /// Segments did not fit: since when, and the last time.
     oversize: Option<[Instant; 2]>,
-    /// Sockets are wanted, until then at the latest; and whether it is to stay in control mode.
-    back: Option<(Instant, bool)>,
+    /// Sockets are wanted.
+    back: Option<Back>,
 }
 
 impl Kept {
@@ -103,7 +126,7 @@ enum Next {
     /// To the parked sockets.
     Unsplice,
     /// To new ones.
-    Recreated([OwnedFd; 2]),
+    Recreated(Recreated),
 }
 
 struct Keeper {
@@ -176,6 +199,7 @@ impl Keeper {
         match note {
             Note::Kept(id) => self.tend(id, Some(Word::Kept)),
             Note::Command(id, command) => self.tend(id, Some(Word::Command(command))),
+            Note::Elsewhere(id) => self.tend(id, Some(Word::Elsewhere)),
             Note::Room => {
                 for _ in 0..self.splicer.inner.descriptors.begin() {
                     let Some(id) = self.agenda.soonest_release() else { return };
@@ -263,9 +287,7 @@ impl Keeper {
         let mut relay = self.take(flow, place, task);
         match next {
             Next::Recreated(sockets) => {
-                if let Some(d) = self.splicer.datapath() {
-                    relay.took_over(d, sockets);
-                }
+                relay.took_over(sockets);
                 flow.runtime.spawn(relay.run(ears));
             }
             _ => drop(flow.runtime.spawn(relay.unsplice_and_run(ears))),
@@ -302,6 +324,16 @@ impl Keeper {
                 kept.release(d, flow);
                 None
             }
+            // New sockets have the hosts' numbers, and do without us, unless a host has got more than it has acknowledged here.
+            Some(Word::Elsewhere) if !is_foreign(d, flow, kept) && !has_fragments(d, flow) => {
+                kept.release(d, flow);
+                if kept.released.is_some() && kept.back.is_none() {
+                    flow.refuse(Refusal::Unattached);
+                    kept.back =
+                        Some(Back { until: Instant::now() + flow.policy.drain_limit, only_idle: true, stay: true });
+                }
+                None
+            }
             _ => None,
         };
         if let Some(stay) = wanted {
@@ -310,7 +342,7 @@ impl Keeper {
                 return Next::Unsplice;
             }
             if kept.back.is_none() {
-                kept.back = Some((Instant::now() + flow.policy.drain_limit, stay));
+                kept.back = Some(Back::soon(stay));
             }
         }
         match kept.life(d, flow) {
@@ -328,7 +360,7 @@ impl Keeper {
                     return Next::Unsplice;
                 }
                 if kept.back.is_none() {
-                    kept.back = Some((Instant::now() + flow.policy.drain_limit, true));
+                    kept.back = Some(Back::soon(true));
                 }
             }
             Ok(_) => {}
@@ -339,21 +371,23 @@ impl Keeper {
         self.bring_back(d, flow, kept)
     }
 
-    /// A released flow gets new sockets, as soon as it is idle for an instant. If it is never, it stays as it is.
+    /// A released flow gets new sockets, as soon as it is idle for an instant. If it is not in time, some bytes are sent again.
     fn bring_back(&mut self, d: &Datapath, flow: &Flow, kept: &mut Kept) -> Next {
-        let (Some((until, stay)), Some(released)) = (kept.back, &kept.released) else { return Next::Stays };
-        match d.recreate([&flow.client, &flow.server], released) {
+        let (Some(back), Some(released)) = (kept.back, &kept.released) else { return Next::Stays };
+        let is_late = Instant::now() >= back.until;
+        match d.recreate([&flow.client, &flow.server], released, is_late && !back.only_idle) {
             Ok(sockets) => {
-                kept.stay |= stay;
+                kept.stay |= back.stay;
                 kept.back = None;
                 return Next::Recreated(sockets);
             }
-            Err(SwitchError::Busy) if Instant::now() < until => {
+            Err(SwitchError::Busy) if !is_late => {
                 self.returning.push(flow.id);
                 return Next::Stays;
             }
-            Err(SwitchError::Busy) => tracing::info!(flow = flow.id, "never idle: stays released"),
+            Err(SwitchError::Busy) => tracing::debug!(flow = flow.id, "never idle: stays released"),
             Err(SwitchError::Fragments) => flow.refuse(Refusal::Fragments),
+            Err(error @ SwitchError::Closing) => tracing::debug!(flow = flow.id, %error, "stays released"),
             Err(error) => tracing::warn!(flow = flow.id, %error, "sockets of a released flow could not be made"),
         }
         kept.back = None;
@@ -373,12 +407,19 @@ fn has_fragments(d: &Datapath, flow: &Flow) -> bool {
     paths.is_some_and(|p| p.iter().any(|p| p.flags & PathFlags::FRAGMENTS != 0))
 }
 
+/// Do its hosts believe to speak to each other? Their segments come to our sockets by devices that are attached to, or not at all.
+fn is_foreign(d: &Datapath, flow: &Flow, kept: &Kept) -> bool {
+    let released = kept.released.as_ref().is_some_and(|[a, _]| a.is_foreign());
+    released || d.leg(&flow.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
+}
+
 /// Why a flow is tended.
 enum Word {
     Kept,
     Look(Instant),
     Command(Command),
     Event(EventKind),
+    Elsewhere,
 }
 
 enum Life {

@@ -522,3 +522,21 @@ impl Listener {
         Ok(ip(&SockRef::from(&self.listener).local_addr()?))
     }
 }
+
+/// As a socket in repair mode does, before it can share its port.
+#[tokio::test]
+async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
+    let splicer = Splicer::copying(Refusal::Policy);
+    let bound = BoundSocket::bind(([127, 0, 0, 1], 0).into()).expect("bound");
+    let holder =
+        BoundSocket::bind(bound.0.local_addr().expect("its address").as_socket().expect("IP")).expect("shared");
+    holder.0.set_reuse_address(false).expect("as after repair mode");
+    let rest = tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        drop(holder);
+    });
+    let in_use = bound.0.listen(1).expect_err("held");
+    assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
+    splicer.listen_to_copy(bound).await.expect("soon free");
+    rest.await.expect("dropped");
+}

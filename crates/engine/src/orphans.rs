@@ -7,7 +7,8 @@ use crate::{
     splicer::{Inner, lock, stages},
 };
 use longsplice_datapath::{
-    Datapath, IdleEntry, LegFlags, LegView, OpenError, PathFlags, PathView, SwitchError, Switched, Tuple,
+    Claim, Datapath, IdleEntry, LegFlags, LegView, OpenError, PathFlags, PathView, Sockets, SwitchError, Switched,
+    Tuple,
 };
 use std::{
     cmp::Reverse,
@@ -50,14 +51,50 @@ enum Found {
     Gone,
 }
 
-/// Has the flow of these entries ended?
-fn is_over([a, b]: &[PathView; 2]) -> bool {
-    (a.flags | b.flags) & PathFlags::DEAD != 0 || a.flags & b.flags & PathFlags::FIN_ACKED != 0
-}
-
 /// Has nothing come for so long that its last segments need the leg's entries no more?
 fn is_silent(d: &Datapath, leg: &Tuple) -> bool {
     d.leg(leg).is_none_or(|l| u128::from(l.seen) < now_ns().saturating_sub(LINGER.as_nanos()))
+}
+
+/// A connection that has died with its socket. Another may have its addresses by the time that its entries go.
+struct Dead {
+    entry: IdleEntry,
+    since: Instant,
+    /// When its host is told again.
+    next: Instant,
+    /// How long after that it is told once more; doubles each time.
+    pause: Duration,
+    /// Its host knows.
+    told: bool,
+    warned: bool,
+}
+
+impl Dead {
+    fn now(entry: IdleEntry) -> Dead {
+        let now = Instant::now();
+        Dead { entry, since: now, next: now, pause: LOOK, told: false, warned: false }
+    }
+
+    /// Where there is no way to the host now, there may be one later, and what was sent may be lost.
+    fn tell(&mut self, d: &Datapath) {
+        self.next = Instant::now() + self.pause;
+        let leg = &self.entry.leg;
+        let is_another = !d.idle_entry(leg).is(&self.entry);
+        let told = if is_another { Ok(false) } else { d.reset_deserted(leg) };
+        match told {
+            Ok(may_not_know) => (self.told, self.pause) = (!may_not_know, 2 * self.pause),
+            Err(_) => self.pause = LOOK,
+        }
+        if let (Err(error), false) = (told, mem::replace(&mut self.warned, true)) {
+            tracing::warn!(?leg, %error, "its host was not told yet that its connection is over");
+        }
+    }
+}
+
+/// Does the kernel still close the connection's socket? It may take minutes, and what it sends needs the entries.
+fn is_closing(sockets: Option<&mut Sockets>, d: &Datapath, entry: &IdleEntry) -> bool {
+    let claims = sockets.map(|sockets| sockets.claims(&[(entry.leg, entry.device)]));
+    matches!(claims, Some(Ok(claims)) if claims[0] == Claim::Yes) && d.idle_entry(&entry.leg).is(entry)
 }
 
 impl Orphan {
@@ -93,7 +130,7 @@ impl Orphan {
 
     fn look(&mut self, d: &Datapath) -> Found {
         let Some(paths) = d.paths_of(self.legs()) else { return Found::Gone };
-        if is_over(&paths) {
+        if PathView::are_over(&paths) {
             return Found::Over;
         }
         let at = d.look(&self.client, &self.server).ok();
@@ -292,31 +329,29 @@ fn silence(paths: &[PathView; 2]) -> Duration {
 }
 
 fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>) {
-    // connections that died with their sockets, and when; another may have the addresses by the end of that
-    let mut dead: Vec<_> = dead.into_iter().map(|entry| (Instant::now(), entry)).collect();
-    let mut told = 0;
+    let mut dead: Vec<_> = dead.into_iter().map(Dead::now).collect();
+    let mut sockets = Sockets::open().ok();
     while let Some(inner) = weak.upgrade() {
         let (Some(d), false) = (&inner.datapath, inner.stopping.load(Ordering::Relaxed)) else { return };
-        for (_, entry) in &dead[told..] {
-            if let Err(error) = d.reset_deserted(&entry.leg) {
-                tracing::warn!(leg = ?entry.leg, %error, "its host was not told that its connection is over");
-            }
-        }
-        dead.retain(|(since, entry)| {
-            let stays = since.elapsed() < LINGER || !is_silent(d, &entry.leg);
+        let now = Instant::now();
+        dead.iter_mut().filter(|dead| !dead.told && dead.next <= now).for_each(|dead| dead.tell(d));
+        dead.retain_mut(|dead| {
+            let stays = dead.since.elapsed() < LINGER
+                || !is_silent(d, &dead.entry.leg)
+                || is_closing(sockets.as_mut(), d, &dead.entry);
             if !stays {
-                d.sweep(entry);
+                dead.tell(d); // once more: it, or the last segment of its socket, may have been lost
+                d.sweep(&dead.entry);
             }
             stays
         });
-        told = dead.len();
-        let now = Instant::now();
-        dead.extend(look_at_all(&inner, d).iter().map(|t| (now, d.idle_entry(t))));
+        let known = dead.len();
+        dead.extend(look_at_all(&inner, d).iter().map(|t| Dead::now(d.idle_entry(t))));
         if dead.is_empty() && lock(&inner.orphans).is_empty() {
             return;
         }
         drop(inner);
-        if dead.len() == told {
+        if dead.len() == known {
             std::thread::sleep(LOOK);
         }
     }

@@ -1,8 +1,12 @@
 //! Spliced flows follow the network: a thread hears of changes, and has the data path change next hops.
 
-use crate::splicer::Inner;
+use crate::{
+    keeper::Note,
+    splicer::{Inner, Splicer},
+};
 use longsplice_datapath::{Datapath, OpenError, Watch};
 use std::{
+    collections::HashSet,
     sync::{Arc, Weak, atomic::Ordering},
     thread,
     time::Duration,
@@ -26,7 +30,15 @@ fn keep_up(weak: &Weak<Inner>, mut watch: Watch) {
         watch.wait(SLACK);
         let Some(inner) = weak.upgrade() else { return };
         let (Some(d), false) = (&inner.datapath, inner.stopping.load(Ordering::Relaxed)) else { return };
-        let error = d.follow(&mut watch).err().map(|e| e.to_string()).unwrap_or_default();
+        let error = match d.follow(&mut watch) {
+            Ok(elsewhere) => {
+                let splicer = Splicer { inner: inner.clone() };
+                let flows: HashSet<u64> = elsewhere.iter().filter_map(|leg| Some(splicer.flow_of(leg)?.id)).collect();
+                flows.into_iter().for_each(|id| splicer.tell(Note::Elsewhere(id)));
+                String::new()
+            }
+            Err(error) => error.to_string(),
+        };
         if !error.is_empty() {
             if error != failed {
                 tracing::error!("spliced connections may not follow changes of the network: {error}");

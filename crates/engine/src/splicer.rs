@@ -38,11 +38,14 @@ use tokio::{
 
 /// Flows that are taken from the table at a time.
 const PAGE: usize = 1000;
+/// listen(2) is tried so often while the address is in use, with a pause between: sockets that last for microseconds may hold it.
+const LISTEN_TRIES: u32 = 40;
+const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// What [`Splicer::open`] is to do.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Devices to attach to; empty means all Ethernet devices of this network namespace that are up.
+    /// Devices to attach to; empty means all Ethernet devices of this network namespace.
     pub devices: Vec<String>,
     /// Those of them on which XDP forwards what it can, before tcx.
     pub xdp: Vec<String>,
@@ -433,7 +436,14 @@ impl Splicer {
 
     /// The same for connections that are never spliced, nor those that are made for them: the data path has no work with any.
     pub async fn listen_to_copy(&self, BoundSocket(s): BoundSocket) -> io::Result<Listener> {
-        s.listen(4096)?;
+        // A socket that tells a host of its dead connection cannot share the port before it has left repair mode.
+        let mut tries = 0..LISTEN_TRIES;
+        while let Err(e) = s.listen(4096) {
+            if e.kind() != io::ErrorKind::AddrInUse || tries.next().is_none() {
+                return Err(e);
+            }
+            tokio::time::sleep(LISTEN_PAUSE).await;
+        }
         Ok(Listener { splicer: self.clone(), to_copy: true, listener: register(s.into(), Interest::READABLE)? })
     }
 

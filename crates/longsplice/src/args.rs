@@ -122,7 +122,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Splices on this device. May be repeated; without it, on all Ethernet devices that are up. It is an error if there is no such
+    /// Splices on this device. May be repeated; without it, on all Ethernet devices. It is an error if there is no such
     /// device, as with --xdp and --peer; splice = "if-possible" in a configuration file copies then.
     #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub device: Vec<String>,

@@ -56,6 +56,7 @@ fn layouts_are_those_of_the_object() {
                 ifindex,
                 dmac,
                 smac,
+                mark,
                 in64,
                 seen
             }
@@ -65,7 +66,7 @@ fn layouts_are_those_of_the_object() {
             path { word, max_ack, via, scales, seen, seq_add, ack_add, tsval_add, tsecr_add, rport, lport, remote4 }
         );
         layout!(t, path6 { p, remote });
-        layout!(t, via { ifindex, mtu, dmac, smac, local, can, most });
+        layout!(t, via { ifindex, mtu, dmac, smac, local, flags, most, mark });
         layout!(
             t,
             embryo {
@@ -113,7 +114,7 @@ fn layouts_are_those_of_the_object() {
                 origin_b
             }
         );
-        layout!(t, hop { ifindex, macs, mss });
+        layout!(t, hop { ifindex, macs, mss, mark });
         layout!(t, switch_call { args, hop_a, hop_b });
         layout!(t, listen_key { local, port, family });
         let word = t.layout("path_word").expect("union path_word");

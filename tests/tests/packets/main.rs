@@ -22,7 +22,10 @@ use longsplice_tests::{
     translator::{Direction, Fate, steps, translate},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
 
 /// Return codes of tcx programs (enum tcx_action_base, and TC_ACT_REDIRECT).
 const NEXT: i32 = -1;
@@ -169,7 +172,8 @@ impl Flow {
                 dmac: d.dmac,
                 smac: d.smac,
                 local: testing::key(&other).local,
-                can: 0,
+                flags: abi::via_flag(0),
+                mark: 0,
             };
             testing::put_via(&b.datapath, 10 + i as u16, &via).expect("via");
             let cross = t.is_v4() && !other.is_v4();

@@ -10,10 +10,11 @@ use crate::{
     sessions::Begin,
     splicer::{Ears, lock},
 };
-use longsplice_datapath::{Datapath, Frozen, Half, LegFlags, Limit, PathFlags, SwitchError, Switched, can_fit};
+use longsplice_datapath::{
+    Datapath, Frozen, Half, LegFlags, Limit, PathFlags, Recreated, SwitchError, Switched, can_fit,
+};
 use std::{
     future::poll_fn,
-    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 
@@ -240,18 +241,16 @@ impl Relay {
     }
 
     /// New sockets for a flow that was released; they begin where the hosts are.
-    pub fn took_over(&mut self, datapath: &Datapath, sockets: [OwnedFd; 2]) {
-        let [x, y] = sockets;
+    pub fn took_over(&mut self, new: Recreated) {
+        let [x, y] = new.sockets;
         self.client.reopen(x);
         self.server.reopen(y);
-        let Some(old) = self.released.take() else { return };
-        let (c, s) = self.legs();
-        for (d, (leg, old)) in [c, s].iter().zip(&old).enumerate() {
-            self.end_session(d, datapath.released_end(leg, old));
+        self.released = None;
+        for (d, end) in new.ends.into_iter().enumerate() {
+            self.end_session(d, Some(end));
         }
         let mut now = self.listed.flow.now();
-        for (d, (leg, old)) in [c, s].iter().zip(&old).enumerate() {
-            let Some(end) = datapath.released_end(leg, old) else { continue };
+        for (d, end) in new.ends.into_iter().enumerate() {
             let forwarded = end - now.since[d];
             now.spliced[d] += forwarded;
             now.since[d] = end;

@@ -76,12 +76,12 @@ async fn recreate(
     times: &mut Times,
 ) -> Result<[OwnedFd; 2]> {
     loop {
-        match timed(&mut times.recreate, || datapath.recreate([&legs[0], &legs[1]], released)) {
+        match timed(&mut times.recreate, || datapath.recreate([&legs[0], &legs[1]], released, false)) {
             Err(SwitchError::Busy) => {
                 times.recreate.pop();
                 tokio::task::yield_now().await;
             }
-            other => return Ok(other?),
+            other => return Ok(other?.sockets),
         }
     }
 }

@@ -16,7 +16,7 @@ use std::{fs, io, path::Path};
 
 /// All of them, in the order in which one would put them right.
 pub fn all() -> Vec<Check> {
-    let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair(), sockets()];
+    let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair(), sockets(), guard()];
     checks.extend(devices());
     checks.extend([source_ports(), descriptors(), conntrack(), pinned()]);
     checks
@@ -147,6 +147,15 @@ fn sockets() -> Check {
             Check::warning("sockets", e.to_string(), cure)
         }
     }
+}
+
+/// Segments of spliced connections may come by a device that nothing is attached to yet.
+fn guard() -> Check {
+    if longsplice_datapath::has_guard() {
+        return Check::ok("guard", "netfilter runs programs");
+    }
+    let cure = "CONFIG_NETFILTER_BPF_LINK, or a device that is made again may have connections reset";
+    Check::warning("guard", "netfilter runs no programs", cure)
 }
 
 /// What is spliced does not pass it, and comes back to sockets behind a firewall that may go by it.

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Segments for sockets, and from sockets, by devices to which nothing is attached: a device that was made just now, another
+ * route, a tunnel. Once a connection has been switched, its socket has other numbers than its host, or there is none: the kernel
+ * would take the wrong bytes, or reset the connection. So these segments are dropped. Whoever sent them sends them again. */
+#ifndef LONGSPLICE_GUARD_H
+#define LONGSPLICE_GUARD_H
+
+#define MAX_DEVICES 16384 /* that packets may pass unjudged; beyond, no more are attached to */
+#define LOOPBACK 1        /* LOOPBACK_IFINDEX of <linux/net_namespace.h> */
+
+/* Devices that are attached to, or whose packets are seen on one that is: key is the index. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_DEVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} watched SEC(".maps");
+
+struct nf_hook_state {
+	__u8 hook;
+	__u8 pf;
+	struct net_device *in, *out;
+} __attribute__((preserve_access_index));
+
+struct bpf_nf_ctx {
+	const struct nf_hook_state *state;
+	struct sk_buff *skb;
+} __attribute__((preserve_access_index));
+
+int bpf_dynptr_from_skb(struct __sk_buff *skb, __u64 flags, struct bpf_dynptr *ptr) __ksym;
+void *bpf_dynptr_slice(const struct bpf_dynptr *ptr, __u32 offset, void *buffer, __u32 size) __ksym;
+
+#define HOOK_IN 1 /* NF_INET_LOCAL_IN; the other one is NF_INET_POST_ROUTING */
+#define PASS 1    /* NF_ACCEPT */
+#define STOP 0    /* NF_DROP */
+
+/* The tuple of the leg, if it is a TCP segment with ports. */
+static __always_inline int tuple_of(struct sk_buff *skb, int v6, int in, struct tuple *t)
+{
+	struct bpf_dynptr packet;
+	__u32 at = sizeof(struct ipv6hdr);
+	__u8 room[sizeof(struct ipv6hdr)];
+	__be16 *ports;
+
+	if (bpf_dynptr_from_skb((struct __sk_buff *)skb, 0, &packet))
+		return 0;
+	if (v6) {
+		struct ipv6hdr *ip6 = bpf_dynptr_slice(&packet, 0, room, sizeof(*ip6));
+		__u8 next;
+
+		if (!ip6)
+			return 0;
+		next = ip6->nexthdr;
+		__builtin_memcpy(t->remote, in ? &ip6->saddr : &ip6->daddr, 16);
+		__builtin_memcpy(t->local, in ? &ip6->daddr : &ip6->saddr, 16);
+		if (next != IPPROTO_TCP) { /* as tcp_behind_extension() */
+			__u8 *h = bpf_dynptr_slice(&packet, at, room, 8);
+
+			if (!h || (next != 0 && next != 43 && next != 44 && next != 60) || h[0] != IPPROTO_TCP ||
+			    (next == 44 && (h[2] || h[3] & 0xf8)))
+				return 0;
+			at += next == 44 ? 8 : (h[1] + 1) * 8;
+		}
+	} else {
+		struct iphdr *ip = bpf_dynptr_slice(&packet, 0, room, sizeof(*ip));
+
+		if (!ip || ip->protocol != IPPROTO_TCP || ip->frag_off & bpf_htons(0x1fff))
+			return 0;
+		tuple_from4(t, in ? ip->saddr : ip->daddr, in ? ip->daddr : ip->saddr);
+		at = ip->ihl * 4;
+	}
+	ports = bpf_dynptr_slice(&packet, at, room, 4);
+	if (!ports)
+		return 0;
+	t->rport = ports[!in];
+	t->lport = ports[in];
+	return 1;
+}
+
+SEC("netfilter")
+int guard(struct bpf_nf_ctx *ctx)
+{
+	const struct nf_hook_state *state = ctx->state;
+	int in = state->hook == HOOK_IN;
+	__u32 device;
+	struct tuple t = {};
+	struct path *p;
+	struct leg *l;
+
+	if (!in && ctx->skb->skb_iif) /* passes through: no socket's */
+		return PASS;
+	device = in ? state->in->ifindex : state->out->ifindex;
+	if (device == LOOPBACK || bpf_map_lookup_elem(&watched, &device))
+		return PASS;
+	if (!tuple_of(ctx->skb, state->pf == 10, in, &t)) /* AF_INET6 */
+		return PASS;
+	p = find_path(&t);
+	if (!p)
+		return PASS;
+	l = bpf_map_lookup_elem(&legs, &t);
+	/* what a host was sent besides, and acknowledges, its socket leaves alone by itself (LEG_AHEAD) */
+	if (!(p->word.flags & PATH_SPLICED) &&
+	    (!l || !(l->phase_in | l->phase_out | l->shim_in | l->shim_out | l->shim_ts)))
+		return PASS;
+	count(V_UNWATCHED);
+	return STOP;
+}
+
+#endif
