@@ -3,19 +3,24 @@
 
 mod running;
 
+use longsplice_datapath::Repair;
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
-use nix::sys::signal::Signal;
+use nix::sys::{
+    signal::Signal,
+    socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket},
+};
 use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
 use std::{
     fs,
     io::{self, ErrorKind, Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::fd::AsRawFd,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 const PORT: u16 = 7000;
@@ -46,6 +51,10 @@ impl Place {
     }
 
     fn proxy(&self, released: bool) -> Running {
+        self.proxy_for(released, 1000)
+    }
+
+    fn proxy_for(&self, released: bool, flows: u32) -> Running {
         let (listen, target) = (FORWARDER_TO_CLIENT.port(self.family, PORT), SERVER.port(self.family, PORT));
         let after = if released { 0.001 } else { 3600.0 };
         let config = format!(
@@ -54,7 +63,8 @@ impl Place {
         );
         let file = self.dir.path().join("longsplice.toml");
         fs::write(&file, config).unwrap();
-        Running::start(self.lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[])
+        let arguments = ["--config", file.to_str().unwrap(), "--max-flows", &flows.to_string()];
+        Running::start(self.lab.forwarder.command(LONGSPLICE), None, &arguments, &[])
     }
 
     /// Connections in forwarding mode, all of whose bytes have arrived: both ends of each.
@@ -64,7 +74,9 @@ impl Place {
             let front = FORWARDER_TO_CLIENT.port(self.family, PORT);
             let client = self.lab.client.run(|| running::connect(front));
             let server = self.listener.accept().unwrap().0;
+            client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
             server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            server.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
             all.extend([client, server]);
         }
         eventually(state, || {
@@ -117,6 +129,185 @@ fn needs_root_and_bpf_a_flush_resets_what_was_left() {
         let said = place.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
         assert!(said.contains(&format!("{CONNECTIONS} forwarded connections were reset")), "{said}");
         place.all_are_reset(&ends, state);
+    }
+}
+
+/// A socket that was closed by a kill in the midst of a switch has a connection's addresses until the kernel gives it up.
+/// The sockets of a killed process give up before their hosts can be reached. The next process finds no way to the hosts either,
+/// and tells them once there is one.
+#[test]
+fn needs_root_and_bpf_hosts_that_cannot_be_reached_hear_later() {
+    let place = Place::new(Family::V4);
+    let forwarder = &place.lab.forwarder;
+    forwarder.sysctl("net.ipv4.tcp_orphan_retries", "1").unwrap();
+    let mut first = place.proxy(false);
+    let ends = place.copied(&first);
+    let link = |state| forwarder.execute("ip", &["link", "set", "f0", state]).unwrap();
+    link("down");
+    first.kill();
+    let closing = || forwarder.execute("ss", &["-Htan", "state", "connected", "dport", "!=", "7000"]).unwrap();
+    eventually("the end of the sockets towards clients", || closing().is_empty().then_some(()));
+    let proxy = place.proxy(false);
+    eventually("a host was not told", || proxy.messages().contains("was not told yet").then_some(()));
+    link("up");
+    for (i, mut client) in ends.iter().step_by(2).enumerate() {
+        assert_eq!(client.read(&mut [0]).map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset), "{i}");
+    }
+}
+
+/// When the process dies in a switch, a host may wait for bytes that were forwarded and lost, and whose sender is gone. Or it has
+/// received more than we have seen it acknowledge.
+#[test]
+fn needs_root_and_bpf_both_ends_hear_of_a_process_that_dies_in_a_switch() {
+    for family in Family::BOTH {
+        let place = Place::new(family);
+        let forwarder = &place.lab.forwarder;
+        forwarder.sysctl("net.ipv6.conf.f0.keep_addr_on_down", "1").unwrap();
+        let mut first = place.proxy(false);
+        let ends = place.connections(&first, "spliced");
+        let ids: Vec<_> = serde_json::from_str::<Vec<Value>>(&first.client(&["ls", "--json"])).unwrap();
+        let (clients, servers): (Vec<_>, Vec<_>) = ends.chunks(2).map(|pair| (&pair[0], &pair[1])).unzip();
+        let end_of = |mut end: &TcpStream, reads: bool| {
+            let mut bytes = [7; 16 * 1024];
+            let began = Instant::now();
+            // a flow that the next process takes over lives on, and ends by its writer
+            while reads || began.elapsed() < Duration::from_secs(10) {
+                match if reads { end.read(&mut bytes) } else { end.write(&bytes) } {
+                    Ok(0) => return ErrorKind::UnexpectedEof,
+                    Ok(_) => {}
+                    Err(e) => return e.kind(),
+                }
+            }
+            drop(end.shutdown(Shutdown::Write));
+            ErrorKind::UnexpectedEof
+        };
+        let (reading, writing) = thread::scope(|scope| {
+            let reading: Vec<_> = clients.iter().map(|end| scope.spawn(|| end_of(end, true))).collect();
+            let writing: Vec<_> = servers.iter().map(|end| scope.spawn(|| end_of(end, false))).collect();
+            thread::sleep(Duration::from_millis(200));
+            forwarder.execute("ip", &["link", "set", "f0", "down"]).unwrap();
+            for f in &ids {
+                first.client(&["unsplice", &f["id"].to_string()]);
+            }
+            first.kill();
+            let second = place.proxy(false);
+            forwarder.execute("ip", &["link", "set", "f0", "up"]).unwrap();
+            let ends = [reading, writing].map(|all| all.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>());
+            drop(second);
+            ends.into()
+        });
+        let hear = |ends: &[ErrorKind]| ends.iter().all(|how| *how != ErrorKind::WouldBlock);
+        assert!(hear(&reading) && hear(&writing), "{family:?}: {reading:?}, {writing:?}");
+    }
+}
+
+/// Entries of flows that have ended stay for what is late, and need no way.
+#[test]
+fn needs_root_and_bpf_only_flows_that_live_are_said_to_have_no_way() {
+    let place = Place::new(Family::V4);
+    let proxy = place.proxy(false);
+    let ends = place.connections(&proxy, "spliced");
+    let [ended, living] = [&ends[2..], &ends[..2]];
+    for end in ended {
+        end.shutdown(Shutdown::Write).unwrap();
+    }
+    for mut end in ended {
+        assert_eq!(end.read(&mut [0]).unwrap(), 0);
+    }
+    let flows = || serde_json::from_str::<Vec<Value>>(&proxy.client(&["ls", "--json"])).unwrap().len();
+    eventually("the end of all flows but one", || (flows() == living.len() / 2).then_some(()));
+    place.lab.forwarder.execute("ip", &["link", "set", "f0", "down"]).unwrap();
+    proxy.wait_message(" 1 directions of spliced connections have no way");
+}
+
+#[test]
+fn needs_root_and_bpf_a_stop_resets_hosts_of_sockets_that_nobody_holds() {
+    for family in Family::BOTH {
+        let (place, ends) = Place::after_a_kill(family, "released");
+        let leave = |connection: &[TcpStream]| {
+            let [client, server] = connection else { unreachable!("pairs") };
+            let [front, back] = [client.peer_addr().unwrap(), server.peer_addr().unwrap()];
+            let legs = [(client.local_addr().unwrap(), front), (server.local_addr().unwrap(), back)];
+            for (remote, local) in legs {
+                let family = if local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+                let s = socket(family, SockType::Stream, SockFlag::empty(), None).unwrap();
+                Repair::On.set(&s).unwrap();
+                bind(s.as_raw_fd(), &SockaddrStorage::from(local)).unwrap();
+                connect(s.as_raw_fd(), &SockaddrStorage::from(remote)).unwrap();
+                Repair::Off.set(&s).unwrap();
+            }
+        };
+        place.lab.forwarder.run(|| ends.chunks(2).for_each(leave));
+        let left = place.lab.forwarder.execute("ss", &["-Htan", "state", "fin-wait-1"]).unwrap();
+        assert_eq!(left.lines().count(), 2 * CONNECTIONS, "{left}");
+        let mut second = place.proxy(true);
+        second.client(&["stop"]);
+        assert!(second.wait().success(), "{}", second.messages());
+        place.all_are_reset(&ends, "after sockets that nobody holds");
+    }
+}
+
+/// More than a host has room for that does not read, and less than the proxy's socket has room for.
+const QUEUED: usize = 150_000;
+
+impl Place {
+    /// Connections that were in forwarding mode, and are back in control mode: both ends of each.
+    fn copied(&self, proxy: &Running) -> Vec<TcpStream> {
+        let flows = || -> Vec<Value> { serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap() };
+        let ends = self.connections(proxy, "spliced");
+        flows().iter().for_each(|f| drop(proxy.client(&["unsplice", &f["id"].to_string()])));
+        eventually("control mode", || flows().iter().all(|f| f["state"] == "copying").then_some(()));
+        ends
+    }
+
+    /// Clients of connections that were taken back, and have ended but for what the kernel still has for the client.
+    fn queued(&self, proxy: &Running) -> Vec<TcpStream> {
+        let mut ends = self.copied(proxy).into_iter();
+        let mut clients = Vec::new();
+        while let (Some(client), Some(mut server)) = (ends.next(), ends.next()) {
+            client.shutdown(Shutdown::Write).unwrap();
+            server.write_all(&[7; QUEUED]).unwrap();
+            clients.push(client);
+        }
+        eventually("the end of all flows", || (proxy.client(&["ls", "--json"]).trim() == "[]").then_some(()));
+        clients
+    }
+}
+
+#[test]
+fn needs_root_and_bpf_a_stop_resets_hosts_of_what_is_still_in_queues() {
+    for family in Family::BOTH {
+        let place = Place::new(family);
+        let mut proxy = place.proxy(false);
+        let clients = place.queued(&proxy);
+        proxy.client(&["stop", "--flush"]);
+        assert!(proxy.wait().success(), "{}", proxy.messages());
+        for mut client in clients {
+            let mut got = Vec::new();
+            let end = client.read_to_end(&mut got).map_err(|e| e.kind());
+            assert_eq!(end, Err(ErrorKind::ConnectionReset), "{} bytes of {QUEUED}", got.len());
+        }
+    }
+}
+
+/// What has ended gives its place to others, but for what its host has yet to get.
+#[test]
+fn needs_root_and_bpf_what_is_still_in_queues_comes_whole() {
+    for family in Family::BOTH {
+        let place = Place::new(family);
+        let mut proxy = place.proxy_for(false, 16);
+        let clients = place.queued(&proxy);
+        for _ in 0..4 {
+            drop(place.connections(&proxy, "spliced"));
+            eventually("the end of all flows", || proxy.client(&["ls", "--json"]).starts_with("[]").then_some(()));
+        }
+        for mut client in clients {
+            let mut got = Vec::new();
+            client.read_to_end(&mut got).unwrap_or_else(|e| panic!("{e}, {} bytes of {QUEUED}", got.len()));
+            assert!(got == [7; QUEUED], "{} bytes", got.len());
+        }
+        proxy.client(&["stop", "--flush"]);
+        assert!(proxy.wait().success(), "{}", proxy.messages());
     }
 }
 

@@ -122,7 +122,8 @@ impl Stage {
                 let address = self.address();
                 let (host, device) = if is_client { (&self.lab.client, "c0") } else { (&self.lab.server, "s0") };
                 let tells = self.r.random();
-                ledger.note(&format!("{device} gets {address}, and tells others: {tells}"));
+                let harm = if tells { Harm::None } else { Harm::Late };
+                ledger.ends(ledger.begins(&format!("{device} gets {address}, and tells others: {tells}"), harm));
                 announce(host, tells);
                 ip(host, &[format!("link set {device} {address}")]);
                 self.pass(3000, 6000);

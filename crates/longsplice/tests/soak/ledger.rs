@@ -12,6 +12,8 @@ use std::{
 
 /// What the network has been through may be felt for so long by connections that are being made.
 const AFTERMATH: Duration = Duration::from_secs(2);
+/// The same of [`Harm::Late`]: one and a half times net.ipv4.neigh.default.base_reachable_time, and as long as somebody waits.
+const STALE: Duration = Duration::from_secs(45 + 20);
 /// A server may hear of a connection so long after its client has given it up.
 const LATE: Duration = Duration::from_secs(30);
 /// Connections of which one may be reset before a byte has come: the kernel does it to plain servers, too (ARCHITECTURE.md).
@@ -22,6 +24,9 @@ const UNHEARD: usize = 50_000;
 pub enum Harm {
     /// Nobody.
     None,
+    /// Requests whose server was not reached in time: the kernel notices an address that has changed in silence only when it asks
+    /// again, which may take three quarters of a minute.
+    Late,
     /// Connections that are just being made, and requests, which may need one.
     New,
     /// The process goes, and with it all but these clients.
@@ -39,6 +44,10 @@ impl Event {
     /// Was it between these moments?
     fn meets(&self, from: Instant, until: Instant) -> bool {
         self.from <= until && self.until.is_none_or(|end| end + AFTERMATH >= from)
+    }
+
+    fn harms_new(&self) -> bool {
+        matches!(self.harm, Harm::New | Harm::AllBut(_))
     }
 }
 
@@ -196,10 +205,20 @@ impl Ledger {
     /// A request has failed, on a connection that began at `since`.
     pub fn unanswered(&self, since: Instant, what: String) {
         let mut book = self.book();
-        if book.events.iter().any(|e| !matches!(e.harm, Harm::None) && e.meets(since, Instant::now())) {
+        if book.events.iter().any(|e| e.harms_new() && e.meets(since, Instant::now())) {
             book.tally.failed_requests += 1;
         } else {
             book.fail(self, what);
+        }
+    }
+
+    /// The proxy has answered that the server does not.
+    pub fn unreached(&self, since: Instant, what: String) {
+        let is_late = |e: &Event| matches!(e.harm, Harm::Late) && e.from.elapsed() < STALE;
+        if self.book().events.iter().any(is_late) {
+            self.book().tally.failed_requests += 1;
+        } else {
+            self.unanswered(since, what);
         }
     }
 
@@ -353,7 +372,7 @@ impl Book {
     /// Is there a reason for it to end before it is whole?
     fn excuses(&self, s: &Stream) -> bool {
         let arrived = s.arrived.unwrap_or_else(|| s.end());
-        let was_made = |e: &Event| !matches!(e.harm, Harm::None) && e.meets(s.began, arrived);
+        let was_made = |e: &Event| e.harms_new() && e.meets(s.began, arrived);
         self.events.iter().any(was_made) || self.changes(s).any(|(_, stays)| !stays)
     }
 }

@@ -4,7 +4,7 @@
 //! descriptors, memory.
 //!
 //! `LONGSPLICE_SOAK_SECONDS` says for how long (`make soak`: an hour), and `LONGSPLICE_SOAK_SEED` what happens when; it is
-//! printed. Needs root and eBPF, and fails without. One run in a few still finds something, so `cargo test` leaves it out: a device
+//! printed. `LONGSPLICE_SOAK_CAPTURE` names a folder where the headers of all packets are kept if it fails. Needs root and eBPF, and fails without. One run in a few still finds something, so `cargo test` leaves it out: a device
 //! that is made again receives before it is attached to, and hosts are reset.
 
 mod deck;
@@ -20,13 +20,13 @@ mod web;
 use deck::{Card, Stage};
 use ledger::Ledger;
 use longsplice_datapath::Holdings;
-use longsplice_lab::{Lab, Shape, process::wait_for};
+use longsplice_lab::{Lab, Namespace, Shape, process::wait_for, trace::Tap};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use program::{Going, Means, Program};
 use rand::{SeedableRng, rngs::SmallRng};
 use std::{
     env,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -64,18 +64,34 @@ fn needs_root_and_bpf_everything_at_once() {
     let lab = Lab::simple(Shape::TwoDevices).expect("a lab");
     let names = [&lab.client, &lab.forwarder, &lab.server].map(|namespace| namespace.path());
     deck::prepare(&lab);
+    let hosts = [&lab.client, &lab.forwarder, &lab.server];
+    let capture = env::var("LONGSPLICE_SOAK_CAPTURE").ok().map(PathBuf::from);
+    let taps = capture.iter().flat_map(|folder| hosts.map(|host| Capture::start(host, folder))).collect();
     let program = Program::start(&lab);
     let traffic = Traffic::new(Ledger::new());
     streams::begin(&traffic, &lab, seed);
     web::begin(&traffic, &lab, seed);
     let stage = Stage { program, traffic, r: SmallRng::seed_from_u64(seed), lab };
-    Soak { stage, seed }.run(Duration::from_secs(seconds.saturating_sub(ENDING)));
+    Soak { stage, seed, taps }.run(Duration::from_secs(seconds.saturating_sub(ENDING)));
     assert!(names.iter().all(|name| !Path::new(name).exists()), "namespaces are left: {names:?}");
 }
 
 struct Soak {
     stage: Stage,
     seed: u64,
+    taps: Vec<Capture>,
+}
+
+/// What a host sends and receives, and where it is kept.
+struct Capture {
+    tap: Tap,
+    file: PathBuf,
+}
+
+impl Capture {
+    fn start(host: &Namespace, folder: &Path) -> Capture {
+        Capture { tap: Tap::start(host, "any").expect("tcpdump"), file: folder.join(format!("{}.pcap", host.name())) }
+    }
 }
 
 impl Soak {
@@ -120,7 +136,7 @@ impl Soak {
     }
 
     /// All traffic ends by itself.
-    fn quiet(&self) {
+    fn quiet(&mut self) {
         let is_quiet = self.stage.traffic.is_quiet(DRAIN);
         self.stage.traffic.ledger.settle(true);
         let open = self.stage.traffic.ledger.open();
@@ -164,7 +180,7 @@ impl Soak {
     }
 
     /// Nothing has failed so far.
-    fn check(&self) {
+    fn check(&mut self) {
         let failures = self.stage.traffic.ledger.failures();
         if failures.is_empty() {
             return;
@@ -173,6 +189,13 @@ impl Soak {
         let Lab { client, forwarder, server, .. } = &self.stage.lab;
         for host in [client, forwarder, server] {
             eprintln!("--- sockets of {}:\n{}", host.name(), host.execute("ss", &["-tanoi"]).unwrap_or_default());
+            eprintln!("--- and its neighbours:\n{}", host.execute("ip", &["-s", "neigh"]).unwrap_or_default());
+        }
+        for (leg, record) in self.stage.program.records() {
+            eprintln!("--- record of {leg:?}: {record:?}");
+        }
+        for Capture { tap, file } in self.taps.drain(..) {
+            tap.keep(&file).expect("the capture");
         }
         eprintln!("--- what the processes before have said:\n{}", self.stage.program.before());
         panic!("LONGSPLICE_SOAK_SEED={}: {failures:#?}", self.seed);

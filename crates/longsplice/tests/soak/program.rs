@@ -6,7 +6,7 @@ use crate::{
     streams::{CROSSING, PROXY, SOCKS, STREAMS, other},
     web::{SITE, servers},
 };
-use longsplice_datapath::Holdings;
+use longsplice_datapath::{Holdings, LegView, Tuple};
 use longsplice_lab::{Family, Lab, topology};
 use nix::sys::signal::Signal;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -124,7 +124,8 @@ impl Program {
             ledger.note(&format!("{flows} flows could not be told"));
             ledger.untold(flows);
         }
-        self.before += &format!("--- {how:?}\n{}", tail(&running.messages()));
+        let lines: String = flows.iter().map(|flow| format!("{flow}\n")).collect();
+        self.before += &format!("--- {how:?}\n{}{lines}", tail(&running.messages()));
         drop(running);
         *told = Told::default();
         meanwhile();
@@ -149,6 +150,11 @@ impl Program {
 
     pub fn holdings(&self) -> Holdings {
         Holdings::of(self.pins.path()).expect("the tables")
+    }
+
+    /// What the data path knows of each connection.
+    pub fn records(&self) -> Vec<(Tuple, LegView)> {
+        longsplice_datapath::records(self.pins.path()).unwrap_or_default()
     }
 
     /// Packets of which this has become.

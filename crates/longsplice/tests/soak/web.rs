@@ -6,6 +6,7 @@ use longsplice_lab::{
     topology::{FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND},
     traffic::{self, STEP, Script},
 };
+use nix::sys::socket::{setsockopt, sockopt};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -22,6 +23,8 @@ const CLIENTS: u64 = 4;
 /// Before another try to connect.
 pub const DISCOURAGED: Duration = Duration::from_millis(500);
 const PIECE: usize = 64 * 1024;
+/// A server that waits for the rest of a request hears by its probes that the connection is over, or by then, that nobody answers.
+const FORSAKEN: Duration = Duration::from_secs(20 + 20 * 5 + 10);
 
 pub fn servers() -> [SocketAddr; 3] {
     [SERVER.port(Family::V4, WEB), SERVER_SECOND.port(Family::V4, WEB), SERVER.port(Family::V6, WEB)]
@@ -85,6 +88,7 @@ fn failed(traffic: &Traffic, since: Instant, what: &str, error: &io::Error) {
     match error.kind() {
         ErrorKind::InvalidData => traffic.ledger.fail(format!("wrong bytes: {what}")),
         ErrorKind::TimedOut => traffic.ledger.hung(since, what),
+        ErrorKind::HostUnreachable => traffic.ledger.unreached(since, what),
         _ => traffic.ledger.unanswered(since, what),
     }
 }
@@ -137,6 +141,7 @@ impl Ask {
         match head.first().map(String::as_str) {
             Some(line) if line.starts_with("http/1.1 200") => {}
             Some(line) if line.starts_with("http/1.1 422") => return Err(wrong(format!("what was uploaded: {line}"))),
+            Some(line) if line.starts_with("http/1.1 504") => return Err(ErrorKind::HostUnreachable.into()),
             line => return Err(io::Error::other(format!("{line:?}"))),
         }
         let (seed, length) = if self.is_upload { (0, 0) } else { (self.seed, self.length) };
@@ -152,7 +157,8 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
             let mut r = SmallRng::seed_from_u64(1);
             let (began, what) = (Instant::now(), format!("at the server {:?}", stream.peer_addr()));
             // What breaks off is its client's to complain of.
-            if let Ok(mut wire) = Wire::new(stream)
+            if keep_alive(&stream).is_ok()
+                && let Ok(mut wire) = Wire::new(stream)
                 && let Err(e) = serve(&traffic, &mut wire, &mut r)
                 && matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::TimedOut)
             {
@@ -162,9 +168,19 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
     }
 }
 
+/// As servers of pooled connections do. The end of an idle connection is told once or a few times, and is lost if the kernel has an
+/// old address of its host. It may have that for a minute, so that probes have to go on for longer.
+fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
+    setsockopt(stream, sockopt::TcpKeepIdle, &20)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &5)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &20)?;
+    setsockopt(stream, sockopt::KeepAlive, &true)
+}
+
 /// Until there are no more requests.
 fn serve(traffic: &Traffic, wire: &mut Wire, r: &mut SmallRng) -> io::Result<()> {
     let _open = traffic.count();
+    wire.patience = FORSAKEN;
     while let Some(head) = wire.head(true)? {
         let line = head.first().cloned().unwrap_or_default();
         let mut words = line.split([' ', '/']);
@@ -187,6 +203,8 @@ fn serve(traffic: &Traffic, wire: &mut Wire, r: &mut SmallRng) -> io::Result<()>
 /// A connection that never waits for too long.
 struct Wire {
     stream: TcpStream,
+    /// How long bytes may be waited for.
+    patience: Duration,
     /// Read, and not asked for yet.
     ahead: Vec<u8>,
     /// Read since it was made.
@@ -198,7 +216,7 @@ impl Wire {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(STEP))?;
         stream.set_write_timeout(Some(HANGS))?;
-        Ok(Wire { stream, ahead: Vec::new(), read: 0 })
+        Ok(Wire { stream, patience: HANGS, ahead: Vec::new(), read: 0 })
     }
 
     /// Some more bytes; 0: the end. `may_rest`: for as long as it likes.
@@ -212,7 +230,7 @@ impl Wire {
                     return Ok(n);
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                    if !may_rest && began.elapsed() > HANGS {
+                    if !may_rest && began.elapsed() > self.patience {
                         return Err(ErrorKind::TimedOut.into());
                     }
                 }
