@@ -16,7 +16,7 @@ const AFTERMATH: Duration = Duration::from_secs(2);
 const STALE: Duration = Duration::from_secs(45 + 20);
 /// A server may hear of a connection so long after its client has given it up.
 const LATE: Duration = Duration::from_secs(30);
-/// Connections of which one may be reset before a byte has come: the kernel does it to plain servers, too (ARCHITECTURE.md).
+/// Connections of which one may be reset before a byte has come: the kernel does it to plain servers, too (docs/kernel-notes.md).
 const UNHEARD: usize = 50_000;
 
 /// Who may fail for something that has happened.
