@@ -13,7 +13,10 @@ fn main() {
         let path = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("set by cargo")).join(file);
         let _ = writeln!(list, "    {name:?},");
         let function = name.replace('-', "_");
-        let _ = writeln!(tests, "#[test]\nfn {function}() {{ situation({name:?}, include_str!({path:?})); }}");
+        let _ = writeln!(
+            tests,
+            "#[test]\n#[ignore = \"root\"]\nfn {function}() {{ situation({name:?}, include_str!({path:?})); }}"
+        );
     }
     let text = format!("const SCENARIOS: &[&str] = &[\n{list}];\n{tests}");
     let out = Path::new(&env::var("OUT_DIR").expect("set by cargo")).join("scenarios.rs");

@@ -41,6 +41,7 @@ fn flooded(flows: u32, work: impl FnOnce(&Lab, &Datapath, &mut Flood) + Send) {
 }
 
 #[test]
+#[ignore = "root"]
 fn packets_of_a_batch_find_their_entries_at_hand() {
     flooded(MANY, |lab, d, flood| {
         let run = flood.run(Duration::from_millis(100)).expect("flood");
@@ -59,6 +60,7 @@ fn packets_of_a_batch_find_their_entries_at_hand() {
 }
 
 #[test]
+#[ignore = "root"]
 fn among_few_flows_nothing_is_fetched() {
     flooded(100, |_, d, flood| {
         assert!(flood.run(Duration::from_millis(100)).expect("flood").arrived > 1000);

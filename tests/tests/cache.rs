@@ -117,6 +117,7 @@ fn proxy(
 }
 
 #[test]
+#[ignore = "root"]
 fn s19_what_the_tap_has_lost_is_not_stored() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let (server, at) = (SERVER.port(Family::V4, 8080), FORWARDER_TO_CLIENT.port(Family::V4, 3128));
@@ -143,6 +144,7 @@ fn s19_what_the_tap_has_lost_is_not_stored() {
 /// In the middle of a reply somebody else says something in the name of its server. Whatever the first client makes of it, nobody
 /// else is served it.
 #[test]
+#[ignore = "root"]
 fn s19_what_is_forged_is_not_stored() {
     const SIZE: usize = 4_000_000;
     const PARTS: [usize; 4] = [0, 1_000_000, 1_500_000, SIZE];

@@ -49,6 +49,7 @@ fn detached(f: &Forwarder) {
 }
 
 #[test]
+#[ignore = "root"]
 fn what_is_spliced_goes_on() {
     for seed in 1..3 {
         let (f, client, server) = converse_and(seed, at_once(), 20_000_000, |f| {
@@ -62,6 +63,7 @@ fn what_is_spliced_goes_on() {
 
 /// What the parked sockets get is within their windows: they may take it.
 #[test]
+#[ignore = "root"]
 fn what_was_spliced_just_now_goes_on_or_ends() {
     let mut whole = 0;
     for seed in 10..14 {
@@ -79,6 +81,7 @@ fn what_was_spliced_just_now_goes_on_or_ends() {
 
 /// Nobody knows any more where their bytes end.
 #[test]
+#[ignore = "root"]
 fn what_is_copied_is_copied_to_its_end() {
     let (f, client, server) = converse_and(20, by_hand(), 3_000_000, |f| {
         f.wait_state(FlowState::Copying);
@@ -95,6 +98,7 @@ fn what_is_copied_is_copied_to_its_end() {
 
 /// Its sockets have other numbers than its hosts.
 #[test]
+#[ignore = "root"]
 fn what_was_spliced_before_ends() {
     let (f, ..) = converse_and(30, by_hand(), 300_000, |f| {
         f.wait_state(FlowState::Copying);

@@ -80,6 +80,7 @@ fn released(lab: &Lab, family: Family, listener: &TcpListener, policy: Policy) -
 }
 
 #[test]
+#[ignore = "root"]
 fn a_stop_resets_the_hosts_of_released_flows() {
     for family in Family::BOTH {
         let (lab, listener) = lab(family);
@@ -93,6 +94,7 @@ fn a_stop_resets_the_hosts_of_released_flows() {
 }
 
 #[test]
+#[ignore = "root"]
 fn the_idle_limit_resets_the_hosts_of_released_flows() {
     for family in Family::BOTH {
         let (lab, listener) = lab(family);
@@ -105,6 +107,7 @@ fn the_idle_limit_resets_the_hosts_of_released_flows() {
 }
 
 #[test]
+#[ignore = "root"]
 fn the_idle_limit_is_for_copied_flows_too() {
     let (lab, listener) = lab(Family::V4);
     let f = start(&lab, Family::V4, Policy { when: When::Never, idle_limit: Duration::from_secs(3), ..at_once() });
@@ -116,6 +119,7 @@ fn the_idle_limit_is_for_copied_flows_too() {
 
 /// And a host that answers is not given up, copied or parked.
 #[test]
+#[ignore = "root"]
 fn a_client_without_power_is_given_up() {
     let policy = |when| Policy { when, keepalive: Some(Duration::from_secs(1)), ..Policy::default() };
     let (lab, listener) = lab(Family::V4);

@@ -168,6 +168,7 @@ impl Run {
 }
 
 #[test]
+#[ignore = "root"]
 fn a_spliced_flow_goes_on_in_fragments() {
     for family in Family::BOTH {
         for bad in [0, 5] {
@@ -194,6 +195,7 @@ fn a_spliced_flow_goes_on_in_fragments() {
 
 /// Its sockets' numbers are not those of the wire; and once there are fragments, it is not spliced again.
 #[test]
+#[ignore = "root"]
 fn a_flow_that_was_taken_back_goes_on_in_fragments() {
     for family in Family::BOTH {
         let r = start(family, 5);

@@ -50,6 +50,7 @@ fn open(lab: &Lab, f: &Forwarder, listener: &TcpListener, n: usize, all: usize) 
 }
 
 #[test]
+#[ignore = "root"]
 fn released_flows_are_small_and_end_well() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("limit");

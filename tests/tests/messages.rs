@@ -227,6 +227,7 @@ fn run(family: Family, shape: Shape, impair: Option<Impair>, (seed, ahead): (u64
 }
 
 #[test]
+#[ignore = "root"]
 fn each_message_is_spliced_and_the_legs_come_back() {
     for family in Family::BOTH {
         for shape in [Shape::TwoDevices, Shape::OneArmed] {
@@ -239,6 +240,7 @@ fn each_message_is_spliced_and_the_legs_come_back() {
 
 /// The next request comes while the reply before it is spliced: not one byte of it is forwarded.
 #[test]
+#[ignore = "root"]
 fn what_comes_early_is_for_the_next() {
     let mut spliced = 0;
     for ahead in [2, 30] {
@@ -250,6 +252,7 @@ fn what_comes_early_is_for_the_next() {
 }
 
 #[test]
+#[ignore = "root"]
 fn under_loss() {
     for (seed, ahead) in [(3, 1), (4, 4)] {
         let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
@@ -261,6 +264,7 @@ fn under_loss() {
 
 /// Splices of one leg follow one another quickly, with another leg each time, and bytes of the next message lie unread meanwhile.
 #[test]
+#[ignore = "root"]
 fn s19_taps_see_the_messages_of_their_legs() {
     let impair = Impair { loss: 0.005, duplicate: 0.01, ..Impair::default() };
     for (family, shape, impair, ahead) in [

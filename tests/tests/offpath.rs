@@ -291,26 +291,31 @@ fn attack(family: Family, phase: Phase, memory: &str) {
 }
 
 #[test]
+#[ignore = "root"]
 fn sweeps_move_nothing_in_control_mode() {
     Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Control, "6291456"));
 }
 
 #[test]
+#[ignore = "root"]
 fn sweeps_move_nothing_while_spliced() {
     Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Spliced, "6291456"));
 }
 
 #[test]
+#[ignore = "root"]
 fn sweeps_move_nothing_while_spliced_with_large_windows() {
     Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Spliced, "67108864"));
 }
 
 #[test]
+#[ignore = "root"]
 fn sweeps_move_nothing_while_released() {
     Family::BOTH.into_iter().for_each(|family| attack(family, Phase::Released, "67108864"));
 }
 
 #[test]
+#[ignore = "root"]
 fn sweeps_move_nothing_after_it_was_taken_back() {
     Family::BOTH.into_iter().for_each(|family| attack(family, Phase::TakenBack, "67108864"));
 }
@@ -318,6 +323,7 @@ fn sweeps_move_nothing_after_it_was_taken_back() {
 /// A host resets after its last segments were lost on the way: the number of its RST is beyond all that has passed. The other host
 /// asks, and is answered by one that is in order.
 #[test]
+#[ignore = "root"]
 fn a_reset_beyond_what_has_passed_is_heard() {
     for (family, phase) in [(Family::V4, Phase::Spliced), (Family::V6, Phase::Spliced), (Family::V4, Phase::Released)] {
         let mut scene = Scene::new(family, "6291456");
@@ -336,6 +342,7 @@ fn a_reset_beyond_what_has_passed_is_heard() {
 /// The same, but the reset does not arrive, and the flow is taken back. The server has nothing more to say, and nobody says
 /// anything to it, but for the socket that may speak again.
 #[test]
+#[ignore = "root"]
 fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice() {
     for family in Family::BOTH {
         let mut scene = Scene::new(family, "6291456");
@@ -356,6 +363,7 @@ fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice() {
 
 /// A priority is no VLAN (802.1Q, 6.9.1): what has a tag of VLAN 0 belongs to the flow.
 #[test]
+#[ignore = "root"]
 fn a_priority_tag_is_taken_off() {
     let mut scene = Scene::new(Family::V4, "6291456");
     scene.talk();

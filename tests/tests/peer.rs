@@ -60,11 +60,13 @@ fn through(family: Family) {
 }
 
 #[test]
+#[ignore = "root"]
 fn v4() {
     through(Family::V4);
 }
 
 #[test]
+#[ignore = "root"]
 fn v6() {
     through(Family::V6);
 }
@@ -81,6 +83,7 @@ fn refused(lab: &Lab, devices: &[&str], peer: &str) -> String {
 }
 
 #[test]
+#[ignore = "root"]
 fn devices_without_an_end_elsewhere_are_refused() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let add = ["link add near type veth peer name far", "link add plain type bridge"];

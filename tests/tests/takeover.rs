@@ -49,6 +49,7 @@ fn reports((client, serving): (JoinHandle<Report>, Serving)) -> (Report, Report)
 
 /// With both paths stopped, so that nothing comes between.
 #[test]
+#[ignore = "root"]
 fn while_it_makes_sockets_for_a_released_flow() {
     for family in Family::BOTH {
         let place = Place::new(family);
@@ -73,6 +74,7 @@ fn while_it_makes_sockets_for_a_released_flow() {
 
 /// What is in the sockets of the first one, the kernel delivers. The drain ends long after the second has come.
 #[test]
+#[ignore = "root"]
 fn while_a_slow_receiver_drains() {
     let place = Place::new(Family::V4);
     let mut first = place.process("by-hand");
@@ -99,6 +101,7 @@ fn while_a_slow_receiver_drains() {
 
 /// What a client sends then is the proxy's: nobody forwards it, and both hosts are told.
 #[test]
+#[ignore = "root"]
 fn while_a_limit_is_set() {
     const ALL: u64 = 1_000_000;
     for (seed, late) in [(3, false), (4, true)] {
@@ -133,6 +136,7 @@ fn while_a_limit_is_set() {
 
 /// Flows that nothing but the tables know of, as after a release: all are taken over, once each, while others are served.
 #[test]
+#[ignore = "root"]
 fn many_released_flows() {
     const FLOWS: u32 = 60_000;
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
@@ -170,6 +174,7 @@ fn many_released_flows() {
 
 /// Whose addresses are another connection's by the time it is looked at: that one stays.
 #[test]
+#[ignore = "root"]
 fn a_client_that_comes_again_at_once() {
     for family in Family::BOTH {
         let place = Place::new(family);

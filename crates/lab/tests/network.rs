@@ -24,6 +24,7 @@ fn megabytes(lab: &Lab, family: Family) -> (Report, Report) {
 }
 
 #[test]
+#[ignore = "root"]
 fn traffic_crosses_both_shapes_in_both_families() {
     for shape in SHAPES {
         for large_packets in [true, false] {
@@ -37,6 +38,7 @@ fn traffic_crosses_both_shapes_in_both_families() {
 }
 
 #[test]
+#[ignore = "root"]
 fn small_mtu_of_one_link_is_known_to_the_other() {
     for shape in SHAPES {
         let lab = routed(shape, Options { mtu_client: 1300, ..Options::default() });
@@ -48,6 +50,7 @@ fn small_mtu_of_one_link_is_known_to_the_other() {
 }
 
 #[test]
+#[ignore = "root"]
 fn the_forwarder_only_forwards_when_told() {
     for shape in SHAPES {
         let lab = Lab::simple(shape).unwrap();
@@ -60,6 +63,7 @@ fn the_forwarder_only_forwards_when_told() {
 }
 
 #[test]
+#[ignore = "root"]
 fn second_addresses_work() {
     let lab = routed(Shape::TwoDevices, Options::default());
     for family in Family::BOTH {
@@ -73,6 +77,7 @@ fn second_addresses_work() {
 }
 
 #[test]
+#[ignore = "root"]
 fn devices_that_were_gone_carry_traffic_again() {
     let lab = routed(Shape::TwoDevices, Options::default());
     for device in [lab.client_device(), lab.server_device()] {
@@ -88,6 +93,7 @@ fn devices_that_were_gone_carry_traffic_again() {
 }
 
 #[test]
+#[ignore = "root"]
 fn labs_do_not_see_each_other() {
     let labs: Vec<Lab> = (0..8).map(|i| routed(SHAPES[i % 2], Options::default())).collect();
     std::thread::scope(|scope| {
@@ -101,6 +107,7 @@ fn labs_do_not_see_each_other() {
 }
 
 #[test]
+#[ignore = "root"]
 fn a_lab_takes_little_time_and_leaves_nothing() {
     let started = Instant::now();
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
@@ -112,6 +119,7 @@ fn a_lab_takes_little_time_and_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "root"]
 fn a_panic_removes_the_lab() {
     let path = std::sync::Mutex::new(None);
     let panicked = std::panic::catch_unwind(|| {
@@ -124,6 +132,7 @@ fn a_panic_removes_the_lab() {
 }
 
 #[test]
+#[ignore = "root"]
 fn the_sweep_removes_what_a_dead_process_left() {
     // A process that has ended gives an id that no process has now.
     let mut dead = std::process::Command::new("true").spawn().unwrap();
@@ -138,6 +147,7 @@ fn the_sweep_removes_what_a_dead_process_left() {
 }
 
 #[test]
+#[ignore = "root"]
 fn commands_run_inside_and_are_killed() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let addresses = lab.client.execute("ip", &["-brief", "addr", "show", "c0"]).unwrap();
@@ -152,6 +162,7 @@ fn commands_run_inside_and_are_killed() {
 }
 
 #[test]
+#[ignore = "root"]
 fn whoever_has_processes_of_its_own_is_let_end_them() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let script = "sleep 60 & trap 'kill $!' TERM; echo ready $!; wait $!; wait";
@@ -165,6 +176,7 @@ fn whoever_has_processes_of_its_own_is_let_end_them() {
 }
 
 #[test]
+#[ignore = "root"]
 fn a_listener_is_seen_without_connecting() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     assert!(!lab.server.listening(7000));
@@ -176,6 +188,7 @@ fn a_listener_is_seen_without_connecting() {
 }
 
 #[test]
+#[ignore = "root"]
 fn the_forwarder_answers_on_its_own_address() {
     let lab = Lab::simple(Shape::OneArmed).unwrap();
     for family in Family::BOTH {
@@ -186,6 +199,7 @@ fn the_forwarder_answers_on_its_own_address() {
 }
 
 #[test]
+#[ignore = "root"]
 fn an_end_that_is_late_says_so() {
     let lab = routed(Shape::TwoDevices, Options::default());
     let opener = Script::opener(1);

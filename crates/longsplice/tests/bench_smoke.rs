@@ -82,7 +82,8 @@ impl Kept {
 }
 
 #[test]
-fn needs_root_and_bpf_bench_smoke() {
+#[ignore = "root"]
+fn bench_smoke() {
     let kept = bench(&["segment", "ratio", "switch", "trace"]);
     let table = fs::read_to_string(kept.dir.join("results.md")).unwrap();
     assert!(kept.said.starts_with(&table), "the tables are kept as they were printed");
@@ -118,7 +119,8 @@ fn needs_root_and_bpf_bench_smoke() {
 }
 
 #[test]
-fn needs_root_and_bpf_throughput_and_connections() {
+#[ignore = "root"]
+fn throughput_and_connections() {
     let kept = bench(&["bulk", "response", "rate"]);
     assert_eq!(kept.cases("bulk", &["ip-forward", "spliced", "copy"]), 9, "three kinds of packets, 1, 8 and 64");
     kept.peers("bulk", &[("haproxy", "HAProxy"), ("nginx", "nginx"), ("socat", "socat"), ("dante", "Dante")]);
@@ -130,7 +132,8 @@ fn needs_root_and_bpf_throughput_and_connections() {
 }
 
 #[test]
-fn needs_root_and_bpf_http() {
+#[ignore = "root"]
+fn http() {
     let kept = bench(&["http"]);
     assert_eq!(kept.cases("http", &["ip-forward", "spliced", "default", "copy", "haproxy", "nginx"]), 4);
     assert_eq!(kept.cases("body", &["spliced", "copy"]), 9);
@@ -140,7 +143,8 @@ fn needs_root_and_bpf_http() {
 }
 
 #[test]
-fn needs_root_and_bpf_memory() {
+#[ignore = "root"]
+fn memory() {
     let kept = bench(&["memory"]);
     let held = kept.results["memory"]["held"].as_array().unwrap();
     let of = |variant: &str, released: bool| {
@@ -154,7 +158,8 @@ fn needs_root_and_bpf_memory() {
 }
 
 #[test]
-fn needs_root_and_bpf_flood_smoke() {
+#[ignore = "root"]
+fn flood_smoke() {
     let kept = bench(&["flood", "--flows", "1,1000"]);
     assert_eq!(kept.cases("flood", &["ip-forward", "tcx", "identity"]), 2);
     kept.peers("flood", &[("filter", "IP, filtered"), ("nat", "IP, NAT")]);
@@ -164,7 +169,8 @@ fn needs_root_and_bpf_flood_smoke() {
 }
 
 #[test]
-fn needs_root_and_bpf_a_small_million() {
+#[ignore = "root"]
+fn a_small_million() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().to_str().unwrap();
     let bench = longsplice(&["bench", "million", "--connections", "200", "--out", out]);

@@ -214,18 +214,21 @@ fn run(family: Family) {
 }
 
 #[test]
-fn needs_root_and_bpf_s19_what_is_spliced_is_stored_and_served() {
+#[ignore = "root"]
+fn s19_what_is_spliced_is_stored_and_served() {
     run(Family::V4);
 }
 
 #[test]
-fn needs_root_and_bpf_s19_the_same_over_ipv6() {
+#[ignore = "root"]
+fn s19_the_same_over_ipv6() {
     run(Family::V6);
 }
 
 /// Asked for again and again, from several connections at once, while it is stored, evicted and served: never a wrong byte.
 #[test]
-fn needs_root_and_bpf_s19_many_at_once() {
+#[ignore = "root"]
+fn s19_many_at_once() {
     let mut scene = Scene::new(Family::V4);
     let paths = ["/exact/a", "/chunked/b", "/close/c", "/exact/stale"];
     let proxy = format!("http://{}", FORWARDER_TO_CLIENT.port(scene.family, PROXY));

@@ -1,6 +1,6 @@
 //! The program from outside: its flags, its messages, its control socket, and how it ends.
 //!
-//! Tests that need root and eBPF are named so; the others run for anybody.
+//! None of these tests needs root.
 
 mod running;
 

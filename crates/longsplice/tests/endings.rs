@@ -110,7 +110,8 @@ impl Place {
 }
 
 #[test]
-fn needs_root_and_bpf_a_stop_resets_what_was_recovered() {
+#[ignore = "root"]
+fn a_stop_resets_what_was_recovered() {
     for (family, state) in [(Family::V4, "released"), (Family::V6, "spliced")] {
         let (place, ends) = Place::after_a_kill(family, state);
         let mut second = place.proxy(true);
@@ -123,7 +124,8 @@ fn needs_root_and_bpf_a_stop_resets_what_was_recovered() {
 }
 
 #[test]
-fn needs_root_and_bpf_a_flush_resets_what_was_left() {
+#[ignore = "root"]
+fn a_flush_resets_what_was_left() {
     for (family, state) in [(Family::V4, "spliced"), (Family::V6, "released")] {
         let (place, ends) = Place::after_a_kill(family, state);
         let said = place.lab.forwarder.execute(LONGSPLICE, &["stop", "--flush"]).unwrap();
@@ -136,7 +138,8 @@ fn needs_root_and_bpf_a_flush_resets_what_was_left() {
 /// The sockets of a killed process give up before their hosts can be reached. The next process finds no way to the hosts either,
 /// and tells them once there is one.
 #[test]
-fn needs_root_and_bpf_hosts_that_cannot_be_reached_hear_later() {
+#[ignore = "root"]
+fn hosts_that_cannot_be_reached_hear_later() {
     let place = Place::new(Family::V4);
     let forwarder = &place.lab.forwarder;
     forwarder.sysctl("net.ipv4.tcp_orphan_retries", "1").unwrap();
@@ -158,7 +161,8 @@ fn needs_root_and_bpf_hosts_that_cannot_be_reached_hear_later() {
 /// When the process dies in a switch, a host may wait for bytes that were forwarded and lost, and whose sender is gone. Or it has
 /// received more than we have seen it acknowledge.
 #[test]
-fn needs_root_and_bpf_both_ends_hear_of_a_process_that_dies_in_a_switch() {
+#[ignore = "root"]
+fn both_ends_hear_of_a_process_that_dies_in_a_switch() {
     for family in Family::BOTH {
         let place = Place::new(family);
         let forwarder = &place.lab.forwarder;
@@ -203,7 +207,8 @@ fn needs_root_and_bpf_both_ends_hear_of_a_process_that_dies_in_a_switch() {
 
 /// Entries of flows that have ended stay for what is late, and need no way.
 #[test]
-fn needs_root_and_bpf_only_flows_that_live_are_said_to_have_no_way() {
+#[ignore = "root"]
+fn only_flows_that_live_are_said_to_have_no_way() {
     let place = Place::new(Family::V4);
     let proxy = place.proxy(false);
     let ends = place.connections(&proxy, "spliced");
@@ -221,7 +226,8 @@ fn needs_root_and_bpf_only_flows_that_live_are_said_to_have_no_way() {
 }
 
 #[test]
-fn needs_root_and_bpf_a_stop_resets_hosts_of_sockets_that_nobody_holds() {
+#[ignore = "root"]
+fn a_stop_resets_hosts_of_sockets_that_nobody_holds() {
     for family in Family::BOTH {
         let (place, ends) = Place::after_a_kill(family, "released");
         let leave = |connection: &[TcpStream]| {
@@ -275,7 +281,8 @@ impl Place {
 }
 
 #[test]
-fn needs_root_and_bpf_a_stop_resets_hosts_of_what_is_still_in_queues() {
+#[ignore = "root"]
+fn a_stop_resets_hosts_of_what_is_still_in_queues() {
     for family in Family::BOTH {
         let place = Place::new(family);
         let mut proxy = place.proxy(false);
@@ -292,7 +299,8 @@ fn needs_root_and_bpf_a_stop_resets_hosts_of_what_is_still_in_queues() {
 
 /// What has ended gives its place to others, but for what its host has yet to get.
 #[test]
-fn needs_root_and_bpf_what_is_still_in_queues_comes_whole() {
+#[ignore = "root"]
+fn what_is_still_in_queues_comes_whole() {
     for family in Family::BOTH {
         let place = Place::new(family);
         let mut proxy = place.proxy_for(false, 16);
@@ -371,7 +379,8 @@ fn uploads(place: &Place, leave: bool) -> (Running, Vec<TcpStream>) {
 
 /// Tasks that had waited for a body to pass told the data path to forget its connections, before these were ended.
 #[test]
-fn needs_root_and_bpf_a_stop_resets_both_ends_of_uploads() {
+#[ignore = "root"]
+fn a_stop_resets_both_ends_of_uploads() {
     for family in Family::BOTH {
         let place = Place::new(family);
         let (mut proxy, ends) = uploads(&place, false);
@@ -385,7 +394,8 @@ fn needs_root_and_bpf_a_stop_resets_both_ends_of_uploads() {
 /// They pass to their ends, at which their servers are reset, since what they say then is nobody's to forward. Clients that wait
 /// for it hear of that at the last.
 #[test]
-fn needs_root_and_bpf_uploads_that_are_left_pass_to_their_ends() {
+#[ignore = "root"]
+fn uploads_that_are_left_pass_to_their_ends() {
     const MOST: usize = BODY - BEGUN - 100_000; // a reset may overtake what nobody has read yet
     for family in Family::BOTH {
         let place = Place::new(family);

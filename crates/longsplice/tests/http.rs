@@ -120,7 +120,8 @@ fn url(family: Family, path: &str) -> String {
 }
 
 #[test]
-fn needs_root_and_bpf_connect_is_spliced() {
+#[ignore = "root"]
+fn connect_is_spliced() {
     let mut scene = Scene::new(&[]);
     let bytes = scene.file("root/slow/file", SIZE);
     for (n, (proxy, server)) in
@@ -140,7 +141,8 @@ fn needs_root_and_bpf_connect_is_spliced() {
 }
 
 #[test]
-fn needs_root_and_bpf_connections_that_are_over_leave_no_entries() {
+#[ignore = "root"]
+fn connections_that_are_over_leave_no_entries() {
     const FLOWS: usize = 512;
     let mut scene = Scene::new(&["--max-flows", &FLOWS.to_string()]);
     let bytes = scene.file("root/slow/file", 10_000_000);
@@ -160,7 +162,8 @@ fn needs_root_and_bpf_connections_that_are_over_leave_no_entries() {
 }
 
 #[test]
-fn needs_root_and_bpf_several_servers_as_one_site() {
+#[ignore = "root"]
+fn several_servers_as_one_site() {
     let [four, six] = Family::BOTH.map(|family| SERVER.port(family, PORT));
     let site = FORWARDER_TO_CLIENT.port(Family::V4, SITE);
     let dir = tempfile::tempdir().unwrap();
@@ -209,7 +212,8 @@ fn needs_root_and_bpf_several_servers_as_one_site() {
 }
 
 #[test]
-fn needs_root_and_bpf_requests_in_absolute_form() {
+#[ignore = "root"]
+fn requests_in_absolute_form() {
     let mut scene = Scene::new(&[]);
     let large = scene.file("root/large", SIZE);
     let text = "0123456789\n".repeat(50_000);

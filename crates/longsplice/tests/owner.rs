@@ -78,7 +78,8 @@ fn end(mut proxy: Running) {
 
 /// Containers of one network namespace do not see each other's /run, nor perhaps each other's bpffs.
 #[test]
-fn needs_root_and_bpf_a_second_process_takes_nothing_away() {
+#[ignore = "root"]
+fn a_second_process_takes_nothing_away() {
     let place = Place::new();
     let first = place.proxy("", 7001);
     let mut old = place.talk(7001);
@@ -104,7 +105,8 @@ fn needs_root_and_bpf_a_second_process_takes_nothing_away() {
 
 /// What cannot be removed at the end is told to whoever has asked for the end, too.
 #[test]
-fn needs_root_and_bpf_a_stop_that_leaves_something_is_no_success() {
+#[ignore = "root"]
+fn a_stop_that_leaves_something_is_no_success() {
     let place = Place::new();
     let mut proxy = place.proxy("", 7001);
     let there = place.folder.join("there");
@@ -119,7 +121,8 @@ fn needs_root_and_bpf_a_stop_that_leaves_something_is_no_success() {
 
 /// Somebody tidies up where he should not. The process has descriptors of all that was pinned, so nothing is lost.
 #[test]
-fn needs_root_and_bpf_pins_that_are_removed_come_back() {
+#[ignore = "root"]
+fn pins_that_are_removed_come_back() {
     const LASTING: Duration = Duration::from_secs(20); // as long as two starts on a busy machine, at least
     let place = Place::new();
     let [front, server] = [FORWARDER_TO_CLIENT.port(Family::V4, 7003), SERVER.port(Family::V4, 7003)];
@@ -161,7 +164,8 @@ fn needs_root_and_bpf_pins_that_are_removed_come_back() {
 
 /// Nothing is to be put back there.
 #[test]
-fn needs_root_and_bpf_a_device_may_go() {
+#[ignore = "root"]
+fn a_device_may_go() {
     let place = Place::new();
     place
         .lab
@@ -183,7 +187,8 @@ fn needs_root_and_bpf_a_device_may_go() {
 
 /// What a process that is gone has left cannot be taken over without all of it.
 #[test]
-fn needs_root_and_bpf_what_is_left_in_part_is_not_taken_over() {
+#[ignore = "root"]
+fn what_is_left_in_part_is_not_taken_over() {
     let place = Place::new();
     let _old = place.left();
     fs::remove_file(place.folder.join("legs")).unwrap();
@@ -198,7 +203,8 @@ fn needs_root_and_bpf_what_is_left_in_part_is_not_taken_over() {
 
 /// It goes with the process, wherever that has its /run.
 #[test]
-fn needs_root_and_bpf_the_next_process_takes_over_with_another_run() {
+#[ignore = "root"]
+fn the_next_process_takes_over_with_another_run() {
     let place = Place::new();
     let mut stream = place.left();
     let second = place.proxy("mount -t tmpfs none /run;", 7001);
@@ -210,7 +216,8 @@ fn needs_root_and_bpf_the_next_process_takes_over_with_another_run() {
 
 /// A lock that anybody may hold would let anybody switch splicing off, and a folder of somebody's is his to take away.
 #[test]
-fn needs_root_and_bpf_the_pins_are_nobody_elses() {
+#[ignore = "root"]
+fn the_pins_are_nobody_elses() {
     let place = Place::new();
     let first = place.proxy("", 7001);
     for folder in [place.folder.as_path(), place.folder.parent().unwrap()] {
@@ -227,7 +234,8 @@ fn needs_root_and_bpf_the_pins_are_nobody_elses() {
 
 /// 48 MB of the kernel's memory each.
 #[test]
-fn needs_root_and_bpf_nothing_is_left_of_namespaces_that_are_gone() {
+#[ignore = "root"]
+fn nothing_is_left_of_namespaces_that_are_gone() {
     let live = Place::new();
     let mut stream = live.left();
     let gone = Place::new();

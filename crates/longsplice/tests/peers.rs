@@ -149,7 +149,8 @@ fn ways(scene: &Scene) -> Vec<(Vec<String>, String)> {
 }
 
 #[test]
-fn needs_root_and_bpf_curl_downloads() {
+#[ignore = "root"]
+fn curl_downloads() {
     const SIZE: usize = 60_000_000;
     let mut scene = Scene::new(8080, "65536");
     let root = scene.path("root");
@@ -179,7 +180,8 @@ fn needs_root_and_bpf_curl_downloads() {
 }
 
 #[test]
-fn needs_root_and_bpf_curl_uploads() {
+#[ignore = "root"]
+fn curl_uploads() {
     const SIZE: usize = 50_000_000;
     let mut scene = Scene::new(8081, "65536");
     let root = scene.path("root");
@@ -254,7 +256,8 @@ fn ssh(scene: &Scene, proxy: &str, remote: &str, input: Option<&Path>, output: &
 }
 
 #[test]
-fn needs_root_and_bpf_ssh_runs_commands_and_carries_data() {
+#[ignore = "root"]
+fn ssh_runs_commands_and_carries_data() {
     const SIZE: usize = 20_000_000;
     let mut scene = Scene::new(2222, "65536");
     let _sshd = sshd(&scene);
@@ -298,7 +301,8 @@ fn head(scene: &Scene, repository: &str) -> String {
 }
 
 #[test]
-fn needs_root_and_bpf_git_clones_and_pushes() {
+#[ignore = "root"]
+fn git_clones_and_pushes() {
     let mut scene = Scene::new(9418, "at-once");
     run_quietly(&mut git(Command::new("git"), &["init", "--quiet", scene.path("origin").to_str().unwrap()]));
     commit(&scene, "origin", 4);
@@ -333,7 +337,8 @@ fn needs_root_and_bpf_git_clones_and_pushes() {
 }
 
 #[test]
-fn needs_root_and_bpf_iperf3_measures_both_ways() {
+#[ignore = "root"]
+fn iperf3_measures_both_ways() {
     const BYTES: u64 = 200_000_000;
     // iperf3 ends a test, and resets, on the word of another connection, whatever still waits in the buffers of this one:
     // so these are held small, and more is sent than must arrive.

@@ -92,7 +92,8 @@ fn listeners(proxy: &Running) -> Vec<Value> {
 }
 
 #[test]
-fn needs_root_and_bpf_devices_that_cannot_be_used_as_named_end_the_start() {
+#[ignore = "root"]
+fn devices_that_cannot_be_used_as_named_end_the_start() {
     let place = Place::new();
     for (configuration, more, said) in [
         ("", &["--device", "nosuch"][..], "device nosuch: not found"),
@@ -120,7 +121,8 @@ fn needs_root_and_bpf_devices_that_cannot_be_used_as_named_end_the_start() {
 
 /// Nothing of the kernel is touched for a configuration that cannot be served.
 #[test]
-fn needs_root_and_bpf_what_is_wrong_with_addresses_and_files_is_known_before_anything_is_attached() {
+#[ignore = "root"]
+fn what_is_wrong_with_addresses_and_files_is_known_before_anything_is_attached() {
     let place = Place::new();
     let taken = place.lab.forwarder.run(|| TcpListener::bind(FRONT).unwrap());
     let said = place.complaint("", &[]);
@@ -133,7 +135,8 @@ fn needs_root_and_bpf_what_is_wrong_with_addresses_and_files_is_known_before_any
 }
 
 #[test]
-fn needs_root_and_bpf_every_cause_has_its_own_name() {
+#[ignore = "root"]
+fn every_cause_has_its_own_name() {
     let place = Place::new();
     let sh = |before: &str| {
         let mut command = place.lab.forwarder.command("unshare");
@@ -163,7 +166,8 @@ fn needs_root_and_bpf_every_cause_has_its_own_name() {
 }
 
 #[test]
-fn needs_root_and_bpf_who_comes_second_says_that_another_process_splices() {
+#[ignore = "root"]
+fn who_comes_second_says_that_another_process_splices() {
     let place = Place::new();
     let (of_first, mut first) = place.refusal(place.lab.forwarder.command(LONGSPLICE), &place.configuration(""));
     let second = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, PORT + 1), SERVER.port(Family::V4, PORT));
@@ -178,7 +182,8 @@ fn needs_root_and_bpf_who_comes_second_says_that_another_process_splices() {
 
 /// Between addresses of one host packets take the loopback device, whatever device has the addresses.
 #[test]
-fn needs_root_and_bpf_addresses_of_this_host_are_loopback() {
+#[ignore = "root"]
+fn addresses_of_this_host_are_loopback() {
     let place = Place::new();
     let through = |client: &longsplice_lab::Namespace, family: Family, target: Address, why: &str| {
         let front = FORWARDER_TO_CLIENT.port(family, PORT);
@@ -200,7 +205,8 @@ fn needs_root_and_bpf_addresses_of_this_host_are_loopback() {
 
 /// Two listeners, and what is counted of each.
 #[test]
-fn needs_root_and_bpf_flows_are_counted_by_listener() {
+#[ignore = "root"]
+fn flows_are_counted_by_listener() {
     let place = Place::new();
     let server = SERVER.port(Family::V4, PORT);
     let [first, second] = [PORT, PORT + 1].map(|port| FORWARDER_TO_CLIENT.port(Family::V4, port));

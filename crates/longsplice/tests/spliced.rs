@@ -70,7 +70,8 @@ impl Scene {
 }
 
 #[test]
-fn needs_root_and_bpf_a_spliced_flow_is_listed_counted_and_logged() {
+#[ignore = "root"]
+fn a_spliced_flow_is_listed_counted_and_logged() {
     let mut scene = Scene::new(&[]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
@@ -92,7 +93,8 @@ fn needs_root_and_bpf_a_spliced_flow_is_listed_counted_and_logged() {
 }
 
 #[test]
-fn needs_root_and_bpf_a_flow_is_taken_back_by_command_and_spliced_again() {
+#[ignore = "root"]
+fn a_flow_is_taken_back_by_command_and_spliced_again() {
     let mut scene = Scene::new(&[]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
@@ -112,7 +114,8 @@ fn needs_root_and_bpf_a_flow_is_taken_back_by_command_and_spliced_again() {
 
 /// Having been stopped interrupts system calls, as does a signal that is handled (signal(7)).
 #[test]
-fn needs_root_and_bpf_a_proxy_that_was_stopped_and_continued_hears_of_ends() {
+#[ignore = "root"]
+fn a_proxy_that_was_stopped_and_continued_hears_of_ends() {
     let mut scene = Scene::new(&[]);
     for _ in 0..3 {
         scene.proxy.signal(Signal::SIGSTOP);
@@ -127,7 +130,8 @@ fn needs_root_and_bpf_a_proxy_that_was_stopped_and_continued_hears_of_ends() {
 }
 
 #[test]
-fn needs_root_and_bpf_flows_that_are_left_go_on_until_they_are_flushed() {
+#[ignore = "root"]
+fn flows_that_are_left_go_on_until_they_are_flushed() {
     let mut scene = Scene::new(&["--leave-flows"]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
@@ -143,7 +147,8 @@ fn needs_root_and_bpf_flows_that_are_left_go_on_until_they_are_flushed() {
 }
 
 #[test]
-fn needs_root_and_bpf_flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
+#[ignore = "root"]
+fn flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
     let mut scene = Scene::new(&[]);
     let mut connection = scene.connect();
     round_trip(&mut connection, b"hello");
@@ -162,7 +167,8 @@ fn needs_root_and_bpf_flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
 }
 
 #[test]
-fn needs_root_and_bpf_what_is_never_spliced_is_no_work_of_the_data_path() {
+#[ignore = "root"]
+fn what_is_never_spliced_is_no_work_of_the_data_path() {
     let mut scene = Scene::new(&[]);
     scene.proxy.stop(&scene.pins);
     let plug = format!("{}={}", Scene::address(), topology::SERVER.port(Family::V4, PORT));
@@ -177,7 +183,8 @@ fn needs_root_and_bpf_what_is_never_spliced_is_no_work_of_the_data_path() {
 }
 
 #[test]
-fn needs_root_and_bpf_flush_refuses_while_a_proxy_runs_elsewhere() {
+#[ignore = "root"]
+fn flush_refuses_while_a_proxy_runs_elsewhere() {
     let scene = Scene::new(&[]);
     // Another control socket than the proxy's: nobody there, but the data path is in use.
     let arguments = ["stop", "--flush", "--control", "/nowhere/control.sock"];
@@ -187,15 +194,16 @@ fn needs_root_and_bpf_flush_refuses_while_a_proxy_runs_elsewhere() {
 }
 
 #[test]
-fn needs_root_and_bpf_doctor_finds_that_this_machine_can_splice() {
+#[ignore = "root"]
+fn doctor_finds_that_this_machine_can_splice() {
     let doctor = longsplice(&["doctor"]);
     assert!(doctor.status.success(), "{}", String::from_utf8_lossy(&doctor.stdout));
 }
 
 /// Half a minute, and five more where digests are not optimised.
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes without optimisation")]
-fn needs_root_and_bpf_the_demo_works() {
+#[ignore = "root"]
+fn the_demo_works() {
     let dir = tempfile::tempdir().unwrap();
     let demo = longsplice(&["demo", "--out", dir.path().to_str().unwrap()]);
     let text = String::from_utf8_lossy(&demo.stdout);
@@ -205,7 +213,8 @@ fn needs_root_and_bpf_the_demo_works() {
 }
 
 #[test]
-fn needs_root_and_bpf_the_demo_of_http_works() {
+#[ignore = "root"]
+fn the_demo_of_http_works() {
     let demo = longsplice(&["demo", "http"]);
     let text = String::from_utf8_lossy(&demo.stdout);
     assert!(demo.status.success(), "{text}\n{}", String::from_utf8_lossy(&demo.stderr));
@@ -213,7 +222,8 @@ fn needs_root_and_bpf_the_demo_of_http_works() {
 }
 
 #[test]
-fn needs_root_and_bpf_xdp_forwards_what_it_can_and_tcx_the_rest() {
+#[ignore = "root"]
+fn xdp_forwards_what_it_can_and_tcx_the_rest() {
     let lab = lab_for_xdp(false);
     for family in Family::BOTH {
         let count = stream_by_xdp(&lab, family);
@@ -223,7 +233,8 @@ fn needs_root_and_bpf_xdp_forwards_what_it_can_and_tcx_the_rest() {
 
 /// Linux's default over veth: a frame has no checksum yet, and what XDP sends on would never get one.
 #[test]
-fn needs_root_and_bpf_xdp_leaves_frames_without_a_checksum_to_tcx() {
+#[ignore = "root"]
+fn xdp_leaves_frames_without_a_checksum_to_tcx() {
     let lab = lab_for_xdp(true);
     for family in Family::BOTH {
         let count = stream_by_xdp(&lab, family);

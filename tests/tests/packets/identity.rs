@@ -15,6 +15,7 @@ fn same(v6: bool) -> Flow {
 }
 
 #[test]
+#[ignore = "root"]
 fn nothing_changes_but_what_a_router_changes() {
     type Change = (&'static str, fn(&mut Packet));
     let changes: [Change; 6] = [
@@ -54,6 +55,7 @@ fn nothing_changes_but_what_a_router_changes() {
 
 /// The short way does not even look for what to change: a number that should have been added is not.
 #[test]
+#[ignore = "root"]
 fn nothing_is_rewritten() {
     bench(64, |b| {
         for v6 in [false, true] {
@@ -73,6 +75,7 @@ fn nothing_is_rewritten() {
 }
 
 #[test]
+#[ignore = "root"]
 fn the_commit_finds_out() {
     type Change = (&'static str, fn(&mut abi::leg), [bool; 2]);
     let changes: [Change; 4] = [

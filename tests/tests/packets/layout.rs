@@ -12,6 +12,7 @@ macro_rules! layout {
 }
 
 #[test]
+#[ignore = "root"]
 fn layouts_are_those_of_the_object() {
     bench(64, |b| {
         let t = testing::Types::of(&b.datapath).expect("BTF");
@@ -161,6 +162,7 @@ macro_rules! same_constants {
 }
 
 #[test]
+#[ignore = "root"]
 fn constants_are_those_of_the_object() {
     use longsplice_datapath::LegFlags;
     bench(64, |b| {
@@ -197,6 +199,7 @@ fn constants_are_those_of_the_object() {
 
 /// A released IPv4 flow is two entries of paths4 and nothing else.
 #[test]
+#[ignore = "root"]
 fn memory_of_a_released_flow() {
     const FLOWS: u32 = 16384;
     bench(FLOWS, |b| {

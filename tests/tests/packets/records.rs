@@ -44,6 +44,7 @@ fn idle(b: &Bench) -> Vec<IdleEntry> {
 }
 
 #[test]
+#[ignore = "root"]
 fn a_record_that_is_another_by_now_is_not_swept() {
     bench(64, |b| {
         for v6 in [false, true] {
@@ -78,6 +79,7 @@ fn a_record_that_is_another_by_now_is_not_swept() {
 }
 
 #[test]
+#[ignore = "root"]
 fn what_is_forwarded_is_neither_found_nor_swept() {
     bench(64, |b| {
         for v6 in [[false; 2], [true; 2]] {
@@ -97,6 +99,7 @@ fn what_is_forwarded_is_neither_found_nor_swept() {
 
 /// 32 places. Who finds none for his server makes one, and is copied; what was in a switch is needed, and stays.
 #[test]
+#[ignore = "root"]
 fn a_client_without_room_for_its_server_makes_room() {
     bench(16, |b| {
         for v6 in [false, true] {
@@ -128,6 +131,7 @@ fn a_client_without_room_for_its_server_makes_room() {
 
 /// Both ends of a parked flow have passed, and its client comes again: nothing of the old one is left, which nobody would find.
 #[test]
+#[ignore = "root"]
 fn who_comes_again_after_the_end_leaves_no_record() {
     bench(64, |b| {
         for v6 in FAMILIES {

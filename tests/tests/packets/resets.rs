@@ -10,6 +10,7 @@ const LARGEST: u32 = 65535 << 7;
 /// What comes in order is given to the socket in order, for it may have dropped what came before; what lies beyond the window
 /// of today, but within one that the host was promised, is given to it in its window, so that it asks; and so is what is late.
 #[test]
+#[ignore = "root"]
 fn a_reset_reaches_the_socket_where_it_expects_one() {
     bench(64, |b| {
         for v6 in [[false, false], [true, true]] {
@@ -50,6 +51,7 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
 
 /// Before a commit both sockets are muted: the other host asks. In the window it is shown the reset; one that is late it would ignore.
 #[test]
+#[ignore = "root"]
 fn a_reset_is_asked_about_where_sockets_are_muted() {
     bench(64, |b| {
         for v6 in FAMILIES {
@@ -89,6 +91,7 @@ fn a_reset_is_asked_about_where_sockets_are_muted() {
 
 /// Both directions have drained, and the host was reset before the commit: what its socket says, or the kernel for it, is exact.
 #[test]
+#[ignore = "root"]
 fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
     bench(64, |b| {
         let f = Flow::new([false, false]);
@@ -114,6 +117,7 @@ fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
 
 /// A reset has passed, and its receiver was ahead of it. Its answer must not end in a parked socket.
 #[test]
+#[ignore = "root"]
 fn a_dead_flow_is_forwarded_while_its_socket_is_parked() {
     bench(64, |b| {
         for at in ["127.0.0.1:0", "[::1]:0"] {

@@ -27,6 +27,7 @@ fn tuple(v6: bool, n: u32) -> Tuple {
 }
 
 #[test]
+#[ignore = "root"]
 fn every_entry_of_a_full_table_is_found() {
     const FLOWS: u32 = 16384;
     bench(FLOWS, |b| {
@@ -93,6 +94,7 @@ fn the_places_of_a_home_lie_apart() {
 
 /// The number of a namespace that is gone is given again, and the folder is named after it.
 #[test]
+#[ignore = "root"]
 fn another_namespace_does_not_take_over() {
     let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-{}", std::process::id()));
     let open =
@@ -112,6 +114,7 @@ fn another_namespace_does_not_take_over() {
 }
 
 #[test]
+#[ignore = "root"]
 fn a_version_that_does_not_say_whose_it_is_is_refused() {
     let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-first-{}", std::process::id()));
     let open = || Datapath::open(&Options { max_flows: 64, pin: Some(pin.clone()), ..Options::default() });
@@ -124,6 +127,7 @@ fn a_version_that_does_not_say_whose_it_is_is_refused() {
 }
 
 #[test]
+#[ignore = "root"]
 fn another_version_that_holds_nothing_is_removed() {
     let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-empty-{}", std::process::id()));
     let open = |max_flows| Datapath::open(&Options { max_flows, pin: Some(pin.clone()), ..Options::default() });
@@ -146,6 +150,7 @@ fn another_version_that_holds_nothing_is_removed() {
 }
 
 #[test]
+#[ignore = "root"]
 fn another_version_that_holds_nothing_is_removed_from_any_namespace() {
     let open = || Datapath::open(&Options { max_flows: 64, ..Options::default() }).expect("open");
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
@@ -169,6 +174,7 @@ fn another_version_that_holds_nothing_is_removed_from_any_namespace() {
 }
 
 #[test]
+#[ignore = "root"]
 fn tables_keep_their_size_as_long_as_they_hold_something() {
     let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-size-{}", std::process::id()));
     let open =
@@ -191,6 +197,7 @@ fn tables_keep_their_size_as_long_as_they_hold_something() {
 
 /// It had made tables of another size, and not said yet what they are.
 #[test]
+#[ignore = "root"]
 fn a_process_that_died_while_it_opened_is_no_obstacle() {
     let pin = PathBuf::from(format!("/sys/fs/bpf/longsplice-test-died-{}", std::process::id()));
     let open =
@@ -208,6 +215,7 @@ fn a_process_that_died_while_it_opened_is_no_obstacle() {
 
 /// One that has just been forked shares the descriptor of the lock, until it has its own program.
 #[test]
+#[ignore = "root"]
 fn a_process_that_shares_the_lock_does_not_keep_it() {
     let name = format!("longsplice-test-shared-{}", std::process::id());
     let pin = PathBuf::from("/sys/fs/bpf").join(&name);
@@ -228,6 +236,7 @@ fn a_process_that_shares_the_lock_does_not_keep_it() {
 }
 
 #[test]
+#[ignore = "root"]
 fn as_many_listeners_as_are_promised() {
     bench(16, |b| {
         let listen = |n: usize| b.datapath.listen(([192, 0, 2, (n >> 8) as u8], 1 + (n & 255) as u16).into());
@@ -238,6 +247,7 @@ fn as_many_listeners_as_are_promised() {
 }
 
 #[test]
+#[ignore = "root"]
 fn slots_that_nobody_holds_need_no_rest() {
     const FLOWS: u32 = 64;
     bench(FLOWS, |b| {
@@ -257,6 +267,7 @@ fn slots_that_nobody_holds_need_no_rest() {
 }
 
 #[test]
+#[ignore = "root"]
 fn slots_are_used_again_after_a_rest() {
     const FLOWS: u32 = 64;
     bench(FLOWS, |b| {
@@ -277,6 +288,7 @@ fn slots_are_used_again_after_a_rest() {
 }
 
 #[test]
+#[ignore = "root"]
 fn others_come_and_go() {
     bench(16384, |b| {
         let stay: Vec<Tuple> = (0..8192).map(|n| tuple(false, n)).collect();
