@@ -187,6 +187,71 @@ fn the_kernels_that_were_tested_are_named() {
     }
 }
 
+/// A function of a Rust file, as rustfmt lays it out: attributes, name, and all lines to its closing brace.
+struct Function<'a> {
+    attributes: Vec<&'a str>,
+    name: &'a str,
+    free: bool,
+    body: String,
+}
+
+fn functions(text: &str) -> Vec<Function<'_>> {
+    let lines: Vec<&str> = text.lines().collect();
+    let start = |l: &str| l.trim_start().strip_prefix("async ").unwrap_or(l.trim_start()).starts_with("fn ");
+    let found = (0..lines.len()).filter(|&n| start(lines[n])).map(|n| {
+        let indent = lines[n].len() - lines[n].trim_start().len();
+        let end = format!("{:indent$}}}", "");
+        let (_, rest) = lines[n].split_once("fn ").unwrap();
+        let attributes = lines[..n].iter().rev().map(|l| l.trim()).take_while(|l| l.starts_with("#["));
+        let body = lines[n + 1..].iter().take_while(|l| **l != end && !lines[n].ends_with('}'));
+        Function {
+            attributes: attributes.collect(),
+            name: rest.split(|c| !is_word(c)).next().unwrap(),
+            free: indent == 0,
+            body: body.copied().collect::<Vec<_>>().join("\n"),
+        }
+    });
+    found.collect()
+}
+
+/// Does this body call the free function of this name?
+fn calls(body: &str, name: &str) -> bool {
+    body.match_indices(&format!("{name}("))
+        .any(|(at, _)| !body[..at].ends_with(|c| is_word(c) || c == '.' || c == ':') && !body[..at].ends_with("fn "))
+}
+
+/// The mark says it, and not the name. What makes a network or opens the data path, by itself or by a free function of its file,
+/// has to have it.
+#[test]
+fn tests_that_need_root_are_marked() {
+    const MARK: &str = r#"#[ignore = "root"]"#;
+    const ROOT: [&str; 4] = ["Lab::new(", "Lab::simple(", "Forwarder::", "Datapath::open("];
+    let (mut named, mut unmarked, mut marked) = (Vec::new(), Vec::new(), 0);
+    for t in texts().iter().filter(|t| t.is(&[".rs"]) && !t.path.ends_with("/tidy.rs")) {
+        let functions = functions(&t.text);
+        let mut root: HashSet<&str> = HashSet::new();
+        let needs = |f: &Function, root: &HashSet<&str>| {
+            ROOT.iter().any(|r| f.body.contains(r)) || root.iter().any(|name| calls(&f.body, name))
+        };
+        while let Some(f) = functions.iter().find(|f| f.free && !root.contains(f.name) && needs(f, &root)) {
+            root.insert(f.name);
+        }
+        for f in functions.iter().filter(|f| f.attributes.iter().any(|a| a.contains("test]"))) {
+            let has_mark = f.attributes.contains(&MARK);
+            marked += usize::from(has_mark);
+            let place = format!("{}: {}", t.path, f.name);
+            if f.name.starts_with("needs_root") {
+                named.push(place);
+            } else if !has_mark && needs(f, &root) {
+                unmarked.push(place);
+            }
+        }
+    }
+    none("named instead of marked", named);
+    none("in need of root, but not marked", unmarked);
+    assert!(marked > 300, "{marked} were found");
+}
+
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
