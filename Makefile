@@ -1,4 +1,5 @@
-# Everything that can be done with a checkout. Each target first installs what a fresh Debian 12 lacks, and says so.
+# Everything that can be done with a checkout. Each target first installs the packages that it needs itself and that Debian 12
+# lacks, and says which. Targets that need no root install nothing without it: they say what is missing, and stop.
 
 CARGO ?= cargo
 OUT ?= target/demo
@@ -6,61 +7,76 @@ SOAK_SECONDS ?= 3600
 PATH := $(HOME)/.cargo/bin:$(PATH)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo,)
 BIN = $${CARGO_TARGET_DIR:-target}/dist/longsplice
+DEPS = dist/install-deps
+BUILD = $(CARGO) build --profile dist --locked -p longsplice
+# What has failed is said by the message; frames of runtimes would bury it.
+TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
+AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
 
-.PHONY: help build demo test soak kernels kernels-short bench lint shell man install-deps
+.PHONY: help build check demo test soak kernels kernels-short bench shell man install-deps
 
 help:
 	@echo 'make build         target/dist/longsplice'
+	@echo 'make check         rustfmt, clippy, and all tests that need no root (minutes)'
 	@echo 'make demo          one download, spliced, that outlives the proxy (a minute, root)'
-	@echo 'make test          all tests (root: they make network namespaces)'
+	@echo 'make test          all tests (root: they make network namespaces and load eBPF)'
 	@echo 'make soak          everything at once for an hour, or SOAK_SECONDS=... (root)'
 	@echo 'make kernels       the build on other kernels, in virtual machines (half an hour, root)'
 	@echo 'make kernels-short a smoke test on the oldest and the newest of them (minutes, root)'
 	@echo 'make bench         the figures of the README (root)'
-	@echo 'make lint          rustfmt, clippy, tidy'
 	@echo 'make shell         a shell in a network of client, forwarder and server (root)'
 	@echo 'make man           target/longsplice.1'
-	@echo 'make install-deps  what Debian 12 lacks for the above'
+	@echo 'make install-deps  the packages for all of the above (root)'
 
 install-deps:
-	@$(SUDO) dist/install-deps
+	@$(SUDO) $(DEPS) build check lab demo shell bench test kernels
 
-build: install-deps
-	$(CARGO) build --profile dist --locked -p longsplice
+build:
+	@$(DEPS) build
+	$(BUILD)
 
-demo: build
-	@$(SUDO) $(BIN) demo --out $(OUT)
-
-# Optimised too: the checked traffic runs at full speed.
-# What has failed is said by the message; frames of runtimes would bury it.
-test: install-deps
-	RUST_BACKTRACE=0 $(CARGO) test --release --locked --workspace --no-fail-fast -- --include-ignored
-	@echo 'make test: all tests passed'
-
-# `make test` has four minutes of it. LONGSPLICE_SOAK_SEED=... repeats one that has failed.
-soak: install-deps
-	RUST_BACKTRACE=0 LONGSPLICE_SOAK_SECONDS=$(SOAK_SECONDS) \
-		$(CARGO) test --release --locked -p longsplice --test soak -- --ignored --nocapture
-	@echo 'make soak: nothing wrong, nothing hung, nothing left'
-
-kernels: install-deps
-	@$(SUDO) dist/install-deps kernels
-	@$(SUDO) tests/kernels/run
-
-kernels-short: install-deps
-	@$(SUDO) dist/install-deps kernels
-	@$(SUDO) tests/kernels/run short
-
-bench: build
-	@$(SUDO) $(BIN) bench
-
-lint: install-deps
+check:
+	@$(DEPS) build check
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
-	$(CARGO) test --release --locked -p longsplice --test tidy
-	@echo 'make lint: clean'
+	$(TEST) --workspace --no-fail-fast
+	@echo 'make check: all passed'
 
-shell: build
+demo:
+	@$(SUDO) $(DEPS) build lab demo
+	$(BUILD)
+	@$(SUDO) $(BIN) demo --out $(OUT)
+
+# Optimised, because the checked traffic runs at full speed.
+test:
+	$(AS_ROOT)
+	@$(DEPS) build lab test
+	$(TEST) --workspace --no-fail-fast -- --include-ignored
+	@echo 'make test: all tests passed'
+
+# `make test` runs four minutes of it. LONGSPLICE_SOAK_SEED=... repeats a run that has failed.
+soak:
+	$(AS_ROOT)
+	@$(DEPS) build lab
+	LONGSPLICE_SOAK_SECONDS=$(SOAK_SECONDS) $(TEST) -p longsplice --test soak -- --include-ignored --nocapture
+	@echo 'make soak: nothing wrong, nothing hung, nothing left'
+
+kernels:
+	@$(SUDO) $(DEPS) build lab kernels
+	@$(SUDO) tests/kernels/run
+
+kernels-short:
+	@$(SUDO) $(DEPS) build lab kernels
+	@$(SUDO) tests/kernels/run short
+
+bench:
+	@$(SUDO) $(DEPS) build lab bench
+	$(BUILD)
+	@$(SUDO) $(BIN) bench
+
+shell:
+	@$(SUDO) $(DEPS) build lab shell
+	$(BUILD)
 	@$(SUDO) $(BIN) lab shell
 
 man: build
