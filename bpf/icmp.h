@@ -112,7 +112,8 @@ static __always_inline __u32 headers(const struct scratch *sc, __u32 doff)
 
 /* If a segment does not fit the way out, or each segment of a large packet does not, its sender is told now and then. But not
  * every host hears of it, and no switch ends without what is to be forwarded. So otherwise the part that fits goes on, and the
- * rest has to come again, as if it were lost. Returns 0 to go on. */
+ * rest has to come again, as if it were lost. A segment without payload goes on in any case: it cannot be cut, and a connection
+ * whose acknowledgements are dropped stands still. Returns 0 to go on. */
 __noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
 {
 	struct scratch *sc = scratch();
@@ -122,7 +123,7 @@ __noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
 	if (!sc)
 		return TCX_DROP;
 	used = headers(sc, sc->doff);
-	if (!mtu || used + (skb->gso_size ? skb->gso_size : sc->s.len) <= mtu)
+	if (!mtu || !sc->s.len || used + (skb->gso_size ? skb->gso_size : sc->s.len) <= mtu)
 		return 0;
 	simple = sc->ihl == (sc->v6 ? 40 : 20);
 	if (simple && may_answer(&sc->t, ANSWER_TOO_BIG))

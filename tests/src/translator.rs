@@ -120,7 +120,7 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         return Fate::Dropped("ttl");
     }
     let header = if d.out_to.is_ipv4() { 20 } else { 40 } + 20 + p.options.len();
-    if header + segment.unwrap_or(p.payload.len()) > d.mtu as usize {
+    if !p.payload.is_empty() && header + segment.unwrap_or(p.payload.len()) > d.mtu as usize {
         // RFC 7915, 5: across families headers grow or shrink by twenty bytes
         return Fate::TooBig(match (p.from.is_ipv4(), d.out_to.is_ipv4()) {
             (true, false) => d.mtu - 20,

@@ -1,6 +1,6 @@
 //! Spliced connections follow the network: next hops that change their address, gateways that fail, routes that go and come.
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
-use longsplice_engine::{Command, FlowState, OpenOptions, Policy, Refusal};
+use longsplice_engine::{Command, FlowState, FlowStatus, OpenOptions, Policy, Refusal};
 use longsplice_lab::{
     Family, Lab, Namespace, Shape,
     process::wait_for,
@@ -10,7 +10,8 @@ use longsplice_lab::{
 use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{
     collections::HashSet,
-    net::SocketAddr,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -111,7 +112,7 @@ fn for_all(happens: impl Fn(&Lab, Family, Talk) + Sync) {
     });
 }
 
-/// Another one between forwarder and server, which nothing uses yet.
+/// Another one between forwarder and server, which nothing uses yet. And the kernel soon notices who is gone.
 fn second_wire(lab: &Lab) {
     let server = lab.server.path();
     ip(&lab.forwarder, &format!("link add f2 type veth peer name s1 netns {}", server.display()));
@@ -127,6 +128,15 @@ fn second_wire(lab: &Lab) {
         addr add fd77:3::2/64 dev s1 nodad
         link set s1 up",
     );
+    // A neighbour that answers no more is believed for three quarters of a minute: longer than the hosts of a test wait.
+    for device in ["f0", "f1", "f2"] {
+        for (family, setting, value) in ["ipv4", "ipv6"]
+            .into_iter()
+            .flat_map(|family| [(family, "base_reachable_time_ms", "1000"), (family, "delay_first_probe_time", "1")])
+        {
+            lab.forwarder.sysctl(&format!("net.{family}.neigh.{device}.{setting}"), value).expect("sysctl");
+        }
+    }
 }
 
 /// Bytes that the forwarder has sent by a device.
@@ -530,6 +540,41 @@ fn a_device_is_made_again() {
         assert!(before != after && before.len() == after.len(), "{before:?} {after:?}");
         talk.end();
     });
+}
+
+/// A socket that sent while its device was gone knows nothing of the path until it sends something new: the kernel says that it
+/// carries 68 bytes.
+#[test]
+#[ignore = "root"]
+fn a_flow_is_spliced_behind_a_device_that_was_made_again() {
+    let one = |family| {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let [proxy, server] = [FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000)];
+        let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
+        let forwarder = Forwarder::start(&lab, proxy, server, by_hand());
+        let until = |what: &str, is: fn(&FlowStatus) -> bool| {
+            let flows = || forwarder.splicer.flows();
+            wait_for(PATIENCE, || flows().iter().all(is).then_some(()))
+                .unwrap_or_else(|| panic!("{family:?}, {what}: {:?}", flows()));
+        };
+        let mut client = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
+        let mut server = listener.accept().expect("accept").0;
+        server.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        lab.cut_server_wire().expect("deleted");
+        client.write_all(&[7; 10]).expect("sent");
+        until("it is passed on", |f| f.bytes_up == 10);
+        lab.lay_server_wire().expect("made");
+        server.read_exact(&mut [0; 10]).expect("received");
+        forwarder.command(Command::Splice);
+        until("it is spliced", |f| f.state == FlowState::Spliced);
+        let mut all = vec![0; 1_000_000];
+        thread::scope(|s| {
+            s.spawn(|| client.write_all(&vec![7; 1_000_000]).expect("sent"));
+            server.read_exact(&mut all).expect("received");
+        });
+        assert!(all.iter().all(|byte| *byte == 7));
+    };
+    thread::scope(|s| Family::BOTH.map(|family| s.spawn(move || one(family))).map(drop));
 }
 
 /// What a device receives first when it comes up may be a flow's, and whoever attaches only then has the host reset it.

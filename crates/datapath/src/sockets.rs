@@ -158,7 +158,8 @@ pub fn received(fd: impl AsFd) -> io::Result<(u32, bool)> {
 pub struct PathFacts {
     /// The least round-trip time of the last five minutes; `None` if none was measured.
     pub min_rtt: Option<Duration>,
-    /// Path MTU: bytes of IP packet. What the route says is part of it, and what routers have said.
+    /// Path MTU: bytes of IP packet. What the route says is part of it, and what routers have said. `None` if it is not known, as
+    /// after the socket's device was deleted, until it sends again.
     pub mtu: Option<u32>,
 }
 
@@ -168,11 +169,14 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     const PMTU: usize = 15;
     const MIN_RTT: usize = 37; // microseconds
     const NOT_MEASURED: u32 = u32::MAX;
+    // net.ipv4.route.min_pmtu: the kernel believes no router that says less. A route whose device was deleted leads to the kernel's
+    // blackhole device, which has an MTU of 68.
+    const LEAST_PMTU: u32 = 552;
     let info: [u32; MIN_RTT + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
     let min_rtt = Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED);
     Ok(PathFacts {
         min_rtt: min_rtt.map(|us| Duration::from_micros(us.into())),
-        mtu: Some(info[PMTU]).filter(|bytes| *bytes > 0),
+        mtu: Some(info[PMTU]).filter(|bytes| *bytes >= LEAST_PMTU),
     })
 }
 

@@ -32,7 +32,7 @@ impl Tap {
         let mut command = namespace.command("tcpdump");
         // As root: tcpdump would otherwise give up the right to write the file.
         command.args(["-i", device, "-n", "-U", "--immediate-mode", "--time-stamp-precision=nano", "-Z", "root"]);
-        command.args(["-s", SNAP, "-B", BUFFER, "-w"]).arg(file.path()).arg("tcp");
+        command.args(["-s", SNAP, "-B", BUFFER, "-w"]).arg(file.path()).arg("tcp or arp or icmp or icmp6");
         let mut tcpdump = ChildGuard::spawn(&mut command)?;
         tcpdump.wait_output("listening on", PATIENCE)?;
         Ok(Self { tcpdump, file })

@@ -76,7 +76,11 @@ pub(super) fn random_flow(r: &mut SmallRng) -> Flow {
         (d.strip_ts, d.strip_sack) = (r.random_bool(0.1), r.random_bool(0.1));
         d.dead = r.random_bool(0.01);
         d.ect = r.random_bool(0.5);
-        d.mtu = if r.random_bool(0.9) { 1500 } else { r.random_range(1280..1500) };
+        d.mtu = match r.random_range(0..40) {
+            0 => 56, // whatever it is, acknowledgements pass
+            1..4 => r.random_range(1280..1500),
+            _ => 1500,
+        };
         d.wraps = r.random();
         d.end = number(r);
     }

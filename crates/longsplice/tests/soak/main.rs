@@ -169,6 +169,7 @@ impl Soak {
             traffic.ledger.fail(format!("{} KB of memory, and {memory} at the start", after[1]));
         }
         self.check();
+        self.taps.clear();
         self.stage.program.end();
         let processes = program::processes(&self.stage.lab);
         assert!(processes.is_empty(), "processes are left: {processes}");
