@@ -121,9 +121,6 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     if r.trailers {
         field(&mut out, "TE", b"trailers");
     }
-    if r.has_odd_content() {
-        field(&mut out, "Connection", b"close"); // so that it is not obeyed, either
-    }
     out.extend(b"\r\n");
     out
 }
