@@ -8,6 +8,21 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
+/* Numbers that user space has to know besides. */
+enum constant {
+	/* Raised with every change of what this file, table.h and place.h put into pinned maps: a process takes over only maps of its own
+	 * version. */
+	ABI_VERSION = 14,
+	MAX_VIAS = 1024,      /* next hop and own address pairs: few, since hosts sit behind routers */
+	MAX_LISTENERS = 1024, /* addresses that are listened on, transparent or not */
+	/* In path.via: forwarded data is copied to user space (tap.h). No such next hop: the short way goes no further. */
+	VIA_TAP = 0x8000,
+	/* In path.via: the window that came with max_ack, rounded up (room_code() in path.h). */
+	VIA_ROOM_SHIFT = 10,
+	VIA_ROOM = 31 << VIA_ROOM_SHIFT,
+	VIA_INDEX = (1 << VIA_ROOM_SHIFT) - 1,
+};
+
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
 struct tuple {
 	__u32 remote[4];
@@ -139,13 +154,6 @@ struct path {
 	__u16 rport, lport; /* of the leg where the packet goes out, network order */
 	__u32 remote4;      /* its host, if IPv4; network order */
 };
-
-/* In path.via: what is forwarded is copied to user space (tap.h). No such next hop: the short way goes no further. */
-#define VIA_TAP 0x8000
-/* In path.via: the window that came with max_ack, rounded up (room_code() in path.h). */
-#define VIA_ROOM_SHIFT 10
-#define VIA_ROOM (31 << VIA_ROOM_SHIFT)
-#define VIA_INDEX ((1 << VIA_ROOM_SHIFT) - 1)
 
 struct path4 {
 	struct path p;

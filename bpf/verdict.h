@@ -5,6 +5,7 @@
 
 /* Types that no map mentions, for the generated view. */
 const volatile struct event event_layout;
+const volatile enum constant constant_layout;
 const volatile enum leg_flag leg_flag_layout;
 const volatile enum path_flag path_flag_layout;
 const volatile struct tap_record tap_record_layout;
@@ -14,10 +15,8 @@ const volatile enum held_bytes held_bytes_layout;
 const volatile enum listens listens_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
-#define MAX_VIAS 1024     /* next hop and own address pairs: few, since hosts sit behind routers */
 #define MAX_REMOTES 65536 /* flows between IPv4 and IPv6 */
 #define MAX_EMBRYOS 65536 /* half-open connections: evicting the oldest costs a splice, not a connection */
-#define MAX_LISTENERS 1024
 #define MAX_TRAINS 4096   /* fragmented segments under way: 50 ms of them at 1 Gbit/s. Evicting one costs a retransmission */
 #define MAX_IDENTS 256    /* counters of identifications: one for all pairs of addresses would come round too soon */
 

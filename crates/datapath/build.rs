@@ -1,6 +1,10 @@
-//! Compiles bpf/splice.bpf.c and generates the typed view of its maps.
+//! Compiles bpf/splice.bpf.c, and generates the typed view of its maps and the constants of bpf/flow.h.
 
-use std::{env, path::PathBuf};
+use libbpf_rs::btf::{Btf, types::Enum};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -10,20 +14,53 @@ fn main() {
         Ok("aarch64") => "aarch64-linux-gnu",
         _ => "x86_64-linux-gnu",
     };
+    let object = out.join("splice.bpf.o");
     println!("cargo:rerun-if-changed={}", bpf.display());
     libbpf_cargo::SkeletonBuilder::new()
         .source(bpf.join("splice.bpf.c"))
         .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-fno-strict-aliasing", "-I", &format!("/usr/include/{arch}")])
-        .obj(out.join("splice.bpf.o"))
+        .obj(&object)
         .build_and_generate(out.join("splice.skel.rs"))
         .expect("bpf/splice.bpf.c compiles: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
+    fs::write(out.join("names.rs"), names(&object)).expect("OUT_DIR can be written");
     #[cfg(feature = "model")]
     model(&bpf);
 }
 
+/// Enumerations of the object, as constants under the names that Rust code uses.
+fn names(object: &Path) -> String {
+    let btf = Btf::from_path(object).expect("clang -g leaves BTF");
+    let members = |of: &str, prefix: &str| -> Vec<(String, i64)> {
+        let all: Enum<'_> =
+            btf.type_by_name(of).unwrap_or_else(|| panic!("enum {of} is in the BTF: a variable has it"));
+        let name = |name: &std::ffi::OsStr| name.to_str().and_then(|n| n.strip_prefix(prefix)).map(str::to_owned);
+        all.iter().map(|m| (m.name.and_then(name).expect("a name with the prefix"), m.value)).collect()
+    };
+    let mut text = String::new();
+    for (of, prefix, name, kind) in
+        [("leg_flag", "LEG_", "LegFlags", "u32"), ("path_flag", "PATH_", "PathFlags", "u16")]
+    {
+        let constant = |(flag, value): (String, i64)| format!("    pub const {flag}: {kind} = {value:#x};\n");
+        let constants: String = members(of, prefix).into_iter().map(constant).collect();
+        let allow = "#[allow(missing_docs)]";
+        text += &format!("/// Bits of `enum {of}`.\n{allow}\n#[derive(Debug)]\npub struct {name};\n");
+        text += &format!("{allow}\nimpl {name} {{\n{constants}}}\n");
+    }
+    let mut verdicts = members("verdict", "V_");
+    assert_eq!(verdicts.pop().map(|last| last.0), Some("MAX".into()), "the last verdict is none");
+    let label = |(name, _): (String, i64)| format!("    {:?},\n", name.to_lowercase().replace('_', "-"));
+    let labels: String = verdicts.into_iter().map(label).collect();
+    text += "/// Labels of `enum verdict`, in its order: what the data path did with a packet.\n";
+    text += &format!("pub const VERDICTS: &[&str] = &[\n{labels}];\n");
+    for (name, value) in members("constant", "") {
+        text += &format!("/// `{name}` of bpf/flow.h.\npub const {name}: u32 = {value};\n");
+    }
+    text
+}
+
 /// The decision logic for user space.
 #[cfg(feature = "model")]
-fn model(bpf: &std::path::Path) {
+fn model(bpf: &Path) {
     println!("cargo:rerun-if-changed=model/model.c");
     cc::Build::new()
         .file("model/model.c")

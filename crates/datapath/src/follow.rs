@@ -11,7 +11,7 @@
 //! Nobody but us sends to neighbours of spliced flows, so we have the kernel look after them.
 
 use crate::{
-    Datapath, PathFlags, PathView, Tuple,
+    Datapath, LegView, PathFlags, PathView, Tuple,
     attach::wanted,
     devices::{Device, Links, xdp_abilities},
     netlink::Netlink,
@@ -304,7 +304,7 @@ impl Datapath {
     fn lead_switching(&self) -> io::Result<()> {
         let reach = self.reach();
         for (leg, _) in self.stopped_paths() {
-            let Some(l) = self.leg(&leg).filter(|l| l.phase_in | l.phase_out != 0) else { continue };
+            let Some(l) = self.leg(&leg).filter(LegView::is_switching) else { continue };
             let shown = Hop { ifindex: l.raw.ifindex, dmac: l.raw.dmac, smac: l.raw.smac, mark: l.raw.mark };
             self.shown().add(&[shown]);
             let sender = Sender { leg, device: shown.ifindex, mark: shown.mark };

@@ -42,6 +42,8 @@ pub mod abi {
         path, path_args, path_op, path_word, path6, phase, switch_args, switch_call, switch_op, switch_result,
         tap_record, train, train_key, tuple, verdict, via, via_flag,
     };
+    #[cfg(feature = "model")]
+    pub use crate::skel::types::{edit, seg};
 }
 
 #[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
@@ -64,7 +66,7 @@ pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext};
 pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernels};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
-pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, VERDICTS};
+pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use pages::{MapSize, map_size};
 pub use pins::{Holdings, default_pin, flush, records, remove_dead};
 pub use released::{Recreated, Released, Resets, monotonic};

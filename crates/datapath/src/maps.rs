@@ -1,6 +1,6 @@
 //! Typed access to the maps.
 
-use crate::{PathFlags, abi};
+use crate::{LegFlags, PathFlags, Phase, abi, names};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{
@@ -165,10 +165,10 @@ pub enum ExpectError {
 pub struct LegView {
     /// `LegFlags`.
     pub flags: u32,
-    /// 0 local, 1 to forwarding, 2 forwarding, 3 to local; the host's bytes.
-    pub phase_in: u8,
-    /// The same for the bytes to the host.
-    pub phase_out: u8,
+    /// Of the host's bytes.
+    pub phase_in: Phase,
+    /// Of the bytes to the host.
+    pub phase_out: Phase,
     /// MSS the host announced, bytes.
     pub mss_in: u16,
     /// The leg at the other side, if paired.
@@ -184,8 +184,12 @@ impl LegView {
     /// Are the numbers on the wire those of the socket, and is no switch under way?
     pub fn is_untouched(&self) -> bool {
         let l = &self.raw;
-        u32::from(l.phase_in | l.phase_out) | l.shim_in | l.shim_out | l.shim_ts | (l.flags & crate::LegFlags::AHEAD)
-            == 0
+        !self.is_switching() && l.shim_in | l.shim_out | l.shim_ts | (l.flags & LegFlags::AHEAD) == 0
+    }
+
+    /// Does the data path own bytes of either direction?
+    pub fn is_switching(&self) -> bool {
+        [self.phase_in, self.phase_out] != [Phase::Local; 2]
     }
 
     /// While the flow is forwarded: what the parked socket expects next, by its own numbers. Nothing comes to it.
@@ -195,9 +199,9 @@ impl LegView {
     }
 }
 
-/// `VIA_TAP` and `VIA_INDEX` of flow.h.
-const VIA_TAP: u16 = 0x8000;
-const VIA_INDEX: u16 = (1 << 10) - 1;
+/// As wide as `path.via`.
+const VIA_TAP: u16 = names::VIA_TAP as u16;
+const VIA_INDEX: u16 = names::VIA_INDEX as u16;
 
 /// One direction's entry.
 #[derive(Clone, Copy, Debug)]
@@ -557,8 +561,8 @@ impl Maps {
 pub(crate) fn leg_view(l: abi::leg) -> LegView {
     LegView {
         flags: l.flags,
-        phase_in: l.phase_in,
-        phase_out: l.phase_out,
+        phase_in: l.phase_in.into(),
+        phase_out: l.phase_out.into(),
         mss_in: l.mss_in,
         peer: (l.flags & crate::LegFlags::PAIRED != 0).then(|| Tuple::from_abi(&l.peer)),
         received: l.in64,

@@ -1,50 +1,18 @@
 //! The data path's decisions, natively: what `bpf/switch.h` and `bpf/path.h` do with the segments of one flow. For
 //! simulators; nothing here touches the kernel.
 
+use crate::abi;
 use std::{
     ffi::c_int,
     fmt,
     ptr::{self, NonNull},
 };
 
-/// A segment as it comes in. Mirrors `struct seg`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Seg {
-    pub seq: u32,
-    pub ack: u32,
-    pub len: u32,
-    pub tsval: u32,
-    pub tsecr: u32,
-    pub win: u16,
-    pub urg: u16,
-    pub flags: u8,
-    pub has_ts: u8,
-    pub again: u8,
-    pub ecn: u8,
-}
+/// A segment as it comes in.
+pub use crate::abi::seg as Seg;
 
-/// One outgoing copy. Mirrors `struct edit`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)]
-pub struct Edit {
-    pub seq: u32,
-    pub ack: u32,
-    pub tsval: u32,
-    pub tsecr: u32,
-    pub keep: u32,
-    pub sack_add: u32,
-    pub sack_lo: u32,
-    pub sack_hi: u32,
-    pub win: u16,
-    pub urg: u16,
-    pub flags: u8,
-    pub strip_ts: u8,
-    pub strip_sack: u8,
-    pub strip_ecn: u8,
-}
+/// One outgoing copy.
+pub use crate::abi::edit as Edit;
 
 /// What the handshake of a leg agreed on. Mirrors `struct model_start`.
 #[repr(C)]
@@ -87,8 +55,8 @@ struct Meanwhile {
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct SwitchArgs {
-    pub op: u32,
-    pub result: u32,
+    pub op: abi::switch_op,
+    pub result: abi::switch_result,
     pub hold: u32,
     pub trigger: u32,
     pub fit: u32,
@@ -97,12 +65,12 @@ pub struct SwitchArgs {
     pub consumed: [u32; 2],
     pub produced: [u32; 2],
     pub leftover: [u32; 2],
-    pub limit: [u32; 2],
+    pub limit: [abi::limit; 2],
     pub pending: [u32; 2],
     pub start: [u32; 2],
     pub fin: [u32; 2],
     pub flags: [u32; 2],
-    pub phase: [u32; 2],
+    pub phase: [abi::phase; 2],
     pub end: [u64; 2],
 }
 
@@ -134,9 +102,9 @@ unsafe extern "C" {
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
     fn model_switch(m: *mut Opaque, g: *mut SwitchArgs);
     fn model_path_flags(m: *const Opaque, i: c_int) -> u32;
-    fn model_look(m: *const Opaque, i: c_int, to: *mut crate::abi::leg);
+    fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
     fn model_leg_size() -> u64;
-    fn model_place(t: *const crate::abi::tuple, v6: c_int, seed: u64, pages: u32, way: u32) -> u64;
+    fn model_place(t: *const abi::tuple, v6: c_int, seed: u64, pages: u32, way: u32) -> u64;
 }
 
 /// Places that the entry of a key may have: `WAYS` of bpf/place.h.
@@ -221,8 +189,8 @@ impl Model {
     }
 
     /// The record of a leg.
-    pub fn leg(&self, i: usize) -> crate::abi::leg {
-        let mut l = crate::abi::leg::default();
+    pub fn leg(&self, i: usize) -> abi::leg {
+        let mut l = abi::leg::default();
         // SAFETY: no pointer is passed.
         assert_eq!(unsafe { model_leg_size() } as usize, size_of_val(&l), "one layout");
         // SAFETY: live pointers; i is 0 or 1; the sizes were compared.

@@ -1,7 +1,7 @@
 //! Flows without sockets: what must be remembered to count their bytes and to come back.
 
 use crate::{
-    Datapath, LegFlags, LegView, PathFlags, PathView, Repair, SwitchError, Tuple,
+    Datapath, LegFlags, LegView, PathFlags, PathView, Phase, Repair, SwitchError, Tuple,
     abi::{self, switch_op},
     diag,
     sockets::{Restore, reset, restore},
@@ -155,7 +155,7 @@ impl Datapath {
     /// Otherwise tell it again, less and less often, until then: segments may be lost, or a socket may not get through.
     pub fn reset_deserted(&self, leg: &Tuple) -> io::Result<bool> {
         // A socket closed in a switch does not know of all bytes that were forwarded: the host cannot accept its FIN.
-        let is_ahead = |l: LegView| l.phase_out != 0 || l.flags & LegFlags::AHEAD != 0;
+        let is_ahead = |l: LegView| l.phase_out != Phase::Local || l.flags & LegFlags::AHEAD != 0;
         let is_deaf = self.leg(leg).is_some_and(is_ahead);
         self.reset_host(leg, if is_deaf { restore_instead } else { restore })
     }

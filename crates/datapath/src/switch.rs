@@ -1,6 +1,6 @@
 //! The calls that switch a flow.
 
-use crate::{Datapath, LegFlags, Tuple, abi, maps::run_program};
+use crate::{Datapath, LegFlags, Phase, Tuple, abi, maps::run_program};
 
 /// Why a switch was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -106,8 +106,8 @@ pub struct Hop {
 /// State of a pair of legs.
 #[derive(Clone, Copy, Debug)]
 pub struct Switched {
-    /// Phase of the bytes from the first and from the second host (`enum phase`).
-    pub phase: [u8; 2],
+    /// Phase of the bytes from the first and from the second host.
+    pub phase: [Phase; 2],
     /// Position of all that came from the hosts.
     pub end: [u64; 2],
     /// Position of the last bound, low 32 bits.
@@ -129,7 +129,7 @@ pub struct Switched {
 impl Switched {
     /// Is all forwarded, in both directions?
     pub fn is_forwarded(&self) -> bool {
-        self.phase == [abi::phase::PHASE_FWD.0 as u8; 2]
+        self.phase == [Phase::Forwarding; 2]
     }
 
     /// ... and nothing held any more?
@@ -279,7 +279,7 @@ pub(crate) fn bare(t: &Tuple) -> Half {
 fn switched(call: &abi::switch_call) -> Switched {
     let g = &call.args;
     Switched {
-        phase: [g.a.phase_in.0 as u8, g.b.phase_in.0 as u8],
+        phase: [g.a.phase_in.into(), g.b.phase_in.into()],
         end: [g.end_a, g.end_b],
         bound: [g.a.start, g.b.start],
         flags: [g.a.flags, g.b.flags],

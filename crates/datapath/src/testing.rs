@@ -1,6 +1,7 @@
 //! Puts any state into the maps, reads the object's BTF and asks the verifier: for tests that look at single packets, at the
 //! layout that both sides share, and at what the programs ask of a kernel. A program has no use for this.
 
+pub use crate::names::{VIA_ROOM_SHIFT, VIA_TAP};
 use crate::{
     Datapath, SwitchError, Tuple, abi, attach,
     maps::{bytes_of, errno, from_bytes, sum_of},
@@ -8,10 +9,7 @@ use crate::{
 };
 use libbpf_rs::{
     AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType,
-    btf::{
-        Btf,
-        types::{Composite, Enum},
-    },
+    btf::{Btf, types::Composite},
     skel::{OpenSkel, SkelBuilder},
 };
 use std::{
@@ -212,12 +210,6 @@ impl Types {
         let mut members = Vec::new();
         flatten(&self.0, c, 0, &mut members);
         Some(Layout { size: size_of_type(&c), members })
-    }
-
-    /// An enum's constants, by name of the enum.
-    pub fn constants(&self, name: &str) -> Option<Vec<(String, i64)>> {
-        let e: Enum<'_> = self.0.type_by_name(name)?;
-        Some(e.iter().map(|m| (m.name.unwrap_or_default().to_string_lossy().into_owned(), m.value)).collect())
     }
 }
 

@@ -5,6 +5,7 @@ use crate::{
     Datapath, PathView, SwitchError, Tuple,
     abi::{self, via_flag},
     devices::LinkFacts,
+    names::MAX_VIAS,
     switch::{Hop, headers},
 };
 use nix::libc;
@@ -14,8 +15,8 @@ use std::{
     time::Instant,
 };
 
-/// `MAX_VIAS` of bpf/verdict.h.
-pub(crate) const VIAS: u16 = 1024;
+/// How many places there are.
+pub(crate) const VIAS: u16 = MAX_VIAS as u16;
 
 /// A place that is taken.
 #[derive(Debug)]

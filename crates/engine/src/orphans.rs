@@ -7,8 +7,7 @@ use crate::{
     splicer::{Inner, lock, stages},
 };
 use longsplice_datapath::{
-    Claim, Datapath, IdleEntry, LegFlags, LegView, OpenError, PathFlags, PathView, Sockets, SwitchError, Switched,
-    Tuple,
+    Claim, Datapath, IdleEntry, LegFlags, OpenError, PathFlags, PathView, Phase, Sockets, SwitchError, Switched, Tuple,
 };
 use std::{
     cmp::Reverse,
@@ -148,9 +147,7 @@ impl Orphan {
 
     /// Not in forwarding mode: its process died in a switch, or a limit has taken it back since.
     fn settle(&mut self, d: &Datapath, at: &Switched) -> Found {
-        const LOCAL: u8 = 0;
-        const UNDER_WAY: [u8; 2] = [1, 3]; // to forwarding, to local
-        if (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0 || at.phase == [LOCAL; 2] {
+        if (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0 || at.phase == [Phase::Local; 2] {
             return Found::Deserted;
         }
         self.state = FlowState::Draining;
@@ -169,7 +166,7 @@ impl Orphan {
             };
         }
         // its sockets are the kernel's, and drain on
-        let is_under_way = at.phase.iter().any(|phase| UNDER_WAY.contains(phase));
+        let is_under_way = at.phase.iter().any(|phase| matches!(phase, Phase::ToForwarding | Phase::ToLocal));
         if is_under_way && !self.legs().iter().all(|t| is_silent(d, t)) {
             return Found::Live;
         }
@@ -184,11 +181,10 @@ fn other_of(d: &Datapath, t: &Tuple, path: &PathView) -> Option<Tuple> {
     if path.flags & PathFlags::SPLICED != 0 {
         return d.other_leg(t);
     }
-    let is_switching = |l: &LegView| l.phase_in | l.phase_out != 0;
     let paired = d.leg(t).and_then(|l| l.peer.map(|other| (l, other)));
     if let Some((leg, other)) = paired {
         let back = d.leg(&other).filter(|l| l.peer == Some(*t))?;
-        return (is_switching(&leg) || is_switching(&back)).then_some(other);
+        return (leg.is_switching() || back.is_switching()).then_some(other);
     }
     // died while it made sockets for a released flow
     d.other_leg(t).filter(|other| d.resume([t, other]))

@@ -21,7 +21,7 @@ use crate::{
     splicer::{Command, Ears, Flow, FlowNow, Listed, Place, Stop, ends, is_loopback, lock},
 };
 use bytes::Bytes;
-use longsplice_datapath::{LegFlags, PathFlags, Released, Switched, Tuple};
+use longsplice_datapath::{LegFlags, PathFlags, Phase, Released, Switched, Tuple};
 use std::{
     future::{pending, poll_fn},
     pin::pin,
@@ -229,7 +229,6 @@ impl Relay {
     /// A message has been passed on. What was forwarded of it belongs to the data path until it is acknowledged; not before then
     /// may the legs part.
     async fn settle(&mut self, ears: &mut Ears) -> How {
-        const CONTROL: u8 = 0;
         let splicer = self.splicer.clone();
         let (c, s) = self.legs();
         let limit = Instant::now() + self.flow().policy.idle_limit;
@@ -237,7 +236,7 @@ impl Relay {
         while let Some(datapath) = splicer.datapath().filter(|_| self.client.shimmed) {
             match datapath.look(&c, &s) {
                 Ok(at) if (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0 => return reset_by(&at),
-                Ok(at) if at.phase == [CONTROL; 2] => break,
+                Ok(at) if at.phase == [Phase::Local; 2] => break,
                 Ok(_) if Instant::now() < limit => {}
                 Ok(_) => return How::Idle,
                 Err(_) => return How::Stopped,

@@ -9,7 +9,7 @@ use crate::{
     tap::{State, Tap, Way},
 };
 use bytes::Bytes;
-use longsplice_datapath::{Copied, CopiedAt, Datapath, Tuple};
+use longsplice_datapath::{Copied, CopiedAt, Datapath, Phase, Tuple};
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, atomic::Ordering},
@@ -219,8 +219,7 @@ impl Sessions {
 
 /// Is nothing on its way any more of what was forwarded? A session that ended with its flow has no legs, or some without a bound.
 fn is_acknowledged(d: &Datapath, s: &Session) -> bool {
-    const TO_LOCAL: u8 = 3;
-    d.look(&s.legs[0], &s.legs[1]).map_or(true, |at| at.phase[s.from] != TO_LOCAL)
+    d.look(&s.legs[0], &s.legs[1]).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
 }
 
 /// The thread that reads the ring, until the engine closes.

@@ -49,7 +49,7 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     }
     let tracked = |l: &&ListenerConfig| l.policy.when != When::Never || l.protocol == Protocol::Transparent;
     let tracked = config.listeners.iter().filter(tracked).count();
-    if tracked > MAX_LISTENERS && !args.copy_only {
+    if tracked > MAX_LISTENERS as usize && !args.copy_only {
         let advice = "give some of them `splice = \"never\"`, or let another process have them, in a network namespace of its own";
         return Err(format!("{tracked} listeners, of which {MAX_LISTENERS} can be spliced: {advice}").into());
     }

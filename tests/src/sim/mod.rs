@@ -17,7 +17,8 @@ use app::{App, byte};
 use death::Death;
 use detour::Detours;
 use longsplice_datapath::{
-    VERDICTS,
+    LegFlags, VERDICTS,
+    abi::event_kind,
     model::{Edit, Fate, Model, Seg, Start},
 };
 use marks::Marks;
@@ -28,10 +29,8 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use style::Style;
 use tcp::{FIN, MS, Packet, RST, Tcp, Time, URG};
 
-const LEG_TS: u32 = 1;
-const LEG_SACK: u32 = 2;
-const EVENT_TRIGGERED: u8 = 1 << 3;
-const EVENT_PASSED: u8 = 1 << 7;
+const EVENT_TRIGGERED: u8 = 1 << event_kind::EVENT_TRIGGERED.0;
+const EVENT_PASSED: u8 = 1 << event_kind::EVENT_PASSED.0;
 
 /// How bad the links are.
 #[derive(Clone, Copy, Debug)]
@@ -246,7 +245,7 @@ impl World {
                 edge_out: a.wrapping_add(1).wrapping_add(o.receive.min(65535)),
                 tsval_in: ta,
                 tsval_out: tb,
-                flags: u32::from(h.ts) * LEG_TS + u32::from(h.sack) * LEG_SACK + marks.leg_flags(i),
+                flags: u32::from(h.ts) * LegFlags::TS + u32::from(h.sack) * LegFlags::SACK + marks.leg_flags(i),
                 wscale_in: h.wscale,
                 wscale_out: o.wscale,
             };

@@ -5,34 +5,17 @@ use super::{
     seg,
     tcp::{MS, Packet, Tcp, Time},
 };
-use longsplice_datapath::model::{Fate, Model, SwitchArgs};
+use longsplice_datapath::{
+    LegFlags, PathFlags,
+    abi::{limit, phase, switch_op, switch_result},
+    model::{Fate, Model, SwitchArgs},
+};
 use rand::{RngExt, rngs::SmallRng};
 
-const OP_FREEZE: u32 = 1;
-const OP_COMMIT: u32 = 2;
-const OP_UNSPLICE: u32 = 3;
-const OP_LOOK: u32 = 5;
-const PHASE_LOCAL: u32 = 0;
-const PHASE_TO_FWD: u32 = 1;
-const PHASE_FWD: u32 = 2;
-const PHASE_TO_LOCAL: u32 = 3;
-const SWITCH_WINDOW: u32 = 7;
-const SWITCH_SHORT: u32 = 8;
-const LIMIT_NONE: u32 = 0xffff_fffe;
-const LIMIT_KEEP: u32 = 0xffff_ffff;
-const LEG_HOLD: u32 = 1 << 4;
-const LEG_FIN_OUT: u32 = 1 << 7;
-const LEG_RESET: u32 = 1 << 9;
-const LEG_TRIGGER: u32 = 1 << 11;
-const LEG_PROBE: u32 = 1 << 22;
-const PATH_SPLICED: u32 = 1 << 0;
-const PATH_FIN_ACKED: u32 = 1 << 3;
-const PATH_DEAD: u32 = 1 << 4;
-/// FIN, FIN_ACKED, DEAD.
-const PATH_ENDS: u32 = 1 << 1 | PATH_FIN_ACKED | PATH_DEAD;
+const PATH_ENDS: u32 = (PathFlags::FIN | PathFlags::FIN_ACKED | PathFlags::DEAD) as u32;
 
 fn is_forwarded_by(flags: [u32; 2]) -> bool {
-    flags[0] & flags[1] & PATH_SPLICED != 0
+    flags[0] & flags[1] & u32::from(PathFlags::SPLICED) != 0
 }
 
 fn is_forwarded(m: &Model) -> bool {
@@ -40,7 +23,7 @@ fn is_forwarded(m: &Model) -> bool {
 }
 
 fn was_reset(at: &SwitchArgs) -> bool {
-    (at.flags[0] | at.flags[1]) & LEG_RESET != 0
+    (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +97,7 @@ pub struct Relay {
     shut: [bool; 2],
     since: [u64; 2],
     /// As told to the data path, and the position of it, if it is one.
-    limit: [u32; 2],
+    limit: [limit; 2],
     goal: [Option<u64>; 2],
     /// What comes from this host waits.
     pub holding: [bool; 2],
@@ -145,7 +128,7 @@ impl Relay {
             eof: [false; 2],
             shut: [false; 2],
             since: [0; 2],
-            limit: [LIMIT_NONE; 2],
+            limit: [limit::LIMIT_NONE; 2],
             goal: [None; 2],
             holding: [false; 2],
             deadline: 0,
@@ -202,9 +185,9 @@ impl Relay {
             }
             State::Draining => {
                 self.pump(sockets);
-                let look = self.call(m, OP_LOOK);
-                self.holding = [0, 1].map(|d| self.holding[d] && look.phase[d] == PHASE_TO_FWD);
-                if look.phase == [PHASE_FWD; 2] && (look.flags[0] | look.flags[1]) & LEG_HOLD == 0 {
+                let look = self.call(m, switch_op::OP_LOOK);
+                self.holding = [0, 1].map(|d| self.holding[d] && look.phase[d] == phase::PHASE_TO_FWD);
+                if look.phase == [phase::PHASE_FWD; 2] && (look.flags[0] | look.flags[1]) & LegFlags::HOLD == 0 {
                     self.commit(now, m, sockets, rng);
                 } else if self.given_up(&look.phase) || now >= self.deadline || was_reset(&look) {
                     self.taken_back += 1;
@@ -213,11 +196,11 @@ impl Relay {
                 Some(now + 50 * MS)
             }
             State::Spliced => {
-                if (m.path_flags(0) | m.path_flags(1)) & PATH_DEAD != 0 {
+                if (m.path_flags(0) | m.path_flags(1)) & u32::from(PathFlags::DEAD) != 0 {
                     self.break_off(now, m, sockets);
                     return None;
                 }
-                if m.path_flags(0) & m.path_flags(1) & PATH_FIN_ACKED != 0 {
+                if m.path_flags(0) & m.path_flags(1) & u32::from(PathFlags::FIN_ACKED) != 0 {
                     self.say(|| "closed while spliced".into());
                     self.state = State::Ended;
                     for s in sockets {
@@ -239,7 +222,7 @@ impl Relay {
 
     /// The process is gone, and its sockets are the kernel's: parked ones are silent.
     pub fn kill(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2]) {
-        let (look, state) = (self.call(m, OP_LOOK), self.state);
+        let (look, state) = (self.call(m, switch_op::OP_LOOK), self.state);
         self.say(|| format!("killed in {state:?}: {look:?}"));
         let parked = state == State::Spliced;
         for s in sockets.iter_mut() {
@@ -257,11 +240,11 @@ impl Relay {
     /// As crates/engine, orphans.rs: what was drained is committed, and what is spliced goes on as it is.
     pub fn take_over(&mut self, m: &mut Model) {
         self.state = State::Killed(true);
-        let (before, flags) = (self.call(m, OP_LOOK), [0, 1].map(|i| m.path_flags(i)));
-        if before.phase != [PHASE_FWD; 2] {
+        let (before, flags) = (self.call(m, switch_op::OP_LOOK), [0, 1].map(|i| m.path_flags(i)));
+        if before.phase != [phase::PHASE_FWD; 2] {
             return;
         }
-        let g = self.call(m, OP_COMMIT);
+        let g = self.call(m, switch_op::OP_COMMIT);
         self.say(|| format!("taken over {g:?}"));
         if is_forwarded_by(flags) {
             assert_eq!(
@@ -275,7 +258,7 @@ impl Relay {
     }
 
     fn is_forwarded_for_good(&self, m: &Model, at: &SwitchArgs) -> bool {
-        is_forwarded(m) && (at.flags[0] | at.flags[1]) & LEG_TRIGGER == 0
+        is_forwarded(m) && (at.flags[0] | at.flags[1]) & LegFlags::TRIGGER == 0
     }
 
     /// False: it has ended.
@@ -283,7 +266,7 @@ impl Relay {
         if !is_forwarded(m) {
             self.take_over(m);
         }
-        m.path_flags(0) & m.path_flags(1) & PATH_FIN_ACKED == 0
+        m.path_flags(0) & m.path_flags(1) & u32::from(PathFlags::FIN_ACKED) == 0
     }
 
     fn done(&self) -> bool {
@@ -367,7 +350,7 @@ impl Relay {
         }
     }
 
-    fn call(&mut self, m: &mut Model, op: u32) -> SwitchArgs {
+    fn call(&mut self, m: &mut Model, op: switch_op) -> SwitchArgs {
         let mut g = SwitchArgs {
             op,
             hold: self.habits.hold.into(),
@@ -392,43 +375,44 @@ impl Relay {
             return;
         }
         self.limit = [(); 2].map(|()| match rng.random_range(0..3) {
-            0 => LIMIT_NONE,
-            1 => LIMIT_KEEP,
-            _ => 1 << rng.random_range(0..20),
+            0 => limit::LIMIT_NONE,
+            1 => limit::LIMIT_KEEP,
+            _ => limit(1 << rng.random_range(0..20)),
         });
     }
 
     /// What was beyond a limit has come before the drain was over. What is forwarded of the other direction goes on until its
     /// socket may be passed by.
-    fn given_up(&self, phase: &[u32; 2]) -> bool {
-        phase.iter().any(|p| [PHASE_LOCAL, PHASE_TO_LOCAL].contains(p)) && !phase.contains(&PHASE_TO_FWD)
+    fn given_up(&self, phases: &[phase; 2]) -> bool {
+        phases.iter().any(|p| [phase::PHASE_LOCAL, phase::PHASE_TO_LOCAL].contains(p))
+            && !phases.contains(&phase::PHASE_TO_FWD)
     }
 
     /// False: to be tried again when the windows fit.
     fn freeze(&mut self, now: Time, m: &mut Model) -> bool {
         let since = *self.waiting.get_or_insert(now);
         self.fit = now < since + self.habits.patience;
-        let g = self.call(m, OP_FREEZE);
-        if g.result == SWITCH_SHORT {
+        let g = self.call(m, switch_op::OP_FREEZE);
+        if g.result == switch_result::SWITCH_SHORT {
             self.short += 1;
             self.waiting = None;
             return true;
         }
-        if g.result == SWITCH_WINDOW {
+        if g.result == switch_result::SWITCH_WINDOW {
             return false;
         }
         self.waiting = None;
         self.say(|| format!("freeze {g:?}"));
-        if g.result != 0 {
+        if g.result != switch_result::SWITCH_OK {
             self.refused += 1;
             return true;
         }
         for d in 0..2 {
             let bound = self.consumed[d] + u64::from(g.start[d].wrapping_sub(self.consumed[d] as u32));
             self.goal[d] = match self.limit[d] {
-                LIMIT_NONE => None,
-                LIMIT_KEEP => Some(bound),
-                n => Some(self.consumed[d] + u64::from(n)),
+                limit::LIMIT_NONE => None,
+                limit::LIMIT_KEEP => Some(bound),
+                n => Some(self.consumed[d] + u64::from(n.0)),
             };
             let fin = g.fin[d] != 0 && g.pending[d] > 0;
             let pending = u64::from(g.pending[d]) - u64::from(fin);
@@ -450,11 +434,11 @@ impl Relay {
     }
 
     fn commit(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
-        let g = self.call(m, OP_COMMIT);
+        let g = self.call(m, switch_op::OP_COMMIT);
         if was_reset(&g) {
             return self.break_off(now, m, sockets);
         }
-        assert_eq!(g.result, 0, "{g:?}");
+        assert_eq!(g.result, switch_result::SWITCH_OK, "{g:?}");
         assert!(self.dirs.iter().all(|d| d.hand.is_empty()), "forwarded with bytes in hand");
         self.say(|| format!("commit {g:?}"));
         self.lift();
@@ -464,14 +448,14 @@ impl Relay {
     }
 
     fn unsplice(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
-        let g = self.call(m, OP_UNSPLICE);
+        let g = self.call(m, switch_op::OP_UNSPLICE);
         self.say(|| format!("unsplice {g:?}"));
         self.lift();
         if was_reset(&g) {
             self.state = State::Copying;
             return self.break_off(now, m, sockets);
         }
-        for (s, _) in sockets.iter_mut().zip(g.flags).filter(|(_, f)| f & LEG_PROBE != 0) {
+        for (s, _) in sockets.iter_mut().zip(g.flags).filter(|(_, f)| f & LegFlags::PROBE != 0) {
             s.ask(now);
         }
         for d in 0..2 {
@@ -488,7 +472,7 @@ impl Relay {
             );
             self.consumed[d] += forwarded;
             self.produced[o] += forwarded;
-            if g.flags[o] & LEG_FIN_OUT != 0 && !self.shut[o] && self.goal[d].is_none() {
+            if g.flags[o] & LegFlags::FIN_OUT != 0 && !self.shut[o] && self.goal[d].is_none() {
                 // the end of the stream has passed by the sockets
                 self.eof[d] = true;
                 self.shut[o] = true;
@@ -504,7 +488,7 @@ impl Relay {
         let state = self.state;
         self.say(|| format!("broken off in {state:?}"));
         if state == State::Draining {
-            self.call(m, OP_UNSPLICE);
+            self.call(m, switch_op::OP_UNSPLICE);
         }
         for s in sockets.iter_mut().filter(|s| !s.is_gone()) {
             match state {

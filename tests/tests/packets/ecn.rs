@@ -126,7 +126,7 @@ fn while_it_is_switched() {
                     for (i, t) in [&f.client, &f.server].into_iter().enumerate() {
                         testing::put_path(&b.datapath, t, &abi::path::default(), [0; 4]).expect("path");
                         let mut l = testing::get_leg(&b.datapath, t).expect("leg");
-                        l.flags &= !(LEG_SPLICED | LEG_TRIGGER);
+                        l.flags &= !(LegFlags::SPLICED | LegFlags::TRIGGER);
                         l.flags |= made | if legs[i] { LegFlags::ECN } else { 0 };
                         (l.phase_in, l.phase_out) = if i == 0 { (phase, 0) } else { (0, phase) };
                         l.verbatim = l.max_in.wrapping_sub(1000);
@@ -257,7 +257,7 @@ fn committed() {
             for (i, t) in [&f.client, &f.server].into_iter().enumerate() {
                 testing::put_path(&b.datapath, t, &abi::path::default(), [0; 4]).expect("path");
                 let mut l = testing::get_leg(&b.datapath, t).expect("leg");
-                l.flags &= !(LEG_SPLICED | LEG_TRIGGER);
+                l.flags &= !(LegFlags::SPLICED | LegFlags::TRIGGER);
                 l.flags |= if legs[i] { LegFlags::ECN } else { 0 };
                 testing::put_leg(&b.datapath, t, &l).expect("leg");
             }

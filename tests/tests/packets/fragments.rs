@@ -436,7 +436,7 @@ fn in_control_mode() {
                 assert_eq!(ends(&o), (NEXT, verdicts), "{i}");
                 assert_eq!(hex(&o.frame), hex(part));
             }
-            assert_ne!(flags() & LEG_FRAGMENTS, 0, "it can no longer be vouched for");
+            assert_ne!(flags() & LegFlags::FRAGMENTS, 0, "it can no longer be vouched for");
 
             // the socket's numbers are not those of the wire
             control_leg(&f, b, [1000, 5000, 0]);
@@ -446,7 +446,7 @@ fn in_control_mode() {
             let got = verify(&got).expect("checksums");
             assert_eq!((got.seq, got.ack), (f.up.end.wrapping_sub(1000), f.up.max_ack.wrapping_sub(5000)));
             assert_eq!((got.from, got.to, got.payload.len()), (f.client.remote, f.client.local, 1000));
-            assert_ne!(flags() & LEG_FRAGMENTS, 0);
+            assert_ne!(flags() & LegFlags::FRAGMENTS, 0);
             let o = b.ingress(&cut(&segment(&f, 1000).frame(), &[8], 112)[0]);
             assert_eq!(ends(&o), (DROP, &["fragment-tiny"][..]), "no place for the shim");
 
@@ -495,7 +495,7 @@ fn from_a_socket() {
             for part in cut(&p.frame(), &[504], 131) {
                 assert_eq!(b.run(true, &part, TestContext::default()).code, NEXT);
             }
-            assert_ne!(testing::get_leg(&b.datapath, &f.client).expect("leg").flags & LEG_FRAGMENTS, 0);
+            assert_ne!(testing::get_leg(&b.datapath, &f.client).expect("leg").flags & LegFlags::FRAGMENTS, 0);
         }
     });
 }

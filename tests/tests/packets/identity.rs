@@ -90,7 +90,7 @@ fn the_commit_finds_out() {
             sockets::spliced_legs(f, b, 0);
             for (i, t) in [f.client, f.server].iter().enumerate() {
                 let mut leg = testing::get_leg(&b.datapath, t).expect("leg");
-                leg.flags &= !LEG_SPLICED;
+                leg.flags &= !LegFlags::SPLICED;
                 if i == 0 {
                     change(&mut leg);
                 }

@@ -15,7 +15,7 @@ mod sockets;
 mod table;
 mod tap;
 
-use longsplice_datapath::{Datapath, Options, PathFlags, TestContext, Tuple, VERDICTS, abi, testing};
+use longsplice_datapath::{Datapath, LegFlags, Options, PathFlags, Phase, TestContext, Tuple, VERDICTS, abi, testing};
 use longsplice_lab::{Lab, Shape};
 use longsplice_tests::{
     packet::{ETHERNET, Packet, flag, hex, option, verify, verify_icmp},
@@ -32,23 +32,10 @@ const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 
-/// Of `enum path_flag`, beside those that the library has; compared with flow.h below.
-const STRIP_TS: u16 = 1 << 5;
-const STRIP_SACK: u16 = 1 << 6;
-const TRIGGER: u16 = 1 << 7;
-const ROOM_SHIFT: u16 = 10;
-
-/// Of `enum phase` and `enum leg_flag`.
-const FWD: u8 = 2;
-const TO_FWD: u8 = 1;
-const TO_LOCAL: u8 = 3;
-const LEG_TS: u32 = 1 << 0;
-const LEG_SACK: u32 = 1 << 1;
-const LEG_PAIRED: u32 = 1 << 2;
-const LEG_SPLICED: u32 = 1 << 3;
-const LEG_FRAGMENTS: u32 = 1 << 5;
-const LEG_TRACKED: u32 = 1 << 10;
-const LEG_TRIGGER: u32 = 1 << 11;
+/// As they stand in a leg's record.
+const FWD: u8 = Phase::Forwarding as u8;
+const TO_FWD: u8 = Phase::ToForwarding as u8;
+const TO_LOCAL: u8 = Phase::ToLocal as u8;
 
 /// What the program did.
 #[derive(Debug)]
@@ -187,12 +174,12 @@ impl Flow {
                 | bit(d.peer_fin, PathFlags::PEER_FIN)
                 | bit(d.fin_acked, PathFlags::FIN_ACKED)
                 | bit(d.dead, PathFlags::DEAD)
-                | bit(d.strip_ts, STRIP_TS)
-                | bit(d.strip_sack, STRIP_SACK)
+                | bit(d.strip_ts, PathFlags::STRIP_TS)
+                | bit(d.strip_sack, PathFlags::STRIP_SACK)
                 | bit(d.ect, PathFlags::ECT)
                 | bit(d.ecn, PathFlags::ECN)
                 | bit(cross, PathFlags::CROSS);
-            let room = steps().position(|s| s == d.room).map_or(0, |n| n as u16 + 1) << ROOM_SHIFT;
+            let room = steps().position(|s| s == d.room).map_or(0, |n| n as u16 + 1) << testing::VIA_ROOM_SHIFT;
             let k = testing::key(&other);
             let p = abi::path {
                 word: abi::path_word { all: u64::from(d.end) | u64::from(d.wraps) << 32 | u64::from(flags) << 48 },
@@ -727,7 +714,7 @@ fn large_packets() {
 /// A leg in control mode, its socket's numbers shifted by shims.
 fn control_leg(f: &Flow, b: &Bench, shim: [u32; 3]) -> abi::leg {
     let leg = abi::leg {
-        flags: LEG_TRACKED | LEG_TS | LEG_SACK,
+        flags: LegFlags::TRACKED | LegFlags::TS | LegFlags::SACK,
         wscale_in: 7,
         wscale_out: 7,
         irs: f.up.end - 1,

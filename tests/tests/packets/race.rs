@@ -1,6 +1,6 @@
 //! A switch on one processor, a packet on another: what the one does is known to the other, whoever comes first.
 
-use super::{Bench, Flow, LEG_SPLICED, TestContext, bench, sockets, testing};
+use super::{Bench, Flow, LegFlags, TestContext, bench, sockets, testing};
 use longsplice_datapath::{PathFlags, abi};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
@@ -100,7 +100,7 @@ fn a_commit_is_whole_for_what_takes_it_back() {
             sockets::spliced_legs(&f, b, 0);
             for t in [f.client, f.server] {
                 let mut leg = testing::get_leg(&b.datapath, &t).expect("leg");
-                leg.flags &= !LEG_SPLICED;
+                leg.flags &= !LegFlags::SPLICED;
                 testing::put_leg(&b.datapath, &t, &leg).expect("leg");
                 testing::put_path(&b.datapath, &t, &former, [0; 4]).expect("path");
             }
@@ -112,7 +112,7 @@ fn a_commit_is_whole_for_what_takes_it_back() {
         race(b, &f, &p.frame(), prepare, commit, |legs| {
             let in_force = |t| b.datapath.path(t).expect("path").flags & PathFlags::SPLICED != 0;
             let moved = (0..2).any(|i| (legs[i].max_out, legs[i].ack_out) != (before[i].max_out, before[i].ack_out));
-            moved || legs.iter().any(|l| l.flags & LEG_SPLICED != 0) || in_force(&f.client) || in_force(&f.server)
+            moved || legs.iter().any(|l| l.flags & LegFlags::SPLICED != 0) || in_force(&f.client) || in_force(&f.server)
         });
     });
 }

@@ -67,7 +67,7 @@ fn a_reset_is_asked_about_where_sockets_are_muted() {
                 for t in [&f.client, &f.server] {
                     testing::put_path(&b.datapath, t, &abi::path::default(), [0; 4]).expect("path");
                     let mut l = testing::get_leg(&b.datapath, t).expect("leg");
-                    l.flags &= !(LEG_SPLICED | LEG_TRIGGER);
+                    l.flags &= !(LegFlags::SPLICED | LegFlags::TRIGGER);
                     testing::put_leg(&b.datapath, t, &l).expect("leg");
                 }
                 let mut p = f.next(0);

@@ -128,7 +128,7 @@ fn urgent_pointers() {
                 testing::put_path(&b.datapath, &f.server, &abi::path::default(), [0; 4]).expect("path");
                 for (t, to, ours) in [(&f.client, phase, true), (&f.server, phase, false)] {
                     let mut l = testing::get_leg(&b.datapath, t).expect("leg");
-                    l.flags &= !(LEG_SPLICED | LEG_TRIGGER);
+                    l.flags &= !(LegFlags::SPLICED | LegFlags::TRIGGER);
                     (l.phase_in, l.phase_out) = if ours { (to, 0) } else { (0, to) };
                     l.verbatim = l.max_in.wrapping_sub(FROM_HERE);
                     if phase == TO_LOCAL && ours {
@@ -277,7 +277,12 @@ pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
         let forth = passed - back;
         let (end, out) = (d.end.wrapping_sub(back), r.end.wrapping_add(r.seq_add).wrapping_sub(forth));
         let leg = abi::leg {
-            flags: LEG_TRACKED | LEG_PAIRED | LEG_SPLICED | LEG_TRIGGER | LEG_TS | LEG_SACK,
+            flags: LegFlags::TRACKED
+                | LegFlags::PAIRED
+                | LegFlags::SPLICED
+                | LegFlags::TRIGGER
+                | LegFlags::TS
+                | LegFlags::SACK,
             peer: testing::key(other),
             phase_in: FWD,
             phase_out: FWD,
@@ -315,7 +320,7 @@ fn trigger_gives_new_data_to_the_socket() {
             let mut f = Flow::new(v6);
             spliced_legs(&f, b, 1234);
             (f.up.wraps, f.down.wraps) = ((f.up.end >> 16) as u16, (f.down.end >> 16) as u16);
-            f.install(b, TRIGGER);
+            f.install(b, PathFlags::TRIGGER);
             // what is old does not trigger
             let mut old = f.next(100);
             old.seq -= 100;
@@ -343,7 +348,7 @@ pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
     testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
     f.up.wraps = (limit >> 16) as u16;
     f.down.wraps = (f.down.end >> 16) as u16;
-    f.install(b, TRIGGER);
+    f.install(b, PathFlags::TRIGGER);
 }
 
 /// What ends at the limit is forwarded, and ends the splice; one byte more, or a FIN, and all of the segment is the proxy's.
@@ -384,10 +389,10 @@ fn limits() {
                     match verdict {
                         "forwarded" => {
                             assert_eq!((path.end, path.wraps), (end.wrapping_add(len as u32), f.up.wraps), "{name}");
-                            assert_eq!(legs.phase, [2, 2], "{name}");
+                            assert_eq!(legs.phase, [Phase::Forwarding; 2], "{name}");
                         }
                         // the last of it, and both directions are on their way back
-                        "forwarded-slow" => assert!(!legs.phase.contains(&2), "{name}: {legs:?}"),
+                        "forwarded-slow" => assert!(!legs.phase.contains(&Phase::Forwarding), "{name}: {legs:?}"),
                         _ => {
                             assert_eq!((path.end, path.flags & PathFlags::SPLICED, out.seq), (end, 0, p.seq), "{name}")
                         }

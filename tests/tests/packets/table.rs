@@ -240,8 +240,8 @@ fn a_process_that_shares_the_lock_does_not_keep_it() {
 fn as_many_listeners_as_are_promised() {
     bench(16, |b| {
         let listen = |n: usize| b.datapath.listen(([192, 0, 2, (n >> 8) as u8], 1 + (n & 255) as u16).into());
-        (0..MAX_LISTENERS).for_each(|n| listen(n).expect("room"));
-        let said = listen(MAX_LISTENERS).expect_err("no more").to_string();
+        (0..MAX_LISTENERS as usize).for_each(|n| listen(n).expect("room"));
+        let said = listen(MAX_LISTENERS as usize).expect_err("no more").to_string();
         assert_eq!(said, format!("the data path has room for {MAX_LISTENERS} listeners"));
     });
 }

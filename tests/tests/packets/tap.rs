@@ -3,8 +3,7 @@
 use super::*;
 use longsplice_datapath::CopiedAt;
 
-/// `VIA_TAP` of flow.h.
-pub(super) const TAP: u16 = 0x8000;
+pub(super) const TAP: u16 = testing::VIA_TAP as u16;
 
 /// What one record says: kind and position, what is acknowledged, and its bytes.
 type Record = (&'static str, u64, i32, Vec<u8>);
@@ -81,7 +80,7 @@ fn with_a_limit_the_number_alone_is_told() {
     bench(64, |b| {
         let mut f = Flow::new([false; 2]);
         f.up.wraps = 100; // far away
-        f.install_with(b, TRIGGER, TAP);
+        f.install_with(b, PathFlags::TRIGGER, TAP);
         sockets::spliced_legs(&f, b, 0);
         let mut leg = testing::get_leg(&b.datapath, &f.client).expect("leg");
         leg.limit_in = 100 << 16;

@@ -11,7 +11,7 @@ use crate::{
     splicer::{Ears, lock},
 };
 use longsplice_datapath::{
-    Datapath, Frozen, Half, LegFlags, Limit, PathFlags, Recreated, SwitchError, Switched, can_fit,
+    Datapath, Frozen, Half, LegFlags, Limit, PathFlags, Phase, Recreated, SwitchError, Switched, can_fit,
 };
 use std::{
     future::poll_fn,
@@ -205,19 +205,20 @@ impl Relay {
         holding: Option<&Holding>,
         at: Switched,
     ) -> Result<Switched, Undrained> {
-        const DRAINING: u8 = 1;
         let (c, s) = self.legs();
         let limit = Instant::now() + self.flow().policy.drain_limit;
         let (mut passed, mut now) = (false, Ok::<_, SwitchError>(at));
         loop {
             if let (Ok(now), Some(holding)) = (&now, holding) {
-                (0..2).filter(|d| now.phase[*d] != DRAINING).for_each(|d| holding.let_go(d));
+                (0..2).filter(|d| now.phase[*d] != Phase::ToForwarding).for_each(|d| holding.let_go(d));
             }
             match now {
                 Ok(now) if now.is_drained() => return Ok(now),
                 Ok(now) if (now.flags[0] | now.flags[1]) & LegFlags::RESET != 0 => return Err(Undrained::Over),
                 // one was taken back by what came beyond its limit, and nothing is on its way any more in the other
-                Ok(now) if !now.phase.contains(&DRAINING) && !now.is_forwarded() => return Err(Undrained::Over),
+                Ok(now) if !now.phase.contains(&Phase::ToForwarding) && !now.is_forwarded() => {
+                    return Err(Undrained::Over);
+                }
                 Ok(_) => {}
                 Err(e) => return Err(Undrained::Refused(e.into())),
             }

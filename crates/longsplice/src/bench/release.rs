@@ -3,9 +3,9 @@
 
 use super::{
     Result,
-    switch::{FORWARDED, Proxy, Times, timed, wait_phase},
+    switch::{Proxy, Times, timed, wait_phase},
 };
-use longsplice_datapath::{Datapath, Half, Released, Repair, SwitchError, Tuple};
+use longsplice_datapath::{Datapath, Half, Phase, Released, Repair, SwitchError, Tuple};
 use std::{os::fd::OwnedFd, time::Instant};
 
 /// A flow whose sockets are nobody's but ours. Since no byte flows, its positions stay.
@@ -58,7 +58,7 @@ async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], time
         }
     }
     let began = Instant::now();
-    let at = wait_phase(datapath, legs, FORWARDED).await?;
+    let at = wait_phase(datapath, legs, Phase::Forwarding).await?;
     times.drain.push(began.elapsed().as_secs_f64() * 1e6);
     timed(&mut times.commit, || datapath.commit(legs.each_ref(), &at, [u32::MAX; 2], [false; 2]))?;
     Ok(())

@@ -9,7 +9,7 @@ use super::{
     stats::Spread,
     venue::{self, PATIENCE, Packets, Pins},
 };
-use longsplice_datapath::{Datapath, Half, Limit, SwitchError, Switched, Tuple};
+use longsplice_datapath::{Datapath, Half, Limit, Phase, SwitchError, Switched, Tuple};
 use longsplice_engine::{Leg, OpenOptions, Splicer};
 use longsplice_lab::Lab;
 use std::{
@@ -35,9 +35,6 @@ const SHARE: f64 = 8.0;
 const DWELL: Duration = Duration::from_millis(1);
 /// Bytes per read and write.
 const BLOCK: usize = 64 << 10;
-/// `enum phase` of bpf/flow.h.
-const LOCAL: u8 = 0;
-pub const FORWARDED: u8 = 2;
 
 /// Idle, busy, and released.
 pub fn measure(bench: &Bench) -> Result<Vec<SwitchCase>> {
@@ -245,7 +242,7 @@ impl Proxy<'_> {
         for (from, pending) in frozen.pending.into_iter().enumerate() {
             self.pass(from, pending as usize).await?;
         }
-        let at = self.wait_phase(FORWARDED).await?;
+        let at = self.wait_phase(Phase::Forwarding).await?;
         times.drain.push(began.elapsed().as_secs_f64() * 1e6);
         timed(&mut times.commit, || self.datapath.commit([&c, &s], &at, [u32::MAX; 2], [false; 2]))?;
         if busy {
@@ -253,7 +250,7 @@ impl Proxy<'_> {
         }
         let at = timed(&mut times.unsplice, || self.datapath.unsplice(&c, &s))?;
         self.take_back(&at, since);
-        self.wait_phase(LOCAL).await?;
+        self.wait_phase(Phase::Local).await?;
         let end = Instant::now() + DWELL;
         while busy && Instant::now() < end {
             let n = self.legs[1].read(&mut self.block).await?;
@@ -288,13 +285,13 @@ impl Proxy<'_> {
         }
     }
 
-    async fn wait_phase(&self, phase: u8) -> Result<Switched> {
+    async fn wait_phase(&self, phase: Phase) -> Result<Switched> {
         wait_phase(self.datapath, &self.tuples(), phase).await
     }
 }
 
 /// Until both directions are in this phase.
-pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: u8) -> Result<Switched> {
+pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: Phase) -> Result<Switched> {
     loop {
         let at = datapath.look(c, s)?;
         if at.phase == [phase; 2] {
