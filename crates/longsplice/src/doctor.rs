@@ -7,6 +7,7 @@ mod attach;
 mod facts;
 
 use crate::Outcome;
+pub use facts::{APART, shared_ports};
 use serde::Serialize;
 use std::{
     io::{self, Write},

@@ -7,7 +7,7 @@ use crate::{
     Outcome,
     args::{Format, RunArgs},
     control::{Control, Ending, Stopper},
-    paths,
+    doctor, paths,
 };
 use longsplice_datapath::{Datapath, MAX_LISTENERS, PathFlags};
 use longsplice_engine::{OpenOptions, Refusal, Splicer, When};
@@ -144,6 +144,13 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     };
     if let Some(ports) = &config.source_ports {
         options.source_ports = ports.first..=ports.last;
+    }
+    if let Some(kernel) = doctor::shared_ports(&options.source_ports) {
+        let (first, last) = (kernel.start(), kernel.end());
+        tracing::warn!(
+            "the kernel gives ports {first}-{last} to others, and some of source_ports are among them: {}",
+            doctor::APART
+        );
     }
     options.sources.clone_from(&config.sources);
     if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {

@@ -49,6 +49,30 @@ fn count(proxy: &Running, state: &str) -> usize {
 
 #[test]
 #[ignore = "root"]
+fn source_ports_that_the_kernel_gives_to_others_are_said() {
+    let lab = lab();
+    for (range, is_said) in [("30000 50000", true), ("40000 50000", false)] {
+        lab.forwarder.sysctl("net.ipv4.ip_local_port_range", range).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("longsplice.toml");
+        let text = format!(
+            "source_ports = \"20000-30000\"\n[[listener]]\nprotocol = \"plug\"\nlisten = \"{}\"\ntarget = \"{}\"\n",
+            proxy(),
+            server()
+        );
+        std::fs::write(&config, text).unwrap();
+        let pins = Pins::of(&lab.forwarder);
+        let arguments = ["--config", config.to_str().unwrap(), "--max-flows", "64"];
+        let mut running = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+        let said = running.messages().contains("the kernel gives ports 30000-50000 to others");
+        assert_eq!(said, is_said, "{}", running.messages());
+        running.client(&["stop"]);
+        assert!(running.wait().success() && !pins.exist());
+    }
+}
+
+#[test]
+#[ignore = "root"]
 fn idle_flows_give_their_descriptors_to_new_ones() {
     const DESCRIPTORS: usize = 512;
     const CLIENTS: usize = 700;

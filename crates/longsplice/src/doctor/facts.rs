@@ -12,7 +12,7 @@ use nix::{
     },
     unistd::{AccessFlags, access},
 };
-use std::{fs, io, path::Path};
+use std::{fs, io, ops::RangeInclusive, path::Path};
 
 /// All of them, in the order in which one would put them right.
 pub fn all() -> Vec<Check> {
@@ -105,22 +105,31 @@ fn devices() -> Vec<Check> {
     checks
 }
 
-/// A port of ours that the kernel also gives to others ends in collisions of four-tuples.
+const PORTS: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+pub const APART: &str =
+    "set source_ports in the configuration, or net.ipv4.ip_local_port_range, so that they do not overlap";
+
+/// The ports that the kernel gives to connections of its own choice. `None`: it does not say.
+fn kernel_ports() -> Option<RangeInclusive<u16>> {
+    let text = read(PORTS).ok()?;
+    let mut numbers = text.split_whitespace().map(str::parse);
+    Some(numbers.next()?.ok()?..=numbers.next()?.ok()?)
+}
+
+/// Those of the kernel, if some of ours are among them. A port that both use ends in collisions of four-tuples.
+pub fn shared_ports(ours: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
+    kernel_ports().filter(|kernel| kernel.start() <= ours.end() && ours.start() <= kernel.end())
+}
+
 fn source_ports() -> Check {
-    const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
     let ours = OpenOptions::default().source_ports;
-    let text = read(RANGE).unwrap_or_default();
-    let mut numbers = text.split_whitespace().map(str::parse::<u16>);
-    let (Some(Ok(first)), Some(Ok(last))) = (numbers.next(), numbers.next()) else {
-        return Check::warning("source ports", format!("cannot read {RANGE}"), "mount /proc");
+    let Some(kernel) = kernel_ports() else {
+        return Check::warning("source ports", format!("cannot read {PORTS}"), "mount /proc");
     };
-    let found = format!("ours {}-{}, the kernel's {first}-{last}", ours.start(), ours.end());
-    if first > *ours.end() || last < *ours.start() {
-        Check::ok("source ports", found)
-    } else {
-        let cure =
-            "set source_ports in the configuration, or net.ipv4.ip_local_port_range, so that they do not overlap";
-        Check::warning("source ports", found, cure)
+    let found = format!("ours {}-{}, the kernel's {}-{}", ours.start(), ours.end(), kernel.start(), kernel.end());
+    match shared_ports(&ours) {
+        None => Check::ok("source ports", found),
+        Some(_) => Check::warning("source ports", found, APART),
     }
 }
 
