@@ -4,14 +4,14 @@ use longsplice_engine::{Command, FlowState, FlowStatus, OpenOptions, Policy, Ref
 use longsplice_lab::{
     Family, Lab, Namespace, Shape,
     process::wait_for,
-    topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
+    topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER, SERVER_SECOND},
     traffic::{Report, Script, Serving, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{
     collections::HashSet,
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -379,6 +379,46 @@ fn a_neighbour_that_only_hears_gets_another_address() {
         until("it is taken back", &|| is(FlowState::Copying));
         // all ways are looked at, and of those that are in forwarding mode there is none
         ip(&lab.forwarder, "route add unreachable 192.0.2.0/24");
+        let client = client.join().expect("client");
+        intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+    };
+    thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
+}
+
+/// A host says for one of its IP addresses that its Ethernet address has changed. The kernel would never doubt the other one here.
+#[test]
+#[ignore = "root"]
+fn a_host_with_two_addresses_gets_another_one() {
+    let one = &|family| {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let setting = format!("net.{}.neigh.f1", if family == Family::V4 { "ipv4" } else { "ipv6" });
+        lab.forwarder.sysctl(&format!("{setting}.base_reachable_time_ms"), "3600000").expect("sysctl");
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        // it says nothing by itself
+        let answer = Script::answerer().bytes(0).deadline(PATIENCE / 2);
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+        let forwarder = Forwarder::open(&lab, proxy, server, at_once(), OpenOptions::default());
+        let script = Script::opener(1).bytes(BYTES / 3).pace(PACE).deadline(PATIENCE / 2);
+        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+        let until = |what: &str, is: &dyn Fn() -> bool| {
+            let flows = || forwarder.splicer.flows();
+            wait_for(PATIENCE, || is().then_some(())).unwrap_or_else(|| panic!("{what}: {:?}", flows()));
+        };
+        let [here, second] = [FORWARDER_TO_SERVER, SERVER_SECOND].map(|a| a.port(family, 9));
+        let send = |host: &Namespace, from: SocketAddr, to: SocketAddr| {
+            host.run(|| UdpSocket::bind(from).and_then(|s| s.send_to(b"x", to))).expect("sent");
+        };
+        let is_known = || {
+            let all = lab.forwarder.execute("ip", &["neigh", "show", &second.ip().to_string(), "nud", "reachable"]);
+            all.is_ok_and(|all| all.contains("lladdr"))
+        };
+        send(&lab.forwarder, here, second);
+        until("its second address is known", &is_known);
+        let spliced =
+            || forwarder.splicer.flows().iter().any(|f| f.state == FlowState::Spliced && f.bytes_up > 500_000);
+        until("bytes pass", &spliced);
+        ip(&lab.server, "link set s0 address 02:00:00:00:77:0a");
+        send(&lab.server, second, here);
         let client = client.join().expect("client");
         intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
     };

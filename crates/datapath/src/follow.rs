@@ -8,7 +8,8 @@
 //! | what a device can, its MTU | next hops by that device are written |
 //!
 //! Where there is no way any more, flows keep the one they had, until there is: as with a router, it is for the hosts to give up.
-//! Nobody but us sends to neighbours of spliced flows, so we have the kernel look after them.
+//! Nobody but us sends to neighbours of spliced flows, so we have the kernel look after them. When one of several neighbours with
+//! the same Ethernet address gets another one, the kernel is made to ask the others at once: they may be the same host.
 
 use crate::{
     Datapath, LegView, PathFlags, PathView, Tuple,
@@ -136,6 +137,9 @@ impl Datapath {
             self.replace(r)?;
         }
         let now = Instant::now();
+        if !heard.replaced.is_empty() {
+            watch.tick = now; // others may be in doubt
+        }
         if heard.devices {
             self.adjust(&mut watch.refused);
         }

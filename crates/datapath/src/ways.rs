@@ -113,6 +113,9 @@ pub(crate) struct Ways {
     neighbours: HashMap<(u32, IpAddr), Neighbour>,
     /// Routes lead there, and its address is not known.
     wanted: HashSet<(u32, IpAddr)>,
+    /// They have the address that another neighbour no longer has. A host tells of a new one for one of its IP addresses only, and
+    /// the kernel would believe in the others for three quarters of a minute.
+    doubted: HashSet<(u32, IpAddr)>,
     netlink: Netlink,
 }
 
@@ -120,8 +123,8 @@ impl Ways {
     /// Nothing is known until [`Ways::read_all`].
     pub fn new() -> io::Result<Ways> {
         let netlink = Netlink::open(&[])?;
-        let (devices, neighbours, wanted) = Default::default();
-        Ok(Ways { devices, neighbours, wanted, netlink })
+        let (devices, neighbours, wanted, doubted) = Default::default();
+        Ok(Ways { devices, neighbours, wanted, doubted, netlink })
     }
 
     /// All that would have been heard.
@@ -205,6 +208,9 @@ impl Ways {
             if let Some(old) = before.mac.filter(|old| *old != new) {
                 heard.changed = true;
                 heard.replaced.push(Replaced { device, old, new });
+                let same = |(d, _): &&(u32, IpAddr), n: &Neighbour| *d == device && n.mac == Some(old) && n.is_valid();
+                let doubted = self.neighbours.iter().filter(|(who, n)| same(who, n)).map(|(who, _)| *who);
+                self.doubted.extend(doubted.take(WANTED - self.doubted.len().min(WANTED)));
             }
         }
         Some(())
@@ -286,9 +292,14 @@ impl Ways {
         Ok(found)
     }
 
-    /// Has the kernel ask neighbours whom nobody asks: those that flows wait for, and those with one of these addresses on a
-    /// device, `most` at a time.
+    /// Has the kernel ask neighbours whom nobody asks: those that flows wait for, those with one of these addresses on a device, and
+    /// those in doubt, `most` at a time.
     pub fn look_after(&mut self, used: &HashSet<(u32, [u8; 6])>, most: usize) -> io::Result<()> {
+        let asked = |n: &Neighbour| n.state & (libc::NUD_PERMANENT | libc::NUD_NOARP) == 0 && n.is_valid();
+        let doubted: Vec<_> = self.doubted.drain().filter(|who| self.neighbours.get(who).is_some_and(asked)).collect();
+        for (device, who) in doubted.into_iter().take(most) {
+            self.ask_kernel(device, who, libc::NLM_F_REPLACE, libc::NUD_PROBE, 0);
+        }
         let is_up = |d: u32| self.devices.get(&d).is_some_and(|d| d.up);
         let is_used = |d: u32, n: &Neighbour| is_up(d) && n.mac.is_some_and(|mac| used.contains(&(d, mac)));
         self.wanted.retain(|(d, _)| is_up(*d));
@@ -298,20 +309,26 @@ impl Ways {
         let is_idle = |who| self.neighbours.get(who).is_none_or(Neighbour::is_neglected);
         let wanted = self.wanted.iter().filter(|who| is_idle(*who));
         let neglected = self.neighbours.iter().filter(|((d, _), n)| n.is_neglected() && is_used(*d, n));
-        for (device, who) in wanted.chain(neglected.map(|(who, _)| who)).take(most) {
-            let (bytes, family) = octets(*who);
-            let mut head = [0; 12];
-            head[0] = family;
-            head[4..8].copy_from_slice(&device.to_ne_bytes());
-            head[10] = libc::NTF_USE;
-            let flags = libc::NLM_F_CREATE | libc::NLM_F_ACK;
-            // its device may be gone or down, and the table full
-            if let Err(error) = self.netlink.ask(&request(libc::RTM_NEWNEIGH, flags, &head, &[(libc::NDA_DST, &bytes)]))
-            {
-                tracing::debug!(%error, device, %who, "not asked");
-            }
+        let all: Vec<_> = wanted.chain(neglected.map(|(who, _)| who)).copied().take(most).collect();
+        for (device, who) in all {
+            self.ask_kernel(device, who, libc::NLM_F_CREATE, 0, libc::NTF_USE);
         }
         Ok(())
+    }
+
+    /// A neighbour gets this state (NUD_*), or is used (NTF_*).
+    fn ask_kernel(&mut self, device: u32, who: IpAddr, how: libc::c_int, state: u16, flags: u8) {
+        let (bytes, family) = octets(who);
+        let mut head = [0; 12];
+        head[0] = family;
+        head[4..8].copy_from_slice(&device.to_ne_bytes());
+        head[8..10].copy_from_slice(&state.to_ne_bytes());
+        head[10] = flags;
+        let question = request(libc::RTM_NEWNEIGH, how | libc::NLM_F_ACK, &head, &[(libc::NDA_DST, &bytes)]);
+        // its device may be gone or down, and the table full
+        if let Err(error) = self.netlink.ask(&question) {
+            tracing::debug!(%error, device, %who, "not asked");
+        }
     }
 }
 
