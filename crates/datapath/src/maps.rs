@@ -33,7 +33,7 @@ fn words(ip: IpAddr) -> [u32; 4] {
     std::array::from_fn(|i| u32::from_ne_bytes([o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]]))
 }
 
-fn address(w: [u32; 4]) -> IpAddr {
+pub(crate) fn address(w: [u32; 4]) -> IpAddr {
     let mut o = [0; 16];
     for (i, x) in w.iter().enumerate() {
         o[4 * i..4 * i + 4].copy_from_slice(&x.to_ne_bytes());
@@ -197,7 +197,7 @@ impl LegView {
 
 /// `VIA_TAP` and `VIA_INDEX` of flow.h.
 const VIA_TAP: u16 = 0x8000;
-const VIA_INDEX: u16 = (1 << 10) - 1;
+pub(crate) const VIA_INDEX: u16 = (1 << 10) - 1;
 
 /// One direction's entry.
 #[derive(Clone, Copy, Debug)]
@@ -346,7 +346,7 @@ impl Maps {
     }
 
     /// The entry as it is; of an IPv4 leg, `remote` means nothing.
-    fn entry(&self, t: &Tuple) -> Option<abi::path6> {
+    pub fn entry(&self, t: &Tuple) -> Option<abi::path6> {
         let args = self.path_op(abi::path_op::PATH_GET, t, abi::path6::default()).ok()?;
         (args.result == 0).then_some(args.p)
     }
