@@ -48,6 +48,12 @@ pub enum Command {
     /// One line each: number, protocol, client, server and target, state, bytes from client to server (UP) and back
     /// (DOWN), age, and the stages that segments traverse, or why the flow is not spliced.
     Ls(LsArgs),
+    /// Shows all that is known of one flow, for instance when its connection stands still.
+    ///
+    /// Of each leg: addresses, who owns the bytes (phases), flags, sequence and acknowledgement numbers, windows, timestamps, next
+    /// hop, what happens to packets from its host (path), and what the kernel knows of its socket. Numbers are those of the wire;
+    /// beside them stand differences in bytes. docs/troubleshooting.md explains what to look at first.
+    Inspect(InspectArgs),
     /// Splices a flow now, whatever its policy waits for.
     Splice(Flow),
     /// Takes a spliced flow back into the program, which copies from then on.
@@ -225,6 +231,17 @@ pub struct LsArgs {
 pub struct Flow {
     /// Number of the flow, as `longsplice ls` shows it.
     pub id: u64,
+}
+
+/// Which flow to show, and how.
+#[derive(Debug, clap::Args)]
+pub struct InspectArgs {
+    /// Number of the flow, as `longsplice ls` shows it.
+    pub id: u64,
+
+    /// Prints JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How to stop.

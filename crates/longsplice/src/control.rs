@@ -5,6 +5,7 @@
 //! ```text
 //! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
 //! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 of those after number 7
+//! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all that is known of it (`FlowDetail`)
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
@@ -77,6 +78,11 @@ pub enum Ask {
         /// Those in this state; null: in any.
         #[serde(default)]
         state: Option<FlowState>,
+    },
+    /// One flow in every detail.
+    Inspect {
+        /// Its number.
+        id: u64,
     },
     /// All counters.
     Counters,
@@ -308,6 +314,10 @@ impl Office {
     fn answer(&self, ask: Ask) -> Value {
         match ask {
             Ask::Ls { .. } | Ask::Stop { .. } => unreachable!("answered by attend()"),
+            Ask::Inspect { id } => match self.splicer.inspect(id) {
+                Some(flow) => json!({ "version": VERSION, "flow": flow }),
+                None => no_flow(id),
+            },
             Ask::Counters => self.counters(),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
@@ -318,11 +328,7 @@ impl Office {
         if let Some(why) = self.splicer.refusal() {
             return error(&format!("no flow of this process can be spliced: {why}"));
         }
-        if self.splicer.command(id, command) {
-            json!({ "version": VERSION, "done": true })
-        } else {
-            error(&format!("there is no flow {id}"))
-        }
+        if self.splicer.command(id, command) { json!({ "version": VERSION, "done": true }) } else { no_flow(id) }
     }
 
     fn counters(&self) -> Value {
@@ -338,6 +344,10 @@ impl Office {
 
 fn error(why: &str) -> Value {
     json!({ "version": VERSION, "error": why })
+}
+
+fn no_flow(id: u64) -> Value {
+    error(&format!("there is no flow {id}"))
 }
 
 fn request(line: &[u8]) -> Result<Ask, String> {
@@ -369,7 +379,12 @@ mod tests {
 
     #[test]
     fn requests_go_there_and_back() {
-        for ask in [Ask::Counters, Ask::Unsplice { id: u64::MAX }, Ask::Stop { drain: Some(5), flush: true }] {
+        for ask in [
+            Ask::Counters,
+            Ask::Inspect { id: 7 },
+            Ask::Unsplice { id: u64::MAX },
+            Ask::Stop { drain: Some(5), flush: true },
+        ] {
             let line = serde_json::to_string(&Request { version: VERSION, ask }).unwrap() + "\n";
             assert_eq!(request(line.as_bytes()), Ok(ask));
         }
