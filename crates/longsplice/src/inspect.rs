@@ -180,8 +180,11 @@ fn path(page: &mut Page, p: &Value) {
         None => "the same as the other host has it".into(),
     };
     page.number("sent", &p["sent"], &unacked);
-    let window =
-        format!("acknowledged by the host, with a window of {} to {} bytes", n(p, "window_least"), n(p, "window_most"));
+    let window = match (n(p, "window_least"), n(p, "window_most")) {
+        (_, 0) => "0 bytes".to_owned(),
+        (least, most) => format!("{least} to {most} bytes"),
+    };
+    let window = format!("acknowledged by the host, with a window of {window}");
     page.number("max_ack", &p["max_ack"], &window);
     page.number("seq_add", &p["seq_add"], "added to sequence numbers");
     page.number("ack_add", &p["ack_add"], "added to acknowledgements");
