@@ -32,6 +32,7 @@ mod sockets;
 mod switch;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 mod vias;
 mod ways;
 
@@ -41,7 +42,8 @@ pub mod abi {
     pub use crate::skel::types::{
         abi, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, leg_flag, limit,
         listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, switch_args, switch_call,
-        switch_op, switch_result, tap_record, train, train_key, tuple, verdict, via, via_flag,
+        switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train, train_key, tuple, verdict,
+        via, via_flag,
     };
 }
 
@@ -72,3 +74,4 @@ pub use pins::{Holdings, default_pin, flush, records, remove_dead};
 pub use released::{Recreated, Released, Resets, monotonic};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched, can_fit};
+pub use trace::{Numbers, Traced};

@@ -93,6 +93,8 @@ unsafe impl Pod for abi::train {}
 unsafe impl Pod for abi::tap_record {}
 // SAFETY: as above.
 unsafe impl Pod for abi::handshake {}
+// SAFETY: as above.
+unsafe impl Pod for abi::trace_record {}
 // SAFETY: an integer.
 unsafe impl Pod for u32 {}
 // SAFETY: as above.
@@ -287,6 +289,8 @@ pub(crate) struct Maps {
     pub verdicts: MapHandle,
     pub events: MapHandle,
     pub taps: MapHandle,
+    pub traces: MapHandle,
+    pub tracing: MapHandle,
     pub held: MapHandle,
     pub holding: MapHandle,
     pub handshakes: MapHandle,
