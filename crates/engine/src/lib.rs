@@ -42,7 +42,7 @@ mod tap;
 mod types;
 
 pub use foreign::{ForeignCounts, ForeignListener};
-pub use inspect::FlowDetail;
+pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use refusal::{Refusal, Tally};

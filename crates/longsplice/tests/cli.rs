@@ -323,7 +323,8 @@ fn doctor_says_the_same_to_people_and_programs() {
 fn the_man_page_has_every_command_and_flag() {
     let page = String::from_utf8(longsplice(&["man"]).stdout).unwrap();
     assert!(page.contains(".TH longsplice 1"), "{page}");
-    for command in ["RUN", "LS", "INSPECT", "SPLICE", "UNSPLICE", "COUNTERS", "STOP", "DOCTOR", "DEMO", "MAN"] {
+    for command in ["RUN", "LS", "INSPECT", "TRACE", "SPLICE", "UNSPLICE", "COUNTERS", "STOP", "DOCTOR", "DEMO", "MAN"]
+    {
         assert!(page.contains(&format!("LONGSPLICE {command}\"")), "{command}");
     }
     for flag in ["socks5", "plug", "config", "device", "splice", "leave", "copy", "access", "max", "drain", "flush"] {

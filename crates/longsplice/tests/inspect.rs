@@ -1,4 +1,4 @@
-//! What `longsplice inspect` says of flows, beside what was transferred. Needs root and eBPF, and fails without.
+//! What `longsplice inspect` and `longsplice trace` say of flows, beside what was transferred. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -9,6 +9,8 @@ use std::{
     fs,
     io::{ErrorKind, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command},
+    thread,
     time::Duration,
 };
 
@@ -20,16 +22,16 @@ const RELEASED: u16 = 7001;
 struct Scene {
     lab: Lab,
     proxy: Running,
-    _pins: Pins,
+    pins: Pins,
     dir: tempfile::TempDir,
 }
 
 impl Scene {
     fn new() -> Scene {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
-        let _pins = Pins::of(&lab.forwarder);
+        let pins = Pins::of(&lab.forwarder);
         let dir = tempfile::tempdir().unwrap();
-        Scene { proxy: Scene::proxy(&lab, &dir), lab, _pins, dir }
+        Scene { proxy: Scene::proxy(&lab, &dir), lab, pins, dir }
     }
 
     fn proxy(lab: &Lab, dir: &tempfile::TempDir) -> Running {
@@ -172,7 +174,7 @@ fn needs_root_and_bpf_copied_and_spliced_flows_are_shown_with_their_numbers() {
         }
         assert_eq!(legs[0]["path"]["via"]["device"], scene.lab.server_device());
         let report = scene.proxy.client(&["inspect", &id]);
-        for (key, number) in [("end", &legs[0]["path"]["end"]), ("seq_add", &legs[1]["path"]["seq_add"])] {
+        for (key, number) in [("end", word(&legs[0]["path"], "end")), ("seq_add", word(&legs[1]["path"], "seq_add"))] {
             assert!(report.contains(&format!("      {key:<12} {number:>10}  ")), "{key} {number}: {report}");
         }
         assert!(report.contains("spliced") && report.contains("forwarding: the data path"), "{report}");
@@ -234,4 +236,174 @@ fn needs_root_and_bpf_a_server_that_does_not_read_is_seen_by_its_window() {
     println!("{}", scene.proxy.client(&["inspect", &id]));
     assert_eq!(flow["client_leg"]["path"]["unacked"], 0, "{flow}");
     drop(held);
+}
+
+/// A `longsplice trace` that writes to a file. Killed at drop.
+struct Tracer {
+    child: Child,
+    file: tempfile::NamedTempFile,
+}
+
+impl Tracer {
+    /// Of a flow whose entries are marked when this returns.
+    fn of(scene: &Scene, id: &str, more: &[&str]) -> Tracer {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut trace = Command::new(LONGSPLICE);
+        trace.args(["trace", id, "--json", "--control"]).arg(scene.proxy.control()).args(more);
+        let tracer = Tracer { child: trace.stdout(file.reopen().unwrap()).spawn().unwrap(), file };
+        scene.wait_traced(id, true);
+        tracer
+    }
+
+    fn segments(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.file.path()).unwrap();
+        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+    }
+
+    /// What it has shown, when it has ended by itself.
+    fn wait(&mut self) -> Vec<Value> {
+        let status = eventually("the end of a trace", || self.child.try_wait().unwrap());
+        assert!(status.success());
+        self.segments()
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Scene {
+    fn wait_traced(&self, id: &str, traced: bool) {
+        eventually("both entries to be marked, or not", || {
+            let flow = self.inspect(id);
+            let is = |leg: &str| has(&flow[leg]["path"]["flags"], "trace") == traced;
+            (is("client_leg") && is("server_leg")).then_some(())
+        });
+    }
+
+    /// A flow that is copied, with 5000 bytes each way behind it.
+    fn copied(&self, family: Family) -> (TcpStream, String) {
+        let mut connection = self.connect(family, PARKED);
+        round_trip(&mut connection, &[7; 5000]);
+        let id = self.wait_state(connection.local_addr().unwrap(), "copying");
+        (connection, id)
+    }
+}
+
+fn is_verdict(segment: &Value, verdict: &str) -> bool {
+    segment["verdicts"] == Value::from(vec![verdict])
+}
+
+/// Without their window, which has another scale where they leave.
+fn numbers(of: &Value) -> (u32, u32, u32, &Value) {
+    (word(of, "seq"), word(of, "ack"), word(of, "len"), &of["flags"])
+}
+
+#[test]
+fn needs_root_and_bpf_a_trace_shows_segments_as_they_came_and_as_they_left() {
+    let scene = Scene::new();
+    for family in Family::BOTH {
+        let (mut connection, id) = scene.copied(family);
+        scene.proxy.client(&["splice", &id]);
+        scene.wait_state(connection.local_addr().unwrap(), "spliced");
+        let flow = scene.at_rest(&id, "path/unacked");
+        let mut tracer = Tracer::of(&scene, &id, &["--count", "40", "--seconds", "25"]);
+        assert!(scene.proxy.client_error(&["trace", &id]).contains("another flow is being traced"));
+        for n in 0..20 {
+            round_trip(&mut connection, &[n; 1000]);
+        }
+        let segments = tracer.wait();
+        assert_eq!(segments.len(), 40);
+        for (leg, key) in [("client", "client_leg"), ("server", "server_leg")] {
+            let path = &flow[key]["path"];
+            let mut next = word(path, "end");
+            let of_leg = segments.iter().filter(|s| s["leg"] == leg);
+            for s in of_leg.clone() {
+                let (seq, ack, len, flags) = numbers(&s["came"]);
+                let there =
+                    (seq.wrapping_add(word(path, "seq_add")), ack.wrapping_add(word(path, "ack_add")), len, flags);
+                assert!(is_verdict(s, "forwarded") && s["from"] == "host" && s["to_socket"].is_null(), "{s}");
+                assert_eq!(numbers(&s["to_host"]), there, "{s}");
+                assert_eq!(seq, next, "in order: {s}");
+                next = next.wrapping_add(len);
+            }
+            assert!(of_leg.filter(|s| s["came"]["len"] == 1000).count() > 5, "{segments:?}");
+        }
+        scene.wait_traced(&id, false);
+        let shown = thread::scope(|s| {
+            let trace = s.spawn(|| scene.proxy.client(&["trace", &id, "--count", "6"]));
+            scene.wait_traced(&id, true);
+            (0..6).for_each(|n| round_trip(&mut connection, &[n; 100]));
+            trace.join().unwrap()
+        });
+        let lines: Vec<_> = shown.lines().collect();
+        assert!(lines.len() == 7 && lines[1].starts_with("  0.000000  client  host "), "{shown}");
+        assert!(lines[1..].iter().all(|l| l.ends_with("forwarded") && l.len() <= 130), "{shown}");
+    }
+    assert!(scene.proxy.client_error(&["trace", "999"]).contains("there is no flow 999"));
+}
+
+#[test]
+fn needs_root_and_bpf_a_trace_goes_on_across_a_splice_and_ends_with_its_flow() {
+    let scene = Scene::new();
+    let (mut connection, id) = scene.copied(Family::V4);
+    let mut tracer = Tracer::of(&scene, &id, &["--seconds", "25"]);
+    round_trip(&mut connection, &[8; 1000]);
+    scene.proxy.client(&["splice", &id]);
+    scene.wait_state(connection.local_addr().unwrap(), "spliced");
+    round_trip(&mut connection, &[9; 1001]);
+    scene.at_rest(&id, "path/unacked"); // or the next segment would be for both
+    scene.proxy.client(&["unsplice", &id]);
+    scene.wait_state(connection.local_addr().unwrap(), "copying");
+    round_trip(&mut connection, &[9; 1002]);
+    drop(connection);
+    let segments = tracer.wait();
+    let found = |leg: &str, from: &str, len: u32, verdict: &str| {
+        let is = |s: &&Value| s["leg"] == leg && s["from"] == from && s["came"]["len"] == len && is_verdict(s, verdict);
+        segments.iter().find(is).unwrap_or_else(|| panic!("{leg} {from} {len} {verdict}: {segments:#?}"))
+    };
+    for leg in ["client", "server"] {
+        // the socket's numbers are those of the wire before the first splice
+        let (up, down) = (found(leg, "host", 1000, "local"), found(leg, "socket", 1000, "local-out"));
+        assert_eq!((&up["came"], &up["to_host"]), (&up["to_socket"], &Value::Null));
+        assert_eq!((&down["came"], &down["to_socket"]), (&down["to_host"], &Value::Null));
+        assert!(found(leg, "host", 1001, "forwarded")["to_host"].is_object());
+        let (up, down) = (found(leg, "host", 1002, "local"), found(leg, "socket", 1002, "local-out"));
+        for (came, left) in [(&up["came"], &up["to_socket"]), (&down["came"], &down["to_host"])] {
+            assert_ne!((&came["seq"], &came["ack"]), (&left["seq"], &left["ack"]), "1001 bytes went past the socket");
+        }
+    }
+}
+
+/// Whoever is killed clears nothing away.
+#[test]
+fn needs_root_and_bpf_a_trace_that_nobody_reads_ends_by_itself() {
+    let mut scene = Scene::new();
+    let (mut connection, id) = scene.copied(Family::V4);
+    scene.proxy.client(&["splice", &id]);
+    let client = connection.local_addr().unwrap();
+    scene.wait_state(client, "spliced");
+    drop(Tracer::of(&scene, &id, &[]));
+    scene.wait_traced(&id, false);
+    let tracer = Tracer::of(&scene, &id, &[]);
+    scene.proxy.kill();
+    drop(tracer);
+    scene.proxy = Scene::proxy(&scene.lab, &scene.dir);
+    let id = scene.wait_state(client, "released");
+    eventually("the end of a trace", || {
+        round_trip(&mut connection, &[7; 1000]);
+        let flow = scene.inspect(&id);
+        let is = |leg: &str| has(&flow[leg]["path"]["flags"], "trace");
+        (!is("client_leg") && !is("server_leg")).then_some(())
+    });
+    let mut tracer = Tracer::of(&scene, &id, &["--count", "4"]);
+    round_trip(&mut connection, &[7; 1000]);
+    round_trip(&mut connection, &[7; 1000]);
+    assert_eq!(tracer.wait().len(), 4);
+    let _tracer = Tracer::of(&scene, &id, &[]);
+    scene.proxy.client(&["stop"]);
+    assert!(scene.proxy.wait().success() && !scene.pins.exist(), "a trace keeps no program from ending");
 }
