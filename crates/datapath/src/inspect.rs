@@ -265,6 +265,11 @@ fn since(seen: u64) -> u64 {
     (monotonic().as_nanos() as u64).saturating_sub(seen) / 1_000_000
 }
 
+/// Bytes from `b` up to `a`; 0 if it is not ahead of it.
+fn ahead(a: u32, b: u32) -> u32 {
+    (a.wrapping_sub(b) as i32).max(0) as u32
+}
+
 fn record(l: &abi::leg) -> RecordDetail {
     let is = |flag: abi::leg_flag| l.flags & flag.0 != 0;
     let switching = [abi::phase::PHASE_TO_FWD, abi::phase::PHASE_TO_LOCAL].contains(&abi::phase(l.phase_out.into()));
@@ -279,7 +284,7 @@ fn record(l: &abi::leg) -> RecordDetail {
         irs: l.irs,
         iss: l.iss,
         max_in: l.max_in,
-        unacked_in: l.max_in.wrapping_sub(l.ack_out),
+        unacked_in: ahead(l.max_in, l.ack_out),
         room_in: l.edge_out.wrapping_sub(l.max_in) as i32,
         bound_in: l.bound_in,
         limit_in: is(abi::leg_flag::LEG_TRIGGER).then_some(l.limit_in),
@@ -287,11 +292,11 @@ fn record(l: &abi::leg) -> RecordDetail {
         edge_in: l.edge_in,
         tsval_in: l.tsval_in,
         max_out: l.max_out,
-        unacked_out: l.max_out.wrapping_sub(l.ack_in),
+        unacked_out: ahead(l.max_out, l.ack_in),
         room_out: l.edge_in.wrapping_sub(l.max_out) as i32,
         local_out: l.local_out,
         bound_out: l.bound_out,
-        undrained: switching.then(|| (l.bound_out.wrapping_sub(l.ack_in) as i32).max(0) as u32),
+        undrained: switching.then(|| ahead(l.bound_out, l.ack_in)),
         ack_out: l.ack_out,
         win_out: l.win_out,
         edge_out: l.edge_out,
@@ -367,7 +372,7 @@ impl Datapath {
             end: view.end,
             wraps: view.wraps,
             sent: view.sent,
-            unacked: back.filter(|_| led).map(|back| view.sent.wrapping_sub(back.max_ack)),
+            unacked: back.filter(|_| led).map(|back| ahead(view.sent, back.max_ack)),
             max_ack: view.max_ack,
             window_least: least << scale_in,
             window_most: most << scale_in,

@@ -70,6 +70,9 @@ pub enum TraceError {
     /// Nothing is traced without a data path.
     #[error("no flow of this process can be traced: {0}")]
     NoDatapath(Refusal),
+    /// The data path has no entries of it.
+    #[error("flow {0} is only copied: the data path does not see it")]
+    OnlyCopied(u64),
     /// One flow at a time.
     #[error("another flow is being traced")]
     Busy,
@@ -90,6 +93,9 @@ impl Splicer {
         let (Some(d), Some([client, server])) = (self.datapath(), self.legs_of(id)) else {
             return Err(TraceError::NoFlow(id));
         };
+        if d.path(&client).is_none() && d.path(&server).is_none() {
+            return Err(TraceError::OnlyCopied(id));
+        }
         let mut looked = Instant::now();
         let traced = d.trace([&client, &server], |segment| {
             if segment.is_none() && looked.elapsed() > LOOK {

@@ -80,8 +80,8 @@ fn report(flow: &Value) -> String {
 
 fn leg(page: &mut Page, side: &str, leg: &Value) {
     page.title(&format!("{side}'s leg: {} (the {side}) <-> {} (here)", text(leg, "remote"), text(leg, "local")));
-    page.line("from the host", phase(&leg["phase_in"]));
-    page.line("to the host", phase(&leg["phase_out"]));
+    page.line("from the host", &phase(&leg["phase_in"], "bound_in"));
+    page.line("to the host", &phase(&leg["phase_out"], "bound_out"));
     if let Some(received) = leg["received"].as_u64() {
         page.line("received", &format!("{} since its SYN", exactly(received)));
     }
@@ -90,13 +90,17 @@ fn leg(page: &mut Page, side: &str, leg: &Value) {
     socket(page, &leg["socket"]);
 }
 
-fn phase(phase: &Value) -> &'static str {
+fn phase(phase: &Value, bound: &str) -> String {
     match phase.as_str() {
-        Some("local") => "local: the proxy copies",
-        Some("to-forwarding") => "to-forwarding: below bound_in the proxy, which drains; from there on the data path",
-        Some("forwarding") => "forwarding: the data path",
-        Some("to-local") => "to-local: below bound_in the data path, until it is acknowledged; from there on the proxy",
-        _ => "not tracked by the data path",
+        Some("local") => "local: the proxy copies".into(),
+        Some("to-forwarding") => {
+            format!("to-forwarding: below {bound} the proxy, which drains; from there on the data path")
+        }
+        Some("forwarding") => "forwarding: the data path".into(),
+        Some("to-local") => {
+            format!("to-local: below {bound} the data path, until it is acknowledged; from there on the proxy")
+        }
+        _ => "not tracked by the data path".into(),
     }
 }
 
@@ -125,7 +129,9 @@ fn record(page: &mut Page, r: &Value) {
     page.number("edge_out", &r["edge_out"], &format!("it may send up to here: {} more", unit(r, "room_in")));
     let last = format!("the socket's last acknowledgement, with a window of {}", unit(r, "win_local"));
     page.number("ack_local", &r["ack_local"], &last);
-    page.number("bound_in", &r["bound_in"], "of the last switch");
+    if r["peer"].is_string() {
+        page.number("bound_in", &r["bound_in"], "of the last switch");
+    }
     if r["limit_in"].is_u64() {
         page.number("limit_in", &r["limit_in"], "may be forwarded up to here");
     }
@@ -138,9 +144,11 @@ fn record(page: &mut Page, r: &Value) {
     page.number("local_out", &r["local_out"], "sent by the socket up to here");
     page.number("ack_in", &r["ack_in"], "acknowledged by it");
     page.number("edge_in", &r["edge_in"], &format!("it has room up to here: {} more", unit(r, "room_out")));
-    let drains =
-        r["undrained"].as_u64().map(|n| format!("of the switch under way: {n} bytes to be acknowledged before"));
-    page.number("bound_out", &r["bound_out"], drains.as_deref().unwrap_or("of the last switch"));
+    if r["peer"].is_string() {
+        let drains = r["undrained"].as_u64();
+        let drains = drains.map(|n| format!("of the switch under way: {n} bytes to be acknowledged before"));
+        page.number("bound_out", &r["bound_out"], drains.as_deref().unwrap_or("of the last switch"));
+    }
     page.line("  numbers", "");
     page.number("irs", &r["irs"], "the host's first");
     page.number("iss", &r["iss"], "our first");

@@ -120,6 +120,7 @@ fn a_flow_is_listed_with_the_reason_why_it_is_copied() {
     let report = proxy.client(&["inspect", &id]);
     assert!(report.starts_with(&format!("flow {id}: plug, copying")) && report.contains("policy"), "{report}");
     assert_eq!(proxy.client_error(&["inspect", "99"]), "longsplice: there is no flow 99\n");
+    assert!(proxy.client_error(&["trace", &id]).contains("no flow of this process can be traced: policy"));
     for command in ["splice", "unsplice"] {
         let why = proxy.client_error(&[command, &flow["id"].to_string()]);
         assert!(why.contains("policy"), "{why}");

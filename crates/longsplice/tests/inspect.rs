@@ -18,6 +18,8 @@ use std::{
 const PARKED: u16 = 7000;
 /// Spliced and released at once.
 const RELEASED: u16 = 7001;
+/// Never spliced.
+const COPIED: u16 = 7002;
 
 struct Scene {
     lab: Lab,
@@ -41,6 +43,7 @@ impl Scene {
             let policies = [
                 (PARKED, "splice = 1000000000, release_after = \"never\""),
                 (RELEASED, "splice = \"at-once\", release_after = 0.1"),
+                (COPIED, "splice = \"never\""),
             ];
             for (port, policy) in policies {
                 let (front, server) = (front(family, port), topology::SERVER.port(family, port));
@@ -406,4 +409,17 @@ fn needs_root_and_bpf_a_trace_that_nobody_reads_ends_by_itself() {
     let _tracer = Tracer::of(&scene, &id, &[]);
     scene.proxy.client(&["stop"]);
     assert!(scene.proxy.wait().success() && !scene.pins.exist(), "a trace keeps no program from ending");
+}
+
+#[test]
+fn needs_root_and_bpf_a_flow_that_is_only_copied_has_sockets_and_nothing_else() {
+    let scene = Scene::new();
+    let mut connection = scene.connect(Family::V6, COPIED);
+    round_trip(&mut connection, &[7; 5000]);
+    let id = scene.wait_state(connection.local_addr().unwrap(), "copying");
+    let flow = scene.inspect(&id);
+    assert_eq!((both(&flow, "record"), both(&flow, "path"), both(&flow, "phase_in")), Default::default());
+    assert_eq!((&flow["refusal"], &flow["server_leg"]["socket"]["state"]), (&"policy".into(), &"established".into()));
+    assert!(scene.proxy.client(&["inspect", &id]).contains("not tracked by the data path"));
+    assert!(scene.proxy.client_error(&["trace", &id]).contains(&format!("flow {id} is only copied")));
 }
