@@ -227,7 +227,7 @@ static __noinline int add(struct path_args *args)
 			return 0;
 		forget(&args->key);
 	}
-	count(V_TABLE_FULL);
+	count_only(V_TABLE_FULL);
 	if (!client || !is_spare(client))
 		return -1;
 	forget(&args->other);
@@ -244,6 +244,17 @@ static __always_inline void untap(struct tuple *t)
 		__sync_fetch_and_and(&l->flags, ~LEG_TAP);
 	if (p)
 		__sync_fetch_and_and((__u64 *)&p->max_ack, ~((__u64)VIA_TAP << 32));
+}
+
+/* Somebody wants to see the leg's segments, or does not any more. */
+static __always_inline void set_trace(const struct path_args *args)
+{
+	struct path *p = find_path(&args->key);
+
+	if (p && args->op == PATH_TRACED)
+		__sync_fetch_and_or(&p->word.all, (__u64)PATH_TRACE << 48);
+	else if (p)
+		__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_TRACE << 48));
 }
 
 /* The next hop of a flow changes. As path_args.result. */
@@ -377,6 +388,8 @@ int path_entry(struct path_args *ctx)
 	args.result = !found;
 	if (args.op == PATH_UNTAP)
 		untap(&args.key);
+	else if (args.op == PATH_TRACED || args.op == PATH_UNTRACED)
+		set_trace(&args);
 	else if (args.op == PATH_UNSEEN)
 		mistrust(&args.key);
 	else if (args.op == PATH_ADD)

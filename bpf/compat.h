@@ -16,5 +16,6 @@ struct bpf_iter_num {
 /* enum tcx_action_base, since 6.6; as macros they may shadow the enumerators */
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
+#define TCX_REDIRECT 7
 
 #endif

@@ -120,7 +120,7 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 
 	if ((flags & ~0xc8) != TH_ACK || f->summed == SUMMED_COMPLETE)
 		return UNUSUAL; /* ACK, perhaps PSH, ECE, CWR */
-	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_CROSS))
+	if (w.flags & (PATH_DEAD | PATH_PEER_FIN | PATH_STRIP_TS | PATH_STRIP_SACK | PATH_CROSS | PATH_TRACE))
 		return UNUSUAL;
 	if (unmark && f->ecn == ECN_CE)
 		return UNUSUAL;
@@ -324,7 +324,7 @@ static __always_inline int forwarded(struct __sk_buff *skb, const struct frame *
 {
 	if (f->ip_len < f->len && bpf_skb_change_tail(skb, ETH_LEN + f->ip_len, 0)) /* padding is of this link alone */
 		return drop(V_REWRITE_FAILED);
-	count(V_FORWARDED);
+	count_only(V_FORWARDED);
 	return leave_by(v);
 }
 

@@ -131,6 +131,7 @@ enum path_flag {
 	PATH_IDENTITY = 1 << 11, /* both connections have the same addresses, ports and numbers: nothing to rewrite but IP */
 	PATH_ECT = 1 << 12,      /* the sender has negotiated congestion marks: what it sends may be marked */
 	PATH_ECN = 1 << 13,      /* ... and so has the receiver: marks pass */
+	PATH_TRACE = 1 << 14,    /* segments are traced (trace.h); in control mode, too */
 };
 
 /* Changes as one 64-bit word, so that an unsplice can stop it at a definite position. */
@@ -265,6 +266,31 @@ struct tap_record {
 	__u32 len;        /* bytes that follow */
 };
 
+/* A segment as it came, or as a copy of it left; host order. */
+struct trace_copy {
+	__u32 seq, ack;
+	__u32 len;   /* payload, bytes */
+	__u16 win;   /* as in the header */
+	__u8 flags;  /* of the TCP header: its 14th byte */
+	__u8 is;     /* there is such a copy */
+};
+
+/* A segment of a flow that is traced. */
+struct trace_record {
+	struct tuple leg;  /* where it came in, or whose socket has sent it */
+	__u32 from_socket;
+	__u64 when;        /* ns, CLOCK_MONOTONIC */
+	__u64 verdicts;    /* bits by enum verdict: a segment may be counted more than once */
+	struct trace_copy came, forwarded, local;
+};
+
+/* Indices of `tracing`. */
+enum trace_word {
+	TRACE_UNTIL = 0, /* ns, CLOCK_MONOTONIC: whoever traces moves it on, and when it has passed, traces end by themselves */
+	TRACE_LOST = 1,  /* records for which there was no room */
+	TRACE_MAX = 2,
+};
+
 struct event {
 	struct tuple leg;
 	enum event_kind kind;
@@ -357,6 +383,8 @@ enum path_op {
 	PATH_MOVE = 12,   /* an entry in forwarding mode whose next hop is p_other.via gets p.p.via */
 	PATH_STOPPED = 13, /* as PATH_NEXT, of those that are not in forwarding mode */
 	PATH_HOP = 14,     /* the leg's record gets the next hop p.p.via, for what is forwarded to its host in a switch */
+	PATH_TRACED = 15,   /* PATH_TRACE is set */
+	PATH_UNTRACED = 16, /* ... or cleared */
 };
 
 /* User space's way to one path entry. */

@@ -103,7 +103,7 @@ int guard(struct bpf_nf_ctx *ctx)
 	if (!(p->word.flags & PATH_SPLICED) &&
 	    (!l || !(l->phase_in | l->phase_out | l->shim_in | l->shim_out | l->shim_ts)))
 		return PASS;
-	count(V_UNWATCHED);
+	count_only(V_UNWATCHED);
 	return STOP;
 }
 

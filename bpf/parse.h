@@ -31,6 +31,9 @@ struct scratch {
 	__u8 mac[12];       /* Ethernet addresses as they came */
 	__u8 hop[12];       /* ... of the forwarded copy */
 	__u32 ifindex;      /* its device */
+	__u32 came;         /* payload as it came, bytes */
+	__u8 traced;        /* PATH_TRACE */
+	__u64 verdicts;     /* bits by enum verdict, so far */
 };
 
 struct {
@@ -137,6 +140,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	int r = PARSED_TCP;
 
 	sc->egress = egress;
+	sc->traced = sc->verdicts = 0;
 	sc->fragment = sc->more = sc->frag_at = sc->foreign = 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = (void *)sc->l3;
@@ -220,7 +224,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	sc->s.win = bpf_ntohs(th->window);
 	sc->s.urg = bpf_ntohs(th->urg_ptr);
 	sc->s.flags = sc->orig[13];
-	sc->s.len = sc->pkt_len - sc->ihl - sc->doff;
+	sc->s.len = sc->came = sc->pkt_len - sc->ihl - sc->doff;
 	return r;
 }
 

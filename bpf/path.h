@@ -235,7 +235,7 @@ static __always_inline void splice_path(enum splice_step step, struct leg *from,
 		if (step != PREPARE)
 			set_limit(from, trigger);
 		w = path_word(from, to);
-		w.flags |= path_identity(p, &in->leg, &out->leg) | cross;
+		w.flags |= path_identity(p, &in->leg, &out->leg) | cross | (p->word.flags & PATH_TRACE);
 		if (step == PREPARE)
 			w.flags &= ~PATH_SPLICED;
 		else

@@ -26,12 +26,13 @@
 #include "ecn.h"
 #include "switch.h"
 #include "path.h"
-#include "verdict.h"
 #include "parse.h"
+#include "verdict.h"
 #include "sum.h"
 #include "rewrite.h"
 #include "table.h"
 #include "tap.h"
+#include "trace.h"
 #include "hold.h"
 #include "meet.h"
 #include "track.h"
@@ -559,12 +560,14 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 		struct path4 *p4 = find4(&k);
 
 		p = p4 ? &p4->p : NULL;
+		sc->traced = p && p->word.flags & PATH_TRACE;
 		if (p4 && parsed == PARSED_TCP && (p4->p.word.flags & PATH_SPLICED))
 			return fast_ingress(skb, sc, &p4->p, NULL);
 	} else {
 		struct path6 *p6 = find6(&sc->t);
 
 		p = p6 ? &p6->p : NULL;
+		sc->traced = p && p->word.flags & PATH_TRACE;
 		if (p6 && parsed == PARSED_TCP && (p6->p.word.flags & PATH_SPLICED))
 			return fast_ingress(skb, sc, &p6->p, p6->remote);
 	}
@@ -649,7 +652,9 @@ int ingress(struct __sk_buff *skb)
 		r = decide(skb, parsed);
 	if (r == TCX_NEXT && sc->foreign)
 		skb->mark = MARK_FOREIGN;
-	return r == RETRY ? drop(V_STALE_CPU) : r;
+	if (r == RETRY)
+		r = drop(V_STALE_CPU);
+	return sc->traced ? trace(skb, r) : r;
 }
 
 /* ---- from a local socket ---- */
@@ -723,6 +728,7 @@ int egress(struct __sk_buff *skb)
 {
 	struct scratch *sc;
 	struct path *p;
+	int r;
 
 	if (skb->mark == MARK_HELD)
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
@@ -737,15 +743,18 @@ int egress(struct __sk_buff *skb)
 			track_egress(skb);
 		return TCX_NEXT;
 	}
+	sc->traced = !!(p->word.flags & PATH_TRACE);
 	if (p->word.flags & PATH_SPLICED) {
 		if ((p->word.flags & PATH_DEAD) && (sc->s.flags & TH_RST))
 			return TCX_NEXT;
 		if (!bpf_map_lookup_elem(&legs, &sc->t))
 			return drop(V_LOCAL_MUTED); /* released: a socket that is no more */
 		slow_egress(skb); /* it is muted, but what it says is remembered */
-		return TCX_DROP;
+		r = TCX_DROP;
+	} else {
+		r = slow_egress(skb);
 	}
-	return slow_egress(skb);
+	return sc->traced ? trace(skb, r) : r;
 }
 
 #include "guard.h"

@@ -13,6 +13,8 @@ const volatile struct handshake handshake_layout;
 const volatile struct held_record held_record_layout;
 const volatile enum held_bytes held_bytes_layout;
 const volatile enum listens listens_layout;
+const volatile struct trace_record trace_record_layout;
+const volatile enum trace_word trace_word_layout;
 
 #define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
 #define MAX_REMOTES 65536 /* flows between IPv4 and IPv6 */
@@ -137,12 +139,25 @@ struct {
 	__type(value, __u64); /* when, ns, CLOCK_MONOTONIC, coarse; lowest bit: it was answered */
 } answered SEC(".maps");
 
-static __always_inline void count(__u32 verdict)
+/* By itself where there is nothing to trace: the short way, and programs that handle no packet of a leg. */
+static __always_inline void count_only(__u32 verdict)
 {
 	__u64 *n = bpf_map_lookup_elem(&verdicts, &verdict);
 
 	if (n)
 		(*n)++;
+}
+
+_Static_assert(V_MAX <= 64, "a word has a bit for each verdict");
+
+/* ... and notes it for a trace. */
+static __always_inline void count(__u32 verdict)
+{
+	struct scratch *sc = scratch();
+
+	count_only(verdict);
+	if (sc)
+		sc->verdicts |= 1ull << verdict;
 }
 
 static __always_inline int drop(__u32 verdict)

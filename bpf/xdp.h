@@ -80,7 +80,7 @@ int early(struct xdp_md *ctx)
 		return XDP_PASS;
 	if (f.ip_len < f.len && bpf_xdp_adjust_tail(ctx, (int)(f.ip_len - f.len))) /* padding is of this link alone */
 		return XDP_DROP;
-	count(V_FORWARDED_EARLY);
+	count_only(V_FORWARDED_EARLY);
 	return bpf_redirect(v->ifindex, 0);
 }
 

@@ -37,11 +37,17 @@ fn names(object: &Path) -> String {
         all.iter().map(|m| (m.name.and_then(name).expect("a name with the prefix"), m.value)).collect()
     };
     let mut text = String::new();
-    for (of, prefix, name, kind) in
-        [("leg_flag", "LEG_", "LegFlags", "u32"), ("path_flag", "PATH_", "PathFlags", "u16")]
-    {
-        let constant = |(flag, value): (String, i64)| format!("    pub const {flag}: {kind} = {value:#x};\n");
-        let constants: String = members(of, prefix).into_iter().map(constant).collect();
+    let flags = [
+        ("leg_flag", "LEG_", "LegFlags", "u32"),
+        ("path_flag", "PATH_", "PathFlags", "u16"),
+        ("via_flag", "VIA_", "ViaFlags", "u32"),
+    ];
+    for (of, prefix, name, kind) in flags {
+        let all = members(of, prefix);
+        let constant = |(flag, value): &(String, i64)| format!("    pub const {flag}: {kind} = {value:#x};\n");
+        let mut constants: String = all.iter().map(constant).collect();
+        let named: String = all.iter().map(|(flag, value)| format!("({flag:?}, {value:#x}), ")).collect();
+        constants += &format!("    /// Names and bits.\n    pub const ALL: &[(&str, u32)] = &[{named}];\n");
         let allow = "#[allow(missing_docs)]";
         text += &format!("/// Bits of `enum {of}`.\n{allow}\n#[derive(Debug)]\npub struct {name};\n");
         text += &format!("{allow}\nimpl {name} {{\n{constants}}}\n");

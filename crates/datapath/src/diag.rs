@@ -1,15 +1,16 @@
-//! Whether the kernel has a socket of a connection: sock_diag (<linux/inet_diag.h>), many questions at a time. And the end of one
-//! that nobody holds.
+//! Whether the kernel has a socket of a connection: sock_diag (<linux/inet_diag.h>), many questions at a time; the state of
+//! one socket, and the end of one that nobody holds.
 
 use crate::{
     Tuple,
-    netlink::{Netlink, request},
+    netlink::{Netlink, attributes, find, number, request},
 };
 use nix::{
     errno::Errno,
     libc,
     sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket},
 };
+use serde::Serialize;
 use std::{
     io,
     net::{IpAddr, SocketAddr, TcpListener},
@@ -22,6 +23,10 @@ const HEADER: usize = 16;
 const QUESTION: usize = HEADER + 56;
 /// Where `struct inet_diag_msg` has the state.
 const STATE: usize = HEADER + 1;
+/// Of `struct inet_diag_msg`, bytes.
+const MESSAGE: usize = 72;
+/// Where it has the inode; 0: no process holds the socket.
+const INODE: usize = 68;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 /// Of <net/tcp_states.h>. One that is being opened from outside is TCP_SYN_RECV here, whatever the kernel calls it inside.
@@ -107,7 +112,6 @@ impl Sockets {
 /// host may hear of it.
 pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {
     const COOKIE: usize = 44;
-    const INODE: usize = 68;
     // <net/tcp_states.h>: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING
     const CLOSING: [u8; 5] = [4, 5, 6, 9, 11];
     let mut netlink = Netlink::sockets()?;
@@ -124,6 +128,128 @@ pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {
     let at = which.len() - 8;
     which[at..].copy_from_slice(cookie); // this one and no other
     netlink.ask(&request(SOCK_DESTROY, libc::NLM_F_ACK, &which, &[])).map(|_| true)
+}
+
+/// What the kernel knows of a socket (`struct inet_diag_msg`, `struct tcp_info`).
+#[derive(Clone, Debug, Serialize)]
+pub struct SocketState {
+    /// Of the connection (RFC 9293, 3.3.2).
+    pub state: &'static str,
+    /// A process holds it; otherwise the kernel closes it by itself.
+    pub is_held: bool,
+    /// Bytes that have come and were not read.
+    pub unread: u32,
+    /// Bytes that were written and not acknowledged, sent or not.
+    pub unacked: u32,
+    /// What it waits for: `retransmit`, `keepalive`, `time-wait`, `probe` (of a window that is closed), or nothing.
+    pub timer: Option<&'static str>,
+    /// Milliseconds until then.
+    pub timer_ms: u32,
+    /// `struct tcp_info`; none in TIME-WAIT.
+    pub info: Option<TcpInfo>,
+}
+
+/// A part of `struct tcp_info`.
+#[derive(Clone, Debug, Serialize)]
+pub struct TcpInfo {
+    /// Timeouts in a row of the segment that is not acknowledged.
+    pub retransmits: u8,
+    /// Probes in a row that were not answered.
+    pub probes: u8,
+    /// Retransmission timeout, microseconds.
+    pub rto_us: u32,
+    /// Smoothed round-trip time, microseconds.
+    pub rtt_us: u32,
+    /// MSS for sending, bytes.
+    pub snd_mss: u32,
+    /// Congestion window, segments.
+    pub snd_cwnd: u32,
+    /// Segments that were sent and not acknowledged.
+    pub unacked: u32,
+    /// Of these, segments that are taken for lost.
+    pub lost: u32,
+    /// Segments sent again since the connection began.
+    pub total_retrans: u32,
+    /// MTU of the path, bytes.
+    pub pmtu: u32,
+    /// Milliseconds since data were sent last.
+    pub last_data_sent_ms: u32,
+    /// Milliseconds since data came last.
+    pub last_data_recv_ms: u32,
+    /// Milliseconds since an acknowledgement came last.
+    pub last_ack_recv_ms: u32,
+    /// Bytes written and not sent yet.
+    pub notsent: Option<u32>,
+    /// The window that the host has announced, bytes.
+    pub snd_wnd: Option<u32>,
+}
+
+impl TcpInfo {
+    /// Offsets are those of `struct tcp_info` in <linux/tcp.h>, to which kernels only add.
+    fn read(info: &[u8]) -> Option<TcpInfo> {
+        let word = |at: usize| number(info.get(at..)?);
+        Some(TcpInfo {
+            retransmits: *info.get(2)?,
+            probes: *info.get(3)?,
+            rto_us: word(8)?,
+            rtt_us: word(68)?,
+            snd_mss: word(16)?,
+            snd_cwnd: word(80)?,
+            unacked: word(24)?,
+            lost: word(32)?,
+            total_retrans: word(100)?,
+            pmtu: word(60)?,
+            last_data_sent_ms: word(44)?,
+            last_data_recv_ms: word(52)?,
+            last_ack_recv_ms: word(56)?,
+            notsent: word(144),
+            snd_wnd: word(228),
+        })
+    }
+}
+
+/// The kernel's socket of a connection; `None`: there is none, or it does not say.
+pub(crate) fn socket_state(t: &Tuple) -> Option<SocketState> {
+    const INET_DIAG_INFO: u16 = 2;
+    // of <net/tcp_states.h>, from 1 on
+    const STATES: [&str; 12] = [
+        "established",
+        "syn-sent",
+        "syn-received",
+        "fin-wait-1",
+        "fin-wait-2",
+        "time-wait",
+        "closed",
+        "close-wait",
+        "last-ack",
+        "listen",
+        "closing",
+        "syn-received",
+    ];
+    let mut which = question(0, t, 0)[HEADER..].to_vec();
+    which[2] = 1 << (INET_DIAG_INFO - 1); // idiag_ext
+    let found = Netlink::sockets().and_then(|mut n| n.ask(&request(SOCK_DIAG_BY_FAMILY, 0, &which, &[]))).ok()?;
+    let word = |at: usize| number(found.get(at..)?);
+    let state = *found.get(1)?;
+    if [TCP_LISTEN, TCP_SYN_RECV].contains(&state) {
+        return None; // of other connections
+    }
+    let info = attributes(found.get(MESSAGE..)?);
+    Some(SocketState {
+        state: STATES.get(usize::from(state).wrapping_sub(1))?,
+        is_held: word(INODE)? != 0,
+        unread: word(56)?,
+        unacked: word(60)?,
+        timer: match found[2] {
+            1 => Some("retransmit"),
+            2 => Some("keepalive"),
+            3 => Some("time-wait"),
+            4 => Some("probe"),
+            _ => None,
+        },
+        timer_ms: word(52)?,
+        info: find(&info, INET_DIAG_INFO).and_then(TcpInfo::read),
+    })
 }
 
 /// `number` comes back with the answer.

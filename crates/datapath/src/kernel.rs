@@ -234,6 +234,8 @@ pub struct Datapath {
     pub(crate) conntrack: Conntrack,
     /// One switch at a time: user space is the only one to begin them but for triggers.
     pub(crate) switching: Mutex<()>,
+    /// One trace at a time.
+    pub(crate) one_trace: Mutex<()>,
     pub(crate) wake: EventFd,
     pub(crate) rest: Rest,
 }
@@ -343,6 +345,8 @@ impl Datapath {
             verdicts: handle(&m.verdicts)?,
             events: handle(&m.events)?,
             taps: handle(&m.taps)?,
+            traces: handle(&m.traces)?,
+            tracing: handle(&m.tracing)?,
             held: handle(&m.held)?,
             holding: handle(&m.holding)?,
             handshakes: handle(&m.handshakes)?,
@@ -396,6 +400,7 @@ impl Datapath {
             devices: options.devices.clone(),
             xdp: options.xdp.clone(),
             switching: Mutex::new(()),
+            one_trace: Mutex::new(()),
             wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
             rest: Rest::default(),
         })

@@ -15,6 +15,7 @@ mod guard;
 mod held;
 mod hold;
 mod idle;
+mod inspect;
 mod install;
 mod kernel;
 mod load;
@@ -31,6 +32,7 @@ mod sockets;
 mod switch;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 mod vias;
 mod ways;
 
@@ -38,9 +40,10 @@ mod ways;
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{
-        abi, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, limit, listen_key, listens,
-        path, path_args, path_op, path_word, path6, phase, switch_args, switch_call, switch_op, switch_result,
-        tap_record, train, train_key, tuple, verdict, via, via_flag,
+        abi, embryo, event, event_kind, half, handshake, held_bytes, held_record, hop, leg, leg_flag, limit,
+        listen_key, listens, path, path_args, path_flag, path_op, path_word, path6, phase, switch_args, switch_call,
+        switch_op, switch_result, tap_record, trace_copy, trace_record, trace_word, train, train_key, tuple, verdict,
+        via, via_flag,
     };
     #[cfg(feature = "model")]
     pub use crate::skel::types::{edit, seg};
@@ -54,7 +57,7 @@ mod skel {
 
 pub use conntrack::{ConntrackCounts, conntrack};
 pub use devices::{Device, devices};
-pub use diag::{Claim, Sockets};
+pub use diag::{Claim, SocketState, Sockets, TcpInfo};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
@@ -62,6 +65,7 @@ pub use guard::has_guard;
 pub use held::Mended;
 pub use hold::{Held, WayBack};
 pub use idle::{Idle, IdleEntry};
+pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::{Datapath, OpenError, Options, TestContext};
 pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernels};
@@ -72,3 +76,4 @@ pub use pins::{Holdings, default_pin, flush, records, remove_dead};
 pub use released::{Recreated, Released, Resets, monotonic};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
 pub use switch::{Frozen, Half, Limit, SwitchError, Switched, can_fit};
+pub use trace::{Numbers, Traced};

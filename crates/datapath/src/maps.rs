@@ -33,7 +33,7 @@ fn words(ip: IpAddr) -> [u32; 4] {
     std::array::from_fn(|i| u32::from_ne_bytes([o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]]))
 }
 
-fn address(w: [u32; 4]) -> IpAddr {
+pub(crate) fn address(w: [u32; 4]) -> IpAddr {
     let mut o = [0; 16];
     for (i, x) in w.iter().enumerate() {
         o[4 * i..4 * i + 4].copy_from_slice(&x.to_ne_bytes());
@@ -93,6 +93,8 @@ unsafe impl Pod for abi::train {}
 unsafe impl Pod for abi::tap_record {}
 // SAFETY: as above.
 unsafe impl Pod for abi::handshake {}
+// SAFETY: as above.
+unsafe impl Pod for abi::trace_record {}
 // SAFETY: an integer.
 unsafe impl Pod for u32 {}
 // SAFETY: as above.
@@ -201,7 +203,7 @@ impl LegView {
 
 /// As wide as `path.via`.
 const VIA_TAP: u16 = names::VIA_TAP as u16;
-const VIA_INDEX: u16 = names::VIA_INDEX as u16;
+pub(crate) const VIA_INDEX: u16 = names::VIA_INDEX as u16;
 
 /// One direction's entry.
 #[derive(Clone, Copy, Debug)]
@@ -291,6 +293,8 @@ pub(crate) struct Maps {
     pub verdicts: MapHandle,
     pub events: MapHandle,
     pub taps: MapHandle,
+    pub traces: MapHandle,
+    pub tracing: MapHandle,
     pub held: MapHandle,
     pub holding: MapHandle,
     pub handshakes: MapHandle,
@@ -350,7 +354,7 @@ impl Maps {
     }
 
     /// The entry as it is; of an IPv4 leg, `remote` means nothing.
-    fn entry(&self, t: &Tuple) -> Option<abi::path6> {
+    pub fn entry(&self, t: &Tuple) -> Option<abi::path6> {
         let args = self.path_op(abi::path_op::PATH_GET, t, abi::path6::default()).ok()?;
         (args.result == 0).then_some(args.p)
     }

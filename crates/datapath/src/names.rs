@@ -1,6 +1,7 @@
 //! Constants of `bpf/flow.h`, generated from the object's BTF at build time.
 
 use crate::abi;
+use serde::Serialize;
 
 pub use generated::*;
 
@@ -10,7 +11,8 @@ mod generated {
 }
 
 /// Who owns the bytes of one direction of a flow (`enum phase`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Phase {
     /// The proxy: control mode.

@@ -23,6 +23,7 @@ mod errand;
 mod foreign;
 mod guard;
 mod holder;
+mod inspect;
 mod keeper;
 mod leg;
 mod lingering;
@@ -41,6 +42,7 @@ mod tap;
 mod types;
 
 pub use foreign::{ForeignCounts, ForeignListener};
+pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use refusal::{Refusal, Tally};

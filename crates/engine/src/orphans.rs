@@ -106,7 +106,7 @@ impl Orphan {
         Orphan { id, client, server, since: now, sign: ([(0, 0, 0); 2], now), bytes: [0; 2], state }
     }
 
-    fn legs(&self) -> [&Tuple; 2] {
+    pub fn legs(&self) -> [&Tuple; 2] {
         [&self.client, &self.server]
     }
 

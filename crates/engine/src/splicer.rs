@@ -236,7 +236,7 @@ impl Flow {
         }
     }
 
-    fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
+    pub fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
         let now = *self.now();
         let ends = match now.state {
             FlowState::Copying | FlowState::Unsplicing => None,

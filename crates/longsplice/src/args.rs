@@ -1,5 +1,6 @@
 //! The only table of flags. `--help`, the man page and the parser all come from here.
 
+use crate::control::LONGEST;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{FlowState, PathRule, When};
 use std::path::PathBuf;
@@ -48,6 +49,19 @@ pub enum Command {
     /// One line each: number, protocol, client, server and target, state, bytes from client to server (UP) and back
     /// (DOWN), age, and the stages that segments traverse, or why the flow is not spliced.
     Ls(LsArgs),
+    /// Shows all that is known of one flow, for instance when its connection stands still.
+    ///
+    /// Of each leg: addresses, who owns the bytes (phases), flags, sequence and acknowledgement numbers, windows, timestamps, next
+    /// hop, what happens to packets from its host (path), and what the kernel knows of its socket. Numbers are those of the wire;
+    /// beside them stand differences in bytes. docs/troubleshooting.md explains what to look at first.
+    Inspect(InspectArgs),
+    /// Shows the segments of one flow as they pass, with their numbers as they came and as they left, and what the data path did.
+    ///
+    /// One line for each segment, or two if both the other host and the socket got a copy: seconds since the first one, the leg
+    /// where it came in, from whom, and what the TCP header says (windows without their scale, and . for ACK among the flags); then
+    /// where it went, the numbers that it left with, and the verdicts. Ends after --count segments, after --seconds, or with the
+    /// flow. One flow can be traced at a time; meanwhile forwarding it costs more, as each of its segments takes the general way.
+    Trace(TraceArgs),
     /// Splices a flow now, whatever its policy waits for.
     Splice(Flow),
     /// Takes a spliced flow back into the program, which copies from then on.
@@ -225,6 +239,36 @@ pub struct LsArgs {
 pub struct Flow {
     /// Number of the flow, as `longsplice ls` shows it.
     pub id: u64,
+}
+
+/// Which flow to show, and how.
+#[derive(Debug, clap::Args)]
+pub struct InspectArgs {
+    /// Number of the flow, as `longsplice ls` shows it.
+    pub id: u64,
+
+    /// Prints JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which flow to trace, and for how long.
+#[derive(Debug, clap::Args)]
+pub struct TraceArgs {
+    /// Number of the flow, as `longsplice ls` shows it.
+    pub id: u64,
+
+    /// Ends after so many segments.
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+
+    /// Ends after this time: at most an hour, so that no trace is forgotten.
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=i64::from(LONGEST)))]
+    pub seconds: u32,
+
+    /// Prints JSON, for programs: one object for each segment.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How to stop.

@@ -78,19 +78,28 @@ impl Client {
 
     /// Asks, and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Value, AskError> {
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::WouldBlock => AskError::Silent(self.path.clone()),
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => AskError::HungUp(self.path.clone()),
-            _ => AskError::Socket { path: self.path.clone(), source },
-        };
         let stream = self.stream.get_mut();
-        stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
         let request = Request { version: VERSION, ask };
         let mut line = serde_json::to_string(&request).expect("numbers and words are JSON");
         line.push('\n');
-        stream.write_all(line.as_bytes()).map_err(failed)?;
+        let sent = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.write_all(line.as_bytes()));
+        sent.map_err(|e| self.failed(e))?;
+        self.answer()
+    }
+
+    fn failed(&self, source: io::Error) -> AskError {
+        match source.kind() {
+            io::ErrorKind::WouldBlock => AskError::Silent(self.path.clone()),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => AskError::HungUp(self.path.clone()),
+            _ => AskError::Socket { path: self.path.clone(), source },
+        }
+    }
+
+    /// Waits for an answer: the next one, where there are several.
+    pub fn answer(&mut self) -> Result<Value, AskError> {
         let mut answer = String::new();
-        self.stream.read_line(&mut answer).map_err(failed)?;
+        let read = self.stream.read_line(&mut answer);
+        read.map_err(|e| self.failed(e))?;
         if answer.is_empty() {
             return Err(AskError::HungUp(self.path.clone()));
         }

@@ -5,6 +5,9 @@
 //! ```text
 //! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
 //! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 of those after number 7
+//! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all that is known of it (`FlowDetail`)
+//! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, again and again, at least once a
+//! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, the number of those that are missing
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
@@ -15,7 +18,7 @@
 //! was spliced, `ls` shows. There are no passwords: the socket has mode 0600, and whoever may open it may do everything.
 
 use crate::{paths, run::end_limit};
-use longsplice_engine::{Command, FlowState, Splicer};
+use longsplice_engine::{Command, FlowState, Splicer, TraceError};
 use longsplice_proxy::Server;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde::{Deserialize, Serialize};
@@ -30,12 +33,15 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream, unix::WriteHalf},
-    sync::{Semaphore, mpsc},
+    sync::{
+        Semaphore,
+        mpsc::{self, error::TrySendError},
+    },
     time::timeout,
 };
 
@@ -47,6 +53,10 @@ pub const PAGE: usize = 500;
 const REQUEST: u64 = 4096;
 /// Operators and monitors at a time; more are turned away, so that a leak of theirs does not become one of ours.
 const CLIENTS: usize = 32;
+/// A trace ends after so many seconds, for it may be forgotten.
+pub const LONGEST: u32 = 3600;
+/// Segments that wait for a client to read them, some 3 MB: one that is slower misses some.
+const WAITING: usize = 10_000;
 /// A client that says nothing for so long is hung up on.
 const SILENCE: Duration = Duration::from_secs(60);
 /// A client that does not read its answer for so long, too.
@@ -77,6 +87,21 @@ pub enum Ask {
         /// Those in this state; null: in any.
         #[serde(default)]
         state: Option<FlowState>,
+    },
+    /// One flow in every detail.
+    Inspect {
+        /// Its number.
+        id: u64,
+    },
+    /// The segments of a flow, as they come.
+    Trace {
+        /// Its number.
+        id: u64,
+        /// So many at most; null: all.
+        #[serde(default)]
+        count: Option<u64>,
+        /// For so long, at most [`LONGEST`].
+        seconds: u32,
     },
     /// All counters.
     Counters,
@@ -258,6 +283,10 @@ impl Office {
                     self.list(&mut write, after, limit.unwrap_or(usize::MAX), state).await?;
                     continue;
                 }
+                Ok(Ask::Trace { id, count, seconds }) => {
+                    self.trace(&mut write, id, count.unwrap_or(u64::MAX), seconds.min(LONGEST)).await?;
+                    continue;
+                }
                 Ok(Ask::Stop { drain, flush }) => {
                     let ending = Ending { drain: drain.map(Duration::from_secs), flush };
                     let within = drain.unwrap_or(0).saturating_add(end_limit(self.server.counters().live).as_secs());
@@ -305,9 +334,50 @@ impl Office {
         timeout(SLOWNESS, write.write_all(text.as_bytes())).await?
     }
 
+    /// Something is written at least once a second: a client that has gone is noticed, and so is a process that hangs.
+    async fn trace(&self, write: &mut WriteHalf<'_>, id: u64, mut left: u64, seconds: u32) -> io::Result<()> {
+        const BEAT: Duration = Duration::from_secs(1);
+        const AT_ONCE: usize = 100;
+        let (tell, mut told) = mpsc::channel(WAITING);
+        let (splicer, mut missed) = (self.splicer.clone(), 0);
+        let tracing = tokio::task::spawn_blocking(move || {
+            let lost = splicer.trace(id, |segment| {
+                let Some(segment) = segment else { return !tell.is_closed() };
+                let sent = tell.try_send(segment);
+                missed += u64::from(matches!(sent, Err(TrySendError::Full(_))));
+                !matches!(sent, Err(TrySendError::Closed(_)))
+            })?;
+            Ok::<u64, TraceError>(lost + missed)
+        });
+        let end = Instant::now() + Duration::from_secs(seconds.into());
+        while left > 0 && Instant::now() < end {
+            let mut segments = Vec::new();
+            let wait = BEAT.min(end.saturating_duration_since(Instant::now()));
+            // None at all: the trace has ended. The time is up: nothing has come.
+            if timeout(wait, told.recv_many(&mut segments, AT_ONCE)).await == Ok(0) {
+                break;
+            }
+            segments.truncate(left.try_into().unwrap_or(usize::MAX));
+            left -= segments.len() as u64;
+            let text = json!({ "version": VERSION, "segments": segments }).to_string();
+            timeout(SLOWNESS, write.write_all((text + "\n").as_bytes())).await??;
+        }
+        drop(told);
+        let last = match tracing.await {
+            Ok(Ok(lost)) => json!({ "version": VERSION, "segments": [], "lost": lost }),
+            Ok(Err(e)) => error(&e.to_string()),
+            Err(e) => error(&format!("the trace has failed: {e}")),
+        };
+        timeout(SLOWNESS, write.write_all(format!("{last}\n").as_bytes())).await?
+    }
+
     fn answer(&self, ask: Ask) -> Value {
         match ask {
-            Ask::Ls { .. } | Ask::Stop { .. } => unreachable!("answered by attend()"),
+            Ask::Ls { .. } | Ask::Trace { .. } | Ask::Stop { .. } => unreachable!("answered by attend()"),
+            Ask::Inspect { id } => match self.splicer.inspect(id) {
+                Some(flow) => json!({ "version": VERSION, "flow": flow }),
+                None => no_flow(id),
+            },
             Ask::Counters => self.counters(),
             Ask::Splice { id } => self.command(id, Command::Splice),
             Ask::Unsplice { id } => self.command(id, Command::Unsplice),
@@ -318,11 +388,7 @@ impl Office {
         if let Some(why) = self.splicer.refusal() {
             return error(&format!("no flow of this process can be spliced: {why}"));
         }
-        if self.splicer.command(id, command) {
-            json!({ "version": VERSION, "done": true })
-        } else {
-            error(&format!("there is no flow {id}"))
-        }
+        if self.splicer.command(id, command) { json!({ "version": VERSION, "done": true }) } else { no_flow(id) }
     }
 
     fn counters(&self) -> Value {
@@ -338,6 +404,10 @@ impl Office {
 
 fn error(why: &str) -> Value {
     json!({ "version": VERSION, "error": why })
+}
+
+fn no_flow(id: u64) -> Value {
+    error(&format!("there is no flow {id}"))
 }
 
 fn request(line: &[u8]) -> Result<Ask, String> {
@@ -369,7 +439,13 @@ mod tests {
 
     #[test]
     fn requests_go_there_and_back() {
-        for ask in [Ask::Counters, Ask::Unsplice { id: u64::MAX }, Ask::Stop { drain: Some(5), flush: true }] {
+        for ask in [
+            Ask::Counters,
+            Ask::Inspect { id: 7 },
+            Ask::Trace { id: 7, count: None, seconds: 60 },
+            Ask::Unsplice { id: u64::MAX },
+            Ask::Stop { drain: Some(5), flush: true },
+        ] {
             let line = serde_json::to_string(&Request { version: VERSION, ask }).unwrap() + "\n";
             assert_eq!(request(line.as_bytes()), Ok(ask));
         }

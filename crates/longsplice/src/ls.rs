@@ -153,7 +153,7 @@ fn cells(r: &Row) -> [String; 10] {
 }
 
 /// Targets are what clients sent: nothing of theirs may steer the operator's terminal.
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -173,7 +173,8 @@ pub fn bytes(n: u64) -> String {
     format!("{x:.1} {}", UNITS[unit])
 }
 
-fn age(ms: u64) -> String {
+/// A length of time, as short as is of use.
+pub fn age(ms: u64) -> String {
     match ms / 1000 {
         s @ 0..60 => format!("{s}.{} s", ms / 100 % 10),
         s @ 60..3600 => format!("{}:{:02} min", s / 60, s % 60),

@@ -1,7 +1,8 @@
 //! The program: `longsplice run` and what an operator needs around it.
 //!
 //! `args` is the only table of flags; help texts, man page and this list come from there. `run` is the proxy itself,
-//! `control` its Unix socket, `client` and `ls` the other end of that socket; `doctor`, `demo`, `bench` and `shell` stand alone.
+//! `control` its Unix socket, `client`, `ls`, `inspect` and `trace` the other end of that socket; `doctor`, `demo`,
+//! `bench` and `shell` stand alone.
 
 mod args;
 mod bench;
@@ -9,10 +10,12 @@ mod client;
 mod control;
 mod demo;
 mod doctor;
+mod inspect;
 mod ls;
 mod paths;
 mod run;
 mod shell;
+mod trace;
 
 use args::{Args, Command, LabCommand};
 use clap::{CommandFactory, Parser};
@@ -28,6 +31,8 @@ fn main() -> ExitCode {
     let result = match &args.command {
         Command::Run(run) => run::run(run, control, args.verbose),
         Command::Ls(args) => ls::ls(control, args),
+        Command::Inspect(args) => inspect::inspect(control, args),
+        Command::Trace(args) => trace::trace(control, args),
         Command::Splice(flow) => client::splice(control, flow.id),
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Counters(json) => client::counters(control, json.json),

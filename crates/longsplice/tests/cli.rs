@@ -104,6 +104,23 @@ fn a_flow_is_listed_with_the_reason_why_it_is_copied() {
     assert_eq!((count(&[]), count(&["--limit", "1"]), count(&["--limit", "0"])), (2, 1, 0));
     assert_eq!((count(&["--state", "copying"]), count(&["--state", "spliced"])), (2, 0));
     drop(second);
+    let id = flow["id"].to_string();
+    let detail: Value = serde_json::from_str(&proxy.client(&["inspect", &id, "--json"])).unwrap();
+    assert_eq!(
+        (&detail["state"], &detail["refusal"], &detail["bytes_up"]),
+        (&"copying".into(), &"policy".into(), &5.into())
+    );
+    for leg in ["client_leg", "server_leg"] {
+        assert_eq!((&detail[leg]["record"], &detail[leg]["phase_in"]), (&Value::Null, &Value::Null), "no data path");
+        assert_eq!(
+            (&detail[leg]["socket"]["state"], &detail[leg]["socket"]["unread"]),
+            (&"established".into(), &0.into())
+        );
+    }
+    let report = proxy.client(&["inspect", &id]);
+    assert!(report.starts_with(&format!("flow {id}: plug, copying")) && report.contains("policy"), "{report}");
+    assert_eq!(proxy.client_error(&["inspect", "99"]), "longsplice: there is no flow 99\n");
+    assert!(proxy.client_error(&["trace", &id]).contains("no flow of this process can be traced: policy"));
     for command in ["splice", "unsplice"] {
         let why = proxy.client_error(&[command, &flow["id"].to_string()]);
         assert!(why.contains("policy"), "{why}");
@@ -205,10 +222,10 @@ fn a_process_that_does_not_run_is_named() {
     let mut proxy = Running::copying(&loopback_echo(), &[]);
     proxy.signal(Signal::SIGSTOP);
     thread::scope(|s| {
-        for command in ["ls", "counters", "stop"] {
+        for command in ["ls", "inspect 1", "counters", "stop"] {
             let proxy = &proxy;
             s.spawn(move || {
-                let why = proxy.client_error(&[command]);
+                let why = proxy.client_error(&command.split(' ').collect::<Vec<_>>());
                 assert!(why.contains("no answer within 10 s"), "{command}: {why}");
             });
         }
@@ -307,7 +324,8 @@ fn doctor_says_the_same_to_people_and_programs() {
 fn the_man_page_has_every_command_and_flag() {
     let page = String::from_utf8(longsplice(&["man"]).stdout).unwrap();
     assert!(page.contains(".TH longsplice 1"), "{page}");
-    for command in ["RUN", "LS", "SPLICE", "UNSPLICE", "COUNTERS", "STOP", "DOCTOR", "DEMO", "MAN"] {
+    for command in ["RUN", "LS", "INSPECT", "TRACE", "SPLICE", "UNSPLICE", "COUNTERS", "STOP", "DOCTOR", "DEMO", "MAN"]
+    {
         assert!(page.contains(&format!("LONGSPLICE {command}\"")), "{command}");
     }
     for flag in ["socks5", "plug", "config", "device", "splice", "leave", "copy", "access", "max", "drain", "flush"] {

@@ -1,0 +1,140 @@
+//! One flow in detail, for `longsplice inspect` and `longsplice trace`.
+
+use crate::{
+    FlowStatus, Refusal, Splicer,
+    splicer::{Place, lock},
+};
+use longsplice_datapath::{Datapath, LegDetail, Numbers, Traced, Tuple, untracked};
+use serde::Serialize;
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+/// One live flow in every detail. It goes on while it is looked at: see [`LegDetail`].
+#[derive(Clone, Debug, Serialize)]
+pub struct FlowDetail {
+    /// As lists show it.
+    #[serde(flatten)]
+    pub status: FlowStatus,
+    /// How often it was spliced; `None`: it is of an earlier process.
+    pub splices: Option<u32>,
+    /// Who looks after it.
+    pub place: &'static str,
+    /// The leg of the client.
+    pub client_leg: LegDetail,
+    /// The leg of the server.
+    pub server_leg: LegDetail,
+}
+
+/// One segment of a flow that is traced.
+#[derive(Clone, Debug, Serialize)]
+pub struct TracedSegment {
+    /// Nanoseconds, CLOCK_MONOTONIC.
+    pub when: u64,
+    /// `client` or `server`: the leg where it came in, or whose socket has sent it.
+    pub leg: &'static str,
+    /// `host` or `socket`.
+    pub from: &'static str,
+    /// As it came.
+    pub came: Numbers,
+    /// As it left for a host: the leg's own if the socket has sent it, otherwise that of the other leg.
+    pub to_host: Option<Numbers>,
+    /// As the leg's socket got it.
+    pub to_socket: Option<Numbers>,
+    /// What the data path did with it, by name.
+    pub verdicts: Vec<&'static str>,
+}
+
+impl TracedSegment {
+    fn new(segment: Traced, client: &Tuple) -> TracedSegment {
+        let Traced { leg, from_socket, when, verdicts, came, to_host, to_socket } = segment;
+        TracedSegment {
+            when: when.as_nanos() as u64,
+            leg: if leg == *client { "client" } else { "server" },
+            from: if from_socket { "socket" } else { "host" },
+            came,
+            to_host,
+            to_socket,
+            verdicts,
+        }
+    }
+}
+
+/// Why a flow cannot be traced.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// It is not there, or not any more.
+    #[error("there is no flow {0}")]
+    NoFlow(u64),
+    /// Nothing is traced without a data path.
+    #[error("no flow of this process can be traced: {0}")]
+    NoDatapath(Refusal),
+    /// The data path has no entries of it.
+    #[error("flow {0} is only copied: the data path does not see it")]
+    OnlyCopied(u64),
+    /// One flow at a time.
+    #[error("another flow is being traced")]
+    Busy,
+    /// The kernel refused.
+    #[error("the trace has failed: {0}")]
+    Io(io::Error),
+}
+
+impl Splicer {
+    /// Gives the segments of a flow to `f` until it returns false or the flow has ended, and `None` ten times a second at least. How
+    /// many segments were lost, for `f` was too slow. Blocks: give it a thread of its own. Meanwhile the flow takes the general way,
+    /// which costs more.
+    pub fn trace(&self, id: u64, mut f: impl FnMut(Option<TracedSegment>) -> bool) -> Result<u64, TraceError> {
+        const LOOK: Duration = Duration::from_secs(1);
+        if let Some(why) = self.refusal() {
+            return Err(TraceError::NoDatapath(why));
+        }
+        let (Some(d), Some([client, server])) = (self.datapath(), self.legs_of(id)) else {
+            return Err(TraceError::NoFlow(id));
+        };
+        if d.path(&client).is_none() && d.path(&server).is_none() {
+            return Err(TraceError::OnlyCopied(id));
+        }
+        let mut looked = Instant::now();
+        let traced = d.trace([&client, &server], |segment| {
+            if segment.is_none() && looked.elapsed() > LOOK {
+                looked = Instant::now();
+                if self.legs_of(id).is_none() {
+                    return false;
+                }
+            }
+            f(segment.map(|s| TracedSegment::new(s, &client)))
+        });
+        traced.map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => TraceError::Busy,
+            _ => TraceError::Io(error),
+        })
+    }
+
+    fn legs_of(&self, id: u64) -> Option<[Tuple; 2]> {
+        let orphan = || lock(&self.inner.orphans).get(&id).map(|o| o.legs().map(|leg| *leg));
+        self.flow(id).map(|f| [f.client, f.server]).or_else(orphan)
+    }
+
+    /// A live flow, or one of an earlier process; `None`: there is no such flow.
+    pub fn inspect(&self, id: u64) -> Option<FlowDetail> {
+        let datapath = self.datapath();
+        let Some(flow) = self.flow(id) else {
+            let (status, legs) = lock(&self.inner.orphans).get(&id).map(|o| (o.status(), o.legs().map(|leg| *leg)))?;
+            let [client_leg, server_leg] = datapath?.inspect([&legs[0], &legs[1]], None);
+            return Some(FlowDetail { status, splices: None, place: "the data path alone", client_leg, server_leg });
+        };
+        let status = flow.status(datapath);
+        let (place, released) = match &*flow.place() {
+            Place::Task { .. } => ("a task, which copies or drains", None),
+            Place::Kept(kept) => ("the keeper, while the data path forwards", kept.released),
+            Place::Gone => return None,
+        };
+        let legs = [&flow.client, &flow.server];
+        let inspect = |d: &Datapath| d.inspect(legs, released.as_ref());
+        let [client_leg, server_leg] = datapath.map_or_else(|| legs.map(untracked), inspect);
+        let splices = Some(flow.now().splices);
+        Some(FlowDetail { status, splices, place, client_leg, server_leg })
+    }
+}
