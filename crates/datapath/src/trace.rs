@@ -109,7 +109,7 @@ impl Datapath {
             Err(TryLockError::Poisoned(one)) => one.into_inner(),
         };
         self.set_tracing(abi::trace_word::TRACE_LOST, 0)?;
-        let marked = Marked(self, legs);
+        let (began, marked) = (monotonic(), Marked(self, legs));
         marked.set(abi::path_op::PATH_TRACED)?;
         let (mut renewed, mut failed) = (Instant::now(), Ok(()));
         poll_ring(&self.maps.traces, |data| {
@@ -117,9 +117,9 @@ impl Datapath {
                 (renewed, failed) = (Instant::now(), marked.set(abi::path_op::PATH_TRACED));
             }
             let segment = data.and_then(|data| Traced::new(&from_bytes(data)));
-            // of an earlier trace: nobody wants to know any more
-            let is_another = segment.as_ref().is_some_and(|s| !legs.contains(&&s.leg));
-            failed.is_ok() && (is_another || f(segment))
+            // what an earlier trace has left
+            let is_old = segment.as_ref().is_some_and(|s| s.when < began || !legs.contains(&&s.leg));
+            failed.is_ok() && (is_old || f(segment))
         })?;
         failed?;
         self.tracing(abi::trace_word::TRACE_LOST)
