@@ -4,11 +4,13 @@ use super::*;
 use crate::access::{Action, Pattern};
 use crate::access_log::{LogFormat, LogTarget};
 use crate::{
+    hashes::{ARGON2_MEMORY_MAX, ARGON2_WORK_MAX, BCRYPT_COST_MAX, SHA_ROUNDS_MAX},
     pool::{Balance, Check, HealthLimits, Key, PoolConfig},
     routes::Paths,
+    server::CONNECTIONS,
 };
-use longsplice_engine::{PathRule, When};
-use std::{os::unix::fs::PermissionsExt, time::Duration};
+use longsplice_engine::{OpenOptions, PathRule, When};
+use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duration};
 
 fn read(text: &str) -> Result<Config, ConfigError> {
     Config::from_toml(text, Path::new("/etc/longsplice.toml"))
@@ -123,16 +125,6 @@ fn what_is_left_out_has_its_default() {
     for (word, to) in [("-", LogTarget::Stdout), ("off", LogTarget::Off)] {
         assert_eq!(read(&format!("log.file = \"{word}\"")).unwrap().log.to, to);
     }
-}
-
-/// The example in the documentation is a configuration, apart from the users file that is not there.
-#[test]
-fn the_example_is_right() {
-    let source = include_str!("../config.rs");
-    let lines = source.lines().skip_while(|l| *l != "//! ```toml").skip(1).take_while(|l| *l != "//! ```");
-    let text: String = lines.filter(|l| !l.contains("users_file")).map(|l| format!("{}\n", &l[3..])).collect();
-    let c = read(&text).unwrap();
-    assert_eq!((c.listeners.len(), c.listeners[0].rules.list().len(), c.pools.len()), (6, 2, 2));
 }
 
 #[test]
@@ -371,25 +363,25 @@ fn mistakes_in_users() {
 fn users_files() {
     let dir = tempfile::tempdir().unwrap();
     let (file, users) = (dir.path().join("longsplice.toml"), dir.path().join("users"));
-    std::fs::write(&file, socks("users = { ann = \"a\" }\nusers_file = \"users\"\n")).unwrap();
-    std::fs::write(&users, "# nobody else\nbob:b\n").unwrap();
+    fs::write(&file, socks("users = { ann = \"a\" }\nusers_file = \"users\"\n")).unwrap();
+    fs::write(&users, "# nobody else\nbob:b\n").unwrap();
     let Protocol::Socks5 { users: found } = &Config::from_file(&file).unwrap().listeners[0].protocol else { panic!() };
     assert_eq!(format!("{found:?}"), r#"{"ann", "bob"}"#);
     for (text, line) in [("ann:x", 1), ("\nbob", 2)] {
-        std::fs::write(&users, text).unwrap();
+        fs::write(&users, text).unwrap();
         let e = Config::from_file(&file).unwrap_err().to_string();
         assert!(e.starts_with(&format!("{}:{line}:1: ", users.display())), "{e}");
     }
     // Who may write it lets himself in.
     for (mode, refused) in [(0o620, true), (0o602, true), (0o600, false), (0o644, false)] {
-        std::fs::write(&users, "bob:b\n").unwrap();
-        std::fs::set_permissions(&users, std::fs::Permissions::from_mode(mode)).unwrap();
+        fs::write(&users, "bob:b\n").unwrap();
+        fs::set_permissions(&users, fs::Permissions::from_mode(mode)).unwrap();
         let e = Config::from_file(&file).err().map(|e| e.to_string()).unwrap_or_default();
         assert_eq!(e.contains("longsplice.toml:5:14: ") && e.contains("others may write it"), refused, "{mode:o}: {e}");
     }
     // Both sources together count, but a file without users does not open the door.
-    std::fs::write(&users, "").unwrap();
-    std::fs::write(&file, socks("users_file = \"users\"\n")).unwrap();
+    fs::write(&users, "").unwrap();
+    fs::write(&file, socks("users_file = \"users\"\n")).unwrap();
     assert!(Config::from_file(&file).unwrap_err().to_string().contains("no users"));
 }
 
@@ -481,4 +473,170 @@ fn the_proxy_protocol() {
     expect(&site("send = \"v1\""), (4, 23), "remove `send`, and use forwarded = ");
     assert_eq!(read(&site("from = \"10.0.0.0/8\"")).unwrap().listeners[0].proxy_protocol.from.len(), 1);
     assert!(read(&format!("{SITE}proxy_protocol.send = \"v1\"")).is_ok());
+}
+
+/// What users read of the file.
+const PAGE: &str = include_str!("../../../../docs/configuration.md");
+
+/// For each table: a file with a key in it that does not exist, and the headings below which the page describes the table.
+const TABLES: [(&str, &[&str]); 14] = [
+    ("unknown = 1", &["Top level"]),
+    ("log.unknown = 1", &["Log"]),
+    ("[[listener]]\nunknown = 1", &["Listeners", "SOCKS", "HTTP", "TLS", "Plugs"]),
+    ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),
+    ("[[listener]]\npolicy.unknown = 1", &["Policy"]),
+    ("[[listener]]\nlimits.unknown = 1", &["Limits"]),
+    ("[[listener]]\nproxy_protocol.unknown = 1", &["PROXY protocol"]),
+    ("[[listener]]\nfilter.unknown = 1", &["Filter"]),
+    ("[[listener]]\nfilter.rules = [{ unknown = 1 }]", &["Filter rules"]),
+    ("[[listener]]\ncache.unknown = 1", &["Cache"]),
+    ("[[listener]]\nroute = [{ unknown = 1 }]", &["Reverse proxy", "TLS routes"]),
+    ("[pool.p]\nunknown = 1", &["Pools"]),
+    ("[pool.p]\nservers = [{ unknown = 1 }]", &["Servers"]),
+    ("[pool.p]\ncheck.unknown = 1", &["Health checks"]),
+];
+
+/// For each key with words for values: a file with a word that it does not have, the key, and its heading.
+const WORDS: [(&str, &str, &str); 10] = [
+    ("splice = \"unknown\"", "splice", "Top level"),
+    ("log.format = \"unknown\"", "format", "Log"),
+    ("[[listener]]\nprotocol = \"unknown\"", "protocol", "Listeners"),
+    ("[[listener]]\nforwarded = \"unknown\"", "forwarded", "HTTP"),
+    ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", "Rules"),
+    ("[[listener]]\npolicy.path = \"unknown\"", "path", "Policy"),
+    ("[[listener]]\nproxy_protocol.send = \"unknown\"", "send", "PROXY protocol"),
+    ("[[listener]]\nfilter.rules = [{ action = \"unknown\" }]", "action", "Filter rules"),
+    ("[[listener]]\nfilter.accept_encoding = \"unknown\"", "accept_encoding", "Filter"),
+    ("[pool.p]\nbalance = \"unknown\"", "balance", "Pools"),
+];
+
+/// What the page says below a heading, up to the next one.
+#[track_caller]
+fn section(heading: &str) -> &'static str {
+    let mut parts = PAGE.split("\n#").map(|part| part.trim_start_matches('#').split_once('\n').unwrap());
+    parts.find(|(first, _)| first.trim() == heading).unwrap_or_else(|| panic!("no heading `{heading}`")).1
+}
+
+/// The words between backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// Keys, value, default and meaning of each row that describes a key.
+fn rows(section: &str) -> impl Iterator<Item = Vec<&str>> {
+    section.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').map(str::trim).collect())
+}
+
+#[track_caller]
+fn row(heading: &str, key: &str) -> Vec<&'static str> {
+    let row = rows(section(heading)).find(|row| quoted(row[1]).any(|k| k == key));
+    row.unwrap_or_else(|| panic!("docs/configuration.md, \"{heading}\": no row for `{key}`"))
+}
+
+fn blocks(text: &str) -> impl Iterator<Item = &str> {
+    text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap())
+}
+
+/// What serde would have accepted in the place of `unknown`.
+fn accepted(text: &str) -> Vec<String> {
+    let (_, _, message) = mistake(text);
+    let (unknown, list) = message.split_once(", expected ").unwrap_or_else(|| panic!("{text}: {message}"));
+    assert!(unknown.ends_with("`unknown`"), "{text}: {message}");
+    quoted(list).map(str::to_owned).collect()
+}
+
+/// Nobody can add a key and not describe it.
+#[test]
+fn the_page_describes_every_key_and_no_other() {
+    for (text, headings) in TABLES {
+        let keys: BTreeSet<String> = accepted(text).into_iter().collect();
+        let sections: String = headings.iter().map(|h| section(h)).collect();
+        let described: BTreeSet<String> =
+            rows(&sections).flat_map(|row| quoted(row[1]).map(str::to_owned).collect::<Vec<_>>()).collect();
+        assert_eq!(keys, described, "keys, and rows of docs/configuration.md below {headings:?}");
+        for key in keys {
+            let is_word = |c: char| c.is_alphanumeric() || c == '_';
+            let mut shown = blocks(&sections).flat_map(|block| block.split(|c| !is_word(c)));
+            assert!(shown.any(|word| word == key), "docs/configuration.md, {headings:?}: no example of `{key}`");
+        }
+    }
+    // Every table is among them.
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config");
+    let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
+    let code = files.filter(|file| !file.ends_with("tests.rs")).map(|file| fs::read_to_string(file).unwrap());
+    let tables: usize = code.map(|code| code.matches("deny_unknown_fields").count()).sum();
+    assert_eq!(tables, TABLES.len(), "tables in src/config, and in TABLES");
+}
+
+#[test]
+fn the_page_names_every_word() {
+    for (text, key, heading) in WORDS {
+        let row = row(heading, key);
+        for word in accepted(text) {
+            let written = format!("`\"{word}\"`");
+            assert!(row[2].contains(&written), "docs/configuration.md, \"{heading}\", `{key}`: no {written}");
+        }
+    }
+}
+
+#[test]
+fn the_page_has_the_right_defaults() {
+    let seconds = |d: Duration| d.as_secs_f64().to_string();
+    let (policy, limits, filter) = (Policy::default(), Limits::default(), Filter::default());
+    let (pool, check, health) =
+        (PoolConfig::new(String::new(), Vec::new()), Check::new("/".into()), HealthLimits::default());
+    let When::AfterBytes(bytes) = policy.when else { panic!() };
+    let ports = OpenOptions::default().source_ports;
+    let cache = read(&format!("{HTTP}cache.dir = \"c\"")).unwrap().listeners[0].cache().unwrap().size;
+    let word = |text: &str| format!("\"{text}\"");
+    for (heading, key, default) in [
+        ("Top level", "source_ports", word(&format!("{}-{}", ports.start(), ports.end()))),
+        ("Top level", "connections", CONNECTIONS.to_string()),
+        ("Policy", "splice", bytes.to_string()),
+        ("Policy", "path", word(&format!("{:?}", policy.path).to_lowercase())),
+        ("Policy", "hold", policy.hold.to_string()),
+        ("Policy", "drain_limit", seconds(policy.drain_limit)),
+        ("Policy", "release_after", seconds(policy.release_after.unwrap())),
+        ("Policy", "idle_limit", seconds(policy.idle_limit)),
+        ("Limits", "handshake", seconds(limits.handshake)),
+        ("Limits", "resolve", seconds(limits.resolve)),
+        ("Limits", "connect", seconds(limits.connect)),
+        ("Limits", "reply", seconds(limits.reply)),
+        ("Limits", "keep_alive", seconds(limits.keep_alive)),
+        ("Limits", "connections_per_client", limits.connections_per_client.to_string()),
+        ("HTTP", "via", word(&Http::default().via.unwrap())),
+        ("HTTP", "strict_replies", Http::default().strict_replies.to_string()),
+        ("Filter", "first", filter.first.to_string()),
+        ("Filter", "wait", seconds(filter.wait)),
+        ("Cache", "size", cache.to_string()),
+        ("Pools", "tries", pool.tries.to_string()),
+        ("Pools", "idle_connections", pool.idle_connections.to_string()),
+        ("Pools", "idle_time", seconds(pool.idle_time)),
+        ("Pools", "failures", health.failures.to_string()),
+        ("Pools", "out", seconds(health.out)),
+        ("Health checks", "interval", seconds(check.interval)),
+        ("Health checks", "timeout", seconds(check.timeout)),
+        ("Health checks", "status", word(&format!("{}-{}", check.status.start(), check.status.end()))),
+        ("Health checks", "rise", health.rise.to_string()),
+        ("Health checks", "fall", health.fall.to_string()),
+    ] {
+        assert_eq!(row(heading, key)[3], format!("`{default}`"), "docs/configuration.md, \"{heading}\", `{key}`");
+    }
+    assert!(PAGE.contains(&format!("bodies from {} MB on", Http::BODY_PAYS_FROM >> 20)));
+    for maximum in [
+        format!("| cost {BCRYPT_COST_MAX} |"),
+        format!("| {SHA_ROUNDS_MAX} rounds |"),
+        format!("| m = {ARGON2_MEMORY_MAX} (KiB), and m times t = {ARGON2_WORK_MAX} |"),
+    ] {
+        assert!(PAGE.contains(&maximum), "{maximum}");
+    }
+}
+
+#[test]
+fn the_examples_of_the_page_are_right() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("users"), "carl:pw\n").unwrap();
+    let read = |text: &str| Config::from_toml(text, &dir.path().join("longsplice.toml"));
+    let all: Vec<Config> = blocks(PAGE).map(|text| read(text).unwrap_or_else(|e| panic!("{e}\n{text}"))).collect();
+    assert!(all.len() >= TABLES.len() && all[0].listeners.len() == 2, "{}", all.len());
 }
