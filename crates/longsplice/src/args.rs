@@ -5,29 +5,27 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValu
 use longsplice_engine::{FlowState, PathRule, When};
 use std::path::PathBuf;
 
-/// A TCP proxy that gets out of the way.
+/// A TCP proxy that hands connections over to the kernel.
 ///
-/// longsplice accepts connections, decides where they may go, and opens the onward connection, as any proxy does. Once
-/// it has decided, it splices the two: from then on the kernel rewrites the headers of their segments and sends them
-/// straight on. No byte passes through the program any more, and spliced connections outlive it. A connection that
-/// cannot be spliced is served by copying, and `longsplice ls` says why.
+/// Like any proxy, longsplice accepts connections, decides where they may go, and connects to the server. Then it
+/// splices the two connections: the kernel rewrites the headers of their segments and forwards them. No byte passes
+/// through the program any more, and spliced connections outlive it. A connection that cannot be spliced is copied, and
+/// `longsplice ls` says why.
 ///
-/// Splicing needs Linux 6.6 or newer and CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (or root): `longsplice doctor` checks, and
-/// names the kernels that were tested.
-/// Copying needs no privilege.
+/// Splicing needs Linux 6.6 or newer and CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (or root). `longsplice doctor` checks
+/// that, and names the tested kernels. Copying needs no privilege.
 #[derive(Debug, Parser)]
 #[command(name = "longsplice", version, arg_required_else_help = true, max_term_width = 100)]
 pub struct Args {
     /// Path of the control socket.
     ///
-    /// Without it, `run` takes the path from its configuration file, and everybody else
-    /// /run/longsplice/control-INODE.sock, where INODE is the inode of the network namespace: one longsplice in each
-    /// namespace needs no option at all. Who cannot write to /run uses $XDG_RUNTIME_DIR or the directory of temporary
-    /// files instead.
+    /// The default is `control` of the configuration file for `run`, and otherwise /run/longsplice/control-INODE.sock.
+    /// INODE is the inode of the network namespace, so one longsplice per namespace needs no option. For users who cannot
+    /// write to /run/longsplice, the socket is in $XDG_RUNTIME_DIR or in the directory of temporary files.
     #[arg(long, global = true, value_name = "PATH", env = "LONGSPLICE_CONTROL")]
     pub control: Option<PathBuf>,
 
-    /// Says more on standard error; twice: every transition of every flow. RUST_LOG, if set, decides instead.
+    /// Log more on standard error (-v debug, -vv trace). RUST_LOG takes precedence.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
 
@@ -39,64 +37,66 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Runs the proxy until it is told to stop.
+    /// Run the proxy in the foreground.
     ///
-    /// SIGTERM and SIGINT stop it at once, `longsplice stop --drain` gently; SIGHUP and SIGUSR1 open the access log anew, and
-    /// SIGUSR2 does nothing. It exits with 0 after a clean stop, and with 1 when it could not start or clean up.
+    /// SIGTERM and SIGINT stop it at once; `longsplice stop --drain` first waits for connections to end. SIGHUP and SIGUSR1
+    /// reopen the access log; SIGUSR2 is ignored. The exit status is 0 after a clean stop, and 1 if the proxy could not
+    /// start or clean up.
     Run(RunArgs),
-    /// Lists live flows.
+    /// List live flows.
     ///
-    /// One line each: number, protocol, client, server and target, state, bytes from client to server (UP) and back
-    /// (DOWN), age, and the stages that segments traverse, or why the flow is not spliced.
+    /// Each line shows the number of the flow, its protocol, client, server and target, its state, the bytes from client to
+    /// server (UP) and back (DOWN), its age, and the stages that segments traverse, or why the flow is not spliced.
     Ls(LsArgs),
-    /// Shows all that is known of one flow, for instance when its connection stands still.
+    /// Show the details of one flow, for instance if its connection stands still.
     ///
-    /// Of each leg: addresses, who owns the bytes (phases), flags, sequence and acknowledgement numbers, windows, timestamps, next
-    /// hop, what happens to packets from its host (path), and what the kernel knows of its socket. Numbers are those of the wire;
-    /// beside them stand differences in bytes. docs/troubleshooting.md explains what to look at first.
+    /// For each leg: addresses, who owns the bytes (phases), flags, sequence and acknowledgement numbers, windows,
+    /// timestamps, next hop, what happens to packets from its host (path), and the state of its socket. Numbers are those of
+    /// the wire, with differences in bytes beside them. docs/troubleshooting.md says what to look at first.
     Inspect(InspectArgs),
-    /// Shows the segments of one flow as they pass, with their numbers as they came and as they left, and what the data path did.
+    /// Show the segments of one flow as they pass, with their numbers before and after, and the verdicts of the data path.
     ///
-    /// One line for each segment, or two if both the other host and the socket got a copy: seconds since the first one, the leg
-    /// where it came in, from whom, and what the TCP header says (windows without their scale, and . for ACK among the flags); then
-    /// where it went, the numbers that it left with, and the verdicts. Ends after --count segments, after --seconds, or with the
-    /// flow. One flow can be traced at a time; meanwhile forwarding it costs more, as each of its segments takes the general way.
+    /// Each segment takes one line, or two if both the other host and the socket got a copy. The line shows the seconds
+    /// since the first segment, the leg where it came in, its sender and its TCP header (window without scale; . stands for
+    /// ACK), then where it went, the numbers that it left with, and the verdicts. The trace ends after --count segments,
+    /// after --seconds, or with the flow. Only one flow can be traced at a time. Forwarding costs more meanwhile, because
+    /// each segment of the flow takes the general way.
     Trace(TraceArgs),
-    /// Splices a flow now, whatever its policy waits for.
+    /// Splice a flow now, whatever its policy says.
     Splice(Flow),
-    /// Takes a spliced flow back into the program, which copies from then on.
+    /// Take a spliced flow back into the program, and copy it from then on.
     Unsplice(Flow),
-    /// Shows what the data path did with packets (verdicts) and what the proxy did with connections: of each listener, how many
-    /// were spliced, and why others were not.
+    /// Show counters of packets (verdicts of the data path) and of connections: for each listener, how many were spliced,
+    /// and why the others were not.
     Counters(Json),
-    /// Stops the running proxy, and waits until it has.
+    /// Stop the running proxy and wait for it to exit.
     ///
-    /// Flows are ended with a reset, unless the proxy was started with `--leave-flows`. Exits with 0 if the proxy has cleaned up
-    /// and ended, and with 1 if it could not clean up, was killed meanwhile, does not answer or does not end.
+    /// Flows are reset, unless the proxy was started with `--leave-flows`. The exit status is 0 if the proxy has cleaned up
+    /// and exited, and 1 if it could not clean up, was killed meanwhile, does not answer or does not exit.
     Stop(StopArgs),
-    /// Checks whether this machine can splice, and says what to do about it if not.
+    /// Check whether this machine can splice, and say how to fix what is missing.
     ///
-    /// Changes nothing: programs are loaded and attached inside a network namespace made for the purpose. Exits with 0
-    /// if splicing is possible, with 1 otherwise.
+    /// This changes nothing: programs are loaded and attached in a temporary network namespace. The exit status is 0 if
+    /// splicing is possible, and 1 if not.
     Doctor(Json),
-    /// Shows a download that is spliced and outlives the proxy, or a site whose long replies are, in three network namespaces
-    /// made for the purpose.
+    /// Demonstrate a spliced download that outlives the proxy, or a site with spliced replies, in three temporary network
+    /// namespaces.
     ///
-    /// nginx serves a file, curl fetches it through longsplice, longsplice is killed with SIGKILL half way, and the file
-    /// must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. Needs root, nginx,
-    /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. `demo http` asks a site of two
-    /// servers for a thousand things over six connections, and compares every byte. Exits with 0 only if all of it worked.
+    /// nginx serves a file, and curl downloads it through longsplice. longsplice is killed with SIGKILL half way, and the
+    /// file must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. `demo http` sends a
+    /// thousand requests to a site of two servers over six connections, and compares every byte. The demo needs root, nginx,
+    /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. The exit status is 0 only if everything worked.
     Demo(DemoArgs),
-    /// Measures splicing against IP forwarding, copying and other proxies, in network namespaces made for the purpose.
+    /// Compare splicing with IP forwarding, copying and other proxies, in temporary network namespaces.
     ///
-    /// Every round measures all variants in turn; what is reported are medians of ratios within rounds, and rounds during
-    /// which other programs or guests had the processors do not count. Prints tables, and writes them with every single
-    /// measurement to DIR/DATE-PROCESSOR. Needs root, iproute2, ethtool and util-linux, compares with haproxy, nginx, socat,
-    /// dante and nftables if they are installed, and takes the better part of an hour.
+    /// Every round measures all variants in turn. The results are medians of the ratios within rounds; rounds during which
+    /// other programs or guests used the processors do not count. Tables are printed, and written with every measurement to
+    /// DIR/DATE-PROCESSOR. The bench needs root, iproute2, ethtool and util-linux, and takes most of an hour. It compares
+    /// with haproxy, nginx, socat, dante and nftables if they are installed.
     Bench(BenchArgs),
-    /// Prints this program's man page, for `man -l` or for packaging.
+    /// Print the man page, for `man -l` or for packaging.
     Man,
-    /// Networks to try things in.
+    /// Make networks for experiments.
     #[command(hide = true)]
     Lab(LabArgs),
 }
@@ -104,76 +104,85 @@ pub enum Command {
 /// What to serve, and how.
 #[derive(Debug, clap::Args, Default)]
 pub struct RunArgs {
-    /// Serves SOCKS 5, 4 and 4a here. May be repeated.
+    /// Listen here for SOCKS 5, 4 and 4a clients. May be repeated.
     #[arg(long, value_name = "ADDR:PORT")]
     pub socks5: Vec<String>,
 
-    /// Serves HTTP/1.1 and 1.0 here as a forward proxy: CONNECT, and requests with absolute URLs. May be repeated.
+    /// Listen here for HTTP/1.1 and 1.0 clients, as a forward proxy: CONNECT, and requests with absolute URLs. May be
+    /// repeated.
     ///
-    /// Connections of CONNECT are spliced as all others are. Of other requests, each may go elsewhere: bodies from 1 MB on
-    /// are spliced one by one, or longer ones if --splice says so, and the rest is copied. A reverse proxy, which stands for
-    /// servers, needs a configuration file, and so do filters for replies and caches.
+    /// CONNECT tunnels are spliced like other connections. Other requests of one client may go to different servers, so
+    /// bodies from 1 MB on (or longer ones, if --splice says so) are spliced one by one, and the rest is copied. Reverse
+    /// proxies, filters and caches need a configuration file.
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Vec<String>,
 
-    /// Serves TLS here: connects to the server that the ClientHello names, at the same port, and decrypts nothing. May
-    /// be repeated.
+    /// Listen here for TLS clients, and connect each to the server that its ClientHello names, at the same port, without
+    /// decryption. May be repeated.
     ///
-    /// Loopback, link-local and the like are denied unless a rule of a configuration file opens them. There, names and
-    /// protocols (ALPN) may lead to fixed targets, too.
+    /// Loopback, link-local and similar addresses are denied, unless a rule in the configuration file allows them. The file
+    /// can also route by name and protocol (ALPN) to fixed targets.
     #[arg(long, value_name = "ADDR:PORT")]
     pub tls: Vec<String>,
 
-    /// Connects everybody who comes to the left address to the target on the right. May be repeated.
+    /// Listen at ADDR:PORT, and connect every client to HOST:PORT. May be repeated.
     #[arg(long, value_name = "ADDR:PORT=HOST:PORT")]
     pub plug: Vec<String>,
 
-    /// Reads this TOML file. Listeners of the command line are added to its own; other options win over it.
+    /// Read this TOML file. Listeners of the command line are added to those of the file; other options take precedence
+    /// over it.
     ///
-    /// It has what no option says: users, with passwords in the clear or as hashes of bcrypt ($2y$), SHA-crypt ($5$, $6$) or
-    /// Argon2id; access rules and limits; sites and their servers; filters for replies of HTTP, by status, media type, length,
-    /// and expressions that are looked for in the first bytes of bodies, or in all of them; caches of replies, on the disk.
+    /// Only the file can set users and passwords, access rules, limits, reverse proxies and their servers, filters and
+    /// caches of HTTP replies, and transparent listeners. docs/configuration.md is the reference.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Splices on this device. May be repeated; without it, on all Ethernet devices. It is an error if there is no such
-    /// device, as with --xdp and --peer; splice = "if-possible" in a configuration file copies then.
+    /// Splice on this device. May be repeated. The default is all Ethernet devices.
+    ///
+    /// A device that does not exist is an error, as with --xdp and --peer, unless the configuration file has splice =
+    /// "if-possible": then connections are copied.
     #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub device: Vec<String>,
 
-    /// Forwards on this device by XDP what can be: native XDP of its driver, before the kernel makes a packet of what has come.
-    /// May be repeated. Some drivers switch offloads off for it; over veth it halves the throughput. Packets whose checksum
-    /// their sender leaves to a device, as Linux does over veth, take the ordinary way.
+    /// Also attach in native XDP mode on this device, and forward eligible packets before an skb is allocated. May be
+    /// repeated.
+    ///
+    /// Some drivers switch offloads off in this mode; over veth it halves the throughput. Packets with a partial checksum,
+    /// as Linux sends them over veth, are forwarded as without XDP.
     #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub xdp: Vec<String>,
 
-    /// Hands packets of spliced connections that leave by this device straight to its other end: it is a veth or netkit, and
-    /// its other end in another network namespace. May be repeated. Costs less, but passes by what is attached to the
-    /// device's egress: queueing disciplines, nftables and tc programs, and captures do not see these packets.
+    /// Deliver spliced packets that leave by this veth or netkit device directly to its peer, which is in another network
+    /// namespace. May be repeated.
+    ///
+    /// This costs less, but bypasses the egress of the device: queueing disciplines, nftables, tc programs and captures do
+    /// not see these packets.
     #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub peer: Vec<String>,
 
-    /// When to splice: never, at-once, or after so many bytes were copied, both directions together [default: 262144,
-    /// from where on it was measured to pay].
+    /// When to splice: never, at once, or after this many bytes were copied, both directions together [default: 262144,
+    /// from where on splicing takes less time than copying].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<When>,
 
-    /// Over which paths to splice: auto copies where a splice would slow a transfer down, because its sender is nearer than its
-    /// receiver; any splices all. Nothing is known yet of connections that are spliced at once [default: auto].
+    /// Over which paths to splice. auto: copy where a splice would slow a transfer down, because its sender is nearer than
+    /// its receiver. any: splice over all paths. With --splice at-once, nothing is known yet of the path [default: auto].
     #[arg(long, value_name = "auto|any", value_parser = parse_path)]
     pub path: Option<PathRule>,
 
-    /// While a connection is copied, asks a client or server that is silent for so long whether it is still there (TCP keep-alive),
-    /// and gives it up if it has not answered after as long again: one without power would hold its connection until the idle
-    /// limit, of two hours unless a configuration file says otherwise.
+    /// Enable TCP keep-alive while a connection is copied: probe a host that was silent for this time, and give it up after
+    /// as long again without an answer.
+    ///
+    /// Without it, the connection of a host that has lost power lasts until the idle limit, which is two hours unless the
+    /// configuration file sets idle_limit.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..=32767))]
     pub keepalive: Option<u16>,
 
-    /// When stopped, lets spliced flows run on in the kernel, until they end or `longsplice stop --flush`.
+    /// When stopped, leave spliced flows in the kernel, until they end or `longsplice stop --flush` removes them.
     #[arg(long)]
     pub leave_flows: bool,
 
-    /// Copies only, without touching the kernel's packet path.
+    /// Copy only, and load nothing into the kernel.
     #[arg(long, conflicts_with_all = ["device", "xdp", "peer"])]
     pub copy_only: bool,
 
@@ -181,22 +190,23 @@ pub struct RunArgs {
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<Format>,
 
-    /// Appends the access log to this file. Without it, and with `-`, it goes to standard output; with `off`, there is none.
+    /// Append the access log to this file; `-` is standard output, `off` no log [default: -].
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
 
-    /// Writes a copy of all that clients send and are sent, on all listeners, into files in this directory, two for each
-    /// connection; of spliced connections, too.
+    /// Write a copy of everything that clients send and receive, on all listeners, spliced or not, into files in this
+    /// directory, two per connection.
     ///
-    /// START-NUMBER-ADDRESS-PORT-client has what the client of that address has sent, ...-server what it was sent. Nothing waits
-    /// for the disk: what could not be copied in time is a hole in the file, and a line OFFSET LENGTH in another beside it, named
-    /// the same with .gaps behind it; in .doubts, bytes that came twice and not alike, so that the receiver may have got others. A
-    /// file that is not complete yet, or of which the disk could not take what is missing, has .part behind its name. No file grows beyond 16 GiB. Passwords and the like are in there as well: the files are
-    /// readable to their owner only.
+    /// START-NUMBER-ADDRESS-PORT-client holds what the client at ADDRESS and PORT has sent, ...-server what it has received.
+    /// No connection waits for the disk: data that could not be written in time are a hole in the file, and a line OFFSET
+    /// LENGTH in a second file with the same name and .gaps. A third file, .doubts, lists bytes that were sent twice with
+    /// different content, so that the receiver may have got others. Incomplete files have .part at the end of their names,
+    /// and keep it if the disk cannot take the list of what is missing. No file grows beyond 16 GiB. The files contain
+    /// passwords and the like, so only their owner can read them.
     #[arg(long, value_name = "DIR")]
     pub tap: Option<PathBuf>,
 
-    /// Tracks this many flows at most; tables are allocated for as many at the start.
+    /// Maximum number of tracked flows. Tables for that many are allocated at the start.
     #[arg(long, value_name = "N", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(16..=16_777_216))]
     pub max_flows: u32,
 }
@@ -213,7 +223,7 @@ pub enum Format {
 /// How output looks.
 #[derive(Debug, clap::Args)]
 pub struct Json {
-    /// Prints JSON, for programs.
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -221,15 +231,15 @@ pub struct Json {
 /// Which flows to list, and how.
 #[derive(Debug, clap::Args)]
 pub struct LsArgs {
-    /// Prints JSON, for programs.
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
 
-    /// Lists so many at most: those that have lived longest. There may be a million.
+    /// List at most this many flows, the oldest ones.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
 
-    /// Lists only those in this state: copying, draining, spliced, or released.
+    /// List only flows in this state: copying, draining, spliced, or released.
     #[arg(long, value_name = "STATE", value_parser = parse_state)]
     pub state: Option<FlowState>,
 }
@@ -247,7 +257,7 @@ pub struct InspectArgs {
     /// Number of the flow, as `longsplice ls` shows it.
     pub id: u64,
 
-    /// Prints JSON, for programs.
+    /// Print JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -258,15 +268,15 @@ pub struct TraceArgs {
     /// Number of the flow, as `longsplice ls` shows it.
     pub id: u64,
 
-    /// Ends after so many segments.
+    /// Stop after this many segments.
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
 
-    /// Ends after this time: at most an hour, so that no trace is forgotten.
+    /// Stop after this time: at most an hour, so that no trace is forgotten.
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=i64::from(LONGEST)))]
     pub seconds: u32,
 
-    /// Prints JSON, for programs: one object for each segment.
+    /// Print JSON: one object per segment.
     #[arg(long)]
     pub json: bool,
 }
@@ -274,17 +284,17 @@ pub struct TraceArgs {
 /// How to stop.
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
-    /// Accepts no more connections, and waits this long for the live ones to end by themselves; 30 s without a number.
+    /// First stop accepting connections, and wait this long for the live ones to end [without a number: 30].
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "30")]
     pub drain: Option<u64>,
 
-    /// Leaves nothing behind in the kernel: ends flows that were to be left, and removes what a process that has died
-    /// left in this network namespace. Spliced flows end with it.
+    /// Leave nothing in the kernel: reset flows that would be left, and remove what a dead process has left in this network
+    /// namespace. Its spliced flows end.
     #[arg(long)]
     pub flush: bool,
 
-    /// With `--flush`, removes what is left of other network namespaces as well, if they are gone: tables that no process owns and
-    /// no device leads to, and sockets that nobody listens on. A proxy that starts does the same.
+    /// With --flush, also remove what is left from network namespaces that no longer exist: tables without a process and a
+    /// device, and sockets without a listener. `longsplice run` does the same at its start.
     #[arg(long, requires = "flush")]
     pub all: bool,
 }
@@ -292,11 +302,11 @@ pub struct StopArgs {
 /// What the demo shows, and where it writes.
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// What to show.
+    /// What to demonstrate.
     #[arg(value_name = "WHAT", value_enum, default_value_t = Show::Download)]
     pub what: Show,
 
-    /// Directory for the trace; made if it does not exist.
+    /// Directory for the trace. It is created if it does not exist.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,
 }
@@ -304,34 +314,34 @@ pub struct DemoArgs {
 /// What there is to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Show {
-    /// One download that is spliced, and outlives the proxy.
+    /// A spliced download that outlives the proxy.
     Download,
-    /// A thousand requests to a site of two servers, over connections that persist; writes nothing.
+    /// A thousand requests to a site of two servers, over persistent connections; writes nothing.
     Http,
 }
 
 /// What to measure, and where to keep it.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure [default: everything but million]. A part is only written to files if there is an
-    /// --out; `million` always is, to a file of its own.
+    /// What to measure [default: everything but million]. If only a part is measured, results are written only with --out;
+    /// `million` always writes to a file of its own.
     #[arg(value_name = "WHAT", value_enum)]
     pub what: Vec<What>,
 
-    /// Rounds; the median is over them.
+    /// Number of rounds to take the median of.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
 
-    /// Length of one transfer, whole or not, from 0.1 to 60.
+    /// Length of one transfer in seconds, from 0.1 to 60.
     #[arg(long, value_name = "S", default_value = "1", value_parser = parse_seconds)]
     pub seconds: f64,
 
-    /// How many flows the flood hits at random; several numbers with commas.
+    /// Numbers of flows for `flood`, whose packets belong to random ones of them.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,1000,100000,1000000",
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub flows: Vec<u32>,
 
-    /// So many connections at the same time, for `million`.
+    /// Number of simultaneous connections for `million`.
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = parse_connections)]
     pub connections: usize,
 
@@ -339,8 +349,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// Measures nothing, but writes the figures of the latest results into README.md and docs/bench.md of this
-    /// directory, between `<!-- figures -->` and `<!-- /figures -->`.
+    /// Measure nothing. Write the figures of the latest results into README.md and docs/bench.md of this directory,
+    /// between `<!-- figures -->` and `<!-- /figures -->`.
     #[arg(long, conflicts_with = "what")]
     pub readme: bool,
 }
@@ -348,35 +358,35 @@ pub struct BenchArgs {
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum What {
-    /// Cost of a segment, by round trips on one CPU.
+    /// Cost of a segment, from round trips on one CPU.
     Segment,
-    /// Throughput by the ratio of data to acknowledgements: derived from the cost of segments, and measured.
+    /// Throughput by the ratio of data to acknowledgements: calculated from the cost of segments, and measured.
     Ratio,
     /// Throughput of 1, 8 and 64 connections.
     Bulk,
     /// Processor time per gigabyte; measured together with bulk.
     Cpu,
-    /// Response time by size of object, through SOCKS.
+    /// Response time by object size, through SOCKS.
     Response,
     /// New connections per second.
     Rate,
-    /// From how many bytes on splicing pays.
+    /// The number of bytes from which on splicing takes less time than copying.
     Threshold,
-    /// HTTP through reverse proxies, and from what size on splicing a body pays.
+    /// HTTP through reverse proxies, and the size from which on splicing a body takes less time.
     Http,
-    /// Time that a splice, an unsplice, a release and a recreation take by themselves.
+    /// Time of a splice, an unsplice, a release and a recreation.
     Switch,
     /// Memory per connection.
     Memory,
-    /// Cost of a small packet, with up to a million flows.
+    /// Cost of a small packet with up to a million flows.
     Flood,
-    /// Sequence numbers across splice, unsplice, release and recreation, as a picture; measures nothing, and needs --out.
+    /// A picture of sequence numbers across splice, unsplice, release and recreation; measures nothing, and needs --out.
     Trace,
-    /// A million connections at the same time; only if asked for: it takes minutes, and some 12 GB.
+    /// A million simultaneous connections; takes minutes and some 12 GB, so it runs only if it is named.
     Million,
 }
 
-/// Networks to try things in.
+/// Networks for experiments.
 #[derive(Debug, clap::Args)]
 pub struct LabArgs {
     /// What to do.
@@ -384,10 +394,10 @@ pub struct LabArgs {
     pub command: LabCommand,
 }
 
-/// What can be done with a lab.
+/// Commands of the lab.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum LabCommand {
-    /// Makes client, forwarder and server, and starts $SHELL in the client. The lab goes when the shell ends.
+    /// Make a client, a forwarder and a server, and start $SHELL in the client. The network is removed when the shell ends.
     Shell,
 }
 
@@ -417,7 +427,7 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "write a number of seconds from 0.1 to 60".to_owned())
 }
 
-/// What no flag says, for the end of the man page.
+/// The end of the man page: what is neither a flag nor a key of the configuration file.
 pub const MAN_TAIL: &str = r#".SH EXAMPLES
 .TP
 SOCKS on one address, spliced after 256 KiB:
@@ -435,16 +445,16 @@ longsplice run \-\-plug 192.0.2.1:5432=db.example.org:5432 \-\-splice at\-once
 Without any privilege:
 longsplice run \-\-socks5 127.0.0.1:1080 \-\-copy\-only
 .SH SIGNALS
-SIGTERM and SIGINT stop \fBlongsplice run\fR, a second one without waiting; SIGHUP and SIGUSR1 open the access log anew;
-SIGUSR2 is logged and ignored. After SIGKILL, spliced flows run on; the next \fBlongsplice run\fR in the same network
-namespace uses the same tables and does not disturb them.
+SIGTERM and SIGINT stop \fBlongsplice run\fR; while it drains, they end the wait. SIGHUP and SIGUSR1 reopen the access log.
+SIGUSR2 is logged and ignored. After SIGKILL, spliced flows go on in the kernel. The next \fBlongsplice run\fR in the same
+network namespace uses the same tables and does not disturb these flows.
 .SH FILES
 .TP
 /run/longsplice/control\-INODE.sock
 control socket, mode 0600
 .TP
 /sys/fs/bpf/longsplice/net\-INODE/
-links and maps of the data path, pinned; \fBlongsplice stop \-\-flush\fR removes them
+pinned links and maps of the data path; \fBlongsplice stop \-\-flush\fR removes them
 .SH SEE ALSO
 bpf(2), network_namespaces(7), capabilities(7)
 "#;
