@@ -93,6 +93,36 @@ impl Talk {
     }
 }
 
+/// A connection whose client sends, and whose server says nothing by itself.
+struct Upload {
+    forwarder: Forwarder,
+    client: JoinHandle<Report>,
+    serving: Serving,
+}
+
+impl Upload {
+    fn begin(lab: &Lab, family: Family, policy: Policy, script: Script, deadline: Duration) -> Upload {
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        let answer = Script::answerer().bytes(0).deadline(deadline);
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+        let forwarder = Forwarder::open(lab, proxy, server, policy, OpenOptions::default());
+        let script = script.bytes(BYTES / 3).pace(PACE).deadline(deadline);
+        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+        Upload { forwarder, client, serving }
+    }
+
+    fn until(&self, what: &str, is: impl Fn(&FlowStatus) -> bool) {
+        let flows = || self.forwarder.splicer.flows();
+        wait_for(PATIENCE, || flows().first().is_some_and(&is).then_some(()))
+            .unwrap_or_else(|| panic!("{what}: {:?}", flows()));
+    }
+
+    fn end(self) {
+        let client = self.client.join().expect("client");
+        intact(&client, &self.serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+    }
+}
+
 /// What happens to connections of both families, parked and released.
 fn for_all(happens: impl Fn(&Lab, Family, Talk) + Sync) {
     let one = &|family, release_after: Option<Duration>| {
@@ -360,27 +390,16 @@ fn a_neighbour_that_only_hears_gets_another_address() {
         for (name, value) in [("base_reachable_time_ms", "2000"), ("delay_first_probe_time", "1")] {
             lab.forwarder.sysctl(&format!("{setting}.{name}"), value).expect("sysctl");
         }
-        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
-        let answer = Script::answerer().bytes(0).deadline(PATIENCE / 2);
-        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
-        let forwarder = Forwarder::open(&lab, proxy, server, at_once(), OpenOptions::default());
-        let script = Script::opener(1).bytes(BYTES / 3).pace(PACE).deadline(PATIENCE / 2);
-        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
-        let flow = || forwarder.splicer.flows().into_iter().next();
-        let is = |state| flow().is_some_and(|f| f.state == state);
-        let until = |what: &str, is: &dyn Fn() -> bool| {
-            wait_for(PATIENCE, || is().then_some(())).unwrap_or_else(|| panic!("{what}: {:?}", flow()));
-        };
-        until("it is spliced", &|| is(FlowState::Spliced));
-        until("bytes pass", &|| flow().is_some_and(|f| f.bytes_up > 500_000));
+        let upload = Upload::begin(&lab, family, at_once(), Script::opener(1), PATIENCE / 2);
+        upload.until("it is spliced", |f| f.state == FlowState::Spliced);
+        upload.until("bytes pass", |f| f.bytes_up > 500_000);
         ip(&lab.server, "link set s0 address 02:00:00:00:77:05");
         thread::sleep(Duration::from_millis(100));
-        forwarder.command(Command::Unsplice);
-        until("it is taken back", &|| is(FlowState::Copying));
+        upload.forwarder.command(Command::Unsplice);
+        upload.until("it is taken back", |f| f.state == FlowState::Copying);
         // all ways are looked at, and of those that are in forwarding mode there is none
         ip(&lab.forwarder, "route add unreachable 192.0.2.0/24");
-        let client = client.join().expect("client");
-        intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+        upload.end();
     };
     thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
@@ -393,17 +412,7 @@ fn a_host_with_two_addresses_gets_another_one() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let setting = format!("net.{}.neigh.f1", if family == Family::V4 { "ipv4" } else { "ipv6" });
         lab.forwarder.sysctl(&format!("{setting}.base_reachable_time_ms"), "3600000").expect("sysctl");
-        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
-        // it says nothing by itself
-        let answer = Script::answerer().bytes(0).deadline(PATIENCE / 2);
-        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
-        let forwarder = Forwarder::open(&lab, proxy, server, at_once(), OpenOptions::default());
-        let script = Script::opener(1).bytes(BYTES / 3).pace(PACE).deadline(PATIENCE / 2);
-        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
-        let until = |what: &str, is: &dyn Fn() -> bool| {
-            let flows = || forwarder.splicer.flows();
-            wait_for(PATIENCE, || is().then_some(())).unwrap_or_else(|| panic!("{what}: {:?}", flows()));
-        };
+        let upload = Upload::begin(&lab, family, at_once(), Script::opener(1), PATIENCE / 2);
         let [here, second] = [FORWARDER_TO_SERVER, SERVER_SECOND].map(|a| a.port(family, 9));
         let send = |host: &Namespace, from: SocketAddr, to: SocketAddr| {
             host.run(|| UdpSocket::bind(from).and_then(|s| s.send_to(b"x", to))).expect("sent");
@@ -413,14 +422,11 @@ fn a_host_with_two_addresses_gets_another_one() {
             all.is_ok_and(|all| all.contains("lladdr"))
         };
         send(&lab.forwarder, here, second);
-        until("its second address is known", &is_known);
-        let spliced =
-            || forwarder.splicer.flows().iter().any(|f| f.state == FlowState::Spliced && f.bytes_up > 500_000);
-        until("bytes pass", &spliced);
+        wait_for(PATIENCE, || is_known().then_some(())).expect("its second address is known");
+        upload.until("bytes pass", |f| f.state == FlowState::Spliced && f.bytes_up > 500_000);
         ip(&lab.server, "link set s0 address 02:00:00:00:77:0a");
         send(&lab.server, second, here);
-        let client = client.join().expect("client");
-        intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+        upload.end();
     };
     thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
@@ -438,18 +444,9 @@ fn sockets_show_what_was() {
         ip(&lab.server, &format!("link set s0 address {old}"));
         // the same host by another name, of which nobody hears any more
         ip(&lab.forwarder, &format!("neigh replace {second} lladdr {old} dev f1 nud permanent"));
-        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
-        let answer = Script::answerer().bytes(0).deadline(PATIENCE);
-        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
-        let forwarder = Forwarder::open(&lab, proxy, server, by_hand(), OpenOptions::default());
-        let script =
-            Script::opener(1).bytes(BYTES / 3).pace(PACE).pause(PACE, Duration::from_secs(4)).deadline(PATIENCE);
-        let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
-        let flow = || forwarder.splicer.flows().into_iter().next();
-        let until = |what: &str, is: &dyn Fn() -> bool| {
-            wait_for(PATIENCE, || is().then_some(())).unwrap_or_else(|| panic!("{what}, {is_own}: {:?}", flow()));
-        };
-        until("the client pauses", &|| flow().is_some_and(|f| f.bytes_up >= PACE));
+        let script = Script::opener(1).pause(PACE, Duration::from_secs(4));
+        let upload = Upload::begin(&lab, family, by_hand(), script, PATIENCE);
+        upload.until("the client pauses", |f| f.bytes_up >= PACE);
         thread::sleep(Duration::from_millis(200));
         if is_own {
             ip(&lab.forwarder, &format!("link set f1 address {new}"));
@@ -457,18 +454,19 @@ fn sockets_show_what_was() {
             ip(&lab.server, &format!("link set s0 address {new}"));
             ip(&lab.forwarder, &format!("neigh replace {address} lladdr {new} dev f1 nud reachable"));
         }
-        let datapath = forwarder.splicer.datapath().expect("kernel path");
+        let datapath = upload.forwarder.splicer.datapath().expect("kernel path");
         let wanted = datapath.path_changes();
-        forwarder.command(Command::Splice);
-        until("it is spliced", &|| flow().is_some_and(|f| f.state == FlowState::Spliced));
+        upload.forwarder.command(Command::Splice);
+        upload.until("it is spliced", |f| f.state == FlowState::Spliced);
         let [there, back] = route_to_server(family);
         ip(&lab.server, &format!("route add {back}"));
         ip(&lab.forwarder, &format!("route add {there}"));
         let before = sent_by(&lab, "f2");
-        until("the route is followed", &|| sent_by(&lab, "f2") > before + 500_000);
+        // the connection may be over by then
+        let is_followed = || (sent_by(&lab, "f2") > before + 500_000).then_some(());
+        wait_for(PATIENCE, is_followed).unwrap_or_else(|| panic!("the route is not followed: {family:?}, {is_own}"));
         assert!(datapath.path_changes().hops > wanted.hops);
-        let client = client.join().expect("client");
-        intact(&client, &serving.join()[0]).unwrap_or_else(|why| panic!("{why}"));
+        upload.end();
     };
     thread::scope(|s| {
         for family in Family::BOTH {
