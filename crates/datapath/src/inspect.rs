@@ -6,7 +6,7 @@
 use crate::{
     Datapath, LegFlags, PathFlags, PathView, Phase, Released, Tuple, abi,
     diag::{SocketState, socket_state},
-    maps::VIA_INDEX,
+    maps::{VIA_INDEX, address},
     monotonic,
     names::ViaFlags,
 };
@@ -233,12 +233,12 @@ fn ahead(a: u32, b: u32) -> u32 {
 }
 
 fn record(l: &abi::leg) -> RecordDetail {
-    let is = |flag: abi::leg_flag| l.flags & flag.0 != 0;
-    let switching = [abi::phase::PHASE_TO_FWD, abi::phase::PHASE_TO_LOCAL].contains(&abi::phase(l.phase_out.into()));
+    let is = |flag: u32| l.flags & flag != 0;
+    let is_switching = Phase::from(l.phase_out).is_switching();
     RecordDetail {
         flags: names(LegFlags::ALL, l.flags),
-        is_stale: is(abi::leg_flag::LEG_SPLICED),
-        peer: is(abi::leg_flag::LEG_PAIRED).then(|| Tuple::from_abi(&l.peer).remote),
+        is_stale: is(LegFlags::SPLICED),
+        peer: is(LegFlags::PAIRED).then(|| Tuple::from_abi(&l.peer).remote),
         mss_in: l.mss_in,
         mss_out: l.mss_out,
         wscale_in: l.wscale_in,
@@ -249,7 +249,7 @@ fn record(l: &abi::leg) -> RecordDetail {
         unacked_in: ahead(l.max_in, l.ack_out),
         room_in: l.edge_out.wrapping_sub(l.max_in) as i32,
         bound_in: l.bound_in,
-        limit_in: is(abi::leg_flag::LEG_TRIGGER).then_some(l.limit_in),
+        limit_in: is(LegFlags::TRIGGER).then_some(l.limit_in),
         ack_in: l.ack_in,
         edge_in: l.edge_in,
         tsval_in: l.tsval_in,
@@ -258,7 +258,7 @@ fn record(l: &abi::leg) -> RecordDetail {
         room_out: l.edge_in.wrapping_sub(l.max_out) as i32,
         local_out: l.local_out,
         bound_out: l.bound_out,
-        undrained: switching.then(|| ahead(l.bound_out, l.ack_in)),
+        undrained: is_switching.then(|| ahead(l.bound_out, l.ack_in)),
         ack_out: l.ack_out,
         win_out: l.win_out,
         edge_out: l.edge_out,
@@ -296,7 +296,7 @@ impl Datapath {
     ) -> LegDetail {
         let record_of = self.leg(leg).map(|l| l.raw);
         let (view, back) = (path.map(|e| PathView::new(&e.p)), back.map(|e| PathView::new(&e.p)));
-        let forwards = |p: &PathView| p.flags & crate::PathFlags::SPLICED != 0;
+        let forwards = |p: &PathView| p.flags & PathFlags::SPLICED != 0;
         // the record's are stale, or there is none
         let phase = |view: Option<&PathView>, phase: fn(&abi::leg) -> u8| match (view, &record_of) {
             (Some(p), _) if forwards(p) => Some(Phase::Forwarding),
@@ -323,7 +323,6 @@ impl Datapath {
         let (p, view) = (&e.p, PathView::new(&e.p));
         let (scale_in, scale_out) = (p.scales & 15, p.scales >> 4);
         let (least, most) = view.rooms();
-        let units = ((monotonic().as_nanos() >> 33) as u8).wrapping_sub(view.seen);
         // an entry in control mode leads nowhere, and one that was in forwarding mode still says where it led
         let led = p.rport != 0;
         let via = self.maps.via(p.via & VIA_INDEX).filter(|via| led && via.ifindex != 0);
@@ -344,7 +343,7 @@ impl Datapath {
             ack_add: p.ack_add,
             tsval_add: p.tsval_add,
             tsecr_add: p.tsecr_add,
-            seen_least_ms: (u64::from(units.saturating_sub(1)) << 33) / 1_000_000,
+            seen_least_ms: view.silence().as_millis() as u64,
             from: out.map(|o| o.local),
             to: out.map(|o| o.remote),
             via: via.map(|v| ViaDetail {
@@ -352,7 +351,7 @@ impl Datapath {
                 hop: HopDetail::new(v.ifindex, [v.dmac, v.smac], v.mark),
                 mtu: v.mtu,
                 most: v.most,
-                local: crate::maps::address(v.local),
+                local: address(v.local),
                 flags: names(ViaFlags::ALL, v.flags.0),
             }),
         }

@@ -1,6 +1,6 @@
 //! Typed access to the maps.
 
-use crate::{LegFlags, PathFlags, Phase, abi, names};
+use crate::{LegFlags, PathFlags, Phase, abi, monotonic, names};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{
@@ -8,6 +8,7 @@ use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
     sync::RwLock,
+    time::Duration,
 };
 
 /// A connection as one leg sees it: key of all look-ups.
@@ -251,6 +252,12 @@ impl PathView {
             room: ((p.via & !VIA_TAP) / (VIA_INDEX + 1)) as u8,
             remote4: p.remote4,
         }
+    }
+
+    /// How long no packet has come, at least: the time is kept in units of 2^33 ns, modulo 256.
+    pub fn silence(&self) -> Duration {
+        let units = ((monotonic().as_nanos() >> 33) as u8).wrapping_sub(self.seen);
+        Duration::from_nanos(u64::from(units.saturating_sub(1)) << 33)
     }
 
     /// What the other host has acknowledged of what was forwarded to it, in the numbers of `end`. `back`: the other direction.

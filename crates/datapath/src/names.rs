@@ -25,6 +25,13 @@ pub enum Phase {
     ToLocal = abi::phase::PHASE_TO_LOCAL.0 as u8,
 }
 
+impl Phase {
+    /// Is a switch under way: do bytes below the bound have another owner than those from there on?
+    pub fn is_switching(self) -> bool {
+        matches!(self, Phase::ToForwarding | Phase::ToLocal)
+    }
+}
+
 impl From<abi::phase> for Phase {
     fn from(phase: abi::phase) -> Phase {
         match phase {

@@ -166,7 +166,7 @@ impl Orphan {
             };
         }
         // its sockets are the kernel's, and drain on
-        let is_under_way = at.phase.iter().any(|phase| matches!(phase, Phase::ToForwarding | Phase::ToLocal));
+        let is_under_way = at.phase.iter().any(|phase| phase.is_switching());
         if is_under_way && !self.legs().iter().all(|t| is_silent(d, t)) {
             return Found::Live;
         }
@@ -249,7 +249,11 @@ impl Adoption {
                 *(if orphan.state == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
                 lock(&inner.orphans).insert(orphan.id, orphan);
             }
-            Found::Over => self.over.push((d.paths_of([&t, &other]).map_or(Duration::ZERO, |p| silence(&p)), t, other)),
+            Found::Over => self.over.push((
+                d.paths_of([&t, &other]).map_or(Duration::ZERO, |[p, q]| p.silence().min(q.silence())),
+                t,
+                other,
+            )),
             Found::Gone if d.paths_of([&t, &other]).is_none() => clear_half(d, [&t, &other]),
             Found::Deserted | Found::Gone => self.dead.extend([t, other]),
         }
@@ -315,13 +319,6 @@ fn clear_half(d: &Datapath, [a, b]: [&Tuple; 2]) {
             d.forget_ended(t, None);
         }
     }
-}
-
-/// How long nothing has come, at least: entries note the time in coarse units, modulo 256.
-fn silence(paths: &[PathView; 2]) -> Duration {
-    let now = now_ns() >> 33;
-    let units = paths.iter().map(|p| (now as u8).wrapping_sub(p.seen)).min().unwrap_or(0);
-    Duration::from_nanos(u64::from(units.saturating_sub(1)) << 33)
 }
 
 fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>) {
