@@ -16,7 +16,7 @@ use std::{
 
 /// The data path goes on for so long by itself, if whoever traces is stopped or dies.
 const WITHOUT_US: Duration = Duration::from_secs(2);
-/// How often it is told to go on. Entries that were made anew since are marked, too.
+/// How often it is told to go on. Entries that were created since are marked, too.
 const RENEW: Duration = Duration::from_millis(500);
 
 /// A segment of a flow that is traced.

@@ -53,7 +53,7 @@ pub const PAGE: usize = 500;
 const REQUEST: u64 = 4096;
 /// Operators and monitors at a time; more are turned away, so that a leak of theirs does not become one of ours.
 const CLIENTS: usize = 32;
-/// A trace ends after so many seconds, for it may be forgotten.
+/// Longest trace, seconds: one that somebody has forgotten ends by itself.
 pub const LONGEST: u32 = 3600;
 /// Segments that wait for a client to read them, some 3 MB: one that is slower misses some.
 const WAITING: usize = 10_000;

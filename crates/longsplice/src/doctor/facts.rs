@@ -163,7 +163,7 @@ fn guard() -> Check {
     if longsplice_datapath::has_guard() {
         return Check::ok("guard", "netfilter runs programs");
     }
-    let cure = "CONFIG_NETFILTER_BPF_LINK, or a device that is made again may have connections reset";
+    let cure = "CONFIG_NETFILTER_BPF_LINK, or connections may be reset when a device is recreated";
     Check::warning("guard", "netfilter runs no programs", cure)
 }
 
