@@ -184,7 +184,8 @@ fn a_client_that_comes_again_at_once() {
         let answer = Script::answerer().bytes(100_000).deadline(PATIENCE);
         let (front, server) = (place.front, place.server);
         let serving = place.lab.server.run(|| serve(listen(server, &answer).expect("listen"), 2, answer.clone()));
-        let earlier = script(1, 1_500_000).deadline(PATIENCE);
+        // several seconds: the next process is to see it
+        let earlier = script(1, 5_000_000).deadline(PATIENCE);
         let earlier = place.lab.client.spawn(move || converse(connect(front, &earlier).expect("connect"), &earlier));
         first.wait_flows(1, FlowState::Spliced);
         first.kill();

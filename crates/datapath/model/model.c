@@ -363,8 +363,7 @@ void model_switch(struct model *m, struct model_switch *g)
 	look(m, g);
 }
 
-/* Flags of the path entries, for the simulator's engine. */
-__u32 model_path_flags(const struct model *m, int i) { return m->path[i].word.flags; }
+void model_path(const struct model *m, int i, struct path *to) { *to = m->path[i]; }
 
 /* Where the table has a way of a key's, of WAYS: page << 32 | slot. */
 __u64 model_place(const struct tuple *t, int v6, __u64 seed, __u32 pages, __u32 way)

@@ -207,7 +207,7 @@ const VIA_TAP: u16 = names::VIA_TAP as u16;
 pub(crate) const VIA_INDEX: u16 = names::VIA_INDEX as u16;
 
 /// One direction's entry.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PathView {
     /// `PathFlags`.
     pub flags: u16,

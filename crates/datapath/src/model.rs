@@ -1,7 +1,7 @@
 //! The data path's decisions, natively: what `bpf/switch.h` and `bpf/path.h` do with the segments of one flow. For
 //! simulators; nothing here touches the kernel.
 
-use crate::abi;
+use crate::{Frozen, Half, PathView, SwitchError, Switched, abi, switch};
 use std::{
     ffi::c_int,
     fmt,
@@ -101,7 +101,7 @@ unsafe extern "C" {
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
     fn model_switch(m: *mut Opaque, g: *mut SwitchArgs);
-    fn model_path_flags(m: *const Opaque, i: c_int) -> u32;
+    fn model_path(m: *const Opaque, i: c_int, to: *mut abi::path);
     fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
     fn model_leg_size() -> u64;
     fn model_place(t: *const abi::tuple, v6: c_int, seed: u64, pages: u32, way: u32) -> u64;
@@ -124,6 +124,46 @@ pub struct Model(NonNull<Opaque>);
 
 // SAFETY: memory of its own, without any tie to a thread.
 unsafe impl Send for Model {}
+
+impl SwitchArgs {
+    /// A call about two legs.
+    pub fn new(op: abi::switch_op, halves: [&Half; 2]) -> SwitchArgs {
+        let call = switch::call(op, halves[0], halves[1]).args;
+        let both = [&call.a, &call.b];
+        SwitchArgs {
+            op,
+            consumed: both.map(|h| h.consumed),
+            produced: both.map(|h| h.produced),
+            leftover: both.map(|h| h.leftover),
+            limit: both.map(|h| h.limit),
+            ..SwitchArgs::default()
+        }
+    }
+
+    /// The answer as [`Datapath::run`](crate::Datapath) has it. The model knows nothing of devices; its hosts take any packet.
+    fn answer(&self) -> Result<abi::switch_call, SwitchError> {
+        switch::outcome(self.result)?;
+        let mut call = abi::switch_call::default();
+        let g = &mut call.args;
+        for (d, h) in [&mut g.a, &mut g.b].into_iter().enumerate() {
+            (h.pending, h.start, h.fin) = (self.pending[d], self.start[d], self.fin[d]);
+            (h.flags, h.phase_in) = (self.flags[d], self.phase[d]);
+        }
+        (g.end_a, g.end_b) = (self.end[0], self.end[1]);
+        (call.hop_a.mss, call.hop_b.mss) = (u16::MAX.into(), u16::MAX.into());
+        Ok(call)
+    }
+
+    /// What a freeze has left to be drained, as [`Datapath::freeze`](crate::Datapath::freeze) has it.
+    pub fn frozen(&self, consumed: [u64; 2]) -> Result<Frozen, SwitchError> {
+        self.answer().map(|call| switch::frozen(&call, consumed))
+    }
+
+    /// How the legs are, as the other switches have it.
+    pub fn switched(&self) -> Result<Switched, SwitchError> {
+        self.answer().map(|call| switch::switched(&call))
+    }
+}
 
 impl Model {
     /// Both connections established, nothing sent yet.
@@ -182,10 +222,12 @@ impl Model {
         unsafe { model_switch(self.0.as_ptr(), args) }
     }
 
-    /// Flags of the path entry where packets of leg `i`'s host come in.
-    pub fn path_flags(&self, i: usize) -> u32 {
-        // SAFETY: a live pointer; i is 0 or 1.
-        unsafe { model_path_flags(self.0.as_ptr(), index(i)) }
+    /// The path entry where packets of leg `i`'s host come in.
+    pub fn path(&self, i: usize) -> PathView {
+        let mut p = abi::path::default();
+        // SAFETY: live pointers; i is 0 or 1.
+        unsafe { model_path(self.0.as_ptr(), index(i), &mut p) };
+        PathView::new(&p)
     }
 
     /// The record of a leg.

@@ -11,11 +11,12 @@ mod generated {
 }
 
 /// Who owns the bytes of one direction of a flow (`enum phase`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Phase {
     /// The proxy: control mode.
+    #[default]
     Local = abi::phase::PHASE_LOCAL.0 as u8,
     /// The proxy owns what lies below the bound, and drains it; the data path owns the rest.
     ToForwarding = abi::phase::PHASE_TO_FWD.0 as u8,

@@ -1,6 +1,7 @@
 //! The calls that switch a flow.
 
 use crate::{Datapath, LegFlags, Phase, Tuple, abi, maps::run_program};
+use serde::{Deserialize, Serialize};
 
 /// Why a switch was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,7 +55,7 @@ pub struct Half {
 
 /// How much of what a host sends may be forwarded. Data beyond it take both directions back, in the data path itself: not one
 /// byte of them is forwarded, and a FIN neither.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
     /// All.
     #[default]
@@ -79,7 +80,7 @@ impl Limit {
 }
 
 /// What a freeze leaves to be drained.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Frozen {
     /// Bytes still to be read from the first and the second leg's socket.
     pub pending: [u32; 2],
@@ -94,7 +95,7 @@ pub struct Frozen {
 }
 
 /// Where a leg's packets leave, as learned from what its socket has sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hop {
     pub(crate) ifindex: u32,
     pub(crate) dmac: [u8; 6],
@@ -104,7 +105,7 @@ pub struct Hop {
 }
 
 /// State of a pair of legs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Switched {
     /// Phase of the bytes from the first and from the second host.
     pub phase: [Phase; 2],
@@ -127,6 +128,11 @@ pub struct Switched {
 }
 
 impl Switched {
+    /// Is all the proxy's, in both directions?
+    pub fn is_local(&self) -> bool {
+        self.phase == [Phase::Local; 2]
+    }
+
     /// Is all forwarded, in both directions?
     pub fn is_forwarded(&self) -> bool {
         self.phase == [Phase::Forwarding; 2]
@@ -159,30 +165,10 @@ impl Datapath {
         b: &Half,
         set: impl FnOnce(&mut abi::switch_args),
     ) -> Result<abi::switch_call, SwitchError> {
-        let half = |h: &Half| abi::half {
-            leg: h.leg.to_abi(),
-            consumed: h.consumed as u32,
-            produced: h.produced as u32,
-            leftover: h.leftover,
-            limit: h.limit.to_abi(),
-            ..Default::default()
-        };
-        let args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
-        let mut call = abi::switch_call { args, ..Default::default() };
+        let mut call = call(op, a, b);
         set(&mut call.args);
         run_program(&self.switch, &mut call).map_err(SwitchError::Run)?;
-        match call.args.result {
-            abi::switch_result::SWITCH_OK => Ok(call),
-            abi::switch_result::SWITCH_BUSY => Err(SwitchError::Busy),
-            abi::switch_result::SWITCH_CLOSING => Err(SwitchError::Closing),
-            abi::switch_result::SWITCH_FRAGMENTS => Err(SwitchError::Fragments),
-            abi::switch_result::SWITCH_MISMATCH => Err(SwitchError::Mismatch),
-            abi::switch_result::SWITCH_FULL => Err(SwitchError::Full),
-            abi::switch_result::SWITCH_WINDOW => Err(SwitchError::Window),
-            abi::switch_result::SWITCH_SHORT => Err(SwitchError::Short),
-            abi::switch_result::SWITCH_SILENT => Err(SwitchError::Silent),
-            _ => Err(SwitchError::Untracked),
-        }
+        outcome(call.args.result).map(|()| call)
     }
 
     /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
@@ -199,23 +185,9 @@ impl Datapath {
             g.fit = fit.into();
             g.tap = tap.into();
         })?;
-        let pending = |h: &abi::half| {
-            // the FIN is counted while it has not been read
-            let fin = h.fin != 0 && h.pending > 0;
-            (h.pending - u32::from(fin), fin)
-        };
-        let at = switched(&r);
-        self.shown().add(&at.hops);
-        let r = r.args;
-        let ((pa, fa), (pb, fb)) = (pending(&r.a), pending(&r.b));
-        let bound = |h: &Half, r: &abi::half| h.consumed + u64::from(r.start.wrapping_sub(h.consumed as u32));
-        Ok(Frozen {
-            pending: [pa, pb],
-            fin: [fa, fb],
-            bound: [bound(a, &r.a), bound(b, &r.b)],
-            seq: [r.a.seq, r.b.seq],
-            at,
-        })
+        let frozen = frozen(&r, [a.consumed, b.consumed]);
+        self.shown().add(&frozen.at.hops);
+        Ok(frozen)
     }
 
     /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
@@ -276,7 +248,49 @@ pub(crate) fn bare(t: &Tuple) -> Half {
     Half { leg: *t, consumed: 0, produced: 0, leftover: 0, limit: Limit::None }
 }
 
-fn switched(call: &abi::switch_call) -> Switched {
+pub(crate) fn call(op: abi::switch_op, a: &Half, b: &Half) -> abi::switch_call {
+    let half = |h: &Half| abi::half {
+        leg: h.leg.to_abi(),
+        consumed: h.consumed as u32,
+        produced: h.produced as u32,
+        leftover: h.leftover,
+        limit: h.limit.to_abi(),
+        ..Default::default()
+    };
+    let args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
+    abi::switch_call { args, ..Default::default() }
+}
+
+pub(crate) fn outcome(result: abi::switch_result) -> Result<(), SwitchError> {
+    match result {
+        abi::switch_result::SWITCH_OK => Ok(()),
+        abi::switch_result::SWITCH_BUSY => Err(SwitchError::Busy),
+        abi::switch_result::SWITCH_CLOSING => Err(SwitchError::Closing),
+        abi::switch_result::SWITCH_FRAGMENTS => Err(SwitchError::Fragments),
+        abi::switch_result::SWITCH_MISMATCH => Err(SwitchError::Mismatch),
+        abi::switch_result::SWITCH_FULL => Err(SwitchError::Full),
+        abi::switch_result::SWITCH_WINDOW => Err(SwitchError::Window),
+        abi::switch_result::SWITCH_SHORT => Err(SwitchError::Short),
+        abi::switch_result::SWITCH_SILENT => Err(SwitchError::Silent),
+        _ => Err(SwitchError::Untracked),
+    }
+}
+
+/// `consumed`: positions up to which bytes had been taken from the sockets.
+pub(crate) fn frozen(call: &abi::switch_call, consumed: [u64; 2]) -> Frozen {
+    let halves = [&call.args.a, &call.args.b];
+    // the FIN is counted while it has not been read
+    let fin = halves.map(|h| h.fin != 0 && h.pending > 0);
+    Frozen {
+        pending: [0, 1].map(|d| halves[d].pending - u32::from(fin[d])),
+        fin,
+        bound: [0, 1].map(|d| consumed[d] + u64::from(halves[d].start.wrapping_sub(consumed[d] as u32))),
+        seq: halves.map(|h| h.seq),
+        at: switched(call),
+    }
+}
+
+pub(crate) fn switched(call: &abi::switch_call) -> Switched {
     let g = &call.args;
     Switched {
         phase: [g.a.phase_in.into(), g.b.phase_in.into()],

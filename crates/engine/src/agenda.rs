@@ -1,18 +1,18 @@
 //! What the keeper has to do, and when: looks at flows, and releases. Each has a queue of its own. Looks may wait, for there is a
 //! limit to their number; a release that waited would keep two descriptors.
 
+use crate::core::Time;
 use std::{
     cmp::Reverse,
     collections::{BTreeSet, BinaryHeap},
-    time::Instant,
 };
 
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
     /// By the time of the next look. Entries of flows that have left stay until then.
-    looks: BinaryHeap<Reverse<(Instant, u64)>>,
+    looks: BinaryHeap<Reverse<(Time, u64)>>,
     /// Flows with parked sockets, by the time of their release.
-    releases: BTreeSet<(Instant, u64)>,
+    releases: BTreeSet<(Time, u64)>,
 }
 
 impl Agenda {
@@ -21,32 +21,32 @@ impl Agenda {
         self.looks.len()
     }
 
-    pub fn look(&mut self, at: Instant, id: u64) {
+    pub fn look(&mut self, at: Time, id: u64) {
         self.looks.push(Reverse((at, id)));
     }
 
-    pub fn release(&mut self, at: Instant, id: u64) {
+    pub fn release(&mut self, at: Time, id: u64) {
         self.releases.insert((at, id));
     }
 
     /// The flow has left, or its sockets have gone some other way.
-    pub fn cancel_release(&mut self, at: Instant, id: u64) {
+    pub fn cancel_release(&mut self, at: Time, id: u64) {
         self.releases.remove(&(at, id));
     }
 
     /// When the next look is due, and the next release.
-    pub fn due(&self) -> [Option<Instant>; 2] {
+    pub fn due(&self) -> [Option<Time>; 2] {
         [self.looks.peek().map(|Reverse((at, _))| *at), self.releases.first().map(|(at, _)| *at)]
     }
 
     /// The next look that is due at `now`: when it was to be, and at which flow.
-    pub fn next_look(&mut self, now: Instant) -> Option<(Instant, u64)> {
+    pub fn next_look(&mut self, now: Time) -> Option<(Time, u64)> {
         self.due()[0].filter(|at| *at <= now)?;
         self.looks.pop().map(|Reverse(look)| look)
     }
 
     /// The next flow whose release is due at `now`.
-    pub fn next_release(&mut self, now: Instant) -> Option<u64> {
+    pub fn next_release(&mut self, now: Time) -> Option<u64> {
         self.due()[1].filter(|at| *at <= now)?;
         self.soonest_release()
     }
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn no_look_delays_a_release() {
-        let (mut agenda, now) = (Agenda::default(), Instant::now());
+        let (mut agenda, now) = (Agenda::default(), Time::from_secs(100));
         (0..100_000).for_each(|id| agenda.look(now, id));
         agenda.release(now + SECOND, 7);
         agenda.release(now + 3 * SECOND, 8);
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn when_room_is_needed_the_next_go_first() {
-        let (mut agenda, now) = (Agenda::default(), Instant::now());
+        let (mut agenda, now) = (Agenda::default(), Time::from_secs(100));
         for id in 1..5 {
             agenda.release(now + SECOND / id, id.into());
         }

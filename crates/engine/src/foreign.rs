@@ -104,7 +104,7 @@ impl Drop for ForeignListener {
 fn leg(socket: OwnedFd, tuple: &Tuple) -> io::Result<Leg> {
     SockRef::from(&socket).set_tcp_nodelay(true)?;
     let mut leg = Leg::new(Live::new(socket)?, tuple.remote, tuple.local, None);
-    leg.shimmed = true; // without its entry, no segment would find the socket
+    leg.at.shimmed = true; // without its entry, no segment would find the socket
     Ok(leg)
 }
 

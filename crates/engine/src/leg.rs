@@ -1,6 +1,6 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use crate::{Refusal, Splicer, Tap, Way, live::Live};
+use crate::{Refusal, Splicer, Tap, Way, core::Position, live::Live};
 use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
 use socket2::{Domain, SockAddr, SockRef, Socket as Socket2, TcpKeepalive, Type};
 use std::{
@@ -34,14 +34,8 @@ pub struct Leg {
     pub(crate) local: SocketAddr,
     /// Source and destination that a proxy before us has announced. Boxed: most have none.
     pub(crate) announced: Option<Box<(SocketAddr, SocketAddr)>>,
-    /// Positions consumed from the host, a FIN that was read as end of stream counting one.
-    pub(crate) consumed: u64,
-    /// Positions produced towards the host, our FIN counting one.
-    pub(crate) produced: u64,
-    pub(crate) eof: bool,
-    pub(crate) shut: bool,
-    /// The wire differs from the socket: entries must outlive it.
-    pub(crate) shimmed: bool,
+    /// Where the socket is.
+    pub(crate) at: Position,
     /// See [`Leg::clamp`].
     clamped: bool,
     /// See [`Leg::keep_alive`].
@@ -61,11 +55,7 @@ impl Leg {
             remote,
             local,
             announced: None,
-            consumed: 0,
-            produced: 0,
-            eof: false,
-            shut: false,
-            shimmed: false,
+            at: Position::default(),
             clamped: false,
             keeps_alive: false,
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
@@ -127,12 +117,12 @@ impl Leg {
 
     /// Bytes read so far, end of stream not counted.
     pub fn bytes_in(&self) -> u64 {
-        self.consumed - u64::from(self.eof)
+        self.at.consumed - u64::from(self.at.eof)
     }
 
     /// Bytes written so far, our FIN not counted.
     pub fn bytes_out(&self) -> u64 {
-        self.produced - u64::from(self.shut)
+        self.at.produced - u64::from(self.at.shut)
     }
 
     /// Closes with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT).
@@ -218,26 +208,12 @@ impl Leg {
         self.descriptor().and_then(|fd| path_facts(fd).ok()).unwrap_or_default()
     }
 
-    /// The socket, for `splice(2)`; what passes is told to [`Leg::took`] and [`Leg::gave`].
+    /// The socket, for `splice(2)`; what passes is told to [`Leg::at`].
     pub(crate) fn socket(&self) -> io::Result<&Live> {
         match &self.socket {
             Socket::Live(s) => Ok(s),
             _ => Err(parked()),
         }
-    }
-
-    /// So many bytes were read; 0: end of stream.
-    pub(crate) fn took(&mut self, n: usize) {
-        self.consumed += n as u64;
-        if n == 0 && !self.eof {
-            self.eof = true;
-            self.consumed += 1;
-        }
-    }
-
-    /// So many bytes were written.
-    pub(crate) fn gave(&mut self, n: usize) {
-        self.produced += n as u64;
     }
 
     /// Closes the socket without a word to the host: its flow goes on in the kernel.
@@ -317,10 +293,10 @@ impl Leg {
     }
 
     /// What is left of a parked leg; the addresses, those that were announced among them, are known otherwise.
-    pub(crate) fn side(self) -> Side {
-        let Leg { socket, consumed, produced, eof, shut, shimmed, tap, .. } = self;
+    pub(crate) fn parked(self) -> Parked {
+        let Leg { socket, at, tap, .. } = self;
         let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
-        Side { socket, consumed, produced, eof, shut, shimmed, tap }
+        Parked { socket, at, tap }
     }
 
     /// The connection as the data path knows it.
@@ -341,31 +317,23 @@ pub(crate) enum Strays {
 
 /// A leg while its flow is forwarded.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct Parked {
     socket: Option<OwnedFd>,
-    consumed: u64,
-    produced: u64,
-    eof: bool,
-    shut: bool,
-    shimmed: bool,
+    pub at: Position,
     tap: Option<Tap>,
 }
 
-impl Side {
+impl Parked {
     /// The leg again, with nothing announced.
     pub fn leg(self, tuple: &Tuple) -> Leg {
-        let Side { socket, consumed, produced, eof, shut, shimmed, tap } = self;
+        let Parked { socket, at, tap } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
         Leg {
             socket,
             remote: tuple.remote,
             local: tuple.local,
             announced: None,
-            consumed,
-            produced,
-            eof,
-            shut,
-            shimmed,
+            at,
             clamped: false,
             keeps_alive: false,
             refusal: OnceLock::new(),
@@ -408,10 +376,10 @@ impl Leg {
         let urgent = ready!(open(&mut self.socket)?.poll_read(cx, buf))?;
         let n = buf.filled().len() - before;
         if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {
-            tap.passed(Way::FromHost, self.consumed, &buf.filled()[before..]);
+            tap.passed(Way::FromHost, self.at.consumed, &buf.filled()[before..]);
         }
         if n > 0 || room {
-            self.took(n);
+            self.at.took(n);
         }
         Poll::Ready(Ok(urgent))
     }
@@ -420,9 +388,9 @@ impl Leg {
     pub(crate) fn poll_give(&mut self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
         let n = ready!(open(&mut self.socket)?.poll_write(cx, buf, urgent))?;
         if let Some(tap) = &self.tap {
-            tap.passed(Way::ToHost, self.produced, &buf[..n]);
+            tap.passed(Way::ToHost, self.at.produced, &buf[..n]);
         }
-        self.gave(n);
+        self.at.gave(n);
         Poll::Ready(Ok(n))
     }
 }
@@ -444,7 +412,7 @@ impl AsyncWrite for Leg {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let n = ready!(open(&mut self.socket)?.poll_write_vectored(cx, bufs))?;
-        let (mut at, mut left) = (self.produced, n);
+        let (mut at, mut left) = (self.at.produced, n);
         for buf in bufs.iter().take_while(|_| self.tap.is_some()) {
             let part = &buf[..buf.len().min(left)];
             if let Some(tap) = self.tap.as_ref().filter(|_| !part.is_empty()) {
@@ -452,7 +420,7 @@ impl AsyncWrite for Leg {
             }
             (at, left) = (at + part.len() as u64, left - part.len());
         }
-        self.gave(n);
+        self.at.gave(n);
         Poll::Ready(Ok(n))
     }
 
@@ -466,9 +434,7 @@ impl AsyncWrite for Leg {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.socket()?.shut()?;
-        if !std::mem::replace(&mut self.shut, true) {
-            self.produced += 1;
-        }
+        self.at.closed();
         Poll::Ready(Ok(()))
     }
 }

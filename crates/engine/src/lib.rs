@@ -17,9 +17,8 @@
 
 mod agenda;
 mod connect;
+pub mod core;
 mod descriptors;
-mod distance;
-mod errand;
 mod foreign;
 mod guard;
 mod holder;
@@ -33,6 +32,7 @@ mod paths;
 mod pipe;
 mod ports;
 mod pump;
+mod purpose;
 mod refusal;
 mod relay;
 mod sessions;

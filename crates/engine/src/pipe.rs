@@ -37,11 +37,6 @@ impl Pipe {
         Ok(Pipe { read, write, filled: 0 })
     }
 
-    /// Bytes in the pipe.
-    pub fn filled(&self) -> usize {
-        self.filled
-    }
-
     /// Takes up to `most` bytes from the leg. 0: end of stream. `None`: the next byte is urgent, and splice(2) stops for ever
     /// where one begins, or says that nothing comes after it.
     pub fn fill(&mut self, cx: &mut Context<'_>, from: &mut Leg, most: usize) -> Poll<io::Result<Option<usize>>> {
@@ -53,7 +48,7 @@ impl Pipe {
         }))?;
         if let Some(n) = took {
             self.filled += n;
-            from.took(n);
+            from.at.took(n);
         }
         Poll::Ready(Ok(took))
     }
@@ -63,7 +58,7 @@ impl Pipe {
         let gave = |socket: &OwnedFd| Ok(splice(&self.read, None, socket, None, self.filled, FLAGS)?);
         let n = ready!(to.socket()?.poll_with_writable(cx, 1, gave))?;
         self.filled -= n;
-        to.gave(n);
+        to.at.gave(n);
         Poll::Ready(Ok(n))
     }
 }

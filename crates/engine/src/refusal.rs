@@ -3,16 +3,15 @@
 use crate::OpenError;
 use longsplice_datapath::{Datapath, SwitchError, Tuple};
 use nix::libc;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $name:ident = $label:literal,)*) => {
         /// Why a flow stays in control mode. Counted and shown; not an error.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-        #[serde(into = "&'static str")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Refusal {
-            $($(#[$doc])* $name,)*
+            $($(#[$doc])* #[serde(rename = $label)] $name,)*
         }
 
         impl Refusal {
@@ -80,12 +79,6 @@ refusals! {
     /// A sender is nearer to us than its receiver: forwarded, its transfer would be slower
     /// ([`PathRule::Auto`](crate::PathRule::Auto)).
     Path = "path",
-}
-
-impl From<Refusal> for &'static str {
-    fn from(refusal: Refusal) -> &'static str {
-        refusal.as_str()
-    }
 }
 
 impl std::fmt::Display for Refusal {

@@ -2,8 +2,8 @@
 
 use crate::{
     BoundSocket, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
+    core::{Action, Context, Core, Event, Position, Progress},
     descriptors::Descriptors,
-    errand::{Errand, Purpose},
     foreign::Foreigners,
     holder::Holder,
     keeper::{self, Kept, Note},
@@ -12,10 +12,11 @@ use crate::{
     orphans::{self, Orphan},
     paths,
     ports::Ports,
+    purpose::Purpose,
     relay::Relay,
     sessions::{self, Sessions},
 };
-use longsplice_datapath::{Datapath, OpenError, Options, Released, Tuple, register};
+use longsplice_datapath::{Datapath, OpenError, Options, Released, Tuple, monotonic, register};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -138,7 +139,7 @@ pub(crate) struct Flow {
     pub server: Tuple,
     pub began: Instant,
     pub policy: Arc<Policy>,
-    now: Mutex<FlowNow>,
+    now: Mutex<Progress>,
     place: Mutex<Place>,
     /// Where it is copied, again when it comes back.
     pub runtime: Handle,
@@ -161,19 +162,6 @@ pub(crate) struct Ears {
     /// Something has happened in the data path.
     pub events: Arc<Notify>,
     pub stop: watch::Receiver<Stop>,
-}
-
-/// What lists show; written by whoever has the flow.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FlowNow {
-    pub state: FlowState,
-    pub copied: [u64; 2],
-    /// Bytes of finished spliced stretches.
-    pub spliced: [u64; 2],
-    /// Positions where the present spliced stretch began.
-    pub since: [u64; 2],
-    pub splices: u32,
-    pub refusal: Option<Refusal>,
 }
 
 /// What an operator or a program may ask of a live flow.
@@ -207,7 +195,7 @@ impl Flow {
         self.announced.as_ref().map_or(self.client.remote, |a| a.0)
     }
 
-    pub fn now(&self) -> MutexGuard<'_, FlowNow> {
+    pub fn now(&self) -> MutexGuard<'_, Progress> {
         lock(&self.now)
     }
 
@@ -215,25 +203,23 @@ impl Flow {
         lock(&self.place)
     }
 
-    pub fn set_state(&self, state: FlowState) {
-        let mut now = self.now();
-        tracing::debug!(flow = self.id, "{:?} -> {:?}", now.state, state);
-        now.state = state;
-    }
-
-    pub fn refuse(&self, why: Refusal) {
-        tracing::debug!(flow = self.id, reason = %why, "not spliced");
-        if self.now().refusal.replace(why) != Some(why) {
+    /// What the core makes of an event, and what is counted of that. `at`: where the sockets of the client and the server are.
+    pub fn step(&self, core: &mut Core, at: [&mut Position; 2], event: Event) -> Action {
+        let mut shown = self.now();
+        let before = *shown;
+        let (now, legs) = (monotonic(), [self.client, self.server]);
+        let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
+        if before.state != shown.state {
+            tracing::debug!(flow = self.id, "{:?} -> {:?}", before.state, shown.state);
+        }
+        if let Some(why) = shown.refusal.filter(|why| before.refusal != Some(*why)) {
+            tracing::debug!(flow = self.id, reason = %why, "not spliced");
             self.policy.tally.refuse(why);
         }
-    }
-
-    pub fn count_splice(&self) {
-        let mut now = self.now();
-        now.splices += 1;
-        if now.splices == 1 {
+        if (before.splices, shown.splices) == (0, 1) {
             self.policy.tally.splice();
         }
+        action
     }
 
     pub fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
@@ -468,7 +454,7 @@ impl Splicer {
         info: FlowInfo,
         done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
     ) {
-        self.begin(client, server, left, policy, info, Purpose::Streams(Box::new(done)));
+        self.begin([client, server], left, policy, info, None, Purpose::Streams(Box::new(done)));
     }
 
     /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
@@ -486,8 +472,8 @@ impl Splicer {
         info: FlowInfo,
     ) -> Passed {
         let (tell, told) = oneshot::channel();
-        let purpose = Purpose::Message(Box::new(Errand::new(message, tell)));
-        self.begin(client.take(), server.take(), left, policy, info, purpose);
+        let legs = [client.take(), server.take()];
+        self.begin(legs, left, policy, info, Some(message), Purpose::Message(tell));
         let (passed, legs) = told.await.expect("a flow ends before its runtime does");
         if let Some(legs) = legs {
             (*client, *server) = legs;
@@ -504,7 +490,16 @@ impl Splicer {
         }
     }
 
-    fn begin(&self, client: Leg, server: Leg, left: &Leftovers, policy: Arc<Policy>, info: FlowInfo, purpose: Purpose) {
+    fn begin(
+        &self,
+        legs: [Leg; 2],
+        left: &Leftovers,
+        policy: Arc<Policy>,
+        info: FlowInfo,
+        message: Option<Message>,
+        purpose: Purpose,
+    ) {
+        let [client, server] = &legs;
         let (place, ears) = self.ears();
         self.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
@@ -515,14 +510,7 @@ impl Splicer {
             server: server.tuple(),
             began: Instant::now(),
             policy,
-            now: Mutex::new(FlowNow {
-                state: FlowState::Copying,
-                copied: [0; 2],
-                spliced: [0; 2],
-                since: [0; 2],
-                splices: 0,
-                refusal: self.refusal(),
-            }),
+            now: Mutex::new(Progress::new(self.refusal())),
             place: Mutex::new(place),
             runtime: Handle::current(),
         });
@@ -531,7 +519,7 @@ impl Splicer {
             d.wake();
         }
         let listed = Listed::again(self, flow);
-        tokio::spawn(Relay::new(self, listed, client, server, left, purpose).run(ears));
+        tokio::spawn(Relay::new(self, listed, legs, left, message, purpose).run(ears, Action::Attend));
     }
 
     /// Flows that may need room in the tables, those of an earlier process among them.
@@ -598,7 +586,7 @@ impl Splicer {
         if leg.is_gone() {
             return;
         }
-        let (tuple, shimmed, known) = (leg.tuple(), leg.shimmed, !leg.is_only_copied());
+        let (tuple, shimmed, known) = (leg.tuple(), leg.at.shimmed, !leg.is_only_copied());
         drop(leg);
         let Some(d) = self.datapath().filter(|_| known) else { return };
         if shimmed {

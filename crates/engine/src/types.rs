@@ -71,6 +71,11 @@ impl Policy {
     /// From so many bytes on splicing a connection surely takes less time than copying it, on each machine whose figures are in
     /// bench/results (`longsplice bench threshold`): at 128 KB it took up to a tenth more, at 256 KB 7 and 14 percent less.
     pub const PAYS_FROM: u64 = 256 * 1024;
+
+    /// Bytes that are copied before a splice, if it goes by bytes.
+    pub(crate) fn threshold(&self) -> Option<u64> {
+        if let When::AfterBytes(n) = self.when { Some(n) } else { None }
+    }
 }
 
 impl Default for Policy {
@@ -155,7 +160,7 @@ pub struct FlowStatus {
 }
 
 /// How a flow ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
     /// Both directions were closed in order.

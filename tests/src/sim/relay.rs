@@ -1,29 +1,38 @@
-//! The engine's relay (crates/engine, relay.rs and pump.rs) over simulated sockets: copies, freezes, drains, commits,
-//! takes back. It is asleep between events, and wakes up late, as processes do.
+//! The engine over simulated sockets: drives the [core](longsplice_engine::core) of the flow as a task and the keeper do. It is asleep
+//! between events, and wakes up late, as processes do.
 
 use super::{
     seg,
     tcp::{MS, Packet, Tcp, Time},
 };
 use longsplice_datapath::{
-    LegFlags, PathFlags,
-    abi::{limit, phase, switch_op, switch_result},
+    Half, LegFlags, Limit, PathFacts, PathFlags, SwitchError, Tuple,
+    abi::{phase, switch_op},
     model::{Fate, Model, SwitchArgs},
 };
+use longsplice_engine::{
+    Command, How, PathRule, Policy, When,
+    core::{self, Action, Context, Core, Event, Next, Position, Progress, Seen, Side, Why},
+};
 use rand::{RngExt, rngs::SmallRng};
+use std::time::Duration;
 
-const PATH_ENDS: u32 = (PathFlags::FIN | PathFlags::FIN_ACKED | PathFlags::DEAD) as u32;
+const PATH_ENDS: u16 = PathFlags::FIN | PathFlags::FIN_ACKED | PathFlags::DEAD;
+/// Longer than any run.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// So often the flow is written down and read back, as for another process.
+const WRITTEN_DOWN: u32 = 16;
 
-fn is_forwarded_by(flags: [u32; 2]) -> bool {
-    flags[0] & flags[1] & u32::from(PathFlags::SPLICED) != 0
+fn is_forwarded_by(flags: [u16; 2]) -> bool {
+    flags[0] & flags[1] & PathFlags::SPLICED != 0
+}
+
+fn path_flags(m: &Model) -> [u16; 2] {
+    [0, 1].map(|i| m.path(i).flags)
 }
 
 fn is_forwarded(m: &Model) -> bool {
-    is_forwarded_by([m.path_flags(0), m.path_flags(1)])
-}
-
-fn was_reset(at: &SwitchArgs) -> bool {
-    (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0
+    is_forwarded_by(path_flags(m))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +46,12 @@ pub enum State {
     Killed(bool),
 }
 
+/// What was read and is not written yet.
 #[derive(Default)]
-struct Direction {
-    hand: Vec<u8>,
+struct Hand {
+    bytes: Vec<u8>,
     /// One byte is in hand, and it is urgent.
     urgent: bool,
-    limit: Option<u64>,
-    fin: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,21 +98,20 @@ pub struct Relay {
     pub meanwhile: Option<Meanwhile>,
     pub habits: Habits,
     pub state: State,
-    dirs: [Direction; 2],
-    consumed: [u64; 2],
-    produced: [u64; 2],
-    eof: [bool; 2],
-    shut: [bool; 2],
-    since: [u64; 2],
-    /// As told to the data path, and the position of it, if it is one.
-    limit: [limit; 2],
+    core: Core,
+    policy: Policy,
+    shown: Progress,
+    at: [Position; 2],
+    hands: [Hand; 2],
+    /// The answer of a freeze, which its process has not seen yet.
+    unheard: Option<Event>,
+    /// For the next splice, and the positions that it must not pass.
+    limit: [Limit; 2],
     goal: [Option<u64>; 2],
     /// What comes from this host waits.
     pub holding: [bool; 2],
-    deadline: Time,
     /// Since when a freeze has been waiting for windows to fit.
     waiting: Option<Time>,
-    fit: bool,
     pub switch_at: Time,
     pub splices: u32,
     pub refused: u32,
@@ -114,26 +121,41 @@ pub struct Relay {
     pub goes_on: bool,
     pub log: Vec<String>,
     pub tracing: bool,
+    wakes: u32,
+}
+
+/// The data path, the sockets, and the dice, for as long as the process is awake.
+struct Awake<'a> {
+    now: Time,
+    m: &'a mut Model,
+    sockets: &'a mut [Tcp; 2],
+    rng: &'a mut SmallRng,
 }
 
 impl Relay {
     pub fn new(habits: Habits, first: Time) -> Relay {
+        let policy = Policy {
+            when: When::AfterBytes(u64::MAX),
+            path: PathRule::Any,
+            drain_limit: Duration::from_micros(habits.drain_limit),
+            release_after: None,
+            idle_limit: NEVER,
+            ..Policy::default()
+        };
         Relay {
             meanwhile: None,
             habits,
             state: State::Copying,
-            dirs: Default::default(),
-            consumed: [0; 2],
-            produced: [0; 2],
-            eof: [false; 2],
-            shut: [false; 2],
-            since: [0; 2],
-            limit: [limit::LIMIT_NONE; 2],
+            core: Core::new(None, None, [0; 2]),
+            policy,
+            shown: Progress::new(None),
+            at: Default::default(),
+            hands: Default::default(),
+            unheard: Some(Event::Attended(true)),
+            limit: [Limit::None; 2],
             goal: [None; 2],
             holding: [false; 2],
-            deadline: 0,
             waiting: None,
-            fit: false,
             switch_at: first,
             splices: 0,
             refused: 0,
@@ -142,6 +164,7 @@ impl Relay {
             goes_on: false,
             log: Vec::new(),
             tracing: false,
+            wakes: 0,
         }
     }
 
@@ -157,66 +180,126 @@ impl Relay {
 
     /// One wake-up. When to wake at the latest, if at all.
     pub fn run(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) -> Option<Time> {
+        let mut awake = Awake { now, m, sockets, rng };
+        self.wakes += 1;
+        if self.wakes.is_multiple_of(WRITTEN_DOWN) {
+            let written = serde_json::to_string(&self.core).expect("it can be written down");
+            self.core = serde_json::from_str(&written).expect("and read back");
+        }
+        if let Some(event) = self.unheard.take() {
+            self.hear(&mut awake, event);
+        }
         match self.state {
-            State::Copying | State::Draining if sockets.iter().any(|s| s.reset) => {
-                self.break_off(now, m, sockets);
+            State::Copying | State::Draining if awake.sockets.iter().any(|s| s.reset) => {
+                let side = Side::sender(usize::from(!awake.sockets[0].reset));
+                self.hear(&mut awake, Event::Failed(side));
                 None
             }
             State::Copying => {
-                self.pump(sockets);
+                self.pump(awake.sockets);
                 if self.done() {
                     return None;
                 }
                 if now >= self.switch_at && self.splices < self.habits.switches {
-                    // a wake-up in the middle of things: something is in hand, something unread
-                    if rng.random_bool(0.5) {
-                        self.grab(sockets, rng);
-                    }
-                    self.choose_limits(rng);
-                    if !self.freeze(now, m) {
-                        return Some(now + MS);
-                    }
-                    self.next_switch(now, rng);
-                    if self.state == State::Draining {
-                        return Some(now + rng.random_range(0..=self.habits.late));
-                    }
+                    return Some(self.try_to_splice(&mut awake));
                 }
                 (self.splices < self.habits.switches).then_some(self.switch_at)
             }
             State::Draining => {
-                self.pump(sockets);
-                let look = self.call(m, switch_op::OP_LOOK);
-                self.holding = [0, 1].map(|d| self.holding[d] && look.phase[d] == phase::PHASE_TO_FWD);
-                if look.phase == [phase::PHASE_FWD; 2] && (look.flags[0] | look.flags[1]) & LegFlags::HOLD == 0 {
-                    self.commit(now, m, sockets, rng);
-                } else if self.given_up(&look.phase) || now >= self.deadline || was_reset(&look) {
-                    self.taken_back += 1;
-                    self.unsplice(now, m, sockets, rng);
-                }
+                let passed = self.core.copies() && self.pump(awake.sockets);
+                self.hear(&mut awake, if passed { Event::Passed } else { Event::Told });
                 Some(now + 50 * MS)
             }
             State::Spliced => {
-                if (m.path_flags(0) | m.path_flags(1)) & u32::from(PathFlags::DEAD) != 0 {
-                    self.break_off(now, m, sockets);
-                    return None;
+                let why = if now >= self.switch_at { Why::Command(Command::Unsplice) } else { Why::Look };
+                let paths = Some([0, 1].map(|i| awake.m.path(i)));
+                self.hear(&mut awake, Event::Seen(Box::new(Seen { why, paths, legs: None })));
+                match self.state {
+                    State::Spliced => Some(self.switch_at.min(now + 100 * MS)),
+                    State::Ended => None,
+                    _ => Some(now),
                 }
-                if m.path_flags(0) & m.path_flags(1) & u32::from(PathFlags::FIN_ACKED) != 0 {
-                    self.say(|| "closed while spliced".into());
-                    self.state = State::Ended;
-                    for s in sockets {
-                        s.dead = true;
-                    }
-                    return None;
-                }
-                if now >= self.switch_at {
-                    self.unsplice(now, m, sockets, rng);
-                    return Some(now);
-                }
-                Some(self.switch_at.min(now + 100 * MS))
             }
             State::Ended => None,
             State::Killed(false) => None,
-            State::Killed(true) => self.watch(m).then_some(now + 1000 * MS),
+            State::Killed(true) => self.watch(awake.m).then_some(now + 1000 * MS),
+        }
+    }
+
+    /// When to wake up.
+    fn try_to_splice(&mut self, awake: &mut Awake<'_>) -> Time {
+        // a wake-up in the middle of things: something is in hand, something unread
+        if awake.rng.random_bool(0.5) {
+            self.grab(awake.sockets, awake.rng);
+        }
+        self.choose_limits(awake.rng);
+        self.core.set_limits(self.limit);
+        self.hear(awake, Event::Command(Command::Splice));
+        if self.waiting.is_some() {
+            return awake.now + MS;
+        }
+        self.next_switch(awake.now, awake.rng);
+        match self.state {
+            State::Draining => awake.now + awake.rng.random_range(0..=self.habits.late),
+            _ => self.switch_at,
+        }
+    }
+
+    /// What the core makes of it.
+    fn on(&mut self, now: Time, event: Event) -> Action {
+        let leg = |n: u8| Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() };
+        let [a, b] = &mut self.at;
+        let (now, legs) = (Duration::from_micros(now), [leg(0), leg(1)]);
+        self.core.on(&mut Context { now, policy: &self.policy, legs, at: [a, b], shown: &mut self.shown }, event)
+    }
+
+    /// Something has happened: does what is to be done, until there is nothing more, or the process falls asleep.
+    fn hear(&mut self, awake: &mut Awake<'_>, event: Event) {
+        let mut event = Some(event);
+        while let Some(action) = event.take().map(|event| self.on(awake.now, event)) {
+            let before = self.state;
+            self.state = match self.core.state() {
+                core::State::Draining => State::Draining,
+                core::State::Spliced | core::State::Released => State::Spliced,
+                _ => State::Copying,
+            };
+            event = match action {
+                Action::Wait | Action::CopyOn { .. } => None,
+                Action::Keep => {
+                    self.splices += 1;
+                    self.next_switch(awake.now, awake.rng);
+                    None
+                }
+                Action::Attend => Some(Event::Attended(true)),
+                Action::Measure => Some(Event::Measured([PathFacts::default(); 2])),
+                Action::Freeze { .. } => {
+                    self.freeze(awake);
+                    None
+                }
+                Action::Look => {
+                    let at = self.call(awake.m, switch_op::OP_LOOK).switched().map(Box::new);
+                    if let Ok(at) = &at {
+                        let is_held = |d: usize| at.phase[d] == longsplice_datapath::Phase::ToForwarding;
+                        self.holding = [0, 1].map(|d| self.holding[d] && is_held(d));
+                    }
+                    Some(Event::Looked(at))
+                }
+                Action::Commit { .. } => {
+                    assert!(self.hands.iter().all(|h| h.bytes.is_empty()), "forwarded with bytes in hand");
+                    let g = self.call(awake.m, switch_op::OP_COMMIT);
+                    self.say(|| format!("commit {g:?}"));
+                    Some(Event::Committed(g.switched().map(Box::new)))
+                }
+                Action::Unsplice { away } => {
+                    self.taken_back += u32::from(away.is_none());
+                    Some(self.unsplice(awake))
+                }
+                Action::End { how, forwarded } => {
+                    self.end(awake, how, forwarded, before);
+                    None
+                }
+                Action::LookBehind | Action::Release | Action::Recreate { .. } => unreachable!("{action:?}"),
+            };
         }
     }
 
@@ -233,6 +316,7 @@ impl Relay {
             }
         }
         self.state = State::Killed(false);
+        self.unheard = None;
         self.holding = [false; 2];
         self.goes_on = parked && self.is_forwarded_for_good(m, &look);
     }
@@ -240,18 +324,14 @@ impl Relay {
     /// As crates/engine, orphans.rs: what was drained is committed, and what is spliced goes on as it is.
     pub fn take_over(&mut self, m: &mut Model) {
         self.state = State::Killed(true);
-        let (before, flags) = (self.call(m, switch_op::OP_LOOK), [0, 1].map(|i| m.path_flags(i)));
+        let (before, flags) = (self.call(m, switch_op::OP_LOOK), path_flags(m));
         if before.phase != [phase::PHASE_FWD; 2] {
             return;
         }
         let g = self.call(m, switch_op::OP_COMMIT);
         self.say(|| format!("taken over {g:?}"));
         if is_forwarded_by(flags) {
-            assert_eq!(
-                flags.map(|f| f & PATH_ENDS),
-                [0, 1].map(|i| m.path_flags(i) & PATH_ENDS),
-                "an end is forgotten"
-            );
+            assert_eq!(flags.map(|f| f & PATH_ENDS), path_flags(m).map(|f| f & PATH_ENDS), "an end is forgotten");
             assert_eq!(before.end, g.end, "bytes are forgotten");
         }
         self.goes_on |= self.is_forwarded_for_good(m, &g);
@@ -266,22 +346,21 @@ impl Relay {
         if !is_forwarded(m) {
             self.take_over(m);
         }
-        m.path_flags(0) & m.path_flags(1) & u32::from(PathFlags::FIN_ACKED) == 0
+        let flags = path_flags(m);
+        flags[0] & flags[1] & PathFlags::FIN_ACKED == 0
     }
 
     fn done(&self) -> bool {
-        self.eof == [true; 2] && self.shut == [true; 2]
+        self.at.iter().all(|at| at.eof && at.shut)
     }
 
     pub fn brief(&self) -> String {
         format!(
-            "{:?} consumed {:?} produced {:?} eof {:?} shut {:?} hand {:?} splices {} refused {} back {}",
+            "{:?} {:?} at {:?} hand {:?} splices {} refused {} back {}",
             self.state,
-            self.consumed,
-            self.produced,
-            self.eof,
-            self.shut,
-            [self.dirs[0].hand.len(), self.dirs[1].hand.len()],
+            self.core.state(),
+            self.at,
+            self.hands.each_ref().map(|h| h.bytes.len()),
             self.splices,
             self.refused,
             self.taken_back
@@ -291,77 +370,75 @@ impl Relay {
     /// Reads without writing.
     fn grab(&mut self, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
         for (d, socket) in sockets.iter_mut().enumerate() {
-            if self.dirs[d].hand.is_empty() && !self.eof[d] && socket.unread() > 0 {
+            if self.hands[d].bytes.is_empty() && !self.at[d].eof && socket.unread() > 0 {
                 let n = rng.random_range(1..=socket.unread().min(self.habits.buffer));
-                self.dirs[d].urgent = socket.at_mark();
-                let n = socket.read(n, &mut self.dirs[d].hand);
-                self.consumed[d] += n as u64;
+                self.read(d, n, socket);
             }
         }
     }
 
-    fn pump(&mut self, sockets: &mut [Tcp; 2]) {
-        for d in 0..2 {
+    /// How many bytes.
+    fn read(&mut self, d: usize, most: usize, socket: &mut Tcp) -> usize {
+        let hand = &mut self.hands[d];
+        hand.urgent = socket.at_mark();
+        let n = socket.read(most, &mut hand.bytes);
+        if n > 0 {
+            self.at[d].took(n);
+            self.core.streams_mut()[d].took(n);
+        }
+        n
+    }
+
+    /// Is nothing left to be read for now?
+    fn pump(&mut self, sockets: &mut [Tcp; 2]) -> bool {
+        let mut is_done = [false; 2];
+        for (d, is_done) in is_done.iter_mut().enumerate() {
             let o = 1 - d;
             loop {
-                let dir = &mut self.dirs[d];
-                if !dir.hand.is_empty() {
-                    let n = sockets[o].room().min(dir.hand.len());
-                    if n == 0 {
-                        break;
+                match self.core.streams()[d].next(&self.at[d], &self.at[o], u64::MAX) {
+                    Next::Write => {
+                        let hand = &mut self.hands[d];
+                        let n = sockets[o].room().min(hand.bytes.len());
+                        if n == 0 {
+                            break;
+                        }
+                        sockets[o].write(&hand.bytes[..n]);
+                        hand.bytes.drain(..n);
+                        if std::mem::take(&mut hand.urgent) {
+                            sockets[o].mark();
+                        }
+                        self.at[o].gave(n);
+                        self.core.streams_mut()[d].gave(n);
                     }
-                    sockets[o].write(&dir.hand[..n]);
-                    dir.hand.drain(..n);
-                    if std::mem::take(&mut dir.urgent) {
-                        sockets[o].mark();
-                    }
-                    self.produced[o] += n as u64;
-                    continue;
-                }
-                if self.eof[d] {
-                    if !self.shut[o] {
-                        self.shut[o] = true;
-                        self.produced[o] += 1;
+                    Next::Shut => {
+                        self.at[o].closed();
                         sockets[o].close();
                     }
-                    break;
-                }
-                let room = match dir.limit {
-                    Some(0) if !dir.fin => break,
-                    Some(0) => 1,
-                    Some(n) => n.min(self.habits.buffer as u64) as usize,
-                    None => self.habits.buffer,
-                };
-                if sockets[d].at_eof() {
-                    self.eof[d] = true;
-                    self.consumed[d] += 1;
-                    continue;
-                }
-                dir.urgent = sockets[d].at_mark();
-                let n = sockets[d].read(room, &mut dir.hand);
-                if n == 0 {
-                    break;
-                }
-                self.consumed[d] += n as u64;
-                if let Some(l) = &mut dir.limit {
-                    *l -= n as u64;
+                    Next::Read(_) if sockets[d].at_eof() => self.at[d].took(0),
+                    Next::Read(most) => {
+                        let most = most.min(self.habits.buffer as u64) as usize;
+                        if self.read(d, most, &mut sockets[d]) == 0 {
+                            break;
+                        }
+                    }
+                    Next::Done | Next::Enough => {
+                        *is_done = true;
+                        break;
+                    }
                 }
             }
         }
+        is_done == [true; 2]
     }
 
+    /// Calls that are not about what the sockets have read and written.
     fn call(&mut self, m: &mut Model, op: switch_op) -> SwitchArgs {
-        let mut g = SwitchArgs {
-            op,
-            hold: self.habits.hold.into(),
-            fit: self.fit.into(),
-            consumed: self.consumed.map(|x| x as u32),
-            produced: self.produced.map(|x| x as u32),
-            leftover: [self.dirs[0].hand.len() as u32, self.dirs[1].hand.len() as u32],
-            limit: self.limit,
-            trigger: u32::from(self.habits.trigger) * 3,
-            ..SwitchArgs::default()
-        };
+        let leg: Tuple = Tuple { remote: ([10, 0, 0, 1], 1).into(), local: ([10, 0, 0, 2], 2).into() };
+        let half = Half { leg, consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
+        self.switch(m, SwitchArgs { trigger: u32::from(self.habits.trigger) * 3, ..SwitchArgs::new(op, [&half; 2]) })
+    }
+
+    fn switch(&mut self, m: &mut Model, mut g: SwitchArgs) -> SwitchArgs {
         match &mut self.meanwhile {
             Some(w) => w.during(m, |m| m.switch(&mut g)),
             None => m.switch(&mut g),
@@ -375,128 +452,83 @@ impl Relay {
             return;
         }
         self.limit = [(); 2].map(|()| match rng.random_range(0..3) {
-            0 => limit::LIMIT_NONE,
-            1 => limit::LIMIT_KEEP,
-            _ => limit(1 << rng.random_range(0..20)),
+            0 => Limit::None,
+            1 => Limit::Keep,
+            _ => Limit::Bytes(1 << rng.random_range(0..20)),
         });
     }
 
-    /// What was beyond a limit has come before the drain was over. What is forwarded of the other direction goes on until its
-    /// socket may be passed by.
-    fn given_up(&self, phases: &[phase; 2]) -> bool {
-        phases.iter().any(|p| [phase::PHASE_LOCAL, phase::PHASE_TO_LOCAL].contains(p))
-            && !phases.contains(&phase::PHASE_TO_FWD)
-    }
-
-    /// False: to be tried again when the windows fit.
-    fn freeze(&mut self, now: Time, m: &mut Model) -> bool {
-        let since = *self.waiting.get_or_insert(now);
-        self.fit = now < since + self.habits.patience;
-        let g = self.call(m, switch_op::OP_FREEZE);
-        if g.result == switch_result::SWITCH_SHORT {
-            self.short += 1;
-            self.waiting = None;
-            return true;
-        }
-        if g.result == switch_result::SWITCH_WINDOW {
-            return false;
+    /// The process hears of its success when it wakes up the next time.
+    fn freeze(&mut self, awake: &mut Awake<'_>) {
+        let since = *self.waiting.get_or_insert(awake.now);
+        let leg = |n: u8| Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() };
+        let [a, b] = [0, 1].map(|d| self.core.half(d, leg(d as u8), &self.at[d]));
+        let fit = awake.now < since + self.habits.patience;
+        let g = SwitchArgs {
+            hold: self.habits.hold.into(),
+            fit: fit.into(),
+            ..SwitchArgs::new(switch_op::OP_FREEZE, [&a, &b])
+        };
+        let g = self.switch(awake.m, g);
+        let frozen = g.frozen(self.at.map(|at| at.consumed));
+        match &frozen {
+            Err(SwitchError::Window) => return self.hear(awake, Event::Frozen(Err(SwitchError::Window))),
+            Err(SwitchError::Short) => self.short += 1,
+            Err(_) => self.refused += 1,
+            Ok(frozen) => {
+                self.say(|| format!("freeze {g:?}"));
+                self.goal = [0, 1].map(|d| match self.limit[d] {
+                    Limit::None => None,
+                    Limit::Keep => Some(frozen.bound[d]),
+                    Limit::Bytes(n) => Some(self.at[d].consumed + u64::from(n)),
+                });
+                self.state = State::Draining;
+                self.holding = [self.habits.hold; 2];
+            }
         }
         self.waiting = None;
-        self.say(|| format!("freeze {g:?}"));
-        if g.result != switch_result::SWITCH_OK {
-            self.refused += 1;
-            return true;
-        }
-        for d in 0..2 {
-            let bound = self.consumed[d] + u64::from(g.start[d].wrapping_sub(self.consumed[d] as u32));
-            self.goal[d] = match self.limit[d] {
-                limit::LIMIT_NONE => None,
-                limit::LIMIT_KEEP => Some(bound),
-                n => Some(self.consumed[d] + u64::from(n.0)),
-            };
-            let fin = g.fin[d] != 0 && g.pending[d] > 0;
-            let pending = u64::from(g.pending[d]) - u64::from(fin);
-            self.dirs[d].limit = Some(pending);
-            self.dirs[d].fin = fin;
-            self.since[d] = bound;
-        }
-        self.deadline = now + self.habits.drain_limit;
-        self.state = State::Draining;
-        self.holding = [self.habits.hold; 2];
-        true
-    }
-
-    fn lift(&mut self) {
-        for d in &mut self.dirs {
-            d.limit = None;
-            d.fin = false;
+        match frozen {
+            Ok(frozen) => self.unheard = Some(Event::Frozen(Ok(Box::new(frozen)))),
+            Err(error) => self.hear(awake, Event::Frozen(Err(error))),
         }
     }
 
-    fn commit(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
-        let g = self.call(m, switch_op::OP_COMMIT);
-        if was_reset(&g) {
-            return self.break_off(now, m, sockets);
-        }
-        assert_eq!(g.result, switch_result::SWITCH_OK, "{g:?}");
-        assert!(self.dirs.iter().all(|d| d.hand.is_empty()), "forwarded with bytes in hand");
-        self.say(|| format!("commit {g:?}"));
-        self.lift();
-        self.splices += 1;
-        self.state = State::Spliced;
-        self.next_switch(now, rng);
-    }
-
-    fn unsplice(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
-        let g = self.call(m, switch_op::OP_UNSPLICE);
+    fn unsplice(&mut self, awake: &mut Awake<'_>) -> Event {
+        let g = self.call(awake.m, switch_op::OP_UNSPLICE);
         self.say(|| format!("unsplice {g:?}"));
-        self.lift();
-        if was_reset(&g) {
-            self.state = State::Copying;
-            return self.break_off(now, m, sockets);
-        }
-        for (s, _) in sockets.iter_mut().zip(g.flags).filter(|(_, f)| f & LegFlags::PROBE != 0) {
-            s.ask(now);
-        }
-        for d in 0..2 {
-            if g.pending[d] == 0 {
-                continue;
-            }
-            let o = 1 - d;
-            let bound = g.end[d] - u64::from((g.end[d] as u32).wrapping_sub(g.start[d]));
-            let forwarded = bound - self.since[d];
-            assert!(
-                self.goal[d].is_none_or(|goal| bound <= goal),
-                "forwarded beyond the limit of {:?}: {g:?}",
-                self.goal
-            );
-            self.consumed[d] += forwarded;
-            self.produced[o] += forwarded;
-            if g.flags[o] & LegFlags::FIN_OUT != 0 && !self.shut[o] && self.goal[d].is_none() {
-                // the end of the stream has passed by the sockets
-                self.eof[d] = true;
-                self.shut[o] = true;
-            }
-        }
-        self.state = State::Copying;
+        let at = g.switched();
         self.holding = [false; 2];
-        self.next_switch(now, rng);
+        if let Ok(at) = &at
+            && (at.flags[0] | at.flags[1]) & LegFlags::RESET == 0
+        {
+            for (s, _) in awake.sockets.iter_mut().zip(at.flags).filter(|(_, f)| f & LegFlags::PROBE != 0) {
+                s.ask(awake.now);
+            }
+            for d in (0..2).filter(|d| at.was_forwarded[*d]) {
+                assert!(
+                    self.goal[d].is_none_or(|goal| at.bound64(d) <= goal),
+                    "forwarded beyond the limit of {:?}: {g:?}",
+                    self.goal
+                );
+            }
+            self.next_switch(awake.now, awake.rng);
+        }
+        Event::Unspliced { at: at.map(Box::new), client_reset: false }
     }
 
-    /// One of the hosts has reset the connection: the other one hears of it from the sockets, unless they are parked.
-    fn break_off(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2]) {
-        let state = self.state;
-        self.say(|| format!("broken off in {state:?}"));
-        if state == State::Draining {
-            self.call(m, switch_op::OP_UNSPLICE);
-        }
-        for s in sockets.iter_mut().filter(|s| !s.is_gone()) {
-            match state {
-                State::Spliced => s.dead = true,
-                _ => s.abort(now),
+    /// It has ended. If one of the hosts has reset the connection, the other one hears of it from the sockets, unless they are parked.
+    fn end(&mut self, awake: &mut Awake<'_>, how: How, forwarded: bool, before: State) {
+        self.say(|| format!("ended in {before:?}: {how:?}"));
+        for s in awake.sockets.iter_mut().filter(|s| !s.is_gone()) {
+            if forwarded {
+                s.dead = true;
+            } else {
+                s.abort(awake.now);
             }
         }
-        m.close();
+        if how != How::Closed {
+            awake.m.close();
+        }
         self.state = State::Ended;
     }
 

@@ -1,0 +1,438 @@
+//! Control mode: when a flow that is copied is spliced, and its drain.
+
+use super::{
+    Action, Context, Core, Event, State, Stream, Time,
+    distance::{Distance, Judgement},
+    forwarded::Forwarded,
+    streams::Passing,
+    was_reset,
+};
+use crate::{How, Refusal, splicer::Command, types::When};
+use longsplice_datapath::{Frozen, Limit, PathFacts, Phase, SwitchError, Switched, can_fit};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// How old the counts in lists may be while a flow is copied.
+const COUNT_EVERY: Duration = Duration::from_millis(250);
+/// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long to wait for a switch before this one that may not be over, and for windows that may not fit yet ...
+const AGAIN: Duration = Duration::from_millis(5);
+/// ... for a host that was silent for too long to speak ...
+const SILENT_AGAIN: Duration = Duration::from_secs(5);
+/// ... and how often for windows. Then what a host sends beyond the other's is lost, and sent again.
+const FIT_TRIES: u32 = 1;
+/// How long FINs that were forwarded past the sockets are waited for.
+const CLOSING: Duration = crate::lingering::LINGER;
+
+/// What is known of a flow while it is copied, drains, or is taken back.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Control {
+    pub streams: [Stream; 2],
+    /// Of the paths to the hosts, as their sockets knew it when a splice was last thought of.
+    mtu: [Option<u32>; 2],
+    /// It is spliced when this many bytes were copied; `u64::MAX`: never.
+    enough: u64,
+    /// A command wants it spliced.
+    wanted: bool,
+    /// The data path could not splice just now: the next try, and how many there were.
+    again: Option<Time>,
+    tries: u32,
+    /// Bytes that were copied when they were last counted, and when they last moved.
+    moved: (u64, Time),
+    /// They move: they are counted every now and then. In silence nothing wakes up before the idle limit.
+    counts: bool,
+    tick_at: Time,
+    /// While it drains: nothing is left to be copied.
+    pub passed: bool,
+    /// Of what is waited for: the end of patience, and the next look.
+    pub until: Time,
+    pub look_at: Time,
+    /// A message's receiver was heard.
+    pub heard: bool,
+    /// How the flow ends once it is taken back.
+    pub then: Option<How>,
+}
+
+impl Control {
+    pub fn new(message: Option<&Passing>, copied: [u64; 2], in_hand: [u64; 2]) -> Control {
+        let streams = std::array::from_fn(|d| Stream {
+            in_hand: in_hand[d],
+            copied: copied[d],
+            message: message.map(|m| if m.from == d { m.left } else { 0 }),
+            ..Stream::default()
+        });
+        Control {
+            streams,
+            mtu: [None; 2],
+            enough: u64::MAX,
+            wanted: false,
+            again: None,
+            tries: 0,
+            moved: (0, Time::ZERO),
+            counts: false,
+            tick_at: Time::ZERO,
+            passed: false,
+            until: Time::ZERO,
+            look_at: Time::ZERO,
+            heard: false,
+            then: None,
+        }
+    }
+
+    fn copied(&self) -> u64 {
+        self.streams.iter().map(|s| s.copied).sum()
+    }
+
+    fn is_due(&self) -> bool {
+        self.copied() >= self.enough
+    }
+
+    pub fn next_tick(&self) -> Time {
+        self.again.filter(|_| self.is_due()).map_or(self.tick_at, |again| again.min(self.tick_at))
+    }
+
+    /// This many bytes have to be copied before a message is spliced: none if it is known to be long enough.
+    fn worth(&self, threshold: u64) -> u64 {
+        match self.streams.iter().filter_map(|s| s.message).max() {
+            Some(u64::MAX) => threshold,
+            Some(left) if left >= threshold => 0,
+            _ => u64::MAX,
+        }
+    }
+}
+
+impl Core {
+    /// How many bytes, both directions together, are to be copied for now.
+    pub fn most(&self) -> u64 {
+        let control = self.control();
+        if self.state == State::Draining || control.is_due() { u64::MAX } else { control.enough }
+    }
+
+    /// Have bytes moved for the first time in a while? Then [`Event::Moved`] is to come.
+    pub fn has_moved(&self) -> bool {
+        let control = self.control();
+        self.state == State::Copying && !control.counts && control.copied() != control.moved.0
+    }
+
+    pub(super) fn on_copying(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
+        match event {
+            Event::Attended(true) => self.copy(cx, None),
+            Event::Attended(false) | Event::Stop { .. } => self.end(cx, How::Stopped),
+            Event::Moved => self.moved(cx),
+            Event::Passed if self.are_over(cx) => self.finish(cx),
+            Event::Passed => self.moved(cx),
+            Event::Heard => self.finish(cx),
+            Event::Failed(side) => self.end(cx, side.reset()),
+            Event::Timer => self.tick(cx),
+            Event::Command(command) => self.command(cx, command),
+            Event::Measured(facts) => self.measured(cx, &facts),
+            Event::LookedBehind(false) => self.freeze(cx),
+            Event::LookedBehind(true) => {
+                // what the other direction brings has to be worth it by itself
+                let control = self.control_mut();
+                control.enough = control.copied() + cx.policy.threshold().unwrap_or(0);
+                self.moved(cx)
+            }
+            Event::Frozen(Ok(frozen)) => self.frozen(cx, &frozen),
+            Event::Frozen(Err(error)) => self.unfrozen(cx, error),
+            Event::Refused { why, for_good } => {
+                self.control_mut().wanted = false;
+                cx.refuse(why);
+                self.copy(cx, for_good.then_some(why))
+            }
+            // late, or of another state
+            Event::Told
+            | Event::Seen(_)
+            | Event::Looked(_)
+            | Event::Committed(_)
+            | Event::Unspliced { .. }
+            | Event::Released(_)
+            | Event::Recreated(_) => Action::Wait,
+        }
+    }
+
+    /// From here on bytes are copied. `forget`: why the data path can forget its legs.
+    fn copy(&mut self, cx: &mut Context<'_>, mut forget: Option<Refusal>) -> Action {
+        self.state = State::Copying;
+        let can_be_spliced = !self.stay && !self.is_read(cx) && cx.shown.refusal.is_none();
+        if let Some(why) = self.obstacle(cx).filter(|_| can_be_spliced) {
+            cx.refuse(why);
+            forget = Some(why);
+        }
+        let (is_message, control) = (self.message.is_some(), self.control.as_mut().expect("not forwarded"));
+        control.moved = (control.copied(), cx.now);
+        (control.counts, control.tick_at) = (false, cx.now + cx.policy.idle_limit);
+        control.enough = match cx.policy.when {
+            _ if !can_be_spliced || forget.is_some() => u64::MAX,
+            _ if control.wanted => 0,
+            When::AfterBytes(n) if is_message => control.worth(n),
+            When::Never => u64::MAX,
+            When::AtOnce => 0,
+            When::AfterBytes(n) => n,
+        };
+        if control.enough == u64::MAX { Action::CopyOn { forget } } else { self.proceed(cx) }
+    }
+
+    fn obstacle(&self, cx: &Context<'_>) -> Option<Refusal> {
+        self.obstacle.or((cx.policy.when == When::Never).then_some(Refusal::Policy))
+    }
+
+    fn moved(&mut self, cx: &mut Context<'_>) -> Action {
+        self.note_copied(cx);
+        let control = self.control_mut();
+        if !control.counts && control.copied() != control.moved.0 {
+            (control.counts, control.tick_at) = (true, cx.now + COUNT_EVERY);
+        }
+        self.proceed(cx)
+    }
+
+    fn tick(&mut self, cx: &mut Context<'_>) -> Action {
+        self.note_copied(cx);
+        let control = self.control_mut();
+        if cx.now >= control.tick_at {
+            control.counts = control.copied() != control.moved.0;
+            if control.counts {
+                (control.moved, control.tick_at) = ((control.copied(), cx.now), cx.now + COUNT_EVERY);
+            } else if cx.now >= control.moved.1 + cx.policy.idle_limit {
+                return self.end(cx, How::Idle);
+            } else {
+                control.tick_at = control.moved.1 + cx.policy.idle_limit;
+            }
+        }
+        self.proceed(cx)
+    }
+
+    /// Is it to be spliced now?
+    fn proceed(&self, cx: &Context<'_>) -> Action {
+        let control = self.control();
+        let is_now = control.is_due() && control.again.is_none_or(|again| again <= cx.now);
+        if is_now { Action::Measure } else { Action::Wait }
+    }
+
+    fn command(&mut self, cx: &mut Context<'_>, command: Command) -> Action {
+        match command {
+            Command::Splice => {
+                self.stay = false;
+                if let Some(why) = self.obstacle(cx) {
+                    cx.refuse(why);
+                } else {
+                    cx.shown.refusal = None;
+                    let control = self.control_mut();
+                    (control.wanted, control.enough, control.again) = (true, 0, None);
+                }
+            }
+            Command::Unsplice => {
+                self.stay = true;
+                let control = self.control_mut();
+                (control.wanted, control.enough) = (false, u64::MAX);
+            }
+            Command::Release => {}
+            Command::Reset => return self.end(cx, How::Stopped),
+        }
+        self.proceed(cx)
+    }
+
+    /// Would a splice make it slower?
+    fn measured(&mut self, cx: &mut Context<'_>, facts: &[PathFacts; 2]) -> Action {
+        let control = self.control.as_mut().expect("not forwarded");
+        control.mtu = facts.map(|f| f.mtu);
+        if control.wanted {
+            return self.freeze(cx);
+        }
+        let judgement = Distance {
+            policy: cx.policy,
+            legs: cx.legs,
+            rtt: facts.map(|f| f.min_rtt),
+            carried: [0, 1].map(|d| {
+                let s = &control.streams[d];
+                (s.copied + cx.shown.spliced[d]).saturating_add(s.message.unwrap_or(0))
+            }),
+            copied: control.copied(),
+        }
+        .judge();
+        match judgement {
+            Judgement::After(n) => {
+                control.enough = control.copied() + n;
+                self.proceed(cx)
+            }
+            Judgement::Copy => {
+                control.enough = u64::MAX;
+                cx.refuse(Refusal::Path);
+                Action::CopyOn { forget: None }
+            }
+            // A stream that ends right behind the bytes that were enough has nothing left to splice for.
+            Judgement::Splice if self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0) => {
+                Action::LookBehind
+            }
+            Judgement::Splice => self.freeze(cx),
+        }
+    }
+
+    fn freeze(&mut self, cx: &mut Context<'_>) -> Action {
+        self.note_copied(cx);
+        if self.is_read(cx) {
+            self.stay = true;
+            return self.copy(cx, None);
+        }
+        if self.message.is_some() {
+            self.limits = self.streams().map(|s| match s.message {
+                None => Limit::None,
+                Some(0) => Limit::Keep,
+                Some(n) => Limit::Bytes(u32::try_from(n).unwrap_or(u32::MAX).min(Limit::MAX)),
+            });
+        }
+        let control = self.control();
+        Action::Freeze { fit: control.tries < FIT_TRIES && (control.copied() > 0 || self.message.is_some()) }
+    }
+
+    fn unfrozen(&mut self, cx: &mut Context<'_>, error: SwitchError) -> Action {
+        let control = self.control_mut();
+        match error {
+            SwitchError::Busy | SwitchError::Window | SwitchError::Silent => {
+                control.again = Some(cx.now + if error == SwitchError::Silent { SILENT_AGAIN } else { AGAIN });
+                control.tries += 1;
+                self.copy(cx, None)
+            }
+            // all has come
+            SwitchError::Short => {
+                self.stay = true;
+                self.copy(cx, None)
+            }
+            SwitchError::Untracked
+            | SwitchError::Closing
+            | SwitchError::Fragments
+            | SwitchError::Mismatch
+            | SwitchError::Full
+            | SwitchError::Run(_) => {
+                let why = error.into();
+                control.wanted = false;
+                cx.refuse(why);
+                self.copy(cx, Some(why))
+            }
+        }
+    }
+
+    fn frozen(&mut self, cx: &mut Context<'_>, frozen: &Frozen) -> Action {
+        self.state = State::Draining;
+        let control = self.control.as_mut().expect("not forwarded");
+        (control.again, control.tries, control.wanted) = (None, 0, false);
+        (control.passed, control.until) = (false, cx.now + cx.policy.drain_limit);
+        for d in 0..2 {
+            control.streams[d].drain(frozen.pending[d], frozen.fin[d]);
+            cx.shown.since[d] = frozen.bound[d];
+        }
+        if let Some(m) = &mut self.message
+            && let Limit::Bytes(n) = self.limits[m.from]
+        {
+            m.goal = cx.at[m.from].consumed + u64::from(n);
+            // All has come just before the freeze: what is behind it must not be waited for.
+            if frozen.bound[m.from] >= m.goal {
+                self.stay = true;
+                return self.unsplice(None, None);
+            }
+        }
+        if !self.can_fit(cx, &frozen.at) {
+            return self.undrained(cx, Refusal::Mtu);
+        }
+        self.drained(cx, Ok(Box::new(frozen.at)))
+    }
+
+    /// Can hosts that have something to send be told of packets small enough for the other?
+    fn can_fit(&self, cx: &Context<'_>, at: &Switched) -> bool {
+        let (legs, most) = (&cx.legs, at.most(cx.legs.each_ref(), self.control().mtu));
+        (0..2).all(|d| self.streams()[d].message == Some(0) || can_fit(&legs[d], &legs[1 - d], most[1 - d]))
+    }
+
+    pub(super) fn on_draining(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
+        match event {
+            Event::Looked(at) => self.drained(cx, at),
+            Event::Committed(Ok(_)) => self.committed(cx),
+            Event::Committed(Err(error)) => self.undrained(cx, error.into()),
+            Event::Passed => {
+                self.control_mut().passed = true;
+                Action::Look
+            }
+            Event::Told | Event::Timer => Action::Look,
+            // Its socket says so once only: to read again would find the end of a stream.
+            Event::Failed(side) => self.unsplice(Some(side.reset()), None),
+            Event::Command(Command::Unsplice) => {
+                self.stay = true;
+                self.unsplice(None, None)
+            }
+            Event::Command(Command::Reset) => self.unsplice(Some(How::Stopped), None),
+            Event::Stop { .. } => self.unsplice(Some(How::Stopped), None),
+            Event::Command(Command::Splice | Command::Release)
+            | Event::Moved
+            | Event::Heard
+            | Event::Seen(_)
+            | Event::Attended(_)
+            | Event::Measured(_)
+            | Event::LookedBehind(_)
+            | Event::Frozen(_)
+            | Event::Refused { .. }
+            | Event::Unspliced { .. }
+            | Event::Released(_)
+            | Event::Recreated(_) => Action::Wait,
+        }
+    }
+
+    /// What lies before the bounds is passed on, until both directions are forwarded.
+    fn drained(&mut self, cx: &mut Context<'_>, at: Result<Box<Switched>, SwitchError>) -> Action {
+        let at = match at {
+            Ok(at) => at,
+            Err(error) => return self.undrained(cx, error.into()),
+        };
+        if at.is_drained() {
+            if self.message.as_ref().is_some_and(|m| m.is_passed(&at)) {
+                return self.unsplice(None, None);
+            }
+            let most = at.most(cx.legs.each_ref(), self.control().mtu);
+            return Action::Commit { at, most };
+        }
+        // Something came that is the proxy's: one direction was taken back by what came beyond its limit, and nothing is on its way any
+        // more in the other. Or there was a reset.
+        let is_over = was_reset(&at) || !(at.phase.contains(&Phase::ToForwarding) || at.is_forwarded());
+        if is_over {
+            return self.unsplice(None, None);
+        }
+        let control = self.control_mut();
+        if cx.now >= control.until {
+            return self.undrained(cx, Refusal::DrainTimeout);
+        }
+        control.look_at = cx.now + LOOK_EVERY;
+        Action::Wait
+    }
+
+    fn undrained(&mut self, cx: &mut Context<'_>, why: Refusal) -> Action {
+        cx.refuse(why);
+        self.unsplice(None, None)
+    }
+
+    fn committed(&mut self, cx: &mut Context<'_>) -> Action {
+        self.note_copied(cx);
+        cx.shown.splices += 1;
+        if let (Some(m), Some(control)) = (&mut self.message, &self.control) {
+            m.left = control.streams[m.from].message.unwrap_or(0);
+        }
+        (self.state, self.control) = (State::Spliced, None);
+        self.forwarded = Forwarded::new(cx.now);
+        Action::Keep
+    }
+
+    /// Both streams have ended, or the message has been passed on. What was forwarded belongs to the data path until it is
+    /// acknowledged; not before then may the legs part.
+    fn finish(&mut self, cx: &mut Context<'_>) -> Action {
+        self.note_copied(cx);
+        let (state, patience) = match self.message {
+            Some(_) if cx.at[0].shimmed => (State::Settling, cx.policy.idle_limit),
+            Some(_) => return self.end(cx, How::Passed),
+            None if self.fin_past => (State::Closing, CLOSING),
+            None => return self.end(cx, How::Closed),
+        };
+        self.state = state;
+        let control = self.control_mut();
+        (control.heard, control.until) = (false, cx.now + patience);
+        Action::Look
+    }
+}

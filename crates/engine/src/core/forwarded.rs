@@ -1,0 +1,322 @@
+//! Forwarding mode: what takes a flow back, releases it, or ends it.
+
+use super::{Action, Context, Control, Core, Event, Side, State, Time, has_fragments};
+use crate::{
+    How, Refusal,
+    splicer::Command,
+    types::{Policy, Trigger},
+};
+use longsplice_datapath::{EventKind, PathFlags, PathView, SwitchError, Switched};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The patience of hosts that wait for a flow to come back, if the event is lost that tells of its message's end, or of a trigger.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// A host that still sends segments too large so long after it was told ignores ICMP, or does not get it.
+const MTU_PATIENCE: Duration = Duration::from_secs(3);
+/// One that is silent about them for so long has heard: it repeats what is lost after a minute at most (RFC 6298, 2.5).
+const MTU_AGAIN: Duration = Duration::from_secs(90);
+/// A flow that is never to be released is so late that all others go before it.
+const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A released flow that is to be taken back is rarely without an instant when all is acknowledged. After this time it is taken back
+/// all the same, and its hosts send again what was not: that costs them a timeout at worst.
+const IDLE_WITHIN: Duration = Duration::from_millis(100);
+
+/// What a look at a forwarded flow has found.
+#[derive(Debug)]
+pub struct Seen {
+    /// The reason for the look.
+    pub why: Why,
+    /// Its path entries; `None`: somebody has flushed the tables.
+    pub paths: Option<[PathView; 2]>,
+    /// Its legs, if [`Core::wants_legs`].
+    pub legs: Option<Switched>,
+}
+
+/// Why a forwarded flow is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It has just been spliced.
+    Kept,
+    /// It is looked at every now and then.
+    Look,
+    /// Something was to be done by now: a release, or another try.
+    Due,
+    /// A command.
+    Command(Command),
+    /// The data path has told of it.
+    Told(EventKind),
+    /// The route to one of its hosts leads by a device that nothing will be attached to. `transparent`: its hosts believe to speak to
+    /// each other; their segments come to our sockets by devices that are attached to, or not at all.
+    Elsewhere {
+        /// See above.
+        transparent: bool,
+    },
+}
+
+/// A released flow is to have sockets.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Back {
+    /// So long an instant is waited for when all is acknowledged.
+    until: Time,
+    /// Afterwards it stays released, and is not taken back all the same.
+    only_idle: bool,
+    /// It is to stay in control mode.
+    stay: bool,
+    /// The try under way is the last.
+    last: bool,
+}
+
+impl Back {
+    fn soon(now: Time, stay: bool) -> Back {
+        Back { until: now + IDLE_WITHIN, only_idle: false, stay, last: false }
+    }
+}
+
+/// What is known of a flow while it is forwarded.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Forwarded {
+    began: Time,
+    /// Changes with every byte, and when it last did.
+    sign: ([(u16, u32, u32); 2], Time),
+    /// Segments did not fit: since when, and the last time. Boxed, as is the next: most flows have neither.
+    oversize: Option<Box<[Time; 2]>>,
+    /// Sockets are wanted.
+    back: Option<Box<Back>>,
+}
+
+impl Forwarded {
+    pub fn new(now: Time) -> Forwarded {
+        Forwarded { began: now, sign: ([(0, 0, 0); 2], now), ..Forwarded::default() }
+    }
+}
+
+/// How a flow is.
+enum Life {
+    /// For so long.
+    Idle(Duration),
+    /// A trigger has taken it back, and its event was lost.
+    Woken,
+}
+
+impl Core {
+    /// Does it depend on the legs what follows? Has all of a message been forwarded: the event may have come too early, or been lost.
+    pub fn wants_legs(&self, why: Why) -> bool {
+        self.message.is_some() && matches!(why, Why::Kept | Why::Look | Why::Told(EventKind::Passed))
+    }
+
+    /// Is a released flow waiting for an instant in which it is idle? It is tried every millisecond.
+    pub fn is_returning(&self) -> bool {
+        self.state == State::Released && self.forwarded.back.is_some()
+    }
+
+    /// A flow that waits for something to come back keeps its sockets: without their legs' records nobody knows a limit.
+    fn waits(&self, policy: &Policy) -> bool {
+        self.message.is_some() || matches!(policy.trigger, Some(Trigger::ClientData | Trigger::ServerData))
+    }
+
+    /// When the sockets of a flow that is forwarded are to be closed. None: not even if descriptors run short. The same as long as
+    /// the flow is forwarded.
+    pub fn release_at(&self, policy: &Policy) -> Option<Time> {
+        (!self.waits(policy)).then(|| self.forwarded.began + policy.release_after.unwrap_or(NEVER).min(NEVER))
+    }
+
+    /// Since when it is forwarded.
+    pub fn began(&self) -> Time {
+        self.forwarded.began
+    }
+
+    /// How long its hosts can wait for what a lost event tells of.
+    pub fn patience(&self, policy: &Policy) -> Duration {
+        match policy.trigger {
+            Some(Trigger::Idle(after)) => after.min(policy.idle_limit),
+            _ if self.waits(policy) => PATIENCE.min(policy.idle_limit),
+            _ => policy.idle_limit,
+        }
+    }
+
+    pub(super) fn on_forwarded(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
+        match event {
+            Event::Seen(seen) => self.seen(cx, &seen),
+            Event::Stop { leave: true } => self.end_forwarded(cx, How::Left),
+            Event::Stop { leave: false } => self.end_forwarded(cx, How::Stopped),
+            Event::Released(true) => {
+                self.state = State::Released;
+                self.bring_back(cx)
+            }
+            Event::Released(false) => {
+                self.forwarded.back = None;
+                Action::Wait
+            }
+            Event::Recreated(Ok(ends)) => self.recreated(cx, ends),
+            Event::Recreated(Err(error)) => self.unreturned(cx, error),
+            // commands come with what was seen; all others are of another state
+            Event::Command(_)
+            | Event::Moved
+            | Event::Passed
+            | Event::Heard
+            | Event::Failed(_)
+            | Event::Timer
+            | Event::Told
+            | Event::Attended(_)
+            | Event::Measured(_)
+            | Event::LookedBehind(_)
+            | Event::Frozen(_)
+            | Event::Refused { .. }
+            | Event::Looked(_)
+            | Event::Committed(_)
+            | Event::Unspliced { .. } => Action::Wait,
+        }
+    }
+
+    fn seen(&mut self, cx: &mut Context<'_>, seen: &Seen) -> Action {
+        let Some(paths) = &seen.paths else { return self.end_forwarded(cx, How::Stopped) };
+        let wanted = match seen.why {
+            Why::Command(Command::Reset) => return self.end_forwarded(cx, How::Stopped),
+            Why::Command(Command::Release) if self.may_release(cx) => return Action::Release,
+            Why::Command(Command::Unsplice) if has_fragments(paths) => {
+                cx.refuse(Refusal::Fragments);
+                None
+            }
+            Why::Command(Command::Unsplice) => Some(true),
+            // a message that is interrupted may be spliced again
+            Why::Told(EventKind::Triggered) => Some(self.message.is_none()),
+            Why::Told(EventKind::Passed) | Why::Kept | Why::Look => self.is_passed(seen).then_some(false),
+            Why::Told(EventKind::Oversize) => self.oversize(cx),
+            // New sockets have the hosts' numbers, and do without us, unless a host has got more than it has acknowledged here.
+            Why::Elsewhere { transparent: false } if !has_fragments(paths) && !self.waits(cx.policy) => {
+                return self.elsewhere(cx);
+            }
+            Why::Due
+            | Why::Elsewhere { .. }
+            | Why::Command(Command::Splice | Command::Release)
+            | Why::Told(EventKind::Forwarding | EventKind::Control | EventKind::Closed | EventKind::Reset) => None,
+        };
+        if let Some(stay) = wanted
+            && let Some(action) = self.want_back(cx, stay)
+        {
+            return action;
+        }
+        match self.life(cx, paths) {
+            Err(how) => return self.end_forwarded(cx, how),
+            Ok(Life::Woken) => {
+                self.stay |= self.message.is_none();
+                return self.take_back(cx, None);
+            }
+            Ok(Life::Idle(after)) if after >= cx.policy.idle_limit => return self.end_forwarded(cx, How::Idle),
+            Ok(Life::Idle(after)) => {
+                let is_trigger = matches!(cx.policy.trigger, Some(Trigger::Idle(t)) if after >= t);
+                if is_trigger
+                    && !has_fragments(paths)
+                    && let Some(action) = self.want_back(cx, true)
+                {
+                    return action;
+                }
+            }
+        }
+        if self.may_release(cx) && self.release_at(cx.policy).is_some_and(|at| at <= cx.now) {
+            return Action::Release;
+        }
+        self.bring_back(cx)
+    }
+
+    fn is_passed(&self, seen: &Seen) -> bool {
+        self.message.as_ref().zip(seen.legs.as_ref()).is_some_and(|(m, at)| m.is_passed(at))
+    }
+
+    /// Long ago a host was told of another MTU, and has tried since whether it is still so (RFC 1191, 6.3).
+    fn oversize(&mut self, cx: &mut Context<'_>) -> Option<bool> {
+        let known = self.forwarded.oversize.as_deref().filter(|[_, last]| cx.now.saturating_sub(*last) < MTU_AGAIN);
+        let since = known.map_or(cx.now, |[first, _]| *first);
+        self.forwarded.oversize = Some(Box::new([since, cx.now]));
+        let late = cx.now.saturating_sub(since) > MTU_PATIENCE;
+        late.then(|| cx.refuse(Refusal::Mtu)).map(|()| false)
+    }
+
+    fn elsewhere(&mut self, cx: &mut Context<'_>) -> Action {
+        if self.forwarded.back.is_none() {
+            cx.refuse(Refusal::Unattached);
+            let until = cx.now + cx.policy.drain_limit;
+            self.forwarded.back = Some(Box::new(Back { until, only_idle: true, stay: true, last: false }));
+        }
+        if self.state == State::Spliced { Action::Release } else { self.bring_back(cx) }
+    }
+
+    fn may_release(&self, cx: &Context<'_>) -> bool {
+        self.state == State::Spliced && !self.waits(cx.policy)
+    }
+
+    /// To the parked sockets now, or to new ones soon.
+    fn want_back(&mut self, cx: &mut Context<'_>, stay: bool) -> Option<Action> {
+        if self.state == State::Spliced {
+            self.stay |= stay;
+            return Some(self.take_back(cx, None));
+        }
+        self.forwarded.back.get_or_insert_with(|| Box::new(Back::soon(cx.now, stay)));
+        None
+    }
+
+    fn take_back(&mut self, cx: &mut Context<'_>, then: Option<How>) -> Action {
+        self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, [0; 2])));
+        self.unsplice(then, Some(cx.now.saturating_sub(self.forwarded.began)))
+    }
+
+    fn end_forwarded(&mut self, cx: &mut Context<'_>, how: How) -> Action {
+        if self.state == State::Spliced && matches!(how, How::Stopped | How::Idle) {
+            return self.take_back(cx, Some(how)); // the sockets tell the hosts
+        }
+        self.state = State::Ended;
+        Action::End { how, forwarded: true }
+    }
+
+    /// How long has it been idle, or how has it ended?
+    fn life(&mut self, cx: &mut Context<'_>, paths @ [pc, ps]: &[PathView; 2]) -> Result<Life, How> {
+        if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
+            if pc.flags & ps.flags & PathFlags::FIN != 0 {
+                return Err(How::Closed); // a late segment met a host that had forgotten the connection
+            }
+            let side = if pc.flags & PathFlags::RST != 0 { Side::Client } else { Side::Server };
+            return Err(side.reset());
+        }
+        if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
+            return Err(How::Closed);
+        }
+        if self.state == State::Spliced && pc.flags & ps.flags & PathFlags::SPLICED == 0 {
+            return Ok(Life::Woken);
+        }
+        let sign = paths.map(|p| (p.wraps, p.end, p.max_ack));
+        if self.forwarded.sign.0 != sign {
+            self.forwarded.sign = (sign, cx.now);
+        }
+        Ok(Life::Idle(cx.now.saturating_sub(self.forwarded.sign.1)))
+    }
+
+    /// A released flow gets new sockets, as soon as it is idle for an instant. If it is not in time, some bytes are sent again.
+    fn bring_back(&mut self, cx: &Context<'_>) -> Action {
+        let Some(back) = self.forwarded.back.as_mut().filter(|_| self.state == State::Released) else {
+            return Action::Wait;
+        };
+        back.last = cx.now >= back.until;
+        Action::Recreate { force: back.last && !back.only_idle }
+    }
+
+    fn unreturned(&mut self, cx: &mut Context<'_>, error: SwitchError) -> Action {
+        match error {
+            SwitchError::Busy if self.forwarded.back.as_ref().is_some_and(|back| !back.last) => return Action::Wait,
+            SwitchError::Fragments => cx.refuse(Refusal::Fragments),
+            _ => {}
+        }
+        self.forwarded.back = None; // it stays released
+        Action::Wait
+    }
+
+    /// New sockets begin where the hosts are.
+    fn recreated(&mut self, cx: &mut Context<'_>, ends: [u64; 2]) -> Action {
+        self.stay |= self.forwarded.back.take().is_some_and(|back| back.stay);
+        self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, [0; 2])));
+        for (d, end) in ends.into_iter().enumerate() {
+            self.advance(cx, d, end);
+        }
+        self.attend()
+    }
+}
