@@ -51,3 +51,8 @@ pub use tap::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
 pub use types::{
     Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, PathRule, Policy, Trigger, When,
 };
+
+/// The example in README.md compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,0 +1,27 @@
+//! A plug: what comes to one address goes to another. `plug LISTEN TARGET`, for example `plug 192.0.2.1:5432 198.51.100.7:5432`.
+
+use longsplice_engine::{FlowInfo, Leftovers, OpenOptions, Policy, Refusal, Splicer};
+use std::{env, error::Error, net::SocketAddr};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = env::args().skip(1);
+    let mut address = || args.next().ok_or("plug LISTEN TARGET")?.parse().map_err(Box::<dyn Error>::from);
+    let [listen, target]: [SocketAddr; 2] = [address()?, address()?];
+    let splicer = Splicer::open(&OpenOptions::default()).unwrap_or_else(|error| {
+        eprintln!("connections are copied, not spliced: {error}");
+        Splicer::copying(Refusal::from(&error))
+    });
+    let listener = splicer.listen(listen).await?;
+    eprintln!("listening on {}", listener.local_addr()?);
+    loop {
+        let client = listener.accept().await?;
+        let splicer = splicer.clone();
+        tokio::spawn(async move {
+            let Ok(server) = splicer.connect(target, &client).await else { return client.reset() };
+            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
+            let ended = splicer.relay(client, server, Leftovers::default(), &Policy::default(), info).await;
+            eprintln!("{ended:?}");
+        });
+    }
+}
