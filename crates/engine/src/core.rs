@@ -24,8 +24,7 @@ mod tests;
 
 use crate::{
     FlowState, How, Refusal,
-    splicer::Command,
-    types::{Message, Policy},
+    types::{Command, Message, Policy},
 };
 use control::Control;
 use forwarded::Forwarded;

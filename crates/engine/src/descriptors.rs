@@ -5,7 +5,7 @@
 //! A new descriptor tells how many are in use: the kernel gives the lowest number that is free (POSIX, File Descriptor
 //! Allocation). Nothing has to be counted.
 
-use crate::{Splicer, keeper::Note};
+use crate::{Splicer, flow::Note};
 use nix::{
     errno::Errno,
     sys::resource::{Resource, getrlimit},

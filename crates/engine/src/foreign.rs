@@ -2,7 +2,7 @@
 //! pass their segments on, one by one, and make sockets for both sides as soon as all numbers are known. So everything is the
 //! same on both sides, and spliced at once such a connection takes the identity path (bpf/path.h).
 
-use crate::{Leg, Splicer, live::Live, splicer::lock};
+use crate::{Leg, Splicer, live::Live, sync::lock};
 use longsplice_datapath::{Datapath, ExpectError, Foreign, Handshake, Segment, Tuple, foreign_sockets, is_local};
 use nix::libc;
 use socket2::SockRef;

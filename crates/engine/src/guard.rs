@@ -15,7 +15,7 @@
 
 use crate::{
     Command, Splicer,
-    splicer::{Flow, Place},
+    flow::{Flow, Place},
 };
 use longsplice_datapath::{Datapath, Mended};
 use std::time::{Duration, Instant};

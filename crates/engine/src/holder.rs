@@ -1,7 +1,7 @@
 //! The hold policy: what comes while a splice drains waits here, as it came, and goes on its way when the drain is over or was
 //! taken back. How much may wait, the data path knows.
 
-use crate::splicer::{Splicer, lock};
+use crate::{Splicer, sync::lock};
 use longsplice_datapath::{Datapath, Held, Tuple, WayBack};
 use std::{
     collections::HashMap,

@@ -1,9 +1,6 @@
 //! One flow in detail, for `longsplice inspect` and `longsplice trace`.
 
-use crate::{
-    FlowStatus, Refusal, Splicer,
-    splicer::{Place, lock},
-};
+use crate::{FlowStatus, Refusal, Splicer, flow::Place, sync::lock};
 use longsplice_datapath::{Datapath, LegDetail, Numbers, Traced, Tuple, untracked};
 use serde::Serialize;
 use std::{

@@ -8,17 +8,14 @@
 use crate::{
     Splicer,
     agenda::Agenda,
-    core::{Action, Core, Event, Seen, Time, Why},
+    core::{Action, Event, Time, Why},
+    flow::{Flow, Note, Place, Stop, TICK},
     guard::Guard,
-    leg::{Parked, Strays},
-    purpose::Purpose,
     relay::Relay,
-    splicer::{Command, Flow, Place, Stop},
     sweeper::Sweeper,
+    types::Command,
 };
-use longsplice_datapath::{
-    Datapath, Event as Told, Events, LegFlags, Recreated, Released, SwitchError, Tuple, monotonic,
-};
+use longsplice_datapath::{Event as Told, Events, monotonic};
 use std::{
     sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
     time::{Duration, Instant},
@@ -28,38 +25,10 @@ use std::{
 const LOOKS: usize = 100;
 /// ... in this time, at most.
 const PACE: Duration = Duration::from_millis(10);
-/// How often one flow is looked at: an eighth of its patience, within these.
-const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// A released flow comes back in an instant in which it is idle: how often that is tried.
 const TRY: Duration = Duration::from_millis(1);
 /// So many flows or entries at a time, between two looks at what was said.
 const PAGE: usize = 1000;
-/// Entries that linger are cleared away with this precision.
-const SLACK: Duration = Duration::from_secs(1);
-
-/// What the keeper is told.
-pub(crate) enum Note {
-    /// A flow is forwarded now.
-    Kept(u64),
-    Command(u64, Command),
-    /// The route to one of its hosts leads by a device that nothing will be attached to.
-    Elsewhere(u64),
-    /// Descriptors run short.
-    Room,
-    /// The program stops, or the engine closes.
-    Stop,
-}
-
-/// What is remembered of a flow that is forwarded.
-pub(crate) struct Kept {
-    pub sides: [Parked; 2],
-    pub core: Core,
-    pub purpose: Purpose,
-    /// No sockets are left.
-    pub released: Option<[Released; 2]>,
-    /// The next look.
-    due: Time,
-}
 
 struct Keeper {
     splicer: Splicer,
@@ -111,11 +80,11 @@ impl Keeper {
     fn rest(&self) -> Duration {
         let now = monotonic();
         let [look, release] = self.agenda.due();
-        let look = look.map_or(SLACK, |at| until(at, self.not_before.0, now));
-        let release = release.map_or(SLACK, |at| until(at, now, now));
-        let back = if self.returning.is_empty() { SLACK } else { TRY };
-        let sweep = self.sweeper.due().map_or(SLACK, |at| at.saturating_duration_since(Instant::now()));
-        look.min(release).min(back).min(sweep).min(SLACK)
+        let look = look.map_or(TICK, |at| until(at, self.not_before.0, now));
+        let release = release.map_or(TICK, |at| until(at, now, now));
+        let back = if self.returning.is_empty() { TICK } else { TRY };
+        let sweep = self.sweeper.due().map_or(TICK, |at| at.saturating_duration_since(Instant::now()));
+        look.min(release).min(back).min(sweep).min(TICK)
     }
 
     /// To the task that has the flow, if it has one. A flow that has just ended hears nothing any more.
@@ -219,7 +188,9 @@ impl Keeper {
             self.returning.push(id);
         }
         if matches!(why, Why::Look | Why::Kept) {
-            kept.due = monotonic() + kept.pause(&flow, self.agenda.looks());
+            // a quarter of the looks there may be: those of flows that come later want a part, too
+            let fair = PACE * (4 * self.agenda.looks() / LOOKS) as u32;
+            kept.due = monotonic() + kept.pause(&flow, fair);
             self.agenda.look(kept.due, id);
         }
         if let (Why::Kept, None, Some(at)) = (why, &kept.released, kept.core.release_at(&flow.policy)) {
@@ -251,86 +222,6 @@ fn until(at: Time, not_before: Time, now: Time) -> Duration {
     at.max(not_before).saturating_sub(now)
 }
 
-impl Kept {
-    pub fn new(sides: [Parked; 2], core: Core, purpose: Purpose) -> Kept {
-        Kept { sides, core, purpose, released: None, due: monotonic() }
-    }
-
-    /// Sooner than the keeper looks around by itself.
-    pub fn wants_look_soon(&self, flow: &Flow) -> bool {
-        let soon = self.core.began() + SLACK;
-        self.pause(flow, 0) < SLACK || self.core.release_at(&flow.policy).is_some_and(|at| at < soon)
-    }
-
-    /// What is to be known for the core to go on.
-    fn see(&self, d: &Datapath, flow: &Flow, why: Why) -> Event {
-        let why = match why {
-            Why::Elsewhere { .. } => Why::Elsewhere { transparent: self.is_transparent(d, flow) },
-            why => why,
-        };
-        let legs = self.core.wants_legs(why).then(|| d.look(&flow.client, &flow.server).ok()).flatten();
-        Event::Seen(Box::new(Seen { why, paths: d.paths_of([&flow.client, &flow.server]), legs }))
-    }
-
-    fn on(&mut self, flow: &Flow, event: Event) -> Action {
-        let [a, b] = &mut self.sides;
-        flow.step(&mut self.core, [&mut a.at, &mut b.at], event)
-    }
-
-    /// Do its hosts believe to speak to each other?
-    fn is_transparent(&self, d: &Datapath, flow: &Flow) -> bool {
-        let released = self.released.as_ref().is_some_and(|[a, _]| a.is_foreign());
-        released || d.leg(&flow.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
-    }
-
-    /// Until the next look.
-    fn pause(&self, flow: &Flow, flows: usize) -> Duration {
-        // a quarter of the looks there may be: those of flows that come later want a part, too
-        let fair = PACE * (4 * flows / LOOKS) as u32;
-        (self.core.patience(&flow.policy) / 8).clamp(EVERY.0, EVERY.1).max(fair)
-    }
-
-    /// The programs were detached for a while, and what was to be forwarded has gone to the parked sockets. Does the flow have to
-    /// end for it? What they hold and have not acknowledged is gone with them.
-    pub fn is_spoilt(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
-        let legs = [&flow.client, &flow.server];
-        let strays = |(side, leg): (&Parked, &Tuple)| match datapath.leg(leg).and_then(|l| l.parked_at()) {
-            Some(stood) => side.strays(stood).unwrap_or(Strays::None),
-            None if self.released.is_some() => Strays::None,
-            None => Strays::Taken, // it was just being taken back
-        };
-        match self.sides.iter().zip(legs).map(strays).max() {
-            None | Some(Strays::None) => return false,
-            Some(Strays::Held) if self.core.release_at(&flow.policy).is_some() => {
-                let released = self.release(datapath, flow);
-                self.on(flow, Event::Released(released));
-            }
-            Some(Strays::Held | Strays::Taken) => {}
-        }
-        self.released.is_none()
-    }
-
-    /// Closes the parked sockets; the flow goes on without. False: it cannot.
-    fn release(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
-        self.sides.iter_mut().for_each(Parked::close_silently);
-        self.released = datapath.release(&flow.client).zip(datapath.release(&flow.server)).map(|(a, b)| [a, b]);
-        self.released.is_some()
-    }
-
-    fn recreate(&self, d: &Datapath, flow: &Flow, force: bool) -> Result<Recreated, SwitchError> {
-        let released = self.released.as_ref().ok_or(SwitchError::Untracked)?;
-        let new = d.recreate([&flow.client, &flow.server], released, force);
-        match &new {
-            Ok(_) | Err(SwitchError::Fragments) => {}
-            Err(error @ (SwitchError::Busy | SwitchError::Closing)) => {
-                tracing::debug!(flow = flow.id, %error, "no sockets yet for a released flow");
-            }
-            Err(error) => tracing::warn!(flow = flow.id, %error, "sockets of a released flow could not be made"),
-        }
-        new
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -339,15 +230,9 @@ mod tests {
     #[test]
     fn what_is_overdue_waits_for_the_pace_alone() {
         let now = Time::from_secs(100);
-        let (long_ago, soon) = (now - SLACK, now + PACE);
+        let (long_ago, soon) = (now - TICK, now + PACE);
         assert_eq!(until(long_ago, soon, now), PACE);
         assert_eq!(until(long_ago, long_ago, now), Duration::ZERO);
-        assert_eq!(until(now + SLACK, soon, now), SLACK);
-    }
-
-    /// A million of them are to fit a small machine.
-    #[test]
-    fn records_are_small() {
-        assert!(size_of::<Kept>() + size_of::<Flow>() <= 680, "{} {}", size_of::<Kept>(), size_of::<Flow>());
+        assert_eq!(until(now + TICK, soon, now), TICK);
     }
 }

@@ -19,6 +19,7 @@ mod agenda;
 mod connect;
 pub mod core;
 mod descriptors;
+mod flow;
 mod foreign;
 mod guard;
 mod holder;
@@ -38,6 +39,7 @@ mod relay;
 mod sessions;
 mod splicer;
 mod sweeper;
+mod sync;
 mod tap;
 mod types;
 
@@ -46,10 +48,10 @@ pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use refusal::{Refusal, Tally};
-pub use splicer::{Command, OpenOptions, Splicer};
+pub use splicer::{OpenOptions, Splicer};
 pub use tap::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
 pub use types::{
-    Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, PathRule, Policy, Trigger, When,
+    Command, Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, PathRule, Policy, Trigger, When,
 };
 
 /// The example in README.md compiles.

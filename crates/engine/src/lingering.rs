@@ -1,7 +1,7 @@
 //! Entries of flows that have ended. They go on answering retransmissions for a while, as TIME-WAIT does, unless a new
 //! connection needs the port, or there are too many of them.
 
-use crate::splicer::lock;
+use crate::sync::lock;
 use longsplice_datapath::Tuple;
 use std::{
     collections::{BTreeMap, HashMap},

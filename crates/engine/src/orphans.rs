@@ -1,11 +1,7 @@
 //! Flows of a process that is gone. What was spliced goes on in the kernel; the next process watches over its end and clears
 //! its entries away. What was not spliced died with its sockets, whose last segments still need the entries for a while.
 
-use crate::{
-    FlowState, FlowStatus,
-    lingering::LINGER,
-    splicer::{Inner, lock, stages},
-};
+use crate::{FlowState, FlowStatus, flow::stages, lingering::LINGER, splicer::Inner, sync::lock};
 use longsplice_datapath::{
     Claim, Datapath, IdleEntry, LegFlags, OpenError, PathFlags, PathView, Phase, Sockets, SwitchError, Switched, Tuple,
 };

@@ -1,7 +1,7 @@
 //! Spliced flows follow the network: a thread hears of changes, and has the data path change next hops.
 
 use crate::{
-    keeper::Note,
+    flow::Note,
     splicer::{Inner, Splicer},
 };
 use longsplice_datapath::{Datapath, OpenError, Watch};

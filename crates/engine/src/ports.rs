@@ -1,7 +1,7 @@
 //! Source addresses of our own connections. A released flow has no socket that would keep the kernel from giving its port
 //! away, so ports come from a range of our own, and the tables of the data path say which four-tuples live.
 
-use crate::splicer::lock;
+use crate::sync::lock;
 use longsplice_datapath::Tuple;
 use std::{
     collections::HashMap,

@@ -7,11 +7,13 @@ mod switching;
 use crate::{
     Ended, How, Leftovers, Leg, Message, Passed, Refusal, Splicer,
     core::{Action, Core, Event, Side, State},
+    flow::{Ears, Flow, Kept, Note, Place, Stop, ends, is_loopback},
     holder::Holding,
-    keeper::{Kept, Note},
     pump::Pump,
     purpose::{Purpose, report},
-    splicer::{Command, Ears, Flow, Listed, Place, Stop, ends, is_loopback, lock},
+    splicer::Listed,
+    sync::lock,
+    types::Command,
 };
 use bytes::Bytes;
 use longsplice_datapath::{Datapath, PathFlags, Released, Tuple, monotonic};

@@ -5,7 +5,8 @@
 //! ring was empty since: a stream of control mode may be far ahead of the ring by then, and is held.
 
 use crate::{
-    splicer::{Splicer, lock},
+    splicer::Splicer,
+    sync::lock,
     tap::{State, Tap, Way},
 };
 use bytes::Bytes;

@@ -1,12 +1,14 @@
 //! The handle through which proxies connect, relay and splice, and the table of live flows.
 
 use crate::{
-    BoundSocket, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy, Refusal,
-    core::{Action, Context, Core, Event, Position, Progress},
+    BoundSocket, Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy,
+    Refusal,
+    core::{Action, Progress},
     descriptors::Descriptors,
+    flow::{Ears, Flow, Note, Place, Stop, is_loopback},
     foreign::Foreigners,
     holder::Holder,
-    keeper::{self, Kept, Note},
+    keeper,
     leg::ip,
     lingering::Lingering,
     orphans::{self, Orphan},
@@ -15,8 +17,9 @@ use crate::{
     purpose::Purpose,
     relay::Relay,
     sessions::{self, Sessions},
+    sync::lock,
 };
-use longsplice_datapath::{Datapath, OpenError, Options, Released, Tuple, monotonic, register};
+use longsplice_datapath::{Datapath, OpenError, Options, Tuple, register};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -25,7 +28,7 @@ use std::{
     ops::{Bound, RangeInclusive},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, Once,
+        Arc, Mutex, Once,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Sender, channel},
     },
@@ -117,148 +120,6 @@ pub(crate) struct Inner {
     pub foreigners: Mutex<Foreigners>,
     pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
-}
-
-/// What live flows are told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    Go,
-    /// End now.
-    Reset,
-    /// End now, but leave spliced flows to the kernel.
-    Leave,
-}
-
-/// A live flow, as lists and commands find it.
-pub(crate) struct Flow {
-    pub id: u64,
-    pub info: FlowInfo,
-    pub client: Tuple,
-    /// What a proxy before us has announced of the client's leg.
-    pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
-    pub server: Tuple,
-    pub began: Instant,
-    pub policy: Arc<Policy>,
-    now: Mutex<Progress>,
-    place: Mutex<Place>,
-    /// Where it is copied, again when it comes back.
-    pub runtime: Handle,
-}
-
-/// Who has the flow.
-pub(crate) enum Place {
-    /// A task, which copies or drains: what it listens to.
-    Task { orders: mpsc::UnboundedSender<Command>, events: Arc<Notify> },
-    /// The keeper.
-    Kept(Box<Kept>),
-    /// It has ended.
-    Gone,
-}
-
-/// What a task listens to.
-pub(crate) struct Ears {
-    /// Commands of the operator.
-    pub orders: mpsc::UnboundedReceiver<Command>,
-    /// Something has happened in the data path.
-    pub events: Arc<Notify>,
-    pub stop: watch::Receiver<Stop>,
-}
-
-/// What an operator or a program may ask of a live flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Splice now, whatever the policy waits for.
-    Splice,
-    /// Back to control mode.
-    Unsplice,
-    /// Close the parked sockets silently.
-    Release,
-    /// End it: a reset to both hosts.
-    Reset,
-}
-
-pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().expect("nothing panics under the engine's locks")
-}
-
-/// Positions of all that came from the hosts.
-pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released; 2]>) -> Option<[u64; 2]> {
-    match released {
-        Some([a, b]) => Some([datapath.released_end(&flow.client, a)?, datapath.released_end(&flow.server, b)?]),
-        None => datapath.look(&flow.client, &flow.server).ok().map(|s| s.end),
-    }
-}
-
-impl Flow {
-    /// The client's address: [`Leg::source`].
-    pub fn source(&self) -> SocketAddr {
-        self.announced.as_ref().map_or(self.client.remote, |a| a.0)
-    }
-
-    pub fn now(&self) -> MutexGuard<'_, Progress> {
-        lock(&self.now)
-    }
-
-    pub fn place(&self) -> MutexGuard<'_, Place> {
-        lock(&self.place)
-    }
-
-    /// What the core makes of an event, and what is counted of that. `at`: where the sockets of the client and the server are.
-    pub fn step(&self, core: &mut Core, at: [&mut Position; 2], event: Event) -> Action {
-        let mut shown = self.now();
-        let before = *shown;
-        let (now, legs) = (monotonic(), [self.client, self.server]);
-        let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
-        if before.state != shown.state {
-            tracing::debug!(flow = self.id, "{:?} -> {:?}", before.state, shown.state);
-        }
-        if let Some(why) = shown.refusal.filter(|why| before.refusal != Some(*why)) {
-            tracing::debug!(flow = self.id, reason = %why, "not spliced");
-            self.policy.tally.refuse(why);
-        }
-        if (before.splices, shown.splices) == (0, 1) {
-            self.policy.tally.splice();
-        }
-        action
-    }
-
-    pub fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
-        let now = *self.now();
-        let ends = match now.state {
-            FlowState::Copying | FlowState::Unsplicing => None,
-            _ => datapath.and_then(|d| match &*self.place() {
-                Place::Kept(kept) => ends(d, self, kept.released.as_ref()),
-                _ => ends(d, self, None),
-            }),
-        };
-        let live = ends.map_or([0; 2], |e| [0, 1].map(|i| e[i].saturating_sub(now.since[i])));
-        let bytes = |i: usize| now.copied[i] + now.spliced[i] + live[i];
-        FlowStatus {
-            id: self.id,
-            protocol: self.info.protocol.to_owned(),
-            client: self.source(),
-            server: self.server.remote,
-            target: self.info.target.clone(),
-            user: self.info.user.clone(),
-            state: now.state,
-            stages: stages(now.state, self.info.protocol),
-            bytes_up: bytes(0),
-            bytes_down: bytes(1),
-            age_ms: self.began.elapsed().as_millis() as u64,
-            refusal: now.refusal,
-        }
-    }
-}
-
-/// The stages a segment traverses (connection-splicing paper, Figs. 6 and 8).
-pub(crate) fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static str> {
-    match state {
-        FlowState::Copying => vec!["device", "ip", "tcp", protocol, "tcp", "ip", "device"],
-        FlowState::Draining | FlowState::Unsplicing => {
-            vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"]
-        }
-        FlowState::Spliced | FlowState::Released => vec!["device", "forward", "device"],
-    }
 }
 
 impl Inner {
@@ -696,9 +557,4 @@ impl Drop for Listed {
             }
         }
     }
-}
-
-/// Are both ends on this host? Its connections to an address of its own begin there, unless told otherwise.
-pub(crate) fn is_loopback(leg: &Tuple) -> bool {
-    leg.local.ip().is_loopback() || leg.local.ip() == leg.remote.ip()
 }

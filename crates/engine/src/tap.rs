@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use crate::splicer::lock;
+use crate::sync::lock;
 
 /// Copies held out of order at most, per direction: a large window, of which one segment was lost.
 const HELD: usize = 4 << 20;

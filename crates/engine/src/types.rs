@@ -159,6 +159,19 @@ pub struct FlowStatus {
     pub refusal: Option<Refusal>,
 }
 
+/// What an operator or a program may ask of a live flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Splice now, whatever the policy waits for.
+    Splice,
+    /// Back to control mode.
+    Unsplice,
+    /// Close the parked sockets silently.
+    Release,
+    /// End it: a reset to both hosts.
+    Reset,
+}
+
 /// How a flow ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -7,7 +7,10 @@ use super::{
     streams::Passing,
     was_reset,
 };
-use crate::{How, Refusal, splicer::Command, types::When};
+use crate::{
+    How, Refusal,
+    types::{Command, When},
+};
 use longsplice_datapath::{Frozen, Limit, PathFacts, Phase, SwitchError, Switched, can_fit};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

@@ -3,8 +3,7 @@
 use super::{Action, Context, Control, Core, Event, Side, State, Time, has_fragments};
 use crate::{
     How, Refusal,
-    splicer::Command,
-    types::{Policy, Trigger},
+    types::{Command, Policy, Trigger},
 };
 use longsplice_datapath::{EventKind, PathFlags, PathView, SwitchError, Switched};
 use serde::{Deserialize, Serialize};

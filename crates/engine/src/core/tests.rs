@@ -548,6 +548,8 @@ fn a_message_ends_without_its_connections() {
         flow
     };
     ends(&settling().on(Event::Stop { leave: false }), How::Stopped, false);
+    assert!(matches!(settling().on(Event::Timer), Action::Look));
+    assert!(matches!(settling().on(Event::Told), Action::Look));
     ends(&settling().on(Event::Looked(Err(SwitchError::Untracked))), How::Stopped, false);
     ends(&settling().on(Event::Looked(Ok(reset(0)))), How::ServerReset, false);
     let mut flow = settling();

@@ -7,7 +7,7 @@ use crate::{
     holder::Holding,
     refusal,
     sessions::Begin,
-    splicer::lock,
+    sync::lock,
 };
 use longsplice_datapath::{Frozen, Half, LegFlags, PathFlags, Phase, Recreated, SwitchError, Switched};
 use std::time::Duration;

@@ -1,0 +1,269 @@
+//! A live flow: as lists and commands find it ([`Flow`]), who has it ([`Place`]), and what is remembered of it while it is forwarded
+//! ([`Kept`]).
+
+use crate::{
+    FlowInfo, FlowState, FlowStatus, Policy,
+    core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
+    leg::{Parked, Strays},
+    purpose::Purpose,
+    sync::lock,
+    types::Command,
+};
+use longsplice_datapath::{Datapath, LegFlags, Recreated, Released, SwitchError, Tuple, monotonic};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, mpsc, watch},
+};
+
+/// The keeper looks around by itself this often. Entries that linger are cleared away with this precision.
+pub(crate) const TICK: Duration = Duration::from_secs(1);
+/// How often one flow is looked at: an eighth of its patience, within these.
+const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// What live flows are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Go,
+    /// End now.
+    Reset,
+    /// End now, but leave spliced flows to the kernel.
+    Leave,
+}
+
+/// A live flow, as lists and commands find it.
+pub(crate) struct Flow {
+    pub id: u64,
+    pub info: FlowInfo,
+    pub client: Tuple,
+    /// What a proxy before us has announced of the client's leg.
+    pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
+    pub server: Tuple,
+    pub began: Instant,
+    pub policy: Arc<Policy>,
+    pub now: Mutex<Progress>,
+    pub place: Mutex<Place>,
+    /// Where it is copied, again when it comes back.
+    pub runtime: Handle,
+}
+
+/// Who has the flow.
+pub(crate) enum Place {
+    /// A task, which copies or drains: what it listens to.
+    Task { orders: mpsc::UnboundedSender<Command>, events: Arc<Notify> },
+    /// The keeper.
+    Kept(Box<Kept>),
+    /// It has ended.
+    Gone,
+}
+
+/// What a task listens to.
+pub(crate) struct Ears {
+    /// Commands of the operator.
+    pub orders: mpsc::UnboundedReceiver<Command>,
+    /// Something has happened in the data path.
+    pub events: Arc<Notify>,
+    pub stop: watch::Receiver<Stop>,
+}
+
+/// Positions of all that came from the hosts.
+pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released; 2]>) -> Option<[u64; 2]> {
+    match released {
+        Some([a, b]) => Some([datapath.released_end(&flow.client, a)?, datapath.released_end(&flow.server, b)?]),
+        None => datapath.look(&flow.client, &flow.server).ok().map(|s| s.end),
+    }
+}
+
+impl Flow {
+    /// The client's address: [`Leg::source`].
+    pub fn source(&self) -> SocketAddr {
+        self.announced.as_ref().map_or(self.client.remote, |a| a.0)
+    }
+
+    pub fn now(&self) -> MutexGuard<'_, Progress> {
+        lock(&self.now)
+    }
+
+    pub fn place(&self) -> MutexGuard<'_, Place> {
+        lock(&self.place)
+    }
+
+    /// What the core makes of an event, and what is counted of that. `at`: where the sockets of the client and the server are.
+    pub fn step(&self, core: &mut Core, at: [&mut Position; 2], event: Event) -> Action {
+        let mut shown = self.now();
+        let before = *shown;
+        let (now, legs) = (monotonic(), [self.client, self.server]);
+        let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
+        if before.state != shown.state {
+            tracing::debug!(flow = self.id, "{:?} -> {:?}", before.state, shown.state);
+        }
+        if let Some(why) = shown.refusal.filter(|why| before.refusal != Some(*why)) {
+            tracing::debug!(flow = self.id, reason = %why, "not spliced");
+            self.policy.tally.refuse(why);
+        }
+        if (before.splices, shown.splices) == (0, 1) {
+            self.policy.tally.splice();
+        }
+        action
+    }
+
+    pub fn status(&self, datapath: Option<&Datapath>) -> FlowStatus {
+        let now = *self.now();
+        let ends = match now.state {
+            FlowState::Copying | FlowState::Unsplicing => None,
+            _ => datapath.and_then(|d| match &*self.place() {
+                Place::Kept(kept) => ends(d, self, kept.released.as_ref()),
+                _ => ends(d, self, None),
+            }),
+        };
+        let live = ends.map_or([0; 2], |e| [0, 1].map(|i| e[i].saturating_sub(now.since[i])));
+        let bytes = |i: usize| now.copied[i] + now.spliced[i] + live[i];
+        FlowStatus {
+            id: self.id,
+            protocol: self.info.protocol.to_owned(),
+            client: self.source(),
+            server: self.server.remote,
+            target: self.info.target.clone(),
+            user: self.info.user.clone(),
+            state: now.state,
+            stages: stages(now.state, self.info.protocol),
+            bytes_up: bytes(0),
+            bytes_down: bytes(1),
+            age_ms: self.began.elapsed().as_millis() as u64,
+            refusal: now.refusal,
+        }
+    }
+}
+
+/// The stages a segment traverses (connection-splicing paper, Figs. 6 and 8).
+pub(crate) fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static str> {
+    match state {
+        FlowState::Copying => vec!["device", "ip", "tcp", protocol, "tcp", "ip", "device"],
+        FlowState::Draining | FlowState::Unsplicing => {
+            vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"]
+        }
+        FlowState::Spliced | FlowState::Released => vec!["device", "forward", "device"],
+    }
+}
+
+/// What the keeper is told.
+pub(crate) enum Note {
+    /// A flow is forwarded now.
+    Kept(u64),
+    Command(u64, Command),
+    /// The route to one of its hosts leads by a device that nothing will be attached to.
+    Elsewhere(u64),
+    /// Descriptors run short.
+    Room,
+    /// The program stops, or the engine closes.
+    Stop,
+}
+
+/// What is remembered of a flow that is forwarded.
+pub(crate) struct Kept {
+    pub sides: [Parked; 2],
+    pub core: Core,
+    pub purpose: Purpose,
+    /// No sockets are left.
+    pub released: Option<[Released; 2]>,
+    /// The next look.
+    pub due: Time,
+}
+
+impl Kept {
+    pub fn new(sides: [Parked; 2], core: Core, purpose: Purpose) -> Kept {
+        Kept { sides, core, purpose, released: None, due: monotonic() }
+    }
+
+    /// Sooner than the keeper looks around by itself.
+    pub fn wants_look_soon(&self, flow: &Flow) -> bool {
+        let soon = self.core.began() + TICK;
+        self.pause(flow, Duration::ZERO) < TICK || self.core.release_at(&flow.policy).is_some_and(|at| at < soon)
+    }
+
+    /// What is to be known for the core to go on.
+    pub fn see(&self, d: &Datapath, flow: &Flow, why: Why) -> Event {
+        let why = match why {
+            Why::Elsewhere { .. } => Why::Elsewhere { transparent: self.is_transparent(d, flow) },
+            why => why,
+        };
+        let legs = self.core.wants_legs(why).then(|| d.look(&flow.client, &flow.server).ok()).flatten();
+        Event::Seen(Box::new(Seen { why, paths: d.paths_of([&flow.client, &flow.server]), legs }))
+    }
+
+    pub fn on(&mut self, flow: &Flow, event: Event) -> Action {
+        let [a, b] = &mut self.sides;
+        flow.step(&mut self.core, [&mut a.at, &mut b.at], event)
+    }
+
+    /// Do its hosts believe to speak to each other?
+    fn is_transparent(&self, d: &Datapath, flow: &Flow) -> bool {
+        let released = self.released.as_ref().is_some_and(|[a, _]| a.is_foreign());
+        released || d.leg(&flow.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
+    }
+
+    /// Until the next look, and `least`.
+    pub fn pause(&self, flow: &Flow, least: Duration) -> Duration {
+        (self.core.patience(&flow.policy) / 8).clamp(EVERY.0, EVERY.1).max(least)
+    }
+
+    /// The programs were detached for a while, and what was to be forwarded has gone to the parked sockets. Does the flow have to
+    /// end for it? What they hold and have not acknowledged is gone with them.
+    pub fn is_spoilt(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
+        let legs = [&flow.client, &flow.server];
+        let strays = |(side, leg): (&Parked, &Tuple)| match datapath.leg(leg).and_then(|l| l.parked_at()) {
+            Some(stood) => side.strays(stood).unwrap_or(Strays::None),
+            None if self.released.is_some() => Strays::None,
+            None => Strays::Taken, // it was just being taken back
+        };
+        match self.sides.iter().zip(legs).map(strays).max() {
+            None | Some(Strays::None) => return false,
+            Some(Strays::Held) if self.core.release_at(&flow.policy).is_some() => {
+                let released = self.release(datapath, flow);
+                self.on(flow, Event::Released(released));
+            }
+            Some(Strays::Held | Strays::Taken) => {}
+        }
+        self.released.is_none()
+    }
+
+    /// Closes the parked sockets; the flow goes on without. False: it cannot.
+    pub fn release(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
+        self.sides.iter_mut().for_each(Parked::close_silently);
+        self.released = datapath.release(&flow.client).zip(datapath.release(&flow.server)).map(|(a, b)| [a, b]);
+        self.released.is_some()
+    }
+
+    pub fn recreate(&self, d: &Datapath, flow: &Flow, force: bool) -> Result<Recreated, SwitchError> {
+        let released = self.released.as_ref().ok_or(SwitchError::Untracked)?;
+        let new = d.recreate([&flow.client, &flow.server], released, force);
+        match &new {
+            Ok(_) | Err(SwitchError::Fragments) => {}
+            Err(error @ (SwitchError::Busy | SwitchError::Closing)) => {
+                tracing::debug!(flow = flow.id, %error, "no sockets yet for a released flow");
+            }
+            Err(error) => tracing::warn!(flow = flow.id, %error, "sockets of a released flow could not be made"),
+        }
+        new
+    }
+}
+
+/// Are both ends on this host? Its connections to an address of its own begin there, unless told otherwise.
+pub(crate) fn is_loopback(leg: &Tuple) -> bool {
+    leg.local.ip().is_loopback() || leg.local.ip() == leg.remote.ip()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A million of them are to fit a small machine.
+    #[test]
+    fn records_are_small() {
+        assert!(size_of::<Kept>() + size_of::<Flow>() <= 680, "{} {}", size_of::<Kept>(), size_of::<Flow>());
+    }
+}
