@@ -1,20 +1,18 @@
 //! That the bench measures and keeps what it should; not how fast anything is.
 
-mod running;
-
-use running::longsplice;
 use serde_json::Value;
 use std::{
     collections::HashSet,
     fs,
     path::PathBuf,
+    process::{Command, Output},
     sync::{PoisonError, RwLock},
 };
 
 /// What sockets take is asked of the whole kernel: who does has it alone.
 static KERNEL: RwLock<()> = RwLock::new(());
 
-/// What `longsplice bench` said and kept.
+/// What `longsplice-bench` said and kept.
 struct Kept {
     said: String,
     dir: PathBuf,
@@ -22,11 +20,15 @@ struct Kept {
     _out: tempfile::TempDir,
 }
 
+fn longsplice_bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_longsplice-bench")).args(arguments).output().unwrap()
+}
+
 /// The shortest possible rounds of these parts.
 fn bench(what: &[&str]) -> Kept {
     let out = tempfile::tempdir().unwrap();
     let options = ["--rounds", "1", "--seconds", "0.1", "--out", out.path().to_str().unwrap()];
-    let run = || longsplice(&[&["bench"], what, &options].concat());
+    let run = || longsplice_bench(&[what, &options].concat());
     let bench = if what == ["memory"] {
         let _alone = KERNEL.write().unwrap_or_else(PoisonError::into_inner);
         run()
@@ -173,7 +175,7 @@ fn flood_smoke() {
 fn a_small_million() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().to_str().unwrap();
-    let bench = longsplice(&["bench", "million", "--connections", "200", "--out", out]);
+    let bench = longsplice_bench(&["million", "--connections", "200", "--out", out]);
     let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{said}\n{complained}");
     assert!(said.contains("200 connections, spliced and released"), "{said}");
@@ -188,7 +190,7 @@ fn a_small_million() {
 #[test]
 fn without_results_there_are_no_figures() {
     let dir = tempfile::tempdir().unwrap();
-    let bench = longsplice(&["bench", "--readme", "--out", dir.path().to_str().unwrap()]);
+    let bench = longsplice_bench(&["--readme", "--out", dir.path().to_str().unwrap()]);
     assert!(!bench.status.success());
-    assert!(String::from_utf8_lossy(&bench.stderr).contains("run `longsplice bench`"));
+    assert!(String::from_utf8_lossy(&bench.stderr).contains("run `longsplice-bench`"));
 }

@@ -14,7 +14,7 @@ use std::fmt;
 /// Version of the JSON's shape.
 pub const FORMAT: u32 = 3;
 
-/// One run of `longsplice bench`.
+/// One run of `longsplice-bench`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`FORMAT`].

@@ -1,4 +1,4 @@
-//! `longsplice bench`: what splicing saves, measured in the [lab](longsplice_lab) against IP forwarding, copying and the
+//! The bench: what splicing saves, measured in the [lab](longsplice_lab) against IP forwarding, copying and the
 //! programs of others.
 //!
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
@@ -39,10 +39,11 @@ pub(crate) mod variant;
 mod venue;
 
 use crate::{
-    Outcome,
     args::{BenchArgs, What},
+    watch_interrupts,
 };
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use longsplice::Outcome;
 use machine::Machine;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use peers::Peer;
@@ -57,7 +58,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    thread,
     time::Instant,
 };
 use variant::Variant;
@@ -68,7 +68,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Where results are kept.
 const RESULTS: &str = "bench/results";
 
-/// `longsplice bench`.
+/// Measures, or writes what was measured into documents.
 pub fn bench(args: &BenchArgs) -> Outcome {
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(RESULTS));
     if args.readme {
@@ -275,20 +275,4 @@ impl Venues {
     fn all(&self) -> impl Iterator<Item = &Venue> {
         self.0.iter().filter_map(|(_, venue)| venue.as_ref().ok())
     }
-}
-
-/// Ctrl-C must not leave namespaces and pinned links behind.
-fn watch_interrupts() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    thread::spawn(move || {
-        runtime.block_on(async {
-            // Without the handler, Ctrl-C does what it always does.
-            if tokio::signal::ctrl_c().await.is_ok() {
-                set.store(true, Relaxed);
-            }
-        });
-    });
-    Ok(flag)
 }
