@@ -47,7 +47,7 @@ use longsplice::Outcome;
 use machine::Machine;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use peers::Peer;
-use results::{FORMAT, Results, Setup, Summary};
+use results::{Case, FORMAT, Results, Setup, Summary};
 use std::{
     error::Error,
     fs,
@@ -83,12 +83,12 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     let bench = Bench::new(args)?;
     let dir = |date: &str| out.join(format!("{date}-{}", bench.machine.slug()));
     if args.what != [What::Million] {
-        let results = bench.measure(args)?;
+        let (results, cases) = bench.measure(args)?;
         let full = report::full(&results);
         print!("{full}");
         if args.what.is_empty() || args.out.is_some() {
             let dir = dir(&results.date);
-            write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
+            write(&dir, &results, &cases, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
             if bench.wanted(args, &[What::Trace]) {
                 trace::draw(&bench, &dir.join("trace.svg"))?;
             }
@@ -104,9 +104,10 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(dir: &Path, results: &Results, table: &str) -> Result<()> {
+fn write(dir: &Path, results: &Results, cases: &[Case], table: &str) -> Result<()> {
     fs::create_dir_all(dir)?;
     fs::write(dir.join(readme::JSON), serde_json::to_string_pretty(results)? + "\n")?;
+    fs::write(dir.join(readme::ROUNDS), serde_json::to_string(cases)? + "\n")?;
     fs::write(dir.join("results.md"), table)?;
     plots::draw(dir, &results.summary)
 }
@@ -143,7 +144,7 @@ impl Bench {
         })
     }
 
-    fn measure(&self, args: &BenchArgs) -> Result<Results> {
+    fn measure(&self, args: &BenchArgs) -> Result<(Results, Vec<Case>)> {
         let wanted = |any: &[What]| self.wanted(args, any);
         let mut cases = Vec::new();
         // What is derived from the cost of segments needs it.
@@ -179,19 +180,19 @@ impl Bench {
         }
         let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
         let lacking = self.lacking.iter().map(|(_, why)| why.clone());
-        Ok(Results {
+        let results = Results {
             format: FORMAT,
             date: machine::today(),
             machine: self.machine.clone(),
             setup: self.setup(),
             skipped: lacking.chain(left_out).collect(),
             summary: Summary::of(&cases),
-            cases,
             switch,
             memory,
             threshold,
             bodies: by_body,
-        })
+        };
+        Ok((results, cases))
     }
 
     fn wanted(&self, args: &BenchArgs, any: &[What]) -> bool {

@@ -17,6 +17,8 @@ use std::{
 
 /// The file that is read again.
 pub const JSON: &str = "results.json";
+/// The single runs behind it, which git ignores.
+pub const ROUNDS: &str = "rounds.json";
 const BEGIN: &str = "<!-- figures -->";
 const END: &str = "<!-- /figures -->";
 
