@@ -7,8 +7,10 @@ SOAK_SECONDS ?= 3600
 PATH := $(HOME)/.cargo/bin:$(PATH)
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo,)
 BIN = $${CARGO_TARGET_DIR:-target}/dist/longsplice
+BENCH = $(BIN)-bench
 DEPS = dist/install-deps
 BUILD = $(CARGO) build --profile dist --locked -p longsplice
+BUILD_BENCH = $(BUILD) -p longsplice-bench
 # What has failed is said by the message; frames of runtimes would bury it.
 TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
 AS_ROOT = @[ "$$(id -u)" = 0 ] || { echo 'make $@ needs root. Without root, run make check.' >&2; exit 1; }
@@ -44,8 +46,8 @@ check:
 
 demo:
 	@$(SUDO) $(DEPS) build lab demo
-	$(BUILD)
-	@$(SUDO) $(BIN) demo --out $(OUT)
+	$(BUILD_BENCH)
+	@$(SUDO) $(BENCH) demo --out $(OUT)
 
 # Optimised, because the checked traffic runs at full speed.
 test:
@@ -71,13 +73,13 @@ kernels-short:
 
 bench:
 	@$(SUDO) $(DEPS) build lab bench
-	$(BUILD)
-	@$(SUDO) $(BIN) bench
+	$(BUILD_BENCH)
+	@$(SUDO) $(BENCH)
 
 shell:
 	@$(SUDO) $(DEPS) build lab shell
-	$(BUILD)
-	@$(SUDO) $(BIN) lab shell
+	$(BUILD_BENCH)
+	@$(SUDO) $(BENCH) shell
 
 man: build
 	$(BIN) man > target/longsplice.1

@@ -69,7 +69,7 @@ pub struct Policy {
 
 impl Policy {
     /// From so many bytes on splicing a connection surely takes less time than copying it, on each machine whose figures are in
-    /// bench/results (`longsplice bench threshold`): at 128 KB it took up to a tenth more, at 256 KB 7 and 14 percent less.
+    /// bench/results (`longsplice-bench threshold`): at 128 KB it took up to a tenth more, at 256 KB 7 and 14 percent less.
     pub const PAYS_FROM: u64 = 256 * 1024;
 
     /// Bytes that are copied before a splice, if it goes by bytes.

@@ -200,27 +200,6 @@ fn doctor_finds_that_this_machine_can_splice() {
     assert!(doctor.status.success(), "{}", String::from_utf8_lossy(&doctor.stdout));
 }
 
-/// Half a minute, and five more where digests are not optimised.
-#[test]
-#[ignore = "root"]
-fn the_demo_works() {
-    let dir = tempfile::tempdir().unwrap();
-    let demo = longsplice(&["demo", "--out", dir.path().to_str().unwrap()]);
-    let text = String::from_utf8_lossy(&demo.stdout);
-    assert!(demo.status.success(), "{text}\n{}", String::from_utf8_lossy(&demo.stderr));
-    assert!(text.contains("complete: 1.1 GB"), "{text}");
-    assert!(fs::read_to_string(dir.path().join("switch.svg")).unwrap().contains("</svg>"));
-}
-
-#[test]
-#[ignore = "root"]
-fn the_demo_of_http_works() {
-    let demo = longsplice(&["demo", "http"]);
-    let text = String::from_utf8_lossy(&demo.stdout);
-    assert!(demo.status.success(), "{text}\n{}", String::from_utf8_lossy(&demo.stderr));
-    assert!(text.contains("all 1000 replies are what was asked for") && text.contains("went past the proxy"), "{text}");
-}
-
 #[test]
 #[ignore = "root"]
 fn xdp_forwards_what_it_can_and_tcx_the_rest() {

@@ -155,7 +155,7 @@ pub struct Http {
 
 impl Http {
     /// From so many bytes on a body is spliced: nowhere does that take longer than copying it, by the figures in bench/results
-    /// (`longsplice bench http`). At 512 KB it took an eighth and a fifth more, at 1 MB as long, and a fifth less.
+    /// (`longsplice-bench http`). At 512 KB it took an eighth and a fifth more, at 1 MB as long, and a fifth less.
     pub const BODY_PAYS_FROM: u64 = 1024 * 1024;
 }
 

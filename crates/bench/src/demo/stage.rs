@@ -1,6 +1,6 @@
 //! What stands on the stage: three hosts, nginx, the proxy, a download; and that all of it goes again.
 
-use crate::paths;
+use longsplice::{netns_inode, pin_folder};
 use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Shape, pattern, topology};
 use sha2::{Digest, Sha256};
 use std::{
@@ -53,7 +53,7 @@ impl Stage {
         let digest = make_file(&dir.path().join("file"))?;
         let lab = Lab::simple(Shape::TwoDevices)?;
         let nginx = start_nginx(&lab.server, dir.path())?;
-        let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+        let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
         let control = dir.path().join("control.sock");
         let mut run = command(&lab.forwarder, &control)?;
         run.args(["run", "--socks5", &proxy_address(), "--splice", &threshold.to_string(), "--access-log"]);
@@ -63,7 +63,7 @@ impl Stage {
         Ok(Stage { proxy, _nginx: nginx, _pins: pins, lab, control, digest, _dir: dir })
     }
 
-    /// This program again, in the forwarder's namespace.
+    /// The program, in the forwarder's namespace.
     pub fn longsplice(&self, arguments: &[&str]) -> Result<String> {
         let output = command(&self.lab.forwarder, &self.control)?.args(arguments).output()?;
         if output.status.success() {
@@ -99,7 +99,7 @@ pub fn url() -> String {
 }
 
 fn command(namespace: &Namespace, control: &Path) -> Result<Command> {
-    let program = std::env::current_exe()?;
+    let program = crate::program()?;
     let mut command = namespace.command(program.to_str().ok_or("the path of this program is no text")?);
     command.env("LONGSPLICE_CONTROL", control).env_remove("RUST_LOG");
     Ok(command)

@@ -8,7 +8,7 @@ use super::{
     },
     FEW,
 };
-use crate::{client::Client, control::Ask};
+use longsplice::{Ask, Client};
 use longsplice_datapath::map_size;
 use longsplice_engine::FlowState;
 use longsplice_lab::{ChildGuard, Family, Lab, process::wait_for, topology};

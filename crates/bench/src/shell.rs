@@ -1,6 +1,6 @@
-//! `longsplice lab shell`: a network to try things in.
+//! `longsplice-bench shell`: a network to try things in.
 
-use crate::Outcome;
+use longsplice::Outcome;
 use longsplice_lab::{Lab, Shape, topology};
 use std::{env, io::Write, process::ExitCode};
 
@@ -20,7 +20,7 @@ pub fn shell() -> Outcome {
         writeln!(out, "{name:<10} {device}  {:<11} {:<11} {enter}", address.v4.to_string(), address.v6.to_string())?;
     }
     let (server, forwarder) = (enter(&lab.server), enter(&lab.forwarder));
-    let (program, proxy) = (env::current_exe()?, topology::FORWARDER_TO_CLIENT.v4);
+    let (program, proxy) = (crate::program()?, topology::FORWARDER_TO_CLIENT.v4);
     writeln!(
         out,
         "\nThis shell is the client. Try:\n  {server} python3 -m http.server 80 &\n  {forwarder} {} run --socks5 \

@@ -6,11 +6,8 @@ use super::{
     variant::Variant,
     venue::{self, Packets, Pair, Venue},
 };
-use crate::{
-    control::Ask,
-    demo::plot::{Leg, Switch, panel},
-    ls,
-};
+use crate::demo::plot::{Leg, Switch, panel};
+use longsplice::Ask;
 use longsplice_lab::{process::wait_for, trace::Tap};
 use plotters::prelude::*;
 use std::{
@@ -94,13 +91,13 @@ fn switches(bench: &Bench, venue: &Venue) -> Result<[Seen; 4]> {
 fn switch(bench: &Bench, venue: &Venue, what: &'static str, ask: Option<fn(u64) -> Ask>, state: &str) -> Result<Seen> {
     bench.check()?;
     let mut control = venue.control()?;
-    let id = ls::flows(&mut control)?.pop().ok_or("the flow is gone")?.id;
+    let id = longsplice::flows(&mut control)?.pop().ok_or("the flow is gone")?.id;
     thread::sleep(APART);
     let mut began = now();
     if let Some(ask) = ask {
         control.ask(ask(id))?;
     }
-    let done = wait_for(PATIENCE, || match ls::flows(&mut control) {
+    let done = wait_for(PATIENCE, || match longsplice::flows(&mut control) {
         Err(e) => Some(Err(e.to_string())),
         Ok(rows) if rows.iter().any(|row| row.id == id && row.state == state) => Some(Ok(now())),
         Ok(_) => {

@@ -1,32 +1,35 @@
 //! That the bench measures and keeps what it should; not how fast anything is.
 
-mod running;
-
-use running::longsplice;
 use serde_json::Value;
 use std::{
     collections::HashSet,
     fs,
     path::PathBuf,
+    process::{Command, Output},
     sync::{PoisonError, RwLock},
 };
 
 /// What sockets take is asked of the whole kernel: who does has it alone.
 static KERNEL: RwLock<()> = RwLock::new(());
 
-/// What `longsplice bench` said and kept.
+/// What `longsplice-bench` said and kept.
 struct Kept {
     said: String,
     dir: PathBuf,
     results: Value,
+    cases: Value,
     _out: tempfile::TempDir,
+}
+
+fn longsplice_bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_longsplice-bench")).args(arguments).output().unwrap()
 }
 
 /// The shortest possible rounds of these parts.
 fn bench(what: &[&str]) -> Kept {
     let out = tempfile::tempdir().unwrap();
     let options = ["--rounds", "1", "--seconds", "0.1", "--out", out.path().to_str().unwrap()];
-    let run = || longsplice(&[&["bench"], what, &options].concat());
+    let run = || longsplice_bench(&[what, &options].concat());
     let bench = if what == ["memory"] {
         let _alone = KERNEL.write().unwrap_or_else(PoisonError::into_inner);
         run()
@@ -37,8 +40,9 @@ fn bench(what: &[&str]) -> Kept {
     let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{said}\n{complained}");
     let dir = fs::read_dir(out.path()).unwrap().next().expect("a directory of results").unwrap().path();
-    let results = serde_json::from_str(&fs::read_to_string(dir.join("results.json")).unwrap()).unwrap();
-    Kept { said: said.into_owned(), dir, results, _out: out }
+    let [results, cases] = ["results.json", "rounds.json"]
+        .map(|name| serde_json::from_str(&fs::read_to_string(dir.join(name)).unwrap()).unwrap());
+    Kept { said: said.into_owned(), dir, results, cases, _out: out }
 }
 
 impl Kept {
@@ -53,7 +57,7 @@ impl Kept {
 
     /// All cases of a kind have these variants, and figures for them; how many cases there are.
     fn cases(&self, what: &str, variants: &[&str]) -> usize {
-        let all = self.results["cases"].as_array().unwrap();
+        let all = self.cases.as_array().unwrap();
         let of_kind: Vec<&Value> = all.iter().filter(|case| case["subject"]["what"] == what).collect();
         for case in &of_kind {
             let runs = case["rounds"][0]["runs"].as_array().unwrap();
@@ -87,7 +91,7 @@ fn bench_smoke() {
     let kept = bench(&["segment", "ratio", "switch", "trace"]);
     let table = fs::read_to_string(kept.dir.join("results.md")).unwrap();
     assert!(kept.said.starts_with(&table), "the tables are kept as they were printed");
-    assert_eq!((&kept.results["format"], &kept.results["setup"]["rounds"]), (&3.into(), &1.into()));
+    assert_eq!((&kept.results["format"], &kept.results["setup"]["rounds"]), (&4.into(), &1.into()));
     for name in ["cpu", "kernel", "longsplice"] {
         assert!(kept.results["machine"][name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
     }
@@ -164,7 +168,7 @@ fn flood_smoke() {
     assert_eq!(kept.cases("flood", &["ip-forward", "tcx", "identity"]), 2);
     kept.peers("flood", &[("filter", "IP, filtered"), ("nat", "IP, NAT")]);
     kept.has("| random among | IP forwarding |");
-    let lost = kept.results["cases"].to_string().contains("of the packets were lost");
+    let lost = kept.cases.to_string().contains("of the packets were lost");
     assert!(!lost, "{}", kept.said);
 }
 
@@ -173,7 +177,7 @@ fn flood_smoke() {
 fn a_small_million() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().to_str().unwrap();
-    let bench = longsplice(&["bench", "million", "--connections", "200", "--out", out]);
+    let bench = longsplice_bench(&["million", "--connections", "200", "--out", out]);
     let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
     assert!(bench.status.success(), "{said}\n{complained}");
     assert!(said.contains("200 connections, spliced and released"), "{said}");
@@ -188,7 +192,7 @@ fn a_small_million() {
 #[test]
 fn without_results_there_are_no_figures() {
     let dir = tempfile::tempdir().unwrap();
-    let bench = longsplice(&["bench", "--readme", "--out", dir.path().to_str().unwrap()]);
+    let bench = longsplice_bench(&["--readme", "--out", dir.path().to_str().unwrap()]);
     assert!(!bench.status.success());
-    assert!(String::from_utf8_lossy(&bench.stderr).contains("run `longsplice bench`"));
+    assert!(String::from_utf8_lossy(&bench.stderr).contains("run `longsplice-bench`"));
 }

@@ -2,7 +2,7 @@
 //! variant cost the others nothing.
 
 use super::{Result, peers, variant::Variant};
-use crate::{client::Client, ls, paths};
+use longsplice::{Client, netns_inode, pin_folder};
 use longsplice_lab::{ChildGuard, Family, InOrder, Lab, Namespace, Options, Shape, process::wait_for, topology};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
@@ -150,7 +150,7 @@ impl Venue {
         let clients: std::collections::HashSet<String> =
             pairs.iter().map(|p| Ok(p.client.local_addr()?.to_string())).collect::<Result<_>>()?;
         let mut control = self.control()?;
-        let done = wait_for(PATIENCE, || match ls::flows(&mut control) {
+        let done = wait_for(PATIENCE, || match longsplice::flows(&mut control) {
             Err(e) => Some(Err(e)),
             Ok(rows) => {
                 let ours: Vec<_> = rows.iter().filter(|row| clients.contains(&row.client)).collect();
@@ -279,7 +279,7 @@ impl Pins {
     /// Of the forwarder of a lab that was just made: whatever is pinned under the number of its namespace belongs to one
     /// that is gone.
     pub fn of(lab: &Lab) -> Result<Pins> {
-        let pins = Pins(paths::pin_folder(paths::netns_inode(&lab.forwarder.path())?));
+        let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
         pins.remove();
         Ok(pins)
     }

@@ -1,7 +1,7 @@
 //! What the devices and the kernel of a lab have counted: how large the packets were that a forwarder handled.
 
 use super::{Result, venue::Venue};
-use crate::control::Ask;
+use longsplice::Ask;
 use longsplice_lab::Namespace;
 use std::fs;
 

@@ -219,7 +219,7 @@ fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Opti
 /// longsplice in the forwarder, with its files in `dir` ([`control_socket`]), and ready within the limit. Without an access log, as
 /// the others are, unless the arguments name one.
 pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], limit: Duration) -> Result<ChildGuard> {
-    let program = std::env::current_exe()?;
+    let program = crate::program()?;
     let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
     let file = dir.join("longsplice.toml");
     fs::write(&file, format!("log = {{ file = \"off\" }}\n{config}"))?;

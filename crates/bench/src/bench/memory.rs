@@ -8,7 +8,7 @@ use super::{
     variant::Variant,
     venue::{Packets, Venue},
 };
-use crate::paths;
+use longsplice::{netns_inode, pin_folder};
 use longsplice_datapath::{MapSize, map_size};
 use std::{fs, thread, time::Duration};
 
@@ -74,7 +74,7 @@ pub fn measure(bench: &Bench) -> Result<Memory> {
 }
 
 fn table(venue: &Venue, name: &str) -> Result<Table> {
-    let pin = paths::pin_folder(paths::netns_inode(&venue.lab.forwarder.path())?);
+    let pin = pin_folder(netns_inode(&venue.lab.forwarder.path())?);
     let MapSize { entries, bytes } = map_size(&pin.join(name)).map_err(|e| format!("pinned map {name}: {e}"))?;
     Ok(Table { name: name.to_owned(), entries, bytes, per_entry: bytes as f64 / entries.max(1) as f64 })
 }

@@ -1,4 +1,5 @@
-//! What was measured, as JSON keeps it, and what it comes to. Every single run is kept: medians can be taken again.
+//! What was measured, and what it comes to. Medians and spreads are kept as [`Results`]; the single runs ([`Case`]) are
+//! written beside them, for who wants to take medians again.
 
 use super::{
     bulk::COALESCED,
@@ -12,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Version of the JSON's shape.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
-/// One run of `longsplice bench`.
+/// One run of `longsplice-bench`, as JSON keeps it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`FORMAT`].
@@ -29,8 +30,6 @@ pub struct Results {
     pub skipped: Vec<String>,
     /// What it comes to.
     pub summary: Summary,
-    /// All that was measured in rounds.
-    pub cases: Vec<Case>,
     /// Switches.
     pub switch: Vec<SwitchCase>,
     /// Memory.

@@ -1,16 +1,15 @@
-//! `longsplice demo`: one download, told as it happens. The [`stage`] is set, the story told here, the switch drawn by
-//! [`plot`]. `longsplice demo http` tells another story, of many requests ([`http`]).
+//! `longsplice-bench demo`: one download, told as it happens. The [`stage`] is set, the story told here, the switch drawn by
+//! [`plot`]. `longsplice-bench demo http` tells another story, of many requests ([`http`]).
 
 mod http;
 pub mod plot;
 mod stage;
 
 use crate::{
-    Outcome,
     args::{DemoArgs, Show},
-    client::Client,
-    ls::{self, Row},
+    watch_interrupts,
 };
+use longsplice::{Client, Outcome, Row};
 use longsplice_lab::{
     Family, topology,
     trace::{Tap, Trace},
@@ -36,7 +35,7 @@ const WATCHED: Duration = Duration::from_secs(4);
 /// The whole download takes 16 s when nothing goes wrong; a machine under load may be slower.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// `longsplice demo`.
+/// `longsplice-bench demo`.
 pub fn demo(args: &DemoArgs) -> Outcome {
     if !nix::unistd::Uid::effective().is_root() {
         return Err("the demo makes network namespaces: run it as root".into());
@@ -47,7 +46,7 @@ pub fn demo(args: &DemoArgs) -> Outcome {
     }
     fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     println!("client 10.77.1.2 ──── longsplice ──── server 10.77.2.2   (three network namespaces)\n");
-    println!("making a file of {} and its SHA-256 ...", ls::bytes(SIZE));
+    println!("making a file of {} and its SHA-256 ...", longsplice::bytes(SIZE));
     let mut stage = Stage::set(THRESHOLD)?;
     let mut story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
     let told = story.tell(&mut stage, &args.out);
@@ -58,22 +57,6 @@ pub fn demo(args: &DemoArgs) -> Outcome {
     }
     told?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Ctrl-C must not leave namespaces and pinned links behind.
-fn watch_interrupts() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    thread::spawn(move || {
-        runtime.block_on(async {
-            // Without the handler, Ctrl-C does what it always does.
-            if tokio::signal::ctrl_c().await.is_ok() {
-                set.store(true, Relaxed);
-            }
-        });
-    });
-    Ok(flag)
 }
 
 /// Processor time and bytes at one moment.
@@ -121,8 +104,8 @@ impl Story {
     fn tell(&mut self, stage: &mut Stage, out: &Path) -> Result<()> {
         self.say(&format!(
             "nginx serves {} at {}/s, SHA-256 {}",
-            ls::bytes(SIZE),
-            ls::bytes(RATE),
+            longsplice::bytes(SIZE),
+            longsplice::bytes(RATE),
             short(&stage.digest)
         ));
         self.say(&format!(
@@ -147,7 +130,7 @@ impl Story {
         self.say(&format!(
             "kill -9 {}   the proxy is gone, {} have arrived",
             stage.proxy.pid(),
-            ls::bytes(download.received())
+            longsplice::bytes(download.received())
         ));
 
         let killed = self.mark(stage, &download);
@@ -156,11 +139,14 @@ impl Story {
         let received = download.received();
         let digest = download.digest()?;
         if digest != stage.digest {
-            return Err(
-                format!("{} arrived, but with SHA-256 {digest}, not {}", ls::bytes(received), stage.digest).into()
-            );
+            return Err(format!(
+                "{} arrived, but with SHA-256 {digest}, not {}",
+                longsplice::bytes(received),
+                stage.digest
+            )
+            .into());
         }
-        self.say(&format!("complete: {}, SHA-256 {} as served", ls::bytes(received), short(&digest)));
+        self.say(&format!("complete: {}, SHA-256 {} as served", longsplice::bytes(received), short(&digest)));
         let again = stage.retransmitted() - retransmitted;
         self.say(&format!("segments that the server had to send again, all told: {again}"));
         self.draw(&traces, switch, out)?;
@@ -171,7 +157,7 @@ impl Story {
 
     /// Looks on until the flow is spliced.
     fn watch_switch(&self, stage: &Stage, client: &mut Client, download: &Download) -> Result<Switch> {
-        let flow = |client: &mut Client| -> Result<Option<Row>> { Ok(ls::flows(client)?.pop()) };
+        let flow = |client: &mut Client| -> Result<Option<Row>> { Ok(longsplice::flows(client)?.pop()) };
         let step = Duration::from_millis(5);
         let row = self.wait("the flow", step, || Ok(flow(client)?.filter(|r| r.bytes_down > 0)))?;
         let copying = self.mark(stage, download);
@@ -199,7 +185,7 @@ impl Story {
         self.say(&format!("             segments pass: {stages}"));
         self.say(&format!(
             "spliced after {} in {:.0} ms at most (two looks at `longsplice ls`)",
-            ls::bytes(before),
+            longsplice::bytes(before),
             (done - began).as_secs_f64() * 1000.0
         ));
         self.say(&format!("             segments pass: {}", row.stages.join(" > ")));
@@ -212,7 +198,7 @@ impl Story {
 
     fn compare(&self, name: &str, from: &Mark, to: &Mark) {
         let seconds = (to.at - from.at).as_secs_f64().max(0.001);
-        let rate = ls::bytes(((to.received - from.received) as f64 / seconds) as u64);
+        let rate = longsplice::bytes(((to.received - from.received) as f64 / seconds) as u64);
         let cpu = match (from.cpu, to.cpu) {
             (Some(from), Some(to)) => {
                 format!(", the proxy takes {:.1} % of a processor", (to - from) / seconds * 100.0)

@@ -1,17 +1,13 @@
-//! `longsplice demo http`: a browser-like client asks a site of two servers for a thousand things, and gets the long ones past the
+//! `longsplice-bench demo http`: a browser-like client asks a site of two servers for a thousand things, and gets the long ones past the
 //! proxy, over the same few connections.
 
 use super::{Story, stage::Result};
-use crate::{
-    bench::{
-        requests::Asker,
-        site::{Files, Site, servers},
-        variant::Variant,
-    },
-    client::Client,
-    control::Ask,
-    ls,
+use crate::bench::{
+    requests::Asker,
+    site::{Files, Site, servers},
+    variant::Variant,
 };
+use longsplice::{Ask, Client};
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use serde_json::Value;
 use std::{
@@ -42,7 +38,7 @@ pub fn tell(story: &Story) -> Result<()> {
     let sizes = SIZES.map(|(size, _)| size);
     let files = Files::make(&[&sizes[..], &[LARGE]].concat())?;
     let site = Site::set(Variant::Default, &["--access-log", LOG, "--log-format", "json"], &files)?;
-    story.say(&format!("nginx serves files of 0 to {} at two addresses", ls::bytes(LARGE)));
+    story.say(&format!("nginx serves files of 0 to {} at two addresses", longsplice::bytes(LARGE)));
     story.say("longsplice run --config FILE: one site, both servers in turn, bodies spliced from 1 MB on");
     story.say(&format!("{REQUESTS} requests over {CONNECTIONS} connections, every byte of every reply compared"));
     let load = Load::start(&site, plan());
@@ -123,11 +119,11 @@ fn counts(control: &mut Client, load: &Load) -> Result<String> {
     let counters = control.ask(Ask::Counters)?;
     let count = |name: &str| counters["proxy"][name].as_u64().unwrap_or(0);
     let (copied, spliced) = (count("replies_copied"), count("replies_spliced"));
-    let now = ls::flows(control)?.iter().filter(|row| row.state == "spliced").count();
+    let now = longsplice::flows(control)?.iter().filter(|row| row.state == "spliced").count();
     Ok(format!(
         "{:4} replies, {:>8}: {spliced:3} spliced and taken back, {now} spliced now, {copied:3} copied",
         load.replies.load(Relaxed),
-        ls::bytes(load.bytes.load(Relaxed))
+        longsplice::bytes(load.bytes.load(Relaxed))
     ))
 }
 
@@ -142,8 +138,8 @@ fn summary(story: &Story, records: &[Value]) -> Result<()> {
     story.say(&format!("{splices} splices, and as many ways back: the same connections carried the next request"));
     story.say(&format!(
         "{} of {} went past the proxy ({:.0} %)",
-        ls::bytes(spliced),
-        ls::bytes(all),
+        longsplice::bytes(spliced),
+        longsplice::bytes(all),
         spliced as f64 / all as f64 * 100.0
     ));
     if whole != REQUESTS || records.len() != REQUESTS || a == 0 || b == 0 {

@@ -17,12 +17,14 @@ use std::{
 
 /// The file that is read again.
 pub const JSON: &str = "results.json";
+/// The single runs behind it, which git ignores.
+pub const ROUNDS: &str = "rounds.json";
 const BEGIN: &str = "<!-- figures -->";
 const END: &str = "<!-- /figures -->";
 
 /// Rewrites both documents below `top`; which ones.
 pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
-    let none = || format!("no results in {}: run `longsplice bench`", results.display());
+    let none = || format!("no results in {}: run `longsplice-bench`", results.display());
     let source = |dir: &Path| dir.strip_prefix(top).unwrap_or(dir).display().to_string();
     let (dir, all): (_, Results) = latest(results, JSON)?.ok_or_else(none)?;
     let dir = source(&dir);
@@ -44,7 +46,7 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
 
 /// What the latest directory that has this file keeps in it: directories begin with their date. None: there is none.
 fn latest<T: DeserializeOwned>(results: &Path, name: &str) -> Result<Option<(PathBuf, T)>> {
-    let entries = fs::read_dir(results).map_err(|e| format!("{}: {e}; run `longsplice bench`", results.display()))?;
+    let entries = fs::read_dir(results).map_err(|e| format!("{}: {e}; run `longsplice-bench`", results.display()))?;
     let Some(dir) = entries.flatten().map(|e| e.path()).filter(|dir| dir.join(name).exists()).max() else {
         return Ok(None);
     };

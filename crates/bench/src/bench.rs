@@ -1,4 +1,4 @@
-//! `longsplice bench`: what splicing saves, measured in the [lab](longsplice_lab) against IP forwarding, copying and the
+//! The bench: what splicing saves, measured in the [lab](longsplice_lab) against IP forwarding, copying and the
 //! programs of others.
 //!
 //! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
@@ -39,14 +39,15 @@ pub(crate) mod variant;
 mod venue;
 
 use crate::{
-    Outcome,
     args::{BenchArgs, What},
+    watch_interrupts,
 };
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use longsplice::Outcome;
 use machine::Machine;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use peers::Peer;
-use results::{FORMAT, Results, Setup, Summary};
+use results::{Case, FORMAT, Results, Setup, Summary};
 use std::{
     error::Error,
     fs,
@@ -57,7 +58,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    thread,
     time::Instant,
 };
 use variant::Variant;
@@ -68,7 +68,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Where results are kept.
 const RESULTS: &str = "bench/results";
 
-/// `longsplice bench`.
+/// Measures, or writes what was measured into documents.
 pub fn bench(args: &BenchArgs) -> Outcome {
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(RESULTS));
     if args.readme {
@@ -83,12 +83,12 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     let bench = Bench::new(args)?;
     let dir = |date: &str| out.join(format!("{date}-{}", bench.machine.slug()));
     if args.what != [What::Million] {
-        let results = bench.measure(args)?;
+        let (results, cases) = bench.measure(args)?;
         let full = report::full(&results);
         print!("{full}");
         if args.what.is_empty() || args.out.is_some() {
             let dir = dir(&results.date);
-            write(&dir, &results, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
+            write(&dir, &results, &cases, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
             if bench.wanted(args, &[What::Trace]) {
                 trace::draw(&bench, &dir.join("trace.svg"))?;
             }
@@ -104,9 +104,10 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(dir: &Path, results: &Results, table: &str) -> Result<()> {
+fn write(dir: &Path, results: &Results, cases: &[Case], table: &str) -> Result<()> {
     fs::create_dir_all(dir)?;
     fs::write(dir.join(readme::JSON), serde_json::to_string_pretty(results)? + "\n")?;
+    fs::write(dir.join(readme::ROUNDS), serde_json::to_string(cases)? + "\n")?;
     fs::write(dir.join("results.md"), table)?;
     plots::draw(dir, &results.summary)
 }
@@ -143,7 +144,7 @@ impl Bench {
         })
     }
 
-    fn measure(&self, args: &BenchArgs) -> Result<Results> {
+    fn measure(&self, args: &BenchArgs) -> Result<(Results, Vec<Case>)> {
         let wanted = |any: &[What]| self.wanted(args, any);
         let mut cases = Vec::new();
         // What is derived from the cost of segments needs it.
@@ -179,19 +180,19 @@ impl Bench {
         }
         let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
         let lacking = self.lacking.iter().map(|(_, why)| why.clone());
-        Ok(Results {
+        let results = Results {
             format: FORMAT,
             date: machine::today(),
             machine: self.machine.clone(),
             setup: self.setup(),
             skipped: lacking.chain(left_out).collect(),
             summary: Summary::of(&cases),
-            cases,
             switch,
             memory,
             threshold,
             bodies: by_body,
-        })
+        };
+        Ok((results, cases))
     }
 
     fn wanted(&self, args: &BenchArgs, any: &[What]) -> bool {
@@ -275,20 +276,4 @@ impl Venues {
     fn all(&self) -> impl Iterator<Item = &Venue> {
         self.0.iter().filter_map(|(_, venue)| venue.as_ref().ok())
     }
-}
-
-/// Ctrl-C must not leave namespaces and pinned links behind.
-fn watch_interrupts() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let set = flag.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    thread::spawn(move || {
-        runtime.block_on(async {
-            // Without the handler, Ctrl-C does what it always does.
-            if tokio::signal::ctrl_c().await.is_ok() {
-                set.store(true, Relaxed);
-            }
-        });
-    });
-    Ok(flag)
 }

@@ -1,0 +1,136 @@
+//! The only table of flags of `longsplice-bench`.
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Compare splicing with IP forwarding, copying and other proxies, in temporary network namespaces.
+///
+/// Every round measures all variants in turn. The results are medians of the ratios within rounds; rounds during which
+/// other programs or guests used the processors do not count. Tables are printed, and written to DIR/DATE-PROCESSOR. The
+/// bench needs root, iproute2, ethtool and util-linux, and takes most of an hour. It compares with haproxy, nginx, socat,
+/// dante and nftables if they are installed.
+///
+/// It runs the `longsplice` in its own directory.
+#[derive(Debug, Parser)]
+#[command(name = "longsplice-bench", version, max_term_width = 100, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    /// What to do instead.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
+    /// What to measure.
+    #[command(flatten)]
+    pub bench: BenchArgs,
+}
+
+/// What stands on the lab beside the bench.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Demonstrate a spliced download that outlives the proxy, or a site with spliced replies, in three temporary network
+    /// namespaces.
+    ///
+    /// nginx serves a file, and curl downloads it through longsplice. longsplice is killed with SIGKILL half way, and the
+    /// file must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. `demo http` sends a
+    /// thousand requests to a site of two servers over six connections, and compares every byte. The demo needs root, nginx,
+    /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. The exit status is 0 only if everything worked.
+    Demo(DemoArgs),
+    /// Make a client, a forwarder and a server, and start $SHELL in the client. The network is removed when the shell ends.
+    Shell,
+}
+
+/// What the demo shows, and where it writes.
+#[derive(Debug, clap::Args)]
+pub struct DemoArgs {
+    /// What to demonstrate.
+    #[arg(value_name = "WHAT", value_enum, default_value_t = Show::Download)]
+    pub what: Show,
+
+    /// Directory for the trace. It is created if it does not exist.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+}
+
+/// What there is to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Show {
+    /// A spliced download that outlives the proxy.
+    Download,
+    /// A thousand requests to a site of two servers, over persistent connections; writes nothing.
+    Http,
+}
+
+/// What to measure, and where to keep it.
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    /// What to measure [default: everything but million]. If only a part is measured, results are written only with --out;
+    /// `million` always writes to a file of its own.
+    #[arg(value_name = "WHAT", value_enum)]
+    pub what: Vec<What>,
+
+    /// Number of rounds to take the median of.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Length of one transfer in seconds, from 0.1 to 60.
+    #[arg(long, value_name = "S", default_value = "1", value_parser = parse_seconds)]
+    pub seconds: f64,
+
+    /// Numbers of flows for `flood`, whose packets belong to random ones of them.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,1000,100000,1000000",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub flows: Vec<u32>,
+
+    /// Number of simultaneous connections for `million`.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = parse_connections)]
+    pub connections: usize,
+
+    /// Directory of results [default: bench/results].
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+
+    /// Measure nothing. Write the figures of the latest results into README.md and docs/bench.md of this directory,
+    /// between `<!-- figures -->` and `<!-- /figures -->`.
+    #[arg(long, conflicts_with = "what")]
+    pub readme: bool,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// Cost of a segment, from round trips on one CPU.
+    Segment,
+    /// Throughput by the ratio of data to acknowledgements: calculated from the cost of segments, and measured.
+    Ratio,
+    /// Throughput of 1, 8 and 64 connections.
+    Bulk,
+    /// Processor time per gigabyte; measured together with bulk.
+    Cpu,
+    /// Response time by object size, through SOCKS.
+    Response,
+    /// New connections per second.
+    Rate,
+    /// The number of bytes from which on splicing takes less time than copying.
+    Threshold,
+    /// HTTP through reverse proxies, and the size from which on splicing a body takes less time.
+    Http,
+    /// Time of a splice, an unsplice, a release and a recreation.
+    Switch,
+    /// Memory per connection.
+    Memory,
+    /// Cost of a small packet with up to a million flows.
+    Flood,
+    /// A picture of sequence numbers across splice, unsplice, release and recreation; measures nothing, and needs --out.
+    Trace,
+    /// A million simultaneous connections; takes minutes and some 12 GB, so it runs only if it is named.
+    Million,
+}
+
+fn parse_connections(text: &str) -> Result<usize, String> {
+    let n = text.parse().ok().filter(|n| (100..=4_000_000).contains(n));
+    n.ok_or_else(|| "write a number from 100 to 4000000".to_owned())
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|s| (0.1..=60.0).contains(s));
+    seconds.ok_or_else(|| "write a number of seconds from 0.1 to 60".to_owned())
+}

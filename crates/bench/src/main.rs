@@ -1,0 +1,57 @@
+//! The program `longsplice-bench`: what splicing saves ([`bench`]), what it looks like ([`demo`]), and a network to try it in
+//! ([`shell`]).
+
+mod args;
+mod bench;
+mod demo;
+mod shell;
+
+use args::{Args, Command};
+use clap::Parser;
+use std::{
+    env,
+    error::Error,
+    io,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+};
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let outcome = match &args.command {
+        None => bench::bench(&args.bench),
+        Some(Command::Demo(demo)) => demo::demo(demo),
+        Some(Command::Shell) => shell::shell(),
+    };
+    longsplice::exit_code("longsplice-bench", outcome)
+}
+
+/// The `longsplice` to run: the one that was built together with this program.
+fn program() -> Result<PathBuf, Box<dyn Error>> {
+    let program = env::current_exe()?.with_file_name("longsplice");
+    if !program.exists() {
+        return Err(format!("{} does not exist: build it too, with -p longsplice", program.display()).into());
+    }
+    Ok(program)
+}
+
+/// Ctrl-C must not leave namespaces and pinned links behind.
+fn watch_interrupts() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = flag.clone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::spawn(move || {
+        runtime.block_on(async {
+            // Without the handler, Ctrl-C does what it always does.
+            if tokio::signal::ctrl_c().await.is_ok() {
+                set.store(true, Relaxed);
+            }
+        });
+    });
+    Ok(flag)
+}
