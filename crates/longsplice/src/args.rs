@@ -42,7 +42,7 @@ pub enum Command {
     /// SIGTERM and SIGINT stop it at once; `longsplice stop --drain` first waits for connections to end. SIGHUP and SIGUSR1
     /// reopen the access log; SIGUSR2 is ignored. The exit status is 0 after a clean stop, and 1 if the proxy could not
     /// start or clean up.
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// List live flows.
     ///
     /// Each line shows the number of the flow, its protocol, client, server and target, its state, the bytes from client to
@@ -342,7 +342,7 @@ mod tests {
 
     fn run(line: &str) -> RunArgs {
         match parse(line).unwrap().command {
-            Command::Run(run) => run,
+            Command::Run(run) => *run,
             other => panic!("{other:?}"),
         }
     }
