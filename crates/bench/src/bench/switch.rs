@@ -1,5 +1,5 @@
 //! What the calls of a switch take: freeze, drain, commit, unsplice, with the data path inside this process. The bench is
-//! the proxy here, of one connection, and keeps the counts that the engine otherwise keeps.
+//! the proxy here, of one connection: it drives the engine's core as a task and the keeper do.
 
 use super::{
     Bench, Result,
@@ -9,8 +9,11 @@ use super::{
     stats::Spread,
     venue::{self, PATIENCE, Packets, Pins},
 };
-use longsplice_datapath::{Datapath, Half, Limit, Phase, SwitchError, Switched, Tuple};
-use longsplice_engine::{Leg, OpenOptions, Splicer};
+use longsplice_datapath::{Datapath, Half, Phase, Switched, Tuple, monotonic};
+use longsplice_engine::{
+    Command, Leg, OpenOptions, PathRule, Policy, Splicer, When,
+    core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
+};
 use longsplice_lab::Lab;
 use std::{
     io::{self, Read, Write},
@@ -194,18 +197,29 @@ pub fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Control mode of one flow. Legs: 0 is the client's, 1 the server's.
+/// Drives the engine's core of one flow, with its legs: 0 is the client's, 1 the server's.
 pub struct Proxy<'a> {
     pub datapath: &'a Datapath,
     pub legs: [Leg; 2],
-    /// Bytes from either host that went past the sockets.
-    forwarded: [u64; 2],
+    core: Core,
+    policy: Policy,
+    shown: Progress,
+    at: [Position; 2],
     block: Vec<u8>,
 }
 
 impl Proxy<'_> {
     fn new(datapath: &Datapath, legs: [Leg; 2]) -> Proxy<'_> {
-        Proxy { datapath, legs, forwarded: [0; 2], block: vec![0; BLOCK] }
+        let at = legs.each_ref().map(|leg| Position {
+            consumed: leg.bytes_in(),
+            produced: leg.bytes_out(),
+            ..Position::default()
+        });
+        let policy = Policy { when: When::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() };
+        let (core, shown) = (Core::new(None, None, [0; 2]), Progress::new(None));
+        let mut proxy = Proxy { datapath, legs, core, policy, shown, at, block: vec![0; BLOCK] };
+        proxy.on(Event::Attended(true));
+        proxy
     }
 
     /// Both legs as the data path knows them.
@@ -213,80 +227,96 @@ impl Proxy<'_> {
         [0, 1].map(|i| Tuple { remote: self.legs[i].remote(), local: self.legs[i].local() })
     }
 
-    /// Nothing is ever in hand between two steps.
     pub fn half(&self, i: usize) -> Half {
-        Half {
-            leg: self.tuples()[i],
-            consumed: self.legs[i].bytes_in() + self.forwarded[i],
-            produced: self.legs[i].bytes_out() + self.forwarded[1 - i],
-            leftover: 0,
-            limit: Limit::None,
-        }
+        self.core.half(i, self.tuples()[i], &self.at[i])
+    }
+
+    fn on(&mut self, event: Event) -> Action {
+        let legs = self.tuples();
+        let Proxy { core, policy, shown, at: [a, b], .. } = self;
+        core.on(&mut Context { now: monotonic(), policy, legs, at: [a, b], shown }, event)
     }
 
     /// There and back.
     async fn cycle(&mut self, times: &mut Times, busy: bool) -> Result<()> {
         let [c, s] = self.tuples();
-        let (a, b) = (self.half(0), self.half(1));
-        let frozen = match timed(&mut times.freeze, || self.datapath.freeze(&a, &b, [false; 3])) {
-            // What the hosts have not acknowledged yet belongs to the last switch.
-            Err(SwitchError::Busy) => {
-                times.freeze.pop();
-                tokio::task::yield_now().await;
-                return Ok(());
-            }
-            other => other?,
-        };
-        let began = Instant::now();
-        let since = [a.consumed + u64::from(frozen.pending[0]), b.consumed + u64::from(frozen.pending[1])];
-        for (from, pending) in frozen.pending.into_iter().enumerate() {
-            self.pass(from, pending as usize).await?;
+        let (mut action, mut began) = (self.on(Event::Command(Command::Splice)), Instant::now());
+        loop {
+            let event = match action {
+                Action::Measure => Event::Measured(Default::default()),
+                Action::Freeze { .. } => {
+                    let (a, b) = (self.half(0), self.half(1));
+                    let frozen = timed(&mut times.freeze, || self.datapath.freeze(&a, &b, [false; 3]));
+                    began = Instant::now();
+                    Event::Frozen(frozen.map(Box::new))
+                }
+                Action::Wait if self.core.copies() && self.core.state() == State::Draining => {
+                    self.pass([u64::MAX; 2]).await?;
+                    Event::Passed
+                }
+                Action::Wait if self.core.state() == State::Draining => {
+                    tokio::task::yield_now().await;
+                    Event::Told
+                }
+                // What the hosts have not acknowledged yet belongs to the last switch.
+                Action::Wait => {
+                    times.freeze.pop();
+                    tokio::task::yield_now().await;
+                    return Ok(());
+                }
+                Action::Look => Event::Looked(self.datapath.look(&c, &s).map(Box::new)),
+                Action::Commit { at, most } => {
+                    times.drain.push(began.elapsed().as_secs_f64() * 1e6);
+                    let commit = || self.datapath.commit([&c, &s], &at, most, [false; 2]);
+                    Event::Committed(timed(&mut times.commit, commit).map(Box::new))
+                }
+                Action::Keep => break,
+                other => return Err(format!("a splice of the bench does not go on: {other:?}").into()),
+            };
+            action = self.on(event);
         }
-        let at = self.wait_phase(Phase::Forwarding).await?;
-        times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-        timed(&mut times.commit, || self.datapath.commit([&c, &s], &at, [u32::MAX; 2], [false; 2]))?;
         if busy {
             tokio::time::sleep(DWELL).await;
         }
-        let at = timed(&mut times.unsplice, || self.datapath.unsplice(&c, &s))?;
-        self.take_back(&at, since);
-        self.wait_phase(Phase::Local).await?;
+        let (why, paths) = (Why::Command(Command::Unsplice), self.datapath.paths_of([&c, &s]));
+        let Action::Unsplice { .. } = self.on(Event::Seen(Box::new(Seen { why, paths, legs: None }))) else {
+            return Err("the flow is not taken back".into());
+        };
+        let at = timed(&mut times.unsplice, || self.datapath.unsplice(&c, &s)).map(Box::new);
+        let Action::Attend = self.on(Event::Unspliced { at, client_reset: false }) else {
+            return Err("the flow has ended".into());
+        };
+        self.on(Event::Attended(true));
+        wait_phase(self.datapath, &[c, s], Phase::Local).await?;
         let end = Instant::now() + DWELL;
         while busy && Instant::now() < end {
-            let n = self.legs[1].read(&mut self.block).await?;
-            if n == 0 {
-                return Err("the server has closed".into());
-            }
-            self.legs[0].write_all(&self.block[..n]).await?;
+            self.pass([0, BLOCK as u64]).await?;
         }
         Ok(())
     }
 
-    /// Reads so many bytes and writes them to the other leg.
-    async fn pass(&mut self, from: usize, mut bytes: usize) -> io::Result<()> {
-        while bytes > 0 {
-            let n = bytes.min(BLOCK);
-            let n = self.legs[from].read(&mut self.block[..n]).await?;
-            if n == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+    /// Passes on what is to be read now, in each direction at most this many bytes.
+    async fn pass(&mut self, most: [u64; 2]) -> io::Result<()> {
+        for (from, most) in most.into_iter().enumerate() {
+            let until = self.core.streams()[from].copied.saturating_add(most);
+            while let Next::Read(n) = self.core.streams()[from].next(&self.at[from], &self.at[1 - from], until) {
+                let n = usize::try_from(n.min(most)).unwrap_or(BLOCK).min(BLOCK);
+                let n = self.legs[from].read(&mut self.block[..n]).await?;
+                if n == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                self.legs[1 - from].write_all(&self.block[..n]).await?;
+                self.at[from].took(n);
+                self.at[1 - from].gave(n);
+                let stream = &mut self.core.streams_mut()[from];
+                stream.took(n);
+                stream.gave(n);
+                if !stream.is_draining() {
+                    break; // one read is enough
+                }
             }
-            self.legs[1 - from].write_all(&self.block[..n]).await?;
-            bytes -= n;
         }
         Ok(())
-    }
-
-    /// The sockets' positions move by what was forwarded past them.
-    fn take_back(&mut self, at: &Switched, since: [u64; 2]) {
-        for (d, since) in since.into_iter().enumerate() {
-            if at.was_forwarded[d] {
-                self.forwarded[d] += at.bound64(d) - since;
-            }
-        }
-    }
-
-    async fn wait_phase(&self, phase: Phase) -> Result<Switched> {
-        wait_phase(self.datapath, &self.tuples(), phase).await
     }
 }
 
