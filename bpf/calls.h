@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The calls of user space: switches of a flow, and path entries one by one. Included where all that they need is defined. */
+/* The calls of user space: switches of a flow, and path entries one by one. */
 #ifndef LONGSPLICE_CALLS_H
 #define LONGSPLICE_CALLS_H
+
+#include "unsplice.h"
+#include "verdict.h"
 
 /* Packets of `in` go to another family: the entry holds an index instead of the address. */
 static __always_inline __u32 crosses(const struct tuple *in, const struct tuple *out)

@@ -4,6 +4,10 @@
 #ifndef LONGSPLICE_EMIT_H
 #define LONGSPLICE_EMIT_H
 
+#include "meet.h"
+#include "rewrite.h"
+#include "verdict.h"
+
 static __always_inline __u32 ports_of(const struct tuple *t)
 {
 	return (__u32)t->lport | (__u32)t->rport << 16;

@@ -6,6 +6,11 @@
 #ifndef LONGSPLICE_FAST_H
 #define LONGSPLICE_FAST_H
 
+#include "path.h"
+#include "sum.h"
+#include "table.h"
+#include "verdict.h"
+
 #define RETRY (-2)   /* the flow was committed or stopped while the packet was on its way here: look again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */

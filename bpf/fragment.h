@@ -19,6 +19,10 @@
 #ifndef LONGSPLICE_FRAGMENT_H
 #define LONGSPLICE_FRAGMENT_H
 
+#include "emit.h"
+#include "fast.h"
+#include "icmp.h"
+
 /* Receivers give up after 60 s at most (RFC 8200, 4.5); RFC 791, 3.2, recommends 15 s. The shorter one, since 16 bits of
  * identification come round soon. */
 #define TRAIN_LIFETIME 15000000000ull

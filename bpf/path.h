@@ -5,6 +5,9 @@
 #ifndef LONGSPLICE_PATH_H
 #define LONGSPLICE_PATH_H
 
+#include "ecn.h"
+#include "switch.h"
+
 /* ---- from control mode to forwarding mode ---- */
 
 static __always_inline int ready(const struct leg *l)

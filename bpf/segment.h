@@ -3,6 +3,8 @@
 #ifndef LONGSPLICE_SEGMENT_H
 #define LONGSPLICE_SEGMENT_H
 
+#include "flow.h"
+
 #define TH_FIN 0x01
 #define TH_SYN 0x02
 #define TH_RST 0x04

@@ -11,75 +11,21 @@
  * only while it says SPLICED, so clearing that flag stops it at a definite position. That position is the bound of the unsplice,
  * and whoever comes first, packet or user space, can derive the leg's record from it (wake).
  */
-#include "compat.h"
 #include <linux/if_packet.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/tcp.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-#include "flow.h"
-#include "segment.h"
-#include "ecn.h"
-#include "switch.h"
-#include "path.h"
-#include "parse.h"
-#include "verdict.h"
-#include "sum.h"
-#include "rewrite.h"
-#include "table.h"
-#include "tap.h"
-#include "trace.h"
-#include "hold.h"
-#include "meet.h"
-#include "track.h"
-#include "fast.h"
 #include "ahead.h"
-#include "xdp.h"
-#include "icmp.h"
+#include "calls.h"
 #include "emit.h"
 #include "fragment.h"
+#include "guard.h"
+#include "hold.h"
+#include "icmp.h"
+#include "tap.h"
+#include "trace.h"
+#include "track.h"
+#include "unsplice.h"
+#include "xdp.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
-
-/* ---- from forwarding mode back to a leg's record ---- */
-
-/* The way to l's host may have changed while packets went there by `in`. */
-static __always_inline void learn_hop(struct leg *l, const struct path *in)
-{
-	__u32 via = path_index(in);
-	struct via *v = bpf_map_lookup_elem(&vias, &via);
-
-	if (!v || !(l->flags & LEG_SPLICED))
-		return;
-	l->ifindex = v->ifindex;
-	__builtin_memcpy(l->dmac, v->dmac, 12);
-}
-
-/* Returns 0, or a negative number. */
-__noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
-{
-	struct leg *a, *b;
-	struct path *pa, *pb;
-
-	if (!ta || !tb)
-		return -1;
-	a = bpf_map_lookup_elem(&legs, ta);
-	b = bpf_map_lookup_elem(&legs, tb);
-	pa = find_path(ta);
-	pb = find_path(tb);
-	if (!a || !b || !pa || !pb)
-		return -1;
-	learn_hop(a, pb);
-	learn_hop(b, pa);
-	wake_both(a, b, pa, pb, bpf_ktime_get_ns());
-	unsplice_direction(a, b);
-	unsplice_direction(b, a);
-	return 0;
-}
 
 /* ---- slow path: control mode, switching, switching back ---- */
 
@@ -756,9 +702,3 @@ int egress(struct __sk_buff *skb)
 	}
 	return sc->traced ? trace(skb, r) : r;
 }
-
-#include "guard.h"
-
-/* ---- run by user space ---- */
-
-#include "calls.h"

@@ -16,6 +16,8 @@
 #define LONGSPLICE_SWITCH_H
 
 #include "clock.h"
+#include "ecn.h"
+#include "segment.h"
 
 /* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
 #define FAR 0x40000000u
