@@ -46,6 +46,7 @@ struct plan {
 	__u8 hold;             /* the segment as it came is to be held, besides: from ... */
 	__u8 ecn;              /* the leg it came from has LEG_ECN */
 	__u8 lose_local, lose_fwd; /* this copy is dropped for its congestion mark (ecn.h) */
+	__u8 events;           /* for user space: 1 << enum event_kind */
 	enum verdict dropped;  /* if neither copy is sent */
 	__u32 ack;             /* in the out space of the leg it came from */
 	__u32 fwd_end;
@@ -60,6 +61,9 @@ INLINE int before(__u32 a, __u32 b) { return (__s32)(a - b) < 0; }
 INLINE int after(__u32 a, __u32 b) { return (__s32)(a - b) > 0; }
 INLINE __u32 later(__u32 a, __u32 b) { return after(a, b) ? a : b; }
 INLINE __u32 earlier(__u32 a, __u32 b) { return before(a, b) ? a : b; }
+
+/* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
+#define FAR 0x40000000u
 
 /* The window field for so many bytes. One that is open stays open: whoever hears of none waits to be told of another. It may
  * then say more, by less than one unit of its scale; what there is no room for is cut off and sent again. */

@@ -336,50 +336,26 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 	return emit_forward(skb, 0);
 }
 
-/* RST of a spliced flow changes its life; SYN must not. Returns 0 to forward. */
-static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *sc, struct path *p, struct path *rev,
-					union path_word w)
+/* A SYN on a spliced flow. */
+static __always_inline int fast_syn(struct __sk_buff *skb, struct scratch *sc, const struct path *p, const struct path *rev,
+				    union path_word w)
 {
-	struct leg *l;
-	int in_order;
-
-	if (sc->s.flags & TH_SYN) {
-		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
-			begin_anew(&sc->other); /* or its late segments would join the new connection */
-			return begin_anew(&sc->t);
-		}
-		count(V_SYN);
-		return challenge(skb, sc, p, rev);
+	if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
+		begin_anew(&sc->other); /* or its late segments would join the new connection */
+		return begin_anew(&sc->t);
 	}
-	/* the next in order as the receiver or as the sender has it */
-	in_order = sc->s.seq == path_expected(rev) || sc->s.seq == w.end;
-	if (in_order) {
-		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | PATH_RST) << 48);
-		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
-		count(V_RST);
-		tell(&sc->t, EVENT_RESET);
-	} else {
-		/* What its sender had sent last may not have come here. The receiver asks it (RFC 5961, 3.2), and its answer is in
-		 * order. Before the splice the sender may have been promised more than the receiver has room for. */
-		l = bpf_map_lookup_elem(&legs, &sc->t);
-		if (!path_in_window(w, rev, &sc->s) && (!l || before(sc->s.seq, w.end) || after(sc->s.seq, l->edge_out)))
-			return drop(V_BAD_RST);
-		count(V_RST_UNPROVEN);
-		if (l)
-			__sync_fetch_and_or(&l->flags, LEG_PROBE);
-		if (before(sc->s.seq, path_expected(rev)))
-			return challenge(skb, sc, p, rev);
-	}
-	sc->s.seq = path_reset_at(rev, sc->s.seq, in_order);
-	return 0;
+	count(V_SYN);
+	return challenge(skb, sc, p, rev);
 }
 
 static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, const __u32 *remote6)
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
-	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = path_index(p);
+	__u32 via = path_index(p), rst = sc->s.flags & TH_RST, refused;
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
+	struct leg *l = NULL;
 	struct path *rev;
+	enum step step;
 	int r;
 
 	if (!v)
@@ -397,52 +373,38 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	rev = find_path(&sc->other);
 	if (!rev)
 		return drop(V_NO_PEER);
-	if (!(sc->s.flags & (TH_SYN | TH_RST))) { /* these have rules of their own */
-		__u32 refused = path_refuses(p, w, rev, &sc->s);
-
-		if (refused)
-			return drop(refused);
-	}
+	refused = sc->s.flags & (TH_SYN | TH_RST) ? 0 : path_refuses(p, w, rev, &sc->s); /* these have rules of their own */
+	if (refused)
+		return drop(refused);
 	if (!tcp_sum_right(skb))
 		return drop(V_BAD_CHECKSUM);
-	if ((w.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) == PATH_TRIGGER && after(end, w.end) &&
-	    !(sc->s.flags & (TH_SYN | TH_RST))) {
-		struct leg *l = bpf_map_lookup_elem(&legs, &sc->t);
-
-		if (!l || fin || !before(end, l->limit_in)) {
-			stop_path(p); /* the proxy's own, or the last of what is not */
-			return RETRY;
-		}
+	if (w.flags & PATH_TRIGGER || rst)
+		l = bpf_map_lookup_elem(&legs, &sc->t);
+	if (!(sc->s.flags & (TH_SYN | TH_RST)) && path_is_beyond(w, l, &sc->s)) {
+		stop_path(p);
+		return RETRY;
 	}
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
 	r = make_fit(skb, v->mtu);
 	if (r)
 		return r;
-	fin = sc->s.flags & TH_FIN;
-	end = sc->s.seq + sc->s.len + fin;
-	if (sc->s.flags & (TH_SYN | TH_RST)) {
-		r = fast_special(skb, sc, p, rev, w);
-		if (r)
-			return r;
-	} else {
-		if ((sc->s.len && after(end, w.end)) || fin) {
-			r = sent_to(p, rev, w, end, fin);
-			if (r > 0)
-				return RETRY; /* an unsplice has come in between */
-			if (r < 0)
-				return drop(V_STALE_CPU);
-		}
-		if (p->via & VIA_TAP && sc->s.len)
-			tap_path(skb, sc, p, rev, w);
-		r = acknowledged(sc, p, rev, w);
-		if (r)
-			return r > 0 ? RETRY : drop(V_STALE_CPU);
-		if (path_loses(w, sc->s.ecn, sc->s.seq, sc->s.len))
-			return drop(V_CE_DROPPED);
-	}
+	if (sc->s.flags & TH_SYN)
+		return fast_syn(skb, sc, p, rev, w);
 	parse_options(skb);
-	path_edit(p, w, &sc->s, &sc->p.f);
+	step = path_step(p, rev, w, l, &sc->s, 1, seen_at(bpf_ktime_get_coarse_ns()), &sc->p);
+	if (sc->p.events)
+		tell_all(&sc->t, sc->p.events);
+	if (step == STEP_RECORD)
+		return RETRY; /* an unsplice has come in between */
+	if (step == STEP_DROP)
+		return drop(sc->p.dropped);
+	if (rst)
+		count(sc->p.events ? V_RST : V_RST_UNPROVEN);
+	if (step == STEP_ASK)
+		return challenge(skb, sc, p, rev);
+	if (p->via & VIA_TAP && sc->s.len && !rst)
+		tap_path(skb, sc, p, rev, w);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
 		return drop(V_REWRITE_FAILED);
 	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0) || trim_padding(skb, sc))

@@ -19,9 +19,6 @@
 #include "ecn.h"
 #include "segment.h"
 
-/* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
-#define FAR 0x40000000u
-
 INLINE void advance_in(struct leg *l, __u32 end)
 {
 	if (after(end, l->max_in)) {

@@ -19,8 +19,8 @@
 #include "kernel.h"
 #include "maps.h"
 #include "parse.h"
-#include "path.h"
 #include "place.h"
+#include "step.h"
 
 #define SLOT_TAKEN 1 /* slot.state; otherwise the moment at which it was left, 0: never used */
 #define MOMENT 19    /* 2^19 ns, about half a millisecond; those of slot.state are 2 modulo 4, so that none is 0 or SLOT_TAKEN */

@@ -6,7 +6,7 @@
 #define LONGSPLICE_TAP_H
 
 #include "parse.h"
-#include "path.h"
+#include "step.h"
 #include "verdict.h"
 
 #define TAP_CHUNKS 33 /* of one packet: 512 KB (BIG TCP) and what the last one has begun */

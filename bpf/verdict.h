@@ -46,6 +46,19 @@ static __always_inline void tell(const struct tuple *leg, __u32 kind)
 	bpf_ringbuf_submit(e, 0);
 }
 
+/* `kinds`: 1 << enum event_kind. Global, for the sake of its callers. */
+__noinline int tell_all(const struct tuple *leg, __u32 kinds)
+{
+	__u32 kind;
+
+	if (!leg)
+		return 0;
+	bpf_for(kind, EVENT_FORWARDING, EVENT_PASSED + 1)
+		if (kinds >> kind & 1)
+			tell(leg, kind);
+	return 0;
+}
+
 /* Has the leg's host had no answer of the kind lately? Of what does not fit user space hears, and finds out if the answers help:
  * every second time they are withheld, for then a part goes on (make_fit()), and a host that does not hear gets further. Global,
  * for the sake of its callers' stacks. */

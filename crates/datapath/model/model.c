@@ -11,10 +11,6 @@ static void before_lock(void);
 static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l, before_lock(); }
 static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 
-#include "flow.h"
-#include "segment.h"
-#include "ecn.h"
-#include "switch.h"
 #include "path.h"
 #include "place.h"
 
@@ -97,73 +93,36 @@ static void unsplice_legs(struct model *m)
 	unsplice_direction(&m->leg[1], &m->leg[0]);
 }
 
-/* Returns 0 when the slow path must decide. */
+/* Returns 0 when the leg's record must decide. */
 static int fast(struct model *m, int i, const struct seg *s, struct model_out *out)
 {
 	struct path *p = &m->path[i], *rev = &m->path[!i];
-	__u32 fin = !!(s->flags & TH_FIN), end = s->seq + s->len + fin;
 	union path_word w = p->word;
-	union path_acked a = path_acked(p);
+	int rst = s->flags & TH_RST;
+	struct plan plan = {};
+	enum step step;
 
 	if (!(w.flags & PATH_SPLICED))
 		return 0;
-	if (w.flags & PATH_DEAD && m->closed && !(s->flags & TH_RST)) {
+	if (w.flags & PATH_DEAD && m->closed && !rst) {
 		out->local = out->plain = 1;
 		return 1;
 	}
-	if (s->flags & TH_RST) {
-		int in_order = s->seq == path_expected(rev) || s->seq == w.end;
-		struct seg at = *s;
-
-		if (in_order) {
-			p->word.flags |= PATH_DEAD;
-			rev->word.flags |= PATH_DEAD;
-			out->events |= 1 << EVENT_RESET;
-		} else if (!path_in_window(w, rev, s) && (before(s->seq, w.end) || after(s->seq, m->leg[i].edge_out))) {
-			out->dropped = V_BAD_RST;
-			return 1;
-		} else {
-			m->leg[i].flags |= LEG_PROBE;
-		}
-		at.seq = path_reset_at(rev, s->seq, in_order);
-		path_edit(p, w, &at, &out->f);
-		if (!in_order && before(s->seq, path_expected(rev)))
-			path_ask(p, rev, &out->f);
-		out->fwd = 1;
-		return 1;
-	}
-	out->dropped = path_refuses(p, w, rev, s);
+	out->dropped = rst ? 0 : path_refuses(p, w, rev, s);
 	if (out->dropped)
 		return 1;
-	if ((s->len && after(end, w.end)) || fin) {
-		if (w.flags & PATH_TRIGGER && after(end, w.end) && (fin || !path_is_far(w, end))) {
-			if (fin || !before(end, m->leg[i].limit_in)) {
-				stop_path(p);
-				return 0;
-			}
-		}
-		fin = fin && path_takes_fin(w, rev, end);
-		p->word = word_moved(w, end, fin ? PATH_FIN : 0);
-		if (fin && !(w.flags & PATH_FIN_ACKED && end == w.end))
-			rev->word.flags |= PATH_PEER_FIN;
+	if (!rst && path_is_beyond(w, &m->leg[i], s)) {
+		stop_path(p);
+		return 0;
 	}
-	a = acked_moved(a, s->ack, s->win, 0);
-	memcpy(&p->max_ack, &a, sizeof(a));
-	if (w.flags & PATH_PEER_FIN && (!(rev->word.flags & PATH_FIN) || s->ack == rev->word.end + rev->seq_add)) {
-		p->word.flags &= ~PATH_PEER_FIN;
-		if (rev->word.flags & PATH_FIN) {
-			rev->word.flags |= PATH_FIN_ACKED;
-			if (p->word.flags & PATH_FIN_ACKED)
-				out->events |= 1 << EVENT_CLOSED;
-		}
-	}
-	if (path_loses(w, s->ecn, s->seq, s->len)) {
-		out->dropped = V_CE_DROPPED;
-		return 1;
-	}
-	path_edit(p, w, s, &out->f);
-	out->fwd = 1;
-	return 1;
+	step = path_step(p, rev, w, &m->leg[i], s, 1, seen_at(m->now), &plan);
+	out->events |= plan.events;
+	out->dropped = plan.dropped;
+	if (step == STEP_ASK)
+		path_ask(p, rev, &plan.f);
+	out->f = plan.f;
+	out->fwd = step == STEP_ON || step == STEP_ASK;
+	return step != STEP_RECORD;
 }
 
 static void ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
