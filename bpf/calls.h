@@ -58,24 +58,6 @@ static __noinline int commit(struct switch_args *g, struct leg *a, struct leg *b
 	return SWITCH_OK;
 }
 
-static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, struct leg *l)
-{
-	struct path *p = find_path(&h->leg);
-
-	bpf_spin_lock(&l->lock);
-	h->phase_in = l->phase_in;
-	h->start = l->bound_in - l->irs - 1;
-	h->flags = l->flags;
-	*end = l->in64;
-	*origin = l->in64 - l->max_in;
-	if (p && l->flags & LEG_SPLICED) {
-		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
-
-		*end += path_passed(l, w);
-	}
-	bpf_spin_unlock(&l->lock);
-}
-
 /* A flow without sockets is stopped where it is; with `fit`, if it is idle: all that was forwarded is acknowledged. Segments that
  * come now are dropped, until user space has made sockets and records, or has let it go on. No acknowledgement is forwarded that
  * user space does not find in the entry (advance_ack()). */
@@ -147,8 +129,8 @@ int switch_flow(struct switch_call *ctx)
 		case OP_RESUME:
 			break;
 		}
-		look(&g->a, &g->end_a, &g->origin_a, a);
-		look(&g->b, &g->end_b, &g->origin_b, b);
+		look(&g->a, &g->end_a, &g->origin_a, a, find_path(&g->a.leg));
+		look(&g->b, &g->end_b, &g->origin_b, b, find_path(&g->b.leg));
 		tell_hop(&ctx->hop_a, a);
 		tell_hop(&ctx->hop_b, b);
 	}

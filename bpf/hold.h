@@ -28,7 +28,7 @@ static __always_inline int hold_piece(struct __sk_buff *skb, struct hold_chunk *
 	return bpf_ringbuf_output(&held, c, sizeof(c->head) + (n & (2 * HOLD_CHUNK - 1)), 0);
 }
 
-/* After parse_options(); before anything is rewritten. Global, so that it is verified once. */
+/* What plan.hold says. After parse_options(); before anything is rewritten. Global, so that it is verified once. */
 __noinline int hold(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -40,7 +40,7 @@ __noinline int hold(struct __sk_buff *skb)
 		return 0;
 	from = ETH_LEN + sc->ihl + sc->doff;
 	len = sc->s.len;
-	if (*given - *back + len > HOLD_ALL || bpf_skb_load_bytes(skb, 0, c->head.eth, ETH_LEN)) {
+	if (sc->p.hold == HOLD_FULL || *given - *back + len > HOLD_ALL || bpf_skb_load_bytes(skb, 0, c->head.eth, ETH_LEN)) {
 		count(V_HOLD_OVERFLOW);
 		return 0;
 	}

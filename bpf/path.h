@@ -363,6 +363,23 @@ static __always_inline void unsplice_direction(struct leg *from, struct leg *to)
 	}
 }
 
+/* p: the leg's entry, if there is one. */
+static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, struct leg *l, const struct path *p)
+{
+	bpf_spin_lock(&l->lock);
+	h->phase_in = l->phase_in;
+	h->start = l->bound_in - l->irs - 1;
+	h->flags = l->flags;
+	*end = l->in64;
+	*origin = l->in64 - l->max_in;
+	if (p && l->flags & LEG_SPLICED) {
+		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
+
+		*end += path_passed(l, w);
+	}
+	bpf_spin_unlock(&l->lock);
+}
+
 /* What user space has to know of a direction that was taken back, by whomever. */
 INLINE void was_passed(struct half *h, const struct leg *from)
 {

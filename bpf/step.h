@@ -225,7 +225,7 @@ INLINE int advance_path(struct path *p, __u32 end, __u16 flags, int far)
 	union path_word w, n;
 	int i;
 
-#pragma clang loop unroll(full)
+	UNROLL
 	for (i = 0; i < 8; i++) {
 		w.all = *(volatile __u64 *)&p->word.all;
 		if (!(w.flags & PATH_SPLICED))
@@ -255,7 +255,7 @@ INLINE int advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
 	union path_acked a, n;
 	int i;
 
-#pragma clang loop unroll(full)
+	UNROLL
 	for (i = 0; i < 8; i++) {
 		a.all = *(volatile __u64 *)at;
 		n = acked_moved(a, ack, win, now);

@@ -1,4 +1,4 @@
-//! The data path's decisions, natively: what `bpf/switch.h` and `bpf/path.h` do with the segments of one flow. For
+//! The data path's decisions, natively: what `bpf/step.h` and `bpf/record.h` do with the segments of one flow. For
 //! simulators; nothing here touches the kernel.
 
 use crate::abi;
@@ -50,8 +50,7 @@ struct Meanwhile {
     out: Out,
 }
 
-/// A switch and its answer. Mirrors `struct model_switch`; fields as in `struct switch_args`.
-#[repr(C)]
+/// A switch and its answer: fields of `struct switch_args`, of both legs.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct SwitchArgs {
@@ -60,8 +59,6 @@ pub struct SwitchArgs {
     pub hold: u32,
     pub trigger: u32,
     pub fit: u32,
-    #[doc(hidden)]
-    pub spare: u32,
     pub consumed: [u32; 2],
     pub produced: [u32; 2],
     pub leftover: [u32; 2],
@@ -72,6 +69,32 @@ pub struct SwitchArgs {
     pub flags: [u32; 2],
     pub phase: [abi::phase; 2],
     pub end: [u64; 2],
+}
+
+impl SwitchArgs {
+    fn to_abi(self) -> abi::switch_args {
+        let half = |i: usize| abi::half {
+            consumed: self.consumed[i],
+            produced: self.produced[i],
+            leftover: self.leftover[i],
+            limit: self.limit[i],
+            ..Default::default()
+        };
+        let SwitchArgs { op, hold, trigger, fit, .. } = self;
+        abi::switch_args { op, hold, trigger, fit, a: half(0), b: half(1), ..Default::default() }
+    }
+
+    fn answer(&mut self, g: &abi::switch_args) {
+        self.result = g.result;
+        self.end = [g.end_a, g.end_b];
+        for (i, half) in [g.a, g.b].iter().enumerate() {
+            self.pending[i] = half.pending;
+            self.start[i] = half.start;
+            self.fin[i] = half.fin;
+            self.flags[i] = half.flags;
+            self.phase[i] = half.phase_in;
+        }
+    }
 }
 
 /// What became of a segment from a host.
@@ -100,7 +123,7 @@ unsafe extern "C" {
     fn model_meanwhile(m: *mut Opaque, w: *mut Meanwhile);
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
-    fn model_switch(m: *mut Opaque, g: *mut SwitchArgs);
+    fn model_switch(m: *mut Opaque, g: *mut abi::switch_args);
     fn model_path_flags(m: *const Opaque, i: c_int) -> u32;
     fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
     fn model_leg_size() -> u64;
@@ -178,8 +201,10 @@ impl Model {
 
     /// Freeze, commit, unsplice or look.
     pub fn switch(&mut self, args: &mut SwitchArgs) {
+        let mut g = args.to_abi();
         // SAFETY: live pointers.
-        unsafe { model_switch(self.0.as_ptr(), args) }
+        unsafe { model_switch(self.0.as_ptr(), &mut g) }
+        args.answer(&g);
     }
 
     /// Flags of the path entry where packets of leg `i`'s host come in.
