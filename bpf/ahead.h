@@ -11,22 +11,12 @@
 #ifndef LONGSPLICE_AHEAD_H
 #define LONGSPLICE_AHEAD_H
 
+#include "kernel.h"
+#include "table.h"
+
 #define AHEAD 7     /* the rest of a batch: net.core.gro_normal_batch is 8 unless changed */
 #define CROWD 65536 /* entries of both tables. Of fewer, the level-2 cache of a processor holds what is in use */
 #define NEXT_WAYS 3 /* where nearly all entries lie that are not at home */
-
-/* Of each CPU. */
-struct ahead {
-	__u64 found; /* homes of packets behind that hold keys, so far */
-	__u32 left;  /* packets behind this one that have been looked at */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ahead);
-} aheads SEC(".maps");
 
 static __always_inline int is_crowded(void)
 {
@@ -34,16 +24,6 @@ static __always_inline int is_crowded(void)
 	__u64 *n = bpf_map_lookup_elem(&entries, &zero);
 
 	return n && *n > CROWD;
-}
-
-void *bpf_rdonly_cast(const void *, __u32) __ksym;
-
-/* Any eight bytes of the kernel's: its own struct of eight bytes serves as their type. */
-static __always_inline __u64 eight_at(const void *at)
-{
-	struct bpf_iter_num *n = bpf_rdonly_cast(at, bpf_core_type_id_kernel(struct bpf_iter_num));
-
-	return n->__opaque[0];
 }
 
 /* The home of what begins as a TCP segment without IP options does. Whatever else it is, some home. */

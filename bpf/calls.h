@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The calls of user space: switches of a flow, and path entries one by one. Included where all that they need is defined. */
+/* The calls of user space: switches of a flow, and path entries one by one. */
 #ifndef LONGSPLICE_CALLS_H
 #define LONGSPLICE_CALLS_H
+
+#include "unsplice.h"
+#include "verdict.h"
 
 /* Packets of `in` go to another family: the entry holds an index instead of the address. */
 static __always_inline __u32 crosses(const struct tuple *in, const struct tuple *out)
@@ -53,24 +56,6 @@ static __noinline int commit(struct switch_args *g, struct leg *a, struct leg *b
 		return SWITCH_FULL;
 	commit_legs(g, a, b, pa, pb, crosses(&g->a.leg, &g->b.leg), crosses(&g->b.leg, &g->a.leg));
 	return SWITCH_OK;
-}
-
-static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, struct leg *l)
-{
-	struct path *p = find_path(&h->leg);
-
-	bpf_spin_lock(&l->lock);
-	h->phase_in = l->phase_in;
-	h->start = l->bound_in - l->irs - 1;
-	h->flags = l->flags;
-	*end = l->in64;
-	*origin = l->in64 - l->max_in;
-	if (p && l->flags & LEG_SPLICED) {
-		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
-
-		*end += path_passed(l, w);
-	}
-	bpf_spin_unlock(&l->lock);
 }
 
 /* A flow without sockets is stopped where it is; with `fit`, if it is idle: all that was forwarded is acknowledged. Segments that
@@ -144,8 +129,8 @@ int switch_flow(struct switch_call *ctx)
 		case OP_RESUME:
 			break;
 		}
-		look(&g->a, &g->end_a, &g->origin_a, a);
-		look(&g->b, &g->end_b, &g->origin_b, b);
+		look(&g->a, &g->end_a, &g->origin_a, a, find_path(&g->a.leg));
+		look(&g->b, &g->end_b, &g->origin_b, b, find_path(&g->b.leg));
 		tell_hop(&ctx->hop_a, a);
 		tell_hop(&ctx->hop_b, b);
 	}

@@ -5,6 +5,8 @@
 #ifndef LONGSPLICE_CLOCK_H
 #define LONGSPLICE_CLOCK_H
 
+#include "segment.h"
+
 #define NS_PER_MS 1000000ull
 
 /* Is the TSval no older than what was seen? A clock may have gone half round while its host was silent, 36 minutes at 1 MHz: then

@@ -6,6 +6,9 @@
 
 #include <linux/bpf.h>
 #include <linux/version.h>
+#ifdef __bpf__ /* not when the decisions are compiled for user space (model.c) */
+#include <bpf/bpf_helpers.h>
+#endif
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
 struct bpf_iter_num {

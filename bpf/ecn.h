@@ -25,6 +25,8 @@
 #ifndef LONGSPLICE_ECN_H
 #define LONGSPLICE_ECN_H
 
+#include "segment.h"
+
 /* The last two bits of the type of service, or traffic class (RFC 3168, 5). */
 #define ECN_BITS 3
 #define ECN_CE 3

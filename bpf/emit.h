@@ -4,6 +4,11 @@
 #ifndef LONGSPLICE_EMIT_H
 #define LONGSPLICE_EMIT_H
 
+#include "meet.h"
+#include "rewrite.h"
+#include "switch.h"
+#include "verdict.h"
+
 static __always_inline __u32 ports_of(const struct tuple *t)
 {
 	return (__u32)t->lport | (__u32)t->rport << 16;
@@ -64,7 +69,7 @@ __noinline int emit_both(struct __sk_buff *skb)
 			count(V_REWRITE_FAILED);
 		return emit_local(skb, 1);
 	}
-	if (sc->p.l.keep < sc->s.len) { /* both cut: the other host will hear of it from the next segment */
+	if (is_straddle(&sc->s, &sc->p)) {
 		count(V_STRADDLE);
 		return emit_local(skb, 0);
 	}

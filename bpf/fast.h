@@ -6,6 +6,11 @@
 #ifndef LONGSPLICE_FAST_H
 #define LONGSPLICE_FAST_H
 
+#include "step.h"
+#include "sum.h"
+#include "table.h"
+#include "verdict.h"
+
 #define RETRY (-2)   /* the flow was committed or stopped while the packet was on its way here: look again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */
@@ -34,61 +39,6 @@ static __always_inline __u64 add_to(__be32 *at, __u32 n)
 
 	*at = bpf_htonl(bpf_ntohl(old) + n);
 	return delta(old, *at);
-}
-
-/* As in path.seen. */
-static __always_inline __u8 now_seen(void)
-{
-	return bpf_ktime_get_coarse_ns() >> 33;
-}
-
-/* Advances the word to `end`. 0: done; 1: no longer SPLICED, or, with `far`, near the limit; -1: gave up. */
-static __always_inline int advance_path(struct path *p, __u32 end, __u16 flags, int far)
-{
-	union path_word w, n;
-	int i;
-
-#pragma clang loop unroll(full)
-	for (i = 0; i < 8; i++) {
-		w.all = *(volatile __u64 *)&p->word.all;
-		if (!(w.flags & PATH_SPLICED))
-			return 1;
-		if (far && !path_is_far(w, end))
-			return 1;
-		n = word_moved(w, end, flags);
-		if (n.all == w.all)
-			return 0;
-		if (__sync_val_compare_and_swap(&p->word.all, w.all, n.all) == w.all)
-			return 0;
-	}
-	return -1;
-}
-
-/* Has an entry been stopped? Whoever has done that may not have seen what was noted there since. After an atomic operation. */
-static __always_inline int is_stopped(const struct path *p)
-{
-	return !(*(volatile __u16 *)&p->word.flags & PATH_SPLICED);
-}
-
-/* Raises the highest acknowledgement, and notes its window and the time. Written only when something changes: a line that is
- * only read may stay in the caches of several processors. 0: done; 1: the entry is stopped; -1: gave up. */
-static __always_inline int advance_ack(struct path *p, __u32 ack, __u32 win)
-{
-	__u64 *at = (__u64 *)&p->max_ack;
-	union path_acked a, n;
-	__u8 now = now_seen();
-	int i;
-
-#pragma clang loop unroll(full)
-	for (i = 0; i < 8; i++) {
-		a.all = *(volatile __u64 *)at;
-		n = acked_moved(a, ack, win, now);
-		if (n.all == a.all)
-			return 0;
-		if (__sync_val_compare_and_swap(at, a.all, n.all) == a.all)
-			return n.max_ack == a.max_ack ? 0 : is_stopped(p);
-	}
-	return -1;
 }
 
 /* The checksum of a segment without payload. addresses: the sum of both. */
@@ -149,7 +99,7 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	s.len = len;
 	s.flags = flags;
 	win = bpf_ntohs(th->window);
-	/* In order, and so from who knows the numbers. All else has to prove it by what the other direction has said (path.h). */
+	/* In order, and so from who knows the numbers. All else has to prove it by what the other direction has said (step.h). */
 	if (!path_is_next(p, w, &s))
 		return UNUSUAL;
 	/* A damaged segment must not acknowledge anything. Data in order count whatever they are: good ones come again. */
@@ -161,7 +111,7 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 		if (r)
 			return UNUSUAL;
 	}
-	if (advance_ack(p, s.ack, win))
+	if (advance_ack(p, s.ack, win, seen_at(bpf_ktime_get_coarse_ns())))
 		return UNUSUAL;
 	if (unmark && flags & (TH_ECE | TH_CWR)) {
 		((__u8 *)th)[13] = flags & ~(TH_ECE | TH_CWR);
@@ -348,46 +298,6 @@ __noinline int fast6(struct __sk_buff *skb)
 		return UNUSUAL;
 	part(skb, &f, sizeof(struct ipv6hdr));
 	return forwarded(skb, &f, v);
-}
-
-/* ---- what the general way notes of a segment, whole or in fragments; sc->other is where it goes out ---- */
-
-/* The acknowledgement of a FIN that went the other way. */
-static __always_inline void fin_acked(struct scratch *sc, struct path *p, struct path *rev)
-{
-	union path_word w = { .all = *(volatile __u64 *)&rev->word.all };
-
-	if (w.flags & PATH_FIN && sc->s.ack != w.end + rev->seq_add)
-		return;
-	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_PEER_FIN << 48));
-	if (!(w.flags & PATH_FIN))
-		return; /* what seemed to be one was none */
-	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_FIN_ACKED << 48);
-	if (p->word.flags & PATH_FIN_ACKED)
-		tell(&sc->t, EVENT_CLOSED);
-}
-
-/* All up to `end` was sent on. 0: done; 1: no longer SPLICED; -1: gave up. */
-static __always_inline int sent_to(struct path *p, struct path *rev, union path_word w, __u32 end, __u32 fin)
-{
-	int r;
-
-	fin = fin && path_takes_fin(w, rev, end);
-	r = advance_path(p, end, fin ? PATH_FIN : 0, 0);
-	if (r || !fin || (w.flags & PATH_FIN_ACKED && end == w.end))
-		return r;
-	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48);
-	return 0;
-}
-
-/* The last of it. 0: done; 1: the entry was stopped meanwhile; -1: gave up. */
-static __always_inline int acknowledged(struct scratch *sc, struct path *p, struct path *rev, union path_word w)
-{
-	if (advance_ack(p, sc->s.ack, sc->s.win) < 0)
-		return -1;
-	if (w.flags & PATH_PEER_FIN)
-		fin_acked(sc, p, rev);
-	return is_stopped(p);
 }
 
 #endif

@@ -8,10 +8,12 @@
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
+#include "compat.h"
+
 /* Numbers that user space has to know besides. */
 enum constant {
-	/* Raised with every change of what this file, table.h and place.h put into pinned maps: a process takes over only maps of
-	 * its own version. */
+	/* Raised with every change of what this file, maps.h, table.h and place.h put into pinned maps: a process takes over only
+	 * maps of its own version. */
 	ABI_VERSION = 14,
 	MAX_VIAS = 1024,      /* next hop and own address pairs: few, since hosts sit behind routers */
 	MAX_LISTENERS = 1024, /* addresses that are listened on, transparent or not */

@@ -19,6 +19,10 @@
 #ifndef LONGSPLICE_FRAGMENT_H
 #define LONGSPLICE_FRAGMENT_H
 
+#include "emit.h"
+#include "fast.h"
+#include "icmp.h"
+
 /* Receivers give up after 60 s at most (RFC 8200, 4.5); RFC 791, 3.2, recommends 15 s. The shorter one, since 16 bits of
  * identification come round soon. */
 #define TRAIN_LIFETIME 15000000000ull
@@ -135,7 +139,8 @@ static __always_inline int fragment_too_big(struct __sk_buff *skb, struct scratc
 	return answer_too_big(skb, mtu);
 }
 
-/* The whole segment is known: its bytes count. 0: done; 1: no longer SPLICED; -1: gave up; -2: out of window. */
+/* Bytes of the segment and its FIN, which its last fragment tells. 0: done; 1: no longer SPLICED; -1: gave up; -2: out of
+ * window. */
 static __always_inline int train_complete(struct path *p, struct path *rev, union path_word w, const struct train *t,
 					  __u32 total)
 {
@@ -157,6 +162,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	struct train_key k;
 	struct via *v = NULL;
 	union path_word w;
+	enum step step;
 	__u32 refused;
 	int r;
 
@@ -205,20 +211,17 @@ __noinline int first_fragment(struct __sk_buff *skb)
 		t.id = known->id; /* came twice: the others follow either */
 	else
 		t.id = next_id(&sc->other);
-	if (!sc->more) { /* an atomic fragment (RFC 6946) is a segment */
-		r = train_complete(p, rev, w, &t, sc->pkt_len - sc->ihl);
-		if (r)
-			return r > 0 ? RETRY : drop(V_STALE_CPU);
-	} else if (bpf_map_update_elem(&trains, &k, &t, BPF_ANY)) {
+	if (sc->more && bpf_map_update_elem(&trains, &k, &t, BPF_ANY))
 		return drop(V_REWRITE_FAILED);
-	}
-	if (acknowledged(sc, p, rev, w))
-		return drop(V_STALE_CPU);
-	if (path_loses(w, sc->s.ecn, sc->s.seq, sc->s.len)) /* the later ones are of no use then */
-		return drop(V_CE_DROPPED);
-
 	parse_options(skb);
-	path_edit(p, w, &sc->s, &sc->p.f);
+	/* an atomic fragment (RFC 6946) is a segment */
+	step = path_step(p, rev, w, NULL, &sc->s, !sc->more, seen_at(t.when), &sc->p);
+	if (sc->p.events)
+		tell_all(&sc->t, sc->p.events);
+	if (step == STEP_RECORD)
+		return sc->more ? drop(V_STALE_CPU) : RETRY;
+	if (step == STEP_DROP) /* with its mark: the later ones are of no use then */
+		return drop(sc->p.dropped);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)))
 		return drop(V_REWRITE_FAILED);
 	return send_fragment(skb, v, t.id, 1);
@@ -266,7 +269,7 @@ __noinline int later_fragment(struct __sk_buff *skb)
 		if (r)
 			return drop(r > 0 ? V_FRAGMENT_LATE : r == -1 ? V_STALE_CPU : V_OUT_OF_WINDOW);
 	}
-	advance_ack(p, p->max_ack, 0); /* the time */
+	advance_ack(p, p->max_ack, 0, seen_at(bpf_ktime_get_coarse_ns())); /* the time */
 	if (path_loses(w, sc->s.ecn, t->seq, end - t->doff))
 		return drop(V_CE_DROPPED);
 	sc->p.f.strip_ecn = !(w.flags & PATH_ECN);

@@ -5,17 +5,11 @@
 #ifndef LONGSPLICE_GUARD_H
 #define LONGSPLICE_GUARD_H
 
-#define MAX_DEVICES 16384 /* that packets may pass unjudged; beyond, no more are attached to */
-#define LOOPBACK 1        /* LOOPBACK_IFINDEX of <linux/net_namespace.h> */
+#include "kernel.h"
+#include "table.h"
+#include "verdict.h"
 
-/* Devices that are attached to, or whose packets are seen on one that is: key is the index. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_DEVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, __u32);
-} watched SEC(".maps");
+#define LOOPBACK 1        /* LOOPBACK_IFINDEX of <linux/net_namespace.h> */
 
 struct nf_hook_state {
 	__u8 hook;

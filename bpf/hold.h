@@ -5,38 +5,14 @@
 #ifndef LONGSPLICE_HOLD_H
 #define LONGSPLICE_HOLD_H
 
-#define HOLD_CHUNK 16384 /* bytes of one record, a power of two: per-CPU values are limited to 32 KB */
-#define HOLD_CHUNKS 33   /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
+#include "parse.h"
+#include "verdict.h"
+
+#define HOLD_CHUNKS 33 /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
 #define HOLD_ALL (64 << 20) /* bytes of all flows: eight that hold all they may, hundreds as they are */
 
 /* What was held, on its way back. A packet from outside has no mark. */
 #define MARK_HELD 0x6c73706e
-
-/* Of the process, and not pinned, as the taps. Resized before load. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 22);
-} held SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, HELD_MAX);
-	__type(key, __u32);
-	__type(value, __u64);
-} holding SEC(".maps");
-
-/* Where a record is put together: its length is only known from the packet, and the ring reserves constant ones. */
-struct hold_chunk {
-	struct held_record head;
-	__u8 bytes[HOLD_CHUNK];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct hold_chunk);
-} hold_chunks SEC(".maps");
 
 /* One piece of the payload, or a FIN without any. Returns 0, or a negative number. */
 static __always_inline int hold_piece(struct __sk_buff *skb, struct hold_chunk *c, __u32 from, __u32 n)
@@ -52,7 +28,7 @@ static __always_inline int hold_piece(struct __sk_buff *skb, struct hold_chunk *
 	return bpf_ringbuf_output(&held, c, sizeof(c->head) + (n & (2 * HOLD_CHUNK - 1)), 0);
 }
 
-/* After parse_options(); before anything is rewritten. Global, so that it is verified once. */
+/* What plan.hold says. After parse_options(); before anything is rewritten. Global, so that it is verified once. */
 __noinline int hold(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -64,7 +40,7 @@ __noinline int hold(struct __sk_buff *skb)
 		return 0;
 	from = ETH_LEN + sc->ihl + sc->doff;
 	len = sc->s.len;
-	if (*given - *back + len > HOLD_ALL || bpf_skb_load_bytes(skb, 0, c->head.eth, ETH_LEN)) {
+	if (sc->p.hold == HOLD_FULL || *given - *back + len > HOLD_ALL || bpf_skb_load_bytes(skb, 0, c->head.eth, ETH_LEN)) {
 		count(V_HOLD_OVERFLOW);
 		return 0;
 	}

@@ -4,6 +4,9 @@
 #ifndef LONGSPLICE_ICMP_H
 #define LONGSPLICE_ICMP_H
 
+#include "fast.h"
+#include "rewrite.h"
+
 #define ICMP_UNREACH 3
 #define ICMP_NEEDFRAG 4
 #define ICMP6_TOO_BIG 2

@@ -6,6 +6,10 @@
 #ifndef LONGSPLICE_MEET_H
 #define LONGSPLICE_MEET_H
 
+#include "parse.h"
+#include "place.h"
+#include "verdict.h"
+
 /* Takes packets for addresses of others to local sockets: routing has a rule for it. */
 #define MARK_FOREIGN 0x6c73706d
 

@@ -1,60 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From a packet to the tuple and the header fields. Scratch space is one per-CPU record: programs run with softirqs off,
- * and a program that runs nested (egress of a cloned packet) returns before it touches the record. */
+/* From a packet to the tuple and the header fields. */
 #ifndef LONGSPLICE_PARSE_H
 #define LONGSPLICE_PARSE_H
 
+#include "ecn.h"
+#include "maps.h"
+#include <bpf/bpf_endian.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+
 #define ETH_LEN 14
-#define MAX_TCP_HDR 60
-
-struct scratch {
-	struct tuple t;     /* as the leg sees it: the host is `remote` */
-	struct tuple other; /* the leg where a forwarded copy goes out */
-	struct seg s;
-	struct plan p;
-	__u32 pkt_len;      /* IP packet, bytes */
-	__u8 v6;            /* family of the packet */
-	__u8 ihl;           /* bytes */
-	__u8 doff;          /* TCP header, bytes */
-	__u8 ttl;
-	__u8 ts_at, sack_at, sack_len; /* offsets in the TCP header; 0: none */
-	__u8 cursor;
-	__u8 egress;
-	__u8 fragment;      /* a fragment, or a segment behind an extension header */
-	__u8 more;          /* a fragment, and not the last one */
-	__u8 foreign;       /* of a leg with LEG_FOREIGN */
-	__u16 frag_at;      /* bytes of the datagram before it */
-	__u32 frag_id;      /* network order */
-	__u8 l3[40];        /* IP header as it came, without options */
-	__u8 old[64], new[64]; /* TCP header */
-	__u8 orig[64];      /* TCP header as it came */
-	__u8 mac[12];       /* Ethernet addresses as they came */
-	__u8 hop[12];       /* ... of the forwarded copy */
-	__u32 ifindex;      /* its device */
-	__u32 came;         /* payload as it came, bytes */
-	__u8 traced;        /* PATH_TRACE */
-	__u64 verdicts;     /* bits by enum verdict, so far */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct scratch);
-} scratches SEC(".maps");
+#define TCP_CSUM_AT 16 /* in the TCP header */
 
 /* An offset that the verifier believes; the arrays above leave room behind offset 63. */
 static __always_inline __u32 cap(__u32 offset)
 {
 	asm volatile("%0 &= 63" : "+r"(offset));
 	return offset;
-}
-
-static __always_inline struct scratch *scratch(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&scratches, &zero);
 }
 
 /* ::ffff:0:0/96 */

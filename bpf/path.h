@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Between the legs' records and the path entries: the switches as steps over both legs, one lock at a time, and what a path
- * entry says about a segment. Look-ups and packets are left to the callers, so that all of this can be run outside of the
- * kernel as well. */
+/* Between the legs' records and the path entries: the switches as steps over both legs, one lock at a time. Look-ups and packets
+ * are left to the callers, so that all of this can be run outside of the kernel as well. */
 #ifndef LONGSPLICE_PATH_H
 #define LONGSPLICE_PATH_H
+
+#include "ecn.h"
+#include "step.h"
+#include "switch.h"
 
 /* ---- from control mode to forwarding mode ---- */
 
@@ -114,33 +117,6 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 		bpf_spin_unlock(&b->lock);
 	}
 	return SWITCH_OK;
-}
-
-/* The window of an acknowledgement as five bits of path.via: steps of half an octave, rounded up. room: as in the header. */
-INLINE __u32 room_code(__u32 room)
-{
-	__u32 n = 0, top = room - 1; /* n: number of the highest bit of `top` */
-
-	if (!room)
-		return 0;
-	if (top < 8)
-		return 1;
-	if (top >> 8)
-		top >>= 8, n = 8;
-	if (top >> 4)
-		top >>= 4, n += 4;
-	if (top >> 2)
-		top >>= 2, n += 2;
-	n += top >> 1;
-	return 2 * (n - 3) + 2 + ((room - 1) >> (n - 1) & 1);
-}
-
-/* The largest window of that code. */
-INLINE __u32 room_of(__u32 code)
-{
-	__u32 octave = (code - 1) >> 1;
-
-	return code ? (8u << octave) + (code & 1 ? 0 : 4u << octave) : 0;
 }
 
 /* Fills the entry for packets from `from`'s host. Under from's lock. */
@@ -294,144 +270,7 @@ static __always_inline void commit_legs(const struct switch_args *g, struct leg 
 	catch_up(pb, pa, a);
 }
 
-/* ---- forwarding mode: what a segment has to prove ----
- *
- * Only what its receiver would accept moves any state, and only as far as is proven. There are two proofs. A segment that begins
- * exactly where the last one ended comes from who has seen that one: nobody guesses 32 bits. That is all that the short way
- * takes. Any other has to lie between what the receiver has acknowledged and the right edge that it has announced, and to
- * acknowledge what was sent to its host: numbers that only the other direction moves (`rev`, the entry of what the receiver
- * sends), so that they cannot be walked from here. That is what the receiver itself asks (RFC 9293, 3.10.7.4; RFC 5961, 5). */
-
-INLINE __u32 path_via(const struct path *p)
-{
-	return p->via & ~VIA_ROOM; /* with VIA_TAP, for which there is no next hop */
-}
-
-INLINE __u32 path_index(const struct path *p)
-{
-	return p->via & VIA_INDEX;
-}
-
-/* path.max_ack and what stands beside it, as one word. */
-union path_acked {
-	__u64 all;
-	struct {
-		__u32 max_ack;
-		__u16 via;
-		__u8 scales, seen;
-	};
-};
-
-INLINE union path_acked path_acked(const struct path *p)
-{
-	return (union path_acked){ .all = *(const volatile __u64 *)&p->max_ack };
-}
-
-/* What the receiver of p's segments expects next, as it has said. */
-INLINE __u32 path_expected(const struct path *rev)
-{
-	return *(const volatile __u32 *)&rev->max_ack + rev->ack_add;
-}
-
-/* The largest window that the host whose packets find `p` may have announced: no segment for it is older, none of its own
- * acknowledges less. */
-INLINE __u32 path_reach(const struct path *p)
-{
-	return (__u32)65535 << (p->scales & 15);
-}
-
-INLINE int path_in_window(union path_word w, const struct path *rev, const struct seg *s)
-{
-	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
-	union path_acked a = path_acked(rev);
-	__u32 expected = a.max_ack + rev->ack_add, room = room_of((a.via & VIA_ROOM) >> VIA_ROOM_SHIFT);
-
-	if (s->seq == w.end)
-		return 1;
-	return (__s32)(s->seq - expected) <= (__s32)(room << (a.scales & 15)) &&
-	       (__s32)(expected - end) <= (__s32)path_reach(rev) + 1; /* one below: a keep-alive (RFC 9293, 3.8.4) */
-}
-
-/* The number that a reset goes on with, in the sender's space. The receiver ignores a reset beyond its window, and it may
- * have lost the bytes before. Its window is at least `room`. A reset in order goes to where the receiver is, any other to the
- * last number before the edge, for the receiver to ask: the edge itself is in order for one that has received all up to there. */
-INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
-{
-	union path_acked a = path_acked(rev);
-	__u32 code = (a.via & VIA_ROOM) >> VIA_ROOM_SHIFT, expected = a.max_ack + rev->ack_add;
-	__u32 room = code ? room_of(code - 1) << (a.scales & 15) : 0;
-
-	if ((__s32)(seq - expected) <= (__s32)room)
-		return seq;
-	return in_order ? expected : room > 1 ? expected + room - 1 : seq;
-}
-
-/* A keep-alive (RFC 9293, 3.8.4) for the host that gets what `p` forwards: it says where it is, and that goes back. */
-INLINE void path_ask(const struct path *p, const struct path *rev, struct edit *e)
-{
-	e->seq = path_expected(rev) - 1 + p->seq_add;
-	e->ack = p->max_ack + p->ack_add;
-	e->win = e->urg = 0;
-	e->strip_ts = e->strip_sack = e->strip_ecn = 1;
-	e->flags = TH_ACK;
-	e->keep = 0;
-}
-
-/* The first proof: the next segment in order. The short way knows no other. */
-INLINE int path_is_next(const struct path *p, union path_word w, const struct seg *s)
-{
-	__s32 ahead = s->ack - p->max_ack, reach = path_reach(p);
-
-	return s->seq == w.end && !(s->len && w.flags & PATH_FIN) && ahead <= reach && -ahead <= reach;
-}
-
-INLINE int path_takes_ack(const struct path *p, const struct path *rev, const struct seg *s)
-{
-	union path_word sent = { .all = *(volatile __u64 *)&rev->word.all };
-	__u32 most = sent.end + rev->seq_add;
-
-	if (!(sent.flags & PATH_SPLICED)) /* `rev` comes into force in a moment, or is being stopped: its end may be old */
-		most = p->max_ack + path_reach(p);
-	return !after(s->ack, most) && (__s32)(p->max_ack - s->ack) <= (__s32)path_reach(p);
-}
-
-/* The verdict on a segment that is not acceptable, or 0. Not for SYN, RST. */
-INLINE __u32 path_refuses(const struct path *p, union path_word w, const struct path *rev, const struct seg *s)
-{
-	if (!(s->flags & TH_ACK))
-		return V_NO_ACK;
-	if (path_is_next(p, w, s))
-		return 0;
-	if (!path_in_window(w, rev, s))
-		return V_OUT_OF_WINDOW;
-	return path_takes_ack(p, rev, s) ? 0 : V_BAD_ACK;
-}
-
-/* Is a FIN that ends at `end` one? It has the last number of all, which the receiver has not acknowledged as something else. */
-INLINE int path_takes_fin(union path_word w, const struct path *rev, __u32 end)
-{
-	return !before(end, w.end) && (w.flags & PATH_FIN || after(end, path_expected(rev)));
-}
-
-/* The word after an acknowledgement, of a window as in the header. now: as path.seen. Windows belong to the highest
- * acknowledgement; of several with the same, the widest counts. */
-INLINE union path_acked acked_moved(union path_acked a, __u32 ack, __u32 win, __u8 now)
-{
-	__u32 room = room_code(win) << VIA_ROOM_SHIFT;
-
-	if (after(ack, a.max_ack) || (ack == a.max_ack && room > (a.via & VIA_ROOM))) {
-		a.max_ack = ack;
-		a.via = (a.via & ~VIA_ROOM) | room;
-	}
-	a.seen = now;
-	return a;
-}
-
-/* Is the limit so far from `end` that nobody has to look it up? */
-INLINE int path_is_far(union path_word w, __u32 end)
-{
-	return !(w.flags & PATH_TRIGGER) || (__s16)((end >> 16) - w.wraps) < 0;
-}
+/* ---- from forwarding mode back to a leg's record ---- */
 
 /* Bytes forwarded from `l`'s host since its record was true. */
 INLINE __u64 path_passed(const struct leg *l, union path_word w)
@@ -439,54 +278,6 @@ INLINE __u64 path_passed(const struct leg *l, union path_word w)
 	if (w.flags & PATH_TRIGGER)
 		return w.end - l->max_in;
 	return ((__u64)w.wraps << 32) + w.end - l->max_in;
-}
-
-/* The word after a segment that ends at `end`; PATH_FIN in `flags`: with a FIN. A FIN's number is the end: one below it is none,
- * and what goes beyond it shows that it was none. */
-INLINE union path_word word_moved(union path_word w, __u32 end, __u16 flags)
-{
-	union path_word n = w;
-
-	n.flags |= flags & ~PATH_FIN;
-	if (after(end, w.end)) {
-		n.end = end;
-		n.flags &= ~(PATH_FIN | PATH_FIN_ACKED);
-		if (end < w.end && !(w.flags & PATH_TRIGGER))
-			n.wraps++;
-	}
-	if (end == n.end)
-		n.flags |= flags & PATH_FIN;
-	return n;
-}
-
-INLINE void path_edit(const struct path *p, union path_word w, const struct seg *s, struct edit *e)
-{
-	__u32 win = (__u32)s->win << (p->scales & 15);
-
-	e->seq = s->seq + p->seq_add;
-	e->ack = s->ack + p->ack_add;
-	e->tsval = s->tsval + p->tsval_add;
-	e->tsecr = s->tsecr + p->tsecr_add;
-	e->sack_add = p->ack_add;
-	e->sack_lo = s->ack - FAR;
-	e->sack_hi = s->ack + FAR;
-	e->win = window_field(win, p->scales >> 4);
-	e->urg = s->urg;
-	e->flags = s->flags;
-	if (w.flags & PATH_TRIGGER && after(urgent_end(s), s->seq + s->len)) /* it may be the proxy's */
-		e->flags &= ~TH_URG;
-	e->keep = s->len;
-	e->strip_ts = !!(w.flags & PATH_STRIP_TS);
-	e->strip_sack = !!(w.flags & PATH_STRIP_SACK);
-	e->strip_ecn = !(w.flags & PATH_ECN);
-}
-
-/* ---- from forwarding mode back to a leg's record ---- */
-
-/* Stops a direction where it is. */
-INLINE void stop_path(struct path *p)
-{
-	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_SPLICED << 48));
 }
 
 /* Hosts may wait for a larger window: for a segment or two, and few have larger ones (RFC 9293, 3.8.6.2.1). */
@@ -570,6 +361,23 @@ static __always_inline void unsplice_direction(struct leg *from, struct leg *to)
 		unsplice_done(from);
 		bpf_spin_unlock(&from->lock);
 	}
+}
+
+/* p: the leg's entry, if there is one. */
+static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, struct leg *l, const struct path *p)
+{
+	bpf_spin_lock(&l->lock);
+	h->phase_in = l->phase_in;
+	h->start = l->bound_in - l->irs - 1;
+	h->flags = l->flags;
+	*end = l->in64;
+	*origin = l->in64 - l->max_in;
+	if (p && l->flags & LEG_SPLICED) {
+		union path_word w = { .all = *(volatile __u64 *)&p->word.all };
+
+		*end += path_passed(l, w);
+	}
+	bpf_spin_unlock(&l->lock);
 }
 
 /* What user space has to know of a direction that was taken back, by whomever. */

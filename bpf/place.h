@@ -3,6 +3,8 @@
 #ifndef LONGSPLICE_PLACE_H
 #define LONGSPLICE_PLACE_H
 
+#include "flow.h"
+
 #define WAYS 64     /* in a table as full as it may be, none in 10^8 keys finds all of them taken */
 #define NEAR 8      /* the first places are neighbours, which the processor fetches ahead; the others lie apart, in an order
 		       of the home's own, so that crowds do not grow */

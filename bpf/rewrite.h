@@ -4,7 +4,7 @@
 #ifndef LONGSPLICE_REWRITE_H
 #define LONGSPLICE_REWRITE_H
 
-#define TCP_CSUM_AT 16
+#include "parse.h"
 
 /* Edits the copy of the TCP header in sc->new: SACK edges, timestamps. */
 static __always_inline void edit_options(struct scratch *sc, const struct edit *e)

@@ -3,6 +3,8 @@
 #ifndef LONGSPLICE_SEGMENT_H
 #define LONGSPLICE_SEGMENT_H
 
+#include "flow.h"
+
 #define TH_FIN 0x01
 #define TH_SYN 0x02
 #define TH_RST 0x04
@@ -34,6 +36,12 @@ struct edit {
 	__u8 strip_ecn;           /* congestion marks, of IP and of TCP */
 };
 
+enum hold {
+	HOLD_NOT = 0,
+	HOLD = 1,
+	HOLD_FULL = 2, /* there is no room */
+};
+
 /* What is to be done with it. */
 struct plan {
 	__u8 local, fwd;       /* send this copy */
@@ -41,23 +49,37 @@ struct plan {
 	__u8 ack_valid;        /* `ack` is meant for the other host */
 	__u8 in_order_ts;      /* not older than what was seen: may move the TSval offset */
 	__u8 drained, returned;/* the acknowledged direction has completed TO_FWD / TO_LOCAL */
-	__u8 hold;             /* the segment as it came is to be held, besides: from ... */
+	__u8 plain;            /* the local copy is the segment as it came */
+	__u8 hold;             /* enum hold: the segment as it came is to be held, besides: from ... */
 	__u8 ecn;              /* the leg it came from has LEG_ECN */
 	__u8 lose_local, lose_fwd; /* this copy is dropped for its congestion mark (ecn.h) */
-	enum verdict dropped;  /* if neither copy is sent */
+	__u8 events;           /* for user space: 1 << enum event_kind */
+	enum verdict dropped;  /* if neither copy is sent; 0: it is held, or there was no room for that */
 	__u32 ack;             /* in the out space of the leg it came from */
 	__u32 fwd_end;
 	__u32 held_from;          /* ... this byte of its payload on */
 	__u32 win;             /* bytes */
+	__s32 acked;           /* the other host has acknowledged all up to here, counted from ... */
+	__u64 at;              /* ... the stream position of the segment */
 	struct edit l, f;
 };
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Before a loop: the compiler of the programs takes it apart. Others (model.c) do not know this. */
+#ifdef __bpf__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL
+#endif
+
 INLINE int before(__u32 a, __u32 b) { return (__s32)(a - b) < 0; }
 INLINE int after(__u32 a, __u32 b) { return (__s32)(a - b) > 0; }
 INLINE __u32 later(__u32 a, __u32 b) { return after(a, b) ? a : b; }
 INLINE __u32 earlier(__u32 a, __u32 b) { return before(a, b) ? a : b; }
+
+/* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
+#define FAR 0x40000000u
 
 /* The window field for so many bytes. One that is open stays open: whoever hears of none waits to be told of another. It may
  * then say more, by less than one unit of its scale; what there is no room for is cut off and sent again. */

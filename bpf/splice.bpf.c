@@ -11,75 +11,22 @@
  * only while it says SPLICED, so clearing that flag stops it at a definite position. That position is the bound of the unsplice,
  * and whoever comes first, packet or user space, can derive the leg's record from it (wake).
  */
-#include "compat.h"
 #include <linux/if_packet.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/tcp.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-#include "flow.h"
-#include "segment.h"
-#include "ecn.h"
-#include "switch.h"
-#include "path.h"
-#include "parse.h"
-#include "verdict.h"
-#include "sum.h"
-#include "rewrite.h"
-#include "table.h"
-#include "tap.h"
-#include "trace.h"
-#include "hold.h"
-#include "meet.h"
-#include "track.h"
-#include "fast.h"
 #include "ahead.h"
-#include "xdp.h"
-#include "icmp.h"
+#include "calls.h"
 #include "emit.h"
 #include "fragment.h"
+#include "guard.h"
+#include "hold.h"
+#include "icmp.h"
+#include "record.h"
+#include "tap.h"
+#include "trace.h"
+#include "track.h"
+#include "unsplice.h"
+#include "xdp.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
-
-/* ---- from forwarding mode back to a leg's record ---- */
-
-/* The way to l's host may have changed while packets went there by `in`. */
-static __always_inline void learn_hop(struct leg *l, const struct path *in)
-{
-	__u32 via = path_index(in);
-	struct via *v = bpf_map_lookup_elem(&vias, &via);
-
-	if (!v || !(l->flags & LEG_SPLICED))
-		return;
-	l->ifindex = v->ifindex;
-	__builtin_memcpy(l->dmac, v->dmac, 12);
-}
-
-/* Returns 0, or a negative number. */
-__noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
-{
-	struct leg *a, *b;
-	struct path *pa, *pb;
-
-	if (!ta || !tb)
-		return -1;
-	a = bpf_map_lookup_elem(&legs, ta);
-	b = bpf_map_lookup_elem(&legs, tb);
-	pa = find_path(ta);
-	pb = find_path(tb);
-	if (!a || !b || !pa || !pb)
-		return -1;
-	learn_hop(a, pb);
-	learn_hop(b, pa);
-	wake_both(a, b, pa, pb, bpf_ktime_get_ns());
-	unsplice_direction(a, b);
-	unsplice_direction(b, a);
-	return 0;
-}
 
 /* ---- slow path: control mode, switching, switching back ---- */
 
@@ -101,27 +48,10 @@ static __always_inline int begin_anew(const struct tuple *t)
 	return RETRY;
 }
 
-/* Takes an unproven reset to whoever asks its sender about it. */
-static __always_inline int ask_for_reset(struct __sk_buff *skb, struct scratch *sc, struct leg *l)
+static __always_inline int as_it_came(void)
 {
-	struct leg *o;
-	int known;
-
-	bpf_spin_lock(&l->lock);
-	known = unproven_reset(l, &sc->s, &sc->p);
-	bpf_spin_unlock(&l->lock);
-	if (!known)
-		return drop(V_BAD_RST);
-	count(V_RST_UNPROVEN);
-	sc->s.len = 0;
-	if (sc->p.local)
-		return emit_local(skb, 0);
-	o = bpf_map_lookup_elem(&legs, &sc->other);
-	if (!o || sc->ttl <= 1)
-		return drop(V_NO_PEER);
-	ask_other(o, &sc->p);
-	next_hop(sc, o);
-	return emit_forward(skb, 0);
+	count(V_LOCAL);
+	return TCX_NEXT;
 }
 
 /* SYN and RST outside of forwarding mode. */
@@ -130,7 +60,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	struct scratch *sc = scratch();
 	struct leg *l, *o = NULL;
 	struct plan *p;
-	int control;
+	enum step step;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -147,75 +77,65 @@ __noinline int slow_special(struct __sk_buff *skb)
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return TCX_NEXT;
-	control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 	/* A new connection from the same port: the old one is over. While it has a socket, that challenges whoever asks. */
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
-	    (l->flags & LEG_RESET || is_over(l) || (control && !sc->foreign && !has_live_socket(skb, sc))))
+	    (l->flags & LEG_RESET || is_over(l) || (in_control(l) && !sc->foreign && !has_live_socket(skb, sc))))
 		return begin_anew(&sc->t);
-	if (control) { /* the socket's affair */
-		bpf_spin_lock(&l->lock);
-		if (sc->s.flags & TH_RST) {
-			reset_for_local(l, &sc->s, p);
-		} else {
-			edit_for_local(l, &sc->s, p, 1);
-			p->l.keep = sc->s.len;
-			p->l.flags = sc->s.flags;
-		}
-		bpf_spin_unlock(&l->lock);
-		if (!untouched(l) || p->l.seq != sc->s.seq)
-			return emit_local(skb, 0);
-		count(V_LOCAL);
-		return TCX_NEXT;
-	}
-	if (sc->s.flags & TH_SYN)
+	if (sc->s.flags & TH_SYN && !in_control(l))
 		return drop(V_SYN);
-	if (is_over(l))
-		return drop(V_BAD_RST);
-	if (!rst_in_order(l, &sc->s))
-		return ask_for_reset(skb, sc, l);
-	o = bpf_map_lookup_elem(&legs, &sc->other);
-	if (!o)
-		return drop(V_NO_PEER);
-	bpf_spin_lock(&l->lock);
-	if (l->flags & LEG_SPLICED) { /* since it was looked at */
+	if (!(sc->s.flags & TH_RST)) {
+		p->l.keep = sc->s.len;
+		p->l.flags = sc->s.flags;
+		bpf_spin_lock(&l->lock);
+		edit_for_local(l, &sc->s, p, 1);
 		bpf_spin_unlock(&l->lock);
-		return RETRY;
+		return untouched(l) ? as_it_came() : emit_local(skb, 0);
 	}
-	host_reset(l, &sc->s, p);
-	bpf_spin_unlock(&l->lock);
-	bpf_spin_lock(&o->lock);
-	forward_reset(o, p);
-	bpf_spin_unlock(&o->lock);
-	count(V_RST);
-	tell(&sc->t, EVENT_RESET);
-	if (sc->ttl <= 1 || sc->s.len)
-		return emit_local(skb, 0); /* a reset with a message (RFC 9293, 3.10.7.4) stays here */
+	if (l->flags & LEG_PAIRED)
+		o = bpf_map_lookup_elem(&legs, &sc->other);
+	step = record_reset(l, o, &sc->s, p);
+	if (step == STEP_RECORD)
+		return RETRY;
+	if (step == STEP_DROP)
+		return drop(p->dropped);
+	if (step == STEP_ASK) {
+		count(V_RST_UNPROVEN);
+		sc->s.len = 0;
+	} else if (p->events) {
+		count(V_RST);
+		tell(&sc->t, EVENT_RESET);
+	} else if (untouched(l) && p->l.seq == sc->s.seq) {
+		return as_it_came();
+	}
+	if (p->local && (!p->fwd || sc->ttl <= 1))
+		return emit_local(skb, 0);
+	if (!o || sc->ttl <= 1)
+		return drop(V_NO_PEER);
 	next_hop(sc, o);
-	return emit_both(skb);
+	return p->local ? emit_both(skb) : emit_forward(skb, 0);
 }
 
-/* Is this the leg's peer? It was looked up without the lock, and the leg may have joined another flow since: a segment that went
- * to the former peer with the numbers of the new one would tell its host of bytes that it never sent. */
-static __always_inline int is_paired(const struct leg *l, const struct tuple *peer)
-{
-	const __u32 *a = (const __u32 *)&l->peer, *b = (const __u32 *)peer;
-	__u32 differ = 0;
-
-	for (int i = 0; i < sizeof(*peer) / sizeof(*a); i++)
-		differ |= a[i] ^ b[i];
-	return !differ;
-}
-
+/* What a host sends, by the phase of its direction (phase_in); the acknowledgement in it, by that of the other (phase_out). Below
+ * and beyond: the bound. host_segment() is this table, record_step() the locks around it.
+ *
+ *   phase      data below      data beyond            acknowledgement             leaves it when
+ *   LOCAL      to the socket   to the socket          to the socket               freeze_in() or freeze_out()
+ *   TO_FWD     to the socket   forwarded, or held     to the socket; beyond,      all below is acknowledged: FWD
+ *                                                     to the other host, too      stop_drain(), a limit: LOCAL
+ *   FWD        forwarded       forwarded              to the other host           committed: LEG_SPLICED; unsplice_in()
+ *   TO_LOCAL   forwarded       to the socket          below, to the other host;   all below is acknowledged: LOCAL
+ *                                                     beyond, to the socket
+ *
+ * A RST in order ends both legs in any phase; in LOCAL it is the socket's affair (record_reset()). So is a SYN, which counts for
+ * nothing in any other phase. A FIN is data. */
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
 	struct leg *l, *o = NULL;
 	struct path *pl, *po;
 	struct plan *p;
-	__u32 events = 0, flags, seq_off;
-	int keep_going, plain, woken = 0, r;
-	__s32 acked = 0;
-	__u64 at;
+	enum step step;
+	int woken = 0, r;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -244,12 +164,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	parse_options(skb);
-	if (!tcp_sum_right(skb)) {
-		if (!untouched(l))
-			return drop(V_BAD_CHECKSUM);
-		count(V_LOCAL); /* the stack counts it */
-		return TCX_NEXT;
-	}
+	if (!tcp_sum_right(skb)) /* the stack counts it */
+		return untouched(l) ? as_it_came() : drop(V_BAD_CHECKSUM);
 	if (l->flags & LEG_PAIRED) {
 		sc->other = l->peer;
 		o = bpf_map_lookup_elem(&legs, &sc->other);
@@ -288,62 +204,20 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			return r;
 	}
 
-	bpf_spin_lock(&l->lock);
-	flags = l->flags;
-	if (flags & LEG_SPLICED || takes_back(l, &sc->s) || (flags & LEG_PAIRED && !is_paired(l, &sc->other)) ||
-	    (o && is_half_frozen(l, o))) {
-		/* since it was looked at */
-		bpf_spin_unlock(&l->lock);
+	step = record_step(l, o, &sc->t, &sc->other, &sc->s, p);
+	if (step == STEP_RECORD)
 		return RETRY;
-	}
-	keep_going = host_segment(l, &sc->s, p);
-	plain = is_plain(l, &sc->s, p);
-	flags ^= l->flags;
-	at = l->in64 + (__s32)(sc->s.seq - l->max_in);
-	seq_off = l->seq_off;
-	bpf_spin_unlock(&l->lock);
 	if (p->hold)
 		hold(skb);
-	else if (!keep_going || p->dropped == V_HOLD_OVERFLOW)
-		count(p->dropped);
-	if (!keep_going)
-		return TCX_DROP;
-	if (flags & LEG_HOLD && p->fwd_data) /* all that was held has been forwarded */
-		tell(&sc->t, EVENT_FORWARDING);
-	if (plain) {
-		if (p->lose_local)
-			return drop(V_CE_DROPPED);
-		count(V_LOCAL);
-		return TCX_NEXT;
-	}
-	if (p->fwd || p->drained || p->returned) {
-		if (!o)
-			return drop(V_NO_PEER);
-		bpf_spin_lock(&o->lock);
-		if (!is_paired(o, &sc->t)) { /* all that was forwarded is acknowledged: this is old */
-			bpf_spin_unlock(&o->lock);
-			return drop(V_NO_PEER);
-		}
-		forward_segment(o, &sc->s, p);
-		acked = o->ack_in - seq_off - sc->s.seq;
-		if ((p->drained || p->returned)) {
-			if (o->phase_in == PHASE_FWD && (o->phase_out == PHASE_FWD || o->flags & LEG_HOLD))
-				events = EVENT_FORWARDING;
-			if (o->phase_out == PHASE_LOCAL && o->phase_in == PHASE_LOCAL)
-				events = EVENT_CONTROL;
-		}
-		bpf_spin_unlock(&o->lock);
-		if (events)
-			tell(&sc->t, events);
-	}
-	if (o && (l->flags & LEG_FIN_ACKED) && (o->flags & LEG_FIN_ACKED) && (flags & LEG_FIN_ACKED))
-		tell(&sc->t, EVENT_CLOSED);
-	if (o && p->fwd_data && all_passed(l)) {
-		/* At once: the acknowledgements that are still to come tell the host the window of the local socket. */
-		if (woken)
-			unsplice_legs(&sc->t, &sc->other);
-		tell(&sc->t, EVENT_PASSED);
-	}
+	/* At once: the acknowledgements that are still to come tell the host the window of the local socket. */
+	if (p->events & 1 << EVENT_PASSED && woken)
+		unsplice_legs(&sc->t, &sc->other);
+	if (p->events)
+		tell_all(&sc->t, p->events);
+	if (step == STEP_DROP)
+		return p->dropped ? drop(p->dropped) : TCX_DROP;
+	if (p->plain)
+		return p->lose_local ? drop(V_CE_DROPPED) : as_it_came();
 	if (lose_marked(p)) {
 		count(V_CE_DROPPED);
 		if (!p->local && !p->fwd)
@@ -359,7 +233,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
 	if (l->flags & LEG_TAP && p->fwd_data)
-		tap(skb, at, TAP_STREAM, acked, p->f.keep);
+		tap(skb, p->at, TAP_STREAM, p->acked, p->f.keep);
 	next_hop(sc, o);
 	if (!p->local) {
 		count(V_FORWARDED_SLOW);
@@ -390,50 +264,26 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 	return emit_forward(skb, 0);
 }
 
-/* RST of a spliced flow changes its life; SYN must not. Returns 0 to forward. */
-static __always_inline int fast_special(struct __sk_buff *skb, struct scratch *sc, struct path *p, struct path *rev,
-					union path_word w)
+/* A SYN on a spliced flow. */
+static __always_inline int fast_syn(struct __sk_buff *skb, struct scratch *sc, const struct path *p, const struct path *rev,
+				    union path_word w)
 {
-	struct leg *l;
-	int in_order;
-
-	if (sc->s.flags & TH_SYN) {
-		if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
-			begin_anew(&sc->other); /* or its late segments would join the new connection */
-			return begin_anew(&sc->t);
-		}
-		count(V_SYN);
-		return challenge(skb, sc, p, rev);
+	if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
+		begin_anew(&sc->other); /* or its late segments would join the new connection */
+		return begin_anew(&sc->t);
 	}
-	/* the next in order as the receiver or as the sender has it */
-	in_order = sc->s.seq == path_expected(rev) || sc->s.seq == w.end;
-	if (in_order) {
-		__sync_fetch_and_or(&p->word.all, (__u64)(PATH_DEAD | PATH_RST) << 48);
-		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
-		count(V_RST);
-		tell(&sc->t, EVENT_RESET);
-	} else {
-		/* What its sender had sent last may not have come here. The receiver asks it (RFC 5961, 3.2), and its answer is in
-		 * order. Before the splice the sender may have been promised more than the receiver has room for. */
-		l = bpf_map_lookup_elem(&legs, &sc->t);
-		if (!path_in_window(w, rev, &sc->s) && (!l || before(sc->s.seq, w.end) || after(sc->s.seq, l->edge_out)))
-			return drop(V_BAD_RST);
-		count(V_RST_UNPROVEN);
-		if (l)
-			__sync_fetch_and_or(&l->flags, LEG_PROBE);
-		if (before(sc->s.seq, path_expected(rev)))
-			return challenge(skb, sc, p, rev);
-	}
-	sc->s.seq = path_reset_at(rev, sc->s.seq, in_order);
-	return 0;
+	count(V_SYN);
+	return challenge(skb, sc, p, rev);
 }
 
 static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, const __u32 *remote6)
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
-	__u32 fin = sc->s.flags & TH_FIN, end = sc->s.seq + sc->s.len + fin, via = path_index(p);
+	__u32 via = path_index(p), rst = sc->s.flags & TH_RST, refused;
 	struct via *v = bpf_map_lookup_elem(&vias, &via);
+	struct leg *l = NULL;
 	struct path *rev;
+	enum step step;
 	int r;
 
 	if (!v)
@@ -451,52 +301,38 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	rev = find_path(&sc->other);
 	if (!rev)
 		return drop(V_NO_PEER);
-	if (!(sc->s.flags & (TH_SYN | TH_RST))) { /* these have rules of their own */
-		__u32 refused = path_refuses(p, w, rev, &sc->s);
-
-		if (refused)
-			return drop(refused);
-	}
+	refused = sc->s.flags & (TH_SYN | TH_RST) ? 0 : path_refuses(p, w, rev, &sc->s); /* these have rules of their own */
+	if (refused)
+		return drop(refused);
 	if (!tcp_sum_right(skb))
 		return drop(V_BAD_CHECKSUM);
-	if ((w.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) == PATH_TRIGGER && after(end, w.end) &&
-	    !(sc->s.flags & (TH_SYN | TH_RST))) {
-		struct leg *l = bpf_map_lookup_elem(&legs, &sc->t);
-
-		if (!l || fin || !before(end, l->limit_in)) {
-			stop_path(p); /* the proxy's own, or the last of what is not */
-			return RETRY;
-		}
+	if (w.flags & PATH_TRIGGER || rst)
+		l = bpf_map_lookup_elem(&legs, &sc->t);
+	if (!(sc->s.flags & (TH_SYN | TH_RST)) && path_is_beyond(w, l, &sc->s)) {
+		stop_path(p);
+		return RETRY;
 	}
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
 	r = make_fit(skb, v->mtu);
 	if (r)
 		return r;
-	fin = sc->s.flags & TH_FIN;
-	end = sc->s.seq + sc->s.len + fin;
-	if (sc->s.flags & (TH_SYN | TH_RST)) {
-		r = fast_special(skb, sc, p, rev, w);
-		if (r)
-			return r;
-	} else {
-		if ((sc->s.len && after(end, w.end)) || fin) {
-			r = sent_to(p, rev, w, end, fin);
-			if (r > 0)
-				return RETRY; /* an unsplice has come in between */
-			if (r < 0)
-				return drop(V_STALE_CPU);
-		}
-		if (p->via & VIA_TAP && sc->s.len)
-			tap_path(skb, sc, p, rev, w);
-		r = acknowledged(sc, p, rev, w);
-		if (r)
-			return r > 0 ? RETRY : drop(V_STALE_CPU);
-		if (path_loses(w, sc->s.ecn, sc->s.seq, sc->s.len))
-			return drop(V_CE_DROPPED);
-	}
+	if (sc->s.flags & TH_SYN)
+		return fast_syn(skb, sc, p, rev, w);
 	parse_options(skb);
-	path_edit(p, w, &sc->s, &sc->p.f);
+	step = path_step(p, rev, w, l, &sc->s, 1, seen_at(bpf_ktime_get_coarse_ns()), &sc->p);
+	if (sc->p.events)
+		tell_all(&sc->t, sc->p.events);
+	if (step == STEP_RECORD)
+		return RETRY; /* an unsplice has come in between */
+	if (step == STEP_DROP)
+		return drop(sc->p.dropped);
+	if (rst)
+		count(sc->p.events ? V_RST : V_RST_UNPROVEN);
+	if (step == STEP_ASK)
+		return challenge(skb, sc, p, rev);
+	if (p->via & VIA_TAP && sc->s.len && !rst)
+		tap_path(skb, sc, p, rev, w);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)) || rewrite_ip(skb, 1, sc->ttl - 1))
 		return drop(V_REWRITE_FAILED);
 	if (bpf_skb_store_bytes(skb, 0, v->dmac, 12, 0) || trim_padding(skb, sc))
@@ -664,8 +500,6 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	struct scratch *sc = scratch();
 	struct leg *l, *o = NULL;
 	struct plan *p;
-	__u32 room = 0;
-	int go;
 
 	if (!sc)
 		return TCX_NEXT;
@@ -693,23 +527,13 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	parse_options(skb);
-	if (l->phase_in == PHASE_TO_FWD) {
+	if (l->flags & LEG_PAIRED && is_switching(l)) {
 		o = bpf_map_lookup_elem(&legs, &l->peer);
-		if (!o)
+		if (!o && l->phase_in == PHASE_TO_FWD)
 			return drop(V_NO_PEER);
-		/* What the other host has room for, in this host's numbers. Read without its lock: one word, only a hint. */
-		room = *(volatile __u32 *)&o->edge_in - l->seq_off;
 	}
-	bpf_spin_lock(&l->lock);
-	go = local_segment(l, &sc->s, p, room);
-	bpf_spin_unlock(&l->lock);
-	if (!go)
+	if (!record_egress(l, o, &sc->t, &sc->s, p))
 		return drop(V_LOCAL_MUTED);
-	if (gives_up_both(l, p)) {
-		o = bpf_map_lookup_elem(&legs, &l->peer);
-		if (o && is_paired(o, &sc->t))
-			__sync_fetch_and_or(&o->flags, LEG_RESET);
-	}
 	l->ifindex = skb->ifindex;
 	l->mark = skb->mark;
 	bpf_skb_load_bytes(skb, 0, l->dmac, 6);
@@ -756,9 +580,3 @@ int egress(struct __sk_buff *skb)
 	}
 	return sc->traced ? trace(skb, r) : r;
 }
-
-#include "guard.h"
-
-/* ---- run by user space ---- */
-
-#include "calls.h"

@@ -4,24 +4,14 @@
 #ifndef LONGSPLICE_SUM_H
 #define LONGSPLICE_SUM_H
 
-#include <bpf/bpf_core_read.h>
+#include "kernel.h"
+#include "parse.h"
 
 /* Of <linux/skbuff.h>: CHECKSUM_UNNECESSARY, found right by the device; CHECKSUM_COMPLETE; CHECKSUM_PARTIAL, from a sender on
  * this machine, not computed yet. */
 #define SUMMED_DONE 1
 #define SUMMED_COMPLETE 2
 #define SUMMED_PARTIAL 3
-
-struct sk_buff {
-	struct sk_buff *next, *prev;
-	unsigned char *data;
-	__u8 cloned : 1;
-	__u8 ip_summed : 2;
-	__u32 csum;
-	int skb_iif;
-} __attribute__((preserve_access_index));
-
-void *bpf_cast_to_kern_ctx(void *) __ksym;
 
 static __always_inline __u32 summed(struct __sk_buff *skb)
 {
@@ -45,19 +35,7 @@ static __always_inline __u32 cloned(struct __sk_buff *skb)
 	return BPF_CORE_READ_BITFIELD(k, cloned);
 }
 
-#define SUM_CHUNK 512   /* what bpf_csum_diff takes at once, before Linux 6.13 */
 #define SUM_CHUNKS 128  /* 64 KB: what is larger was put together by GRO, which has looked at the sums */
-
-struct sum_chunk {
-	__u8 bytes[SUM_CHUNK];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct sum_chunk);
-} sum_chunks SEC(".maps");
 
 /* The prefix of mapped addresses adds nothing: 0xffff is a zero of ones' complement. */
 static __always_inline __u64 pseudo_sum(const struct scratch *sc)

@@ -16,9 +16,8 @@
 #define LONGSPLICE_SWITCH_H
 
 #include "clock.h"
-
-/* The largest scaled window (RFC 7323, 2.3) stays below 2^30: so far from the middle SACK edges are left unclamped. */
-#define FAR 0x40000000u
+#include "ecn.h"
+#include "segment.h"
 
 INLINE void advance_in(struct leg *l, __u32 end)
 {
@@ -261,7 +260,8 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 	edit_for_local(l, s, p, 0);
 	p->l.keep = p->f.keep = 0;
 	p->l.flags = p->f.flags = s->flags;
-	p->local = p->fwd = 1;
+	p->local = 1;
+	p->fwd = !s->len; /* a reset with a message (RFC 9293, 3.10.7.4) stays here */
 	p->f.tsval = s->tsval;
 	p->f.tsecr = s->tsecr;
 	p->f.sack_add = 0;
@@ -321,7 +321,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	int pure = end == s->seq;
 	int advanced, sent;
 
-	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = p->hold = 0;
+	p->local = p->fwd = p->fwd_data = p->ack_valid = p->drained = p->returned = 0;
+	p->hold = HOLD_NOT;
 	p->lose_local = p->lose_fwd = 0;
 	p->dropped = refuses(l, s);
 	if (p->dropped && !is_given_up(l) && (l->phase_in != PHASE_LOCAL || ahead_of_socket(l)))
@@ -357,9 +358,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 			p->local = 1;
 			p->held_from = earlier(local_end, s->seq + s->len) - s->seq;
 		}
-		p->hold = l->held + s->len <= MOST_HELD;
-		p->dropped = V_HOLD_OVERFLOW;
-		if (p->hold) {
+		p->hold = l->held + s->len <= MOST_HELD ? HOLD : HOLD_FULL;
+		if (p->hold == HOLD) {
 			l->held += s->len;
 			l->held_in = later(l->held_in, end);
 		}
@@ -531,6 +531,12 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		e->tsval = our_tsval(o, s->tsval, p->in_order_ts, &o->ts_from_peer);
 	if (s->again) /* what its host has said since has gone before it */
 		e->tsval = later(e->tsval, o->tsval_out);
+}
+
+/* Are both copies cut? Then only the socket gets its own: the other host will hear of it from the next segment. */
+INLINE int is_straddle(const struct seg *s, const struct plan *p)
+{
+	return p->local && p->fwd && p->l.keep < s->len && p->f.keep < s->len;
 }
 
 /* Without it, the other host would not hear of the end, for what it sends is forwarded. After local_segment. */

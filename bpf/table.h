@@ -16,8 +16,11 @@
 #ifndef LONGSPLICE_TABLE_H
 #define LONGSPLICE_TABLE_H
 
-#include <bpf/bpf_core_read.h>
+#include "kernel.h"
+#include "maps.h"
+#include "parse.h"
 #include "place.h"
+#include "step.h"
 
 #define SLOT_TAKEN 1 /* slot.state; otherwise the moment at which it was left, 0: never used */
 #define MOMENT 19    /* 2^19 ns, about half a millisecond; those of slot.state are 2 modulo 4, so that none is 0 or SLOT_TAKEN */
@@ -27,42 +30,6 @@
 /* Set before load: pages of each table, and what keeps others from choosing where their connections lie. */
 const volatile __u32 pages4 = 1, pages6 = 1;
 const volatile __u64 hash_seed = 0;
-
-struct table_page {
-	__u8 room[SLOTS4 * sizeof(struct slot4) + 64]; /* slots are to begin at a cache line */
-};
-
-_Static_assert(sizeof(struct slot4) == 64 && sizeof(struct slot6) == 128, "cache lines");
-_Static_assert(SLOTS6 * sizeof(struct slot6) <= SLOTS4 * sizeof(struct slot4), "pages of one size");
-_Static_assert(sizeof(struct table_page) + 448 <= 32768, "with the map's header in 32 KB");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__array(values, struct {
-		__uint(type, BPF_MAP_TYPE_ARRAY);
-		__uint(max_entries, 1);
-		__uint(key_size, sizeof(__u32));
-		__uint(value_size, sizeof(struct table_page));
-	});
-} paths4 SEC(".maps"), paths6 SEC(".maps");
-
-/* How many entries both tables hold. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} entries SEC(".maps");
-
-/* Slots that were left before this have nobody who holds them. ns, CLOCK_MONOTONIC. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} unheld SEC(".maps");
 
 static __always_inline __u32 moment(__u64 now)
 {

@@ -5,27 +5,11 @@
 #ifndef LONGSPLICE_TAP_H
 #define LONGSPLICE_TAP_H
 
-#define TAP_CHUNK 16384 /* bytes of one record, a power of two: per-CPU values are limited to 32 KB */
-#define TAP_CHUNKS 33   /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
+#include "parse.h"
+#include "step.h"
+#include "verdict.h"
 
-/* Of the process, and not pinned: whoever takes the flows over does not know the reader. Resized before load. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 24);
-} taps SEC(".maps");
-
-/* Where a record is put together: its length is only known from the packet, and the ring reserves constant ones. */
-struct tap_chunk {
-	struct tap_record head;
-	__u8 bytes[TAP_CHUNK];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tap_chunk);
-} tap_chunks SEC(".maps");
+#define TAP_CHUNKS 33 /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
 
 /* Copies `len` bytes of payload, the first of which is at `at` (kind: enum tap_position). Before anything is rewritten.
  * acked: what the other host has acknowledged, relative to `at`. Global, so that it is verified once. */

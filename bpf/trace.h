@@ -5,19 +5,8 @@
 #ifndef LONGSPLICE_TRACE_H
 #define LONGSPLICE_TRACE_H
 
-/* Some 2000 records: what a reader that is woken every millisecond misses at two million segments a second. Of the process, and
- * not pinned. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 18);
-} traces SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TRACE_MAX);
-	__type(key, __u32);
-	__type(value, __u64);
-} tracing SEC(".maps");
+#include "table.h"
+#include "verdict.h"
 
 /* A copy that was sent first, and is not in the packet any more. */
 static __always_inline void trace_edit(struct trace_copy *c, const struct edit *e)

@@ -6,6 +6,10 @@
 #define LONGSPLICE_TRACK_H
 
 #include <asm-generic/errno-base.h>
+#include "meet.h"
+#include "sum.h"
+#include "table.h"
+#include "verdict.h"
 
 struct syn_options {
 	__u16 mss;

@@ -5,10 +5,8 @@
 #ifndef LONGSPLICE_XDP_H
 #define LONGSPLICE_XDP_H
 
-struct net_device {
-	unsigned char *dev_addr;
-	int ifindex;
-} __attribute__((preserve_access_index));
+#include "fast.h"
+#include "kernel.h"
 
 struct xdp_rxq_info {
 	struct net_device *dev;

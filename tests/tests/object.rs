@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Kernels before 6.8 round each frame up to so many bytes; later ones to 16.
 const ROUNDED: u32 = 32;
-/// Bytes for the deepest chain of calls. The verifier refuses more than 512.
-const STACK: u32 = 448;
+/// Bytes for the deepest chain of calls that the verifier accepts (MAX_BPF_STACK).
+const STACK: u32 = 512;
+/// Bytes of them that have to be left.
+const LEFT: u32 = 64;
 /// The verifier gives up at a million.
 const INSTRUCTIONS: u32 = 500_000;
 
@@ -167,7 +169,8 @@ fn the_deepest_chain_of_calls_leaves_room_on_the_stack() {
         println!("{bytes}: {}", chain.join(" > "));
     }
     let (bytes, chain) = chains.last().unwrap();
-    assert!(*bytes <= STACK, "{bytes} bytes of stack, at most {STACK}: {}", chain.join(" > "));
+    println!("{} bytes of {STACK} are left", STACK.saturating_sub(*bytes));
+    assert!(bytes + LEFT <= STACK, "{bytes} bytes of {STACK}, {LEFT} have to be left: {}", chain.join(" > "));
 }
 
 #[test]

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The decision logic of the data path (switch.h, path.h, ecn.h) compiled for user space, so that a simulator can drive it: one
- * flow, one processor; and a second one, on which a segment comes in before the first takes one of its locks. What surrounds
- * that logic here (ingress, model_egress, model_switch) follows the entries of splice.bpf.c without look-ups and packets;
- * keep them alike. */
+/* The decisions of the data path (step.h, record.h and all that they include) compiled for user space, so that a simulator can
+ * drive them: one flow, one processor; and a second one, on which a segment comes in before the first takes one of its locks.
+ * Here are the look-ups in between, without packets. */
 #include <linux/bpf.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +10,12 @@ static void before_lock(void);
 static inline void bpf_spin_lock(struct bpf_spin_lock *l) { (void)l, before_lock(); }
 static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 
-#include "flow.h"
-#include "segment.h"
-#include "ecn.h"
-#include "switch.h"
-#include "path.h"
 #include "place.h"
+#include "record.h"
+#include "step.h"
 
 struct model {
+	struct tuple key[2];
 	struct leg leg[2];
 	struct path path[2]; /* where packets of leg i's host come in */
 	__u64 now;           /* ns */
@@ -40,13 +37,6 @@ struct model_out {
 	struct edit l, f;
 };
 
-struct model_switch {
-	__u32 op, result, hold, trigger, fit, spare;
-	__u32 consumed[2], produced[2], leftover[2], limit[2];
-	__u32 pending[2], start[2], fin[2], flags[2], phase[2];
-	__u64 end[2];
-};
-
 /* What the second processor does. */
 struct meanwhile {
 	__u32 locks; /* that the first one takes before; 0: it has come */
@@ -64,6 +54,7 @@ struct model *model_new(const struct model_start *s)
 	for (int i = 0; i < 2; i++, s++) {
 		struct leg *l = &m->leg[i];
 
+		m->key[i].lport = i + 1;
 		l->irs = s->irs;
 		l->iss = s->iss;
 		l->flags = s->flags | LEG_TRACKED;
@@ -97,81 +88,56 @@ static void unsplice_legs(struct model *m)
 	unsplice_direction(&m->leg[1], &m->leg[0]);
 }
 
-/* Returns 0 when the slow path must decide. */
+/* Returns 0 when the leg's record must decide. */
 static int fast(struct model *m, int i, const struct seg *s, struct model_out *out)
 {
 	struct path *p = &m->path[i], *rev = &m->path[!i];
-	__u32 fin = !!(s->flags & TH_FIN), end = s->seq + s->len + fin;
 	union path_word w = p->word;
-	union path_acked a = path_acked(p);
+	int rst = s->flags & TH_RST;
+	struct plan plan = {};
+	enum step step;
 
 	if (!(w.flags & PATH_SPLICED))
 		return 0;
-	if (w.flags & PATH_DEAD && m->closed && !(s->flags & TH_RST)) {
+	if (w.flags & PATH_DEAD && m->closed && !rst) {
 		out->local = out->plain = 1;
 		return 1;
 	}
-	if (s->flags & TH_RST) {
-		int in_order = s->seq == path_expected(rev) || s->seq == w.end;
-		struct seg at = *s;
-
-		if (in_order) {
-			p->word.flags |= PATH_DEAD;
-			rev->word.flags |= PATH_DEAD;
-			out->events |= 1 << EVENT_RESET;
-		} else if (!path_in_window(w, rev, s) && (before(s->seq, w.end) || after(s->seq, m->leg[i].edge_out))) {
-			out->dropped = V_BAD_RST;
-			return 1;
-		} else {
-			m->leg[i].flags |= LEG_PROBE;
-		}
-		at.seq = path_reset_at(rev, s->seq, in_order);
-		path_edit(p, w, &at, &out->f);
-		if (!in_order && before(s->seq, path_expected(rev)))
-			path_ask(p, rev, &out->f);
-		out->fwd = 1;
-		return 1;
-	}
-	out->dropped = path_refuses(p, w, rev, s);
+	out->dropped = rst ? 0 : path_refuses(p, w, rev, s);
 	if (out->dropped)
 		return 1;
-	if ((s->len && after(end, w.end)) || fin) {
-		if (w.flags & PATH_TRIGGER && after(end, w.end) && (fin || !path_is_far(w, end))) {
-			if (fin || !before(end, m->leg[i].limit_in)) {
-				stop_path(p);
-				return 0;
-			}
-		}
-		fin = fin && path_takes_fin(w, rev, end);
-		p->word = word_moved(w, end, fin ? PATH_FIN : 0);
-		if (fin && !(w.flags & PATH_FIN_ACKED && end == w.end))
-			rev->word.flags |= PATH_PEER_FIN;
+	if (!rst && path_is_beyond(w, &m->leg[i], s)) {
+		stop_path(p);
+		return 0;
 	}
-	a = acked_moved(a, s->ack, s->win, 0);
-	memcpy(&p->max_ack, &a, sizeof(a));
-	if (w.flags & PATH_PEER_FIN && (!(rev->word.flags & PATH_FIN) || s->ack == rev->word.end + rev->seq_add)) {
-		p->word.flags &= ~PATH_PEER_FIN;
-		if (rev->word.flags & PATH_FIN) {
-			rev->word.flags |= PATH_FIN_ACKED;
-			if (p->word.flags & PATH_FIN_ACKED)
-				out->events |= 1 << EVENT_CLOSED;
-		}
-	}
-	if (path_loses(w, s->ecn, s->seq, s->len)) {
-		out->dropped = V_CE_DROPPED;
-		return 1;
-	}
-	path_edit(p, w, s, &out->f);
-	out->fwd = 1;
-	return 1;
+	step = path_step(p, rev, w, &m->leg[i], s, 1, seen_at(m->now), &plan);
+	out->events |= plan.events;
+	out->dropped = plan.dropped;
+	if (step == STEP_ASK)
+		path_ask(p, rev, &plan.f);
+	out->f = plan.f;
+	out->fwd = step == STEP_ON || step == STEP_ASK;
+	return step != STEP_RECORD;
+}
+
+static void take(struct model_out *out, enum step step, const struct seg *s, const struct plan *p)
+{
+	out->events |= p->events;
+	out->dropped = p->dropped;
+	if (step == STEP_DROP)
+		return;
+	out->fwd = p->fwd && !is_straddle(s, p);
+	out->local = p->local || !p->fwd; /* what is not forwarded is passed up */
+	out->l = p->l;
+	out->f = p->f;
 }
 
 static void ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
+	enum step step;
 	struct plan p;
-	int woken = 0, keep_going;
-	__u32 flags;
+	int woken = 0;
 
 again:
 	memset(out, 0, sizeof(*out));
@@ -186,8 +152,6 @@ again:
 		out->dropped = V_STALE_CPU;
 		return;
 	}
-	if (!refuses(l, s))
-		heard(l, s, m->now);
 	if (takes_back(l, s) && !(s->flags & TH_RST)) {
 		if (woken)
 			unsplice_legs(m);
@@ -195,80 +159,35 @@ again:
 			unsplice_direction(l, o);
 		out->events |= 1 << EVENT_TRIGGERED;
 	}
+	if (!refuses(l, s))
+		heard(l, s, m->now);
 	if (s->flags & TH_RST) {
-		int control = l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
-		int in_order = rst_in_order(l, s);
-
-		if (control) {
-			reset_for_local(l, s, &p);
-			out->local = 1;
-			out->l = p.l;
-			return;
-		}
-		if (is_over(l) || (!in_order && !unproven_reset(l, s, &p))) {
-			out->dropped = V_BAD_RST;
-			return;
-		}
-		if (!in_order) {
-			ask_other(o, &p);
-			out->local = p.local;
-			out->fwd = p.fwd;
-			out->l = p.l;
-			out->f = p.f;
-			return;
-		}
-		bpf_spin_lock(&l->lock);
-		if (l->flags & LEG_SPLICED)
+		step = record_reset(l, o, s, &p);
+		if (step == STEP_RECORD)
 			goto again;
-		host_reset(l, s, &p);
-		bpf_spin_lock(&o->lock);
-		forward_reset(o, &p);
-		out->events |= 1 << EVENT_RESET;
-		out->local = out->fwd = 1;
-		out->l = p.l;
-		out->f = p.f;
+		take(out, step, s, &p);
 		return;
 	}
-	bpf_spin_lock(&l->lock);
-	if (l->flags & LEG_SPLICED || takes_back(l, s) || is_half_frozen(l, o))
+	step = record_step(l, o, &m->key[i], &m->key[!i], s, &p);
+	if (step == STEP_RECORD)
 		goto again;
-	flags = l->flags;
-	keep_going = host_segment(l, s, &p);
-	out->events |= p.hold;
-	if (!keep_going) {
-		out->dropped = p.hold ? V_HELD : p.dropped;
-		return;
-	}
-	if ((flags ^ l->flags) & LEG_HOLD && p.fwd_data)
-		out->events |= 1 << EVENT_FORWARDING;
-	if (is_plain(l, s, &p)) {
+	if (p.events & 1 << EVENT_PASSED && woken)
+		unsplice_legs(m);
+	if (p.hold == HOLD)
+		out->events |= 1;
+	if (p.hold == HOLD && !p.dropped)
+		p.dropped = V_HELD;
+	if (step == STEP_ON && p.plain) {
+		out->events |= p.events;
 		out->local = out->plain = !p.lose_local;
 		out->dropped = V_CE_DROPPED;
 		return;
 	}
-	if (p.fwd || p.drained || p.returned) {
-		bpf_spin_lock(&o->lock);
-		forward_segment(o, s, &p);
-		if (p.drained || p.returned) {
-			if (o->phase_in == PHASE_FWD && (o->phase_out == PHASE_FWD || o->flags & LEG_HOLD))
-				out->events |= 1 << EVENT_FORWARDING;
-			if (o->phase_out == PHASE_LOCAL && o->phase_in == PHASE_LOCAL)
-				out->events |= 1 << EVENT_CONTROL;
-		}
+	if (step == STEP_ON && lose_marked(&p) && !p.local && !p.fwd) {
+		p.dropped = V_CE_DROPPED;
+		step = STEP_DROP;
 	}
-	if (p.fwd_data && all_passed(l)) {
-		if (woken)
-			unsplice_legs(m);
-		out->events |= 1 << EVENT_PASSED;
-	}
-	if (lose_marked(&p) && !p.local && !p.fwd) {
-		out->dropped = V_CE_DROPPED;
-		return;
-	}
-	out->local = p.local || !p.fwd; /* what is not forwarded is passed up */
-	out->fwd = p.fwd;
-	out->l = p.l;
-	out->f = p.f;
+	take(out, step, s, &p);
 }
 
 /* Where the first processor is. */
@@ -296,71 +215,49 @@ void model_ingress(struct model *m, int i, const struct seg *s, struct model_out
 
 int model_egress(struct model *m, int i, const struct seg *s, struct edit *e)
 {
-	struct leg *l = &m->leg[i], *o = &m->leg[!i];
+	__u16 flags = m->path[i].word.flags;
 	struct plan p;
-	__u32 room = 0;
+	int go;
 
 	memset(&p, 0, sizeof(p));
-	if (m->path[i].word.flags & PATH_SPLICED && m->path[i].word.flags & PATH_DEAD && s->flags & TH_RST) {
+	if (flags & PATH_SPLICED && flags & PATH_DEAD && s->flags & TH_RST) {
 		*e = (struct edit){ .seq = s->seq, .ack = s->ack, .keep = s->len, .win = s->win, .flags = s->flags };
 		return 1;
 	}
-	if (m->path[i].word.flags & PATH_SPLICED)
-		return local_segment(l, s, &p, 0), 0;
-	if (l->phase_in == PHASE_TO_FWD)
-		room = o->edge_in - l->seq_off;
-	if (!local_segment(l, s, &p, room))
-		return 0;
-	if (gives_up_both(l, &p))
-		o->flags |= LEG_RESET;
+	go = record_egress(&m->leg[i], &m->leg[!i], &m->key[i], s, &p);
 	*e = p.l;
-	return 1;
+	return go && !(flags & PATH_SPLICED);
 }
 
-static void look(const struct model *m, struct model_switch *g)
+void model_switch(struct model *m, struct switch_args *g)
 {
-	for (int i = 0; i < 2; i++) {
-		const struct leg *l = &m->leg[i];
-		union path_word w = m->path[i].word;
+	struct leg *a = &m->leg[0], *b = &m->leg[1];
+	struct path *pa = &m->path[0], *pb = &m->path[1];
 
-		g->phase[i] = l->phase_in;
-		g->flags[i] = l->flags;
-		g->start[i] = l->bound_in - l->irs - 1;
-		g->end[i] = l->in64;
-		if (l->flags & LEG_SPLICED)
-			g->end[i] += path_passed(l, w);
-	}
-}
-
-void model_switch(struct model *m, struct model_switch *g)
-{
-	struct switch_args a = { .op = g->op, .hold = g->hold, .fit = g->fit, .trigger = g->trigger };
-
-	a.a.consumed = g->consumed[0], a.b.consumed = g->consumed[1];
-	a.a.produced = g->produced[0], a.b.produced = g->produced[1];
-	a.a.leftover = g->leftover[0], a.b.leftover = g->leftover[1];
-	a.a.limit = g->limit[0], a.b.limit = g->limit[1];
+	g->a.leg = m->key[0];
+	g->b.leg = m->key[1];
 	g->result = SWITCH_OK;
 	busy = m;
 	switch (g->op) {
 	case OP_FREEZE:
-		g->result = freeze(&a, &m->leg[0], &m->leg[1], m->now);
+		g->result = freeze(g, a, b, m->now);
 		break;
 	case OP_COMMIT:
-		g->result = may_commit(&m->leg[0], &m->leg[1]);
+		g->result = may_commit(a, b);
 		if (g->result == SWITCH_OK)
-			commit_legs(&a, &m->leg[0], &m->leg[1], &m->path[0], &m->path[1], 0, 0);
+			commit_legs(g, a, b, pa, pb, 0, 0);
 		break;
 	case OP_UNSPLICE:
 		unsplice_legs(m);
-		was_passed(&a.a, &m->leg[0]);
-		was_passed(&a.b, &m->leg[1]);
+		was_passed(&g->a, a);
+		was_passed(&g->b, b);
+		break;
+	default:
 		break;
 	}
 	busy = NULL;
-	g->pending[0] = a.a.pending, g->pending[1] = a.b.pending;
-	g->fin[0] = a.a.fin, g->fin[1] = a.b.fin;
-	look(m, g);
+	look(&g->a, &g->end_a, &g->origin_a, a, pa);
+	look(&g->b, &g->end_b, &g->origin_b, b, pb);
 }
 
 void model_path(const struct model *m, int i, struct path *to) { *to = m->path[i]; }

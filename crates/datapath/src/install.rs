@@ -14,7 +14,7 @@ pub struct NextHop {
     pub from: [u8; 6],
 }
 
-/// The code of the largest window, as `room_code(65535)` in bpf/path.h.
+/// The code of the largest window, as `room_code(65535)` in bpf/step.h.
 const WIDE_ROOM: u16 = 27 << 10;
 
 /// A leg on which nothing is under way: the host has acknowledged all that it was sent. Sequence numbers are those on the

@@ -225,7 +225,7 @@ pub struct PathView {
     pub via: u16,
     /// What is forwarded is copied to user space.
     pub tapped: bool,
-    /// The window that came with `max_ack`, as `room_code()` in bpf/path.h has it.
+    /// The window that came with `max_ack`, as `room_code()` in bpf/step.h has it.
     pub room: u8,
     /// The host that packets go to, or an index, by `PathFlags::CROSS`.
     pub(crate) remote4: u32,
@@ -265,7 +265,7 @@ impl PathView {
         self.end.wrapping_sub(self.sent.wrapping_sub(back.max_ack))
     }
 
-    /// The window that came with `max_ack`, in units of its scale: at least, and at most. As `room_of()` in bpf/path.h.
+    /// The window that came with `max_ack`, in units of its scale: at least, and at most. As `room_of()` in bpf/step.h.
     pub fn rooms(&self) -> (u32, u32) {
         let of = |code: u8| match code {
             0 => 0,

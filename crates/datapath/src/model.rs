@@ -1,4 +1,4 @@
-//! The data path's decisions, natively: what `bpf/switch.h` and `bpf/path.h` do with the segments of one flow. For
+//! The data path's decisions, natively: what `bpf/step.h` and `bpf/record.h` do with the segments of one flow. For
 //! simulators; nothing here touches the kernel.
 
 use crate::{Frozen, Half, PathView, SwitchError, Switched, abi, switch};
@@ -50,28 +50,37 @@ struct Meanwhile {
     out: Out,
 }
 
-/// A switch and its answer. Mirrors `struct model_switch`; fields as in `struct switch_args`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)]
-pub struct SwitchArgs {
-    pub op: abi::switch_op,
-    pub result: abi::switch_result,
-    pub hold: u32,
-    pub trigger: u32,
-    pub fit: u32,
-    #[doc(hidden)]
-    pub spare: u32,
-    pub consumed: [u32; 2],
-    pub produced: [u32; 2],
-    pub leftover: [u32; 2],
-    pub limit: [abi::limit; 2],
-    pub pending: [u32; 2],
-    pub start: [u32; 2],
-    pub fin: [u32; 2],
-    pub flags: [u32; 2],
-    pub phase: [abi::phase; 2],
-    pub end: [u64; 2],
+/// A switch and its answer, as the program of the data path has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Switch(abi::switch_args);
+
+impl Switch {
+    /// A call about two legs.
+    pub fn new(op: abi::switch_op, halves: [&Half; 2]) -> Switch {
+        Switch(switch::call(op, halves[0], halves[1]).args)
+    }
+
+    /// The arguments that are not about one leg.
+    pub fn args(&mut self) -> &mut abi::switch_args {
+        &mut self.0
+    }
+
+    /// The model knows nothing of devices; its hosts take any packet.
+    fn answer(&self) -> Result<abi::switch_call, SwitchError> {
+        switch::outcome(self.0.result)?;
+        let hop = abi::hop { mss: u16::MAX.into(), ..Default::default() };
+        Ok(abi::switch_call { args: self.0, hop_a: hop, hop_b: hop })
+    }
+
+    /// What a freeze has left to be drained, as [`Datapath::freeze`](crate::Datapath::freeze) has it.
+    pub fn frozen(&self, consumed: [u64; 2]) -> Result<Frozen, SwitchError> {
+        self.answer().map(|call| switch::frozen(&call, consumed))
+    }
+
+    /// How the legs are, as the other switches have it.
+    pub fn switched(&self) -> Result<Switched, SwitchError> {
+        self.answer().map(|call| switch::switched(&call))
+    }
 }
 
 /// What became of a segment from a host.
@@ -100,7 +109,7 @@ unsafe extern "C" {
     fn model_meanwhile(m: *mut Opaque, w: *mut Meanwhile);
     fn model_ingress(m: *mut Opaque, i: c_int, s: *const Seg, out: *mut Out);
     fn model_egress(m: *mut Opaque, i: c_int, s: *const Seg, e: *mut Edit) -> c_int;
-    fn model_switch(m: *mut Opaque, g: *mut SwitchArgs);
+    fn model_switch(m: *mut Opaque, g: *mut abi::switch_args);
     fn model_path(m: *const Opaque, i: c_int, to: *mut abi::path);
     fn model_look(m: *const Opaque, i: c_int, to: *mut abi::leg);
     fn model_leg_size() -> u64;
@@ -124,46 +133,6 @@ pub struct Model(NonNull<Opaque>);
 
 // SAFETY: memory of its own, without any tie to a thread.
 unsafe impl Send for Model {}
-
-impl SwitchArgs {
-    /// A call about two legs.
-    pub fn new(op: abi::switch_op, halves: [&Half; 2]) -> SwitchArgs {
-        let call = switch::call(op, halves[0], halves[1]).args;
-        let both = [&call.a, &call.b];
-        SwitchArgs {
-            op,
-            consumed: both.map(|h| h.consumed),
-            produced: both.map(|h| h.produced),
-            leftover: both.map(|h| h.leftover),
-            limit: both.map(|h| h.limit),
-            ..SwitchArgs::default()
-        }
-    }
-
-    /// The answer as [`Datapath::run`](crate::Datapath) has it. The model knows nothing of devices; its hosts take any packet.
-    fn answer(&self) -> Result<abi::switch_call, SwitchError> {
-        switch::outcome(self.result)?;
-        let mut call = abi::switch_call::default();
-        let g = &mut call.args;
-        for (d, h) in [&mut g.a, &mut g.b].into_iter().enumerate() {
-            (h.pending, h.start, h.fin) = (self.pending[d], self.start[d], self.fin[d]);
-            (h.flags, h.phase_in) = (self.flags[d], self.phase[d]);
-        }
-        (g.end_a, g.end_b) = (self.end[0], self.end[1]);
-        (call.hop_a.mss, call.hop_b.mss) = (u16::MAX.into(), u16::MAX.into());
-        Ok(call)
-    }
-
-    /// What a freeze has left to be drained, as [`Datapath::freeze`](crate::Datapath::freeze) has it.
-    pub fn frozen(&self, consumed: [u64; 2]) -> Result<Frozen, SwitchError> {
-        self.answer().map(|call| switch::frozen(&call, consumed))
-    }
-
-    /// How the legs are, as the other switches have it.
-    pub fn switched(&self) -> Result<Switched, SwitchError> {
-        self.answer().map(|call| switch::switched(&call))
-    }
-}
 
 impl Model {
     /// Both connections established, nothing sent yet.
@@ -217,9 +186,9 @@ impl Model {
     }
 
     /// Freeze, commit, unsplice or look.
-    pub fn switch(&mut self, args: &mut SwitchArgs) {
+    pub fn switch(&mut self, switch: &mut Switch) {
         // SAFETY: live pointers.
-        unsafe { model_switch(self.0.as_ptr(), args) }
+        unsafe { model_switch(self.0.as_ptr(), &mut switch.0) }
     }
 
     /// The path entry where packets of leg `i`'s host come in.

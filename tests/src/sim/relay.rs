@@ -6,9 +6,9 @@ use super::{
     tcp::{MS, Packet, Tcp, Time},
 };
 use longsplice_datapath::{
-    Half, LegFlags, Limit, PathFacts, PathFlags, SwitchError, Tuple,
-    abi::{phase, switch_op},
-    model::{Fate, Model, SwitchArgs},
+    Half, LegFlags, Limit, PathFacts, PathFlags, SwitchError, Switched, Tuple,
+    abi::switch_op,
+    model::{Fate, Model, Switch},
 };
 use longsplice_engine::{
     Command, How, PathRule, Policy, When,
@@ -22,6 +22,11 @@ const PATH_ENDS: u16 = PathFlags::FIN | PathFlags::FIN_ACKED | PathFlags::DEAD;
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// So often the flow is written down and read back, as for another process.
 const WRITTEN_DOWN: u32 = 16;
+
+/// The model knows no addresses.
+fn leg(n: u8) -> Tuple {
+    Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() }
+}
 
 fn is_forwarded_by(flags: [u16; 2]) -> bool {
     flags[0] & flags[1] & PathFlags::SPLICED != 0
@@ -247,7 +252,6 @@ impl Relay {
 
     /// What the core makes of it.
     fn on(&mut self, now: Time, event: Event) -> Action {
-        let leg = |n: u8| Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() };
         let [a, b] = &mut self.at;
         let (now, legs) = (Duration::from_micros(now), [leg(0), leg(1)]);
         self.core.on(&mut Context { now, policy: &self.policy, legs, at: [a, b], shown: &mut self.shown }, event)
@@ -305,7 +309,7 @@ impl Relay {
 
     /// The process is gone, and its sockets are the kernel's: parked ones are silent.
     pub fn kill(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2]) {
-        let (look, state) = (self.call(m, switch_op::OP_LOOK), self.state);
+        let (look, state) = (self.look(m), self.state);
         self.say(|| format!("killed in {state:?}: {look:?}"));
         let parked = state == State::Spliced;
         for s in sockets.iter_mut() {
@@ -324,20 +328,25 @@ impl Relay {
     /// As crates/engine, orphans.rs: what was drained is committed, and what is spliced goes on as it is.
     pub fn take_over(&mut self, m: &mut Model) {
         self.state = State::Killed(true);
-        let (before, flags) = (self.call(m, switch_op::OP_LOOK), path_flags(m));
-        if before.phase != [phase::PHASE_FWD; 2] {
+        let (before, flags) = (self.look(m), path_flags(m));
+        if !before.is_forwarded() {
             return;
         }
-        let g = self.call(m, switch_op::OP_COMMIT);
-        self.say(|| format!("taken over {g:?}"));
+        let at = self.call(m, switch_op::OP_COMMIT).switched();
+        self.say(|| format!("taken over {at:?}"));
+        let at = at.unwrap_or_else(|_| self.look(m));
         if is_forwarded_by(flags) {
             assert_eq!(flags.map(|f| f & PATH_ENDS), path_flags(m).map(|f| f & PATH_ENDS), "an end is forgotten");
-            assert_eq!(before.end, g.end, "bytes are forgotten");
+            assert_eq!(before.end, at.end, "bytes are forgotten");
         }
-        self.goes_on |= self.is_forwarded_for_good(m, &g);
+        self.goes_on |= self.is_forwarded_for_good(m, &at);
     }
 
-    fn is_forwarded_for_good(&self, m: &Model, at: &SwitchArgs) -> bool {
+    fn look(&mut self, m: &mut Model) -> Switched {
+        self.call(m, switch_op::OP_LOOK).switched().expect("nothing refuses a look")
+    }
+
+    fn is_forwarded_for_good(&self, m: &Model, at: &Switched) -> bool {
         is_forwarded(m) && (at.flags[0] | at.flags[1]) & LegFlags::TRIGGER == 0
     }
 
@@ -432,18 +441,19 @@ impl Relay {
     }
 
     /// Calls that are not about what the sockets have read and written.
-    fn call(&mut self, m: &mut Model, op: switch_op) -> SwitchArgs {
-        let leg: Tuple = Tuple { remote: ([10, 0, 0, 1], 1).into(), local: ([10, 0, 0, 2], 2).into() };
-        let half = Half { leg, consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
-        self.switch(m, SwitchArgs { trigger: u32::from(self.habits.trigger) * 3, ..SwitchArgs::new(op, [&half; 2]) })
+    fn call(&mut self, m: &mut Model, op: switch_op) -> Switch {
+        let half = Half { leg: leg(0), consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
+        let mut call = Switch::new(op, [&half; 2]);
+        call.args().trigger = u32::from(self.habits.trigger) * 3;
+        self.switch(m, call)
     }
 
-    fn switch(&mut self, m: &mut Model, mut g: SwitchArgs) -> SwitchArgs {
+    fn switch(&mut self, m: &mut Model, mut call: Switch) -> Switch {
         match &mut self.meanwhile {
-            Some(w) => w.during(m, |m| m.switch(&mut g)),
-            None => m.switch(&mut g),
+            Some(w) => w.during(m, |m| m.switch(&mut call)),
+            None => m.switch(&mut call),
         }
-        g
+        call
     }
 
     /// For the next splice.
@@ -461,15 +471,11 @@ impl Relay {
     /// The process hears of its success when it wakes up the next time.
     fn freeze(&mut self, awake: &mut Awake<'_>) {
         let since = *self.waiting.get_or_insert(awake.now);
-        let leg = |n: u8| Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() };
         let [a, b] = [0, 1].map(|d| self.core.half(d, leg(d as u8), &self.at[d]));
-        let fit = awake.now < since + self.habits.patience;
-        let g = SwitchArgs {
-            hold: self.habits.hold.into(),
-            fit: fit.into(),
-            ..SwitchArgs::new(switch_op::OP_FREEZE, [&a, &b])
-        };
-        let g = self.switch(awake.m, g);
+        let mut call = Switch::new(switch_op::OP_FREEZE, [&a, &b]);
+        call.args().hold = self.habits.hold.into();
+        call.args().fit = (awake.now < since + self.habits.patience).into();
+        let g = self.switch(awake.m, call);
         let frozen = g.frozen(self.at.map(|at| at.consumed));
         match &frozen {
             Err(SwitchError::Window) => return self.hear(awake, Event::Frozen(Err(SwitchError::Window))),

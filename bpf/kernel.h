@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is read of the kernel's own structures. */
+#ifndef LONGSPLICE_KERNEL_H
+#define LONGSPLICE_KERNEL_H
+
+#include "compat.h"
+#include <bpf/bpf_core_read.h>
+
+struct sk_buff {
+	struct sk_buff *next, *prev;
+	unsigned char *data;
+	__u8 cloned : 1;
+	__u8 ip_summed : 2;
+	__u32 csum;
+	int skb_iif;
+} __attribute__((preserve_access_index));
+
+struct net_device {
+	unsigned char *dev_addr;
+	int ifindex;
+} __attribute__((preserve_access_index));
+
+void *bpf_cast_to_kern_ctx(void *) __ksym;
+void *bpf_rdonly_cast(const void *, __u32) __ksym;
+
+/* Any eight bytes of the kernel's: its own struct of eight bytes serves as their type. */
+static __always_inline __u64 eight_at(const void *at)
+{
+	struct bpf_iter_num *n = bpf_rdonly_cast(at, bpf_core_type_id_kernel(struct bpf_iter_num));
+
+	return n->__opaque[0];
+}
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What a leg's record decides: control mode, switching, switching back. The steps of switch.h in their order, over both legs,
+ * each under its own lock. As in step.h, look-ups and packets are the callers'. */
+#ifndef LONGSPLICE_RECORD_H
+#define LONGSPLICE_RECORD_H
+
+#include "path.h"
+
+/* Is this the leg's peer? It was looked up without the lock, and the leg may have joined another flow since: a segment that went
+ * to the former peer with the numbers of the new one would tell its host of bytes that it never sent. */
+INLINE int is_paired(const struct leg *l, const struct tuple *peer)
+{
+	const __u32 *a = (const __u32 *)&l->peer, *b = (const __u32 *)peer;
+	__u32 differ = 0, i;
+
+	for (i = 0; i < sizeof(*peer) / sizeof(*a); i++)
+		differ |= a[i] ^ b[i];
+	return !differ;
+}
+
+INLINE int in_control(const struct leg *l)
+{
+	return l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
+}
+
+/* RST outside of forwarding mode. `o` may be NULL: the other leg, if there is one. STEP_ASK: it proves nothing, and goes to
+ * whoever asks its sender about it. */
+static __always_inline enum step record_reset(struct leg *l, struct leg *o, const struct seg *s, struct plan *p)
+{
+	int known;
+
+	p->local = p->fwd = p->events = 0;
+	p->dropped = V_BAD_RST;
+	if (in_control(l)) { /* the socket's affair */
+		bpf_spin_lock(&l->lock);
+		reset_for_local(l, s, p);
+		bpf_spin_unlock(&l->lock);
+		p->local = 1;
+		return STEP_ON;
+	}
+	if (is_over(l))
+		return STEP_DROP;
+	if (!rst_in_order(l, s)) {
+		bpf_spin_lock(&l->lock);
+		known = unproven_reset(l, s, p);
+		bpf_spin_unlock(&l->lock);
+		if (!known)
+			return STEP_DROP;
+		if (p->fwd && o)
+			ask_other(o, p);
+		return STEP_ASK;
+	}
+	if (!o) {
+		p->dropped = V_NO_PEER;
+		return STEP_DROP;
+	}
+	bpf_spin_lock(&l->lock);
+	if (l->flags & LEG_SPLICED) { /* since it was looked at */
+		bpf_spin_unlock(&l->lock);
+		return STEP_RECORD;
+	}
+	host_reset(l, s, p);
+	bpf_spin_unlock(&l->lock);
+	bpf_spin_lock(&o->lock);
+	forward_reset(o, p);
+	bpf_spin_unlock(&o->lock);
+	p->events = 1 << EVENT_RESET;
+	return STEP_ON;
+}
+
+/* A segment of l's host. `o` may be NULL: the other leg. t, other: their keys. STEP_RECORD: look again; both legs may have become
+ * what they were not when they were looked up. */
+static __always_inline enum step record_step(struct leg *l, struct leg *o, const struct tuple *t, const struct tuple *other,
+					     const struct seg *s, struct plan *p)
+{
+	__u32 flags, seq_off;
+	int go;
+
+	p->events = 0;
+	bpf_spin_lock(&l->lock);
+	flags = l->flags;
+	if (flags & LEG_SPLICED || takes_back(l, s) || (flags & LEG_PAIRED && !is_paired(l, other)) ||
+	    (o && is_half_frozen(l, o))) {
+		bpf_spin_unlock(&l->lock);
+		return STEP_RECORD;
+	}
+	p->at = l->in64 + (__s32)(s->seq - l->max_in);
+	go = host_segment(l, s, p);
+	p->plain = is_plain(l, s, p);
+	flags ^= l->flags;
+	seq_off = l->seq_off;
+	bpf_spin_unlock(&l->lock);
+	if (!go)
+		return STEP_DROP;
+	if (flags & LEG_HOLD && p->fwd_data) /* all that was held has been forwarded */
+		p->events |= 1 << EVENT_FORWARDING;
+	if (p->plain)
+		return STEP_ON;
+	if (p->fwd || p->drained || p->returned) {
+		if (!o) {
+			p->dropped = V_NO_PEER;
+			return STEP_DROP;
+		}
+		bpf_spin_lock(&o->lock);
+		if (!is_paired(o, t)) { /* all that was forwarded is acknowledged: this is old */
+			bpf_spin_unlock(&o->lock);
+			p->dropped = V_NO_PEER;
+			return STEP_DROP;
+		}
+		forward_segment(o, s, p);
+		p->acked = o->ack_in - seq_off - s->seq;
+		if (p->drained || p->returned) {
+			if (o->phase_in == PHASE_FWD && (o->phase_out == PHASE_FWD || o->flags & LEG_HOLD))
+				p->events |= 1 << EVENT_FORWARDING;
+			if (in_control(o))
+				p->events |= 1 << EVENT_CONTROL;
+		}
+		bpf_spin_unlock(&o->lock);
+	}
+	if (o && l->flags & o->flags & flags & LEG_FIN_ACKED)
+		p->events |= 1 << EVENT_CLOSED;
+	if (o && p->fwd_data && all_passed(l))
+		p->events |= 1 << EVENT_PASSED;
+	return STEP_ON;
+}
+
+/* A segment of l's socket. `o` may be NULL: the other leg. t: l's key. Returns 0 if it is muted. */
+static __always_inline int record_egress(struct leg *l, struct leg *o, const struct tuple *t, const struct seg *s, struct plan *p)
+{
+	/* What the other host has room for, in this host's numbers. Read without its lock: one word, only a hint. */
+	__u32 room = o && l->phase_in == PHASE_TO_FWD ? *(volatile __u32 *)&o->edge_in - l->seq_off : 0;
+	int go;
+
+	bpf_spin_lock(&l->lock);
+	go = local_segment(l, s, p, room);
+	bpf_spin_unlock(&l->lock);
+	if (go && gives_up_both(l, p) && o && is_paired(o, t))
+		__sync_fetch_and_or(&o->flags, LEG_RESET);
+	return go;
+}
+
+#endif

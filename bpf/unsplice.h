@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From forwarding mode back to the legs' records, by their keys. */
+#ifndef LONGSPLICE_UNSPLICE_H
+#define LONGSPLICE_UNSPLICE_H
+
+#include "path.h"
+#include "table.h"
+
+/* The way to l's host may have changed while packets went there by `in`. */
+static __always_inline void learn_hop(struct leg *l, const struct path *in)
+{
+	__u32 via = path_index(in);
+	struct via *v = bpf_map_lookup_elem(&vias, &via);
+
+	if (!v || !(l->flags & LEG_SPLICED))
+		return;
+	l->ifindex = v->ifindex;
+	__builtin_memcpy(l->dmac, v->dmac, 12);
+}
+
+/* Returns 0, or a negative number. */
+__noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
+{
+	struct leg *a, *b;
+	struct path *pa, *pb;
+
+	if (!ta || !tb)
+		return -1;
+	a = bpf_map_lookup_elem(&legs, ta);
+	b = bpf_map_lookup_elem(&legs, tb);
+	pa = find_path(ta);
+	pb = find_path(tb);
+	if (!a || !b || !pa || !pb)
+		return -1;
+	learn_hop(a, pb);
+	learn_hop(b, pa);
+	wake_both(a, b, pa, pb, bpf_ktime_get_ns());
+	unsplice_direction(a, b);
+	unsplice_direction(b, a);
+	return 0;
+}
+
+#endif
