@@ -14,7 +14,7 @@
 enum constant {
 	/* Raised with every change of what this file, maps.h, table.h and place.h put into pinned maps: a process takes over only
 	 * maps of its own version. */
-	ABI_VERSION = 14,
+	ABI_VERSION = 15,
 	MAX_VIAS = 1024,      /* next hop and own address pairs: few, since hosts sit behind routers */
 	MAX_LISTENERS = 1024, /* addresses that are listened on, transparent or not */
 	/* In path.via: forwarded data is copied to user space (tap.h). No such next hop: the short way goes no further. */
@@ -23,6 +23,8 @@ enum constant {
 	VIA_ROOM_SHIFT = 10,
 	VIA_ROOM = 31 << VIA_ROOM_SHIFT,
 	VIA_INDEX = (1 << VIA_ROOM_SHIFT) - 1,
+	/* In embryo.opts_in: the handshake is complete, but there was no room for a leg. */
+	OPT_FULL = 0x10,
 };
 
 /* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
@@ -212,7 +214,7 @@ struct embryo {
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN as offered by the host / by us; OPT_FOREIGN */
+	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN as offered by the host / by us; OPT_FOREIGN, OPT_FULL */
 	__u32 edge_out;
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];

@@ -116,8 +116,8 @@ static __always_inline __u32 listened(const struct scratch *sc)
 	return found ? *found : 0;
 }
 
-/* A client has completed its handshake. */
-static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
+/* A client has completed its handshake. 0: there is no room for its leg. */
+static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 {
 	struct leg l = {};
 	int r;
@@ -142,11 +142,12 @@ static __always_inline void hatch(struct scratch *sc, const struct embryo *e)
 	l.seen = bpf_ktime_get_coarse_ns();
 	r = bpf_map_update_elem(&legs, &sc->t, &l, BPF_NOEXIST);
 	if (r == -EEXIST) /* the same segment twice, on two processors: the other has done it, or is about to */
-		return;
-	if (r || insert_path(&sc->t)) {
-		bpf_map_delete_elem(&legs, &sc->t);
-		count(V_TABLE_FULL);
-	}
+		return 1;
+	if (!r && !insert_path(&sc->t))
+		return 1;
+	bpf_map_delete_elem(&legs, &sc->t);
+	count(V_TABLE_FULL);
+	return 0;
 }
 
 /* From a host, no path entry. 1: there is a leg now; 2: not for the stack. Global: keeps the miss path out of the entry's stack
@@ -189,11 +190,17 @@ __noinline int track_ingress(struct __sk_buff *skb)
 	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1 && tcp_sum_right(skb)) {
-			hatch(sc, known);
+			int room = hatch(sc, known);
+
 			if (listens == LISTENS_FOREIGN && !meet(skb)) { /* nobody would know: the next segment tells */
 				bpf_map_delete_elem(&legs, &sc->t);
 				remove_path(&sc->t);
 				return 2;
+			}
+			if (!room) { /* stays until the next SYN, for user space to know */
+				known->iss = 0;
+				known->opts_in = OPT_FULL;
+				return 0;
 			}
 			bpf_map_delete_elem(&embryos, &sc->t);
 			return 1; /* the segment itself may carry data: treat it as the leg's first */
@@ -204,7 +211,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 			return !!bpf_map_lookup_elem(&legs, &sc->t);
 	} else if (listens == LISTENS_FOREIGN && sc->s.flags & TH_RST) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
-		if (known && sc->s.seq == known->irs + 1) {
+		if (known && !(known->opts_in & OPT_FULL) && sc->s.seq == known->irs + 1) {
 			meet(skb);
 			return 2;
 		}
@@ -222,7 +229,7 @@ __noinline int track_egress(struct __sk_buff *skb)
 	if (!sc)
 		return 0;
 	e = bpf_map_lookup_elem(&embryos, &sc->t);
-	if (!e || sc->s.ack != e->irs + 1)
+	if (!e || e->opts_in & OPT_FULL || sc->s.ack != e->irs + 1)
 		return 0;
 	parse_syn(skb, &o);
 	e->iss = sc->s.seq;

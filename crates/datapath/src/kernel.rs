@@ -475,6 +475,11 @@ impl Datapath {
         self.maps.insert_leg(leg, record)
     }
 
+    /// Has a client completed its handshake when there was no room for its leg? Known until many others have sent SYNs.
+    pub fn found_no_room(&self, leg: &Tuple) -> bool {
+        self.maps.found_no_room(leg)
+    }
+
     /// One leg.
     pub fn leg(&self, leg: &Tuple) -> Option<LegView> {
         self.maps.leg(leg)

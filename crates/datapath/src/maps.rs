@@ -74,6 +74,8 @@ pub(crate) unsafe trait Pod: Copy {}
 unsafe impl Pod for abi::tuple {}
 // SAFETY: as above.
 unsafe impl Pod for abi::leg {}
+// SAFETY: as above.
+unsafe impl Pod for abi::embryo {}
 // SAFETY: as above; the union's members overlap in full.
 unsafe impl Pod for abi::path_args {}
 // SAFETY: as above.
@@ -443,6 +445,11 @@ impl Maps {
     /// Segments of the leg have passed unseen: it is not tracked any more.
     pub fn mistrust(&self, t: &Tuple) -> io::Result<()> {
         self.path_op(abi::path_op::PATH_UNSEEN, t, abi::path6::default()).map(drop)
+    }
+
+    pub fn found_no_room(&self, t: &Tuple) -> bool {
+        let found = self.embryos.lookup(bytes_of(&t.to_abi()), MapFlags::ANY).ok().flatten();
+        found.is_some_and(|e| u32::from(from_bytes::<abi::embryo>(&e).opts_in) & names::OPT_FULL != 0)
     }
 
     /// Removes what a SYN has left; one that is gone already is no error.

@@ -89,7 +89,11 @@ impl std::fmt::Display for Refusal {
 
 /// Why legs are not known to the data path.
 pub(crate) fn of_untracked(d: &Datapath, legs: &[Tuple]) -> Refusal {
-    if legs.iter().any(|leg| d.is_elsewhere(leg)) { Refusal::Unattached } else { Refusal::Untracked }
+    match () {
+        () if legs.iter().any(|leg| d.found_no_room(leg)) => Refusal::TableFull,
+        () if legs.iter().any(|leg| d.is_elsewhere(leg)) => Refusal::Unattached,
+        () => Refusal::Untracked,
+    }
 }
 
 /// Why nothing is spliced, if the data path could not be opened.

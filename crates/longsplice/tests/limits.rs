@@ -137,9 +137,12 @@ fn a_full_table_is_said_now_and_then() {
     };
     let streams: Vec<TcpStream> = (0..CLIENTS).map(open).collect();
     running.wait_message("the tables of flows are full: ");
-    let refused = |flow: &&Value| flow["refusal"] == "table-full" || flow["refusal"] == "untracked";
-    let refused = flows(&running).iter().filter(refused).count();
+    let refused = flows(&running).iter().filter(|flow| flow["refusal"] == "table-full").count();
     assert!(refused >= CLIENTS - 16, "{refused}");
+    let counters: Value = serde_json::from_str(&running.client(&["counters", "--json"])).unwrap();
+    let why = counters["listeners"][0]["refused"].as_object().unwrap();
+    let counted: Vec<_> = why.iter().filter(|(_, n)| **n != 0).collect();
+    assert_eq!(counted, [(&"table-full".to_owned(), &refused.into())]);
     let messages = running.messages();
     let said = messages.lines().filter(|line| line.contains("WARN")).count();
     assert!((1..=1 + began.elapsed().as_secs() as usize / 10).contains(&said), "{messages}");

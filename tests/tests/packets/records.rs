@@ -107,6 +107,8 @@ fn a_client_without_room_for_its_server_makes_room() {
             b.datapath.listen(clients[0].local).expect("listen");
             let full = |c: &Tuple| shake_hands(b, c, [100, 200]).verdicts.contains(&"table-full");
             assert!(clients[..32].iter().all(|c| !full(c)) && full(&clients[32]));
+            let found_no_room = |n: usize| b.datapath.found_no_room(&clients[n]);
+            assert!(found_no_room(32) && !found_no_room(31));
             let expect = |n: usize| b.datapath.expect(&server(v6, 50_000 + n as u16), Some(&clients[n]));
             assert!(matches!(expect(32), Err(ExpectError::Untracked)));
             assert!(matches!(expect(0), Err(ExpectError::Full { given_back: true })));
@@ -123,6 +125,7 @@ fn a_client_without_room_for_its_server_makes_room() {
             assert_eq!(b.datapath.give_back([&clients[1], &server(v6, 50_001)]), [true; 2]);
             assert_eq!(b.datapath.give_back([&clients[2], &clients[0]]), [false, true], "none is not kept, either");
             assert_eq!(b.datapath.legs().len(), 30);
+            assert!(found_no_room(32) && !full(&clients[32]) && !found_no_room(32), "its next connection has room");
             b.datapath.legs().iter().for_each(|(t, _)| b.datapath.forget(t));
             assert!(b.datapath.paths().is_empty());
         }
