@@ -1,9 +1,10 @@
-//! Segments that the server has not sent, as somebody might send them who knows the numbers, or as a broken line would make them.
+//! Segments that no host has sent, as somebody might send them who knows the numbers, or as a broken line would make them.
 
-use crate::packet::{Packet, flag};
+use crate::packet::{ETHERNET, Packet, flag};
 use longsplice_engine::Splicer;
-use longsplice_lab::Lab;
+use longsplice_lab::{Family, Lab};
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bind, send, socket};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::{net::SocketAddr, os::fd::AsRawFd};
 
 /// What such a segment has to say, instead of what the server says.
@@ -39,4 +40,33 @@ pub fn forge(lab: &Lab, splicer: &Splicer, server: SocketAddr, beyond: u32, righ
         bind(s.as_raw_fd(), &link("s0")).expect("bind");
         assert_eq!(send(s.as_raw_fd(), &frame, MsgFlags::empty()), Ok(frame.len()));
     });
+}
+
+/// Asks in the name of a host that does not exist, in the client's network.
+pub struct Nobody {
+    socket: Socket,
+    family: Family,
+}
+
+impl Nobody {
+    /// Forges at the client.
+    pub fn new(lab: &Lab, family: Family) -> Nobody {
+        let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
+        let raw = || Socket::new(domain, Type::RAW, Some(Protocol::from(nix::libc::IPPROTO_RAW)));
+        Nobody { socket: lab.client.run(raw).expect("socket"), family }
+    }
+
+    /// Where it seems to be.
+    pub fn address(&self, port: u16) -> SocketAddr {
+        let host =
+            if self.family == Family::V4 { [10, 77, 1, 99].into() } else { [0xfd77, 1, 0, 0, 0, 0, 0, 99].into() };
+        SocketAddr::new(host, port)
+    }
+
+    /// Sends a SYN.
+    pub fn asks(&self, port: u16, to: SocketAddr) {
+        let syn = Packet { flags: flag::SYN, ..Packet::new(self.address(port), to) };
+        // what is a port elsewhere is a protocol here
+        self.socket.send_to(&syn.frame()[ETHERNET..], &SocketAddr::new(to.ip(), 0).into()).expect("send");
+    }
 }

@@ -144,3 +144,19 @@ fn a_client_without_power_is_given_up() {
     assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset));
     assert_eq!(f.ended(1)[0].how, How::ClientReset);
 }
+
+#[test]
+#[ignore = "root"]
+fn a_server_without_power_is_given_up() {
+    for family in Family::BOTH {
+        let (lab, listener) = lab(family);
+        let keepalive = Some(Duration::from_secs(1));
+        let f = start(&lab, family, Policy { when: When::Never, keepalive, ..Policy::default() });
+        let pair = Pair::open(&lab, family, &listener);
+        pair.exchange();
+        let _gone = lab.impair(Way::FromServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+        let heard = (&pair.client).read(&mut [0]);
+        assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset));
+        assert_eq!(f.ended(1)[0].how, How::ServerReset);
+    }
+}

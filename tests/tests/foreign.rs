@@ -7,11 +7,8 @@ use longsplice_lab::{
     topology::{CLIENT, SERVER},
     traffic::{Report, Script, connect, converse, intact, listen},
 };
-use longsplice_tests::{
-    Forwarder, at_once, by_hand,
-    packet::{ETHERNET, Packet, flag},
-};
-use socket2::{Domain, Protocol, Socket, Type};
+use longsplice_tests::{Forwarder, at_once, by_hand, forge::Nobody};
+use socket2::{Domain, Socket, Type};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
@@ -242,15 +239,18 @@ fn a_server_hears_that_its_client_has_gone() {
 #[test]
 #[ignore = "root"]
 fn a_flood_of_syns_takes_no_more_than_its_share() {
+    Family::BOTH.into_iter().for_each(flood);
+}
+
+fn flood(family: Family) {
     const HALF_OPEN: usize = 1024;
-    let family = Family::V4;
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let f = Forwarder::foreign(&lab, any(family), at_once());
     let silence = lab.impair(Way::ToServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
     let to = SERVER.port(family, PORT);
     let flood: Vec<Socket> = lab.client.run(|| {
         let ask = |_| {
-            let s = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None).expect("socket");
+            let s = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), None).expect("socket");
             assert_eq!(s.connect(&to.into()).expect_err("it waits").raw_os_error(), Some(nix::libc::EINPROGRESS));
             s
         };
@@ -271,28 +271,12 @@ fn a_flood_of_syns_takes_no_more_than_its_share() {
 }
 
 /// A forwarder before a server that answers every SYN.
-fn answering_server() -> (Lab, Forwarder, TcpListener) {
+fn answering_server(family: Family) -> (Lab, Forwarder, TcpListener) {
     let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
-    let f = Forwarder::foreign(&lab, any(Family::V4), at_once());
-    let listener = lab.server.run(|| listen(SERVER.port(Family::V4, PORT), &Script::answerer())).expect("listen");
+    let f = Forwarder::foreign(&lab, any(family), at_once());
+    let listener = lab.server.run(|| listen(SERVER.port(family, PORT), &Script::answerer())).expect("listen");
     listener.set_nonblocking(true).expect("nonblocking");
     (lab, f, listener)
-}
-
-/// Forges SYNs in the name of a host that does not exist.
-struct Nobody(Socket);
-
-impl Nobody {
-    fn new(lab: &Lab) -> Nobody {
-        let protocol = Some(Protocol::from(nix::libc::IPPROTO_RAW));
-        Nobody(lab.client.run(|| Socket::new(Domain::IPV4, Type::RAW, protocol)).expect("socket"))
-    }
-
-    fn asks(&self, port: u16) {
-        let to = SERVER.port(Family::V4, PORT);
-        let packet = Packet { flags: flag::SYN, ..Packet::new(([10, 77, 1, 99], port).into(), to) };
-        self.0.send_to(&packet.frame()[ETHERNET..], &to.into()).expect("send");
-    }
 }
 
 /// SYNs of nobody, to a server that answers them all: whoever shakes hands meanwhile, at his leisure, is not given up for them, and
@@ -300,9 +284,13 @@ impl Nobody {
 #[test]
 #[ignore = "root"]
 fn a_flood_that_is_answered_harms_nobody() {
+    Family::BOTH.into_iter().for_each(answered_flood);
+}
+
+fn answered_flood(family: Family) {
     const FORGED: u16 = 1100;
-    let (lab, f, listener) = answering_server();
-    let to = SERVER.port(Family::V4, PORT);
+    let (lab, f, listener) = answering_server(family);
+    let to = SERVER.port(family, PORT);
     let exchange = |client: TcpStream| {
         // not one of nobody's
         let own = client.local_addr().expect("bound");
@@ -324,9 +312,9 @@ fn a_flood_that_is_answered_harms_nobody() {
     let far = lab.impair(Way::ToClient, delay).expect("impair");
     let early = lab.client.spawn(move || TcpStream::connect(to));
     wait_for(PATIENCE, || (f.verdict("handshake") >= 2).then_some(())).expect("SYN and SYN-ACK");
-    let nobody = Nobody::new(&lab);
+    let nobody = Nobody::new(&lab, family);
     let mut ports = 1..u16::MAX;
-    let mut forge = || nobody.asks(ports.next().expect("a port"));
+    let mut forge = || nobody.asks(ports.next().expect("a port"), to);
     (0..FORGED).for_each(|_| forge());
     let early = exchange(early.join().expect("client").expect("its handshake is not given up"));
     f.wait_state(FlowState::Spliced);
@@ -348,12 +336,17 @@ fn a_flood_that_is_answered_harms_nobody() {
 #[test]
 #[ignore = "root"]
 fn nobody_answers_for_a_client_that_is_silent() {
-    let (lab, f, listener) = answering_server();
-    Nobody::new(&lab).asks(9);
+    Family::BOTH.into_iter().for_each(silent_client);
+}
+
+fn silent_client(family: Family) {
+    let (lab, f, listener) = answering_server(family);
+    let nobody = Nobody::new(&lab, family);
+    nobody.asks(9, SERVER.port(family, PORT));
     // SYN, SYN-ACK, and that one again after a second, and after two more
     wait_for(PATIENCE, || (f.verdict("handshake") >= 4).then_some(())).expect("they come again");
     let half_open = || lab.server.execute("ss", &["-Htn", "state", "syn-recv"]).expect("ss");
-    assert!(half_open().contains("10.77.1.99:9"), "{}", half_open());
+    assert!(half_open().contains(&nobody.address(9).to_string()), "{}", half_open());
     assert_eq!(listener.accept().map(drop).map_err(|e| e.kind()), Err(ErrorKind::WouldBlock));
 }
 

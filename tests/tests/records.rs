@@ -7,7 +7,7 @@ use longsplice_lab::{
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::{Forwarder, at_once};
+use longsplice_tests::{Forwarder, at_once, forge::Nobody};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
@@ -76,6 +76,28 @@ fn handshakes_that_the_kernel_drops_leave_nothing() {
         assert_eq!(f.splicer.swept(), 2 * u64::from(FLOWS));
         close_silently(bad); // or our SYN-ACK, which comes again and again, would make connections of them
         nft(&lab, "flush ruleset");
+        let at = SERVER.port(family, PORT);
+        let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
+        let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
+        intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        let ended = f.ended(1);
+        assert_eq!((ended[0].splices, ended[0].how), (1, How::Closed), "{ended:?}");
+    }
+}
+
+/// Half-open connections have a table of their own, where the oldest gives way.
+#[test]
+#[ignore = "root"]
+fn a_flood_of_syns_keeps_nobody_from_being_spliced() {
+    const FORGED: u16 = 3000; // three times as many as there is room for
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = open(&lab, family, at_once(), 64);
+        let nobody = Nobody::new(&lab, family);
+        (1..=FORGED).for_each(|port| nobody.asks(port, proxy(family)));
+        assert_eq!((legs(&f), entries(&f)), (0, 0));
+        let script = Script::opener(5).bytes(200_000);
+        let answer = Script::answerer().bytes(200_000);
         let at = SERVER.port(family, PORT);
         let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
         let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));

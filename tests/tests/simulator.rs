@@ -144,12 +144,22 @@ fn with_processes_that_die() {
 /// Paths become longer, shorter, narrower, or vanish for a while: what arrives is what was sent.
 #[test]
 fn with_paths_that_change() {
-    let sum = std::cell::Cell::new([0; 2]);
-    all(Kind::Moved, |_, o| {
-        let [changes, splices] = sum.get();
-        sum.set([changes + o.detours, splices + o.splices]);
+    changing(Kind::Moved, [1000, 1000, 0]);
+}
+
+#[test]
+fn against_an_adversary_with_paths_that_change() {
+    changing(Kind::HostileMoved, [1000; 3]);
+}
+
+/// `least`: changes, splices and forged segments.
+fn changing(kind: Kind, least: [u32; 3]) {
+    let sum = std::cell::Cell::new([0; 3]);
+    all(kind, |_, o| {
+        let [changes, splices, forged] = sum.get();
+        sum.set([changes + o.detours, splices + o.splices, forged + o.forged]);
         None
     });
-    eprintln!("changes, splices: {:?}", sum.get());
-    assert!(env::var_os("SIM_SEED").is_some() || sum.get().iter().all(|n| *n > 1000));
+    eprintln!("changes, splices, forged segments: {:?}", sum.get());
+    assert!(env::var_os("SIM_SEED").is_some() || (0..3).all(|i| sum.get()[i] >= least[i]));
 }

@@ -18,8 +18,6 @@ use std::{
 const LOOK: Duration = Duration::from_secs(1);
 /// Between two pages of them.
 const PACE: Duration = Duration::from_millis(10);
-/// An orphan without a byte for this long is ended with a reset; its policy is not known any more.
-const IDLE: Duration = Duration::from_secs(2 * 3600);
 
 /// One of them, as the last look has found it.
 pub(crate) struct Orphan {
@@ -123,7 +121,8 @@ impl Orphan {
         }
     }
 
-    fn look(&mut self, d: &Datapath) -> Found {
+    /// `idle`: without a byte for so long it is ended with a reset.
+    fn look(&mut self, d: &Datapath, idle: Duration) -> Found {
         let Some(paths) = d.paths_of(self.legs()) else { return Found::Gone };
         if PathView::are_over(&paths) {
             return Found::Over;
@@ -138,7 +137,7 @@ impl Orphan {
         if sign != self.sign.0 {
             self.sign = (sign, Instant::now());
         }
-        if self.sign.1.elapsed() < IDLE { Found::Live } else { Found::Gone }
+        if self.sign.1.elapsed() < idle { Found::Live } else { Found::Gone }
     }
 
     /// Not in forwarding mode: its process died in a switch, or a limit has taken it back since.
@@ -191,14 +190,14 @@ const ADOPTION: Duration = Duration::from_millis(500);
 
 /// Takes over what is pinned, and starts to watch it. Flows without records are forwarded and nothing else, and there may be a million
 /// of them: those that are not found at once are taken over while others are served.
-pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
+pub(crate) fn adopt(inner: &Arc<Inner>, idle: Duration) -> Result<(), OpenError> {
     let Some(d) = &inner.datapath else { return Ok(()) };
     let legs = d.legs();
     // whoever read the copies of what they forward is gone; first of all, for a commit goes by the leg
     for (t, _) in legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0) {
         d.untap(t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
     }
-    let mut adoption = Adoption::default();
+    let mut adoption = Adoption { idle, ..Adoption::default() };
     let with_records = legs.iter().filter_map(|(t, _)| Some((*t, d.path(t)?)));
     for (t, path) in with_records.chain(d.stopped_paths()) {
         if !adoption.known.contains(&t) {
@@ -213,7 +212,7 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
         let Some(inner) = weak.upgrade() else { return };
         let dead = adoption.take_forwarded(&inner);
         drop((inner, tell));
-        watch(&weak, dead);
+        watch(&weak, dead, idle);
     };
     let failed = |source| OpenError::Kernel { what: "orphan thread", source };
     std::thread::Builder::new().name("orphans".into()).spawn(work).map_err(failed)?;
@@ -224,6 +223,7 @@ pub(crate) fn adopt(inner: &Arc<Inner>) -> Result<(), OpenError> {
 /// What is found of an earlier process.
 #[derive(Default)]
 struct Adoption {
+    idle: Duration,
     known: HashSet<Tuple>,
     spliced: usize,
     draining: usize,
@@ -240,7 +240,7 @@ impl Adoption {
             return;
         };
         let mut orphan = Orphan::new(inner.next_id.fetch_add(1, Ordering::Relaxed), [t, other]);
-        match orphan.look(d) {
+        match orphan.look(d, self.idle) {
             Found::Live => {
                 *(if orphan.state == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
                 lock(&inner.orphans).insert(orphan.id, orphan);
@@ -317,7 +317,7 @@ fn clear_half(d: &Datapath, [a, b]: [&Tuple; 2]) {
     }
 }
 
-fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>) {
+fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>, idle: Duration) {
     let mut dead: Vec<_> = dead.into_iter().map(Dead::now).collect();
     let mut sockets = Sockets::open().ok();
     while let Some(inner) = weak.upgrade() {
@@ -335,7 +335,7 @@ fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>) {
             stays
         });
         let known = dead.len();
-        dead.extend(look_at_all(&inner, d).iter().map(|t| Dead::now(d.idle_entry(t))));
+        dead.extend(look_at_all(&inner, d, idle).iter().map(|t| Dead::now(d.idle_entry(t))));
         if dead.is_empty() && lock(&inner.orphans).is_empty() {
             return;
         }
@@ -348,13 +348,13 @@ fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>) {
 
 /// A page at a time, and no faster than a million in two minutes: lists and packets have the right of way. Legs of flows that are
 /// in control mode, without sockets.
-fn look_at_all(inner: &Inner, d: &Datapath) -> Vec<Tuple> {
+fn look_at_all(inner: &Inner, d: &Datapath, idle: Duration) -> Vec<Tuple> {
     const PAGE: usize = 100;
     let (mut last, mut deserted) = (0, Vec::new());
     loop {
         let mut orphans = lock(&inner.orphans);
         let page = orphans.range_mut((Bound::Excluded(last), Bound::Unbounded)).take(PAGE);
-        let found: Vec<_> = page.map(|(id, o)| (*id, o.look(d))).collect();
+        let found: Vec<_> = page.map(|(id, o)| (*id, o.look(d, idle))).collect();
         let Some((end, _)) = found.last() else { return deserted };
         last = *end;
         let ended = found.into_iter().filter(|(_, found)| *found != Found::Live);

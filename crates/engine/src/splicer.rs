@@ -67,6 +67,8 @@ pub struct OpenOptions {
     pub tap_ring: u32,
     /// Bytes of the ring for what the hold policy holds, on its way to who holds it; likewise, 4 MB unless told.
     pub hold_ring: u32,
+    /// What [`Policy::idle_limit`] is for flows of an earlier process, whose policies are not known any more.
+    pub recovered_idle_limit: Duration,
     /// Where to pin maps and links; `None`: below /sys/fs/bpf/longsplice, by network namespace.
     pub pin: Option<PathBuf>,
 }
@@ -82,6 +84,7 @@ impl Default for OpenOptions {
             max_flows: 65536,
             tap_ring: 16 << 20,
             hold_ring: 4 << 20,
+            recovered_idle_limit: Policy::default().idle_limit,
             pin: None,
         }
     }
@@ -148,7 +151,7 @@ impl Splicer {
             Ports::new(options.source_ports.clone(), options.sources.clone()),
             keeper,
         );
-        orphans::adopt(&s.inner)?;
+        orphans::adopt(&s.inner, options.recovered_idle_limit)?;
         s.datapath().map_or(Ok(()), |d| paths::follow(&s.inner, d))?;
         // this thread holds the engine until told to stop
         let (engine, (tell, told)) = (s.clone(), channel());

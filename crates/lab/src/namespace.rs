@@ -110,7 +110,8 @@ impl Namespace {
         self.run(|| counter_here(group, name))
     }
 
-    pub(crate) fn ip(&self, batch: &str) -> Result<(), LabError> {
+    /// Commands of ip(8), one in each line.
+    pub fn ip(&self, batch: &str) -> Result<(), LabError> {
         run("ip", &["-n", &self.name, "-batch", "-"], batch).map(drop)
     }
 }

@@ -159,6 +159,10 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if config.listeners.iter().all(|l| !l.policy.hold) {
         options.hold_ring = 0;
     }
+    // the longest, for nobody knows whose flow was whose
+    if let Some(limit) = config.listeners.iter().map(|l| l.policy.idle_limit).max() {
+        options.recovered_idle_limit = limit;
+    }
     match Splicer::open(&options) {
         Ok(splicer) => {
             announce_devices(&splicer);

@@ -55,11 +55,19 @@ impl Place {
     }
 
     fn proxy_for(&self, released: bool, flows: u32) -> Running {
+        self.start(&format!("release_after = {}", if released { "0.001" } else { "3600" }), flows)
+    }
+
+    /// The next process, whose flows may be idle for so many seconds.
+    fn next(&self, idle_limit: u32) -> Running {
+        self.start(&format!("idle_limit = {idle_limit}"), 1000)
+    }
+
+    fn start(&self, policy: &str, flows: u32) -> Running {
         let (listen, target) = (FORWARDER_TO_CLIENT.port(self.family, PORT), SERVER.port(self.family, PORT));
-        let after = if released { 0.001 } else { 3600.0 };
         let config = format!(
             "[[listener]]\nprotocol = \"plug\"\nlisten = \"{listen}\"\ntarget = \"{target}\"\n\
-             policy = {{ splice = \"at-once\", release_after = {after} }}\n"
+             policy = {{ splice = \"at-once\", {policy} }}\n"
         );
         let file = self.dir.path().join("longsplice.toml");
         fs::write(&file, config).unwrap();
@@ -96,16 +104,28 @@ impl Place {
     }
 
     fn all_are_reset(&self, ends: &[TcpStream], how: &str) {
-        for (i, mut end) in ends.iter().enumerate() {
-            let heard = end.read(&mut [0]);
-            let who = ["client", "server"][i % 2];
-            assert_eq!(
-                heard.as_ref().map_err(|e| e.kind()),
-                Err(ErrorKind::ConnectionReset),
-                "{how}, {who}: {heard:?}"
-            );
-        }
+        are_reset(ends, how);
         assert!(!self.pins.exist(), "{how}: nothing is left pinned");
+    }
+}
+
+fn are_reset(ends: &[TcpStream], how: &str) {
+    for (i, mut end) in ends.iter().enumerate() {
+        let heard = end.read(&mut [0]);
+        let who = ["client", "server"][i % 2];
+        assert_eq!(heard.as_ref().map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset), "{how}, {who}: {heard:?}");
+    }
+}
+
+/// Its policy is not known any more, and the limit of the new process counts.
+#[test]
+#[ignore = "root"]
+fn the_idle_limit_resets_what_was_recovered() {
+    for (family, state) in [(Family::V4, "released"), (Family::V6, "spliced")] {
+        let (place, ends) = Place::after_a_kill(family, state);
+        let mut second = place.next(3);
+        are_reset(&ends, state);
+        second.stop(&place.pins);
     }
 }
 

@@ -200,6 +200,28 @@ fn doctor_finds_that_this_machine_can_splice() {
     assert!(doctor.status.success(), "{}", String::from_utf8_lossy(&doctor.stdout));
 }
 
+/// As with a firewall that drops what is not tracked.
+#[test]
+#[ignore = "root"]
+fn doctor_tells_whether_connections_are_tracked() {
+    let scene = Scene::new(&[]);
+    let conntrack = || {
+        let output = scene.lab.forwarder.command(LONGSPLICE).args(["doctor", "--json"]).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let check = checks.iter().find(|check| check["name"] == "conntrack").unwrap();
+        assert_eq!(check["state"], "ok", "{check}");
+        check["found"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(conntrack(), "tracks nothing in this network namespace");
+    let rules = "add table inet f; add chain inet f input { type filter hook input priority 0; }; \
+                 add rule inet f input ct state invalid drop";
+    scene.lab.forwarder.execute("nft", &[rules]).unwrap();
+    round_trip(&mut scene.connect(), b"hello");
+    let found = conntrack();
+    assert!(found.ends_with(" connections: renewed for those that were spliced and are taken back"), "{found}");
+}
+
 #[test]
 #[ignore = "root"]
 fn xdp_forwards_what_it_can_and_tcx_the_rest() {

@@ -66,6 +66,8 @@ pub enum Kind {
     Reset,
     /// As [`Kind::Bad`] or [`Kind::Crossing`], and the paths to the hosts change.
     Moved,
+    /// As [`Kind::Moved`] and [`Kind::Hostile`] together.
+    HostileMoved,
 }
 
 /// What a run has shown.
@@ -89,6 +91,8 @@ pub struct Outcome {
     pub reset: bool,
     /// So often a path has changed.
     pub detours: u32,
+    /// Segments that an adversary has sent.
+    pub forged: u32,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
     /// Congestion marks.
@@ -179,6 +183,10 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
         Kind::Killed => w.is_to_die(seed),
         Kind::Reset => w.is_to_be_reset(seed),
         Kind::Moved => w.is_to_move(seed),
+        Kind::HostileMoved => {
+            w.is_to_move(seed);
+            w.adversary = Some(SmallRng::seed_from_u64(!seed));
+        }
         Kind::Calm | Kind::Bad | Kind::Marked => {}
     }
     w.go();
@@ -540,6 +548,7 @@ impl World {
         }
         let i = r.random_range(0..2);
         let p = adversary::forge(r, &self.hosts[i]);
+        self.out.forged += 1;
         self.note(|_| format!("forged, as of host {i}:"));
         self.event(Event::ToUs(i, p));
     }
