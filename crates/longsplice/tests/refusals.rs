@@ -4,16 +4,20 @@
 mod running;
 
 use longsplice_lab::{
-    Family, Lab, Shape,
+    Family, Impair, Lab, Shape, Way,
     topology::{Address, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
 };
 use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,
+    io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener},
     path::Path,
     process::Command,
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 const PORT: u16 = 7000;
@@ -95,12 +99,14 @@ fn listeners(proxy: &Running) -> Vec<Value> {
 #[ignore = "root"]
 fn devices_that_cannot_be_used_as_named_end_the_start() {
     let place = Place::new();
+    place.lab.forwarder.execute("ip", &["link", "add", "d9", "type", "bridge"]).unwrap();
     for (configuration, more, said) in [
         ("", &["--device", "nosuch"][..], "device nosuch: not found"),
         ("", &["--device", "f0", "--device", "nosuch"], "device nosuch: not found"),
         ("", &["--device", "lo"], "device lo: not found, or no Ethernet device"),
         ("", &["--xdp", "nosuch"], "device nosuch: not found"),
         ("", &["--device", "f0", "--xdp", "f1"], "device f1: XDP cannot be had there: it is not among"),
+        ("", &["--xdp", "d9"], "device d9: XDP cannot be had there: its driver has none"),
         ("", &["--peer", "nosuch"], "device nosuch: not found"),
         ("", &["--device", ""], "--device <DEV>"),
         ("devices = [\"nosuch\"]", &[], "device nosuch: not found"),
@@ -228,6 +234,47 @@ fn flows_are_counted_by_listener() {
     assert!(text.contains(&format!("plug on {first}\n  spliced ")) && text.contains("  not: short "), "{text}");
     drop(stream);
     proxy.stop(&place.pins);
+}
+
+/// Replies of a near server to a far client.
+#[test]
+#[ignore = "root"]
+fn bodies_that_would_be_slower_spliced_are_copied() {
+    const BODY: usize = 2_000_000;
+    for family in Family::BOTH {
+        let place = Place::new();
+        let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
+        let _far = place.lab.impair(Way::FromClient, far).unwrap();
+        let [front, server] = [FORWARDER_TO_CLIENT.port(family, 3128), SERVER.port(family, 8080)];
+        let listener = place.lab.server.run(|| TcpListener::bind(server).unwrap());
+        let (go_on, goes_on) = mpsc::channel();
+        thread::spawn(move || {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            stream.by_ref().lines().take_while(|line| line.as_ref().is_ok_and(|line| !line.is_empty())).for_each(drop);
+            let stream = stream.get_mut();
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
+            stream.write_all(&[1; BODY / 2]).unwrap();
+            goes_on.recv().unwrap();
+            stream.write_all(&[1; BODY / 2]).unwrap();
+        });
+        let http = front.to_string();
+        let arguments = ["--http", &http, "--path", "auto", "--splice", "65536", "--log-format", "json"];
+        let mut proxy = Running::start(place.lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+        let mut stream = place.lab.client.run(|| connect(front));
+        write!(stream, "GET http://{server}/ HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n").unwrap();
+        eventually("a refusal in the list", || {
+            let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
+            flows.iter().any(|flow| flow["refusal"] == "path").then_some(())
+        });
+        go_on.send(()).unwrap();
+        let mut reply = Vec::new();
+        stream.read_to_end(&mut reply).unwrap();
+        assert!(reply.ends_with(&[1; BODY]), "{}", reply.len());
+        let refused = || listeners(&proxy)[0]["refused"]["path"].clone();
+        eventually("it is counted", || (refused() == 1).then_some(()));
+        let log = proxy.end(&place.pins);
+        assert_eq!((&log[0]["refusal"], &log[0]["splices"]), (&"path".into(), &0.into()), "{log:?}");
+    }
 }
 
 /// Each label stands in the table of the documentation, with its cure.

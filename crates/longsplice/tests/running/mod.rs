@@ -114,8 +114,11 @@ impl Running {
         more: &[&str],
     ) -> Running {
         let control = control.map_or_else(|| dir.path().join("control.sock"), Path::to_owned);
+        command.arg("run").args(arguments).args(more);
         // on a busy machine any path may be long for a moment
-        command.args(["run", "--path", "any"]).args(arguments).args(more);
+        if !arguments.contains(&"--path") {
+            command.args(["--path", "any"]);
+        }
         command.arg("--control").arg(&control).arg("--access-log").arg(dir.path().join("access.log"));
         command.env_remove("RUST_LOG").env_remove("LONGSPLICE_CONTROL");
         command.stdin(Stdio::null()).stderr(File::create(dir.path().join("messages")).unwrap());

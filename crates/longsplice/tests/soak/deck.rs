@@ -287,8 +287,7 @@ impl Stage {
     /// There was less room than was asked for, or this was no test.
     fn full_tables(&self) {
         let flows = Control::of(self.program.running()).flows();
-        let refused = |flow: &&serde_json::Value| flow["refusal"] == "table-full" || flow["refusal"] == "untracked";
-        let refused = flows.iter().filter(refused).count();
+        let refused = flows.iter().filter(|flow| flow["refusal"] == "table-full").count();
         let all = self.program.verdict("table-full");
         self.traffic
             .ledger

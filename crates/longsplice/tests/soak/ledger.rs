@@ -66,6 +66,8 @@ struct Stream {
 pub struct Tally {
     /// Streams that were all they had to be, by kind.
     pub whole: BTreeMap<Kind, usize>,
+    /// The same by what they have passed through.
+    pub ways: BTreeMap<&'static str, usize>,
     /// Streams that might end, and what they were.
     pub excused: BTreeMap<Kind, usize>,
     /// Streams that outlived a process, counted for each.
@@ -329,6 +331,7 @@ impl Book {
         let right = is_as_planned(seed, client, server);
         if right.is_ok() {
             *self.tally.whole.entry(s.kind).or_default() += 1;
+            *self.tally.ways.entry(s.via).or_default() += 1;
             self.tally.outlived += self.changes(s).filter(|(_, stays)| *stays).count();
             return Ok(());
         }

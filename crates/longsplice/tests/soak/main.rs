@@ -33,6 +33,7 @@ use std::{
     },
     time::{Duration, Instant, SystemTime},
 };
+use streams::WAYS;
 use traffic::Traffic;
 
 /// All told, unless the environment says otherwise.
@@ -175,7 +176,11 @@ impl Soak {
         assert!(processes.is_empty(), "processes are left: {processes}");
         traffic.ledger.tally(|tally| {
             eprintln!("{tally:#?}");
-            let is_one = tally.outlived > 0 && tally.requests > 0 && tally.reused > 0 && tally.whole.len() == 6;
+            let is_one = tally.outlived > 0
+                && tally.requests > 0
+                && tally.reused > 0
+                && tally.whole.len() == 6
+                && tally.ways.len() == WAYS.len();
             assert!(is_one, "this was no soak: {tally:?}");
         });
     }

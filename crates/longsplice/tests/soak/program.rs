@@ -3,7 +3,7 @@
 use crate::{
     ledger::{Harm, Ledger},
     running::{Control, LONGSPLICE, Pins, Running, eventually},
-    streams::{CROSSING, PROXY, SOCKS, STREAMS, other},
+    streams::{CROSSING, NAMES, PROXY, SOCKS, STREAMS, name, other},
     web::{SITE, servers},
 };
 use longsplice_datapath::{Holdings, LegView, Tuple};
@@ -254,24 +254,26 @@ fn configuration() -> String {
     for family in Family::BOTH {
         let at = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
         let server = |family| topology::SERVER.port(family, STREAMS);
-        let mut listener = |protocol: &str, port, policy: &str, more: &str| {
+        let mut listener = |protocol: &str, at: SocketAddr, policy: &str, more: &str| {
             text += &format!(
-                "[[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{}\"\nlimits = {{ connect = 20, keep_alive = 20 }}\n\
-                 policy = {{ {policy} }}\n{more}\n",
-                at(port)
+                "[[listener]]\nprotocol = \"{protocol}\"\nlisten = \"{at}\"\nlimits = {{ connect = 20, keep_alive = 20 }}\n\
+                 policy = {{ {policy} }}\n{more}\n"
             );
         };
         let (plug, crossing) = (server(family), server(other(family)));
-        listener("plug", STREAMS, "splice = \"at-once\", release_after = 1", &format!("target = \"{plug}\""));
+        listener("plug", at(STREAMS), "splice = \"at-once\", release_after = 1", &format!("target = \"{plug}\""));
         listener(
             "plug",
-            CROSSING,
+            at(CROSSING),
             "splice = \"at-once\", release_after = \"never\"",
             &format!("target = \"{crossing}\""),
         );
-        listener("socks5", SOCKS, "splice = 20000, release_after = 0.2", "");
-        listener("http", PROXY, "splice = 65536, release_after = 2", "");
-        listener("http", SITE, "splice = \"at-once\", release_after = 1", "route = [{ pool = \"web\" }]");
+        listener("socks5", at(SOCKS), "splice = 20000, release_after = 0.2", "");
+        listener("http", at(PROXY), "splice = 65536, release_after = 2", "");
+        listener("http", at(SITE), "splice = \"at-once\", release_after = 1", "route = [{ pool = \"web\" }]");
+        let route = |to| format!("{{ name = \"{}\", target = \"{}\" }}", name(to), topology::SERVER.port(to, NAMES));
+        let routes = format!("route = [{}, {}]", route(Family::V4), route(Family::V6));
+        listener("tls", at(NAMES), "splice = 10000, release_after = 0.5", &routes);
     }
     let servers = servers().map(|server| format!("\"{server}\"")).join(", ");
     text + &format!("[pool.web]\nservers = [{servers}]\nfailures = 1000000\nidle_time = 3\n")

@@ -26,6 +26,10 @@ pub const STREAMS: u16 = 7000;
 pub const CROSSING: u16 = 7001;
 pub const SOCKS: u16 = 1080;
 pub const PROXY: u16 = 3128;
+/// Of the server, and of the proxy, where TLS leads to it by name.
+pub const NAMES: u16 = 8443;
+/// What streams pass through.
+pub const WAYS: [&str; 5] = ["plug", "crossing plug", "SOCKS", "CONNECT", "TLS by name"];
 /// At a time.
 const LASTING: u64 = 22;
 const SHORT: u64 = 2;
@@ -34,13 +38,20 @@ pub fn other(family: Family) -> Family {
     if family == Family::V4 { Family::V6 } else { Family::V4 }
 }
 
+/// The name that leads to the server's address of this family.
+pub fn name(family: Family) -> &'static str {
+    if family == Family::V4 { "four.test" } else { "six.test" }
+}
+
 /// Clients that connect again and again, and a server for each family.
 pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
     for family in Family::BOTH {
-        let at = SERVER.port(family, STREAMS);
-        let listener = lab.server.run(|| traffic::listen(at, &Script::answerer())).expect("the server listens");
-        let traffic = traffic.clone();
-        thread::spawn(move || accept(&traffic, &listener));
+        for port in [STREAMS, NAMES] {
+            let at = SERVER.port(family, port);
+            let listener = lab.server.run(|| traffic::listen(at, &Script::answerer())).expect("the server listens");
+            let traffic = traffic.clone();
+            thread::spawn(move || accept(&traffic, &listener, port == NAMES));
+        }
     }
     for n in 0..LASTING + SHORT {
         let traffic = traffic.clone();
@@ -62,14 +73,14 @@ fn one(ledger: &Ledger, kind: Kind, r: &mut SmallRng) {
     let [family, to] = [Family::BOTH[r.random_range(0..2)], Family::BOTH[r.random_range(0..2)]];
     let (proxy, target) = (|port| FORWARDER_TO_CLIENT.port(family, port), SERVER.port(to, STREAMS));
     let script = &plan.opener;
-    let through = r.random_range(0..4);
-    let via = ["plug", "crossing plug", "SOCKS", "CONNECT"][through];
-    ledger.begin(seed, kind, via);
+    let through = r.random_range(0..WAYS.len());
+    ledger.begin(seed, kind, WAYS[through]);
     let stream = match through {
         0 => traffic::connect(proxy(STREAMS), script),
         1 => traffic::connect(proxy(CROSSING), script),
         2 => traffic::socks5_connect(proxy(SOCKS), target, script),
-        _ => tunnel(proxy(PROXY), target, script),
+        3 => tunnel(proxy(PROXY), target, script),
+        _ => by_name(proxy(NAMES), name(to), script),
     };
     let is_connected = stream.is_ok();
     ledger.client_done(seed, stream.map(|stream| converse(stream, script)));
@@ -95,17 +106,57 @@ fn tunnel(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<
     }
 }
 
-fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
+/// The header of a TLS record of a handshake without content (RFC 8446, 5.1).
+const ANSWER: [u8; 5] = [22, 3, 3, 0, 0];
+
+/// As TLS begins: the proxy reads the ClientHello, and answers with an alert where the server cannot be reached.
+fn by_name(proxy: SocketAddr, name: &str, script: &Script) -> io::Result<TcpStream> {
+    let mut stream = traffic::connect(proxy, script)?;
+    stream.set_read_timeout(Some(script.deadline))?;
+    stream.write_all(&hello(name))?;
+    let mut answer = [0; ANSWER.len()];
+    stream.read_exact(&mut answer)?;
+    if answer == ANSWER { Ok(stream) } else { Err(io::Error::other(format!("{answer:?}"))) }
+}
+
+/// A ClientHello that has nothing to say but a name (RFC 8446, 4.1.2; RFC 6066, 3).
+fn hello(name: &str) -> Vec<u8> {
+    let sized = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes(), bytes].concat();
+    let names = sized(&[&[0], &sized(name.as_bytes())[..]].concat());
+    let extensions = sized(&[&[0, 0], &sized(&names)[..]].concat());
+    // its version, a random number, no session, one cipher, no compression
+    let body = [&[3, 3][..], &[7; 32], &[0], &[0, 2, 0x13, 1], &[1, 0], &extensions].concat();
+    let handshake = [&[1, 0][..], &sized(&body)].concat();
+    [&[22, 3, 1][..], &sized(&handshake)].concat()
+}
+
+fn accept(traffic: &Arc<Traffic>, listener: &TcpListener, greets: bool) {
     for stream in listener.incoming().map_while(Result::ok) {
         let traffic = traffic.clone();
-        thread::spawn(move || answer(&traffic, stream));
+        thread::spawn(move || answer(&traffic, stream, greets));
     }
 }
 
-/// The server's end.
-fn answer(traffic: &Traffic, stream: TcpStream) {
+/// Reads what [`hello`] has made, and answers.
+fn greet(mut stream: &TcpStream) -> io::Result<()> {
+    let mut head = [0; 5];
+    stream.set_read_timeout(Some(HANGS))?;
+    stream.read_exact(&mut head)?;
+    stream.read_exact(&mut vec![0; u16::from_be_bytes([head[3], head[4]]).into()])?;
+    stream.write_all(&ANSWER)
+}
+
+/// The server's end. `greets`: a ClientHello comes first.
+fn answer(traffic: &Traffic, stream: TcpStream, greets: bool) {
     let ledger = &traffic.ledger;
     let _open = traffic.count();
+    match if greets { greet(&stream) } else { Ok(()) } {
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            return ledger.fail(format!("hung: no ClientHello, from {:?}", stream.peer_addr()));
+        }
+        Err(_) => return, // over before it had begun
+        Ok(()) => {}
+    }
     let seed = match first_word(&stream) {
         Ok(Some(seed)) => seed,
         Ok(None) => return, // over before it had begun
