@@ -163,7 +163,9 @@ impl Datapath {
     fn reset_host(&self, leg: &Tuple, restore: fn(&Restore) -> io::Result<OwnedFd>) -> io::Result<bool> {
         const TOLD: u32 = LegFlags::FIN_OUT | LegFlags::FIN_ACKED;
         let Some(LegView { raw: l, flags, .. }) = self.leg(leg) else { return Ok(false) };
-        if flags & (LegFlags::RESET_IN | LegFlags::SYN) != 0 || flags & TOLD == TOLD {
+        // For an address that is not ours, the stack does not answer what a host says after our FIN.
+        let is_answered = flags & LegFlags::FOREIGN == 0 || flags & LegFlags::FIN_IN != 0;
+        if flags & (LegFlags::RESET_IN | LegFlags::SYN) != 0 || (flags & TOLD == TOLD && is_answered) {
             return Ok(false);
         }
         let made = restore(&Restore {

@@ -8,7 +8,12 @@ use longsplice_lab::{
 };
 use running::{LONGSPLICE, Pins, Running, eventually};
 use serde_json::Value;
-use std::{fs, io::ErrorKind, net::TcpStream, time::Duration};
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{TcpListener, TcpStream},
+    time::Duration,
+};
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 4_000_000;
@@ -126,6 +131,40 @@ fn s9_no_rule_of_routing_is_left() {
     third.client(&["stop"]);
     assert!(third.wait().success());
     assert_eq!(both(), before, "stopped");
+}
+
+/// The kernel forgets their sockets a second after the ends of the streams. For addresses that are not its own, it does not answer
+/// what the hosts say later.
+#[test]
+#[ignore = "root"]
+fn s9_hosts_hear_that_the_process_is_gone() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let _pins = Pins::of(&lab.forwarder);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("longsplice.toml");
+        fs::write(&file, CONFIG.replace("at-once", "never")).unwrap();
+        lab.forwarder.sysctl("net.ipv4.tcp_fin_timeout", "1").unwrap();
+        let start =
+            || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
+        let mut first = start();
+        let at = topology::SERVER.port(family, PORT);
+        let listener = lab.server.run(|| TcpListener::bind(at)).unwrap();
+        let mut client = lab.client.run(|| TcpStream::connect(at)).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        client.write_all(&[7]).unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        first.kill();
+        for host in [&mut client, &mut server] {
+            assert_eq!(host.read(&mut [0]).unwrap(), 0);
+        }
+        let sockets = || lab.forwarder.execute("ss", &["-Htan", "state", "connected"]).unwrap();
+        eventually("the sockets are forgotten", || sockets().is_empty().then_some(()));
+        let _second = start();
+        for mut host in [client, server] {
+            eventually("a reset", || host.write(&[7]).is_err().then_some(()));
+        }
+    }
 }
 
 #[test]
