@@ -3,7 +3,7 @@
 use crate::{
     ledger::{Harm, Ledger},
     running::{Control, LONGSPLICE, Pins, Running, eventually},
-    streams::{CROSSING, NAMES, PROXY, SOCKS, STREAMS, name, other},
+    streams::{CROSSING, NAMES, PROXY, SOCKS, STREAMS, TRANSPARENT, name, other},
     web::{SITE, servers},
 };
 use longsplice_datapath::{Holdings, LegView, Tuple};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::{
     collections::{HashMap, HashSet},
     fs,
-    net::SocketAddr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::Command,
     sync::{
@@ -106,7 +106,10 @@ impl Program {
         let going = ledger.begins(&format!("{how:?}, and then {means:?}"), Harm::AllBut(HashSet::new()));
         let flows = Control::of(self.running()).flows();
         if how != Going::Clean {
-            let stays: HashSet<_> = flows.iter().filter(|flow| told.is_steady(flow)).map(client).collect();
+            // a client may have used its port for another listener, too
+            let is_one = |flow: &&Value| flows.iter().filter(|other| client(other) == client(flow)).count() == 1;
+            let steady = flows.iter().filter(|flow| told.is_steady(flow));
+            let stays: HashSet<_> = steady.filter(is_one).map(client).collect();
             ledger.note(&format!("{} flows ({}), of which {} have to go on", flows.len(), states(&flows), stays.len()));
             ledger.harms(going, Harm::AllBut(stays));
         }
@@ -274,6 +277,9 @@ fn configuration() -> String {
         let route = |to| format!("{{ name = \"{}\", target = \"{}\" }}", name(to), topology::SERVER.port(to, NAMES));
         let routes = format!("route = [{}, {}]", route(Family::V4), route(Family::V6));
         listener("tls", at(NAMES), "splice = 10000, release_after = 0.5", &routes);
+        let any = if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any = SocketAddr::new(any, TRANSPARENT);
+        listener("transparent", any, "splice = \"at-once\", release_after = 1", "");
     }
     let servers = servers().map(|server| format!("\"{server}\"")).join(", ");
     text + &format!("[pool.web]\nservers = [{servers}]\nfailures = 1000000\nidle_time = 3\n")

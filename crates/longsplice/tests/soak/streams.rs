@@ -28,8 +28,10 @@ pub const SOCKS: u16 = 1080;
 pub const PROXY: u16 = 3128;
 /// Of the server, and of the proxy, where TLS leads to it by name.
 pub const NAMES: u16 = 8443;
+/// Of the server, with which clients connect without knowing of the proxy.
+pub const TRANSPARENT: u16 = 7002;
 /// What streams pass through.
-pub const WAYS: [&str; 5] = ["plug", "crossing plug", "SOCKS", "CONNECT", "TLS by name"];
+pub const WAYS: [&str; 6] = ["plug", "crossing plug", "SOCKS", "CONNECT", "TLS by name", "transparent"];
 /// At a time.
 const LASTING: u64 = 22;
 const SHORT: u64 = 2;
@@ -46,7 +48,7 @@ pub fn name(family: Family) -> &'static str {
 /// Clients that connect again and again, and a server for each family.
 pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
     for family in Family::BOTH {
-        for port in [STREAMS, NAMES] {
+        for port in [STREAMS, NAMES, TRANSPARENT] {
             let at = SERVER.port(family, port);
             let listener = lab.server.run(|| traffic::listen(at, &Script::answerer())).expect("the server listens");
             let traffic = traffic.clone();
@@ -80,7 +82,8 @@ fn one(ledger: &Ledger, kind: Kind, r: &mut SmallRng) {
         1 => traffic::connect(proxy(CROSSING), script),
         2 => traffic::socks5_connect(proxy(SOCKS), target, script),
         3 => tunnel(proxy(PROXY), target, script),
-        _ => by_name(proxy(NAMES), name(to), script),
+        4 => by_name(proxy(NAMES), name(to), script),
+        _ => traffic::connect(SERVER.port(to, TRANSPARENT), script),
     };
     let is_connected = stream.is_ok();
     ledger.client_done(seed, stream.map(|stream| converse(stream, script)));
