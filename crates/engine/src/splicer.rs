@@ -43,7 +43,7 @@ use tokio::{
 /// Flows that are taken from the table at a time.
 const PAGE: usize = 1000;
 /// listen(2) is tried so often while the address is in use, with a pause between: sockets that last for microseconds may hold it.
-const LISTEN_TRIES: u32 = 40;
+const LISTEN_TRIES: u32 = 200;
 const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// What [`Splicer::open`] is to do.
