@@ -505,4 +505,15 @@ async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
     assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
     splicer.listen_to_copy(bound).await.expect("soon free");
     rest.await.expect("dropped");
+
+    // nor can it be bound
+    let holder = Socket2::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    holder.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
+    let at = ip(&holder.local_addr().expect("its address"));
+    assert_eq!(BoundSocket::bind(at).expect_err("held").kind(), io::ErrorKind::AddrInUse);
+    tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        drop(holder);
+    });
+    splicer.listen(at).await.expect("soon free");
 }

@@ -42,8 +42,8 @@ use tokio::{
 
 /// Flows that are taken from the table at a time.
 const PAGE: usize = 1000;
-/// listen(2) is tried so often while the address is in use, with a pause between: sockets that last for microseconds may hold it.
-const LISTEN_TRIES: u32 = 200;
+/// bind(2) and listen(2) are tried so often while the address is in use, with a pause between: sockets that last for microseconds may hold it.
+const LISTEN_TRIES: u32 = 40;
 const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// What [`Splicer::open`] is to do.
@@ -273,7 +273,7 @@ impl Splicer {
 
     /// Listens on `addr`, as [`BoundSocket::bind`] takes it.
     pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
-        self.listen_on(BoundSocket::bind(addr)?).await
+        self.listen_on(patiently(|| BoundSocket::bind(addr)).await?).await
     }
 
     /// The same where the address was taken before.
@@ -286,14 +286,7 @@ impl Splicer {
 
     /// The same for connections that are never spliced, nor those that are made for them: the data path has no work with any.
     pub async fn listen_to_copy(&self, BoundSocket(s): BoundSocket) -> io::Result<Listener> {
-        // A socket that tells a host of its dead connection cannot share the port before it has left repair mode.
-        let mut tries = 0..LISTEN_TRIES;
-        while let Err(e) = s.listen(4096) {
-            if e.kind() != io::ErrorKind::AddrInUse || tries.next().is_none() {
-                return Err(e);
-            }
-            tokio::time::sleep(LISTEN_PAUSE).await;
-        }
+        patiently(|| s.listen(4096)).await?;
         Ok(Listener { splicer: self.clone(), to_copy: true, listener: register(s.into(), Interest::READABLE)? })
     }
 
@@ -560,4 +553,15 @@ impl Drop for Listed {
             }
         }
     }
+}
+
+/// A socket that tells a host of its dead connection cannot share the port before it has left repair mode.
+async fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    for _ in 0..LISTEN_TRIES {
+        match attempt() {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => tokio::time::sleep(LISTEN_PAUSE).await,
+            done => return done,
+        }
+    }
+    attempt()
 }
