@@ -40,9 +40,16 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Runs the program to its end.
+/// Runs the program to its end. A proxy that is not told where its control socket is gets one of its own: another test may have
+/// the default one at that moment.
 pub fn longsplice(arguments: &[&str]) -> Output {
-    Command::new(LONGSPLICE).args(arguments).env_remove("LONGSPLICE_CONTROL").output().unwrap()
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(LONGSPLICE);
+    command.args(arguments).env_remove("LONGSPLICE_CONTROL");
+    if arguments.first() == Some(&"run") && !arguments.contains(&"--control") {
+        command.arg("--control").arg(dir.path().join("control.sock"));
+    }
+    command.output().unwrap()
 }
 
 /// What a proxy in a namespace pins outlives it: removed at drop, for tests that fail before a clean stop does it.
