@@ -1,4 +1,4 @@
-//! Foreign connections (bpf/meet.h): segments of their handshakes, which are passed on as a router would, and sockets for both
+//! Foreign connections (bpf/handshake.h): segments of their handshakes, which are passed on as a router would, and sockets for both
 //! sides, whose addresses are not ours.
 
 use crate::{
@@ -22,7 +22,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
 };
 
-/// `MARK_FOREIGN` of bpf/meet.h.
+/// `MARK_FOREIGN` of bpf/handshake.h.
 const MARK: u32 = 0x6c73_706d;
 /// The table of routes where what is marked finds its way to local sockets; a number that nobody else is likely to have.
 const TABLE: u32 = 0x6c73;

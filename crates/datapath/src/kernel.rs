@@ -249,7 +249,7 @@ const PINNED: [&str; 14] = [
     "listeners",
     "vias",
     "remotes6",
-    "trains",
+    "fragment_trains",
     "idents",
     "verdicts",
     "aheads",

@@ -25,7 +25,7 @@ const LOG: &str = "/run/longsplice/verifier.log";
 /// Bytes of a verifier's log: it is about the way that failed, hundreds of lines; of a longer one the end is kept.
 const ROOM: usize = 1 << 20;
 
-const RECORD: &str = include_str!("../../../bpf/kernels.toml");
+const RECORD: &str = include_str!("../bpf/kernels.toml");
 
 /// Releases of the kernels on which the tests have passed, oldest first: from the record of `make kernels`.
 pub fn tested_kernels() -> Vec<&'static str> {

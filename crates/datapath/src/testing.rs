@@ -153,13 +153,13 @@ pub fn put_remote6(d: &Datapath, index: u32, address: Ipv6Addr) -> io::Result<()
 
 /// What is remembered of a segment that comes in fragments.
 pub fn get_train(d: &Datapath, k: &abi::train_key) -> io::Result<Option<abi::train>> {
-    let found = pinned(d, "trains")?.lookup(bytes_of(k), MapFlags::ANY).map_err(io_error)?;
+    let found = pinned(d, "fragment_trains")?.lookup(bytes_of(k), MapFlags::ANY).map_err(io_error)?;
     Ok(found.map(|b| from_bytes(&b)))
 }
 
 /// Writes it.
 pub fn put_train(d: &Datapath, k: &abi::train_key, t: &abi::train) -> io::Result<()> {
-    pinned(d, "trains")?.update(bytes_of(k), bytes_of(t), MapFlags::ANY).map_err(io_error)
+    pinned(d, "fragment_trains")?.update(bytes_of(k), bytes_of(t), MapFlags::ANY).map_err(io_error)
 }
 
 /// One counter, by its place in [`crate::VERDICTS`].

@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 #[test]
 fn each_header_compiles_by_itself() {
-    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");
+    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("bpf");
     let libbpf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libbpf");
     fs::create_dir_all(libbpf.join("bpf")).unwrap();
     for (name, text) in libbpf_sys::API_HEADERS {

@@ -8,17 +8,17 @@
  *
  * All this is a hint: what is read decides nothing, and where there is no such list, or something else has left its mark in
  * skb->prev, nothing is read, or in vain. A load by such a pointer that faults gives 0. */
-#ifndef LONGSPLICE_AHEAD_H
-#define LONGSPLICE_AHEAD_H
+#ifndef LONGSPLICE_PREFETCH_H
+#define LONGSPLICE_PREFETCH_H
 
 #include "kernel.h"
 #include "table.h"
 
-#define AHEAD 7     /* the rest of a batch: net.core.gro_normal_batch is 8 unless changed */
-#define CROWD 65536 /* entries of both tables. Of fewer, the level-2 cache of a processor holds what is in use */
-#define NEXT_WAYS 3 /* where nearly all entries lie that are not at home */
+#define REST_OF_BATCH 7 /* the rest of a batch: net.core.gro_normal_batch is 8 unless changed */
+#define CROWD 65536     /* entries of both tables. Of fewer, the level-2 cache of a processor holds what is in use */
+#define NEXT_WAYS 3     /* where nearly all entries lie that are not at home */
 
-static __always_inline int is_crowded(void)
+static __always_inline int is_worth_prefetching(void)
 {
 	__u32 zero = 0;
 	__u64 *n = bpf_map_lookup_elem(&entries, &zero);
@@ -62,13 +62,13 @@ static __always_inline void fetch(struct ahead *a, struct __sk_buff *skb, int v6
 {
 	struct sk_buff *k = bpf_cast_to_kern_ctx(skb), *head = k->prev, *n = head->next;
 	__u64 size = v6 ? sizeof(struct slot6) : sizeof(struct slot4), more, lowest;
-	void *homes[AHEAD] = {};
+	void *homes[REST_OF_BATCH] = {};
 	int i;
 
 	if (n->prev != head) /* no list */
 		return;
 #pragma clang loop unroll(full)
-	for (i = 0; i < AHEAD; i++) {
+	for (i = 0; i < REST_OF_BATCH; i++) {
 		if (n == head || !n)
 			break;
 		homes[i] = home_of_packet(n->data, v6);
@@ -76,11 +76,11 @@ static __always_inline void fetch(struct ahead *a, struct __sk_buff *skb, int v6
 		a->left++;
 	}
 #pragma clang loop unroll(full)
-	for (i = 0; i < AHEAD; i++)
+	for (i = 0; i < REST_OF_BATCH; i++)
 		if (homes[i])
 			touch(homes[i], v6);
 #pragma clang loop unroll(full)
-	for (i = 0; i < AHEAD; i++) {
+	for (i = 0; i < REST_OF_BATCH; i++) {
 		if (!homes[i])
 			continue;
 		more = *(volatile __u64 *)homes[i];
@@ -91,7 +91,7 @@ static __always_inline void fetch(struct ahead *a, struct __sk_buff *skb, int v6
 	}
 }
 
-__noinline int look_ahead(struct __sk_buff *skb)
+__noinline int prefetch(struct __sk_buff *skb)
 {
 	__u32 zero = 0;
 	struct ahead *a = bpf_map_lookup_elem(&aheads, &zero);

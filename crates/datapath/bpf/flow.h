@@ -14,7 +14,7 @@
 enum constant {
 	/* Raised with every change of what this file, maps.h, table.h and place.h put into pinned maps: a process takes over only
 	 * maps of its own version. */
-	ABI_VERSION = 15,
+	ABI_VERSION = 16,
 	MAX_VIAS = 1024,      /* next hop and own address pairs: few, since hosts sit behind routers */
 	MAX_LISTENERS = 1024, /* addresses that are listened on, transparent or not */
 	/* In path.via: forwarded data is copied to user space (tap.h). No such next hop: the short way goes no further. */
@@ -71,7 +71,7 @@ enum leg_flag {
 	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
 	LEG_PASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
 	LEG_TAP = 1 << 17,     /* what is forwarded is copied to user space, both directions alike */
-	LEG_FOREIGN = 1 << 18, /* neither address is ours: the host believes to speak to the other one (meet.h) */
+	LEG_FOREIGN = 1 << 18, /* neither address is ours: the host believes to speak to the other one (handshake.h) */
 	LEG_ECN = 1 << 19,     /* congestion marks negotiated (RFC 3168; ecn.h) */
 	LEG_RESTORED = 1 << 20, /* the socket was made anew, by TCP_REPAIR */
 	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamps tick much faster than every millisecond */

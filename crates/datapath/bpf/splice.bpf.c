@@ -12,7 +12,7 @@
  * and whoever comes first, packet or user space, can derive the leg's record from it (wake).
  */
 #include <linux/if_packet.h>
-#include "ahead.h"
+#include "prefetch.h"
 #include "calls.h"
 #include "emit.h"
 #include "fragment.h"
@@ -68,7 +68,7 @@ __noinline int slow_special(struct __sk_buff *skb)
 	/* A second SYN-ACK is for the client, as the first one was, until the client has completed the handshake. Our socket would
 	 * complete it in the name of a client that may not exist. */
 	if (sc->foreign && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK) && !has_client(sc)) {
-		meet(skb);
+		report_handshake(skb);
 		return TCX_DROP;
 	}
 	/* Before user space has made the socket the kernel would reset the connection. */
@@ -160,7 +160,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		}
 		if (!sc->foreign)
 			return TCX_NEXT;
-		meet(skb);
+		report_handshake(skb);
 		return TCX_DROP;
 	}
 	parse_options(skb);
@@ -461,8 +461,8 @@ int ingress(struct __sk_buff *skb)
 	again = skb->mark == MARK_HELD;
 	if (again)
 		skb->mark = 0; /* or it would come back from where it leaves */
-	if (is_crowded())
-		look_ahead(skb);
+	if (is_worth_prefetching())
+		prefetch(skb);
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		r = fast4(skb);
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))

@@ -2,7 +2,7 @@
 /* Fragments of spliced flows (RFC 791, 3.2; RFC 8200, 4.5), as a router sees them: nothing is reassembled, nothing is held.
  *
  * A first fragment with the whole TCP header is rewritten as any segment is: checksums are corrected by difference, and so do not
- * ask for the bytes that follow. What it is remains in `trains`, where its later fragments find it; they get addresses, and
+ * ask for the bytes that follow. What it is remains in `fragment_trains`, where its later fragments find it; they get addresses, and
  * go the same way. Only the last one tells how long the segment is: then, and once, its bytes count in path.word, and its FIN.
  *
  * Identifications are given anew. Many hosts become one here, our own address, and two of them may have chosen the same
@@ -42,7 +42,7 @@ static __always_inline void forget_train(const struct scratch *sc)
 {
 	struct train_key k = train_key(sc);
 
-	bpf_map_delete_elem(&trains, &k);
+	bpf_map_delete_elem(&fragment_trains, &k);
 }
 
 /* The next identification between two addresses: a counter for some of all pairs, from where nobody knows (RFC 7739). */
@@ -205,13 +205,13 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	t.doff = sc->doff;
 	t.fin = !!(sc->s.flags & TH_FIN);
 	k = train_key(sc);
-	known = bpf_map_lookup_elem(&trains, &k);
+	known = bpf_map_lookup_elem(&fragment_trains, &k);
 	if (known && known->seq == t.seq && known->out_lport == t.out_lport && known->out_rport == t.out_rport &&
 	    t.when - known->when < TRAIN_LIFETIME)
 		t.id = known->id; /* came twice: the others follow either */
 	else
 		t.id = next_id(&sc->other);
-	if (sc->more && bpf_map_update_elem(&trains, &k, &t, BPF_ANY))
+	if (sc->more && bpf_map_update_elem(&fragment_trains, &k, &t, BPF_ANY))
 		return drop(V_REWRITE_FAILED);
 	parse_options(skb);
 	/* an atomic fragment (RFC 6946) is a segment */
@@ -241,7 +241,7 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	if (!sc)
 		return TCX_NEXT;
 	k = train_key(sc);
-	t = bpf_map_lookup_elem(&trains, &k);
+	t = bpf_map_lookup_elem(&fragment_trains, &k);
 	if (!t || bpf_ktime_get_coarse_ns() - t->when > TRAIN_LIFETIME) {
 		count(V_FRAGMENT_STRAY);
 		return TCX_NEXT;

@@ -4,7 +4,7 @@
 #ifndef LONGSPLICE_EMIT_H
 #define LONGSPLICE_EMIT_H
 
-#include "meet.h"
+#include "handshake.h"
 #include "rewrite.h"
 #include "switch.h"
 #include "verdict.h"

@@ -112,7 +112,7 @@ struct {
 	__uint(max_entries, MAX_TRAINS);
 	__type(key, struct train_key);
 	__type(value, struct train);
-} trains SEC(".maps");
+} fragment_trains SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -324,7 +324,7 @@ struct {
 	__type(value, struct hold_chunk);
 } hold_chunks SEC(".maps");
 
-/* Where look_ahead() is. */
+/* Where prefetch() is. */
 struct ahead {
 	__u64 found; /* homes of packets behind that hold keys, so far */
 	__u32 left;  /* packets behind this one that have been looked at */

@@ -3,8 +3,8 @@
  * that numbers, clocks and options are the same on both sides; user space passes their SYN, SYN-ACK and first ACK on, and makes
  * a socket for either side before its host may send data. What these two are sent is marked, for a rule of routing to take it
  * to local sockets. */
-#ifndef LONGSPLICE_MEET_H
-#define LONGSPLICE_MEET_H
+#ifndef LONGSPLICE_HANDSHAKE_H
+#define LONGSPLICE_HANDSHAKE_H
 
 #include "parse.h"
 #include "place.h"
@@ -14,7 +14,7 @@
 #define MARK_FOREIGN 0x6c73706d
 
 /* Gives a segment of a handshake to user space; 0: there is no room. */
-__noinline int meet(struct __sk_buff *skb)
+__noinline int report_handshake(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
 	struct handshake *h;

@@ -364,7 +364,7 @@ static __always_inline void unsplice_direction(struct leg *from, struct leg *to)
 }
 
 /* p: the leg's entry, if there is one. */
-static __always_inline void look(struct half *h, __u64 *end, __u64 *origin, struct leg *l, const struct path *p)
+static __always_inline void read_positions(struct half *h, __u64 *end, __u64 *origin, struct leg *l, const struct path *p)
 {
 	bpf_spin_lock(&l->lock);
 	h->phase_in = l->phase_in;

@@ -129,8 +129,8 @@ int switch_flow(struct switch_call *ctx)
 		case OP_RESUME:
 			break;
 		}
-		look(&g->a, &g->end_a, &g->origin_a, a, find_path(&g->a.leg));
-		look(&g->b, &g->end_b, &g->origin_b, b, find_path(&g->b.leg));
+		read_positions(&g->a, &g->end_a, &g->origin_a, a, find_path(&g->a.leg));
+		read_positions(&g->b, &g->end_b, &g->origin_b, b, find_path(&g->b.leg));
 		tell_hop(&ctx->hop_a, a);
 		tell_hop(&ctx->hop_b, b);
 	}

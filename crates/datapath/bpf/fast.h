@@ -262,7 +262,7 @@ static __always_inline struct frame frame_of(struct __sk_buff *skb)
  * could not join such a segment to the one before, and would handle each by itself. Of a segment among many (no PSH) the headers
  * get memory of their own, as in IP forwarding. Not of a large packet, which is joined already; where there is no memory, the
  * packet goes on as it is. */
-static __always_inline void part(struct __sk_buff *skb, const struct frame *f, __u32 ip_hdr)
+static __always_inline void unclone(struct __sk_buff *skb, const struct frame *f, __u32 ip_hdr)
 {
 	struct tcphdr *th = f->data + ETH_LEN + ip_hdr;
 
@@ -285,7 +285,7 @@ __noinline int fast4(struct __sk_buff *skb)
 
 	if (!v)
 		return UNUSUAL;
-	part(skb, &f, sizeof(struct iphdr));
+	unclone(skb, &f, sizeof(struct iphdr));
 	return forwarded(skb, &f, v);
 }
 
@@ -296,7 +296,7 @@ __noinline int fast6(struct __sk_buff *skb)
 
 	if (!v)
 		return UNUSUAL;
-	part(skb, &f, sizeof(struct ipv6hdr));
+	unclone(skb, &f, sizeof(struct ipv6hdr));
 	return forwarded(skb, &f, v);
 }
 

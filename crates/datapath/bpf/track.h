@@ -6,7 +6,7 @@
 #define LONGSPLICE_TRACK_H
 
 #include <asm-generic/errno-base.h>
-#include "meet.h"
+#include "handshake.h"
 #include "sum.h"
 #include "table.h"
 #include "verdict.h"
@@ -184,7 +184,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		e.tsval_in = o.tsval;
 		bpf_map_update_elem(&embryos, &sc->t, &e, BPF_ANY);
 		if (listens == LISTENS_FOREIGN) {
-			meet(skb);
+			report_handshake(skb);
 			return 2;
 		}
 	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
@@ -192,7 +192,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1 && tcp_sum_right(skb)) {
 			int room = hatch(sc, known);
 
-			if (listens == LISTENS_FOREIGN && !meet(skb)) { /* nobody would know: the next segment tells */
+			if (listens == LISTENS_FOREIGN && !report_handshake(skb)) { /* nobody would know: the next segment tells */
 				bpf_map_delete_elem(&legs, &sc->t);
 				remove_path(&sc->t);
 				return 2;
@@ -212,7 +212,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 	} else if (listens == LISTENS_FOREIGN && sc->s.flags & TH_RST) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && !(known->opts_in & OPT_FULL) && sc->s.seq == known->irs + 1) {
-			meet(skb);
+			report_handshake(skb);
 			return 2;
 		}
 	}
