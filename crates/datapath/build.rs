@@ -75,5 +75,6 @@ fn model(bpf: &Path) {
         .flag("-fno-strict-aliasing")
         .flag("-Wall")
         .flag("-Wextra")
+        .flag("-Werror=implicit-function-declaration")
         .compile("model");
 }

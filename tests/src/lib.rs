@@ -8,7 +8,7 @@ pub mod sim;
 pub mod translator;
 
 use longsplice_engine::{
-    Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, Splicer, When,
+    Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
 };
 use longsplice_lab::{Lab, process::wait_for};
 use std::{
@@ -27,12 +27,12 @@ pub fn is_emulated() -> bool {
 
 /// A policy that leaves the decisions to the test.
 pub fn by_hand() -> Policy {
-    Policy { when: When::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() }
+    Policy { when: SpliceWhen::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() }
 }
 
 /// A policy that splices before the first byte.
 pub fn at_once() -> Policy {
-    Policy { when: When::AtOnce, path: PathRule::Any, ..Policy::default() }
+    Policy { when: SpliceWhen::AtOnce, path: PathRule::Any, ..Policy::default() }
 }
 
 /// A plug proxy in a lab's forwarder, in this process. Dropping it stops it and removes what it attached.

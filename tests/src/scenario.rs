@@ -7,9 +7,9 @@ mod run;
 
 pub use run::run;
 
-use longsplice_engine::{How, Refusal};
+use longsplice_engine::{EndReason, Refusal};
 use longsplice_lab::{
-    Family, Impair, InOrder, Options, Shape, Way,
+    Family, Impair, InOrder, LinkDirection, Options, Shape,
     traffic::{Chunks, Ending, Marks, Script, Start},
 };
 use serde::Deserialize;
@@ -120,7 +120,7 @@ pub enum Host {
     Server,
 }
 
-/// A direction of a link, as in [`Way`].
+/// A direction of a link, as in [`LinkDirection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -132,12 +132,12 @@ pub enum Direction {
 }
 
 impl Direction {
-    fn way(self) -> Way {
+    fn way(self) -> LinkDirection {
         match self {
-            Direction::FromClient => Way::FromClient,
-            Direction::ToClient => Way::ToClient,
-            Direction::FromServer => Way::FromServer,
-            Direction::ToServer => Way::ToServer,
+            Direction::FromClient => LinkDirection::FromClient,
+            Direction::ToClient => LinkDirection::ToClient,
+            Direction::FromServer => LinkDirection::FromServer,
+            Direction::ToServer => LinkDirection::ToServer,
         }
     }
 }
@@ -321,11 +321,11 @@ pub enum Ended {
 }
 
 impl Ended {
-    fn how(self) -> How {
+    fn how(self) -> EndReason {
         match self {
-            Ended::Closed => How::Closed,
-            Ended::ClientReset => How::ClientReset,
-            Ended::ServerReset => How::ServerReset,
+            Ended::Closed => EndReason::Closed,
+            Ended::ClientReset => EndReason::ClientReset,
+            Ended::ServerReset => EndReason::ServerReset,
         }
     }
 }

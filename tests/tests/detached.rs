@@ -6,7 +6,7 @@ use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{How, Report, Script, connect, converse, intact, listen, serve},
+    traffic::{Report, Script, StreamEnd, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{thread, time::Duration};
@@ -35,7 +35,10 @@ fn converse_and(
     let (client, server) = (client.join().expect("client"), serving.join().remove(0));
     for report in [&client, &server] {
         assert!(report.mismatch.is_none(), "{seed}: {report}");
-        assert!([&report.end, &report.send_end].iter().all(|h| matches!(h, How::Eof | How::Reset)), "{seed}: {report}");
+        assert!(
+            [&report.end, &report.send_end].iter().all(|h| matches!(h, StreamEnd::Eof | StreamEnd::Reset)),
+            "{seed}: {report}"
+        );
     }
     (f, client, server)
 }
@@ -109,5 +112,5 @@ fn what_was_spliced_before_ends() {
         f.wait_state(FlowState::Copying);
         detach(f.splicer.datapath().expect("kernel path")).expect("detached");
     });
-    assert_eq!(f.ended(1)[0].how, longsplice_engine::How::Stopped);
+    assert_eq!(f.ended(1)[0].how, longsplice_engine::EndReason::Stopped);
 }

@@ -1,9 +1,9 @@
 //! Congestion marks between real hosts: they reach the receiver that will echo them, and the echo its sender; nobody sees marks
 //! that has not agreed on them; and a mark that nobody would echo is heard of as a loss.
 use longsplice_datapath::{LegFlags, PathFlags};
-use longsplice_engine::{Command, FlowState, Policy, When};
+use longsplice_engine::{Command, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
-    Family, Impair, Impairment, Lab, Namespace, Options, Shape, Way,
+    Family, Impair, Impairment, Lab, LinkDirection, Namespace, Options, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     traffic::{Chunks, Report, Script, Serving, connect, converse, intact, listen, serve},
@@ -68,7 +68,8 @@ impl Run {
         for (host, setting) in [&lab.client, &lab.forwarder, &lab.server].into_iter().zip(agreed.settings()) {
             host.sysctl("net.ipv4.tcp_ecn", setting).expect("sysctl");
         }
-        let links = [Way::FromClient, Way::FromServer].map(|way| lab.impair(way, Impair::NONE).expect("impair"));
+        let links = [LinkDirection::FromClient, LinkDirection::FromServer]
+            .map(|way| lab.impair(way, Impair::NONE).expect("impair"));
         let script = Script::opener(1).bytes(BYTES).pace(1_500_000).chunks(Chunks::Fixed(30_000));
         let answer = Script::answerer().bytes(BYTES).pace(1_500_000).chunks(Chunks::Fixed(30_000));
         let at = SERVER.port(family, PORT);
@@ -177,7 +178,7 @@ fn spliced_marks_for_who_has_not_agreed_become_losses() {
 #[ignore = "root"]
 fn copied_each_connection_has_its_own() {
     for (family, agreed) in Family::BOTH.into_iter().zip([Agreed::Both, Agreed::Client]) {
-        let run = Run::start(agreed, family, Policy { when: When::Never, ..Policy::default() }, false);
+        let run = Run::start(agreed, family, Policy { when: SpliceWhen::Never, ..Policy::default() }, false);
         run.f.wait_state(FlowState::Copying);
         run.congested("our sockets echo marks", || {
             run.hosts().iter().zip(agreed.legs()).all(|(host, ecn)| !ecn || host.echoed > 0)

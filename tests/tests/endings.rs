@@ -1,7 +1,7 @@
 //! How flows end that we end: both hosts hear of it, whatever the flow's state is.
-use longsplice_engine::{Command, FlowState, How, Policy, When};
+use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
-    Family, Impair, Lab, Shape, Way,
+    Family, Impair, Lab, LinkDirection, Shape,
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
@@ -87,7 +87,7 @@ fn a_stop_resets_the_hosts_of_released_flows() {
         let (f, pair) = released(&lab, family, &listener, at_once());
         f.splicer.stop(false);
         pair.are_reset();
-        assert_eq!(f.ended(1)[0].how, How::Stopped);
+        assert_eq!(f.ended(1)[0].how, EndReason::Stopped);
         were_in_sequence(&lab);
         assert!(f.splicer.datapath().expect("kernel path").paths().is_empty(), "no entry is left");
     }
@@ -101,7 +101,7 @@ fn the_idle_limit_resets_the_hosts_of_released_flows() {
         let policy = Policy { idle_limit: Duration::from_secs(3), ..at_once() };
         let (f, pair) = released(&lab, family, &listener, policy);
         pair.are_reset();
-        assert_eq!(f.ended(1)[0].how, How::Idle);
+        assert_eq!(f.ended(1)[0].how, EndReason::Idle);
         were_in_sequence(&lab);
     }
 }
@@ -110,11 +110,12 @@ fn the_idle_limit_resets_the_hosts_of_released_flows() {
 #[ignore = "root"]
 fn the_idle_limit_is_for_copied_flows_too() {
     let (lab, listener) = lab(Family::V4);
-    let f = start(&lab, Family::V4, Policy { when: When::Never, idle_limit: Duration::from_secs(3), ..at_once() });
+    let f =
+        start(&lab, Family::V4, Policy { when: SpliceWhen::Never, idle_limit: Duration::from_secs(3), ..at_once() });
     let pair = Pair::open(&lab, Family::V4, &listener);
     pair.exchange();
     pair.are_reset();
-    assert_eq!(f.ended(1)[0].how, How::Idle);
+    assert_eq!(f.ended(1)[0].how, EndReason::Idle);
 }
 
 /// And a host that answers is not given up, copied or parked.
@@ -123,7 +124,7 @@ fn the_idle_limit_is_for_copied_flows_too() {
 fn a_client_without_power_is_given_up() {
     let policy = |when| Policy { when, keepalive: Some(Duration::from_secs(1)), ..Policy::default() };
     let (lab, listener) = lab(Family::V4);
-    let f = start(&lab, Family::V4, policy(When::AfterBytes(u64::MAX)));
+    let f = start(&lab, Family::V4, policy(SpliceWhen::AfterBytes(u64::MAX)));
     let pair = Pair::open(&lab, Family::V4, &listener);
     pair.exchange();
     let asked = || lab.forwarder.counter("TcpExt", "TCPKeepAlive").expect("a counter");
@@ -139,10 +140,11 @@ fn a_client_without_power_is_given_up() {
     f.command(Command::Unsplice);
     f.wait_state(FlowState::Copying);
     pair.exchange();
-    let _gone = lab.impair(Way::FromClient, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+    let _gone =
+        lab.impair(LinkDirection::FromClient, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
     let heard = (&pair.server).read(&mut [0]);
     assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset));
-    assert_eq!(f.ended(1)[0].how, How::ClientReset);
+    assert_eq!(f.ended(1)[0].how, EndReason::ClientReset);
 }
 
 #[test]
@@ -151,12 +153,13 @@ fn a_server_without_power_is_given_up() {
     for family in Family::BOTH {
         let (lab, listener) = lab(family);
         let keepalive = Some(Duration::from_secs(1));
-        let f = start(&lab, family, Policy { when: When::Never, keepalive, ..Policy::default() });
+        let f = start(&lab, family, Policy { when: SpliceWhen::Never, keepalive, ..Policy::default() });
         let pair = Pair::open(&lab, family, &listener);
         pair.exchange();
-        let _gone = lab.impair(Way::FromServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+        let _gone =
+            lab.impair(LinkDirection::FromServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
         let heard = (&pair.client).read(&mut [0]);
         assert_eq!(heard.map_err(|e| e.kind()), Err(ErrorKind::ConnectionReset));
-        assert_eq!(f.ended(1)[0].how, How::ServerReset);
+        assert_eq!(f.ended(1)[0].how, EndReason::ServerReset);
     }
 }

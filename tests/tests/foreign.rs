@@ -1,8 +1,8 @@
 //! Connections between hosts that know nothing of the forwarder, and whose addresses it does not have.
 use longsplice_datapath::{LegFlags, PathFlags, Tuple};
-use longsplice_engine::{Command, FlowState, How, Policy, When};
+use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
-    Family, Impair, Lab, Options, Shape, Way,
+    Family, Impair, Lab, LinkDirection, Options, Shape,
     process::wait_for,
     topology::{CLIENT, SERVER},
     traffic::{Report, Script, connect, converse, intact, listen},
@@ -72,7 +72,7 @@ fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwar
     assert_eq!(from, own, "the server sees the client itself");
     intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
     let e = f.ended(1).remove(0);
-    assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&How::Closed, BYTES, BYTES), "{e:?}");
+    assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
     assert_eq!((e.client, e.server), (own, SERVER.port(family, PORT)));
     eprintln!("client {client}\nserver {server}\n{e:?} {:?}", f.verdicts());
 }
@@ -101,7 +101,7 @@ fn spliced_at_once_they_take_the_identity_path() {
 #[ignore = "root"]
 fn copied() {
     for family in Family::BOTH {
-        both(family, Policy { when: When::Never, ..Policy::default() }, |_, _| {});
+        both(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, |_, _| {});
     }
 }
 
@@ -131,7 +131,12 @@ fn spliced_and_taken_back_while_segments_are_lost() {
         for shape in [Shape::TwoDevices, Shape::OneArmed] {
             let lab = Lab::new(shape, options.clone()).expect("lab");
             let loss = Impair { drop_every: Some(150), ..Impair::default() };
-            let ways = [Way::FromClient, Way::ToClient, Way::FromServer, Way::ToServer];
+            let ways = [
+                LinkDirection::FromClient,
+                LinkDirection::ToClient,
+                LinkDirection::FromServer,
+                LinkDirection::ToServer,
+            ];
             let lossy = ways.map(|way| lab.impair(way, loss).expect("impair"));
             through(&lab, family, by_hand(), back_and_forth);
             assert!(lossy.iter().all(|i| i.counters().lost > 0), "{:?}", lossy.map(|i| i.counters()));
@@ -172,9 +177,9 @@ fn released_and_taken_back() {
 #[ignore = "root"]
 fn lost_segments_of_the_handshake_come_again() {
     // SYN, SYN-ACK, ACK: each before and behind the forwarder
-    let syn = [(Way::FromClient, 1), (Way::ToServer, 1)];
-    let answer = [(Way::FromServer, 1), (Way::ToClient, 1)];
-    let ack = [(Way::FromClient, 2), (Way::ToServer, 2)];
+    let syn = [(LinkDirection::FromClient, 1), (LinkDirection::ToServer, 1)];
+    let answer = [(LinkDirection::FromServer, 1), (LinkDirection::ToClient, 1)];
+    let ack = [(LinkDirection::FromClient, 2), (LinkDirection::ToServer, 2)];
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
         let f = Forwarder::foreign(&lab, any(family), at_once());
@@ -193,7 +198,7 @@ fn lost_segments_of_the_handshake_come_again() {
             let (_, server) =
                 served.unwrap_or_else(|_| panic!("{way:?} {which}: {client}, {:?}, {:?}", f.verdicts(), legs()));
             intact(&client, &server).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
-            assert_eq!(f.ended(n + 1)[n].how, How::Closed, "{way:?} {which}");
+            assert_eq!(f.ended(n + 1)[n].how, EndReason::Closed, "{way:?} {which}");
         }
     }
 }
@@ -222,7 +227,7 @@ fn a_server_hears_that_its_client_has_gone() {
         let listener = lab.server.run(|| TcpListener::bind(server)).expect("listen");
         listener.set_nonblocking(true).expect("nonblocking");
         let delay = Impair { delay: Duration::from_millis(300), ..Impair::default() };
-        let late = lab.impair(Way::FromServer, delay).expect("impair");
+        let late = lab.impair(LinkDirection::FromServer, delay).expect("impair");
         lab.client.run(|| {
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None).expect("socket");
             assert_eq!(s.connect(&server.into()).expect_err("it waits").raw_os_error(), Some(nix::libc::EINPROGRESS));
@@ -246,7 +251,8 @@ fn flood(family: Family) {
     const HALF_OPEN: usize = 1024;
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let f = Forwarder::foreign(&lab, any(family), at_once());
-    let silence = lab.impair(Way::ToServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
+    let silence =
+        lab.impair(LinkDirection::ToServer, Impair { drop_every: Some(1), ..Impair::default() }).expect("impair");
     let to = SERVER.port(family, PORT);
     let flood: Vec<Socket> = lab.client.run(|| {
         let ask = |_| {
@@ -309,7 +315,7 @@ fn answered_flood(family: Family) {
     };
     // the client is far, and its handshake is answered when the flood comes
     let delay = Impair { delay: Duration::from_millis(500), ..Impair::default() };
-    let far = lab.impair(Way::ToClient, delay).expect("impair");
+    let far = lab.impair(LinkDirection::ToClient, delay).expect("impair");
     let early = lab.client.spawn(move || TcpStream::connect(to));
     wait_for(PATIENCE, || (f.verdict("handshake") >= 2).then_some(())).expect("SYN and SYN-ACK");
     let nobody = Nobody::new(&lab, family);

@@ -1,7 +1,7 @@
 //! Real traffic in fragments: a wire between the client and the forwarder, in user space, cuts up what the client's TCP sends.
 //! No router would do so for IPv6, and none for IPv4 without being asked to.
 
-use longsplice_engine::{Command, FlowState, How, Refusal};
+use longsplice_engine::{Command, EndReason, FlowState, Refusal};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
     process::wait_for,
@@ -157,7 +157,7 @@ impl Run {
         let (c, s) = (self.client.join().expect("client"), self.server.join().remove(0));
         intact(&c, &s).unwrap_or_else(|e| panic!("{name}: {e}\n{:?}", self.f.verdicts()));
         let e = &self.f.ended(1)[0];
-        assert_eq!((e.bytes_up, e.bytes_down, e.how), (UP, DOWN, How::Closed), "{name}: {e:?}");
+        assert_eq!((e.bytes_up, e.bytes_down, e.how), (UP, DOWN, EndReason::Closed), "{name}: {e:?}");
         assert_eq!((e.splices, e.refusal), (splices, refusal), "{name}: {e:?}");
     }
 

@@ -1,8 +1,8 @@
 //! Release, recreation, policies, ends of life.
 use longsplice_datapath::EventKind;
-use longsplice_engine::{Command, FlowState, How, Policy, Trigger, When};
+use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen, Trigger};
 use longsplice_lab::{
-    Family, Impair, Lab, Namespace, Shape, Way,
+    Family, Impair, Lab, LinkDirection, Namespace, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
     trace::{Packet, Tap, Trace},
@@ -74,7 +74,7 @@ fn released_flows_go_on_and_come_back() {
         }
         r.intact();
         let e = r.f.ended(1);
-        assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, How::Closed), "{e:?}");
+        assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, EndReason::Closed), "{e:?}");
         assert!(e[0].splices >= 3);
     }
 }
@@ -105,7 +105,8 @@ fn a_flow_that_comes_back_keeps_the_windows_that_were_promised() {
         let bursts = |s: Script| s.bytes(10_000_000).pace(3_000_000).chunks(Chunks::Fixed(BURST));
         let mut r = start(family, at_once(), bursts(Script::opener(5)), bursts(Script::answerer()));
         let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
-        let _far = [Way::FromClient, Way::FromServer].map(|way| r.lab.impair(way, far).expect("delay"));
+        let _far =
+            [LinkDirection::FromClient, LinkDirection::FromServer].map(|way| r.lab.impair(way, far).expect("delay"));
         let hosts = [&r.lab.client, &r.lab.server];
         for host in hosts {
             host.sysctl("net.ipv4.tcp_slow_start_after_idle", "0").expect("sysctl");
@@ -221,7 +222,7 @@ fn released_flows_end() {
     r.f.wait_state(FlowState::Released);
     r.intact();
     let e = r.f.ended(1);
-    assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, How::Closed), "{e:?}");
+    assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, EndReason::Closed), "{e:?}");
 }
 
 /// What comes during a drain waits, and all of it goes on. (In order: `what_is_held_keeps_its_order` of the simulator.)
@@ -232,10 +233,10 @@ fn the_hold_policy_holds() {
     for family in Family::BOTH {
         let script = Script::opener(5).bytes(20_000_000).pace(5_000_000);
         let answer = Script::answerer().bytes(20_000_000).pace(5_000_000);
-        let policy = Policy { hold: true, when: When::AfterBytes(1_000_000), ..by_hand() };
+        let policy = Policy { hold: true, when: SpliceWhen::AfterBytes(1_000_000), ..by_hand() };
         let mut r = start(family, policy, script, answer);
         let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
-        let _far = [Way::ToServer, Way::ToClient].map(|way| r.lab.impair(way, far).expect("delay"));
+        let _far = [LinkDirection::ToServer, LinkDirection::ToClient].map(|way| r.lab.impair(way, far).expect("delay"));
         for _ in 0..SWITCHES {
             r.f.wait_state(FlowState::Spliced);
             r.f.command(Command::Unsplice);
@@ -284,16 +285,16 @@ fn a_socket_that_fails_in_a_drain_ends_the_flow() {
     let passed = || r.f.splicer.flows().first().map_or(0, |f| f.bytes_down);
     let wait_passed = |n: u64| wait_for(Duration::from_secs(5), || (passed() > n).then_some(())).expect("bytes pass");
     wait_passed(100_000);
-    let gone = r.lab.impair(Way::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("loss");
+    let gone = r.lab.impair(LinkDirection::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("loss");
     wait_passed(passed() + 50_000);
     let tap = Tap::start(&r.lab.server, "s0").expect("tcpdump");
     r.f.command(Command::Splice);
     r.f.wait_state(FlowState::Draining);
     let e = r.f.ended(1);
-    assert_eq!((e[0].how, e[0].splices), (How::ClientReset, 0), "{e:?}");
+    assert_eq!((e[0].how, e[0].splices), (EndReason::ClientReset, 0), "{e:?}");
     drop(gone);
     let (_, server) = r.reports();
-    assert_eq!(server.end, longsplice_lab::traffic::How::Reset, "{server}");
+    assert_eq!(server.end, longsplice_lab::traffic::StreamEnd::Reset, "{server}");
     let packets = tap.stop().expect("a trace").packets;
     let told = |is: fn(&Packet) -> bool| packets.iter().any(|p| p.to.port() == 7000 && is(p));
     assert!(told(|p| p.flags.rst()) && !told(|p| p.flags.fin()), "what has failed has not ended");
@@ -314,9 +315,9 @@ fn resets_are_relayed_and_named() {
         r.f.wait_state(FlowState::Spliced);
         let (c, s) = r.reports();
         let other = if by_client { s } else { c };
-        assert_eq!(other.end, longsplice_lab::traffic::How::Reset, "{other}");
+        assert_eq!(other.end, longsplice_lab::traffic::StreamEnd::Reset, "{other}");
         let e = r.f.ended(1);
-        assert_eq!(e[0].how, if by_client { How::ClientReset } else { How::ServerReset }, "{e:?}");
+        assert_eq!(e[0].how, if by_client { EndReason::ClientReset } else { EndReason::ServerReset }, "{e:?}");
         assert_eq!(r.lab.forwarder.counter("Tcp", "OutRsts"), Some(0), "nobody but the hosts has reset anything");
     }
 }
@@ -329,9 +330,9 @@ fn idle_flows_are_ended() {
     let mut r = start(Family::V4, Policy { idle_limit: Duration::from_secs(1), ..at_once() }, script, answer);
     r.f.wait_state(FlowState::Spliced);
     let e = r.f.ended(1);
-    assert_eq!(e[0].how, How::Idle);
+    assert_eq!(e[0].how, EndReason::Idle);
     let (c, s) = r.reports();
-    assert_eq!((c.end, s.end), (longsplice_lab::traffic::How::Reset, longsplice_lab::traffic::How::Reset));
+    assert_eq!((c.end, s.end), (longsplice_lab::traffic::StreamEnd::Reset, longsplice_lab::traffic::StreamEnd::Reset));
 }
 
 #[test]
@@ -343,7 +344,7 @@ fn nothing_is_left_of_an_idle_flow_that_was_released() {
     let idle_limit = Duration::from_secs(1);
     let r = start(Family::V4, Policy { idle_limit, release_after: Some(Duration::ZERO), ..at_once() }, script, answer);
     r.f.wait_state(FlowState::Released);
-    assert_eq!(r.f.ended(1)[0].how, How::Idle);
+    assert_eq!(r.f.ended(1)[0].how, EndReason::Idle);
     let d = r.f.splicer.datapath().expect("kernel path");
     wait_for(Duration::from_secs(5), || d.paths().is_empty().then_some(())).expect("no entry is left");
 }

@@ -1,5 +1,5 @@
 //! What a flow costs in user space once it is released: a record, and no task.
-use longsplice_engine::{FlowState, How, Policy};
+use longsplice_engine::{EndReason, FlowState, Policy};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
@@ -72,7 +72,7 @@ fn released_flows_are_small_and_end_well() {
     }
     let all = f.ended(FIRST + FLOWS);
     for e in &all {
-        assert_eq!((e.how, e.bytes_up, e.bytes_down, e.splices), (How::Closed, 10, 1, 1), "{e:?}");
+        assert_eq!((e.how, e.bytes_up, e.bytes_down, e.splices), (EndReason::Closed, 10, 1, 1), "{e:?}");
     }
     assert!(f.splicer.flows().is_empty());
 }

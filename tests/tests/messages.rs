@@ -1,10 +1,11 @@
 //! One message after the other, each with a splice of its own: the connections stay, and join other ones in between.
 
 use longsplice_engine::{
-    FlowInfo, How, Leftovers, Leg, Message, OpenOptions, Policy, Splicer, TapReader, Taps, Way as Stream, What,
+    EndReason, FlowInfo, Leftovers, Leg, Message, OpenOptions, PieceKind, Policy, Splicer, TapDirection as Stream,
+    TapReader, Taps,
 };
 use longsplice_lab::{
-    Family, Impair, Lab, Shape, Way,
+    Family, Impair, Lab, LinkDirection, Shape,
     namespace::counter_here,
     pattern,
     process::wait_for,
@@ -128,8 +129,10 @@ async fn switchboard(
         let length = |at: usize| u64::from(u32::from_be_bytes(head[at..at + 4].try_into().expect("four")));
         for message in [Message::from_client(Some(length(0))), Message::from_server(Some(length(4)))] {
             let info = FlowInfo { protocol: "message", user: None, target: servers[place].to_string() };
-            let p = splicer.pass(&mut client, &mut server, &Leftovers::default(), message, policy.clone(), info).await;
-            assert_eq!((p.ended.how, p.missing), (How::Passed, 0), "message {turn}: {:?}", p.ended);
+            let p = splicer
+                .relay_message(&mut client, &mut server, &Leftovers::default(), message, policy.clone(), info)
+                .await;
+            assert_eq!((p.ended.how, p.missing), (EndReason::MessageRelayed, 0), "message {turn}: {:?}", p.ended);
             assert_eq!([p.ended.client, client.source()], [source; 2]);
             let mut count = count.lock().expect("lock");
             count.splices += p.ended.splices;
@@ -152,10 +155,10 @@ fn tapped(reader: &TapReader, sizes: &Sizes) {
         let piece = reader.next_within(PATIENCE).expect("the streams end").expect("taps are there");
         let s = streams.entry((piece.tap, piece.way)).or_default();
         match piece.what {
-            What::Bytes(bytes) => s.0.extend(bytes),
-            What::Gap(n) => panic!("{n} bytes are missing at {} of {:?} of {}", piece.at, piece.way, piece.tap),
-            What::Doubt(n) => panic!("{n} bytes are in doubt at {} of {:?} of {}", piece.at, piece.way, piece.tap),
-            What::End => s.1 = true,
+            PieceKind::Bytes(bytes) => s.0.extend(bytes),
+            PieceKind::Gap(n) => panic!("{n} bytes are missing at {} of {:?} of {}", piece.at, piece.way, piece.tap),
+            PieceKind::Doubt(n) => panic!("{n} bytes are in doubt at {} of {:?} of {}", piece.at, piece.way, piece.tap),
+            PieceKind::End => s.1 = true,
         }
     }
     for (tap, servers_side) in (0..4).map(|tap| (tap, tap > 0)) {
@@ -185,7 +188,8 @@ struct Count {
 
 fn run(family: Family, shape: Shape, impair: Option<Impair>, (seed, ahead): (u64, usize), tap: bool) -> Count {
     let lab = Lab::simple(shape).expect("lab");
-    let _bad = impair.map(|i| [Way::ToClient, Way::ToServer].map(|w| lab.impair(w, i).expect("impairment")));
+    let _bad = impair
+        .map(|i| [LinkDirection::ToClient, LinkDirection::ToServer].map(|w| lab.impair(w, i).expect("impairment")));
     let sizes = sizes(seed, 120);
     let servers: Vec<_> = (0..3).map(|i| SERVER.port(family, 7000 + i)).collect();
     let serving: Vec<_> = servers

@@ -1,5 +1,5 @@
 //! What is forwarded fits: what the other host takes, and the path to it, in each pair of address families.
-use longsplice_engine::{Ended, Policy, Refusal, When};
+use longsplice_engine::{Ended, Policy, Refusal, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
     topology::{FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
@@ -175,7 +175,7 @@ fn what_routers_have_said_counts() {
     for_all(|client, server| {
         let lab = lab();
         let far = behind_a_router(&lab);
-        let policy = Policy { when: When::AfterBytes(200_000), ..at_once() };
+        let policy = Policy { when: SpliceWhen::AfterBytes(200_000), ..at_once() };
         let (ended, count) = upload(&lab, client, beyond(server), &far.server, policy);
         assert!(ended.refusal.is_none() && ended.splices == 1, "{ended:?}");
         assert_eq!((count("icmp-translated"), count("oversize") > 0), (0, true));

@@ -2,9 +2,9 @@
 //! through the numbers, nothing moves in the data path, the connection lives, and goes where it is told to.
 
 use longsplice_datapath::{LegFlags, Tuple, testing};
-use longsplice_engine::{Command, FlowState, How};
+use longsplice_engine::{Command, EndReason, FlowState};
 use longsplice_lab::{
-    Family, Impair, Lab, Namespace, Shape, Way,
+    Family, Impair, Lab, LinkDirection, Namespace, Shape,
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
@@ -287,7 +287,7 @@ fn attack(family: Family, phase: Phase, memory: &str) {
     scene.talk();
     drop((scene.client, scene.server));
     let ended = scene.f.ended(1);
-    assert_eq!(ended[0].how, How::Closed, "{name}: {ended:?}");
+    assert_eq!(ended[0].how, EndReason::Closed, "{name}: {ended:?}");
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_reset_beyond_what_has_passed_is_heard() {
         let error = client.read(&mut [0; 10]).expect_err("reset");
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{family:?} {phase:?}: {:?}", f.verdicts());
         assert!(f.verdict("rst-unproven") > 0, "{:?}", f.verdicts());
-        assert_eq!(f.ended(1)[0].how, How::ServerReset);
+        assert_eq!(f.ended(1)[0].how, EndReason::ServerReset);
         drop(lab);
     }
 }
@@ -348,7 +348,8 @@ fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice() {
         let mut scene = Scene::new(family, "6291456");
         scene.talk();
         scene.enter(Phase::Spliced);
-        let lossy = scene.lab.impair(Way::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("impair");
+        let lossy =
+            scene.lab.impair(LinkDirection::ToClient, Impair { loss: 1.0, ..Impair::default() }).expect("impair");
         let (lab, f, mut client) = scene.server_resets();
         wait_for(Duration::from_secs(10), || (f.verdict("rst-unproven") > 0).then_some(())).expect("it has come");
         wait_for(Duration::from_secs(10), || (lossy.counters().lost > 0).then_some(())).expect("and is lost");

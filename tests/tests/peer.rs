@@ -1,6 +1,6 @@
 //! Packets that go straight to the other end of a veth, and devices of which they cannot.
 use longsplice_datapath::{Datapath, OpenError, Options};
-use longsplice_engine::{Command, FlowState, How, OpenOptions};
+use longsplice_engine::{Command, EndReason, FlowState, OpenOptions};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
@@ -55,7 +55,7 @@ fn through(family: Family) {
     let (client, server) = (client.join().expect("client"), serving.join().remove(0));
     intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
     let e = f.ended(1).remove(0);
-    assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&How::Closed, BYTES, BYTES), "{e:?}");
+    assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
     eprintln!("client {client}\nserver {server}\n{e:?} {:?}", f.verdicts());
 }
 

@@ -1,6 +1,6 @@
 //! Records of legs that nobody needs: of handshakes that the kernel has not taken, and of flows that cannot be spliced. They keep
 //! nobody else from being spliced.
-use longsplice_engine::{Ended, FlowState, How, OpenOptions, PathRule, Policy, Refusal, When};
+use longsplice_engine::{EndReason, Ended, FlowState, OpenOptions, PathRule, Policy, Refusal, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
@@ -81,7 +81,7 @@ fn handshakes_that_the_kernel_drops_leave_nothing() {
         let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
         intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
         let ended = f.ended(1);
-        assert_eq!((ended[0].splices, ended[0].how), (1, How::Closed), "{ended:?}");
+        assert_eq!((ended[0].splices, ended[0].how), (1, EndReason::Closed), "{ended:?}");
     }
 }
 
@@ -103,7 +103,7 @@ fn a_flood_of_syns_keeps_nobody_from_being_spliced() {
         let client = lab.client.run(|| converse(connect(proxy(family), &script).expect("connect"), &script));
         intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
         let ended = f.ended(1);
-        assert_eq!((ended[0].splices, ended[0].how), (1, How::Closed), "{ended:?}");
+        assert_eq!((ended[0].splices, ended[0].how), (1, EndReason::Closed), "{ended:?}");
     }
 }
 
@@ -125,7 +125,12 @@ fn a_new_connection_from_the_same_port_stays() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         echo(&lab, family);
-        let f = open(&lab, family, Policy { when: When::AfterBytes(1), path: PathRule::Any, ..Policy::default() }, 64);
+        let f = open(
+            &lab,
+            family,
+            Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::Any, ..Policy::default() },
+            64,
+        );
         drop_what_ends_handshakes(&lab);
         let gone = bad_handshakes(&lab, family, GONE);
         let bad: Vec<Socket> = lab.client.run(|| (0..CLIENTS).map(|n| from_port(family, 41_000 + n)).collect());
@@ -212,7 +217,7 @@ fn a_full_table_is_full_of_spliced_flows() {
         streams.iter().for_each(|s| ask(s, 100_000));
         drop(streams);
         let ended = f.ended(60);
-        let whole = |e: &&Ended| e.how == How::Closed && (e.bytes_up, e.bytes_down) == (103_000, 103_000);
+        let whole = |e: &&Ended| e.how == EndReason::Closed && (e.bytes_up, e.bytes_down) == (103_000, 103_000);
         assert_eq!(ended.iter().filter(whole).count(), 60, "{ended:#?}");
         assert!(ended.iter().all(|e| (e.splices == 1) != is_refused(e.refusal)), "{ended:#?}");
         // a quarter of the table may be of flows that have ended
@@ -256,7 +261,7 @@ fn flows_that_are_never_spliced_need_no_records() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         echo(&lab, family);
-        let f = open(&lab, family, Policy { when: When::Never, ..Policy::default() }, 16);
+        let f = open(&lab, family, Policy { when: SpliceWhen::Never, ..Policy::default() }, 16);
         let connect = || lab.client.run(|| TcpStream::connect(proxy(family)).expect("connect"));
         let streams: Vec<_> = (0..40).map(|_| connect()).inspect(|s| ask(s, 1000)).collect();
         wait_for(PATIENCE, || (f.splicer.flows().len() == streams.len() && entries(&f) == 0).then_some(()))
@@ -264,6 +269,6 @@ fn flows_that_are_never_spliced_need_no_records() {
         streams.iter().for_each(|s| ask(s, 100_000));
         assert_eq!(f.verdict("table-full"), 0);
         drop(streams);
-        assert!(f.ended(40).iter().all(|e| e.how == How::Closed && e.refusal == Some(Refusal::Policy)));
+        assert!(f.ended(40).iter().all(|e| e.how == EndReason::Closed && e.refusal == Some(Refusal::Policy)));
     }
 }

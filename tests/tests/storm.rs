@@ -1,10 +1,10 @@
 //! Splice and unsplice at random moments under full load: no byte lost, no connection reset, none left behind.
-use longsplice_engine::{Command, FlowState, How, Policy};
+use longsplice_engine::{Command, EndReason, FlowState, Policy};
 use longsplice_lab::{
-    Family, Impair, Lab, Namespace, Options, Shape, Way,
+    Family, Impair, Lab, LinkDirection, Namespace, Options, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
-    traffic::{How as End, Report, Script, connect, converse, intact, listen, serve},
+    traffic::{Report, Script, StreamEnd as End, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{
     Forwarder, by_hand, is_emulated,
@@ -117,7 +117,7 @@ impl Storm {
             longest = longest.max(c.longest_gap).max(s.longest_gap);
         }
         let ended = f.ended(CONNECTIONS);
-        assert!(ended.iter().all(|e| e.how == How::Closed), "{ended:#?}");
+        assert!(ended.iter().all(|e| e.how == EndReason::Closed), "{ended:#?}");
         for e in &ended {
             let c = clients.iter().find(|c| c.sent == e.bytes_up && c.received == e.bytes_down);
             assert!(c.is_some(), "the counts of a flow are those of its ends: {e:?} {clients:#?}");
@@ -179,8 +179,8 @@ fn full_speed_both_ways() {
 fn under_loss() {
     let lab = lab(false);
     let loss = Impair { loss: 0.005, ..Impair::default() };
-    let _up = lab.impair(Way::ToServer, loss).expect("impairment");
-    let _down = lab.impair(Way::ToClient, loss).expect("impairment");
+    let _up = lab.impair(LinkDirection::ToServer, loss).expect("impairment");
+    let _down = lab.impair(LinkDirection::ToClient, loss).expect("impairment");
     let s = Storm {
         policy: by_hand(),
         family: Family::V4,
@@ -202,7 +202,7 @@ fn released_and_never_idle() {
         let lab = lab(loss == 0.0);
         let far = Impair { loss, delay: Duration::from_millis(3), ..Impair::default() };
         let impair = |way| lab.impair(way, far).expect("impairment");
-        let _both = [Way::ToServer, Way::ToClient].map(impair);
+        let _both = [LinkDirection::ToServer, LinkDirection::ToClient].map(impair);
         let (pace, time) = (1_000_000_000, Duration::from_secs(10));
         let policy = Policy { release_after: Some(Duration::ZERO), ..by_hand() };
         let (_, splices) = Storm { policy, family, lab, unrest: false, pace, time, cycles: u32::MAX }.run();
@@ -343,8 +343,8 @@ fn processes_that_die_and_are_followed_by_others() {
     });
     let lab = lab(false);
     let loss = Impair { loss: 0.005, ..Impair::default() };
-    let _up = lab.impair(Way::ToServer, loss).expect("impairment");
-    let _down = lab.impair(Way::ToClient, loss).expect("impairment");
+    let _up = lab.impair(LinkDirection::ToServer, loss).expect("impairment");
+    let _down = lab.impair(LinkDirection::ToClient, loss).expect("impairment");
     let lossy = dying(Family::V4, &lab, 2, time);
     let sum = |n: usize| quiet[n] + changing[n] + lossy[n];
     let (whole, all) = (sum(0), sum(1));

@@ -5,7 +5,7 @@ use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
-    traffic::{Chunks, Ending, How, Report, Script, Serving, Start, connect, converse, intact, listen, serve},
+    traffic::{Chunks, Ending, Report, Script, Serving, Start, StreamEnd, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::process::{self, Process};
 use std::{collections::HashSet, net::SocketAddr, thread, thread::JoinHandle, time::Duration};
@@ -119,7 +119,7 @@ fn while_a_limit_is_set() {
         let (client, server) = reports(talk);
         for report in [&client, &server] {
             assert!(
-                report.mismatch.is_none() && report.end == How::Reset,
+                report.mismatch.is_none() && report.end == StreamEnd::Reset,
                 "{client}; {server} {:?}",
                 second.ask("counters")
             );

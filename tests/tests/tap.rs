@@ -1,9 +1,9 @@
 //! S19: what passes a tapped leg is read in order, copied or forwarded, and what is missing is a marked gap.
 use longsplice_engine::{
-    Command, FlowInfo, FlowState, How, Leftovers, OpenOptions, Policy, TapReader, Taps, Way, What,
+    Command, EndReason, FlowInfo, FlowState, Leftovers, OpenOptions, PieceKind, Policy, TapDirection, TapReader, Taps,
 };
 use longsplice_lab::{
-    Family, Impair, Lab, Options, Shape, Way as Link,
+    Family, Impair, Lab, LinkDirection as Link, Options, Shape,
     pattern::{self, answer_seed},
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
@@ -49,24 +49,24 @@ impl Got {
 fn read(reader: &TapReader) -> [Got; 2] {
     let mut got = [Got::default(), Got::default()];
     while let Some(piece) = reader.next() {
-        let seed = if piece.way == Way::FromHost { SEED } else { answer_seed(SEED) };
+        let seed = if piece.way == TapDirection::FromHost { SEED } else { answer_seed(SEED) };
         let g = &mut got[piece.way as usize];
-        if let What::Doubt(n) = piece.what {
+        if let PieceKind::Doubt(n) = piece.what {
             g.doubts += n;
             continue;
         }
         assert_eq!((piece.at, g.end), (g.bytes + g.gaps, None), "pieces are in order: {piece:?}");
         match piece.what {
-            What::Bytes(bytes) => {
+            PieceKind::Bytes(bytes) => {
                 pattern::check(seed, piece.at, &bytes).unwrap_or_else(|m| panic!("{:?}: {m}", piece.way));
                 g.bytes += bytes.len() as u64;
             }
-            What::Gap(n) => {
+            PieceKind::Gap(n) => {
                 assert!(n > 0);
                 g.gaps += n;
             }
-            What::Doubt(_) => unreachable!("looked at above"),
-            What::End => {
+            PieceKind::Doubt(_) => unreachable!("looked at above"),
+            PieceKind::End => {
                 g.end = Some(piece.at);
                 if got.iter().all(|g| g.end.is_some()) {
                     break;
@@ -128,7 +128,7 @@ impl Run {
         intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
         let e = &f.ended(1)[0];
         eprintln!("{e:?}\n{:?} {:?}", taps.counts(), f.verdicts());
-        assert_eq!((e.how, e.bytes_up, e.bytes_down), (How::Closed, client.sent, server.sent));
+        assert_eq!((e.how, e.bytes_up, e.bytes_down), (EndReason::Closed, client.sent, server.sent));
         assert!(e.splices > 0 && e.spliced_up > 0 && e.spliced_down > 0, "{e:?}");
         assert!(f.verdict("tapped") > 0);
         (f, lab, [client.sent, server.sent])
@@ -329,10 +329,10 @@ fn doubtful(reader: &TapReader) -> (u64, Option<(u64, u64)>) {
     while ended < 2 {
         let piece = reader.next_within(Duration::from_secs(20)).expect("the streams end").expect("taps are there");
         match (piece.what, piece.way) {
-            (What::End, _) => ended += 1,
-            (What::Bytes(bytes), Way::ToHost) => all.extend_from_slice(&bytes),
+            (PieceKind::End, _) => ended += 1,
+            (PieceKind::Bytes(bytes), TapDirection::ToHost) => all.extend_from_slice(&bytes),
             // segment by segment
-            (What::Doubt(n), Way::ToHost) => {
+            (PieceKind::Doubt(n), TapDirection::ToHost) => {
                 let (at, before) = doubt.unwrap_or((piece.at, 0));
                 assert_eq!(piece.at, at + before);
                 doubt = Some((at, before + n));

@@ -1,5 +1,5 @@
 //! Connections that come and go: every one ends, and what it took can be used again.
-use longsplice_engine::{Command, FlowState, How, Leg, OpenOptions, Policy, When};
+use longsplice_engine::{Command, EndReason, FlowState, Leg, OpenOptions, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, InOrder, Lab, Options, Shape,
     process::wait_for,
@@ -73,7 +73,8 @@ fn every_short_flow_ends() {
     let clients: Vec<_> = (0..CLIENTS).map(client).collect();
     let failed: Vec<_> = clients.into_iter().filter_map(|c| c.join().expect("client").err()).collect();
     let ended = f.ended(FLOWS - failed.len());
-    let odd: Vec<_> = ended.iter().filter(|e| e.how != How::Closed || (e.bytes_up, e.bytes_down) != (8, 8)).collect();
+    let odd: Vec<_> =
+        ended.iter().filter(|e| e.how != EndReason::Closed || (e.bytes_up, e.bytes_down) != (8, 8)).collect();
     assert!(failed.is_empty() && odd.is_empty(), "{failed:?}\n{odd:?}\n{:?}", f.verdicts());
     assert!(f.splicer.flows().is_empty(), "{:?}", f.splicer.flows());
     let d = f.splicer.datapath().expect("kernel path");
@@ -141,7 +142,7 @@ fn a_client_that_has_reset_comes_again_from_the_same_port() {
         f.wait_state(FlowState::Copying);
         SockRef::from(&first).set_linger(Some(Duration::ZERO)).expect("option");
         drop(first);
-        assert_eq!(f.ended(1)[0].how, How::ClientReset);
+        assert_eq!(f.ended(1)[0].how, EndReason::ClientReset);
         let mut second = lab.client.run(connect).expect("a new connection");
         second.set_read_timeout(Some(PATIENCE)).expect("option");
         second.write_all(&[7; 8]).expect("sent");
@@ -149,7 +150,7 @@ fn a_client_that_has_reset_comes_again_from_the_same_port() {
         second.read_to_end(&mut all).expect("answered");
         assert_eq!(all, [7; 8]);
         drop(second);
-        assert_eq!(f.ended(2)[1].how, How::Closed);
+        assert_eq!(f.ended(2)[1].how, EndReason::Closed);
     }
 }
 
@@ -161,7 +162,7 @@ fn one_port_serves_connections_to_several_servers() {
     (7000..7003).for_each(|port| serve(&lab, SERVER.port(Family::V4, port), 1));
     let options = OpenOptions { source_ports: 20_000..=20_000, ..OpenOptions::default() };
     let turn = AtomicUsize::new(0);
-    let policy = Arc::new(Policy { when: When::Never, ..Policy::default() });
+    let policy = Arc::new(Policy { when: SpliceWhen::Never, ..Policy::default() });
     let f = Forwarder::serving(&lab, proxy, options, move |splicer, client: Leg, _| {
         let server = SERVER.port(Family::V4, 7000 + turn.fetch_add(1, Relaxed) as u16);
         let policy = policy.clone();

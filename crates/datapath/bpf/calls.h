@@ -119,8 +119,8 @@ int switch_flow(struct switch_call *ctx)
 			break;
 		case OP_UNSPLICE:
 			g->result = unsplice_legs(&g->a.leg, &g->b.leg) ? SWITCH_UNTRACKED : SWITCH_OK;
-			was_passed(&g->a, a);
-			was_passed(&g->b, b);
+			was_bypassed(&g->a, a);
+			was_bypassed(&g->b, b);
 			break;
 		case OP_LOOK:
 			g->result = SWITCH_OK;

@@ -69,7 +69,7 @@ enum leg_flag {
 	LEG_CLOCK = 1 << 13,   /* the socket's next TSval continues ours */
 	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
 	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
-	LEG_PASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
+	LEG_BYPASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
 	LEG_TAP = 1 << 17,     /* what is forwarded is copied to user space, both directions alike */
 	LEG_FOREIGN = 1 << 18, /* neither address is ours: the host believes to speak to the other one (handshake.h) */
 	LEG_ECN = 1 << 19,     /* congestion marks negotiated (RFC 3168; ecn.h) */
@@ -251,7 +251,7 @@ enum event_kind {
 	EVENT_CLOSED = 4,     /* both FINs acknowledged */
 	EVENT_RESET = 5,
 	EVENT_OVERSIZE = 6,   /* segments do not fit, and the sender keeps sending them */
-	EVENT_PASSED = 7,     /* all up to the limit was forwarded */
+	EVENT_LIMIT_REACHED = 7,     /* all up to the limit was forwarded */
 };
 
 /* What `at` of a tap_record is. */

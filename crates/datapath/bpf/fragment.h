@@ -2,8 +2,9 @@
 /* Fragments of spliced flows (RFC 791, 3.2; RFC 8200, 4.5), as a router sees them: nothing is reassembled, nothing is held.
  *
  * A first fragment with the whole TCP header is rewritten as any segment is: checksums are corrected by difference, and so do not
- * ask for the bytes that follow. What it is remains in `fragment_trains`, where its later fragments find it; they get addresses, and
- * go the same way. Only the last one tells how long the segment is: then, and once, its bytes count in path.word, and its FIN.
+ * ask for the bytes that follow. What it is remains in `fragment_trains`, where its later fragments find it; they get
+ * addresses, and go the same way. Only the last one tells how long the segment is: then, and once, its bytes
+ * count in path.word, and its FIN.
  *
  * Identifications are given anew. Many hosts become one here, our own address, and two of them may have chosen the same
  * number: a receiver would mix their datagrams up (RFC 6864, 5.3.1).

@@ -381,9 +381,9 @@ static __always_inline void read_positions(struct half *h, __u64 *end, __u64 *or
 }
 
 /* What user space has to know of a direction that was taken back, by whomever. */
-INLINE void was_passed(struct half *h, const struct leg *from)
+INLINE void was_bypassed(struct half *h, const struct leg *from)
 {
-	h->pending = !!(from->flags & LEG_PASSED);
+	h->pending = !!(from->flags & LEG_BYPASSED);
 	h->fin = h->pending && from->flags & LEG_FIN_IN && from->max_in == from->bound_in;
 }
 

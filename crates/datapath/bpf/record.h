@@ -120,7 +120,7 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 	if (o && l->flags & o->flags & flags & LEG_FIN_ACKED)
 		p->events |= 1 << EVENT_CLOSED;
 	if (o && p->fwd_data && all_passed(l))
-		p->events |= 1 << EVENT_PASSED;
+		p->events |= 1 << EVENT_LIMIT_REACHED;
 	return STEP_ON;
 }
 

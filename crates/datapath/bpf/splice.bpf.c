@@ -210,7 +210,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (p->hold)
 		hold(skb);
 	/* At once: the acknowledgements that are still to come tell the host the window of the local socket. */
-	if (p->events & 1 << EVENT_PASSED && woken)
+	if (p->events & 1 << EVENT_LIMIT_REACHED && woken)
 		unsplice_legs(&sc->t, &sc->other);
 	if (p->events)
 		tell_all(&sc->t, p->events);

@@ -698,7 +698,7 @@ INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 
 	from->held_in = from->bound_in;
 	from->held = 0;
 	from->limit_in = h->limit == LIMIT_KEEP ? from->bound_in : taken + h->limit;
-	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_PASSED | LEG_PROBE);
+	from->flags &= ~(LEG_HOLD | LEG_TRIGGER | LEG_BYPASSED | LEG_PROBE);
 	if (hold)
 		from->flags |= LEG_HOLD;
 	if (h->limit != LIMIT_NONE)
@@ -742,7 +742,7 @@ INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 		from->phase_in = *(volatile __u8 *)&to->phase_out == PHASE_FWD ? PHASE_FWD : PHASE_LOCAL;
 	if (from->phase_in != PHASE_FWD)
 		return 0;
-	from->flags |= LEG_PASSED;
+	from->flags |= LEG_BYPASSED;
 	/* the socket's window moves along with its numbers; it had read all up to the old bound */
 	from->win_local = later(edge_local(from), from->bound_in) - from->bound_in;
 	from->ack_local = at;

@@ -53,7 +53,7 @@ __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 
 	if (!leg)
 		return 0;
-	bpf_for(kind, EVENT_FORWARDING, EVENT_PASSED + 1)
+	bpf_for(kind, EVENT_FORWARDING, EVENT_LIMIT_REACHED + 1)
 		if (kinds >> kind & 1)
 			tell(leg, kind);
 	return 0;

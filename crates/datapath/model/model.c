@@ -171,7 +171,7 @@ again:
 	step = record_step(l, o, &m->key[i], &m->key[!i], s, &p);
 	if (step == STEP_RECORD)
 		goto again;
-	if (p.events & 1 << EVENT_PASSED && woken)
+	if (p.events & 1 << EVENT_LIMIT_REACHED && woken)
 		unsplice_legs(m);
 	if (p.hold == HOLD)
 		out->events |= 1;
@@ -249,15 +249,15 @@ void model_switch(struct model *m, struct switch_args *g)
 		break;
 	case OP_UNSPLICE:
 		unsplice_legs(m);
-		was_passed(&g->a, a);
-		was_passed(&g->b, b);
+		was_bypassed(&g->a, a);
+		was_bypassed(&g->b, b);
 		break;
 	default:
 		break;
 	}
 	busy = NULL;
-	look(&g->a, &g->end_a, &g->origin_a, a, pa);
-	look(&g->b, &g->end_b, &g->origin_b, b, pb);
+	read_positions(&g->a, &g->end_a, &g->origin_a, a, pa);
+	read_positions(&g->b, &g->end_b, &g->origin_b, b, pb);
 }
 
 void model_path(const struct model *m, int i, struct path *to) { *to = m->path[i]; }

@@ -34,7 +34,7 @@ pub enum EventKind {
     /// Segments do not fit the MTU.
     Oversize,
     /// All up to a limit was forwarded.
-    Passed,
+    LimitReached,
 }
 
 /// A report, and the leg it came from.
@@ -52,7 +52,7 @@ impl Event {
             abi::event_kind::EVENT_FORWARDING => EventKind::Forwarding,
             abi::event_kind::EVENT_CONTROL => EventKind::Control,
             abi::event_kind::EVENT_TRIGGERED => EventKind::Triggered,
-            abi::event_kind::EVENT_PASSED => EventKind::Passed,
+            abi::event_kind::EVENT_LIMIT_REACHED => EventKind::LimitReached,
             abi::event_kind::EVENT_CLOSED => EventKind::Closed,
             abi::event_kind::EVENT_RESET => EventKind::Reset,
             _ => EventKind::Oversize,

@@ -23,7 +23,7 @@ mod streams;
 mod tests;
 
 use crate::{
-    FlowState, How, Refusal,
+    EndReason, FlowState, Refusal,
     types::{Command, Message, Policy},
 };
 use control::Control;
@@ -117,10 +117,10 @@ impl Side {
         if d == 0 { Side::Client } else { Side::Server }
     }
 
-    fn reset(self) -> How {
+    fn reset(self) -> EndReason {
         match self {
-            Side::Client => How::ClientReset,
-            Side::Server => How::ServerReset,
+            Side::Client => EndReason::ClientReset,
+            Side::Server => EndReason::ServerReset,
         }
     }
 }
@@ -132,7 +132,7 @@ pub enum Event {
     Moved,
     /// Nothing more is to be read for now: both directions have ended, or have drained to their limits, or as much as was asked for
     /// has been copied.
-    Passed,
+    Copied,
     /// The receiver of a message that heeds it has said something.
     Heard,
     /// A connection has failed.
@@ -229,7 +229,7 @@ pub enum Action {
     /// It is over. `forwarded`: no socket may speak for it.
     End {
         /// The reason.
-        how: How,
+        how: EndReason,
         /// Until now.
         forwarded: bool,
     },
@@ -320,7 +320,7 @@ impl Core {
     /// Is it to be heard whether the receiver of the message has something to say?
     pub fn listens(&self) -> bool {
         match self.state {
-            State::Copying => self.message.as_ref().is_some_and(|m| m.heed),
+            State::Copying => self.message.as_ref().is_some_and(|m| m.until_receiver_speaks),
             State::Settling => !self.control().heard,
             _ => false,
         }
@@ -393,7 +393,7 @@ impl Core {
     }
 
     /// It is taken back, and then copied, or ends.
-    fn unsplice(&mut self, then: Option<How>, away: Option<Duration>) -> Action {
+    fn unsplice(&mut self, then: Option<EndReason>, away: Option<Duration>) -> Action {
         let control = self.control_mut();
         control.streams.iter_mut().for_each(Stream::undrained);
         control.then = then;
@@ -403,10 +403,10 @@ impl Core {
 
     fn on_unsplicing(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         let Event::Unspliced { at, client_reset } = event else { return Action::Wait };
-        let Ok(at) = at else { return self.end(cx, How::Stopped) };
+        let Ok(at) = at else { return self.end(cx, EndReason::Stopped) };
         self.took_back(cx, &at);
         if was_reset(&at) {
-            return self.end(cx, if client_reset { How::ClientReset } else { reset_by(&at) });
+            return self.end(cx, if client_reset { EndReason::ClientReset } else { reset_by(&at) });
         }
         match self.control_mut().then.take() {
             Some(how) => self.end(cx, how),
@@ -450,7 +450,7 @@ impl Core {
     fn on_settling(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         let at = match event {
             Event::Looked(Ok(at)) => at,
-            Event::Looked(Err(_)) | Event::Stop { .. } => return self.end(cx, How::Stopped),
+            Event::Looked(Err(_)) | Event::Stop { .. } => return self.end(cx, EndReason::Stopped),
             Event::Heard => {
                 // its next message may have brought the last acknowledgement along
                 self.control_mut().heard = true;
@@ -463,23 +463,23 @@ impl Core {
             return self.end(cx, reset_by(&at));
         }
         if at.is_local() {
-            return self.end(cx, How::Passed);
+            return self.end(cx, EndReason::MessageRelayed);
         }
-        self.look_again(cx, How::Idle)
+        self.look_again(cx, EndReason::Idle)
     }
 
     fn on_closing(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         match event {
             Event::Looked(Ok(at)) if at.flags[0] & at.flags[1] & LegFlags::FIN_ACKED == 0 => {
-                self.look_again(cx, How::Closed)
+                self.look_again(cx, EndReason::Closed)
             }
-            Event::Looked(_) => self.end(cx, How::Closed),
+            Event::Looked(_) => self.end(cx, EndReason::Closed),
             Event::Told | Event::Timer => Action::Look,
             _ => Action::Wait,
         }
     }
 
-    fn look_again(&mut self, cx: &mut Context<'_>, late: How) -> Action {
+    fn look_again(&mut self, cx: &mut Context<'_>, late: EndReason) -> Action {
         let control = self.control_mut();
         if cx.now >= control.until {
             return self.end(cx, late);
@@ -489,10 +489,10 @@ impl Core {
     }
 
     /// Of a flow that is not forwarded.
-    fn end(&mut self, cx: &mut Context<'_>, how: How) -> Action {
+    fn end(&mut self, cx: &mut Context<'_>, how: EndReason) -> Action {
         self.note_copied(cx);
         self.state = State::Ended;
-        if how == How::Closed && cx.shown.splices == 0 && cx.shown.refusal.is_none() {
+        if how == EndReason::Closed && cx.shown.splices == 0 && cx.shown.refusal.is_none() {
             cx.refuse(Refusal::Short);
         }
         Action::End { how, forwarded: false }
@@ -514,8 +514,8 @@ fn was_reset(at: &Switched) -> bool {
 }
 
 /// Whose reset it was.
-fn reset_by(at: &Switched) -> How {
-    if at.flags[0] & LegFlags::RESET_IN != 0 { How::ClientReset } else { How::ServerReset }
+fn reset_by(at: &Switched) -> EndReason {
+    if at.flags[0] & LegFlags::RESET_IN != 0 { EndReason::ClientReset } else { EndReason::ServerReset }
 }
 
 /// Have fragments been forwarded? Then a switch back may lose what its host sends again across the bound, and the flow stays

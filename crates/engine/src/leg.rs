@@ -1,6 +1,6 @@
 //! A leg: our end of one connection, as a byte stream that counts what passes.
 
-use crate::{Refusal, Splicer, Tap, Way, core::Position, live::Live};
+use crate::{Refusal, Splicer, Tap, TapDirection, core::Position, live::Live};
 use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
 use socket2::{Domain, SockAddr, SockRef, Socket as Socket2, TcpKeepalive, Type};
 use std::{
@@ -376,7 +376,7 @@ impl Leg {
         let urgent = ready!(open(&mut self.socket)?.poll_read(cx, buf))?;
         let n = buf.filled().len() - before;
         if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {
-            tap.passed(Way::FromHost, self.at.consumed, &buf.filled()[before..]);
+            tap.passed(TapDirection::FromHost, self.at.consumed, &buf.filled()[before..]);
         }
         if n > 0 || room {
             self.at.took(n);
@@ -388,7 +388,7 @@ impl Leg {
     pub(crate) fn poll_give(&mut self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
         let n = ready!(open(&mut self.socket)?.poll_write(cx, buf, urgent))?;
         if let Some(tap) = &self.tap {
-            tap.passed(Way::ToHost, self.at.produced, &buf[..n]);
+            tap.passed(TapDirection::ToHost, self.at.produced, &buf[..n]);
         }
         self.at.gave(n);
         Poll::Ready(Ok(n))
@@ -416,7 +416,7 @@ impl AsyncWrite for Leg {
         for buf in bufs.iter().take_while(|_| self.tap.is_some()) {
             let part = &buf[..buf.len().min(left)];
             if let Some(tap) = self.tap.as_ref().filter(|_| !part.is_empty()) {
-                tap.passed(Way::ToHost, at, part);
+                tap.passed(TapDirection::ToHost, at, part);
             }
             (at, left) = (at + part.len() as u64, left - part.len());
         }

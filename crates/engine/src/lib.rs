@@ -7,7 +7,7 @@
 //! 3. Read and write both [`Leg`]s as ordinary asynchronous streams: control mode. Whoever wants a copy of all that passes one,
 //!    spliced or not, gives it a [`Tap`] first.
 //! 4. [`Splicer::relay`] hands both over. It copies, splices when [`Policy`] says so, and returns when the
-//!    connections have ended. [`Splicer::pass`] does so with one message, the body of an HTTP reply say, and gives both
+//!    connections have ended. [`Splicer::relay_message`] does so with one message, the body of an HTTP reply say, and gives both
 //!    back, so that each may join another.
 //!
 //! # The caller's duties
@@ -49,9 +49,10 @@ pub use leg::{BoundSocket, Leg, Listener};
 pub use longsplice_datapath::OpenError;
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
-pub use tap::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
+pub use tap::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
 pub use types::{
-    Command, Ended, FlowInfo, FlowState, FlowStatus, How, Leftovers, Message, Passed, PathRule, Policy, Trigger, When,
+    Command, EndReason, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, PathRule, Policy, RelayedMessage,
+    SpliceWhen, Trigger,
 };
 
 /// The example in README.md compiles.

@@ -1,6 +1,6 @@
 //! What a flow is for: two streams to their ends, or one message, after which its legs go back to whoever had them.
 
-use crate::{Leg, Passed, types::Done};
+use crate::{Leg, RelayedMessage, types::Done};
 use tokio::sync::oneshot;
 
 pub(crate) enum Purpose {
@@ -11,9 +11,13 @@ pub(crate) enum Purpose {
 }
 
 /// What the caller gets to know, and the legs if the connections go on.
-pub(crate) type Report = (Passed, Option<(Leg, Leg)>);
+pub(crate) type Report = (RelayedMessage, Option<(Leg, Leg)>);
 
 /// Tells the caller; if it has gone away, here are its legs.
-pub(crate) fn report(tell: oneshot::Sender<Report>, passed: Passed, legs: Option<(Leg, Leg)>) -> Option<(Leg, Leg)> {
+pub(crate) fn report(
+    tell: oneshot::Sender<Report>,
+    passed: RelayedMessage,
+    legs: Option<(Leg, Leg)>,
+) -> Option<(Leg, Leg)> {
     tell.send((passed, legs)).err()?.1
 }

@@ -5,7 +5,7 @@
 mod switching;
 
 use crate::{
-    Ended, How, Leftovers, Leg, Message, Passed, Refusal, Splicer,
+    EndReason, Ended, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
     core::{Action, Core, Event, Side, State},
     flow::{Ears, Flow, Kept, Note, Place, Stop, ends, is_loopback},
     holder::Holding,
@@ -181,7 +181,7 @@ impl Relay {
                     return Poll::Pending;
                 }
                 match pump.poll(cx, core.streams_mut(), client, server, most) {
-                    Poll::Ready(Ok(())) => Poll::Ready(Event::Passed),
+                    Poll::Ready(Ok(())) => Poll::Ready(Event::Copied),
                     Poll::Ready(Err(side)) => Poll::Ready(Event::Failed(side)),
                     Poll::Pending if core.has_moved() => Poll::Ready(Event::Moved),
                     Poll::Pending => Poll::Pending,
@@ -245,29 +245,29 @@ impl Relay {
     }
 
     /// Counts, closes, tells, and sees to it that the entries go when nobody needs them any more.
-    fn finish(mut self, how: How, forwarded: bool) {
+    fn finish(mut self, how: EndReason, forwarded: bool) {
         if forwarded {
             self.count_forwarded();
         }
         (0..2).for_each(|d| self.end_session(d, None)); // of one that could not be taken back
-        if how == How::Left {
+        if how == EndReason::Left {
             self.untap();
         }
         match how {
             // no socket may speak for a flow that is forwarded, and none has anything to add when the FINs have passed by
-            _ if forwarded || (how == How::Closed && self.core.is_fin_past()) => {
+            _ if forwarded || (how == EndReason::Closed && self.core.is_fin_past()) => {
                 self.client.close_silently();
                 self.server.close_silently();
             }
-            How::Closed | How::Left | How::Passed => {}
-            How::ClientReset | How::ServerReset | How::Idle | How::Stopped => {
+            EndReason::Closed | EndReason::Left | EndReason::MessageRelayed => {}
+            EndReason::ClientReset | EndReason::ServerReset | EndReason::Idle | EndReason::Stopped => {
                 self.client.abort();
                 self.server.abort();
             }
         }
         let ended = self.ended(how);
         // no socket is left that would tell the hosts of a released flow
-        let given_up = self.released.is_some() && matches!(how, How::Stopped | How::Idle);
+        let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
         if given_up {
             self.splicer.reset_forwarded([&self.flow().client, &self.flow().server]);
         }
@@ -277,14 +277,14 @@ impl Relay {
             let shimmed = client.at.shimmed || server.at.shimmed;
             let known = !(client.is_only_copied() && server.is_only_copied());
             drop((client, server)); // the last segments of the sockets need the entries
-            if known && how != How::Left {
+            if known && how != EndReason::Left {
                 splicer.forget(&flow, (forwarded || shimmed) && !given_up);
             }
         };
         match (purpose, core.message_from()) {
-            (Purpose::Message(tell), Some(from)) if how == How::Passed => {
+            (Purpose::Message(tell), Some(from)) if how == EndReason::MessageRelayed => {
                 let missing = core.streams()[from].message.filter(|n| *n != u64::MAX).unwrap_or(0);
-                let passed = Passed { ended, missing, in_hand: pump.rest(from) };
+                let passed = RelayedMessage { ended, missing, in_hand: pump.rest(from) };
                 drop(listed);
                 // the caller has gone away: nobody wants them any more
                 if let Some((client, server)) = report(tell, passed, Some((client, server))) {
@@ -294,7 +294,7 @@ impl Relay {
             (Purpose::Message(tell), _) => {
                 end(client, server);
                 drop(listed);
-                report(tell, Passed { ended, missing: 0, in_hand: Bytes::new() }, None);
+                report(tell, RelayedMessage { ended, missing: 0, in_hand: Bytes::new() }, None);
             }
             (Purpose::Streams(done), _) => {
                 end(client, server);
@@ -314,7 +314,7 @@ impl Relay {
         (0..2).for_each(|i| self.end_session(i, Some(ends[i] - u64::from(fins[i]))));
     }
 
-    fn ended(&self, how: How) -> Ended {
+    fn ended(&self, how: EndReason) -> Ended {
         let flow = self.flow();
         let now = *flow.now();
         Ended {

@@ -7,7 +7,7 @@
 use crate::{
     splicer::Splicer,
     sync::lock,
-    tap::{State, Tap, Way},
+    tap::{State, Tap, TapDirection},
 };
 use bytes::Bytes;
 use longsplice_datapath::{Copied, CopiedAt, Datapath, Phase, Tuple};
@@ -25,7 +25,7 @@ const LONG: u64 = 1 << 31;
 /// Where bytes of a session go to.
 struct Target {
     state: Arc<Mutex<State>>,
-    way: Way,
+    way: TapDirection,
     /// Added to positions of the sender, wrapping.
     shift: u64,
 }
@@ -137,8 +137,8 @@ impl Sessions {
             Target { state: tap.state.clone(), way, shift }
         };
         let [sender, receiver] = b.taps;
-        let sender = sender.map(|t| target(t, Way::FromHost, 0));
-        let receiver = receiver.map(|t| target(t, Way::ToHost, b.out.wrapping_sub(b.start)));
+        let sender = sender.map(|t| target(t, TapDirection::FromHost, 0));
+        let receiver = receiver.map(|t| target(t, TapDirection::ToHost, b.out.wrapping_sub(b.start)));
         self.of.entry(b.legs[b.from]).or_default().push_back(Session {
             start: b.start,
             end: None,

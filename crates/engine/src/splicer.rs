@@ -1,8 +1,8 @@
 //! The handle through which proxies connect, relay and splice, and the table of live flows.
 
 use crate::{
-    BoundSocket, Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Passed, Policy,
-    Refusal,
+    BoundSocket, Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Policy, Refusal,
+    RelayedMessage,
     core::{Action, Progress},
     descriptors::Descriptors,
     flow::{Ears, Flow, Note, Place, Stop, is_loopback},
@@ -319,7 +319,7 @@ impl Splicer {
     /// message. `left`: what was read of the message already, delivered first, and not counted in its bytes; nothing for its
     /// sender. [`Policy::idle_limit`] is for copying, too. Meanwhile, and after the end of the connections, the legs are as good as
     /// closed; dropping the future lets the flow go on, and closes them then.
-    pub async fn pass(
+    pub async fn relay_message(
         &self,
         client: &mut Leg,
         server: &mut Leg,
@@ -327,7 +327,7 @@ impl Splicer {
         message: Message,
         policy: Arc<Policy>,
         info: FlowInfo,
-    ) -> Passed {
+    ) -> RelayedMessage {
         let (tell, told) = oneshot::channel();
         let legs = [client.take(), server.take()];
         self.begin(legs, left, policy, info, Some(message), Purpose::Message(tell));

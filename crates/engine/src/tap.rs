@@ -7,7 +7,7 @@
 //!
 //! Of copies that are not alike nobody here knows which one the receiver has taken: it may have refused the first for reasons that
 //! only a host knows (RFC 7323, 5; RFC 5961, 5). So copies are kept until it has acknowledged them, and a little longer, and compared
-//! with what comes of the same bytes; what differs, or could not be kept so long, is told ([`What::Doubt`]).
+//! with what comes of the same bytes; what differs, or could not be kept so long, is told ([`PieceKind::Doubt`]).
 //!
 //! Memory is bounded by the reader's limit: what is held out of order and what it has not taken yet. Beyond that, bytes become gaps.
 //! Half as much again is kept for comparison.
@@ -40,7 +40,7 @@ const OVERHEAD: usize = 128;
 
 /// A direction, as the leg sees it that is tapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum TapDirection {
     /// From the host at its other end.
     FromHost,
     /// To that host.
@@ -53,17 +53,17 @@ pub struct Piece {
     /// Which tap: the number given to [`Taps::tap`].
     pub tap: u64,
     /// Which of its streams.
-    pub way: Way,
+    pub way: TapDirection,
     /// Position in it, bytes from 0 on at the beginning of the connection. Each piece begins where the last one has ended, but for a
-    /// [`What::Doubt`], which may lie anywhere.
+    /// [`PieceKind::Doubt`], which may lie anywhere.
     pub at: u64,
     /// What is there.
-    pub what: What,
+    pub what: PieceKind,
 }
 
 /// What a [`Piece`] is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum PieceKind {
     /// Bytes.
     Bytes(Bytes),
     /// So many bytes have passed, and are not known.
@@ -131,7 +131,7 @@ impl Taps {
     /// A tap for one leg. Its number comes with its pieces.
     pub fn tap(&self, id: u64) -> Tap {
         let stream = |way| Stream::new(id, way, self.clone());
-        let streams = [stream(Way::FromHost), stream(Way::ToHost)];
+        let streams = [stream(TapDirection::FromHost), stream(TapDirection::ToHost)];
         Tap { state: Arc::new(Mutex::new(State { streams, open: 0, left: false })) }
     }
 
@@ -159,7 +159,7 @@ impl TapReader {
     }
 
     fn take(&self, piece: Piece) -> Option<Piece> {
-        if let What::Bytes(bytes) = &piece.what {
+        if let PieceKind::Bytes(bytes) = &piece.what {
             self.shared.used.fetch_sub(bytes.len() + OVERHEAD, Relaxed);
         }
         Some(piece)
@@ -191,7 +191,7 @@ impl Tap {
     }
 
     /// Bytes that control mode has read or written, at this position.
-    pub(crate) fn passed(&self, way: Way, at: u64, bytes: &[u8]) {
+    pub(crate) fn passed(&self, way: TapDirection, at: u64, bytes: &[u8]) {
         lock(&self.state).streams[way as usize].put(at, Bytes::copy_from_slice(bytes), true);
     }
 }
@@ -215,7 +215,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub fn stream(&mut self, way: Way) -> &mut Stream {
+    pub fn stream(&mut self, way: TapDirection) -> &mut Stream {
         &mut self.streams[way as usize]
     }
 
@@ -242,7 +242,7 @@ impl State {
 /// One stream, put in order.
 pub(crate) struct Stream {
     id: u64,
-    way: Way,
+    way: TapDirection,
     out: Taps,
     /// All below was handed on, or is a gap.
     next: u64,
@@ -269,7 +269,7 @@ struct Held {
 }
 
 impl Stream {
-    fn new(id: u64, way: Way, out: Taps) -> Stream {
+    fn new(id: u64, way: TapDirection, out: Taps) -> Stream {
         Stream {
             id,
             way,
@@ -436,21 +436,21 @@ impl Stream {
         }
         self.tell_gap();
         self.out.shared.bytes.fetch_add(n, Relaxed);
-        self.tell(self.next, What::Bytes(bytes));
+        self.tell(self.next, PieceKind::Bytes(bytes));
         self.next += n;
     }
 
     /// And doubts: no more often than bytes, however many copies differ.
     fn tell_gap(&mut self) {
         if let Some(from) = self.lost.take() {
-            self.tell(from, What::Gap(self.next - from));
+            self.tell(from, PieceKind::Gap(self.next - from));
         }
         if let Some((from, to)) = self.doubt.take() {
-            self.tell(from, What::Doubt(to - from));
+            self.tell(from, PieceKind::Doubt(to - from));
         }
     }
 
-    fn tell(&self, at: u64, what: What) {
+    fn tell(&self, at: u64, what: PieceKind) {
         // a reader that has gone away wants nothing any more
         let _ = self.out.pieces.send(Piece { tap: self.id, way: self.way, at, what });
     }
@@ -461,7 +461,7 @@ impl Stream {
         }
         self.forget();
         self.tell_gap();
-        self.tell(self.next, What::End);
+        self.tell(self.next, PieceKind::End);
     }
 }
 

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 /// When a relayed pair of connections is spliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum SpliceWhen {
     /// Never: the flow stays in control mode ([`Refusal::Policy`]).
     Never,
     /// As soon as the relay starts.
@@ -33,7 +33,7 @@ pub enum Trigger {
 pub enum PathRule {
     /// Where it makes no transfer slower ([`Refusal::Path`]): no direction that carries more than a few kilobytes may have a sender
     /// that is nearer to us than its receiver, unless both are within 2 ms, or the hosts shook hands with each other. Nothing is
-    /// known yet of flows that are spliced [at once](When::AtOnce).
+    /// known yet of flows that are spliced [at once](SpliceWhen::AtOnce).
     #[default]
     Auto,
     /// Wherever they lead.
@@ -44,7 +44,7 @@ pub enum PathRule {
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// When to splice.
-    pub when: When,
+    pub when: SpliceWhen,
     /// Where to.
     pub path: PathRule,
     /// Hold new segments while the buffers drain, instead of forwarding them at once (the other drain policy of the
@@ -74,14 +74,14 @@ impl Policy {
 
     /// Bytes that are copied before a splice, if it goes by bytes.
     pub(crate) fn threshold(&self) -> Option<u64> {
-        if let When::AfterBytes(n) = self.when { Some(n) } else { None }
+        if let SpliceWhen::AfterBytes(n) = self.when { Some(n) } else { None }
     }
 }
 
 impl Default for Policy {
     fn default() -> Self {
         Policy {
-            when: When::AfterBytes(Policy::PAYS_FROM),
+            when: SpliceWhen::AfterBytes(Policy::PAYS_FROM),
             path: PathRule::Auto,
             hold: false,
             drain_limit: Duration::from_secs(10),
@@ -175,7 +175,7 @@ pub enum Command {
 /// How a flow ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum How {
+pub enum EndReason {
     /// Both directions were closed in order.
     Closed,
     /// The client reset.
@@ -188,8 +188,8 @@ pub enum How {
     Stopped,
     /// The program was told to stop and left the flow running in the kernel.
     Left,
-    /// The message has been passed on ([`Splicer::pass`](crate::Splicer::pass)): the connections go on.
-    Passed,
+    /// The message has been passed on ([`Splicer::relay_message`](crate::Splicer::relay_message)): the connections go on.
+    MessageRelayed,
 }
 
 /// The record of a flow that has ended.
@@ -202,7 +202,7 @@ pub struct Ended {
     /// The server's address.
     pub server: SocketAddr,
     /// How it ended.
-    pub how: How,
+    pub how: EndReason,
     /// Bytes from client to server, all told.
     pub bytes_up: u64,
     /// Bytes from server to client, all told.
@@ -219,37 +219,37 @@ pub struct Ended {
     pub duration_ms: u64,
 }
 
-/// A part of one host's stream, from the byte after those that were read on. For [`Splicer::pass`](crate::Splicer::pass).
+/// A part of one host's stream, from the byte after those that were read on. For [`Splicer::relay_message`](crate::Splicer::relay_message).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Its direction: 0 is client to server.
     pub(crate) from: usize,
     pub(crate) bytes: u64,
-    pub(crate) heed: bool,
+    pub(crate) until_receiver_speaks: bool,
 }
 
 impl Message {
     /// So many bytes from the client; `None`: until it closes.
     pub fn from_client(bytes: Option<u64>) -> Message {
-        Message { from: 0, bytes: bytes.unwrap_or(u64::MAX), heed: false }
+        Message { from: 0, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
     }
 
     /// So many bytes from the server; `None`: until it closes.
     pub fn from_server(bytes: Option<u64>) -> Message {
-        Message { from: 1, bytes: bytes.unwrap_or(u64::MAX), heed: false }
+        Message { from: 1, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
     }
 
-    /// Stops when its receiver has something to say, or closes.
-    pub fn heeding(self) -> Message {
-        Message { heed: true, ..self }
+    /// Stop early if the receiving host sends data or closes.
+    pub fn until_receiver_speaks(self) -> Message {
+        Message { until_receiver_speaks: true, ..self }
     }
 }
 
 /// What became of a [`Message`].
 #[derive(Debug)]
-pub struct Passed {
-    /// Its record: [`How::Passed`] if the connections go on. Otherwise a connection was reset, nothing has moved for too long, or the
-    /// program stops; then both legs are closed.
+pub struct RelayedMessage {
+    /// Its record: [`EndReason::MessageRelayed`] if the connections go on. Otherwise a connection was reset, nothing has moved for
+    /// too long, or the program stops; then both legs are closed.
     pub ended: Ended,
     /// Bytes of it that were not passed on: its sender has closed before, or its receiver had something to say.
     pub missing: u64,

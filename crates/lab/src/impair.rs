@@ -29,7 +29,7 @@ static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lab.bpf.o"));
 
 /// One direction of one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum LinkDirection {
     /// What the client sends.
     FromClient,
     /// What the client receives.
@@ -151,12 +151,12 @@ pub struct Impairment {
 
 impl Lab {
     /// Impairs one direction of one link.
-    pub fn impair(&self, way: Way, impair: Impair) -> Result<Impairment, LabError> {
+    pub fn impair(&self, way: LinkDirection, impair: Impair) -> Result<Impairment, LabError> {
         let (namespace, device, at) = match way {
-            Way::FromClient => (&self.client, "c0", TC_EGRESS),
-            Way::ToClient => (&self.client, "c0", TC_INGRESS),
-            Way::FromServer => (&self.server, "s0", TC_EGRESS),
-            Way::ToServer => (&self.server, "s0", TC_INGRESS),
+            LinkDirection::FromClient => (&self.client, "c0", TC_EGRESS),
+            LinkDirection::ToClient => (&self.client, "c0", TC_INGRESS),
+            LinkDirection::FromServer => (&self.server, "s0", TC_EGRESS),
+            LinkDirection::ToServer => (&self.server, "s0", TC_INGRESS),
         };
         Impairment::attach(namespace, device, at, impair)
     }

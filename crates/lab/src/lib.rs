@@ -24,7 +24,7 @@ pub mod trace;
 pub mod traffic;
 
 pub use error::LabError;
-pub use impair::{Impair, Impaired, Impairment, Way};
+pub use impair::{Impair, Impaired, Impairment, LinkDirection};
 pub use namespace::Namespace;
 pub use process::ChildGuard;
 pub use topology::{Family, InOrder, Lab, Options, Shape};

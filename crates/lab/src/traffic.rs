@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use endpoint::converse;
-pub use report::{How, Report, intact};
+pub use report::{Report, StreamEnd, intact};
 pub use sockets::{Serving, connect, listen, serve, socks5_connect};
 
 /// The longest time that any call blocks before it looks at the deadline.

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use longsplice_lab::topology::SERVER;
 use longsplice_lab::traffic::{Report, Script, connect, converse, intact, listen, serve};
-use longsplice_lab::{Family, Impair, Impaired, Lab, Options, Shape, Way};
+use longsplice_lab::{Family, Impair, Impaired, Lab, LinkDirection, Options, Shape};
 
-const WAYS: [Way; 4] = [Way::FromClient, Way::ToClient, Way::FromServer, Way::ToServer];
+const WAYS: [LinkDirection; 4] =
+    [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer];
 
 fn wire(shape: Shape) -> Lab {
     let options = Options { forwarding: true, large_packets: false, ..Options::default() };
@@ -21,7 +22,7 @@ fn exchange(lab: &Lab, family: Family, opener: &Script, answerer: Script) -> (Re
 }
 
 /// Half a megabyte each way over a link impaired so; what was done to it, and what both ends say.
-fn half_megabytes(lab: &Lab, family: Family, way: Way, impair: Impair) -> (Impaired, Report, Report) {
+fn half_megabytes(lab: &Lab, family: Family, way: LinkDirection, impair: Impair) -> (Impaired, Report, Report) {
     let impairment = lab.impair(way, impair).expect("impair");
     let (opener, answerer) = (Script::opener(5).bytes(1 << 19), Script::answerer().bytes(1 << 19));
     let (client, server) = exchange(lab, family, &opener, answerer);
@@ -49,7 +50,7 @@ fn loss_loses_and_the_traffic_survives() {
 fn every_nth_packet_is_lost() {
     let lab = wire(Shape::OneArmed);
     let (counters, ..) =
-        half_megabytes(&lab, Family::V4, Way::ToServer, Impair { drop_every: Some(50), ..Impair::default() });
+        half_megabytes(&lab, Family::V4, LinkDirection::ToServer, Impair { drop_every: Some(50), ..Impair::default() });
     assert_eq!(counters.lost, counters.seen / 50);
 }
 
@@ -57,7 +58,7 @@ fn every_nth_packet_is_lost() {
 #[ignore = "root"]
 fn a_share_is_a_share() {
     let lab = wire(Shape::TwoDevices);
-    let impairment = lab.impair(Way::FromClient, Impair { loss: 0.5, ..Impair::default() }).unwrap();
+    let impairment = lab.impair(LinkDirection::FromClient, Impair { loss: 0.5, ..Impair::default() }).unwrap();
     lab.client.run(|| {
         let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
         (0..2000).for_each(|_| drop(socket.send_to(b"datagram", SERVER.port(Family::V4, 9))));
@@ -81,7 +82,7 @@ fn duplicates_are_made_and_do_no_harm() {
 #[ignore = "root"]
 fn a_duplicate_arrives_twice() {
     for delay in [Duration::ZERO, Duration::from_millis(1)] {
-        for way in [Way::FromClient, Way::ToServer] {
+        for way in [LinkDirection::FromClient, LinkDirection::ToServer] {
             let lab = wire(Shape::TwoDevices);
             let _impairment = lab.impair(way, Impair { duplicate: 1.0, delay, ..Impair::default() }).unwrap();
             let receiver = lab.server.run(|| std::net::UdpSocket::bind(SERVER.port(Family::V4, 9))).unwrap();
@@ -126,11 +127,11 @@ fn delay_delays() {
 fn rate_limits() {
     let lab = wire(Shape::TwoDevices);
     let impair = Impair { rate_bytes_per_s: Some(2 << 20), queue: Duration::from_secs(1), ..Impair::default() };
-    let (counters, _, server) = half_megabytes(&lab, Family::V4, Way::FromClient, impair);
+    let (counters, _, server) = half_megabytes(&lab, Family::V4, LinkDirection::FromClient, impair);
     assert_eq!(counters.overflowed, 0, "{counters:?}");
     assert!(server.duration > Duration::from_millis(240), "{server}");
     let short = Impair { rate_bytes_per_s: Some(1 << 20), queue: Duration::from_millis(5), ..Impair::default() };
-    let (counters, ..) = half_megabytes(&lab, Family::V4, Way::FromClient, short);
+    let (counters, ..) = half_megabytes(&lab, Family::V4, LinkDirection::FromClient, short);
     assert!(counters.overflowed > 0, "{counters:?}");
 }
 
@@ -165,8 +166,9 @@ fn both_ways_and_everything_at_once() {
         rate_bytes_per_s: Some(20 << 20),
         ..Impair::default()
     };
-    let _others = [Way::ToClient, Way::FromServer, Way::ToServer].map(|way| lab.impair(way, impair).unwrap());
-    let (counters, ..) = half_megabytes(&lab, Family::V6, Way::FromClient, impair);
+    let _others = [LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer]
+        .map(|way| lab.impair(way, impair).unwrap());
+    let (counters, ..) = half_megabytes(&lab, Family::V6, LinkDirection::FromClient, impair);
     assert!(counters.lost > 0 && counters.duplicated > 0 && counters.reordered > 0, "{counters:?}");
 }
 
@@ -185,7 +187,7 @@ fn large_packets_take_the_detour_too() {
 #[ignore = "root"]
 fn impairment_can_change_while_at_work() {
     let lab = wire(Shape::TwoDevices);
-    let impairment = lab.impair(Way::ToServer, Impair::default()).unwrap();
+    let impairment = lab.impair(LinkDirection::ToServer, Impair::default()).unwrap();
     std::thread::scope(|scope| {
         let traffic = scope.spawn(|| {
             exchange(

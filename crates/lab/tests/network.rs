@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use longsplice_lab::topology::{CLIENT_SECOND, FORWARDER_TO_CLIENT, SERVER, SERVER_SECOND};
-use longsplice_lab::traffic::{How, Report, Script, connect, converse, intact, listen, serve};
+use longsplice_lab::traffic::{Report, Script, StreamEnd, connect, converse, intact, listen, serve};
 use longsplice_lab::{ChildGuard, Family, Lab, Options, Shape};
 
 const SHAPES: [Shape; 2] = [Shape::TwoDevices, Shape::OneArmed];
@@ -206,6 +206,6 @@ fn an_end_that_is_late_says_so() {
     let listener = lab.server.run(|| listen(SERVER.port(Family::V4, 7000), &opener)).unwrap();
     let stream = lab.client.run(|| connect(listener.local_addr().unwrap(), &opener)).unwrap();
     let report = converse(stream, &opener.deadline(Duration::from_millis(200)));
-    assert_eq!(report.end, How::Timeout);
+    assert_eq!(report.end, StreamEnd::Timeout);
     assert!(report.duration < Duration::from_secs(1));
 }

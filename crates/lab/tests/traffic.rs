@@ -8,7 +8,7 @@ use std::time::Duration;
 use longsplice_lab::topology::SERVER;
 use longsplice_lab::trace::Tap;
 use longsplice_lab::traffic::{
-    Chunks, Ending, How, Marks, Report, Script, Start, connect, converse, intact, listen, serve, socks5_connect,
+    Chunks, Ending, Marks, Report, Script, Start, StreamEnd, connect, converse, intact, listen, serve, socks5_connect,
 };
 use longsplice_lab::{Family, Lab, Options, Shape};
 
@@ -177,13 +177,13 @@ fn a_reset_is_seen_as_one() {
     let lab = lab();
     let holds = || Script::answerer().ending(Ending::Hold);
     let (client, server) = exchange(&lab, &Script::opener(2).bytes(5000).ending(Ending::Reset), holds());
-    assert_eq!((client.end, server.end), (How::Own, How::Reset));
+    assert_eq!((client.end, server.end), (StreamEnd::Own, StreamEnd::Reset));
     assert_eq!(server.mismatch, None);
 
     // The other way round, and while the client still writes.
     let answerer = Script::answerer().ending(Ending::ResetReceived(10_000));
     let (client, server) = exchange(&lab, &Script::opener(2).lasting(Duration::from_secs(10), 1_000_000), answerer);
-    assert_eq!((client.send_end, client.end, server.end), (How::Reset, How::Reset, How::Own));
+    assert_eq!((client.send_end, client.end, server.end), (StreamEnd::Reset, StreamEnd::Reset, StreamEnd::Own));
     assert!(client.duration < Duration::from_secs(5));
 }
 
@@ -229,7 +229,7 @@ fn a_reader_that_stops_for_good_closes_the_window() {
         .deadline(Duration::from_millis(800));
     let opener = Script::opener(2).bytes(50 << 20).deadline(Duration::from_millis(400));
     let (client, server) = exchange(&lab(), &opener, answerer);
-    assert_eq!((client.send_end, client.end), (How::Timeout, How::Timeout));
+    assert_eq!((client.send_end, client.end), (StreamEnd::Timeout, StreamEnd::Timeout));
     assert!(client.sent < 10 << 20);
     assert_eq!((server.received, server.mismatch), (5000, None));
 }

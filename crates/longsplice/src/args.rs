@@ -2,7 +2,7 @@
 
 use crate::control::LONGEST;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
-use longsplice_engine::{FlowState, PathRule, When};
+use longsplice_engine::{FlowState, PathRule, SpliceWhen};
 use std::path::PathBuf;
 
 /// A TCP proxy that hands connections over to the kernel.
@@ -145,7 +145,7 @@ pub struct RunArgs {
     /// When to splice: never, at once, or after this many bytes were copied, both directions together [default: 262144,
     /// from where on splicing takes less time than copying].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
-    pub splice: Option<When>,
+    pub splice: Option<SpliceWhen>,
 
     /// Over which paths to splice. auto: copy where a splice would slow a transfer down, because its sender is nearer than
     /// its receiver. any: splice over all paths. With --splice at-once, nothing is known yet of the path [default: auto].
@@ -281,11 +281,11 @@ pub struct StopArgs {
     pub all: bool,
 }
 
-fn parse_when(text: &str) -> Result<When, String> {
+fn parse_when(text: &str) -> Result<SpliceWhen, String> {
     match text {
-        "never" => Ok(When::Never),
-        "at-once" => Ok(When::AtOnce),
-        n => n.parse().map(When::AfterBytes).map_err(|_| "write never, at-once, or a number of bytes".to_owned()),
+        "never" => Ok(SpliceWhen::Never),
+        "at-once" => Ok(SpliceWhen::AtOnce),
+        n => n.parse().map(SpliceWhen::AfterBytes).map_err(|_| "write never, at-once, or a number of bytes".to_owned()),
     }
 }
 
@@ -363,9 +363,9 @@ mod tests {
     #[test]
     fn when_to_splice() {
         assert_eq!(run("longsplice run").splice, None);
-        assert_eq!(run("longsplice run --splice never").splice, Some(When::Never));
-        assert_eq!(run("longsplice run --splice at-once").splice, Some(When::AtOnce));
-        assert_eq!(run("longsplice run --splice 4096").splice, Some(When::AfterBytes(4096)));
+        assert_eq!(run("longsplice run --splice never").splice, Some(SpliceWhen::Never));
+        assert_eq!(run("longsplice run --splice at-once").splice, Some(SpliceWhen::AtOnce));
+        assert_eq!(run("longsplice run --splice 4096").splice, Some(SpliceWhen::AfterBytes(4096)));
         assert!(parse("longsplice run --splice soon").is_err());
     }
 

@@ -10,7 +10,7 @@ use crate::{
     doctor, paths,
 };
 use longsplice_datapath::{Datapath, MAX_LISTENERS, PathFlags};
-use longsplice_engine::{OpenOptions, Refusal, Splicer, When};
+use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
     server::CONNECTIONS,
@@ -47,7 +47,7 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     for source in &config.sources {
         UdpSocket::bind((*source, 0)).map_err(|e| format!("source {source}: {e}; name addresses of this host"))?;
     }
-    let tracked = |l: &&ListenerConfig| l.policy.when != When::Never || l.protocol == Protocol::Transparent;
+    let tracked = |l: &&ListenerConfig| l.policy.when != SpliceWhen::Never || l.protocol == Protocol::Transparent;
     let tracked = config.listeners.iter().filter(tracked).count();
     if tracked > MAX_LISTENERS as usize && !args.copy_only {
         let advice = "give some of them `splice = \"never\"`, or let another process have them, in a network namespace of its own";

@@ -4,7 +4,7 @@
 mod running;
 
 use longsplice_lab::{
-    ChildGuard, Family, Impair, Lab, Shape, Way, pattern,
+    ChildGuard, Family, Impair, Lab, LinkDirection, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use running::{LONGSPLICE, Pins, Running, eventually};
@@ -167,7 +167,7 @@ impl Scene {
 
 fn run(family: Family) {
     let mut scene = Scene::new(family);
-    let slow = scene.lab.impair(Way::FromServer, RATE).unwrap();
+    let slow = scene.lab.impair(LinkDirection::FromServer, RATE).unwrap();
     // what is spliced is stored, whatever its framing, and served
     for (n, path) in ["/exact/a", "/chunked/a", "/close/a"].into_iter().enumerate() {
         assert_eq!(scene.get(&[path]), 1);
@@ -195,7 +195,7 @@ fn run(family: Family) {
     assert_eq!(scene.get(&["/close/a"]), 0);
     drop(slow);
     let bad = Impair { loss: 0.005, reorder: 0.01, duplicate: 0.005, ..RATE };
-    let bad = [(Way::FromServer, 1), (Way::ToClient, 2)]
+    let bad = [(LinkDirection::FromServer, 1), (LinkDirection::ToClient, 2)]
         .map(|(way, seed)| scene.lab.impair(way, Impair { seed, ..bad }).unwrap());
     assert_eq!(scene.get(&["/exact/b"]), 1);
     eventually("stored", || (scene.count("cache_stored") == 1).then_some(()));
@@ -205,7 +205,7 @@ fn run(family: Family) {
     for entry in scene.entries() {
         fs::OpenOptions::new().write(true).open(entry).unwrap().write_all_at(b"?", 1).unwrap();
     }
-    let _slow = scene.lab.impair(Way::FromServer, RATE).unwrap();
+    let _slow = scene.lab.impair(LinkDirection::FromServer, RATE).unwrap();
     assert_eq!(scene.get(&["/exact/b"]), 1);
     eventually("stored", || (scene.count("cache_stored") == 2).then_some(()));
     assert_eq!((scene.get(&["/exact/b"]), scene.count("cache_damaged")), (0, 1));

@@ -5,7 +5,7 @@
 mod running;
 
 use longsplice_lab::{
-    Family, Impair, Lab, Shape, Way, pattern,
+    Family, Impair, Lab, LinkDirection, Shape, pattern,
     topology::{FORWARDER_TO_CLIENT, SERVER},
 };
 use longsplice_proxy::Http;
@@ -317,7 +317,7 @@ fn run(
     (number, connections, requests): (u64, u64, usize),
 ) -> Vec<Value> {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
-    let _bad = impair.map(|i| [Way::ToClient, Way::ToServer].map(|w| lab.impair(w, i).unwrap()));
+    let _bad = impair.map(|i| [LinkDirection::ToClient, LinkDirection::ToServer].map(|w| lab.impair(w, i).unwrap()));
     let (tell, told) = mpsc::channel();
     serve(&lab, family, &tell);
     let proxy = FORWARDER_TO_CLIENT.port(family, PROXY);

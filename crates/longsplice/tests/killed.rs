@@ -7,7 +7,7 @@ use longsplice_lab::{
     Family, Lab, Shape,
     pattern::{self, Mismatch},
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{self, Ending, How, Report, Script, converse, intact, listen, serve},
+    traffic::{self, Ending, Report, Script, StreamEnd, converse, intact, listen, serve},
 };
 use nix::sys::signal::Signal;
 use running::{Control, LONGSPLICE, Pins, Running, connect, eventually, round_trip};
@@ -285,7 +285,7 @@ impl Round {
     fn ended(&self, report: &Report) {
         let wrong: Option<Mismatch> = report.mismatch;
         let ends = [&report.end, &report.send_end];
-        let over = ends.iter().all(|how| matches!(how, How::Eof | How::Reset));
+        let over = ends.iter().all(|how| matches!(how, StreamEnd::Eof | StreamEnd::Reset));
         assert!(wrong.is_none() && over, "round {}, {:?} > {:?}: {report}", self.seed, report.local, report.remote);
     }
 
@@ -367,7 +367,7 @@ fn killed_and_then_stopped() {
         eprintln!("flush {flush}: ended {:?} after the stop: {} | {}", stopped.elapsed(), reports[0], reports[1]);
         for report in &reports {
             round.ended(report);
-            assert_eq!(report.end, How::Reset, "{report}");
+            assert_eq!(report.end, StreamEnd::Reset, "{report}");
         }
         round.nothing_left();
     }

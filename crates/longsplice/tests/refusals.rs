@@ -4,7 +4,7 @@
 mod running;
 
 use longsplice_lab::{
-    Family, Impair, Lab, Shape, Way,
+    Family, Impair, Lab, LinkDirection, Shape,
     topology::{Address, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
 };
 use running::{LONGSPLICE, Pins, Running, connect, echo, eventually, round_trip};
@@ -244,7 +244,7 @@ fn bodies_that_would_be_slower_spliced_are_copied() {
     for family in Family::BOTH {
         let place = Place::new();
         let far = Impair { delay: Duration::from_millis(20), ..Impair::NONE };
-        let _far = place.lab.impair(Way::FromClient, far).unwrap();
+        let _far = place.lab.impair(LinkDirection::FromClient, far).unwrap();
         let [front, server] = [FORWARDER_TO_CLIENT.port(family, 3128), SERVER.port(family, 8080)];
         let listener = place.lab.server.run(|| TcpListener::bind(server).unwrap());
         let (go_on, goes_on) = mpsc::channel();

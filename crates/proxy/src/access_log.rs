@@ -4,7 +4,7 @@
 //! run full, and then lines are dropped and counted: the log never holds up a connection.
 
 use crate::fault::Fault;
-use longsplice_engine::{Ended, How, Refusal};
+use longsplice_engine::{EndReason, Ended, Refusal};
 use serde::Serialize;
 use std::{
     fmt::{self, Write as _},
@@ -114,7 +114,7 @@ pub struct Record {
     /// What the cache had to do with it: `hit`, `revalidated`, `fill` (it is being stored) or `miss`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<&'static str>,
-    /// How it ended: [`How`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `no-route`,
+    /// How it ended: [`EndReason`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `no-route`,
     /// `no-server`, `timeout`.
     pub how: &'static str,
     /// Bytes from client to server.
@@ -263,15 +263,15 @@ fn text(t: &mut String, key: &str, value: &str) {
     let _ = write!(t, "{value:?}"); // writing to a String cannot fail
 }
 
-fn word(how: How) -> &'static str {
+fn word(how: EndReason) -> &'static str {
     match how {
-        How::Closed => "closed",
-        How::ClientReset => "client-reset",
-        How::ServerReset => "server-reset",
-        How::Idle => "idle",
-        How::Stopped => "stopped",
-        How::Left => "left",
-        How::Passed => "passed",
+        EndReason::Closed => "closed",
+        EndReason::ClientReset => "client-reset",
+        EndReason::ServerReset => "server-reset",
+        EndReason::Idle => "idle",
+        EndReason::Stopped => "stopped",
+        EndReason::Left => "left",
+        EndReason::MessageRelayed => "message-relayed",
     }
 }
 

@@ -13,7 +13,7 @@ fn record() -> Record {
         id: 7,
         client: r.client,
         server: "[2001:db8::1]:443".parse().unwrap(),
-        how: How::ServerReset,
+        how: EndReason::ServerReset,
         bytes_up: 10,
         bytes_down: 20,
         spliced_up: 3,
@@ -59,7 +59,14 @@ fn rejected_requests_and_hostile_values() {
 
 #[test]
 fn words_are_those_of_the_engine() {
-    for how in [How::Closed, How::ClientReset, How::ServerReset, How::Idle, How::Stopped, How::Left] {
+    for how in [
+        EndReason::Closed,
+        EndReason::ClientReset,
+        EndReason::ServerReset,
+        EndReason::Idle,
+        EndReason::Stopped,
+        EndReason::Left,
+    ] {
         assert_eq!(serde_json::to_value(how).unwrap(), word(how));
     }
 }

@@ -50,18 +50,18 @@ impl Scene {
         self.cache.fill(meta, framing, first)
     }
 
-    fn piece(&mut self, fill: u64, what: What) {
-        self.writer.take(Piece { tap: fill, way: Way::FromHost, at: 0, what });
+    fn piece(&mut self, fill: u64, what: PieceKind) {
+        self.writer.take(Piece { tap: fill, way: TapDirection::FromHost, at: 0, what });
     }
 
     fn store(&mut self, url: &str, asked: &str, body: &[u8]) {
         let (fill, _tap) = self.begin(url, asked, Framing::Exact(body.len() as u64), &body[..body.len() / 3]).unwrap();
         let id = fill.id;
         for piece in body[body.len() / 3..].chunks(16_384) {
-            self.piece(id, What::Bytes(piece.to_vec().into()));
+            self.piece(id, PieceKind::Bytes(piece.to_vec().into()));
         }
         fill.complete();
-        self.piece(id, What::End);
+        self.piece(id, PieceKind::End);
     }
 
     fn find(&self, url: &str, asked: &str) -> Option<Vec<u8>> {
@@ -89,7 +89,7 @@ impl Scene {
     }
 }
 
-use longsplice_engine::{Piece, Way, What};
+use longsplice_engine::{Piece, PieceKind, TapDirection};
 
 fn body(length: usize) -> Vec<u8> {
     (0..length as u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect()
@@ -149,18 +149,18 @@ fn what_is_damaged_is_a_miss() {
 #[test]
 fn what_is_not_whole_is_not_stored() {
     let mut scene = Scene::new(4 << 20);
-    let bytes = |n| What::Bytes(body(n).into());
+    let bytes = |n| PieceKind::Bytes(body(n).into());
     let large = (1 << 20) + 1;
-    type Case = (&'static str, Framing, Vec<What>, bool);
+    type Case = (&'static str, Framing, Vec<PieceKind>, bool);
     let cases: [Case; 10] = [
-        ("a gap", Framing::Exact(30), vec![bytes(10), What::Gap(5), bytes(15)], true),
-        ("a doubt", Framing::Exact(30), vec![bytes(25), What::Doubt(5), bytes(5)], true),
+        ("a gap", Framing::Exact(30), vec![bytes(10), PieceKind::Gap(5), bytes(15)], true),
+        ("a doubt", Framing::Exact(30), vec![bytes(25), PieceKind::Doubt(5), bytes(5)], true),
         ("short", Framing::Exact(30), vec![bytes(29)], true),
         ("cut", Framing::Exact(30), vec![bytes(29)], false),
         ("broken off", Framing::UntilClose, vec![bytes(29)], false),
         ("too much", Framing::Exact(30), vec![bytes(31)], true),
-        ("no chunk", Framing::Chunked, vec![What::Bytes("x\r\n".into())], true),
-        ("chunks without end", Framing::Chunked, vec![What::Bytes("1\r\na\r\n".into())], true),
+        ("no chunk", Framing::Chunked, vec![PieceKind::Bytes("x\r\n".into())], true),
+        ("chunks without end", Framing::Chunked, vec![PieceKind::Bytes("1\r\na\r\n".into())], true),
         ("too large", Framing::UntilClose, vec![bytes(large), bytes(1)], true),
         ("too large for all", Framing::Exact(large as u64), vec![], true),
     ];
@@ -175,7 +175,7 @@ fn what_is_not_whole_is_not_stored() {
         if complete {
             fill.complete();
         }
-        scene.piece(id, What::End);
+        scene.piece(id, PieceKind::End);
         assert!(scene.files().is_empty() && scene.find("http://x/", "").is_none(), "{why}");
     }
     let v = scene.cache.values();
@@ -195,10 +195,10 @@ fn chunks_are_undone() {
             let (fill, _tap) = scene.begin(url, "", framing, &all.as_bytes()[..cut]).unwrap();
             let id = fill.id;
             if cut < all.len() {
-                scene.piece(id, What::Bytes(all.as_bytes()[cut..].to_vec().into()));
+                scene.piece(id, PieceKind::Bytes(all.as_bytes()[cut..].to_vec().into()));
             }
             fill.complete();
-            scene.piece(id, What::End);
+            scene.piece(id, PieceKind::End);
             assert_eq!(scene.find(url, "").as_deref(), Some(&b"abcdefg"[..]), "{cut}");
         }
     }
@@ -237,7 +237,7 @@ fn one_is_stored_at_a_time_and_not_if_it_has_changed() {
     scene.cache.invalidate("http://x/");
     let id = fill.id;
     fill.complete();
-    scene.piece(id, What::End);
+    scene.piece(id, PieceKind::End);
     assert_eq!(scene.find("http://x/", ""), None);
     scene.store("http://x/", "", b"new");
     assert_eq!(scene.find("http://x/", "").unwrap(), b"new");

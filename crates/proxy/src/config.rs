@@ -26,7 +26,7 @@ use crate::{
     tls::Tls,
     users::Users,
 };
-use longsplice_engine::{OpenError, Policy, When};
+use longsplice_engine::{OpenError, Policy, SpliceWhen};
 pub use longsplice_http::forward::Forwarded;
 use serde::Deserialize;
 use std::{
@@ -256,7 +256,7 @@ impl ListenerConfig {
     /// The policy for bodies of HTTP messages, which are spliced one by one.
     pub(crate) fn policy_of_bodies(&self) -> Policy {
         let when = match (&self.protocol, self.policy.when) {
-            (Protocol::Http(http), When::AfterBytes(n)) => When::AfterBytes(n.max(http.bodies)),
+            (Protocol::Http(http), SpliceWhen::AfterBytes(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
             (_, when) => when,
         };
         // counted with the request that they belong to

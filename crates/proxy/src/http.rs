@@ -5,7 +5,7 @@
 //! pipelined waits, so that replies come in order. Each may go to another target: the connection to the last server is kept
 //! for the case that the next is for the same. With CONNECT, or once a server has switched protocols (101), the row ends,
 //! and the two legs are handed to the relay, which may splice them. Of other messages the bodies are spliced, if they are long
-//! enough: the engine passes on as many bytes as are ahead, and gives both legs back (`Splicer::pass`).
+//! enough: the engine passes on as many bytes as are ahead, and gives both legs back (`Splicer::relay_message`).
 //!
 //! Each request has a line in the access log; the relay writes that of CONNECT and 101.
 

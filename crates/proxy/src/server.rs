@@ -13,7 +13,7 @@ use crate::{
     tap_dir::TapDir,
     workers::{Loads, Seat, Workers},
 };
-use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, Policy, Splicer, Tally, When};
+use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, Policy, SpliceWhen, Splicer, Tally};
 use std::{
     collections::HashMap,
     io,
@@ -179,7 +179,7 @@ impl Prepared {
         for (number, (listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
             let failed = cannot_listen(listener.listen);
             let (socket, addr) = if let Some(socket) = socket {
-                let (splicer, copied) = (splicer.clone(), listener.policy.when == When::Never);
+                let (splicer, copied) = (splicer.clone(), listener.policy.when == SpliceWhen::Never);
                 let listen = async move {
                     let listening =
                         if copied { splicer.listen_to_copy(socket).await } else { splicer.listen_on(socket).await }?;

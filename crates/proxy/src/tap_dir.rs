@@ -4,12 +4,12 @@
 //! `START-NUMBER-ADDRESS-PORT-client` holds what the client has sent, `...-server` what it was sent; START is when the program
 //! has begun (Unix time, milliseconds), NUMBER counts connections, ADDRESS and PORT are the client's. A file with holes has
 //! another beside it, `.gaps`, with a line `OFFSET LENGTH` (bytes, decimal) for each; offsets behind a hole stay true. Another one,
-//! `.doubts`, names in the same way bytes of which the receiver may have got others ([`What::Doubt`]).
+//! `.doubts`, names in the same way bytes of which the receiver may have got others ([`PieceKind::Doubt`]).
 //!
 //! Until all of that is written the file has another name, with `.part` at its end, and keeps it if the disk refuses to say what is
 //! missing, or if the program ends before: nothing looks whole that is not.
 
-use longsplice_engine::{Piece, Tap, TapCounts, TapReader, Taps, Way, What};
+use longsplice_engine::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
 use std::{
     collections::{HashMap, VecDeque},
     fs::{DirBuilder, File, OpenOptions},
@@ -213,7 +213,7 @@ struct Writer {
     shared: Arc<Shared>,
     connections: HashMap<u64, [Stream; 2]>,
     /// Open files, those that were opened first at the front.
-    open: VecDeque<(u64, Way)>,
+    open: VecDeque<(u64, TapDirection)>,
     said: Option<Instant>,
 }
 
@@ -234,19 +234,19 @@ impl Writer {
         let s = &mut streams[piece.way as usize];
         let was_open = s.file.is_some();
         let done = match &piece.what {
-            What::Bytes(bytes) => {
+            PieceKind::Bytes(bytes) => {
                 let room = usize::try_from(MAX_FILE.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
                 let done = if room > 0 { s.bytes(at, &bytes[..room]) } else { Ok(()) };
                 let kept = if done.is_ok() { room } else { 0 };
                 s.skip(at + kept as u64, (bytes.len() - kept) as u64);
                 done
             }
-            What::Gap(length) => {
+            PieceKind::Gap(length) => {
                 s.skip(at, *length);
                 Ok(())
             }
-            What::Doubt(length) => s.doubt(at, *length),
-            What::End => s.end(at),
+            PieceKind::Doubt(length) => s.doubt(at, *length),
+            PieceKind::End => s.end(at),
         };
         if let Err(error) = done {
             self.shared.errors.fetch_add(1, Relaxed);
@@ -266,7 +266,7 @@ impl Writer {
             self.open.push_back((id, piece.way));
             self.close_one_too_many();
         }
-        if piece.what == What::End {
+        if piece.what == PieceKind::End {
             self.shared.live.fetch_sub(1, Relaxed);
         }
     }
@@ -294,23 +294,23 @@ mod tests {
         Writer { dir: dir.into(), shared, connections: HashMap::new(), open: VecDeque::new(), said: None }
     }
 
-    fn piece(tap: u64, way: Way, at: u64, what: What) -> Piece {
+    fn piece(tap: u64, way: TapDirection, at: u64, what: PieceKind) -> Piece {
         Piece { tap, way, at, what }
     }
 
-    fn bytes(text: &'static str) -> What {
-        What::Bytes(text.as_bytes().into())
+    fn bytes(text: &'static str) -> PieceKind {
+        PieceKind::Bytes(text.as_bytes().into())
     }
 
     #[test]
     fn holes_are_where_gaps_are() {
         let dir = tempfile::tempdir().unwrap();
         let mut w = writer(dir.path());
-        for (at, what) in [(0, bytes("ab")), (2, What::Gap(3)), (5, bytes("fg")), (7, What::Gap(1 << 30))] {
-            w.write(&piece(1, Way::FromHost, at, what));
+        for (at, what) in [(0, bytes("ab")), (2, PieceKind::Gap(3)), (5, bytes("fg")), (7, PieceKind::Gap(1 << 30))] {
+            w.write(&piece(1, TapDirection::FromHost, at, what));
         }
-        w.write(&piece(1, Way::FromHost, 7 + (1 << 30), What::End));
-        w.write(&piece(1, Way::ToHost, 0, What::End));
+        w.write(&piece(1, TapDirection::FromHost, 7 + (1 << 30), PieceKind::End));
+        w.write(&piece(1, TapDirection::ToHost, 0, PieceKind::End));
         let path = dir.path().join("n1-client");
         let file = File::open(&path).unwrap();
         let mut start = [9; 8];
@@ -327,10 +327,10 @@ mod tests {
     fn a_file_has_an_end() {
         let dir = tempfile::tempdir().unwrap();
         let mut w = writer(dir.path());
-        w.write(&piece(1, Way::FromHost, 0, What::Gap(MAX_FILE - 1)));
-        w.write(&piece(1, Way::FromHost, MAX_FILE - 1, bytes("abc")));
-        w.write(&piece(1, Way::FromHost, MAX_FILE + 2, bytes("def")));
-        w.write(&piece(1, Way::FromHost, MAX_FILE + 5, What::End));
+        w.write(&piece(1, TapDirection::FromHost, 0, PieceKind::Gap(MAX_FILE - 1)));
+        w.write(&piece(1, TapDirection::FromHost, MAX_FILE - 1, bytes("abc")));
+        w.write(&piece(1, TapDirection::FromHost, MAX_FILE + 2, bytes("def")));
+        w.write(&piece(1, TapDirection::FromHost, MAX_FILE + 5, PieceKind::End));
         let gaps = std::fs::read_to_string(dir.path().join("n1-client.gaps")).unwrap();
         assert_eq!(gaps, format!("0 {}\n{MAX_FILE} 5\n", MAX_FILE - 1));
         assert_eq!(w.shared.errors.load(Relaxed), 0);
@@ -342,14 +342,14 @@ mod tests {
         let mut w = writer(dir.path());
         let all = OPEN_FILES as u64 + 10;
         for (at, text) in [(0, "ab"), (2, "cd")] {
-            (0..all).for_each(|id| w.write(&piece(id, Way::ToHost, at, bytes(text))));
+            (0..all).for_each(|id| w.write(&piece(id, TapDirection::ToHost, at, bytes(text))));
             assert_eq!(w.open.len(), OPEN_FILES);
             let open = w.connections.values().flatten().filter(|s| s.file.is_some()).count();
             assert_eq!(open, OPEN_FILES);
         }
         for id in 0..all {
             assert_eq!(std::fs::read(dir.path().join(format!("n{id}-server.part"))).unwrap(), b"abcd");
-            w.write(&piece(id, Way::ToHost, 4, What::End));
+            w.write(&piece(id, TapDirection::ToHost, 4, PieceKind::End));
             assert_eq!(std::fs::read(dir.path().join(format!("n{id}-server"))).unwrap(), b"abcd");
         }
         assert_eq!(w.shared.errors.load(Relaxed), 0);
@@ -363,10 +363,10 @@ mod tests {
         std::fs::create_dir(&sub).unwrap();
         let mut w = writer(&sub);
         std::fs::remove_dir(&sub).unwrap();
-        w.write(&piece(1, Way::FromHost, 0, bytes("abc")));
+        w.write(&piece(1, TapDirection::FromHost, 0, bytes("abc")));
         std::fs::create_dir(&sub).unwrap();
-        w.write(&piece(1, Way::FromHost, 3, bytes("def")));
-        w.write(&piece(1, Way::FromHost, 6, What::End));
+        w.write(&piece(1, TapDirection::FromHost, 3, bytes("def")));
+        w.write(&piece(1, TapDirection::FromHost, 6, PieceKind::End));
         assert_eq!(std::fs::read(sub.join("n1-client")).unwrap(), b"\0\0\0def");
         assert_eq!(std::fs::read_to_string(sub.join("n1-client.gaps")).unwrap(), "0 3\n");
         assert_eq!(w.shared.errors.load(Relaxed), 1);
@@ -379,11 +379,11 @@ mod tests {
         let mut w = writer(dir.path());
         let [name, part, gaps] = ["", ".part", ".gaps"].map(|end| dir.path().join(format!("n1-client{end}")));
         std::fs::create_dir(&gaps).unwrap(); // no file can be made there
-        w.write(&piece(1, Way::FromHost, 0, bytes("abc")));
+        w.write(&piece(1, TapDirection::FromHost, 0, bytes("abc")));
         assert!(part.exists() && !name.exists());
-        w.write(&piece(1, Way::FromHost, 3, What::Gap(4)));
-        w.write(&piece(1, Way::FromHost, 7, bytes("def")));
-        w.write(&piece(1, Way::FromHost, 10, What::End));
+        w.write(&piece(1, TapDirection::FromHost, 3, PieceKind::Gap(4)));
+        w.write(&piece(1, TapDirection::FromHost, 7, bytes("def")));
+        w.write(&piece(1, TapDirection::FromHost, 10, PieceKind::End));
         assert!(part.exists() && !name.exists(), "nothing says what is missing");
         assert_eq!((std::fs::metadata(&part).unwrap().len(), w.shared.errors.load(Relaxed)), (10, 2));
     }
@@ -407,10 +407,10 @@ mod tests {
     fn what_is_in_doubt_stands_beside() {
         let dir = tempfile::tempdir().unwrap();
         let mut w = writer(dir.path());
-        w.write(&piece(1, Way::FromHost, 0, bytes("abcdef")));
-        w.write(&piece(1, Way::FromHost, 2, What::Doubt(3)));
-        w.write(&piece(1, Way::FromHost, 6, What::Doubt(9)));
-        w.write(&piece(1, Way::FromHost, 6, What::End));
+        w.write(&piece(1, TapDirection::FromHost, 0, bytes("abcdef")));
+        w.write(&piece(1, TapDirection::FromHost, 2, PieceKind::Doubt(3)));
+        w.write(&piece(1, TapDirection::FromHost, 6, PieceKind::Doubt(9)));
+        w.write(&piece(1, TapDirection::FromHost, 6, PieceKind::End));
         assert_eq!(std::fs::read(dir.path().join("n1-client")).unwrap(), b"abcdef");
         assert_eq!(std::fs::read_to_string(dir.path().join("n1-client.doubts")).unwrap(), "2 3\n6 9\n");
         assert!(!dir.path().join("n1-client.gaps").exists());

@@ -2,13 +2,13 @@
 
 use super::{Ended, Families, Host, Mode, SEED, Scenario};
 use crate::{Forwarder, at_once, by_hand, is_emulated};
-use longsplice_engine::{Command, FlowState, Policy, Refusal, When};
+use longsplice_engine::{Command, FlowState, Policy, Refusal, SpliceWhen};
 use longsplice_lab::{
     Impairment, InOrder, Lab, Namespace,
     process::wait_for,
     topology::{CLIENT, CLIENT_SECOND, FORWARDER_TO_CLIENT, SERVER},
     trace::Tap,
-    traffic::{How, Report, connect, converse, intact, listen, serve},
+    traffic::{Report, StreamEnd, connect, converse, intact, listen, serve},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
@@ -144,9 +144,9 @@ fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
 
 fn policy(s: &Scenario, mode: Mode) -> Policy {
     match mode {
-        Mode::Copy => Policy { when: When::Never, ..Policy::default() },
+        Mode::Copy => Policy { when: SpliceWhen::Never, ..Policy::default() },
         Mode::Spliced => at_once(),
-        Mode::SplicedLater => Policy { when: When::AfterBytes(s.splice_after), ..by_hand() },
+        Mode::SplicedLater => Policy { when: SpliceWhen::AfterBytes(s.splice_after), ..by_hand() },
         Mode::SplicedThen => Policy { drain_limit: Duration::from_secs(2), ..by_hand() },
         Mode::Switched => by_hand(),
     }
@@ -293,8 +293,8 @@ fn ends(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
         return Err(format!("wrong byte: {m}"));
     }
     // An end that was told of the other's end of stream has nothing more to hear when it resets.
-    let own = matches!(resets.end, How::Own | How::Eof);
-    if !own || hears.end != How::Reset {
+    let own = matches!(resets.end, StreamEnd::Own | StreamEnd::Eof);
+    if !own || hears.end != StreamEnd::Reset {
         return Err(format!("one end is to reset and the other to hear of it: {:?}, {:?}", resets.end, hears.end));
     }
     let whole = |from: &Report, to: &Report| from.sent == to.received && from.sha256_sent == to.sha256_received;

@@ -30,7 +30,7 @@ use style::Style;
 use tcp::{FIN, MS, Packet, RST, Tcp, Time, URG};
 
 const EVENT_TRIGGERED: u8 = 1 << event_kind::EVENT_TRIGGERED.0;
-const EVENT_PASSED: u8 = 1 << event_kind::EVENT_PASSED.0;
+const EVENT_LIMIT_REACHED: u8 = 1 << event_kind::EVENT_LIMIT_REACHED.0;
 
 /// How bad the links are.
 #[derive(Clone, Copy, Debug)]
@@ -703,7 +703,7 @@ impl World {
 
     /// What the data path has made of a packet of host `i`.
     fn came(&mut self, i: usize, p: &Packet, fate: Fate, events: u8) {
-        if events & (EVENT_TRIGGERED | EVENT_PASSED) != 0 {
+        if events & (EVENT_TRIGGERED | EVENT_LIMIT_REACHED) != 0 {
             self.relay.triggered();
         }
         self.hold(i, p, events);

@@ -11,7 +11,7 @@ use longsplice_datapath::{
     model::{Fate, Model, Switch},
 };
 use longsplice_engine::{
-    Command, How, PathRule, Policy, When,
+    Command, EndReason, PathRule, Policy, SpliceWhen,
     core::{self, Action, Context, Core, Event, Next, Position, Progress, Seen, Side, Why},
 };
 use rand::{RngExt, rngs::SmallRng};
@@ -140,7 +140,7 @@ struct Awake<'a> {
 impl Relay {
     pub fn new(habits: Habits, first: Time) -> Relay {
         let policy = Policy {
-            when: When::AfterBytes(u64::MAX),
+            when: SpliceWhen::AfterBytes(u64::MAX),
             path: PathRule::Any,
             drain_limit: Duration::from_micros(habits.drain_limit),
             release_after: None,
@@ -212,7 +212,7 @@ impl Relay {
             }
             State::Draining => {
                 let passed = self.core.copies() && self.pump(awake.sockets);
-                self.hear(&mut awake, if passed { Event::Passed } else { Event::Told });
+                self.hear(&mut awake, if passed { Event::Copied } else { Event::Told });
                 Some(now + 50 * MS)
             }
             State::Spliced => {
@@ -523,7 +523,7 @@ impl Relay {
     }
 
     /// It has ended. If one of the hosts has reset the connection, the other one hears of it from the sockets, unless they are parked.
-    fn end(&mut self, awake: &mut Awake<'_>, how: How, forwarded: bool, before: State) {
+    fn end(&mut self, awake: &mut Awake<'_>, how: EndReason, forwarded: bool, before: State) {
         self.say(|| format!("ended in {before:?}: {how:?}"));
         for s in awake.sockets.iter_mut().filter(|s| !s.is_gone()) {
             if forwarded {
@@ -532,7 +532,7 @@ impl Relay {
                 s.abort(awake.now);
             }
         }
-        if how != How::Closed {
+        if how != EndReason::Closed {
             awake.m.close();
         }
         self.state = State::Ended;

@@ -11,7 +11,7 @@ use super::{
 };
 use longsplice_datapath::{Datapath, Half, Phase, Switched, Tuple, monotonic};
 use longsplice_engine::{
-    Command, Leg, OpenOptions, PathRule, Policy, Splicer, When,
+    Command, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
     core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
 };
 use longsplice_lab::Lab;
@@ -215,7 +215,7 @@ impl Proxy<'_> {
             produced: leg.bytes_out(),
             ..Position::default()
         });
-        let policy = Policy { when: When::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() };
+        let policy = Policy { when: SpliceWhen::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() };
         let (core, shown) = (Core::new(None, None, [0; 2]), Progress::new(None));
         let mut proxy = Proxy { datapath, legs, core, policy, shown, at, block: vec![0; BLOCK] };
         proxy.on(Event::Attended(true));
@@ -252,7 +252,7 @@ impl Proxy<'_> {
                 }
                 Action::Wait if self.core.copies() && self.core.state() == State::Draining => {
                     self.pass([u64::MAX; 2]).await?;
-                    Event::Passed
+                    Event::Copied
                 }
                 Action::Wait if self.core.state() == State::Draining => {
                     tokio::task::yield_now().await;

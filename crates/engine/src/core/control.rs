@@ -8,8 +8,8 @@ use super::{
     was_reset,
 };
 use crate::{
-    How, Refusal,
-    types::{Command, When},
+    EndReason, Refusal,
+    types::{Command, SpliceWhen},
 };
 use longsplice_datapath::{Frozen, Limit, PathFacts, Phase, SwitchError, Switched, can_fit};
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ pub(super) struct Control {
     /// A message's receiver was heard.
     pub heard: bool,
     /// How the flow ends once it is taken back.
-    pub then: Option<How>,
+    pub then: Option<EndReason>,
 }
 
 impl Control {
@@ -121,10 +121,10 @@ impl Core {
     pub(super) fn on_copying(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         match event {
             Event::Attended(true) => self.copy(cx, None),
-            Event::Attended(false) | Event::Stop { .. } => self.end(cx, How::Stopped),
+            Event::Attended(false) | Event::Stop { .. } => self.end(cx, EndReason::Stopped),
             Event::Moved => self.moved(cx),
-            Event::Passed if self.are_over(cx) => self.finish(cx),
-            Event::Passed => self.moved(cx),
+            Event::Copied if self.are_over(cx) => self.finish(cx),
+            Event::Copied => self.moved(cx),
             Event::Heard => self.finish(cx),
             Event::Failed(side) => self.end(cx, side.reset()),
             Event::Timer => self.tick(cx),
@@ -169,16 +169,16 @@ impl Core {
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
             _ if control.wanted => 0,
-            When::AfterBytes(n) if is_message => control.worth(n),
-            When::Never => u64::MAX,
-            When::AtOnce => 0,
-            When::AfterBytes(n) => n,
+            SpliceWhen::AfterBytes(n) if is_message => control.worth(n),
+            SpliceWhen::Never => u64::MAX,
+            SpliceWhen::AtOnce => 0,
+            SpliceWhen::AfterBytes(n) => n,
         };
         if control.enough == u64::MAX { Action::CopyOn { forget } } else { self.proceed(cx) }
     }
 
     fn obstacle(&self, cx: &Context<'_>) -> Option<Refusal> {
-        self.obstacle.or((cx.policy.when == When::Never).then_some(Refusal::Policy))
+        self.obstacle.or((cx.policy.when == SpliceWhen::Never).then_some(Refusal::Policy))
     }
 
     fn moved(&mut self, cx: &mut Context<'_>) -> Action {
@@ -198,7 +198,7 @@ impl Core {
             if control.counts {
                 (control.moved, control.tick_at) = ((control.copied(), cx.now), cx.now + COUNT_EVERY);
             } else if cx.now >= control.moved.1 + cx.policy.idle_limit {
-                return self.end(cx, How::Idle);
+                return self.end(cx, EndReason::Idle);
             } else {
                 control.tick_at = control.moved.1 + cx.policy.idle_limit;
             }
@@ -231,7 +231,7 @@ impl Core {
                 (control.wanted, control.enough) = (false, u64::MAX);
             }
             Command::Release => {}
-            Command::Reset => return self.end(cx, How::Stopped),
+            Command::Reset => return self.end(cx, EndReason::Stopped),
         }
         self.proceed(cx)
     }
@@ -352,7 +352,7 @@ impl Core {
             Event::Looked(at) => self.drained(cx, at),
             Event::Committed(Ok(_)) => self.committed(cx),
             Event::Committed(Err(error)) => self.undrained(cx, error.into()),
-            Event::Passed => {
+            Event::Copied => {
                 self.control_mut().passed = true;
                 Action::Look
             }
@@ -363,8 +363,8 @@ impl Core {
                 self.stay = true;
                 self.unsplice(None, None)
             }
-            Event::Command(Command::Reset) => self.unsplice(Some(How::Stopped), None),
-            Event::Stop { .. } => self.unsplice(Some(How::Stopped), None),
+            Event::Command(Command::Reset) => self.unsplice(Some(EndReason::Stopped), None),
+            Event::Stop { .. } => self.unsplice(Some(EndReason::Stopped), None),
             Event::Command(Command::Splice | Command::Release)
             | Event::Moved
             | Event::Heard
@@ -429,9 +429,9 @@ impl Core {
         self.note_copied(cx);
         let (state, patience) = match self.message {
             Some(_) if cx.at[0].shimmed => (State::Settling, cx.policy.idle_limit),
-            Some(_) => return self.end(cx, How::Passed),
+            Some(_) => return self.end(cx, EndReason::MessageRelayed),
             None if self.fin_past => (State::Closing, CLOSING),
-            None => return self.end(cx, How::Closed),
+            None => return self.end(cx, EndReason::Closed),
         };
         self.state = state;
         let control = self.control_mut();

@@ -2,7 +2,7 @@
 //! congestion control knows its own leg only; after the splice it drives the whole path with what it has learned there. A sender
 //! on a short leg whose receiver is far is then starved (BBR, which keeps its minimum for 10 s) or times out in vain (RFC 6298).
 
-use crate::types::{PathRule, Policy, When};
+use crate::types::{PathRule, Policy, SpliceWhen};
 use longsplice_datapath::Tuple;
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Distance<'_> {
         let carries = self.carried.map(|n| n > FEW);
         match (harmless, carries) {
             ([true, true], _) => Judgement::Splice,
-            (_, [false, false]) if self.policy.when == When::AtOnce => Judgement::Splice,
+            (_, [false, false]) if self.policy.when == SpliceWhen::AtOnce => Judgement::Splice,
             (_, [false, false]) => Judgement::After(FEW + 1 - self.carried[0].max(self.carried[1])),
             _ if (0..2).any(|d| carries[d] && !harmless[d]) => Judgement::Copy,
             _ => Judgement::Splice,
@@ -98,7 +98,7 @@ mod tests {
         };
         let (ours, theirs) =
             ([tuple(1, 2), tuple(3, 4)], [tuple(1, 2), Tuple { remote: tuple(1, 2).local, local: tuple(1, 2).remote }]);
-        let at_once = Policy { when: When::AtOnce, ..Policy::default() };
+        let at_once = Policy { when: SpliceWhen::AtOnce, ..Policy::default() };
         let (auto, any) = (Policy::default(), Policy { path: PathRule::Any, ..Policy::default() });
         let judge =
             |policy, legs, rtt, carried: [u64; 2], copied| Distance { policy, legs, rtt, carried, copied }.judge();

@@ -2,7 +2,7 @@
 
 use super::{Action, Context, Control, Core, Event, Side, State, Time, has_fragments};
 use crate::{
-    How, Refusal,
+    EndReason, Refusal,
     types::{Command, Policy, Trigger},
 };
 use longsplice_datapath::{EventKind, PathFlags, PathView, SwitchError, Switched};
@@ -101,7 +101,7 @@ enum Life {
 impl Core {
     /// Does it depend on the legs what follows? Has all of a message been forwarded: the event may have come too early, or been lost.
     pub fn wants_legs(&self, why: Why) -> bool {
-        self.message.is_some() && matches!(why, Why::Kept | Why::Look | Why::Told(EventKind::Passed))
+        self.message.is_some() && matches!(why, Why::Kept | Why::Look | Why::Told(EventKind::LimitReached))
     }
 
     /// Is a released flow waiting for an instant in which it is idle? It is tried every millisecond.
@@ -137,8 +137,8 @@ impl Core {
     pub(super) fn on_forwarded(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         match event {
             Event::Seen(seen) => self.seen(cx, &seen),
-            Event::Stop { leave: true } => self.end_forwarded(cx, How::Left),
-            Event::Stop { leave: false } => self.end_forwarded(cx, How::Stopped),
+            Event::Stop { leave: true } => self.end_forwarded(cx, EndReason::Left),
+            Event::Stop { leave: false } => self.end_forwarded(cx, EndReason::Stopped),
             Event::Released(true) => {
                 self.state = State::Released;
                 self.bring_back(cx)
@@ -152,7 +152,7 @@ impl Core {
             // commands come with what was seen; all others are of another state
             Event::Command(_)
             | Event::Moved
-            | Event::Passed
+            | Event::Copied
             | Event::Heard
             | Event::Failed(_)
             | Event::Timer
@@ -169,9 +169,9 @@ impl Core {
     }
 
     fn seen(&mut self, cx: &mut Context<'_>, seen: &Seen) -> Action {
-        let Some(paths) = &seen.paths else { return self.end_forwarded(cx, How::Stopped) };
+        let Some(paths) = &seen.paths else { return self.end_forwarded(cx, EndReason::Stopped) };
         let wanted = match seen.why {
-            Why::Command(Command::Reset) => return self.end_forwarded(cx, How::Stopped),
+            Why::Command(Command::Reset) => return self.end_forwarded(cx, EndReason::Stopped),
             Why::Command(Command::Release) if self.may_release(cx) => return Action::Release,
             Why::Command(Command::Unsplice) if has_fragments(paths) => {
                 cx.refuse(Refusal::Fragments);
@@ -180,7 +180,7 @@ impl Core {
             Why::Command(Command::Unsplice) => Some(true),
             // a message that is interrupted may be spliced again
             Why::Told(EventKind::Triggered) => Some(self.message.is_none()),
-            Why::Told(EventKind::Passed) | Why::Kept | Why::Look => self.is_passed(seen).then_some(false),
+            Why::Told(EventKind::LimitReached) | Why::Kept | Why::Look => self.is_passed(seen).then_some(false),
             Why::Told(EventKind::Oversize) => self.oversize(cx),
             // New sockets have the hosts' numbers, and do without us, unless a host has got more than it has acknowledged here.
             Why::Elsewhere { transparent: false } if !has_fragments(paths) && !self.waits(cx.policy) => {
@@ -202,7 +202,7 @@ impl Core {
                 self.stay |= self.message.is_none();
                 return self.take_back(cx, None);
             }
-            Ok(Life::Idle(after)) if after >= cx.policy.idle_limit => return self.end_forwarded(cx, How::Idle),
+            Ok(Life::Idle(after)) if after >= cx.policy.idle_limit => return self.end_forwarded(cx, EndReason::Idle),
             Ok(Life::Idle(after)) => {
                 let is_trigger = matches!(cx.policy.trigger, Some(Trigger::Idle(t)) if after >= t);
                 if is_trigger
@@ -255,13 +255,13 @@ impl Core {
         None
     }
 
-    fn take_back(&mut self, cx: &mut Context<'_>, then: Option<How>) -> Action {
+    fn take_back(&mut self, cx: &mut Context<'_>, then: Option<EndReason>) -> Action {
         self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, [0; 2])));
         self.unsplice(then, Some(cx.now.saturating_sub(self.forwarded.began)))
     }
 
-    fn end_forwarded(&mut self, cx: &mut Context<'_>, how: How) -> Action {
-        if self.state == State::Spliced && matches!(how, How::Stopped | How::Idle) {
+    fn end_forwarded(&mut self, cx: &mut Context<'_>, how: EndReason) -> Action {
+        if self.state == State::Spliced && matches!(how, EndReason::Stopped | EndReason::Idle) {
             return self.take_back(cx, Some(how)); // the sockets tell the hosts
         }
         self.state = State::Ended;
@@ -269,16 +269,16 @@ impl Core {
     }
 
     /// How long has it been idle, or how has it ended?
-    fn life(&mut self, cx: &mut Context<'_>, paths @ [pc, ps]: &[PathView; 2]) -> Result<Life, How> {
+    fn life(&mut self, cx: &mut Context<'_>, paths @ [pc, ps]: &[PathView; 2]) -> Result<Life, EndReason> {
         if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
             if pc.flags & ps.flags & PathFlags::FIN != 0 {
-                return Err(How::Closed); // a late segment met a host that had forgotten the connection
+                return Err(EndReason::Closed); // a late segment met a host that had forgotten the connection
             }
             let side = if pc.flags & PathFlags::RST != 0 { Side::Client } else { Side::Server };
             return Err(side.reset());
         }
         if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
-            return Err(How::Closed);
+            return Err(EndReason::Closed);
         }
         if self.state == State::Spliced && pc.flags & ps.flags & PathFlags::SPLICED == 0 {
             return Ok(Life::Woken);

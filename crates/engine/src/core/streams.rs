@@ -143,7 +143,7 @@ pub(super) struct Passing {
     /// Its direction: 0 is client to server.
     pub from: usize,
     /// It stops when its receiver has something to say.
-    pub heed: bool,
+    pub until_receiver_speaks: bool,
     /// Its bytes that were not read yet; while it is copied, its [`Stream`] counts.
     pub left: u64,
     /// Position in its sender's stream up to which the splice under way goes.
@@ -152,7 +152,12 @@ pub(super) struct Passing {
 
 impl Passing {
     pub fn new(message: &Message) -> Passing {
-        Passing { from: message.from, heed: message.heed, left: message.bytes, goal: u64::MAX }
+        Passing {
+            from: message.from,
+            until_receiver_speaks: message.until_receiver_speaks,
+            left: message.bytes,
+            goal: u64::MAX,
+        }
     }
 
     /// Has all been forwarded that the splice was for?

@@ -1,5 +1,5 @@
 use super::*;
-use crate::types::{PathRule, Trigger, When};
+use crate::types::{PathRule, SpliceWhen, Trigger};
 use longsplice_datapath::{EventKind, PathView, Phase};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -36,12 +36,12 @@ impl Flow {
 
     /// Of a policy that splices at once.
     fn at_once() -> Flow {
-        Flow::new(Policy { when: When::AtOnce, ..Policy::default() }, None)
+        Flow::new(Policy { when: SpliceWhen::AtOnce, ..Policy::default() }, None)
     }
 
     /// Spliced, and kept.
     fn spliced(policy: Policy) -> Flow {
-        Flow::new(Policy { when: When::AtOnce, ..policy }, None).into_spliced()
+        Flow::new(Policy { when: SpliceWhen::AtOnce, ..policy }, None).into_spliced()
     }
 
     fn into_spliced(mut self) -> Flow {
@@ -124,12 +124,12 @@ fn reset(flags: u32) -> Box<Switched> {
     Box::new(Switched { flags: [LegFlags::RESET | flags, 0], ..Switched::default() })
 }
 
-fn is_end(action: &Action, why: How, is_forwarded: bool) -> bool {
+fn is_end(action: &Action, why: EndReason, is_forwarded: bool) -> bool {
     matches!(action, Action::End { how, forwarded } if (*how, *forwarded) == (why, is_forwarded))
 }
 
 #[track_caller]
-fn ends(action: &Action, why: How, is_forwarded: bool) {
+fn ends(action: &Action, why: EndReason, is_forwarded: bool) {
     assert!(is_end(action, why, is_forwarded), "{action:?}");
 }
 
@@ -142,17 +142,17 @@ fn what_is_copied_ends_as_its_connections_do() {
     };
     let mut flow = begin();
     flow.copy(0, 1000);
-    assert!(matches!(flow.on(Event::Passed), Action::Wait));
+    assert!(matches!(flow.on(Event::Copied), Action::Wait));
     flow.close();
-    ends(&flow.on(Event::Passed), How::Closed, false);
+    ends(&flow.on(Event::Copied), EndReason::Closed, false);
     assert_eq!((flow.shown.copied, flow.shown.refusal), ([1000, 0], Some(Refusal::Short)));
     assert!(matches!(flow.on(Event::Timer), Action::Wait), "nothing comes after the end");
 
-    ends(&begin().on(Event::Failed(Side::Client)), How::ClientReset, false);
-    ends(&begin().on(Event::Failed(Side::Server)), How::ServerReset, false);
-    ends(&begin().on(Event::Command(Command::Reset)), How::Stopped, false);
-    ends(&begin().on(Event::Stop { leave: true }), How::Stopped, false);
-    ends(&Flow::at_once().on(Event::Attended(false)), How::Stopped, false);
+    ends(&begin().on(Event::Failed(Side::Client)), EndReason::ClientReset, false);
+    ends(&begin().on(Event::Failed(Side::Server)), EndReason::ServerReset, false);
+    ends(&begin().on(Event::Command(Command::Reset)), EndReason::Stopped, false);
+    ends(&begin().on(Event::Stop { leave: true }), EndReason::Stopped, false);
+    ends(&Flow::at_once().on(Event::Attended(false)), EndReason::Stopped, false);
 }
 
 #[test]
@@ -172,29 +172,29 @@ fn a_silent_flow_ends_at_its_idle_limit_and_one_that_moves_does_not() {
     }
     assert_eq!(flow.core.timer(), Some(tick + 10 * SECOND));
     flow.now = tick + 10 * SECOND;
-    ends(&flow.on(Event::Timer), How::Idle, false);
+    ends(&flow.on(Event::Timer), EndReason::Idle, false);
 }
 
 #[test]
 fn the_threshold_is_looked_behind() {
-    let mut flow = Flow::new(Policy { when: When::AfterBytes(1000), ..Policy::default() }, None);
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1000), ..Policy::default() }, None);
     flow.on(Event::Attended(true));
     assert_eq!(flow.core.most(), 1000);
     flow.copy(0, 1000);
-    assert!(matches!(flow.on(Event::Passed), Action::Measure));
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
     assert!(matches!(flow.measured(), Action::LookBehind));
     // one stream has ended: the other has to bring as much again
     assert!(matches!(flow.on(Event::LookedBehind(true)), Action::Wait));
     assert_eq!(flow.core.most(), 2000);
     flow.copy(1, 1000);
-    assert!(matches!(flow.on(Event::Passed), Action::Measure));
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
     assert!(matches!(flow.measured(), Action::LookBehind));
     assert!(matches!(flow.on(Event::LookedBehind(false)), Action::Freeze { fit: true }));
 }
 
 #[test]
 fn what_cannot_be_spliced_is_copied_and_says_why() {
-    let never = Policy { when: When::Never, ..Policy::default() };
+    let never = Policy { when: SpliceWhen::Never, ..Policy::default() };
     let mut flow = Flow::new(never, None);
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: Some(Refusal::Policy) }));
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Wait));
@@ -219,10 +219,11 @@ fn what_cannot_be_spliced_is_copied_and_says_why() {
 
 #[test]
 fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
-    let mut flow = Flow::new(Policy { when: When::AfterBytes(1), path: PathRule::Auto, ..Policy::default() }, None);
+    let mut flow =
+        Flow::new(Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::Auto, ..Policy::default() }, None);
     flow.on(Event::Attended(true));
     flow.copy(0, 100_000);
-    assert!(matches!(flow.on(Event::Passed), Action::Measure));
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
     let rtt = |ms| PathFacts { min_rtt: Some(Duration::from_millis(ms)), mtu: None };
     let facts = || Event::Measured([rtt(1), rtt(50)]);
     assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
@@ -265,7 +266,7 @@ fn a_drain_comes_to_an_end() {
         flow
     };
     let mut flow = draining();
-    assert!(matches!(flow.on(Event::Passed), Action::Look));
+    assert!(matches!(flow.on(Event::Copied), Action::Look));
     assert!(!flow.core.copies(), "nothing is left to be read");
     assert!(matches!(flow.on(Event::Told), Action::Look));
     assert!(matches!(flow.drained(), Action::Commit { .. }));
@@ -289,16 +290,20 @@ fn a_drain_comes_to_an_end() {
     let mut flow = draining();
     assert!(matches!(flow.on(Event::Looked(Ok(reset(0)))), Action::Unsplice { away: None }));
     let at = Ok(reset(LegFlags::RESET_IN));
-    ends(&flow.on(Event::Unspliced { at, client_reset: false }), How::ClientReset, false);
+    ends(&flow.on(Event::Unspliced { at, client_reset: false }), EndReason::ClientReset, false);
     let mut flow = draining();
     assert!(matches!(flow.on(Event::Looked(Err(SwitchError::Untracked))), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Untracked));
-    ends(&flow.on(Event::Unspliced { at: Err(SwitchError::Untracked), client_reset: false }), How::Stopped, false);
+    ends(
+        &flow.on(Event::Unspliced { at: Err(SwitchError::Untracked), client_reset: false }),
+        EndReason::Stopped,
+        false,
+    );
 
     for (event, how) in [
-        (Event::Failed(Side::Server), Some(How::ServerReset)),
-        (Event::Command(Command::Reset), Some(How::Stopped)),
-        (Event::Stop { leave: true }, Some(How::Stopped)),
+        (Event::Failed(Side::Server), Some(EndReason::ServerReset)),
+        (Event::Command(Command::Reset), Some(EndReason::Stopped)),
+        (Event::Stop { leave: true }, Some(EndReason::Stopped)),
         (Event::Command(Command::Unsplice), None),
     ] {
         let mut flow = draining();
@@ -342,13 +347,13 @@ fn what_was_forwarded_is_counted_and_moves_the_sockets() {
     // the other stream ends in control mode; both FINs have to be acknowledged
     flow.at[1].took(0);
     flow.at[0].closed();
-    assert!(matches!(flow.on(Event::Passed), Action::Look));
+    assert!(matches!(flow.on(Event::Copied), Action::Look));
     assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Wait));
     assert!(flow.core.timer().is_some());
     assert!(matches!(flow.on(Event::Stop { leave: false }), Action::Wait));
     assert!(matches!(flow.on(Event::Timer), Action::Look));
     let acked = Switched { flags: [LegFlags::FIN_ACKED; 2], ..Switched::default() };
-    ends(&flow.on(Event::Looked(Ok(Box::new(acked)))), How::Closed, false);
+    ends(&flow.on(Event::Looked(Ok(Box::new(acked)))), EndReason::Closed, false);
     assert!(flow.core.is_fin_past());
 }
 
@@ -359,9 +364,9 @@ fn fins_that_nobody_acknowledges_are_not_waited_for_for_ever() {
     let at = Switched { end: [1, 1], bound: [1, 1], was_forwarded: [true; 2], fin: [true; 2], ..Switched::default() };
     flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false });
     flow.on(Event::Attended(true));
-    assert!(matches!(flow.on(Event::Passed), Action::Look));
+    assert!(matches!(flow.on(Event::Copied), Action::Look));
     flow.now += crate::lingering::LINGER;
-    ends(&flow.on(Event::Looked(Ok(Box::default()))), How::Closed, false);
+    ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::Closed, false);
 }
 
 #[test]
@@ -369,11 +374,11 @@ fn a_forwarded_flow_ends_as_its_hosts_do() {
     let client = [PathFlags::DEAD | PathFlags::RST, 0].map(|flags| flagged(flags)[0]);
     let [a, b] = client;
     let spliced = || Flow::spliced(Policy::default());
-    ends(&spliced().seen(Why::Told(EventKind::Closed), flagged(PathFlags::FIN_ACKED)), How::Closed, true);
-    ends(&spliced().seen(Why::Told(EventKind::Reset), [a, b]), How::ClientReset, true);
-    ends(&spliced().seen(Why::Told(EventKind::Reset), [b, a]), How::ServerReset, true);
-    ends(&spliced().seen(Why::Look, flagged(PathFlags::DEAD | PathFlags::FIN)), How::Closed, true);
-    ends(&spliced().on(Event::Stop { leave: true }), How::Left, true);
+    ends(&spliced().seen(Why::Told(EventKind::Closed), flagged(PathFlags::FIN_ACKED)), EndReason::Closed, true);
+    ends(&spliced().seen(Why::Told(EventKind::Reset), [a, b]), EndReason::ClientReset, true);
+    ends(&spliced().seen(Why::Told(EventKind::Reset), [b, a]), EndReason::ServerReset, true);
+    ends(&spliced().seen(Why::Look, flagged(PathFlags::DEAD | PathFlags::FIN)), EndReason::Closed, true);
+    ends(&spliced().on(Event::Stop { leave: true }), EndReason::Left, true);
     // sockets that are there tell the hosts
     for event in [
         Event::Stop { leave: false },
@@ -383,9 +388,9 @@ fn a_forwarded_flow_ends_as_its_hosts_do() {
         let mut flow = spliced();
         assert!(matches!(flow.on(event), Action::Unsplice { away: Some(_) }));
         assert!(flow.core.is_ending());
-        ends(&flow.taken_back(), How::Stopped, false);
+        ends(&flow.taken_back(), EndReason::Stopped, false);
     }
-    ends(&Flow::released(Policy::default()).on(Event::Stop { leave: false }), How::Stopped, true);
+    ends(&Flow::released(Policy::default()).on(Event::Stop { leave: false }), EndReason::Stopped, true);
 }
 
 #[test]
@@ -397,7 +402,7 @@ fn a_forwarded_flow_that_is_idle_ends_and_one_that_moves_does_not() {
     flow.now += 9 * SECOND;
     assert!(matches!(flow.seen(Why::Look, moved), Action::Wait));
     flow.now += SECOND;
-    ends(&flow.seen(Why::Look, moved), How::Idle, true);
+    ends(&flow.seen(Why::Look, moved), EndReason::Idle, true);
 }
 
 #[test]
@@ -495,7 +500,7 @@ fn a_flow_whose_way_leads_elsewhere_goes_without_its_old_sockets() {
 
 #[test]
 fn a_message_is_spliced_up_to_its_end() {
-    let policy = Policy { when: When::AfterBytes(10_000), ..Policy::default() };
+    let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
     let new = |bytes| Flow::new(policy.clone(), Some(Message::from_server(bytes)));
     // too short, unknown, and long enough
     assert!(matches!(new(Some(9999)).on(Event::Attended(true)), Action::CopyOn { forget: None }));
@@ -509,10 +514,10 @@ fn a_message_is_spliced_up_to_its_end() {
     let mut flow = new(Some(20_000)).into_spliced();
     assert_eq!(flow.core.release_at(&flow.policy), None);
 
-    assert!(flow.core.wants_legs(Why::Told(EventKind::Passed)) && !flow.core.wants_legs(Why::Due));
+    assert!(flow.core.wants_legs(Why::Told(EventKind::LimitReached)) && !flow.core.wants_legs(Why::Due));
     let legs = |end| Some(Switched { end: [0, end], ..Switched::default() });
     let mut passed = |end| {
-        let seen = Seen { why: Why::Told(EventKind::Passed), paths: Some(forwarded()), legs: legs(end) };
+        let seen = Seen { why: Why::Told(EventKind::LimitReached), paths: Some(forwarded()), legs: legs(end) };
         flow.on(Event::Seen(Box::new(seen)))
     };
     assert!(matches!(passed(19_999), Action::Wait), "the event came too early");
@@ -521,22 +526,22 @@ fn a_message_is_spliced_up_to_its_end() {
     assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { .. }));
     // not before all is acknowledged do the legs part
-    assert!(matches!(flow.on(Event::Passed), Action::Look));
+    assert!(matches!(flow.on(Event::Copied), Action::Look));
     let at = Switched { phase: [Phase::Local, Phase::ToLocal], ..Switched::default() };
     assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Wait));
     assert!(flow.core.listens());
     assert!(matches!(flow.on(Event::Heard), Action::Look));
     assert!(!flow.core.listens(), "once is enough");
-    ends(&flow.on(Event::Looked(Ok(Box::default()))), How::Passed, false);
+    ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::MessageRelayed, false);
 }
 
 #[test]
 fn a_message_ends_without_its_connections() {
-    let heeding = Message::from_server(Some(100)).heeding();
-    let mut flow = Flow::new(Policy::default(), Some(heeding));
+    let until_receiver_speaks = Message::from_server(Some(100)).until_receiver_speaks();
+    let mut flow = Flow::new(Policy::default(), Some(until_receiver_speaks));
     flow.on(Event::Attended(true));
     assert!(flow.core.listens());
-    ends(&flow.on(Event::Heard), How::Passed, false);
+    ends(&flow.on(Event::Heard), EndReason::MessageRelayed, false);
     assert_eq!(flow.core.streams()[1].message, Some(100), "all of it is missing");
 
     let settling = || {
@@ -544,23 +549,23 @@ fn a_message_ends_without_its_connections() {
         flow.at[0].shimmed = true;
         flow.on(Event::Attended(true));
         flow.copy(0, 100);
-        assert!(matches!(flow.on(Event::Passed), Action::Look));
+        assert!(matches!(flow.on(Event::Copied), Action::Look));
         flow
     };
-    ends(&settling().on(Event::Stop { leave: false }), How::Stopped, false);
+    ends(&settling().on(Event::Stop { leave: false }), EndReason::Stopped, false);
     assert!(matches!(settling().on(Event::Timer), Action::Look));
     assert!(matches!(settling().on(Event::Told), Action::Look));
-    ends(&settling().on(Event::Looked(Err(SwitchError::Untracked))), How::Stopped, false);
-    ends(&settling().on(Event::Looked(Ok(reset(0)))), How::ServerReset, false);
+    ends(&settling().on(Event::Looked(Err(SwitchError::Untracked))), EndReason::Stopped, false);
+    ends(&settling().on(Event::Looked(Ok(reset(0)))), EndReason::ServerReset, false);
     let mut flow = settling();
     flow.now += flow.policy.idle_limit;
     let at = Switched { phase: [Phase::ToLocal; 2], ..Switched::default() };
-    ends(&flow.on(Event::Looked(Ok(Box::new(at)))), How::Idle, false);
+    ends(&flow.on(Event::Looked(Ok(Box::new(at)))), EndReason::Idle, false);
 }
 
 #[test]
 fn a_splice_of_a_message_that_has_not_paid_is_not_tried_again() {
-    let policy = Policy { when: When::AfterBytes(10_000), ..Policy::default() };
+    let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
     let mut flow = Flow::new(policy, Some(Message::from_server(Some(20_000)))).into_spliced();
     assert!(matches!(flow.see(Why::Told(EventKind::Triggered)), Action::Unsplice { .. }));
     let at = Switched { end: [0, 50], bound: [0, 50], was_forwarded: [true; 2], ..Switched::default() };

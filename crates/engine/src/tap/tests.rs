@@ -7,36 +7,36 @@ fn stream(most: usize) -> (Tap, TapReader, Taps) {
 }
 
 fn put(tap: &Tap, at: u64, bytes: &str, sure: bool) {
-    lock(&tap.state).stream(Way::FromHost).put(at, Bytes::copy_from_slice(bytes.as_bytes()), sure);
+    lock(&tap.state).stream(TapDirection::FromHost).put(at, Bytes::copy_from_slice(bytes.as_bytes()), sure);
 }
 
 fn give_up(tap: &Tap, to: u64) {
-    lock(&tap.state).stream(Way::FromHost).give_up(to);
+    lock(&tap.state).stream(TapDirection::FromHost).give_up(to);
 }
 
 /// All that has come from the host: bytes as they are, gaps as dots; each piece begins where the last one ended.
 fn told(reader: &TapReader) -> String {
     let (mut text, mut next) = (String::new(), None);
     while let Ok(Some(p)) = reader.next_within(Duration::ZERO) {
-        if p.way == Way::ToHost {
+        if p.way == TapDirection::ToHost {
             continue;
         }
-        if let What::Doubt(n) = p.what {
+        if let PieceKind::Doubt(n) = p.what {
             text.push_str(&format!("[{} {n}]", p.at));
             continue;
         }
         assert!(next.is_none_or(|n| n == p.at), "{p:?} after {next:?}");
         let length = match p.what {
-            What::Bytes(bytes) => {
+            PieceKind::Bytes(bytes) => {
                 text.push_str(std::str::from_utf8(&bytes).expect("text"));
                 bytes.len()
             }
-            What::Gap(n) => {
+            PieceKind::Gap(n) => {
                 text.push_str(&".".repeat(n as usize));
                 n as usize
             }
-            What::Doubt(_) => unreachable!("looked at above"),
-            What::End => {
+            PieceKind::Doubt(_) => unreachable!("looked at above"),
+            PieceKind::End => {
                 text.push('$');
                 0
             }
@@ -131,7 +131,7 @@ fn what_is_held_is_bounded() {
 }
 
 fn acknowledged(tap: &Tap, to: u64) {
-    lock(&tap.state).stream(Way::FromHost).acknowledged(to);
+    lock(&tap.state).stream(TapDirection::FromHost).acknowledged(to);
 }
 
 /// Which one the receiver has taken, nobody knows here.
@@ -196,7 +196,7 @@ fn the_end_waits_for_what_was_forwarded() {
     put(&tap, 0, "ab", true);
     drop(tap);
     assert_eq!(told(&reader), "ab");
-    lock(&state).stream(Way::FromHost).put(2, Bytes::from_static(b"cd"), false);
+    lock(&state).stream(TapDirection::FromHost).put(2, Bytes::from_static(b"cd"), false);
     lock(&state).settled();
     assert_eq!(told(&reader), "cd$");
 }

@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use sha2::{Digest, Sha256};
 use socket2::SockRef;
 
-use super::{Amount, Chunks, Ending, How, Marks, Report, STEP, Script, Side, Start};
+use super::{Amount, Chunks, Ending, Marks, Report, STEP, Script, Side, Start, StreamEnd};
 use crate::pattern::{self, Mismatch};
 
 sockopt_impl!(
@@ -50,7 +50,7 @@ pub fn converse(stream: TcpStream, script: &Script) -> Report {
             (writer.join().expect("the writing thread does not panic"), receiver)
         }),
         Err(error) => {
-            let how = How::from_error(&error);
+            let how = StreamEnd::from_error(&error);
             (Sender { end: how.clone(), ..Sender::default() }, Receiver { end: how, ..Receiver::default() })
         }
     };
@@ -62,13 +62,13 @@ struct Sender {
     sent: u64,
     urgent: Vec<u64>,
     digest: Sha256,
-    end: How,
+    end: StreamEnd,
     ended: Option<Instant>,
 }
 
 impl Default for Sender {
     fn default() -> Self {
-        Self { sent: 0, urgent: Vec::new(), digest: Sha256::new(), end: How::Eof, ended: None }
+        Self { sent: 0, urgent: Vec::new(), digest: Sha256::new(), end: StreamEnd::Eof, ended: None }
     }
 }
 
@@ -83,7 +83,7 @@ struct Receiver {
     first_byte: Option<Duration>,
     longest_gap: Duration,
     longest_gap_at: u64,
-    end: How,
+    end: StreamEnd,
     ended: Option<Instant>,
 }
 
@@ -98,7 +98,7 @@ impl Default for Receiver {
             first_byte: None,
             longest_gap: Duration::ZERO,
             longest_gap_at: 0,
-            end: How::Eof,
+            end: StreamEnd::Eof,
             ended: None,
         }
     }
@@ -112,7 +112,7 @@ struct Progress {
     /// Whether the reader is still at it.
     reading: bool,
     /// Why the connection is over for both: closed by the script, or broken.
-    over: Option<How>,
+    over: Option<StreamEnd>,
 }
 
 struct Conversation<'a> {
@@ -140,19 +140,19 @@ impl Conversation<'_> {
     }
 
     /// Why the connection is over for both threads, if it is.
-    fn over(&self) -> Option<How> {
+    fn over(&self) -> Option<StreamEnd> {
         self.progress().over.clone()
     }
 
     /// Ends the connection for the other thread too; the first reason counts.
-    fn finish(&self, why: How) {
+    fn finish(&self, why: StreamEnd) {
         self.tell(|progress| {
             progress.over.get_or_insert(why);
         });
     }
 
     /// Waits until `condition` holds: `Err` says what came first.
-    fn await_progress(&self, condition: impl Fn(&Progress) -> bool) -> Result<(), How> {
+    fn await_progress(&self, condition: impl Fn(&Progress) -> bool) -> Result<(), StreamEnd> {
         let mut progress = self.progress();
         loop {
             if let Some(why) = &progress.over {
@@ -162,18 +162,18 @@ impl Conversation<'_> {
                 return Ok(());
             }
             if self.late() {
-                return Err(How::Timeout);
+                return Err(StreamEnd::Timeout);
             }
             progress = self.changed.wait_timeout(progress, STEP).expect("no panic under the lock").0;
         }
     }
 
     /// Sleeps, unless the connection is over before.
-    fn sleep_until(&self, when: Instant) -> Result<(), How> {
+    fn sleep_until(&self, when: Instant) -> Result<(), StreamEnd> {
         self.sleep_while(when, || false)
     }
 
-    fn sleep_while(&self, when: Instant, enough: impl Fn() -> bool) -> Result<(), How> {
+    fn sleep_while(&self, when: Instant, enough: impl Fn() -> bool) -> Result<(), StreamEnd> {
         loop {
             let rest = when.saturating_duration_since(Instant::now());
             if rest.is_zero() || enough() {
@@ -183,7 +183,7 @@ impl Conversation<'_> {
                 return Err(why);
             }
             if self.late() {
-                return Err(How::Timeout);
+                return Err(StreamEnd::Timeout);
             }
             thread::sleep(rest.min(STEP));
         }
@@ -195,15 +195,15 @@ impl Conversation<'_> {
         let mut sender = Sender::default();
         let sent_all = self.write_all(&mut sender);
         let end = sent_all.and_then(|()| self.end_writing());
-        sender.end = end.err().unwrap_or(How::Eof);
+        sender.end = end.err().unwrap_or(StreamEnd::Eof);
         sender.ended = Some(Instant::now());
-        if sender.end != How::Eof {
+        if sender.end != StreamEnd::Eof {
             self.finish(sender.end.clone());
         }
         sender
     }
 
-    fn write_all(&self, sender: &mut Sender) -> Result<(), How> {
+    fn write_all(&self, sender: &mut Sender) -> Result<(), StreamEnd> {
         let wants_to_send = self.script.send != Amount::Bytes(0);
         match self.script.start {
             Start::AtOnce => {}
@@ -251,7 +251,7 @@ impl Conversation<'_> {
     }
 
     /// How many bytes may be sent now, at least one; `None` when all is sent.
-    fn room(&self, sent: u64, began: Instant) -> Result<Option<u64>, How> {
+    fn room(&self, sent: u64, began: Instant) -> Result<Option<u64>, StreamEnd> {
         let rest = match self.script.send {
             Amount::Bytes(bytes) => bytes - sent,
             Amount::Lasting(time) if began.elapsed() < time => u64::MAX,
@@ -281,7 +281,7 @@ impl Conversation<'_> {
         }
     }
 
-    fn write_chunk(&self, mut chunk: &[u8], flags: i32, sender: &mut Sender) -> Result<(), How> {
+    fn write_chunk(&self, mut chunk: &[u8], flags: i32, sender: &mut Sender) -> Result<(), StreamEnd> {
         while !chunk.is_empty() {
             if let Some(why) = self.over() {
                 return Err(why);
@@ -295,20 +295,20 @@ impl Conversation<'_> {
                     sender.sent += count as u64;
                     chunk = &chunk[count..];
                 }
-                Err(error) if is_step(&error) && self.late() => return Err(How::Timeout),
+                Err(error) if is_step(&error) && self.late() => return Err(StreamEnd::Timeout),
                 Err(error) if is_step(&error) => {}
-                Err(error) => return Err(How::from_error(&error)),
+                Err(error) => return Err(StreamEnd::from_error(&error)),
             }
         }
         Ok(())
     }
 
-    fn end_writing(&self) -> Result<(), How> {
+    fn end_writing(&self) -> Result<(), StreamEnd> {
         match self.script.ending {
             Ending::HalfClose => self.stream.shutdown(Shutdown::Write).map_err(|error| match error.kind() {
                 // Not connected any more: the other end has reset it.
-                ErrorKind::NotConnected => How::Reset,
-                _ => How::from_error(&error),
+                ErrorKind::NotConnected => StreamEnd::Reset,
+                _ => StreamEnd::from_error(&error),
             }),
             Ending::Hold => self.await_progress(|progress| !progress.reading),
             Ending::Close => {
@@ -323,15 +323,15 @@ impl Conversation<'_> {
         }
     }
 
-    fn reset(&self) -> Result<(), How> {
+    fn reset(&self) -> Result<(), StreamEnd> {
         let lingering = SockRef::from(self.stream).set_linger(Some(Duration::ZERO));
         self.end_both();
-        lingering.map_err(|error| How::from_error(&error))
+        lingering.map_err(|error| StreamEnd::from_error(&error))
     }
 
     /// Stops the reader, so that the socket can be closed. Shutting down the receiving half wakes it and sends nothing.
     fn end_both(&self) {
-        self.finish(How::Own);
+        self.finish(StreamEnd::Own);
         let _ = self.stream.shutdown(Shutdown::Read);
     }
 
@@ -342,13 +342,13 @@ impl Conversation<'_> {
         receiver.end = self.read_all(&mut receiver);
         receiver.ended = Some(Instant::now());
         self.tell(|progress| progress.reading = false);
-        if receiver.end != How::Eof {
+        if receiver.end != StreamEnd::Eof {
             self.finish(receiver.end.clone());
         }
         receiver
     }
 
-    fn read_all(&self, receiver: &mut Receiver) -> How {
+    fn read_all(&self, receiver: &mut Receiver) -> StreamEnd {
         let mut buffer = vec![0; self.script.read_size.max(1)];
         let mut pauses = self.script.pauses.iter().peekable();
         let mut last = None;
@@ -371,14 +371,14 @@ impl Conversation<'_> {
                 Some(how) => self.read_to_mark(how, &mut buffer[..room], receiver),
             };
             match read {
-                Ok(0) => return self.over().unwrap_or(How::Eof),
+                Ok(0) => return self.over().unwrap_or(StreamEnd::Eof),
                 Ok(count) => self.take(&buffer[..count], receiver, &mut last, &mut first_word),
                 Err(error) if is_step(&error) => match self.over() {
                     Some(why) => return why,
-                    None if self.late() => return How::Timeout,
+                    None if self.late() => return StreamEnd::Timeout,
                     None => {}
                 },
-                Err(error) => return self.over().unwrap_or_else(|| How::from_error(&error)),
+                Err(error) => return self.over().unwrap_or_else(|| StreamEnd::from_error(&error)),
             }
         }
     }
@@ -448,13 +448,13 @@ impl Conversation<'_> {
     }
 
     /// The window closes now. The connection lasts until the writer has ended it or the deadline is over.
-    fn stop_reading(&self) -> How {
+    fn stop_reading(&self) -> StreamEnd {
         loop {
             if let Some(why) = self.over() {
                 return why;
             }
             if self.late() {
-                return How::Timeout;
+                return StreamEnd::Timeout;
             }
             thread::sleep(STEP);
         }
@@ -466,8 +466,8 @@ impl Conversation<'_> {
         let mut end = receiver.end;
         // See SAME_EVENT: the writer took the error, so the reader saw only an end.
         let together = sender.ended.zip(receiver.ended).is_some_and(|(a, b)| a.max(b) - a.min(b) < SAME_EVENT);
-        if end == How::Eof && sender.end == How::Reset && together {
-            end = How::Reset;
+        if end == StreamEnd::Eof && sender.end == StreamEnd::Reset && together {
+            end = StreamEnd::Reset;
         }
         Report {
             seed: self.progress().seed,

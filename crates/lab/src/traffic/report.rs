@@ -9,7 +9,7 @@ use crate::pattern::Mismatch;
 
 /// How one direction of a connection ended, as this end saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum StreamEnd {
     /// Receiving: the other end's FIN. Sending: everything was handed to the kernel.
     Eof,
     /// The other end reset the connection.
@@ -22,7 +22,7 @@ pub enum How {
     Error(String),
 }
 
-impl How {
+impl StreamEnd {
     /// What a failed system call means for the connection.
     pub(crate) fn from_error(error: &io::Error) -> Self {
         match error.kind() {
@@ -60,9 +60,9 @@ pub struct Report {
     /// Segments this end's kernel sent again (TCP_INFO); `None` if it could not be asked.
     pub retransmits: Option<u32>,
     /// How receiving ended.
-    pub end: How,
+    pub end: StreamEnd,
     /// How sending ended.
-    pub send_end: How,
+    pub send_end: StreamEnd,
     /// From the start to the end of both directions.
     pub duration: Duration,
     /// This end's address.
@@ -74,7 +74,7 @@ pub struct Report {
 impl Report {
     /// Whether this end saw nothing wrong: every byte as it should be, and both directions ended by themselves.
     pub fn clean(&self) -> bool {
-        self.mismatch.is_none() && self.end == How::Eof && self.send_end == How::Eof
+        self.mismatch.is_none() && self.end == StreamEnd::Eof && self.send_end == StreamEnd::Eof
     }
 }
 

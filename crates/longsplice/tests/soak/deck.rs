@@ -6,7 +6,7 @@ use crate::{
     running::Control,
     traffic::Traffic,
 };
-use longsplice_lab::{Impair, Lab, Namespace, Way};
+use longsplice_lab::{Impair, Lab, LinkDirection, Namespace};
 use rand::{RngExt, rngs::SmallRng, seq::SliceRandom};
 use std::{
     sync::{Arc, PoisonError},
@@ -171,7 +171,7 @@ impl Stage {
                 self.pass(3000, 5000);
             }
             Card::Losses => {
-                let way = [Way::FromClient, Way::ToClient][self.r.random_range(0..2)];
+                let way = [LinkDirection::FromClient, LinkDirection::ToClient][self.r.random_range(0..2)];
                 let losses =
                     Impair { loss: 0.01, duplicate: 0.01, reorder: 0.02, seed: self.r.random(), ..Impair::NONE };
                 ledger.note(&format!("losses: {way:?}"));

@@ -1,7 +1,7 @@
 //! What has happened, and whether each connection became what it had to become.
 
 use crate::plan::{Kind, Plan};
-use longsplice_lab::traffic::{How, Report, Side, intact};
+use longsplice_lab::traffic::{Report, Side, StreamEnd, intact};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io::{self, ErrorKind},
@@ -325,7 +325,7 @@ impl Book {
         if server.is_some_and(|server| client.received > server.sent || server.received > client.sent) {
             return Err(format!("wrong bytes: more than were sent{}", all()));
         }
-        if reports().any(|r| r.end == How::Timeout || r.send_end == How::Timeout) {
+        if reports().any(|r| r.end == StreamEnd::Timeout || r.send_end == StreamEnd::Timeout) {
             return if self.is_untold(s.began, 2) { Ok(()) } else { Err(format!("hung{}", all())) };
         }
         let right = is_as_planned(seed, client, server);
@@ -405,5 +405,9 @@ fn is_as_planned(seed: u64, client: &Report, server: Option<&Report>) -> Result<
         Some(Side::Answerer) => (server, client),
     };
     let are = (&from.end, &from.send_end, &to.end);
-    if are == (&How::Own, &How::Eof, &How::Reset) { Ok(()) } else { Err(format!("not reset as it had to be: {are:?}")) }
+    if are == (&StreamEnd::Own, &StreamEnd::Eof, &StreamEnd::Reset) {
+        Ok(())
+    } else {
+        Err(format!("not reset as it had to be: {are:?}"))
+    }
 }

@@ -1,7 +1,7 @@
 //! The thread that writes what taps bring: bodies, to their ends.
 
 use super::{Count, Filling, Shared, file::Writing, variant};
-use longsplice_engine::{Piece, TapReader, Way, What};
+use longsplice_engine::{Piece, PieceKind, TapDirection, TapReader};
 use longsplice_http::{Body, Step};
 use std::{
     collections::HashMap,
@@ -48,7 +48,7 @@ impl Writer {
 
     pub fn run(mut self, reader: &TapReader) {
         while let Some(piece) = reader.next() {
-            if piece.way == Way::FromHost {
+            if piece.way == TapDirection::FromHost {
                 self.take(piece);
             }
         }
@@ -62,14 +62,14 @@ impl Writer {
         }
         let Some(open) = self.open.get_mut(&id) else { return };
         match (piece.what, open) {
-            (What::Bytes(bytes), Some(open)) => {
+            (PieceKind::Bytes(bytes), Some(open)) => {
                 if let Err(lost) = self.shared.feed(open, &bytes) {
                     self.keep(id, Err(lost));
                 }
             }
-            (What::Gap(_), Some(_)) => self.keep(id, Err(Lost::Gap)),
-            (What::Doubt(_), Some(_)) => self.keep(id, Err(Lost::Doubt)),
-            (What::End, _) => self.end(id),
+            (PieceKind::Gap(_), Some(_)) => self.keep(id, Err(Lost::Gap)),
+            (PieceKind::Doubt(_), Some(_)) => self.keep(id, Err(Lost::Doubt)),
+            (PieceKind::End, _) => self.end(id),
             (_, None) => {}
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     routes::Paths,
     server::CONNECTIONS,
 };
-use longsplice_engine::{OpenOptions, PathRule, When};
+use longsplice_engine::{OpenOptions, PathRule, SpliceWhen};
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duration};
 
 fn read(text: &str) -> Result<Config, ConfigError> {
@@ -103,10 +103,10 @@ fn whole_file() {
     assert_eq!(allow.target[1], Pattern::Below("example.org".into()));
     assert_eq!((deny.action, deny.client.len(), deny.ports[0].last), (Action::Deny, 1, 25));
     let p = &socks.policy;
-    assert_eq!((p.when, p.path, p.hold, p.release_after), (When::AtOnce, PathRule::Any, true, None));
+    assert_eq!((p.when, p.path, p.hold, p.release_after), (SpliceWhen::AtOnce, PathRule::Any, true, None));
     assert_eq!((p.drain_limit, p.idle_limit), (Duration::from_millis(2500), Duration::from_secs(60)));
     assert_eq!(p.keepalive, Some(Duration::from_secs(30)));
-    assert_eq!((plug.policy.when, plug.policy.path), (When::AfterBytes(1000), PathRule::Auto));
+    assert_eq!((plug.policy.when, plug.policy.path), (SpliceWhen::AfterBytes(1000), PathRule::Auto));
     let l = &socks.limits;
     assert_eq!(
         (l.handshake, l.resolve, l.connect),
@@ -585,7 +585,7 @@ fn the_page_has_the_right_defaults() {
     let (policy, limits, filter) = (Policy::default(), Limits::default(), Filter::default());
     let (pool, check, health) =
         (PoolConfig::new(String::new(), Vec::new()), Check::new("/".into()), HealthLimits::default());
-    let When::AfterBytes(bytes) = policy.when else { panic!() };
+    let SpliceWhen::AfterBytes(bytes) = policy.when else { panic!() };
     let ports = OpenOptions::default().source_ports;
     let cache = read(&format!("{HTTP}cache.dir = \"c\"")).unwrap().listeners[0].cache().unwrap().size;
     let word = |text: &str| format!("\"{text}\"");

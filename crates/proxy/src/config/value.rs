@@ -1,6 +1,6 @@
 //! Values of the TOML file that check themselves. Their errors say what to write instead.
 
-use longsplice_engine::When;
+use longsplice_engine::SpliceWhen;
 use serde::{
     Deserialize, Deserializer,
     de::{self, IntoDeserializer, SeqAccess, Visitor},
@@ -150,26 +150,26 @@ impl<'de> Deserialize<'de> for SecondsOrNever {
 }
 
 /// When to splice.
-pub(super) struct Splice(pub(super) When);
+pub(super) struct Splice(pub(super) SpliceWhen);
 
 impl<'de> Deserialize<'de> for Splice {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         struct V;
         impl Visitor<'_> for V {
-            type Value = When;
+            type Value = SpliceWhen;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("\"never\", \"at-once\" or a number of bytes")
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<When, E> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<SpliceWhen, E> {
                 match text {
-                    "never" => Ok(When::Never),
-                    "at-once" => Ok(When::AtOnce),
+                    "never" => Ok(SpliceWhen::Never),
+                    "at-once" => Ok(SpliceWhen::AtOnce),
                     other => Err(de::Error::invalid_value(de::Unexpected::Str(other), &self)),
                 }
             }
-            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<When, E> {
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<SpliceWhen, E> {
                 let negative = |_| de::Error::invalid_value(de::Unexpected::Signed(bytes), &self);
-                u64::try_from(bytes).map(When::AfterBytes).map_err(negative)
+                u64::try_from(bytes).map(SpliceWhen::AfterBytes).map_err(negative)
             }
         }
         d.deserialize_any(V).map(Splice)

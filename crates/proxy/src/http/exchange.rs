@@ -22,7 +22,9 @@ use crate::{
     fault::Fault,
     filter::{FIRST_MAX, Judge, Verdict},
 };
-use longsplice_engine::{FlowInfo, How, Leftovers, Message, Passed, Policy, Refusal, Splicer, When};
+use longsplice_engine::{
+    EndReason, FlowInfo, Leftovers, Message, Policy, Refusal, RelayedMessage, SpliceWhen, Splicer,
+};
 use longsplice_http::{
     Body, Framing, Kind, REPLY_HEAD_MAX, Request, Response, Scan, Step, Version, Wrong,
     forward::{self, Back},
@@ -64,7 +66,7 @@ pub(crate) struct Exchange<'a> {
     /// When something has moved last.
     pub moved: Instant,
     /// From how much content ahead on it is worth a splice.
-    bodies: When,
+    bodies: SpliceWhen,
     /// It has come to that.
     ahead: bool,
     /// Of the bytes written, those that were spliced, how often, and what was in the way.
@@ -111,7 +113,7 @@ struct Down {
 #[derive(Debug)]
 pub(crate) enum End {
     /// So much content is ahead that it is worth a splice: [`Exchange::pass`], and on.
-    Ahead(Way),
+    Ahead(Heading),
     /// The reply was passed on. `close`: the client was told that we close; `reuse`: the server's connection is fit for more.
     Done { close: bool, reuse: bool },
     /// The server says that what is stored is good, and this of it. None: it speaks of something else.
@@ -133,7 +135,7 @@ pub(super) const DENIED: &str = "denied";
 
 /// Which way a body goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Heading {
     Up,
     Down,
 }
@@ -155,7 +157,7 @@ impl<'a> Exchange<'a> {
         head: Vec<u8>,
         http: &'a Http,
         last: bool,
-        (bodies, asking): (When, Option<&'a Asking>),
+        (bodies, asking): (SpliceWhen, Option<&'a Asking>),
     ) -> Exchange<'a> {
         let body = Body::new(request.framing);
         Exchange {
@@ -202,7 +204,7 @@ impl<'a> Exchange<'a> {
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         if !self.up_done() && !self.up.broken {
             match self.poll_up(cx) {
-                Poll::Ready(Ok(())) if self.ahead => return Poll::Ready(End::Ahead(Way::Up)),
+                Poll::Ready(Ok(())) if self.ahead => return Poll::Ready(End::Ahead(Heading::Up)),
                 Poll::Pending | Poll::Ready(Ok(())) => {}
                 // It may have replied before it closed.
                 Poll::Ready(Err(Broken::Server(_))) => self.up.broken = true,
@@ -219,7 +221,7 @@ impl<'a> Exchange<'a> {
             return Poll::Ready(End::Cut("client-reset", e.to_string()));
         }
         match ready!(self.poll_down(cx)) {
-            Ok(()) if self.ahead => Poll::Ready(End::Ahead(Way::Down)),
+            Ok(()) if self.ahead => Poll::Ready(End::Ahead(Heading::Down)),
             Ok(()) => Poll::Ready(std::mem::replace(&mut self.down.end, End::Stale)),
             Err(Broken::Client(e)) => Poll::Ready(End::Cut("client-reset", e.to_string())),
             Err(Broken::Server(e)) => Poll::Ready(self.no_reply(&e)),
@@ -230,26 +232,29 @@ impl<'a> Exchange<'a> {
     }
 
     /// Content that is ahead goes past us, where it can be spliced, and is copied by the engine otherwise. Some: that was the end.
-    pub async fn pass(&mut self, way: Way, splicer: &Splicer, policy: Arc<Policy>, info: FlowInfo) -> Option<End> {
+    pub async fn pass(&mut self, way: Heading, splicer: &Splicer, policy: Arc<Policy>, info: FlowInfo) -> Option<End> {
         self.ahead = false;
         let Exchange { client, server, up, down, .. } = self;
         let (from, head, checked, body) = match way {
-            Way::Up => (&mut **client, &up.head[up.sent..], &mut up.checked, Some(&mut up.body)),
-            Way::Down => (&mut **server, &down.head[down.sent..], &mut down.checked, down.body.as_mut()),
+            Heading::Up => (&mut **client, &up.head[up.sent..], &mut up.checked, Some(&mut up.body)),
+            Heading::Down => (&mut **server, &down.head[down.sent..], &mut down.checked, down.body.as_mut()),
         };
         let body = body?;
         let first = [head, from.in_hand()].concat().into();
         from.consume(std::mem::take(checked));
         let ahead = body.ahead();
         let (left, message) = match way {
-            Way::Up => (Leftovers { to_server: first, ..Leftovers::default() }, Message::from_client(ahead).heeding()),
-            Way::Down => (Leftovers { to_client: first, ..Leftovers::default() }, Message::from_server(ahead)),
+            Heading::Up => (
+                Leftovers { to_server: first, ..Leftovers::default() },
+                Message::from_client(ahead).until_receiver_speaks(),
+            ),
+            Heading::Down => (Leftovers { to_client: first, ..Leftovers::default() }, Message::from_server(ahead)),
         };
-        let Passed { ended, missing, in_hand } =
-            splicer.pass(&mut client.leg, &mut server.leg, &left, message, policy, info).await;
+        let RelayedMessage { ended, missing, in_hand } =
+            splicer.relay_message(&mut client.leg, &mut server.leg, &left, message, policy, info).await;
         match way {
-            Way::Up => (up.sent, up.broken) = (up.head.len(), false),
-            Way::Down => down.sent = down.head.len(),
+            Heading::Up => (up.sent, up.broken) = (up.head.len(), false),
+            Heading::Down => down.sent = down.head.len(),
         }
         match ahead {
             Some(ahead) => body.passed(ahead - missing),
@@ -259,12 +264,12 @@ impl<'a> Exchange<'a> {
         // that has moved nothing be followed by another one.
         let copy = missing > 0;
         match way {
-            Way::Up => {
+            Heading::Up => {
                 up.copy |= copy;
                 up.checked = in_hand.len();
                 client.put_back(&in_hand);
             }
-            Way::Down => down.copy |= copy,
+            Heading::Down => down.copy |= copy,
         }
         for (d, (all, spliced)) in
             [(ended.bytes_up, ended.spliced_up), (ended.bytes_down, ended.spliced_down)].into_iter().enumerate()
@@ -277,11 +282,11 @@ impl<'a> Exchange<'a> {
         self.moved = Instant::now();
         let gone = |how| Some(End::Cut(how, "while its body was passed on".into()));
         match ended.how {
-            How::Passed => None,
-            How::ClientReset => gone("client-reset"),
-            How::ServerReset => gone("server-reset"),
-            How::Idle => gone("idle"),
-            How::Closed | How::Stopped | How::Left => gone("stopped"),
+            EndReason::MessageRelayed => None,
+            EndReason::ClientReset => gone("client-reset"),
+            EndReason::ServerReset => gone("server-reset"),
+            EndReason::Idle => gone("idle"),
+            EndReason::Closed | EndReason::Stopped | EndReason::Left => gone("stopped"),
         }
     }
 
@@ -487,11 +492,11 @@ impl<'a> Exchange<'a> {
         if let (true, Some(judge)) = (body.is_done(), judge) {
             judge.end();
         }
-        self.heed()
+        self.until_receiver_speaks()
     }
 
     /// What the rules say by now.
-    fn heed(&mut self) -> Result<(), Broken> {
+    fn until_receiver_speaks(&mut self) -> Result<(), Broken> {
         let down = &mut self.down;
         let Some(judge) = &down.judge else { return Ok(()) };
         let verdict = judge.verdict();
@@ -618,12 +623,12 @@ fn write_head(
 }
 
 /// Whether so much content is worth a splice.
-fn is_worth(bodies: When, ahead: Option<u64>) -> bool {
+fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
     let ahead = ahead.unwrap_or(u64::MAX);
     match bodies {
-        When::Never => false,
-        When::AtOnce => ahead > 0,
-        When::AfterBytes(n) => ahead >= n.max(1),
+        SpliceWhen::Never => false,
+        SpliceWhen::AtOnce => ahead > 0,
+        SpliceWhen::AfterBytes(n) => ahead >= n.max(1),
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
     pool::{Lease, Pool},
     target::Target,
 };
-use longsplice_engine::{FlowInfo, Leg, Refusal, When};
+use longsplice_engine::{FlowInfo, Leg, Refusal, SpliceWhen};
 use longsplice_http::{
     Request,
     forward::{self, Onward},
@@ -202,7 +202,7 @@ impl Row<'_> {
     }
 
     fn stream(&self, server: Leg) -> Stream {
-        let spliced = self.front.bodies.when != When::Never
+        let spliced = self.front.bodies.when != SpliceWhen::Never
             && self.shared().splicer.may_splice(&self.client.leg, &server).is_ok();
         if spliced { Stream::clamped(server) } else { Stream::new(server) }
     }
@@ -239,7 +239,7 @@ impl Row<'_> {
         }
         let shared = self.live.shared.clone();
         let may_be = shared.splicer.may_splice(&self.client.leg, &server.leg);
-        let bodies = if may_be.is_ok() { self.front.bodies.when } else { When::Never };
+        let bodies = if may_be.is_ok() { self.front.bodies.when } else { SpliceWhen::Never };
         let ends = (&mut self.client, server);
         let mut exchange = Exchange::new(ends, request, head, self.http, last, (bodies, asking));
         let end = loop {
@@ -279,7 +279,7 @@ impl Row<'_> {
             tally.inspect(|tally| tally.splice());
         } else {
             let why = exchange.refusal.or(may_be.err()).unwrap_or(match bodies {
-                When::Never => Refusal::Policy,
+                SpliceWhen::Never => Refusal::Policy,
                 _ => Refusal::Short,
             });
             record.refusal = Some(why.as_str().into());
