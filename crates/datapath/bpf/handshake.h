@@ -71,6 +71,15 @@ static __always_inline int has_live_socket(struct __sk_buff *skb, const struct s
 	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
 }
 
+/* Is this the client of a foreign connection that has not completed its handshake? A RST from a local socket belongs to an
+ * earlier attempt whose process has died. The client would take it for an answer to its SYN. */
+static __always_inline int is_shaking_hands(const struct scratch *sc)
+{
+	const struct embryo *e = bpf_map_lookup_elem(&embryos, &sc->t);
+
+	return e && e->opts_in & OPT_FOREIGN;
+}
+
 /* Has the client of a foreign connection completed the handshake? `sc` is of a segment of its server. */
 static __always_inline int has_client(struct scratch *sc)
 {

@@ -565,6 +565,8 @@ int egress(struct __sk_buff *skb)
 	if (!p) {
 		if ((sc->s.flags & (TH_SYN | TH_ACK)) == (TH_SYN | TH_ACK))
 			track_egress(skb);
+		else if (sc->s.flags & TH_RST && is_shaking_hands(sc))
+			return drop(V_LOCAL_MUTED);
 		return TCX_NEXT;
 	}
 	sc->traced = !!(p->word.flags & PATH_TRACE);

@@ -6,7 +6,8 @@ use crate::{
     events::poll_ring,
     maps::from_bytes,
     netlink::{Netlink, request},
-    sockets::{Restore, restore},
+    released::restore_instead,
+    sockets::Restore,
 };
 use nix::{
     libc,
@@ -371,7 +372,7 @@ pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[Owned
     let wscale = offer.wscale.zip(accepted.wscale);
     const MOST_UNSCALED: u32 = 65535;
     let make = |side: &Handshake, other: &Handshake, mss, wscale, tsval: Option<u32>| {
-        let s = restore(&Restore {
+        let s = restore_instead(&Restore {
             local: side.leg.local,
             remote: side.leg.remote,
             next_out: other.seq().wrapping_add(1),

@@ -88,7 +88,7 @@ pub fn monotonic() -> Duration {
 
 /// As [`restore`]. When a process is killed in a switch, the kernel closes its sockets, and has those whose hosts do not answer for
 /// minutes. Nobody holds them, and they know nothing of what has been forwarded since: they make way.
-fn restore_instead(r: &Restore) -> io::Result<OwnedFd> {
+pub(crate) fn restore_instead(r: &Restore) -> io::Result<OwnedFd> {
     match restore(r) {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             if diag::end_closing(&Tuple { remote: r.remote, local: r.local })? { restore(r) } else { Err(e) }
@@ -157,7 +157,23 @@ impl Datapath {
         // A socket closed in a switch does not know of all bytes that were forwarded: the host cannot accept its FIN.
         let is_ahead = |l: LegView| l.phase_out != Phase::Local || l.flags & LegFlags::AHEAD != 0;
         let is_deaf = self.leg(leg).is_some_and(is_ahead);
-        self.reset_host(leg, if is_deaf { restore_instead } else { restore })
+        match self.reset_host(leg, if is_deaf { restore_instead } else { restore }) {
+            Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(true), // there is one
+            told => told,
+        }
+    }
+
+    /// Forgets the leg of a transparent connection whose process died in its handshake, and resets the host if it has answered: the
+    /// handshake can begin again. False: somebody holds its socket.
+    pub fn forget_unopened(&self, leg: &Tuple) -> bool {
+        let entry = self.idle_entry(leg);
+        match self.reset_host(leg, restore_instead) {
+            Ok(_) => self.sweep(&entry),
+            Err(error) => {
+                tracing::debug!(?leg, %error, "what is left of a handshake stays");
+                false
+            }
+        }
     }
 
     fn reset_host(&self, leg: &Tuple, restore: fn(&Restore) -> io::Result<OwnedFd>) -> io::Result<bool> {
@@ -175,10 +191,7 @@ impl Datapath {
             ..Restore::mute(leg)
         });
         self.renew_for_reset(&[leg]);
-        match made {
-            Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(true), // there is one
-            made => made.and_then(reset).map(|()| true),
-        }
+        made.and_then(reset).map(|()| true)
     }
 
     /// Ends a flow in forwarding mode: nothing is forwarded any more, and both hosts are reset with the number that they expect

@@ -54,7 +54,7 @@ pub struct ForeignCounts {
     pub denied: u64,
     /// Half open ones that were given up: there were more than 1024, and this was the oldest without an answer; or older than 64 s.
     pub given_up: u64,
-    /// Passed on as by a router, and no more seen: 1024 were half open and answered, or the tables full.
+    /// Passed on as by a router, and no more seen: 1024 were half open and answered, the tables full, or sockets not to be had.
     pub untracked: u64,
 }
 
@@ -183,8 +183,9 @@ fn hear(splicer: &Splicer) {
 
 impl Foreigners {
     /// At the end.
-    pub fn leave(&mut self) {
-        self.half.drain().filter_map(|(_, half)| half.answer).for_each(|(_, sockets)| reset(sockets));
+    pub fn leave(&mut self, d: Option<&Datapath>) {
+        let half_open: Vec<Tuple> = self.half.keys().copied().collect();
+        d.iter().for_each(|d| half_open.iter().for_each(|client| self.give_up(d, client)));
         *self = Foreigners::default();
     }
 
@@ -226,22 +227,16 @@ impl Foreigners {
             return tracing::debug!(?client, is_ours, "not let pass");
         }
         if !self.has_room(d) {
-            return self.let_go(d, &syn);
+            return self.let_go(d, &client, &syn);
         }
         let server = mirrored(&client);
         let expected = match d.expect_foreign(&server) {
-            Err(ExpectError::Taken) => match splicer.inner.lingering.make_way(&server) {
-                Some((a, b)) => {
-                    d.forget_ended(&a, b.as_ref());
-                    d.expect_foreign(&server)
-                }
-                None => Err(ExpectError::Taken),
-            },
+            Err(ExpectError::Taken) if make_way(splicer, d, &server) => d.expect_foreign(&server),
             expected => expected,
         };
         match expected {
             Ok(()) => {}
-            Err(ExpectError::Full { .. }) => return self.let_go(d, &syn),
+            Err(ExpectError::Full { .. }) => return self.let_go(d, &client, &syn),
             Err(error) => return tracing::debug!(?client, %error, "no answer"),
         }
         [client, server].iter().for_each(|leg| splicer.inner.lingering.begins_anew(leg));
@@ -260,11 +255,11 @@ impl Foreigners {
         oldest.is_some()
     }
 
-    /// What a router does. The hosts shake hands without us.
-    fn let_go(&mut self, d: &Datapath, syn: &Handshake) {
+    /// What a router does. The hosts shake hands without us; `next` is the segment that is on its way.
+    fn let_go(&mut self, d: &Datapath, client: &Tuple, next: &Handshake) {
         self.counts.untracked += 1;
-        d.let_go_foreign(&syn.leg);
-        self.pass_on(syn);
+        d.let_go_foreign(client);
+        self.pass_on(next);
     }
 
     fn hearer(&self, target: SocketAddr) -> Option<&Hearer> {
@@ -292,8 +287,11 @@ impl Foreigners {
                 self.pass_on(&answer);
             }
             Err(error) => {
-                tracing::warn!(leg = ?answer.leg, %error, "no sockets for a connection");
-                self.give_up(d, &mirrored(&answer.leg));
+                tracing::warn!(leg = ?answer.leg, %error, "no sockets for a connection; its hosts go on without us");
+                let client = mirrored(&answer.leg);
+                self.half.remove(&client);
+                d.forget(&answer.leg);
+                self.let_go(d, &client, &answer);
             }
         }
     }
@@ -305,8 +303,10 @@ impl Foreigners {
             half.answer.into_iter().for_each(|(_, sockets)| reset(sockets));
             d.forget_flow([&h.leg, &mirrored(&h.leg)]);
         } else if self.asked_by(h).is_some() {
-            self.half.remove(&mirrored(&h.leg));
+            let client = mirrored(&h.leg);
+            self.half.remove(&client);
             d.forget(&h.leg);
+            d.let_go_foreign(&client); // or it would not be told
             self.pass_on(h);
         }
     }
@@ -347,6 +347,18 @@ impl Foreigners {
             half.answer.into_iter().for_each(|(_, sockets)| reset(sockets));
             d.forget_flow([client, &mirrored(client)]);
         }
+    }
+}
+
+/// A client that has no leg sends a SYN, and its server's leg is still there: the connection is over, or its process died before the
+/// client had completed the handshake. Is the leg gone?
+fn make_way(splicer: &Splicer, d: &Datapath, server: &Tuple) -> bool {
+    match splicer.inner.lingering.make_way(server) {
+        Some((a, b)) => {
+            d.forget_ended(&a, b.as_ref());
+            true
+        }
+        None => !splicer.inner.is_routed(server) && d.forget_unopened(server),
     }
 }
 

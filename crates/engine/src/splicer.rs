@@ -477,7 +477,7 @@ impl Splicer {
     /// kernel by [`Splicer::stop`]. What is forwarded still, as flows of an earlier process, is reset before.
     pub fn close(self) -> io::Result<()> {
         self.inner.stopping.store(true, Ordering::Relaxed);
-        lock(&self.inner.foreigners).leave();
+        lock(&self.inner.foreigners).leave(self.datapath());
         self.tell(Note::Stop);
         match &self.inner.datapath {
             Some(d) if *self.inner.stop.borrow() != Stop::Leave => {

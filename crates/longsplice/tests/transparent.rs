@@ -3,10 +3,10 @@
 mod running;
 
 use longsplice_lab::{
-    Family, Lab, Shape, topology,
+    Family, Impair, Lab, LinkDirection, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use running::{LONGSPLICE, Pins, Running, eventually};
+use running::{LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,
@@ -164,6 +164,35 @@ fn s9_hosts_hear_that_the_process_is_gone() {
         for mut host in [client, server] {
             eventually("a reset", || host.write(&[7]).is_err().then_some(()));
         }
+    }
+}
+
+/// Its process dies in the midst of a handshake, before the server has answered or after: the client tries again, and the next process
+/// lets it.
+#[test]
+#[ignore = "root"]
+fn s9_a_handshake_outlives_the_process() {
+    for (family, way) in
+        Family::BOTH.into_iter().flat_map(|f| [(f, LinkDirection::ToServer), (f, LinkDirection::ToClient)])
+    {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let _pins = Pins::of(&lab.forwarder);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("longsplice.toml");
+        fs::write(&file, CONFIG).unwrap();
+        let start =
+            || Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[]);
+        let at = topology::SERVER.port(family, PORT);
+        lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
+        let mut first = start();
+        let nothing_passes = lab.impair(way, Impair { loss: 1.0, ..Impair::default() }).unwrap();
+        let client = lab.client.spawn(move || running::connect(at));
+        eventually("a segment of the handshake", || (nothing_passes.counters().lost > 0).then_some(()));
+        first.kill();
+        let _second = start();
+        nothing_passes.change(Impair::default()).unwrap();
+        eventually("a connection", || client.is_finished().then_some(()));
+        round_trip(&mut client.join().unwrap(), &[7; 100_000]);
     }
 }
 
