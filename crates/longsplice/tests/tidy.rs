@@ -112,6 +112,23 @@ fn unsafe_code_stays_in_one_crate() {
     none("unsafe outside of the datapath crate", lines(texts().iter().filter(elsewhere), |l| l.contains(&allow)));
 }
 
+/// What is compiled is in the package: a published crate has nothing beside it.
+#[test]
+fn packages_hold_what_they_compile() {
+    for (name, sources) in [
+        ("longsplice-datapath", &["bpf/splice.bpf.c", "bpf/flow.h", "bpf/kernels.toml", "model/model.c"][..]),
+        ("longsplice-engine", &["src/lib.rs", "README.md", "examples/plug.rs"]),
+    ] {
+        let mut list = std::process::Command::new(env!("CARGO"));
+        list.args(["package", "--list", "--allow-dirty", "--offline", "--locked", "--package", name])
+            .current_dir(top());
+        let output = list.output().unwrap();
+        let files = String::from_utf8(output.stdout).unwrap();
+        let missing = sources.iter().filter(|source| !files.lines().any(|file| file == **source));
+        none(&format!("missing in the package {name}"), missing.map(|source| (*source).to_owned()).collect());
+    }
+}
+
 #[test]
 fn every_file_for_the_kernel_states_its_licence() {
     const LICENCE: &str = "SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause";
