@@ -8,6 +8,7 @@ use longsplice_lab::{
     traffic::{Report, Script, connect, converse, intact, listen},
 };
 use longsplice_tests::{Forwarder, at_once, by_hand, forge::Nobody};
+use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use socket2::{Domain, Socket, Type};
 use std::{
     io::{ErrorKind, Read, Write},
@@ -200,6 +201,38 @@ fn lost_segments_of_the_handshake_come_again() {
             intact(&client, &server).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
             assert_eq!(f.ended(n + 1)[n].how, EndReason::Closed, "{way:?} {which}");
         }
+    }
+}
+
+/// The server has an earlier connection of the client's port, and answers a SYN with the numbers of that one. The client resets it.
+#[test]
+#[ignore = "root"]
+fn a_server_that_remembers_an_earlier_connection() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let routes = |on| {
+            for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
+                lab.forwarder.sysctl(key, on).expect("sysctl");
+            }
+        };
+        routes("1");
+        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+        let script = Script { local: Some(CLIENT.port(family, 40_001)), ..Script::opener(1).bytes(1000) };
+        let routed = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("routed");
+        let _earlier = listener.accept().expect("accept");
+        setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // and so closed without a word
+        drop(routed);
+        routes("0");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        let again = lab.client.spawn(move || connect(SERVER.port(family, PORT), &script).map(|c| converse(c, &script)));
+        let answer = Script::answerer().bytes(1000);
+        listener.set_nonblocking(true).expect("nonblocking");
+        let (server, _) = wait_for(PATIENCE, || listener.accept().ok()).expect("the client connects in the end");
+        server.set_nonblocking(false).expect("blocking");
+        let server = converse(server, &answer);
+        let client = again.join().expect("client").expect("connected");
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        assert_eq!(f.ended(1)[0].splices, 1, "{family:?}");
     }
 }
 

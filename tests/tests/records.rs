@@ -4,7 +4,7 @@ use longsplice_engine::{EndReason, Ended, FlowState, OpenOptions, PathRule, Poli
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
-    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, at_once, forge::Nobody};
@@ -57,6 +57,34 @@ fn close_silently(sockets: impl IntoIterator<Item: AsFd>) {
 /// Connections of the client that the forwarder's kernel does not take.
 fn bad_handshakes(lab: &Lab, family: Family, n: usize) -> Vec<TcpStream> {
     lab.client.run(|| (0..n).map(|_| TcpStream::connect(proxy(family)).expect("the client thinks so")).collect())
+}
+
+/// The server has an earlier connection of our port, and answers our SYN with the numbers of that one. The kernel resets it, and
+/// sends the SYN again: the connection that comes of it is spliced like any other.
+#[test]
+#[ignore = "root"]
+fn a_server_that_remembers_an_earlier_connection() {
+    for family in Family::BOTH {
+        const OWN: u16 = 20_000;
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let at = SERVER.port(family, PORT);
+        let listener = lab.server.run(|| TcpListener::bind(at)).expect("listen");
+        let script = Script { local: Some(FORWARDER_TO_SERVER.port(family, OWN)), ..Script::opener(1) };
+        let ours = lab.forwarder.run(|| connect(at, &script)).expect("connect");
+        let _earlier = listener.accept().expect("accept");
+        close_silently([ours]);
+        let options = OpenOptions { source_ports: OWN..=OWN, ..OpenOptions::default() };
+        let f = Forwarder::open(&lab, proxy(family), at, at_once(), options);
+        let script = Script::opener(2).bytes(1000);
+        let client = lab.client.spawn(move || converse(connect(proxy(family), &script).expect("connect"), &script));
+        listener.set_nonblocking(true).expect("nonblocking");
+        let (server, _) = wait_for(PATIENCE, || listener.accept().ok()).expect("a connection comes to the server");
+        server.set_nonblocking(false).expect("blocking");
+        let server = converse(server, &Script::answerer().bytes(1000));
+        intact(&client.join().expect("client"), &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        let ended = f.ended(1).remove(0);
+        assert_eq!((ended.refusal, ended.splices), (None, 1), "{family:?}");
+    }
 }
 
 #[test]

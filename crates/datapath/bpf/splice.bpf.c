@@ -71,16 +71,16 @@ __noinline int slow_special(struct __sk_buff *skb)
 		report_handshake(skb);
 		return TCX_DROP;
 	}
-	/* Before user space has made the socket the kernel would reset the connection. */
-	if (sc->foreign && sc->s.flags & TH_SYN && !has_socket(skb, sc))
-		return drop(V_HANDSHAKE_LOST);
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return TCX_NEXT;
 	/* A new connection from the same port: the old one is over. While it has a socket, that challenges whoever asks. */
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
-	    (l->flags & LEG_RESET || is_over(l) || (in_control(l) && !sc->foreign && !has_live_socket(skb, sc))))
+	    (l->flags & LEG_RESET || is_over(l) || (in_control(l) && !has_live_socket(skb, sc))))
 		return begin_anew(&sc->t);
+	/* Before user space has made the socket the kernel would reset the connection. */
+	if (sc->foreign && sc->s.flags & TH_SYN && !has_socket(skb, sc))
+		return drop(V_HANDSHAKE_LOST);
 	if (sc->s.flags & TH_SYN && !in_control(l))
 		return drop(V_SYN);
 	if (!(sc->s.flags & TH_RST)) {
@@ -526,6 +526,10 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		}
 		return TCX_NEXT;
 	}
+	/* The host has an earlier connection of this port, and answered the SYN with its numbers: a RST ends that one, and the SYN is
+	 * sent again (RFC 9293, 3.10.7.3). It is no end of this connection. */
+	if (l->flags & LEG_SYN)
+		return TCX_NEXT;
 	parse_options(skb);
 	if (l->flags & LEG_PAIRED && is_switching(l)) {
 		o = bpf_map_lookup_elem(&legs, &l->peer);

@@ -211,7 +211,8 @@ __noinline int track_ingress(struct __sk_buff *skb)
 			return !!bpf_map_lookup_elem(&legs, &sc->t);
 	} else if (listens == LISTENS_FOREIGN && sc->s.flags & TH_RST) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
-		if (known && !(known->opts_in & OPT_FULL) && sc->s.seq == known->irs + 1) {
+		/* any, until the server has answered: it may have an earlier connection of this port, which the client ends */
+		if (known && !(known->opts_in & OPT_FULL) && (!known->iss || sc->s.seq == known->irs + 1)) {
 			report_handshake(skb);
 			return 2;
 		}

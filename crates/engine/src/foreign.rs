@@ -298,6 +298,10 @@ impl Foreigners {
 
     /// By the server, or the client does not want it any more.
     fn refused(&mut self, d: &Datapath, h: &Handshake) {
+        let is_of_an_earlier = |half: &Half| half.answer.is_none() && h.seq() != half.syn.seq().wrapping_add(1);
+        if self.half.get(&h.leg).is_some_and(is_of_an_earlier) {
+            return self.pass_on(h);
+        }
         if let Some(half) = self.half.remove(&h.leg) {
             self.pass_on(h);
             half.answer.into_iter().for_each(|(_, sockets)| reset(sockets));
@@ -312,6 +316,10 @@ impl Foreigners {
     }
 
     fn opened(&mut self, d: &Datapath, ack: &Handshake) {
+        // The server has an earlier connection from this port. The client resets that one, if it hears of it, and its SYN comes again.
+        if self.half.get(&mirrored(&ack.leg)).is_some_and(|half| half.answer.is_none()) {
+            return self.pass_on(ack);
+        }
         let client = ack.leg;
         let Some(Half { answer: Some((_, sockets)), .. }) = self.half.remove(&client) else {
             return d.forget(&client); // given up just before

@@ -6,12 +6,18 @@ use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape, topology,
     traffic::{Script, connect, converse, intact, listen, serve},
 };
+use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use serde_json::Value;
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
@@ -194,6 +200,56 @@ fn s9_a_handshake_outlives_the_process() {
         eventually("a connection", || client.is_finished().then_some(()));
         round_trip(&mut client.join().unwrap(), &[7; 100_000]);
     }
+}
+
+/// Clients that connect while one process follows another may be reset, or have to try again. None of them waits in vain.
+#[test]
+#[ignore = "root"]
+fn s9_handshakes_pass_while_processes_come_and_go() {
+    /// A SYN is sent again every second at first.
+    const LIMIT: Duration = Duration::from_secs(15);
+    let lab = Lab::simple(Shape::TwoDevices).unwrap();
+    let _pins = Pins::of(&lab.forwarder);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longsplice.toml");
+    fs::write(&file, CONFIG).unwrap();
+    let arguments = ["--config", file.to_str().unwrap(), "--leave-flows"];
+    let start = || Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+    let over = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..16)
+        .map(|n| {
+            let at = topology::SERVER.port(Family::BOTH[n % 2], PORT);
+            if n < 2 {
+                lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
+            }
+            let over = over.clone();
+            lab.client.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    match TcpStream::connect_timeout(&at, LIMIT) {
+                        Ok(mut stream) => drop(stream.write_all(&[7; 100])),
+                        Err(e) if e.kind() == ErrorKind::TimedOut => return Err(e),
+                        Err(_) => {}
+                    }
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    for n in 0..6 {
+        let mut process = start();
+        // longer than from one SYN to the next
+        thread::sleep(Duration::from_millis(1500));
+        if n % 2 == 0 {
+            process.kill();
+        } else {
+            process.signal(Signal::SIGTERM);
+            assert!(process.wait().success(), "{}", process.messages());
+        }
+    }
+    let _last = start();
+    over.store(true, Ordering::Relaxed);
+    let waited: Vec<_> = clients.into_iter().filter_map(|client| client.join().unwrap().err()).collect();
+    assert!(waited.is_empty(), "{waited:?}");
 }
 
 #[test]
