@@ -11,6 +11,7 @@ use crate::{
 };
 use longsplice_datapath::{Datapath, LegFlags, Recreated, Released, SwitchError, Tuple, monotonic};
 use std::{
+    borrow::Cow,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
@@ -124,13 +125,13 @@ impl Flow {
         let bytes = |i: usize| now.copied[i] + now.spliced[i] + live[i];
         FlowStatus {
             id: self.id,
-            protocol: self.info.protocol.to_owned(),
+            protocol: self.info.protocol.clone().into_owned(),
             client: self.source(),
             server: self.server.remote,
             target: self.info.target.clone(),
             user: self.info.user.clone(),
             state: now.state,
-            stages: stages(now.state, self.info.protocol),
+            stages: stages(now.state, &self.info.protocol),
             bytes_up: bytes(0),
             bytes_down: bytes(1),
             age_ms: self.began.elapsed().as_millis() as u64,
@@ -140,14 +141,14 @@ impl Flow {
 }
 
 /// The stages a segment traverses (connection-splicing paper, Figs. 6 and 8).
-pub(crate) fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static str> {
-    match state {
-        FlowState::Copying => vec!["device", "ip", "tcp", protocol, "tcp", "ip", "device"],
-        FlowState::Draining | FlowState::Unsplicing => {
-            vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"]
-        }
-        FlowState::Spliced | FlowState::Released => vec!["device", "forward", "device"],
-    }
+pub(crate) fn stages(state: FlowState, protocol: &Cow<'static, str>) -> Vec<Cow<'static, str>> {
+    let (before, behind): (&[&'static str], &[&'static str]) = match state {
+        FlowState::Copying => (&["device", "ip", "tcp"], &["tcp", "ip", "device"]),
+        FlowState::Draining | FlowState::Unsplicing => (&["device", "switch", "ip", "tcp"], &["tcp", "ip", "device"]),
+        FlowState::Spliced | FlowState::Released => return ["device", "forward", "device"].map(Cow::from).into(),
+    };
+    let named = |names: &[&'static str]| names.iter().copied().map(Cow::from).collect::<Vec<_>>();
+    [named(before), vec![protocol.clone()], named(behind)].concat()
 }
 
 /// What the keeper is told.

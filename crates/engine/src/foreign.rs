@@ -49,6 +49,7 @@ struct Half {
 
 /// What became of connections of others that were not opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ForeignCounts {
     /// SYNs that were not let pass, those to addresses of this machine among them.
     pub denied: u64,

@@ -18,6 +18,7 @@
 mod agenda;
 mod connect;
 pub mod core;
+mod counters;
 mod descriptors;
 mod flow;
 mod foreign;
@@ -46,7 +47,7 @@ mod types;
 pub use foreign::{ForeignCounts, ForeignListener};
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};
-pub use longsplice_datapath::OpenError;
+pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, PathChanges};
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
 pub use tap::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};

@@ -46,7 +46,7 @@ const PAGE: usize = 1000;
 const LISTEN_TRIES: u32 = 40;
 const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
-/// What [`Splicer::open`] is to do.
+/// What [`Splicer::open`] is to do. Minor releases add fields: write `..OpenOptions::default()` behind those you set.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Devices to attach to; empty means all Ethernet devices of this network namespace.
@@ -261,7 +261,8 @@ impl Splicer {
         }
     }
 
-    /// The data path, for counters and lists.
+    /// The data path, for the engine and the tests of this workspace.
+    #[doc(hidden)]
     pub fn datapath(&self) -> Option<&Datapath> {
         self.inner.datapath.as_ref()
     }
@@ -276,26 +277,29 @@ impl Splicer {
         self.listen_on(patiently(|| BoundSocket::bind(addr)).await?).await
     }
 
-    /// The same where the address was taken before.
+    /// The same where the address was taken before, by [`BoundSocket::bind`], or by whoever made a listener
+    /// ([`BoundSocket::from_listener`]).
     pub async fn listen_on(&self, socket: BoundSocket) -> io::Result<Listener> {
         if let Some(d) = &self.inner.datapath {
-            d.listen(ip(&socket.0.local_addr()?))?; // before listen(2): the first SYN counts
+            d.listen(ip(&socket.socket.local_addr()?))?; // before listen(2): the first SYN counts
         }
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
     /// The same for connections that are never spliced, nor those that are made for them: the data path has no work with any.
-    pub async fn listen_to_copy(&self, BoundSocket(s): BoundSocket) -> io::Result<Listener> {
-        patiently(|| s.listen(4096)).await?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, listener: register(s.into(), Interest::READABLE)? })
+    pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
+        let BoundSocket { socket, has_listened } = bound;
+        patiently(|| socket.listen(4096)).await?;
+        let listener = register(socket.into(), Interest::READABLE)?;
+        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
     }
 
     /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.
     /// `left` is delivered first. Half-closes and resets are passed on. Dropping the future does not end the flow.
-    pub async fn relay(&self, client: Leg, server: Leg, left: Leftovers, policy: &Policy, info: FlowInfo) -> Ended {
+    pub async fn relay(&self, client: Leg, server: Leg, left: Leftovers, policy: Arc<Policy>, info: FlowInfo) -> Ended {
         let (tell, told) = oneshot::channel();
         let done = move |ended, _: &FlowInfo| drop(tell.send(ended));
-        self.hand_over(client, server, &left, Arc::new(policy.clone()), info, done);
+        self.hand_over(client, server, left, policy, info, done);
         told.await.expect("a flow ends before its runtime does")
     }
 
@@ -306,12 +310,12 @@ impl Splicer {
         &self,
         client: Leg,
         server: Leg,
-        left: &Leftovers,
+        left: Leftovers,
         policy: Arc<Policy>,
         info: FlowInfo,
         done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
     ) {
-        self.begin([client, server], left, policy, info, None, Purpose::Streams(Box::new(done)));
+        self.begin([client, server], &left, policy, info, None, Purpose::Streams(Box::new(done)));
     }
 
     /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
@@ -323,14 +327,14 @@ impl Splicer {
         &self,
         client: &mut Leg,
         server: &mut Leg,
-        left: &Leftovers,
-        message: Message,
+        left: Leftovers,
         policy: Arc<Policy>,
         info: FlowInfo,
+        message: Message,
     ) -> RelayedMessage {
         let (tell, told) = oneshot::channel();
         let legs = [client.take(), server.take()];
-        self.begin(legs, left, policy, info, Some(message), Purpose::Message(tell));
+        self.begin(legs, &left, policy, info, Some(message), Purpose::Message(tell));
         let (passed, legs) = told.await.expect("a flow ends before its runtime does");
         if let Some(legs) = legs {
             (*client, *server) = legs;

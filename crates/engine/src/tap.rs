@@ -63,6 +63,7 @@ pub struct Piece {
 
 /// What a [`Piece`] is.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PieceKind {
     /// Bytes.
     Bytes(Bytes),
@@ -77,6 +78,7 @@ pub enum PieceKind {
 
 /// Bytes of all taps of a reader so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TapCounts {
     /// Handed on.
     pub bytes: u64,
