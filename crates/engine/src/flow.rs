@@ -4,6 +4,7 @@
 use crate::{
     FlowInfo, FlowState, FlowStatus, Policy,
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
+    events::Announcer,
     leg::{Parked, Strays},
     purpose::Purpose,
     sync::lock,
@@ -50,6 +51,7 @@ pub(crate) struct Flow {
     pub place: Mutex<Place>,
     /// Where it is copied, again when it comes back.
     pub runtime: Handle,
+    pub announcer: Arc<Announcer>,
 }
 
 /// Who has the flow.
@@ -99,6 +101,7 @@ impl Flow {
         let before = *shown;
         let (now, legs) = (monotonic(), [self.client, self.server]);
         let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
+        self.announcer.step(self.id, &before, &shown);
         if before.state != shown.state {
             tracing::debug!(flow = self.id, "{:?} -> {:?}", before.state, shown.state);
         }

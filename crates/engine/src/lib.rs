@@ -20,6 +20,7 @@ mod connect;
 pub mod core;
 mod counters;
 mod descriptors;
+mod events;
 mod flow;
 mod foreign;
 mod guard;
@@ -44,6 +45,7 @@ mod sync;
 mod tap;
 mod types;
 
+pub use events::{FlowEvent, FlowEventKind, FlowEvents};
 pub use foreign::{ForeignCounts, ForeignListener};
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};

@@ -5,7 +5,7 @@
 mod switching;
 
 use crate::{
-    EndReason, Ended, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
+    EndReason, Ended, FlowEventKind, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
     core::{Action, Core, Event, Side, State},
     flow::{Ears, Flow, Kept, Note, Place, Stop, ends, is_loopback},
     holder::Holding,
@@ -266,6 +266,7 @@ impl Relay {
             }
         }
         let ended = self.ended(how);
+        self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
         // no socket is left that would tell the hosts of a released flow
         let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
         if given_up {

@@ -5,6 +5,7 @@ use crate::{
     RelayedMessage,
     core::{Action, Progress},
     descriptors::Descriptors,
+    events::Announcer,
     flow::{Ears, Flow, Note, Place, Stop, is_loopback},
     foreign::Foreigners,
     holder::Holder,
@@ -121,6 +122,7 @@ pub(crate) struct Inner {
     pub holder: Mutex<Holder>,
     /// Connections of others that are being opened.
     pub foreigners: Mutex<Foreigners>,
+    pub announcer: Arc<Announcer>,
     pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
 }
@@ -255,6 +257,7 @@ impl Splicer {
                 tap_reader: Once::new(),
                 holder: Mutex::default(),
                 foreigners: Mutex::default(),
+                announcer: Arc::default(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),
             }),
@@ -305,7 +308,7 @@ impl Splicer {
 
     /// The same for whoever has nothing to do in the meantime: no task of the caller's has to live as long as the flow,
     /// and none of the engine's does while it is forwarded. `done` is called once, with the record of the flow, by a
-    /// thread that must not wait. Within a runtime.
+    /// thread that must not wait. Within a runtime. Returns the number of the flow, for [`Splicer::command`] and [`Splicer::subscribe`].
     pub fn hand_over(
         &self,
         client: Leg,
@@ -314,8 +317,8 @@ impl Splicer {
         policy: Arc<Policy>,
         info: FlowInfo,
         done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
-    ) {
-        self.begin([client, server], &left, policy, info, None, Purpose::Streams(Box::new(done)));
+    ) -> u64 {
+        self.begin([client, server], &left, policy, info, None, Purpose::Streams(Box::new(done)))
     }
 
     /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
@@ -359,7 +362,7 @@ impl Splicer {
         info: FlowInfo,
         message: Option<Message>,
         purpose: Purpose,
-    ) {
+    ) -> u64 {
         let [client, server] = &legs;
         let (place, ears) = self.ears();
         self.refusal().inspect(|why| policy.tally.refuse(*why));
@@ -374,13 +377,16 @@ impl Splicer {
             now: Mutex::new(Progress::new(self.refusal())),
             place: Mutex::new(place),
             runtime: Handle::current(),
+            announcer: self.inner.announcer.clone(),
         });
         lock(&self.inner.flows).insert(flow.id, flow.clone());
         if let Some(d) = self.datapath().filter(|_| self.inner.lingering.is_crowd(self.live())) {
             d.wake();
         }
+        let id = flow.id;
         let listed = Listed::again(self, flow);
         tokio::spawn(Relay::new(self, listed, legs, left, message, purpose).run(ears, Action::Attend));
+        id
     }
 
     /// Flows that may need room in the tables, those of an earlier process among them.
