@@ -140,7 +140,7 @@ impl Splicer {
             foreigners.ways[family] = Some(Foreign::new(addr.is_ipv6()).map_err(|e| no_way(&e, addr))?);
         }
         if is_first {
-            let engine = self.clone();
+            let engine = self.internal();
             std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine))?;
         }
         d.listen_foreign(addr)?;

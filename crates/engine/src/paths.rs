@@ -32,7 +32,7 @@ fn keep_up(weak: &Weak<Inner>, mut watch: Watch) {
         let (Some(d), false) = (&inner.datapath, inner.stopping.load(Ordering::Relaxed)) else { return };
         let error = match d.follow(&mut watch) {
             Ok(elsewhere) => {
-                let splicer = Splicer { inner: inner.clone() };
+                let splicer = Splicer::of(inner.clone());
                 let flows: HashSet<u64> = elsewhere.iter().filter_map(|leg| Some(splicer.flow_of(leg)?.id)).collect();
                 flows.into_iter().for_each(|id| splicer.tell(Note::Elsewhere(id)));
                 String::new()

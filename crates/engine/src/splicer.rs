@@ -1,8 +1,8 @@
 //! The handle through which proxies connect, relay and splice, and the table of live flows.
 
 use crate::{
-    BoundSocket, Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Policy, Refusal,
-    RelayedMessage,
+    BoundSocket, Command, Ended, FlowEventKind, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message,
+    Policy, Refusal, RelayedMessage,
     core::{Action, Progress},
     descriptors::Descriptors,
     events::Announcer,
@@ -91,10 +91,34 @@ impl Default for OpenOptions {
     }
 }
 
-/// The engine. Cheap to clone; one per process.
+/// The engine. Cheap to clone; one per process. When the last handle is dropped without [`Splicer::close`], those of [`Listener`]s
+/// among them, flows are reset and the data path is removed, as by [`Splicer::stop`] and [`Splicer::close`].
 #[derive(Clone)]
 pub struct Splicer {
     pub(crate) inner: Arc<Inner>,
+    /// The engine's own threads and flows have none, or it would live for ever.
+    _owner: Option<Arc<Owner>>,
+}
+
+/// What all handles of callers share.
+struct Owner(Arc<Inner>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.0.stopping.load(Ordering::Relaxed) {
+            return;
+        }
+        self.0.stop.send_if_modified(|stop| {
+            let goes = *stop == Stop::Go;
+            if goes {
+                *stop = Stop::Reset;
+            }
+            goes
+        });
+        if let Err(error) = self.0.close() {
+            tracing::warn!(%error, "the data path stays attached");
+        }
+    }
 }
 
 pub(crate) struct Inner {
@@ -131,6 +155,29 @@ impl Inner {
     /// Is it a leg of a flow that this process has spliced?
     pub fn is_routed(&self, leg: &Tuple) -> bool {
         lock(&self.routes).contains_key(&self.hasher.hash_one(leg))
+    }
+
+    fn tell(&self, note: Note) {
+        let _ = self.keeper.send(note);
+        if let Some(d) = &self.datapath {
+            d.wake();
+        }
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.stopping.store(true, Ordering::Relaxed);
+        lock(&self.foreigners).leave();
+        self.tell(Note::Stop);
+        match &self.datapath {
+            Some(d) if *self.stop.borrow() != Stop::Leave => {
+                let resets = d.reset_all_forwarded();
+                if resets.reset + resets.failed > 0 {
+                    tracing::info!("{resets}");
+                }
+                d.remove()
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -176,14 +223,14 @@ impl Splicer {
         std::thread::Builder::new().name("slots".into()).spawn(reuse).map_err(failed)?;
         match told.recv() {
             Ok(source) => Err(OpenError::Kernel { what: "ring of events", source }),
-            Err(_) => Ok(s),
+            Err(_) => Ok(s.owned()),
         }
     }
 
     /// From the first splice of a leg that is tapped on.
     pub(crate) fn hear_taps(&self) {
         self.inner.tap_reader.call_once(|| {
-            let engine = self.clone();
+            let engine = self.internal();
             let thread = std::thread::Builder::new().name("taps".into()).spawn(move || sessions::hear(&engine));
             if let Err(error) = thread {
                 tracing::error!(%error, "taps will miss what is forwarded");
@@ -209,10 +256,7 @@ impl Splicer {
 
     /// The keeper; once it is gone, flows are as well.
     pub(crate) fn tell(&self, note: Note) {
-        self.tell_some_time(note);
-        if let Some(d) = self.datapath() {
-            d.wake();
-        }
+        self.inner.tell(note);
     }
 
     /// The same, when it looks around by itself: it need not be woken for each flow.
@@ -234,12 +278,27 @@ impl Splicer {
 
     /// The same, with [`OpenOptions::sources`].
     pub fn copying_from(sources: Vec<IpAddr>, reason: Refusal) -> Splicer {
-        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, sources), channel().0)
+        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, sources), channel().0).owned()
+    }
+
+    /// For a caller.
+    fn owned(self) -> Splicer {
+        Splicer { _owner: Some(Arc::new(Owner(self.inner.clone()))), inner: self.inner }
+    }
+
+    /// For the engine's own threads and flows.
+    pub(crate) fn internal(&self) -> Splicer {
+        Splicer::of(self.inner.clone())
+    }
+
+    pub(crate) fn of(inner: Arc<Inner>) -> Splicer {
+        Splicer { inner, _owner: None }
     }
 
     fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
         let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize);
         Splicer {
+            _owner: None,
             inner: Arc::new(Inner {
                 datapath,
                 refusal,
@@ -379,13 +438,17 @@ impl Splicer {
             runtime: Handle::current(),
             announcer: self.inner.announcer.clone(),
         });
+        if let Some(why) = self.refusal() {
+            self.inner.announcer.tell(flow.id, FlowEventKind::Refused(why));
+        }
         lock(&self.inner.flows).insert(flow.id, flow.clone());
         if let Some(d) = self.datapath().filter(|_| self.inner.lingering.is_crowd(self.live())) {
             d.wake();
         }
         let id = flow.id;
-        let listed = Listed::again(self, flow);
-        tokio::spawn(Relay::new(self, listed, legs, left, message, purpose).run(ears, Action::Attend));
+        let engine = self.internal();
+        let listed = Listed::again(&engine, flow);
+        tokio::spawn(Relay::new(&engine, listed, legs, left, message, purpose).run(ears, Action::Attend));
         id
     }
 
@@ -486,19 +549,7 @@ impl Splicer {
     /// After all relays have returned: removes everything that was attached and pinned, unless flows were left to the
     /// kernel by [`Splicer::stop`]. What is forwarded still, as flows of an earlier process, is reset before.
     pub fn close(self) -> io::Result<()> {
-        self.inner.stopping.store(true, Ordering::Relaxed);
-        lock(&self.inner.foreigners).leave();
-        self.tell(Note::Stop);
-        match &self.inner.datapath {
-            Some(d) if *self.inner.stop.borrow() != Stop::Leave => {
-                let resets = d.reset_all_forwarded();
-                if resets.reset + resets.failed > 0 {
-                    tracing::info!("{resets}");
-                }
-                d.remove()
-            }
-            _ => Ok(()),
-        }
+        self.inner.close()
     }
 
     /// The end of a flow without sockets.
@@ -574,4 +625,29 @@ async fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
         }
     }
     attempt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_are_told_to_end_when_the_last_handle_is_dropped() {
+        let splicer = Splicer::copying(Refusal::Policy);
+        let (told, engine, other) = (splicer.stop_signal(), splicer.internal(), splicer.clone());
+        drop(splicer);
+        assert_eq!(*told.borrow(), Stop::Go);
+        drop(other);
+        assert_eq!(*told.borrow(), Stop::Reset);
+        assert!(engine.inner.stopping.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn what_was_left_to_the_kernel_stays_when_the_last_handle_is_dropped() {
+        let splicer = Splicer::copying(Refusal::Policy);
+        let told = splicer.stop_signal();
+        splicer.stop(true);
+        drop(splicer);
+        assert_eq!(*told.borrow(), Stop::Leave);
+    }
 }
