@@ -65,7 +65,7 @@ pub(crate) enum Place {
 }
 
 /// What a task listens to.
-pub(crate) struct Ears {
+pub(crate) struct TaskInbox {
     /// Commands of the operator.
     pub orders: mpsc::UnboundedReceiver<Command>,
     /// Something has happened in the data path.
@@ -155,7 +155,7 @@ pub(crate) fn stages(state: FlowState, protocol: &Cow<'static, str>) -> Vec<Cow<
 }
 
 /// What the keeper is told.
-pub(crate) enum Note {
+pub(crate) enum KeeperMessage {
     /// A flow is forwarded now.
     Kept(u64),
     Command(u64, Command),

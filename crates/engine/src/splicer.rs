@@ -6,8 +6,8 @@ use crate::{
     core::{Action, Progress},
     descriptors::Descriptors,
     events::Announcer,
-    flow::{Ears, Flow, Note, Place, Stop, is_loopback},
-    foreign::Foreigners,
+    flow::{Flow, KeeperMessage, Place, Stop, TaskInbox, is_loopback},
+    foreign::TransparentFlows,
     holder::Holder,
     keeper,
     leg::ip,
@@ -17,7 +17,7 @@ use crate::{
     ports::Ports,
     purpose::Purpose,
     relay::Relay,
-    sessions::{self, Sessions},
+    stretches::{self, Stretches},
     sync::lock,
 };
 use longsplice_datapath::{Datapath, OpenError, Options, Tuple, register};
@@ -139,13 +139,13 @@ pub(crate) struct Inner {
     pub descriptors: Descriptors,
     /// Records that nobody claimed, and are gone.
     pub swept: AtomicU64,
-    keeper: Sender<Note>,
+    keeper: Sender<KeeperMessage>,
     /// Splices of legs that are tapped, and whether somebody reads what is forwarded there.
-    pub sessions: Mutex<Sessions>,
+    pub stretches: Mutex<Stretches>,
     tap_reader: Once,
     pub holder: Mutex<Holder>,
     /// Connections of others that are being opened.
-    pub foreigners: Mutex<Foreigners>,
+    pub transparent: Mutex<TransparentFlows>,
     pub announcer: Arc<Announcer>,
     pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
@@ -157,8 +157,8 @@ impl Inner {
         lock(&self.routes).contains_key(&self.hasher.hash_one(leg))
     }
 
-    fn tell(&self, note: Note) {
-        let _ = self.keeper.send(note);
+    fn tell(&self, message: KeeperMessage) {
+        let _ = self.keeper.send(message);
         if let Some(d) = &self.datapath {
             d.wake();
         }
@@ -166,8 +166,8 @@ impl Inner {
 
     fn close(&self) -> io::Result<()> {
         self.stopping.store(true, Ordering::Relaxed);
-        lock(&self.foreigners).leave();
-        self.tell(Note::Stop);
+        lock(&self.transparent).leave();
+        self.tell(KeeperMessage::Stop);
         match &self.datapath {
             Some(d) if *self.stop.borrow() != Stop::Leave => {
                 let resets = d.reset_all_forwarded();
@@ -193,7 +193,7 @@ impl Splicer {
             tap_ring: options.tap_ring,
             hold_ring: options.hold_ring,
         })?;
-        let (keeper, notes) = channel();
+        let (keeper, messages) = channel();
         let s = Splicer::with(
             Some(datapath),
             Refusal::Unprivileged,
@@ -208,7 +208,7 @@ impl Splicer {
             let listening = engine.datapath().map(|d| d.events().map_err(|e| tell.send(e)));
             drop(tell);
             if let Some(Ok(mut events)) = listening {
-                keeper::keep(engine.clone(), &notes, &mut events);
+                keeper::keep(engine.clone(), &messages, &mut events);
             }
         };
         let failed = |source| OpenError::Kernel { what: "thread", source };
@@ -231,7 +231,7 @@ impl Splicer {
     pub(crate) fn hear_taps(&self) {
         self.inner.tap_reader.call_once(|| {
             let engine = self.internal();
-            let thread = std::thread::Builder::new().name("taps".into()).spawn(move || sessions::hear(&engine));
+            let thread = std::thread::Builder::new().name("taps".into()).spawn(move || stretches::hear(&engine));
             if let Err(error) = thread {
                 tracing::error!(%error, "taps will miss what is forwarded");
             }
@@ -255,20 +255,20 @@ impl Splicer {
     }
 
     /// The keeper; once it is gone, flows are as well.
-    pub(crate) fn tell(&self, note: Note) {
-        self.inner.tell(note);
+    pub(crate) fn tell(&self, message: KeeperMessage) {
+        self.inner.tell(message);
     }
 
     /// The same, when it looks around by itself: it need not be woken for each flow.
-    pub(crate) fn tell_some_time(&self, note: Note) {
-        let _ = self.inner.keeper.send(note);
+    pub(crate) fn tell_some_time(&self, message: KeeperMessage) {
+        let _ = self.inner.keeper.send(message);
     }
 
     /// For a new task: how it is reached, and what it listens to.
-    pub(crate) fn ears(&self) -> (Place, Ears) {
+    pub(crate) fn inbox(&self) -> (Place, TaskInbox) {
         let (tx, orders) = mpsc::unbounded_channel();
         let events = Arc::new(Notify::new());
-        (Place::Task { orders: tx, events: events.clone() }, Ears { orders, events, stop: self.stop_signal() })
+        (Place::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
     }
 
     /// An engine that only copies; every flow shows `reason`.
@@ -295,7 +295,7 @@ impl Splicer {
         Splicer { inner, _owner: None }
     }
 
-    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
+    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<KeeperMessage>) -> Splicer {
         let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize);
         Splicer {
             _owner: None,
@@ -312,10 +312,10 @@ impl Splicer {
                 descriptors: Descriptors::default(),
                 swept: AtomicU64::new(0),
                 keeper,
-                sessions: Mutex::default(),
+                stretches: Mutex::default(),
                 tap_reader: Once::new(),
                 holder: Mutex::default(),
-                foreigners: Mutex::default(),
+                transparent: Mutex::default(),
                 announcer: Arc::default(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),
@@ -423,7 +423,7 @@ impl Splicer {
         purpose: Purpose,
     ) -> u64 {
         let [client, server] = &legs;
-        let (place, ears) = self.ears();
+        let (place, inbox) = self.inbox();
         self.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
@@ -448,7 +448,7 @@ impl Splicer {
         let id = flow.id;
         let engine = self.internal();
         let listed = Listed::again(&engine, flow);
-        tokio::spawn(Relay::new(&engine, listed, legs, left, message, purpose).run(ears, Action::Attend));
+        tokio::spawn(Relay::new(&engine, listed, legs, left, message, purpose).run(inbox, Action::Attend));
         id
     }
 
@@ -504,7 +504,7 @@ impl Splicer {
         let Some(flow) = self.flow(id) else { return false };
         match &*flow.place() {
             Place::Task { orders, .. } => return orders.send(command).is_ok(),
-            Place::Kept(_) => self.tell(Note::Command(id, command)),
+            Place::Kept(_) => self.tell(KeeperMessage::Command(id, command)),
             Place::Gone => return false,
         }
         true
@@ -543,7 +543,7 @@ impl Splicer {
     /// Ends all flows now; `leave`: spliced ones go on in the kernel, without this process.
     pub fn stop(&self, leave: bool) {
         self.inner.stop.send_replace(if leave { Stop::Leave } else { Stop::Reset });
-        self.tell(Note::Stop);
+        self.tell(KeeperMessage::Stop);
     }
 
     /// After all relays have returned: removes everything that was attached and pinned, unless flows were left to the
