@@ -14,6 +14,7 @@ use longsplice_datapath::{Datapath, LegFlags, Recreated, Released, SwitchError, 
 use std::{
     borrow::Cow,
     net::SocketAddr,
+    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
@@ -25,7 +26,7 @@ use tokio::{
 /// The keeper looks around by itself this often. Entries that linger are cleared away with this precision.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 /// How often one flow is looked at: an eighth of its patience, within these.
-const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+const EVERY: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
 
 /// What live flows are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +135,7 @@ impl Flow {
             target: self.info.target.clone(),
             user: self.info.user.clone(),
             state: now.state,
-            stages: stages(now.state, &self.info.protocol),
+            stages: stages(now.state, self.info.protocol.clone()),
             bytes_up: bytes(0),
             bytes_down: bytes(1),
             age_ms: self.began.elapsed().as_millis() as u64,
@@ -144,14 +145,14 @@ impl Flow {
 }
 
 /// The stages a segment traverses (connection-splicing paper, Figs. 6 and 8).
-pub(crate) fn stages(state: FlowState, protocol: &Cow<'static, str>) -> Vec<Cow<'static, str>> {
+pub(crate) fn stages(state: FlowState, protocol: Cow<'static, str>) -> Vec<Cow<'static, str>> {
     let (before, behind): (&[&'static str], &[&'static str]) = match state {
         FlowState::Copying => (&["device", "ip", "tcp"], &["tcp", "ip", "device"]),
         FlowState::Draining | FlowState::Unsplicing => (&["device", "switch", "ip", "tcp"], &["tcp", "ip", "device"]),
         FlowState::Spliced | FlowState::Released => return ["device", "forward", "device"].map(Cow::from).into(),
     };
     let named = |names: &[&'static str]| names.iter().copied().map(Cow::from).collect::<Vec<_>>();
-    [named(before), vec![protocol.clone()], named(behind)].concat()
+    [named(before), vec![protocol], named(behind)].concat()
 }
 
 /// What the keeper is told.
@@ -212,7 +213,7 @@ impl Kept {
 
     /// Until the next look, and `least`.
     pub fn pause(&self, flow: &Flow, least: Duration) -> Duration {
-        (self.core.patience(&flow.policy) / 8).clamp(EVERY.0, EVERY.1).max(least)
+        (self.core.patience(&flow.policy) / 8).clamp(*EVERY.start(), *EVERY.end()).max(least)
     }
 
     /// The programs were detached for a while, and what was to be forwarded has gone to the parked sockets. Does the flow have to

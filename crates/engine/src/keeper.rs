@@ -36,8 +36,10 @@ struct Keeper {
     agenda: Agenda,
     /// Flows that want sockets.
     returning: Vec<u64>,
-    /// No look and no try before.
-    not_before: (Time, Time),
+    /// No look before.
+    next_look: Time,
+    /// No try to bring flows back before.
+    next_try: Time,
     guard: Guard,
     sweeper: Sweeper,
 }
@@ -46,7 +48,7 @@ struct Keeper {
 pub(crate) fn keep(splicer: Splicer, messages: &mpsc::Receiver<KeeperMessage>, events: &mut Events<'_>) {
     let (agenda, returning, sweeper) = (Agenda::default(), Vec::new(), Sweeper::new());
     let (now, guard) = (monotonic(), Guard::new(&splicer, Instant::now()));
-    let mut k = Keeper { splicer, agenda, returning, not_before: (now, now), guard, sweeper };
+    let mut k = Keeper { splicer, agenda, returning, next_look: now, next_try: now, guard, sweeper };
     while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
         match events.wait(k.rest()) {
             Ok(events) => events.for_each(|event| k.route(&event)),
@@ -57,14 +59,14 @@ pub(crate) fn keep(splicer: Splicer, messages: &mpsc::Receiver<KeeperMessage>, e
         }
         messages.try_iter().for_each(|message| k.receive(message));
         let now = monotonic();
-        if now >= k.not_before.1 {
-            k.not_before.1 = now + TRY;
+        if now >= k.next_try {
+            k.next_try = now + TRY;
             for id in std::mem::take(&mut k.returning) {
                 k.handle(id, Why::Due);
             }
         }
-        if now >= k.not_before.0 {
-            k.not_before.0 = now + PACE;
+        if now >= k.next_look {
+            k.next_look = now + PACE;
             k.look(now);
         }
         k.release(now);
@@ -80,7 +82,7 @@ impl Keeper {
     fn rest(&self) -> Duration {
         let now = monotonic();
         let [look, release] = self.agenda.due();
-        let look = look.map_or(TICK, |at| until(at, self.not_before.0, now));
+        let look = look.map_or(TICK, |at| until(at, self.next_look, now));
         let release = release.map_or(TICK, |at| until(at, now, now));
         let back = if self.returning.is_empty() { TICK } else { TRY };
         let sweep = self.sweeper.due().map_or(TICK, |at| at.saturating_duration_since(Instant::now()));
