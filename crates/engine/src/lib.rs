@@ -23,8 +23,8 @@
 //!
 //! # Versions
 //! The crate follows Semantic Versioning; before 1.0 a minor release may break callers. Other releases add functions, variants of enums
-//! and fields of records, all of which are `non_exhaustive` but [`Policy`], [`OpenOptions`], [`Piece`], [`TapDirection`]: write `..Policy::default()`
-//! behind the fields you set. [`core`] and what is hidden from this documentation may change at any time. The oldest Rust that compiles it
+//! and fields of records, all of which are `non_exhaustive` but [`Policy`], [`OpenOptions`], [`Piece`], [`TapDirection`] and those of the data path: write
+//! `..Policy::default()` behind the fields you set. [`crate::core`] and what is hidden from this documentation may change at any time. The oldest Rust that compiles it
 //! is `rust-version` in Cargo.toml; a newer one is needed by a minor release at the earliest.
 //!
 //! # The caller's duties
