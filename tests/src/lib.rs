@@ -63,9 +63,9 @@ fn plug(
                     return client.reset();
                 }
             };
-            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
+            let info = FlowInfo::new("plug", target.to_string());
             let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
-            splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
+            splicer.hand_over(client, server, Leftovers::default(), policy, info, done);
         })
     }
 }
@@ -120,10 +120,10 @@ impl Forwarder {
             ready.send(splicer.clone()).expect("the test waits");
             loop {
                 let (client, server) = listener.accept().await.expect("accept");
-                let info = FlowInfo { protocol: "plug", user: None, target: server.remote().to_string() };
+                let info = FlowInfo::new("plug", server.remote().to_string());
                 let record = record.clone();
                 let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
-                splicer.hand_over(client, server, &Leftovers::default(), policy.clone(), info, done);
+                splicer.hand_over(client, server, Leftovers::default(), policy.clone(), info, done);
             }
         };
         Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)

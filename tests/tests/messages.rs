@@ -128,9 +128,9 @@ async fn switchboard(
         server.write_all(&head).await.expect("head");
         let length = |at: usize| u64::from(u32::from_be_bytes(head[at..at + 4].try_into().expect("four")));
         for message in [Message::from_client(Some(length(0))), Message::from_server(Some(length(4)))] {
-            let info = FlowInfo { protocol: "message", user: None, target: servers[place].to_string() };
+            let info = FlowInfo::new("message", servers[place].to_string());
             let p = splicer
-                .relay_message(&mut client, &mut server, &Leftovers::default(), message, policy.clone(), info)
+                .relay_message(&mut client, &mut server, Leftovers::default(), policy.clone(), info, message)
                 .await;
             assert_eq!((p.ended.how, p.missing), (EndReason::MessageRelayed, 0), "message {turn}: {:?}", p.ended);
             assert_eq!([p.ended.client, client.source()], [source; 2]);
@@ -159,6 +159,7 @@ fn tapped(reader: &TapReader, sizes: &Sizes) {
             PieceKind::Gap(n) => panic!("{n} bytes are missing at {} of {:?} of {}", piece.at, piece.way, piece.tap),
             PieceKind::Doubt(n) => panic!("{n} bytes are in doubt at {} of {:?} of {}", piece.at, piece.way, piece.tap),
             PieceKind::End => s.1 = true,
+            other => panic!("{other:?}"),
         }
     }
     for (tap, servers_side) in (0..4).map(|tap| (tap, tap > 0)) {

@@ -65,13 +65,13 @@ fn read(reader: &TapReader) -> [Got; 2] {
                 assert!(n > 0);
                 g.gaps += n;
             }
-            PieceKind::Doubt(_) => unreachable!("looked at above"),
             PieceKind::End => {
                 g.end = Some(piece.at);
                 if got.iter().all(|g| g.end.is_some()) {
                     break;
                 }
             }
+            other => unreachable!("{other:?}"),
         }
     }
     got
@@ -113,9 +113,9 @@ fn forwarder(lab: &Lab, family: Family, (policy, options): (Policy, OpenOptions)
                 client.tap(taps.tap(id));
             }
             let server = splicer.connect(target, &client).await.expect("connect");
-            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
+            let info = FlowInfo::new("plug", target.to_string());
             let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
-            splicer.hand_over(client, server, &Leftovers::default(), policy, info, done);
+            splicer.hand_over(client, server, Leftovers::default(), policy, info, done);
         }
     })
 }

@@ -168,8 +168,8 @@ fn one_port_serves_connections_to_several_servers() {
         let policy = policy.clone();
         async move {
             let server = splicer.connect(server, &client).await.expect("a port");
-            let info = longsplice_engine::FlowInfo { protocol: "plug", user: None, target: String::new() };
-            splicer.hand_over(client, server, &Default::default(), policy, info, |_, _| ());
+            let info = longsplice_engine::FlowInfo::new("plug", "");
+            splicer.hand_over(client, server, Default::default(), policy, info, |_, _| ());
         }
     });
     let connect = || lab.client.run(|| TcpStream::connect(proxy)).expect("connect");

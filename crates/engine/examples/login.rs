@@ -46,9 +46,9 @@ async fn serve(splicer: &Splicer, mut client: Leg, target: SocketAddr, known: &[
     let server = splicer.connect(target, &client).await?;
     client.write_all(b"welcome\n").await?;
     // from here on the engine has both connections, and splices them when that pays
-    let left = Leftovers { to_server: rest.into(), ..Leftovers::default() };
-    let info = FlowInfo { protocol: "login", user: Some(name), target: target.to_string() };
-    let ended = splicer.relay(client, server, left, &Policy::default(), info).await;
+    let left = Leftovers::for_server(rest);
+    let info = FlowInfo::new("login", target.to_string()).with_user(Some(name));
+    let ended = splicer.relay(client, server, left, Arc::new(Policy::default()), info).await;
     eprintln!("{ended:?}");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A plug: what comes to one address goes to another. `plug LISTEN TARGET`, for example `plug 192.0.2.1:5432 198.51.100.7:5432`.
 
 use longsplice_engine::{FlowInfo, Leftovers, OpenOptions, Policy, Refusal, Splicer};
-use std::{env, error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr, sync::Arc};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -19,8 +19,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let splicer = splicer.clone();
         tokio::spawn(async move {
             let Ok(server) = splicer.connect(target, &client).await else { return client.reset() };
-            let info = FlowInfo { protocol: "plug", user: None, target: target.to_string() };
-            let ended = splicer.relay(client, server, Leftovers::default(), &Policy::default(), info).await;
+            let info = FlowInfo::new("plug", target.to_string());
+            let ended = splicer.relay(client, server, Leftovers::default(), Arc::new(Policy::default()), info).await;
             eprintln!("{ended:?}");
         });
     }

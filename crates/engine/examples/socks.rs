@@ -1,7 +1,7 @@
 //! A SOCKS 5 server without authentication (RFC 1928), CONNECT to addresses only. `socks LISTEN`
 
 use longsplice_engine::{FlowInfo, Leftovers, Leg, OpenOptions, Policy, Refusal, Splicer};
-use std::{env, error::Error, io, net::SocketAddr, time::Duration};
+use std::{env, error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
@@ -38,8 +38,8 @@ async fn serve(splicer: &Splicer, mut client: Leg) -> io::Result<()> {
     // an answer without a useful address, as most servers give it
     let answer = |code| [5, code, 0, 1, 0, 0, 0, 0, 0, 0];
     client.write_all(&answer(u8::from(server.is_err()))).await?;
-    let info = FlowInfo { protocol: "socks5", user: None, target: target.to_string() };
-    let ended = splicer.relay(client, server?, Leftovers::default(), &Policy::default(), info).await;
+    let info = FlowInfo::new("socks5", target.to_string());
+    let ended = splicer.relay(client, server?, Leftovers::default(), Arc::new(Policy::default()), info).await;
     eprintln!("{ended:?}");
     Ok(())
 }

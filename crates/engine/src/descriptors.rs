@@ -5,7 +5,7 @@
 //! A new descriptor tells how many are in use: the kernel gives the lowest number that is free (POSIX, File Descriptor
 //! Allocation). Nothing has to be counted.
 
-use crate::{Splicer, flow::Note};
+use crate::{Splicer, flow::KeeperMessage};
 use nix::{
     errno::Errno,
     sys::resource::{Resource, getrlimit},
@@ -75,7 +75,7 @@ impl Splicer {
 
     fn release_some(&self) {
         if self.datapath().is_some() && !self.inner.descriptors.asked.swap(true, Relaxed) {
-            self.tell(Note::Room);
+            self.tell(KeeperMessage::Room);
         }
     }
 

@@ -4,6 +4,7 @@
 use crate::{
     FlowInfo, FlowState, FlowStatus, Policy,
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
+    events::Announcer,
     leg::{Parked, Strays},
     purpose::Purpose,
     sync::lock,
@@ -11,7 +12,9 @@ use crate::{
 };
 use longsplice_datapath::{Datapath, LegFlags, Recreated, Released, SwitchError, Tuple, monotonic};
 use std::{
+    borrow::Cow,
     net::SocketAddr,
+    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
@@ -23,7 +26,7 @@ use tokio::{
 /// The keeper looks around by itself this often. Entries that linger are cleared away with this precision.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 /// How often one flow is looked at: an eighth of its patience, within these.
-const EVERY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+const EVERY: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
 
 /// What live flows are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +52,7 @@ pub(crate) struct Flow {
     pub place: Mutex<Place>,
     /// Where it is copied, again when it comes back.
     pub runtime: Handle,
+    pub announcer: Arc<Announcer>,
 }
 
 /// Who has the flow.
@@ -62,7 +66,7 @@ pub(crate) enum Place {
 }
 
 /// What a task listens to.
-pub(crate) struct Ears {
+pub(crate) struct TaskInbox {
     /// Commands of the operator.
     pub orders: mpsc::UnboundedReceiver<Command>,
     /// Something has happened in the data path.
@@ -98,6 +102,7 @@ impl Flow {
         let before = *shown;
         let (now, legs) = (monotonic(), [self.client, self.server]);
         let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
+        self.announcer.step(self.id, &before, &shown);
         if before.state != shown.state {
             tracing::debug!(flow = self.id, "{:?} -> {:?}", before.state, shown.state);
         }
@@ -124,13 +129,13 @@ impl Flow {
         let bytes = |i: usize| now.copied[i] + now.spliced[i] + live[i];
         FlowStatus {
             id: self.id,
-            protocol: self.info.protocol.to_owned(),
+            protocol: self.info.protocol.clone().into_owned(),
             client: self.source(),
             server: self.server.remote,
             target: self.info.target.clone(),
             user: self.info.user.clone(),
             state: now.state,
-            stages: stages(now.state, self.info.protocol),
+            stages: stages(now.state, self.info.protocol.clone()),
             bytes_up: bytes(0),
             bytes_down: bytes(1),
             age_ms: self.began.elapsed().as_millis() as u64,
@@ -140,18 +145,18 @@ impl Flow {
 }
 
 /// The stages a segment traverses (connection-splicing paper, Figs. 6 and 8).
-pub(crate) fn stages(state: FlowState, protocol: &'static str) -> Vec<&'static str> {
-    match state {
-        FlowState::Copying => vec!["device", "ip", "tcp", protocol, "tcp", "ip", "device"],
-        FlowState::Draining | FlowState::Unsplicing => {
-            vec!["device", "switch", "ip", "tcp", protocol, "tcp", "ip", "device"]
-        }
-        FlowState::Spliced | FlowState::Released => vec!["device", "forward", "device"],
-    }
+pub(crate) fn stages(state: FlowState, protocol: Cow<'static, str>) -> Vec<Cow<'static, str>> {
+    let (before, behind): (&[&'static str], &[&'static str]) = match state {
+        FlowState::Copying => (&["device", "ip", "tcp"], &["tcp", "ip", "device"]),
+        FlowState::Draining | FlowState::Unsplicing => (&["device", "switch", "ip", "tcp"], &["tcp", "ip", "device"]),
+        FlowState::Spliced | FlowState::Released => return ["device", "forward", "device"].map(Cow::from).into(),
+    };
+    let named = |names: &[&'static str]| names.iter().copied().map(Cow::from).collect::<Vec<_>>();
+    [named(before), vec![protocol], named(behind)].concat()
 }
 
 /// What the keeper is told.
-pub(crate) enum Note {
+pub(crate) enum KeeperMessage {
     /// A flow is forwarded now.
     Kept(u64),
     Command(u64, Command),
@@ -208,7 +213,7 @@ impl Kept {
 
     /// Until the next look, and `least`.
     pub fn pause(&self, flow: &Flow, least: Duration) -> Duration {
-        (self.core.patience(&flow.policy) / 8).clamp(EVERY.0, EVERY.1).max(least)
+        (self.core.patience(&flow.policy) / 8).clamp(*EVERY.start(), *EVERY.end()).max(least)
     }
 
     /// The programs were detached for a while, and what was to be forwarded has gone to the parked sockets. Does the flow have to
@@ -264,6 +269,6 @@ mod tests {
     /// A million of them are to fit a small machine.
     #[test]
     fn records_are_small() {
-        assert!(size_of::<Kept>() + size_of::<Flow>() <= 680, "{} {}", size_of::<Kept>(), size_of::<Flow>());
+        assert!(size_of::<Kept>() + size_of::<Flow>() <= 688, "{} {}", size_of::<Kept>(), size_of::<Flow>());
     }
 }

@@ -28,7 +28,7 @@ const BACKLOG: usize = 4096;
 /// May this client connect to this server?
 type Allow = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
 
-struct Hearer {
+struct Acceptor {
     allow: Allow,
     pairs: mpsc::Sender<Pair>,
 }
@@ -39,7 +39,7 @@ struct Pair {
     sockets: [OwnedFd; 2],
 }
 
-struct Half {
+struct HalfOpen {
     since: Instant,
     /// The client's last.
     syn: Handshake,
@@ -49,10 +49,12 @@ struct Half {
 
 /// What became of connections of others that were not opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ForeignCounts {
     /// SYNs that were not let pass, those to addresses of this machine among them.
     pub denied: u64,
-    /// Half open ones that were given up: there were more than 1024, and this was the oldest without an answer; or older than 64 s.
+    /// Half-open ones that were given up: there were more than 1024, and this was the oldest without an answer; or older
+    /// than 64 s.
     pub given_up: u64,
     /// Passed on as by a router, and no more seen: 1024 were half open and answered, the tables full, or sockets not to be had.
     pub untracked: u64,
@@ -60,12 +62,12 @@ pub struct ForeignCounts {
 
 /// All that is not accepted yet.
 #[derive(Default)]
-pub(crate) struct Foreigners {
+pub(crate) struct TransparentFlows {
     /// Of IPv4 and IPv6.
     ways: [Option<Foreign>; 2],
-    listeners: HashMap<SocketAddr, Hearer>,
+    listeners: HashMap<SocketAddr, Acceptor>,
     /// By the client's leg.
-    half: HashMap<Tuple, Half>,
+    half: HashMap<Tuple, HalfOpen>,
     /// When they were looked through for old ones.
     looked: Option<Instant>,
     counts: ForeignCounts,
@@ -94,7 +96,7 @@ impl ForeignListener {
 
 impl Drop for ForeignListener {
     fn drop(&mut self) {
-        lock(&self.splicer.inner.foreigners).listeners.remove(&self.addr);
+        lock(&self.splicer.inner.transparent).listeners.remove(&self.addr);
         if let Some(Err(error)) = self.splicer.datapath().map(|d| d.unlisten(self.addr)) {
             tracing::warn!(addr = %self.addr, %error, "connections are still taken");
         }
@@ -129,28 +131,28 @@ impl Splicer {
         if addr.port() == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "connections of others have a port: name it"));
         }
-        let mut foreigners = lock(&self.inner.foreigners);
-        if foreigners.listeners.contains_key(&addr) {
+        let mut transparent = lock(&self.inner.transparent);
+        if transparent.listeners.contains_key(&addr) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
-        let is_first = foreigners.ways.iter().all(Option::is_none);
+        let is_first = transparent.ways.iter().all(Option::is_none);
         let family = usize::from(addr.is_ipv6());
-        if foreigners.ways[family].is_none() {
-            foreigners.ways[family] = Some(Foreign::new(addr.is_ipv6()).map_err(|e| no_way(&e, addr))?);
+        if transparent.ways[family].is_none() {
+            transparent.ways[family] = Some(Foreign::new(addr.is_ipv6()).map_err(|e| no_way(&e, addr))?);
         }
         if is_first {
-            let engine = self.clone();
+            let engine = self.internal();
             std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine))?;
         }
         d.listen_foreign(addr)?;
         let (tell, pairs) = mpsc::channel(BACKLOG);
-        foreigners.listeners.insert(addr, Hearer { allow: Box::new(allow), pairs: tell });
+        transparent.listeners.insert(addr, Acceptor { allow: Box::new(allow), pairs: tell });
         Ok(ForeignListener { splicer: self.clone(), addr, pairs })
     }
 
     /// What became of those that were not opened.
     pub fn foreign_counts(&self) -> ForeignCounts {
-        lock(&self.inner.foreigners).counts
+        lock(&self.inner.transparent).counts
     }
 }
 
@@ -169,7 +171,7 @@ fn no_way(e: &io::Error, addr: SocketAddr) -> io::Error {
 fn hear(splicer: &Splicer) {
     let Some(d) = splicer.datapath() else { return };
     let heard = d.poll_handshakes(|handshake| {
-        let mut f = lock(&splicer.inner.foreigners);
+        let mut f = lock(&splicer.inner.transparent);
         match handshake {
             Some(h) => f.hear(splicer, d, h),
             None => f.look(d, Instant::now()),
@@ -181,12 +183,12 @@ fn hear(splicer: &Splicer) {
     }
 }
 
-impl Foreigners {
+impl TransparentFlows {
     /// At the end.
     pub fn leave(&mut self, d: Option<&Datapath>) {
         let half_open: Vec<Tuple> = self.half.keys().copied().collect();
         d.iter().for_each(|d| half_open.iter().for_each(|client| self.give_up(d, client)));
-        *self = Foreigners::default();
+        *self = TransparentFlows::default();
     }
 
     fn hear(&mut self, splicer: &Splicer, d: &Datapath, h: Handshake) {
@@ -222,7 +224,7 @@ impl Foreigners {
         let target = client.local;
         // without a route it is passed on to nobody
         let is_ours = is_local(target.ip()).unwrap_or(false);
-        if is_ours || !self.hearer(target).is_some_and(|h| (h.allow)(client.remote, target)) {
+        if is_ours || !self.acceptor(target).is_some_and(|h| (h.allow)(client.remote, target)) {
             self.counts.denied += 1;
             return tracing::debug!(?client, is_ours, "not let pass");
         }
@@ -240,7 +242,7 @@ impl Foreigners {
             Err(error) => return tracing::debug!(?client, %error, "no answer"),
         }
         [client, server].iter().for_each(|leg| splicer.inner.lingering.begins_anew(leg));
-        self.half.insert(client, Half { since: Instant::now(), syn, answer: None });
+        self.half.insert(client, HalfOpen { since: Instant::now(), syn, answer: None });
         self.pass_on(&syn);
     }
 
@@ -262,13 +264,13 @@ impl Foreigners {
         self.pass_on(next);
     }
 
-    fn hearer(&self, target: SocketAddr) -> Option<&Hearer> {
+    fn acceptor(&self, target: SocketAddr) -> Option<&Acceptor> {
         let any = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         self.listeners.get(&target).or_else(|| self.listeners.get(&SocketAddr::new(any, target.port())))
     }
 
     /// The half-open connection that a segment of its server belongs to.
-    fn asked_by(&mut self, h: &Handshake) -> Option<&mut Half> {
+    fn asked_by(&mut self, h: &Handshake) -> Option<&mut HalfOpen> {
         let half = self.half.get_mut(&mirrored(&h.leg))?;
         (half.answer.is_none() && h.ack() == half.syn.seq().wrapping_add(1)).then_some(half)
     }
@@ -277,7 +279,7 @@ impl Foreigners {
         match self.half.get(&mirrored(&answer.leg)) {
             None => return self.pass_on(&answer), // given up just before
             // the client has not got it, or the server has not heard so
-            Some(Half { answer: Some((first, _)), .. }) if first.repeats(&answer) => return self.pass_on(&answer),
+            Some(HalfOpen { answer: Some((first, _)), .. }) if first.repeats(&answer) => return self.pass_on(&answer),
             Some(_) => {}
         }
         let Some(half) = self.asked_by(&answer) else { return };
@@ -298,7 +300,7 @@ impl Foreigners {
 
     /// By the server, or the client does not want it any more.
     fn refused(&mut self, d: &Datapath, h: &Handshake) {
-        let is_of_an_earlier = |half: &Half| half.answer.is_none() && h.seq() != half.syn.seq().wrapping_add(1);
+        let is_of_an_earlier = |half: &HalfOpen| half.answer.is_none() && h.seq() != half.syn.seq().wrapping_add(1);
         if self.half.get(&h.leg).is_some_and(is_of_an_earlier) {
             return self.pass_on(h);
         }
@@ -321,13 +323,13 @@ impl Foreigners {
             return self.pass_on(ack);
         }
         let client = ack.leg;
-        let Some(Half { answer: Some((_, sockets)), .. }) = self.half.remove(&client) else {
+        let Some(HalfOpen { answer: Some((_, sockets)), .. }) = self.half.remove(&client) else {
             return d.forget(&client); // given up just before
         };
         self.pass_on(ack);
         let pair = Pair { client, sockets };
-        let left = match self.hearer(client.local) {
-            Some(hearer) => hearer.pairs.try_send(pair).map_err(TrySendError::into_inner).err(),
+        let left = match self.acceptor(client.local) {
+            Some(acceptor) => acceptor.pairs.try_send(pair).map_err(TrySendError::into_inner).err(),
             None => Some(pair),
         };
         if let Some(Pair { sockets, .. }) = left {

@@ -47,7 +47,7 @@ pub(crate) struct Holding {
 impl Holding {
     /// Before a freeze.
     pub fn of(splicer: &Splicer, legs: [Tuple; 2]) -> io::Result<Holding> {
-        let holding = Holding { splicer: splicer.clone(), legs };
+        let holding = Holding { splicer: splicer.internal(), legs };
         if let Some(d) = splicer.datapath() {
             let mut holder = holding.holder();
             if holder.way.is_none() {
@@ -55,7 +55,7 @@ impl Holding {
                     |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
                 );
                 holder.way = Some(way?);
-                let engine = splicer.clone();
+                let engine = splicer.internal();
                 std::thread::Builder::new().name("holder".into()).spawn(move || hear(&engine))?;
             }
             holder.of.extend(legs.map(|leg| (leg, Vec::new())));

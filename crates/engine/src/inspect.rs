@@ -10,6 +10,7 @@ use std::{
 
 /// One live flow in every detail. It goes on while it is looked at: see [`LegDetail`].
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct FlowDetail {
     /// As lists show it.
     #[serde(flatten)]
@@ -26,6 +27,7 @@ pub struct FlowDetail {
 
 /// One segment of a flow that is traced.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct TracedSegment {
     /// Nanoseconds, CLOCK_MONOTONIC.
     pub when: u64,
@@ -60,6 +62,7 @@ impl TracedSegment {
 
 /// Why a flow cannot be traced.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TraceError {
     /// It is not there, or not any more.
     #[error("there is no flow {0}")]

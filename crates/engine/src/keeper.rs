@@ -9,7 +9,7 @@ use crate::{
     Splicer,
     agenda::Agenda,
     core::{Action, Event, Time, Why},
-    flow::{Flow, Note, Place, Stop, TICK},
+    flow::{Flow, KeeperMessage, Place, Stop, TICK},
     guard::Guard,
     relay::Relay,
     sweeper::Sweeper,
@@ -36,17 +36,19 @@ struct Keeper {
     agenda: Agenda,
     /// Flows that want sockets.
     returning: Vec<u64>,
-    /// No look and no try before.
-    not_before: (Time, Time),
+    /// No look before.
+    next_look: Time,
+    /// No try to bring flows back before.
+    next_try: Time,
     guard: Guard,
     sweeper: Sweeper,
 }
 
 /// The thread: until the engine closes.
-pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut Events<'_>) {
+pub(crate) fn keep(splicer: Splicer, messages: &mpsc::Receiver<KeeperMessage>, events: &mut Events<'_>) {
     let (agenda, returning, sweeper) = (Agenda::default(), Vec::new(), Sweeper::new());
     let (now, guard) = (monotonic(), Guard::new(&splicer, Instant::now()));
-    let mut k = Keeper { splicer, agenda, returning, not_before: (now, now), guard, sweeper };
+    let mut k = Keeper { splicer, agenda, returning, next_look: now, next_try: now, guard, sweeper };
     while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
         match events.wait(k.rest()) {
             Ok(events) => events.for_each(|event| k.route(&event)),
@@ -55,16 +57,16 @@ pub(crate) fn keep(splicer: Splicer, notes: &mpsc::Receiver<Note>, events: &mut 
                 std::thread::sleep(PACE);
             }
         }
-        notes.try_iter().for_each(|note| k.hear(note));
+        messages.try_iter().for_each(|message| k.receive(message));
         let now = monotonic();
-        if now >= k.not_before.1 {
-            k.not_before.1 = now + TRY;
+        if now >= k.next_try {
+            k.next_try = now + TRY;
             for id in std::mem::take(&mut k.returning) {
-                k.tend(id, Why::Due);
+                k.handle(id, Why::Due);
             }
         }
-        if now >= k.not_before.0 {
-            k.not_before.0 = now + PACE;
+        if now >= k.next_look {
+            k.next_look = now + PACE;
             k.look(now);
         }
         k.release(now);
@@ -80,7 +82,7 @@ impl Keeper {
     fn rest(&self) -> Duration {
         let now = monotonic();
         let [look, release] = self.agenda.due();
-        let look = look.map_or(TICK, |at| until(at, self.not_before.0, now));
+        let look = look.map_or(TICK, |at| until(at, self.next_look, now));
         let release = release.map_or(TICK, |at| until(at, now, now));
         let back = if self.returning.is_empty() { TICK } else { TRY };
         let sweep = self.sweeper.due().map_or(TICK, |at| at.saturating_duration_since(Instant::now()));
@@ -93,26 +95,26 @@ impl Keeper {
         if let Place::Task { events, .. } = &*flow.place() {
             return events.notify_one();
         }
-        self.tend(flow.id, Why::Told(event.kind));
+        self.handle(flow.id, Why::Told(event.kind));
     }
 
-    fn hear(&mut self, note: Note) {
-        match note {
-            Note::Kept(id) => self.tend(id, Why::Kept),
-            Note::Command(id, command) => self.tend(id, Why::Command(command)),
-            Note::Elsewhere(id) => self.tend(id, Why::Elsewhere { transparent: false }),
-            Note::Room => {
+    fn receive(&mut self, message: KeeperMessage) {
+        match message {
+            KeeperMessage::Kept(id) => self.handle(id, Why::Kept),
+            KeeperMessage::Command(id, command) => self.handle(id, Why::Command(command)),
+            KeeperMessage::Elsewhere(id) => self.handle(id, Why::Elsewhere { transparent: false }),
+            KeeperMessage::Room => {
                 for _ in 0..self.splicer.inner.descriptors.begin() {
                     let Some(id) = self.agenda.soonest_release() else { return };
-                    self.tend(id, Why::Command(Command::Release));
+                    self.handle(id, Why::Command(Command::Release));
                 }
             }
-            Note::Stop if *self.splicer.stop_signal().borrow() == Stop::Go => {}
-            Note::Stop => {
+            KeeperMessage::Stop if *self.splicer.stop_signal().borrow() == Stop::Go => {}
+            KeeperMessage::Stop => {
                 let mut last = 0;
                 while let Some(flows) = self.splicer.page(last, PAGE) {
                     last = flows[flows.len() - 1].id;
-                    flows.iter().for_each(|f| self.tend(f.id, Why::Due));
+                    flows.iter().for_each(|f| self.handle(f.id, Why::Due));
                 }
             }
         }
@@ -123,7 +125,7 @@ impl Keeper {
         for _ in 0..LOOKS {
             let Some((at, id)) = self.agenda.next_look(now) else { return };
             if self.is_due(id, at) {
-                self.tend(id, Why::Look);
+                self.handle(id, Why::Look);
             }
         }
     }
@@ -131,7 +133,7 @@ impl Keeper {
     fn release(&mut self, now: Time) {
         for _ in 0..PAGE {
             let Some(id) = self.agenda.next_release(now) else { return };
-            self.tend(id, Why::Due);
+            self.handle(id, Why::Due);
         }
     }
 
@@ -157,7 +159,7 @@ impl Keeper {
     }
 
     /// Does with a flow what is to be done. A flow that is not here any more has ended, or has a task.
-    fn tend(&mut self, id: u64, why: Why) {
+    fn handle(&mut self, id: u64, why: Why) {
         let Some(flow) = self.splicer.flow(id) else { return };
         let mut place = flow.place();
         let Place::Kept(kept) = &mut *place else { return };
@@ -210,10 +212,10 @@ impl Keeper {
 
     /// Into a task, with what that is to do first.
     fn give_back(&mut self, flow: &Arc<Flow>, place: MutexGuard<'_, Place>, first: impl FnOnce(&mut Relay) -> Action) {
-        let (task, ears) = self.splicer.ears();
+        let (task, inbox) = self.splicer.inbox();
         let mut relay = self.take(flow, place, task);
         let action = first(&mut relay);
-        flow.runtime.spawn(relay.run(ears, action));
+        flow.runtime.spawn(relay.run(inbox, action));
     }
 }
 

@@ -5,7 +5,7 @@ use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, re
 use socket2::{Domain, SockAddr, SockRef, Socket as Socket2, TcpKeepalive, Type};
 use std::{
     io::{self, IoSlice},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     sync::OnceLock,
@@ -131,12 +131,14 @@ impl Leg {
     }
 
     /// Makes the next close one with a reset.
+    #[doc(hidden)]
     pub fn reset_at_close(&self) {
         self.abort();
     }
 
     /// Lets the host send no more than 32 KB ahead: what it has sent before a splice is copied, and what it was promised before may
     /// be more than the other has room for. Lifted by the engine where it copies after all, and by [`Leg::unclamp`].
+    #[doc(hidden)]
     pub fn clamp(&mut self) {
         const FIRST_WINDOW: u32 = 32_768; // half of what hosts announce at first: what is in hand and what may come both fit
         if let Socket::Live(s) = &self.socket {
@@ -145,6 +147,7 @@ impl Leg {
     }
 
     /// Lets the kernel choose the window again.
+    #[doc(hidden)]
     pub fn unclamp(&mut self) {
         if let Socket::Live(s) = &self.socket
             && std::mem::take(&mut self.clamped)
@@ -217,6 +220,7 @@ impl Leg {
     }
 
     /// Closes the socket without a word to the host: its flow goes on in the kernel.
+    #[doc(hidden)]
     pub fn close_silently(&mut self) {
         // a parked one is in repair mode already; without it, its FIN is muted by the data path anyway
         if matches!(self.socket, Socket::Live(_)) {
@@ -277,6 +281,7 @@ impl Leg {
 
     /// Into the current runtime, out of none or another: its thread is woken for what comes from now on. Errors if the runtime
     /// takes no more, or the flow is released.
+    #[doc(hidden)]
     pub fn enter(&mut self) -> io::Result<()> {
         let socket = match std::mem::replace(&mut self.socket, Socket::Gone) {
             Socket::Live(s) => s.leave(),
@@ -445,7 +450,11 @@ pub(crate) fn ip(address: &SockAddr) -> SocketAddr {
 
 /// An address that nobody else listens on, before anybody does: so a mistake in it is known before the data path is loaded.
 #[derive(Debug)]
-pub struct BoundSocket(pub(crate) Socket2);
+pub struct BoundSocket {
+    pub(crate) socket: Socket2,
+    /// Connections may be in its queue already, without the options that are inherited.
+    pub(crate) has_listened: bool,
+}
 
 impl BoundSocket {
     /// IPv6-only for IPv6 addresses, SO_REUSEADDR set.
@@ -455,17 +464,43 @@ impl BoundSocket {
             s.set_only_v6(true)?;
         }
         s.set_reuse_address(true)?;
-        s.set_tcp_nodelay(true)?; // accepted sockets inherit it, and the next
-        s.set_out_of_band_inline(true)?; // see live.rs
+        inheritable(&s)?;
         s.bind(&addr.into())?;
-        Ok(BoundSocket(s))
+        Ok(BoundSocket { socket: s, has_listened: false })
     }
+
+    /// A listener that the caller has bound, or got from who started the program (socket activation). Connections that it has got
+    /// before [`Splicer::listen_on`] are copied, not spliced. [`io::ErrorKind::InvalidInput`] if one for IPv6 takes connections
+    /// of IPv4, too, or if it is no listener of TCP: set IPV6_V6ONLY, and have one listener for each.
+    pub fn from_listener(listener: std::net::TcpListener) -> io::Result<BoundSocket> {
+        let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let socket = Socket2::from(listener);
+        let addr = socket.local_addr()?.as_socket().ok_or_else(|| invalid("a listener of TCP has an IP address"))?;
+        let takes_ipv4 = match addr.ip() {
+            IpAddr::V6(ip) if ip.is_unspecified() => !socket.only_v6()?,
+            IpAddr::V6(ip) => ip.to_ipv4_mapped().is_some(),
+            IpAddr::V4(_) => false,
+        };
+        if takes_ipv4 {
+            return Err(invalid("a listener for IPv6 takes connections of IPv4, too: set IPV6_V6ONLY"));
+        }
+        socket.set_nonblocking(true)?;
+        inheritable(&socket)?;
+        Ok(BoundSocket { socket, has_listened: true })
+    }
+}
+
+/// Options that accepted sockets inherit.
+fn inheritable(s: &Socket2) -> io::Result<()> {
+    s.set_tcp_nodelay(true)?;
+    s.set_out_of_band_inline(true) // see live.rs
 }
 
 /// A listening socket whose connections are tracked from their SYN on.
 pub struct Listener {
     pub(crate) splicer: Splicer,
     pub(crate) to_copy: bool,
+    pub(crate) has_listened: bool,
     pub(crate) listener: AsyncFd<OwnedFd>,
 }
 
@@ -477,6 +512,9 @@ impl Listener {
         let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
         self.splicer.opened(&socket);
         socket.set_nonblocking(true)?;
+        if self.has_listened {
+            inheritable(&socket)?;
+        }
         let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
         let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
         self.splicer.inner.lingering.begins_anew(&leg.tuple());
@@ -495,13 +533,13 @@ async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
     let splicer = Splicer::copying(Refusal::Policy);
     let bound = BoundSocket::bind(([127, 0, 0, 1], 0).into()).expect("bound");
     let holder =
-        BoundSocket::bind(bound.0.local_addr().expect("its address").as_socket().expect("IP")).expect("shared");
-    holder.0.set_reuse_address(false).expect("as after repair mode");
+        BoundSocket::bind(bound.socket.local_addr().expect("its address").as_socket().expect("IP")).expect("shared");
+    holder.socket.set_reuse_address(false).expect("as after repair mode");
     let rest = tokio::spawn(async move {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         drop(holder);
     });
-    let in_use = bound.0.listen(1).expect_err("held");
+    let in_use = bound.socket.listen(1).expect_err("held");
     assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
     splicer.listen_to_copy(bound).await.expect("soon free");
     rest.await.expect("dropped");
@@ -516,4 +554,33 @@ async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
         drop(holder);
     });
     splicer.listen(at).await.expect("soon free");
+}
+
+#[cfg(test)]
+#[tokio::test]
+async fn a_listener_of_the_caller_is_listened_on_with_what_it_has_got_before() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let splicer = Splicer::copying(Refusal::Policy);
+    let theirs = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let at = theirs.local_addr().expect("its address");
+    let mut early = tokio::net::TcpStream::connect(at).await.expect("connected");
+    let ours = splicer.listen_on(BoundSocket::from_listener(theirs).expect("ours now")).await.expect("listened on");
+    assert_eq!(ours.local_addr().expect("its address"), at);
+    early.write_all(b"hi").await.expect("written");
+    let (mut leg, mut came) = (ours.accept().await.expect("accepted"), [0; 2]);
+    leg.read_exact(&mut came).await.expect("read");
+    assert_eq!(&came, b"hi");
+    assert!(SockRef::from(leg.socket().expect("open").get()).tcp_nodelay().expect("an option"));
+}
+
+#[cfg(test)]
+#[test]
+fn a_listener_of_the_caller_that_takes_both_families_is_refused() {
+    let Ok(both) = Socket2::new(Domain::IPV6, Type::STREAM, None) else { return };
+    both.set_only_v6(false).expect("an option");
+    if both.bind(&SocketAddr::from(([0; 16], 0)).into()).is_err() {
+        return; // no IPv6 here
+    }
+    both.listen(1).expect("it listens");
+    assert_eq!(BoundSocket::from_listener(both.into()).expect_err("both").kind(), io::ErrorKind::InvalidInput);
 }

@@ -9,6 +9,23 @@
 //! 4. [`Splicer::relay`] hands both over. It copies, splices when [`Policy`] says so, and returns when the
 //!    connections have ended. [`Splicer::relay_message`] does so with one message, the body of an HTTP reply say, and gives both
 //!    back, so that each may join another.
+//! 5. [`Splicer::stop`] tells all flows to end, and may leave spliced ones to the kernel; [`Splicer::ended`] waits for the others;
+//!    [`Splicer::close`] removes what was attached and pinned. When the last [`Splicer`] is dropped without, flows are reset and all
+//!    is removed: in order, but nobody waits for copied flows.
+//!
+//! Meanwhile [`Splicer::flows`] lists flows, [`Splicer::command`] splices one or takes it back, and [`Splicer::subscribe`] tells what
+//! happens to them. Complete programs are in this crate's `examples`: [`plug`], [`socks`], a proxy of SOCKS 5, and [`login`], a
+//! gateway that reads a line first.
+//!
+//! [`plug`]: https://docs.rs/crate/longsplice-engine/latest/source/examples/plug.rs
+//! [`socks`]: https://docs.rs/crate/longsplice-engine/latest/source/examples/socks.rs
+//! [`login`]: https://docs.rs/crate/longsplice-engine/latest/source/examples/login.rs
+//!
+//! # Versions
+//! The crate follows Semantic Versioning; before 1.0 a minor release may break callers. Other releases add functions, variants of enums
+//! and fields of records, all of which are `non_exhaustive` but [`Policy`], [`OpenOptions`], [`Piece`], [`TapDirection`] and those of the data path: write
+//! `..Policy::default()` behind the fields you set. [`crate::core`] and what is hidden from this documentation may change at any time. The oldest Rust that compiles it
+//! is `rust-version` in Cargo.toml; a newer one is needed by a minor release at the earliest.
 //!
 //! # The caller's duties
 //! - All reading and writing goes through [`Leg`], which counts: the boundary arithmetic rests on these counts.
@@ -18,7 +35,9 @@
 mod agenda;
 mod connect;
 pub mod core;
+mod counters;
 mod descriptors;
+mod events;
 mod flow;
 mod foreign;
 mod guard;
@@ -36,17 +55,18 @@ mod pump;
 mod purpose;
 mod refusal;
 mod relay;
-mod sessions;
 mod splicer;
+mod stretches;
 mod sweeper;
 mod sync;
 mod tap;
 mod types;
 
+pub use events::{FlowEvent, FlowEventKind, FlowEvents};
 pub use foreign::{ForeignCounts, ForeignListener};
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};
-pub use longsplice_datapath::OpenError;
+pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, PathChanges};
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
 pub use tap::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};

@@ -113,7 +113,7 @@ impl Orphan {
             target: self.server.remote.to_string(),
             user: None,
             state: self.state,
-            stages: stages(self.state, "recovered"),
+            stages: stages(self.state, "recovered".into()),
             bytes_up: self.bytes[0],
             bytes_down: self.bytes[1],
             age_ms: self.since.elapsed().as_millis() as u64,

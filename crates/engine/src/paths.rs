@@ -1,7 +1,7 @@
 //! Spliced flows follow the network: a thread hears of changes, and has the data path change next hops.
 
 use crate::{
-    flow::Note,
+    flow::KeeperMessage,
     splicer::{Inner, Splicer},
 };
 use longsplice_datapath::{Datapath, OpenError, Watch};
@@ -32,9 +32,9 @@ fn keep_up(weak: &Weak<Inner>, mut watch: Watch) {
         let (Some(d), false) = (&inner.datapath, inner.stopping.load(Ordering::Relaxed)) else { return };
         let error = match d.follow(&mut watch) {
             Ok(elsewhere) => {
-                let splicer = Splicer { inner: inner.clone() };
+                let splicer = Splicer::of(inner.clone());
                 let flows: HashSet<u64> = elsewhere.iter().filter_map(|leg| Some(splicer.flow_of(leg)?.id)).collect();
-                flows.into_iter().for_each(|id| splicer.tell(Note::Elsewhere(id)));
+                flows.into_iter().for_each(|id| splicer.tell(KeeperMessage::Elsewhere(id)));
                 String::new()
             }
             Err(error) => error.to_string(),

@@ -10,6 +10,7 @@ macro_rules! refusals {
     ($($(#[$doc:meta])* $name:ident = $label:literal,)*) => {
         /// Why a flow stays in control mode. Counted and shown; not an error.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[non_exhaustive]
         pub enum Refusal {
             $($(#[$doc])* #[serde(rename = $label)] $name,)*
         }

@@ -5,9 +5,9 @@
 mod switching;
 
 use crate::{
-    EndReason, Ended, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
+    EndReason, Ended, FlowEventKind, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
     core::{Action, Core, Event, Side, State},
-    flow::{Ears, Flow, Kept, Note, Place, Stop, ends, is_loopback},
+    flow::{Flow, KeeperMessage, Kept, Place, Stop, TaskInbox, ends, is_loopback},
     holder::Holding,
     pump::Pump,
     purpose::{Purpose, report},
@@ -100,7 +100,7 @@ impl Relay {
     }
 
     /// Leaves the flow to the keeper, with the orders that nobody has heard.
-    fn keep(self, mut ears: Ears) {
+    fn keep(self, mut ears: TaskInbox) {
         let Relay { splicer, listed, client, server, core, purpose, .. } = self;
         let flow = listed.keep();
         let kept = Kept::new([client.parked(), server.parked()], core, purpose);
@@ -110,12 +110,12 @@ impl Relay {
         // what the task was told and has not heard is found by looking
         let heard = pin!(ears.events.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
         if soon || heard {
-            splicer.tell(Note::Kept(flow.id));
+            splicer.tell(KeeperMessage::Kept(flow.id));
         } else {
-            splicer.tell_some_time(Note::Kept(flow.id));
+            splicer.tell_some_time(KeeperMessage::Kept(flow.id));
         }
         while let Ok(command) = ears.orders.try_recv() {
-            splicer.tell(Note::Command(flow.id, command));
+            splicer.tell(KeeperMessage::Command(flow.id, command));
         }
     }
 
@@ -139,7 +139,7 @@ impl Relay {
     }
 
     /// Until it ends, or the keeper takes it; `action` is to be done first.
-    pub async fn run(mut self, mut ears: Ears, mut action: Action) {
+    pub async fn run(mut self, mut ears: TaskInbox, mut action: Action) {
         loop {
             let event = match action {
                 Action::Keep => return self.keep(ears),
@@ -163,14 +163,14 @@ impl Relay {
     }
 
     /// Copies, until something happens.
-    async fn wait(&mut self, ears: &mut Ears) -> Event {
+    async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
         let (state, receiver) = (self.core.state(), self.core.message_from().map(|from| Side::sender(1 - from)));
         let (copies, listens) = (self.core.copies(), self.core.listens());
         let most = if copies { self.core.most() } else { 0 };
         let mut fails = pin!(self.receiver_fails());
         let rest = self.core.timer().map(|at| at.saturating_sub(monotonic()));
         let Relay { pump, core, client, server, .. } = self;
-        let Ears { orders, events, stop } = ears;
+        let TaskInbox { orders, events, stop } = ears;
         tokio::select! {
             event = poll_fn(|cx| {
                 let heard = if receiver == Some(Side::Server) { &*server } else { &*client };
@@ -237,10 +237,10 @@ impl Relay {
         }
     }
 
-    /// From here on a tap gets bytes of this direction from control mode again. See `Sessions::end`.
+    /// From here on a tap gets bytes of this direction from control mode again. See `Stretches::end`.
     fn end_session(&self, d: usize, end: Option<u64>) {
         if self.is_tapped() {
-            lock(&self.splicer.inner.sessions).end(&self.legs()[d], end);
+            lock(&self.splicer.inner.stretches).end(&self.legs()[d], end);
         }
     }
 
@@ -266,6 +266,7 @@ impl Relay {
             }
         }
         let ended = self.ended(how);
+        self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
         // no socket is left that would tell the hosts of a released flow
         let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
         if given_up {

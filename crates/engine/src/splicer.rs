@@ -1,12 +1,13 @@
 //! The handle through which proxies connect, relay and splice, and the table of live flows.
 
 use crate::{
-    BoundSocket, Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message, Policy, Refusal,
-    RelayedMessage,
+    BoundSocket, Command, Ended, FlowEventKind, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message,
+    Policy, Refusal, RelayedMessage,
     core::{Action, Progress},
     descriptors::Descriptors,
-    flow::{Ears, Flow, Note, Place, Stop, is_loopback},
-    foreign::Foreigners,
+    events::Announcer,
+    flow::{Flow, KeeperMessage, Place, Stop, TaskInbox, is_loopback},
+    foreign::TransparentFlows,
     holder::Holder,
     keeper,
     leg::ip,
@@ -16,7 +17,7 @@ use crate::{
     ports::Ports,
     purpose::Purpose,
     relay::Relay,
-    sessions::{self, Sessions},
+    stretches::{self, Stretches},
     sync::lock,
 };
 use longsplice_datapath::{Datapath, OpenError, Options, Tuple, register};
@@ -46,7 +47,7 @@ const PAGE: usize = 1000;
 const LISTEN_TRIES: u32 = 40;
 const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
-/// What [`Splicer::open`] is to do.
+/// What [`Splicer::open`] is to do. Minor releases add fields: write `..OpenOptions::default()` behind those you set.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Devices to attach to; empty means all Ethernet devices of this network namespace.
@@ -90,10 +91,34 @@ impl Default for OpenOptions {
     }
 }
 
-/// The engine. Cheap to clone; one per process.
+/// The engine. Cheap to clone; one per process. When the last handle is dropped without [`Splicer::close`], those of [`Listener`]s
+/// among them, flows are reset and the data path is removed, as by [`Splicer::stop`] and [`Splicer::close`].
 #[derive(Clone)]
 pub struct Splicer {
     pub(crate) inner: Arc<Inner>,
+    /// The engine's own threads and flows have none, or it would live for ever.
+    _owner: Option<Arc<Owner>>,
+}
+
+/// What all handles of callers share.
+struct Owner(Arc<Inner>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.0.stopping.load(Ordering::Relaxed) {
+            return;
+        }
+        self.0.stop.send_if_modified(|stop| {
+            let goes = *stop == Stop::Go;
+            if goes {
+                *stop = Stop::Reset;
+            }
+            goes
+        });
+        if let Err(error) = self.0.close() {
+            tracing::warn!(%error, "the data path stays attached");
+        }
+    }
 }
 
 pub(crate) struct Inner {
@@ -114,13 +139,14 @@ pub(crate) struct Inner {
     pub descriptors: Descriptors,
     /// Records that nobody claimed, and are gone.
     pub swept: AtomicU64,
-    keeper: Sender<Note>,
+    keeper: Sender<KeeperMessage>,
     /// Splices of legs that are tapped, and whether somebody reads what is forwarded there.
-    pub sessions: Mutex<Sessions>,
+    pub stretches: Mutex<Stretches>,
     tap_reader: Once,
     pub holder: Mutex<Holder>,
     /// Connections of others that are being opened.
-    pub foreigners: Mutex<Foreigners>,
+    pub transparent: Mutex<TransparentFlows>,
+    pub announcer: Arc<Announcer>,
     pub stopping: AtomicBool,
     stop: watch::Sender<Stop>,
 }
@@ -129,6 +155,29 @@ impl Inner {
     /// Is it a leg of a flow that this process has spliced?
     pub fn is_routed(&self, leg: &Tuple) -> bool {
         lock(&self.routes).contains_key(&self.hasher.hash_one(leg))
+    }
+
+    fn tell(&self, message: KeeperMessage) {
+        let _ = self.keeper.send(message);
+        if let Some(d) = &self.datapath {
+            d.wake();
+        }
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.stopping.store(true, Ordering::Relaxed);
+        lock(&self.transparent).leave(self.datapath.as_ref());
+        self.tell(KeeperMessage::Stop);
+        match &self.datapath {
+            Some(d) if *self.stop.borrow() != Stop::Leave => {
+                let resets = d.reset_all_forwarded();
+                if resets.reset + resets.failed > 0 {
+                    tracing::info!("{resets}");
+                }
+                d.remove()
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -144,7 +193,7 @@ impl Splicer {
             tap_ring: options.tap_ring,
             hold_ring: options.hold_ring,
         })?;
-        let (keeper, notes) = channel();
+        let (keeper, messages) = channel();
         let s = Splicer::with(
             Some(datapath),
             Refusal::Unprivileged,
@@ -159,7 +208,7 @@ impl Splicer {
             let listening = engine.datapath().map(|d| d.events().map_err(|e| tell.send(e)));
             drop(tell);
             if let Some(Ok(mut events)) = listening {
-                keeper::keep(engine.clone(), &notes, &mut events);
+                keeper::keep(engine.clone(), &messages, &mut events);
             }
         };
         let failed = |source| OpenError::Kernel { what: "thread", source };
@@ -174,15 +223,15 @@ impl Splicer {
         std::thread::Builder::new().name("slots".into()).spawn(reuse).map_err(failed)?;
         match told.recv() {
             Ok(source) => Err(OpenError::Kernel { what: "ring of events", source }),
-            Err(_) => Ok(s),
+            Err(_) => Ok(s.owned()),
         }
     }
 
     /// From the first splice of a leg that is tapped on.
     pub(crate) fn hear_taps(&self) {
         self.inner.tap_reader.call_once(|| {
-            let engine = self.clone();
-            let thread = std::thread::Builder::new().name("taps".into()).spawn(move || sessions::hear(&engine));
+            let engine = self.internal();
+            let thread = std::thread::Builder::new().name("taps".into()).spawn(move || stretches::hear(&engine));
             if let Err(error) = thread {
                 tracing::error!(%error, "taps will miss what is forwarded");
             }
@@ -206,23 +255,20 @@ impl Splicer {
     }
 
     /// The keeper; once it is gone, flows are as well.
-    pub(crate) fn tell(&self, note: Note) {
-        self.tell_some_time(note);
-        if let Some(d) = self.datapath() {
-            d.wake();
-        }
+    pub(crate) fn tell(&self, message: KeeperMessage) {
+        self.inner.tell(message);
     }
 
     /// The same, when it looks around by itself: it need not be woken for each flow.
-    pub(crate) fn tell_some_time(&self, note: Note) {
-        let _ = self.inner.keeper.send(note);
+    pub(crate) fn tell_some_time(&self, message: KeeperMessage) {
+        let _ = self.inner.keeper.send(message);
     }
 
     /// For a new task: how it is reached, and what it listens to.
-    pub(crate) fn ears(&self) -> (Place, Ears) {
+    pub(crate) fn inbox(&self) -> (Place, TaskInbox) {
         let (tx, orders) = mpsc::unbounded_channel();
         let events = Arc::new(Notify::new());
-        (Place::Task { orders: tx, events: events.clone() }, Ears { orders, events, stop: self.stop_signal() })
+        (Place::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
     }
 
     /// An engine that only copies; every flow shows `reason`.
@@ -232,12 +278,27 @@ impl Splicer {
 
     /// The same, with [`OpenOptions::sources`].
     pub fn copying_from(sources: Vec<IpAddr>, reason: Refusal) -> Splicer {
-        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, sources), channel().0)
+        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, sources), channel().0).owned()
     }
 
-    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<Note>) -> Splicer {
+    /// For a caller.
+    fn owned(self) -> Splicer {
+        Splicer { _owner: Some(Arc::new(Owner(self.inner.clone()))), inner: self.inner }
+    }
+
+    /// For the engine's own threads and flows.
+    pub(crate) fn internal(&self) -> Splicer {
+        Splicer::of(self.inner.clone())
+    }
+
+    pub(crate) fn of(inner: Arc<Inner>) -> Splicer {
+        Splicer { inner, _owner: None }
+    }
+
+    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<KeeperMessage>) -> Splicer {
         let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize);
         Splicer {
+            _owner: None,
             inner: Arc::new(Inner {
                 datapath,
                 refusal,
@@ -251,17 +312,19 @@ impl Splicer {
                 descriptors: Descriptors::default(),
                 swept: AtomicU64::new(0),
                 keeper,
-                sessions: Mutex::default(),
+                stretches: Mutex::default(),
                 tap_reader: Once::new(),
                 holder: Mutex::default(),
-                foreigners: Mutex::default(),
+                transparent: Mutex::default(),
+                announcer: Arc::default(),
                 stopping: AtomicBool::new(false),
                 stop: watch::Sender::new(Stop::Go),
             }),
         }
     }
 
-    /// The data path, for counters and lists.
+    /// The data path, for the engine and the tests of this workspace.
+    #[doc(hidden)]
     pub fn datapath(&self) -> Option<&Datapath> {
         self.inner.datapath.as_ref()
     }
@@ -276,42 +339,45 @@ impl Splicer {
         self.listen_on(patiently(|| BoundSocket::bind(addr)).await?).await
     }
 
-    /// The same where the address was taken before.
+    /// The same where the address was taken before, by [`BoundSocket::bind`], or by whoever made a listener
+    /// ([`BoundSocket::from_listener`]).
     pub async fn listen_on(&self, socket: BoundSocket) -> io::Result<Listener> {
         if let Some(d) = &self.inner.datapath {
-            d.listen(ip(&socket.0.local_addr()?))?; // before listen(2): the first SYN counts
+            d.listen(ip(&socket.socket.local_addr()?))?; // before listen(2): the first SYN counts
         }
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
     /// The same for connections that are never spliced, nor those that are made for them: the data path has no work with any.
-    pub async fn listen_to_copy(&self, BoundSocket(s): BoundSocket) -> io::Result<Listener> {
-        patiently(|| s.listen(4096)).await?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, listener: register(s.into(), Interest::READABLE)? })
+    pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
+        let BoundSocket { socket, has_listened } = bound;
+        patiently(|| socket.listen(4096)).await?;
+        let listener = register(socket.into(), Interest::READABLE)?;
+        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
     }
 
     /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.
     /// `left` is delivered first. Half-closes and resets are passed on. Dropping the future does not end the flow.
-    pub async fn relay(&self, client: Leg, server: Leg, left: Leftovers, policy: &Policy, info: FlowInfo) -> Ended {
+    pub async fn relay(&self, client: Leg, server: Leg, left: Leftovers, policy: Arc<Policy>, info: FlowInfo) -> Ended {
         let (tell, told) = oneshot::channel();
         let done = move |ended, _: &FlowInfo| drop(tell.send(ended));
-        self.hand_over(client, server, &left, Arc::new(policy.clone()), info, done);
+        self.hand_over(client, server, left, policy, info, done);
         told.await.expect("a flow ends before its runtime does")
     }
 
     /// The same for whoever has nothing to do in the meantime: no task of the caller's has to live as long as the flow,
     /// and none of the engine's does while it is forwarded. `done` is called once, with the record of the flow, by a
-    /// thread that must not wait. Within a runtime.
+    /// thread that must not wait. Within a runtime. Returns the number of the flow, for [`Splicer::command`] and [`Splicer::subscribe`].
     pub fn hand_over(
         &self,
         client: Leg,
         server: Leg,
-        left: &Leftovers,
+        left: Leftovers,
         policy: Arc<Policy>,
         info: FlowInfo,
         done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
-    ) {
-        self.begin([client, server], left, policy, info, None, Purpose::Streams(Box::new(done)));
+    ) -> u64 {
+        self.begin([client, server], &left, policy, info, None, Purpose::Streams(Box::new(done)))
     }
 
     /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
@@ -323,14 +389,14 @@ impl Splicer {
         &self,
         client: &mut Leg,
         server: &mut Leg,
-        left: &Leftovers,
-        message: Message,
+        left: Leftovers,
         policy: Arc<Policy>,
         info: FlowInfo,
+        message: Message,
     ) -> RelayedMessage {
         let (tell, told) = oneshot::channel();
         let legs = [client.take(), server.take()];
-        self.begin(legs, left, policy, info, Some(message), Purpose::Message(tell));
+        self.begin(legs, &left, policy, info, Some(message), Purpose::Message(tell));
         let (passed, legs) = told.await.expect("a flow ends before its runtime does");
         if let Some(legs) = legs {
             (*client, *server) = legs;
@@ -355,9 +421,9 @@ impl Splicer {
         info: FlowInfo,
         message: Option<Message>,
         purpose: Purpose,
-    ) {
+    ) -> u64 {
         let [client, server] = &legs;
-        let (place, ears) = self.ears();
+        let (place, inbox) = self.inbox();
         self.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
@@ -370,13 +436,20 @@ impl Splicer {
             now: Mutex::new(Progress::new(self.refusal())),
             place: Mutex::new(place),
             runtime: Handle::current(),
+            announcer: self.inner.announcer.clone(),
         });
+        if let Some(why) = self.refusal() {
+            self.inner.announcer.tell(flow.id, FlowEventKind::Refused(why));
+        }
         lock(&self.inner.flows).insert(flow.id, flow.clone());
         if let Some(d) = self.datapath().filter(|_| self.inner.lingering.is_crowd(self.live())) {
             d.wake();
         }
-        let listed = Listed::again(self, flow);
-        tokio::spawn(Relay::new(self, listed, legs, left, message, purpose).run(ears, Action::Attend));
+        let id = flow.id;
+        let engine = self.internal();
+        let listed = Listed::again(&engine, flow);
+        tokio::spawn(Relay::new(&engine, listed, legs, left, message, purpose).run(inbox, Action::Attend));
+        id
     }
 
     /// Flows that may need room in the tables, those of an earlier process among them.
@@ -431,7 +504,7 @@ impl Splicer {
         let Some(flow) = self.flow(id) else { return false };
         match &*flow.place() {
             Place::Task { orders, .. } => return orders.send(command).is_ok(),
-            Place::Kept(_) => self.tell(Note::Command(id, command)),
+            Place::Kept(_) => self.tell(KeeperMessage::Command(id, command)),
             Place::Gone => return false,
         }
         true
@@ -470,25 +543,13 @@ impl Splicer {
     /// Ends all flows now; `leave`: spliced ones go on in the kernel, without this process.
     pub fn stop(&self, leave: bool) {
         self.inner.stop.send_replace(if leave { Stop::Leave } else { Stop::Reset });
-        self.tell(Note::Stop);
+        self.tell(KeeperMessage::Stop);
     }
 
     /// After all relays have returned: removes everything that was attached and pinned, unless flows were left to the
     /// kernel by [`Splicer::stop`]. What is forwarded still, as flows of an earlier process, is reset before.
     pub fn close(self) -> io::Result<()> {
-        self.inner.stopping.store(true, Ordering::Relaxed);
-        lock(&self.inner.foreigners).leave(self.datapath());
-        self.tell(Note::Stop);
-        match &self.inner.datapath {
-            Some(d) if *self.inner.stop.borrow() != Stop::Leave => {
-                let resets = d.reset_all_forwarded();
-                if resets.reset + resets.failed > 0 {
-                    tracing::info!("{resets}");
-                }
-                d.remove()
-            }
-            _ => Ok(()),
-        }
+        self.inner.close()
     }
 
     /// The end of a flow without sockets.
@@ -564,4 +625,29 @@ async fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
         }
     }
     attempt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_are_told_to_end_when_the_last_handle_is_dropped() {
+        let splicer = Splicer::copying(Refusal::Policy);
+        let (told, engine, other) = (splicer.stop_signal(), splicer.internal(), splicer.clone());
+        drop(splicer);
+        assert_eq!(*told.borrow(), Stop::Go);
+        drop(other);
+        assert_eq!(*told.borrow(), Stop::Reset);
+        assert!(engine.inner.stopping.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn what_was_left_to_the_kernel_stays_when_the_last_handle_is_dropped() {
+        let splicer = Splicer::copying(Refusal::Policy);
+        let told = splicer.stop_signal();
+        splicer.stop(true);
+        drop(splicer);
+        assert_eq!(*told.borrow(), Stop::Leave);
+    }
 }

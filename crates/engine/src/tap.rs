@@ -1,7 +1,7 @@
 //! A tap: a copy of all that passes a leg, each way, in order, for a reader that nothing waits for.
 //!
 //! What control mode reads and writes is copied by the [`Leg`](crate::Leg); of what is forwarded the data path makes copies
-//! (bpf/tap.h), which come through a ring and are put in their place by stream position (`sessions`). What is missing stays
+//! (bpf/tap.h), which come through a ring and are put in their place by stream position (`stretches`). What is missing stays
 //! open for a retransmission until the other host has acknowledged what is behind it, or until the flow is back in control mode
 //! and nothing is on its way any more. Then it is a gap, and the stream goes on behind it.
 //!
@@ -63,6 +63,7 @@ pub struct Piece {
 
 /// What a [`Piece`] is.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PieceKind {
     /// Bytes.
     Bytes(Bytes),
@@ -77,6 +78,7 @@ pub enum PieceKind {
 
 /// Bytes of all taps of a reader so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TapCounts {
     /// Handed on.
     pub bytes: u64,
@@ -208,7 +210,7 @@ impl Drop for Tap {
 /// Both streams of a tap.
 pub(crate) struct State {
     streams: [Stream; 2],
-    /// Sessions of which the ring may still hold something.
+    /// Stretches of which the ring may still hold something.
     open: u32,
     /// The leg is closed.
     left: bool,
@@ -223,7 +225,7 @@ impl State {
         self.open += 1;
     }
 
-    /// One of the sessions has nothing in the ring any more.
+    /// One of the stretches has nothing in the ring any more.
     pub fn settled(&mut self) {
         self.open -= 1;
         if self.open == 0 {

@@ -3,10 +3,11 @@
 use crate::{Refusal, Tally};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
 
 /// When a relayed pair of connections is spliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SpliceWhen {
     /// Never: the flow stays in control mode ([`Refusal::Policy`]).
     Never,
@@ -18,6 +19,7 @@ pub enum SpliceWhen {
 
 /// What takes a spliced flow back to control mode by itself; there it stays until [`Command::Splice`](crate::Command).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Trigger {
     /// The client sends again: its next request, say. Pulled inside the data path, so that no byte of it is forwarded.
     ClientData,
@@ -30,6 +32,7 @@ pub enum Trigger {
 /// Over which paths a flow is spliced. A [`Command::Splice`](crate::Command) splices over any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum PathRule {
     /// Where it makes no transfer slower ([`Refusal::Path`]): no direction that carries more than a few kilobytes may have a sender
     /// that is nearer to us than its receiver, unless both are within 2 ms, or the hosts shook hands with each other. Nothing is
@@ -40,7 +43,7 @@ pub enum PathRule {
     Any,
 }
 
-/// How a relayed flow is treated; one per listener.
+/// How a relayed flow is treated; one per listener. Minor releases add fields: write `..Policy::default()` behind those you set.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// When to splice.
@@ -96,6 +99,7 @@ impl Default for Policy {
 
 /// Bytes that control mode has in hand when it hands two legs over: they are delivered first.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Leftovers {
     /// For the server: read from the client, or added.
     pub to_server: Bytes,
@@ -103,20 +107,52 @@ pub struct Leftovers {
     pub to_client: Bytes,
 }
 
+impl Leftovers {
+    /// Bytes for both hosts.
+    pub fn new(to_server: impl Into<Bytes>, to_client: impl Into<Bytes>) -> Leftovers {
+        Leftovers { to_server: to_server.into(), to_client: to_client.into() }
+    }
+
+    /// Bytes for the server alone.
+    pub fn for_server(bytes: impl Into<Bytes>) -> Leftovers {
+        Leftovers::new(bytes, Bytes::new())
+    }
+
+    /// Bytes for the client alone.
+    pub fn for_client(bytes: impl Into<Bytes>) -> Leftovers {
+        Leftovers::new(Bytes::new(), bytes)
+    }
+}
+
 /// What control mode knows of a flow and wants to see in lists and logs.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FlowInfo {
     /// The listener's protocol, for example `socks5` or `plug`.
-    pub protocol: &'static str,
+    pub protocol: Cow<'static, str>,
     /// Who authenticated, if anybody did.
     pub user: Option<String>,
     /// The destination as the client named it (`example.org:443`).
     pub target: String,
 }
 
+impl FlowInfo {
+    /// Without a user.
+    pub fn new(protocol: impl Into<Cow<'static, str>>, target: impl Into<String>) -> FlowInfo {
+        FlowInfo { protocol: protocol.into(), user: None, target: target.into() }
+    }
+
+    /// The same with the user who authenticated, if anybody did.
+    #[must_use]
+    pub fn with_user(self, user: Option<String>) -> FlowInfo {
+        FlowInfo { user, ..self }
+    }
+}
+
 /// Where a flow is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum FlowState {
     /// Control mode: bytes are copied.
     Copying,
@@ -132,6 +168,7 @@ pub enum FlowState {
 
 /// One live flow as `longsplice ls` shows it.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct FlowStatus {
     /// Number of the flow, unique in this process.
     pub id: u64,
@@ -148,7 +185,7 @@ pub struct FlowStatus {
     /// State.
     pub state: FlowState,
     /// The stages a segment from the client traverses now, in order (connection-splicing paper, section IV).
-    pub stages: Vec<&'static str>,
+    pub stages: Vec<Cow<'static, str>>,
     /// Bytes from client to server so far, copied and spliced.
     pub bytes_up: u64,
     /// Bytes from server to client so far, copied and spliced.
@@ -161,6 +198,7 @@ pub struct FlowStatus {
 
 /// What an operator or a program may ask of a live flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Command {
     /// Splice now, whatever the policy waits for.
     Splice,
@@ -175,6 +213,7 @@ pub enum Command {
 /// How a flow ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum EndReason {
     /// Both directions were closed in order.
     Closed,
@@ -192,8 +231,24 @@ pub enum EndReason {
     MessageRelayed,
 }
 
+impl EndReason {
+    /// The label used in logs and records.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EndReason::Closed => "closed",
+            EndReason::ClientReset => "client-reset",
+            EndReason::ServerReset => "server-reset",
+            EndReason::Idle => "idle",
+            EndReason::Stopped => "stopped",
+            EndReason::Left => "left",
+            EndReason::MessageRelayed => "message-relayed",
+        }
+    }
+}
+
 /// The record of a flow that has ended.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Ended {
     /// Number of the flow.
     pub id: u64,
@@ -217,6 +272,15 @@ pub struct Ended {
     pub refusal: Option<Refusal>,
     /// Length of its life in milliseconds.
     pub duration_ms: u64,
+}
+
+impl Ended {
+    /// The record of a flow without a byte.
+    pub fn new(id: u64, client: SocketAddr, server: SocketAddr, how: EndReason) -> Ended {
+        let (bytes_up, bytes_down, spliced_up, spliced_down) = (0, 0, 0, 0);
+        let (splices, refusal, duration_ms) = (0, None, 0);
+        Ended { id, client, server, how, bytes_up, bytes_down, spliced_up, spliced_down, splices, refusal, duration_ms }
+    }
 }
 
 /// A part of one host's stream, from the byte after those that were read on. For [`Splicer::relay_message`](crate::Splicer::relay_message).
@@ -247,6 +311,7 @@ impl Message {
 
 /// What became of a [`Message`].
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct RelayedMessage {
     /// Its record: [`EndReason::MessageRelayed`] if the connections go on. Otherwise a connection was reset, nothing has moved for
     /// too long, or the program stops; then both legs are closed.

@@ -392,10 +392,9 @@ impl Office {
     }
 
     fn counters(&self) -> Value {
-        let verdicts = match self.splicer.datapath().map(|d| d.verdicts()) {
-            Some(Ok(verdicts)) => verdicts.into_iter().map(|(name, n)| (name.to_owned(), json!(n))).collect(),
-            Some(Err(e)) => return error(&format!("cannot read the verdicts: {e}")),
-            None => serde_json::Map::new(),
+        let verdicts: serde_json::Map<String, Value> = match self.splicer.verdicts() {
+            Ok(verdicts) => verdicts.into_iter().map(|(name, n)| (name.to_owned(), json!(n))).collect(),
+            Err(e) => return error(&format!("cannot read the verdicts: {e}")),
         };
         let (proxy, listeners) = (self.server.counters(), self.server.listeners());
         json!({ "version": VERSION, "verdicts": verdicts, "proxy": proxy, "listeners": listeners })

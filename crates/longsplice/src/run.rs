@@ -9,7 +9,7 @@ use crate::{
     control::{Control, Ending, Stopper},
     doctor, paths,
 };
-use longsplice_datapath::{Datapath, MAX_LISTENERS, PathFlags};
+use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
@@ -192,13 +192,7 @@ fn remove_leftovers() {
 }
 
 fn announce_devices(splicer: &Splicer) {
-    let Some(datapath) = splicer.datapath() else { return };
-    let names: Vec<String> = longsplice_datapath::devices()
-        .unwrap_or_default()
-        .into_iter()
-        .filter(|d| datapath.attached().contains(&d.index))
-        .map(|d| d.name)
-        .collect();
+    let names = splicer.devices();
     if names.is_empty() {
         tracing::warn!("no Ethernet device is up: nothing will be spliced; see `longsplice doctor`");
     } else {
@@ -277,10 +271,8 @@ async fn end(
 
 /// Detaches from the kernel and removes the tables; `keep`: unless the kernel forwards flows.
 fn close(splicer: Splicer, keep: bool) -> Result<(), String> {
-    let (pin, flows) = match splicer.datapath() {
-        Some(d) => (d.pin().display().to_string(), if keep { spliced(d) } else { 0 }),
-        None => (String::new(), 0),
-    };
+    let pin = splicer.pin().map(|pin| pin.display().to_string()).unwrap_or_default();
+    let flows = if keep { splicer.forwarded() } else { 0 };
     splicer.stop(flows > 0);
     splicer.close().map_err(|e| format!("cannot remove {pin}: {e}"))?;
     if flows > 0 {
@@ -289,12 +281,6 @@ fn close(splicer: Splicer, keep: bool) -> Result<(), String> {
         tracing::info!("stopped");
     }
     Ok(())
-}
-
-/// Flows that the kernel forwards without us; two entries each.
-fn spliced(datapath: &Datapath) -> usize {
-    let live = |flags: u16| flags & PathFlags::SPLICED != 0 && flags & PathFlags::DEAD == 0;
-    datapath.paths().iter().filter(|(_, p)| live(p.flags)).count() / 2
 }
 
 /// What the process reacts to.

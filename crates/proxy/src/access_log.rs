@@ -4,7 +4,7 @@
 //! run full, and then lines are dropped and counted: the log never holds up a connection.
 
 use crate::fault::Fault;
-use longsplice_engine::{EndReason, Ended, Refusal};
+use longsplice_engine::{Ended, Refusal};
 use serde::Serialize;
 use std::{
     fmt::{self, Write as _},
@@ -163,7 +163,7 @@ impl Record {
     /// Takes over how a relayed flow ended.
     pub fn ended(&mut self, e: &Ended) {
         self.id = Some(e.id);
-        self.how = word(e.how);
+        self.how = e.how.as_str();
         (self.bytes_up, self.bytes_down) = (e.bytes_up, e.bytes_down);
         (self.spliced_up, self.spliced_down) = (e.spliced_up, e.spliced_down);
         self.splices = e.splices;
@@ -261,18 +261,6 @@ fn text(t: &mut String, key: &str, value: &str) {
     }
     plain(t, key, "");
     let _ = write!(t, "{value:?}"); // writing to a String cannot fail
-}
-
-fn word(how: EndReason) -> &'static str {
-    match how {
-        EndReason::Closed => "closed",
-        EndReason::ClientReset => "client-reset",
-        EndReason::ServerReset => "server-reset",
-        EndReason::Idle => "idle",
-        EndReason::Stopped => "stopped",
-        EndReason::Left => "left",
-        EndReason::MessageRelayed => "message-relayed",
-    }
 }
 
 /// RFC 3339 in UTC with milliseconds. The calendar is that of Howard Hinnant's `civil_from_days`: years of the era

@@ -84,7 +84,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             record.target = Some(target.to_string());
             let asked = Asker::by(client.source().ip());
             let server = connect(shared, listener, &client, &asked, target).await;
-            let left = Leftovers { to_server: intake.rest(), ..Leftovers::default() };
+            let left = Leftovers::for_server(intake.rest());
             server.map(|server| Ready { server, left })
         }
         Protocol::Http(_) | Protocol::Transparent => return,
@@ -139,7 +139,7 @@ async fn socks_handshake(
             record.server = Some(server.remote());
             let granted = timeout(limit, asked.grant(client, server.local())).await.map_err(late)?;
             granted.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
-            Ok(Ready { server, left: Leftovers { to_server: asked.rest, ..Leftovers::default() } })
+            Ok(Ready { server, left: Leftovers::for_server(asked.rest) })
         }
         Err(fault) => {
             // The refusal is logged either way; whether the client gets to read it is its own affair.
@@ -183,15 +183,13 @@ pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, 
     let shared = relayed.live.shared.clone();
     Counters::add(&shared.counters.relayed);
     let route = record.route.map(String::into_boxed_str);
-    let info = FlowInfo {
-        protocol: record.listener,
-        user: record.user.map(exact),
-        target: exact(record.target.unwrap_or_default()),
-    };
-    shared.splicer.hand_over(client, ready.server, &ready.left, front.policy.clone(), info, move |ended, info| {
+    let listener = record.listener;
+    let target = exact(record.target.unwrap_or_default());
+    let info = FlowInfo::new(listener, target).with_user(record.user.map(exact));
+    shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, move |ended, info| {
         let Relayed { live, started, lease } = relayed;
         drop(lease);
-        let mut record = Record::new(info.protocol, ended.client);
+        let mut record = Record::new(listener, ended.client);
         record.server = Some(ended.server);
         record.target = Some(info.target.clone());
         record.user.clone_from(&info.user);

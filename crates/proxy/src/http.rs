@@ -98,7 +98,7 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
             let Some(held) = server else { return client.close(&shared.splicer) };
             let Held { stream, lease, .. } = held;
             let ((client, to_server), (server, to_client)) = (client.into_parts(), stream.into_parts());
-            let left = Leftovers { to_server, to_client };
+            let left = Leftovers::new(to_server, to_client);
             return relay(Relayed { live, started: began, lease }, front, client, Ready { server, left }, *record);
         }
         Next::Reset => client.leg.reset_at_close(),

@@ -282,8 +282,8 @@ impl Server {
         let taps = self.shared.taps.values();
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
         let foreign = self.shared.splicer.foreign_counts();
-        let paths = self.shared.splicer.datapath().map(|d| d.path_changes()).unwrap_or_default();
-        let conntrack = self.shared.splicer.datapath().map(|d| d.conntrack_counts()).unwrap_or_default();
+        let paths = self.shared.splicer.path_changes();
+        let conntrack = self.shared.splicer.conntrack_counts();
         let values = self.shared.counters.values();
         CounterValues {
             live: *self.shared.live.borrow(),

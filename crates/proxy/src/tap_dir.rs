@@ -247,6 +247,7 @@ impl Writer {
             }
             PieceKind::Doubt(length) => s.doubt(at, *length),
             PieceKind::End => s.end(at),
+            _ => Err(io::Error::other("a piece of a kind that is not known")),
         };
         if let Err(error) = done {
             self.shared.errors.fetch_add(1, Relaxed);

@@ -131,7 +131,7 @@ async fn lead(
         shared.splicer.discard(server);
         return Err((Fault::Unreachable(std::io::Error::other("the name leads back here")), Some(INTERNAL_ERROR)));
     }
-    Ok(Ready { server, left: Leftovers { to_server: intake.rest(), ..Leftovers::default() } })
+    Ok(Ready { server, left: Leftovers::for_server(intake.rest()) })
 }
 
 /// Whether we are connected to our own listener: it would read the same name, connect again, and so on.

@@ -6,7 +6,7 @@ use crate::{
     core::{Action, Event},
     holder::Holding,
     refusal,
-    sessions::Begin,
+    stretches::Begin,
     sync::lock,
 };
 use longsplice_datapath::{Frozen, Half, LegFlags, PathFlags, Phase, Recreated, SwitchError, Switched};
@@ -120,7 +120,7 @@ impl Relay {
             return d.freeze(a, b, how);
         }
         self.splicer.hear_taps();
-        let mut sessions = lock(&self.splicer.inner.sessions);
+        let mut sessions = lock(&self.splicer.inner.stretches);
         if !legs.iter().all(|leg| sessions.may_begin(leg)) {
             return Err(SwitchError::Busy);
         }
@@ -148,7 +148,7 @@ impl Relay {
 
     fn commit(&mut self, at: &Switched, most: [u32; 2]) -> Result<Switched, SwitchError> {
         let [c, s] = self.legs();
-        let mut sessions = self.is_tapped().then(|| lock(&self.splicer.inner.sessions));
+        let mut sessions = self.is_tapped().then(|| lock(&self.splicer.inner.stretches));
         let trigger = [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t));
         let at = self.datapath().commit([&c, &s], at, most, trigger)?;
         if let Some(sessions) = &mut sessions {

@@ -71,6 +71,7 @@ impl Writer {
             (PieceKind::Doubt(_), Some(_)) => self.keep(id, Err(Lost::Doubt)),
             (PieceKind::End, _) => self.end(id),
             (_, None) => {}
+            (_, Some(_)) => self.keep(id, Err(Lost::Gap)), // of a kind that is not known here
         }
     }
 

@@ -240,18 +240,15 @@ impl<'a> Exchange<'a> {
             Heading::Down => (&mut **server, &down.head[down.sent..], &mut down.checked, down.body.as_mut()),
         };
         let body = body?;
-        let first = [head, from.in_hand()].concat().into();
+        let first = [head, from.in_hand()].concat();
         from.consume(std::mem::take(checked));
         let ahead = body.ahead();
         let (left, message) = match way {
-            Heading::Up => (
-                Leftovers { to_server: first, ..Leftovers::default() },
-                Message::from_client(ahead).until_receiver_speaks(),
-            ),
-            Heading::Down => (Leftovers { to_client: first, ..Leftovers::default() }, Message::from_server(ahead)),
+            Heading::Up => (Leftovers::for_server(first), Message::from_client(ahead).until_receiver_speaks()),
+            Heading::Down => (Leftovers::for_client(first), Message::from_server(ahead)),
         };
-        let RelayedMessage { ended, missing, in_hand } =
-            splicer.relay_message(&mut client.leg, &mut server.leg, &left, message, policy, info).await;
+        let RelayedMessage { ended, missing, in_hand, .. } =
+            splicer.relay_message(&mut client.leg, &mut server.leg, left, policy, info, message).await;
         match way {
             Heading::Up => (up.sent, up.broken) = (up.head.len(), false),
             Heading::Down => down.sent = down.head.len(),
@@ -286,7 +283,7 @@ impl<'a> Exchange<'a> {
             EndReason::ClientReset => gone("client-reset"),
             EndReason::ServerReset => gone("server-reset"),
             EndReason::Idle => gone("idle"),
-            EndReason::Closed | EndReason::Stopped | EndReason::Left => gone("stopped"),
+            _ => gone("stopped"),
         }
     }
 
@@ -629,6 +626,7 @@ fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
         SpliceWhen::Never => false,
         SpliceWhen::AtOnce => ahead > 0,
         SpliceWhen::AfterBytes(n) => ahead >= n.max(1),
+        _ => false,
     }
 }
 

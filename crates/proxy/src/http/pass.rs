@@ -251,11 +251,8 @@ impl Row<'_> {
             });
             match end.await {
                 Some(End::Ahead(way)) => {
-                    let info = FlowInfo {
-                        protocol: record.listener,
-                        user: record.user.clone(),
-                        target: record.target.clone().unwrap_or_default(),
-                    };
+                    let target = record.target.clone().unwrap_or_default();
+                    let info = FlowInfo::new(record.listener, target).with_user(record.user.clone());
                     if let Some(end) = exchange.pass(way, &shared.splicer, self.front.bodies.clone(), info).await {
                         break end;
                     }

@@ -1,6 +1,6 @@
 //! From the ring of copies to the streams of taps: which splice a record belongs to, and where its bytes stand.
 //!
-//! A session is one direction of one splice, from the bound of the freeze to that of the unsplice. Below and above it the bytes
+//! A stretch is one direction of one splice, from the bound of the freeze to that of the unsplice. Below and above it the bytes
 //! come from control mode. It goes on being listened to after its end, until the receiver has acknowledged all of it and the
 //! ring was empty since: a stream of control mode may be far ahead of the ring by then, and is held.
 
@@ -17,12 +17,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often ended sessions are looked at: between two looks the ring was empty once.
+/// How often ended stretches are looked at: between two looks the ring was empty once.
 const LOOK: Duration = Duration::from_millis(20);
-/// Sequence numbers come round: a session this long is settled before the next one of its leg begins.
+/// Sequence numbers come round: a stretch this long is settled before the next one of its leg begins.
 const LONG: u64 = 1 << 31;
 
-/// Where bytes of a session go to.
+/// Where bytes of a stretch go to.
 struct Target {
     state: Arc<Mutex<State>>,
     way: TapDirection,
@@ -30,7 +30,7 @@ struct Target {
     shift: u64,
 }
 
-struct Session {
+struct Stretch {
     /// Positions of the sender.
     start: u64,
     end: Option<u64>,
@@ -48,7 +48,7 @@ struct Session {
     quiet: bool,
 }
 
-impl Session {
+impl Stretch {
     /// `None`: before the beginning of the stream; nobody sends that in earnest.
     fn position(&self, at: CopiedAt) -> Option<u64> {
         let at = match at {
@@ -114,17 +114,17 @@ pub(crate) struct Begin<'a> {
     pub taps: [Option<&'a Tap>; 2],
 }
 
-/// All sessions of which the ring may hold something, by the leg that their bytes come in on.
+/// All stretches of which the ring may hold something, by the leg that their bytes come in on.
 #[derive(Default)]
-pub(crate) struct Sessions {
+pub(crate) struct Stretches {
     /// The newest last.
-    of: HashMap<Tuple, VecDeque<Session>>,
-    /// Legs with sessions that have ended.
+    of: HashMap<Tuple, VecDeque<Stretch>>,
+    /// Legs with stretches that have ended.
     ended: Vec<Tuple>,
     looked: Option<Instant>,
 }
 
-impl Sessions {
+impl Stretches {
     /// May the next one of this leg begin?
     pub fn may_begin(&self, leg: &Tuple) -> bool {
         let last = self.of.get(leg).and_then(VecDeque::back);
@@ -139,7 +139,7 @@ impl Sessions {
         let [sender, receiver] = b.taps;
         let sender = sender.map(|t| target(t, TapDirection::FromHost, 0));
         let receiver = receiver.map(|t| target(t, TapDirection::ToHost, b.out.wrapping_sub(b.start)));
-        self.of.entry(b.legs[b.from]).or_default().push_back(Session {
+        self.of.entry(b.legs[b.from]).or_default().push_back(Stretch {
             start: b.start,
             end: None,
             seq: b.seq,
@@ -152,7 +152,7 @@ impl Sessions {
         });
     }
 
-    fn open(&mut self, leg: &Tuple) -> Option<&mut Session> {
+    fn open(&mut self, leg: &Tuple) -> Option<&mut Stretch> {
         self.of.get_mut(leg)?.back_mut().filter(|s| s.end.is_none())
     }
 
@@ -171,8 +171,8 @@ impl Sessions {
     }
 
     fn copied(&mut self, c: &Copied<'_>) {
-        let Some(sessions) = self.of.get_mut(&c.leg) else { return };
-        for s in sessions.iter_mut().rev() {
+        let Some(stretches) = self.of.get_mut(&c.leg) else { return };
+        for s in stretches.iter_mut().rev() {
             if let Some(at) = s.position(c.at)
                 && at + c.bytes.len() as u64 > s.start
             {
@@ -181,15 +181,15 @@ impl Sessions {
         }
     }
 
-    /// The ring was empty just now. Sessions that are over are forgotten.
+    /// The ring was empty just now. Stretches that are over are forgotten.
     fn look(&mut self, d: &Datapath, now: Instant) {
         if self.ended.is_empty() || self.looked.is_some_and(|t| now - t < LOOK) {
             return;
         }
         self.looked = Some(now);
         for leg in std::mem::take(&mut self.ended) {
-            let Some(sessions) = self.of.get_mut(&leg) else { continue };
-            sessions.retain_mut(|s| {
+            let Some(stretches) = self.of.get_mut(&leg) else { continue };
+            stretches.retain_mut(|s| {
                 if s.end.is_none() {
                     return true;
                 }
@@ -200,10 +200,10 @@ impl Sessions {
                 s.quiet = is_acknowledged(d, s);
                 true
             });
-            if sessions.iter().any(|s| s.end.is_some()) {
+            if stretches.iter().any(|s| s.end.is_some()) {
                 self.ended.push(leg);
             }
-            if sessions.is_empty() {
+            if stretches.is_empty() {
                 self.of.remove(&leg);
             }
         }
@@ -214,12 +214,12 @@ impl Sessions {
     /// The ring is no longer read.
     fn close(&mut self) {
         self.ended.clear();
-        self.of.drain().flat_map(|(_, sessions)| sessions).for_each(|s| s.settle());
+        self.of.drain().flat_map(|(_, stretches)| stretches).for_each(|s| s.settle());
     }
 }
 
-/// Is nothing on its way any more of what was forwarded? A session that ended with its flow has no legs, or some without a bound.
-fn is_acknowledged(d: &Datapath, s: &Session) -> bool {
+/// Is nothing on its way any more of what was forwarded? A stretch that ended with its flow has no legs, or some without a bound.
+fn is_acknowledged(d: &Datapath, s: &Stretch) -> bool {
     d.look(&s.legs[0], &s.legs[1]).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
 }
 
@@ -227,15 +227,15 @@ fn is_acknowledged(d: &Datapath, s: &Session) -> bool {
 pub(crate) fn hear(splicer: &Splicer) {
     let Some(d) = splicer.datapath() else { return };
     let heard = d.poll_taps(|copied| {
-        let mut sessions = lock(&splicer.inner.sessions);
+        let mut stretches = lock(&splicer.inner.stretches);
         match copied {
-            Some(copied) => sessions.copied(&copied),
-            None => sessions.look(d, Instant::now()),
+            Some(copied) => stretches.copied(&copied),
+            None => stretches.look(d, Instant::now()),
         }
         !splicer.inner.stopping.load(Ordering::Relaxed)
     });
     if let Err(error) = heard {
         tracing::error!(%error, "copies of what is forwarded are lost");
     }
-    lock(&splicer.inner.sessions).close();
+    lock(&splicer.inner.stretches).close();
 }
