@@ -75,5 +75,5 @@ pub use pages::{MapSize, map_size};
 pub use pins::{Holdings, default_pin, flush, records, remove_dead};
 pub use released::{Recreated, Released, Resets, monotonic};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
-pub use switch::{Frozen, Half, Limit, SwitchError, Switched, can_fit};
+pub use switch::{FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
 pub use trace::{Numbers, Traced};

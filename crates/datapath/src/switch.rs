@@ -79,6 +79,18 @@ impl Limit {
     }
 }
 
+/// How to freeze; by default, none of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FreezeOptions {
+    /// Segments that arrive during the drain are not forwarded, but given to [`Datapath::poll_held`]. The caller re-injects them
+    /// when the drain has ended or was taken back.
+    pub hold: bool,
+    /// Fail with [`SwitchError::Window`] while a host may send more than the other has room for: the excess would be lost.
+    pub fit: bool,
+    /// Copy forwarded data to [`Datapath::poll_taps`] until the next freeze.
+    pub tap: bool,
+}
+
 /// What a freeze leaves to be drained.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Frozen {
@@ -173,12 +185,8 @@ impl Datapath {
 
     /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
     /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
-    ///
-    /// `hold`: what comes meanwhile is not forwarded, but given to [`Datapath::poll_held`], whose caller sends it on its way
-    /// again when the drain is over or was taken back. `fit`: not while a host may send more than the other has
-    /// room for ([`SwitchError::Window`]); the excess would be lost. `tap`: copies of what is forwarded are wanted
-    /// ([`Datapath::poll_taps`]), until the next freeze.
-    pub fn freeze(&self, a: &Half, b: &Half, [hold, fit, tap]: [bool; 3]) -> Result<Frozen, SwitchError> {
+    pub fn freeze(&self, a: &Half, b: &Half, options: FreezeOptions) -> Result<Frozen, SwitchError> {
+        let FreezeOptions { hold, fit, tap } = options;
         let _one = self.switching.lock().expect("no panic under this lock");
         let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| {
             g.hold = hold.into();

@@ -5,7 +5,7 @@ use super::{
     Result,
     switch::{Proxy, Times, timed, wait_phase},
 };
-use longsplice_datapath::{Datapath, Half, Phase, Released, Repair, SwitchError, Tuple};
+use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Released, Repair, SwitchError, Tuple};
 use std::{os::fd::OwnedFd, time::Instant};
 
 /// A flow whose sockets are nobody's but ours. Since no byte flows, its positions stay.
@@ -45,7 +45,7 @@ impl<'a> Flow<'a> {
 
 async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], times: &mut Times) -> Result<()> {
     loop {
-        match timed(&mut times.freeze, || datapath.freeze(a, b, [false; 3])) {
+        match timed(&mut times.freeze, || datapath.freeze(a, b, FreezeOptions::default())) {
             // What the hosts have not acknowledged yet belongs to the last switch.
             Err(SwitchError::Busy) => {
                 times.freeze.pop();

@@ -9,7 +9,7 @@ use super::{
     stats::Spread,
     venue::{self, PATIENCE, Packets, Pins},
 };
-use longsplice_datapath::{Datapath, Half, Phase, Switched, Tuple, monotonic};
+use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Switched, Tuple, monotonic};
 use longsplice_engine::{
     Command, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
     core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
@@ -246,7 +246,7 @@ impl Proxy<'_> {
                 Action::Measure => Event::Measured(Default::default()),
                 Action::Freeze { .. } => {
                     let (a, b) = (self.half(0), self.half(1));
-                    let frozen = timed(&mut times.freeze, || self.datapath.freeze(&a, &b, [false; 3]));
+                    let frozen = timed(&mut times.freeze, || self.datapath.freeze(&a, &b, FreezeOptions::default()));
                     began = Instant::now();
                     Event::Frozen(frozen.map(Box::new))
                 }

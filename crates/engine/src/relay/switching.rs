@@ -9,7 +9,7 @@ use crate::{
     stretches::Begin,
     sync::lock,
 };
-use longsplice_datapath::{Frozen, Half, LegFlags, PathFlags, Phase, Recreated, SwitchError, Switched};
+use longsplice_datapath::{FreezeOptions, Frozen, Half, LegFlags, PathFlags, Phase, Recreated, SwitchError, Switched};
 use std::time::Duration;
 
 /// For how long the parked sockets' connections are left to what conntrack remembers: a message or two, and a small part of its
@@ -115,7 +115,7 @@ impl Relay {
     /// Where copies belong has to be known before the first one is looked at: hence the lock.
     fn freeze_both(&self, a: &Half, b: &Half, fit: bool) -> Result<Frozen, SwitchError> {
         let (d, legs, tap) = (self.datapath(), [a.leg, b.leg], self.is_tapped());
-        let how = [self.holding.is_some(), fit, tap];
+        let how = FreezeOptions { hold: self.holding.is_some(), fit, tap };
         if !tap {
             return d.freeze(a, b, how);
         }
