@@ -54,7 +54,7 @@ fn flow(program: &Running) -> Option<Value> {
 #[test]
 #[ignore = "root"]
 fn s22_across_switches_by_command() {
-    const SWITCHES: u64 = 8;
+    const SWITCHES: u64 = 4;
     for family in Family::BOTH {
         for marks in [[Marks::Inline, Marks::Apart], [Marks::Apart, Marks::Inline]] {
             let record = converse_through(family, marks, "1000000", |program| {
