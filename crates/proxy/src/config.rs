@@ -9,6 +9,7 @@ mod file;
 mod filter;
 mod route;
 mod site;
+mod source;
 mod tls;
 mod value;
 

@@ -2,8 +2,8 @@
 
 use super::{
     ConfigError,
-    file::Place,
     route::{RawRoute, list},
+    source::SourceFile,
     value::{OrNumber, Parsed, Seconds},
 };
 use crate::{
@@ -151,7 +151,7 @@ impl FromStr for Statuses {
     }
 }
 
-impl Place<'_> {
+impl SourceFile<'_> {
     pub(super) fn pools(&self, raw: BTreeMap<String, RawPool>) -> Result<Vec<PoolConfig>, ConfigError> {
         raw.into_iter().map(|(name, pool)| self.pool(name, pool)).collect()
     }

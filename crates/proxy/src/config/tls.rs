@@ -2,8 +2,8 @@
 
 use super::{
     ConfigError, Http, Protocol,
-    file::Place,
     route::{RawRoute, list},
+    source::SourceFile,
     value::{Many, Parsed},
 };
 use crate::{
@@ -31,7 +31,7 @@ enum RawVersion {
     V2,
 }
 
-impl Place<'_> {
+impl SourceFile<'_> {
     pub(super) fn tls(&self, port: Option<u16>, routes: Vec<Spanned<RawRoute>>) -> Result<Tls, ConfigError> {
         if routes.is_empty() {
             return Ok(Tls { port, ..Tls::default() });
