@@ -13,7 +13,7 @@ use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
-    server::CONNECTIONS,
+    limits::CONNECTIONS,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{

@@ -2,7 +2,7 @@
 //!
 //! # Way of a connection
 //! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
-//! `http`, [`tls`], [`plug`]) to a [`target`], or, by [`routes`], to a server of a [`pool`]; `resolve` finds addresses,
+//! `http`, [`tls`], [`plug`]) to a [`target`], or, by [`routes`], to a server of a `pool`; `resolve` finds addresses,
 //! [`access`] says which of them are allowed, `dial` connects to the first that answers; the engine relays and splices;
 //! [`access_log`] keeps one line. What HTTP servers reply may pass a [`filter`] first, and may
 //! come from a `cache`. Before all of it, a proxy before us may say who the client is ([`proxy_protocol`]).
@@ -29,7 +29,7 @@ mod http;
 mod intake;
 pub mod limits;
 pub mod plug;
-pub mod pool;
+mod pool;
 pub mod proxy_protocol;
 mod resolve;
 pub mod routes;

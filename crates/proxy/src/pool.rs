@@ -11,11 +11,14 @@ mod balance;
 mod check;
 mod health;
 
-use crate::{counters::Counters, http::stream::Stream, server::Shared, target::Target};
-pub use balance::{Balance, Key};
+use crate::{
+    config::pool::{Balance, HealthLimits, Key, PoolConfig, ServerConfig},
+    counters::Counters,
+    http::stream::Stream,
+    server::Shared,
+    target::Target,
+};
 use balance::{Candidate, Turns, hash, hash_of, owner};
-pub use check::Check;
-pub use health::Limits as HealthLimits;
 use health::{Change, Health, State};
 use longsplice_engine::{Leg, Splicer};
 use longsplice_http::Request;
@@ -35,59 +38,8 @@ use tokio::{
     time::interval,
 };
 
-/// Servers of a pool at most: choosing one looks at all of them.
-pub const SERVERS_MAX: usize = 256;
-/// The heaviest; the weights of a pool are added up.
-pub const WEIGHT_MAX: u32 = 256;
 /// How often idle connections are looked at.
 const SWEEP: Duration = Duration::from_secs(1);
-
-/// What a pool is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolConfig {
-    /// Its name, for routes and logs.
-    pub name: String,
-    /// At least one, and at most [`SERVERS_MAX`].
-    pub servers: Vec<ServerConfig>,
-    /// How they share the work.
-    pub balance: Balance,
-    /// How many servers are tried for a request at most, the first included.
-    pub tries: u32,
-    /// Idle connections that are kept to each server at most.
-    pub idle_connections: usize,
-    /// For how long.
-    pub idle_time: Duration,
-    /// When a server is down.
-    pub health: HealthLimits,
-    /// How servers are checked; none: only by the requests.
-    pub check: Option<Check>,
-}
-
-/// A server of a pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerConfig {
-    /// Where it is.
-    pub target: Target,
-    /// Its share of the work, relative to the others: 1 to [`WEIGHT_MAX`].
-    pub weight: u32,
-}
-
-impl PoolConfig {
-    /// A pool of these servers, with defaults for the rest.
-    pub fn new(name: String, servers: Vec<ServerConfig>) -> PoolConfig {
-        PoolConfig {
-            name,
-            servers,
-            balance: Balance::default(),
-            tries: 3,
-            idle_connections: 32,
-            // As nginx has it. Servers that close earlier are noticed.
-            idle_time: Duration::from_secs(60),
-            health: HealthLimits::default(),
-            check: None,
-        }
-    }
-}
 
 /// A pool at work.
 #[derive(Debug)]

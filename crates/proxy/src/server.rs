@@ -7,7 +7,7 @@ use crate::{
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
     counters::{CounterValues, Counters, ListenerValues},
-    limits::{Counted, Full, Slot},
+    limits::{CONNECTIONS, Counted, Full, Slot},
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
@@ -33,9 +33,6 @@ use tokio::{
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// At most one message in this time says that clients are turned away.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
-/// At most, unless the configuration says otherwise. Two descriptors each, and pipes while copying: well below the usual hard
-/// limit of a million.
-pub const CONNECTIONS: u32 = 65536;
 /// How long [`Server::drain`] waits for the last lines of the access log, files of taps and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
 

@@ -6,9 +6,12 @@
 pub mod hello;
 
 use crate::{
-    access::{Asker, Pattern},
+    access::Asker,
     access_log::Record,
-    config::ListenerConfig,
+    config::{
+        ListenerConfig,
+        tls::{Route, Tls},
+    },
     connection::{Ready, connect_under},
     fault::{Fault, Step},
     intake::{Intake, IntakeError},
@@ -26,38 +29,7 @@ const INTERNAL_ERROR: u8 = 80;
 /// RFC 6066, 3.
 const UNRECOGNIZED_NAME: u8 = 112;
 
-/// What a listener of TLS is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tls {
-    /// The first that matches decides; without a match the client is refused.
-    pub routes: Vec<Route>,
-    /// Port of targets that are only known by the name asked for; none: the port listened on.
-    pub port: Option<u16>,
-}
-
-/// Where a ClientHello leads to. An empty list matches everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Route {
-    /// Names; prefixes match nothing here.
-    pub name: Vec<Pattern>,
-    /// Protocols, of which the client has to offer one (RFC 7301).
-    pub alpn: Vec<String>,
-    /// The target; none: the name asked for, and no match if none is.
-    pub target: Option<Target>,
-}
-
-impl Default for Tls {
-    fn default() -> Tls {
-        Tls { routes: vec![Route::default()], port: None }
-    }
-}
-
 impl Tls {
-    /// Whether clients may choose their target.
-    pub fn forwards(&self) -> bool {
-        self.routes.iter().any(|r| r.target.is_none())
-    }
-
     /// The route of a ClientHello that asks for `asked`, and where it leads to.
     fn route<'a>(&'a self, hello: &ClientHello, asked: Option<&'a Target>) -> Option<(&'a Route, &'a Target)> {
         let route = self.routes.iter().find(|r| r.matches(hello))?;

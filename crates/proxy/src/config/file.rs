@@ -7,6 +7,7 @@ use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Splicing, Twice,
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter, filter},
+    pool::PoolConfig,
     route::RawRoute,
     site::RawPool,
     source::SourceFile,
@@ -18,7 +19,6 @@ use crate::{
     access_log::{LogConfig, LogFormat, LogTarget},
     limits::Limits,
     plug::parse_listen,
-    pool::PoolConfig,
     target::Target,
     users::Users,
 };

@@ -2,12 +2,12 @@
 
 use super::{
     ConfigError,
+    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, WEIGHT_MAX},
     route::{RawRoute, list},
     source::SourceFile,
     value::{OrNumber, Parsed, Seconds},
 };
 use crate::{
-    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, WEIGHT_MAX},
     routes::{Paths, Route},
     target::Target,
 };

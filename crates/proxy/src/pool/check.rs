@@ -1,32 +1,10 @@
 //! Active checks: a request to each server every now and then.
 
 use super::Member;
-use crate::{http::stream::Stream, server::Shared};
+use crate::{config::pool::Check, http::stream::Stream, server::Shared};
 use longsplice_http::{Kind, Response, Scan};
-use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+use std::sync::Arc;
 use tokio::time::{sleep, timeout};
-
-/// How servers are checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
-    /// The path that is asked for with GET; begins with `/`.
-    pub path: String,
-    /// `Host` of the request; none: the server's address.
-    pub host: Option<String>,
-    /// From the end of one check to the next.
-    pub interval: Duration,
-    /// How long one may take, looking up the name and connecting included.
-    pub timeout: Duration,
-    /// Statuses, from 200 to 599, that are good.
-    pub status: RangeInclusive<u16>,
-}
-
-impl Check {
-    /// A check with defaults for the rest.
-    pub fn new(path: String) -> Check {
-        Check { path, host: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2), status: 200..=399 }
-    }
-}
 
 /// Checks a server until the proxy stops.
 pub(super) async fn watch(member: Arc<Member>, check: Check, shared: Arc<Shared>) {
