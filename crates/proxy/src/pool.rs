@@ -15,7 +15,7 @@ use crate::{
     config::pool::{Balance, HealthLimits, Key, PoolConfig, ServerConfig},
     counters::Counters,
     http::stream::Stream,
-    server::Shared,
+    resolve::Resolver,
     target::Target,
 };
 use balance::{Candidate, Turns, hash, hash_of, owner};
@@ -34,12 +34,23 @@ use std::{
 };
 use tokio::{
     runtime::{Handle, Id},
+    sync::watch,
     task::JoinHandle,
     time::interval,
 };
 
 /// How often idle connections are looked at.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// What the tasks of a pool work with.
+#[derive(Clone)]
+pub(crate) struct Upkeep {
+    pub splicer: Splicer,
+    pub resolver: Resolver,
+    pub counters: Arc<Counters>,
+    /// Whether no more is to be begun.
+    pub stop: watch::Receiver<bool>,
+}
 
 /// A pool at work.
 #[derive(Debug)]
@@ -131,11 +142,11 @@ impl Pool {
     }
 
     /// Begins to check servers and to close old connections.
-    pub fn tend(self: &Arc<Self>, shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
-        let mut tasks = vec![tokio::spawn(sweep_all(self.clone(), shared.clone()))];
+    pub fn tend(self: &Arc<Self>, upkeep: &Upkeep) -> Vec<JoinHandle<()>> {
+        let mut tasks = vec![tokio::spawn(sweep_all(self.clone(), upkeep.clone()))];
         for member in self.config.check.iter().flat_map(|_| &self.members) {
             tasks.extend(
-                self.config.check.clone().map(|c| tokio::spawn(check::watch(member.clone(), c, shared.clone()))),
+                self.config.check.clone().map(|c| tokio::spawn(check::watch(member.clone(), c, upkeep.clone()))),
             );
         }
         tasks
@@ -143,15 +154,15 @@ impl Pool {
 }
 
 /// Closes what was idle for too long, and what servers have closed; at the end, everything.
-async fn sweep_all(pool: Arc<Pool>, shared: Arc<Shared>) {
-    let mut stop = shared.stop.clone();
+async fn sweep_all(pool: Arc<Pool>, upkeep: Upkeep) {
+    let Upkeep { splicer, mut stop, .. } = upkeep;
     let mut tick = interval(SWEEP);
     loop {
         let stopped = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => true,
             _ = tick.tick() => false,
         };
-        pool.members.iter().for_each(|m| m.sweep(&shared.splicer, stopped));
+        pool.members.iter().for_each(|m| m.sweep(&splicer, stopped));
         if stopped {
             return;
         }
@@ -185,13 +196,14 @@ impl Member {
         }
     }
 
-    /// Keeps a connection for the next request; the one that was idle for longest makes room.
-    pub fn keep(&self, stream: Stream, shared: &Shared) {
+    /// Keeps a connection for the next request, unless `stop` says otherwise; the one that was idle for longest makes room.
+    pub fn keep(&self, stream: Stream, splicer: &Splicer, stop: &watch::Receiver<bool>) {
         let mut idle = lock(&self.idle);
         idle.push_back(Idle { since: Instant::now(), runtime: Handle::current().id(), stream });
-        let most = if *shared.stop.borrow() { 0 } else { self.idle_connections };
+        // Looked at under the lock: the last sweep, which comes after it is set, finds what is kept before.
+        let most = if *stop.borrow() { 0 } else { self.idle_connections };
         let surplus = idle.len().saturating_sub(most);
-        idle.drain(..surplus).for_each(|i| i.stream.close(&shared.splicer));
+        idle.drain(..surplus).for_each(|i| i.stream.close(splicer));
     }
 
     fn sweep(&self, splicer: &Splicer, all: bool) {

@@ -8,7 +8,7 @@ use crate::{
     connection,
     counters::{CounterValues, Counters, ListenerValues},
     limits::{CONNECTIONS, Counted, Full, Slot},
-    pool::Pool,
+    pool::{Pool, Upkeep},
     resolve::Resolver,
     tap_dir::TapDir,
     workers::{Loads, Seat, Workers},
@@ -96,7 +96,7 @@ pub(crate) struct Shared {
     pub(crate) splicer: Splicer,
     pub(crate) resolver: Resolver,
     pub(crate) log: AccessLog,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     /// By name.
     pub(crate) pools: HashMap<String, Arc<Pool>>,
     /// By directory.
@@ -110,6 +110,18 @@ pub(crate) struct Shared {
     live: watch::Sender<u64>,
     /// Whether no more is to be begun.
     pub(crate) stop: watch::Receiver<bool>,
+}
+
+impl Shared {
+    /// What the tasks of pools need of all this.
+    fn upkeep(&self) -> Upkeep {
+        Upkeep {
+            splicer: self.splicer.clone(),
+            resolver: self.resolver.clone(),
+            counters: self.counters.clone(),
+            stop: self.stop.clone(),
+        }
+    }
 }
 
 /// A server that runs until it is dropped. Connections that are being relayed outlive it.
@@ -200,7 +212,7 @@ impl Prepared {
             splicer,
             resolver: Resolver::default(),
             log,
-            counters: Counters::default(),
+            counters: Arc::default(),
             pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
             taps,
             loads,
@@ -210,8 +222,9 @@ impl Prepared {
             stop: stop.subscribe(),
         });
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new() };
+        let upkeep = server.shared.upkeep();
         for pool in server.shared.pools.values() {
-            server.tasks.extend(pool.tend(&server.shared));
+            server.tasks.extend(pool.tend(&upkeep));
         }
         for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
             announce(addr, &listener);

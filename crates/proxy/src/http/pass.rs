@@ -308,7 +308,7 @@ impl Row<'_> {
         tries.fresh = true;
         match (end, self.server.take()) {
             (End::Done { reuse: true, .. }, Some(Held { stream, lease: Some(lease), .. })) => {
-                lease.0.keep(stream, &shared);
+                lease.0.keep(stream, &shared.splicer, &shared.stop);
             }
             (End::Done { reuse: true, .. } | End::Validated { reuse: true, .. } | End::Upgraded, held) => {
                 self.server = held

@@ -1,19 +1,19 @@
 //! Active checks: a request to each server every now and then.
 
-use super::Member;
-use crate::{config::pool::Check, http::stream::Stream, server::Shared};
+use super::{Member, Upkeep};
+use crate::{config::pool::Check, http::stream::Stream};
 use longsplice_http::{Kind, Response, Scan};
 use std::sync::Arc;
 use tokio::time::{sleep, timeout};
 
 /// Checks a server until the proxy stops.
-pub(super) async fn watch(member: Arc<Member>, check: Check, shared: Arc<Shared>) {
-    let mut stop = shared.stop.clone();
+pub(super) async fn watch(member: Arc<Member>, check: Check, upkeep: Upkeep) {
+    let mut stop = upkeep.stop.clone();
     let checks = async {
         loop {
             let late = || Err(format!("the check took longer than {:?}", check.timeout));
-            let result = timeout(check.timeout, ask(&member, &check, &shared)).await.unwrap_or_else(|_| late());
-            member.checked(&shared.counters, result);
+            let result = timeout(check.timeout, ask(&member, &check, &upkeep)).await.unwrap_or_else(|_| late());
+            member.checked(&upkeep.counters, result);
             sleep(check.interval).await;
         }
     };
@@ -24,15 +24,15 @@ pub(super) async fn watch(member: Arc<Member>, check: Check, shared: Arc<Shared>
 }
 
 /// One check, over a connection of its own, made as those for requests are.
-async fn ask(member: &Member, check: &Check, shared: &Shared) -> Result<(), String> {
-    let addresses = shared.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
+async fn ask(member: &Member, check: &Check, upkeep: &Upkeep) -> Result<(), String> {
+    let addresses = upkeep.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
     let mut failed = String::new();
     for address in addresses {
-        match shared.splicer.connect_alone(address).await {
+        match upkeep.splicer.connect_alone(address).await {
             Ok(leg) => {
                 let mut stream = Stream::new(leg);
                 let status = status(&mut stream, member, check).await;
-                stream.close(&shared.splicer);
+                stream.close(&upkeep.splicer);
                 return match status? {
                     good if check.status.contains(&good) => Ok(()),
                     bad => Err(format!("status {bad}")),
