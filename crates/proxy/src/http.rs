@@ -22,9 +22,9 @@ use crate::{
     access_log::Record,
     config::Http,
     connection::{Ready, Relayed, connect, linger, relay, write},
+    context::{Front, Live, Shared},
     counters::Counters,
     fault::{Fault, Step},
-    server::{Front, Live, Shared},
     target::{Host, Target},
 };
 use alarm::Alarm;

@@ -19,6 +19,7 @@ pub mod access_log;
 mod cache;
 pub mod config;
 mod connection;
+mod context;
 mod counters;
 mod dial;
 pub mod fault;

@@ -3,17 +3,18 @@
 use crate::{
     access::Asker,
     access_log::{AccessLog, LogTarget},
-    cache::{self, Cache, CacheValues},
+    cache::{Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
+    context::{Front, Live, Shared},
     counters::{CounterValues, Counters, ListenerValues},
-    limits::{CONNECTIONS, Counted, Full, Slot},
-    pool::{Pool, Upkeep},
+    limits::{CONNECTIONS, Counted},
+    pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
-    workers::{Loads, Seat, Workers},
+    workers::Workers,
 };
-use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, Policy, SpliceWhen, Splicer, Tally};
+use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, SpliceWhen, Splicer, Tally};
 use std::{
     collections::HashMap,
     io,
@@ -88,39 +89,6 @@ fn cure(e: &io::Error) -> &'static str {
         io::ErrorKind::AddrNotAvailable => "; no device of this host has the address",
         io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
         _ => "",
-    }
-}
-
-/// What all connections share.
-pub(crate) struct Shared {
-    pub(crate) splicer: Splicer,
-    pub(crate) resolver: Resolver,
-    pub(crate) log: AccessLog,
-    pub(crate) counters: Arc<Counters>,
-    /// By name.
-    pub(crate) pools: HashMap<String, Arc<Pool>>,
-    /// By directory.
-    taps: HashMap<PathBuf, Arc<TapDir>>,
-    loads: Loads,
-    /// By directory.
-    caches: HashMap<PathBuf, Arc<Cache>>,
-    /// Connections of all listeners.
-    all: Arc<Counted>,
-    /// How many there are, for [`Server::drain`] to wait on.
-    live: watch::Sender<u64>,
-    /// Whether no more is to be begun.
-    pub(crate) stop: watch::Receiver<bool>,
-}
-
-impl Shared {
-    /// What the tasks of pools need of all this.
-    fn upkeep(&self) -> Upkeep {
-        Upkeep {
-            splicer: self.splicer.clone(),
-            resolver: self.resolver.clone(),
-            counters: self.counters.clone(),
-            stop: self.stop.clone(),
-        }
     }
 }
 
@@ -361,63 +329,6 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 enum Bound {
     Own(Listener),
     Foreign(ForeignListener),
-}
-
-/// A listener's configuration and the count of its connections.
-pub(crate) struct Front {
-    pub(crate) listener: ListenerConfig,
-    /// The listener's, shared by all its flows.
-    pub(crate) policy: Arc<Policy>,
-    /// The same for bodies of HTTP messages, whose lengths are known.
-    pub(crate) bodies: Arc<Policy>,
-    pub(crate) tap: Option<Arc<TapDir>>,
-    /// And what a reply in it has passed.
-    pub(crate) cache: Option<(Arc<Cache>, Arc<str>)>,
-    counted: Arc<Counted>,
-}
-
-impl Front {
-    fn new(listener: ListenerConfig, shared: &Shared) -> Front {
-        let counted =
-            Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
-        let policy = Arc::new(listener.policy.clone());
-        let bodies = Arc::new(listener.policy_of_bodies());
-        let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
-        let cache = listener.cache().and_then(|c| shared.caches.get(&c.dir)).cloned();
-        let cache = match &listener.protocol {
-            Protocol::Http(http) => cache.map(|cache| (cache, cache::fingerprint(&http.filter))),
-            _ => None,
-        };
-        Front { listener, policy, bodies, tap, cache, counted }
-    }
-}
-
-/// Counts a connection as live while it exists, also when its task is torn down or when it has none.
-pub(crate) struct Live {
-    pub(crate) shared: Arc<Shared>,
-    slots: [Slot; 2],
-    seat: Seat,
-}
-
-impl Live {
-    fn enter(shared: &Arc<Shared>, front: &Front, peer: SocketAddr, awake: usize) -> Result<Live, Full> {
-        // Of a connection that a proxy before us serves, the client is still to be told.
-        let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
-        let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
-        shared.live.send_modify(|n| *n += 1);
-        Ok(Live { shared: shared.clone(), slots, seat: shared.loads.seat(awake) })
-    }
-
-    /// Counts the connection for its client, as soon as that is known.
-    pub fn is_from(&mut self, client: SocketAddr) -> Result<(), Full> {
-        self.slots.iter_mut().try_for_each(|slot| slot.is_from(client.ip()))
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.shared.live.send_modify(|n| *n -= 1);
-    }
 }
 
 /// `number`: of the worker that does it.

@@ -13,9 +13,9 @@ use crate::{
         tls::{Route, Tls},
     },
     connection::{Ready, connect_under},
+    context::Shared,
     fault::{Fault, Step},
     intake::{Intake, IntakeError},
-    server::Shared,
     target::{Host, Target},
 };
 use hello::{ClientHello, HELLO_MAX, HelloError, Scan};
