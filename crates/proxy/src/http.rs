@@ -21,10 +21,10 @@ pub(crate) mod stream;
 use crate::{
     access_log::Record,
     config::Http,
-    connection::{Ready, Relayed, connect, linger, relay, write},
     context::{Front, Live, Shared},
     counters::Counters,
     fault::{Fault, Step},
+    onward::{Ready, Relayed, connect, linger, relay, write},
     target::{Host, Target},
 };
 use alarm::Alarm;

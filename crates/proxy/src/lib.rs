@@ -29,6 +29,7 @@ pub mod hashes;
 mod http;
 mod intake;
 pub mod limits;
+mod onward;
 pub mod plug;
 mod pool;
 pub mod proxy_protocol;

@@ -382,9 +382,10 @@ async fn accept_foreign(
         match accepted {
             Ok((client, server)) => {
                 let front_of = front.clone();
-                let pass =
-                    async move |live, [client, server]: [Leg; 2]| connection::pass(live, &front_of, client, server);
-                admit(&shared, &front, ([client, server], number), &mut complained, pass);
+                let serve = async move |live, [client, server]: [Leg; 2]| {
+                    connection::serve_transparent(live, &front_of, client, server);
+                };
+                admit(&shared, &front, ([client, server], number), &mut complained, serve);
             }
             Err(e) if e.kind() == io::ErrorKind::NotConnected => return,
             Err(e) => {

@@ -12,10 +12,10 @@ use crate::{
         ListenerConfig,
         tls::{Route, Tls},
     },
-    connection::{Ready, connect_under},
     context::Shared,
     fault::{Fault, Step},
     intake::{Intake, IntakeError},
+    onward::{Ready, connect_under},
     target::{Host, Target},
 };
 use hello::{ClientHello, HELLO_MAX, HelloError, Scan};

@@ -20,10 +20,10 @@ use crate::{
     access::{Asker, Rules},
     access_log::Record,
     cache::Asking,
-    connection::connect,
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
+    onward::connect,
     pool::{Lease, Pool},
     target::Target,
 };
