@@ -10,10 +10,10 @@ use crate::{
     context::{Front, Live, Shared},
     counters::Counters,
     fault::{Fault, Step},
+    handshake_buffer::HandshakeBuffer,
     http,
-    intake::Intake,
     onward::{Ready, Relayed, connect, linger, relay, write},
-    socks::{self, Asked},
+    socks::{self, SocksRequest},
     tls,
     users::Users,
 };
@@ -25,11 +25,11 @@ use tokio::time::timeout;
 pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     let started = Instant::now();
     let listener = &front.listener;
-    let (mut client, mut intake) = (client, Intake::default());
+    let (mut client, mut buffer) = (client, HandshakeBuffer::default());
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }
-    let header = listener.proxy_protocol.receive(&mut client, &mut intake, listener.limits.handshake).await;
+    let header = listener.proxy_protocol.receive(&mut client, &mut buffer, listener.limits.handshake).await;
     let mut record = Record::new(listener.protocol.name(), client.source());
     if let Err(fault) = header {
         live.shared.counters.fault(&fault);
@@ -46,19 +46,19 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     }
     if let Protocol::Http(http) = &listener.protocol {
         // by itself: the tasks of others need not be as large
-        return Box::pin(http::serve(live, &front, http, (client, intake.rest()))).await;
+        return Box::pin(http::serve(live, &front, http, (client, buffer.rest()))).await;
     }
     let shared = &live.shared;
     let ready = match &listener.protocol {
         Protocol::Socks5 { users } => {
-            socks_handshake(shared, listener, users, (&mut client, intake), &mut record).await
+            socks_handshake(shared, listener, users, (&mut client, buffer), &mut record).await
         }
-        Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, intake), &mut record).await,
+        Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, buffer), &mut record).await,
         Protocol::Plug { target } => {
             record.target = Some(target.to_string());
             let asked = Asker::by(client.source().ip());
             let server = connect(shared, listener, &client, &asked, target).await;
-            let left = Leftovers::for_server(intake.rest());
+            let left = Leftovers::for_server(buffer.rest());
             server.map(|server| Ready { server, left })
         }
         Protocol::Http(_) | Protocol::Transparent => return,
@@ -94,25 +94,25 @@ async fn socks_handshake(
     shared: &Shared,
     listener: &ListenerConfig,
     users: &Users,
-    (client, intake): (&mut Leg, Intake),
+    (client, buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
 ) -> Result<Ready, Fault> {
     let limit = listener.limits.handshake;
     let late = |_| Fault::Timeout(Step::Handshake);
-    let asked: Asked = timeout(limit, socks::ask(client, intake, users)).await.map_err(late)??;
-    record.target = Some(asked.target.to_string());
-    record.user.clone_from(&asked.user);
+    let request: SocksRequest = timeout(limit, socks::ask(client, buffer, users)).await.map_err(late)??;
+    record.target = Some(request.target.to_string());
+    record.user.clone_from(&request.user);
     let by = Asker::by(client.source().ip());
-    match connect(shared, listener, client, &by, &asked.target).await {
+    match connect(shared, listener, client, &by, &request.target).await {
         Ok(server) => {
             record.server = Some(server.remote());
-            let granted = timeout(limit, asked.grant(client, server.local())).await.map_err(late)?;
+            let granted = timeout(limit, request.grant(client, server.local())).await.map_err(late)?;
             granted.map_err(|e| Fault::BadRequest(format!("the client does not listen: {e}")))?;
-            Ok(Ready { server, left: Leftovers::for_server(asked.rest) })
+            Ok(Ready { server, left: Leftovers::for_server(request.rest) })
         }
         Err(fault) => {
             // The refusal is logged either way; whether the client gets to read it is its own affair.
-            let _ = timeout(limit, asked.refuse(client, &fault)).await;
+            let _ = timeout(limit, request.refuse(client, &fault)).await;
             Err(fault)
         }
     }

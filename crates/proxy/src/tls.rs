@@ -14,7 +14,7 @@ use crate::{
     },
     context::Shared,
     fault::{Fault, Step},
-    intake::{Intake, IntakeError},
+    handshake_buffer::{HandshakeBuffer, HandshakeError},
     onward::{Ready, connect_under},
     target::{Host, Target},
 };
@@ -52,11 +52,11 @@ pub(crate) async fn handshake(
     shared: &Shared,
     listener: &ListenerConfig,
     tls: &Tls,
-    (client, intake): (&mut Leg, Intake),
+    (client, buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
 ) -> Result<Ready, Fault> {
     let limit = listener.limits.handshake;
-    match lead(shared, listener, tls, (client, intake), record).await {
+    match lead(shared, listener, tls, (client, buffer), record).await {
         Ok(ready) => Ok(ready),
         Err((fault, alert)) => {
             if let Some(description) = alert {
@@ -73,12 +73,12 @@ async fn lead(
     shared: &Shared,
     listener: &ListenerConfig,
     tls: &Tls,
-    (client, mut intake): (&mut Leg, Intake),
+    (client, mut buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
 ) -> Result<Ready, (Fault, Option<u8>)> {
     let mut scan = Scan::default();
     // Nothing is used up: it is all for the server.
-    let read = intake.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
+    let read = buffer.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
     let read = timeout(listener.limits.handshake, read).await;
     let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(bad)?;
     let asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
@@ -103,7 +103,7 @@ async fn lead(
         shared.splicer.discard(server);
         return Err((Fault::Unreachable(std::io::Error::other("the name leads back here")), Some(INTERNAL_ERROR)));
     }
-    Ok(Ready { server, left: Leftovers::for_server(intake.rest()) })
+    Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
 }
 
 /// Whether we are connected to our own listener: it would read the same name, connect again, and so on.
@@ -113,11 +113,11 @@ fn comes_back(listener: &ListenerConfig, client: &Leg, server: &Leg) -> bool {
     to == here || (listener.listen.ip().is_unspecified() && to == (from.0, here.1))
 }
 
-fn bad(e: IntakeError<HelloError>) -> (Fault, Option<u8>) {
+fn bad(e: HandshakeError<HelloError>) -> (Fault, Option<u8>) {
     let alert = match &e {
-        IntakeError::Parse(e) => e.alert(),
-        IntakeError::TooLong(_) => HelloError::TooLong.alert(),
-        IntakeError::Closed | IntakeError::Io(_) => None,
+        HandshakeError::Parse(e) => e.alert(),
+        HandshakeError::TooLong(_) => HelloError::TooLong.alert(),
+        HandshakeError::Closed | HandshakeError::Io(_) => None,
     };
     (Fault::BadRequest(e.to_string()), alert)
 }
