@@ -88,7 +88,7 @@ pub enum PathPattern {
 
 /// Who asks for what, apart from the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asker<'a> {
+pub struct Subject<'a> {
     /// The client.
     pub client: IpAddr,
     /// The method; HTTP only.
@@ -97,10 +97,10 @@ pub struct Asker<'a> {
     pub path: Option<&'a str>,
 }
 
-impl Asker<'_> {
+impl Subject<'_> {
     /// By a protocol without methods and paths.
-    pub fn by(client: IpAddr) -> Asker<'static> {
-        Asker { client, method: None, path: None }
+    pub fn by(client: IpAddr) -> Subject<'static> {
+        Subject { client, method: None, path: None }
     }
 }
 
@@ -166,22 +166,22 @@ impl Rules {
     /// Those that may match, with their numbers, in order. `ip`: unless it is not known yet.
     fn candidates(
         &self,
-        asked: &Asker<'_>,
+        subject: &Subject<'_>,
         host: &Host,
         ip: Option<IpAddr>,
         port: u16,
     ) -> impl Iterator<Item = (usize, &Rule)> {
         let Filed { list, by_address, by_name, .. } = &*self.filed;
         let index = if ip.is_some() { by_address } else { by_name };
-        index.candidates(asked.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
+        index.candidates(subject.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
     }
 
     /// Whether the request may go to `server`, to which `target` was resolved.
-    pub fn check(&self, asked: &Asker<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
+    pub fn check(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
         let guarded = if self.guarded { guard::guarded(ip) } else { None };
-        for (i, rule) in self.candidates(asked, &target.host, Some(ip), server.port()) {
-            if !rule.covers(asked, server.port()) {
+        for (i, rule) in self.candidates(subject, &target.host, Some(ip), server.port()) {
+            if !rule.covers(subject, server.port()) {
                 continue;
             }
             match rule.action {
@@ -199,9 +199,9 @@ impl Rules {
     }
 
     /// What is denied whatever the name resolves to: such names are not looked up at all.
-    pub fn check_name(&self, asked: &Asker<'_>, target: &Target) -> Result<(), Denied> {
-        for (i, rule) in self.candidates(asked, &target.host, None, target.port) {
-            if !rule.covers(asked, target.port) {
+    pub fn check_name(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
+        for (i, rule) in self.candidates(subject, &target.host, None, target.port) {
+            if !rule.covers(subject, target.port) {
                 continue;
             }
             let certain = rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&target.host));
@@ -219,12 +219,12 @@ impl Rules {
 }
 
 impl Rule {
-    fn covers(&self, asked: &Asker<'_>, port: u16) -> bool {
-        let client = asked.client.to_canonical();
+    fn covers(&self, subject: &Subject<'_>, port: u16) -> bool {
+        let client = subject.client.to_canonical();
         (self.client.is_empty() || self.client.iter().any(|p| p.0.contains(&client)))
             && (self.ports.is_empty() || self.ports.iter().any(|r| r.contains(port)))
-            && (self.methods.is_empty() || asked.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
-            && (self.path.is_empty() || asked.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
+            && (self.methods.is_empty() || subject.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
+            && (self.path.is_empty() || subject.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
     }
 
     fn denies(&self, host: &Host, ip: IpAddr) -> bool {

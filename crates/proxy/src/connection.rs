@@ -4,7 +4,7 @@
 //! ends when it is handed over; what the last line needs then waits with the engine ([`Relayed`]).
 
 use crate::{
-    access::Asker,
+    access::Subject,
     access_log::Record,
     config::{ListenerConfig, Protocol},
     context::{Front, Live, Shared},
@@ -56,8 +56,8 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, buffer), &mut record).await,
         Protocol::Plug { target } => {
             record.target = Some(target.to_string());
-            let asked = Asker::by(client.source().ip());
-            let server = connect(shared, listener, &client, &asked, target).await;
+            let subject = Subject::by(client.source().ip());
+            let server = connect(shared, listener, &client, &subject, target).await;
             let left = Leftovers::for_server(buffer.rest());
             server.map(|server| Ready { server, left })
         }
@@ -102,8 +102,8 @@ async fn socks_handshake(
     let request: SocksRequest = timeout(limit, socks::ask(client, buffer, users)).await.map_err(late)??;
     record.target = Some(request.target.to_string());
     record.user.clone_from(&request.user);
-    let by = Asker::by(client.source().ip());
-    match connect(shared, listener, client, &by, &request.target).await {
+    let subject = Subject::by(client.source().ip());
+    match connect(shared, listener, client, &subject, &request.target).await {
         Ok(server) => {
             record.server = Some(server.remote());
             let granted = timeout(limit, request.grant(client, server.local())).await.map_err(late)?;

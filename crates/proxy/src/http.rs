@@ -208,8 +208,8 @@ impl Row<'_> {
     async fn connect(&mut self, errand: &Errand<'_>, target: &Target, record: &mut Record) -> Next {
         self.drop_server();
         let listener = &self.front.listener;
-        let asked = errand.asked(&self.client);
-        let server = match connect(self.shared(), listener, &self.client.leg, &asked, target).await {
+        let subject = errand.subject(&self.client);
+        let server = match connect(self.shared(), listener, &self.client.leg, &subject, target).await {
             Ok(server) => Stream::new(server),
             Err(fault) => return self.refuse(errand.request, record, &fault, status_of(&fault)).await,
         };

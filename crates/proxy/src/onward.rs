@@ -1,7 +1,7 @@
 //! What every protocol does once it knows where a connection goes: connect, relay or refuse, and write the line.
 
 use crate::{
-    access::{Asker, Rules},
+    access::{Rules, Subject},
     access_log::Record,
     config::ListenerConfig,
     context::{Front, Live, Shared},
@@ -41,10 +41,10 @@ pub(crate) async fn connect(
     shared: &Shared,
     listener: &ListenerConfig,
     client: &Leg,
-    asked: &Asker<'_>,
+    subject: &Subject<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    connect_under(&listener.rules, shared, listener, client, asked, target).await
+    connect_under(&listener.rules, shared, listener, client, subject, target).await
 }
 
 /// The same under other rules.
@@ -53,10 +53,11 @@ pub(crate) async fn connect_under(
     shared: &Shared,
     listener: &ListenerConfig,
     client: &Leg,
-    asked: &Asker<'_>,
+    subject: &Subject<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    let mut server = dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, asked, target).await?;
+    let mut server =
+        dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, subject, target).await?;
     match listener.proxy_protocol.send(client, &mut server).await {
         Ok(()) => Ok(server),
         Err(e) => {

@@ -1,7 +1,7 @@
 //! The server: listens, accepts within the limits, and can be stopped gently.
 
 use crate::{
-    access::Asker,
+    access::Subject,
     access_log::{AccessLog, LogTarget},
     cache::{Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
@@ -168,7 +168,7 @@ impl Prepared {
             } else {
                 let rules = listener.rules.clone();
                 let allow = move |client: SocketAddr, server: SocketAddr| {
-                    rules.check(&Asker::by(client.ip()), &server.into(), server).is_ok()
+                    rules.check(&Subject::by(client.ip()), &server.into(), server).is_ok()
                 };
                 let socket = splicer.listen_foreign(listener.listen, allow).map_err(failed)?;
                 (Bound::Foreign(socket), listener.listen)

@@ -6,7 +6,7 @@
 pub mod hello;
 
 use crate::{
-    access::Asker,
+    access::Subject,
     access_log::Record,
     config::{
         ListenerConfig,
@@ -96,8 +96,8 @@ async fn lead(
         let alert = if let Fault::Denied(_) = fault { ACCESS_DENIED } else { INTERNAL_ERROR };
         (fault, Some(alert))
     };
-    let by = Asker::by(client.source().ip());
-    let server = connect_under(&rules, shared, listener, client, &by, target).await.map_err(refused)?;
+    let subject = Subject::by(client.source().ip());
+    let server = connect_under(&rules, shared, listener, client, &subject, target).await.map_err(refused)?;
     record.server = Some(server.remote());
     if comes_back(listener, client, &server) {
         shared.splicer.discard(server);

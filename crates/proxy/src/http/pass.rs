@@ -17,7 +17,7 @@ use super::{
     stream::Stream,
 };
 use crate::{
-    access::{Asker, Rules},
+    access::{Rules, Subject},
     access_log::Record,
     cache::Asking,
     counters::Counters,
@@ -73,9 +73,9 @@ struct Tries {
 
 impl Errand<'_> {
     /// For the rules.
-    pub fn asked(&self, client: &Stream) -> Asker<'_> {
+    pub fn subject(&self, client: &Stream) -> Subject<'_> {
         let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
-        Asker { client: client.leg.source().ip(), method, path }
+        Subject { client: client.leg.source().ip(), method, path }
     }
 }
 
@@ -145,12 +145,12 @@ impl Row<'_> {
 
     async fn seek_target(&mut self, errand: &Errand<'_>, target: &Target, fresh: bool) -> Result<(), Fault> {
         let listener = &self.front.listener;
-        let asked = errand.asked(&self.client);
+        let subject = errand.subject(&self.client);
         if let Some(held) = &mut self.server
             && held.target == *target
             && !fresh
             // Rules may forbid this request what they allowed the last.
-            && listener.rules.check(&asked, target, held.stream.leg.remote()).is_ok()
+            && listener.rules.check(&subject, target, held.stream.leg.remote()).is_ok()
             && held.stream.is_quiet()
         {
             held.reused = true;
@@ -158,7 +158,7 @@ impl Row<'_> {
             return Ok(());
         }
         self.drop_server();
-        let server = connect(self.shared(), listener, &self.client.leg, &asked, target).await?;
+        let server = connect(self.shared(), listener, &self.client.leg, &subject, target).await?;
         self.server = Some(Held { target: target.clone(), stream: self.stream(server), reused: false, lease: None });
         Ok(())
     }
@@ -189,9 +189,9 @@ impl Row<'_> {
             }
             // Who may go to a pool was decided for the request as a whole.
             let (rules, limits) = (Rules::default(), &self.front.listener.limits);
-            let asked = errand.asked(&self.client);
+            let subject = errand.subject(&self.client);
             let client = &self.client.leg;
-            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &asked, &target).await {
+            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &subject, &target).await {
                 Ok(leg) => {
                     self.server = Some(Held { target, stream: self.stream(leg), reused: false, lease: Some(lease) });
                     return Ok(());

@@ -55,7 +55,7 @@ impl Row<'_> {
         let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
         let key = pool.key(request, self.client.leg.source().ip());
         let errand = Errand { request, site, path, to: To::Pool(pool.clone(), key) };
-        let denied = self.front.listener.rules.check(&errand.asked(&self.client), &target, here);
+        let denied = self.front.listener.rules.check(&errand.subject(&self.client), &target, here);
         denied.map_err(|why| (Fault::Denied(why), 403))?;
         Ok(errand)
     }

@@ -42,8 +42,8 @@ impl Row<'_> {
         });
         let Some(question) = &asking.question else { return Err(Some(asking)) };
         let may_have = |found: &Found| {
-            let (asked, from) = (errand.asked(&self.client), found.stored.meta.server);
-            self.front.listener.rules.check(&asked, target, from).is_ok()
+            let (subject, from) = (errand.subject(&self.client), found.stored.meta.server);
+            self.front.listener.rules.check(&subject, target, from).is_ok()
         };
         let found = cache.look(question.clone(), filter.clone()).await.filter(may_have);
         let only_if_cached = question.only_if_cached;
