@@ -1,9 +1,9 @@
 //! Who may go where: ordered rules, of which the first that matches decides.
 //!
 //! The decision falls on the *resolved* address that is then connected to, so a name cannot point somewhere else in
-//! between. A `deny` rule looks at every address that the target's address carries inside ([`guard::faces`]), an
+//! between. A `deny` rule looks at every address that the target's address carries inside ([`guarded_ranges::faces`]), an
 //! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener, whose
-//! clients choose their targets: there, [`guard::guarded`] addresses are denied. An `allow` rule opens a guarded
+//! clients choose their targets: there, [`guarded_ranges::guarded`] addresses are denied. An `allow` rule opens a guarded
 //! address only if it names a prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254:
 //! `0.0.0.0/0`, a name or no target at all do not.
 //!
@@ -12,7 +12,7 @@
 mod index;
 
 use crate::{
-    guard,
+    guarded_ranges,
     target::{Host, Target},
 };
 use index::Index;
@@ -179,7 +179,7 @@ impl Rules {
     /// Whether the request may go to `server`, to which `target` was resolved.
     pub fn check(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
-        let guarded = if self.guarded { guard::guarded(ip) } else { None };
+        let guarded = if self.guarded { guarded_ranges::guarded(ip) } else { None };
         for (i, rule) in self.candidates(subject, &target.host, Some(ip), server.port()) {
             if !rule.covers(subject, server.port()) {
                 continue;
@@ -229,12 +229,15 @@ impl Rule {
 
     fn denies(&self, host: &Host, ip: IpAddr) -> bool {
         self.target.is_empty()
-            || self.target.iter().any(|p| p.matches_name(host) || guard::faces(ip).any(|face| p.matches_ip(face)))
+            || self
+                .target
+                .iter()
+                .any(|p| p.matches_name(host) || guarded_ranges::faces(ip).any(|face| p.matches_ip(face)))
     }
 
     fn allows(&self, host: &Host, ip: IpAddr, guarded: bool) -> bool {
         if guarded {
-            let opens = |p: &Pattern| matches!(p, Pattern::Prefix(net) if guard::wholly_guarded(&net.0));
+            let opens = |p: &Pattern| matches!(p, Pattern::Prefix(net) if guarded_ranges::wholly_guarded(&net.0));
             return self.target.iter().any(|p| opens(p) && p.matches_ip(ip));
         }
         self.target.is_empty() || self.target.iter().any(|p| p.matches_name(host) || p.matches_ip(ip))

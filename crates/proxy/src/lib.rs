@@ -24,7 +24,7 @@ mod counters;
 mod dial;
 pub mod fault;
 pub mod filter;
-pub mod guard;
+pub mod guarded_ranges;
 mod handshake_buffer;
 pub mod hashes;
 mod http;

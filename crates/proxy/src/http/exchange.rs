@@ -112,7 +112,7 @@ struct Down {
 /// How an exchange has ended, or what it comes to next.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// So much content is ahead that it is worth a splice: [`Exchange::pass`], and on.
+    /// So much content is ahead that it is worth a splice: [`Exchange::relay_body`], and on.
     Ahead(Heading),
     /// The reply was passed on. `close`: the client was told that we close; `reuse`: the server's connection is fit for more.
     Done { close: bool, reuse: bool },
@@ -232,7 +232,13 @@ impl<'a> Exchange<'a> {
     }
 
     /// Content that is ahead goes past us, where it can be spliced, and is copied by the engine otherwise. Some: that was the end.
-    pub async fn pass(&mut self, way: Heading, splicer: &Splicer, policy: Arc<Policy>, info: FlowInfo) -> Option<End> {
+    pub async fn relay_body(
+        &mut self,
+        way: Heading,
+        splicer: &Splicer,
+        policy: Arc<Policy>,
+        info: FlowInfo,
+    ) -> Option<End> {
         self.ahead = false;
         let Exchange { client, server, up, down, .. } = self;
         let (from, head, checked, body) = match way {
@@ -257,7 +263,7 @@ impl<'a> Exchange<'a> {
             Some(ahead) => body.passed(ahead - missing),
             None => *body = Body::UntilClose(true),
         }
-        // Its sender has stopped too early, or its receiver has something to say: both are seen by whoever copies. Nor may a pass
+        // Its sender has stopped too early, or its receiver has something to say: both are seen by whoever copies. Nor may a call
         // that has moved nothing be followed by another one.
         let copy = missing > 0;
         match way {
