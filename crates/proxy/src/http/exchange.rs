@@ -405,7 +405,7 @@ impl<'a> Exchange<'a> {
             if self.down.interim > INTERIM_MAX {
                 return refuse("the server sends one interim reply after the other");
             }
-            if client == Version::New {
+            if client == Version::Http11 {
                 self.begin(reply, false);
             }
             return Ok(());
@@ -444,7 +444,7 @@ impl<'a> Exchange<'a> {
                 Heard::Good(meta) => return Err(End::Validated { meta, reuse: reuse && first.is_empty() }),
             }
         }
-        let strip = client == Version::Old && reply.framing == Framing::Chunked;
+        let strip = client == Version::Http10 && reply.framing == Framing::Chunked;
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
         self.begin(reply, close);
         self.down.strip = strip;
