@@ -100,7 +100,7 @@ impl Fields {
         let coded = self.all("transfer-encoding").next().is_some();
         match (length, coded) {
             (Some(_), true) => Err(Wrong::LengthAndCoding),
-            (None, true) if version == Version::Old => Err(Wrong::CodingInOld),
+            (None, true) if version == Version::Http10 => Err(Wrong::CodingInOld),
             (None, true) => self.chunked().map(|()| Some(Framing::Chunked)),
             (Some(length), false) => number(length).map(|n| Some(Framing::Exact(n))).ok_or(Wrong::Length),
             (None, false) => Ok(None),
@@ -119,7 +119,7 @@ impl Fields {
             }
         }
         match self.all("transfer-encoding").next() {
-            Some(_) if version == Version::Old => Err(Wrong::CodingInOld),
+            Some(_) if version == Version::Http10 => Err(Wrong::CodingInOld),
             Some(_) => self.chunked().map(|()| Some(Framing::Chunked)),
             None => Ok(length.map(Framing::Exact)),
         }

@@ -63,7 +63,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     for (n, value) in r.fields.end_to_end(&r.hop) {
         let is = |other: &str| n.eq_ignore_ascii_case(other.as_bytes());
         // RFC 9110, 10.1.1: a client of HTTP/1.0 would not know what to do with the 100
-        let expects = is("expect") && r.version == Version::Old;
+        let expects = is("expect") && r.version == Version::Http10;
         let counted = is("max-forwards") && r.max_forwards.is_some();
         let site = to.forwarded == Forwarded::XForwardedFor && to.site.is_some();
         let of_site = ["x-forwarded-host", "x-forwarded-proto"].iter().filter(|_| site);
@@ -138,7 +138,7 @@ pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
         field(&mut out, "Date", httpdate::fmt_http_date(to.now).as_bytes());
     }
     match (r.framing, r.said) {
-        (Framing::Chunked, _) if to.client == Version::Old => {}
+        (Framing::Chunked, _) if to.client == Version::Http10 => {}
         (Framing::None, Some(n)) => framing(&mut out, Framing::Exact(n)),
         (f, _) => framing(&mut out, f),
     }

@@ -57,21 +57,21 @@ pub const METHOD_MAX: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// HTTP/1.0 (RFC 1945).
-    Old,
+    Http10,
     /// HTTP/1.1.
-    New,
+    Http11,
 }
 
 impl Version {
     fn new(minor: u8) -> Version {
-        if minor == 0 { Version::Old } else { Version::New }
+        if minor == 0 { Version::Http10 } else { Version::Http11 }
     }
 
     /// As `Via` has it, without the protocol's name (RFC 9110, 7.6.3).
     pub fn number(self) -> &'static str {
         match self {
-            Version::Old => "1.0",
-            Version::New => "1.1",
+            Version::Http10 => "1.0",
+            Version::Http11 => "1.1",
         }
     }
 }

@@ -98,9 +98,9 @@ impl Request {
         };
         let framing = if framing == Framing::Exact(0) && method == "CONNECT" { Framing::None } else { framing };
         Ok(Request {
-            keep_alive: version == Version::New && !says("close"),
-            trailers: version == Version::New && takes_trailers(&fields),
-            upgrade: upgrade(&fields, says("upgrade") && version == Version::New),
+            keep_alive: version == Version::Http11 && !says("close"),
+            trailers: version == Version::Http11 && takes_trailers(&fields),
+            upgrade: upgrade(&fields, says("upgrade") && version == Version::Http11),
             method: method.to_owned(),
             form,
             version,
@@ -179,7 +179,7 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
 /// RFC 9112, 3.2: one, and a host. Where the target itself says who is meant, a proxy ignores `Host`, and replaces it (3.2.2).
 fn host(fields: &Fields, version: Version, form: &Form) -> Result<(), Wrong> {
     match fields.one("host", Wrong::Hosts)? {
-        None if version == Version::New => Err(Wrong::NoHost),
+        None if version == Version::Http11 => Err(Wrong::NoHost),
         None => Ok(()),
         Some(_) if matches!(form, Form::Absolute(..) | Form::Authority(_)) => Ok(()),
         Some(value) => {

@@ -72,7 +72,7 @@ impl Response {
         };
         let hop = fields.connection()?;
         let says = |option: &str| hop.iter().any(|h| h == option);
-        let persists = !says("close") && (version == Version::New || says("keep-alive"));
+        let persists = !says("close") && (version == Version::Http11 || says("keep-alive"));
         let upgrade = fields.all("upgrade").next().filter(|v| status == 101 && is_list(v));
         Ok(Response {
             status,

@@ -15,7 +15,7 @@ const ONWARD: Onward<'static> = Onward {
     identity: false,
     site: None,
 };
-const BACK: Back<'static> = Back { via: None, client: Version::New, close: false, now: NOW };
+const BACK: Back<'static> = Back { via: None, client: Version::Http11, close: false, now: NOW };
 const NOW: SystemTime = SystemTime::UNIX_EPOCH;
 const DATE: &str = "Date: Thu, 01 Jan 1970 00:00:00 GMT";
 
@@ -152,7 +152,7 @@ fn replies_lose_what_is_between_proxy_and_server() {
     assert!(response("HEAD", reply, &BACK).contains("\r\nContent-Length: 5\r\n"));
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n";
     assert!(response("GET", chunked, &BACK).contains("\r\nTransfer-Encoding: chunked\r\n"));
-    let old = Back { client: Version::Old, close: true, ..BACK };
+    let old = Back { client: Version::Http10, close: true, ..BACK };
     assert_eq!(response("GET", chunked, &old), format!("HTTP/1.1 200 OK\r\n{DATE}\r\nConnection: close\r\n\r\n"));
     let empty = "HTTP/1.1 204 No\r\nDate: x\r\nContent-Length: 9\r\n";
     assert_eq!(response("GET", empty, &BACK), "HTTP/1.1 204 No\r\nDate: x\r\n\r\n");

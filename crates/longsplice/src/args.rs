@@ -1,9 +1,11 @@
 //! The only table of flags. `--help`, the man page and the parser all come from here.
 
-use crate::control::LONGEST;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{FlowState, PathRule, SpliceWhen};
 use std::path::PathBuf;
+
+/// Longest trace, seconds: one that somebody has forgotten ends by itself.
+pub const TRACE_SECONDS_MAX: u32 = 3600;
 
 /// A TCP proxy that hands connections over to the kernel.
 ///
@@ -255,7 +257,12 @@ pub struct TraceArgs {
     pub count: Option<u64>,
 
     /// Stop after this time: at most an hour, so that no trace is forgotten.
-    #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=i64::from(LONGEST)))]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(TRACE_SECONDS_MAX))
+    )]
     pub seconds: u32,
 
     /// Print JSON: one object per segment.

@@ -17,7 +17,7 @@
 //! What cannot be done is answered with `{"version":1,"error":"..."}`. `done` means that the flow was told: whether it
 //! was spliced, `ls` shows. There are no passwords: the socket has mode 0600, and whoever may open it may do everything.
 
-use crate::{paths, run::end_limit};
+use crate::{args::TRACE_SECONDS_MAX, paths};
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
 use longsplice_proxy::Server;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
@@ -53,14 +53,21 @@ pub const PAGE: usize = 500;
 const REQUEST: u64 = 4096;
 /// Operators and monitors at a time; more are turned away, so that a leak of theirs does not become one of ours.
 const CLIENTS: usize = 32;
-/// Longest trace, seconds: one that somebody has forgotten ends by itself.
-pub const LONGEST: u32 = 3600;
 /// Segments that wait for a client to read them, some 3 MB: one that is slower misses some.
 const WAITING: usize = 10_000;
 /// A client that says nothing for so long is hung up on.
 const SILENCE: Duration = Duration::from_secs(60);
 /// A client that does not read its answer for so long, too.
 const SLOWNESS: Duration = Duration::from_secs(10);
+/// How long flows that were told to end may take to do so, and the access log to be written.
+const END: Duration = Duration::from_secs(5);
+/// One second more for this many connections.
+const ENDS: u64 = 20_000;
+
+/// How long `live` connections take to end, at most.
+pub fn end_limit(live: u64) -> Duration {
+    END + Duration::from_secs(live / ENDS)
+}
 
 /// A request with the version it is written in.
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,7 +107,7 @@ pub enum Ask {
         /// So many at most; null: all.
         #[serde(default)]
         count: Option<u64>,
-        /// For so long, at most [`LONGEST`].
+        /// For so long, at most [`TRACE_SECONDS_MAX`].
         seconds: u32,
     },
     /// All counters.
@@ -284,7 +291,7 @@ impl Office {
                     continue;
                 }
                 Ok(Ask::Trace { id, count, seconds }) => {
-                    self.trace(&mut write, id, count.unwrap_or(u64::MAX), seconds.min(LONGEST)).await?;
+                    self.trace(&mut write, id, count.unwrap_or(u64::MAX), seconds.min(TRACE_SECONDS_MAX)).await?;
                     continue;
                 }
                 Ok(Ask::Stop { drain, flush }) => {

@@ -6,14 +6,14 @@
 use crate::{
     Outcome,
     args::{Format, RunArgs},
-    control::{Control, Ending, Stopper},
+    control::{Control, Ending, Stopper, end_limit},
     doctor, paths,
 };
 use longsplice_datapath::MAX_LISTENERS;
 use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
-    server::CONNECTIONS,
+    limits::CONNECTIONS,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::{
@@ -30,16 +30,6 @@ use tokio::{
     sync::mpsc,
 };
 use tracing_subscriber::EnvFilter;
-
-/// How long flows that were told to end may take to do so, and the access log to be written.
-const END: Duration = Duration::from_secs(5);
-/// And one second more for so many.
-const ENDS: u64 = 20_000;
-
-/// How long so many connections take to end, at most.
-pub fn end_limit(live: u64) -> Duration {
-    END + Duration::from_secs(live / ENDS)
-}
 
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {

@@ -139,7 +139,7 @@ pub(crate) fn request(input: &[u8]) {
 pub(crate) fn reply(input: &[u8]) {
     let Some((how, input)) = input.split_first() else { return };
     let method = if how & 1 == 0 { "GET" } else { "HEAD" };
-    let client = if how & 2 == 0 { Version::New } else { Version::Old };
+    let client = if how & 2 == 0 { Version::Http11 } else { Version::Http10 };
     let close = how & 4 == 0;
     let strict = head(Scan::new, Kind::Response, input).and_then(|h| Some((h, Response::parse(h, method).ok()?)));
     let mended = head(Scan::lenient, Kind::Response, input).and_then(|h| Some((h, Response::lenient(h, method).ok()?)));
@@ -165,7 +165,7 @@ pub(crate) fn reply(input: &[u8]) {
         Err(Wrong::Status) if reply.status > 599 => return,
         parsed => parsed.unwrap_or_else(|w| panic!("{w}: {}", written.escape_ascii())),
     };
-    let unchunked = client == Version::Old && reply.framing == Framing::Chunked;
+    let unchunked = client == Version::Http10 && reply.framing == Framing::Chunked;
     let framing = if unchunked { Framing::UntilClose } else { reply.framing };
     assert_eq!(
         (same.status, same.framing, same.length()),

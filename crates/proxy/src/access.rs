@@ -1,9 +1,9 @@
 //! Who may go where: ordered rules, of which the first that matches decides.
 //!
 //! The decision falls on the *resolved* address that is then connected to, so a name cannot point somewhere else in
-//! between. A `deny` rule looks at every address that the target's address carries inside ([`guard::faces`]), an
+//! between. A `deny` rule looks at every address that the target's address carries inside ([`guarded_ranges::faces`]), an
 //! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener, whose
-//! clients choose their targets: there, [`guard::guarded`] addresses are denied. An `allow` rule opens a guarded
+//! clients choose their targets: there, [`guarded_ranges::guarded`] addresses are denied. An `allow` rule opens a guarded
 //! address only if it names a prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254:
 //! `0.0.0.0/0`, a name or no target at all do not.
 //!
@@ -12,7 +12,7 @@
 mod index;
 
 use crate::{
-    guard,
+    guarded_ranges,
     target::{Host, Target},
 };
 use index::Index;
@@ -88,7 +88,7 @@ pub enum PathPattern {
 
 /// Who asks for what, apart from the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asker<'a> {
+pub struct Subject<'a> {
     /// The client.
     pub client: IpAddr,
     /// The method; HTTP only.
@@ -97,10 +97,10 @@ pub struct Asker<'a> {
     pub path: Option<&'a str>,
 }
 
-impl Asker<'_> {
+impl Subject<'_> {
     /// By a protocol without methods and paths.
-    pub fn by(client: IpAddr) -> Asker<'static> {
-        Asker { client, method: None, path: None }
+    pub fn by(client: IpAddr) -> Subject<'static> {
+        Subject { client, method: None, path: None }
     }
 }
 
@@ -166,22 +166,22 @@ impl Rules {
     /// Those that may match, with their numbers, in order. `ip`: unless it is not known yet.
     fn candidates(
         &self,
-        asked: &Asker<'_>,
+        subject: &Subject<'_>,
         host: &Host,
         ip: Option<IpAddr>,
         port: u16,
     ) -> impl Iterator<Item = (usize, &Rule)> {
         let Filed { list, by_address, by_name, .. } = &*self.filed;
         let index = if ip.is_some() { by_address } else { by_name };
-        index.candidates(asked.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
+        index.candidates(subject.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
     }
 
     /// Whether the request may go to `server`, to which `target` was resolved.
-    pub fn check(&self, asked: &Asker<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
+    pub fn check(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
-        let guarded = if self.guarded { guard::guarded(ip) } else { None };
-        for (i, rule) in self.candidates(asked, &target.host, Some(ip), server.port()) {
-            if !rule.covers(asked, server.port()) {
+        let guarded = if self.guarded { guarded_ranges::guarded(ip) } else { None };
+        for (i, rule) in self.candidates(subject, &target.host, Some(ip), server.port()) {
+            if !rule.covers(subject, server.port()) {
                 continue;
             }
             match rule.action {
@@ -199,9 +199,9 @@ impl Rules {
     }
 
     /// What is denied whatever the name resolves to: such names are not looked up at all.
-    pub fn check_name(&self, asked: &Asker<'_>, target: &Target) -> Result<(), Denied> {
-        for (i, rule) in self.candidates(asked, &target.host, None, target.port) {
-            if !rule.covers(asked, target.port) {
+    pub fn check_name(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
+        for (i, rule) in self.candidates(subject, &target.host, None, target.port) {
+            if !rule.covers(subject, target.port) {
                 continue;
             }
             let certain = rule.target.is_empty() || rule.target.iter().any(|p| p.matches_name(&target.host));
@@ -219,22 +219,25 @@ impl Rules {
 }
 
 impl Rule {
-    fn covers(&self, asked: &Asker<'_>, port: u16) -> bool {
-        let client = asked.client.to_canonical();
+    fn covers(&self, subject: &Subject<'_>, port: u16) -> bool {
+        let client = subject.client.to_canonical();
         (self.client.is_empty() || self.client.iter().any(|p| p.0.contains(&client)))
             && (self.ports.is_empty() || self.ports.iter().any(|r| r.contains(port)))
-            && (self.methods.is_empty() || asked.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
-            && (self.path.is_empty() || asked.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
+            && (self.methods.is_empty() || subject.method.is_some_and(|m| self.methods.iter().any(|own| own == m)))
+            && (self.path.is_empty() || subject.path.is_some_and(|p| self.path.iter().any(|own| own.matches(p))))
     }
 
     fn denies(&self, host: &Host, ip: IpAddr) -> bool {
         self.target.is_empty()
-            || self.target.iter().any(|p| p.matches_name(host) || guard::faces(ip).any(|face| p.matches_ip(face)))
+            || self
+                .target
+                .iter()
+                .any(|p| p.matches_name(host) || guarded_ranges::faces(ip).any(|face| p.matches_ip(face)))
     }
 
     fn allows(&self, host: &Host, ip: IpAddr, guarded: bool) -> bool {
         if guarded {
-            let opens = |p: &Pattern| matches!(p, Pattern::Prefix(net) if guard::wholly_guarded(&net.0));
+            let opens = |p: &Pattern| matches!(p, Pattern::Prefix(net) if guarded_ranges::wholly_guarded(&net.0));
             return self.target.iter().any(|p| opens(p) && p.matches_ip(ip));
         }
         self.target.is_empty() || self.target.iter().any(|p| p.matches_name(host) || p.matches_ip(ip))

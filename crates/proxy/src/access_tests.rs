@@ -31,12 +31,12 @@ const CLIENT: &str = "10.1.2.3";
 fn named(rules: &Rules, target: &str, server: &str) -> Result<(), Denied> {
     let target: Target = target.parse().unwrap();
     let server = SocketAddr::new(server.parse().unwrap(), target.port);
-    rules.check(&Asker::by(CLIENT.parse().unwrap()), &target, server)
+    rules.check(&Subject::by(CLIENT.parse().unwrap()), &target, server)
 }
 
 fn addressed(rules: &Rules, server: &str) -> Result<(), Denied> {
     let server: SocketAddr = server.parse().unwrap();
-    rules.check(&Asker::by(CLIENT.parse().unwrap()), &server.into(), server)
+    rules.check(&Subject::by(CLIENT.parse().unwrap()), &server.into(), server)
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn clients_and_ports() {
     let mapped_client = "::ffff:10.1.2.3".parse().unwrap();
     let server = "192.0.2.1:1".parse().unwrap();
     let r = rules(&["deny from 10.1.2.3"], true);
-    assert_eq!(r.check(&Asker::by(mapped_client), &Target::from(server), server), Err(Denied::Rule(1)));
+    assert_eq!(r.check(&Subject::by(mapped_client), &Target::from(server), server), Err(Denied::Rule(1)));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn names_and_suffixes() {
     ] {
         let want = if denied { Err(Denied::Rule(1)) } else { Ok(()) };
         assert_eq!(named(&r, name, "192.0.2.1"), want, "{name}");
-        assert_eq!(r.check_name(&Asker::by(CLIENT.parse().unwrap()), &name.parse().unwrap()), want, "{name}");
+        assert_eq!(r.check_name(&Subject::by(CLIENT.parse().unwrap()), &name.parse().unwrap()), want, "{name}");
     }
 }
 
@@ -123,7 +123,7 @@ fn a_deny_sees_through_wrapping() {
 #[test]
 fn what_the_name_decides_is_not_looked_up() {
     let check = |list: &[&str], target: &str| {
-        rules(list, true).check_name(&Asker::by(CLIENT.parse().unwrap()), &target.parse().unwrap())
+        rules(list, true).check_name(&Subject::by(CLIENT.parse().unwrap()), &target.parse().unwrap())
     };
     assert_eq!(check(&["deny"], "a.org:80"), Err(Denied::Rule(1)));
     assert_eq!(check(&["deny port 25"], "a.org:25"), Err(Denied::Rule(1)));
@@ -156,9 +156,9 @@ fn methods_and_paths() {
     let r = rules(&["deny methods POST,PUT path /admin*,/x", "allow methods GET", "deny path /only"], false);
     let server: SocketAddr = "192.0.2.1:80".parse().unwrap();
     let check = |method, path| {
-        let asker = Asker { client: CLIENT.parse().unwrap(), method, path };
-        assert_eq!(r.check(&asker, &server.into(), server), r.check_name(&asker, &server.into()));
-        r.check(&asker, &server.into(), server)
+        let subject = Subject { client: CLIENT.parse().unwrap(), method, path };
+        assert_eq!(r.check(&subject, &server.into(), server), r.check_name(&subject, &server.into()));
+        r.check(&subject, &server.into(), server)
     };
     assert_eq!(check(Some("POST"), Some("/admin/users")), Err(Denied::Rule(1)));
     assert_eq!(check(Some("POST"), Some("/administrator")), Err(Denied::Rule(1)));
@@ -177,7 +177,7 @@ fn methods_and_paths() {
 /// Of those that are asked for this, by address and by name.
 fn tried(rules: &Rules, client: &str, target: &str, ip: &str) -> [Vec<usize>; 2] {
     let (client, target) = (client.parse().unwrap(), target.parse::<Target>().unwrap());
-    let numbers = |ip| rules.candidates(&Asker::by(client), &target.host, ip, target.port).map(|(n, _)| n).collect();
+    let numbers = |ip| rules.candidates(&Subject::by(client), &target.host, ip, target.port).map(|(n, _)| n).collect();
     [numbers(Some(ip.parse().unwrap())), numbers(None)]
 }
 
@@ -233,7 +233,7 @@ fn none_is_left_out_that_matches() {
         for client in ["10.1.2.3", "10.1.9.9", "2001:db8::1", "::ffff:10.1.2.3"] {
             for target in ["example.org", "a.b.example.org", "192.0.2.7", "org"] {
                 for (ip, port) in [("192.0.2.7", 80), ("64:ff9b::c000:207", 443), ("2001:db8::7", 8080)] {
-                    let (asked, ip) = (Asker::by(client.parse().unwrap()), ip.parse().unwrap());
+                    let (subject, ip) = (Subject::by(client.parse().unwrap()), ip.parse().unwrap());
                     let host = format!("{target}:{port}").parse::<Target>().unwrap().host;
                     let matching = |known: bool| {
                         let by_name = |rule: &Rule| {
@@ -246,14 +246,14 @@ fn none_is_left_out_that_matches() {
                             } else {
                                 by_name(rule)
                             };
-                            rule.covers(&asked, port) && there
+                            rule.covers(&subject, port) && there
                         };
                         let all = rules.list().iter().enumerate().filter(|(_, rule)| fits(rule));
                         all.map(|(n, _)| n).collect::<Vec<_>>()
                     };
                     for known in [true, false] {
                         let tried: Vec<_> =
-                            rules.candidates(&asked, &host, known.then_some(ip), port).map(|(n, _)| n).collect();
+                            rules.candidates(&subject, &host, known.then_some(ip), port).map(|(n, _)| n).collect();
                         let matching = matching(known);
                         assert!(tried.is_sorted_by(|a, b| a < b), "{tried:?}");
                         assert!(matching.iter().all(|n| tried.contains(n)), "{matching:?} of {tried:?}");

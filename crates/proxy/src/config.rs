@@ -7,9 +7,11 @@
 mod cache;
 mod file;
 mod filter;
+pub mod pool;
 mod route;
 mod site;
-mod tls;
+mod source;
+pub mod tls;
 mod value;
 
 use crate::{
@@ -19,15 +21,14 @@ use crate::{
     filter::Filter,
     limits::Limits,
     plug::{self, Plug},
-    pool::PoolConfig,
     proxy_protocol::ProxyProtocol,
     routes::Route,
     target::Target,
-    tls::Tls,
     users::Users,
 };
 use longsplice_engine::{OpenError, Policy, SpliceWhen};
 pub use longsplice_http::forward::Forwarded;
+use pool::PoolConfig;
 use serde::Deserialize;
 use std::{
     fmt, io,
@@ -35,6 +36,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use tls::Tls;
 
 /// What the program is told. Everything the proxy itself does not use is for the program around it.
 #[derive(Debug, Clone, Default)]
@@ -43,7 +45,7 @@ pub struct Config {
     pub listeners: Vec<ListenerConfig>,
     /// Servers that stand for one another, by whose names routes lead to them.
     pub pools: Vec<PoolConfig>,
-    /// Connections of all listeners together; none: [`CONNECTIONS`](crate::server::CONNECTIONS).
+    /// Connections of all listeners together; none: [`CONNECTIONS`](crate::limits::CONNECTIONS).
     pub connections: Option<u32>,
     /// The access log.
     pub log: LogConfig,

@@ -2,7 +2,7 @@
 //! one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form).
 
 use crate::{
-    access::{Asker, Rules},
+    access::{Rules, Subject},
     fault::{Fault, Step},
     limits::Limits,
     resolve::Resolver,
@@ -28,13 +28,13 @@ pub(crate) async fn dial(
     resolver: &Resolver,
     (rules, limits): (&Rules, &Limits),
     client: &Leg,
-    asked: &Asker<'_>,
+    subject: &Subject<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
-    rules.check_name(asked, target).map_err(Fault::Denied)?;
+    rules.check_name(subject, target).map_err(Fault::Denied)?;
     let mut denied = None;
     let mut addresses = resolver.resolve(target, limits.resolve).await?;
-    addresses.retain(|a| match rules.check(asked, target, *a) {
+    addresses.retain(|a| match rules.check(subject, target, *a) {
         Ok(()) => true,
         Err(why) => {
             denied.get_or_insert(why);

@@ -2,10 +2,10 @@
 //! match a reply is let through.
 //!
 //! A rule looks at the head, at the first bytes of the body, at the whole of it, or at several of these: then all have to match.
-//! What cannot be known yet leaves a rule open, and the verdict with it, unless all that are open would decide alike. So the
-//! verdict never depends on how a body was cut into segments.
+//! What cannot be known yet leaves a rule open, and the decision with it, unless all that are open would decide alike. So the
+//! decision never depends on how a body was cut into segments.
 //!
-//! | verdict | what becomes of the reply |
+//! | decision | what becomes of the reply |
 //! | --- | --- |
 //! | allowed | passed on, and spliced if it is long enough |
 //! | denied | 403 instead of it, or a reset if its head was passed on already |
@@ -109,7 +109,7 @@ struct Candidate {
 
 /// What is to be done with a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum FilterDecision {
     /// By the rule of this number, from 1, or because none matches.
     Allowed(Option<usize>),
     /// By the rule of this number, from 1.
@@ -120,7 +120,7 @@ pub(crate) enum Verdict {
 
 /// One reply, as far as it has come.
 #[derive(Debug)]
-pub(crate) struct Judge {
+pub(crate) struct ReplyFilter {
     filter: Arc<Filter>,
     open: Vec<Candidate>,
     /// Bytes of content so far.
@@ -129,9 +129,9 @@ pub(crate) struct Judge {
     length: Option<u64>,
 }
 
-impl Judge {
+impl ReplyFilter {
     /// Knows the head of a reply.
-    pub fn new(filter: &Arc<Filter>, reply: &Response) -> Judge {
+    pub fn new(filter: &Arc<Filter>, reply: &Response) -> ReplyFilter {
         let start = |pattern: &Option<Pattern>| pattern.as_ref().map_or(Known::Yes, Pattern::start);
         let candidate = |(rule, r): (usize, &ReplyRule)| Candidate {
             rule,
@@ -139,7 +139,7 @@ impl Judge {
             contains: start(&r.body_contains),
         };
         let heads = filter.rules.iter().enumerate().filter(|(_, rule)| rule.matches_head(reply));
-        Judge { filter: filter.clone(), open: heads.map(candidate).collect(), count: 0, length: reply.length() }
+        ReplyFilter { filter: filter.clone(), open: heads.map(candidate).collect(), count: 0, length: reply.length() }
     }
 
     /// The next bytes of the content.
@@ -173,7 +173,7 @@ impl Judge {
     }
 
     /// What follows from all that is known.
-    pub fn verdict(&self) -> Verdict {
+    pub fn decision(&self) -> FilterDecision {
         let (mut may_be_allowed, mut may_be_denied, mut hold) = (false, false, false);
         for c in &self.open {
             let rule = &self.filter.rules[c.rule];
@@ -183,16 +183,16 @@ impl Judge {
             }
             if known.iter().all(|k| *k == Known::Yes) {
                 return match rule.action {
-                    Action::Allow if !may_be_denied => Verdict::Allowed(Some(c.rule + 1)),
-                    Action::Deny if !may_be_allowed => Verdict::Denied(c.rule + 1),
-                    Action::Allow | Action::Deny => Verdict::Open { hold },
+                    Action::Allow if !may_be_denied => FilterDecision::Allowed(Some(c.rule + 1)),
+                    Action::Deny if !may_be_allowed => FilterDecision::Denied(c.rule + 1),
+                    Action::Allow | Action::Deny => FilterDecision::Open { hold },
                 };
             }
             may_be_allowed |= rule.action == Action::Allow;
             may_be_denied |= rule.action == Action::Deny;
             hold |= c.begins != Known::Yes;
         }
-        if may_be_denied { Verdict::Open { hold } } else { Verdict::Allowed(None) }
+        if may_be_denied { FilterDecision::Open { hold } } else { FilterDecision::Allowed(None) }
     }
 
     fn knows_length(&self, rule: &ReplyRule) -> Known {

@@ -12,7 +12,7 @@
 mod alarm;
 mod auth;
 mod exchange;
-mod pass;
+mod forward_request;
 mod read;
 mod site;
 mod stored;
@@ -21,17 +21,17 @@ pub(crate) mod stream;
 use crate::{
     access_log::Record,
     config::Http,
-    connection::{Ready, Relayed, connect, linger, relay, write},
+    context::{Front, Live, Shared},
     counters::Counters,
     fault::{Fault, Step},
-    server::{Front, Live, Shared},
+    onward::{Ready, Relayed, connect, linger, relay, write},
     target::{Host, Target},
 };
 use alarm::Alarm;
 use bytes::Bytes;
+use forward_request::{Held, RoutedRequest, To};
 use longsplice_engine::{Leftovers, Leg};
 use longsplice_http::{Authority, Form, Framing, Request, Wrong, forward, path, reply::Reply};
-use pass::{Errand, Held, To};
 use std::{
     net::SocketAddr,
     pin::Pin,
@@ -153,24 +153,24 @@ impl Row<'_> {
         } else {
             self.judge_for_site(request, &mut record)
         };
-        let errand = match judged {
-            Ok(errand) => errand,
+        let routed = match judged {
+            Ok(routed) => routed,
             Err((fault, status)) => {
                 let next = self.refuse(request, &mut record, &fault, status).await;
                 write(&self.live, record, started);
                 return next;
             }
         };
-        let next = match &errand.to {
-            To::Target(target) if request.method == "CONNECT" => self.connect(&errand, target, &mut record).await,
+        let next = match &routed.to {
+            To::Target(target) if request.method == "CONNECT" => self.connect(&routed, target, &mut record).await,
             _ if request.method == "OPTIONS" && request.max_forwards == Some(0) => {
                 self.answer_options(request, &mut record).await
             }
-            _ if self.front.cache.is_none() => self.pass_on(&errand, None, &mut record).await,
+            _ if self.front.cache.is_none() => self.forward_request(&routed, None, &mut record).await,
             // by itself: tasks of others need not be as large
-            _ => match Box::pin(self.look_up(&errand, &mut record)).await {
+            _ => match Box::pin(self.look_up(&routed, &mut record)).await {
                 Ok(next) => next,
-                Err(asking) => self.pass_on(&errand, asking, &mut record).await,
+                Err(asking) => self.forward_request(&routed, asking, &mut record).await,
             },
         };
         if let Next::Relay(..) = next {
@@ -181,7 +181,7 @@ impl Row<'_> {
     }
 
     /// Who asks a forward proxy, and for what.
-    async fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<Errand<'r>, (Fault, u16)> {
+    async fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<RoutedRequest<'r>, (Fault, u16)> {
         let bad = |why: &str| (Fault::BadRequest(why.into()), 400);
         let limit = self.front.listener.limits.handshake;
         let user = timeout(limit, auth::authenticate(&request.fields, &self.http.users)).await;
@@ -201,17 +201,17 @@ impl Row<'_> {
             None => None,
         };
         no_trace(request)?;
-        Ok(Errand { request, site: None, path, to: To::Target(target) })
+        Ok(RoutedRequest { request, site: None, path, to: To::Target(target) })
     }
 
     /// CONNECT (RFC 9110, 9.3.6).
-    async fn connect(&mut self, errand: &Errand<'_>, target: &Target, record: &mut Record) -> Next {
+    async fn connect(&mut self, routed: &RoutedRequest<'_>, target: &Target, record: &mut Record) -> Next {
         self.drop_server();
         let listener = &self.front.listener;
-        let asked = errand.asked(&self.client);
-        let server = match connect(self.shared(), listener, &self.client.leg, &asked, target).await {
+        let subject = routed.subject(&self.client);
+        let server = match connect(self.shared(), listener, &self.client.leg, &subject, target).await {
             Ok(server) => Stream::new(server),
-            Err(fault) => return self.refuse(errand.request, record, &fault, status_of(&fault)).await,
+            Err(fault) => return self.refuse(routed.request, record, &fault, status_of(&fault)).await,
         };
         record.server = Some(server.leg.remote());
         record.status = Some(200);

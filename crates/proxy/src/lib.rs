@@ -2,10 +2,10 @@
 //!
 //! # Way of a connection
 //! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
-//! `http`, [`tls`], [`plug`]) to a [`target`], or, by [`routes`], to a server of a [`pool`]; `resolve` finds addresses,
-//! [`access`] says which of them are allowed, `dial` connects to the first that answers; the engine relays and splices;
-//! [`access_log`] keeps one line. What HTTP servers reply may pass a [`filter`] first, and may
-//! come from a `cache`. Before all of it, a proxy before us may say who the client is ([`proxy_protocol`]).
+//! `http`, [`tls`], [`plug`]) to a [`target`], or, by [`routes`], to a server of a `pool`; `resolve` finds addresses,
+//! [`access`] says which of them are allowed, `dial` connects to the first that answers; `onward` hands both legs to the
+//! engine, which relays and splices; [`access_log`] keeps one line. What HTTP servers reply may pass a [`filter`] first, and
+//! may come from a `cache`. Before all of it, a proxy before us may say who the client is ([`proxy_protocol`]).
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
 //! means that more has to come. Every wait before the relay has a time limit, every buffer a size.
@@ -19,17 +19,19 @@ pub mod access_log;
 mod cache;
 pub mod config;
 mod connection;
+mod context;
 mod counters;
 mod dial;
 pub mod fault;
 pub mod filter;
-pub mod guard;
+pub mod guarded_ranges;
+mod handshake_buffer;
 pub mod hashes;
 mod http;
-mod intake;
 pub mod limits;
+mod onward;
 pub mod plug;
-pub mod pool;
+mod pool;
 pub mod proxy_protocol;
 mod resolve;
 pub mod routes;

@@ -8,6 +8,10 @@ use std::{
     time::Duration,
 };
 
+/// Connections of all listeners together at most, unless the configuration says otherwise. Two descriptors each, and pipes
+/// while copying: well below the usual hard limit of a million.
+pub const CONNECTIONS: u32 = 65536;
+
 /// The limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {

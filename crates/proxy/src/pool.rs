@@ -11,11 +11,14 @@ mod balance;
 mod check;
 mod health;
 
-use crate::{counters::Counters, http::stream::Stream, server::Shared, target::Target};
-pub use balance::{Balance, Key};
+use crate::{
+    config::pool::{Balance, HealthLimits, Key, PoolConfig, ServerConfig},
+    counters::Counters,
+    http::stream::Stream,
+    resolve::Resolver,
+    target::Target,
+};
 use balance::{Candidate, Turns, hash, hash_of, owner};
-pub use check::Check;
-pub use health::Limits as HealthLimits;
 use health::{Change, Health, State};
 use longsplice_engine::{Leg, Splicer};
 use longsplice_http::Request;
@@ -31,62 +34,22 @@ use std::{
 };
 use tokio::{
     runtime::{Handle, Id},
+    sync::watch,
     task::JoinHandle,
     time::interval,
 };
 
-/// Servers of a pool at most: choosing one looks at all of them.
-pub const SERVERS_MAX: usize = 256;
-/// The heaviest; the weights of a pool are added up.
-pub const WEIGHT_MAX: u32 = 256;
 /// How often idle connections are looked at.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What a pool is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolConfig {
-    /// Its name, for routes and logs.
-    pub name: String,
-    /// At least one, and at most [`SERVERS_MAX`].
-    pub servers: Vec<ServerConfig>,
-    /// How they share the work.
-    pub balance: Balance,
-    /// How many servers are tried for a request at most, the first included.
-    pub tries: u32,
-    /// Idle connections that are kept to each server at most.
-    pub idle_connections: usize,
-    /// For how long.
-    pub idle_time: Duration,
-    /// When a server is down.
-    pub health: HealthLimits,
-    /// How servers are checked; none: only by the requests.
-    pub check: Option<Check>,
-}
-
-/// A server of a pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerConfig {
-    /// Where it is.
-    pub target: Target,
-    /// Its share of the work, relative to the others: 1 to [`WEIGHT_MAX`].
-    pub weight: u32,
-}
-
-impl PoolConfig {
-    /// A pool of these servers, with defaults for the rest.
-    pub fn new(name: String, servers: Vec<ServerConfig>) -> PoolConfig {
-        PoolConfig {
-            name,
-            servers,
-            balance: Balance::default(),
-            tries: 3,
-            idle_connections: 32,
-            // As nginx has it. Servers that close earlier are noticed.
-            idle_time: Duration::from_secs(60),
-            health: HealthLimits::default(),
-            check: None,
-        }
-    }
+/// What the tasks of a pool work with.
+#[derive(Clone)]
+pub(crate) struct Upkeep {
+    pub splicer: Splicer,
+    pub resolver: Resolver,
+    pub counters: Arc<Counters>,
+    /// Whether no more is to be begun.
+    pub stop: watch::Receiver<bool>,
 }
 
 /// A pool at work.
@@ -179,11 +142,11 @@ impl Pool {
     }
 
     /// Begins to check servers and to close old connections.
-    pub fn tend(self: &Arc<Self>, shared: &Arc<Shared>) -> Vec<JoinHandle<()>> {
-        let mut tasks = vec![tokio::spawn(sweep_all(self.clone(), shared.clone()))];
+    pub fn tend(self: &Arc<Self>, upkeep: &Upkeep) -> Vec<JoinHandle<()>> {
+        let mut tasks = vec![tokio::spawn(sweep_all(self.clone(), upkeep.clone()))];
         for member in self.config.check.iter().flat_map(|_| &self.members) {
             tasks.extend(
-                self.config.check.clone().map(|c| tokio::spawn(check::watch(member.clone(), c, shared.clone()))),
+                self.config.check.clone().map(|c| tokio::spawn(check::watch(member.clone(), c, upkeep.clone()))),
             );
         }
         tasks
@@ -191,15 +154,15 @@ impl Pool {
 }
 
 /// Closes what was idle for too long, and what servers have closed; at the end, everything.
-async fn sweep_all(pool: Arc<Pool>, shared: Arc<Shared>) {
-    let mut stop = shared.stop.clone();
+async fn sweep_all(pool: Arc<Pool>, upkeep: Upkeep) {
+    let Upkeep { splicer, mut stop, .. } = upkeep;
     let mut tick = interval(SWEEP);
     loop {
         let stopped = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => true,
             _ = tick.tick() => false,
         };
-        pool.members.iter().for_each(|m| m.sweep(&shared.splicer, stopped));
+        pool.members.iter().for_each(|m| m.sweep(&splicer, stopped));
         if stopped {
             return;
         }
@@ -233,13 +196,14 @@ impl Member {
         }
     }
 
-    /// Keeps a connection for the next request; the one that was idle for longest makes room.
-    pub fn keep(&self, stream: Stream, shared: &Shared) {
+    /// Keeps a connection for the next request, unless `stop` says otherwise; the one that was idle for longest makes room.
+    pub fn keep(&self, stream: Stream, splicer: &Splicer, stop: &watch::Receiver<bool>) {
         let mut idle = lock(&self.idle);
         idle.push_back(Idle { since: Instant::now(), runtime: Handle::current().id(), stream });
-        let most = if *shared.stop.borrow() { 0 } else { self.idle_connections };
+        // Looked at under the lock: the last sweep, which comes after it is set, finds what is kept before.
+        let most = if *stop.borrow() { 0 } else { self.idle_connections };
         let surplus = idle.len().saturating_sub(most);
-        idle.drain(..surplus).for_each(|i| i.stream.close(&shared.splicer));
+        idle.drain(..surplus).for_each(|i| i.stream.close(splicer));
     }
 
     fn sweep(&self, splicer: &Splicer, all: bool) {

@@ -8,7 +8,7 @@
 use crate::{
     access::{Denied, Prefix},
     fault::{Fault, Step},
-    intake::Intake,
+    handshake_buffer::HandshakeBuffer,
 };
 use longsplice_engine::Leg;
 use ppp::{v1, v2};
@@ -154,11 +154,16 @@ impl ProxyProtocol {
     }
 
     /// Reads the header, if there has to be one, and lets the leg know who the client is.
-    pub(crate) async fn receive(&self, client: &mut Leg, intake: &mut Intake, limit: Duration) -> Result<(), Fault> {
+    pub(crate) async fn receive(
+        &self,
+        client: &mut Leg,
+        buffer: &mut HandshakeBuffer,
+        limit: Duration,
+    ) -> Result<(), Fault> {
         if !self.expects(client.remote().ip()) {
             return if self.required { Err(Fault::Denied(Denied::Untrusted)) } else { Ok(()) };
         }
-        let header = timeout(limit, intake.message_within(V2_MAX, client, parse)).await;
+        let header = timeout(limit, buffer.message_within(V2_MAX, client, parse)).await;
         let ends =
             header.map_err(|_| Fault::Timeout(Step::Handshake))?.map_err(|e| Fault::BadRequest(e.to_string()))?;
         if let Some((source, destination)) = ends {

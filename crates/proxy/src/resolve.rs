@@ -15,8 +15,8 @@ const LOOKUPS_MAX: usize = 256;
 /// A name with more addresses than this hardly has the good one behind them.
 const ADDRESSES_MAX: usize = 8;
 
-/// Looks up names.
-#[derive(Debug)]
+/// Looks up names. Clones share the bound on lookups.
+#[derive(Debug, Clone)]
 pub(crate) struct Resolver {
     lookups: Arc<Semaphore>,
 }

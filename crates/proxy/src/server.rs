@@ -1,19 +1,20 @@
 //! The server: listens, accepts within the limits, and can be stopped gently.
 
 use crate::{
-    access::Asker,
+    access::Subject,
     access_log::{AccessLog, LogTarget},
-    cache::{self, Cache, CacheValues},
+    cache::{Cache, CacheValues},
     config::{Config, Http, ListenerConfig, Protocol},
     connection,
+    context::{Front, Live, Shared},
     counters::{CounterValues, Counters, ListenerValues},
-    limits::{Counted, Full, Slot},
+    limits::{CONNECTIONS, Counted},
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
-    workers::{Loads, Seat, Workers},
+    workers::Workers,
 };
-use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, Policy, SpliceWhen, Splicer, Tally};
+use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, SpliceWhen, Splicer, Tally};
 use std::{
     collections::HashMap,
     io,
@@ -33,9 +34,6 @@ use tokio::{
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// At most one message in this time says that clients are turned away.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
-/// At most, unless the configuration says otherwise. Two descriptors each, and pipes while copying: well below the usual hard
-/// limit of a million.
-pub const CONNECTIONS: u32 = 65536;
 /// How long [`Server::drain`] waits for the last lines of the access log, files of taps and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -92,27 +90,6 @@ fn cure(e: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
         _ => "",
     }
-}
-
-/// What all connections share.
-pub(crate) struct Shared {
-    pub(crate) splicer: Splicer,
-    pub(crate) resolver: Resolver,
-    pub(crate) log: AccessLog,
-    pub(crate) counters: Counters,
-    /// By name.
-    pub(crate) pools: HashMap<String, Arc<Pool>>,
-    /// By directory.
-    taps: HashMap<PathBuf, Arc<TapDir>>,
-    loads: Loads,
-    /// By directory.
-    caches: HashMap<PathBuf, Arc<Cache>>,
-    /// Connections of all listeners.
-    all: Arc<Counted>,
-    /// How many there are, for [`Server::drain`] to wait on.
-    live: watch::Sender<u64>,
-    /// Whether no more is to be begun.
-    pub(crate) stop: watch::Receiver<bool>,
 }
 
 /// A server that runs until it is dropped. Connections that are being relayed outlive it.
@@ -191,7 +168,7 @@ impl Prepared {
             } else {
                 let rules = listener.rules.clone();
                 let allow = move |client: SocketAddr, server: SocketAddr| {
-                    rules.check(&Asker::by(client.ip()), &server.into(), server).is_ok()
+                    rules.check(&Subject::by(client.ip()), &server.into(), server).is_ok()
                 };
                 let socket = splicer.listen_foreign(listener.listen, allow).map_err(failed)?;
                 (Bound::Foreign(socket), listener.listen)
@@ -203,7 +180,7 @@ impl Prepared {
             splicer,
             resolver: Resolver::default(),
             log,
-            counters: Counters::default(),
+            counters: Arc::default(),
             pools: config.pools.into_iter().map(|p| (p.name.clone(), Arc::new(Pool::new(p)))).collect(),
             taps,
             loads,
@@ -213,8 +190,9 @@ impl Prepared {
             stop: stop.subscribe(),
         });
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new() };
+        let upkeep = server.shared.upkeep();
         for pool in server.shared.pools.values() {
-            server.tasks.extend(pool.tend(&server.shared));
+            server.tasks.extend(pool.tend(&upkeep));
         }
         for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
             announce(addr, &listener);
@@ -353,63 +331,6 @@ enum Bound {
     Foreign(ForeignListener),
 }
 
-/// A listener's configuration and the count of its connections.
-pub(crate) struct Front {
-    pub(crate) listener: ListenerConfig,
-    /// The listener's, shared by all its flows.
-    pub(crate) policy: Arc<Policy>,
-    /// The same for bodies of HTTP messages, whose lengths are known.
-    pub(crate) bodies: Arc<Policy>,
-    pub(crate) tap: Option<Arc<TapDir>>,
-    /// And what a reply in it has passed.
-    pub(crate) cache: Option<(Arc<Cache>, Arc<str>)>,
-    counted: Arc<Counted>,
-}
-
-impl Front {
-    fn new(listener: ListenerConfig, shared: &Shared) -> Front {
-        let counted =
-            Counted::new(listener.limits.connections.unwrap_or(u32::MAX), listener.limits.connections_per_client);
-        let policy = Arc::new(listener.policy.clone());
-        let bodies = Arc::new(listener.policy_of_bodies());
-        let tap = listener.tap.as_ref().and_then(|dir| shared.taps.get(dir)).cloned();
-        let cache = listener.cache().and_then(|c| shared.caches.get(&c.dir)).cloned();
-        let cache = match &listener.protocol {
-            Protocol::Http(http) => cache.map(|cache| (cache, cache::fingerprint(&http.filter))),
-            _ => None,
-        };
-        Front { listener, policy, bodies, tap, cache, counted }
-    }
-}
-
-/// Counts a connection as live while it exists, also when its task is torn down or when it has none.
-pub(crate) struct Live {
-    pub(crate) shared: Arc<Shared>,
-    slots: [Slot; 2],
-    seat: Seat,
-}
-
-impl Live {
-    fn enter(shared: &Arc<Shared>, front: &Front, peer: SocketAddr, awake: usize) -> Result<Live, Full> {
-        // Of a connection that a proxy before us serves, the client is still to be told.
-        let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
-        let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
-        shared.live.send_modify(|n| *n += 1);
-        Ok(Live { shared: shared.clone(), slots, seat: shared.loads.seat(awake) })
-    }
-
-    /// Counts the connection for its client, as soon as that is known.
-    pub fn is_from(&mut self, client: SocketAddr) -> Result<(), Full> {
-        self.slots.iter_mut().try_for_each(|slot| slot.is_from(client.ip()))
-    }
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.shared.live.send_modify(|n| *n -= 1);
-    }
-}
-
 /// `number`: of the worker that does it.
 async fn accept_all(
     shared: Arc<Shared>,
@@ -461,9 +382,10 @@ async fn accept_foreign(
         match accepted {
             Ok((client, server)) => {
                 let front_of = front.clone();
-                let pass =
-                    async move |live, [client, server]: [Leg; 2]| connection::pass(live, &front_of, client, server);
-                admit(&shared, &front, ([client, server], number), &mut complained, pass);
+                let serve = async move |live, [client, server]: [Leg; 2]| {
+                    connection::serve_transparent(live, &front_of, client, server);
+                };
+                admit(&shared, &front, ([client, server], number), &mut complained, serve);
             }
             Err(e) if e.kind() == io::ErrorKind::NotConnected => return,
             Err(e) => {

@@ -1,11 +1,11 @@
 //! The dialogue with a SOCKS client, versions 4, 4a and 5 on one listener, told apart by their first byte.
 //!
 //! `accept -> ask -> (connect) -> grant | refuse`: [`ask`] answers its own failures, those of the connect are answered
-//! by [`Asked::refuse`].
+//! by [`SocksRequest::refuse`].
 
 use crate::{
     fault::Fault,
-    intake::{Intake, IntakeError},
+    handshake_buffer::{HandshakeBuffer, HandshakeError},
     socks4,
     socks5::{self, Method, Reply},
     target::Target,
@@ -21,13 +21,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
-    V4,
-    V5,
+    Socks4,
+    Socks5,
 }
 
 /// A request to connect that waits for its answer.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct SocksRequest {
     version: Version,
     pub(crate) target: Target,
     /// Who authenticated.
@@ -37,28 +37,32 @@ pub(crate) struct Asked {
 }
 
 /// Leads the dialogue up to the request. Without a time limit of its own.
-pub(crate) async fn ask(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Result<Asked, Fault> {
+pub(crate) async fn ask(
+    leg: &mut impl Stream,
+    mut buffer: HandshakeBuffer,
+    users: &Users,
+) -> Result<SocksRequest, Fault> {
     let peek = |input: &[u8]| Ok::<_, Infallible>(input.first().map(|b| (*b, 0)));
-    match intake.message(leg, peek).await.map_err(bad)? {
-        socks5::VERSION => ask_v5(leg, intake, users).await,
-        socks4::VERSION => ask_v4(leg, intake, users).await,
+    match buffer.message(leg, peek).await.map_err(bad)? {
+        socks5::VERSION => ask_v5(leg, buffer, users).await,
+        socks4::VERSION => ask_v4(leg, buffer, users).await,
         other => Err(Fault::BadRequest(format!("not SOCKS: first byte 0x{other:02x}"))),
     }
 }
 
-async fn ask_v5(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Result<Asked, Fault> {
-    let greeting = intake.message(leg, socks5::parse_greeting).await.map_err(bad)?;
+async fn ask_v5(leg: &mut impl Stream, mut buffer: HandshakeBuffer, users: &Users) -> Result<SocksRequest, Fault> {
+    let greeting = buffer.message(leg, socks5::parse_greeting).await.map_err(bad)?;
     let method = choose(greeting, users);
     send(leg, &socks5::encode_method(method)).await?;
     let user = match method {
         Method::NoAuth => None,
-        Method::Password => Some(authenticate(leg, &mut intake, users).await?),
+        Method::Password => Some(authenticate(leg, &mut buffer, users).await?),
         Method::NoneAcceptable => return Err(Fault::AuthFailed { user: None, why: "no acceptable method" }),
     };
-    let request = match intake.message(leg, socks5::parse_request).await {
+    let request = match buffer.message(leg, socks5::parse_request).await {
         Ok(request) => request,
         Err(e) => {
-            if let IntakeError::Parse(e) = &e {
+            if let HandshakeError::Parse(e) = &e {
                 send(leg, &socks5::encode_reply(reply_to_bad_request(*e), None)).await?;
             }
             return Err(bad(e));
@@ -68,7 +72,7 @@ async fn ask_v5(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Res
         send(leg, &socks5::encode_reply(Reply::CommandNotSupported, None)).await?;
         return Err(Fault::BadRequest(format!("command {:?} not supported", request.command)));
     }
-    Ok(Asked { version: Version::V5, target: request.target, user, rest: intake.rest() })
+    Ok(SocksRequest { version: Version::Socks5, target: request.target, user, rest: buffer.rest() })
 }
 
 fn choose(greeting: socks5::Greeting, users: &Users) -> Method {
@@ -80,8 +84,8 @@ fn choose(greeting: socks5::Greeting, users: &Users) -> Method {
 }
 
 /// The sub-negotiation of RFC 1929.
-async fn authenticate(leg: &mut impl Stream, intake: &mut Intake, users: &Users) -> Result<String, Fault> {
-    let given = intake.message(leg, socks5::parse_credentials).await.map_err(bad)?;
+async fn authenticate(leg: &mut impl Stream, buffer: &mut HandshakeBuffer, users: &Users) -> Result<String, Fault> {
+    let given = buffer.message(leg, socks5::parse_credentials).await.map_err(bad)?;
     let user = users.check(&given).await.map(String::from);
     send(leg, &socks5::encode_auth_status(user.is_some())).await?;
     user.ok_or_else(|| Fault::AuthFailed {
@@ -99,16 +103,16 @@ fn reply_to_bad_request(e: socks5::ParseError) -> Reply {
     }
 }
 
-async fn ask_v4(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Result<Asked, Fault> {
+async fn ask_v4(leg: &mut impl Stream, mut buffer: HandshakeBuffer, users: &Users) -> Result<SocksRequest, Fault> {
     let refusal = socks4::encode_reply(socks4::Reply::Rejected, None);
     if !users.is_empty() {
         send(leg, &refusal).await?;
         return Err(Fault::AuthFailed { user: None, why: "version 4 cannot authenticate" });
     }
-    let request = match intake.message(leg, socks4::parse_request).await {
+    let request = match buffer.message(leg, socks4::parse_request).await {
         Ok(request) => request,
         Err(e) => {
-            if matches!(e, IntakeError::Parse(_)) {
+            if matches!(e, HandshakeError::Parse(_)) {
                 send(leg, &refusal).await?;
             }
             return Err(bad(e));
@@ -118,23 +122,23 @@ async fn ask_v4(leg: &mut impl Stream, mut intake: Intake, users: &Users) -> Res
         send(leg, &refusal).await?;
         return Err(Fault::BadRequest(format!("command {:?} not supported", request.command)));
     }
-    Ok(Asked { version: Version::V4, target: request.target, user: None, rest: intake.rest() })
+    Ok(SocksRequest { version: Version::Socks4, target: request.target, user: None, rest: buffer.rest() })
 }
 
-impl Asked {
+impl SocksRequest {
     /// Tells the client that it is connected; `bound` is our own address on the server's leg.
     pub(crate) async fn grant(&self, leg: &mut impl Stream, bound: SocketAddr) -> io::Result<()> {
         match self.version {
-            Version::V4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Granted, Some(bound))).await,
-            Version::V5 => leg.write_all(&socks5::encode_reply(Reply::Succeeded, Some(bound))).await,
+            Version::Socks4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Granted, Some(bound))).await,
+            Version::Socks5 => leg.write_all(&socks5::encode_reply(Reply::Succeeded, Some(bound))).await,
         }
     }
 
     /// Tells the client that it is not, and why as far as its version has a word for it.
     pub(crate) async fn refuse(&self, leg: &mut impl Stream, fault: &Fault) -> io::Result<()> {
         match self.version {
-            Version::V4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Rejected, None)).await,
-            Version::V5 => leg.write_all(&socks5::encode_reply(reply_to(fault), None)).await,
+            Version::Socks4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Rejected, None)).await,
+            Version::Socks5 => leg.write_all(&socks5::encode_reply(reply_to(fault), None)).await,
         }
     }
 }
@@ -150,7 +154,7 @@ fn reply_to(fault: &Fault) -> Reply {
     }
 }
 
-fn bad<E: Display>(e: IntakeError<E>) -> Fault {
+fn bad<E: Display>(e: HandshakeError<E>) -> Fault {
     Fault::BadRequest(e.to_string())
 }
 

@@ -14,7 +14,7 @@ fn ann() -> Users {
 }
 
 /// The result of [`ask`] and what was sent to a client that sends `input` in pieces of `size` and then its FIN.
-async fn dialogue(users: &Users, input: &[u8], size: usize) -> (Result<Asked, Fault>, Vec<u8>) {
+async fn dialogue(users: &Users, input: &[u8], size: usize) -> (Result<SocksRequest, Fault>, Vec<u8>) {
     let (mut leg, mut client) = tokio::io::duplex(4096);
     let talk = async {
         for piece in input.chunks(size) {
@@ -29,11 +29,11 @@ async fn dialogue(users: &Users, input: &[u8], size: usize) -> (Result<Asked, Fa
         client.read_to_end(&mut seen).await.unwrap();
         seen
     };
-    let asking = async move { ask(&mut leg, Intake::default(), users).await };
+    let asking = async move { ask(&mut leg, HandshakeBuffer::default(), users).await };
     tokio::join!(asking, talk)
 }
 
-async fn granted(users: &Users, input: &[u8], rest: &[u8]) -> (Asked, Vec<u8>) {
+async fn granted(users: &Users, input: &[u8], rest: &[u8]) -> (SocksRequest, Vec<u8>) {
     let whole = [input, rest].concat();
     for size in 1..input.len() {
         let (asked, _) = dialogue(users, input, size).await;

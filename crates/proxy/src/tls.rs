@@ -6,13 +6,16 @@
 pub mod hello;
 
 use crate::{
-    access::{Asker, Pattern},
+    access::Subject,
     access_log::Record,
-    config::ListenerConfig,
-    connection::{Ready, connect_under},
+    config::{
+        ListenerConfig,
+        tls::{Route, Tls},
+    },
+    context::Shared,
     fault::{Fault, Step},
-    intake::{Intake, IntakeError},
-    server::Shared,
+    handshake_buffer::{HandshakeBuffer, HandshakeError},
+    onward::{Ready, connect_under},
     target::{Host, Target},
 };
 use hello::{ClientHello, HELLO_MAX, HelloError, Scan};
@@ -26,38 +29,7 @@ const INTERNAL_ERROR: u8 = 80;
 /// RFC 6066, 3.
 const UNRECOGNIZED_NAME: u8 = 112;
 
-/// What a listener of TLS is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tls {
-    /// The first that matches decides; without a match the client is refused.
-    pub routes: Vec<Route>,
-    /// Port of targets that are only known by the name asked for; none: the port listened on.
-    pub port: Option<u16>,
-}
-
-/// Where a ClientHello leads to. An empty list matches everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Route {
-    /// Names; prefixes match nothing here.
-    pub name: Vec<Pattern>,
-    /// Protocols, of which the client has to offer one (RFC 7301).
-    pub alpn: Vec<String>,
-    /// The target; none: the name asked for, and no match if none is.
-    pub target: Option<Target>,
-}
-
-impl Default for Tls {
-    fn default() -> Tls {
-        Tls { routes: vec![Route::default()], port: None }
-    }
-}
-
 impl Tls {
-    /// Whether clients may choose their target.
-    pub fn forwards(&self) -> bool {
-        self.routes.iter().any(|r| r.target.is_none())
-    }
-
     /// The route of a ClientHello that asks for `asked`, and where it leads to.
     fn route<'a>(&'a self, hello: &ClientHello, asked: Option<&'a Target>) -> Option<(&'a Route, &'a Target)> {
         let route = self.routes.iter().find(|r| r.matches(hello))?;
@@ -80,11 +52,11 @@ pub(crate) async fn handshake(
     shared: &Shared,
     listener: &ListenerConfig,
     tls: &Tls,
-    (client, intake): (&mut Leg, Intake),
+    (client, buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
 ) -> Result<Ready, Fault> {
     let limit = listener.limits.handshake;
-    match lead(shared, listener, tls, (client, intake), record).await {
+    match lead(shared, listener, tls, (client, buffer), record).await {
         Ok(ready) => Ok(ready),
         Err((fault, alert)) => {
             if let Some(description) = alert {
@@ -101,12 +73,12 @@ async fn lead(
     shared: &Shared,
     listener: &ListenerConfig,
     tls: &Tls,
-    (client, mut intake): (&mut Leg, Intake),
+    (client, mut buffer): (&mut Leg, HandshakeBuffer),
     record: &mut Record,
 ) -> Result<Ready, (Fault, Option<u8>)> {
     let mut scan = Scan::default();
     // Nothing is used up: it is all for the server.
-    let read = intake.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
+    let read = buffer.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
     let read = timeout(listener.limits.handshake, read).await;
     let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(bad)?;
     let asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
@@ -124,14 +96,14 @@ async fn lead(
         let alert = if let Fault::Denied(_) = fault { ACCESS_DENIED } else { INTERNAL_ERROR };
         (fault, Some(alert))
     };
-    let by = Asker::by(client.source().ip());
-    let server = connect_under(&rules, shared, listener, client, &by, target).await.map_err(refused)?;
+    let subject = Subject::by(client.source().ip());
+    let server = connect_under(&rules, shared, listener, client, &subject, target).await.map_err(refused)?;
     record.server = Some(server.remote());
     if comes_back(listener, client, &server) {
         shared.splicer.discard(server);
         return Err((Fault::Unreachable(std::io::Error::other("the name leads back here")), Some(INTERNAL_ERROR)));
     }
-    Ok(Ready { server, left: Leftovers::for_server(intake.rest()) })
+    Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
 }
 
 /// Whether we are connected to our own listener: it would read the same name, connect again, and so on.
@@ -141,11 +113,11 @@ fn comes_back(listener: &ListenerConfig, client: &Leg, server: &Leg) -> bool {
     to == here || (listener.listen.ip().is_unspecified() && to == (from.0, here.1))
 }
 
-fn bad(e: IntakeError<HelloError>) -> (Fault, Option<u8>) {
+fn bad(e: HandshakeError<HelloError>) -> (Fault, Option<u8>) {
     let alert = match &e {
-        IntakeError::Parse(e) => e.alert(),
-        IntakeError::TooLong(_) => HelloError::TooLong.alert(),
-        IntakeError::Closed | IntakeError::Io(_) => None,
+        HandshakeError::Parse(e) => e.alert(),
+        HandshakeError::TooLong(_) => HelloError::TooLong.alert(),
+        HandshakeError::Closed | HandshakeError::Io(_) => None,
     };
     (Fault::BadRequest(e.to_string()), alert)
 }

@@ -5,7 +5,7 @@
 //! them, or too many ports, are always tried.
 
 use super::{Pattern, Rule};
-use crate::{guard, target::Host};
+use crate::{guarded_ranges, target::Host};
 use ipnet::IpNet;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -70,7 +70,7 @@ impl Index {
         port: u16,
     ) -> impl Iterator<Item = usize> {
         let mut keys: Vec<Key> = self.prefixes(0, client).map(Key::Client).collect();
-        let faces = ip.into_iter().flat_map(guard::faces);
+        let faces = ip.into_iter().flat_map(guarded_ranges::faces);
         keys.extend(faces.flat_map(|ip| self.prefixes(1, ip)).map(Key::Target));
         if let Host::Name(name) = host {
             keys.push(Key::Name(name.clone()));

@@ -1,6 +1,6 @@
 //! The cache of an HTTP listener, from the TOML file.
 
-use super::{ConfigError, ListenerConfig, file::Place};
+use super::{ConfigError, ListenerConfig, source::SourceFile};
 use crate::cache::CacheConfig;
 use serde::Deserialize;
 use std::{ops::Range, path::PathBuf};
@@ -19,7 +19,7 @@ pub(super) struct RawCache {
     object: Option<Spanned<u64>>,
 }
 
-impl Place<'_> {
+impl SourceFile<'_> {
     pub(super) fn cache(&self, raw: RawCache) -> Result<CacheConfig, ConfigError> {
         let (at, size) = value(raw.size, SIZE);
         if size < SIZE_MIN {

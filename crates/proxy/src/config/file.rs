@@ -7,17 +7,18 @@ use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Splicing, Twice,
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter, filter},
+    pool::PoolConfig,
     route::RawRoute,
     site::RawPool,
+    source::SourceFile,
     tls::RawProxyProtocol,
-    value::{Many, OrNumber, Parsed, Seconds, SecondsOrNever, Splice},
+    value::{Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
-    access::{Action, PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
+    access::{PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
     access_log::{LogConfig, LogFormat, LogTarget},
     limits::Limits,
     plug::parse_listen,
-    pool::PoolConfig,
     target::Target,
     users::Users,
 };
@@ -25,7 +26,6 @@ use longsplice_engine::{PathRule, Policy};
 use serde::Deserialize;
 use std::{
     collections::BTreeMap,
-    fmt::Display,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     ops::Range,
@@ -134,22 +134,6 @@ struct RawRule {
     path: Option<Spanned<Many<Parsed<PathPattern>>>>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum RawAction {
-    Allow,
-    Deny,
-}
-
-impl From<RawAction> for Action {
-    fn from(raw: RawAction) -> Action {
-        match raw {
-            RawAction::Allow => Action::Allow,
-            RawAction::Deny => Action::Deny,
-        }
-    }
-}
-
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct RawPolicy {
@@ -213,25 +197,19 @@ impl FromStr for Method {
     }
 }
 
-/// A file that is being read: where errors and relative paths start from.
-pub(super) struct Place<'a> {
-    text: &'a str,
-    file: &'a Path,
-}
-
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
-    let place = Place { text, file };
-    let raw: File = toml::from_str(text).map_err(|e| place.wrong(e.span().unwrap_or(0..0), e.message()))?;
+    let source = SourceFile { text, file };
+    let raw: File = toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
     let defaults = Config::default();
     let mut config = Config {
         connections: raw.connections,
-        log: place.log(raw.log),
+        log: source.log(raw.log),
         splice: raw.splice,
         devices: names(raw.devices),
         xdp: names(raw.xdp),
         peer: names(raw.peer),
-        control: raw.control.map(|path| place.path(&path)),
-        pools: place.pools(raw.pool)?,
+        control: raw.control.map(|path| source.path(&path)),
+        pools: source.pools(raw.pool)?,
         source_ports: raw.source_ports.map(|p| p.0),
         sources: raw.source.0.into_iter().map(|s| s.0).collect(),
         leave_flows_on_stop: raw.leave_flows_on_stop,
@@ -240,33 +218,20 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     for listener in raw.listener {
         let listen = listener.get_ref().listen.span();
         let cache = listener.get_ref().cache.as_ref().map(Spanned::span);
-        let listener = place.listener(listener, &config.pools)?;
+        let listener = source.listener(listener, &config.pools)?;
         if disagree(&config.listeners, &listener) {
             let cure = "another listener has a cache in this directory, of other sizes: write the same, or another dir";
-            return Err(place.wrong(cache.unwrap_or(listen), cure));
+            return Err(source.wrong(cache.unwrap_or(listen), cure));
         }
         if config.listens_on(listener.listen) {
-            return Err(place.wrong(listen, &Twice(listener.listen)));
+            return Err(source.wrong(listen, &Twice(listener.listen)));
         }
         config.listeners.push(listener);
     }
     Ok(config)
 }
 
-impl Place<'_> {
-    pub(super) fn wrong(&self, span: Range<usize>, message: &(impl Display + ?Sized)) -> ConfigError {
-        // A span may lie at the very end, and, from an error in the middle of a character, inside one.
-        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
-        let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
-        let line = before.iter().filter(|b| **b == b'\n').count() + 1;
-        let column = String::from_utf8_lossy(&before[line_start..]).chars().count() + 1;
-        ConfigError::Wrong { file: self.file.into(), line, column, message: with_cure(&message.to_string()) }
-    }
-
-    pub(super) fn path(&self, path: &Path) -> PathBuf {
-        self.file.parent().map_or_else(|| path.into(), |dir| dir.join(path))
-    }
-
+impl SourceFile<'_> {
     fn log(&self, raw: Log) -> LogConfig {
         let format = match raw.format {
             Some(Format::Json) => LogFormat::Json,
@@ -456,14 +421,6 @@ fn read_with_mode(path: &Path) -> std::io::Result<(String, u32)> {
     let file = std::fs::File::open(path)?;
     let mode = file.metadata()?.permissions().mode();
     Ok((std::io::read_to_string(file)?, mode))
-}
-
-/// The messages of serde name what is expected, except one.
-fn with_cure(message: &str) -> String {
-    match message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
-        Some(field) => format!("{message}: add {field} = ... here"),
-        None => message.into(),
-    }
 }
 
 fn rule(raw: RawRule) -> Rule {

@@ -1,9 +1,8 @@
 //! Rules on replies of HTTP, from the TOML file.
 
 use super::{
-    file::RawAction,
     site::{Number, Statuses},
-    value::{Many, OrNumber, Parsed, Seconds},
+    value::{Many, OrNumber, Parsed, RawAction, Seconds},
 };
 use crate::filter::{Coding, FIRST_MAX, Filter, Lengths, MediaType, Pattern, ReplyRule};
 use serde::Deserialize;

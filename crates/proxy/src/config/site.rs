@@ -2,12 +2,12 @@
 
 use super::{
     ConfigError,
-    file::Place,
+    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, WEIGHT_MAX},
     route::{RawRoute, list},
+    source::SourceFile,
     value::{OrNumber, Parsed, Seconds},
 };
 use crate::{
-    pool::{Balance, Check, HealthLimits, Key, PoolConfig, SERVERS_MAX, ServerConfig, WEIGHT_MAX},
     routes::{Paths, Route},
     target::Target,
 };
@@ -151,7 +151,7 @@ impl FromStr for Statuses {
     }
 }
 
-impl Place<'_> {
+impl SourceFile<'_> {
     pub(super) fn pools(&self, raw: BTreeMap<String, RawPool>) -> Result<Vec<PoolConfig>, ConfigError> {
         raw.into_iter().map(|(name, pool)| self.pool(name, pool)).collect()
     }

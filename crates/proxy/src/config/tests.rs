@@ -1,13 +1,13 @@
 //! A whole file, defaults, the command line, and for every mistake its place and its cure.
 
+use super::pool::{Balance, Check, HealthLimits, Key};
 use super::*;
 use crate::access::{Action, Pattern};
 use crate::access_log::{LogFormat, LogTarget};
 use crate::{
     hashes::{ARGON2_MEMORY_MAX, ARGON2_WORK_MAX, BCRYPT_COST_MAX, SHA_ROUNDS_MAX},
-    pool::{Balance, Check, HealthLimits, Key, PoolConfig},
+    limits::CONNECTIONS,
     routes::Paths,
-    server::CONNECTIONS,
 };
 use longsplice_engine::{OpenOptions, PathRule, SpliceWhen};
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Duration};

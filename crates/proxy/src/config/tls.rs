@@ -1,18 +1,51 @@
-//! Routes of TLS and the PROXY protocol, from the TOML file.
+//! What a listener of TLS is told. Its routes and the PROXY protocol, from the TOML file.
 
 use super::{
     ConfigError, Http, Protocol,
-    file::Place,
     route::{RawRoute, list},
+    source::SourceFile,
     value::{Many, Parsed},
 };
 use crate::{
-    access::Prefix,
+    access::{Pattern, Prefix},
     proxy_protocol::{ProxyProtocol, Version},
-    tls::{Route, Tls},
+    target::Target,
 };
 use serde::Deserialize;
 use toml::Spanned;
+
+/// What a listener of TLS is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// The first that matches decides; without a match the client is refused.
+    pub routes: Vec<Route>,
+    /// Port of targets that are only known by the name asked for; none: the port listened on.
+    pub port: Option<u16>,
+}
+
+/// Where a ClientHello leads to. An empty list matches everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Route {
+    /// Names; prefixes match nothing here.
+    pub name: Vec<Pattern>,
+    /// Protocols, of which the client has to offer one (RFC 7301).
+    pub alpn: Vec<String>,
+    /// The target; none: the name asked for, and no match if none is.
+    pub target: Option<Target>,
+}
+
+impl Default for Tls {
+    fn default() -> Tls {
+        Tls { routes: vec![Route::default()], port: None }
+    }
+}
+
+impl Tls {
+    /// Whether clients may choose their target.
+    pub fn forwards(&self) -> bool {
+        self.routes.iter().any(|r| r.target.is_none())
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,7 +64,7 @@ enum RawVersion {
     V2,
 }
 
-impl Place<'_> {
+impl SourceFile<'_> {
     pub(super) fn tls(&self, port: Option<u16>, routes: Vec<Spanned<RawRoute>>) -> Result<Tls, ConfigError> {
         if routes.is_empty() {
             return Ok(Tls { port, ..Tls::default() });

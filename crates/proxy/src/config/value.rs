@@ -1,5 +1,6 @@
 //! Values of the TOML file that check themselves. Their errors say what to write instead.
 
+use crate::access::Action;
 use longsplice_engine::SpliceWhen;
 use serde::{
     Deserialize, Deserializer,
@@ -173,5 +174,22 @@ impl<'de> Deserialize<'de> for Splice {
             }
         }
         d.deserialize_any(V).map(Splice)
+    }
+}
+
+/// What a rule says.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum RawAction {
+    Allow,
+    Deny,
+}
+
+impl From<RawAction> for Action {
+    fn from(raw: RawAction) -> Action {
+        match raw {
+            RawAction::Allow => Action::Allow,
+            RawAction::Deny => Action::Deny,
+        }
     }
 }

@@ -9,7 +9,7 @@
 //! | a 304, if a cache has asked | the exchange ends: the cache answers |
 //! | the body of the reply | checked, written to the client; without chunks if it would not know them |
 //! | a reply before the request has ended | passed on, and both connections are closed after it |
-//! | a reply that the rules have to see more of | held back, head and body ([`Down::hold`]), or only not spliced ([`Judge`]) |
+//! | a reply that the rules have to see more of | held back, head and body ([`Down::hold`]), or only not spliced ([`ReplyFilter`]) |
 //!
 //! Nothing is read from the server beyond the reply that is looked for: bytes behind it mean that the server and we do not
 //! agree, and its connection is not used again.
@@ -20,7 +20,7 @@ use crate::{
     cache::{Asking, Fill, Heard, Meta},
     config::Http,
     fault::Fault,
-    filter::{FIRST_MAX, Judge, Verdict},
+    filter::{FIRST_MAX, FilterDecision, ReplyFilter},
 };
 use longsplice_engine::{
     EndReason, FlowInfo, Leftovers, Message, Policy, Refusal, RelayedMessage, SpliceWhen, Splicer,
@@ -103,7 +103,7 @@ struct Down {
     copy: bool,
     interim: u32,
     /// It is not known yet whether the client may have it.
-    judge: Option<Judge>,
+    filter: Option<ReplyFilter>,
     /// Nothing of it is to be passed on until then.
     hold: Option<Pin<Box<Sleep>>>,
     end: End,
@@ -112,7 +112,7 @@ struct Down {
 /// How an exchange has ended, or what it comes to next.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// So much content is ahead that it is worth a splice: [`Exchange::pass`], and on.
+    /// So much content is ahead that it is worth a splice: [`Exchange::relay_body`], and on.
     Ahead(Heading),
     /// The reply was passed on. `close`: the client was told that we close; `reuse`: the server's connection is fit for more.
     Done { close: bool, reuse: bool },
@@ -179,7 +179,7 @@ impl<'a> Exchange<'a> {
                 strip: false,
                 copy: false,
                 interim: 0,
-                judge: None,
+                filter: None,
                 hold: None,
                 end: End::Stale,
             },
@@ -232,7 +232,13 @@ impl<'a> Exchange<'a> {
     }
 
     /// Content that is ahead goes past us, where it can be spliced, and is copied by the engine otherwise. Some: that was the end.
-    pub async fn pass(&mut self, way: Heading, splicer: &Splicer, policy: Arc<Policy>, info: FlowInfo) -> Option<End> {
+    pub async fn relay_body(
+        &mut self,
+        way: Heading,
+        splicer: &Splicer,
+        policy: Arc<Policy>,
+        info: FlowInfo,
+    ) -> Option<End> {
         self.ahead = false;
         let Exchange { client, server, up, down, .. } = self;
         let (from, head, checked, body) = match way {
@@ -257,7 +263,7 @@ impl<'a> Exchange<'a> {
             Some(ahead) => body.passed(ahead - missing),
             None => *body = Body::UntilClose(true),
         }
-        // Its sender has stopped too early, or its receiver has something to say: both are seen by whoever copies. Nor may a pass
+        // Its sender has stopped too early, or its receiver has something to say: both are seen by whoever copies. Nor may a call
         // that has moved nothing be followed by another one.
         let copy = missing > 0;
         match way {
@@ -399,15 +405,15 @@ impl<'a> Exchange<'a> {
             if self.down.interim > INTERIM_MAX {
                 return refuse("the server sends one interim reply after the other");
             }
-            if client == Version::New {
+            if client == Version::Http11 {
                 self.begin(reply, false);
             }
             return Ok(());
         }
         self.status = Some(reply.status);
         if !self.http.filter.rules.is_empty() {
-            (self.down.judge, self.down.hold) =
-                (Some(Judge::new(&self.http.filter, reply)), Some(Box::pin(sleep(self.http.filter.wait))));
+            (self.down.filter, self.down.hold) =
+                (Some(ReplyFilter::new(&self.http.filter, reply)), Some(Box::pin(sleep(self.http.filter.wait))));
         }
         match reply.status {
             101 if self.request.upgrade.is_none() || self.request.framing != Framing::None => {
@@ -438,7 +444,7 @@ impl<'a> Exchange<'a> {
                 Heard::Good(meta) => return Err(End::Validated { meta, reuse: reuse && first.is_empty() }),
             }
         }
-        let strip = client == Version::Old && reply.framing == Framing::Chunked;
+        let strip = client == Version::Http10 && reply.framing == Framing::Chunked;
         let close = self.last || early || strip || reply.framing == Framing::UntilClose;
         self.begin(reply, close);
         self.down.strip = strip;
@@ -454,7 +460,7 @@ impl<'a> Exchange<'a> {
     /// Finds out what is in hand of the reply's body, and shows its content to the rules.
     fn check(&mut self) -> Result<(), Broken> {
         let Exchange { server, down, .. } = self;
-        let Down { body: Some(body), checked, strip, judge, hold, head, .. } = down else { return Ok(()) };
+        let Down { body: Some(body), checked, strip, filter, hold, head, .. } = down else { return Ok(()) };
         let mut at = *checked;
         // From there on, what is in hand becomes this.
         let mut mended: Option<(usize, Vec<u8>)> = None;
@@ -464,8 +470,8 @@ impl<'a> Exchange<'a> {
             let step = body.step(rest).map_err(Broken::Wrong)?;
             let (taken, instead) = (&rest[..step.len()], body.mended());
             let goes = instead.as_deref().unwrap_or(taken);
-            if let (Step::Content(_), Some(judge)) = (step, &mut *judge) {
-                judge.read(taken);
+            if let (Step::Content(_), Some(filter)) = (step, &mut *filter) {
+                filter.read(taken);
             }
             match step {
                 Step::Framing(n) if *strip => server.consume(n),
@@ -486,8 +492,8 @@ impl<'a> Exchange<'a> {
             at = from + bytes.len();
         }
         *checked = at;
-        if let (true, Some(judge)) = (body.is_done(), judge) {
-            judge.end();
+        if let (true, Some(filter)) = (body.is_done(), filter) {
+            filter.end();
         }
         self.until_receiver_speaks()
     }
@@ -495,18 +501,18 @@ impl<'a> Exchange<'a> {
     /// What the rules say by now.
     fn until_receiver_speaks(&mut self) -> Result<(), Broken> {
         let down = &mut self.down;
-        let Some(judge) = &down.judge else { return Ok(()) };
-        let verdict = judge.verdict();
-        match verdict {
-            Verdict::Denied(rule) => {
+        let Some(filter) = &down.filter else { return Ok(()) };
+        let decision = filter.decision();
+        match decision {
+            FilterDecision::Denied(rule) => {
                 self.reply_rule = Some(format!("{rule}:deny"));
                 return Err(Broken::Denied(Denied::Reply(rule)));
             }
-            Verdict::Allowed(rule) => {
+            FilterDecision::Allowed(rule) => {
                 self.reply_rule = rule.map(|n| format!("{n}:allow"));
-                (down.judge, down.hold) = (None, None);
+                (down.filter, down.hold) = (None, None);
             }
-            Verdict::Open { hold } => {
+            FilterDecision::Open { hold } => {
                 if !hold || down.head.len() > HELD_MAX {
                     down.hold = None;
                 }
@@ -524,10 +530,10 @@ impl<'a> Exchange<'a> {
         let (Some(body), false) = (&down.body, down.strip || down.copy) else { return false };
         let all = down.checked == server.in_hand().len() && !body.is_done();
         let worth = all && self.up_done() && is_worth(self.bodies, body.ahead());
-        if worth && down.judge.is_some() {
+        if worth && down.filter.is_some() {
             self.refusal = Some(Refusal::Filter);
         }
-        worth && self.down.judge.is_none()
+        worth && self.down.filter.is_none()
     }
 
     fn begin(&mut self, reply: &Response, close: bool) {
@@ -536,7 +542,7 @@ impl<'a> Exchange<'a> {
         self.down.sent = 0;
     }
 
-    /// The body of the reply. False: there is a verdict on it, and it may be spliced.
+    /// The body of the reply. False: there is a decision on it, and it may be spliced.
     fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Broken>> {
         loop {
             let Exchange { client, server, down, passed, moved, .. } = self;
@@ -561,9 +567,9 @@ impl<'a> Exchange<'a> {
                     *moved = Instant::now();
                 }
             }
-            let (judged, held) = (down.judge.is_some(), down.hold.is_some());
+            let (judged, held) = (down.filter.is_some(), down.hold.is_some());
             self.check()?;
-            if judged != self.down.judge.is_some() || held != self.down.hold.is_some() {
+            if judged != self.down.filter.is_some() || held != self.down.hold.is_some() {
                 return Poll::Ready(Ok(false));
             }
         }

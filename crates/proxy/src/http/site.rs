@@ -5,9 +5,9 @@
 //! what servers read in different ways. Rules see the host and port that were asked for as the target, and our own address as the server's.
 
 use super::{
-    Row, no_trace,
-    pass::{Errand, To},
-    wrong,
+    Row,
+    forward_request::{RoutedRequest, To},
+    no_trace, wrong,
 };
 use crate::{
     access_log::Record,
@@ -23,7 +23,7 @@ impl Row<'_> {
         &self,
         request: &'r Request,
         record: &mut Record,
-    ) -> Result<Errand<'r>, (Fault, u16)> {
+    ) -> Result<RoutedRequest<'r>, (Fault, u16)> {
         let named = request.fields.all("host").next().map(String::from_utf8_lossy);
         let (authority, path) = match &request.form {
             // RFC 9112, 3.2.2: then Host does not count
@@ -54,9 +54,9 @@ impl Row<'_> {
         let lost = || (Fault::NoServer(route.pool.clone()), 503);
         let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
         let key = pool.key(request, self.client.leg.source().ip());
-        let errand = Errand { request, site, path, to: To::Pool(pool.clone(), key) };
-        let denied = self.front.listener.rules.check(&errand.asked(&self.client), &target, here);
+        let routed = RoutedRequest { request, site, path, to: To::Pool(pool.clone(), key) };
+        let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);
         denied.map_err(|why| (Fault::Denied(why), 403))?;
-        Ok(errand)
+        Ok(routed)
     }
 }

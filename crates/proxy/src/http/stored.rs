@@ -5,8 +5,9 @@
 //! there gets his answer on the usual way.
 
 use super::{
-    Next, Row, host,
-    pass::{Errand, To},
+    Next, Row,
+    forward_request::{RoutedRequest, To},
+    host,
 };
 use crate::{
     access_log::Record,
@@ -24,11 +25,11 @@ impl Row<'_> {
     /// Answers a request from the cache. Err: it is to be passed on, and this is what the cache wants of the reply.
     pub(super) async fn look_up(
         &mut self,
-        errand: &Errand<'_>,
+        routed: &RoutedRequest<'_>,
         record: &mut Record,
     ) -> Result<Next, Option<Box<Asking>>> {
-        let request = errand.request;
-        let (Some((cache, filter)), To::Target(target)) = (&self.front.cache, &errand.to) else { return Err(None) };
+        let request = routed.request;
+        let (Some((cache, filter)), To::Target(target)) = (&self.front.cache, &routed.to) else { return Err(None) };
         let Form::Absolute(_, path) = &request.form else { return Err(None) };
         let url = format!("http://{}{path}", host(target));
         let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "TRACE");
@@ -42,8 +43,8 @@ impl Row<'_> {
         });
         let Some(question) = &asking.question else { return Err(Some(asking)) };
         let may_have = |found: &Found| {
-            let (asked, from) = (errand.asked(&self.client), found.stored.meta.server);
-            self.front.listener.rules.check(&asked, target, from).is_ok()
+            let (subject, from) = (routed.subject(&self.client), found.stored.meta.server);
+            self.front.listener.rules.check(&subject, target, from).is_ok()
         };
         let found = cache.look(question.clone(), filter.clone()).await.filter(may_have);
         let only_if_cached = question.only_if_cached;

@@ -2,28 +2,6 @@
 
 use std::net::IpAddr;
 
-/// How the servers of a pool share the work.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Balance {
-    /// In turn, the turns of the heavy spread among those of the light (smooth weighted round robin, as nginx has it).
-    #[default]
-    RoundRobin,
-    /// The one with the fewest requests per weight; of several, in turn.
-    LeastConnections,
-    /// The same key goes to the same server, for as long as that one is there: others come and go without changing it.
-    /// By rendezvous hashing (Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998).
-    ConsistentHash(Key),
-}
-
-/// What is hashed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Key {
-    /// The client's address.
-    Client,
-    /// The first field of this name, or the client's address without it.
-    Field(String),
-}
-
 /// A server that may be chosen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {

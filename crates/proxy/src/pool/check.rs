@@ -1,41 +1,19 @@
 //! Active checks: a request to each server every now and then.
 
-use super::Member;
-use crate::{http::stream::Stream, server::Shared};
+use super::{Member, Upkeep};
+use crate::{config::pool::Check, http::stream::Stream};
 use longsplice_http::{Kind, Response, Scan};
-use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+use std::sync::Arc;
 use tokio::time::{sleep, timeout};
 
-/// How servers are checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
-    /// The path that is asked for with GET; begins with `/`.
-    pub path: String,
-    /// `Host` of the request; none: the server's address.
-    pub host: Option<String>,
-    /// From the end of one check to the next.
-    pub interval: Duration,
-    /// How long one may take, looking up the name and connecting included.
-    pub timeout: Duration,
-    /// Statuses, from 200 to 599, that are good.
-    pub status: RangeInclusive<u16>,
-}
-
-impl Check {
-    /// A check with defaults for the rest.
-    pub fn new(path: String) -> Check {
-        Check { path, host: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2), status: 200..=399 }
-    }
-}
-
 /// Checks a server until the proxy stops.
-pub(super) async fn watch(member: Arc<Member>, check: Check, shared: Arc<Shared>) {
-    let mut stop = shared.stop.clone();
+pub(super) async fn watch(member: Arc<Member>, check: Check, upkeep: Upkeep) {
+    let mut stop = upkeep.stop.clone();
     let checks = async {
         loop {
             let late = || Err(format!("the check took longer than {:?}", check.timeout));
-            let result = timeout(check.timeout, ask(&member, &check, &shared)).await.unwrap_or_else(|_| late());
-            member.checked(&shared.counters, result);
+            let result = timeout(check.timeout, ask(&member, &check, &upkeep)).await.unwrap_or_else(|_| late());
+            member.checked(&upkeep.counters, result);
             sleep(check.interval).await;
         }
     };
@@ -46,15 +24,15 @@ pub(super) async fn watch(member: Arc<Member>, check: Check, shared: Arc<Shared>
 }
 
 /// One check, over a connection of its own, made as those for requests are.
-async fn ask(member: &Member, check: &Check, shared: &Shared) -> Result<(), String> {
-    let addresses = shared.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
+async fn ask(member: &Member, check: &Check, upkeep: &Upkeep) -> Result<(), String> {
+    let addresses = upkeep.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
     let mut failed = String::new();
     for address in addresses {
-        match shared.splicer.connect_alone(address).await {
+        match upkeep.splicer.connect_alone(address).await {
             Ok(leg) => {
                 let mut stream = Stream::new(leg);
                 let status = status(&mut stream, member, check).await;
-                stream.close(&shared.splicer);
+                stream.close(&upkeep.splicer);
                 return match status? {
                     good if check.status.contains(&good) => Ok(()),
                     bad => Err(format!("status {bad}")),

@@ -4,26 +4,8 @@
 //! is a trial: it brings the server back, or takes it out again. Checks, if there are any, take it down after `fall` failures
 //! in a row and bring it up after `rise` good ones; it begins up.
 
-use std::time::{Duration, Instant};
-
-/// When a server counts as down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Requests that fail in a row, until it is taken out.
-    pub failures: u32,
-    /// For how long.
-    pub out: Duration,
-    /// Good checks in a row, until it is up.
-    pub rise: u32,
-    /// Failed checks in a row, until it is down.
-    pub fall: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { failures: 3, out: Duration::from_secs(10), rise: 2, fall: 3 }
-    }
-}
+use crate::config::pool::HealthLimits;
+use std::time::Instant;
 
 /// What one judge has come to think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +53,7 @@ impl Health {
     }
 
     /// A request was not answered.
-    pub fn failed(&mut self, limits: &Limits, now: Instant) -> Option<Change> {
+    pub fn failed(&mut self, limits: &HealthLimits, now: Instant) -> Option<Change> {
         self.failures = self.failures.saturating_add(1);
         // Those that were under way when it was taken out do not make it longer.
         if self.failures < limits.failures || self.out.is_some_and(|until| now < until) {
@@ -82,7 +64,7 @@ impl Health {
     }
 
     /// A check has ended.
-    pub fn checked(&mut self, limits: &Limits, good: bool) -> Option<Change> {
+    pub fn checked(&mut self, limits: &HealthLimits, good: bool) -> Option<Change> {
         if good != self.down {
             self.streak = 0;
             return None;
@@ -99,8 +81,9 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
-    const LIMITS: Limits = Limits { failures: 2, out: Duration::from_secs(10), rise: 2, fall: 3 };
+    const LIMITS: HealthLimits = HealthLimits { failures: 2, out: Duration::from_secs(10), rise: 2, fall: 3 };
 
     #[test]
     fn failures_in_a_row_take_a_server_out_for_a_time() {

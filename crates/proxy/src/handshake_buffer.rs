@@ -11,13 +11,13 @@ const STEP: usize = 2048;
 
 /// Bytes read and not used yet; never more than the longest message that was waited for may have.
 #[derive(Debug, Default)]
-pub(crate) struct Intake {
+pub(crate) struct HandshakeBuffer {
     buffer: BytesMut,
 }
 
 /// Why there is no message.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum IntakeError<E> {
+pub(crate) enum HandshakeError<E> {
     #[error("the client closed before its request was complete")]
     Closed,
     #[error("a message of more than {0} bytes")]
@@ -28,13 +28,13 @@ pub(crate) enum IntakeError<E> {
     Parse(E),
 }
 
-impl Intake {
+impl HandshakeBuffer {
     /// The next message, as soon as `parse` finds it complete.
     pub(crate) async fn message<T, E>(
         &mut self,
         leg: &mut (impl AsyncRead + Unpin),
         parse: impl FnMut(&[u8]) -> Result<Option<(T, usize)>, E>,
-    ) -> Result<T, IntakeError<E>> {
+    ) -> Result<T, HandshakeError<E>> {
         self.message_within(CAP, leg, parse).await
     }
 
@@ -44,19 +44,19 @@ impl Intake {
         cap: usize,
         leg: &mut (impl AsyncRead + Unpin),
         mut parse: impl FnMut(&[u8]) -> Result<Option<(T, usize)>, E>,
-    ) -> Result<T, IntakeError<E>> {
+    ) -> Result<T, HandshakeError<E>> {
         loop {
-            if let Some((message, used)) = parse(&self.buffer).map_err(IntakeError::Parse)? {
+            if let Some((message, used)) = parse(&self.buffer).map_err(HandshakeError::Parse)? {
                 self.buffer.advance(used);
                 return Ok(message);
             }
             let room = cap.saturating_sub(self.buffer.len());
             if room == 0 {
-                return Err(IntakeError::TooLong(cap));
+                return Err(HandshakeError::TooLong(cap));
             }
             self.buffer.reserve(room.min(STEP));
             if leg.read_buf(&mut (&mut self.buffer).limit(room)).await? == 0 {
-                return Err(IntakeError::Closed);
+                return Err(HandshakeError::Closed);
             }
         }
     }
@@ -80,11 +80,11 @@ mod tests {
 
     #[tokio::test]
     async fn messages_and_rest_in_one_segment() {
-        let mut intake = Intake::default();
+        let mut buffer = HandshakeBuffer::default();
         let mut leg = &b"\x02ab\x01crest"[..];
-        assert_eq!(intake.message(&mut leg, parse).await.unwrap(), b"ab");
-        assert_eq!(intake.message(&mut leg, parse).await.unwrap(), b"c");
-        assert_eq!(&intake.rest()[..], b"rest");
+        assert_eq!(buffer.message(&mut leg, parse).await.unwrap(), b"ab");
+        assert_eq!(buffer.message(&mut leg, parse).await.unwrap(), b"c");
+        assert_eq!(&buffer.rest()[..], b"rest");
     }
 
     #[tokio::test]
@@ -92,13 +92,13 @@ mod tests {
         let never = |_: &[u8]| Ok::<Option<((), usize)>, ()>(None);
         let input = [0; CAP + 1];
         let mut leg = &input[..];
-        assert!(matches!(Intake::default().message(&mut leg, never).await, Err(IntakeError::TooLong(CAP))));
+        assert!(matches!(HandshakeBuffer::default().message(&mut leg, never).await, Err(HandshakeError::TooLong(CAP))));
         assert_eq!(leg.len(), 1);
     }
 
     #[tokio::test]
     async fn end_of_stream_within_a_message() {
         let mut leg = &b"\x02a"[..];
-        assert!(matches!(Intake::default().message(&mut leg, parse).await, Err(IntakeError::Closed)));
+        assert!(matches!(HandshakeBuffer::default().message(&mut leg, parse).await, Err(HandshakeError::Closed)));
     }
 }

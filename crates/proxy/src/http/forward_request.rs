@@ -17,13 +17,13 @@ use super::{
     stream::Stream,
 };
 use crate::{
-    access::{Asker, Rules},
+    access::{Rules, Subject},
     access_log::Record,
     cache::Asking,
-    connection::connect,
     counters::Counters,
     dial::dial,
     fault::{Fault, Step},
+    onward::connect,
     pool::{Lease, Pool},
     target::Target,
 };
@@ -35,7 +35,7 @@ use longsplice_http::{
 use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
 
 /// A request, and where it is to go.
-pub(super) struct Errand<'a> {
+pub(super) struct RoutedRequest<'a> {
     pub request: &'a Request,
     /// The site that was asked, as the client wrote it, unless we are a forward proxy.
     pub site: Option<String>,
@@ -71,33 +71,33 @@ struct Tries {
     why: Option<Fault>,
 }
 
-impl Errand<'_> {
+impl RoutedRequest<'_> {
     /// For the rules.
-    pub fn asked(&self, client: &Stream) -> Asker<'_> {
+    pub fn subject(&self, client: &Stream) -> Subject<'_> {
         let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
-        Asker { client: client.leg.source().ip(), method, path }
+        Subject { client: client.leg.source().ip(), method, path }
     }
 }
 
 impl Row<'_> {
     /// A request that goes to a server, and its reply.
-    pub(super) async fn pass_on(
+    pub(super) async fn forward_request(
         &mut self,
-        errand: &Errand<'_>,
+        routed: &RoutedRequest<'_>,
         mut asking: Option<Box<Asking>>,
         record: &mut Record,
     ) -> Next {
         let mut tries = Tries::default();
         loop {
-            if let Err(fault) = self.seek(errand, &mut tries).await {
-                return self.refuse(errand.request, record, &fault, status_of(&fault)).await;
+            if let Err(fault) = self.seek(routed, &mut tries).await {
+                return self.refuse(routed.request, record, &fault, status_of(&fault)).await;
             }
-            let end = self.exchange(errand, (&tries, asking.as_deref()), record).await;
+            let end = self.exchange(routed, (&tries, asking.as_deref()), record).await;
             self.settle(&end, &mut tries);
             return match end {
                 End::Stale => continue,
                 End::Validated { meta, .. } => {
-                    let stored = Box::pin(self.validated(errand.request, (asking.as_deref_mut(), meta), record)).await;
+                    let stored = Box::pin(self.validated(routed.request, (asking.as_deref_mut(), meta), record)).await;
                     let Some(next) = stored else { continue }; // for all of it
                     next
                 }
@@ -120,7 +120,7 @@ impl Row<'_> {
                     Next::Close
                 }
                 End::Fault(fault, status) => {
-                    self.answer(Some(errand.request), record, &fault, Some(status), true).await;
+                    self.answer(Some(routed.request), record, &fault, Some(status), true).await;
                     Next::Close
                 }
                 End::Cut(how, why) => {
@@ -136,21 +136,21 @@ impl Row<'_> {
     }
 
     /// Sees to it that there is a connection to a server.
-    async fn seek(&mut self, errand: &Errand<'_>, tries: &mut Tries) -> Result<(), Fault> {
-        match &errand.to {
-            To::Target(target) => self.seek_target(errand, target, tries.fresh).await,
-            To::Pool(pool, key) => self.seek_member(errand, (pool, *key), tries).await,
+    async fn seek(&mut self, routed: &RoutedRequest<'_>, tries: &mut Tries) -> Result<(), Fault> {
+        match &routed.to {
+            To::Target(target) => self.seek_target(routed, target, tries.fresh).await,
+            To::Pool(pool, key) => self.seek_member(routed, (pool, *key), tries).await,
         }
     }
 
-    async fn seek_target(&mut self, errand: &Errand<'_>, target: &Target, fresh: bool) -> Result<(), Fault> {
+    async fn seek_target(&mut self, routed: &RoutedRequest<'_>, target: &Target, fresh: bool) -> Result<(), Fault> {
         let listener = &self.front.listener;
-        let asked = errand.asked(&self.client);
+        let subject = routed.subject(&self.client);
         if let Some(held) = &mut self.server
             && held.target == *target
             && !fresh
             // Rules may forbid this request what they allowed the last.
-            && listener.rules.check(&asked, target, held.stream.leg.remote()).is_ok()
+            && listener.rules.check(&subject, target, held.stream.leg.remote()).is_ok()
             && held.stream.is_quiet()
         {
             held.reused = true;
@@ -158,14 +158,14 @@ impl Row<'_> {
             return Ok(());
         }
         self.drop_server();
-        let server = connect(self.shared(), listener, &self.client.leg, &asked, target).await?;
+        let server = connect(self.shared(), listener, &self.client.leg, &subject, target).await?;
         self.server = Some(Held { target: target.clone(), stream: self.stream(server), reused: false, lease: None });
         Ok(())
     }
 
     async fn seek_member(
         &mut self,
-        errand: &Errand<'_>,
+        routed: &RoutedRequest<'_>,
         (pool, key): (&Pool, u64),
         tries: &mut Tries,
     ) -> Result<(), Fault> {
@@ -180,7 +180,7 @@ impl Row<'_> {
             }
             let target = lease.0.target.clone();
             if !tries.fresh
-                && (errand.request.is_repeatable() || self.count > 1)
+                && (routed.request.is_repeatable() || self.count > 1)
                 && let Some(stream) = lease.0.idle(&shared.splicer, &self.client.leg)
             {
                 Counters::add(&shared.counters.reused);
@@ -189,9 +189,9 @@ impl Row<'_> {
             }
             // Who may go to a pool was decided for the request as a whole.
             let (rules, limits) = (Rules::default(), &self.front.listener.limits);
-            let asked = errand.asked(&self.client);
+            let subject = routed.subject(&self.client);
             let client = &self.client.leg;
-            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &asked, &target).await {
+            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &subject, &target).await {
                 Ok(leg) => {
                     self.server = Some(Held { target, stream: self.stream(leg), reused: false, lease: Some(lease) });
                     return Ok(());
@@ -210,28 +210,28 @@ impl Row<'_> {
     /// Request and reply, over the connection that was found.
     async fn exchange(
         &mut self,
-        errand: &Errand<'_>,
+        routed: &RoutedRequest<'_>,
         (tries, asking): (&Tries, Option<&Asking>),
         record: &mut Record,
     ) -> End {
-        let request = errand.request;
+        let request = routed.request;
         let last = !self.may_go_on(request);
         let limits = &self.front.listener.limits;
         let idle = self.front.policy.idle_limit;
         let Some(Held { target, stream: server, reused, .. }) = &mut self.server else { return End::Stale };
         record.server = Some(server.leg.remote());
-        let more = match &errand.to {
+        let more = match &routed.to {
             To::Target(_) => false,
             To::Pool(pool, _) => tries.failed.len() + 1 < pool.config.tries as usize,
         };
-        let host = errand.site.as_deref().map_or_else(|| host(target).into(), Cow::Borrowed);
+        let host = routed.site.as_deref().map_or_else(|| host(target).into(), Cow::Borrowed);
         let onward = Onward {
             host: &host,
             via: self.http.via.as_deref(),
             forwarded: self.http.forwarded,
             client: self.client.leg.source().ip(),
             identity: self.http.identity,
-            site: errand.site.as_deref(),
+            site: routed.site.as_deref(),
         };
         let mut head = forward::request(request, &onward);
         if let Some(asking) = asking {
@@ -253,7 +253,8 @@ impl Row<'_> {
                 Some(End::Ahead(way)) => {
                     let target = record.target.clone().unwrap_or_default();
                     let info = FlowInfo::new(record.listener, target).with_user(record.user.clone());
-                    if let Some(end) = exchange.pass(way, &shared.splicer, self.front.bodies.clone(), info).await {
+                    if let Some(end) = exchange.relay_body(way, &shared.splicer, self.front.bodies.clone(), info).await
+                    {
                         break end;
                     }
                 }
@@ -308,7 +309,7 @@ impl Row<'_> {
         tries.fresh = true;
         match (end, self.server.take()) {
             (End::Done { reuse: true, .. }, Some(Held { stream, lease: Some(lease), .. })) => {
-                lease.0.keep(stream, &shared);
+                lease.0.keep(stream, &shared.splicer, &shared.stop);
             }
             (End::Done { reuse: true, .. } | End::Validated { reuse: true, .. } | End::Upgraded, held) => {
                 self.server = held

@@ -1,0 +1,120 @@
+//! What every protocol does once it knows where a connection goes: connect, relay or refuse, and write the line.
+
+use crate::{
+    access::{Rules, Subject},
+    access_log::Record,
+    config::ListenerConfig,
+    context::{Front, Live, Shared},
+    counters::Counters,
+    dial::dial,
+    fault::Fault,
+    pool::Lease,
+    target::Target,
+};
+use longsplice_engine::{FlowInfo, Leftovers, Leg};
+use std::time::{Duration, Instant};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+/// How long, and for how many bytes, a client that was refused is listened to.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 64 * 1024;
+
+/// What a handshake leaves for the relay.
+pub(crate) struct Ready {
+    pub server: Leg,
+    pub left: Leftovers,
+}
+
+/// What remains of a connection while it is relayed. For each of a million: small.
+pub(crate) struct Relayed {
+    pub live: Live,
+    pub started: Instant,
+    /// The server of a pool that is busy with it.
+    pub lease: Option<Lease>,
+}
+
+/// Connects to the target, if the listener's rules let the client.
+pub(crate) async fn connect(
+    shared: &Shared,
+    listener: &ListenerConfig,
+    client: &Leg,
+    subject: &Subject<'_>,
+    target: &Target,
+) -> Result<Leg, Fault> {
+    connect_under(&listener.rules, shared, listener, client, subject, target).await
+}
+
+/// The same under other rules.
+pub(crate) async fn connect_under(
+    rules: &Rules,
+    shared: &Shared,
+    listener: &ListenerConfig,
+    client: &Leg,
+    subject: &Subject<'_>,
+    target: &Target,
+) -> Result<Leg, Fault> {
+    let mut server =
+        dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, subject, target).await?;
+    match listener.proxy_protocol.send(client, &mut server).await {
+        Ok(()) => Ok(server),
+        Err(e) => {
+            shared.splicer.discard(server);
+            Err(Fault::Unreachable(e))
+        }
+    }
+}
+
+/// Hands both legs to the engine. The line of the connection is written when it has ended.
+pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
+    let shared = relayed.live.shared.clone();
+    Counters::add(&shared.counters.relayed);
+    let route = record.route.map(String::into_boxed_str);
+    let listener = record.listener;
+    let target = exact(record.target.unwrap_or_default());
+    let info = FlowInfo::new(listener, target).with_user(record.user.map(exact));
+    shared.splicer.hand_over(client, ready.server, ready.left, front.policy.clone(), info, move |ended, info| {
+        let Relayed { live, started, lease } = relayed;
+        drop(lease);
+        let mut record = Record::new(listener, ended.client);
+        record.server = Some(ended.server);
+        record.target = Some(info.target.clone());
+        record.user.clone_from(&info.user);
+        record.route = route.map(String::from);
+        record.ended(&ended);
+        write(&live, record, started);
+    });
+}
+
+/// Without room to grow.
+fn exact(text: String) -> String {
+    text.into_boxed_str().into_string()
+}
+
+/// Closes so that the client can read our last message: closing with unread data would send a reset, which may
+/// overtake it (RFC 9293, 3.6.1; RFC 2525, 2.17).
+pub(crate) async fn linger(client: &mut Leg) {
+    let drain = async {
+        if client.shutdown().await.is_err() {
+            return;
+        }
+        let mut bin = [0; 1024];
+        let mut left = LINGER_BYTES;
+        while let Ok(n @ 1..) = client.read(&mut bin).await {
+            left = left.saturating_sub(n);
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    // Past the limit the client gets its reset.
+    let _ = timeout(LINGER, drain).await;
+}
+
+/// Writes the line of a connection or request that has ended.
+pub(crate) fn write(live: &Live, mut record: Record, started: Instant) {
+    record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    live.shared.log.write(record);
+}
