@@ -114,8 +114,8 @@ pub struct Record {
     /// What the cache had to do with it: `hit`, `revalidated`, `fill` (it is being stored) or `miss`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<&'static str>,
-    /// How it ended: [`EndReason`], or `denied`, `bad-request`, `auth-failed`, `unreachable`, `bad-reply`, `no-route`,
-    /// `no-server`, `timeout`.
+    /// How it ended: [`EndReason`](longsplice_engine::EndReason), or `denied`, `bad-request`, `auth-failed`, `unreachable`,
+    /// `bad-reply`, `no-route`, `no-server`, `timeout`.
     pub how: &'static str,
     /// Bytes from client to server.
     pub bytes_up: u64,
