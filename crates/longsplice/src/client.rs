@@ -29,7 +29,7 @@ pub enum AskError {
     Socket {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// A process listens, but did not answer in time.
