@@ -78,7 +78,7 @@ impl Scan {
                         }
                     }
                 }
-                // a start line cannot be folded, nor can a line that should be one (RFC 9112, 2.2)
+                // even lenient parsing needs a field to continue: a start line cannot be folded (RFC 9112, 2.2)
                 b' ' | b'\t' if first && !(self.lenient && self.fields() > 0) => return Err(Wrong::Fold),
                 _ if self.lenient => {}
                 _ if after_cr => return Err(Wrong::BareCr),

@@ -4,15 +4,16 @@
 //! One JSON object per line each way, one answer per request, any number of requests per connection:
 //! ```text
 //! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
-//! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 of those after number 7
-//! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all that is known of it (`FlowDetail`)
-//! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, again and again, at least once a
-//! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, the number of those that are missing
+//! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 flows after ID 7
+//! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all details (`FlowDetail`)
+//! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, repeated at least once per
+//! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, with the number of missing segments
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
-//! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, seconds at most but for
-//! the rest; then, when all is over, {"version":1,"stopped":true} or an error; then end of stream with the process
+//! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
+//! seconds until the flows have ended; then, when detached, {"version":1,"stopped":true} or an error; then end of stream
+//! when the process exits
 //! ```
 //! A request that fails is answered with `{"version":1,"error":"..."}`. `done` means that the request was handed to the
 //! flow; `ls` shows whether the flow was spliced. There is no authentication: the socket has mode 0600, and any process that
