@@ -221,7 +221,7 @@ fn a_server_that_remembers_an_earlier_connection() {
         let script = Script { local: Some(CLIENT.port(family, 40_001)), ..Script::opener(1).bytes(1000) };
         let routed = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("routed");
         let _earlier = listener.accept().expect("accept");
-        setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // and so closed without a word
+        setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // so that it is closed silently
         drop(routed);
         routes("0");
         let f = Forwarder::foreign(&lab, any(family), at_once());

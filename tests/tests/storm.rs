@@ -36,7 +36,7 @@ fn unrest(lab: &Lab, seed: u64, until: impl Fn() -> bool) {
         host.execute("ip", &command.split(' ').collect::<Vec<_>>()).expect("ip");
     };
     for setting in ["net.ipv4.conf.f1.arp_notify", "net.ipv6.conf.f1.ndisc_notify"] {
-        lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server hears of it
+        lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server learns of it
     }
     let mac = |rng: &mut SmallRng| format!("02:00:00:00:{:02x}:{:02x}", rng.random::<u8>(), rng.random::<u8>());
     while !until() {

@@ -110,7 +110,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     let options = [
         ("upgrade", upgrade.is_some()),
         ("TE", r.trailers),
-        ("close", r.has_odd_content()), // so that it is not obeyed, either
+        ("close", r.has_odd_content()), // so that the server does not obey the content as a request
     ];
     let options: Vec<&str> = options.into_iter().filter(|(_, said)| *said).map(|(option, _)| option).collect();
     if !options.is_empty() {

@@ -119,7 +119,7 @@ impl Namespace {
 /// Reads a counter of the calling thread's namespace.
 pub fn counter_here(group: &str, name: &str) -> Option<u64> {
     let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-    let of_v6 = read("snmp6"); // a line for each
+    let of_v6 = read("snmp6"); // one counter per line
     let mut words = of_v6.split_whitespace();
     if words.any(|word| word.strip_prefix(group) == Some(name)) {
         return words.next()?.parse().ok();

@@ -368,7 +368,7 @@ fn a_trace_goes_on_across_a_splice_and_ends_with_its_flow() {
     scene.proxy.client(&["splice", &id]);
     scene.wait_state(connection.local_addr().unwrap(), "spliced");
     round_trip(&mut connection, &[9; 1001]);
-    scene.at_rest(&id, "path/unacked"); // or the next segment would be for both
+    scene.at_rest(&id, "path/unacked"); // otherwise the next segment would be for both
     scene.proxy.client(&["unsplice", &id]);
     scene.wait_state(connection.local_addr().unwrap(), "copying");
     round_trip(&mut connection, &[9; 1002]);

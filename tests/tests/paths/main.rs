@@ -196,7 +196,7 @@ fn a_neighbour_gets_another_address() {
 fn our_own_address_changes() {
     for_all(|lab, _, talk| {
         for setting in ["net.ipv4.conf.f1.arp_notify", "net.ipv6.conf.f1.ndisc_notify"] {
-            lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server hears of it
+            lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server learns of it
         }
         ip(&lab.forwarder, "link set f1 address 02:00:00:00:77:02");
         talk.until("next hops know it", |t| t.changes().hops == 1);
@@ -251,7 +251,7 @@ fn a_route_moves_to_another_device_and_back() {
 #[ignore = "root"]
 fn a_next_hop_that_routes_name_by_number_is_replaced() {
     for_all(|lab, family, talk| {
-        lab.forwarder.sysctl("net.ipv4.nexthop_compat_mode", "0").expect("sysctl"); // nor is it said that they do
+        lab.forwarder.sysctl("net.ipv4.nexthop_compat_mode", "0").expect("sysctl"); // no notifications of routes
         let (host, first, second) = match family {
             Family::V4 => ("10.77.2.2/32", "10.77.2.2", "10.77.3.2"),
             Family::V6 => ("fd77:2::2/128", "fd77:2::2", "fd77:3::2"),
@@ -533,7 +533,7 @@ fn marks_are_followed_as_the_kernel_does() {
         lab.forwarder.execute("nft", &[mark]).expect("nft");
         let talk = Talk::begin(&lab, family, at_once(), 2);
         let before = sent_by(&lab, "f1");
-        ip(&lab.forwarder, "route add unreachable 192.0.2.0/24"); // all ways are looked at
+        ip(&lab.forwarder, "route add unreachable 192.0.2.0/24"); // all paths are checked
         talk.goes_on();
         ip(&lab.server, "link set s1 address 02:00:00:00:77:09");
         talk.goes_on();
