@@ -143,7 +143,6 @@ fn s19_what_the_tap_has_lost_is_not_stored() {
 
 /// An attacker forges data from the server in the middle of a reply. Whatever the first client receives, no other client is
 /// served the forged data.
-/// else is served it.
 #[test]
 #[ignore = "root"]
 fn s19_what_is_forged_is_not_stored() {
