@@ -1,5 +1,5 @@
-//! Segments that no host has sent, like those of an attacker who knows the sequence numbers, or of a link that corrupts
-//! bytes.
+//! Segments that no host has sent, like those of an attacker who
+//! knows the sequence numbers, or of a link that corrupts bytes.
 
 use crate::packet::{ETHERNET, Packet, flag};
 use longsplice_engine::Splicer;

@@ -217,8 +217,8 @@ pub fn verify(frame: &[u8]) -> Result<Packet, String> {
 /// Length of an IPv6 fragment header in bytes.
 const FRAGMENT: usize = 8;
 
-/// Fragments an IP packet (RFC 791, 3.2; RFC 8200, 4.5) at these offsets in bytes after the IP header, which are multiples
-/// of 8.
+/// Fragments an IP packet (RFC 791, 3.2; RFC 8200, 4.5) at these
+/// offsets in bytes after the IP header, which are multiples of 8.
 pub fn cut(frame: &[u8], at: &[usize], id: u32) -> Vec<Vec<u8>> {
     let v4 = frame[12..14] == [0x08, 0x00];
     let header = ETHERNET + if v4 { usize::from(frame[ETHERNET] & 15) * 4 } else { 40 };

@@ -39,8 +39,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a process in the forwarder of a lab. The calling test's file must contain a test named `process` that calls
-    /// [`serve`].
+    /// Starts a process in the forwarder of a lab. The calling test's
+    /// file must contain a test named `process` that calls [`serve`].
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: &str) -> Process {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");

@@ -1,5 +1,5 @@
-//! Scenario files: each describes one situation, which runs in several [`Mode`]s. An end must not be able to tell the modes
-//! apart.
+//! Scenario files: each describes one situation, which runs in several
+//! [`Mode`]s. An end must not be able to tell the modes apart.
 //!
 //! A file defines who sends what and when ([`End`]), the impairments of the network, and how the run must end ([`Expect`]).
 //! It does not mention splicing, except for [`Splice`]: the moment of a splice that the situation is about.
@@ -305,8 +305,8 @@ pub struct Expect {
     pub cut: bool,
     /// Old duplicates may occur, and be rejected by timestamp.
     pub old_duplicates: bool,
-    /// No end waits for a retransmission timer. Only for situations without loss, delay or small segments, and not checked
-    /// in [`Mode::Switched`].
+    /// No end waits for a retransmission timer. Only for situations without
+    /// loss, delay or small segments, and not checked in [`Mode::Switched`].
     pub no_timeouts: bool,
 }
 

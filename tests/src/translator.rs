@@ -1,6 +1,6 @@
-//! A second implementation of what forwarding mode does to a packet, written from the RFCs and the design. It works on whole
-//! values instead of differences: the packet is parsed, its numbers are translated, and it is rebuilt with checksums
-//! computed from scratch.
+//! A second implementation of what forwarding mode does to a packet, written from the RFCs
+//! and the design. It works on whole values instead of differences: the packet is parsed,
+//! its numbers are translated, and it is rebuilt with checksums computed from scratch.
 
 use crate::packet::{Packet, flag};
 use std::net::SocketAddr;
@@ -133,11 +133,11 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     if reset && !syn && !proven && !in_window {
         return Fate::Dropped("bad-rst");
     }
-    // RFC 5961, 4 and 3. An RST below the receiver's next expected number would be ignored, but its sender may simply not
-    // have seen the latest acknowledgement yet.
+    // RFC 5961, 4 and 3. An RST below the receiver's next expected number would be
+    // ignored, but its sender may simply not have seen the latest acknowledgement yet.
     if syn || (reset && !proven && distance(p.seq, expected) < 0) {
-        // Our probe is a keep-alive: one below the number that the other host expects (RFC 9293, 3.8.4), which it answers
-        // with an ACK.
+        // Our probe is a keep-alive: one below the number that the other
+        // host expects (RFC 9293, 3.8.4), which it answers with an ACK.
         p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
         p.ack = d.max_ack.wrapping_add(d.ack_add);
         (p.flags, p.window, p.urgent) = (flag::ACK, 0, 0);
@@ -150,15 +150,15 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     if reset {
         d.dead |= proven;
         reverse.dead |= proven;
-        // Beyond its window the receiver would ignore the RST; within the window it sends a challenge ACK; at the edge the
-        // RST may be in order by the time it arrives.
+        // Beyond its window the receiver would ignore the RST; within the window it sends
+        // a challenge ACK; at the edge the RST may be in order by the time it arrives.
         let sure = steps().take_while(|&s| s < reverse.room).last().unwrap_or(0) << reverse.scale_in;
         if distance(p.seq, expected) > sure.into() && (proven || sure > 1) {
             p.seq = if proven { expected } else { expected.wrapping_add(sure - 1) };
         }
     } else {
-        // Drop a marked segment whose receiver would not echo the mark (RFC 6040, 4.2). A retransmission passes, because its
-        // sender has already noticed the loss.
+        // Drop a marked segment whose receiver would not echo the mark (RFC 6040, 4.2).
+        // A retransmission passes, because its sender has already noticed the loss.
         let ahead_of_all = distance(end.wrapping_sub(fin.into()), d.end) > 0;
         lost = d.ect && !d.ecn && p.tos & CODEPOINT == CE && !p.payload.is_empty() && ahead_of_all;
         // a bare acknowledgement may be beyond lost data

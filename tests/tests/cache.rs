@@ -141,8 +141,8 @@ fn s19_what_the_tap_has_lost_is_not_stored() {
     assert_eq!((dropped, cache.cache_stored, cache.cache_hits, cache.cache_bytes), (2, 0, 0, 0), "{counted:?}");
 }
 
-/// An attacker forges data from the server in the middle of a reply. Whatever the first client receives, no other client is
-/// served the forged data.
+/// An attacker forges data from the server in the middle of a reply. Whatever
+/// the first client receives, no other client is served the forged data.
 #[test]
 #[ignore = "root"]
 fn s19_what_is_forged_is_not_stored() {

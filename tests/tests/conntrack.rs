@@ -310,8 +310,8 @@ fn resets_pass() {
     });
 }
 
-/// The data path itself ends forwarding, before anyone could inform conntrack; segments dropped in the meantime are
-/// retransmitted.
+/// The data path itself ends forwarding, before anyone could inform
+/// conntrack; segments dropped in the meantime are retransmitted.
 #[test]
 #[ignore = "root"]
 fn new_data_take_back_what_conntrack_has_forgotten() {

@@ -1,5 +1,5 @@
-//! Someone detaches the programs while connections are copied and spliced: the programs are attached again, and no host
-//! receives a wrong byte or waits forever.
+//! Someone detaches the programs while connections are copied and spliced: the
+//! programs are attached again, and no host receives a wrong byte or waits forever.
 use longsplice_datapath::testing::detach;
 use longsplice_engine::{Command, FlowState, Policy};
 use longsplice_lab::{

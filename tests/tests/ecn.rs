@@ -52,8 +52,8 @@ struct Run {
     links: [Impairment; 2],
 }
 
-/// A host's counters so far: packets received with a mark, and ECN-capable; marks echoed to it for its own segments; and
-/// segments that it has retransmitted.
+/// A host's counters so far: packets received with a mark, and ECN-capable; marks
+/// echoed to it for its own segments; and segments that it has retransmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     ce: u64,

@@ -204,8 +204,8 @@ fn lost_segments_of_the_handshake_come_again() {
     }
 }
 
-/// The server has an earlier connection from the client's port, and answers a SYN with its numbers. The client resets that
-/// connection.
+/// The server has an earlier connection from the client's port, and
+/// answers a SYN with its numbers. The client resets that connection.
 #[test]
 #[ignore = "root"]
 fn a_server_that_remembers_an_earlier_connection() {
@@ -372,8 +372,8 @@ fn answered_flood(family: Family) {
     drop((early, late));
 }
 
-/// Only the client completes the handshake, however often the server retransmits: otherwise anyone who forges a SYN would
-/// get a connection.
+/// Only the client completes the handshake, however often the server
+/// retransmits: otherwise anyone who forges a SYN would get a connection.
 #[test]
 #[ignore = "root"]
 fn nobody_answers_for_a_client_that_is_silent() {

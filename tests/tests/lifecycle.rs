@@ -79,8 +79,8 @@ fn released_flows_go_on_and_come_back() {
     }
 }
 
-/// The right window edges that a host was told, in order and without those of overtaken segments. The window scale is the
-/// one its sockets have negotiated.
+/// The right window edges that a host was told, in order and without those of
+/// overtaken segments. The window scale is the one its sockets have negotiated.
 fn edges(host: &Namespace, trace: &Trace, to: impl Fn(&Packet) -> bool) -> Vec<u32> {
     let sockets = host.execute("ss", &["-tinH"]).expect("ss");
     let scale = sockets.split("wscale:").nth(1).and_then(|s| s.split(',').next()?.parse::<u32>().ok());
@@ -186,8 +186,8 @@ fn who_waits_for_a_window_is_told_of_a_parked_sockets() {
     Family::BOTH.into_iter().for_each(|family| who_waits_for_a_window_is_told_of_ours(family, false));
 }
 
-/// An idle flow, too, gets both windows right: the host is told ours by a segment that updates its window, and that it
-/// answers with its own.
+/// An idle flow, too, gets both windows right: the host is told ours by
+/// a segment that updates its window, and that it answers with its own.
 #[test]
 #[ignore = "root"]
 fn new_sockets_tell_their_windows_and_ask_for_the_hosts() {
@@ -225,8 +225,8 @@ fn released_flows_end() {
     assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, EndReason::Closed), "{e:?}");
 }
 
-/// Segments that arrive during a drain are held, and all of them are forwarded. (In order: `what_is_held_keeps_its_order` of
-/// the simulator.)
+/// Segments that arrive during a drain are held, and all of them are
+/// forwarded. (In order: `what_is_held_keeps_its_order` of the simulator.)
 #[test]
 #[ignore = "root"]
 fn the_hold_policy_holds() {
@@ -274,8 +274,8 @@ fn a_splice_that_cannot_finish_is_taken_back() {
     assert_eq!((e[0].bytes_up, e[0].bytes_down), (1_000_000, 8_000_000), "{e:?}");
 }
 
-/// A client vanishes silently: its socket fails in the drain by its own timeout, and no reset has arrived. The server is
-/// told nevertheless.
+/// A client vanishes silently: its socket fails in the drain by its own
+/// timeout, and no reset has arrived. The server is told nevertheless.
 #[test]
 #[ignore = "root"]
 fn a_socket_that_fails_in_a_drain_ends_the_flow() {

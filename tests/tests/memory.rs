@@ -16,8 +16,8 @@ use std::{
 /// Flows opened before the measurement, until allocator arenas exist and code is paged in.
 const FIRST: usize = 200;
 const FLOWS: usize = 3000;
-/// Maximum bytes per released flow: the record takes about 700; the rest is tables that grow by doubling, and allocator
-/// overhead.
+/// Maximum bytes per released flow: the record takes about 700; the
+/// rest is tables that grow by doubling, and allocator overhead.
 const MOST: usize = 1700;
 
 fn resident() -> usize {

@@ -105,8 +105,8 @@ impl Scene {
         legs.into_iter().all(|l| l.ack_in == l.max_out && l.ack_out == l.max_in)
     }
 
-    /// The state that determines which segments are accepted. Without [`LegFlags::PROBE`], which stands for a further probe
-    /// of the host after an unsplice.
+    /// The state that determines which segments are accepted. Without [`LegFlags::PROBE`],
+    /// which stands for a further probe of the host after an unsplice.
     fn state(&self) -> Vec<String> {
         let d = self.f.splicer.datapath().expect("kernel path");
         let paths = d.paths();

@@ -144,8 +144,8 @@ fn from_port(family: Family, port: u16) -> Socket {
     s
 }
 
-/// Clients whose records are candidates for removal connect again, at any moment of the check. The new connections are
-/// different ones, and their records stay.
+/// Clients whose records are candidates for removal connect again, at any moment
+/// of the check. The new connections are different ones, and their records stay.
 #[test]
 #[ignore = "root"]
 fn a_new_connection_from_the_same_port_stays() {

@@ -1,5 +1,5 @@
-//! The decision logic of the data path with strict hosts and bad links, switching at random moments: the data received must
-//! be the data sent.
+//! The decision logic of the data path with strict hosts and bad links,
+//! switching at random moments: the data received must be the data sent.
 //!
 //! `SIM_SEED=n` runs one seed, with a trace of its packets; `SIM_SEEDS=a..b` runs a range of other seeds.
 
@@ -128,8 +128,8 @@ fn with_hosts_that_reset() {
     assert!(env::var_os("SIM_SEED").is_some() || (reset.get() > 0 && splices.get() > 0));
 }
 
-/// The process dies at any moment, and another one takes over: forwarded flows continue without loss, and no wrong byte is
-/// ever delivered.
+/// The process dies at any moment, and another one takes over: forwarded
+/// flows continue without loss, and no wrong byte is ever delivered.
 #[test]
 fn with_processes_that_die() {
     let (killed, whole) = (std::cell::Cell::new(0), std::cell::Cell::new(0));

@@ -1,5 +1,5 @@
-//! Splices and unsplices at random moments under full load: no byte is lost, no connection is reset, and nothing is left
-//! behind.
+//! Splices and unsplices at random moments under full load: no byte
+//! is lost, no connection is reset, and nothing is left behind.
 use longsplice_engine::{Command, EndReason, FlowState, Policy};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Namespace, Options, Shape,
@@ -273,8 +273,8 @@ fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> threa
     })
 }
 
-/// Processes that switch at random are killed at random; each takes over from its predecessor. Returns how many of all
-/// connections were intact.
+/// Processes that switch at random are killed at random; each takes over
+/// from its predecessor. Returns how many of all connections were intact.
 fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) -> [usize; 2] {
     let [proxy, server] = [FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000)];
     let answer = Script::answerer().lasting(ANSWER.0, ANSWER.1).deadline(PATIENCE);

@@ -121,8 +121,8 @@ fn forwarder(lab: &Lab, family: Family, (policy, options): (Policy, OpenOptions)
 }
 
 impl Run {
-    /// Checks that both hosts have received all data, and that the flow has ended. Returns the forwarder, and the bytes up
-    /// and down.
+    /// Checks that both hosts have received all data, and that the flow
+    /// has ended. Returns the forwarder, and the bytes up and down.
     fn intact(self) -> (Forwarder, Lab, [u64; 2]) {
         let Run { lab, f, taps, client, server } = self;
         let (client, server) = (client.join().expect("client"), server.join().remove(0));
@@ -324,8 +324,8 @@ fn s19_what_others_say_in_the_name_of_a_host() {
     }
 }
 
-/// What the client was sent according to the tap: the length, and the range in doubt. Bytes outside that range are the
-/// server's.
+/// What the client was sent according to the tap: the length, and
+/// the range in doubt. Bytes outside that range are the server's.
 fn doubtful(reader: &TapReader) -> (u64, Option<(u64, u64)>) {
     let (mut all, mut doubt, mut ended) = (Vec::new(), None::<(u64, u64)>, 0);
     while ended < 2 {

@@ -46,8 +46,8 @@ fn ask(proxy: SocketAddr, n: u64) -> io::Result<()> {
     if all == n.to_be_bytes() { Ok(()) } else { Err(io::Error::other(format!("{n}: {all:?}"))) }
 }
 
-/// FINs that pass while the two entries of a flow take effect one after the other, client ports that are reused, tables with
-/// more ended flows than live ones.
+/// FINs that pass while the two entries of a flow take effect one after the other,
+/// client ports that are reused, tables with more ended flows than live ones.
 #[test]
 #[ignore = "root"]
 fn every_short_flow_ends() {

@@ -1,13 +1,13 @@
-//! The bench: measures what splicing saves, in the [lab](longsplice_lab), compared with IP forwarding, copying and other
-//! proxies.
+//! The bench: measures what splicing saves, in the [lab](longsplice_lab),
+//! compared with IP forwarding, copying and other proxies.
 //!
-//! Only figures of the same run are compared: each round measures every variant once, in rotated order, and the result is
-//! the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define what is compared and what is
-//! measured; [`peers`] and [`venue`] set up a variant. [`segment`], [`ratio`], [`bulk`], [`response`], [`rate`],
-//! [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`], [`memory`], [`flood`] (with room from
-//! [`conntrack`]) and [`million`] are the measurements. [`machine`] measures the cost and detects disturbances, [`counters`]
-//! packet sizes; [`results`] keeps everything, [`trace`] and [`plots`] draw, [`report`] formats tables, and [`readme`]
-//! writes them into the documents.
+//! Only figures of the same run are compared: each round measures every variant once, in rotated order, and
+//! the result is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define
+//! what is compared and what is measured; [`peers`] and [`venue`] set up a variant. [`segment`], [`ratio`],
+//! [`bulk`], [`response`], [`rate`], [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`],
+//! [`memory`], [`flood`] (with room from [`conntrack`]) and [`million`] are the measurements. [`machine`]
+//! measures the cost and detects disturbances, [`counters`] packet sizes; [`results`] keeps everything,
+//! [`trace`] and [`plots`] draw, [`report`] formats tables, and [`readme`] writes them into the documents.
 
 mod bulk;
 mod conntrack;

@@ -1,5 +1,5 @@
-//! The program `longsplice-bench`: measures what splicing saves ([`bench`]), demonstrates it ([`demo`]), and provides a
-//! network to try it in ([`shell`]).
+//! The program `longsplice-bench`: measures what splicing saves ([`bench`]),
+//! demonstrates it ([`demo`]), and provides a network to try it in ([`shell`]).
 
 mod args;
 mod bench;

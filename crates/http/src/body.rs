@@ -59,8 +59,8 @@ impl Body {
         }
     }
 
-    /// Starts a body of a reply that [`Response::lenient`](crate::Response::lenient) has parsed: errors in the chunk framing
-    /// are corrected.
+    /// Starts a body of a reply that [`Response::lenient`](crate::Response::lenient)
+    /// has parsed: errors in the chunk framing are corrected.
     pub fn lenient(framing: Framing) -> Body {
         match framing {
             Framing::Chunked => Body::Chunked(Chunked::lenient()),

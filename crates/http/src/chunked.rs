@@ -227,8 +227,8 @@ impl Chunked {
     }
 }
 
-/// Returns the number of bytes of `input` up to the end of the trailer section, if `input` reaches it, and the section,
-/// corrected if need be.
+/// Returns the number of bytes of `input` up to the end of the trailer
+/// section, if `input` reaches it, and the section, corrected if need be.
 fn trailers(
     seen: &mut Vec<u8>,
     scan: &mut Scan,

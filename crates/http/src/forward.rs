@@ -12,8 +12,8 @@ pub enum Forwarded {
     None,
     /// `Forwarded: for=` (RFC 7239).
     Standard,
-    /// `X-Forwarded-For`, which is older and more widely supported; for a site with `X-Forwarded-Host` and
-    /// `X-Forwarded-Proto`.
+    /// `X-Forwarded-For`, which is older and more widely supported;
+    /// for a site with `X-Forwarded-Host` and `X-Forwarded-Proto`.
     XForwardedFor,
 }
 
@@ -126,8 +126,8 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     out
 }
 
-/// Writes the head of a reply to the client. A chunked body for an HTTP/1.0 client has to be forwarded without the chunk
-/// framing.
+/// Writes the head of a reply to the client. A chunked body for an
+/// HTTP/1.0 client has to be forwarded without the chunk framing.
 pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     line(&mut out, &[b"HTTP/1.1 ", r.status.to_string().as_bytes(), b" ", r.reason.as_bytes()]);
@@ -185,8 +185,8 @@ fn is_odd(name: &[u8]) -> bool {
     !name.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-') || name.windows(2).any(|w| w == b"--")
 }
 
-/// Whether a server may mistake a name for this one: CGI and similar interfaces read `-` and all other special characters as
-/// `_`.
+/// Whether a server may mistake a name for this one: CGI and similar
+/// interfaces read `-` and all other special characters as `_`.
 fn is_read_as(name: &[u8], own: &str) -> bool {
     let words = |n: &[u8]| {
         let words = n.split(|b| !b.is_ascii_alphanumeric()).filter(|w| !w.is_empty());

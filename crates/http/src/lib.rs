@@ -38,8 +38,8 @@ pub use response::Response;
 pub use scan::{Kind, Scan};
 pub use wrong::Wrong;
 
-/// Maximum length of a request's head in bytes, including start line and final empty line. Browsers send up to about 16 KB
-/// of cookies.
+/// Maximum length of a request's head in bytes, including start line
+/// and final empty line. Browsers send up to about 16 KB of cookies.
 pub const HEAD_MAX: usize = 32 * 1024;
 /// Maximum length of a reply's head in bytes: the limit of other proxies.
 pub const REPLY_HEAD_MAX: usize = 64 * 1024;

@@ -1,9 +1,9 @@
 //! Corrects errors in replies that RFC 9112 forbids but every client understands.
 
-/// Returns the corrected head, or trailer section if it has no start line: lines end with CR LF, folded lines are joined
-/// (RFC 9112, 5.2), white space before a colon is removed (5.1), and control characters in values become spaces (RFC 9110,
-/// 5.5). Other errors are kept. So are folds and control characters in the fields that delimit the body, since programs
-/// would disagree about where it ends.
+/// Returns the corrected head, or trailer section if it has no start line: lines end with CR LF,
+/// folded lines are joined (RFC 9112, 5.2), white space before a colon is removed (5.1), and control
+/// characters in values become spaces (RFC 9110, 5.5). Other errors are kept. So are folds and control
+/// characters in the fields that delimit the body, since programs would disagree about where it ends.
 pub(crate) fn mend(section: &[u8], has_start_line: bool) -> Vec<u8> {
     let mut mended = Vec::with_capacity(section.len() + 64);
     let mut start_line = has_start_line;

@@ -48,8 +48,8 @@ pub struct Request {
     pub fields: Fields,
     /// The framing of the body; never [`Framing::UntilClose`].
     pub framing: Framing,
-    /// Whether another request may follow on the connection. A proxy must not keep a connection from an HTTP/1.0 client open
-    /// (RFC 9112, 9.3).
+    /// Whether another request may follow on the connection. A proxy must
+    /// not keep a connection from an HTTP/1.0 client open (RFC 9112, 9.3).
     pub keep_alive: bool,
     /// The protocols that the client asks to switch to, one or several (RFC 9110, 7.8).
     pub upgrade: Option<String>,
@@ -65,8 +65,8 @@ impl Request {
     /// Parses a head whose end [`Scan`](crate::Scan) has found.
     ///
     /// # Errors
-    /// Anything that can be read in two ways or that a proxy must not forward. The status of the answer is
-    /// [`Wrong::status`].
+    /// Anything that can be read in two ways or that a proxy must
+    /// not forward. The status of the answer is [`Wrong::status`].
     pub fn parse(head: &[u8]) -> Result<Request, Wrong> {
         let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
         let mut raw = httparse::Request::new(&mut []);
@@ -114,8 +114,8 @@ impl Request {
 }
 
 impl Request {
-    /// The fields that are forwarded to the server unchanged: all but those about one connection, `Host`, and those that
-    /// delimit the body.
+    /// The fields that are forwarded to the server unchanged: all but those
+    /// about one connection, `Host`, and those that delimit the body.
     pub fn end_to_end(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.fields.plain(&self.hop)
     }
@@ -126,9 +126,9 @@ impl Request {
         matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE") && self.framing == Framing::None
     }
 
-    /// Whether the request has content although its method defines none, as with GET, HEAD, DELETE and OPTIONS, or is
-    /// unknown. A server that does not read the content takes it for the next request (RFC 9110, 9.3.1), so nothing else may
-    /// be sent on that connection.
+    /// Whether the request has content although its method defines none, as with GET, HEAD,
+    /// DELETE and OPTIONS, or is unknown. A server that does not read the content takes it for
+    /// the next request (RFC 9110, 9.3.1), so nothing else may be sent on that connection.
     pub fn has_odd_content(&self) -> bool {
         let empty = matches!(self.framing, Framing::None | Framing::Exact(0));
         !empty && !WITH_CONTENT.contains(&self.method.as_str())
@@ -152,8 +152,8 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
         // RFC 9112, 3.2.3: the port is not optional
         return if authority.port.is_some() { Ok(Form::Authority(authority)) } else { Err(Wrong::Authority) };
     }
-    // RFC 3986 allows none of these in a URI. Of the other characters it excludes, browsers send {
-    // }^` unescaped, and \ in queries.
+    // RFC 3986 allows none of these in a URI. Of the other characters
+    // it excludes, browsers send { }^` unescaped, and \ in queries.
     let plain = |b: u8| matches!(b, b'!'..=b'~') && !b"\"#<>".contains(&b);
     let path = target.split('?').next().unwrap_or(target);
     if !target.bytes().all(plain) || path.contains('\\') {
@@ -180,8 +180,8 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
     Ok(Form::Absolute(Authority::parse(authority)?, path))
 }
 
-/// Checks `Host`: exactly one, with a valid host (RFC 9112, 3.2). If the target itself names the host, a proxy ignores
-/// `Host` and replaces it (3.2.2).
+/// Checks `Host`: exactly one, with a valid host (RFC 9112, 3.2). If the target
+/// itself names the host, a proxy ignores `Host` and replaces it (3.2.2).
 fn host(fields: &Fields, version: Version, form: &Form) -> Result<(), Wrong> {
     match fields.one("host", Wrong::Hosts)? {
         None if version == Version::New => Err(Wrong::NoHost),

@@ -31,8 +31,8 @@ pub struct Response {
 }
 
 impl Response {
-    /// Parses a head whose end [`Scan`](crate::Scan) has found, as the reply to a request with this method, which determines
-    /// the framing of the body (RFC 9112, 6.3).
+    /// Parses a head whose end [`Scan`](crate::Scan) has found, as the reply to a request
+    /// with this method, which determines the framing of the body (RFC 9112, 6.3).
     ///
     /// # Errors
     /// Anything that can be read in two ways.
@@ -45,8 +45,8 @@ impl Response {
         Response::new(parts, said, method)
     }
 
-    /// Parses a head found by [`Scan::lenient`](crate::Scan::lenient). Common errors of servers that leave only one meaning
-    /// are corrected.
+    /// Parses a head found by [`Scan::lenient`](crate::Scan::lenient).
+    /// Common errors of servers that leave only one meaning are corrected.
     ///
     /// # Errors
     /// Anything that can be read in two ways.
@@ -87,8 +87,8 @@ impl Response {
         })
     }
 
-    /// The length of the content according to the head; for HEAD and 304, the length that the content would have. `None`:
-    /// until the end.
+    /// The length of the content according to the head; for HEAD and 304,
+    /// the length that the content would have. `None`: until the end.
     pub fn length(&self) -> Option<u64> {
         match self.framing {
             Framing::Exact(n) => Some(n),
@@ -97,8 +97,8 @@ impl Response {
         }
     }
 
-    /// The fields that are forwarded to the client unchanged: all but those about one connection and those that delimit the
-    /// body.
+    /// The fields that are forwarded to the client unchanged: all but
+    /// those about one connection and those that delimit the body.
     pub fn end_to_end(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.fields.plain(&self.hop)
     }

@@ -41,8 +41,8 @@ impl Scan {
         Scan { lenient: true, ..Scan::new(kind) }
     }
 
-    /// Returns the length of the head once it is complete. `input` is everything since the first byte of the message,
-    /// including bytes passed in earlier calls.
+    /// Returns the length of the head once it is complete. `input` is everything
+    /// since the first byte of the message, including bytes passed in earlier calls.
     ///
     /// # Errors
     /// The error of the first byte that cannot belong to a head.

@@ -124,8 +124,8 @@ impl Flood {
         spread(SERVER.v4, flow)
     }
 
-    /// Prepares a flood in a lab with two devices at the forwarder. Afterwards the forwarder has neighbour entries for both
-    /// hosts.
+    /// Prepares a flood in a lab with two devices at the forwarder.
+    /// Afterwards the forwarder has neighbour entries for both hosts.
     pub fn new(lab: &Lab, aim: Aim) -> Result<Self, LabError> {
         assert!(lab.shape() == Shape::TwoDevices, "a bridge would be part of what is measured");
         assert!(aim.flows > 0 && aim.flows <= MOST_FLOWS, "from 1 to {MOST_FLOWS} flows");

@@ -90,8 +90,8 @@ impl Impair {
         !self.delay.is_zero() || self.rate_bytes_per_s.is_some()
     }
 
-    /// If all packets take the detour, the delay line chooses which ones to hold back; otherwise the program has already
-    /// chosen.
+    /// If all packets take the detour, the delay line chooses which
+    /// ones to hold back; otherwise the program has already chosen.
     fn timing(&self) -> Timing {
         Timing {
             delay: self.delay,
@@ -259,8 +259,8 @@ impl Drop for Impairment {
     }
 }
 
-/// Creates the detour. The near end must deliver single packets with complete checksums, because they are read as raw
-/// frames.
+/// Creates the detour. The near end must deliver single packets
+/// with complete checksums, because they are read as raw frames.
 fn make_detour(namespace: &Namespace, near: &str, far: &str) -> Result<(), LabError> {
     namespace.run(|| {
         let pair = format!("link add {near} mtu 65535 txqueuelen 10000 type veth peer {far} mtu 65535\n");
@@ -285,8 +285,8 @@ fn map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
     MapHandle::try_from(&map)
 }
 
-/// Attaches a program by clsact, so that tcx and the order of its programs stay untouched. Must be called inside the
-/// namespace.
+/// Attaches a program by clsact, so that tcx and the order of its
+/// programs stay untouched. Must be called inside the namespace.
 fn hook(object: &Object, program: &str, index: u32, at: TcAttachPoint) -> libbpf_rs::Result<()> {
     let program = object.progs().find(|found| found.name() == program).expect("bpf/lab.bpf.c has this program");
     let mut hook =

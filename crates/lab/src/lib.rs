@@ -9,9 +9,9 @@
 //! - [`flood`] sends small packets over up to a million flows, and counts the arrivals,
 //! - [`trace`] captures on a device and returns the sequence numbers seen.
 //!
-//! Every operation has a time limit, and everything is cleaned up on drop, even after a panic; the remains of a killed
-//! process are removed by the next one ([`Lab::sweep`]). Root is required, and the Debian packages iproute2, ethtool,
-//! util-linux and tcpdump.
+//! Every operation has a time limit, and everything is cleaned up on drop, even after a
+//! panic; the remains of a killed process are removed by the next one ([`Lab::sweep`]).
+//! Root is required, and the Debian packages iproute2, ethtool, util-linux and tcpdump.
 
 mod delay;
 pub mod error;

@@ -81,8 +81,8 @@ pub enum InOrder {
     Nobody,
     /// The devices of client and server.
     EndHosts,
-    /// The forwarder's devices, too, each on a CPU of its own: packets of one direction are never processed at the same
-    /// time.
+    /// The forwarder's devices, too, each on a CPU of its own:
+    /// packets of one direction are never processed at the same time.
     All,
 }
 
@@ -418,9 +418,9 @@ impl Plan<'_> {
         names.chain(wires).collect()
     }
 
-    /// Commands for a link whose two ends have different interface indices. If a veth and its peer had the same index, the
-    /// kernel would report its state with the delay used for physical devices, and a bridge does not use a port before that:
-    /// this would cost a second.
+    /// Commands for a link whose two ends have different interface indices. If a veth and its
+    /// peer had the same index, the kernel would report its state with the delay used for
+    /// physical devices, and a bridge does not use a port before that: this would cost a second.
     fn wire(&self, wire: u8, left: (&str, &str), right: (&str, &str), mtu: u32) -> String {
         let end = |(role, device): (&str, &str), end: u8| {
             let (mac, index, role) = (self.mac(wire * 2 + end), 10 + wire * 2 + end, (self.name)(role));

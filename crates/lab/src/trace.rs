@@ -66,8 +66,8 @@ impl Tap {
         Ok(Trace { packets, dropped: counted(&self.tcpdump.output(), "dropped by kernel").unwrap_or(0) })
     }
 
-    /// Waits until tcpdump has written all packets captured before this call: on a signal it exits at once, and loses what
-    /// the kernel still buffers.
+    /// Waits until tcpdump has written all packets captured before this call:
+    /// on a signal it exits at once, and loses what the kernel still buffers.
     fn catch_up(&mut self) -> Result<(), LabError> {
         let deadline = Instant::now() + PATIENCE;
         let mut came = None;

@@ -53,8 +53,8 @@ pub enum Amount {
 pub enum Chunks {
     /// The same number of bytes for all writes.
     Fixed(usize),
-    /// From `.0` to `.1` bytes, chosen at random from the seed with a logarithmic distribution, so that small sizes are as
-    /// likely as large ones.
+    /// From `.0` to `.1` bytes, chosen at random from the seed with a logarithmic
+    /// distribution, so that small sizes are as likely as large ones.
     Random(usize, usize),
 }
 
@@ -115,16 +115,16 @@ pub struct Script {
     pub pace: Option<u64>,
     /// Sizes of the writes.
     pub chunks: Chunks,
-    /// Positions of bytes that are sent as urgent (MSG_OOB), in ascending order. If a receiver has not read several of them,
-    /// it knows only the last.
+    /// Positions of bytes that are sent as urgent (MSG_OOB), in ascending order.
+    /// If a receiver has not read several of them, it knows only the last.
     pub urgent: Vec<u64>,
     /// How urgent bytes are received; `None`: none are expected.
     pub marks: Option<Marks>,
     /// When to start sending.
     pub start: Start,
-    /// Maximum number of bytes sent beyond the number received: `Some(1)` against `Some(0)` is a 1-byte ping-pong. An
-    /// answerer that learns its seed cannot send before it has received eight bytes, so use [`Script::answerer_of`] with
-    /// this.
+    /// Maximum number of bytes sent beyond the number received: `Some(1)` against
+    /// `Some(0)` is a 1-byte ping-pong. An answerer that learns its seed cannot send
+    /// before it has received eight bytes, so use [`Script::answerer_of`] with this.
     pub ahead: Option<u64>,
     /// How to end the connection.
     pub ending: Ending,

@@ -53,8 +53,8 @@ pub const VERSION: u32 = 1;
 pub const PAGE: usize = 500;
 /// Longest request in bytes. Real requests have about a hundred.
 const REQUEST: u64 = 4096;
-/// Most clients connected at a time. Others are turned away, so that a client that leaks connections cannot exhaust our
-/// descriptors.
+/// Most clients connected at a time. Others are turned away, so that
+/// a client that leaks connections cannot exhaust our descriptors.
 const CLIENTS: usize = 32;
 /// Longest trace in seconds, so that a forgotten trace ends by itself.
 pub const LONGEST: u32 = 3600;
@@ -194,8 +194,8 @@ impl Control {
         }
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        // Use a temporary name until the socket listens and has the right mode: a socket that refuses connections counts as
-        // left over.
+        // Use a temporary name until the socket listens and has the right
+        // mode: a socket that refuses connections counts as left over.
         let new = path.with_extension(format!("new-{}", std::process::id()));
         let _ = fs::remove_file(&new); // left by an earlier process with our number
         bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
@@ -221,8 +221,8 @@ impl Control {
                 continue;
             };
             let office = Office { splicer: splicer.clone(), server: server.clone() };
-            // Without a free slot the stream is closed at once, and the client sees the end of the stream instead of an
-            // answer.
+            // Without a free slot the stream is closed at once, and the
+            // client sees the end of the stream instead of an answer.
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
                 let (spare, stop) = (self.spare.clone(), stop.clone());
                 tokio::spawn(async move {
@@ -249,8 +249,8 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
 }
 
-/// Creates the directory of the socket if it is missing, with access for our user only. The owner is checked, because any
-/// user can create files in /tmp.
+/// Creates the directory of the socket if it is missing, with access for our
+/// user only. The owner is checked, because any user can create files in /tmp.
 fn make_directory(socket: &Path) -> io::Result<()> {
     let Some(dir) = socket.parent().filter(|d| !d.as_os_str().is_empty()) else { return Ok(()) };
     if let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)

@@ -71,8 +71,8 @@ fn top_level() -> impl Iterator<Item = (&'static str, &'static str, &'static str
     })
 }
 
-/// Converts Markdown to roff: links are reduced to their text, code is not marked up, and roff's special characters are
-/// escaped.
+/// Converts Markdown to roff: links are reduced to their text, code
+/// is not marked up, and roff's special characters are escaped.
 fn roff(markdown: &str) -> String {
     let mut text = String::new();
     let mut rest = markdown;

@@ -58,8 +58,8 @@ pub fn control_socket() -> io::Result<PathBuf> {
     })
 }
 
-/// Time limit for a connection to a control socket and for each answer. Answers come from memory at once, unless the process
-/// hangs.
+/// Time limit for a connection to a control socket and for each
+/// answer. Answers come from memory at once, unless the process hangs.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Connects to a control socket. Fails with [`io::ErrorKind::WouldBlock`] if the process hangs and accepts no connection.
@@ -70,8 +70,8 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(fd.into())
 }
 
-/// Removes files that dead processes have left in /run/longsplice: sockets without a listener, and unheld locks of earlier
-/// versions. Returns the removed paths.
+/// Removes files that dead processes have left in /run/longsplice: sockets without
+/// a listener, and unheld locks of earlier versions. Returns the removed paths.
 pub fn remove_leftovers() -> io::Result<Vec<PathBuf>> {
     let files = match fs::read_dir(RUN) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -118,8 +118,8 @@ fn start_log(verbose: u8, json: bool) {
     }
 }
 
-/// Raises the soft limit of descriptors: a flow needs two, and the usual limit of 1024 exists only for programs that call
-/// select(2).
+/// Raises the soft limit of descriptors: a flow needs two, and the
+/// usual limit of 1024 exists only for programs that call select(2).
 fn raise_descriptor_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
@@ -180,8 +180,8 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     }
 }
 
-/// Removes the leftovers of dead processes and deleted network namespaces: their tables take tens of megabytes of kernel
-/// memory.
+/// Removes the leftovers of dead processes and deleted network
+/// namespaces: their tables take tens of megabytes of kernel memory.
 fn remove_leftovers() {
     for removed in [longsplice_datapath::remove_dead(), paths::remove_leftovers()] {
         match removed {
@@ -206,8 +206,8 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
     // Signals come first: one that arrives during the start must shut the proxy down cleanly, too.
     let mut signals = Signals::new()?;
     let leave = config.leave_flows_on_stop;
-    // Bind this before the listeners: if the socket is taken, another process runs, and clients meant for it must not reach
-    // us.
+    // Bind this before the listeners: if the socket is taken, another
+    // process runs, and clients meant for it must not reach us.
     let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
     let prepared = Prepared::new(config)?;
     let splicer = open(args, prepared.config())?;

@@ -225,8 +225,8 @@ fn s19_the_same_over_ipv6() {
     run(Family::V6);
 }
 
-/// The same paths are requested repeatedly over several connections at once, while they are stored, evicted and served: no
-/// byte is ever wrong.
+/// The same paths are requested repeatedly over several connections at
+/// once, while they are stored, evicted and served: no byte is ever wrong.
 #[test]
 #[ignore = "root"]
 fn s19_many_at_once() {

@@ -19,8 +19,8 @@ fn with(lab: &Lab, capabilities: &str) -> Command {
     command
 }
 
-/// One connection through a proxy with these capabilities. Returns its flow once the proxy has decided whether to splice it,
-/// and the proxy's messages.
+/// One connection through a proxy with these capabilities. Returns its flow
+/// once the proxy has decided whether to splice it, and the proxy's messages.
 fn relayed(capabilities: &str, hold: bool) -> (Value, String) {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let pins = Pins::of(&lab.forwarder);

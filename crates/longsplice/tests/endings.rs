@@ -1,5 +1,5 @@
-//! `stop` ends the connections that a killed process left in the kernel: hosts that wait and send nothing are reset. Sockets
-//! of ours that wait for hosts cost nothing.
+//! `stop` ends the connections that a killed process left in the kernel: hosts that
+//! wait and send nothing are reset. Sockets of ours that wait for hosts cost nothing.
 
 mod running;
 
@@ -154,9 +154,9 @@ fn a_flush_resets_what_was_left() {
     }
 }
 
-/// A socket closed by a kill in the middle of a switch occupies a connection's addresses until the kernel gives it up. The
-/// sockets of the killed process give up before their hosts can be reached. The next process finds no route to the hosts
-/// either, and resets them once there is one.
+/// A socket closed by a kill in the middle of a switch occupies a connection's addresses until the
+/// kernel gives it up. The sockets of the killed process give up before their hosts can be reached.
+/// The next process finds no route to the hosts either, and resets them once there is one.
 #[test]
 #[ignore = "root"]
 fn hosts_that_cannot_be_reached_hear_later() {

@@ -1,5 +1,5 @@
-//! HTTP through the real program: curl on one side, nginx on the other. Needs root and eBPF, and fails without; Debian
-//! packages: curl, nginx-light.
+//! HTTP through the real program: curl on one side, nginx on the other. Needs
+//! root and eBPF, and fails without; Debian packages: curl, nginx-light.
 
 mod running;
 

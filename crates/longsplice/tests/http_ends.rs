@@ -227,8 +227,8 @@ impl State {
         Ok(())
     }
 
-    /// Reads a body that starts with `bytes` until it is complete, has `most` bytes, or the stream ends. Fails on a wrong
-    /// byte.
+    /// Reads a body that starts with `bytes` until it is complete,
+    /// has `most` bytes, or the stream ends. Fails on a wrong byte.
     fn receive(&self, case: &Case, s: &mut TcpStream, mut bytes: Vec<u8>, most: usize) -> io::Result<End> {
         let want = case.body();
         let mut buffer = vec![0; 1 << 16];
@@ -436,8 +436,8 @@ fn run(cases: Vec<Case>, more: &[&str]) -> (u64, u64) {
     let wrong = std::mem::take(&mut *state.wrong.lock().unwrap());
     let some: Vec<_> = wrong.iter().take(20).collect();
     assert!(failed == 0 && wrong.is_empty(), "{failed} clients, {} cases: {some:#?}", wrong.len());
-    // The kernel itself does this in one of 150,000 connections: a segment finds neither the request, just removed, nor the
-    // new socket.
+    // The kernel itself does this in one of 150,000 connections: a segment
+    // finds neither the request, just removed, nor the new socket.
     let unheard = state.unheard.load(Ordering::Relaxed);
     assert!(unheard <= 1, "{unheard} clients were reset before they had an answer");
     program.comes_to_rest();

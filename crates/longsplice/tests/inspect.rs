@@ -1,5 +1,5 @@
-//! The output of `longsplice inspect` and `longsplice trace`, compared with what was transferred. Needs root and eBPF, and
-//! fails without.
+//! The output of `longsplice inspect` and `longsplice trace`, compared
+//! with what was transferred. Needs root and eBPF, and fails without.
 
 mod running;
 

@@ -398,8 +398,8 @@ fn only_flow(proxy: &Running) -> Option<Value> {
     Control::of(proxy).flows().into_iter().next()
 }
 
-/// Records of legs are out of date while the path entries are in force: a process that takes a flow over must not rely on
-/// them.
+/// Records of legs are out of date while the path entries are in
+/// force: a process that takes a flow over must not rely on them.
 #[test]
 #[ignore = "root"]
 fn more_than_a_window_between_commit_and_take_over() {

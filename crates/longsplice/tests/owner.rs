@@ -1,5 +1,5 @@
-//! One data path per network namespace, and no leftovers of namespaces that are gone. Needs root and eBPF, and fails
-//! without.
+//! One data path per network namespace, and no leftovers of
+//! namespaces that are gone. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -215,8 +215,8 @@ fn the_next_process_takes_over_with_another_run() {
     end(second);
 }
 
-/// If anyone could hold the lock, anyone could disable splicing; and a folder owned by another user could be removed by that
-/// user.
+/// If anyone could hold the lock, anyone could disable splicing; and
+/// a folder owned by another user could be removed by that user.
 #[test]
 #[ignore = "root"]
 fn the_pins_are_nobody_elses() {

@@ -1,5 +1,5 @@
-//! Flows that the proxy does not splice: what it says and counts; and configurations that it does not start with. Needs root
-//! and eBPF, and fails without.
+//! Flows that the proxy does not splice: what it says and counts; and configurations
+//! that it does not start with. Needs root and eBPF, and fails without.
 
 mod running;
 

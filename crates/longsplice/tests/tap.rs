@@ -80,8 +80,8 @@ fn s19_files_equal_what_has_passed() {
     }
 }
 
-/// The reader of the copies has exited: the flow continues, and from the next start on, or the end of a process that leaves
-/// its flows, it takes the short way.
+/// The reader of the copies has exited: the flow continues, and from the next start
+/// on, or the end of a process that leaves its flows, it takes the short way.
 #[test]
 #[ignore = "root"]
 fn s19_taps_end_with_their_process() {

@@ -139,8 +139,8 @@ fn s9_no_rule_of_routing_is_left() {
     assert_eq!(both(), before, "stopped");
 }
 
-/// The kernel forgets the proxy's sockets a second after the end of the streams. For addresses that are not its own, it does
-/// not answer later segments of the hosts.
+/// The kernel forgets the proxy's sockets a second after the end of the streams. For
+/// addresses that are not its own, it does not answer later segments of the hosts.
 #[test]
 #[ignore = "root"]
 fn s9_hosts_hear_that_the_process_is_gone() {
@@ -173,8 +173,8 @@ fn s9_hosts_hear_that_the_process_is_gone() {
     }
 }
 
-/// The process dies in the middle of a handshake, before or after the server has answered: the client tries again, and the
-/// next process lets it.
+/// The process dies in the middle of a handshake, before or after the server
+/// has answered: the client tries again, and the next process lets it.
 #[test]
 #[ignore = "root"]
 fn s9_a_handshake_outlives_the_process() {

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 24_000;
-/// Length of a question or an answer. An urgent byte has been read before the next one is sent, because a receiver knows
-/// only the last one.
+/// Length of a question or an answer. An urgent byte has been read before
+/// the next one is sent, because a receiver knows only the last one.
 const LINE: u64 = 100;
 /// Longer than the exchange takes, and short enough to notice a hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Each end answers the other, with an urgent byte now and then: the first and the last byte, bytes at the end of a line,
-/// and bytes within; never two in one line.
+/// Each end answers the other, with an urgent byte now and then: the first and the
+/// last byte, bytes at the end of a line, and bytes within; never two in one line.
 fn exchange(script: Script, first: u64, marks: Marks) -> Script {
     let urgent = (first..BYTES - LINE).step_by(3 * LINE as usize + 33).chain([BYTES - 1]).collect();
     let script = script.bytes(BYTES).pace(BYTES / 3).chunks(Chunks::Fixed(LINE as usize)).deadline(PATIENCE);

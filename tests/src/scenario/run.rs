@@ -113,8 +113,8 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     Err(format!("  {}\n{text}", run.wrong.join("\n  ")))
 }
 
-/// With `SCENARIO_TRACE=DIR` set, captures the packets on all devices, and keeps the captures in that folder if the run
-/// fails.
+/// With `SCENARIO_TRACE=DIR` set, captures the packets on all
+/// devices, and keeps the captures in that folder if the run fails.
 fn taps(lab: &Lab) -> Vec<(String, Tap)> {
     let Ok(dir) = std::env::var("SCENARIO_TRACE") else { return Vec::new() };
     let devices = [
@@ -176,8 +176,8 @@ fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
     f.command(Command::Splice);
 }
 
-/// Whether all hosts have sent their bytes. Flow lists show copied bytes with a delay, but the data path counts received
-/// bytes at once.
+/// Whether all hosts have sent their bytes. Flow lists show copied
+/// bytes with a delay, but the data path counts received bytes at once.
 fn all_have_sent(s: &Scenario, f: &Forwarder, [up, down]: [u64; 2]) -> bool {
     let legs = f.splicer.datapath().expect("kernel path").legs();
     let sent = legs.iter().filter(|(t, l)| l.received >= if t.remote.port() == PORT { down } else { up });

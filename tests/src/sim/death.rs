@@ -24,8 +24,8 @@ impl World {
     /// Uses a random generator of its own: apart from these choices, the run is that of the same seed.
     pub(super) fn is_to_die(&mut self, seed: u64) {
         let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
-        // Hosts that have seen larger windows do not use one below a segment, and without a process nobody unsplices the
-        // flow.
+        // Hosts that have seen larger windows do not use one below a
+        // segment, and without a process nobody unsplices the flow.
         if self.hosts.iter().any(|h| h.style.receive < 2 * h.style.mss) {
             return;
         }

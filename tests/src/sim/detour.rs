@@ -1,5 +1,5 @@
-//! The paths between us and the hosts change: they become longer, shorter or narrower, or fail for a while. Packets already
-//! on the old path still arrive.
+//! The paths between us and the hosts change: they become longer, shorter or
+//! narrower, or fail for a while. Packets already on the old path still arrive.
 
 use super::{MS, Time, World, tcp::FIN, tcp::Packet};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};

@@ -1,5 +1,5 @@
-//! The queue of the hold policy (crates/engine, holder.rs): segments wait for the end of a drain, and are then fed in again
-//! as if they had just arrived.
+//! The queue of the hold policy (crates/engine, holder.rs): segments wait for
+//! the end of a drain, and are then fed in again as if they had just arrived.
 
 use super::{
     Event, World,

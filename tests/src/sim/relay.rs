@@ -522,8 +522,8 @@ impl Relay {
         Event::Unspliced { at: at.map(Box::new), client_reset: false }
     }
 
-    /// Handles the end of the flow. If one host has reset the connection, the sockets tell the other one, unless they are
-    /// parked.
+    /// Handles the end of the flow. If one host has reset the connection,
+    /// the sockets tell the other one, unless they are parked.
     fn end(&mut self, awake: &mut Awake<'_>, how: EndReason, forwarded: bool, before: State) {
         self.say(|| format!("ended in {before:?}: {how:?}"));
         for s in awake.sockets.iter_mut().filter(|s| !s.is_gone()) {

@@ -12,8 +12,8 @@ pub struct Style {
     pub wscale: u8,
     pub ts: bool,
     pub sack: bool,
-    /// Pure ACKs below RCV.NXT are unacceptable (RFC 9293, 3.10.7.4); otherwise they are accepted down to the last
-    /// acknowledgement sent (Linux).
+    /// Pure ACKs below RCV.NXT are unacceptable (RFC 9293, 3.10.7.4); otherwise
+    /// they are accepted down to the last acknowledgement sent (Linux).
     pub strict_low: bool,
     /// Zero-window probes carry a byte of data beyond the window (BSD); otherwise an old sequence number (Linux).
     pub probe_data: bool,

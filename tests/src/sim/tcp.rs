@@ -324,8 +324,8 @@ impl Tcp {
             self.ack_now = true;
         }
         if self.ack_now {
-            // the byte of a probe is beyond the window, where a receiver does not accept an acknowledgement either (BSD's
-            // tcp_output)
+            // the byte of a probe is beyond the window, where a receiver
+            // does not accept an acknowledgement either (BSD's tcp_output)
             self.push(now, if self.persist_at.is_some() { self.nxt } else { self.max }, Vec::new(), 0);
         }
         std::mem::take(&mut self.out)

@@ -1,5 +1,5 @@
-//! Congestion marks (bpf/ecn.h): ECN bits negotiated on both legs pass, and no others; no mark is lost by reaching a
-//! receiver that would not echo it.
+//! Congestion marks (bpf/ecn.h): ECN bits negotiated on both legs pass, and
+//! no others; no mark is lost by reaching a receiver that would not echo it.
 
 use super::{sockets::spliced_legs, *};
 use longsplice_datapath::LegFlags;
@@ -20,8 +20,8 @@ fn flow(v6: [bool; 2], legs: [bool; 2]) -> Flow {
     f
 }
 
-/// Checks that ECN bits pass where both legs have negotiated ECN, and nowhere else. Returns whether the segment was dropped:
-/// a mark on new data for a host without ECN.
+/// Checks that ECN bits pass where both legs have negotiated ECN, and nowhere else.
+/// Returns whether the segment was dropped: a mark on new data for a host without ECN.
 fn is_lost(o: &Outcome, p: &Packet, legs: [bool; 2], is_new: bool, name: &str) -> bool {
     if legs == [true, false] && p.tos & CE == CE && is_new {
         assert_eq!((o.code, &o.verdicts[..]), (DROP, &["ce-dropped"][..]), "{name}");
@@ -33,8 +33,8 @@ fn is_lost(o: &Outcome, p: &Packet, legs: [bool; 2], is_new: bool, name: &str) -
     false
 }
 
-/// By the short way, which the first layouts take, and by the general one; compared with the translator and with expected
-/// values.
+/// By the short way, which the first layouts take, and by the general
+/// one; compared with the translator and with expected values.
 #[test]
 #[ignore = "root"]
 fn forwarded() {
@@ -102,8 +102,8 @@ fn on_the_identity_path() {
     });
 }
 
-/// During a switch, ECN bits of one leg are not visible on the other, and our socket sees those of its host. A test run
-/// returns the copy that leaves last.
+/// During a switch, ECN bits of one leg are not visible on the other, and our
+/// socket sees those of its host. A test run returns the copy that leaves last.
 #[test]
 #[ignore = "root"]
 fn while_it_is_switched() {
@@ -186,8 +186,8 @@ fn with_ae(p: &Packet, ae: bool) -> Vec<u8> {
 fn agreed() {
     const SYN: u8 = flag::SYN;
     const ANSWER: u8 = flag::SYN | flag::ACK;
-    // flags of the SYN, whether it is retransmitted without them, flags of the answer, and AE as received; whether ECN is
-    // negotiated
+    // flags of the SYN, whether it is retransmitted without them, flags
+    // of the answer, and AE as received; whether ECN is negotiated
     type Case = ((bool, u8), bool, (bool, u8), u8, bool);
     let cases: &[Case] = &[
         ((false, ECHO), false, (false, flag::ECE), flag::ECE, true),

@@ -1,5 +1,5 @@
-//! Fragmented segments. If forwarded, the other host receives the segment that the translator makes of the whole; if
-//! refused, the verdict is specific.
+//! Fragmented segments. If forwarded, the other host receives the segment that
+//! the translator makes of the whole; if refused, the verdict is specific.
 
 use super::*;
 use longsplice_datapath::LegFlags;
@@ -500,8 +500,8 @@ fn from_a_socket() {
     });
 }
 
-/// Any segment that is forwarded whole is also forwarded in fragments, cut anywhere, in any order after the first.
-/// `PACKETS_SEED=n` selects other segments.
+/// Any segment that is forwarded whole is also forwarded in fragments, cut
+/// anywhere, in any order after the first. `PACKETS_SEED=n` selects other segments.
 #[test]
 #[ignore = "root"]
 fn random_trains() {

@@ -15,8 +15,8 @@ const ROUNDS: usize = 10_000;
 /// Maximum random delay in spins, since calls take different times to start and to run.
 const JITTER: u32 = 500;
 
-/// Each round runs `prepare`, then `switch` on this processor and a client's packet on the other, and checks the records
-/// with `wrong`.
+/// Each round runs `prepare`, then `switch` on this processor and a
+/// client's packet on the other, and checks the records with `wrong`.
 fn race(
     b: &Bench,
     f: &Flow,

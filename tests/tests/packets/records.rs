@@ -97,8 +97,8 @@ fn what_is_forwarded_is_neither_found_nor_swept() {
     });
 }
 
-/// 32 slots. A client whose server leg finds no slot gives up its own, and is copied. A leg that was part of a switch is
-/// needed, and kept.
+/// 32 slots. A client whose server leg finds no slot gives up its own,
+/// and is copied. A leg that was part of a switch is needed, and kept.
 #[test]
 #[ignore = "root"]
 fn a_client_without_room_for_its_server_makes_room() {
@@ -133,8 +133,8 @@ fn a_client_without_room_for_its_server_makes_room() {
     });
 }
 
-/// Both FINs of a parked flow have passed, and its client connects again: no part of the old flow is left, since nothing
-/// would ever remove it.
+/// Both FINs of a parked flow have passed, and its client connects again:
+/// no part of the old flow is left, since nothing would ever remove it.
 #[test]
 #[ignore = "root"]
 fn who_comes_again_after_the_end_leaves_no_record() {

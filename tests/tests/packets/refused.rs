@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Packets that no stack would accept are not forwarded and change no state: corruption, frames for other hosts, wrong
-/// lengths.
+/// Packets that no stack would accept are not forwarded and change
+/// no state: corruption, frames for other hosts, wrong lengths.
 #[test]
 #[ignore = "root"]
 fn what_no_stack_would_take_moves_nothing() {
@@ -59,9 +59,9 @@ fn what_no_stack_would_take_moves_nothing() {
     });
 }
 
-/// Answers are limited to one per half second and connection, so the next connection still gets its answer. However long the
-/// test takes, no more answers are sent than its time allows. Many connections are used, because the coarse clock stands
-/// still for milliseconds.
+/// Answers are limited to one per half second and connection, so the next connection still
+/// gets its answer. However long the test takes, no more answers are sent than its time
+/// allows. Many connections are used, because the coarse clock stands still for milliseconds.
 #[test]
 #[ignore = "root"]
 fn answers_are_budgeted_for_each_connection() {

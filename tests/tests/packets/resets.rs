@@ -1,5 +1,5 @@
-//! Resets at numbers that a receiver would ignore: every reset must be acceptable to its receiver, or make it send a
-//! challenge ACK.
+//! Resets at numbers that a receiver would ignore: every reset must
+//! be acceptable to its receiver, or make it send a challenge ACK.
 
 use super::*;
 use longsplice_datapath::LegFlags;
@@ -8,9 +8,9 @@ use std::net::{TcpListener, TcpStream};
 /// The largest window of the legs in this file, in bytes.
 const LARGEST: u32 = 65535 << 7;
 
-/// A reset in order is given to the socket in order, because the socket may have dropped earlier data. A reset beyond the
-/// current window, but within one advertised before, is moved into the window so that the socket sends a challenge ACK; so
-/// is a late one.
+/// A reset in order is given to the socket in order, because the socket may have dropped
+/// earlier data. A reset beyond the current window, but within one advertised before, is
+/// moved into the window so that the socket sends a challenge ACK; so is a late one.
 #[test]
 #[ignore = "root"]
 fn a_reset_reaches_the_socket_where_it_expects_one() {
@@ -51,8 +51,8 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
     });
 }
 
-/// Before a commit both sockets are muted, so the other host sends the challenge ACK. It is shown a reset within its window;
-/// it would ignore a late one.
+/// Before a commit both sockets are muted, so the other host sends the challenge
+/// ACK. It is shown a reset within its window; it would ignore a late one.
 #[test]
 #[ignore = "root"]
 fn a_reset_is_asked_about_where_sockets_are_muted() {
@@ -92,8 +92,8 @@ fn a_reset_is_asked_about_where_sockets_are_muted() {
     });
 }
 
-/// Both directions have drained, and the host was reset before the commit: the reset that its socket, or the kernel for it,
-/// sends is in sequence.
+/// Both directions have drained, and the host was reset before the commit:
+/// the reset that its socket, or the kernel for it, sends is in sequence.
 #[test]
 #[ignore = "root"]
 fn a_flow_that_was_reset_before_its_commit_is_not_muted() {

@@ -74,9 +74,9 @@ fn a_socket_hears_of_nothing_that_was_lost() {
     });
 }
 
-/// Without its leg, the socket of a foreign connection would receive no segment, and anyone can send a SYN. Until there is a
-/// socket the stack must not see the SYN: it would reset the connection being opened. User space passes on the server's
-/// second SYN-ACK.
+/// Without its leg, the socket of a foreign connection would receive no segment, and
+/// anyone can send a SYN. Until there is a socket the stack must not see the SYN: it would
+/// reset the connection being opened. User space passes on the server's second SYN-ACK.
 #[test]
 #[ignore = "root"]
 fn a_syn_removes_no_foreign_leg() {
@@ -99,15 +99,15 @@ fn a_syn_removes_no_foreign_leg() {
     });
 }
 
-/// The urgent byte keeps its position, whatever numbers a copy is sent with, and is announced to each receiver of the byte.
-/// Offsets are relative to the bound.
+/// The urgent byte keeps its position, whatever numbers a copy is sent with, and
+/// is announced to each receiver of the byte. Offsets are relative to the bound.
 #[test]
 #[ignore = "root"]
 fn urgent_pointers() {
     const FROM_HERE: u32 = 1000;
     bench(64, |b| {
-        // phase, start and length of the segment, end of the urgent data; urgent pointers of the copies for the socket and
-        // for the host
+        // phase, start and length of the segment, end of the urgent data;
+        // urgent pointers of the copies for the socket and for the host
         type Case = (u8, i32, usize, i32, Option<Option<u16>>, Option<Option<u16>>);
         let cases: &[Case] = &[
             (0, 0, 10, 5, Some(Some(5)), None),
@@ -155,8 +155,8 @@ fn urgent_pointers() {
     });
 }
 
-/// A socket that has received the final acknowledgements of both directions is destroyed, and the kernel would answer a
-/// retransmitted FIN with an RST.
+/// A socket that has received the final acknowledgements of both directions
+/// is destroyed, and the kernel would answer a retransmitted FIN with an RST.
 #[test]
 #[ignore = "root"]
 fn a_socket_outlives_the_acknowledgement_it_holds_back() {
@@ -354,8 +354,8 @@ pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
     f.install(b, PathFlags::TRIGGER);
 }
 
-/// A segment that ends at the limit is forwarded, and ends the splice. With one byte more or a FIN, the whole segment goes
-/// to the proxy.
+/// A segment that ends at the limit is forwarded, and ends the splice.
+/// With one byte more or a FIN, the whole segment goes to the proxy.
 #[test]
 #[ignore = "root"]
 fn limits() {

@@ -1,5 +1,5 @@
-//! Copies of forwarded segments: the right bytes at the right position, while the packet itself is the same as without a
-//! tap.
+//! Copies of forwarded segments: the right bytes at the right
+//! position, while the packet itself is the same as without a tap.
 
 use super::*;
 use longsplice_datapath::CopiedAt;

@@ -39,8 +39,8 @@ fn a_device_is_made_again() {
     });
 }
 
-/// Packets are delivered directly to the other end of a veth. That end is recreated, then moved into this namespace, and
-/// made a port of a bridge.
+/// Packets are delivered directly to the other end of a veth. That end is
+/// recreated, then moved into this namespace, and made a port of a bridge.
 #[test]
 #[ignore = "root"]
 fn the_other_end_of_a_veth_is_recreated_and_moved() {
@@ -102,8 +102,8 @@ fn ports_that_are_named_are_not_guarded() {
     }
 }
 
-/// A socket that sent while its device was gone learns nothing about the path until it sends new data: the kernel reports an
-/// MTU of 68 bytes.
+/// A socket that sent while its device was gone learns nothing about the
+/// path until it sends new data: the kernel reports an MTU of 68 bytes.
 #[test]
 #[ignore = "root"]
 fn a_flow_is_spliced_behind_a_device_that_was_made_again() {

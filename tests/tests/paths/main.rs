@@ -144,8 +144,8 @@ fn for_all(happens: impl Fn(&Lab, Family, Talk) + Sync) {
     });
 }
 
-/// Adds a second link between forwarder and server, which is not used yet, and makes the kernel notice quickly when a
-/// neighbour is gone.
+/// Adds a second link between forwarder and server, which is not used
+/// yet, and makes the kernel notice quickly when a neighbour is gone.
 fn second_wire(lab: &Lab) {
     let server = lab.server.path();
     ip(&lab.forwarder, &format!("link add f2 type veth peer name s1 netns {}", server.display()));
@@ -444,8 +444,8 @@ fn a_neighbour_that_only_hears_gets_another_address() {
     thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
 
-/// A host announces a new Ethernet address for one of its IP addresses. By itself, the kernel would never doubt the other
-/// one.
+/// A host announces a new Ethernet address for one of its IP
+/// addresses. By itself, the kernel would never doubt the other one.
 #[test]
 #[ignore = "root"]
 fn a_host_with_two_addresses_gets_another_one() {

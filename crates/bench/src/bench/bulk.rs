@@ -45,8 +45,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
         let venues = bench.venues(&variants(CONNECTIONS[0]), packets)?;
         for venue in venues.all() {
             bench.check()?;
-            // Not counted: the first transfer of each venue was up to three times slower than the next. If a peer fails
-            // here, it will fail again when it counts.
+            // Not counted: the first transfer of each venue was up to three times slower
+            // than the next. If a peer fails here, it will fail again when it counts.
             let _ = transfer(venue, 1, bench.seconds.min(FIRST));
         }
         for connections in CONNECTIONS {
@@ -59,8 +59,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// All proxies take part only with large packets, and not with 64 connections: with MTU-size packets the results are
-/// similar.
+/// All proxies take part only with large packets, and not with 64
+/// connections: with MTU-size packets the results are similar.
 fn variants(packets: Packets, connections: u64) -> Vec<Variant> {
     if packets == Packets::Large && connections < 64 {
         [&[Variant::IpForward, Variant::SplicedPeer][..], &Variant::PROXIES].concat()
@@ -117,8 +117,8 @@ fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {
         to.write_all(&block)?;
     }
     to.shutdown(Shutdown::Write)?;
-    // The client closes when it has everything. The socket must stay open until then, or data in flight may be cut off by a
-    // reset.
+    // The client closes when it has everything. The socket must stay
+    // open until then, or data in flight may be cut off by a reset.
     to.read(&mut [0]).map(drop)
 }
 

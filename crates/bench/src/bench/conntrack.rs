@@ -1,5 +1,5 @@
-//! Raises the limits of connection tracking. Table size and limit belong to the machine, not to a network namespace, so they
-//! are restored afterwards.
+//! Raises the limits of connection tracking. Table size and limit belong to
+//! the machine, not to a network namespace, so they are restored afterwards.
 
 use super::Result;
 use longsplice_lab::Namespace;

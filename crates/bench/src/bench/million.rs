@@ -1,5 +1,5 @@
-//! A million simultaneous connections, all spliced and released: the memory of each, whether they still carry data, and the
-//! cost of a look-up among so many.
+//! A million simultaneous connections, all spliced and released: the memory of
+//! each, whether they still carry data, and the cost of a look-up among so many.
 //!
 //! [`place`] is the proxy in its network, [`hosts`] are the threads that play client and server, and [`ends`] are their
 //! parts: each connection starts with its number, by which the server's end is found again.
@@ -23,8 +23,8 @@ use std::{fs, path::Path, time::Instant};
 
 /// Name of the result file. It is separate from the other results, because it is measured at another time.
 pub const JSON: &str = "million.json";
-/// Number of connections opened first: look-ups among a million are compared with look-ups among these. Memory is measured
-/// from here on.
+/// Number of connections opened first: look-ups among a million are
+/// compared with look-ups among these. Memory is measured from here on.
 const FEW: usize = 1000;
 
 /// The contents of the result file.
@@ -136,8 +136,8 @@ pub fn measure(bench: &Bench, connections: usize) -> Result<Million> {
     })
 }
 
-/// Raises the limit of descriptors. Returns the number of ends that fit in a descriptor table, beside the descriptors that
-/// every program has open.
+/// Raises the limit of descriptors. Returns the number of ends that fit in
+/// a descriptor table, beside the descriptors that every program has open.
 fn raise_limit() -> Result<usize> {
     const OTHERS: u64 = 256;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;

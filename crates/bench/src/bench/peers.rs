@@ -1,5 +1,5 @@
-//! Programs that the bench starts in the forwarder: longsplice and other proxies, each configured as its documentation
-//! advises.
+//! Programs that the bench starts in the forwarder: longsplice and
+//! other proxies, each configured as its documentation advises.
 
 use super::{
     Result,

@@ -1,5 +1,5 @@
-//! New connections per second, where the cost of a splice shows: eight clients on all CPUs that open short connections one
-//! after another.
+//! New connections per second, where the cost of a splice shows: eight
+//! clients on all CPUs that open short connections one after another.
 
 use super::{
     Bench, Result,
@@ -14,8 +14,8 @@ use std::time::Duration;
 const CLIENTS: usize = 8;
 /// Bytes carried by each connection.
 const BYTES: [u64; 2] = [1, 16 << 10];
-/// Maximum number of connections in one run: half the ports that a proxy has for one server, since most of them stay in use
-/// for a minute.
+/// Maximum number of connections in one run: half the ports that a proxy
+/// has for one server, since most of them stay in use for a minute.
 const CONNECTIONS: usize = 8000;
 const VARIANTS: [Variant; 6] =
     [Variant::IpForward, Variant::Spliced, Variant::Default, Variant::Copy, Variant::Haproxy, Variant::Nginx];

@@ -100,8 +100,8 @@ mod tests {
 
     #[test]
     fn the_numbers_of_the_paper() {
-        // The values of 2-path and IP/FWD in its Table II yield the corners of its Table III, with its 1460 bytes per
-        // segment.
+        // The values of 2-path and IP/FWD in its Table II yield the
+        // corners of its Table III, with its 1460 bytes per segment.
         let of = |small, large, n| throughput(n, |bytes| Some(if bytes == 1 { small } else { large })).unwrap();
         let paper = 1460.0 / segment::BYTES[1] as f64;
         assert_eq!((of(68.5, 101.1, 3.0) * paper).round(), 12.0);

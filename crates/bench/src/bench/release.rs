@@ -1,5 +1,5 @@
-//! Time to close the sockets of a spliced flow, and to recreate them: the flow is spliced, released and recreated in turn,
-//! with no data in flight.
+//! Time to close the sockets of a spliced flow, and to recreate them: the
+//! flow is spliced, released and recreated in turn, with no data in flight.
 
 use super::{
     Result,

@@ -1,5 +1,5 @@
-//! Tables for standard output, beside the JSON, and in the README. They are generated from [`Results`], never written by
-//! hand.
+//! Tables for standard output, beside the JSON, and in the README.
+//! They are generated from [`Results`], never written by hand.
 
 use super::{
     machine::Machine,
@@ -202,8 +202,8 @@ fn switch(results: &Results) -> String {
     table(head, "connection", &columns, rows.collect()) + &pays(results)
 }
 
-/// Numbers of segments that save as much time as the calls of a switch take on an idle connection. From when on splicing
-/// pays is a different question.
+/// Numbers of segments that save as much time as the calls of a switch take
+/// on an idle connection. From when on splicing pays is a different question.
 fn pays(results: &Results) -> String {
     let s = &results.summary;
     let saved = segment::BYTES.map(|bytes| {

@@ -1,8 +1,8 @@
 //! Requests over persistent connections. Each connection sends the next request once the last reply is complete.
 //!
-//! The bench uses a client of its own, which reads 256 KB at a time: wrk reads 8 KB, and would cost more than what is
-//! measured. The length of every reply is checked, and some bytes of each read; the first reply of each connection, which
-//! does not count, is checked completely.
+//! The bench uses a client of its own, which reads 256 KB at a time: wrk reads 8 KB, and would
+//! cost more than what is measured. The length of every reply is checked, and some bytes of
+//! each read; the first reply of each connection, which does not count, is checked completely.
 
 use super::{
     Result,

@@ -215,8 +215,8 @@ pub struct Threshold {
     pub by_time: Crossing,
     /// The size from which splicing takes less CPU time.
     pub by_cpu: Crossing,
-    /// The size from which splicing takes significantly less of both, if the rounds leave little doubt below it; otherwise
-    /// `None`.
+    /// The size from which splicing takes significantly less of both,
+    /// if the rounds leave little doubt below it; otherwise `None`.
     pub recommended: Option<u64>,
 }
 

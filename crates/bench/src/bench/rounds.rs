@@ -8,8 +8,8 @@ use super::{
     variant::Variant,
 };
 
-/// Maximum number of disturbed rounds that are repeated, and never more than the rounds requested. With more, the bench
-/// would just wait for a quiet hour.
+/// Maximum number of disturbed rounds that are repeated, and never more than
+/// the rounds requested. With more, the bench would just wait for a quiet hour.
 const EXTRA: usize = 3;
 
 impl Run {

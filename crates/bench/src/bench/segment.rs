@@ -1,6 +1,6 @@
-//! Cost of a segment (Table II of the connection-splicing paper): round trips with everything on one CPU. With no other CPU
-//! to wait for or to wake up, the time of a round trip is the work for its two segments, each of which carries the
-//! acknowledgement of the other.
+//! Cost of a segment (Table II of the connection-splicing paper): round trips with everything
+//! on one CPU. With no other CPU to wait for or to wake up, the time of a round trip is the
+//! work for its two segments, each of which carries the acknowledgement of the other.
 
 use super::{
     Bench, Result,
@@ -43,8 +43,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     })
 }
 
-/// Runs this with the calling thread, the threads it starts, and its child processes on one CPU, and restores the CPUs
-/// afterwards.
+/// Runs this with the calling thread, the threads it starts, and its
+/// child processes on one CPU, and restores the CPUs afterwards.
 pub fn on_one_cpu<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let me = Pid::from_raw(0);
     let before = sched_getaffinity(me)?;

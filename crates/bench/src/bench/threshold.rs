@@ -1,10 +1,10 @@
-//! The number of bytes from which splicing pays: connections that carry N bytes, copied and spliced at once, with everything
-//! on one CPU.
+//! The number of bytes from which splicing pays: connections that carry
+//! N bytes, copied and spliced at once, with everything on one CPU.
 //!
-//! A splice has a fixed cost, and saves some for each byte. The size where the two curves cross is the one from which
-//! splicing at once would have been right. To splice after that many bytes were copied costs at most twice as much as the
-//! best choice, however long the connection turns out to be (Karlin et al., "Competitive snoopy caching", Algorithmica 3,
-//! 1988).
+//! A splice has a fixed cost, and saves some for each byte. The size where the two curves cross
+//! is the one from which splicing at once would have been right. To splice after that many bytes
+//! were copied costs at most twice as much as the best choice, however long the connection turns
+//! out to be (Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988).
 //!
 //! Near the crossing the distance between the curves is smaller than the variation of either, so medians would cross at
 //! random. Instead the difference is taken within each of many short rounds, and tested for a significant sign.
@@ -29,8 +29,8 @@ const SHARE: f64 = 0.2;
 const CONNECTIONS: usize = 1000;
 /// Rounds for each requested round.
 const ROUNDS: usize = 3;
-/// Maximum number of sizes for which the rounds cannot tell, between the largest at which splicing costs and the smallest
-/// from which it pays.
+/// Maximum number of sizes for which the rounds cannot tell, between the
+/// largest at which splicing costs and the smallest from which it pays.
 const DOUBT: usize = 1;
 /// The variants compared.
 pub const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
@@ -69,15 +69,15 @@ pub fn of(sizes: &[u64], cases: &[Case]) -> Threshold {
     Threshold { by_time: crossing(&by_time), by_cpu: crossing(&by_cpu), recommended }
 }
 
-/// The savings by splicing in each round. Disturbed rounds are included: they raise the cost of either variant in turn, so
-/// they make the test weaker, but not wrong.
+/// The savings by splicing in each round. Disturbed rounds are included: they raise
+/// the cost of either variant in turn, so they make the test weaker, but not wrong.
 fn gains(case: &Case, of: fn(&Run) -> f64) -> Vec<f64> {
     let gain = |round: &super::results::Round| Some(of(round.of(Variant::Copy)?) - of(round.of(Variant::Spliced)?));
     case.rounds.iter().filter_map(gain).collect()
 }
 
-/// Indices in a list of sizes: of the last at which splicing significantly costs, and of the first from which it pays at all
-/// sizes.
+/// Indices in a list of sizes: of the last at which splicing
+/// significantly costs, and of the first from which it pays at all sizes.
 fn places(signs: &[(u64, Ordering)]) -> (Option<usize>, Option<usize>) {
     let costs = signs.iter().rposition(|(_, sign)| sign.is_lt());
     let pays = signs.iter().rposition(|(_, sign)| !sign.is_gt()).map_or(0, |last| last + 1);

@@ -72,8 +72,8 @@ impl Variant {
         Variant::Socat,
         Variant::Dante,
     ];
-    /// Variants that terminate the client's connection and open one to the server; without those that differ only in the
-    /// handshake before the first byte.
+    /// Variants that terminate the client's connection and open one to the server;
+    /// without those that differ only in the handshake before the first byte.
     pub const PROXIES: [Variant; 7] = [
         Variant::Spliced,
         Variant::Copy,

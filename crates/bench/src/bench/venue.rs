@@ -1,5 +1,5 @@
-//! The path between client and server: one variant in a lab of its own, so that its programs cost the other variants
-//! nothing.
+//! The path between client and server: one variant in a lab of
+//! its own, so that its programs cost the other variants nothing.
 
 use super::{Result, peers, variant::Variant};
 use longsplice::{Client, netns_inode, pin_folder};
@@ -102,8 +102,8 @@ impl Venue {
         self.proxy.as_ref().map(ChildGuard::pid)
     }
 
-    /// Opens connections one after another, passes a byte through each, and waits until they are spliced, if the variant
-    /// splices.
+    /// Opens connections one after another, passes a byte through
+    /// each, and waits until they are spliced, if the variant splices.
     pub fn connect(&self, count: usize) -> Result<Vec<Pair>> {
         let dialler = self.dialler();
         let open = || (0..count).map(|_| self.open(&dialler).map_err(|e| e.to_string())).collect();
@@ -276,8 +276,8 @@ pub fn proxy() -> SocketAddr {
 pub struct Pins(PathBuf);
 
 impl Pins {
-    /// The pins of a lab just created. Pins that already exist under its namespace's number belong to a deleted namespace,
-    /// and are removed.
+    /// The pins of a lab just created. Pins that already exist under its
+    /// namespace's number belong to a deleted namespace, and are removed.
     pub fn of(lab: &Lab) -> Result<Pins> {
         let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
         pins.remove();

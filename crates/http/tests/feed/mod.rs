@@ -120,8 +120,8 @@ pub fn answer<'p>(from: From<'_>, pieces: impl IntoIterator<Item = &'p [u8]>) ->
     feeder.end()
 }
 
-/// Checks that the result is the same however the message is cut: whole, in two at every byte, in single bytes, and at
-/// random.
+/// Checks that the result is the same however the message is cut:
+/// whole, in two at every byte, in single bytes, and at random.
 #[track_caller]
 pub fn answer_however_cut(from: From<'_>, message: &[u8]) -> String {
     use rand::{RngExt, SeedableRng, rngs::StdRng};

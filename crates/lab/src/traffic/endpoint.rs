@@ -20,13 +20,13 @@ use super::{Amount, Chunks, Ending, Marks, Report, STEP, Script, Side, Start, St
 use crate::pattern::{self, Mismatch};
 
 sockopt_impl!(
-    /// The first part of TCP_INFO, up to `tcpi_total_retrans`. The structure grows with kernel versions, and nix requires
-    /// the full size asked for.
+    /// The first part of TCP_INFO, up to `tcpi_total_retrans`. The structure
+    /// grows with kernel versions, and nix requires the full size asked for.
     TcpInfo, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, [u32; 26]
 );
 
-/// When the other end resets a connection, the writer may get the error and the reader only an end of stream. Within this
-/// time both count as one event.
+/// When the other end resets a connection, the writer may get the error and
+/// the reader only an end of stream. Within this time both count as one event.
 const SAME_EVENT: Duration = Duration::from_millis(20);
 
 /// Runs one end of a connection until both directions have ended or the deadline expires, then closes it.
@@ -329,8 +329,8 @@ impl Conversation<'_> {
         lingering.map_err(|error| StreamEnd::from_error(&error))
     }
 
-    /// Stops the reader, so that the socket can be closed. Shutting down the receiving half wakes the reader and sends
-    /// nothing.
+    /// Stops the reader, so that the socket can be closed. Shutting
+    /// down the receiving half wakes the reader and sends nothing.
     fn end_both(&self) {
         self.finish(StreamEnd::Own);
         let _ = self.stream.shutdown(Shutdown::Read);
@@ -435,8 +435,8 @@ impl Conversation<'_> {
         self.tell(|progress| progress.received = receiver.received);
     }
 
-    /// Learns the seed from the first word, if the script has none. Only an answerer can do this: the opener's stream begins
-    /// with the seed itself.
+    /// Learns the seed from the first word, if the script has none. Only an
+    /// answerer can do this: the opener's stream begins with the seed itself.
     fn learn(&self, bytes: &[u8], first_word: &mut Vec<u8>) -> Option<u64> {
         if let Some(seed) = self.progress().seed {
             return Some(seed);

@@ -90,8 +90,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks that everything each end sent arrived at the other, unaltered and with its urgent marks, and that both ended
-/// normally. Otherwise returns the reason.
+/// Checks that everything each end sent arrived at the other, unaltered and with
+/// its urgent marks, and that both ended normally. Otherwise returns the reason.
 pub fn intact(one: &Report, other: &Report) -> Result<(), String> {
     let whole = |from: &Report, to: &Report| {
         from.sent == to.received && from.sha256_sent == to.sha256_received && from.urgent == to.marks

@@ -120,8 +120,8 @@ fn accept_all(listener: &TcpListener, connections: usize, script: &Script, stop:
     })
 }
 
-/// Connects to a SOCKS5 proxy and requests `target` (RFC 1928, CONNECT without authentication). The rest of the stream is
-/// between client and target.
+/// Connects to a SOCKS5 proxy and requests `target` (RFC 1928, CONNECT without
+/// authentication). The rest of the stream is between client and target.
 pub fn socks5_connect(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<TcpStream> {
     let mut stream = connect(proxy, script)?;
     // A proxy that never answers must not hang a test.

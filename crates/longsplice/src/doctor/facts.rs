@@ -133,8 +133,8 @@ fn source_ports() -> Check {
     }
 }
 
-/// File descriptors. A copied connection needs two, and four more for pipes if it will never be spliced; a parked one needs
-/// two, a released one none.
+/// File descriptors. A copied connection needs two, and four more for pipes
+/// if it will never be spliced; a parked one needs two, a released one none.
 fn descriptors() -> Check {
     /// Enough for the default limit of flows, none of them released, and some for the program itself.
     const ENOUGH: u64 = 2 * 65536 + 64;
@@ -159,8 +159,8 @@ fn sockets() -> Check {
     }
 }
 
-/// The netfilter guard: catches segments of spliced connections that arrive on a device before the programs are attached to
-/// it.
+/// The netfilter guard: catches segments of spliced connections
+/// that arrive on a device before the programs are attached to it.
 fn guard() -> Check {
     if longsplice_datapath::has_guard() {
         return Check::ok("guard", "netfilter runs programs");

@@ -40,8 +40,8 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Runs the program until it exits. A proxy without a given control socket gets its own: another test may be using the
-/// default one.
+/// Runs the program until it exits. A proxy without a given control
+/// socket gets its own: another test may be using the default one.
 pub fn longsplice(arguments: &[&str]) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(LONGSPLICE);

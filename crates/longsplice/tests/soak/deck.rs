@@ -88,8 +88,8 @@ pub fn prepare(lab: &Lab) {
     ["f0", "f1", "f2"].iter().for_each(|device| soon_noticed(lab, device));
 }
 
-/// Makes the kernel notice a silent change behind one of our devices within 15 s instead of a minute: with so many other
-/// events, hosts would wait for too long.
+/// Makes the kernel notice a silent change behind one of our devices within 15 s
+/// instead of a minute: with so many other events, hosts would wait for too long.
 fn soon_noticed(lab: &Lab, device: &str) {
     for family in ["ipv4", "ipv6"] {
         let setting = format!("net.{family}.neigh.{device}.base_reachable_time_ms");
@@ -97,8 +97,8 @@ fn soon_noticed(lab: &Lab, device: &str) {
     }
 }
 
-/// Whether a host announces its new addresses. Without this, peers find out only when they ask, which may take half a
-/// minute.
+/// Whether a host announces its new addresses. Without this, peers
+/// find out only when they ask, which may take half a minute.
 fn announce(host: &Namespace, tells: bool) {
     for setting in ["net.ipv4.conf.all.arp_notify", "net.ipv6.conf.all.ndisc_notify"] {
         host.sysctl(setting, if tells { "1" } else { "0" }).expect("sysctl");

@@ -12,13 +12,13 @@ use std::{
 
 /// How long new connections may still be affected by an event in the network.
 const AFTERMATH: Duration = Duration::from_secs(2);
-/// The same for [`Harm::Late`]: one and a half times net.ipv4.neigh.default.base_reachable_time, and the longest wait of a
-/// client.
+/// The same for [`Harm::Late`]: one and a half times
+/// net.ipv4.neigh.default.base_reachable_time, and the longest wait of a client.
 const STALE: Duration = Duration::from_secs(45 + 20);
 /// How long after its client has given up a connection may reach the server.
 const LATE: Duration = Duration::from_secs(30);
-/// Number of connections per which one may be reset before a byte has arrived: the kernel does this to plain servers, too
-/// (docs/kernel-notes.md).
+/// Number of connections per which one may be reset before a byte has arrived:
+/// the kernel does this to plain servers, too (docs/kernel-notes.md).
 const UNHEARD: usize = 50_000;
 
 /// Who may fail because of an event.
@@ -26,8 +26,8 @@ const UNHEARD: usize = 50_000;
 pub enum Harm {
     /// No one.
     None,
-    /// Requests whose server was not reached in time: the kernel notices a silent change of an address only when it asks
-    /// again, which may take 45 s.
+    /// Requests whose server was not reached in time: the kernel notices a
+    /// silent change of an address only when it asks again, which may take 45 s.
     Late,
     /// Connections being opened, and requests, which may need one.
     New,

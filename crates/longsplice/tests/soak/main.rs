@@ -1,7 +1,7 @@
-//! A soak test: everything at once, for any length of time. Checked streams and HTTP pass through listeners of each kind, in
-//! both address families, while flows are told to switch, the process is killed and replaced, the network changes, tables
-//! are full and descriptors are few. At the end: no wrong byte, no connection that hangs, and nothing left over: flows,
-//! entries, descriptors, memory.
+//! A soak test: everything at once, for any length of time. Checked streams and HTTP pass through
+//! listeners of each kind, in both address families, while flows are told to switch, the process is
+//! killed and replaced, the network changes, tables are full and descriptors are few. At the end: no
+//! wrong byte, no connection that hangs, and nothing left over: flows, entries, descriptors, memory.
 //!
 //! `LONGSPLICE_SOAK_SECONDS` sets the duration (`make test`: 240, `make soak`: an hour), and `LONGSPLICE_SOAK_SEED` the
 //! sequence of events; the seed is printed. `LONGSPLICE_SOAK_CAPTURE` names a folder where the headers of all packets are

@@ -1,5 +1,5 @@
-//! The plan of a connection. All of it follows from the seed, which is the first word of its stream, so the server knows it,
-//! too.
+//! The plan of a connection. All of it follows from the seed, which
+//! is the first word of its stream, so the server knows it, too.
 
 use longsplice_lab::traffic::{Chunks, Ending, Script, Side, Start};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};

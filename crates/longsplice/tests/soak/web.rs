@@ -23,8 +23,8 @@ const CLIENTS: u64 = 4;
 /// Pause before the next attempt to connect.
 pub const DISCOURAGED: Duration = Duration::from_millis(500);
 const PIECE: usize = 64 * 1024;
-/// A server that waits for the rest of a request learns by keep-alive probes that the connection is gone, or after this time
-/// that no one answers.
+/// A server that waits for the rest of a request learns by keep-alive probes
+/// that the connection is gone, or after this time that no one answers.
 const FORSAKEN: Duration = Duration::from_secs(20 + 20 * 5 + 10);
 
 pub fn servers() -> [SocketAddr; 3] {
@@ -54,8 +54,8 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
     let family = Family::BOTH[r.random_range(0..2)];
     let is_site = r.random();
     let proxy = FORWARDER_TO_CLIENT.port(family, if is_site { SITE } else { PROXY });
-    // from the start of the connection: the process that would serve the next request may die while an earlier reply is
-    // still forwarded intact
+    // from the start of the connection: the process that would serve the
+    // next request may die while an earlier reply is still forwarded intact
     let began = Instant::now();
     let script = Script { deadline: HANGS, ..Script::opener(0) };
     let mut wire = match traffic::connect(proxy, &script).and_then(Wire::new) {
@@ -170,9 +170,9 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
     }
 }
 
-/// Enables keep-alive, as servers with persistent connections do. The end of an idle connection is sent only a few times,
-/// and is lost if the kernel has an outdated address of the host. That may last for a minute, so the probes have to go on
-/// for longer.
+/// Enables keep-alive, as servers with persistent connections do. The end of an idle
+/// connection is sent only a few times, and is lost if the kernel has an outdated address
+/// of the host. That may last for a minute, so the probes have to go on for longer.
 fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::TcpKeepIdle, &20)?;
     setsockopt(stream, sockopt::TcpKeepInterval, &5)?;

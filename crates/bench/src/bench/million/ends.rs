@@ -31,16 +31,16 @@ use std::{
 const FIRST_PORT: u16 = 10_000;
 /// Connections that may wait in the server's accept queue: the kernel's default limit.
 pub const BACKLOG: i32 = 4096;
-/// Connections by which the client may be ahead of the server: few enough that no SYN is dropped, since a retransmission
-/// would take seconds.
+/// Connections by which the client may be ahead of the server: few enough
+/// that no SYN is dropped, since a retransmission would take seconds.
 const AHEAD: usize = 1000;
 /// Connections accepted and not yet read from.
 const PENDING: usize = 256;
 /// Bytes of a round trip.
 const BLOCK: usize = 64;
 
-/// Sets a time limit for reads, and makes close send a reset: closing a million connections in order would take as long
-/// as opening them.
+/// Sets a time limit for reads, and makes close send a reset: closing
+/// a million connections in order would take as long as opening them.
 pub fn endure(s: &impl AsFd) -> Result<()> {
     setsockopt(s, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64))?;
     setsockopt(s, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;

@@ -1,7 +1,7 @@
 //! The threads at both ends of a million connections.
 //!
-//! A single table of descriptors cannot hold that many ends: each group of connections has its own client and server threads
-//! (`Pair`), each with a table of its own.
+//! A single table of descriptors cannot hold that many ends: each group of connections
+//! has its own client and server threads (`Pair`), each with a table of its own.
 
 use super::{
     super::{Bench, Result},
