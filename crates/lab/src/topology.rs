@@ -253,7 +253,7 @@ impl Lab {
         self.forwarder.sysctl("net.ipv6.conf.all.forwarding", value)
     }
 
-    /// Deletes the link between forwarder and server, and with it both devices. Two devices only.
+    /// Deletes the link between forwarder and server, and with it both devices. Only for [`Shape::TwoDevices`].
     pub fn cut_server_wire(&self) -> Result<(), LabError> {
         self.forwarder.ip("link del f1\n")
     }
@@ -442,7 +442,7 @@ impl Plan<'_> {
             Shape::TwoDevices => addresses_of("f0", &[FORWARDER_TO_CLIENT]) + &addresses_of("f1", &to_server),
             Shape::OneArmed => {
                 let mut batch = addresses_of("f0", &[&[FORWARDER_TO_CLIENT][..], &to_server].concat());
-                // A device has only one MTU; the smaller MTU of the other side's link is set on its routes.
+                // A device has only one MTU; the MTU of the smaller link is set on its routes.
                 for (side, mtu) in [(1, self.options.mtu_client), (2, self.options.mtu_server)] {
                     let own = Address::new(side, 1);
                     let _ = writeln!(batch, "route replace 10.77.{side}.0/24 dev f0 src {} mtu {mtu}", own.v4);

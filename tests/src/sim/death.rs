@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    /// Answers a segment for a closed socket of ours with a reset.
+    /// Answers a segment with a reset if our socket no longer exists.
     pub(super) fn answer_for_nobody(&mut self, i: usize, p: &Packet) -> bool {
         if !(self.has_died() || self.was_reset()) || !self.sockets[i].is_gone() {
             return false;
@@ -105,7 +105,7 @@ impl World {
         true
     }
 
-    /// Answers a segment for a host that has been reset with a reset.
+    /// Answers a segment with a reset at a host whose connection no longer exists.
     pub(super) fn answer_by_nobody(&mut self, i: usize, p: &Packet) {
         let closing = self.now < self.hosts[i].closed_at;
         self.note(|_| {
