@@ -1,4 +1,4 @@
-//! Makes a test of each file in scenarios/.
+//! Generates a test for each file in scenarios/.
 
 use std::{env, fmt::Write, fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Compiles the programs in bpf/, and makes Rust constants of the enums in their headers.
+//! Compiles the programs in bpf/, and generates Rust constants from the enums in their headers.
 
 use std::env;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-/// bpf/NAME.bpf.c, bpf/NAME.h, and the file of constants.
+/// The name in bpf/NAME.bpf.c and bpf/NAME.h, and the file of constants.
 const PROGRAMS: [(&str, &str); 2] = [("lab", "places.rs"), ("flood", "flood.rs")];
 
 fn main() {
@@ -18,7 +18,7 @@ fn main() {
         SkeletonBuilder::new()
             .source(format!("bpf/{name}.bpf.c"))
             .obj(out.join(format!("{name}.bpf.o")))
-            // Atomic fetch-and-add needs the third instruction set; <asm/types.h> is below a directory per architecture.
+            // Atomic fetch-and-add needs version 3 of the instruction set; <asm/types.h> is in a directory per architecture.
             .clang_args(["-mcpu=v3".into(), format!("-I/usr/include/{architecture}-linux-gnu")])
             .build()
             .expect("clang compiles bpf/ (Debian packages clang, libelf-dev, zlib1g-dev)");
@@ -27,7 +27,7 @@ fn main() {
     }
 }
 
-/// One constant for each name of each enum, in order from zero.
+/// Generates one constant for each name of each enum, counting from zero.
 fn places(header: &str) -> String {
     let mut constants = String::new();
     for list in header.split("enum ").skip(1).filter_map(|after| after.split_once('{')?.1.split_once('}')) {

@@ -1,4 +1,5 @@
-//! Segments that no host has sent, as somebody might send them who knows the numbers, or as a broken line would make them.
+//! Segments that no host has sent, like those of an attacker who
+//! knows the sequence numbers, or of a link that corrupts bytes.
 
 use crate::packet::{ETHERNET, Packet, flag};
 use longsplice_engine::Splicer;
@@ -7,7 +8,7 @@ use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bi
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{net::SocketAddr, os::fd::AsRawFd};
 
-/// What such a segment has to say, instead of what the server says.
+/// Payload of forged segments, in place of the server's data.
 pub const EVIL: [u8; 1200] = [0xee; 1200];
 
 fn link(name: &str) -> LinkAddr {
@@ -16,8 +17,8 @@ fn link(name: &str) -> LinkAddr {
     found.unwrap_or_else(|| panic!("{name} is an interface"))
 }
 
-/// Sends [`EVIL`] in the name of `server` to the only connection to it, which is forwarded: `beyond` bytes behind what the server has
-/// sent last. `right`: so is its checksum.
+/// Sends [`EVIL`] with the address of `server` on the only connection to it, which is in forwarding mode: `beyond` bytes
+/// after the last byte sent by the server. `right`: with a valid checksum.
 pub fn forge(lab: &Lab, splicer: &Splicer, server: SocketAddr, beyond: u32, right: bool) {
     let datapath = splicer.datapath().expect("kernel path");
     let leg = datapath.legs().into_iter().map(|l| l.0).find(|t| t.remote == server).expect("a leg");
@@ -42,21 +43,21 @@ pub fn forge(lab: &Lab, splicer: &Splicer, server: SocketAddr, beyond: u32, righ
     });
 }
 
-/// Asks in the name of a host that does not exist, in the client's network.
+/// Sends SYNs from a host that does not exist, in the client's network.
 pub struct Nobody {
     socket: Socket,
     family: Family,
 }
 
 impl Nobody {
-    /// Forges at the client.
+    /// Forges packets at the client.
     pub fn new(lab: &Lab, family: Family) -> Nobody {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
         let raw = || Socket::new(domain, Type::RAW, Some(Protocol::from(nix::libc::IPPROTO_RAW)));
         Nobody { socket: lab.client.run(raw).expect("socket"), family }
     }
 
-    /// Where it seems to be.
+    /// The forged source address.
     pub fn address(&self, port: u16) -> SocketAddr {
         let host =
             if self.family == Family::V4 { [10, 77, 1, 99].into() } else { [0xfd77, 1, 0, 0, 0, 0, 0, 99].into() };
@@ -66,7 +67,7 @@ impl Nobody {
     /// Sends a SYN.
     pub fn asks(&self, port: u16, to: SocketAddr) {
         let syn = Packet { flags: flag::SYN, ..Packet::new(self.address(port), to) };
-        // what is a port elsewhere is a protocol here
+        // for a raw socket, the port of an address is a protocol number
         self.socket.send_to(&syn.frame()[ETHERNET..], &SocketAddr::new(to.ip(), 0).into()).expect("send");
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests of the whole share: a forwarder inside a lab, driven from the test.
+//! Shared code of the tests of the whole program: a forwarder inside a lab, driven from the test.
 
 pub mod forge;
 pub mod packet;
@@ -19,13 +19,13 @@ use std::{
     time::Duration,
 };
 
-/// Emulated processors (`make kernels` without KVM) are slow, and stand still without a word between settling a segment's clock and
-/// sending it: another processor's may overtake it, and look newer.
+/// Whether the processor is emulated (`make kernels` without KVM). Emulated processors are slow, and may stall between
+/// taking a segment's timestamp and sending the segment: a segment of another processor may overtake it and look newer.
 pub fn is_emulated() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").expect("/proc").contains("QEMU TCG")
 }
 
-/// A policy that leaves the decisions to the test.
+/// A policy that leaves all decisions to the test.
 pub fn by_hand() -> Policy {
     Policy { when: SpliceWhen::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() }
 }
@@ -35,7 +35,7 @@ pub fn at_once() -> Policy {
     Policy { when: SpliceWhen::AtOnce, path: PathRule::Any, ..Policy::default() }
 }
 
-/// A plug proxy in a lab's forwarder, in this process. Dropping it stops it and removes what it attached.
+/// A plug proxy in a lab's forwarder that runs in this process. Dropping it stops it and removes what it attached.
 pub struct Forwarder {
     /// The engine.
     pub splicer: Splicer,
@@ -44,10 +44,10 @@ pub struct Forwarder {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Of flows that have ended.
+/// Records of ended flows.
 type Record = Arc<Mutex<Vec<Ended>>>;
 
-/// Relays to `target`.
+/// Relays each client to `target`.
 fn plug(
     target: SocketAddr,
     policy: Policy,
@@ -70,7 +70,7 @@ fn plug(
     }
 }
 
-/// Listens, and does this with each client.
+/// Listens, and runs `serve` for each client.
 fn accepting<F: Future<Output = ()> + Send + 'static>(
     listen: SocketAddr,
     serve: impl Fn(Splicer, Leg, Record) -> F + Send + Sync + 'static,
@@ -91,18 +91,18 @@ impl Forwarder {
         Forwarder::open(lab, listen, target, policy, OpenOptions::default())
     }
 
-    /// The same with other options than the default ones.
+    /// The same with other options.
     pub fn open(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: Policy, options: OpenOptions) -> Forwarder {
         Forwarder::serving(lab, listen, options, plug(target, policy))
     }
 
-    /// The same in the network namespace of the caller.
+    /// The same in the caller's network namespace.
     pub fn here(listen: SocketAddr, target: SocketAddr, policy: Policy) -> Forwarder {
         let spawn = |work: Box<dyn FnOnce() + Send>| std::thread::spawn(work);
         Forwarder::running(spawn, OpenOptions::default(), accepting(listen, plug(target, policy)))
     }
 
-    /// Listens on `listen`, and does this with each client. Records of flows that end go into the list.
+    /// Listens on `listen`, and serves each client with the given function. Records of ended flows are added to the list.
     pub fn serving<F: Future<Output = ()> + Send + 'static>(
         lab: &Lab,
         listen: SocketAddr,
@@ -112,7 +112,7 @@ impl Forwarder {
         Forwarder::running(|work| lab.forwarder.spawn(work), options, accepting(listen, serve))
     }
 
-    /// Takes part in connections of others to `to`.
+    /// Intercepts transparent connections to `to`.
     pub fn foreign(lab: &Lab, to: SocketAddr, policy: Policy) -> Forwarder {
         let policy = Arc::new(policy);
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
@@ -163,7 +163,7 @@ impl Forwarder {
         Forwarder { splicer, ended, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Waits until `n` flows have ended, and gives their records.
+    /// Waits until `n` flows have ended, and returns their records.
     pub fn ended(&self, n: usize) -> Vec<Ended> {
         let all = wait_for(Duration::from_secs(10), || {
             let e = self.ended.lock().expect("lock");
@@ -172,26 +172,26 @@ impl Forwarder {
         all.unwrap_or_else(|| panic!("{n} flows end: {:?}, live: {:#?}", self.ended.lock(), self.splicer.flows()))
     }
 
-    /// Waits until the first flow is in this state.
+    /// Waits until the first flow is in the given state.
     pub fn wait_state(&self, state: FlowState) {
         wait_for(Duration::from_secs(10), || self.splicer.flows().iter().any(|f| f.state == state).then_some(()))
             .unwrap_or_else(|| panic!("a flow becomes {state:?}: {:#?}, {:?}", self.splicer.flows(), self.verdicts()));
     }
 
-    /// Gives all live flows this command.
+    /// Sends a command to all live flows.
     pub fn command(&self, c: Command) {
         for f in self.splicer.flows() {
             self.splicer.command(f.id, c);
         }
     }
 
-    /// Non-zero verdict counters.
+    /// The verdict counters that are not zero.
     pub fn verdicts(&self) -> Vec<(&'static str, u64)> {
         let all = self.splicer.datapath().expect("kernel path").verdicts().expect("counters");
         all.into_iter().filter(|v| v.1 > 0).collect()
     }
 
-    /// One verdict counter.
+    /// The value of one verdict counter.
     pub fn verdict(&self, name: &str) -> u64 {
         self.verdicts().iter().find(|v| v.0 == name).map_or(0, |v| v.1)
     }

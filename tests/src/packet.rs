@@ -1,4 +1,4 @@
-//! Packets for tests of single packets: built from fields, taken apart again, and their checksums verified from scratch.
+//! Packets for tests of single packets: built from fields, parsed, and with checksums verified from scratch.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -15,11 +15,11 @@ pub mod flag {
     pub const CWR: u8 = 0x80;
 }
 
-/// Bytes of an Ethernet header.
+/// Length of an Ethernet header in bytes.
 pub const ETHERNET: usize = 14;
 const TCP: u8 = 6;
 
-/// A TCP segment with all that stands around it.
+/// A TCP segment with all of its headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Packet {
@@ -33,22 +33,22 @@ pub struct Packet {
     pub tos: u8,
     /// IPv4: identification.
     pub id: u16,
-    /// IPv4: flags and fragment offset as they stand in the header.
+    /// IPv4: flags and fragment offset, as in the header.
     pub fragment: u16,
-    /// IPv4: whole options, a multiple of four bytes.
+    /// IPv4: all options, a multiple of four bytes.
     pub ip_options: Vec<u8>,
     /// IPv6: flow label.
     pub label: u32,
     pub seq: u32,
     pub ack: u32,
     pub flags: u8,
-    /// As in the header, not scaled.
+    /// As in the header, unscaled.
     pub window: u16,
     pub urgent: u16,
-    /// TCP options, a multiple of four bytes.
+    /// All TCP options, a multiple of four bytes.
     pub options: Vec<u8>,
     pub payload: Vec<u8>,
-    /// Bytes behind the IP packet, as on frames of minimum length.
+    /// Bytes after the IP packet, as in frames of minimum length.
     pub padding: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ impl Packet {
     /// An ordinary segment: ACK, no options, no payload.
     pub fn new(from: SocketAddr, to: SocketAddr) -> Packet {
         Packet {
-            dmac: [0; 6], // of the loopback device, which test runs take it from
+            dmac: [0; 6], // address of the loopback device, where test runs receive
             smac: [2, 0, 0, 0, 0, 2],
             from,
             to,
@@ -77,7 +77,7 @@ impl Packet {
         }
     }
 
-    /// The frame, with right checksums.
+    /// Builds the frame, with correct checksums.
     pub fn frame(&self) -> Vec<u8> {
         let mut t = Vec::new();
         t.extend(self.from.port().to_be_bytes());
@@ -129,7 +129,7 @@ impl Packet {
         f
     }
 
-    /// Takes a frame apart. Checksums are not looked at.
+    /// Parses a frame without verifying checksums.
     pub fn parse(f: &[u8]) -> Option<Packet> {
         let ip = f.get(ETHERNET..)?;
         let word = |b: &[u8], at: usize| Some(u16::from_be_bytes(b.get(at..at + 2)?.try_into().ok()?));
@@ -178,7 +178,7 @@ impl Packet {
     }
 }
 
-/// Ones' complement sum (RFC 1071) of 16-bit words.
+/// The one's complement sum (RFC 1071) of 16-bit words.
 fn sum(bytes: &[u8], start: u32) -> u16 {
     let mut s = u64::from(start);
     for pair in bytes.chunks(2) {
@@ -190,7 +190,7 @@ fn sum(bytes: &[u8], start: u32) -> u16 {
     s as u16
 }
 
-/// Sum of the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1).
+/// The sum of the pseudo-header (RFC 9293, 3.1; RFC 8200, 8.1).
 fn pseudo(from: IpAddr, to: IpAddr, len: usize) -> u32 {
     let addresses = |a: IpAddr| match a {
         IpAddr::V4(a) => u32::from(sum(&a.octets(), 0)),
@@ -199,7 +199,7 @@ fn pseudo(from: IpAddr, to: IpAddr, len: usize) -> u32 {
     addresses(from) + addresses(to) + u32::from(TCP) + len as u32
 }
 
-/// Verifies lengths and both checksums of a frame, from scratch.
+/// Verifies lengths and both checksums of a frame from scratch.
 pub fn verify(frame: &[u8]) -> Result<Packet, String> {
     let p = Packet::parse(frame).ok_or_else(|| format!("no TCP packet: {}", hex(frame)))?;
     let ip = &frame[ETHERNET..frame.len() - p.padding.len()];
@@ -214,10 +214,11 @@ pub fn verify(frame: &[u8]) -> Result<Packet, String> {
     Ok(p)
 }
 
-/// Bytes of an IPv6 fragment header.
+/// Length of an IPv6 fragment header in bytes.
 const FRAGMENT: usize = 8;
 
-/// Cuts an IP packet up (RFC 791, 3.2; RFC 8200, 4.5). `at`: where, in bytes behind the IP header, multiples of 8.
+/// Fragments an IP packet (RFC 791, 3.2; RFC 8200, 4.5) at these
+/// offsets in bytes after the IP header, which are multiples of 8.
 pub fn cut(frame: &[u8], at: &[usize], id: u32) -> Vec<Vec<u8>> {
     let v4 = frame[12..14] == [0x08, 0x00];
     let header = ETHERNET + if v4 { usize::from(frame[ETHERNET] & 15) * 4 } else { 40 };
@@ -249,7 +250,7 @@ pub fn cut(frame: &[u8], at: &[usize], id: u32) -> Vec<Vec<u8>> {
     all
 }
 
-/// The IPv4 header checksum anew.
+/// Recomputes the IPv4 header checksum.
 pub fn check_header(f: &mut [u8]) {
     let end = ETHERNET + usize::from(f[ETHERNET] & 15) * 4;
     f[ETHERNET + 10..ETHERNET + 12].fill(0);
@@ -257,8 +258,8 @@ pub fn check_header(f: &mut [u8]) {
     f[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&check.to_be_bytes());
 }
 
-/// What a receiver makes of fragments in whatever order, and their identification. An IPv4 packet gets number 0.
-/// Panics if they do not make a whole, or if what they have in common differs.
+/// Reassembles fragments in any order. Returns the packet and the identification; an IPv4 packet gets identification 0.
+/// Panics if the packet is incomplete, or if the common header fields differ.
 pub fn join(fragments: &[Vec<u8>]) -> (Vec<u8>, u32) {
     let mut parts = Vec::new();
     let mut whole: Option<(Vec<u8>, u32)> = None;
@@ -322,12 +323,12 @@ pub struct Icmp {
     pub kind: u8,
     pub code: u8,
     pub mtu: u32,
-    /// What it quotes: from the IP header on.
+    /// The quoted packet, from its IP header on.
     pub quote: Vec<u8>,
 }
 
 impl Icmp {
-    /// The frame, with right checksums.
+    /// Builds the frame, with correct checksums.
     pub fn frame(&self) -> Vec<u8> {
         let mut message = vec![self.kind, self.code, 0, 0];
         message.extend(self.mtu.to_be_bytes());
@@ -358,7 +359,7 @@ impl Icmp {
     }
 }
 
-/// Takes an ICMP error apart and verifies its checksums and lengths.
+/// Parses an ICMP error, and verifies its checksums and lengths.
 pub fn verify_icmp(f: &[u8]) -> Option<Icmp> {
     let ip = f.get(ETHERNET..)?;
     let (from, to, message, start) = if f[12..14] == [0x08, 0x00] {
@@ -392,7 +393,7 @@ pub fn verify_icmp(f: &[u8]) -> Option<Icmp> {
     })
 }
 
-/// For messages.
+/// Formats bytes for messages.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -402,12 +403,12 @@ pub mod option {
     /// No operation.
     pub const NOP: u8 = 1;
 
-    /// Timestamps (RFC 7323, 3.2), ten bytes.
+    /// The timestamps option (RFC 7323, 3.2), ten bytes.
     pub fn ts(val: u32, ecr: u32) -> Vec<u8> {
         [&[8, 10][..], &val.to_be_bytes(), &ecr.to_be_bytes()].concat()
     }
 
-    /// SACK blocks (RFC 2018, 3), left and right edges.
+    /// The SACK option (RFC 2018, 3), with left and right edges.
     pub fn sack(blocks: &[(u32, u32)]) -> Vec<u8> {
         let mut o = vec![5, 2 + 8 * blocks.len() as u8];
         for (left, right) in blocks {
@@ -417,13 +418,13 @@ pub mod option {
         o
     }
 
-    /// Filled up with NOPs to a multiple of four.
+    /// Pads options with NOPs to a multiple of four.
     pub fn fill(mut o: Vec<u8>) -> Vec<u8> {
         o.resize(o.len().next_multiple_of(4), NOP);
         o
     }
 
-    /// The usual layout: two NOPs before each.
+    /// Options in the usual layout: two NOPs before each.
     pub fn usual(ts: Option<(u32, u32)>, blocks: &[(u32, u32)]) -> Vec<u8> {
         let mut o = Vec::new();
         if let Some((val, ecr)) = ts {
@@ -461,7 +462,7 @@ mod tests {
         }
     }
 
-    /// An example worked by hand: RFC 1071, 3.
+    /// A worked example: RFC 1071, 3.
     #[test]
     fn rfc_1071() {
         assert_eq!(sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7], 0), 0xddf2);

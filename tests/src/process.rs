@@ -1,4 +1,4 @@
-//! A forwarder in a process of its own, which can be killed: the test program, started once more for its test `process`.
+//! A forwarder in a process of its own, which can be killed: the test program runs itself for its test `process`.
 
 use crate::{Forwarder, at_once, by_hand};
 use longsplice_datapath::testing::stop_released;
@@ -19,10 +19,10 @@ use std::{
 };
 
 const ROLE: &str = "LONGSPLICE_TEST_FORWARDER";
-/// Nothing that is asked takes a second on an idle machine.
+/// Every request takes less than a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A policy by its name, as it is told to the process.
+/// Returns the policy with this name, which is how the process is told.
 fn policy(name: &str) -> Policy {
     match name {
         "by-hand" => by_hand(),
@@ -32,14 +32,15 @@ fn policy(name: &str) -> Policy {
     }
 }
 
-/// Another process that forwards, as seen by the test. Killed at drop.
+/// The test's handle of a forwarding process. The process is killed on drop.
 pub struct Process {
     child: Child,
     talk: BufReader<UnixStream>,
 }
 
 impl Process {
-    /// In the forwarder of a lab. The file of the calling test has one of the name `process`, which calls [`serve`].
+    /// Starts a process in the forwarder of a lab. The calling test's
+    /// file must contain a test named `process` that calls [`serve`].
     pub fn start(lab: &Lab, listen: SocketAddr, target: SocketAddr, policy: &str) -> Process {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");
@@ -59,7 +60,7 @@ impl Process {
         line.trim_end().to_owned()
     }
 
-    /// Has it done something; the lines of the answer.
+    /// Sends a request and returns the lines of the answer.
     pub fn ask(&mut self, what: &str) -> Vec<String> {
         self.talk.get_mut().write_all(format!("{what}\n").as_bytes()).expect("the process lives");
         let mut answer = Vec::new();
@@ -74,7 +75,7 @@ impl Process {
         }
     }
 
-    /// Its flows: client's port and state.
+    /// Its flows: each client's port and the state.
     pub fn flows(&mut self) -> Vec<(u16, String)> {
         let flows = self.ask("ls");
         let parse =
@@ -82,7 +83,7 @@ impl Process {
         flows.into_iter().map(|line| parse(line).expect("a flow")).collect()
     }
 
-    /// Waits until it has so many flows, all in this state.
+    /// Waits until it has `n` flows, all in this state.
     pub fn wait_flows(&mut self, n: usize, state: FlowState) {
         let state = format!("{state:?}");
         let all = |flows: &[(u16, String)]| flows.len() == n && flows.iter().all(|(_, s)| *s == state);
@@ -90,7 +91,7 @@ impl Process {
             .unwrap_or_else(|| panic!("{n} flows are {state}: {:?} {:?}", self.flows(), self.ask("counters")));
     }
 
-    /// SIGKILL.
+    /// Kills the process (SIGKILL).
     pub fn kill(mut self) {
         self.die();
     }
@@ -100,7 +101,7 @@ impl Process {
         let _ = self.child.wait();
     }
 
-    /// A clean end, which removes all.
+    /// Ends the process cleanly, which removes everything.
     pub fn end(mut self) {
         self.ask("end");
         assert!(self.child.wait().expect("its end").success());
@@ -113,7 +114,7 @@ impl Drop for Process {
     }
 }
 
-/// What the test `process` does: nothing, unless it is such a process.
+/// The body of the test `process`: does nothing unless this is a forwarding process.
 pub fn serve() {
     let Ok(role) = env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
@@ -144,7 +145,7 @@ pub fn serve() {
     }
 }
 
-/// As a process does that is about to make sockets for a released flow.
+/// Stops just as a process does that is about to create sockets for a released flow.
 fn stop(f: &Forwarder) {
     let d = f.splicer.datapath().expect("kernel path");
     let legs: Vec<_> = d.paths().into_iter().map(|(t, _)| t).collect();
@@ -152,7 +153,7 @@ fn stop(f: &Forwarder) {
     wait_for(PATIENCE, || stop_released(d, [a, b]).ok()).expect("idle for an instant");
 }
 
-/// Switches at random, until the end: but for flows of which [`is_steady`] says that they are left alone once they are spliced.
+/// Sends random switches until the process ends. Flows for which [`is_steady`] holds are left alone once they are spliced.
 fn storm(f: &Forwarder, seed: u64) {
     let splicer = f.splicer.clone();
     thread::spawn(move || {
@@ -175,7 +176,7 @@ fn storm(f: &Forwarder, seed: u64) {
     });
 }
 
-/// Of clients by their ports.
+/// Whether the flow of the client with this port is steady.
 pub fn is_steady(port: u16) -> bool {
     port % 4 < 2
 }

@@ -1,7 +1,8 @@
-//! Scenario files: one situation each, run in several [`Mode`]s that must not differ in anything an end can see.
+//! Scenario files: each describes one situation, which runs in several
+//! [`Mode`]s. An end must not be able to tell the modes apart.
 //!
-//! A file says who sends what and when ([`End`]), what the network is like, and how it must end ([`Expect`]). It says
-//! nothing of splicing, apart from [`Splice`]: the moment of a splice that the situation is about.
+//! A file defines who sends what and when ([`End`]), the impairments of the network, and how the run must end ([`Expect`]).
+//! It does not mention splicing, except for [`Splice`]: the moment of a splice that the situation is about.
 
 mod run;
 
@@ -15,22 +16,22 @@ use longsplice_lab::{
 use serde::Deserialize;
 use std::{collections::BTreeMap, time::Duration};
 
-/// Everything has ended by then, or it hangs.
+/// Time limit for a run; after it the run counts as hanging.
 const DEADLINE: Duration = Duration::from_secs(12);
 
-/// One file of tests/scenarios.
+/// A file in tests/scenarios.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Scenario {
-    /// The situation in a sentence.
+    /// One sentence that describes the situation.
     pub about: String,
-    /// Addresses of both sides.
+    /// Address families of both sides.
     #[serde(default = "both_families")]
     pub families: Vec<Families>,
     /// The forwarder has a single device.
     #[serde(default)]
     pub one_armed: bool,
-    /// Segmentation offload; none where losses are to be realistic.
+    /// Segmentation offload; off where losses have to be realistic.
     #[serde(default = "yes")]
     pub large_packets: bool,
     /// MTU of the client's link.
@@ -39,16 +40,16 @@ pub struct Scenario {
     /// MTU of the server's link.
     #[serde(default = "ethernet")]
     pub mtu_server: u32,
-    /// Connections at the same time.
+    /// Number of simultaneous connections.
     #[serde(default = "two")]
     pub connections: u64,
-    /// Connections come from two addresses of the client in turn.
+    /// Connections come from two client addresses in turn.
     #[serde(default)]
     pub two_clients: bool,
-    /// Both directions together, copied before the splice of [`Mode::SplicedLater`].
+    /// Bytes copied in both directions together before the splice of [`Mode::SplicedLater`].
     #[serde(default = "default_after")]
     pub splice_after: u64,
-    /// Milliseconds at most from one random switch to the next.
+    /// Maximum time between two random switches in milliseconds.
     #[serde(default = "default_switch")]
     pub switch_ms: u64,
     /// The moment of a splice that the situation is about.
@@ -63,7 +64,7 @@ pub struct Scenario {
     pub client: End,
     /// The end that accepts.
     pub server: End,
-    /// How it must end.
+    /// The expected end of the run.
     #[serde(default)]
     pub expect: Expect,
 }
@@ -99,12 +100,12 @@ pub enum Families {
 }
 
 impl Families {
-    /// The client's side.
+    /// The address family of the client's side.
     pub fn client(self) -> Family {
         if matches!(self, Families::V4 | Families::V4ToV6) { Family::V4 } else { Family::V6 }
     }
 
-    /// The server's side.
+    /// The address family of the server's side.
     pub fn server(self) -> Family {
         if matches!(self, Families::V4 | Families::V6ToV4) { Family::V4 } else { Family::V6 }
     }
@@ -142,7 +143,7 @@ impl Direction {
     }
 }
 
-/// What happens to packets of one direction.
+/// Impairments of one direction.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[allow(missing_docs)]
@@ -165,7 +166,7 @@ impl Impairing {
     }
 }
 
-/// Splice when so many bytes have passed each way, and some time after that.
+/// Splice once this many bytes have passed each way, after a delay.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Splice {
@@ -173,13 +174,13 @@ pub struct Splice {
     pub up: u64,
     /// Bytes from the server.
     pub down: u64,
-    /// How long after that.
+    /// Delay in milliseconds.
     pub after_ms: u64,
-    /// The splice is refused, and so.
+    /// The expected refusal of the splice.
     pub refusal: Option<Refused>,
 }
 
-/// The refusals that a scenario can bring about.
+/// Refusals that a scenario can cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -199,32 +200,32 @@ impl Refused {
     }
 }
 
-/// What one end does; the words are those of [`Script`].
+/// The behaviour of one end, in the terms of [`Script`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[allow(missing_docs)]
 pub struct End {
     pub bytes: u64,
     pub pace: Option<u64>,
-    /// Least and greatest size of a write.
+    /// Minimum and maximum size of a write.
     pub chunks: Option<[usize; 2]>,
     /// Positions of urgent bytes.
     pub urgent: Vec<u64>,
-    /// How those are received that the other end sends.
+    /// How urgent bytes from the other end are received.
     pub marks: Received,
     pub start_received: Option<u64>,
     pub start_ms: Option<u64>,
     pub ahead: Option<u64>,
     pub ending: Finish,
-    /// A reset by this end when it has received so much.
+    /// Reset by this end when it has received this many bytes.
     pub reset_received: Option<u64>,
     pub read_size: Option<usize>,
-    /// Position and milliseconds.
+    /// Position and duration in milliseconds.
     pub pauses: Vec<[u64; 2]>,
     pub receive_buffer: Option<usize>,
     pub send_buffer: Option<usize>,
     pub max_segment: Option<u32>,
-    /// It sends before anything was received.
+    /// This end sends before it has received anything.
     pub speaks_first: bool,
 }
 
@@ -249,7 +250,7 @@ impl Received {
     }
 }
 
-/// How an end ends.
+/// How an end finishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -294,22 +295,22 @@ impl End {
     }
 }
 
-/// How it must end, in every mode.
+/// The expected end of a run, in every mode.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Expect {
-    /// Who ends it.
+    /// Which end ends the connection.
     pub how: Ended,
-    /// A reset may overtake data: what arrives is a beginning of what was sent.
+    /// A reset may overtake data: the receiver gets only the beginning of the stream.
     pub cut: bool,
-    /// Old duplicates are to be expected, and so is their rejection by timestamp.
+    /// Old duplicates may occur, and be rejected by timestamp.
     pub old_duplicates: bool,
-    /// No end waits for a retransmission timer: only where nothing is lost, late or small, and not asked of
-    /// [`Mode::Switched`].
+    /// No end waits for a retransmission timer. Only for situations without
+    /// loss, delay or small segments, and not checked in [`Mode::Switched`].
     pub no_timeouts: bool,
 }
 
-/// Who ends it.
+/// Which end ends the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -330,23 +331,23 @@ impl Ended {
     }
 }
 
-/// How the forwarder treats the flows.
+/// How the forwarder handles the flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Never spliced.
     Copy,
-    /// Spliced before the first byte, if the engine is quick enough.
+    /// Spliced before the first byte, if the engine is fast enough.
     Spliced,
     /// Spliced after [`Scenario::splice_after`] bytes.
     SplicedLater,
     /// Spliced at [`Scenario::splice`].
     SplicedThen,
-    /// Spliced and unspliced again and again.
+    /// Spliced and unspliced repeatedly.
     Switched,
 }
 
 impl Mode {
-    /// The modes of a scenario.
+    /// The modes that a scenario runs in.
     pub fn of(s: &Scenario) -> Vec<Mode> {
         let mut all = vec![Mode::Copy, Mode::Spliced, Mode::Switched];
         if s.client.bytes + s.server.bytes > s.splice_after {
@@ -360,7 +361,7 @@ impl Mode {
 }
 
 impl Scenario {
-    /// Reads a file.
+    /// Parses a file.
     pub fn parse(text: &str) -> Scenario {
         toml::from_str(text).unwrap_or_else(|e| panic!("{e}"))
     }
@@ -369,8 +370,8 @@ impl Scenario {
         if self.one_armed { Shape::OneArmed } else { Shape::TwoDevices }
     }
 
-    /// With IPv4 clients everything arrives in order, so that nothing may be rejected as old; with IPv6 clients the forwarder
-    /// handles packets of one direction on all CPUs at the same time.
+    /// With IPv4 clients everything arrives in order, so that nothing may be rejected as old; with IPv6 clients the
+    /// forwarder processes packets of one direction on all CPUs at the same time.
     fn options(&self, families: Families) -> Options {
         Options {
             in_order: match families.client() {
@@ -388,7 +389,7 @@ impl Scenario {
         self.client.fill(Script::opener(seed))
     }
 
-    /// An end that speaks first must know the seed: all connections have the same one then.
+    /// An end that speaks first must know the seed, so all connections use the same one in this case.
     fn answerer(&self) -> Script {
         self.server.fill(if self.server.speaks_first { Script::answerer_of(SEED) } else { Script::answerer() })
     }

@@ -1,39 +1,40 @@
-//! What forwarding mode does to a packet, written down a second time: from the RFCs and the design, over whole values instead
-//! of differences. The packet is taken apart, its numbers are translated, and it is built again with checksums from scratch.
+//! A second implementation of what forwarding mode does to a packet, written from the RFCs
+//! and the design. It works on whole values instead of differences: the packet is parsed,
+//! its numbers are translated, and it is rebuilt with checksums computed from scratch.
 
 use crate::packet::{Packet, flag};
 use std::net::SocketAddr;
 
-/// One direction of a flow: what its host sends, and what has gone by.
+/// One direction of a flow: the state that follows from the packets of its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Direction {
-    /// Added to the host's numbers to get those of the other connection.
+    /// Added to the host's numbers to get the numbers on the other connection.
     pub seq_add: u32,
     pub ack_add: u32,
     pub tsval_add: u32,
     pub tsecr_add: u32,
-    /// Window scale the host announced, and the one we announced to the other host.
+    /// Window scale announced by the host, and the one we announced to the other host.
     pub scale_in: u8,
     pub scale_out: u8,
-    /// The window that came with `max_ack`, not scaled: one of [`steps`].
+    /// The window that came with `max_ack`, unscaled: one of [`steps`].
     pub room: u32,
-    /// The other side did not negotiate them.
+    /// The other side has not negotiated these options.
     pub strip_ts: bool,
     pub strip_sack: bool,
-    /// The sender has negotiated ECN; and so has the receiver.
+    /// Whether the sender has negotiated ECN, and whether the receiver has as well.
     pub ect: bool,
     pub ecn: bool,
     pub dead: bool,
-    /// FIN went by; one in the other direction awaits its acknowledgement; this direction's FIN was acknowledged.
+    /// A FIN has passed; a FIN of the other direction awaits its acknowledgement; this direction's FIN was acknowledged.
     pub fin: bool,
     pub peer_fin: bool,
     pub fin_acked: bool,
-    /// Highest end of sequence forwarded, how often it wrapped, highest acknowledgement.
+    /// Highest sequence number forwarded, how often it has wrapped, highest acknowledgement.
     pub end: u32,
     pub wraps: u16,
     pub max_ack: u32,
-    /// The connection where packets go out: our address there and the host.
+    /// The connection on which packets go out: our address there and the host's.
     pub out_from: SocketAddr,
     pub out_to: SocketAddr,
     pub smac: [u8; 6],
@@ -41,22 +42,22 @@ pub struct Direction {
     pub mtu: u32,
 }
 
-/// What becomes of a packet.
+/// The result of translating a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Fate {
     Forwarded(Vec<u8>),
-    /// Sent on, and the flow is dead from now on.
+    /// Forwarded, and the flow is dead from now on.
     Reset(Vec<u8>),
-    /// A RST that is sent on, but counts only if the other host says so.
+    /// An RST that is forwarded, but takes effect only if the other host confirms it.
     Asked(Vec<u8>),
-    /// A SYN, or a RST that is late: the other host is asked to answer it, if the rate limit allows. And the name of the verdict.
+    /// A SYN or a late RST: a challenge makes the other host answer, if the rate limit allows. With the name of the verdict.
     Challenge(Vec<u8>, &'static str),
-    /// Does not fit: its sender is told this MTU, in bytes of its own family's packets, if the rate limit allows.
+    /// Too large: the sender is told this MTU, in terms of its own address family, if the rate limit allows.
     TooBig(u32),
-    /// Not looked at: the kernel goes on with it.
+    /// Left to the kernel unchanged.
     Passed,
-    /// The name of the verdict.
+    /// Dropped, with the name of the verdict.
     Dropped(&'static str),
 }
 
@@ -65,24 +66,24 @@ fn distance(a: u32, b: u32) -> i64 {
     i64::from(a.wrapping_sub(b) as i32)
 }
 
-/// The windows that are told apart, half an octave each: up to 8, 12, 16, 24, 32 ... bytes.
+/// The distinguishable windows, half an octave apart: up to 8, 12, 16, 24, 32 ... bytes.
 pub fn steps() -> impl Iterator<Item = u32> {
     (3..=16).flat_map(|n| [1 << n, 3 << (n - 1)])
 }
 
-/// A window, rounded up to one of them.
+/// Rounds a window up to one of [`steps`].
 pub fn rounded(window: u16) -> u32 {
     if window == 0 { 0 } else { steps().find(|&s| s >= window.into()).expect("65536 is one") }
 }
 
-/// Of the type of service or traffic class (RFC 3168, 5): these bits, and congestion was experienced.
+/// The ECN bits of the type of service or traffic class (RFC 3168, 5), which are all set for CE.
 const CODEPOINT: u8 = 3;
 const CE: u8 = 3;
 
-/// No window reaches further (RFC 7323, 2.3).
+/// Maximum window (RFC 7323, 2.3).
 const FAR: i64 = 1 << 30;
 
-/// Translates one frame and moves the state of both directions. `segment`: payload per segment if it is a large packet.
+/// Translates one frame and updates the state of both directions. `segment`: payload per segment of a GSO packet.
 pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segment: Option<usize>) -> Fate {
     let Some(mut p) = Packet::parse(frame) else { return Fate::Passed };
     if d.dead && p.flags & flag::RST == 0 {
@@ -92,9 +93,9 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     let (fin, ack) = (has(flag::FIN), has(flag::ACK));
     let end = p.seq.wrapping_add(p.payload.len() as u32).wrapping_add(fin.into());
 
-    // The next one in order; or between what the other host has acknowledged and the right edge of its window, or old by no more
-    // than can have been in flight, and acknowledging what was sent. A SYN has a number of its own, and is answered whatever
-    // it is (RFC 5961, 4.2); of a RST the number is all that counts.
+    // Acceptable: the next segment in order; or one between the other host's acknowledgement and the right edge of its
+    // window, or older by at most the largest possible flight, which acknowledges sent data. A SYN has its own numbers, and
+    // is answered in any case (RFC 5961, 4.2); for an RST only the sequence number counts.
     let (syn, reset) = (has(flag::SYN), has(flag::RST));
     let expected = reverse.max_ack.wrapping_add(reverse.ack_add);
     let edge = i64::from(reverse.room) << reverse.scale_in;
@@ -121,7 +122,7 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     }
     let header = if d.out_to.is_ipv4() { 20 } else { 40 } + 20 + p.options.len();
     if !p.payload.is_empty() && header + segment.unwrap_or(p.payload.len()) > d.mtu as usize {
-        // RFC 7915, 5: across families headers grow or shrink by twenty bytes
+        // RFC 7915, 5: between address families headers grow or shrink by twenty bytes
         return Fate::TooBig(match (p.from.is_ipv4(), d.out_to.is_ipv4()) {
             (true, false) => d.mtu - 20,
             (false, true) => d.mtu + 20,
@@ -132,9 +133,11 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     if reset && !syn && !proven && !in_window {
         return Fate::Dropped("bad-rst");
     }
-    // RFC 5961, 4 and 3. A RST below what its receiver has got would be ignored; its sender may have been slow to hear of that.
+    // RFC 5961, 4 and 3. An RST below the receiver's next expected number would be
+    // ignored, but its sender may simply not have seen the latest acknowledgement yet.
     if syn || (reset && !proven && distance(p.seq, expected) < 0) {
-        // Our probe is a keep-alive: one below what the other host expects (RFC 9293, 3.8.4), which it answers with an ACK.
+        // Our probe is a keep-alive: one below the number that the other
+        // host expects (RFC 9293, 3.8.4), which it answers with an ACK.
         p.seq = expected.wrapping_sub(1).wrapping_add(d.seq_add);
         p.ack = d.max_ack.wrapping_add(d.ack_add);
         (p.flags, p.window, p.urgent) = (flag::ACK, 0, 0);
@@ -147,23 +150,25 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     if reset {
         d.dead |= proven;
         reverse.dead |= proven;
-        // beyond its window the receiver would ignore it, in the window it asks; at the edge it may be in order by then
+        // Beyond its window the receiver would ignore the RST; within the window it sends
+        // a challenge ACK; at the edge the RST may be in order by the time it arrives.
         let sure = steps().take_while(|&s| s < reverse.room).last().unwrap_or(0) << reverse.scale_in;
         if distance(p.seq, expected) > sure.into() && (proven || sure > 1) {
             p.seq = if proven { expected } else { expected.wrapping_add(sure - 1) };
         }
     } else {
-        // Its receiver would not echo it (RFC 6040, 4.2). But what is sent again has been lost once, and that was heard.
+        // Drop a marked segment whose receiver would not echo the mark (RFC 6040, 4.2).
+        // A retransmission passes, because its sender has already noticed the loss.
         let ahead_of_all = distance(end.wrapping_sub(fin.into()), d.end) > 0;
         lost = d.ect && !d.ecn && p.tos & CODEPOINT == CE && !p.payload.is_empty() && ahead_of_all;
-        // a bare acknowledgement may stand beyond data that were lost
+        // a bare acknowledgement may be beyond lost data
         let known = d.fin;
         if (fin || !p.payload.is_empty()) && distance(end, d.end) > 0 {
             d.wraps = d.wraps.wrapping_add((end < d.end).into());
             d.end = end;
-            (d.fin, d.fin_acked) = (false, false); // what has more behind it was no end
+            (d.fin, d.fin_acked) = (false, false); // not the end, since data follows
         }
-        // a FIN is where all ends, and not what was acknowledged as something else
+        // count a FIN only at the end of the stream, and not if its number was acknowledged before as something else
         if fin && end == d.end && (known || distance(end, expected) > 0) {
             d.fin = true;
             reverse.peer_fin |= !d.fin_acked;
@@ -193,7 +198,7 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
         p.ack = p.ack.wrapping_add(d.ack_add);
     }
     let room = u64::from(p.window) << d.scale_in;
-    // a window that is open does not become a closed one, which would have to be probed (RFC 9293, 3.8.6.1)
+    // an open window must not become a closed one, which the host would have to probe (RFC 9293, 3.8.6.1)
     p.window = (room >> d.scale_out).clamp(room.min(1), 65535) as u16;
     translate_options(d, &mut p.options, ack, old_ack);
     p = readdress(d, p);
@@ -204,20 +209,20 @@ pub fn translate(d: &mut Direction, reverse: &mut Direction, frame: &[u8], segme
     }
 }
 
-/// To the other connection, as a router would (RFC 1812, 5.3.1), with the options for this path removed.
+/// Readdresses a packet to the other connection, as a router would (RFC 1812, 5.3.1), and removes the options for this path.
 fn readdress(d: &Direction, mut p: Packet) -> Packet {
     if p.from.is_ipv4() != d.out_to.is_ipv4() {
         (p.label, p.id, p.fragment) = (0, 0, 0x4000); // atomic datagram (RFC 6864, 4)
     }
     p.ip_options.clear();
-    p.padding.clear(); // of the link
+    p.padding.clear(); // link-layer padding
     (p.from, p.to) = (d.out_from, d.out_to);
     (p.smac, p.dmac) = (d.smac, d.dmac);
     p.ttl = p.ttl.saturating_sub(1);
     p
 }
 
-/// Whole options by kind and place, up to the end of the list or the first that makes no sense.
+/// Kind and position of all options, up to the end of the list or the first malformed option.
 fn walk(options: &[u8]) -> Vec<(u8, std::ops::Range<usize>)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -255,7 +260,7 @@ fn translate_options(d: &Direction, options: &mut [u8], ack: bool, old_ack: u32)
             (5, 10..=34) if d.strip_sack => o.fill(1),
             (5, 10..=34) => {
                 for edge in o[2..].chunks_exact_mut(4) {
-                    // an edge that no window can reach is brought within reach
+                    // an edge outside any window is clamped to the maximum distance
                     let near = |v: u32| old_ack.wrapping_add(distance(v, old_ack).clamp(-FAR, FAR) as u32);
                     shift(edge, &|v| near(v).wrapping_add(d.ack_add));
                 }

@@ -1,4 +1,4 @@
-//! Path entries of packets that wait in a batch are fetched ahead: the right ones, and only where there are many.
+//! Prefetching of path entries for packets that wait in a batch: the right entries, and only when there are many packets.
 
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple, testing::found_ahead};
 use longsplice_lab::{
@@ -9,15 +9,15 @@ use longsplice_lab::{
 use longsplice_tests::packet::Packet;
 use std::{net::SocketAddr, time::Duration};
 
-/// Entries of so many are more than caches hold.
+/// Flows whose entries exceed the CPU caches.
 const MANY: u32 = 40_000;
-/// The tables are nearly empty nevertheless: a packet that was taken for another one would find nothing.
+/// Table size. The tables are nearly empty nevertheless, so a packet mistaken for another one would find no entry.
 const ROOM: u32 = 4 * MANY;
 const PORT: u16 = 7000;
-/// So that whatever the flood sends is in a window.
+/// Window scale, large enough that every packet of the flood is in the window.
 const SCALE: u8 = 14;
 
-/// Runs `work` with a flood of so many spliced flows.
+/// Runs `work` with a flood over this many spliced flows.
 fn flooded(flows: u32, work: impl FnOnce(&Lab, &Datapath, &mut Flood) + Send) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab: root and iproute2");
     let SocketAddr::V4(target) = FORWARDER_TO_CLIENT.port(Family::V4, PORT) else { unreachable!("IPv4 was asked for") };

@@ -1,4 +1,4 @@
-//! S19: what a cache cannot take from the tap in time is not stored, and whoever asked for it does not notice.
+//! S19: a reply that the cache cannot read from the tap in time is not stored, and its client does not notice.
 
 use longsplice_engine::{FlowState, OpenOptions, Splicer};
 use longsplice_lab::{
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 const SIZE: usize = 30_000_000;
-/// Nobody waits longer for anything.
+/// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn answer(stream: TcpStream) -> std::io::Result<()> {
@@ -38,7 +38,7 @@ fn begin(out: &mut TcpStream, size: usize) -> std::io::Result<()> {
     write!(out, "HTTP/1.1 200 OK\r\nCache-Control: max-age=1000\r\nContent-Length: {size}\r\n\r\n")
 }
 
-/// Bytes of the reply, from there on.
+/// `n` bytes of the reply's body, starting at `from`.
 fn body(from: usize, n: usize) -> Vec<u8> {
     let mut bytes = vec![0; n];
     pattern::fill(1, from as u64, &mut bytes);
@@ -52,19 +52,19 @@ fn get(lab: &Lab, at: SocketAddr, server: SocketAddr) -> TcpStream {
     stream
 }
 
-/// All that comes until the end, without the head.
+/// Reads everything until the end of the stream, and returns it without the head.
 fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut got = Vec::new();
     stream.read_to_end(&mut got).unwrap();
     body_of(&got).to_vec()
 }
 
-/// What stands behind the head.
+/// The part of a reply after its head.
 fn body_of(reply: &[u8]) -> &[u8] {
     reply.windows(4).position(|w| w == b"\r\n\r\n").map_or(&[], |head| &reply[head + 4..])
 }
 
-/// A proxy with a cache, in the forwarder.
+/// A proxy with a cache that runs in the forwarder.
 struct Proxy {
     splicer: Splicer,
     stop: oneshot::Sender<()>,
@@ -81,7 +81,7 @@ impl Proxy {
         Proxy { splicer, stop, running, dir }
     }
 
-    /// What it has counted, and what the ring has lost.
+    /// Stops the proxy. Returns its counters, and what the ring has lost.
     fn stop(self) -> (CounterValues, u64) {
         self.stop.send(()).unwrap();
         drop(self.splicer);
@@ -89,7 +89,7 @@ impl Proxy {
     }
 }
 
-/// Until it is told to stop.
+/// Runs the proxy until it is told to stop.
 fn proxy(
     listen: SocketAddr,
     dir: &Path,
@@ -124,10 +124,10 @@ fn s19_what_the_tap_has_lost_is_not_stored() {
     let listener = lab.server.run(|| TcpListener::bind(server)).unwrap();
     thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
-            thread::spawn(move || answer(stream)); // it ends when its client goes
+            thread::spawn(move || answer(stream)); // ends when its client leaves
         }
     });
-    // a ring that holds less than one large packet
+    // a ring smaller than one large packet
     let proxy = Proxy::start(&lab, at, OpenOptions { tap_ring: 1, ..OpenOptions::default() });
     for _ in 0..2 {
         let got = rest(get(&lab, at, server));
@@ -137,12 +137,12 @@ fn s19_what_the_tap_has_lost_is_not_stored() {
     let (counted, lost) = proxy.stop();
     let cache = counted.cache;
     assert!(lost > 0 && counted.replies_spliced == 2, "{counted:?}");
-    let dropped = cache.cache_dropped_gap + cache.cache_dropped_busy; // the second may come before the first is given up
+    let dropped = cache.cache_dropped_gap + cache.cache_dropped_busy; // the second may arrive before the first is given up
     assert_eq!((dropped, cache.cache_stored, cache.cache_hits, cache.cache_bytes), (2, 0, 0, 0), "{counted:?}");
 }
 
-/// In the middle of a reply somebody else says something in the name of its server. Whatever the first client makes of it, nobody
-/// else is served it.
+/// An attacker forges data from the server in the middle of a reply. Whatever
+/// the first client receives, no other client is served the forged data.
 #[test]
 #[ignore = "root"]
 fn s19_what_is_forged_is_not_stored() {

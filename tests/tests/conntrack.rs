@@ -1,5 +1,4 @@
-//! Spliced connections come back behind a firewall that knows connections (nftables, `ct state`): what was forwarded has not
-//! passed it.
+//! Unsplicing behind a stateful firewall (nftables, `ct state`), which has not seen the forwarded segments.
 use longsplice_engine::{Command, FlowState, Policy, Trigger};
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -18,16 +17,16 @@ use std::{
 
 const PORT: u16 = 7000;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For an entry of conntrack, where it is to expire.
+/// Timeout of conntrack entries, in tests where they should expire.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// So long parked sockets are taken to be known to conntrack still, and a bit more.
+/// The time for which parked sockets are assumed to be still known to conntrack, and a little more.
 const PARKED: Duration = Duration::from_secs(6);
-/// Bytes a second, each way; and how many pass before a flow comes back: more than a window.
+/// Bytes per second each way; and the bytes that pass before an unsplice: more than a window.
 const PACE: u64 = 4_000_000;
 const BEFORE: u64 = 10_000_000;
 
-/// As distributions have it, and stricter: a segment without SYN begins nothing, whatever conntrack thinks of it. Chains of NAT
-/// have no rules, but each entry is looked at by them.
+/// The usual rules of distributions, and stricter: a segment without SYN never starts a connection, whatever conntrack makes
+/// of it. The NAT chains have no rules, but every new entry passes them.
 const FIREWALL: &str = "
 table inet nat {
     chain before { type nat hook prerouting priority dstnat; }
@@ -60,7 +59,7 @@ fn nft(lab: &Lab, rules: &str) {
     lab.forwarder.execute("nft", &["-f", file.path().to_str().expect("UTF-8")]).expect("nft");
 }
 
-/// `established`: what else must hold of what is established.
+/// Loads the rules. `established`: a further condition for packets of established connections.
 fn firewall(lab: &Lab, loose: bool, established: &str) {
     nft(lab, &FIREWALL.replace("ESTABLISHED", established));
     let loose = if loose { "1" } else { "0" };
@@ -72,14 +71,14 @@ fn let_expire(lab: &Lab) {
     lab.forwarder.sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", &seconds).expect("sysctl");
 }
 
-/// Packets that the firewall has dropped.
+/// Number of packets that the firewall has dropped.
 fn refused(lab: &Lab) -> u64 {
     let counter = lab.forwarder.execute("nft", &["list", "counter", "inet", "filter", "refused"]).expect("nft");
     let packets = counter.split_whitespace().skip_while(|w| *w != "packets").nth(1).and_then(|n| n.parse().ok());
     packets.unwrap_or_else(|| panic!("{counter}"))
 }
 
-/// How a flow is forwarded before it comes back.
+/// How a flow is forwarded before the unsplice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Away {
     Released,
@@ -90,14 +89,14 @@ enum Away {
 const AWAY: [Away; 3] = [Away::Released, Away::ReleasedAndExpired, Away::ParkedAndExpired];
 
 impl Away {
-    /// Before the first connection.
+    /// Called before the first connection.
     fn prepare(self, lab: &Lab) {
         if self != Away::Released {
             let_expire(lab);
         }
     }
 
-    /// From spliced on, until the flow has been away for long enough.
+    /// Waits until the flow is spliced, and then until it has been forwarded for long enough.
     fn go(self, f: &Forwarder) {
         f.wait_state(FlowState::Spliced);
         if self != Away::ParkedAndExpired {
@@ -108,7 +107,7 @@ impl Away {
     }
 }
 
-/// Whose addresses there are.
+/// Which addresses a connection uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Plug,
@@ -132,7 +131,7 @@ fn forwarder(lab: &Lab, family: Family, kind: Kind, policy: Policy) -> (Forwarde
     }
 }
 
-/// Traffic both ways, with pauses in which a released flow may come back.
+/// Traffic both ways, with pauses in which a released flow can be unspliced.
 struct Talk {
     lab: Lab,
     f: Forwarder,
@@ -143,7 +142,7 @@ struct Talk {
 impl Talk {
     fn begin(lab: Lab, family: Family, kind: Kind) -> Talk {
         let (f, to) = forwarder(&lab, family, kind, at_once());
-        // forwarded for a while, and as long again afterwards
+        // forwarded for a while, and then in control mode for as long
         let script = |s: Script| s.bytes(16 * PACE).pace(PACE).chunks(Chunks::Fixed(50_000)).deadline(2 * PATIENCE);
         let answer = script(Script::answerer());
         let server = lab.server.run(|| serve(listen(SERVER.port(family, PORT), &answer).expect("listen"), 1, answer));
@@ -161,7 +160,7 @@ impl Talk {
             .unwrap_or_else(|| panic!("{} of {bytes} bytes: {:?}", self.passed(), self.f.verdicts()));
     }
 
-    /// Splices, goes away, and comes back.
+    /// Splices, forwards and unsplices once.
     fn round(&self, away: Away) {
         away.go(&self.f);
         self.until_passed(self.passed() + BEFORE);
@@ -231,7 +230,7 @@ fn transparent_and_parked_for_longer_than_conntrack_remembers() {
     come_back(Kind::Transparent, Away::ParkedAndExpired);
 }
 
-/// What a firewall has noted of a connection stays, and it may come back more than once.
+/// Marks of a conntrack entry are kept, over several unsplices.
 #[test]
 #[ignore = "root"]
 fn marks_stay() {
@@ -247,7 +246,7 @@ fn marks_stay() {
     }
 }
 
-/// A connection that says nothing by itself.
+/// Both ends of a connection that sends nothing by itself.
 struct Ends {
     lab: Lab,
     f: Forwarder,
@@ -286,7 +285,7 @@ impl Ends {
     }
 }
 
-/// Whoever ends a connection that is forwarded has to be heard, too.
+/// A reset on a forwarded connection must pass, from either host.
 #[test]
 #[ignore = "root"]
 fn resets_pass() {
@@ -311,7 +310,8 @@ fn resets_pass() {
     });
 }
 
-/// The data path itself takes it back, before anybody could tell conntrack: what is dropped meanwhile comes again.
+/// The data path itself ends forwarding, before anyone could inform
+/// conntrack; segments dropped in the meantime are retransmitted.
 #[test]
 #[ignore = "root"]
 fn new_data_take_back_what_conntrack_has_forgotten() {
@@ -325,8 +325,8 @@ fn new_data_take_back_what_conntrack_has_forgotten() {
     }
 }
 
-/// Resets are measured by numbers even where windows are not: half of all numbers later the last one that conntrack has seen
-/// would be ahead.
+/// Conntrack checks the sequence numbers of resets even where it does not check windows: after half of the number space, the
+/// last number seen by conntrack would appear to be ahead.
 #[test]
 #[ignore = "root"]
 fn a_reset_passes_after_two_gigabytes() {
@@ -355,7 +355,7 @@ fn a_reset_passes_after_two_gigabytes() {
     assert_eq!(refused(&lab), 0);
 }
 
-/// An entry of what conntrack is told to leave alone would stay for days.
+/// Untracked connections must stay untracked: a conntrack entry created for one would stay for days.
 #[test]
 #[ignore = "root"]
 fn what_is_not_tracked_stays_so() {

@@ -1,5 +1,5 @@
-//! Programs that somebody detaches while connections are copied and spliced: they are attached again, and no host gets a wrong
-//! byte or waits for ever.
+//! Someone detaches the programs while connections are copied and spliced: the
+//! programs are attached again, and no host receives a wrong byte or waits forever.
 use longsplice_datapath::testing::detach;
 use longsplice_engine::{Command, FlowState, Policy};
 use longsplice_lab::{
@@ -12,10 +12,10 @@ use longsplice_tests::{Forwarder, at_once, by_hand};
 use std::{thread, time::Duration};
 
 const LASTING: Duration = Duration::from_secs(4);
-/// More than the largest window here.
+/// Larger than the largest window in these tests.
 const BEYOND_A_WINDOW: u64 = 12_000_000;
 
-/// A connection with traffic both ways, to which `meanwhile` happens.
+/// Runs a connection with traffic both ways, and calls `meanwhile` during it.
 fn converse_and(
     seed: u64,
     policy: Policy,
@@ -64,7 +64,7 @@ fn what_is_spliced_goes_on() {
     }
 }
 
-/// What the parked sockets get is within their windows: they may take it.
+/// Segments that reach the parked sockets are within their windows, so the sockets may accept them.
 #[test]
 #[ignore = "root"]
 fn what_was_spliced_just_now_goes_on_or_ends() {
@@ -82,7 +82,7 @@ fn what_was_spliced_just_now_goes_on_or_ends() {
     assert!(whole > 0, "none has gone on");
 }
 
-/// Nobody knows any more where their bytes end.
+/// A copied flow cannot be spliced any more, because it is no longer known where its bytes end.
 #[test]
 #[ignore = "root"]
 fn what_is_copied_is_copied_to_its_end() {
@@ -99,7 +99,7 @@ fn what_is_copied_is_copied_to_its_end() {
     intact(&client, &server).unwrap_or_else(|why| panic!("{why}\n{:?}", f.verdicts()));
 }
 
-/// Its sockets have other numbers than its hosts.
+/// The sockets' numbers differ from the hosts'.
 #[test]
 #[ignore = "root"]
 fn what_was_spliced_before_ends() {

@@ -1,4 +1,4 @@
-//! Where a splice would make a transfer slower, it is copied.
+//! A connection is copied where a splice would make the transfer slower.
 use longsplice_engine::{Command, EndReason, Ended, FlowState, PathRule, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
@@ -11,7 +11,7 @@ use std::time::Duration;
 const MANY: u64 = 400_000;
 const FEW: u64 = 1_000;
 
-/// One connection whose client or server is 10 ms away, with so many bytes each way.
+/// Transfers this many bytes each way over one connection whose client or server is 10 ms away.
 fn transfer(family: Family, far: LinkDirection, policy: Policy, up: u64, down: u64, command: bool) -> Ended {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let _far = lab.impair(far, Impair { delay: Duration::from_millis(10), ..Impair::NONE }).expect("delay");

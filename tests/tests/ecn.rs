@@ -1,5 +1,5 @@
-//! Congestion marks between real hosts: they reach the receiver that will echo them, and the echo its sender; nobody sees marks
-//! that has not agreed on them; and a mark that nobody would echo is heard of as a loss.
+//! Congestion marks between real hosts: a mark reaches a receiver that echoes it, and the echo reaches the sender; no host
+//! sees marks without having negotiated ECN; and a mark that would not be echoed becomes a loss.
 use longsplice_datapath::{LegFlags, PathFlags};
 use longsplice_engine::{Command, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
@@ -17,10 +17,10 @@ use std::{
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 6_000_000;
-/// Of the packets that may be marked, while there is congestion.
+/// Fraction of ECN-capable packets marked during congestion.
 const CONGESTION: Impair = Impair { mark: 0.03, ..Impair::NONE };
 
-/// Who asks for ECN, and who grants it: values of net.ipv4.tcp_ecn at client, forwarder and server.
+/// Who requests and who accepts ECN: values of net.ipv4.tcp_ecn at client, forwarder and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Agreed {
     Both,
@@ -48,12 +48,12 @@ struct Run {
     f: Forwarder,
     client: JoinHandle<Report>,
     server: Serving,
-    /// What the client sends on its link, and what the server sends on its own.
+    /// The links from the client and from the server.
     links: [Impairment; 2],
 }
 
-/// What a host has seen so far: packets that came marked, and that could be; segments that it has sent, and of which it was told
-/// that they were marked; and those that it has sent again.
+/// A host's counters so far: packets received with a mark, and ECN-capable; marks
+/// echoed to it for its own segments; and segments that it has retransmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     ce: u64,
@@ -109,7 +109,7 @@ impl Run {
         self.f.verdict("ce-dropped")
     }
 
-    /// Marks what may be marked until this is so. Both ends are still sending then.
+    /// Marks ECN-capable packets until a condition holds, while both ends are still sending.
     fn congested(&self, what: &str, mut so: impl FnMut() -> bool) {
         self.links.iter().for_each(|l| l.change(CONGESTION).expect("change"));
         let marked = || self.links.each_ref().map(|l| l.counters().marked);
@@ -126,7 +126,7 @@ impl Run {
     }
 }
 
-/// What the data path has found out of the legs, client's first, and which entries let marks pass.
+/// What the data path has recorded: ECN of each leg, client's first, and which entries let marks pass.
 fn noted(run: &Run) -> ([bool; 2], bool) {
     let d = run.f.splicer.datapath().expect("kernel path");
     let of_client = |remote: SocketAddr| remote.port() != PORT;
@@ -214,7 +214,7 @@ fn switched_again_and_again() {
     }
 }
 
-/// A socket that was made anew has no ECN; its host has.
+/// A recreated socket has no ECN, but its host has.
 #[test]
 #[ignore = "root"]
 fn released_and_made_anew() {
@@ -241,7 +241,7 @@ fn released_and_made_anew() {
     }
 }
 
-/// The hosts have agreed with each other.
+/// The hosts have negotiated ECN with each other.
 #[test]
 #[ignore = "root"]
 fn connections_of_others() {

@@ -1,4 +1,4 @@
-//! How flows end that we end: both hosts hear of it, whatever the flow's state is.
+//! Flows ended by the proxy: both hosts are told, in every state of the flow.
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Shape,
@@ -12,17 +12,17 @@ use std::{
     time::Duration,
 };
 
-/// Longer than anything takes.
+/// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A connection through a forwarder, all of whose bytes have arrived.
+/// A connection through a forwarder, with all bytes delivered.
 struct Pair {
     client: TcpStream,
     server: TcpStream,
 }
 
 impl Pair {
-    /// `listener` is the server's.
+    /// Opens a connection to the server's `listener`.
     fn open(lab: &Lab, family: Family, listener: &TcpListener) -> Pair {
         let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
         let client = lab.client.run(|| TcpStream::connect(proxy)).expect("connect");
@@ -41,7 +41,7 @@ impl Pair {
         }
     }
 
-    /// Neither has said a word since: what they hear comes by itself.
+    /// Checks that both ends are reset although neither has sent anything since.
     fn are_reset(&self) {
         for (who, mut s) in [("client", &self.client), ("server", &self.server)] {
             let heard = s.read(&mut [0]);
@@ -50,7 +50,7 @@ impl Pair {
     }
 }
 
-/// Or the hosts would have asked (RFC 5961, 3.2).
+/// Checks that the resets were in sequence; otherwise the hosts would have sent challenge ACKs (RFC 5961, 3.2).
 fn were_in_sequence(lab: &Lab) {
     for host in [&lab.client, &lab.server] {
         assert_eq!(host.counter("TcpExt", "TCPChallengeACK"), Some(0), "the resets had the numbers that were expected");
@@ -67,7 +67,7 @@ fn start(lab: &Lab, family: Family, policy: Policy) -> Forwarder {
     Forwarder::start(lab, FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000), policy)
 }
 
-/// A flow that has said something in each direction, and has no sockets any more.
+/// A released flow that has sent data in each direction, and has no sockets any more.
 fn released(lab: &Lab, family: Family, listener: &TcpListener, policy: Policy) -> (Forwarder, Pair) {
     let f = start(lab, family, policy);
     let pair = Pair::open(lab, family, listener);
@@ -118,7 +118,7 @@ fn the_idle_limit_is_for_copied_flows_too() {
     assert_eq!(f.ended(1)[0].how, EndReason::Idle);
 }
 
-/// And a host that answers is not given up, copied or parked.
+/// A host that answers keep-alives is not given up, whether its flow is copied or parked.
 #[test]
 #[ignore = "root"]
 fn a_client_without_power_is_given_up() {
@@ -135,7 +135,7 @@ fn a_client_without_power_is_given_up() {
     f.wait_state(FlowState::Spliced);
     pair.exchange();
     let before = asked();
-    std::thread::sleep(Duration::from_secs(6)); // in which four unanswered questions would have had room
+    std::thread::sleep(Duration::from_secs(6)); // longer than four unanswered probes take
     assert_eq!(asked(), before, "nobody asks for a parked socket");
     f.command(Command::Unsplice);
     f.wait_state(FlowState::Copying);

@@ -1,4 +1,4 @@
-//! The thin whole: a real client, through a real splice, to a real server.
+//! The simplest complete case: a real client, a real splice, and a real server.
 use longsplice_engine::FlowState;
 use longsplice_lab::{
     Family, Lab, Options, Shape,
@@ -46,11 +46,11 @@ fn v6() {
     through(Family::V6);
 }
 
-/// As behind a router: a receiver on the same machine cannot join what shares memory with what its sender keeps.
+/// As behind a router: a receiver on the same machine cannot coalesce segments whose memory its sender still holds.
 #[test]
 #[ignore = "root"]
 fn segments_that_wait_for_their_reader_are_joined() {
-    const BYTES: usize = 40_000; // 28 segments; they fit into the window that is offered at first
+    const BYTES: usize = 40_000; // 28 segments, which fit into the initial window
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
     for family in Family::BOTH {
         let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));

@@ -1,4 +1,4 @@
-//! Connections between hosts that know nothing of the forwarder, and whose addresses it does not have.
+//! Transparent connections: the hosts know nothing of the forwarder, which does not have their addresses.
 use longsplice_datapath::{LegFlags, PathFlags, Tuple};
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
@@ -20,7 +20,7 @@ use std::{
 const PORT: u16 = 7000;
 const BYTES: u64 = 5_000_000;
 
-/// Any address, and the port of the tests.
+/// Any address, with the port of the tests.
 fn any(family: Family) -> SocketAddr {
     match family {
         Family::V4 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
@@ -28,7 +28,7 @@ fn any(family: Family) -> SocketAddr {
     }
 }
 
-/// One connection at the server: who its client seems to be, and what passes.
+/// Serves one connection at the server. Returns the client's apparent address and the report.
 fn serve(lab: &Lab, family: Family, script: &Script) -> JoinHandle<(SocketAddr, Report)> {
     let listener = lab.server.run(|| listen(SERVER.port(family, PORT), script)).expect("listen");
     let script = script.clone();
@@ -43,7 +43,7 @@ fn serve(lab: &Lab, family: Family, script: &Script) -> JoinHandle<(SocketAddr, 
 /// Longer than any retransmission takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A connection of the client, and its address.
+/// Opens a connection of the client. Returns it with its local address.
 fn dial(lab: &Lab, family: Family, script: &Script) -> (TcpStream, SocketAddr) {
     let mut script = script.clone();
     script.local = Some(CLIENT.port(family, 0));
@@ -52,7 +52,7 @@ fn dial(lab: &Lab, family: Family, script: &Script) -> (TcpStream, SocketAddr) {
     (c, own)
 }
 
-/// Both legs of a connection.
+/// The tuples of both legs of a connection.
 fn legs(family: Family, client: SocketAddr) -> [Tuple; 2] {
     let server = SERVER.port(family, PORT);
     [Tuple { remote: client, local: server }, Tuple { remote: server, local: client }]
@@ -123,7 +123,7 @@ fn spliced_and_taken_back_again_and_again() {
     }
 }
 
-/// What is lost has to come again, from whoever it was.
+/// Lost segments must be retransmitted by the right side: a host or one of our sockets.
 #[test]
 #[ignore = "root"]
 fn spliced_and_taken_back_while_segments_are_lost() {
@@ -177,7 +177,7 @@ fn released_and_taken_back() {
 #[test]
 #[ignore = "root"]
 fn lost_segments_of_the_handshake_come_again() {
-    // SYN, SYN-ACK, ACK: each before and behind the forwarder
+    // SYN, SYN-ACK and ACK, each before and after the forwarder
     let syn = [(LinkDirection::FromClient, 1), (LinkDirection::ToServer, 1)];
     let answer = [(LinkDirection::FromServer, 1), (LinkDirection::ToClient, 1)];
     let ack = [(LinkDirection::FromClient, 2), (LinkDirection::ToServer, 2)];
@@ -204,7 +204,8 @@ fn lost_segments_of_the_handshake_come_again() {
     }
 }
 
-/// The server has an earlier connection of the client's port, and answers a SYN with the numbers of that one. The client resets it.
+/// The server has an earlier connection from the client's port, and
+/// answers a SYN with its numbers. The client resets that connection.
 #[test]
 #[ignore = "root"]
 fn a_server_that_remembers_an_earlier_connection() {
@@ -220,7 +221,7 @@ fn a_server_that_remembers_an_earlier_connection() {
         let script = Script { local: Some(CLIENT.port(family, 40_001)), ..Script::opener(1).bytes(1000) };
         let routed = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("routed");
         let _earlier = listener.accept().expect("accept");
-        setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // and so closed without a word
+        setsockopt(&routed, TcpRepair, &1).expect("repair mode"); // so that it is closed silently
         drop(routed);
         routes("0");
         let f = Forwarder::foreign(&lab, any(family), at_once());
@@ -249,7 +250,7 @@ fn who_is_refused_hears_of_it() {
     }
 }
 
-/// The answer meets a client that has gone, whose kernel resets.
+/// The server's answer reaches a client that is gone, whose kernel sends a reset.
 #[test]
 #[ignore = "root"]
 fn a_server_hears_that_its_client_has_gone() {
@@ -273,7 +274,7 @@ fn a_server_hears_that_its_client_has_gone() {
     }
 }
 
-/// A server that does not answer, and a client that asks again and again from new ports.
+/// A server that does not answer, and a client that sends SYN after SYN from new ports.
 #[test]
 #[ignore = "root"]
 fn a_flood_of_syns_takes_no_more_than_its_share() {
@@ -309,7 +310,7 @@ fn flood(family: Family) {
     intact(&client, &serving.join().expect("server").1).expect("another connection is served as ever");
 }
 
-/// A forwarder before a server that answers every SYN.
+/// A forwarder in front of a server that answers every SYN.
 fn answering_server(family: Family) -> (Lab, Forwarder, TcpListener) {
     let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
     let f = Forwarder::foreign(&lab, any(family), at_once());
@@ -318,8 +319,8 @@ fn answering_server(family: Family) -> (Lab, Forwarder, TcpListener) {
     (lab, f, listener)
 }
 
-/// SYNs of nobody, to a server that answers them all: whoever shakes hands meanwhile, at his leisure, is not given up for them, and
-/// who comes when there are too many is passed on as by a router.
+/// A flood of forged SYNs to a server that answers them all. A slow handshake in progress is not given up for them, and
+/// connections beyond the limit are passed on as by a router.
 #[test]
 #[ignore = "root"]
 fn a_flood_that_is_answered_harms_nobody() {
@@ -331,7 +332,7 @@ fn answered_flood(family: Family) {
     let (lab, f, listener) = answering_server(family);
     let to = SERVER.port(family, PORT);
     let exchange = |client: TcpStream| {
-        // not one of nobody's
+        // skip connections from forged addresses
         let own = client.local_addr().expect("bound");
         let accept = || listener.accept().ok().filter(|(_, from)| *from == own);
         let server = wait_for(PATIENCE, accept).expect("it comes to the server").0;
@@ -346,7 +347,7 @@ fn answered_flood(family: Family) {
         }
         (client, server)
     };
-    // the client is far, and its handshake is answered when the flood comes
+    // the client is far away, so its handshake is still in progress when the flood arrives
     let delay = Impair { delay: Duration::from_millis(500), ..Impair::default() };
     let far = lab.impair(LinkDirection::ToClient, delay).expect("impair");
     let early = lab.client.spawn(move || TcpStream::connect(to));
@@ -371,7 +372,8 @@ fn answered_flood(family: Family) {
     drop((early, late));
 }
 
-/// Only the client completes the handshake, whatever the server sends again: else whoever forges a SYN would have a connection.
+/// Only the client completes the handshake, however often the server
+/// retransmits: otherwise anyone who forges a SYN would get a connection.
 #[test]
 #[ignore = "root"]
 fn nobody_answers_for_a_client_that_is_silent() {
@@ -382,14 +384,14 @@ fn silent_client(family: Family) {
     let (lab, f, listener) = answering_server(family);
     let nobody = Nobody::new(&lab, family);
     nobody.asks(9, SERVER.port(family, PORT));
-    // SYN, SYN-ACK, and that one again after a second, and after two more
+    // SYN, SYN-ACK, and the SYN-ACK again after one second and after two more
     wait_for(PATIENCE, || (f.verdict("handshake") >= 4).then_some(())).expect("they come again");
     let half_open = || lab.server.execute("ss", &["-Htn", "state", "syn-recv"]).expect("ss");
     assert!(half_open().contains(&nobody.address(9).to_string()), "{}", half_open());
     assert_eq!(listener.accept().map(drop).map_err(|e| e.kind()), Err(ErrorKind::WouldBlock));
 }
 
-/// As keepalived wants it.
+/// The setting that keepalived needs.
 #[test]
 #[ignore = "root"]
 fn where_any_address_can_be_bound() {
@@ -401,7 +403,7 @@ fn where_any_address_can_be_bound() {
     }
 }
 
-/// As wg-quick wants it: the way back to a packet's source is looked for with the packet's mark.
+/// The setting that wg-quick needs: reverse-path filtering uses the packet's mark.
 #[test]
 #[ignore = "root"]
 fn where_marks_count_for_the_way_back() {

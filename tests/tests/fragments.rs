@@ -1,5 +1,5 @@
-//! Real traffic in fragments: a wire between the client and the forwarder, in user space, cuts up what the client's TCP sends.
-//! No router would do so for IPv6, and none for IPv4 without being asked to.
+//! Real traffic in fragments: a user-space link between client and forwarder fragments the packets of the client's TCP. No
+//! router would do this for IPv6, nor for IPv4 unless allowed to.
 
 use longsplice_engine::{Command, EndReason, FlowState, Refusal};
 use longsplice_lab::{
@@ -30,7 +30,7 @@ use std::{
     time::Duration,
 };
 
-/// What the client sends to the forwarder passes through here.
+/// The link that all packets from the client to the forwarder pass.
 struct Wire {
     cutting: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
@@ -43,7 +43,7 @@ fn link(name: &str) -> LinkAddr {
     found.unwrap_or_else(|| panic!("{name} is an interface"))
 }
 
-/// All frames of an interface.
+/// Opens a packet socket for all frames of an interface.
 fn frames(name: &str) -> OwnedFd {
     let s = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll).expect("socket");
     bind(s.as_raw_fd(), &link(name)).expect("bind");
@@ -52,7 +52,7 @@ fn frames(name: &str) -> OwnedFd {
 }
 
 impl Wire {
-    /// `bad`: fragments of a thousand that are lost, and as many that come twice, or too late.
+    /// `bad`: how many fragments per thousand are lost, and how many are duplicated or late.
     fn new(lab: &Lab, bad: u32) -> Wire {
         let there = lab.forwarder.run(|| link("f0")).addr().expect("an Ethernet address");
         let mac = there.map(|b| format!("{b:02x}")).join(":");
@@ -82,7 +82,7 @@ impl Wire {
             while !stopped.load(Ordering::Relaxed) {
                 let Ok(n) = recv(from.as_raw_fd(), &mut buffer, MsgFlags::empty()) else { continue };
                 let frame = &buffer[..n];
-                // from the client; the wire's far end is seen here as well
+                // only frames from the client: the other end of the link is visible here, too
                 if frame[..6] != there {
                     continue;
                 }
@@ -137,7 +137,7 @@ struct Run {
     _lab: Lab,
 }
 
-/// A connection that is copied, and not yet cut up.
+/// Starts a connection that is copied and not fragmented yet.
 fn start(family: Family, bad: u32) -> Run {
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
     let wire = Wire::new(&lab, bad);
@@ -152,7 +152,7 @@ fn start(family: Family, bad: u32) -> Run {
 }
 
 impl Run {
-    /// All arrived, and all was counted.
+    /// Checks that all bytes arrived and were counted.
     fn ends(self, name: &str, splices: u32, refusal: Option<Refusal>) {
         let (c, s) = (self.client.join().expect("client"), self.server.join().remove(0));
         intact(&c, &s).unwrap_or_else(|e| panic!("{name}: {e}\n{:?}", self.f.verdicts()));
@@ -178,7 +178,7 @@ fn a_spliced_flow_goes_on_in_fragments() {
             r.f.wait_state(FlowState::Spliced);
             r.wire.cut();
             r.wait_verdict("fragment-forwarded", 1000);
-            // there is no way back
+            // there is no way back to control mode
             r.f.command(Command::Unsplice);
             let refused = || r.f.splicer.flows().iter().any(|f| f.refusal == Some(Refusal::Fragments)).then_some(());
             wait_for(Duration::from_secs(5), refused).unwrap_or_else(|| panic!("{name}: {:?}", r.f.splicer.flows()));
@@ -193,7 +193,7 @@ fn a_spliced_flow_goes_on_in_fragments() {
     }
 }
 
-/// Its sockets' numbers are not those of the wire; and once there are fragments, it is not spliced again.
+/// The sockets' numbers differ from those on the wire; and after the first fragment, the flow is not spliced again.
 #[test]
 #[ignore = "root"]
 fn a_flow_that_was_taken_back_goes_on_in_fragments() {

@@ -1,4 +1,4 @@
-//! Release, recreation, policies, ends of life.
+//! Release, recreation, policies, and the ways a flow ends.
 use longsplice_datapath::EventKind;
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen, Trigger};
 use longsplice_lab::{
@@ -48,7 +48,7 @@ impl Run {
     }
 }
 
-/// Steps with pauses in between: the flow is idle now and then, as a released flow must be to come back.
+/// Transfers with pauses: a released flow can be unspliced only while it is idle.
 fn steps() -> (Script, Script) {
     let client = Script::opener(5).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
     (client, Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000)))
@@ -79,8 +79,8 @@ fn released_flows_go_on_and_come_back() {
     }
 }
 
-/// The right edges that a host was told of, in order, without those of segments that others have overtaken. What its sockets
-/// have agreed on gives the scale of the windows.
+/// The right window edges that a host was told, in order and without those of
+/// overtaken segments. The window scale is the one its sockets have negotiated.
 fn edges(host: &Namespace, trace: &Trace, to: impl Fn(&Packet) -> bool) -> Vec<u32> {
     let sockets = host.execute("ss", &["-tinH"]).expect("ss");
     let scale = sockets.split("wscale:").nth(1).and_then(|s| s.split(',').next()?.parse::<u32>().ok());
@@ -95,11 +95,11 @@ fn edges(host: &Namespace, trace: &Trace, to: impl Fn(&Packet) -> bool) -> Vec<u
     edges
 }
 
-/// RFC 9293, 3.8.6: do not shrink the window. Both hosts use up what they have been promised, at once and without a pause.
+/// RFC 9293, 3.8.6: do not shrink the window. Both hosts use their whole window at once and without a pause.
 #[test]
 #[ignore = "root"]
 fn a_flow_that_comes_back_keeps_the_windows_that_were_promised() {
-    // more than a new socket promises by itself, and less than a network device's queue holds, which is a thousand packets
+    // more than a new socket offers by itself, and less than the queue of a network device, which holds a thousand packets
     const BURST: usize = 300_000;
     for family in Family::BOTH {
         let bursts = |s: Script| s.bytes(10_000_000).pace(3_000_000).chunks(Chunks::Fixed(BURST));
@@ -132,7 +132,7 @@ fn a_flow_that_comes_back_keeps_the_windows_that_were_promised() {
         wait_passed(passed() + 3 * BURST as u64);
         let traces = taps.map(|t| t.stop().expect("a trace"));
         assert!(traces.iter().all(|t| t.dropped == 0), "tcpdump has missed some");
-        // What a host sends again too early is received twice, which it is told (RFC 2883).
+        // A retransmission that was not needed is received twice, and the receiver reports this (RFC 2883).
         let none_lost = || before.iter().zip(lost()).all(|(before, now)| now <= *before);
         wait_for(Duration::from_secs(5), || none_lost().then_some(()))
             .unwrap_or_else(|| panic!("lost: {before:?}, then {:?}, {:?}", lost(), r.f.verdicts()));
@@ -149,8 +149,8 @@ fn a_flow_that_comes_back_keeps_the_windows_that_were_promised() {
     }
 }
 
-/// A client that waits for the server's window to open hears of it no more once its flow has come back: it hears of ours, and need
-/// not ask. It asks at longer and longer intervals, 1.6 s after the third time.
+/// A client that waits for the server's window no longer sees the server's updates once its flow is unspliced. It gets ours
+/// instead, and does not have to probe: its probe interval doubles, to 1.6 s after the third.
 fn who_waits_for_a_window_is_told_of_ours(family: Family, released: bool) {
     let script = Script::opener(5).bytes(20_000_000).pace(8_000_000);
     let answer = Script::answerer().bytes(100).ending(Ending::Hold).pause(4_000_000, Duration::from_secs(6));
@@ -186,8 +186,8 @@ fn who_waits_for_a_window_is_told_of_a_parked_sockets() {
     Family::BOTH.into_iter().for_each(|family| who_waits_for_a_window_is_told_of_ours(family, false));
 }
 
-/// Of a flow that is idle, too, both windows are put right: the host is told ours, by a segment that it reads a window from, and
-/// answers another one.
+/// An idle flow, too, gets both windows right: the host is told ours by
+/// a segment that updates its window, and that it answers with its own.
 #[test]
 #[ignore = "root"]
 fn new_sockets_tell_their_windows_and_ask_for_the_hosts() {
@@ -225,7 +225,8 @@ fn released_flows_end() {
     assert_eq!((e[0].bytes_up, e[0].bytes_down, e[0].how), (3_000_000, 2_000_000, EndReason::Closed), "{e:?}");
 }
 
-/// What comes during a drain waits, and all of it goes on. (In order: `what_is_held_keeps_its_order` of the simulator.)
+/// Segments that arrive during a drain are held, and all of them are
+/// forwarded. (In order: `what_is_held_keeps_its_order` of the simulator.)
 #[test]
 #[ignore = "root"]
 fn the_hold_policy_holds() {
@@ -253,7 +254,7 @@ fn the_hold_policy_holds() {
     }
 }
 
-/// A client that does not read keeps the server's direction from draining: the splice is taken back, and tried no more.
+/// A client that does not read keeps the server's direction from draining: the splice is undone and not retried.
 #[test]
 #[ignore = "root"]
 fn a_splice_that_cannot_finish_is_taken_back() {
@@ -273,8 +274,8 @@ fn a_splice_that_cannot_finish_is_taken_back() {
     assert_eq!((e[0].bytes_up, e[0].bytes_down), (1_000_000, 8_000_000), "{e:?}");
 }
 
-/// A client that is gone without a word: its socket fails in the drain, by its own time limit, and no reset has come that would
-/// have told of it. The server hears of it all the same.
+/// A client vanishes silently: its socket fails in the drain by its own
+/// timeout, and no reset has arrived. The server is told nevertheless.
 #[test]
 #[ignore = "root"]
 fn a_socket_that_fails_in_a_drain_ends_the_flow() {
@@ -349,7 +350,7 @@ fn nothing_is_left_of_an_idle_flow_that_was_released() {
     wait_for(Duration::from_secs(5), || d.paths().is_empty().then_some(())).expect("no entry is left");
 }
 
-/// The server speaks first and is spliced; not one byte of what the client then sends is forwarded past the proxy.
+/// The server speaks first, and the flow is spliced. No byte that the client sends then bypasses the proxy.
 #[test]
 #[ignore = "root"]
 fn the_next_request_takes_the_flow_back() {
@@ -365,15 +366,15 @@ fn the_next_request_takes_the_flow_back() {
     }
 }
 
-/// Events may be lost, to a second listener here. Who waits for the flow to come back does not wait for long.
+/// An event may be lost, here to a second listener. A host that waits for the unsplice does not wait for long.
 #[test]
 #[ignore = "root"]
 fn a_trigger_whose_event_is_lost_is_noticed() {
-    // of the two listeners, the keeper may be the quicker one
+    // the keeper may be the faster of the two listeners
     assert!((0..10).any(|_| its_event_is_lost()), "the keeper has heard of all");
 }
 
-/// A flow that is taken back; did somebody else hear of it?
+/// Unsplices a flow by a trigger. Returns whether the second listener received the event.
 fn its_event_is_lost() -> bool {
     let script = Script::opener(5).bytes(400_000).start(Start::Received(100_000));
     let answer = Script::answerer_of(5).bytes(100_000).pace(1_000_000).ending(Ending::Hold);
@@ -408,7 +409,7 @@ fn an_idle_flow_is_taken_back() {
     assert_eq!((e[0].bytes_up, e[0].bytes_down), (100_000, 200_000), "{e:?}");
 }
 
-/// The client's next connection comes from the port of the last one, before its entries have gone (RFC 6191).
+/// The client's next connection uses the port of the last one before its entries have been removed (RFC 6191).
 #[test]
 #[ignore = "root"]
 fn a_port_is_used_again_at_once() {
@@ -420,7 +421,7 @@ fn a_port_is_used_again_at_once() {
     for seed in [1, 2] {
         let local = Some(CLIENT.port(Family::V4, 40_000));
         let script = Script { local, ..Script::opener(seed).bytes(500_000).pace(1_000_000) };
-        // the server closes first, so that no TIME-WAIT of the client's is in the way
+        // the server closes first, so that the client has no TIME-WAIT that blocks the port
         let script = script.ending(Ending::Hold);
         let report = lab.client.run(|| converse(connect(proxy, &script).expect("connect"), &script));
         assert!(report.mismatch.is_none() && report.received == 500_000, "{report}");

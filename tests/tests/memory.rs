@@ -1,4 +1,4 @@
-//! What a flow costs in user space once it is released: a record, and no task.
+//! User-space memory of a released flow: a record, and no task.
 use longsplice_engine::{EndReason, FlowState, Policy};
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -13,10 +13,11 @@ use std::{
     time::Duration,
 };
 
-/// Arenas are made, code is paged in.
+/// Flows opened before the measurement, until allocator arenas exist and code is paged in.
 const FIRST: usize = 200;
 const FLOWS: usize = 3000;
-/// Bytes of a released flow: the record takes some 700, tables that grow by doubling and what the allocator rounds the rest.
+/// Maximum bytes per released flow: the record takes about 700; the
+/// rest is tables that grow by doubling, and allocator overhead.
 const MOST: usize = 1700;
 
 fn resident() -> usize {
@@ -25,7 +26,7 @@ fn resident() -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
 }
 
-/// Opens connections through the forwarder, with a byte each way, and waits until all flows there are are released.
+/// Opens connections through the forwarder with one byte each way, and waits until all existing flows are released.
 fn open(lab: &Lab, f: &Forwarder, listener: &TcpListener, n: usize, all: usize) -> Vec<(TcpStream, TcpStream)> {
     let proxy = FORWARDER_TO_CLIENT.port(Family::V4, 7000);
     let pairs = lab.client.run(|| {

@@ -1,4 +1,4 @@
-//! One message after the other, each with a splice of its own: the connections stay, and join other ones in between.
+//! Consecutive messages with one splice each: the connections persist, and are joined with others in between.
 
 use longsplice_engine::{
     EndReason, FlowInfo, Leftovers, Leg, Message, OpenOptions, PieceKind, Policy, Splicer, TapDirection as Stream,
@@ -22,14 +22,14 @@ use std::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Bytes of a request's head: the lengths of its body and of the reply, big-endian.
+/// Length of a request's head in bytes: the lengths of its body and of the reply, big-endian.
 const HEAD: usize = 8;
-/// Nobody waits longer.
+/// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 type Sizes = Arc<Vec<(usize, usize)>>;
 
-/// Sizes around what fits a segment, a large packet, a buffer and a window.
+/// Message sizes near those of a segment, a large packet, a buffer and a window.
 fn sizes(seed: u64, n: usize) -> Sizes {
     let mut r = SmallRng::seed_from_u64(seed);
     let size = |r: &mut SmallRng| match r.random_range(0..8) {
@@ -64,7 +64,7 @@ fn expect(s: &mut TcpStream, seed: u64, length: usize) -> io::Result<()> {
     pattern::check(seed, 0, &b).map_err(|m| io::Error::other(format!("{m:?} of {length} bytes of message {seed}")))
 }
 
-/// Answers one connection after the other; each request says which it is by its body.
+/// Answers the requests that are meant for this server; the body identifies each request.
 fn server(listener: TcpListener, sizes: Sizes, mine: impl Fn(usize) -> bool) {
     let mut s = patient(listener.accept().expect("accept").0);
     for (i, (up, down)) in sizes.iter().enumerate().filter(|(i, _)| mine(*i)) {
@@ -78,7 +78,7 @@ fn server(listener: TcpListener, sizes: Sizes, mine: impl Fn(usize) -> bool) {
     assert_eq!(s.read(&mut [0; 1]).expect("the end"), 0, "nothing comes after the last request");
 }
 
-/// So many requests before the reply of the first.
+/// Sends `ahead` requests before it reads the first reply.
 fn client(proxy: SocketAddr, sizes: Sizes, ahead: usize) {
     let mut s = patient(TcpStream::connect(proxy).expect("connect"));
     let mut reader = s.try_clone().expect("clone");
@@ -101,7 +101,7 @@ fn client(proxy: SocketAddr, sizes: Sizes, ahead: usize) {
     read.join().expect("all replies");
 }
 
-/// The messages of one client, each to the server whose turn it is.
+/// Relays the messages of one client, each to the next server in turn.
 async fn switchboard(
     splicer: Splicer,
     mut client: Leg,
@@ -140,7 +140,7 @@ async fn switchboard(
         }
         legs[place] = Some(server);
     }
-    // Afterwards, copies of last acknowledgements may find no socket any more.
+    // Later, duplicates of final acknowledgements may find no socket and cause resets.
     count.lock().expect("lock").resets = counter_here("Tcp", "OutRsts");
     for leg in legs.into_iter().flatten().chain([client]) {
         splicer.discard(leg);
@@ -148,7 +148,7 @@ async fn switchboard(
     count.lock().expect("lock").over = true;
 }
 
-/// S19: the client's leg and that of each server have been tapped; each has seen the messages that were its own, and no others.
+/// S19: the client's leg and each server's leg are tapped; each tap contains the leg's own messages and no others.
 fn tapped(reader: &TapReader, sizes: &Sizes) {
     let mut streams: HashMap<(u64, Stream), (Vec<u8>, bool)> = HashMap::new();
     while streams.len() < 8 || streams.values().any(|s| !s.1) {
@@ -243,7 +243,7 @@ fn each_message_is_spliced_and_the_legs_come_back() {
     }
 }
 
-/// The next request comes while the reply before it is spliced: not one byte of it is forwarded.
+/// The next request arrives while the previous reply is spliced: no byte of the request is forwarded.
 #[test]
 #[ignore = "root"]
 fn what_comes_early_is_for_the_next() {
@@ -267,7 +267,7 @@ fn under_loss() {
     }
 }
 
-/// Splices of one leg follow one another quickly, with another leg each time, and bytes of the next message lie unread meanwhile.
+/// Splices of one leg follow each other quickly, each with a different leg, while bytes of the next message wait unread.
 #[test]
 #[ignore = "root"]
 fn s19_taps_see_the_messages_of_their_legs() {

@@ -1,4 +1,4 @@
-//! What is forwarded fits: what the other host takes, and the path to it, in each pair of address families.
+//! Forwarded segments fit the other host and the path to it, for every pair of address families.
 use longsplice_engine::{Ended, Policy, Refusal, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Namespace, Options, Shape,
@@ -11,10 +11,10 @@ use std::{net::SocketAddr, thread, time::Duration};
 const PATIENCE: Duration = Duration::from_secs(60);
 const PORT: u16 = 7000;
 const UP: u64 = 3_000_000;
-/// Bytes a second: a switch in the middle finds something left.
+/// Bytes per second, slow enough that data is left at a switch in the middle.
 const PACE: u64 = 10_000_000;
 
-/// Every packet is as on a wire: what is too large for a device is lost without a word.
+/// Every packet is as on a wire: one that is too large for a device is dropped silently.
 fn lab() -> Lab {
     Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab")
 }
@@ -23,7 +23,7 @@ fn ip(host: &Namespace, command: &str) {
     host.execute("ip", &command.split(' ').collect::<Vec<_>>()).unwrap_or_else(|e| panic!("ip {command}: {e}"));
 }
 
-/// Families of client and server.
+/// Runs a test for each pair of client's and server's family.
 fn for_all(test: impl Fn(Family, Family) + Sync) {
     let test = &test;
     for client in Family::BOTH {
@@ -31,7 +31,7 @@ fn for_all(test: impl Fn(Family, Family) + Sync) {
     }
 }
 
-/// An upload; what has become of it, and the counts.
+/// Runs an upload. Returns the flow's record and the counters.
 fn upload(
     lab: &Lab,
     client: Family,
@@ -56,7 +56,7 @@ fn is_spliced(ended: &Ended) {
     assert!(ended.spliced_up + 100_000 > UP, "{ended:?}");
 }
 
-/// No message tells this host anything.
+/// Makes a host ignore ICMP messages.
 fn deafen(host: &Namespace) {
     let rules = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; \
                  add rule inet deaf in icmp type destination-unreachable drop; \
@@ -64,7 +64,7 @@ fn deafen(host: &Namespace) {
     host.execute("nft", &[rules]).expect("nft");
 }
 
-/// Nothing but the number that it announces tells: the usual tunnel with clamped SYNs.
+/// Only the announced MSS limits the segments, as with a tunnel that clamps SYNs.
 #[test]
 #[ignore = "root"]
 fn a_server_that_takes_less_gets_less() {
@@ -89,7 +89,7 @@ fn a_client_that_hears_no_icmp_is_copied() {
     });
 }
 
-/// A host that is told of so little would remember it for others.
+/// With so small an MSS announced, the flow is copied: the host would keep such a path MTU for its other connections.
 #[test]
 #[ignore = "root"]
 fn a_server_that_takes_next_to_nothing_is_copied_to() {
@@ -103,7 +103,7 @@ fn a_server_that_takes_next_to_nothing_is_copied_to() {
     });
 }
 
-/// A route says it: a tunnel further on, say.
+/// The MTU of a route limits the segments, as with a tunnel further along the path.
 #[test]
 #[ignore = "root"]
 fn the_mtu_of_the_route_counts() {
@@ -111,7 +111,7 @@ fn the_mtu_of_the_route_counts() {
         let lab = lab();
         let host = SERVER.port(server, 0).ip();
         ip(&lab.forwarder, &format!("route add {host} dev f1 mtu 1400"));
-        // what is larger is lost there, and the server does not know
+        // larger packets are lost there, and the server does not know
         ip(&lab.server, "link set s0 mtu 1400");
         ip(
             &lab.server,
@@ -123,7 +123,7 @@ fn the_mtu_of_the_route_counts() {
     });
 }
 
-/// A router behind the server's wire, with a narrower link: lab, and the host there.
+/// Adds a router with a narrower link behind the server's. Returns the lab of the host there.
 fn behind_a_router(lab: &Lab) -> Lab {
     let beyond = self::lab();
     ip(&beyond.server, "link set s0 down");
@@ -163,12 +163,12 @@ fn what_routers_say_is_translated() {
         let far = behind_a_router(&lab);
         let (ended, count) = upload(&lab, client, beyond(server), &far.server, at_once());
         is_spliced(&ended);
-        // what is heard of in the middle of a switch is remembered instead
+        // a message that arrives in the middle of a switch is remembered instead
         assert!(count("icmp-translated") + count("oversize") > 0);
     });
 }
 
-/// Our sockets have heard it before.
+/// Our sockets have already learned the path MTU.
 #[test]
 #[ignore = "root"]
 fn what_routers_have_said_counts() {

@@ -1,18 +1,18 @@
-//! What the compiled programs ask of a verifier: room on the stack, and patience. Both are bounded well below what the running
-//! kernel allows, for older ones count otherwise, and newer ones may.
+//! What the compiled programs need of a verifier: stack space and instructions. Both are limited well below what the running
+//! kernel allows, because other versions may count differently.
 use longsplice_datapath::testing::{OBJECT, Verified, verify};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Kernels before 6.8 round each frame up to so many bytes; later ones to 16.
+/// Kernels before 6.8 round each frame up to this many bytes; later ones round to 16.
 const ROUNDED: u32 = 32;
-/// Bytes for the deepest chain of calls that the verifier accepts (MAX_BPF_STACK).
+/// Maximum stack of a call chain in bytes (MAX_BPF_STACK).
 const STACK: u32 = 512;
-/// Bytes of them that have to be left.
+/// Bytes of stack that must be left unused.
 const LEFT: u32 = 64;
-/// The verifier gives up at a million.
+/// Maximum number of processed instructions. The verifier's limit is a million.
 const INSTRUCTIONS: u32 = 500_000;
 
-/// A function of the object: where it lies, what it takes, whom it calls.
+/// A function in the object: its position, stack size and callees.
 #[derive(Debug, Default)]
 struct Function {
     name: String,
@@ -20,7 +20,7 @@ struct Function {
     calls: BTreeSet<Place>,
 }
 
-/// Section and offset in it.
+/// Section and offset.
 type Place = (usize, u64);
 
 fn number<const N: usize>(b: &[u8], at: u64) -> [u8; N] {
@@ -36,7 +36,7 @@ fn u64_at(b: &[u8], at: u64) -> u64 {
     u64::from_le_bytes(number(b, at))
 }
 
-/// As far as <elf.h> describes what is needed of it: Elf64_Shdr.
+/// The fields needed of an ELF section header, Elf64_Shdr in <elf.h>.
 struct Section<'a> {
     kind: u64,
     code: bool,
@@ -63,7 +63,7 @@ fn sections(elf: &[u8]) -> Vec<Section<'_>> {
         .collect()
 }
 
-/// All functions, by their place.
+/// All functions by position.
 fn functions(elf: &[u8]) -> BTreeMap<Place, Function> {
     const SYMBOLS: u64 = 2; // SHT_SYMTAB
     const RELOCATIONS: u64 = 9; // SHT_REL
@@ -74,7 +74,7 @@ fn functions(elf: &[u8]) -> BTreeMap<Place, Function> {
     let names = all[symbols.link as usize].bytes;
     let name =
         |at: u64| names[at as usize..].split(|b| *b == 0).next().map(|b| String::from_utf8_lossy(b).into_owned());
-    // section and value of the symbol that a relocation names
+    // section and value of the symbol of a relocation
     let place = |symbol: u64| (u16_at(symbols.bytes, symbol * 24 + 6) as usize, u64_at(symbols.bytes, symbol * 24 + 8));
     let mut relocated = BTreeMap::new();
     for table in all.iter().filter(|s| s.kind == RELOCATIONS && all[s.of as usize].code) {
@@ -103,7 +103,7 @@ fn functions(elf: &[u8]) -> BTreeMap<Place, Function> {
     found
 }
 
-/// Follows the frame pointer, r10, through the instructions (struct bpf_insn of <linux/bpf.h>) in their order.
+/// Follows the frame pointer, r10, through the instructions (struct bpf_insn of <linux/bpf.h>) in program order.
 fn read_function(code: &[u8], from: u64, f: &mut Function, called: impl Fn(u64, i64) -> Place) {
     const FRAME: usize = 10;
     let mut below: [Option<i64>; 11] = [None; 11]; // registers that point into the frame
@@ -127,7 +127,7 @@ fn read_function(code: &[u8], from: u64, f: &mut Function, called: impl Fn(u64, 
             }
             (0 | 4 | 7, _) => below[dst] = None,
             (5, 0x85) => {
-                // BPF_PSEUDO_CALL; others are the kernel's functions, and so are those that lie in no section
+                // BPF_PSEUDO_CALL; other calls are to kernel functions or have no section
                 if src == 1 {
                     f.calls.extend(Some(called(at, immediate)).filter(|(section, _)| *section != 0));
                 }
@@ -139,16 +139,16 @@ fn read_function(code: &[u8], from: u64, f: &mut Function, called: impl Fn(u64, 
     }
 }
 
-/// The deepest chain from here, with its bytes.
+/// The deepest call chain from a function: stack bytes and names.
 fn deepest(all: &BTreeMap<Place, Function>, from: Place) -> (u32, Vec<String>) {
     let f = &all[&from];
     let (below, mut chain) = f.calls.iter().map(|to| deepest(all, *to)).max().unwrap_or_default();
     chain.insert(0, format!("{} {}", f.name, f.stack));
-    // a frame takes some even if it is empty
+    // even an empty frame takes some bytes
     (below + f.stack.max(1).next_multiple_of(ROUNDED), chain)
 }
 
-/// The frames of all functions that can be reached from here, each once.
+/// Collects the frames of all functions reachable from a function, each once.
 fn frames(all: &BTreeMap<Place, Function>, from: Place, seen: &mut BTreeMap<Place, u32>) {
     if seen.insert(from, all[&from].stack).is_none() {
         all[&from].calls.iter().for_each(|to| frames(all, *to, seen));
@@ -182,7 +182,7 @@ fn the_verifier_is_done_in_half_the_instructions_it_allows() {
     for Verified { program, instructions, stacks } in programs {
         println!("{program}: {instructions} instructions");
         assert!(instructions <= INSTRUCTIONS, "{program}: {instructions} instructions, at most {INSTRUCTIONS}");
-        // what is read from the object is not less than what the verifier finds, and counts in words
+        // the size read from the object is at least the verifier's, which counts in words
         let mut read = BTreeMap::new();
         frames(&all, of_name(&all, &program), &mut read);
         let (mut read, mut stacks): (Vec<u32>, _) =

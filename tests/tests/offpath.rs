@@ -1,5 +1,5 @@
-//! Somebody who is not on the path: he knows both four-tuples, and no numbers, and sends from the wrong side. Whatever he sweeps
-//! through the numbers, nothing moves in the data path, the connection lives, and goes where it is told to.
+//! An off-path attacker knows both four-tuples, but no sequence numbers, and sends from the wrong side. Whatever he sweeps
+//! through the number space, no state in the data path changes, the connection survives, and switches work.
 
 use longsplice_datapath::{LegFlags, Tuple, testing};
 use longsplice_engine::{Command, EndReason, FlowState};
@@ -21,24 +21,24 @@ use std::{
     time::Duration,
 };
 
-/// Where the flow is while it is attacked.
+/// The state of the flow under attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Copied: Linux's own sockets, for comparison.
     Control,
     Spliced,
     Released,
-    /// Taken back: sockets behind shims.
+    /// Unspliced: sockets behind shims.
     TakenBack,
 }
 
-/// Places in the space of numbers: a window of 6 MB lies on one of them at least, whatever the numbers are.
+/// Step of a sweep through the number space: a window of 6 MB always contains at least one of the numbers.
 const STEP: usize = 1 << 22;
 
-/// Of <linux/tcp.h>.
+/// From <linux/tcp.h>.
 const TCP_REPAIR_ON: u32 = 1;
 
-/// No window reaches so far (RFC 7323, 2.3).
+/// Larger than any window (RFC 7323, 2.3).
 const FAR: u32 = 1 << 30;
 
 struct Scene {
@@ -49,7 +49,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// `memory`: the most that a socket may buffer, and so its window.
+    /// `memory`: maximum buffer size of a socket, which limits its window.
     fn new(family: Family, memory: &str) -> Scene {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         for n in [&lab.client, &lab.forwarder, &lab.server] {
@@ -64,7 +64,7 @@ impl Scene {
         Scene { lab, f, client, server }
     }
 
-    /// Both ways, enough for windows to grow.
+    /// Transfers data both ways, enough for the windows to grow.
     fn talk(&mut self) {
         let data: Vec<u8> = (0..300_000u32).map(|i| (i >> 3) as u8 ^ i as u8).collect();
         for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
@@ -98,14 +98,15 @@ impl Scene {
         self.talk();
     }
 
-    /// Nobody still owes an acknowledgement, neither a host nor one of our sockets: it would move state by itself.
+    /// Whether no host and no socket of ours still owes an acknowledgement, which would change state by itself.
     fn is_at_rest(&self) -> bool {
         let d = self.f.splicer.datapath().expect("kernel path");
         let legs = d.paths().into_iter().filter(|(_, p)| is_stopped(p)).filter_map(|(t, _)| testing::get_leg(d, &t));
         legs.into_iter().all(|l| l.ack_in == l.max_out && l.ack_out == l.max_in)
     }
 
-    /// All that decides what is taken next. Not [`LegFlags::PROBE`]: one more question to the host, after an unsplice.
+    /// The state that determines which segments are accepted. Without [`LegFlags::PROBE`],
+    /// which stands for a further probe of the host after an unsplice.
     fn state(&self) -> Vec<String> {
         let d = self.f.splicer.datapath().expect("kernel path");
         let paths = d.paths();
@@ -132,7 +133,7 @@ impl Scene {
         all
     }
 
-    /// Each leg, with what its host would send next: its sequence number, and its acknowledgement.
+    /// Each leg, with the sequence and acknowledgement number of its host's next segment.
     fn legs(&self) -> Vec<(Tuple, u32, u32)> {
         let d = self.f.splicer.datapath().expect("kernel path");
         let next = |(t, p): &(Tuple, _)| match testing::get_leg(d, t).filter(|_| is_stopped(p)) {
@@ -142,22 +143,22 @@ impl Scene {
         d.paths().iter().map(next).collect()
     }
 
-    /// The server resets the connection after its last segments were lost on the way.
+    /// Makes the server reset the connection after its last segments were lost.
     fn server_resets(self) -> (Lab, Forwarder, TcpStream) {
         let legs = self.legs();
         let (leg, seq, _) = legs.iter().find(|l| l.0.remote.port() == 7000).expect("the server's leg");
         let mut reset = Packet::new(leg.remote, leg.local);
         (reset.seq, reset.flags) = (seq.wrapping_add(3000), flag::RST);
         let Scene { server, client, f, lab } = self;
-        // Linux answers one segment in 500 ms that is out of order, and may just have done so.
+        // Linux answers only one out-of-sequence segment per 500 ms, and may just have done so.
         std::thread::sleep(Duration::from_millis(600));
         setsockopt(&server, TcpRepair, &TCP_REPAIR_ON).expect("repair mode");
-        drop(server); // silently: what it sends from here on is what we send for it
+        drop(server); // silently: from here on we send on its behalf
         send(&lab.server, &[reset]);
         (lab, f, client)
     }
 
-    /// Who can send in the name of this leg's host, and is not that host.
+    /// A namespace other than the host's that can send packets with the address of this leg's host.
     fn attacker(&self, leg: &Tuple) -> &Namespace {
         if leg.local.port() == 7000 { &self.lab.server } else { &self.lab.client }
     }
@@ -167,7 +168,7 @@ fn is_stopped(p: &longsplice_datapath::PathView) -> bool {
     p.flags & longsplice_datapath::PathFlags::SPLICED == 0
 }
 
-/// Sends IP packets as they are.
+/// Sends raw IP packets.
 fn send(from: &Namespace, packets: &[Packet]) {
     from.run(|| {
         let v6 = packets[0].to.is_ipv6();
@@ -180,7 +181,7 @@ fn send(from: &Namespace, packets: &[Packet]) {
     });
 }
 
-/// A sweep: what is sent for each place in the space of numbers. `p` has the host's next numbers.
+/// A sweep: the packets sent for each number. `p` has the host's next numbers.
 type Sweep = (&'static str, fn(&Packet, u32) -> Vec<Packet>);
 
 fn with(p: &Packet, change: impl FnOnce(&mut Packet)) -> Packet {
@@ -237,7 +238,7 @@ const SWEEPS: &[Sweep] = &[
     }),
 ];
 
-/// What moves nothing, does not end it, and costs it nothing.
+/// Checks that an attack changes no state, does not end the connection, and disables nothing.
 fn attack(family: Family, phase: Phase, memory: &str) {
     let mut scene = Scene::new(family, memory);
     scene.talk();
@@ -253,7 +254,7 @@ fn attack(family: Family, phase: Phase, memory: &str) {
             if leg.remote.is_ipv6() {
                 (next.id, next.fragment) = (0, 0);
             }
-            // not at the very next number: that one he would have to guess among 2^32
+            // skip the exact next number: an attacker would have to guess it among 2^32
             let places = (0..=u32::MAX).step_by(STEP).map(|at| at.wrapping_add(seq).wrapping_add(12_345));
             let packets: Vec<Packet> = places.flat_map(|at| sweep(&next, at)).collect();
             if !packets.is_empty() {
@@ -265,7 +266,7 @@ fn attack(family: Family, phase: Phase, memory: &str) {
         assert_eq!(before, after, "{name}: {what}: state has moved: {:?}", scene.f.verdicts());
         eprintln!("{name}: {what}: {sent} packets, 0 moved anything");
     }
-    // they have come: 1024 of each kind on each side
+    // they have arrived: 1024 of each kind on each side
     let refused: &[&str] = match phase {
         Phase::Control | Phase::TakenBack => &["local"],
         Phase::Spliced | Phase::Released => &["no-ack", "out-of-window", "syn", "bad-rst"],
@@ -276,7 +277,7 @@ fn attack(family: Family, phase: Phase, memory: &str) {
     }
     eprintln!("{name}: {:?}", scene.f.verdicts());
     scene.talk();
-    // nor has it lost any of its abilities
+    // nor has it lost any ability
     if matches!(phase, Phase::Control | Phase::TakenBack) {
         scene.f.command(Command::Splice);
         scene.f.wait_state(FlowState::Spliced);
@@ -320,8 +321,8 @@ fn sweeps_move_nothing_after_it_was_taken_back() {
     Family::BOTH.into_iter().for_each(|family| attack(family, Phase::TakenBack, "67108864"));
 }
 
-/// A host resets after its last segments were lost on the way: the number of its RST is beyond all that has passed. The other host
-/// asks, and is answered by one that is in order.
+/// A host resets after its last segments were lost: the number of its RST is beyond all data that has passed. The other host
+/// sends a challenge ACK, and the answer is an RST in sequence.
 #[test]
 #[ignore = "root"]
 fn a_reset_beyond_what_has_passed_is_heard() {
@@ -339,8 +340,8 @@ fn a_reset_beyond_what_has_passed_is_heard() {
     }
 }
 
-/// The same, but the reset does not arrive, and the flow is taken back. The server has nothing more to say, and nobody says
-/// anything to it, but for the socket that may speak again.
+/// Like the previous test, but the reset does not arrive, and the flow is unspliced. The server is silent and nobody sends
+/// to it, except for our socket, which may speak again.
 #[test]
 #[ignore = "root"]
 fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice() {
@@ -362,7 +363,7 @@ fn a_reset_that_nobody_has_heard_is_asked_about_after_an_unsplice() {
     }
 }
 
-/// A priority is no VLAN (802.1Q, 6.9.1): what has a tag of VLAN 0 belongs to the flow.
+/// A priority tag is not a VLAN (802.1Q, 6.9.1): a packet tagged with VLAN 0 belongs to the flow.
 #[test]
 #[ignore = "root"]
 fn a_priority_tag_is_taken_off() {
@@ -384,7 +385,7 @@ fn a_priority_tag_is_taken_off() {
     assert_eq!(&got, b"tagged");
 }
 
-/// The address of a device of this namespace.
+/// The link-layer address of a device in this namespace.
 fn link(device: &str) -> LinkAddr {
     let mut all = nix::ifaddrs::getifaddrs().expect("addresses");
     let found = all.find_map(|a| a.address?.as_link_addr().filter(|_| a.interface_name == device).copied());

@@ -1,4 +1,4 @@
-//! Packets that go straight to the other end of a veth, and devices of which they cannot.
+//! Packets delivered directly to the other end of a veth, and devices that do not allow this.
 use longsplice_datapath::{Datapath, OpenError, Options};
 use longsplice_engine::{Command, EndReason, FlowState, OpenOptions};
 use longsplice_lab::{
@@ -11,10 +11,10 @@ use longsplice_tests::{Forwarder, by_hand};
 use std::time::Duration;
 
 const BYTES: u64 = 20_000_000;
-/// How often a flow changes hands in one test.
+/// Number of switches of a flow in one test.
 const CYCLES: u32 = 20;
 
-/// Bytes that have left by a device of the forwarder.
+/// Bytes sent on a device of the forwarder.
 fn sent_by(lab: &Lab, device: &str) -> u64 {
     let table = lab.forwarder.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).expect("net/dev");
     let line = table.lines().find_map(|l| l.trim().strip_prefix(device)?.strip_prefix(':')).expect("the device");
@@ -71,7 +71,7 @@ fn v6() {
     through(Family::V6);
 }
 
-/// Why the data path does not open in the forwarder with packets handed over by this device.
+/// Why the data path cannot be opened in the forwarder with direct delivery over this device.
 fn refused(lab: &Lab, devices: &[&str], peer: &str) -> String {
     let devices = devices.iter().map(|d| d.to_string()).collect();
     let options = Options { devices, peer: vec![peer.into()], max_flows: 16, ..Options::default() };

@@ -1,5 +1,5 @@
-//! Records of legs that nobody needs: of handshakes that the kernel has not taken, and of flows that cannot be spliced. They keep
-//! nobody else from being spliced.
+//! Records of legs that are no longer needed: of handshakes that the kernel has not accepted, and of flows that cannot be
+//! spliced. They must not keep other flows from being spliced.
 use longsplice_engine::{EndReason, Ended, FlowState, OpenOptions, PathRule, Policy, Refusal, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -19,7 +19,7 @@ use std::{
 };
 
 const PORT: u16 = 7000;
-/// A record goes after ten seconds; on a busy machine a little later.
+/// A record is removed after ten seconds; on a busy machine a little later.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn proxy(family: Family) -> SocketAddr {
@@ -35,7 +35,7 @@ fn nft(lab: &Lab, rules: &str) {
     lab.forwarder.execute("nft", &[rules]).unwrap_or_else(|e| panic!("{rules}: {e}"));
 }
 
-/// The end of a handshake, and all that follows, does not get to the forwarder's sockets, but past its data path.
+/// Drops the last segment of a handshake, and all later ones, between the data path and the sockets.
 fn drop_what_ends_handshakes(lab: &Lab) {
     nft(lab, "add table inet f; add chain inet f input { type filter hook input priority 0; }");
     nft(lab, &format!("add rule inet f input tcp dport {PORT} tcp flags & (syn | ack) == ack drop"));
@@ -49,18 +49,18 @@ fn entries(f: &Forwarder) -> usize {
     f.splicer.datapath().expect("kernel path").paths().len()
 }
 
-/// Nothing tells of it.
+/// Closes sockets without sending anything.
 fn close_silently(sockets: impl IntoIterator<Item: AsFd>) {
     sockets.into_iter().for_each(|s| setsockopt(&s, TcpRepair, &1).expect("repair mode"));
 }
 
-/// Connections of the client that the forwarder's kernel does not take.
+/// Opens connections of the client that the forwarder's kernel does not accept.
 fn bad_handshakes(lab: &Lab, family: Family, n: usize) -> Vec<TcpStream> {
     lab.client.run(|| (0..n).map(|_| TcpStream::connect(proxy(family)).expect("the client thinks so")).collect())
 }
 
-/// The server has an earlier connection of our port, and answers our SYN with the numbers of that one. The kernel resets it, and
-/// sends the SYN again: the connection that comes of it is spliced like any other.
+/// The server has an earlier connection from our port, and answers our SYN with its numbers. The kernel resets it and sends
+/// the SYN again: the resulting connection is spliced like any other.
 #[test]
 #[ignore = "root"]
 fn a_server_that_remembers_an_earlier_connection() {
@@ -102,7 +102,7 @@ fn handshakes_that_the_kernel_drops_leave_nothing() {
         wait_for(PATIENCE, || (entries(&f) == 0 && legs(&f) == 0).then_some(()))
             .unwrap_or_else(|| panic!("{} records stay", legs(&f)));
         assert_eq!(f.splicer.swept(), 2 * u64::from(FLOWS));
-        close_silently(bad); // or our SYN-ACK, which comes again and again, would make connections of them
+        close_silently(bad); // otherwise our retransmitted SYN-ACKs would complete them
         nft(&lab, "flush ruleset");
         let at = SERVER.port(family, PORT);
         let serving = lab.server.run(|| serve(listen(at, &answer).expect("listen"), 1, answer.clone()));
@@ -117,7 +117,7 @@ fn handshakes_that_the_kernel_drops_leave_nothing() {
 #[test]
 #[ignore = "root"]
 fn a_flood_of_syns_keeps_nobody_from_being_spliced() {
-    const FORGED: u16 = 3000; // three times as many as there is room for
+    const FORGED: u16 = 3000; // three times the size of the table
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let f = open(&lab, family, at_once(), 64);
@@ -135,7 +135,7 @@ fn a_flood_of_syns_keeps_nobody_from_being_spliced() {
     }
 }
 
-/// Comes from this port, whatever was there before.
+/// Connects from this port, whatever used it before.
 fn from_port(family: Family, port: u16) -> Socket {
     let s = Socket::new(Domain::for_address(proxy(family)), Type::STREAM, None).expect("socket");
     s.set_reuse_address(true).expect("option");
@@ -144,7 +144,8 @@ fn from_port(family: Family, port: u16) -> Socket {
     s
 }
 
-/// Some of which a record is suspected come again, at any moment of that: the new connections are others, and stay.
+/// Clients whose records are candidates for removal connect again, at any moment
+/// of the check. The new connections are different ones, and their records stay.
 #[test]
 #[ignore = "root"]
 fn a_new_connection_from_the_same_port_stays() {
@@ -185,7 +186,7 @@ fn a_new_connection_from_the_same_port_stays() {
     }
 }
 
-/// Answers all bytes with the same.
+/// Runs a server that echoes all bytes.
 fn echo(lab: &Lab, family: Family) {
     let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
     thread::spawn(move || {
@@ -212,7 +213,7 @@ fn is_refused(why: Option<Refusal>) -> bool {
     matches!(why, Some(Refusal::TableFull | Refusal::Untracked))
 }
 
-/// Opens connections at the same time, and waits until it is known of each whether it can be spliced.
+/// Opens connections at the same time, and waits until it is known for each whether it can be spliced.
 fn open_at_once(lab: &Lab, family: Family, f: &Forwarder, n: usize) -> Vec<TcpStream> {
     let client = |_| {
         lab.client.spawn(move || {
@@ -238,7 +239,7 @@ fn a_full_table_is_full_of_spliced_flows() {
         echo(&lab, family);
         let f = open(&lab, family, at_once(), PLACES as u32);
         let streams = open_at_once(&lab, family, &f, 60);
-        // two that find no room at the same time may both give theirs back
+        // two flows that find no slot at the same time may both give up theirs
         let spliced = count(&f, FlowState::Spliced);
         assert!((PLACES - 1..=PLACES).contains(&spliced), "{spliced} are spliced: {:#?}", f.splicer.flows());
         assert_eq!(legs(&f), 2 * spliced);
@@ -248,7 +249,7 @@ fn a_full_table_is_full_of_spliced_flows() {
         let whole = |e: &&Ended| e.how == EndReason::Closed && (e.bytes_up, e.bytes_down) == (103_000, 103_000);
         assert_eq!(ended.iter().filter(whole).count(), 60, "{ended:#?}");
         assert!(ended.iter().all(|e| (e.splices == 1) != is_refused(e.refusal)), "{ended:#?}");
-        // a quarter of the table may be of flows that have ended
+        // a quarter of the table may be taken by ended flows
         let room = || (legs(&f) <= PLACES / 4 * 2).then_some(());
         wait_for(PATIENCE, room).unwrap_or_else(|| panic!("{} records stay", legs(&f)));
         let streams = open_at_once(&lab, family, &f, 60);
@@ -258,7 +259,7 @@ fn a_full_table_is_full_of_spliced_flows() {
     }
 }
 
-/// Those that live have the right of way.
+/// Live flows take precedence over ended ones.
 #[test]
 #[ignore = "root"]
 fn flows_that_have_ended_make_room_for_new_ones() {

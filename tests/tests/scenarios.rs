@@ -1,7 +1,7 @@
-//! Every situation of tests/scenarios, as copy, as splice, and spliced and unspliced again and again.
+//! Every situation of tests/scenarios: copied, spliced, and spliced and unspliced repeatedly.
 //!
-//! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` leave the others out; `SCENARIO_REPEAT=n` repeats;
-//! `SCENARIO_TRACE=DIR` keeps captures of runs that fail.
+//! `SCENARIO_MODE=Switched` and `SCENARIO_FAMILIES=V6` select a mode and families; `SCENARIO_REPEAT=n` repeats the runs;
+//! `SCENARIO_TRACE=DIR` keeps the captures of failed runs.
 
 use longsplice_tests::scenario::{Families, Mode, Scenario, run};
 use std::{

@@ -1,18 +1,18 @@
-//! The decision logic of the data path against hosts that are strict, over links that are bad, switching at random
-//! moments: what arrives is what was sent.
+//! The decision logic of the data path with strict hosts and bad links,
+//! switching at random moments: the data received must be the data sent.
 //!
-//! `SIM_SEED=n` runs one seed, with a trace of its packets; `SIM_SEEDS=a..b` runs others than the usual.
+//! `SIM_SEED=n` runs one seed, with a trace of its packets; `SIM_SEEDS=a..b` runs a range of other seeds.
 
 use longsplice_tests::sim::{Kind, Outcome, run};
 use std::env;
 
-/// Without loss no receiver waits so much longer than it would without switches, in microseconds.
+/// Maximum delay that switches may add to a receiver's wait without loss, in microseconds.
 const CALM_GAP: u64 = 200_000;
 
-/// Seeds that fail if what others like them have found is taken out again: the first six without what a drain waits for and what
-/// sockets hear meanwhile, four where a kept end of a stream is forwarded past, or an end far before a limit, three where hosts'
-/// clocks have gone half round, two whose resets are heard by nobody before an unsplice, one whose
-/// receiver comes to its edge before a forged reset, two whose receiver is beyond the only reset.
+/// Seeds that fail if a fix for a bug found by the simulator is reverted. The first six: what a drain waits for, and what
+/// sockets receive meanwhile. Four: forwarding past a kept end of stream, or an end far before a limit. Three: hosts whose
+/// clocks have gone half round. Two: resets that reach no one before an unsplice. One: a receiver that comes to its edge
+/// before a forged reset. Two: a receiver that is beyond the only reset.
 const FOUND: [u64; 18] = [
     1128, 1774, 3997, 5051, 7515, 8264, 1700, 4061, 4620, 1502, 10_833, 12_278, 12_490, 35_046, 41_828, 28_222, 14_756,
     40_279,
@@ -51,8 +51,8 @@ fn all(kind: Kind, wrong: impl Fn(u64, &Outcome) -> Option<String>) {
     assert!(failed.is_empty(), "{} seeds failed:\n{}", failed.len(), first.join("\n\n"));
 }
 
-/// Of a thousand seeds, so many may have a longer gap. A window that was promised before the switch can be larger than the
-/// other host's, and what does not fit is lost; and an unsplice can swallow the window update of a host.
+/// Maximum number of seeds per thousand with a longer gap. A window advertised before the switch may be larger than the
+/// other host's, so that data beyond it is lost; and an unsplice may absorb a host's window update.
 const LONG_GAPS: usize = 80;
 
 #[test]
@@ -74,7 +74,7 @@ fn without_loss() {
     assert!(long.get() <= most, "{} seeds with long gaps, at most {most}", long.get());
 }
 
-/// What comes during a drain waits for its end, and is forwarded in order.
+/// Segments that arrive during a drain wait for its end, and are forwarded in order.
 #[test]
 fn what_is_held_keeps_its_order() {
     let held = std::cell::Cell::new(0);
@@ -91,7 +91,7 @@ fn under_loss() {
     all(Kind::Bad, |_, _| None);
 }
 
-/// A mark is echoed to who sent what was marked, or its segment was lost; no host is shown one that has not agreed on them.
+/// A mark is echoed to the sender of the marked segment, or the segment is dropped; no host is shown a mark without ECN.
 #[test]
 fn with_a_network_that_marks() {
     let sum = std::cell::Cell::new([0; 4]);
@@ -115,7 +115,7 @@ fn on_two_processors() {
     all(Kind::Crossing, |_, _| None);
 }
 
-/// A host resets the connection at any moment: the other one hears of it, and nothing wrong is ever passed on.
+/// A host resets the connection at any moment: the other one is told, and no wrong byte is ever delivered.
 #[test]
 fn with_hosts_that_reset() {
     let (reset, splices) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
@@ -128,7 +128,8 @@ fn with_hosts_that_reset() {
     assert!(env::var_os("SIM_SEED").is_some() || (reset.get() > 0 && splices.get() > 0));
 }
 
-/// The process dies at any moment, and another one takes over: what is forwarded goes on whole, and nothing wrong is ever passed on.
+/// The process dies at any moment, and another one takes over: forwarded
+/// flows continue without loss, and no wrong byte is ever delivered.
 #[test]
 fn with_processes_that_die() {
     let (killed, whole) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
@@ -141,7 +142,7 @@ fn with_processes_that_die() {
     assert!(env::var_os("SIM_SEED").is_some() || (killed.get() > 0 && whole.get() > 0));
 }
 
-/// Paths become longer, shorter, narrower, or vanish for a while: what arrives is what was sent.
+/// Paths become longer, shorter or narrower, or fail for a while: the data received must be the data sent.
 #[test]
 fn with_paths_that_change() {
     changing(Kind::Moved, [1000, 1000, 0]);
@@ -152,7 +153,7 @@ fn against_an_adversary_with_paths_that_change() {
     changing(Kind::HostileMoved, [1000; 3]);
 }
 
-/// `least`: changes, splices and forged segments.
+/// `least`: minimum numbers of path changes, splices and forged segments.
 fn changing(kind: Kind, least: [u32; 3]) {
     let sum = std::cell::Cell::new([0; 3]);
     all(kind, |_, o| {

@@ -1,4 +1,5 @@
-//! Splice and unsplice at random moments under full load: no byte lost, no connection reset, none left behind.
+//! Splices and unsplices at random moments under full load: no byte
+//! is lost, no connection is reset, and nothing is left behind.
 use longsplice_engine::{Command, EndReason, FlowState, Policy};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Namespace, Options, Shape,
@@ -19,23 +20,23 @@ use std::{
 };
 
 const CONNECTIONS: usize = 8;
-/// Splices all told; as many unsplices.
+/// Total number of splices, and of unsplices.
 const CYCLES: u32 = 1000;
-/// A processor that the hypervisor takes away for a millisecond may hold a segment that later ones overtake, which their receiver
-/// then drops as old (PAWS). The kernel shows stolen time in steps of 10 ms, too coarse to tell. A storm with so few of these
-/// segments is repeated; a clock that is wrong shows far more, and each time.
+/// A processor that the hypervisor suspends for a millisecond may hold a segment that later ones overtake, and the receiver
+/// then drops the segment as old (PAWS). The kernel reports stolen time in steps of 10 ms, too coarse to detect this. A
+/// storm with at most this many such segments is repeated; a wrong clock would cause far more, and every time.
 const OVERTAKEN: u64 = 3;
-/// So many storms at most.
+/// Maximum number of storms.
 const DISTURBED: u32 = 5;
 
-/// The wire to the server changes until it is time to stop: both ends' Ethernet addresses, and its MTU.
+/// Changes the link to the server repeatedly until it is time to stop: both ends' Ethernet addresses, and its MTU.
 fn unrest(lab: &Lab, seed: u64, until: impl Fn() -> bool) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let ip = |host: &Namespace, command: String| {
         host.execute("ip", &command.split(' ').collect::<Vec<_>>()).expect("ip");
     };
     for setting in ["net.ipv4.conf.f1.arp_notify", "net.ipv6.conf.f1.ndisc_notify"] {
-        lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server hears of it
+        lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server learns of it
     }
     let mac = |rng: &mut SmallRng| format!("02:00:00:00:{:02x}:{:02x}", rng.random::<u8>(), rng.random::<u8>());
     while !until() {
@@ -56,8 +57,8 @@ struct Storm {
     policy: Policy,
     family: Family,
     lab: Lab,
-    /// Does the wire to the server change meanwhile? Then there are uploads only: sockets towards the server are silent on the way
-    /// back, and show no next hop.
+    /// Whether the link to the server changes during the storm. In this case only uploads run: during an unsplice, sockets
+    /// towards the server are silent, and show no next hop.
     unrest: bool,
     pace: u64,
     time: Duration,
@@ -65,7 +66,7 @@ struct Storm {
 }
 
 impl Storm {
-    /// Runs it; the longest gap that any receiver saw, and the number of splices.
+    /// Runs the storm. Returns the longest gap of any receiver, and the number of splices.
     fn run(&self) -> (Duration, u32) {
         for _ in 0..DISTURBED {
             let before = self.sum("PAWSEstab").iter().sum::<u64>();
@@ -194,7 +195,7 @@ fn under_loss() {
     assert!(splices >= CYCLES / 2, "{splices}");
 }
 
-/// New sockets for flows that are never idle: what is not acknowledged comes once more.
+/// New sockets for flows that are never idle: unacknowledged data is retransmitted.
 #[test]
 #[ignore = "root"]
 fn released_and_never_idle() {
@@ -223,27 +224,27 @@ fn while_the_wire_changes() {
     }
 }
 
-/// The process that dies.
+/// The process that is killed.
 #[test]
 fn process() {
     process::serve();
 }
 
-/// Its connections, one after the other.
+/// Clients, each of which opens one connection after another.
 const CLIENTS: u16 = 8;
-/// The first port of a client, and so many for each.
+/// The first port of the first client, and the number of ports per client.
 const PORTS: (u16, u16) = (30000, 100);
-/// How long a server sends, and how fast: a window is passed in the midst of it.
+/// How long a server sends, and how fast: more than a window passes in that time.
 const ANSWER: (Duration, u64) = (Duration::from_millis(2500), 3_000_000);
-/// Whoever is still waiting then has been left hanging.
+/// A client that still waits after this time has been left hanging.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What a client was told of a connection's end, the other end was told then as well.
+/// When one end has learned how its connection ended, the other end learns it within this time.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// What has become of a connection: of its client, and when.
+/// The end of a connection: its client's port, report and time.
 type Ended = (u16, Report, Instant);
 
-/// Connects again and again, until it is time to stop.
+/// Opens connections in a loop until it is time to stop.
 fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> thread::JoinHandle<Vec<Ended>> {
     let (proxy, mut rng) = (FORWARDER_TO_CLIENT.port(family, 7000), SmallRng::seed_from_u64(seed + u64::from(n)));
     lab.client.spawn(move || {
@@ -254,7 +255,7 @@ fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> threa
             let lasting = Duration::from_millis(rng.random_range(1000..4000));
             let script = match rng.random_range(0..3) {
                 0 => script.bytes(rng.random_range(8..100_000)), // its end passes long before the other's
-                1 => script.lasting(lasting, 50_000),            // far from a window
+                1 => script.lasting(lasting, 50_000),            // far less than a window
                 _ => script.lasting(lasting, 3_000_000),
             };
             let stream = loop {
@@ -263,7 +264,7 @@ fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> threa
                 }
                 match connect(proxy, &script) {
                     Ok(stream) => break stream,
-                    Err(_) => thread::sleep(Duration::from_millis(20)), // nobody is there
+                    Err(_) => thread::sleep(Duration::from_millis(20)), // no process is running
                 }
             };
             ended.push((port, converse(stream, &script), Instant::now()));
@@ -272,8 +273,8 @@ fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> threa
     })
 }
 
-/// Processes that switch at random are killed at random; each takes over from the one before. How many of all connections were
-/// whole.
+/// Processes that switch at random are killed at random; each takes over
+/// from its predecessor. Returns how many of all connections were intact.
 fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) -> [usize; 2] {
     let [proxy, server] = [FORWARDER_TO_CLIENT.port(family, 7000), SERVER.port(family, 7000)];
     let answer = Script::answerer().lasting(ANSWER.0, ANSWER.1).deadline(PATIENCE);
@@ -281,7 +282,7 @@ fn dying(family: Family, lab: &Lab, seed: u64, time: Duration) -> [usize; 2] {
     let until = Instant::now() + time;
     let mut rng = SmallRng::seed_from_u64(seed);
     let (mut deaths, mut taken_over) = (Vec::new(), 0);
-    // ports of clients whose flow has to live on, and those that a process knew at its beginning
+    // ports of clients whose flow has to survive, and those that a process knew when it started
     let (mut steady, mut known) = (HashSet::new(), Vec::new());
     let mut process = Process::start(lab, proxy, server, "by-hand");
     let clients: Vec<_> = (0..CLIENTS).map(|n| client(lab, family, n, seed, until)).collect();

@@ -1,4 +1,4 @@
-//! A process dies, by kill -9, where little else would show it; another one takes over.
+//! A process is killed with SIGKILL in situations that other tests hardly reach; another one takes over.
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
 use longsplice_engine::{FlowState, OpenOptions, Splicer};
 use longsplice_lab::{
@@ -10,7 +10,7 @@ use longsplice_lab::{
 use longsplice_tests::process::{self, Process};
 use std::{collections::HashSet, net::SocketAddr, thread, thread::JoinHandle, time::Duration};
 
-/// For whatever has to happen.
+/// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The other process.
@@ -47,14 +47,14 @@ fn reports((client, serving): (JoinHandle<Report>, Serving)) -> (Report, Report)
     (client.join().expect("client"), serving.join().remove(0))
 }
 
-/// With both paths stopped, so that nothing comes between.
+/// With both paths stopped, so that nothing passes in between.
 #[test]
 #[ignore = "root"]
 fn while_it_makes_sockets_for_a_released_flow() {
     for family in Family::BOTH {
         let place = Place::new(family);
         let mut first = place.process("at-once");
-        // idle now and then
+        // idle from time to time
         let script = Script::opener(1).bytes(3_000_000).pace(1_000_000).chunks(Chunks::Fixed(50_000));
         let answer = Script::answerer().bytes(2_000_000).pace(700_000).chunks(Chunks::Fixed(40_000));
         let talk = place.talk(script, answer);
@@ -72,18 +72,18 @@ fn while_it_makes_sockets_for_a_released_flow() {
     }
 }
 
-/// What is in the sockets of the first one, the kernel delivers. The drain ends long after the second has come.
+/// The kernel delivers the data in the first process's sockets. The drain ends long after the second process has started.
 #[test]
 #[ignore = "root"]
 fn while_a_slow_receiver_drains() {
     let place = Place::new(Family::V4);
     let mut first = place.process("by-hand");
-    const FIRST: u64 = 50_000; // what a socket takes at once
+    const FIRST: u64 = 50_000; // what a socket accepts at once
     let script = Script {
         receive_buffer: Some(16_384),
         ..Script::opener(2).bytes(10 * FIRST).start(Start::Received(FIRST)).pause(0, Duration::from_secs(4))
     };
-    // the rest comes when nothing of the first part is left to be drained
+    // the rest comes when the first part has been drained
     let answer = Script::answerer_of(2).bytes(10 * FIRST).ahead(FIRST);
     let talk = place.talk(script, answer);
     first.wait_flows(1, FlowState::Copying);
@@ -99,7 +99,7 @@ fn while_a_slow_receiver_drains() {
     second.end();
 }
 
-/// What a client sends then is the proxy's: nobody forwards it, and both hosts are told.
+/// Data that the client sends after the limit belongs to the proxy: it is not forwarded, and both hosts are reset.
 #[test]
 #[ignore = "root"]
 fn while_a_limit_is_set() {
@@ -113,7 +113,7 @@ fn while_a_limit_is_set() {
         first.wait_flows(1, FlowState::Spliced);
         first.kill();
         if late {
-            thread::sleep(Duration::from_secs(5)); // it has been taken back
+            thread::sleep(Duration::from_secs(5)); // it has been unspliced
         }
         let mut second = place.process("client-data");
         let (client, server) = reports(talk);
@@ -134,7 +134,7 @@ fn while_a_limit_is_set() {
     }
 }
 
-/// Flows that nothing but the tables know of, as after a release: all are taken over, once each, while others are served.
+/// Flows known only from the tables, as after a release: all are taken over once, while new ones are served.
 #[test]
 #[ignore = "root"]
 fn many_released_flows() {
@@ -172,7 +172,7 @@ fn many_released_flows() {
     });
 }
 
-/// Whose addresses are another connection's by the time it is looked at: that one stays.
+/// By the time the flow is checked, its addresses are in use by another connection: that one must stay.
 #[test]
 #[ignore = "root"]
 fn a_client_that_comes_again_at_once() {
@@ -184,7 +184,7 @@ fn a_client_that_comes_again_at_once() {
         let answer = Script::answerer().bytes(100_000).deadline(PATIENCE);
         let (front, server) = (place.front, place.server);
         let serving = place.lab.server.run(|| serve(listen(server, &answer).expect("listen"), 2, answer.clone()));
-        // several seconds: the next process is to see it
+        // several seconds, so that the next process sees it
         let earlier = script(1, 5_000_000).deadline(PATIENCE);
         let earlier = place.lab.client.spawn(move || converse(connect(front, &earlier).expect("connect"), &earlier));
         first.wait_flows(1, FlowState::Spliced);
@@ -192,7 +192,7 @@ fn a_client_that_comes_again_at_once() {
         let mut second = place.process("at-once");
         second.wait_flows(1, FlowState::Released);
         earlier.join().expect("client");
-        // no TIME-WAIT is in the way of the same port
+        // no TIME-WAIT may block the port
         place.lab.client.sysctl("net.ipv4.tcp_tw_reuse", "1").expect("sysctl");
         let again = script(2, 3_000_000).deadline(PATIENCE);
         let again = place.lab.client.run(|| converse(connect(front, &again).expect("connect"), &again));

@@ -1,4 +1,4 @@
-//! S19: what passes a tapped leg is read in order, copied or forwarded, and what is missing is a marked gap.
+//! S19: everything that passes a tapped leg is read in order, copied or forwarded, and missing data is a marked gap.
 use longsplice_engine::{
     Command, EndReason, FlowInfo, FlowState, Leftovers, OpenOptions, PieceKind, Policy, TapDirection, TapReader, Taps,
 };
@@ -26,16 +26,16 @@ use std::{
 };
 
 const SEED: u64 = 19;
-/// More than any test sends: nothing is lost for want of room.
+/// Larger than the data of any test: nothing is lost for lack of space.
 const PLENTY: usize = 256 << 20;
 
-/// What a reader has got of one stream.
+/// The data that a reader has got of one stream.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Got {
     bytes: u64,
     gaps: u64,
     doubts: u64,
-    /// Length, once it has ended.
+    /// Length, once the stream has ended.
     end: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Got {
     }
 }
 
-/// Reads both streams of one tap to their ends. Each byte has to be the one that belongs where it is said to be.
+/// Reads both streams of one tap to their ends. Each byte has to be the right one for its position.
 fn read(reader: &TapReader) -> [Got; 2] {
     let mut got = [Got::default(), Got::default()];
     while let Some(piece) = reader.next() {
@@ -85,7 +85,7 @@ struct Run {
     server: longsplice_lab::traffic::Serving,
 }
 
-/// One connection through a forwarder that taps it.
+/// Starts one connection through a forwarder that taps it.
 fn start(
     family: Family,
     lab: Lab,
@@ -102,7 +102,7 @@ fn start(
     (Run { lab, f, taps, client, server: serving }, reader)
 }
 
-/// Taps the first so many connections.
+/// Runs a forwarder that taps the first `most` connections.
 fn forwarder(lab: &Lab, family: Family, (policy, options): (Policy, OpenOptions), taps: Taps, most: u64) -> Forwarder {
     let target = SERVER.port(family, 7000);
     let (policy, number) = (Arc::new(policy), Arc::new(AtomicU64::new(0)));
@@ -121,7 +121,8 @@ fn forwarder(lab: &Lab, family: Family, (policy, options): (Policy, OpenOptions)
 }
 
 impl Run {
-    /// Both hosts have got what the other has sent, and the flow has ended; the forwarder, and bytes up and down.
+    /// Checks that both hosts have received all data, and that the flow
+    /// has ended. Returns the forwarder, and the bytes up and down.
     fn intact(self) -> (Forwarder, Lab, [u64; 2]) {
         let Run { lab, f, taps, client, server } = self;
         let (client, server) = (client.join().expect("client"), server.join().remove(0));
@@ -192,7 +193,7 @@ fn s19_released_and_recreated() {
     assert_eq!(read(&reader), sent.map(Got::whole));
 }
 
-/// What was lost on the way comes again; what came twice, or late, stands where it belongs.
+/// Lost data is retransmitted; duplicated and late data is in the right position.
 #[test]
 #[ignore = "root"]
 fn s19_under_loss_reordering_and_duplicates() {
@@ -213,7 +214,7 @@ fn s19_under_loss_reordering_and_duplicates() {
     }
 }
 
-/// A large packet alone is more than the ring holds, and the reader does not read: all that is missing is marked.
+/// A single large packet exceeds the ring, and the reader does not read: all missing data is marked.
 #[test]
 #[ignore = "root"]
 fn s19_what_the_reader_cannot_keep_up_with_is_a_gap() {
@@ -236,12 +237,12 @@ fn s19_what_the_reader_cannot_keep_up_with_is_a_gap() {
     }
 }
 
-/// XDP counts what goes the short way, by itself.
+/// Packets of other flows take the short way, which XDP counts separately.
 #[test]
 #[ignore = "root"]
 fn s19_others_take_the_short_way() {
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
-    // As a network card, a veth takes frames from XDP only if somebody receives them by NAPI at its other end.
+    // Like a network card, a veth accepts frames from XDP only if the other end receives by NAPI.
     lab.client.execute("ethtool", &["-K", "c0", "gro", "on"]).expect("ethtool");
     lab.server.execute("ethtool", &["-K", "s0", "gro", "on"]).expect("ethtool");
     let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
@@ -272,8 +273,8 @@ fn s19_others_take_the_short_way() {
     assert_eq!(read(&reader), [2_000_000; 2].map(Got::whole));
 }
 
-/// One segment in the name of the server, somewhere behind what it has sent. What its receiver drops is not in the tap; of what it
-/// may have taken, the tap says that the true bytes were others.
+/// One segment forged from the server, somewhere beyond its last byte. If the receiver drops it, it is not in the tap; if
+/// the receiver may have accepted it, the tap says that the bytes are in doubt.
 #[test]
 #[ignore = "root"]
 fn s19_what_others_say_in_the_name_of_a_host() {
@@ -294,7 +295,7 @@ fn s19_what_others_say_in_the_name_of_a_host() {
                 let mut bytes = vec![0; n as usize];
                 pattern::fill(answer_seed(SEED), from, &mut bytes);
                 let mut got = vec![0; n as usize];
-                // in pieces that fit the window, since nobody reads meanwhile
+                // in pieces that fit the window, because nobody reads meanwhile
                 for (bytes, got) in bytes.chunks(20_000).zip(got.chunks_mut(20_000)) {
                     served.write_all(bytes).expect("write");
                     client.read_exact(got).unwrap_or_else(|e| panic!("{what}: {e}: {:?}", f.verdicts()));
@@ -323,7 +324,8 @@ fn s19_what_others_say_in_the_name_of_a_host() {
     }
 }
 
-/// What the client was sent: length, and the range in doubt. Bytes outside of it are those of the server.
+/// What the client was sent according to the tap: the length, and
+/// the range in doubt. Bytes outside that range are the server's.
 fn doubtful(reader: &TapReader) -> (u64, Option<(u64, u64)>) {
     let (mut all, mut doubt, mut ended) = (Vec::new(), None::<(u64, u64)>, 0);
     while ended < 2 {
@@ -331,7 +333,7 @@ fn doubtful(reader: &TapReader) -> (u64, Option<(u64, u64)>) {
         match (piece.what, piece.way) {
             (PieceKind::End, _) => ended += 1,
             (PieceKind::Bytes(bytes), TapDirection::ToHost) => all.extend_from_slice(&bytes),
-            // segment by segment
+            // one record per segment
             (PieceKind::Doubt(n), TapDirection::ToHost) => {
                 let (at, before) = doubt.unwrap_or((piece.at, 0));
                 assert_eq!(piece.at, at + before);

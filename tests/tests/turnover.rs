@@ -1,4 +1,4 @@
-//! Connections that come and go: every one ends, and what it took can be used again.
+//! Short connections: every one ends, and its resources are reused.
 use longsplice_engine::{Command, EndReason, FlowState, Leg, OpenOptions, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, InOrder, Lab, Options, Shape,
@@ -20,7 +20,7 @@ use std::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Answers eight bytes with the same, and closes first: TIME-WAIT is the server's.
+/// Echoes eight bytes, and closes first, so that the server has the TIME-WAIT.
 fn serve(lab: &Lab, at: SocketAddr, threads: usize) {
     let listener = Arc::new(lab.server.run(|| TcpListener::bind(at)).expect("listen"));
     for _ in 0..threads {
@@ -46,16 +46,16 @@ fn ask(proxy: SocketAddr, n: u64) -> io::Result<()> {
     if all == n.to_be_bytes() { Ok(()) } else { Err(io::Error::other(format!("{n}: {all:?}"))) }
 }
 
-/// FINs that pass while the two entries of a flow come into force one after the other, ports of hosts that come round, tables
-/// with more ended flows than live ones.
+/// FINs that pass while the two entries of a flow take effect one after the other,
+/// client ports that are reused, tables with more ended flows than live ones.
 #[test]
 #[ignore = "root"]
 fn every_short_flow_ends() {
     const CLIENTS: usize = 8;
     const FLOWS: usize = 16_000;
-    // A kernel whose two processors take the end of a handshake and the first data at once may reset that connection, with
-    // or without us: a look-up finds neither the request nor the socket that takes its place, but the listener. Some do in
-    // one of 150,000; where a direction has one queue, none.
+    // If two processors handle the end of a handshake and the first data at the same time, some kernels may reset the
+    // connection, with or without longsplice: the look-up finds neither the request nor the new socket, but the listener.
+    // This happens to one connection in 150,000, and never if each direction has one queue.
     let lab = Lab::new(Shape::TwoDevices, Options { in_order: InOrder::All, ..Options::default() }).expect("lab");
     let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
     serve(&lab, server, 2 * CLIENTS);
@@ -82,7 +82,7 @@ fn every_short_flow_ends() {
         .unwrap_or_else(|| panic!("{} entries linger", d.paths().len()));
 }
 
-/// What they leave is used again before a second is over: the table has room for a quarter of that.
+/// Leftover entries are reused within a second: the table has room for a quarter of that time.
 #[test]
 #[ignore = "root"]
 fn short_flows_do_not_fill_the_table_with_what_they_leave() {
@@ -95,7 +95,7 @@ fn short_flows_do_not_fill_the_table_with_what_they_leave() {
     lab.client.run(|| {
         for n in 0..FLOWS as u64 {
             ask(proxy, n).expect("answered");
-            thread::sleep(Duration::from_millis(1)); // as a grace period has to come in between
+            thread::sleep(Duration::from_millis(1)); // a grace period has to pass in between
         }
     });
     let copied = f.ended(FLOWS).iter().filter(|e| e.splices == 0).count();
@@ -112,14 +112,14 @@ fn the_port_of_an_ended_flow_is_used_again() {
         let options = OpenOptions { source_ports: 20_000..=20_003, ..OpenOptions::default() };
         let f = Forwarder::open(&lab, proxy, server, at_once(), options);
         for n in 0..12 {
-            // the proxy finds none until those of flows before have rested; a minute would be too long
+            // the proxy finds no port until those of earlier flows have rested; a minute would be too long
             wait_for(PATIENCE, || lab.client.run(|| ask(proxy, n)).ok()).expect("a port");
         }
         assert!(f.ended(12).iter().all(|e| e.splices == 1), "{:?}", f.ended(12));
     }
 }
 
-/// What was shimmed for the last connection is not shimmed for the next.
+/// Shims of the last connection must not apply to the next one.
 #[test]
 #[ignore = "root"]
 fn a_client_that_has_reset_comes_again_from_the_same_port() {

@@ -1,12 +1,13 @@
-//! The bench: what splicing saves, measured in the [lab](longsplice_lab) against IP forwarding, copying and the
-//! programs of others.
+//! The bench: measures what splicing saves, in the [lab](longsplice_lab),
+//! compared with IP forwarding, copying and other proxies.
 //!
-//! Figures of one run are compared with each other only: each round measures every variant once, in rotated order, and
-//! what counts is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] are what there is to
-//! compare and to measure, [`peers`] and [`venue`] set up a variant; [`segment`], [`ratio`], [`bulk`], [`response`],
-//! [`rate`], [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`], [`memory`], [`flood`] (with room by [`conntrack`]) and [`million`] measure;
-//! [`machine`] says what it cost and who disturbed it, [`counters`] how large packets were, [`results`] keeps everything,
-//! [`trace`] and [`plots`] draw, [`report`] makes tables, and [`readme`] puts them where people look.
+//! Only figures of the same run are compared: each round measures every variant once, in rotated order, and
+//! the result is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define
+//! what is compared and what is measured; [`peers`] and [`venue`] set up a variant. [`segment`], [`ratio`],
+//! [`bulk`], [`response`], [`rate`], [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`],
+//! [`memory`], [`flood`] (with room from [`conntrack`]) and [`million`] are the measurements. [`machine`]
+//! measures the cost and detects disturbances, [`counters`] packet sizes; [`results`] keeps everything,
+//! [`trace`] and [`plots`] draw, [`report`] formats tables, and [`readme`] writes them into the documents.
 
 mod bulk;
 mod conntrack;
@@ -65,10 +66,10 @@ use venue::{Packets, Venue};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Where results are kept.
+/// Directory of the results.
 const RESULTS: &str = "bench/results";
 
-/// Measures, or writes what was measured into documents.
+/// Measures, or writes existing results into the documents.
 pub fn bench(args: &BenchArgs) -> Outcome {
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(RESULTS));
     if args.readme {
@@ -112,24 +113,24 @@ fn write(dir: &Path, results: &Results, cases: &[Case], table: &str) -> Result<(
     plots::draw(dir, &results.summary)
 }
 
-/// What all measurements share.
+/// State shared by all measurements.
 pub struct Bench {
     rounds: usize,
     seconds: f64,
     machine: Machine,
     began: Instant,
     interrupted: Arc<AtomicBool>,
-    /// What cannot be had here, and why.
+    /// Variants unavailable here, and why.
     lacking: Vec<(Variant, String)>,
-    /// What went wrong on the way.
+    /// Measurements that failed.
     left_out: Mutex<Vec<String>>,
-    /// None if nobody looks on.
+    /// None without a terminal.
     bars: Option<MultiProgress>,
 }
 
 impl Bench {
     fn new(args: &BenchArgs) -> Result<Bench> {
-        // Both ends of thousands of connections are ours, and peers inherit the limit.
+        // Both ends of thousands of connections are ours, and the peers inherit the limit.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
         Ok(Bench {
@@ -147,7 +148,7 @@ impl Bench {
     fn measure(&self, args: &BenchArgs) -> Result<(Results, Vec<Case>)> {
         let wanted = |any: &[What]| self.wanted(args, any);
         let mut cases = Vec::new();
-        // What is derived from the cost of segments needs it.
+        // Results derived from the cost of a segment need it.
         if wanted(&[What::Segment, What::Ratio, What::Switch]) {
             cases.extend(segment::measure(self)?);
         }
@@ -221,7 +222,7 @@ impl Bench {
         }
     }
 
-    /// A venue for each variant that can be had here.
+    /// Sets up a venue for each variant that is available here.
     fn venues(&self, variants: &[Variant], packets: Packets) -> Result<Venues> {
         let has = variants.iter().copied().filter(|v| self.has(*v));
         let set = |v: Variant| match Venue::set(v, packets) {
@@ -235,36 +236,36 @@ impl Bench {
         self.lacking.iter().all(|(v, _)| *v != variant)
     }
 
-    /// Goes on without; the results say so.
+    /// Records a failure. The bench continues, and the results mention it.
     fn leave_out(&self, what: String) {
         self.say(&format!("left out: {what}"));
         self.left_out.lock().expect("no panic under this lock").push(what);
     }
 
-    /// Progress, for whoever waits.
+    /// Prints progress.
     fn say(&self, text: &str) {
         let line = format!("{:6.1} s  {text}", self.began.elapsed().as_secs_f64());
         match &self.bars {
-            // What cannot be printed to a terminal that has gone is not missed.
+            // Ignore errors: the terminal may have gone.
             Some(bars) => drop(bars.println(line)),
             None => eprintln!("{line}"),
         }
     }
 
-    /// A bar of so many steps, if there is a terminal to draw it on.
+    /// A progress bar with this many steps, if there is a terminal.
     fn bar(&self, what: &str, steps: usize) -> ProgressBar {
         let Some(bars) = &self.bars else { return ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len}, {eta} left").expect("it is constant");
         bars.add(ProgressBar::new(steps as u64).with_style(style).with_message(what.to_owned()))
     }
 
-    /// To be called often: an interrupt ends the bench here, with everything cleaned up.
+    /// Checks for an interrupt, which ends the bench and cleans up. To be called often.
     fn check(&self) -> Result<()> {
         if self.interrupted.load(Relaxed) { Err("interrupted".into()) } else { Ok(()) }
     }
 }
 
-/// Those of one measurement. Of a peer that did not start, why.
+/// The venues of one measurement, or why a peer did not start.
 struct Venues(Vec<(Variant, std::result::Result<Venue, String>)>);
 
 impl Venues {

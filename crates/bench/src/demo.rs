@@ -1,5 +1,5 @@
-//! `longsplice-bench demo`: one download, told as it happens. The [`stage`] is set, the story told here, the switch drawn by
-//! [`plot`]. `longsplice-bench demo http` tells another story, of many requests ([`http`]).
+//! `longsplice-bench demo`: one download, with a commentary. [`stage`] sets it up, this module tells the story, and [`plot`]
+//! draws the switch. `longsplice-bench demo http` shows many requests instead ([`http`]).
 
 mod http;
 pub mod plot;
@@ -28,11 +28,11 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Copied before the switch: three seconds of control mode to compare with.
+/// Bytes copied before the switch: three seconds of control mode, for comparison.
 const THRESHOLD: u64 = 3 * RATE;
-/// Spliced, with the proxy alive, to measure it doing nothing.
+/// Time spliced with the proxy alive, to show that it does nothing.
 const WATCHED: Duration = Duration::from_secs(4);
-/// The whole download takes 16 s when nothing goes wrong; a machine under load may be slower.
+/// Time limit. The whole download takes 16 s; a machine under load may be slower.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// `longsplice-bench demo`.
@@ -66,7 +66,7 @@ struct Mark {
     received: u64,
 }
 
-/// What the picture shows before and after the switch.
+/// Time shown in the plot before and after the switch.
 const AROUND: Duration = Duration::from_millis(60);
 
 struct Story {
@@ -79,7 +79,7 @@ impl Story {
         println!("{:5.1} s  {text}", self.began.elapsed().as_secs_f64());
     }
 
-    /// Repeats `look` every `step` until it gives something.
+    /// Calls `look` every `step` until it returns a value.
     fn wait<T>(&self, what: &str, step: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -155,7 +155,7 @@ impl Story {
         Ok(())
     }
 
-    /// Looks on until the flow is spliced.
+    /// Watches the flow until it is spliced.
     fn watch_switch(&self, stage: &Stage, client: &mut Client, download: &Download) -> Result<Switch> {
         let flow = |client: &mut Client| -> Result<Option<Row>> { Ok(longsplice::flows(client)?.pop()) };
         let step = Duration::from_millis(5);

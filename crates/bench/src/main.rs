@@ -1,5 +1,5 @@
-//! The program `longsplice-bench`: what splicing saves ([`bench`]), what it looks like ([`demo`]), and a network to try it in
-//! ([`shell`]).
+//! The program `longsplice-bench`: measures what splicing saves ([`bench`]),
+//! demonstrates it ([`demo`]), and provides a network to try it in ([`shell`]).
 
 mod args;
 mod bench;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     longsplice::exit_code("longsplice-bench", outcome)
 }
 
-/// The `longsplice` to run: the one that was built together with this program.
+/// The `longsplice` to run: the one built together with this program.
 fn program() -> Result<PathBuf, Box<dyn Error>> {
     let program = env::current_exe()?.with_file_name("longsplice");
     if !program.exists() {
@@ -40,14 +40,14 @@ fn program() -> Result<PathBuf, Box<dyn Error>> {
     Ok(program)
 }
 
-/// Ctrl-C must not leave namespaces and pinned links behind.
+/// Catches Ctrl-C, which must not leave namespaces and pinned links behind.
 fn watch_interrupts() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::spawn(move || {
         runtime.block_on(async {
-            // Without the handler, Ctrl-C does what it always does.
+            // Without the handler, Ctrl-C has its default effect.
             if tokio::signal::ctrl_c().await.is_ok() {
                 set.store(true, Relaxed);
             }

@@ -1,4 +1,4 @@
-//! That the bench measures and keeps what it should; not how fast anything is.
+//! Checks that the bench measures and keeps what it should; not how fast anything is.
 
 use serde_json::Value;
 use std::{
@@ -9,10 +9,10 @@ use std::{
     sync::{PoisonError, RwLock},
 };
 
-/// What sockets take is asked of the whole kernel: who does has it alone.
+/// The memory of sockets is measured for the whole kernel, so that measurement needs exclusive access.
 static KERNEL: RwLock<()> = RwLock::new(());
 
-/// What `longsplice-bench` said and kept.
+/// The output and the results of `longsplice-bench`.
 struct Kept {
     said: String,
     dir: PathBuf,
@@ -25,7 +25,7 @@ fn longsplice_bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_longsplice-bench")).args(arguments).output().unwrap()
 }
 
-/// The shortest possible rounds of these parts.
+/// Measures these parts with the shortest possible rounds.
 fn bench(what: &[&str]) -> Kept {
     let out = tempfile::tempdir().unwrap();
     let options = ["--rounds", "1", "--seconds", "0.1", "--out", out.path().to_str().unwrap()];
@@ -55,7 +55,7 @@ impl Kept {
         assert!(svg.contains("<svg") && svg.contains("<text"), "{name}");
     }
 
-    /// All cases of a kind have these variants, and figures for them; how many cases there are.
+    /// Checks that all cases of a kind have these variants with figures. Returns the number of cases.
     fn cases(&self, what: &str, variants: &[&str]) -> usize {
         let all = self.cases.as_array().unwrap();
         let of_kind: Vec<&Value> = all.iter().filter(|case| case["subject"]["what"] == what).collect();
@@ -73,7 +73,7 @@ impl Kept {
         of_kind.len()
     }
 
-    /// Peers are either measured or named as missing.
+    /// Checks that peers are either measured or reported as missing.
     fn peers(&self, what: &str, peers: &[(&str, &str)]) {
         let skipped = self.results["skipped"].to_string();
         let lines = self.results["summary"]["lines"].as_array().unwrap();

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-/// Runs it to its end; what it has told.
+/// Runs the demo to its end. Returns its output.
 fn demo(arguments: &[&str]) -> String {
     let program = env!("CARGO_BIN_EXE_longsplice-bench");
     let demo = Command::new(program).arg("demo").args(arguments).output().unwrap();
@@ -11,7 +11,7 @@ fn demo(arguments: &[&str]) -> String {
     text.into_owned()
 }
 
-/// Half a minute, and five more where digests are not optimised.
+/// Takes half a minute, and longer where digests are not optimised.
 #[test]
 #[ignore = "root"]
 fn the_demo_works() {

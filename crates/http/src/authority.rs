@@ -1,15 +1,15 @@
-//! Host and port of a request target or a `Host` field.
+//! The host and port of a request target or a `Host` field.
 
 use crate::Wrong;
 use std::{fmt, net::Ipv6Addr};
 
-/// A host and a port, as RFC 3986, 3.2, has them, without user information and percent encoding: neither has a meaning in
-/// HTTP (RFC 9110, 4.2.4), and both are used to make a name look like another.
+/// A host and a port (RFC 3986, 3.2), without user information or percent encoding. Neither has a meaning in HTTP (RFC 9110,
+/// 4.2.4), and both are used to disguise a name as another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authority {
     /// A name or an IPv4 address in lower case, or an IPv6 address in brackets.
     pub host: String,
-    /// The port, from 1 to 65535; none if it was not said.
+    /// The port, from 1 to 65535; `None` if not given.
     pub port: Option<u16>,
 }
 

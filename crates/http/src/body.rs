@@ -2,54 +2,54 @@
 
 use crate::{Chunked, Wrong};
 
-/// What follows a head.
+/// How the body after a head is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// Nothing: the next message.
+    /// No body: the next message follows.
     None,
-    /// So many bytes.
+    /// A body of this many bytes.
     Exact(u64),
-    /// Chunks.
+    /// A chunked body.
     Chunked,
-    /// All until the connection ends; replies only.
+    /// A body that ends when the connection does; replies only.
     UntilClose,
 }
 
-/// A body of which the end has not been seen yet. It looks at bytes, and changes none.
+/// A parser for a body. It inspects bytes and changes none.
 #[derive(Debug, Clone)]
 pub enum Body {
-    /// So many bytes are left.
+    /// Bytes left.
     Exact(u64),
-    /// Chunks.
+    /// Chunked.
     Chunked(Chunked),
-    /// Ends with the connection; true: it has ended.
+    /// Until the connection ends; true if it has ended.
     UntilClose(bool),
 }
 
-/// What the next bytes of a body are; never none.
+/// The kind and number of the next bytes of a body; never zero bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// So many bytes say where chunks begin and end, or are trailer fields.
+    /// Bytes of chunk framing or trailer fields.
     Framing(usize),
-    /// So many bytes are content.
+    /// Bytes of content.
     Content(usize),
 }
 
 impl Step {
-    /// How many bytes.
+    /// The number of bytes.
     pub fn len(self) -> usize {
         let (Step::Framing(n) | Step::Content(n)) = self;
         n
     }
 
-    /// It never is.
+    /// Always false.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 }
 
 impl Body {
-    /// At its first byte.
+    /// Starts at the first byte of a body.
     pub fn new(framing: Framing) -> Body {
         match framing {
             Framing::None => Body::Exact(0),
@@ -59,7 +59,8 @@ impl Body {
         }
     }
 
-    /// The same, of a reply that [`Response::lenient`](crate::Response::lenient) has read: chunks are mended.
+    /// Starts a body of a reply that [`Response::lenient`](crate::Response::lenient)
+    /// has parsed: errors in the chunk framing are corrected.
     pub fn lenient(framing: Framing) -> Body {
         match framing {
             Framing::Chunked => Body::Chunked(Chunked::lenient()),
@@ -67,12 +68,12 @@ impl Body {
         }
     }
 
-    /// What the bytes of the last [`Step::Framing`] are to be passed on as, if not as they are.
+    /// The bytes to forward in place of those of the last [`Step::Framing`], if they had to be corrected.
     pub fn mended(&mut self) -> Option<Vec<u8>> {
         if let Body::Chunked(c) = self { c.mended() } else { None }
     }
 
-    /// Whether the last byte was seen: what comes next belongs to the next message.
+    /// Whether the body has ended. The next byte belongs to the next message.
     pub fn is_done(&self) -> bool {
         match self {
             Body::Exact(left) => *left == 0,
@@ -81,7 +82,7 @@ impl Body {
         }
     }
 
-    /// Bytes of content that come next, whatever they are; `None`: all until the connection ends.
+    /// Bytes of content that come next, regardless of their values; `None`: everything until the connection ends.
     pub fn ahead(&self) -> Option<u64> {
         match self {
             Body::Exact(left) => Some(*left),
@@ -90,7 +91,7 @@ impl Body {
         }
     }
 
-    /// So many bytes of content went by unseen, no more than are [ahead](Body::ahead).
+    /// Skips bytes of content that were forwarded without being inspected, at most as many as are [ahead](Body::ahead).
     pub fn passed(&mut self, bytes: u64) {
         match self {
             Body::Exact(left) => *left = left.saturating_sub(bytes),
@@ -99,10 +100,10 @@ impl Body {
         }
     }
 
-    /// What the first bytes of `input` are, which must not be empty; only while the body is not done.
+    /// Classifies the first bytes of `input`, which must not be empty. Must not be called once the body is done.
     ///
     /// # Errors
-    /// Chunks that are none. Nothing from the wrong byte on may be passed on.
+    /// Invalid chunk framing. Nothing from the invalid byte on may be forwarded.
     pub fn step(&mut self, input: &[u8]) -> Result<Step, Wrong> {
         match self {
             Body::Exact(left) => {
@@ -115,10 +116,10 @@ impl Body {
         }
     }
 
-    /// The connection has ended.
+    /// Notes the end of the connection.
     ///
     /// # Errors
-    /// [`Wrong::Cut`], if the body should have gone on.
+    /// [`Wrong::Cut`] if the body was not complete.
     pub fn end_of_stream(&mut self) -> Result<(), Wrong> {
         match self {
             Body::UntilClose(ended) => *ended = true,

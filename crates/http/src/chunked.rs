@@ -1,8 +1,8 @@
-//! The chunked transfer coding (RFC 9112, 7.1): says what each byte is, and changes none.
+//! The chunked transfer coding (RFC 9112, 7.1): classifies each byte and changes none.
 //!
 //! Stricter than the grammar: no white space around the size, at most 16 digits, extensions of visible characters only.
-//! They are passed on as they came, so what the next program could read differently must not be in them. Of servers, lines that
-//! end with LF alone, zeros before a size and white space behind it are taken, and mended.
+//! Extensions are forwarded unchanged, so they must not contain anything that the next program could read differently. From
+//! servers, lines that end with a lone LF, zeros before a size and white space after it are accepted and corrected.
 
 use crate::{
     FIELDS_MAX, Step, Wrong,
@@ -11,26 +11,26 @@ use crate::{
     scan::{Kind, Scan},
 };
 
-/// Bytes of chunk extensions in one body.
+/// Maximum number of bytes of chunk extensions in one body.
 const EXTENSIONS_MAX: usize = 8 * 1024;
-/// Zeros before a size, and white space behind it, that are left out.
+/// Maximum number of leading zeros and trailing white space of a size, which are not forwarded.
 const PADDING_MAX: u32 = 256;
-/// Hexadecimal digits of a size, leading zeros included.
+/// Maximum number of hexadecimal digits of a size, leading zeros included.
 const DIGITS_MAX: u8 = 16;
 
-/// A chunked body of which the end has not been seen yet.
+/// A parser for a chunked body.
 #[derive(Debug, Clone, Default)]
 pub struct Chunked {
     state: State,
     extensions: usize,
-    /// Of this size.
+    /// Leading zeros and trailing white space of the current size.
     padding: u32,
     lenient: bool,
-    /// What the last step is passed on as.
+    /// The corrected form of the bytes of the last step.
     mended: Option<Vec<u8>>,
 }
 
-/// What becomes of a byte.
+/// How a byte is forwarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Goes {
     On,
@@ -45,27 +45,27 @@ enum State {
         digits: u8,
         size: u64,
     },
-    /// In the extensions behind it.
+    /// In the extensions after a size.
     Extension {
         size: u64,
     },
-    /// In white space behind a size.
+    /// In white space after a size.
     Space {
         size: u64,
     },
-    /// Behind the CR of the size line.
+    /// After the CR of the size line.
     SizeLf {
         size: u64,
     },
-    /// So many bytes of the chunk are left.
+    /// In the content of a chunk, with this many bytes left.
     Content {
         left: u64,
     },
-    /// Behind the content.
+    /// After the content.
     Cr,
-    /// Behind the CR that follows the content.
+    /// After the CR that follows the content.
     Lf,
-    /// Behind the last chunk.
+    /// After the last chunk.
     Trailers {
         seen: Vec<u8>,
         scan: Scan,
@@ -80,7 +80,7 @@ impl Default for State {
 }
 
 impl Chunked {
-    /// Of a server that may do wrong what everybody understands.
+    /// Starts a body from a server, whose harmless errors are corrected.
     pub fn lenient() -> Chunked {
         Chunked { lenient: true, ..Chunked::default() }
     }
@@ -90,17 +90,17 @@ impl Chunked {
         self.mended.take()
     }
 
-    /// Whether the final empty line was seen.
+    /// Whether the final empty line has been seen.
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
-    /// Bytes of the chunk that come next.
+    /// Bytes left of the current chunk.
     pub fn ahead(&self) -> u64 {
         if let State::Content { left } = self.state { left } else { 0 }
     }
 
-    /// So many of them went by.
+    /// Skips bytes of the current chunk.
     pub fn passed(&mut self, bytes: u64) {
         if let State::Content { left } = &mut self.state {
             *left = left.saturating_sub(bytes);
@@ -110,10 +110,10 @@ impl Chunked {
         }
     }
 
-    /// What the first bytes of `input` are, which must not be empty.
+    /// Classifies the first bytes of `input`, which must not be empty.
     ///
     /// # Errors
-    /// [`Wrong::ChunkSize`], [`Wrong::ChunkExtension`], [`Wrong::ChunkEnd`], and those of trailer fields.
+    /// [`Wrong::ChunkSize`], [`Wrong::ChunkExtension`], [`Wrong::ChunkEnd`], and the errors of trailer fields.
     pub fn step(&mut self, input: &[u8]) -> Result<Step, Wrong> {
         if let State::Content { left } = &mut self.state {
             let n = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());
@@ -131,7 +131,7 @@ impl Chunked {
                 let found = trailers(seen, scan, came, self.lenient)?;
                 let used = found.as_ref().map_or(came.len(), |(used, _)| *used);
                 let section = found.map(|(_, section)| section);
-                // Those that are mended go on at once, at their end.
+                // Corrected trailers are forwarded as a whole, when their end has come.
                 if self.mended.is_some() || self.lenient && section.as_deref() != Some(&came[..used]) {
                     let mended = self.mended.get_or_insert_with(|| input[..n].to_vec());
                     mended.extend(section.iter().flatten());
@@ -158,7 +158,7 @@ impl Chunked {
         Ok(Step::Framing(n))
     }
 
-    /// A byte outside of content and trailers.
+    /// Classifies a byte outside of content and trailers.
     fn byte(&mut self, b: u8) -> Result<Goes, Wrong> {
         let mut goes = Goes::On;
         self.state = match (&self.state, b) {
@@ -211,7 +211,7 @@ impl Chunked {
         Ok(goes)
     }
 
-    /// One more byte that says nothing.
+    /// Counts a byte of padding: a leading zero or white space.
     fn pad(&mut self) -> Result<Goes, Wrong> {
         self.padding += 1;
         if self.padding > PADDING_MAX { Err(Wrong::ChunkSize) } else { Ok(Goes::Nowhere) }
@@ -227,7 +227,8 @@ impl Chunked {
     }
 }
 
-/// How many bytes of `input` lead up to the end of the trailer section, if it has that, and the section, mended if need be.
+/// Returns the number of bytes of `input` up to the end of the trailer
+/// section, if `input` reaches it, and the section, corrected if need be.
 fn trailers(
     seen: &mut Vec<u8>,
     scan: &mut Scan,

@@ -1,8 +1,8 @@
-//! The fields of a head, and what of them concerns one connection only.
+//! The fields of a head, and which of them concern one connection only.
 
 use crate::{Framing, Version, Wrong};
 
-/// Never passed on (RFC 9110, 7.6.1), or written anew from what was understood.
+/// Fields that are never forwarded (RFC 9110, 7.6.1), or are written from the parsed values.
 pub(crate) const OWN: [&str; 13] = [
     "connection",
     "content-length",
@@ -19,11 +19,11 @@ pub(crate) const OWN: [&str; 13] = [
     "upgrade",
 ];
 
-/// Names and values, in their order.
+/// Names and values in their original order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fields {
     text: Vec<u8>,
-    /// Ends of name and value in `text`, one after the other.
+    /// End offsets of each name and value in `text`.
     ends: Vec<(u32, u32)>,
 }
 
@@ -40,12 +40,12 @@ impl Fields {
         fields
     }
 
-    /// All fields: name as it was written, value without white space around it.
+    /// All fields: the name as written, the value without surrounding white space.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.raw().map(named)
     }
 
-    /// Those that go on, with names as text.
+    /// The fields to forward, with names as text.
     pub(crate) fn plain<'a>(&'a self, hop: &'a [String]) -> impl Iterator<Item = (&'a str, &'a [u8])> {
         self.end_to_end(hop).map(named)
     }
@@ -58,12 +58,12 @@ impl Fields {
         })
     }
 
-    /// The values of all fields of this name, in any case.
+    /// The values of all fields with this name, which is compared without regard to case.
     pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         self.raw().filter(move |(n, _)| n.eq_ignore_ascii_case(name.as_bytes())).map(|(_, value)| value)
     }
 
-    /// The only value of this name; Err: there are several.
+    /// The only value of this field; an error if there are several.
     pub(crate) fn one<'a>(&'a self, name: &'a str, several: Wrong) -> Result<Option<&'a [u8]>, Wrong> {
         let mut all = self.all(name);
         match (all.next(), all.next()) {
@@ -72,7 +72,7 @@ impl Fields {
         }
     }
 
-    /// What goes on to the other side as it is: not about this connection, and not named by `Connection`.
+    /// The fields that are forwarded unchanged: those neither about this connection nor named by `Connection`.
     pub(crate) fn end_to_end<'a>(&'a self, hop: &'a [String]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         self.raw().filter(|(name, _)| {
             let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
@@ -80,7 +80,7 @@ impl Fields {
         })
     }
 
-    /// The options of `Connection` in lower case (RFC 9110, 7.6.1).
+    /// The options of `Connection`, in lower case (RFC 9110, 7.6.1).
     pub(crate) fn connection(&self) -> Result<Vec<String>, Wrong> {
         let mut options = Vec::new();
         for value in self.all("connection") {
@@ -94,7 +94,7 @@ impl Fields {
         Ok(options)
     }
 
-    /// What Content-Length and Transfer-Encoding say together (RFC 9112, 6.3); none if there is neither.
+    /// The framing according to Content-Length and Transfer-Encoding (RFC 9112, 6.3); `None` if there is neither.
     pub(crate) fn framing(&self, version: Version) -> Result<Option<Framing>, Wrong> {
         let length = self.one("content-length", Wrong::Lengths)?;
         let coded = self.all("transfer-encoding").next().is_some();
@@ -107,8 +107,8 @@ impl Fields {
         }
     }
 
-    /// The same of a reply that is mended. Of both, the coding counts (RFC 9112, 6.3); lengths may be said several times, if all
-    /// are equal, and with zeros before them (RFC 9110, 8.6).
+    /// The framing of a reply that is parsed leniently. If both are present, the transfer coding counts (RFC 9112, 6.3).
+    /// Several lengths are allowed if all are equal, and so are leading zeros (RFC 9110, 8.6).
     pub(crate) fn lenient_framing(&self, version: Version) -> Result<Option<Framing>, Wrong> {
         let mut length = None;
         for said in self.all("content-length").flat_map(|v| v.split(|b| *b == b',')).map(<[u8]>::trim_ascii) {
@@ -125,7 +125,7 @@ impl Fields {
         }
     }
 
-    /// Whether the transfer codings are `chunked` alone.
+    /// Checks that the transfer coding is `chunked` alone.
     fn chunked(&self) -> Result<(), Wrong> {
         let codings: Vec<&[u8]> =
             self.all("transfer-encoding").flat_map(|v| v.split(|b| *b == b',')).map(<[u8]>::trim_ascii).collect();
@@ -140,12 +140,12 @@ impl Fields {
     }
 }
 
-/// Names are tokens, which are ASCII.
+/// Converts the name to text: names are tokens, which are ASCII.
 fn named<'a>((name, value): (&'a [u8], &'a [u8])) -> (&'a str, &'a [u8]) {
     (std::str::from_utf8(name).unwrap_or(""), value)
 }
 
-/// `1*DIGIT` up to 2^63-1, so that sums of two do not overflow.
+/// Parses `1*DIGIT` up to 2^63-1, so that the sum of two does not overflow.
 pub(crate) fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > 19 || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -154,12 +154,12 @@ pub(crate) fn number(digits: &[u8]) -> Option<u64> {
     (n <= i64::MAX as u64).then_some(n)
 }
 
-/// RFC 9110, 5.6.2.
+/// Whether a byte may be part of a token (RFC 9110, 5.6.2).
 pub(crate) fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
 }
 
-/// What `httparse` says of fields.
+/// Maps an error of `httparse` about a field.
 pub(crate) fn wrong_field(e: httparse::Error) -> Wrong {
     match e {
         httparse::Error::TooManyHeaders => Wrong::TooManyFields,
@@ -170,7 +170,7 @@ pub(crate) fn wrong_field(e: httparse::Error) -> Wrong {
     }
 }
 
-/// Names that would change what was decided when they came in the head (RFC 9110, 6.5.1).
+/// Fields that, received in a trailer, would contradict what was decided from the head (RFC 9110, 6.5.1).
 pub(crate) fn forbidden_in_trailers(name: &str) -> bool {
     const MORE: [&str; 8] = [
         "authorization",

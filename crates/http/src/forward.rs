@@ -1,52 +1,53 @@
-//! Heads as they go on to the other side: written anew from what was understood, so that both sides of a proxy read the
-//! same. Fields about one connection are left out (RFC 9110, 7.6.1).
+//! Writes heads for the other side from the parsed values, so that both sides of a proxy read the same message. Fields about
+//! one connection are left out (RFC 9110, 7.6.1).
 
 use crate::{Form, Framing, Request, Response, Version, fields::OWN};
 use std::{io::Write, net::IpAddr, time::SystemTime};
 
-/// What servers are told of the client.
+/// How servers are told the client's address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Forwarded {
-    /// Nothing; what the client itself says of others passes.
+    /// Not at all. Such fields from the client itself are forwarded.
     #[default]
     None,
     /// `Forwarded: for=` (RFC 7239).
     Standard,
-    /// `X-Forwarded-For`, which is older and known to more; with `X-Forwarded-Host` and `X-Forwarded-Proto` for a site.
+    /// `X-Forwarded-For`, which is older and more widely supported;
+    /// for a site with `X-Forwarded-Host` and `X-Forwarded-Proto`.
     XForwardedFor,
 }
 
-/// What goes into requests.
+/// Values written into requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Onward<'a> {
-    /// The value of `Host`: who is connected to (RFC 9112, 3.2.2).
+    /// The value of `Host`: the server connected to (RFC 9112, 3.2.2).
     pub host: &'a str,
-    /// Our name in `Via`; none: no `Via`.
+    /// Our name in `Via`; `None`: do not write `Via`.
     pub via: Option<&'a str>,
-    /// What is said of the client.
+    /// The field that tells the client's address.
     pub forwarded: Forwarded,
-    /// The client.
+    /// The client's address.
     pub client: IpAddr,
-    /// No content coding is asked for, whatever the client takes (RFC 9110, 12.5.3).
+    /// Ask for no content coding, even if the client accepts one (RFC 9110, 12.5.3).
     pub identity: bool,
-    /// The site that the client has asked, if we stand for one: told to the server together with the client.
+    /// The site the client asked for, if we act for a site. The server is told of it together with the client's address.
     pub site: Option<&'a str>,
 }
 
-/// What goes into replies.
+/// Values written into replies.
 #[derive(Debug, Clone, Copy)]
 pub struct Back<'a> {
-    /// Our name in `Via`; none: no `Via`.
+    /// Our name in `Via`; `None`: do not write `Via`.
     pub via: Option<&'a str>,
-    /// Whether the client knows chunks (RFC 9112, 6.1).
+    /// The client's version: HTTP/1.0 has no chunks (RFC 9112, 6.1).
     pub client: Version,
-    /// Whether we shall close after it.
+    /// Whether we close the connection after the reply.
     pub close: bool,
-    /// When the reply came, for one without `Date` (RFC 9110, 6.6.1).
+    /// When the reply arrived, for a reply without `Date` (RFC 9110, 6.6.1).
     pub now: SystemTime,
 }
 
-/// The head of a request to a server, in origin-form. Its body is to be passed on as it is.
+/// Writes the head of a request to a server, in origin form. The body is to be forwarded unchanged.
 pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     let path = match &r.form {
         Form::Origin(path) | Form::Absolute(_, path) => path.as_str(),
@@ -62,7 +63,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     };
     for (n, value) in r.fields.end_to_end(&r.hop) {
         let is = |other: &str| n.eq_ignore_ascii_case(other.as_bytes());
-        // RFC 9110, 10.1.1: a client of HTTP/1.0 would not know what to do with the 100
+        // RFC 9110, 10.1.1: an HTTP/1.0 client cannot handle the interim reply 100
         let expects = is("expect") && r.version == Version::Http10;
         let counted = is("max-forwards") && r.max_forwards.is_some();
         let site = to.forwarded == Forwarded::XForwardedFor && to.site.is_some();
@@ -95,7 +96,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
         let name = if to.forwarded == Forwarded::Standard { "Forwarded" } else { "X-Forwarded-For" };
         let before = r.fields.all(name).filter(|_| !r.hop.iter().any(|h| h.eq_ignore_ascii_case(name)));
         match to.site {
-            // quoted: a port's colon is in no token (RFC 7239, 4)
+            // quoted, because a token cannot contain the colon before a port (RFC 7239, 4)
             Some(site) if to.forwarded == Forwarded::Standard => client += &format!(";host=\"{site}\";proto=http"),
             Some(site) => {
                 field(&mut out, "X-Forwarded-Host", site.as_bytes());
@@ -109,7 +110,7 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     let options = [
         ("upgrade", upgrade.is_some()),
         ("TE", r.trailers),
-        ("close", r.has_odd_content()), // so that it is not obeyed, either
+        ("close", r.has_odd_content()), // so that the server does not obey the content as a request
     ];
     let options: Vec<&str> = options.into_iter().filter(|(_, said)| *said).map(|(option, _)| option).collect();
     if !options.is_empty() {
@@ -125,7 +126,8 @@ pub fn request(r: &Request, to: &Onward<'_>) -> Vec<u8> {
     out
 }
 
-/// The head of a reply to the client. A chunked body for a client of HTTP/1.0 has to be passed on without the chunks.
+/// Writes the head of a reply to the client. A chunked body for an
+/// HTTP/1.0 client has to be forwarded without the chunk framing.
 pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     line(&mut out, &[b"HTTP/1.1 ", r.status.to_string().as_bytes(), b" ", r.reason.as_bytes()]);
@@ -155,7 +157,7 @@ pub fn response(r: &Response, to: &Back<'_>) -> Vec<u8> {
     out
 }
 
-/// `Host` for a target: without the port that goes without saying (RFC 9110, 4.2.3).
+/// The value of `Host` for a target, without the default port (RFC 9110, 4.2.3).
 pub fn host(name: &str, port: u16) -> String {
     if port == 80 { name.to_owned() } else { format!("{name}:{port}") }
 }
@@ -178,12 +180,13 @@ fn framing(out: &mut Vec<u8>, framing: Framing) {
     }
 }
 
-/// Whether a name has more than letters, digits and single `-`.
+/// Whether a name contains anything but letters, digits and single `-`.
 fn is_odd(name: &[u8]) -> bool {
     !name.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'-') || name.windows(2).any(|w| w == b"--")
 }
 
-/// Whether servers may take a name for this one: CGI and its like read `-` and all that is no letter or digit as `_`.
+/// Whether a server may mistake a name for this one: CGI and similar
+/// interfaces read `-` and all other special characters as `_`.
 fn is_read_as(name: &[u8], own: &str) -> bool {
     let words = |n: &[u8]| {
         let words = n.split(|b| !b.is_ascii_alphanumeric()).filter(|w| !w.is_empty());
@@ -198,7 +201,7 @@ fn via<'a>(out: &mut Vec<u8>, before: impl Iterator<Item = &'a [u8]>, version: V
     }
 }
 
-/// One field with all values, ours last.
+/// Writes one field that contains all values, ours last.
 fn list<'a>(out: &mut Vec<u8>, name: &str, before: impl Iterator<Item = &'a [u8]>, last: &str) {
     let mut value = Vec::new();
     for v in before.filter(|v| !v.is_empty()) {

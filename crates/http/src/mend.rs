@@ -1,9 +1,9 @@
-//! What servers write that RFC 9112 forbids and everybody understands, as it should have been.
+//! Corrects errors in replies that RFC 9112 forbids but every client understands.
 
-/// The same head, or trailer section if it has no start line: lines end with CR LF, those that were folded are one
-/// (RFC 9112, 5.2), no white space is before a colon (5.1), and control characters in values are spaces (RFC 9110, 5.5).
-/// What else is wrong with it stays wrong, and so do folds and control characters where the end of the body is said: not all
-/// programs would find it at the same place.
+/// Returns the corrected head, or trailer section if it has no start line: lines end with CR LF,
+/// folded lines are joined (RFC 9112, 5.2), white space before a colon is removed (5.1), and control
+/// characters in values become spaces (RFC 9110, 5.5). Other errors are kept. So are folds and control
+/// characters in the fields that delimit the body, since programs would disagree about where it ends.
 pub(crate) fn mend(section: &[u8], has_start_line: bool) -> Vec<u8> {
     let mut mended = Vec::with_capacity(section.len() + 64);
     let mut start_line = has_start_line;
@@ -13,7 +13,7 @@ pub(crate) fn mend(section: &[u8], has_start_line: bool) -> Vec<u8> {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let folded = line.starts_with(b" ") || line.starts_with(b"\t");
         if std::mem::take(&mut start_line) {
-            start_line = line.is_empty(); // one before it
+            start_line = line.is_empty(); // an empty line before it
             mended.extend(line);
         } else if folded && !framing && mended.ends_with(b"\r\n") {
             mended.truncate(mended.len() - 2);

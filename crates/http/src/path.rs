@@ -1,15 +1,15 @@
-//! Paths, as rules and routes compare them.
+//! Paths in the form in which rules and routes compare them.
 
 use crate::Wrong;
 
-/// The path of a request target: without query, percent encoding undone, slashes in a row taken for one (RFC 3986, 6.2.2).
-/// A backslash counts as a slash, since some servers take it for one. What is no UTF-8 is replaced.
+/// Returns the path of a request target without the query, percent-decoded, with consecutive slashes merged (RFC 3986,
+/// 6.2.2). A backslash counts as a slash, because some servers treat it as one. Invalid UTF-8 is replaced.
 ///
-/// Only for comparing: what goes on to a server is the path as it was written.
+/// For comparison only: the server receives the path as it was written.
 ///
 /// # Errors
-/// [`Wrong::Path`] for what servers read in different ways: dot segments, which a client resolves before it asks
-/// (RFC 3986, 5.2.4), also encoded or with a parameter behind (`..;x`); escapes that are none; control characters.
+/// [`Wrong::Path`] for paths that servers read in different ways: dot segments, which a client resolves before it sends the
+/// request (RFC 3986, 5.2.4), also encoded or followed by a parameter (`..;x`); invalid escapes; control characters.
 pub fn plain(target: &str) -> Result<String, Wrong> {
     let written = target.split('?').next().unwrap_or(target).as_bytes();
     let mut path = Vec::with_capacity(written.len());

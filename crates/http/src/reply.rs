@@ -1,24 +1,24 @@
-//! Replies of our own: a status, and a line of text that says what was wrong.
+//! Replies of our own: a status, and a line of text that describes the error.
 
 use std::time::SystemTime;
 
-/// What a reply of ours says.
+/// The contents of a reply of our own.
 #[derive(Debug, Clone, Copy)]
 pub struct Reply<'a> {
-    /// The status.
+    /// The status code.
     pub status: u16,
-    /// What was wrong, for whoever reads it. Nothing of the client's bytes: it might be shown as something else.
+    /// The description of the error. Contains no bytes from the client, which a browser might interpret.
     pub text: &'a str,
     /// A challenge for `Proxy-Authenticate` (RFC 9110, 11.7.1).
     pub challenge: Option<&'a str>,
-    /// Whether we shall close after it.
+    /// Whether we close the connection after the reply.
     pub close: bool,
-    /// Without the text: the answer to HEAD.
+    /// Leave out the text: the reply answers HEAD.
     pub head_only: bool,
 }
 
 impl Reply<'_> {
-    /// The reply, head and body, as of now.
+    /// Encodes head and body, with `now` as the date.
     pub fn encode(&self, now: SystemTime) -> Vec<u8> {
         let body = format!("longsplice: {}\n", self.text);
         let mut head = format!(
@@ -43,7 +43,7 @@ impl Reply<'_> {
     }
 }
 
-/// The phrase of RFC 9110, 15, for the statuses that we answer with.
+/// The reason phrase (RFC 9110, 15) of a status that we send.
 fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",

@@ -6,7 +6,7 @@ use crate::{
 };
 use std::mem::MaybeUninit;
 
-/// Methods whose content means something (RFC 9110, 9.3; RFC 5789, 4918, 5323, 3253, 3744, 4791; QUERY).
+/// Methods whose requests have defined content (RFC 9110, 9.3; RFC 5789, 4918, 5323, 3253, 3744, 4791; QUERY).
 const WITH_CONTENT: [&str; 12] = [
     "ACL",
     "LOCK",
@@ -22,23 +22,23 @@ const WITH_CONTENT: [&str; 12] = [
     "SEARCH",
 ];
 
-/// What the request is about, in the four forms of RFC 9112, 3.2.
+/// The request target, in the four forms of RFC 9112, 3.2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Form {
-    /// A path and perhaps a query: to a server.
+    /// A path and optionally a query: sent to a server.
     Origin(String),
-    /// `http://HOST:PORT/PATH`: to a proxy. The path as a server wants it (RFC 9112, 3.2.1, 3.2.4).
+    /// `http://HOST:PORT/PATH`: sent to a proxy. The path is in the form that a server expects (RFC 9112, 3.2.1, 3.2.4).
     Absolute(Authority, String),
     /// `HOST:PORT`: CONNECT.
     Authority(Authority),
-    /// `*`: OPTIONS of a server as a whole.
+    /// `*`: OPTIONS for a server as a whole.
     Asterisk,
 }
 
-/// A request's head, understood.
+/// A parsed request head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The method, case as it was: methods are case-sensitive (RFC 9110, 9.1).
+    /// The method in its original case: methods are case-sensitive (RFC 9110, 9.1).
     pub method: String,
     /// The target.
     pub form: Form,
@@ -46,26 +46,27 @@ pub struct Request {
     pub version: Version,
     /// All fields.
     pub fields: Fields,
-    /// What follows; never [`Framing::UntilClose`].
+    /// The framing of the body; never [`Framing::UntilClose`].
     pub framing: Framing,
-    /// Whether another request may follow on the connection, as a proxy has to see it: with a client of HTTP/1.0 none
-    /// (RFC 9112, 9.3).
+    /// Whether another request may follow on the connection. A proxy must
+    /// not keep a connection from an HTTP/1.0 client open (RFC 9112, 9.3).
     pub keep_alive: bool,
-    /// What the client would rather speak, if it asks: one or several protocols (RFC 9110, 7.8).
+    /// The protocols that the client asks to switch to, one or several (RFC 9110, 7.8).
     pub upgrade: Option<String>,
-    /// Whether it takes trailers (RFC 9110, 10.1.4).
+    /// Whether the client accepts trailers (RFC 9110, 10.1.4).
     pub(crate) trailers: bool,
-    /// For OPTIONS and TRACE: how many may still pass it on (RFC 9110, 7.6.2).
+    /// For OPTIONS and TRACE: how many more times the request may be forwarded (RFC 9110, 7.6.2).
     pub max_forwards: Option<u64>,
-    /// Options of `Connection`, in lower case: these fields are for us alone.
+    /// The options of `Connection`, in lower case: the fields they name are not forwarded.
     pub(crate) hop: Vec<String>,
 }
 
 impl Request {
-    /// Reads a head of which [`Scan`](crate::Scan) has found the end.
+    /// Parses a head whose end [`Scan`](crate::Scan) has found.
     ///
     /// # Errors
-    /// Whatever may be read in two ways, and what no proxy may pass on; [`Wrong::status`] is the answer.
+    /// Anything that can be read in two ways or that a proxy must
+    /// not forward. The status of the answer is [`Wrong::status`].
     pub fn parse(head: &[u8]) -> Result<Request, Wrong> {
         let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
         let mut raw = httparse::Request::new(&mut []);
@@ -113,26 +114,28 @@ impl Request {
 }
 
 impl Request {
-    /// All fields that go on to the server as they are: not about one connection, nor `Host`, nor about where the body ends.
+    /// The fields that are forwarded to the server unchanged: all but those
+    /// about one connection, `Host`, and those that delimit the body.
     pub fn end_to_end(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.fields.plain(&self.hop)
     }
 
-    /// Whether it may be sent again when no word of a reply has come: its method is idempotent (RFC 9110, 9.2.2), and it
-    /// has no body, of which some may be gone.
+    /// Whether the request may be sent again if no byte of a reply has come: its method is idempotent (RFC 9110, 9.2.2), and
+    /// it has no body, part of which may already be gone.
     pub fn is_repeatable(&self) -> bool {
         matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE") && self.framing == Framing::None
     }
 
-    /// Whether it has content though its method gives that no meaning, as with GET, HEAD, DELETE and OPTIONS, or is unknown. A
-    /// server that does not read it takes it for the next request (RFC 9110, 9.3.1): nothing else may be sent there.
+    /// Whether the request has content although its method defines none, as with GET, HEAD,
+    /// DELETE and OPTIONS, or is unknown. A server that does not read the content takes it for
+    /// the next request (RFC 9110, 9.3.1), so nothing else may be sent on that connection.
     pub fn has_odd_content(&self) -> bool {
         let empty = matches!(self.framing, Framing::None | Framing::Exact(0));
         !empty && !WITH_CONTENT.contains(&self.method.as_str())
     }
 }
 
-/// A version that is one, but not ours, or something else.
+/// The error for a version: valid but unsupported, or no version at all.
 fn version(head: &[u8]) -> Wrong {
     let line = head.strip_prefix(b"\r\n").unwrap_or(head).split(|b| *b == b'\r').next().unwrap_or(head);
     let last = line.rsplit(|b| *b == b' ').next().unwrap_or(line);
@@ -149,7 +152,8 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
         // RFC 9112, 3.2.3: the port is not optional
         return if authority.port.is_some() { Ok(Form::Authority(authority)) } else { Err(Wrong::Authority) };
     }
-    // RFC 3986 has none of these in a URI. Of what else it excludes, browsers send {|}^` as they are, and \ in queries.
+    // RFC 3986 allows none of these in a URI. Of the other characters
+    // it excludes, browsers send { }^` unescaped, and \ in queries.
     let plain = |b: u8| matches!(b, b'!'..=b'~') && !b"\"#<>".contains(&b);
     let path = target.split('?').next().unwrap_or(target);
     if !target.bytes().all(plain) || path.contains('\\') {
@@ -176,7 +180,8 @@ fn form(method: &str, target: &str) -> Result<Form, Wrong> {
     Ok(Form::Absolute(Authority::parse(authority)?, path))
 }
 
-/// RFC 9112, 3.2: one, and a host. Where the target itself says who is meant, a proxy ignores `Host`, and replaces it (3.2.2).
+/// Checks `Host`: exactly one, with a valid host (RFC 9112, 3.2). If the target
+/// itself names the host, a proxy ignores `Host` and replaces it (3.2.2).
 fn host(fields: &Fields, version: Version, form: &Form) -> Result<(), Wrong> {
     match fields.one("host", Wrong::Hosts)? {
         None if version == Version::Http11 => Err(Wrong::NoHost),
@@ -194,8 +199,8 @@ fn takes_trailers(fields: &Fields) -> bool {
     codings.any(|c| c.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
-/// The protocols asked for that may be passed on. `h2c` is obsolete (RFC 9113, 3.1), and has been used to get past rules: its
-/// frames are requests that nobody reads.
+/// The requested protocols that may be forwarded. `h2c` is dropped: it is obsolete (RFC 9113, 3.1), and has been used to
+/// bypass rules, since its frames carry requests that no proxy inspects.
 fn upgrade(fields: &Fields, asked: bool) -> Option<String> {
     let list = fields.all("upgrade").filter(|_| asked).flat_map(|v| v.split(|b| *b == b',')).map(<[u8]>::trim_ascii);
     let good = |p: &&[u8]| !p.is_empty() && p.iter().all(|b| is_token(*b) || *b == b'/');

@@ -7,35 +7,35 @@ use crate::{
 };
 use std::mem::MaybeUninit;
 
-/// A reply's head, understood.
+/// A parsed reply head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
-    /// 100 to 599, or to 999 if it was read leniently.
+    /// 100 to 599, or up to 999 if parsed leniently.
     pub status: u16,
-    /// The reason phrase, which means nothing.
+    /// The reason phrase, which has no meaning.
     pub reason: String,
     /// The server's version.
     pub version: Version,
     /// All fields.
     pub fields: Fields,
-    /// What follows.
+    /// The framing of the body.
     pub framing: Framing,
-    /// A length that is said though no body follows: HEAD and 304 (RFC 9110, 8.6).
+    /// The Content-Length of a reply without a body: for HEAD and 304 (RFC 9110, 8.6).
     pub(crate) said: Option<u64>,
-    /// Whether the connection can be used again.
+    /// Whether the connection can be used for another request.
     pub keep_alive: bool,
-    /// What is spoken from now on, with 101.
+    /// The protocol switched to, with 101.
     pub upgrade: Option<String>,
-    /// Options of `Connection`, in lower case.
+    /// The options of `Connection`, in lower case.
     pub(crate) hop: Vec<String>,
 }
 
 impl Response {
-    /// Reads a head of which [`Scan`](crate::Scan) has found the end, as the answer to a request with this method: the body
-    /// depends on it (RFC 9112, 6.3).
+    /// Parses a head whose end [`Scan`](crate::Scan) has found, as the reply to a request
+    /// with this method, which determines the framing of the body (RFC 9112, 6.3).
     ///
     /// # Errors
-    /// Whatever may be read in two ways.
+    /// Anything that can be read in two ways.
     pub fn parse(head: &[u8], method: &str) -> Result<Response, Wrong> {
         let parts = Parts::new(head)?;
         if parts.status > 599 {
@@ -45,17 +45,17 @@ impl Response {
         Response::new(parts, said, method)
     }
 
-    /// The same, of a head that [`Scan::lenient`](crate::Scan::lenient) has found: what servers often do wrong, and what has one
-    /// meaning all the same, is mended.
+    /// Parses a head found by [`Scan::lenient`](crate::Scan::lenient).
+    /// Common errors of servers that leave only one meaning are corrected.
     ///
     /// # Errors
-    /// Whatever may be read in two ways.
+    /// Anything that can be read in two ways.
     pub fn lenient(head: &[u8], method: &str) -> Result<Response, Wrong> {
         let parts = Parts::new(head).or_else(|_| Parts::new(&mend(head, true)))?;
         let said = parts.fields.lenient_framing(parts.version)?;
         let doubtful = said == Some(Framing::Chunked) && parts.fields.all("content-length").next().is_some();
         let mut reply = Response::new(parts, said, method)?;
-        reply.keep_alive &= !doubtful; // RFC 9112, 6.3: perhaps somebody has tampered with it
+        reply.keep_alive &= !doubtful; // RFC 9112, 6.3: possibly an attack
         Ok(reply)
     }
 
@@ -87,7 +87,8 @@ impl Response {
         })
     }
 
-    /// Bytes of content, as far as the head says: of HEAD and 304, those that the content would have. None: until the end.
+    /// The length of the content according to the head; for HEAD and 304,
+    /// the length that the content would have. `None`: until the end.
     pub fn length(&self) -> Option<u64> {
         match self.framing {
             Framing::Exact(n) => Some(n),
@@ -96,12 +97,13 @@ impl Response {
         }
     }
 
-    /// All fields that go on to the client as they are: not about one connection, nor about where the body ends.
+    /// The fields that are forwarded to the client unchanged: all but
+    /// those about one connection and those that delimit the body.
     pub fn end_to_end(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.fields.plain(&self.hop)
     }
 
-    /// The values of all fields of this name that go on to the client.
+    /// The values of all fields with this name that are forwarded to the client.
     pub fn passed_on<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         self.fields
             .end_to_end(&self.hop)
@@ -109,13 +111,13 @@ impl Response {
             .map(|(_, value)| value)
     }
 
-    /// Whether another reply to the same request follows (RFC 9110, 15.2). 101 is the last.
+    /// Whether another reply to the same request follows (RFC 9110, 15.2). 101 is final.
     pub fn is_interim(&self) -> bool {
         (100..200).contains(&self.status) && self.status != 101
     }
 }
 
-/// A head, taken apart.
+/// The parts of a head.
 struct Parts {
     status: u16,
     version: Version,

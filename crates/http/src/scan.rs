@@ -1,51 +1,51 @@
-//! Finds the end of a head in the order in which bytes arrive, and refuses on the way what no line may contain.
+//! Finds the end of a head as bytes arrive, and refuses bytes on the way that no line may contain.
 
 use crate::{HEAD_MAX, LINE_MAX, REPLY_HEAD_MAX, TRAILERS_MAX, Wrong};
 
-/// What is scanned.
+/// The part of a message to scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A request: one empty line before it is forgiven (RFC 9112, 2.2).
+    /// A request: one empty line before it is accepted (RFC 9112, 2.2).
     Request,
     /// A reply.
     Response,
-    /// The trailer section of a chunked body, which may be its final empty line alone.
+    /// The trailer section of a chunked body, which may consist of the final empty line alone.
     Trailers,
 }
 
-/// A head whose end has not come yet. Every byte is looked at once, however it arrives.
+/// A scanner for the end of a head. It looks at every byte once, however the bytes are divided.
 #[derive(Debug, Clone)]
 pub struct Scan {
     kind: Kind,
-    /// What can be mended is let through.
+    /// Accept errors that can be corrected.
     lenient: bool,
-    /// Bytes looked at.
+    /// Bytes scanned.
     at: usize,
-    /// Where the line of `at` begins.
+    /// Where the current line begins.
     line: usize,
-    /// Lines with something in them so far.
+    /// Non-empty lines so far.
     lines: usize,
     /// Empty lines before them.
     empty: usize,
 }
 
 impl Scan {
-    /// At the first byte of a message.
+    /// Starts at the first byte of a message.
     pub fn new(kind: Kind) -> Scan {
         Scan { kind, lenient: false, at: 0, line: 0, lines: 0, empty: 0 }
     }
 
-    /// The same, of a server's message that [`Response::lenient`](crate::Response::lenient) is to read: lines may end with LF
-    /// alone, go on in the next one, and have control characters; one empty line before it is forgiven.
+    /// Starts a message from a server that [`Response::lenient`](crate::Response::lenient) is to parse: lines may end with a
+    /// lone LF, be folded, and contain control characters; one empty line before the message is accepted.
     pub fn lenient(kind: Kind) -> Scan {
         Scan { lenient: true, ..Scan::new(kind) }
     }
 
-    /// The length of the head, once it is there. `input` is everything since the first byte of the message, what was given
-    /// before included.
+    /// Returns the length of the head once it is complete. `input` is everything
+    /// since the first byte of the message, including bytes passed in earlier calls.
     ///
     /// # Errors
-    /// The first byte, in their order, that cannot belong to a head.
+    /// The error of the first byte that cannot belong to a head.
     pub fn feed(&mut self, input: &[u8]) -> Result<Option<usize>, Wrong> {
         while let Some(&byte) = input.get(self.at) {
             if self.at >= self.most() {
@@ -78,7 +78,7 @@ impl Scan {
                         }
                     }
                 }
-                // a start line, or what is to be none, goes on nowhere (RFC 9112, 2.2)
+                // even lenient parsing needs a field to continue: a start line cannot be folded (RFC 9112, 2.2)
                 b' ' | b'\t' if first && !(self.lenient && self.fields() > 0) => return Err(Wrong::Fold),
                 _ if self.lenient => {}
                 _ if after_cr => return Err(Wrong::BareCr),
@@ -91,7 +91,7 @@ impl Scan {
         Ok(None)
     }
 
-    /// So many bytes in the midst of a line say nothing about where it ends, and are allowed there: most of a head.
+    /// The number of ordinary bytes ahead in the middle of a line, which need no further check: most of a head.
     fn plain(&self, input: &[u8]) -> usize {
         if self.at == self.line || input[self.at - 1] == b'\r' {
             return 0;
@@ -102,7 +102,7 @@ impl Scan {
         input[self.at..end].iter().take_while(plain).count()
     }
 
-    /// Lines that were fields so far.
+    /// The number of field lines so far.
     fn fields(&self) -> usize {
         if self.kind == Kind::Trailers { self.lines } else { self.lines.saturating_sub(1) }
     }
@@ -115,7 +115,7 @@ impl Scan {
         }
     }
 
-    /// Whether anything of the message has come, an empty line before it not counted.
+    /// Whether the message has begun. An empty line before it does not count.
     pub fn has_begun(&self) -> bool {
         self.lines > 0 || self.at > self.line
     }

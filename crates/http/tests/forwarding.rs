@@ -1,4 +1,4 @@
-//! What becomes of heads on their way through a proxy.
+//! Heads as a proxy forwards them.
 
 use longsplice_http::{
     Request, Response, Version,
@@ -26,7 +26,7 @@ fn request(fields: &str, to: &Onward<'_>) -> String {
 fn request_line(line: &str, fields: &str, to: &Onward<'_>) -> String {
     let parsed = Request::parse(format!("{line}\r\n{fields}\r\n").as_bytes()).unwrap();
     let text = String::from_utf8(forward::request(&parsed, to)).unwrap();
-    // what is written can be read again, and means the same
+    // the written head parses again, and means the same
     let again = Request::parse(text.as_bytes()).unwrap();
     assert_eq!((again.method, again.framing), (parsed.method, parsed.framing));
     text

@@ -1,4 +1,4 @@
-//! Hostile and odd requests, each with the required answer: the status and what was wrong, or how it is understood.
+//! Hostile and unusual requests, each with the required result: the status and the error, or the parsed request.
 
 mod feed;
 
@@ -21,13 +21,13 @@ const HEADS: &[(&[u8], &str)] = &[
     (b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n", "CONNECT a:443 none keep"),
     (b"CONNECT [::1]:443 HTTP/1.1\r\nHost: a\r\n\r\nearly", "CONNECT [::1]:443 none keep, 5 more"),
     (b"CONNECT a:443 HTTP/1.0\r\n\r\n", "CONNECT a:443 none close"),
-    // bytes of the query that browsers do not encode
+    // characters in the query that browsers do not encode
     (b"GET http://a/?{|}^` HTTP/1.1\r\nHost: a\r\n\r\n", "GET a /?{|}^` none keep"),
     (b"GET http://a/?b\\c HTTP/1.1\r\nHost: a\r\n\r\n", "GET a /?b\\c none keep"),
     (b"GET /?b\\c HTTP/1.1\r\nHost: a\r\n\r\n", "GET /?b\\c none keep"),
     (b"GET /b\\c?d HTTP/1.1\r\nHost: a\r\n\r\n", "400 Target"),
     (b"GET http://a/%00%0d%0a HTTP/1.1\r\nHost: a\r\n\r\n", "GET a /%00%0d%0a none keep"),
-    // targets that are none
+    // invalid targets
     (b"GET a HTTP/1.1\r\nHost: a\r\n\r\n", "400 Target"),
     (b"GET a/b HTTP/1.1\r\nHost: a\r\n\r\n", "400 Target"),
     (b"GET * HTTP/1.1\r\nHost: a\r\n\r\n", "400 Target"),
@@ -125,12 +125,12 @@ const HEADS: &[(&[u8], &str)] = &[
     (b"GET http://a/ HTTP/1.1\r\nHost: \xc3\xa4\r\n\r\n", "GET a / none keep"),
     (b"GET /a HTTP/1.1\r\nHost: \xc3\xa4\r\n\r\n", "400 Host"),
     (b"GET http://a/ HTTP/1.1\r\nHost: b\r\n\r\n", "GET a / none keep"),
-    // heads that end too early, or do not end
+    // heads that are truncated or unfinished
     (b"", "more"),
     (b"\r\n", "more"),
     (b"GET http://a/ HTTP/1.1\r\nHost: a\r\n", "more"),
     (b"GET http://a/ HTTP/1.1\r\nHost: a\r\n\r", "more"),
-    // two in one segment
+    // two messages in one segment
     (b"GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\nGET", "GET a / none keep, 3 more"),
 ];
 
@@ -297,7 +297,7 @@ const CHUNKS: &[(&[u8], &str)] = &[
     (b"0\r\n X: 1\r\n\r\n", ", Fold"),
     (b"0\r\nX: 1\r\n 2\r\n\r\n", ", Fold"),
     (b"0\r\nX: \0\r\n\r\n", ", Control"),
-    // cut off
+    // truncated
     (b"", ", Cut"),
     (b"5", ", Cut"),
     (b"5\r\nhel", " \"hel\", Cut"),

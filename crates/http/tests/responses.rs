@@ -1,10 +1,10 @@
-//! Hostile and odd replies, each with the required answer.
+//! Hostile and unusual replies, each with the required result.
 
 mod feed;
 
 use feed::{From, table};
 
-/// Method of the request, the reply, how it is understood.
+/// Method of the request, the reply, and the required result.
 const REPLIES: &[(&str, &[u8], &str)] = &[
     ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "200 5 keep \"hello\""),
     ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloHTTP", "200 5 keep \"hello\", 4 more"),
@@ -23,7 +23,7 @@ const REPLIES: &[(&str, &[u8], &str)] = &[
     ("GET", b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", "200 1 close \"x\""),
     ("GET", b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\nx", "200 1 keep \"x\""),
     ("GET", b"HTTP/1.0 200 OK\r\n\r\nx", "200 until-close close \"x\""),
-    // no body, whatever the fields say (RFC 9112, 6.3)
+    // no body, regardless of the fields (RFC 9112, 6.3)
     ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "200 none keep"),
     ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "200 none keep, 5 more"),
     ("HEAD", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "200 none keep"),
@@ -88,7 +88,7 @@ const REPLIES: &[(&str, &[u8], &str)] = &[
     ),
 ];
 
-/// The same, mended: also fields, and chunks as they go on.
+/// Replies parsed leniently; the result also shows the fields and the chunks as forwarded.
 const CARELESS: &[(&str, &[u8], &str)] = &[
     // lines (RFC 9112, 2.2, 4, 5.1 and 5.2; RFC 9110, 5.5)
     ("GET", b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello", "200 5 keep \"hello\""),
@@ -134,7 +134,7 @@ const CARELESS: &[(&str, &[u8], &str)] = &[
     ("GET", b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "400 CodingInOld"),
 ];
 
-/// Chunks, and what they go on as.
+/// Chunks, and the form in which they are forwarded.
 const CHUNKS: &[(&[u8], &str)] = &[
     (b"5\r\nhello\r\n0\r\n\r\n", "\"hello\" as 5\\r\\nhello\\r\\n0\\r\\n\\r\\n"),
     (b"5\nhello\n0\n\n", "\"hello\" as 5\\r\\nhello\\r\\n0\\r\\n\\r\\n"),
@@ -167,7 +167,7 @@ fn replies_are_mended() {
         let required = format!("200 chunked keep{}{required}", if refused { ", " } else { " " }).replace("  as", " as");
         table(From::Careless("GET"), [([head, *chunks].concat(), required)]);
     }
-    // Whatever the strict ones take, means the same.
+    // Everything that the strict parser accepts means the same to the lenient one.
     for (method, reply, required) in REPLIES.iter().filter(|(_, _, required)| required.starts_with("200 5 ")) {
         table(From::Careless(method), [(reply.to_vec(), (*required).to_owned())]);
     }

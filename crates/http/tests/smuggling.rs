@@ -1,5 +1,5 @@
-//! Request smuggling and response splitting, as published: messages that two programs would end in different places. Each with
-//! the required answer: refused, or understood in the only way that there is, with what is left for the next message.
+//! Request smuggling and response splitting as published: messages that two programs would end in different places. The
+//! required result is a refusal, or the only possible interpretation with the bytes left for the next message.
 
 mod feed;
 
@@ -7,7 +7,7 @@ use feed::{From, table};
 
 /// Fields after `Host`, up to the end of the connection.
 const REQUESTS: &[(&[u8], &str)] = &[
-    // CL.TE and TE.CL: one reads the length, the other the chunks
+    // CL.TE and TE.CL: one program uses the length, the other the chunks
     (b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", "400 LengthAndCoding"),
     (b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n5c\r\nGPOST / HTTP/1.1\r\n", "400 LengthAndCoding"),
     (b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "400 LengthAndCoding"),
@@ -19,7 +19,7 @@ const REQUESTS: &[(&[u8], &str)] = &[
         b"Connection: transfer-encoding\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
         "400 LengthAndCoding",
     ),
-    // TE.TE: one of them does not recognize the coding
+    // TE.TE: one program does not recognize the coding
     (b"Transfer-Encoding: xchunked\r\nContent-Length: 4\r\n\r\nabcd", "400 LengthAndCoding"),
     (b"Transfer-Encoding: chunked\r\nTransfer-encoding: cow\r\n\r\n0\r\n\r\n", "400 Coding"),
     (b"Transfer-encoding: cow\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "501 UnknownCoding"),
@@ -60,7 +60,7 @@ const REQUESTS: &[(&[u8], &str)] = &[
     (b"Transfer-Encodin\xc4\xa3: chunked\r\n\r\n", "400 FieldName"),
     (b"Content-Encoding: chunked\r\n\r\n", "none keep"),
     (b"TE: chunked\r\n\r\n0\r\n\r\n", "none keep, 5 more"),
-    // CL.CL, and lengths that some round, sum up or cut off
+    // CL.CL, and lengths that some programs round, add up or truncate
     (b"Content-Length: 5\r\nContent-Length: 05\r\n\r\nhello", "400 Lengths"),
     (b"Content-Length: 0\r\nContent-Length: 44\r\n\r\nGET /", "400 Lengths"),
     (b"Content-Length: 5\r\nCONTENT-LENGTH: 0\r\n\r\nhello", "400 Lengths"),
@@ -81,7 +81,7 @@ const REQUESTS: &[(&[u8], &str)] = &[
     (b"Content-Length: \r\n 5\r\n\r\nhello", "400 Fold"),
     (b"Content-Length: 5\t\r\n\r\nhello", "5 keep \"hello\""),
     (b"Connection: content-length\r\nContent-Length: 5\r\n\r\nhello", "5 keep \"hello\""),
-    // CL.0: the next message begins where the length says, whatever it looks like
+    // CL.0: the next message begins where the length says, whatever the bytes look like
     (b"Content-Length: 0\r\n\r\nGET /admin HTTP/1.1\r\n", "0 keep, 21 more"),
     (b"\r\nGET /admin HTTP/1.1\r\n", "none keep, 21 more"),
     (b"Content-Length: 21\r\n\r\nGET /admin HTTP/1.1\r\n", "21 keep \"GET /admin HTTP/1.1\\r\\n\""),
@@ -93,9 +93,9 @@ const REQUESTS: &[(&[u8], &str)] = &[
     (b"X: y\r\n\t\r\n\r\n", "400 Fold"),
 ];
 
-/// Chunked bodies of requests that two programs cut differently.
+/// Chunked bodies of requests that two programs divide differently.
 const CHUNKS: &[(&[u8], &str)] = &[
-    // TERM.EXT and EXT.TERM: line feeds in extensions and behind chunks
+    // TERM.EXT and EXT.TERM: line feeds in extensions and after chunks
     (b"2;\nxx\r\n4c\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n0\r\n\r\n", ", ChunkExtension"),
     (b"2;\rxx\r\n0\r\n\r\n", ", ChunkEnd"),
     (b"2;a=\"\n\"\r\nxx\r\n0\r\n\r\n", ", ChunkExtension"),
@@ -107,7 +107,7 @@ const CHUNKS: &[(&[u8], &str)] = &[
     (b"2\r\nxxXX0\r\n\r\n", ", ChunkEnd"),
     (b"2;\r\nxx\r\n0;\r\n\r\n", " \"xx\""),
     (b"2\r\nxx\r\n0\r\n\r\nGET", " \"xx\", 3 more"),
-    // sizes that wrap or that end early
+    // sizes that overflow or are truncated
     (b"100000000\r\nxx", " \"xx\", Cut"),
     (b"10000000000000002\r\nxx\r\n0\r\n\r\n", ", ChunkSize"),
     (b"fffffffffffffffe\r\n", ", ChunkSize"),
@@ -120,7 +120,7 @@ const CHUNKS: &[(&[u8], &str)] = &[
     (b"0X2\r\nxx\r\n0\r\n\r\n", ", ChunkSize"),
     (b"\n2\r\nxx\r\n0\r\n\r\n", ", ChunkSize"),
     (b"\r\n\r\n", ", ChunkSize"),
-    // the end, and what poses as it
+    // the end of the body, and what looks like it
     (b"0\n\r\n", ", ChunkSize"),
     (b"0\r\n\r\r\n", ", BareCr"),
     (b"0\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", ", Trailer"),
@@ -131,7 +131,7 @@ const CHUNKS: &[(&[u8], &str)] = &[
     (b"0\r\n: y\r\n\r\n", ", Trailer"),
 ];
 
-/// Method of the request, and the reply behind its version.
+/// Method of the request, and the reply after its version.
 const REPLIES: &[(&str, &[u8], &str)] = &[
     ("GET", b"200 OK\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", "400 LengthAndCoding"),
     ("GET", b"200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n", "400 LengthAndCoding"),
@@ -154,7 +154,7 @@ const REPLIES: &[(&str, &[u8], &str)] = &[
     ("GET", b"200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nhello", "400 Length"),
     ("HEAD", b"200 OK\r\nContent-Length: x\r\n\r\n", "400 Length"),
     ("HEAD", b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "200 none keep, 5 more"),
-    // splitting: a field whose value was not cleaned by the program behind the server
+    // splitting: a field value that the program behind the server did not sanitize
     ("GET", b"302 Go\r\nLocation: /\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\n", "302 0 keep, 17 more"),
     ("GET", b"302 Go\r\nLocation: /\rSet-Cookie: a\r\n\r\n", "400 BareCr"),
     ("GET", b"302 Go\r\nLocation: /\nSet-Cookie: a\r\n\r\n", "400 BareLf"),

@@ -1,8 +1,8 @@
-//! The far end of a detour: frames wait here until they are late enough.
+//! The far end of a detour, where frames are delayed.
 //!
-//! One thread with one packet socket on the far end of a veth pair (see bpf/lab.bpf.c). Frames that came are given a
-//! time to leave, by rate, delay and reordering, and leave in the order of those times. The queue is bounded like that
-//! of a router: what would wait longer than [`Timing::queue`] for the rate is dropped, and counted.
+//! One thread reads a packet socket on the far end of a veth pair (see bpf/lab.bpf.c). It assigns each frame a departure
+//! time, by rate, delay and reordering, and sends frames in the order of these times. The queue is bounded as in a router: a
+//! frame that would wait for the rate longer than [`Timing::queue`] is dropped and counted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,31 +26,31 @@ use crate::{LabError, Namespace};
 
 /// Larger than any frame: the near end has no segmentation offload.
 const FRAME: usize = 70_000;
-/// Frames taken in one go, so that none that is due waits for long.
+/// Frames read in one batch, limited so that no due frame waits for long.
 const BATCH: usize = 64;
-/// What the kernel may keep for this thread while it is not running. At 1500 bytes a frame some 20,000 frames.
+/// Receive buffer of the socket, for the time while this thread does not run. Holds about 20,000 frames of 1500 bytes.
 const SOCKET_BUFFER: usize = 64 << 20;
-/// Frames that wait at most, whatever the rate: a bound on memory, far above what any test has in flight.
+/// Maximum number of queued frames at any rate: a limit on memory, far above what any test has in flight.
 const FRAMES: usize = 50_000;
-/// How often the thread looks whether it is to end.
+/// How often the thread checks whether it is to exit.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// When frames leave.
+/// The parameters that determine when frames leave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
-    /// Every frame is late by this.
+    /// Delay of every frame.
     pub delay: Duration,
-    /// Bytes a second.
+    /// Bytes per second.
     pub rate: Option<u64>,
-    /// How much waiting for the rate is allowed.
+    /// Maximum time that a frame may wait for the rate.
     pub queue: Duration,
-    /// Share of frames that are held back, of those that take the detour.
+    /// Fraction of the frames on the detour that are held back.
     pub reorder: f64,
-    /// How much longer those are held back.
+    /// Additional delay of frames that are held back.
     pub reorder_by: Duration,
 }
 
-/// What the thread counted.
+/// Counters of the thread.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub delayed: AtomicU64,
@@ -59,7 +59,7 @@ pub(crate) struct Counts {
     pub unsent: AtomicU64,
 }
 
-/// The running thread. Dropping it ends it; what still waits is lost.
+/// A handle to the running thread. Dropping it ends the thread; queued frames are lost.
 #[derive(Debug)]
 pub(crate) struct DelayLine {
     timing: Arc<Mutex<Timing>>,
@@ -69,7 +69,7 @@ pub(crate) struct DelayLine {
 }
 
 impl DelayLine {
-    /// Starts it on `device`, which exists and is up.
+    /// Starts the thread on `device`, which must exist and be up.
     pub fn start(namespace: &Namespace, device: &str, timing: Timing, seed: u64) -> Result<Self, LabError> {
         let (socket, address) =
             namespace.run(|| open(device)).map_err(LabError::io(format!("packet socket on {device}")))?;
@@ -90,7 +90,7 @@ impl DelayLine {
         Ok(Self { timing, counts, stop, thread: Some(thread) })
     }
 
-    /// From now on frames that arrive leave at other times.
+    /// Changes the timing of frames that arrive from now on.
     pub fn set_timing(&self, timing: Timing) {
         *self.timing.lock().expect("nothing panics under this lock") = timing;
     }
@@ -109,7 +109,7 @@ impl Drop for DelayLine {
     }
 }
 
-/// A packet socket on one device, and the address by which to send on it.
+/// Opens a packet socket on one device. Returns it with the address to send to.
 fn open(device: &str) -> io::Result<(OwnedFd, LinkAddr)> {
     let interfaces = nix::ifaddrs::getifaddrs()?;
     let address = interfaces
@@ -124,7 +124,7 @@ fn open(device: &str) -> io::Result<(OwnedFd, LinkAddr)> {
     Ok((socket, address))
 }
 
-/// A frame that waits. Ordered by its time to leave, then by arrival.
+/// A queued frame. Ordered by departure time, then by arrival.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Waiting {
     leaves: Instant,
@@ -140,7 +140,7 @@ struct Line {
     random: StdRng,
     waiting: BinaryHeap<Reverse<Waiting>>,
     arrived: u64,
-    /// When the frame that was queued last will have been sent at the given rate.
+    /// When the last queued frame will have been sent at the given rate.
     free_at: Instant,
 }
 
@@ -155,7 +155,7 @@ impl Line {
             match ppoll(&mut ready, Some(patience.into()), None) {
                 Ok(0) | Err(Errno::EINTR) => {}
                 Ok(_) => self.receive(&mut buffer),
-                // The socket is of no use any more.
+                // The socket is no longer usable.
                 Err(_) => return,
             }
         }
@@ -167,7 +167,7 @@ impl Line {
             match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), buffer) {
                 Ok((_, Some(from))) if from.pkttype() == OUTGOING => {}
                 Ok((length, _)) => self.admit(&buffer[..length]),
-                // Nothing more for now; a device that is going down says so at the next poll.
+                // Nothing more for now; if the device is going down, the next poll reports it.
                 Err(_) => return,
             }
         }

@@ -1,63 +1,63 @@
-//! Why the lab could not do what it was asked.
+//! Errors of the lab.
 
 use std::io;
 use std::process::ExitStatus;
 
-/// Why a network could not be made or changed. None of these is about the traffic: see [`crate::traffic::How`].
+/// Why a network could not be created or changed. None of these concerns the traffic: see [`crate::traffic::How`].
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A program of the system is missing or could not be started.
+    /// A system program is missing or could not be started.
     #[error("cannot start {program}: {source}")]
     Missing {
-        /// What was to be started.
+        /// The program.
         program: String,
-        /// Why it was not.
+        /// The error of the start.
         source: io::Error,
     },
-    /// A program of the system refused.
+    /// A system program failed.
     #[error("{program} failed ({status}): {output}")]
     Refused {
-        /// What was started, with its arguments.
+        /// The program and its arguments.
         program: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// What it wrote to standard error.
+        /// Its output on standard error.
         output: String,
     },
-    /// A system call or a file failed.
+    /// A system call or a file operation failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
-        /// Why it failed.
+        /// The error.
         source: io::Error,
     },
-    /// The impairment program was not loaded or attached.
+    /// The impairment program could not be loaded or attached.
     #[error("{what}: {source}")]
     Bpf {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
-        /// Why it failed.
+        /// The error.
         source: libbpf_rs::Error,
     },
-    /// Something did not happen in time.
+    /// An event did not happen in time.
     #[error("{what} did not happen within {seconds} s")]
     Late {
-        /// What was awaited.
+        /// The expected event.
         what: String,
-        /// How long it was awaited.
+        /// The time limit in seconds.
         seconds: u64,
     },
 }
 
 impl LabError {
-    /// For `map_err`: the failure of a system call, with what was attempted.
+    /// Returns a closure for `map_err` that turns a system call's error into a `LabError` with the attempted operation.
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
     }
 
-    /// For `map_err`: the same for nix's error numbers.
+    /// The same for error numbers of nix.
     pub(crate) fn errno(what: impl Into<String>) -> impl FnOnce(nix::Error) -> Self {
         let what = what.into();
         move |errno| Self::Io { what, source: errno.into() }

@@ -1,8 +1,8 @@
-//! A flood of small packets over many flows, from the client through the forwarder to a sink at the server, all of it
-//! on one CPU: what it takes divided by the packets that arrive is the cost of a packet, generator and sink included.
+//! A flood of small packets over many flows, from the client through the forwarder to a sink at the server, all on one CPU.
+//! CPU time divided by packets received is the cost of a packet, including generator and sink.
 //!
-//! Generator and sink are bpf/flood.bpf.c. No connections are needed: the forwarder is told by other means what to do
-//! with the flows. A lab with a flood is for nothing else: what passes for TCP there is not.
+//! Generator and sink are in bpf/flood.bpf.c. No connections are needed: the forwarder learns of the flows by other means. A
+//! lab with a flood cannot be used for anything else, because the flood's packets are not valid TCP.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -22,7 +22,7 @@ use crate::process::run;
 use crate::topology::{CLIENT, SERVER};
 use crate::{Lab, LabError, Namespace, Shape};
 
-/// Places in the arrays, made from bpf/flood.h.
+/// Array indices, generated from bpf/flood.h.
 mod place {
     include!(concat!(env!("OUT_DIR"), "/flood.rs"));
 }
@@ -30,39 +30,39 @@ mod place {
 /// The compiled bpf/flood.bpf.c.
 static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flood.bpf.o"));
 
-/// BPF_F_TEST_XDP_LIVE_FRAMES of <linux/bpf.h>: frames are really sent.
+/// BPF_F_TEST_XDP_LIVE_FRAMES of <linux/bpf.h>: frames are actually sent.
 const LIVE_FRAMES: u32 = 1 << 1;
-/// Packets for each call of the kernel, a fraction of a second: it waits for milliseconds when it ends.
+/// Packets per system call, a fraction of a second's worth: each call ends with a wait of some milliseconds.
 const BURST: u32 = 1 << 18;
-/// As long as what the generator writes.
+/// Has the length of the generator's frames.
 const FRAME: [u8; 55] = [0; 55];
-/// Source ports of one address, as a power of two.
+/// Number of source ports per address, as a power of two.
 const PORT_BITS: u32 = 15;
-/// The first of them.
+/// The first source port.
 const FIRST_PORT: u16 = 1 << PORT_BITS;
-/// The last part of the first source address.
+/// The last octet of the first source address.
 const FIRST_HOST: u8 = 64;
-/// The largest flood: as many as there are addresses in the rest of a /24.
+/// Maximum number of flows: limited by the addresses left in the /24.
 pub const MOST_FLOWS: u32 = (255 - FIRST_HOST as u32) << PORT_BITS;
 /// Sequence number of the first packet of a flood.
 pub const FIRST_SEQ: u32 = 1000;
-/// Acknowledgement of all packets.
+/// Acknowledgement number of all packets.
 pub const ACK: u32 = 5000;
-/// Packets that are still under way when the generator ends have this long.
+/// Time allowed for packets still in flight when the generator ends.
 const REST: Duration = Duration::from_millis(20);
 
-/// Where the packets of a flood go.
+/// The destination of a flood.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
-    /// How many flows, hit at random; [`MOST_FLOWS`] at most.
+    /// Number of flows, which are chosen at random for each packet; at most [`MOST_FLOWS`].
     pub flows: u32,
-    /// What the client sends them to.
+    /// Destination address of the packets that the client sends.
     pub target: SocketAddrV4,
-    /// The port that they have when they arrive at the server.
+    /// Destination port of the packets that arrive at the server.
     pub arrives_at: u16,
 }
 
-/// A generator and a sink in a lab.
+/// The generator and the sink in a lab.
 #[derive(Debug)]
 pub struct Flood {
     object: Object,
@@ -70,30 +70,30 @@ pub struct Flood {
     client: Namespace,
 }
 
-/// What came of one run.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flooded {
-    /// Packets made.
+    /// Packets sent.
     pub sent: u64,
-    /// Packets counted at the server.
+    /// Packets received at the server.
     pub arrived: u64,
-    /// From the first packet to the last.
+    /// Time from the first packet to the last.
     pub elapsed: Duration,
-    /// Time of the CPU that the flood took: that of its thread and of the kernel's thread for late softirqs.
+    /// CPU time of the flood's thread and of the kernel's ksoftirqd thread.
     pub cpu: Duration,
 }
 
-/// A device, as the link layer knows it.
+/// Link-layer identity of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Interface number.
+    /// Interface index.
     pub index: u32,
     /// Ethernet address.
     pub mac: [u8; 6],
 }
 
 impl Namespace {
-    /// Number and Ethernet address of a device in here.
+    /// The index and Ethernet address of a device in this namespace.
     pub fn link(&self, device: &str) -> Result<Link, LabError> {
         let found = self.run(|| {
             let mut links = getifaddrs()?.filter(|a| a.interface_name == device).filter_map(|a| {
@@ -106,7 +106,7 @@ impl Namespace {
     }
 }
 
-/// Source of flow number `flow`: an address of the client's or, with another prefix, of anybody's choice.
+/// Address and port of flow number `flow`, in the client's network or under another prefix.
 fn spread(prefix: Ipv4Addr, flow: u32) -> SocketAddrV4 {
     let [a, b, c, _] = prefix.octets();
     let host = u32::from(FIRST_HOST) + (flow >> PORT_BITS);
@@ -114,23 +114,24 @@ fn spread(prefix: Ipv4Addr, flow: u32) -> SocketAddrV4 {
 }
 
 impl Flood {
-    /// What flow number `flow` comes from.
+    /// Source address and port of flow number `flow`.
     pub fn source(flow: u32) -> SocketAddrV4 {
         spread(CLIENT.v4, flow)
     }
 
-    /// An address and port of the server's network for it, as different from those of other flows as its source is.
+    /// An address and port in the server's network for the flow, distinct from those of other flows.
     pub fn other_side(flow: u32) -> SocketAddrV4 {
         spread(SERVER.v4, flow)
     }
 
-    /// Prepares one in a lab with two devices at the forwarder, which knows its neighbours afterwards.
+    /// Prepares a flood in a lab with two devices at the forwarder.
+    /// Afterwards the forwarder has neighbour entries for both hosts.
     pub fn new(lab: &Lab, aim: Aim) -> Result<Self, LabError> {
         assert!(lab.shape() == Shape::TwoDevices, "a bridge would be part of what is measured");
         assert!(aim.flows > 0 && aim.flows <= MOST_FLOWS, "from 1 to {MOST_FLOWS} flows");
         let (c0, s0) = (lab.client.link("c0")?, lab.server.link("s0")?);
         let f0 = lab.forwarder.link(lab.client_device())?;
-        // With GRO a veth receives by NAPI, as a network card does, and takes frames without an skb.
+        // With GRO a veth receives by NAPI, as a network card does, and accepts frames without an skb.
         lab.forwarder.execute("ethtool", &["-K", lab.client_device(), "gro", "on"])?;
         let mac = s0.mac.map(|byte| format!("{byte:02x}")).join(":");
         lab.forwarder.ip(&format!(
@@ -158,7 +159,7 @@ impl Flood {
         Ok(Self { object, counts, client: lab.client.clone() })
     }
 
-    /// Floods for this long, on a CPU of the calling thread's.
+    /// Runs the flood for this long, on one CPU available to the calling thread.
     pub fn run(&mut self, length: Duration) -> Result<Flooded, LabError> {
         let Self { object, counts, client } = self;
         client.run(|| {
@@ -176,19 +177,19 @@ impl Flood {
         })
     }
 
-    /// Sends the same frame again and again, in batches as any flood does. Nothing but that is counted.
+    /// Sends the same frame repeatedly, in batches like a flood. Only the arrivals are counted.
     pub fn repeat(&mut self, frame: &[u8], times: u32) -> Result<(), LabError> {
         let Self { object, client, .. } = self;
         client.run(|| send(object, "pass_on", frame, times))
     }
 
-    /// How many packets arrived with wrong checksums, among the first few thousand.
+    /// Number of packets that arrived with wrong checksums, among the first few thousand.
     pub fn wrong(&self) -> Result<u64, LabError> {
         Ok(read(&self.counts)?[place::FLOOD_WRONG as usize])
     }
 }
 
-/// Has a program make live frames of this one.
+/// Makes a program send live frames with this content.
 fn send(object: &mut Object, by: &str, frame: &[u8], times: u32) -> Result<(), LabError> {
     let by = object.progs_mut().find(|found| found.name() == by).expect("bpf/flood.bpf.c has this program");
     let input = ProgramInput { data_in: Some(frame), flags: LIVE_FRAMES, repeat: times, ..Default::default() };
@@ -222,7 +223,7 @@ fn settings(aim: &Aim, from: Link, to: Link) -> [(u32, u64); 12] {
     ]
 }
 
-/// Settings are constants for the program: the kernel compiles them in.
+/// Loads the programs. Settings are constants, which the kernel compiles in.
 fn load(settings: &[(u32, u64)]) -> libbpf_rs::Result<Object> {
     let mut open = ObjectBuilder::default().open_memory(PROGRAMS)?;
     let mut constants = open.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata"));
@@ -238,7 +239,7 @@ fn program<'a>(object: &'a Object, name: &str) -> libbpf_rs::Program<'a> {
     object.progs().find(|found| found.name() == name).expect("bpf/flood.bpf.c has this program")
 }
 
-/// Binds the calling thread to a CPU that it may use; which.
+/// Pins the calling thread to a CPU that it may use. Returns that CPU.
 fn stay() -> Result<usize, LabError> {
     let failed = || LabError::errno("staying on one CPU");
     let me = Pid::from_raw(0);
@@ -251,7 +252,7 @@ fn stay() -> Result<usize, LabError> {
     Ok(cpu)
 }
 
-/// Time that the calling thread and the kernel's thread for softirqs have had of this CPU.
+/// CPU time that the calling thread and the ksoftirqd thread have used on this CPU.
 fn used(cpu: usize) -> Duration {
     let mine = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("this clock always exists").into();
     late_softirqs(cpu).map_or(mine, |late| late + mine)

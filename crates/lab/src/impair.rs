@@ -1,11 +1,11 @@
 //! Loss, duplication, reordering, delay and rate for one direction of one link, on kernels without netem.
 //!
-//! Impairments are put on the client's and the server's own devices, never on the forwarder's: the data path that is
-//! tested there has its devices to itself. What is lost, duplicated or held back is decided in bpf/lab.bpf.c; delay and
-//! rate are kept by a thread (delay.rs), through which packets pass one by one, not as super-packets. Loss and
-//! duplication work on super-packets as they are, so use [`crate::Options::large_packets`] `= false` with them.
+//! Impairments are attached to the devices of the client and the server, never of the forwarder: the data path under test
+//! has its devices to itself. bpf/lab.bpf.c decides which packets are lost, duplicated or held back. A thread (delay.rs)
+//! implements delay and rate; packets pass through it one by one, not as super-packets. Loss and duplication apply to whole
+//! super-packets, so use them with [`crate::Options::large_packets`] `= false`.
 //!
-//! Everything that was done is counted: a test that passes because nothing was impaired proves nothing.
+//! Every impairment is counted: a test that passes because nothing was impaired proves nothing.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::process::run;
 use crate::topology::steer;
 use crate::{Lab, LabError, Namespace};
 
-/// Places in the maps, made from bpf/lab.h.
+/// Map indices, generated from bpf/lab.h.
 mod place {
     include!(concat!(env!("OUT_DIR"), "/places.rs"));
 }
@@ -30,38 +30,38 @@ static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lab.bpf.o"));
 /// One direction of one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkDirection {
-    /// What the client sends.
+    /// Packets sent by the client.
     FromClient,
-    /// What the client receives.
+    /// Packets received by the client.
     ToClient,
-    /// What the server sends.
+    /// Packets sent by the server.
     FromServer,
-    /// What the server receives.
+    /// Packets received by the server.
     ToServer,
 }
 
-/// What to do to the packets of one direction. The default does nothing.
+/// The impairments of one direction. The default is none.
 #[derive(Clone, Copy, Debug)]
 pub struct Impair {
-    /// Share of packets lost.
+    /// Fraction of packets lost.
     pub loss: f64,
-    /// Every so many-th packet is lost, beginning with that one.
+    /// Lose every n-th packet, starting with the n-th.
     pub drop_every: Option<u64>,
-    /// Share of packets marked for congestion, of those that may be: CE for ECT (RFC 3168).
+    /// Fraction of ECN-capable packets that are marked: ECT becomes CE (RFC 3168).
     pub mark: f64,
-    /// Share of packets sent twice.
+    /// Fraction of packets sent twice.
     pub duplicate: f64,
-    /// Share of packets held back, so that later ones overtake them.
+    /// Fraction of packets held back, so that later packets overtake them.
     pub reorder: f64,
-    /// How long they are held back.
+    /// Additional delay of packets that are held back.
     pub reorder_by: Duration,
-    /// How long every packet takes.
+    /// Delay of every packet.
     pub delay: Duration,
-    /// Bytes a second, headers included.
+    /// Bytes per second, headers included.
     pub rate_bytes_per_s: Option<u64>,
-    /// How much waiting for the rate is allowed; beyond that packets are dropped, as in a router.
+    /// Maximum time that a packet may wait for the rate; beyond it packets are dropped, as in a router.
     pub queue: Duration,
-    /// Decides which packets are hit.
+    /// Seed that determines which packets are affected.
     pub seed: u64,
 }
 
@@ -72,7 +72,7 @@ impl Default for Impair {
 }
 
 impl Impair {
-    /// The default: all packets pass as they are.
+    /// No impairment, which is the default.
     pub const NONE: Self = Self {
         loss: 0.0,
         drop_every: None,
@@ -90,7 +90,8 @@ impl Impair {
         !self.delay.is_zero() || self.rate_bytes_per_s.is_some()
     }
 
-    /// If all take the detour the delay line chooses whom to hold back; otherwise the program has chosen.
+    /// If all packets take the detour, the delay line chooses which
+    /// ones to hold back; otherwise the program has already chosen.
     fn timing(&self) -> Timing {
         Timing {
             delay: self.delay,
@@ -115,28 +116,28 @@ impl Impair {
     }
 }
 
-/// What was done to packets so far.
+/// Counters of impairments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Impaired {
-    /// TCP and UDP packets that came by.
+    /// TCP and UDP packets seen.
     pub seen: u64,
-    /// Lost on purpose.
+    /// Packets lost on purpose.
     pub lost: u64,
-    /// Marked for congestion.
+    /// Packets marked with CE.
     pub marked: u64,
-    /// Sent twice.
+    /// Packets sent twice.
     pub duplicated: u64,
-    /// Held back longer than the others.
+    /// Packets held back longer than the others.
     pub reordered: u64,
-    /// Let go by the delay line, reordered ones included.
+    /// Packets sent on by the delay line, including reordered ones.
     pub delayed: u64,
-    /// Dropped because the queue for the rate was full.
+    /// Packets dropped because the queue for the rate was full.
     pub overflowed: u64,
-    /// Lost by the lab itself: it could not send them. Not meant to happen.
+    /// Packets that the lab failed to send. Should be zero.
     pub unsent: u64,
 }
 
-/// An impairment at work. Dropping it makes the link perfect again; what is on the detour then is lost.
+/// An active impairment. Dropping it removes the impairment; packets on the detour at that time are lost.
 #[derive(Debug)]
 pub struct Impairment {
     namespace: Namespace,
@@ -145,7 +146,7 @@ pub struct Impairment {
     near: String,
     settings: MapHandle,
     counts: MapHandle,
-    // None only while dropping.
+    // None only during drop.
     line: Option<DelayLine>,
 }
 
@@ -194,19 +195,19 @@ impl Impairment {
             (place::SETTING_INGRESS, (at == TC_INGRESS).into()),
         ])?;
         impairment.set(&impair.settings())?;
-        // From the far end to the device: nothing is redirected to where nobody is yet.
+        // Attach from the far end towards the device, so that no packet is redirected to a program not yet attached.
         for (program, device, at) in
             [("swallow", far.as_str(), TC_INGRESS), ("came_back", &impairment.near, TC_INGRESS), ("impair", device, at)]
         {
             let number = number(device)?;
-            // Fails if the other direction has added it; libbpf would say so on standard error.
+            // Fails if the other direction has already added it; libbpf would print that on standard error.
             let _ = namespace.execute("tc", &["qdisc", "add", "dev", device, "clsact"]);
             namespace.run(|| hook(&object, program, number, at)).map_err(bpf("attaching the impairment programs"))?;
         }
         Ok(impairment)
     }
 
-    /// Changes what is done, from the next packet on. Counters go on.
+    /// Changes the impairments from the next packet on. The counters continue.
     pub fn change(&self, impair: Impair) -> Result<(), LabError> {
         if let Some(line) = &self.line {
             line.set_timing(impair.timing());
@@ -214,7 +215,7 @@ impl Impairment {
         self.set(&impair.settings())
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn counters(&self) -> Impaired {
         use std::sync::atomic::Ordering::Relaxed;
         let count = |which: u32| match self.counts.lookup(&which.to_ne_bytes(), MapFlags::ANY) {
@@ -251,20 +252,21 @@ impl Impairment {
 impl Drop for Impairment {
     fn drop(&mut self) {
         let side = if self.at == TC_INGRESS { "ingress" } else { "egress" };
-        // The program first, then what it leads to. With the namespace gone already there is nothing to undo.
+        // Remove the program first, then its detour. If the namespace is already gone, there is nothing to undo.
         let _ = self.namespace.execute("tc", &["filter", "del", "dev", self.device, side]);
         self.line = None;
         let _ = self.namespace.execute("ip", &["link", "del", &self.near]);
     }
 }
 
-/// The near end must hand over single packets with complete checksums: they are read as frames.
+/// Creates the detour. The near end must deliver single packets
+/// with complete checksums, because they are read as raw frames.
 fn make_detour(namespace: &Namespace, near: &str, far: &str) -> Result<(), LabError> {
     namespace.run(|| {
         let pair = format!("link add {near} mtu 65535 txqueuelen 10000 type veth peer {far} mtu 65535\n");
         run("ip", &["-batch", "-"], &pair)?;
         for device in [near, far] {
-            // The stack has nothing to say here.
+            // Keep the IPv6 stack from sending anything on these devices.
             let path = format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6");
             std::fs::write(&path, "1").map_err(LabError::io(path))?;
         }
@@ -283,7 +285,8 @@ fn map(object: &Object, name: &str) -> libbpf_rs::Result<MapHandle> {
     MapHandle::try_from(&map)
 }
 
-/// Attaches a program to a clsact, which leaves tcx and the order of the programs there alone. Inside the namespace.
+/// Attaches a program by clsact, so that tcx and the order of its
+/// programs stay untouched. Must be called inside the namespace.
 fn hook(object: &Object, program: &str, index: u32, at: TcAttachPoint) -> libbpf_rs::Result<()> {
     let program = object.progs().find(|found| found.name() == program).expect("bpf/lab.bpf.c has this program");
     let mut hook =

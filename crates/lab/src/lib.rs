@@ -1,16 +1,17 @@
 //! The lab: network namespaces, impaired links and checked traffic.
 //!
-//! Tests, bench and demo all stand on this crate, so that they speak about the same network:
+//! Tests, bench and demo are all built on this crate, so that they run on the same network:
 //!
-//! - [`topology`] makes client - forwarder - server out of network [`namespace`]s and veth,
-//! - [`process`] runs programs in them and never leaves one behind,
-//! - [`impair`] loses, duplicates, reorders and delays packets on a device, and counts what it did,
-//! - [`traffic`] sends streams of which every byte is known, and reports what arrived,
-//! - [`flood`] sends small packets over up to a million flows, and counts what arrives,
-//! - [`trace`] taps a device and gives the sequence numbers that went by.
+//! - [`topology`] builds client - forwarder - server from network [`namespace`]s and veth,
+//! - [`process`] runs programs in them and leaves none behind,
+//! - [`impair`] loses, duplicates, reorders and delays packets on a device, and counts them,
+//! - [`traffic`] sends streams whose bytes are all known, and reports what arrived,
+//! - [`flood`] sends small packets over up to a million flows, and counts the arrivals,
+//! - [`trace`] captures on a device and returns the sequence numbers seen.
 //!
-//! Everything is bounded in time and cleaned up at drop, after a panic too; what a killed process left behind is
-//! swept away by the next one ([`Lab::sweep`]). It needs root, and of Debian: iproute2, ethtool, util-linux, tcpdump.
+//! Every operation has a time limit, and everything is cleaned up on drop, even after a
+//! panic; the remains of a killed process are removed by the next one ([`Lab::sweep`]).
+//! Root is required, and the Debian packages iproute2, ethtool, util-linux and tcpdump.
 
 mod delay;
 pub mod error;

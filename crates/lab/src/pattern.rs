@@ -1,9 +1,9 @@
-//! Streams of which every byte is known from a seed and its position.
+//! Streams whose every byte follows from a seed and its position.
 //!
-//! Word 0 (the first eight bytes) is the seed itself, so that a receiver can learn it from the stream: a proxy may
-//! deliver connections in any order, and each has a seed of its own, so that bytes of one that turn up in another are
-//! wrong. Word `i` is the mix of `seed + i * GOLDEN` (splitmix64). The mix can be undone: of a wrong byte the check
-//! can say where in the stream its neighbourhood belongs, which tells a shift or a repetition from noise.
+//! Word 0 (the first eight bytes) is the seed itself, so that a receiver can learn it from the stream: a proxy may deliver
+//! connections in any order. Each connection has its own seed, so that bytes of one that appear in another are detected as
+//! wrong. Word `i` is the mix of `seed + i * GOLDEN` (splitmix64). The mix is invertible: near a wrong byte, the check can
+//! compute where in the stream the bytes belong, which distinguishes a shift or a repetition from noise.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ use std::fmt;
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 const WORD: usize = 8;
 
-/// A byte that is not what its position demands.
+/// A byte that differs from the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Position in the stream.
     pub pos: u64,
-    /// What should be there.
+    /// The expected byte.
     pub expected: u8,
-    /// What was there.
+    /// The received byte.
     pub got: u8,
-    /// Where in the same stream the bytes that follow do belong, if they belong to it.
+    /// The position in the same stream where the following bytes belong, if they are part of it.
     pub belongs_at: Option<u64>,
 }
 
@@ -34,12 +34,12 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// The seed of the answering stream of a connection whose opening stream has this seed.
+/// The seed of a connection's answering stream, given that of its opening stream.
 pub fn answer_seed(seed: u64) -> u64 {
     mix(seed ^ GOLDEN)
 }
 
-/// Writes the bytes from `pos` on.
+/// Fills `buf` with the bytes from position `pos` on.
 pub fn fill(seed: u64, pos: u64, buf: &mut [u8]) {
     let (head, words) = split(pos, buf.len());
     let (first, rest) = buf.split_at_mut(head);
@@ -51,7 +51,7 @@ pub fn fill(seed: u64, pos: u64, buf: &mut [u8]) {
     }
 }
 
-/// Compares the bytes from `pos` on; the first that is wrong.
+/// Compares `buf` with the bytes from position `pos` on. Fails with the first mismatch.
 pub fn check(seed: u64, pos: u64, buf: &[u8]) -> Result<(), Mismatch> {
     let (head, words) = split(pos, buf.len());
     let (first, rest) = buf.split_at(head);
@@ -67,7 +67,7 @@ pub fn check(seed: u64, pos: u64, buf: &[u8]) -> Result<(), Mismatch> {
     Ok(())
 }
 
-/// How many of `len` bytes from `pos` on lie before the next word, and which word that is.
+/// How many of `len` bytes from `pos` on precede the next word boundary, and the number of that word.
 fn split(pos: u64, len: usize) -> (usize, u64) {
     let word = WORD as u64;
     let head = (pos.next_multiple_of(word) - pos) as usize;
@@ -79,7 +79,7 @@ fn word(seed: u64, index: u64) -> [u8; WORD] {
     value.to_le_bytes()
 }
 
-/// Byte by byte, slow: called only when a byte is known to be wrong.
+/// Finds the mismatch byte by byte, which is slow: called only when a byte is known to be wrong.
 fn mismatch(seed: u64, pos: u64, buf: &[u8]) -> Mismatch {
     let byte = |at: u64| word(seed, at / WORD as u64)[(at % WORD as u64) as usize];
     let wrong = (0..buf.len()).find(|&i| buf[i] != byte(pos + i as u64)).expect("a chunk differs, so does a byte");
@@ -87,9 +87,9 @@ fn mismatch(seed: u64, pos: u64, buf: &[u8]) -> Mismatch {
     Mismatch { pos: at, expected: byte(at), got: buf[wrong], belongs_at: locate(seed, &buf[wrong..]) }
 }
 
-/// Where in the stream `bytes` begin, from the first whole word in them.
+/// Finds the position in the stream where `bytes` begin, from the first whole word in them.
 fn locate(seed: u64, bytes: &[u8]) -> Option<u64> {
-    /// A position beyond any stream that is sent, so chance hits are one in a million.
+    /// Beyond the end of any stream used, so that the chance of a false hit is one in a million.
     const FAR: u64 = 1 << 40;
     bytes.windows(WORD).take(WORD).zip(0u64..).find_map(|(window, before)| {
         let value = u64::from_le_bytes(window.try_into().ok()?);
@@ -110,7 +110,7 @@ fn unmix(mut z: u64) -> u64 {
     z ^ (z >> 30) ^ (z >> 60)
 }
 
-/// The inverse of an odd number modulo 2^64, by Newton's iteration: each step doubles the bits that are right.
+/// The inverse of an odd number modulo 2^64, by Newton's iteration: each step doubles the number of correct bits.
 const fn inverse(odd: u64) -> u64 {
     let mut x = odd;
     let mut step = 0;

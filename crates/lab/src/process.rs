@@ -1,4 +1,4 @@
-//! Programs that the lab starts: short ones that are waited for, long ones that are guarded.
+//! Programs started by the lab: short ones that are waited for, and long-running ones that are killed on drop.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,13 +12,13 @@ use nix::unistd::Pid;
 
 use crate::LabError;
 
-/// How often a condition is looked at while waiting for it. Short against what tests measure, long against a look.
+/// Polling interval while waiting for a condition. Short compared with what tests measure, long compared with one check.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How long a program may take to end its own processes. Killed then, it leaves them behind.
+/// Time allowed for a program to end its child processes. If it is killed then, they are left behind.
 const GENTLE: Duration = Duration::from_secs(5);
 
-/// Repeats `look` until it gives something or `limit` is over.
+/// Repeats `look` until it returns a value or `limit` expires.
 pub fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
@@ -32,7 +32,7 @@ pub fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) -> Opti
     }
 }
 
-/// Runs a short program with `input` on its standard input; its standard output, or why it refused.
+/// Runs a short program with `input` on its standard input. Returns its standard output, or the error.
 pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, LabError> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -42,7 +42,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> Result<Stri
         .spawn()
         .map_err(|source| LabError::Missing { program: program.into(), source })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends before it has read everything says why on standard error.
+        // A program that exits before it has read everything reports the reason on standard error.
         let _ = stdin.write_all(input.as_bytes());
     }
     let done = child.wait_with_output().map_err(LabError::io(format!("waiting for {program}")))?;
@@ -56,9 +56,9 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: &str) -> Result<Stri
     })
 }
 
-/// A running program that is killed and waited for at drop; what it writes goes to a file.
+/// A running program. It is killed and waited for on drop; its output goes to a file.
 ///
-/// If the thread is panicking at drop, the end of that file is printed: it is usually the reason.
+/// If the thread is panicking on drop, the end of that file is printed, because it usually shows the reason.
 #[derive(Debug)]
 pub struct ChildGuard {
     child: Child,
@@ -68,11 +68,11 @@ pub struct ChildGuard {
 }
 
 impl ChildGuard {
-    /// Starts `command` (see [`crate::Namespace::command`]) with both its outputs going to a file.
+    /// Starts `command` (see [`crate::Namespace::command`]) with standard output and standard error redirected to a file.
     pub fn spawn(command: &mut Command) -> Result<Self, LabError> {
         let name = format!("{command:?}");
         let log = tempfile::NamedTempFile::new().map_err(LabError::io("temporary file"))?;
-        // Two descriptions of one file overwrite each other unless both append.
+        // Two open file descriptions overwrite each other's output unless both append.
         let append = |path: &Path| File::options().append(true).open(path).map_err(LabError::io("temporary file"));
         let child = command
             .stdin(Stdio::null())
@@ -83,28 +83,27 @@ impl ChildGuard {
         Ok(Self { child, gentle: false, name, log })
     }
 
-    /// At drop, it is first told to end (SIGTERM): it has processes of its own, which would be left behind if it were
-    /// killed.
+    /// On drop, send SIGTERM first: the program has child processes, which would be left behind if it were killed.
     #[must_use]
     pub fn ended_gently(mut self) -> Self {
         self.gentle = true;
         self
     }
 
-    /// Its process id; `nsenter` becomes the program it starts, so this is the program's own.
+    /// The process ID. `nsenter` executes the program in its place, so this is the program's own.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has written so far.
+    /// The output so far.
     pub fn output(&self) -> String {
         fs::read(self.log.path()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// Waits until it has written `text`.
+    /// Waits until `text` is in the output.
     pub fn wait_output(&mut self, text: &str, limit: Duration) -> Result<(), LabError> {
         let seen = wait_for(limit, || {
-            // Ask first, look then: the text may be among its last words.
+            // Check for exit before reading: the text may be in the last output.
             let running = self.is_running();
             let seen = self.output().contains(text);
             (seen || !running).then_some(seen)
@@ -115,22 +114,22 @@ impl ChildGuard {
         }
     }
 
-    /// Whether it has not ended yet.
+    /// Whether the program is still running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     pub fn signal(&self, signal: Signal) -> Result<(), LabError> {
         kill(Pid::from_raw(self.pid() as i32), signal).map_err(LabError::errno(format!("{signal} to {}", self.name)))
     }
 
-    /// Waits for its end; `None` if it still runs after `limit`.
+    /// Waits for the program to exit; `None` if it still runs after `limit`.
     pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         wait_for(limit, || self.child.try_wait().ok().flatten())
     }
 
-    /// Kills it (SIGKILL) and waits for its end. Harmless when it has ended by itself.
+    /// Kills the program (SIGKILL) and waits for it to exit. Does nothing if it has already exited.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

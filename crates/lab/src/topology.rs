@@ -1,6 +1,6 @@
-//! Client - forwarder - server, out of network namespaces and veth.
+//! Client - forwarder - server, built from network namespaces and veth.
 //!
-//! Both shapes have the same addresses and routes, so that a test can run on either without knowing which:
+//! Both shapes have the same addresses and routes, so that a test can run on either without knowing the shape:
 //!
 //! ```text
 //! TwoDevices   client c0 ──── f0 forwarder f1 ──── s0 server
@@ -10,11 +10,11 @@
 //!              server s0 ──┘
 //! ```
 //!
-//! The client's prefixes are 10.77.1.0/24 and fd77:1::/64, the server's 10.77.2.0/24 and fd77:2::/64; the forwarder has
-//! the first address of each, and client and server always have a default route through it. Whether it forwards is a
-//! sysctl ([`Options::forwarding`]). All labs use the same addresses: they never meet.
+//! The client's prefixes are 10.77.1.0/24 and fd77:1::/64, the server's 10.77.2.0/24 and fd77:2::/64. The forwarder has the
+//! first address of each, and is the default gateway of client and server. A sysctl controls whether it forwards IP packets
+//! ([`Options::forwarding`]). All labs use the same addresses, since they are isolated from each other.
 //!
-//! Names are `ls-PID-NUMBER-ROLE` in /run/netns, as `ip netns` would have them, so that a person can look inside.
+//! Namespaces are named `ls-PID-NUMBER-ROLE` in /run/netns, as `ip netns` does, so that people can inspect them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -29,33 +29,33 @@ use crate::namespace::RUN_NETNS;
 use crate::process::run;
 use crate::{LabError, Namespace};
 
-/// The first letters of every namespace of a lab; the sweeper touches nothing else.
+/// The prefix of the names of all lab namespaces; the sweep touches no others.
 const PREFIX: &str = "ls-";
 
 /// How the three hosts are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// The forwarder has a device towards each side.
+    /// The forwarder has one device towards the client and one towards the server.
     TwoDevices,
     /// All three are on one segment, and the forwarder has one device.
     OneArmed,
 }
 
-/// What can be chosen about a lab; the default is what most tests want.
+/// Options of a lab; the default suits most tests.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// MTU of the client's link.
     pub mtu_client: u32,
     /// MTU of the server's link.
     pub mtu_server: u32,
-    /// Segmentation and checksum offload, so packets of up to 64 KB. Without it every packet is as on a wire, with
-    /// a full checksum; losses are realistic only then.
+    /// Segmentation and checksum offload, with packets of up to 64 KB. Without it every packet is as on a wire, with a
+    /// complete checksum; only then are losses realistic.
     pub large_packets: bool,
     /// Whether the forwarder forwards IP packets, for comparison with splicing.
     pub forwarding: bool,
-    /// Who receives in the order of sending.
+    /// Devices that receive packets in the order of sending.
     pub in_order: InOrder,
-    /// Congestion control of all hosts. A child namespace can choose reno or bbr, not cubic.
+    /// Congestion control of all hosts. A child namespace can use reno or bbr, but not cubic.
     pub congestion: &'static str,
 }
 
@@ -72,20 +72,21 @@ impl Default for Options {
     }
 }
 
-/// Devices that receive on one CPU, so in the order of sending, as one queue of a network card does. veth alone lets a CPU
-/// overtake the other by milliseconds: what a host then rejects as old (RFC 7323) is nobody's fault. Detours
-/// ([`crate::impair`]) always keep the order.
+/// Devices that process received packets on one CPU and therefore in the order of sending, as one queue of a network card
+/// does. With plain veth one CPU may overtake another by milliseconds, and a host may then reject packets as old (RFC 7323)
+/// without any fault in the data path. Detours ([`crate::impair`]) always keep the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InOrder {
-    /// None.
+    /// No devices.
     Nobody,
-    /// Those of client and server.
+    /// The devices of client and server.
     EndHosts,
-    /// The forwarder's too, each on a CPU of its own: no two packets of a direction are ever handled at the same time.
+    /// The forwarder's devices, too, each on a CPU of its own:
+    /// packets of one direction are never processed at the same time.
     All,
 }
 
-/// IPv4 or IPv6: most tests run with both.
+/// The IP version: most tests run with both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -95,7 +96,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both, to loop over.
+    /// Both versions, to loop over.
     pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
 }
 
@@ -116,7 +117,7 @@ impl Address {
         }
     }
 
-    /// The address of this family.
+    /// The address of this IP version.
     pub const fn ip(self, family: Family) -> IpAddr {
         match family {
             Family::V4 => IpAddr::V4(self.v4),
@@ -124,44 +125,44 @@ impl Address {
         }
     }
 
-    /// The address of this family with a port.
+    /// The address of this IP version with a port.
     pub const fn port(self, family: Family, port: u16) -> SocketAddr {
         SocketAddr::new(self.ip(family), port)
     }
 }
 
-/// The client.
+/// The client's address.
 pub const CLIENT: Address = Address::new(1, 2);
 /// A second address of the client.
 pub const CLIENT_SECOND: Address = Address::new(1, 12);
-/// The forwarder, as the client sees it.
+/// The forwarder's address on the client's network.
 pub const FORWARDER_TO_CLIENT: Address = Address::new(1, 1);
-/// The forwarder, as the server sees it.
+/// The forwarder's address on the server's network.
 pub const FORWARDER_TO_SERVER: Address = Address::new(2, 1);
-/// A second address of the forwarder, as the server sees it.
+/// A second address of the forwarder on the server's network.
 pub const FORWARDER_TO_SERVER_SECOND: Address = Address::new(2, 11);
-/// The server.
+/// The server's address.
 pub const SERVER: Address = Address::new(2, 2);
 /// A second address of the server.
 pub const SERVER_SECOND: Address = Address::new(2, 12);
 
-/// Three connected hosts. Dropping it removes them with everything inside.
+/// Three connected hosts. Dropping the lab removes them with everything inside.
 #[derive(Debug)]
 pub struct Lab {
-    /// Where connections come from. Its device is `c0`.
+    /// The host that opens connections. Its device is `c0`.
     pub client: Namespace,
-    /// Where longsplice runs. Its devices are [`Lab::client_device`] and [`Lab::server_device`].
+    /// The host that runs longsplice. Its devices are [`Lab::client_device`] and [`Lab::server_device`].
     pub forwarder: Namespace,
-    /// Where connections go to. Its device is `s0`.
+    /// The host that accepts connections. Its device is `s0`.
     pub server: Namespace,
     segment: Option<Namespace>,
     shape: Shape,
     options: Options,
-    // Last, so that the names go when the handles are gone.
+    // Last, so that the names are removed after the handles are dropped.
     _removal: Removal,
 }
 
-/// Removes namespaces by name; apart from [`Lab`] so that a half-made lab is removed too.
+/// Removes namespaces by name on drop. Separate from [`Lab`], so that a partly built lab is removed too.
 #[derive(Debug)]
 struct Removal(Vec<String>);
 
@@ -176,7 +177,7 @@ impl Drop for Removal {
 }
 
 impl Lab {
-    /// Makes a lab. Takes about 30 ms. The first one in a process also sweeps ([`Lab::sweep`]).
+    /// Builds a lab, which takes about 30 ms. The first one in a process also sweeps ([`Lab::sweep`]).
     pub fn new(shape: Shape, options: Options) -> Result<Self, LabError> {
         static SWEPT: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -222,7 +223,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// With [`Options::default`].
+    /// Builds a lab with [`Options::default`].
     pub fn simple(shape: Shape) -> Result<Self, LabError> {
         Self::new(shape, Options::default())
     }
@@ -237,7 +238,7 @@ impl Lab {
         "f0"
     }
 
-    /// The forwarder's device towards the server: the same one if one-armed.
+    /// The forwarder's device towards the server; with one arm, the only one.
     pub fn server_device(&self) -> &'static str {
         match self.shape {
             Shape::TwoDevices => "f1",
@@ -245,19 +246,19 @@ impl Lab {
         }
     }
 
-    /// Lets the forwarder forward IP packets, or stops it.
+    /// Switches IP forwarding at the forwarder on or off.
     pub fn set_forwarding(&self, on: bool) -> Result<(), LabError> {
         let value = if on { "1" } else { "0" };
         self.forwarder.sysctl("net.ipv4.ip_forward", value)?;
         self.forwarder.sysctl("net.ipv6.conf.all.forwarding", value)
     }
 
-    /// Takes away the wire between forwarder and server of two devices, and both devices with it.
+    /// Deletes the link between forwarder and server, and with it both devices. Only for [`Shape::TwoDevices`].
     pub fn cut_server_wire(&self) -> Result<(), LabError> {
         self.forwarder.ip("link del f1\n")
     }
 
-    /// Lays it again: other devices, with the names, addresses and routes of those that were there at the start.
+    /// Creates the link again, with new devices that have the names, addresses and routes of the original ones.
     pub fn lay_server_wire(&self) -> Result<(), LabError> {
         let (forwarder, server, mtu) = (self.forwarder.name(), self.server.name(), self.options.mtu_server);
         let wire =
@@ -274,12 +275,12 @@ impl Lab {
         self.forwarder.ip(&addresses_of("f1", &[FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND]))
     }
 
-    /// Takes one of the forwarder's devices down.
+    /// Sets one of the forwarder's devices down.
     pub fn take_down(&self, device: &str) -> Result<(), LabError> {
         self.forwarder.ip(&format!("link set {device} down\n"))
     }
 
-    /// Brings it up again. Addresses of IPv6, which the kernel has removed, are put back.
+    /// Sets a device up again, and restores its IPv6 addresses, which the kernel has removed.
     pub fn bring_up(&self, device: &str) -> Result<(), LabError> {
         let side = if device == self.client_device() { 1 } else { 2 };
         let own = [FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
@@ -290,8 +291,8 @@ impl Lab {
         self.forwarder.ip(&batch)
     }
 
-    /// Removes the labs of processes that no longer exist, and what still runs in them. Gives the number of
-    /// namespaces removed. Failure is left to the next sweep.
+    /// Removes the labs of dead processes, along with the programs that still run in them. Returns the number of namespaces
+    /// removed. Failures are left to the next sweep.
     pub fn sweep() -> usize {
         let stale: Vec<String> = entries(RUN_NETNS).into_iter().filter(|name| is_stale(name)).collect();
         for name in &stale {
@@ -309,7 +310,7 @@ impl Lab {
         [&self.client, &self.forwarder, &self.server].into_iter().chain(&self.segment)
     }
 
-    /// Switches off what would make packets that no test asked for, or keep an IPv6 address waiting.
+    /// Disables everything that sends packets no test asked for, or that delays an IPv6 address.
     fn quieten(&self, namespace: &Namespace) -> Result<(), LabError> {
         let forwarding = if self.options.forwarding { "1" } else { "0" };
         let mut settings = vec![
@@ -319,11 +320,11 @@ impl Lab {
             ("ipv6/conf/default/accept_dad", "0"),
             ("ipv4/conf/all/accept_redirects", "0"),
             ("ipv4/conf/default/accept_redirects", "0"),
-            // On one segment the forwarder would tell the client to go straight to the server.
+            // On one segment the forwarder would redirect the client straight to the server.
             ("ipv4/conf/all/send_redirects", "0"),
             ("ipv4/conf/default/send_redirects", "0"),
             ("ipv4/tcp_congestion_control", self.options.congestion),
-            // What one connection learnt about a path must not shape the next test.
+            // What one connection learned about a path must not affect the next test.
             ("ipv4/tcp_no_metrics_save", "1"),
         ];
         if namespace.name() == self.forwarder.name() {
@@ -354,7 +355,7 @@ impl Lab {
             const OFF: [&str; 8] = ["tso", "off", "gso", "off", "gro", "off", "tx", "off"];
             namespace.run(|| {
                 run("ethtool", &[&["-K", device][..], &OFF].concat(), "")?;
-                // TCP makes large packets without offload too, and cuts them up only below the tc programs.
+                // TCP builds large packets even without offload, and they are segmented only after the tc programs.
                 run("ip", &["link", "set", device, "gso_max_segs", "1"], "")
             })?;
         }
@@ -362,21 +363,20 @@ impl Lab {
     }
 }
 
-/// Receive packet steering of these devices to one CPU. The devices of a namespace are seen in a /sys of its own.
+/// Steers received packets of these devices to one CPU (RPS). A namespace's devices are visible only in a /sys of its own.
 pub(crate) fn steer(host: &Namespace, devices: &[&str], cpu: u32) -> Result<(), LabError> {
     let set = |device: &&str| format!("echo {:x} > /sys/class/net/{device}/queues/rx-0/rps_cpus", 1 << cpu);
     let all: Vec<String> = devices.iter().map(set).collect();
     run("ip", &["netns", "exec", host.name(), "sh", "-ec", &all.join("\n")], "").map(drop)
 }
 
-/// Names of the entries of a directory; none if it cannot be read.
+/// The names in a directory; empty if it cannot be read.
 fn entries(path: &str) -> Vec<String> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Whether a namespace belongs to a lab whose process is gone. A process id that was given again delays the sweep,
-/// no more.
+/// Whether a namespace belongs to a lab of a dead process. A reused process ID only delays the sweep.
 fn is_stale(name: &str) -> bool {
     let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()).and_then(|pid| pid.parse::<u32>().ok());
     let gone =
@@ -384,7 +384,7 @@ fn is_stale(name: &str) -> bool {
     pid.is_some_and(gone)
 }
 
-/// The batches for `ip` that make a lab: one process for many commands.
+/// The `ip` batches that build a lab: one process runs many commands.
 struct Plan<'a> {
     shape: Shape,
     options: &'a Options,
@@ -400,7 +400,7 @@ impl Plan<'_> {
         }
     }
 
-    /// The namespaces and the wires between them.
+    /// Commands that create the namespaces and the links between them.
     fn creation(&self) -> String {
         let (client, server) = (self.options.mtu_client, self.options.mtu_server);
         let names = self.roles().iter().map(|role| format!("netns add {}\n", (self.name)(role)));
@@ -418,8 +418,9 @@ impl Plan<'_> {
         names.chain(wires).collect()
     }
 
-    /// The two ends of a wire have different interface numbers. The kernel reports a veth whose peer has its own number
-    /// as lazily as a physical device, and a bridge does not use a port before: a second would pass.
+    /// Commands for a link whose two ends have different interface indices. If a veth and its
+    /// peer had the same index, the kernel would report its state with the delay used for
+    /// physical devices, and a bridge does not use a port before that: this would cost a second.
     fn wire(&self, wire: u8, left: (&str, &str), right: (&str, &str), mtu: u32) -> String {
         let end = |(role, device): (&str, &str), end: u8| {
             let (mac, index, role) = (self.mac(wire * 2 + end), 10 + wire * 2 + end, (self.name)(role));
@@ -428,7 +429,7 @@ impl Plan<'_> {
         format!("link add {} type veth peer {}\n", end(left, 0), end(right, 1))
     }
 
-    /// Unique among all labs of this machine, so that a trace of any of them says where a frame is from.
+    /// A MAC address unique among all labs on this machine, so that a trace shows where a frame comes from.
     fn mac(&self, end: u8) -> String {
         let [_, _, pid_high, pid_low] = std::process::id().to_be_bytes();
         let [.., number_high, number_low] = self.number.to_be_bytes();
@@ -441,7 +442,7 @@ impl Plan<'_> {
             Shape::TwoDevices => addresses_of("f0", &[FORWARDER_TO_CLIENT]) + &addresses_of("f1", &to_server),
             Shape::OneArmed => {
                 let mut batch = addresses_of("f0", &[&[FORWARDER_TO_CLIENT][..], &to_server].concat());
-                // One device has one MTU; the smaller link's is known to its routes.
+                // A device has only one MTU; the MTU of the smaller link is set on its routes.
                 for (side, mtu) in [(1, self.options.mtu_client), (2, self.options.mtu_server)] {
                     let own = Address::new(side, 1);
                     let _ = writeln!(batch, "route replace 10.77.{side}.0/24 dev f0 src {} mtu {mtu}", own.v4);

@@ -1,7 +1,7 @@
-//! What went over a device: a tap that gives times, sequence numbers and flags, for sequence-number traces.
+//! Packet captures on a device: times, sequence numbers and flags.
 //!
-//! `tcpdump` captures to a file in pcap format, which is read here: the classic format with nanoseconds, link type
-//! Ethernet, TCP over IPv4 or IPv6 without extension headers. Anything else is passed over.
+//! `tcpdump` writes a pcap file, which is parsed here: the classic format with nanoseconds, link type Ethernet, TCP over
+//! IPv4 or IPv6 without extension headers. Other packets are skipped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -11,14 +11,14 @@ use nix::sys::signal::Signal;
 
 use crate::{ChildGuard, LabError, Namespace};
 
-/// tcpdump is there within this time, or something is wrong.
+/// Time limit for tcpdump to get ready.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Ethernet, IPv6 and TCP headers at their longest, and some: payload is of no interest.
+/// Capture length: the longest Ethernet, IPv6 and TCP headers, and some to spare. The payload is not needed.
 const SNAP: &str = "160";
-/// What the kernel keeps for tcpdump, in KiB. A few hundred thousand packets at that length.
+/// The kernel's capture buffer in KiB. Holds a few hundred thousand packets of that length.
 const BUFFER: &str = "65536";
 
-/// A capture that is going on. Dropping it throws it away.
+/// A running capture. Dropping it discards the packets.
 #[derive(Debug)]
 pub struct Tap {
     tcpdump: ChildGuard,
@@ -26,11 +26,11 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Begins to capture on a device; when this returns, the next packet is in.
+    /// Starts a capture on a device. Packets sent after this returns are captured.
     pub fn start(namespace: &Namespace, device: &str) -> Result<Self, LabError> {
         let file = tempfile::NamedTempFile::new().map_err(LabError::io("temporary file"))?;
         let mut command = namespace.command("tcpdump");
-        // As root: tcpdump would otherwise give up the right to write the file.
+        // Stay root: tcpdump would otherwise drop the privilege to write the file.
         command.args(["-i", device, "-n", "-U", "--immediate-mode", "--time-stamp-precision=nano", "-Z", "root"]);
         command.args(["-s", SNAP, "-B", BUFFER, "-w"]).arg(file.path()).arg("tcp or arp or icmp or icmp6");
         let mut tcpdump = ChildGuard::spawn(&mut command)?;
@@ -38,7 +38,7 @@ impl Tap {
         Ok(Self { tcpdump, file })
     }
 
-    /// Ends the capture and keeps it as a file, for people.
+    /// Stops the capture and keeps the file for people.
     pub fn keep(mut self, file: &Path) -> Result<(), LabError> {
         self.end()?;
         std::fs::copy(self.file.path(), file).map(drop).map_err(LabError::io("the capture"))
@@ -53,7 +53,7 @@ impl Tap {
         }
     }
 
-    /// Ends the capture and reads it: all packets that went over the device before this was called.
+    /// Stops the capture and parses it: all packets that passed the device before this call.
     pub fn stop(mut self) -> Result<Trace, LabError> {
         self.end()?;
         let pcap = std::fs::read(self.file.path()).map_err(LabError::io("the capture"))?;
@@ -66,14 +66,14 @@ impl Tap {
         Ok(Trace { packets, dropped: counted(&self.tcpdump.output(), "dropped by kernel").unwrap_or(0) })
     }
 
-    /// Waits until tcpdump has written what had come when this was called: it ends at once when it is told to, and what the
-    /// kernel still keeps for it is lost.
+    /// Waits until tcpdump has written all packets captured before this call:
+    /// on a signal it exits at once, and loses what the kernel still buffers.
     fn catch_up(&mut self) -> Result<(), LabError> {
         let deadline = Instant::now() + PATIENCE;
         let mut came = None;
         while Instant::now() < deadline {
             let before = self.tcpdump.output().len();
-            self.tcpdump.signal(Signal::SIGUSR1)?; // tells how it stands
+            self.tcpdump.signal(Signal::SIGUSR1)?; // asks for its packet counts
             while Instant::now() < deadline {
                 let words = self.tcpdump.output().split_off(before);
                 let of = |what| counted(&words, what);
@@ -91,12 +91,12 @@ impl Tap {
     }
 }
 
-/// The packets that went over a device, in order.
+/// The packets captured on a device.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// TCP packets in order of time.
     pub packets: Vec<Packet>,
-    /// Packets that the kernel could not keep for tcpdump: if there are any, gaps mean nothing.
+    /// Packets that the kernel could not buffer. If there are any, gaps in the trace mean nothing.
     pub dropped: u64,
 }
 
@@ -116,21 +116,21 @@ impl Trace {
 /// The header of one TCP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Time of capture, since the epoch.
+    /// Time of capture since the epoch.
     pub time: Duration,
-    /// Who sent it.
+    /// Source address.
     pub from: SocketAddr,
-    /// Whom it is for.
+    /// Destination address.
     pub to: SocketAddr,
     /// Sequence number, as on the wire.
     pub seq: u32,
     /// Acknowledgement number, as on the wire.
     pub ack: u32,
-    /// Bytes of payload.
+    /// Payload length in bytes.
     pub len: u32,
-    /// Window, as on the wire: not scaled.
+    /// Window as on the wire, unscaled.
     pub window: u16,
-    /// Flags of TCP.
+    /// TCP flags.
     pub flags: Flags,
 }
 
@@ -161,7 +161,7 @@ impl Flags {
     }
 }
 
-/// What tcpdump said last about its packets, as in "3 packets dropped by kernel".
+/// The number in tcpdump's last report about its packets, as in "3 packets dropped by kernel".
 fn counted(words: &str, what: &str) -> Option<u64> {
     words.split(['\n', ',']).rev().find_map(|part| {
         let mut before = part.trim_end().strip_suffix(what)?.split_whitespace().rev().skip(1);
@@ -169,12 +169,12 @@ fn counted(words: &str, what: &str) -> Option<u64> {
     })
 }
 
-/// Reads a file in pcap format. A record that is cut off ends it: tcpdump was still writing.
+/// Parses a pcap file. A truncated record ends it: tcpdump was still writing.
 fn packets(pcap: &[u8]) -> Option<Vec<Packet>> {
     const NANOSECONDS: u32 = 0xa1b2_3c4d;
     const ETHERNET: u32 = 1;
     const FILE_HEADER: usize = 24;
-    // In the byte order of the machine that wrote it: this one.
+    // Numbers are in the byte order of the machine that wrote the file: this one.
     let number = |at: usize| Some(u32::from_ne_bytes(pcap.get(at..at + 4)?.try_into().ok()?));
     if number(0)? != NANOSECONDS || number(20)? != ETHERNET {
         return None;

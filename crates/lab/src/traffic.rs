@@ -1,8 +1,8 @@
-//! Checked traffic: both ends of a TCP connection, each following a [`Script`] and giving a [`Report`].
+//! Checked traffic: both ends of a TCP connection, each of which follows a [`Script`] and returns a [`Report`].
 //!
-//! An end sends the stream of [`crate::pattern`] and checks the one it receives, at the same time, on two threads. All
-//! waiting is in steps of [`STEP`], so a [`Script::deadline`] holds whatever the network does. The sockets are plain
-//! std sockets: make them inside a namespace ([`crate::Namespace::run`]) and drive them from anywhere.
+//! Each end sends the stream of [`crate::pattern`] and checks the one it receives at the same time, on two threads. Calls
+//! never block for longer than [`STEP`], so a [`Script::deadline`] holds in any state of the network. The sockets are plain
+//! std sockets: create them inside a namespace ([`crate::Namespace::run`]) and use them from any thread.
 //!
 //! ```no_run
 //! # use longsplice_lab::{*, topology::SERVER, traffic::*};
@@ -27,68 +27,69 @@ pub use endpoint::converse;
 pub use report::{Report, StreamEnd, intact};
 pub use sockets::{Serving, connect, listen, serve, socks5_connect};
 
-/// The longest time that any call blocks before it looks at the deadline.
+/// The longest time that a call blocks before the deadline is checked.
 pub const STEP: Duration = Duration::from_millis(50);
 
-/// Who opened the connection; it decides which of the two streams is sent.
+/// Which end opened the connection; this determines which of the two streams it sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The end that connected; it sends the stream of the seed.
+    /// The connecting end; it sends the stream of the seed.
     Opener,
-    /// The end that accepted; it sends the stream of [`crate::pattern::answer_seed`].
+    /// The accepting end; it sends the stream of [`crate::pattern::answer_seed`].
     Answerer,
 }
 
 /// How much to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
-    /// For so long.
+    /// As much as possible in this time.
     Lasting(Duration),
 }
 
-/// How much to give to each write.
+/// The size of each write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunks {
-    /// Always so many bytes.
+    /// The same number of bytes for all writes.
     Fixed(usize),
-    /// From `.0` to `.1` bytes, drawn from the seed; small ones as likely as large ones (by magnitude).
+    /// From `.0` to `.1` bytes, chosen at random from the seed with a logarithmic
+    /// distribution, so that small sizes are as likely as large ones.
     Random(usize, usize),
 }
 
 /// When to send the first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// At once.
+    /// Immediately.
     AtOnce,
-    /// When so many bytes have been received: the other end speaks first.
+    /// After this many bytes have been received: the other end speaks first.
     Received(u64),
     /// After this time.
     Delay(Duration),
 }
 
-/// What to do when everything is sent.
+/// What to do when everything has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Shut down the sending half, and read until the other end ends.
+    /// Shut down the sending half, and read until the other end finishes.
     HalfClose,
-    /// Keep both halves open until the other end ends.
+    /// Keep both halves open until the other end finishes.
     Hold,
-    /// Close both halves without reading on; unread data make the kernel send a reset.
+    /// Close both halves without reading any further; unread data makes the kernel send a reset.
     Close,
-    /// Reset the connection (SO_LINGER 0). The amount to send is the position of the reset.
+    /// Reset the connection (SO_LINGER 0) after the last byte sent.
     Reset,
-    /// Hold, and reset the connection when so many bytes have been received.
+    /// Hold, and reset the connection when this many bytes have been received.
     ResetReceived(u64),
 }
 
-/// Reading, or sending, stops at a position for a while.
+/// A pause in reading or sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// When so many bytes have been read, or sent.
+    /// The number of bytes read or sent before the pause.
     pub at: u64,
-    /// For so long.
+    /// The length of the pause.
     pub lasting: Duration,
 }
 
@@ -97,54 +98,55 @@ pub struct Pause {
 pub enum Marks {
     /// In the stream (SO_OOBINLINE).
     Inline,
-    /// Apart from it (MSG_OOB).
+    /// Out of band (MSG_OOB).
     Apart,
 }
 
-/// What one end of a connection does. Public fields, and a few methods for what tests set most.
+/// The behaviour of one end of a connection. Fields are public; methods exist for those that tests set most.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Which end this is.
     pub side: Side,
-    /// The seed of the connection; `None`: learnt from the first eight bytes received, before anything is sent.
+    /// The seed of the connection; `None`: learned from the first eight bytes received, before anything is sent.
     pub seed: Option<u64>,
     /// How much to send.
     pub send: Amount,
-    /// Bytes a second at most.
+    /// Maximum sending rate in bytes per second.
     pub pace: Option<u64>,
     /// Sizes of the writes.
     pub chunks: Chunks,
-    /// Positions of bytes that are sent as urgent ones (MSG_OOB), in order. Of several that a receiver has not read yet, it knows
-    /// the last only.
+    /// Positions of bytes that are sent as urgent (MSG_OOB), in ascending order.
+    /// If a receiver has not read several of them, it knows only the last.
     pub urgent: Vec<u64>,
-    /// How urgent bytes are received; `None`: as any others, if none come.
+    /// How urgent bytes are received; `None`: none are expected.
     pub marks: Option<Marks>,
-    /// When to begin.
+    /// When to start sending.
     pub start: Start,
-    /// Send only so many bytes more than were received: `Some(1)` against `Some(0)` is a 1-byte ping-pong. An answerer
-    /// that learns its seed cannot send before it has received eight: use [`Script::answerer_of`] then.
+    /// Maximum number of bytes sent beyond the number received: `Some(1)` against
+    /// `Some(0)` is a 1-byte ping-pong. An answerer that learns its seed cannot send
+    /// before it has received eight bytes, so use [`Script::answerer_of`] with this.
     pub ahead: Option<u64>,
-    /// How to end.
+    /// How to end the connection.
     pub ending: Ending,
-    /// Bytes asked for by each read.
+    /// Buffer size of each read.
     pub read_size: usize,
-    /// Where reading sleeps, in order of position.
+    /// Pauses of reading, by ascending position.
     pub pauses: Vec<Pause>,
-    /// Where sending sleeps, in order of position. The pace does not catch up on it.
+    /// Pauses of sending, by ascending position. The pace does not make up for them.
     pub rests: Vec<Pause>,
-    /// Reading stops for good here; the window closes when the buffer is full.
+    /// Position where reading stops for good; the window closes when the buffer is full.
     pub stop_reading_at: Option<u64>,
-    /// SO_RCVBUF, before the handshake.
+    /// SO_RCVBUF, set before the handshake.
     pub receive_buffer: Option<usize>,
-    /// SO_SNDBUF, before the handshake.
+    /// SO_SNDBUF, set before the handshake.
     pub send_buffer: Option<usize>,
     /// TCP_NODELAY.
     pub nodelay: bool,
-    /// TCP_MAXSEG, before the handshake.
+    /// TCP_MAXSEG, set before the handshake.
     pub max_segment: Option<u32>,
     /// Local address of the opener.
     pub local: Option<SocketAddr>,
-    /// Everything, from connecting on, has ended by then.
+    /// Time limit for everything, from connecting on.
     pub deadline: Duration,
 }
 
@@ -174,69 +176,69 @@ impl Script {
         }
     }
 
-    /// The end that connects. It sends nothing and half-closes, until told otherwise.
+    /// The connecting end. By default it sends nothing and half-closes.
     pub fn opener(seed: u64) -> Self {
         Self::new(Side::Opener, Some(seed))
     }
 
-    /// The end that accepts; it learns each connection's seed from the opener.
+    /// The accepting end. It learns each connection's seed from the opener.
     pub fn answerer() -> Self {
         Self::new(Side::Answerer, None)
     }
 
-    /// The end that accepts and can speak first, as it knows the opener's seed.
+    /// The accepting end with a known seed, which can therefore speak first.
     pub fn answerer_of(seed: u64) -> Self {
         Self::new(Side::Answerer, Some(seed))
     }
 
-    /// Sends so many bytes.
+    /// Sends this many bytes.
     pub fn bytes(self, bytes: u64) -> Self {
         Self { send: Amount::Bytes(bytes), ..self }
     }
 
-    /// Sends for this time, at so many bytes a second.
+    /// Sends for this time, at `pace` bytes per second.
     pub fn lasting(self, time: Duration, pace: u64) -> Self {
         Self { send: Amount::Lasting(time), pace: Some(pace), ..self }
     }
 
-    /// Sends at so many bytes a second at most.
+    /// Sends at most this many bytes per second.
     pub fn pace(self, pace: u64) -> Self {
         Self { pace: Some(pace), ..self }
     }
 
-    /// Writes in these sizes.
+    /// Writes in chunks of these sizes.
     pub fn chunks(self, chunks: Chunks) -> Self {
         Self { chunks, ..self }
     }
 
-    /// Begins then.
+    /// Sets when to start sending.
     pub fn start(self, start: Start) -> Self {
         Self { start, ..self }
     }
 
-    /// Sends only so many bytes more than were received.
+    /// Limits the bytes sent beyond the number received.
     pub fn ahead(self, ahead: u64) -> Self {
         Self { ahead: Some(ahead), ..self }
     }
 
-    /// Ends so.
+    /// Sets how to end the connection.
     pub fn ending(self, ending: Ending) -> Self {
         Self { ending, ..self }
     }
 
-    /// Reading sleeps at this position; call it in order of position.
+    /// Adds a pause of reading at this position; call it by ascending position.
     pub fn pause(mut self, at: u64, lasting: Duration) -> Self {
         self.pauses.push(Pause { at, lasting });
         self
     }
 
-    /// Sending sleeps at this position; call it in order of position.
+    /// Adds a pause of sending at this position; call it by ascending position.
     pub fn rest(mut self, at: u64, lasting: Duration) -> Self {
         self.rests.push(Pause { at, lasting });
         self
     }
 
-    /// Has ended by then.
+    /// Sets the time limit.
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }

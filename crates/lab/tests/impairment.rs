@@ -1,4 +1,4 @@
-//! Impaired links: that they are impaired, and that checked traffic survives.
+//! Impaired links: checks that impairments take effect, and that checked traffic survives them.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn exchange(lab: &Lab, family: Family, opener: &Script, answerer: Script) -> (Re
     (client, server.join().pop().expect("one connection"))
 }
 
-/// Half a megabyte each way over a link impaired so; what was done to it, and what both ends say.
+/// Sends half a megabyte each way over an impaired link. Returns the impairment counters and both reports.
 fn half_megabytes(lab: &Lab, family: Family, way: LinkDirection, impair: Impair) -> (Impaired, Report, Report) {
     let impairment = lab.impair(way, impair).expect("impair");
     let (opener, answerer) = (Script::opener(5).bytes(1 << 19), Script::answerer().bytes(1 << 19));
@@ -105,7 +105,7 @@ fn delay_delays() {
     let delay = Duration::from_millis(20);
     for (way, family) in WAYS.into_iter().zip(Family::BOTH.into_iter().cycle()) {
         let impairment = lab.impair(way, Impair { delay, ..Impair::default() }).unwrap();
-        // Ten turns of a byte each way.
+        // Ten one-byte turns each way.
         let (opener, answerer) = (Script::opener(5).bytes(18).ahead(1), Script::answerer_of(5).bytes(18).ahead(0));
         let started = Instant::now();
         let (client, server) = exchange(&lab, family, &opener, answerer);

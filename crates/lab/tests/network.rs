@@ -1,4 +1,4 @@
-//! Both shapes of the network, with checked traffic through a forwarder that forwards.
+//! Both shapes of the network, with checked traffic through an IP-forwarding forwarder.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -134,7 +134,7 @@ fn a_panic_removes_the_lab() {
 #[test]
 #[ignore = "root"]
 fn the_sweep_removes_what_a_dead_process_left() {
-    // A process that has ended gives an id that no process has now.
+    // The ID of a process that has exited, so no process has it now.
     let mut dead = std::process::Command::new("true").spawn().unwrap();
     let name = format!("ls-{}-0-client", dead.id());
     dead.wait().unwrap();

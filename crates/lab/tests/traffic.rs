@@ -1,4 +1,4 @@
-//! Checked traffic: every script does what it says, and nothing altered goes unseen.
+//! Checked traffic: every script behaves as specified, and no alteration goes undetected.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use longsplice_lab::traffic::{
 };
 use longsplice_lab::{Family, Lab, Options, Shape};
 
-/// Inside a namespace of its own, so that no test meets another's ports.
+/// A lab of its own, so that tests do not share ports.
 fn lab() -> Lab {
     Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("a lab needs root")
 }
@@ -39,7 +39,7 @@ fn urgent_bytes_are_found_where_they_were_sent() {
     intact(&client, &server).unwrap_err();
 }
 
-/// A relay on the server's loopback that changes what it carries from client to server.
+/// A relay on the server's loopback that alters the bytes from client to server.
 fn relay(lab: &Lab, target: SocketAddr, change: impl Fn(u64, &mut Vec<u8>) + Send + 'static) -> SocketAddr {
     let listener = lab.server.run(|| TcpListener::bind(SERVER.port(Family::V4, 0))).unwrap();
     let at = listener.local_addr().unwrap();
@@ -180,7 +180,7 @@ fn a_reset_is_seen_as_one() {
     assert_eq!((client.end, server.end), (StreamEnd::Own, StreamEnd::Reset));
     assert_eq!(server.mismatch, None);
 
-    // The other way round, and while the client still writes.
+    // The reverse: the server resets while the client is still writing.
     let answerer = Script::answerer().ending(Ending::ResetReceived(10_000));
     let (client, server) = exchange(&lab, &Script::opener(2).lasting(Duration::from_secs(10), 1_000_000), answerer);
     assert_eq!((client.send_end, client.end, server.end), (StreamEnd::Reset, StreamEnd::Reset, StreamEnd::Own));
@@ -274,7 +274,7 @@ fn a_trace_shows_the_connection_from_its_syn_to_its_fin() {
         assert!(first.flags.syn() && !first.flags.ack());
         let ends =
             there.iter().map(|packet| packet.seq.wrapping_sub(first.seq.wrapping_add(1)).wrapping_add(packet.len));
-        // The SYN lies before the first byte; the acknowledgement of the other FIN, one beyond the last.
+        // The SYN occupies the number before the first byte; the acknowledgement of the other FIN is one beyond the last.
         let end = ends.filter(|&end| end < u32::MAX / 2).max().unwrap();
         assert!((300_000..=300_001).contains(&end), "{end}");
         assert!(there.iter().any(|packet| packet.flags.fin()));
@@ -283,7 +283,7 @@ fn a_trace_shows_the_connection_from_its_syn_to_its_fin() {
     }
 }
 
-/// Answers one SOCKS5 request as RFC 1928 has it, and says at once what the target would say.
+/// Answers one SOCKS5 request according to RFC 1928, and at once sends the target's first bytes.
 fn tiny_socks(listener: TcpListener, reply: u8) -> Vec<u8> {
     let (mut stream, _) = listener.accept().unwrap();
     stream.read_exact(&mut [0; 3]).unwrap();

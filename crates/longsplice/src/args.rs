@@ -4,7 +4,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValu
 use longsplice_engine::{FlowState, PathRule, SpliceWhen};
 use std::path::PathBuf;
 
-/// Longest trace, seconds: one that somebody has forgotten ends by itself.
+/// Longest trace in seconds, so that a forgotten trace ends by itself.
 pub const TRACE_SECONDS_MAX: u32 = 3600;
 
 /// A TCP proxy that hands connections over to the kernel.

@@ -1,4 +1,4 @@
-//! The operator's end of the control socket.
+//! The client side of the control socket.
 
 use crate::{
     Outcome,
@@ -18,35 +18,35 @@ use std::{
     time::Duration,
 };
 
-/// Why there is no answer.
+/// Errors of a request to the control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody listens.
+    /// No process listens on the socket.
     #[error("no longsplice listens on {}: start one in this network namespace, or name its socket with --control", .0.display())]
     NotRunning(PathBuf),
-    /// Somebody listens, but not to us.
+    /// A process listens, but connecting or exchanging messages with it failed.
     #[error("{}: {source}", path.display())]
     Socket {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// Somebody listens, and says nothing.
+    /// A process listens, but did not answer in time.
     #[error("{}: no answer within {} s: the process is stopped, or hangs", .0.display(), PATIENCE.as_secs())]
     Silent(PathBuf),
-    /// It hung up.
+    /// The process closed the connection without an answer.
     #[error("{}: hung up without an answer (too many clients?)", .0.display())]
     HungUp(PathBuf),
-    /// The answer is none.
+    /// The answer is not valid JSON.
     #[error("{}: no JSON in the answer: {source}", path.display())]
     Answer {
         /// The socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parse error.
         source: serde_json::Error,
     },
-    /// It cannot be done.
+    /// The process answered with an error.
     #[error("{0}")]
     Refused(String),
 }
@@ -59,7 +59,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to `control`, or to the socket of this network namespace.
+    /// Connects to `control`, or to the default socket of this network namespace.
     pub fn connect(control: Option<&Path>) -> Result<Client, AskError> {
         let path = match control {
             Some(path) => path.to_owned(),
@@ -76,7 +76,7 @@ impl Client {
         Ok(Client { path, stream: BufReader::new(stream) })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the answer.
     pub fn ask(&mut self, ask: Ask) -> Result<Value, AskError> {
         let stream = self.stream.get_mut();
         let request = Request { version: VERSION, ask };
@@ -95,7 +95,7 @@ impl Client {
         }
     }
 
-    /// Waits for an answer: the next one, where there are several.
+    /// Waits for the next answer to a request that has several.
     pub fn answer(&mut self) -> Result<Value, AskError> {
         let mut answer = String::new();
         let read = self.stream.read_line(&mut answer);
@@ -111,11 +111,11 @@ impl Client {
         }
     }
 
-    /// Waits for the last line and the end of the process, `limit` at most for each.
+    /// Waits for the last line and then for the process to exit, at most `limit` for each.
     fn wait_end(mut self, limit: Duration) -> Result<(), Box<dyn Error>> {
         self.stream.get_mut().set_read_timeout(Some(limit))?;
         let mut last = String::new();
-        // A reset is an end too.
+        // A reset means that the process has exited, too.
         let runs = |e: &io::Error| e.kind() == io::ErrorKind::WouldBlock;
         if self.stream.read_line(&mut last).is_err_and(|e| runs(&e)) || self.stream.fill_buf().is_err_and(|e| runs(&e))
         {
@@ -141,7 +141,7 @@ pub fn unsplice(control: Option<&Path>, id: u64) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What became of a listener's flows.
+/// Flow statistics of one listener.
 #[derive(Deserialize)]
 struct Listener {
     listen: String,
@@ -177,7 +177,7 @@ pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
 
 /// `longsplice stop`.
 pub fn stop(control: Option<&Path>, args: &StopArgs) -> Outcome {
-    /// For what comes then: writing the last lines of the log, and detaching.
+    /// Time allowed after the drain: for writing the last lines of the log and detaching.
     const AFTER: Duration = Duration::from_secs(20);
     match Client::connect(control) {
         Ok(mut client) => {
@@ -185,7 +185,7 @@ pub fn stop(control: Option<&Path>, args: &StopArgs) -> Outcome {
             let within = answer.get("within").and_then(Value::as_u64).unwrap_or(0);
             client.wait_end(Duration::from_secs(within).saturating_add(AFTER))?;
         }
-        // What a process that was killed left behind.
+        // No process runs, but one that was killed may have left pins behind.
         Err(AskError::NotRunning(_)) if args.flush => {}
         Err(e) => return Err(e.into()),
     }

@@ -1,21 +1,23 @@
-//! The control socket: a Unix stream socket on which operators ask and the running proxy answers.
+//! The control socket: a Unix stream socket on which the running proxy answers operators' requests.
 //!
 //! # Protocol
 //! One JSON object per line each way, one answer per request, any number of requests per connection:
 //! ```text
 //! {"version":1,"ask":"ls"}                        {"version":1,"flows":[...]}
-//! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 of those after number 7
-//! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all that is known of it (`FlowDetail`)
-//! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, again and again, at least once a
-//! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, the number of those that are missing
+//! {"version":1,"ask":"ls","after":7,"limit":100,"state":"spliced"}   the first 100 flows after ID 7
+//! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all details (`FlowDetail`)
+//! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, repeated at least once per
+//! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, with the number of missing segments
 //! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
-//! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, seconds at most but for
-//! the rest; then, when all is over, {"version":1,"stopped":true} or an error; then end of stream with the process
+//! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
+//! seconds until the flows have ended; then, when detached, {"version":1,"stopped":true} or an error; then end of stream
+//! when the process exits
 //! ```
-//! What cannot be done is answered with `{"version":1,"error":"..."}`. `done` means that the flow was told: whether it
-//! was spliced, `ls` shows. There are no passwords: the socket has mode 0600, and whoever may open it may do everything.
+//! A request that fails is answered with `{"version":1,"error":"..."}`. `done` means that the request was handed to the
+//! flow; `ls` shows whether the flow was spliced. There is no authentication: the socket has mode 0600, and any process that
+//! can open it can use all requests.
 
 use crate::{args::TRACE_SECONDS_MAX, paths};
 use longsplice_engine::{Command, FlowState, Splicer, TraceError};
@@ -45,86 +47,87 @@ use tokio::{
     time::timeout,
 };
 
-/// Of requests and answers; raised when a field changes its meaning. New fields do not raise it.
+/// Protocol version of requests and answers. It is raised when a field changes its meaning, not when a field is added.
 pub const VERSION: u32 = 1;
-/// Flows that are kept in memory for an answer at a time.
+/// Flows held in memory at a time while an answer is written.
 pub const PAGE: usize = 500;
-/// Longest request in bytes: the longest that makes sense has about a hundred.
+/// Longest request in bytes. Real requests have about a hundred.
 const REQUEST: u64 = 4096;
-/// Operators and monitors at a time; more are turned away, so that a leak of theirs does not become one of ours.
+/// Most clients connected at a time. Others are turned away, so that
+/// a client that leaks connections cannot exhaust our descriptors.
 const CLIENTS: usize = 32;
-/// Segments that wait for a client to read them, some 3 MB: one that is slower misses some.
+/// Segments queued for a client, about 3 MB. A client that reads too slowly misses segments.
 const WAITING: usize = 10_000;
-/// A client that says nothing for so long is hung up on.
+/// A client that sends nothing for this long is disconnected.
 const SILENCE: Duration = Duration::from_secs(60);
-/// A client that does not read its answer for so long, too.
+/// A client that does not read its answer for this long is disconnected.
 const SLOWNESS: Duration = Duration::from_secs(10);
-/// How long flows that were told to end may take to do so, and the access log to be written.
+/// Time allowed for flows to end once told to, and for writing the access log.
 const END: Duration = Duration::from_secs(5);
-/// One second more for this many connections.
+/// Flows for which one more second is allowed.
 const ENDS: u64 = 20_000;
 
-/// How long `live` connections take to end, at most.
+/// Longest time that this number of live connections takes to end.
 pub fn end_limit(live: u64) -> Duration {
     END + Duration::from_secs(live / ENDS)
 }
 
-/// A request with the version it is written in.
+/// A request and its protocol version.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
-    /// What is asked.
+    /// The request itself.
     #[serde(flatten)]
     pub ask: Ask,
 }
 
-/// What can be asked.
+/// The requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Ask {
-    /// Live flows, in the order of their numbers.
+    /// List live flows by ascending number.
     Ls {
-        /// Those with higher numbers than this.
+        /// Only flows with a higher number.
         #[serde(default)]
         after: u64,
-        /// So many at most; null: all.
+        /// Maximum number of flows; null: no limit.
         #[serde(default)]
         limit: Option<usize>,
-        /// Those in this state; null: in any.
+        /// Only flows in this state; null: any state.
         #[serde(default)]
         state: Option<FlowState>,
     },
-    /// One flow in every detail.
+    /// Show all details of one flow.
     Inspect {
-        /// Its number.
+        /// Flow number.
         id: u64,
     },
-    /// The segments of a flow, as they come.
+    /// Report the segments of a flow as they pass.
     Trace {
-        /// Its number.
+        /// Flow number.
         id: u64,
-        /// So many at most; null: all.
+        /// Maximum number of segments; null: no limit.
         #[serde(default)]
         count: Option<u64>,
-        /// For so long, at most [`TRACE_SECONDS_MAX`].
+        /// Duration in seconds, at most [`TRACE_SECONDS_MAX`].
         seconds: u32,
     },
-    /// All counters.
+    /// Return all counters.
     Counters,
     /// Splice a flow.
     Splice {
-        /// Its number.
+        /// Flow number.
         id: u64,
     },
-    /// Take a flow back.
+    /// Unsplice a flow.
     Unsplice {
-        /// Its number.
+        /// Flow number.
         id: u64,
     },
-    /// End the program.
+    /// Shut the proxy down.
     Stop {
-        /// Seconds to wait for flows that end by themselves; null: end them now.
+        /// Seconds to wait for flows to end by themselves; null: end them now.
         #[serde(default)]
         drain: Option<u64>,
         /// Leave nothing behind in the kernel.
@@ -133,37 +136,37 @@ pub enum Ask {
     },
 }
 
-/// How the program is to end.
+/// How to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// How long to wait for flows that end by themselves.
+    /// How long to wait for flows to end by themselves. `None`: end them now.
     pub drain: Option<Duration>,
-    /// Leave nothing behind in the kernel, whatever the configuration says.
+    /// Leave nothing behind in the kernel, even if the configuration says otherwise.
     pub flush: bool,
 }
 
-/// Who has told the program to end, and is told in turn how it has.
+/// The client that asked for the shutdown. It is told the result.
 #[derive(Debug)]
 pub struct Stopper {
-    /// What was asked for.
+    /// The requested kind of shutdown.
     pub ending: Ending,
     stream: UnixStream,
 }
 
 impl Stopper {
-    /// The last line. The stream ends with the process, for that is what is waited for.
+    /// Writes the last line. The stream stays open until the process exits, because that is what the client waits for.
     pub fn tell(self, how: &Result<(), String>) {
         let answer = match how {
             Ok(()) => json!({ "version": VERSION, "stopped": true }),
             Err(why) => error(why),
         };
-        // Whoever has gone away, or has left no room for a line, does not want to know.
+        // The result no longer interests a client that has gone or does not read.
         let _ = self.stream.try_write(format!("{answer}\n").as_bytes());
         std::mem::forget(self.stream);
     }
 }
 
-/// The socket's file. Removed at drop.
+/// The file of the socket. It is removed on drop.
 #[derive(Debug)]
 pub struct Control {
     listener: UnixListener,
@@ -172,7 +175,8 @@ pub struct Control {
     _file: SocketFile,
 }
 
-/// A descriptor for a client that comes when there is no other. Its own is kept when it goes, before anybody else can have it.
+/// A descriptor in reserve, for accepting a client when no other is available. When that client leaves, its own descriptor
+/// becomes the reserve before anything else can take it.
 type Spare = Arc<Mutex<Option<OwnedFd>>>;
 
 #[derive(Debug)]
@@ -180,13 +184,13 @@ struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Gone already, or the directory is: either way nobody finds it any more.
+        // If the file or its directory is already gone, that is just as well.
         let _ = fs::remove_file(&self.0);
     }
 }
 
 impl Control {
-    /// Listens on `path`. A file there is replaced only if it is a socket that nobody listens on.
+    /// Listens on `path`. An existing file is replaced only if it is a socket without a listener.
     pub fn bind(path: &Path) -> io::Result<Control> {
         make_directory(path)?;
         match paths::connect(path) {
@@ -197,9 +201,10 @@ impl Control {
         }
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        // Under another name until somebody listens, with the right mode: one that refuses is one that is left over.
+        // Use a temporary name until the socket listens and has the right
+        // mode: a socket that refuses connections counts as left over.
         let new = path.with_extension(format!("new-{}", std::process::id()));
-        let _ = fs::remove_file(&new); // of a process that died here
+        let _ = fs::remove_file(&new); // left by an earlier process with our number
         bind(fd.as_raw_fd(), &UnixAddr::new(&new)?)?;
         let mut file = SocketFile(new);
         fs::set_permissions(&file.0, fs::Permissions::from_mode(0o600))?;
@@ -212,24 +217,25 @@ impl Control {
         Ok(Control { listener, slots, spare, _file: file })
     }
 
-    /// Answers until dropped. `stop` hears what `longsplice stop` wants.
+    /// Answers requests until dropped. Requests to shut down are sent to `stop`.
     pub async fn serve(&self, splicer: &Splicer, server: &Arc<Server>, stop: &mpsc::UnboundedSender<Stopper>) {
         loop {
             let Ok((mut stream, _)) = self.listener.accept().await else {
-                // For want of descriptors: those who want to know why should learn it.
+                // Out of descriptors. Use the one in reserve: an operator who looks for the cause must still get in.
                 if lock(&self.spare).take().is_none() {
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
                 continue;
             };
             let office = Office { splicer: splicer.clone(), server: server.clone() };
-            // Without a slot the stream is closed at once: the client sees an end of stream in place of an answer.
+            // Without a free slot the stream is closed at once, and the
+            // client sees the end of the stream instead of an answer.
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
                 let (spare, stop) = (self.spare.clone(), stop.clone());
                 tokio::spawn(async move {
-                    // A client that hangs up, or is hung up on, has no one to tell.
+                    // Errors are ignored: the client has gone or was disconnected.
                     if let Ok(Some(ending)) = office.attend(&mut stream).await {
-                        // Fails when the program is about to end anyway.
+                        // Fails only if the program is already ending.
                         let _ = stop.send(Stopper { ending, stream });
                     } else if let Ok(stream) = stream.into_std() {
                         let _ = stream.shutdown(Shutdown::Both);
@@ -250,7 +256,8 @@ fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
 }
 
-/// Makes the directory of the socket, if need be, for nobody but us; /tmp is everybody's, so who owns it matters.
+/// Creates the directory of the socket if it is missing, with access for our
+/// user only. The owner is checked, because any user can create files in /tmp.
 fn make_directory(socket: &Path) -> io::Result<()> {
     let Some(dir) = socket.parent().filter(|d| !d.as_os_str().is_empty()) else { return Ok(()) };
     if let Err(e) = fs::DirBuilder::new().mode(0o700).create(dir)
@@ -268,14 +275,14 @@ fn make_directory(socket: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What answers need.
+/// State needed to answer requests.
 struct Office {
     splicer: Splicer,
     server: Arc<Server>,
 }
 
 impl Office {
-    /// Until the client goes, or wants the program to end.
+    /// Serves one client until it leaves or asks for a shutdown.
     async fn attend(&self, stream: &mut UnixStream) -> io::Result<Option<Ending>> {
         let (read, mut write) = stream.split();
         let mut read = BufReader::new(read);
@@ -298,7 +305,7 @@ impl Office {
                     let ending = Ending { drain: drain.map(Duration::from_secs), flush };
                     let within = drain.unwrap_or(0).saturating_add(end_limit(self.server.counters().live).as_secs());
                     let answer = json!({ "version": VERSION, "stopping": true, "within": within });
-                    // Heard or not, it was said.
+                    // Best effort: the client may have gone.
                     let _ = timeout(SLOWNESS, write.write_all(format!("{answer}\n").as_bytes())).await;
                     return Ok(Some(ending));
                 }
@@ -309,12 +316,12 @@ impl Office {
             text.push('\n');
             timeout(SLOWNESS, write.write_all(text.as_bytes())).await??;
             if line.last() != Some(&b'\n') {
-                return Ok(None); // cut off, or too long: what follows is no beginning of a request
+                return Ok(None); // cut off or too long: the rest is not the start of a request
             }
         }
     }
 
-    /// A page at a time: an answer with a million flows is never in memory as a whole.
+    /// Lists flows a page at a time, so that an answer with a million flows is never in memory as a whole.
     async fn list(
         &self,
         write: &mut WriteHalf<'_>,
@@ -341,7 +348,7 @@ impl Office {
         timeout(SLOWNESS, write.write_all(text.as_bytes())).await?
     }
 
-    /// Something is written at least once a second: a client that has gone is noticed, and so is a process that hangs.
+    /// Writes something at least once a second, so that both sides notice when the other is gone or hangs.
     async fn trace(&self, write: &mut WriteHalf<'_>, id: u64, mut left: u64, seconds: u32) -> io::Result<()> {
         const BEAT: Duration = Duration::from_secs(1);
         const AT_ONCE: usize = 100;
@@ -360,7 +367,7 @@ impl Office {
         while left > 0 && Instant::now() < end {
             let mut segments = Vec::new();
             let wait = BEAT.min(end.saturating_duration_since(Instant::now()));
-            // None at all: the trace has ended. The time is up: nothing has come.
+            // Zero segments mean that the trace has ended; a timeout means that none came.
             if timeout(wait, told.recv_many(&mut segments, AT_ONCE)).await == Ok(0) {
                 break;
             }

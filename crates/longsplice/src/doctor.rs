@@ -1,7 +1,7 @@
-//! `longsplice doctor`: the assumptions about the machine, as checks that can be run.
+//! `longsplice doctor`: checks whether this machine meets the requirements.
 //!
-//! Facts are read first (`facts`), then the one experiment that settles it (`attach`): programs are loaded, attached
-//! and removed again, in a network namespace of their own.
+//! The machine is inspected first (`facts`), then the decisive test runs (`attach`): programs are loaded, attached and
+//! removed again, in a network namespace of their own.
 
 mod attach;
 mod facts;
@@ -14,17 +14,17 @@ use std::{
     process::ExitCode,
 };
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
-    /// As it should be.
+    /// Requirement met.
     Ok,
-    /// Splicing is impossible, or will not happen, without it.
+    /// Without it, splicing is impossible or will never happen.
     Missing,
-    /// Splicing is possible, but something is not as it should be.
+    /// Splicing is possible, but something should be corrected.
     Warning,
-    /// Neither good nor bad.
+    /// For information only.
     Note,
 }
 
@@ -33,9 +33,9 @@ enum State {
 struct Check {
     name: &'static str,
     state: State,
-    /// What there is.
+    /// The state found.
     found: String,
-    /// What to do about it.
+    /// How to correct it.
     #[serde(skip_serializing_if = "Option::is_none")]
     cure: Option<String>,
 }
@@ -67,7 +67,7 @@ struct Report {
 /// `longsplice doctor`.
 pub fn doctor(json: bool) -> Outcome {
     let mut checks = facts::all();
-    // Without these the experiment fails for a reason that has been told already.
+    // If one of these is missing, the test would fail for a reason already reported.
     let pointless = checks
         .iter()
         .any(|c| c.state == State::Missing && ["kernel", "capabilities", "bpffs", "data path"].contains(&c.name));

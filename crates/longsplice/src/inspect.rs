@@ -1,4 +1,4 @@
-//! `longsplice inspect`: one flow in every detail, for people.
+//! `longsplice inspect`: all details of one flow, for people.
 
 use crate::{
     Outcome,
@@ -27,7 +27,7 @@ pub fn inspect(control: Option<&Path>, args: &InspectArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lines of a name, a value and what it means, one below the other.
+/// Rows of a name, a value and its meaning.
 #[derive(Default)]
 struct Page(String);
 
@@ -41,7 +41,7 @@ impl Page {
         self.0.push('\n');
     }
 
-    /// A sequence number or the like, which stands at the right.
+    /// Adds a right-aligned number, such as a sequence number.
     fn number(&mut self, name: &str, n: &Value, meaning: &str) {
         self.0 +=
             format!("      {name:<12} {:>10}  {meaning}", n.as_i64().map_or("-".into(), |n| n.to_string())).trim_end();
@@ -255,7 +255,7 @@ fn hop(hop: &Value) -> String {
     }
 }
 
-/// To the byte, and so that one can read it.
+/// Formats an exact number of bytes, with the short form in parentheses.
 fn exactly(n: u64) -> String {
     if n < 1000 { bytes(n) } else { format!("{n} B ({})", bytes(n)) }
 }

@@ -1,8 +1,8 @@
-//! The program as a library: `longsplice run` and what an operator needs around it.
+//! The program as a library: `longsplice run` and the operator's commands.
 //!
-//! `args` is the only table of flags; help texts and man page (`man`) come from there. `run` is the proxy itself,
-//! `control` its Unix socket, `client`, `ls`, `inspect` and `trace` the other end of that socket; `doctor` stands alone.
-//! What else is public is for `longsplice-bench`, which watches proxies through their control sockets.
+//! `args` is the only table of flags; the help texts and the man page (`man`) are generated from it. `run` is the proxy
+//! itself, `control` its Unix socket; `client`, `ls`, `inspect` and `trace` are the client side of that socket; `doctor`
+//! stands alone. Other public items are for `longsplice-bench`, which observes proxies through their control sockets.
 
 mod args;
 mod client;
@@ -24,7 +24,7 @@ use args::{Args, Command};
 use clap::Parser;
 use std::{error::Error, io, process::ExitCode};
 
-/// The program: reads its arguments, and does what they say.
+/// Runs the program: parses the arguments and executes the subcommand.
 pub fn main() -> ExitCode {
     let args = Args::parse();
     let control = args.control.as_deref();
@@ -43,14 +43,15 @@ pub fn main() -> ExitCode {
     exit_code("longsplice", outcome)
 }
 
-/// What every subcommand gives: an exit code, or a message that names the place and the cure.
+/// The result of a subcommand: an exit code, or a message that names the place of the error and its remedy.
 pub type Outcome = Result<ExitCode, Box<dyn Error>>;
 
-/// How the program ends. It prints the message, with its name in front.
+/// Turns the result into an exit code, and prints an error with the program's name in front.
 pub fn exit_code(program: &str, outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(code) => code,
-        // Like `longsplice ls | head`: whoever read us has seen enough.
+        // As in `longsplice ls
+        // head`: the reader has seen enough.
         Err(e) if is_broken_pipe(&*e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{program}: {e}");

@@ -15,7 +15,7 @@ use std::{
     process::ExitCode,
 };
 
-/// A flow as the control socket tells it (`FlowStatus`), as far as the table shows it.
+/// A flow as reported by the control socket (`FlowStatus`), limited to the fields shown in the table.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Row {
     /// Number.
@@ -30,7 +30,7 @@ pub struct Row {
     pub target: String,
     /// State.
     pub state: String,
-    /// Stages that a segment traverses.
+    /// Stages that every segment traverses.
     pub stages: Vec<String>,
     /// Bytes from client to server.
     pub bytes_up: u64,
@@ -38,11 +38,11 @@ pub struct Row {
     pub bytes_down: u64,
     /// Age in milliseconds.
     pub age_ms: u64,
-    /// Why it is not spliced; or, if it is, why it was not taken back.
+    /// Why the flow is not spliced or, if it is spliced, why an unsplice was refused.
     pub refusal: Option<String>,
 }
 
-/// `longsplice ls`: page by page, as many as there are.
+/// `longsplice ls`: prints all flows, page by page.
 pub fn ls(control: Option<&Path>, args: &LsArgs) -> Outcome {
     let mut client = Client::connect(control)?;
     let mut out = io::stdout().lock();
@@ -70,7 +70,7 @@ pub fn ls(control: Option<&Path>, args: &LsArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives pages that are not empty to `take`, until it wants no more.
+/// Passes each non-empty page to `take` until there are no more or `take` declines.
 fn pages(
     client: &mut Client,
     mut limit: usize,
@@ -93,7 +93,7 @@ fn pages(
     Ok(())
 }
 
-/// The flows of a control socket.
+/// Fetches all flows from a control socket.
 pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>> {
     let mut all = Vec::new();
     pages(client, usize::MAX, None, |page| {
@@ -105,10 +105,10 @@ pub fn flows(client: &mut Client) -> Result<Vec<Row>, Box<dyn std::error::Error>
 
 const HEAD: [&str; 10] =
     ["ID", "PROTO", "CLIENT", "SERVER", "TARGET", "STATE", "UP", "DOWN", "AGE", "STAGES OR REFUSAL"];
-/// Numbers, and what is read from its end, stand at the right.
+/// Right-aligned columns: numbers, and text whose end matters most.
 const RIGHT: [bool; 10] = [true, false, false, false, false, false, true, true, true, false];
 
-/// Columns are never narrower than `width`, and leave it as wide as they are.
+/// Formats a table. Columns are at least `width` wide, and `width` is updated to the widths used.
 fn table(rows: &[Row], width: &mut [usize; 10], head: bool) -> String {
     let cells: Vec<[String; 10]> = rows.iter().map(cells).collect();
     for row in &cells {
@@ -152,12 +152,12 @@ fn cells(r: &Row) -> [String; 10] {
     ]
 }
 
-/// Targets are what clients sent: nothing of theirs may steer the operator's terminal.
+/// Replaces control characters: targets are sent by clients and must not control the operator's terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Three digits and a power of 1000.
+/// Formats a number of bytes with one decimal place and a decimal prefix.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if n < 1000 {
@@ -165,7 +165,7 @@ pub fn bytes(n: u64) -> String {
     }
     let mut x = n as f64 / 1000.0;
     let mut unit = 0;
-    // 999.95 is where "%.1f" would say 1000.0.
+    // From 999.95 on, "%.1f" would print 1000.0.
     while x >= 999.95 {
         x /= 1000.0;
         unit += 1;
@@ -173,7 +173,7 @@ pub fn bytes(n: u64) -> String {
     format!("{x:.1} {}", UNITS[unit])
 }
 
-/// A length of time, as short as is of use.
+/// Formats a duration in a short form.
 pub fn age(ms: u64) -> String {
     match ms / 1000 {
         s @ 0..60 => format!("{s}.{} s", ms / 100 % 10),

@@ -1,4 +1,4 @@
-//! The program `longsplice`. All of it is in the library, which `longsplice-bench` uses too.
+//! The program `longsplice`. The code is in the library, which `longsplice-bench` uses too.
 
 fn main() -> std::process::ExitCode {
     longsplice::main()

@@ -1,4 +1,4 @@
-//! The man page: commands and flags from clap's table, the keys of the configuration file from docs/configuration.md.
+//! The man page: commands and flags from clap's table, configuration keys from docs/configuration.md.
 
 use crate::{
     Outcome,
@@ -10,10 +10,10 @@ use std::{
     process::ExitCode,
 };
 
-/// The reference of the file. A test of the proxy compares it with the types.
+/// The reference of the configuration file. A test in the proxy crate compares it with the types.
 const REFERENCE: &str = include_str!("../../../docs/configuration.md");
 
-/// `longsplice man`: one page for all subcommands, because a page for each would be a paragraph long.
+/// `longsplice man`: one page for all subcommands, because each would fill only a paragraph.
 pub fn man() -> Outcome {
     let mut page = Vec::new();
     let mut command = Args::command();
@@ -27,7 +27,7 @@ pub fn man() -> Outcome {
     let subcommands = command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help");
     for subcommand in subcommands {
         writeln!(page, ".SH \"LONGSPLICE {}\"", subcommand.get_name().to_uppercase())?;
-        // Global options are described once, above.
+        // Global options are already described above.
         let own =
             subcommand.clone().mut_args(|a| if a.is_global_set() || a.get_id() == "help" { a.hide(true) } else { a });
         let man = clap_mangen::Man::new(own);
@@ -43,12 +43,12 @@ pub fn man() -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sections of a subcommand become subsections of the page.
+/// Turns the sections of a subcommand into subsections of the page.
 fn as_subsections(part: &[u8]) -> Vec<u8> {
     String::from_utf8_lossy(part).replace("\n.SH ", "\n.SS ").replacen(".SH ", ".SS ", 1).into_bytes()
 }
 
-/// Where the reference is, and the keys at the top level of the file.
+/// The section on configuration: where the reference is, and the top-level keys of the file.
 fn configuration() -> String {
     let mut section = String::from(
         ".SH \"CONFIGURATION FILE\"\n\
@@ -61,7 +61,7 @@ fn configuration() -> String {
     section
 }
 
-/// Key, default and meaning from the page's first table.
+/// Key, default and meaning from the first table of the page.
 fn top_level() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let section = REFERENCE.split("\n## Top level\n").nth(1).and_then(|rest| rest.split("\n#").next());
     section.unwrap_or_default().lines().filter(|line| line.starts_with("| `")).filter_map(|line| {
@@ -71,7 +71,8 @@ fn top_level() -> impl Iterator<Item = (&'static str, &'static str, &'static str
     })
 }
 
-/// Markdown as roff: links become their text, code is not marked, and what roff would interpret is escaped.
+/// Converts Markdown to roff: links are reduced to their text, code
+/// is not marked up, and roff's special characters are escaped.
 fn roff(markdown: &str) -> String {
     let mut text = String::new();
     let mut rest = markdown;
@@ -104,7 +105,7 @@ mod tests {
         assert!(!keys.contains(&"`format`"), "of the next table: {keys:?}");
         let section = configuration();
         assert!(section.contains(".TP\n\\fBconnections\\fR (default: 65536)\n"), "{section}");
-        // a line that begins so would be a request
+        // a line that starts like this would be a roff request
         assert!(
             section
                 .lines()

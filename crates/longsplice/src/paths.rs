@@ -1,4 +1,4 @@
-//! Places that belong to one network namespace, so that several longsplices do not meet.
+//! Paths that belong to one network namespace, so that several instances do not collide.
 
 use nix::{
     fcntl::{Flock, FlockArg},
@@ -21,10 +21,10 @@ use std::{
 
 /// Where the data path pins its links and maps.
 const PINS: &str = "/sys/fs/bpf/longsplice";
-/// Sockets.
+/// Directory of the control sockets.
 const RUN: &str = "/run/longsplice";
 
-/// The inode of the network namespace at `path`: its identity, while it exists.
+/// The inode of the network namespace at `path`, which identifies the namespace while it exists.
 pub fn netns_inode(path: &Path) -> io::Result<u64> {
     Ok(fs::metadata(path)?.ino())
 }
@@ -33,36 +33,36 @@ fn own_netns() -> io::Result<u64> {
     netns_inode(Path::new("/proc/thread-self/ns/net"))
 }
 
-/// The folder that the data path of a namespace pins to when it is not told otherwise (`Options::pin`).
+/// The folder where the data path of a namespace pins its objects by default (`Options::pin`).
 pub fn pin_folder(netns: u64) -> PathBuf {
     Path::new(PINS).join(format!("net-{netns}"))
 }
 
-/// The same for the namespace we are in.
+/// The pin folder of the current namespace.
 pub fn own_pin_folder() -> io::Result<PathBuf> {
     Ok(pin_folder(own_netns()?))
 }
 
-/// The control socket of this namespace.
+/// The control socket of the current namespace.
 pub fn control_socket() -> io::Result<PathBuf> {
     let name = format!("control-{}.sock", own_netns()?);
-    // Root makes the directory; a service manager may have made it for another user (RuntimeDirectory=longsplice).
+    // Root creates the directory; a service manager may have created it for another user (RuntimeDirectory=longsplice).
     let writable = nix::unistd::access(RUN, nix::unistd::AccessFlags::W_OK).is_ok();
     if writable || nix::unistd::Uid::effective().is_root() {
         return Ok(Path::new(RUN).join(name));
     }
-    // The user's number keeps two users of one machine apart.
+    // The user ID in the name separates users of the same machine.
     Ok(match env::var_os("XDG_RUNTIME_DIR") {
         Some(dir) => Path::new(&dir).join("longsplice").join(name),
         None => env::temp_dir().join(format!("longsplice-{}", nix::unistd::Uid::effective())).join(name),
     })
 }
 
-/// How long a control socket may keep us waiting for a connection or an answer: all of it comes at once, from memory, unless the
-/// process hangs.
+/// Time limit for a connection to a control socket and for each
+/// answer. Answers come from memory at once, unless the process hangs.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connects to a control socket, or gives up ([`io::ErrorKind::WouldBlock`]): a process that hangs accepts nobody.
+/// Connects to a control socket. Fails with [`io::ErrorKind::WouldBlock`] if the process hangs and accepts no connection.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&fd, sockopt::SendTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64))?;
@@ -70,8 +70,8 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(fd.into())
 }
 
-/// Removes what processes that are gone have left in /run/longsplice: sockets that nobody listens on, and the locks of earlier
-/// versions that nobody holds. What was removed.
+/// Removes files that dead processes have left in /run/longsplice: sockets without
+/// a listener, and unheld locks of earlier versions. Returns the removed paths.
 pub fn remove_leftovers() -> io::Result<Vec<PathBuf>> {
     let files = match fs::read_dir(RUN) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -88,7 +88,7 @@ pub fn remove_leftovers() -> io::Result<Vec<PathBuf>> {
         } else {
             false
         };
-        // another process may have been quicker
+        // another process may have removed it first
         if dead && fs::remove_file(&path).is_ok() {
             removed.push(path);
         }

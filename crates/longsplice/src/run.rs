@@ -1,7 +1,7 @@
-//! `longsplice run`: from configuration to clean end.
+//! `longsplice run`: from configuration to clean shutdown.
 //!
-//! Order of the start: configuration, control socket, addresses and files, data path, listeners; order of the end: stop
-//! accepting, wait for flows that may end by themselves, end or leave the others, last lines of the access log, detach.
+//! Start: configuration, control socket, addresses and files, data path, listeners. Shutdown: stop accepting, wait for flows
+//! to end by themselves, end or leave the others, write the last lines of the access log, detach.
 
 use crate::{
     Outcome,
@@ -54,7 +54,7 @@ pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     runtime.block_on(serve(args, config, &path, &workers))
 }
 
-/// The file, and the command line on top of it.
+/// Reads the configuration file and applies the command line on top.
 fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
     let mut config = match &args.config {
         Some(file) => Config::from_file(file)?,
@@ -108,7 +108,8 @@ fn start_log(verbose: u8, json: bool) {
     }
 }
 
-/// Two descriptors per flow: the usual soft limit of 1024 is for programs that call select(2).
+/// Raises the soft limit of descriptors: a flow needs two, and the
+/// usual limit of 1024 exists only for programs that call select(2).
 fn raise_descriptor_limit() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
@@ -118,7 +119,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// The engine with the kernel path, or without it and with the reason in the log.
+/// Opens the engine with the kernel path; if that fails, without it, and logs the reason.
 fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
@@ -144,12 +145,12 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     }
     options.sources.clone_from(&config.sources);
     if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {
-        options.tap_ring = 0; // the least there can be
+        options.tap_ring = 0; // the smallest possible
     }
     if config.listeners.iter().all(|l| !l.policy.hold) {
         options.hold_ring = 0;
     }
-    // the longest, for nobody knows whose flow was whose
+    // the longest of all: the listener of a recovered flow is not known
     if let Some(limit) = config.listeners.iter().map(|l| l.policy.idle_limit).max() {
         options.recovered_idle_limit = limit;
     }
@@ -169,7 +170,8 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     }
 }
 
-/// Of processes and network namespaces that are gone: tables take tens of megabytes of the kernel's memory.
+/// Removes the leftovers of dead processes and deleted network
+/// namespaces: their tables take tens of megabytes of kernel memory.
 fn remove_leftovers() {
     for removed in [longsplice_datapath::remove_dead(), paths::remove_leftovers()] {
         match removed {
@@ -191,24 +193,25 @@ fn announce_devices(splicer: &Splicer) {
 }
 
 async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -> Outcome {
-    // Signals first: one that comes during the start must end it cleanly too.
+    // Signals come first: one that arrives during the start must shut the proxy down cleanly, too.
     let mut signals = Signals::new()?;
     let leave = config.leave_flows_on_stop;
-    // If the socket is taken, another process runs, and should not lose clients to us in between.
+    // Bind this before the listeners: if the socket is taken, another
+    // process runs, and clients meant for it must not reach us.
     let control = Control::bind(path).map_err(|e| format!("control socket {}: {e}", path.display()))?;
     let prepared = Prepared::new(config)?;
     let splicer = open(args, prepared.config())?;
     let server = match prepared.start(workers, splicer.clone()).await {
         Ok(server) => Arc::new(server),
         Err(e) => {
-            // Flows that an earlier process has left must not suffer from a mistake in our configuration.
+            // Flows left by an earlier process must not suffer from an error in our configuration.
             close(splicer, true)?;
             return Err(e.into());
         }
     };
     let (stop, mut stops) = mpsc::unbounded_channel();
     let mut stoppers = Vec::new();
-    // Also the sign for whoever waits for the start: everything is there now.
+    // Scripts wait for this line: everything is ready now.
     tracing::info!("control socket {}", path.display());
     let ending = tokio::select! {
         () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
@@ -218,7 +221,7 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
             stoppers[0].ending
         }
     };
-    // The operator may go on looking, while flows drain.
+    // Operators can still inspect flows while they drain.
     tokio::select! {
         () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
         () = end(&splicer, &server, ending, leave, (&mut signals, &mut stops, &mut stoppers)) => {}
@@ -231,7 +234,7 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
     Ok(closed.map(|()| ExitCode::SUCCESS)?)
 }
 
-/// Ends all flows as gently as `ending` wants.
+/// Ends all flows in the way that `ending` asks for.
 async fn end(
     splicer: &Splicer,
     server: &Server,
@@ -259,7 +262,7 @@ async fn end(
     }
 }
 
-/// Detaches from the kernel and removes the tables; `keep`: unless the kernel forwards flows.
+/// Detaches from the kernel and removes the tables; with `keep` only if the kernel forwards no flows.
 fn close(splicer: Splicer, keep: bool) -> Result<(), String> {
     let pin = splicer.pin().map(|pin| pin.display().to_string()).unwrap_or_default();
     let flows = if keep { splicer.forwarded() } else { 0 };
@@ -273,7 +276,7 @@ fn close(splicer: Splicer, keep: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// What the process reacts to.
+/// The signals that the process handles.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -291,8 +294,8 @@ impl Signals {
         })
     }
 
-    /// Until SIGTERM or SIGINT; SIGHUP on the way reopens the access log, and so does SIGUSR1, which other proxies use for it.
-    /// SIGUSR2 would kill us, if nobody listened.
+    /// Waits for SIGTERM or SIGINT. Meanwhile SIGHUP reopens the access log, and so does SIGUSR1, which other proxies use
+    /// for this. SIGUSR2 is caught and ignored, since its default action would kill the process.
     async fn until_end(&mut self, server: &Server) -> Ending {
         loop {
             let [user1, user2] = &mut self.user;

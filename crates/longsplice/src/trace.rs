@@ -1,4 +1,4 @@
-//! `longsplice trace`: the segments of one flow as they pass, for people.
+//! `longsplice trace`: prints the segments of one flow as they pass, for people.
 
 use crate::{Outcome, args::TraceArgs, client::Client, control::Ask};
 use serde_json::Value;
@@ -50,7 +50,7 @@ fn head() -> String {
     row(["TIME", "LEG", "FROM", "FLAGS", "SEQ", "ACK", "LEN", "WIN", "TO", "SEQ", "ACK", "LEN", "WIN", "VERDICTS"])
 }
 
-/// Of one segment, `since` ns after the first.
+/// Formats one segment, `since` nanoseconds after the first.
 fn lines(segment: &Value, since: u64) -> String {
     let word = |key: &str| segment[key].as_str().unwrap_or("-");
     let numbers = |of: &Value| ["seq", "ack", "len", "window"].map(|key| of[key].to_string());

@@ -1,5 +1,5 @@
-//! S19: a cache that fills itself from the tap while replies are spliced. curl asks, over links that lose and reorder, too; the
-//! server counts what it is asked. Needs root, eBPF and curl, and fails without.
+//! S19: a cache that is filled from the tap while replies are spliced. curl sends the requests, also over links with loss
+//! and reordering; the server counts its requests. Needs root, eBPF and curl, and fails without.
 
 mod running;
 
@@ -28,19 +28,19 @@ use tempfile::TempDir;
 const PROXY: u16 = 3128;
 const PORT: u16 = 8080;
 const SIZE: usize = 12_000_000;
-/// Whatever curl does, it has done it by then.
+/// Time limit for every curl command.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// As fast as whoever reads the copies always can, or there would be gaps, which are not what is tested.
+/// A rate that the reader of the copies can always keep up with. Otherwise there would be gaps, which are not tested here.
 const RATE: Impair = Impair { rate_bytes_per_s: Some(20_000_000), queue: Duration::from_secs(1), ..Impair::NONE };
 
-/// `/FRAMING/NAME`: always the same for a path.
+/// The body for a path `/FRAMING/NAME`, which is always the same.
 fn body(path: &str) -> Vec<u8> {
     let mut bytes = vec![0; SIZE];
     pattern::fill(u64::from(path.bytes().map(u32::from).sum::<u32>()), 0, &mut bytes);
     bytes
 }
 
-/// Answers until its client has gone; `stale` replies have to be asked about, and are good.
+/// Answers requests until the client leaves; `stale` replies have to be revalidated, and are still valid.
 fn answer(stream: TcpStream, asked: &AtomicU64) -> std::io::Result<()> {
     let mut out = stream.try_clone()?;
     let mut lines = BufReader::new(stream).lines();
@@ -102,12 +102,12 @@ impl Scene {
         thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
                 let count = count.clone();
-                thread::spawn(move || answer(stream, &count)); // whoever breaks off has his reason
+                thread::spawn(move || answer(stream, &count)); // a client that breaks off has a reason
             }
         });
         let dir = tempfile::tempdir().unwrap();
         let at = FORWARDER_TO_CLIENT.port(family, PROXY);
-        // room for two
+        // space for two replies
         let cache = "[listener.cache]\ndir = \"cache\"\nsize = 30000000\nobject = 15000000\n";
         fs::write(dir.path().join("l.toml"), format!("[[listener]]\nprotocol = \"http\"\nlisten = \"{at}\"\n{cache}"))
             .unwrap();
@@ -121,7 +121,7 @@ impl Scene {
         Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[])
     }
 
-    /// curl gets all of it, over one connection; what the server was asked meanwhile.
+    /// Fetches all paths with curl over one connection. Returns the number of requests to the server meanwhile.
     fn get(&self, paths: &[&str]) -> u64 {
         let before = self.asked.load(Relaxed);
         let proxy = format!("http://{}", FORWARDER_TO_CLIENT.port(self.family, PROXY));
@@ -146,7 +146,7 @@ impl Scene {
         counters["proxy"][name].as_u64().unwrap()
     }
 
-    /// The words of the log about the cache, of requests that are over, and how much of each was spliced.
+    /// The cache result in the log of each finished request, and the number of bytes spliced.
     fn log(&mut self) -> Vec<(String, u64)> {
         self.proxy.client(&["stop"]);
         assert!(self.proxy.wait().success());
@@ -168,13 +168,13 @@ impl Scene {
 fn run(family: Family) {
     let mut scene = Scene::new(family);
     let slow = scene.lab.impair(LinkDirection::FromServer, RATE).unwrap();
-    // what is spliced is stored, whatever its framing, and served
+    // a spliced reply is stored and served, whatever its framing
     for (n, path) in ["/exact/a", "/chunked/a", "/close/a"].into_iter().enumerate() {
         assert_eq!(scene.get(&[path]), 1);
         eventually("stored", || (scene.count("cache_stored") == n as u64 + 1).then_some(()));
         assert_eq!(scene.get(&[path, path]), 0);
     }
-    // the first had to make room, and its connection goes on behind a splice
+    // the first reply was evicted, and its connection continues after a splice
     assert_eq!((scene.count("cache_evicted"), scene.entries().len()), (1, 2));
     assert_eq!(scene.get(&["/exact/stale", "/close/a"]), 1);
     eventually("stored", || (scene.count("cache_stored") == 4).then_some(()));
@@ -186,7 +186,7 @@ fn run(family: Family) {
     let once = ["fill", "hit", "hit"];
     assert_eq!(words, [&once[..], &once, &once, &["fill", "hit", "revalidated", "revalidated"]].concat());
     for (word, spliced) in &log {
-        // how much of it: the first moment at which both windows fit is up to the hosts
+        // how much is spliced depends on the hosts: on the first moment at which both windows fit
         assert_eq!(*spliced > 1_000_000, word == "fill", "{log:?}");
     }
 
@@ -201,7 +201,7 @@ fn run(family: Family) {
     eventually("stored", || (scene.count("cache_stored") == 1).then_some(()));
     drop(bad);
     assert_eq!(scene.get(&["/exact/b"]), 0);
-    // what is damaged is a miss
+    // a corrupt entry is a miss
     for entry in scene.entries() {
         fs::OpenOptions::new().write(true).open(entry).unwrap().write_all_at(b"?", 1).unwrap();
     }
@@ -225,7 +225,8 @@ fn s19_the_same_over_ipv6() {
     run(Family::V6);
 }
 
-/// Asked for again and again, from several connections at once, while it is stored, evicted and served: never a wrong byte.
+/// The same paths are requested repeatedly over several connections at
+/// once, while they are stored, evicted and served: no byte is ever wrong.
 #[test]
 #[ignore = "root"]
 fn s19_many_at_once() {

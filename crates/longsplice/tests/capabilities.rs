@@ -1,4 +1,4 @@
-//! What a process may do that lacks a capability, and what it says of that. Needs root and eBPF, and fails without.
+//! What works without a capability, and what the program says about it. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -12,14 +12,15 @@ use std::{fs, net::TcpListener, os::unix::fs::chown, process::Command};
 
 const PORT: u16 = 7000;
 
-/// The program in the forwarder, with these capabilities and no others: root has no more than the bounding set leaves.
+/// The program in the forwarder with only these capabilities: even root has no more than the bounding set.
 fn with(lab: &Lab, capabilities: &str) -> Command {
     let mut command = lab.forwarder.command("setpriv");
     command.args([&format!("--bounding-set=-all{capabilities}"), "--inh-caps=-all", "--", LONGSPLICE]);
     command
 }
 
-/// A connection through a proxy that has these: its state once it has decided, why it is not spliced, and what the proxy says.
+/// One connection through a proxy with these capabilities. Returns its flow
+/// once the proxy has decided whether to splice it, and the proxy's messages.
 fn relayed(capabilities: &str, hold: bool) -> (Value, String) {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let pins = Pins::of(&lab.forwarder);
@@ -43,7 +44,7 @@ fn relayed(capabilities: &str, hold: bool) -> (Value, String) {
     (flow, proxy.messages())
 }
 
-/// Its only flow, once that is spliced or not to be.
+/// The proxy's only flow, once it is spliced or refused.
 fn decided(proxy: &Running) -> Value {
     eventually("a decision", || {
         let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
@@ -77,7 +78,7 @@ fn three_capabilities_are_enough() {
     assert_eq!(flow["state"], "spliced", "{flow}\n{said}");
 }
 
-/// As README says under Install: no root at any time, but a folder that root has made.
+/// The set-up in the README under Install: the program never runs as root, but root has created its folder.
 #[test]
 #[ignore = "root"]
 fn another_user_with_three_capabilities_needs_a_folder_of_a_bpffs() {
@@ -85,7 +86,7 @@ fn another_user_with_three_capabilities_needs_a_folder_of_a_bpffs() {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let [front, server] = [FORWARDER_TO_CLIENT.port(Family::V4, PORT), SERVER.port(Family::V4, PORT)];
     echo(lab.server.run(|| TcpListener::bind(server)).unwrap());
-    // what that user may read and write, wherever this was built
+    // readable and writable by that user, wherever the program was built
     let home = tempfile::tempdir().unwrap();
     let program = home.path().join("longsplice");
     fs::copy(LONGSPLICE, &program).unwrap();
@@ -139,7 +140,7 @@ fn holding_needs_raw_sockets() {
     assert!(!said.contains(cure), "{said}");
 }
 
-/// Who has to splice does not start: there is nothing to fall back on.
+/// A proxy that has to splice does not start: it has no alternative.
 #[test]
 #[ignore = "root"]
 fn connections_of_others_need_raw_sockets() {

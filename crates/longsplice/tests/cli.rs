@@ -1,4 +1,4 @@
-//! The program from outside: its flags, its messages, its control socket, and how it ends.
+//! The program from outside: flags, messages, control socket, and shutdown.
 //!
 //! None of these tests needs root.
 
@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Standard error of a call that must fail.
+/// Standard error of a command that must fail.
 fn complaint(arguments: &[&str]) -> String {
     let output = longsplice(arguments);
     assert!(!output.status.success(), "{arguments:?} succeeded");
@@ -216,7 +216,7 @@ fn sighup_and_sigusr1_open_the_access_log_anew_and_sigusr2_does_nothing() {
     assert!(proxy.wait().success());
 }
 
-/// Whoever asks does not wait for ever.
+/// A client of the control socket does not wait forever.
 #[test]
 fn a_process_that_does_not_run_is_named() {
     let mut proxy = Running::copying(&loopback_echo(), &[]);
@@ -231,7 +231,7 @@ fn a_process_that_does_not_run_is_named() {
         }
     });
     proxy.signal(Signal::SIGCONT);
-    // it hears what it was told meanwhile
+    // it handles what it was told while it was stopped
     assert!(proxy.wait().success());
 }
 
@@ -284,7 +284,7 @@ fn nonsense_on_the_control_socket_is_answered_and_does_no_harm() {
     let proxy = Running::copying(&loopback_echo(), &[]);
     let ask = |request: &[u8]| {
         let mut stream = UnixStream::connect(proxy.control()).unwrap();
-        // The answer may come before all of it was read.
+        // The answer may arrive before all of the request was read.
         let _ = stream.write_all(request);
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).unwrap();
@@ -294,11 +294,11 @@ fn nonsense_on_the_control_socket_is_answered_and_does_no_harm() {
     assert!(ask(b"{\"version\":9,\"ask\":\"ls\"}\n")["error"].as_str().unwrap().contains("version 9"));
     assert!(ask(&vec![b'x'; 10_000])["error"].as_str().unwrap().contains("4096"));
     assert!(ask(b"{\"version\":1,\"ask\":\"splice\",\"id\":99}\n")["error"].is_string());
-    // More idle clients than there is room for: the one too many is hung up on, and room comes back.
+    // More idle clients than allowed: the excess one is disconnected, and slots become free again.
     let ls = || longsplice(&["ls", "--control", proxy.control().to_str().unwrap()]);
     let mut idle = Vec::new();
     let refused = eventually("no room", || {
-        // When the first of them came, those above may not have left yet.
+        // The earlier clients may still be connected when the first of these arrives.
         idle.extend((0..40).map(|_| UnixStream::connect(proxy.control()).unwrap()));
         Some(ls()).filter(|output| !output.status.success())
     });

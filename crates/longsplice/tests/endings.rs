@@ -1,5 +1,5 @@
-//! What a process that was killed has left in the kernel ends with `stop`: hosts that wait, and send nothing, hear of it. And what
-//! waits here for their end costs nothing.
+//! `stop` ends the connections that a killed process left in the kernel: hosts that
+//! wait and send nothing are reset. Sockets of ours that wait for hosts cost nothing.
 
 mod running;
 
@@ -41,7 +41,7 @@ impl Place {
         Place { pins: Pins::of(&lab.forwarder), lab, family, listener, dir: tempfile::tempdir().unwrap() }
     }
 
-    /// With both ends of connections in this state, whose process was killed.
+    /// Connections in this state whose process was killed: both ends of each.
     fn after_a_kill(family: Family, state: &str) -> (Place, Vec<TcpStream>) {
         let place = Place::new(family);
         let mut proxy = place.proxy(state == "released");
@@ -58,7 +58,7 @@ impl Place {
         self.start(&format!("release_after = {}", if released { "0.001" } else { "3600" }), flows)
     }
 
-    /// The next process, whose flows may be idle for so many seconds.
+    /// Starts the next process, with an idle limit in seconds.
     fn next(&self, idle_limit: u32) -> Running {
         self.start(&format!("idle_limit = {idle_limit}"), 1000)
     }
@@ -75,7 +75,7 @@ impl Place {
         Running::start(self.lab.forwarder.command(LONGSPLICE), None, &arguments, &[])
     }
 
-    /// Connections in forwarding mode, all of whose bytes have arrived: both ends of each.
+    /// Connections in forwarding mode with all bytes delivered: both ends of each.
     fn connections(&self, proxy: &Running, state: &str) -> Vec<TcpStream> {
         let mut all = Vec::new();
         for _ in 0..CONNECTIONS {
@@ -117,7 +117,7 @@ fn are_reset(ends: &[TcpStream], how: &str) {
     }
 }
 
-/// Its policy is not known any more, and the limit of the new process counts.
+/// The policy of a recovered flow is unknown, so the idle limit of the new process applies.
 #[test]
 #[ignore = "root"]
 fn the_idle_limit_resets_what_was_recovered() {
@@ -154,9 +154,9 @@ fn a_flush_resets_what_was_left() {
     }
 }
 
-/// A socket that was closed by a kill in the midst of a switch has a connection's addresses until the kernel gives it up.
-/// The sockets of a killed process give up before their hosts can be reached. The next process finds no way to the hosts either,
-/// and tells them once there is one.
+/// A socket closed by a kill in the middle of a switch occupies a connection's addresses until the
+/// kernel gives it up. The sockets of the killed process give up before their hosts can be reached.
+/// The next process finds no route to the hosts either, and resets them once there is one.
 #[test]
 #[ignore = "root"]
 fn hosts_that_cannot_be_reached_hear_later() {
@@ -178,8 +178,8 @@ fn hosts_that_cannot_be_reached_hear_later() {
     }
 }
 
-/// When the process dies in a switch, a host may wait for bytes that were forwarded and lost, and whose sender is gone. Or it has
-/// received more than we have seen it acknowledge.
+/// When the process dies in a switch, a host may wait for bytes that were forwarded and lost, and whose sender is gone. Or
+/// it may have received more than we have seen it acknowledge.
 #[test]
 #[ignore = "root"]
 fn both_ends_hear_of_a_process_that_dies_in_a_switch() {
@@ -194,7 +194,7 @@ fn both_ends_hear_of_a_process_that_dies_in_a_switch() {
         let end_of = |mut end: &TcpStream, reads: bool| {
             let mut bytes = [7; 16 * 1024];
             let began = Instant::now();
-            // a flow that the next process takes over lives on, and ends by its writer
+            // a flow that the next process takes over survives, and is ended by its writer
             while reads || began.elapsed() < Duration::from_secs(10) {
                 match if reads { end.read(&mut bytes) } else { end.write(&bytes) } {
                     Ok(0) => return ErrorKind::UnexpectedEof,
@@ -225,7 +225,7 @@ fn both_ends_hear_of_a_process_that_dies_in_a_switch() {
     }
 }
 
-/// Entries of flows that have ended stay for what is late, and need no way.
+/// Entries of ended flows are kept for late segments, and need no route.
 #[test]
 #[ignore = "root"]
 fn only_flows_that_live_are_said_to_have_no_way() {
@@ -273,11 +273,11 @@ fn a_stop_resets_hosts_of_sockets_that_nobody_holds() {
     }
 }
 
-/// More than a host has room for that does not read, and less than the proxy's socket has room for.
+/// More bytes than fit a host that does not read, and fewer than fit the proxy's socket.
 const QUEUED: usize = 150_000;
 
 impl Place {
-    /// Connections that were in forwarding mode, and are back in control mode: both ends of each.
+    /// Connections that were spliced and are back in control mode: both ends of each.
     fn copied(&self, proxy: &Running) -> Vec<TcpStream> {
         let flows = || -> Vec<Value> { serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap() };
         let ends = self.connections(proxy, "spliced");
@@ -286,7 +286,7 @@ impl Place {
         ends
     }
 
-    /// Clients of connections that were taken back, and have ended but for what the kernel still has for the client.
+    /// Clients of unspliced connections that have ended, except for data in the kernel's queue for the client.
     fn queued(&self, proxy: &Running) -> Vec<TcpStream> {
         let mut ends = self.copied(proxy).into_iter();
         let mut clients = Vec::new();
@@ -317,7 +317,7 @@ fn a_stop_resets_hosts_of_what_is_still_in_queues() {
     }
 }
 
-/// What has ended gives its place to others, but for what its host has yet to get.
+/// Entries of ended flows give way to new ones, unless data for the host is still queued.
 #[test]
 #[ignore = "root"]
 fn what_is_still_in_queues_comes_whole() {
@@ -339,7 +339,7 @@ fn what_is_still_in_queues_comes_whole() {
     }
 }
 
-/// Each has its idle limit, and none a timer that wakes anybody before.
+/// Each connection has an idle limit, but no timer that wakes a thread before it.
 #[test]
 fn idle_connections_sleep() {
     const IDLE: u64 = 100;
@@ -356,7 +356,7 @@ fn idle_connections_sleep() {
         std::thread::sleep(Duration::from_secs(1));
         proxy.wake_ups() - before
     };
-    // what they have passed is counted before
+    // the byte counts are updated first
     eventually("less than one of them wakes somebody", || (in_a_while() < IDLE / 2).then_some(()));
     drop(connections);
 }
@@ -365,7 +365,7 @@ const UPLOADS: usize = 8;
 const BODY: usize = 3_000_000;
 const BEGUN: usize = 1_000_000;
 
-/// Uploads that are spliced, of which so much has arrived: both ends of each. Nobody sends anything.
+/// Spliced uploads of which `BEGUN` bytes have arrived: both ends of each. No host sends anything more.
 fn uploads(place: &Place, leave: bool) -> (Running, Vec<TcpStream>) {
     let (front, server) = (FORWARDER_TO_CLIENT.port(place.family, 3128), SERVER.port(place.family, PORT));
     let mut arguments = vec!["--splice", "at-once", "--http"];
@@ -397,7 +397,7 @@ fn uploads(place: &Place, leave: bool) -> (Running, Vec<TcpStream>) {
     (proxy, all)
 }
 
-/// Tasks that had waited for a body to pass told the data path to forget its connections, before these were ended.
+/// Tasks that waited for a body used to make the data path forget their connections before these were reset.
 #[test]
 #[ignore = "root"]
 fn a_stop_resets_both_ends_of_uploads() {
@@ -411,12 +411,12 @@ fn a_stop_resets_both_ends_of_uploads() {
     }
 }
 
-/// They pass to their ends, at which their servers are reset, since what they say then is nobody's to forward. Clients that wait
-/// for it hear of that at the last.
+/// Uploads left behind are forwarded to their ends. Then their servers are reset, because no one would forward their
+/// replies, and so at last are the clients that wait for a reply.
 #[test]
 #[ignore = "root"]
 fn uploads_that_are_left_pass_to_their_ends() {
-    const MOST: usize = BODY - BEGUN - 100_000; // a reset may overtake what nobody has read yet
+    const MOST: usize = BODY - BEGUN - 100_000; // a reset may overtake data not read yet
     for family in Family::BOTH {
         let place = Place::new(family);
         let (mut proxy, ends) = uploads(&place, true);

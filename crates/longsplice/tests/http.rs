@@ -1,5 +1,5 @@
-//! HTTP through the program as it is run: curl on one side, nginx on the other. Needs root and eBPF, and fails without; of
-//! Debian: curl, nginx-light.
+//! HTTP through the real program: curl on one side, nginx on the other. Needs
+//! root and eBPF, and fails without; Debian packages: curl, nginx-light.
 
 mod running;
 
@@ -23,11 +23,11 @@ use tempfile::TempDir;
 const PROXY: u16 = 3128;
 const PORT: u16 = 8080;
 const SITE: u16 = 8000;
-/// Whatever curl does, it has done it by then.
+/// Time limit for every curl command.
 const PATIENCE: Duration = Duration::from_secs(40);
 const SIZE: usize = 30_000_000;
 
-/// curl's network, the program, and nginx with files below `root`; what is below /slow at 20 MB/s, below /zip in chunks.
+/// curl's network, the program, and nginx with the files in `root`: /slow at 20 MB/s, /zip in chunks.
 struct Scene {
     proxy: Running,
     pins: Pins,
@@ -57,7 +57,7 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    /// A file of bytes that are all different.
+    /// Creates a file whose blocks are all different.
     fn file(&self, name: &str, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         pattern::fill(len as u64, 0, &mut bytes);
@@ -71,7 +71,7 @@ impl Scene {
         assert_eq!(Sha256::digest(&found), Sha256::digest(bytes), "{name}");
     }
 
-    /// Runs curl with the proxy of this family; what it wrote.
+    /// Runs curl with the proxy of this address family. Returns its output.
     fn curl(&self, family: Family, arguments: &[&str]) -> String {
         let mut command = self.lab.client.command("curl");
         command.args(["--disable", "--silent", "--show-error", "--noproxy", "", "--max-time", "35", "--proxy"]);
@@ -103,7 +103,7 @@ fn nginx(lab: &Lab, dir: &Path) -> ChildGuard {
     nginx
 }
 
-/// One request on a connection of its own; the status line of the reply.
+/// Sends one request on a connection of its own. Returns the status line.
 fn ask(scene: &Scene, path: &str) -> String {
     let proxy = FORWARDER_TO_CLIENT.port(Family::V4, PROXY);
     let mut connection = scene.lab.client.run(|| TcpStream::connect(proxy)).unwrap();
@@ -114,7 +114,7 @@ fn ask(scene: &Scene, path: &str) -> String {
     reply.lines().next().unwrap_or_default().to_owned()
 }
 
-/// A URL at the server.
+/// A URL on the server.
 fn url(family: Family, path: &str) -> String {
     format!("http://{}{path}", SERVER.port(family, PORT))
 }
@@ -150,10 +150,10 @@ fn connections_that_are_over_leave_no_entries() {
         for _ in 0..FLOWS / 2 {
             assert_eq!(ask(&scene, "/echo"), "HTTP/1.1 200 OK");
         }
-        // A place in the table of path entries rests for two seconds before it is taken again.
+        // A slot in the table of path entries rests for two seconds before it is reused.
         thread::sleep(Duration::from_millis(2500));
     }
-    // Were they left, there would be no room for these.
+    // If the old entries were left, there would be no slots for this connection.
     scene.curl(Family::V4, &["--proxytunnel", "--fail", "--output", "file", &url(Family::V4, "/slow/file")]);
     scene.same("file", &bytes);
     let counters: Value = serde_json::from_str(&scene.proxy.client(&["counters", "--json"])).unwrap();
@@ -182,7 +182,7 @@ fn several_servers_as_one_site() {
     let direct = |arguments: &[&str]| scene.curl(Family::V4, &[&["--noproxy", "*", "--fail"], arguments].concat());
     let at = |path: &str| format!("http://{site}{path}");
 
-    // One connection of the client, both servers in turn; then another client, over the same connections to them.
+    // One client connection that uses both servers in turn; then another client over the same server connections.
     let place = at("/where");
     let client = CLIENT.v4;
     let want = [SERVER.v4.to_string(), SERVER.v6.to_string()].map(|own| format!("{own} {site} {client}\n"));
@@ -197,7 +197,7 @@ fn several_servers_as_one_site() {
     let code = ["--noproxy", "*", "--output", "/dev/null", "--write-out", "%{http_code}\n"];
     let said = scene.curl(Family::V4, &[&code[..], &["--request", "DELETE", &at("/put/upload")]].concat());
     assert_eq!(said, "403\n");
-    // A server that is not there costs one request a second look, and no reply.
+    // A missing server costs one request a retry, but no reply is lost.
     let other = ["--header", "Host: other.example", &place];
     for _ in 0..3 {
         assert_eq!(direct(&other), format!("{} other.example {client}\n", SERVER.v4));
@@ -224,7 +224,7 @@ fn requests_in_absolute_form() {
     let said = scene.curl(four, &[&url(four, "/echo?a=b")]);
     assert_eq!(said, format!("GET /echo?a=b {} 1.1 longsplice\n", SERVER.port(four, PORT)));
 
-    // Several on one connection of the client, to two addresses of the server, found and not found, large and small.
+    // Several requests on one client connection, to two addresses of the server: found and not found, large and small.
     let echo = url(four, "/echo");
     let mut many = Vec::new();
     for address in [url(four, "/large"), echo.clone(), url(six, "/echo"), url(four, "/nothing"), url(six, "/large")] {
@@ -248,7 +248,7 @@ fn requests_in_absolute_form() {
     let head = scene.curl(four, &["--head", &url(four, "/large"), &echo]);
     assert!(head.contains(&format!("Content-Length: {SIZE}")) && head.matches("200 OK").count() == 2, "{head}");
 
-    // Uploads: with a length and 100-continue, and in chunks.
+    // Uploads with a length and 100-continue, and in chunks.
     for (target, more) in [("/put/whole", &[][..]), ("/put/chunks", &["--header", "Transfer-Encoding: chunked"])] {
         let address = url(four, target);
         scene.curl(four, &[&["--fail", "--upload-file", "root/large", &address], more].concat());
@@ -256,7 +256,7 @@ fn requests_in_absolute_form() {
     }
     let said = scene.curl(four, &[&code[..], &["--data", "x", &url(four, "/large")]].concat());
     assert!(said.starts_with("405 "), "{said}");
-    // What is guarded by default, and what is not there.
+    // A destination that is blocked by default, and one that does not exist.
     let said = scene.curl(four, &[&code[..], &["http://127.0.0.1:1/"]].concat());
     assert!(said.starts_with("403 "), "{said}");
     let said = scene.curl(four, &[&code[..], &["http://169.254.169.254/latest"]].concat());

@@ -1,6 +1,6 @@
-//! Bodies of HTTP messages that run past the proxy: thousands of requests on few connections, pipelined or not, each to another
-//! server. Both ends are strict: what a server gets is for it, and what a client gets is the reply to its request. Needs root
-//! and eBPF, and fails without.
+//! HTTP bodies spliced past the proxy: thousands of requests over few connections, pipelined or not, each to a different
+//! server than the one before. Both ends are strict: a server must get only its own requests, and a client the reply to its
+//! request. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -23,20 +23,20 @@ use std::{
 
 const PROXY: u16 = 3128;
 const PORTS: [u16; 3] = [8081, 8082, 8083];
-/// Nobody waits longer for a byte.
+/// Time limit for each byte.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a body is framed.
+/// The framing of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     Exact,
     Chunked,
-    /// The same, of a server that does wrong what everybody understands.
+    /// Chunked, from a server with harmless errors in its framing.
     Careless,
     Close,
 }
 
-/// A request, told from all others by its path.
+/// A request with a unique path.
 #[derive(Clone, Debug)]
 struct Ask {
     port: u16,
@@ -70,7 +70,7 @@ fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }
 
-/// A body, and the fields that announce it, appended to a head.
+/// Appends to a head the fields that announce a body, and the body.
 fn message(mut head: String, framing: Framing, bytes: &[u8], r: &mut SmallRng) -> Vec<u8> {
     match framing {
         Framing::Exact => head += &format!("Content-Length: {}\r\n", bytes.len()),
@@ -106,7 +106,7 @@ fn message(mut head: String, framing: Framing, bytes: &[u8], r: &mut SmallRng) -
 
 type Reader = BufReader<TcpStream>;
 
-/// First line and fields, in lower case. None: the end.
+/// Reads the start line and fields, in lower case. `None`: end of stream.
 fn head(s: &mut Reader) -> io::Result<Option<Vec<String>>> {
     let mut lines = Vec::new();
     loop {
@@ -125,7 +125,7 @@ fn field<'a>(lines: &'a [String], name: &str) -> Option<&'a str> {
     lines.iter().find_map(|l| l.strip_prefix(name)?.strip_prefix(": ")).map(str::trim)
 }
 
-/// Reads what is announced, and compares.
+/// Reads the announced body, and compares it.
 fn expect(s: &mut Reader, lines: &[String], until_close: bool, seed: u64, length: usize) -> io::Result<()> {
     let mut bytes = Vec::new();
     if field(lines, "transfer-encoding") == Some("chunked") {
@@ -159,7 +159,7 @@ fn expect(s: &mut Reader, lines: &[String], until_close: bool, seed: u64, length
     pattern::check(seed, 0, &bytes).map_err(|m| wrong(format!("{m:?}")))
 }
 
-/// Answers on one connection until it ends.
+/// Answers requests on one connection until it ends.
 fn answer(s: TcpStream, port: u16) -> io::Result<()> {
     s.set_nodelay(true)?;
     s.set_read_timeout(Some(PATIENCE * 2))?;
@@ -195,7 +195,7 @@ fn answer(s: TcpStream, port: u16) -> io::Result<()> {
         if method == "HEAD" {
             out.write_all(&reply[..end])?;
         } else if r.random_bool(0.3) {
-            // head and body apart, as many servers send them
+            // head and body in separate segments, as many servers send them
             out.write_all(&reply[..end])?;
             out.write_all(&reply[end..])?;
         } else {
@@ -225,7 +225,7 @@ fn serve(lab: &Lab, family: Family, tell: &mpsc::Sender<String>) {
     }
 }
 
-/// The requests of one connection, `ahead` of them before the first reply.
+/// Sends the requests of one connection, `ahead` of them before it reads the first reply.
 fn talk(proxy: SocketAddr, family: Family, asks: Vec<Ask>, ahead: usize) -> io::Result<()> {
     let mut s = TcpStream::connect(proxy)?;
     s.set_nodelay(true)?;
@@ -264,7 +264,7 @@ fn talk(proxy: SocketAddr, family: Family, asks: Vec<Ask>, ahead: usize) -> io::
                 message(request, framing, &body(ask.seed + 1, length), &mut r)
             }
         };
-        // a reader that has failed tells why
+        // a failed reader reports the reason
         if told.send(ask).is_err() || s.write_all(&whole).is_err() {
             break;
         }
@@ -309,7 +309,7 @@ fn asks(seed: u64, n: usize) -> Vec<Ask> {
     (0..n).map(|i| one(i, &mut r)).collect()
 }
 
-/// Clients side by side, each with connections one after the other; all of their requests. What is spliced, from the log.
+/// Runs several clients in parallel, each with several connections in turn. Returns the bytes spliced according to the log.
 fn run(
     family: Family,
     impair: Option<Impair>,
@@ -365,7 +365,7 @@ fn check(records: &[Value], requests: usize, spliced: u64) {
     assert!(splices > 0 && up + down >= spliced, "{splices} splices, {up} up, {down} down");
 }
 
-/// Ten thousand requests, each body spliced if it can be.
+/// Ten thousand requests; each body is spliced if possible.
 #[test]
 #[ignore = "root"]
 fn ten_thousand_requests() {

@@ -1,6 +1,6 @@
-//! Hosts that break off in the middle of HTTP messages: at every place of a reply and of an upload, by FIN and by RST, at once or
-//! when all before it has arrived. Whoever is at the other end hears of it, gets nothing that looks whole and is not, and the
-//! proxy has nothing left to do. Needs root and eBPF, and fails without.
+//! Hosts that break off in the middle of HTTP messages: at every position of a reply and of an upload, by FIN and by RST, at
+//! once or after everything before has arrived. The other end must be told and must not get anything that looks complete but
+//! is not, and the proxy must come to rest. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -29,13 +29,13 @@ use std::{
 const PROXY: u16 = 3128;
 const SITE: u16 = 8000;
 const PORT: u16 = 8081;
-/// Nobody waits longer for a byte, or for the end.
+/// Time limit for each byte, and for the end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Cases side by side.
+/// Clients that work through the cases in parallel.
 const CLIENTS: usize = 4;
-/// Flows that one case may begin: one for each chunk, if all are worth it.
+/// Maximum number of flows of one case: one per chunk, if each is worth a splice.
 const FLOWS: u64 = CHUNKS.len() as u64;
-/// Chunks: the second is long enough for a splice by default, and so is what is left of it at half.
+/// Chunk sizes. By default the second is large enough for a splice, and so is its second half.
 const CHUNKS: [usize; 4] = [1000, 1_300_000, 60_000, 1];
 const LENGTH: usize = 1_400_000;
 const TRAILERS: &[u8] = b"X-Trailer: 1\r\n\r\n";
@@ -44,7 +44,7 @@ const TRAILERS: &[u8] = b"X-Trailer: 1\r\n\r\n";
 enum Framing {
     Exact,
     Chunked,
-    /// Replies only.
+    /// Until the connection closes; replies only.
     Close,
 }
 
@@ -65,14 +65,14 @@ enum Break {
 struct Case {
     id: usize,
     site: bool,
-    /// Who sends the body, in a request or in a reply.
+    /// The host that sends the body: in a request or in a reply.
     sender: Host,
     framing: Framing,
     who: Host,
     how: Break,
-    /// The sender breaks off behind so many bytes of its message; the receiver when it has got so many of the body.
+    /// Where to break off: the sender after this many bytes of its message, the receiver after this many bytes of the body.
     cut: usize,
-    /// All before has arrived by then.
+    /// Whether everything before has arrived by then.
     late: bool,
 }
 
@@ -90,7 +90,7 @@ impl Case {
         head + "\r\n"
     }
 
-    /// As it is sent: with what says where chunks begin and end.
+    /// The body as sent, including chunk framing.
     fn body(&self) -> Vec<u8> {
         let piece = |n: usize, seed: usize| {
             let mut bytes = vec![0; n];
@@ -122,12 +122,12 @@ fn request(method: &str, id: usize, site: bool) -> String {
     format!("{method} {host}/{id} HTTP/1.1\r\nHost: {server}\r\n")
 }
 
-/// Places of a message at which something is special, and some at which nothing is.
+/// Special positions of a message, and some ordinary ones.
 fn places(case: Case) -> Vec<usize> {
     let (head, all) = (case.head().len(), case.message().len());
     let mut at = vec![1, head - 1, head, head + 1, head + 70_000, all / 2, all - 1, all];
     match case.framing {
-        // by default what is left is copied from here on
+        // by default the rest is copied from here on
         Framing::Exact => at.extend([0, 1, 2].map(|n| all - Http::BODY_PAYS_FROM as usize - 1 + n)),
         Framing::Chunked => {
             let long = head + 3 + 2 + CHUNKS[0] + 2; // "3e8"
@@ -141,7 +141,7 @@ fn places(case: Case) -> Vec<usize> {
     at
 }
 
-/// Every byte of a head, of what says where chunks begin and end, and of the trailer.
+/// Every byte of the head, of the chunk framing, and of the trailer.
 fn every_byte_of_framing(case: Case) -> Vec<usize> {
     let (head, all) = (case.head().len(), case.message().len());
     let mut at: Vec<_> = (1..=head).collect();
@@ -182,7 +182,7 @@ fn cases(places: impl Fn(Case) -> Vec<usize>) -> Vec<Case> {
     cases
 }
 
-/// How a stream has ended, or what came was whole before.
+/// How a stream ended; whole if the message was complete before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Whole,
@@ -190,12 +190,12 @@ enum End {
     Reset,
 }
 
-/// Of all cases, what their receivers have got so far of bodies.
+/// The state of all cases, with the bytes of bodies received so far.
 struct State {
     cases: Vec<Case>,
     got: Vec<AtomicUsize>,
     wrong: Mutex<Vec<String>>,
-    /// Connections that were reset before there was an answer.
+    /// Connections that were reset before any reply.
     unheard: AtomicUsize,
 }
 
@@ -204,21 +204,21 @@ impl State {
         self.wrong.lock().unwrap().push(format!("{case:?}: {what}"));
     }
 
-    /// Until the receiver has so many bytes of the body.
+    /// Waits until the receiver has this many bytes of the body.
     fn arrived(&self, case: &Case, want: usize) {
         eventually(&format!("{want} bytes of {case:?}"), || {
             (self.got[case.id].load(Ordering::Acquire) >= want).then_some(())
         });
     }
 
-    /// The sender's part, up to the place where it breaks off.
+    /// Sends the sender's part, up to the position where it breaks off.
     fn send(&self, case: &Case, s: &mut TcpStream) -> io::Result<()> {
         let message = case.message();
         let cut = if case.who == case.sender { case.cut } else { message.len() };
         s.write_all(&message[..cut])?;
         if case.who == case.sender && case.late {
             let mut there = cut;
-            // Trailers of a reply go on when all of them have come.
+            // Trailers of a reply are forwarded only once they are complete.
             if case.framing == Framing::Chunked && case.sender == Host::Server && cut < message.len() {
                 there = cut.min(message.len() - TRAILERS.len());
             }
@@ -227,7 +227,8 @@ impl State {
         Ok(())
     }
 
-    /// Reads a body of which `bytes` are there already, until it is whole, `most` have come, or the stream ends. Every byte is right.
+    /// Reads a body that starts with `bytes` until it is complete,
+    /// has `most` bytes, or the stream ends. Fails on a wrong byte.
     fn receive(&self, case: &Case, s: &mut TcpStream, mut bytes: Vec<u8>, most: usize) -> io::Result<End> {
         let want = case.body();
         let mut buffer = vec![0; 1 << 16];
@@ -256,7 +257,7 @@ fn patient(s: &TcpStream) {
     s.set_write_timeout(Some(PATIENCE)).unwrap();
 }
 
-/// Head and what came behind it. None: the end before, or within.
+/// Reads a head. Returns it with the bytes after it; `None`: the stream ended before or within the head.
 fn head(s: &mut TcpStream) -> io::Result<Option<(String, Vec<u8>)>> {
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 4096]);
     loop {
@@ -272,7 +273,7 @@ fn head(s: &mut TcpStream) -> io::Result<Option<(String, Vec<u8>)>> {
     }
 }
 
-/// Breaks off, and waits for the other end to do the same; what comes meanwhile is none of its business any more.
+/// Breaks off, and waits until the other end does the same. Data received meanwhile is discarded.
 fn break_off(how: Break, mut s: TcpStream) -> io::Result<()> {
     if how == Break::Rst {
         return Ok(setsockopt(&s, Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?);
@@ -289,10 +290,10 @@ fn break_off(how: Break, mut s: TcpStream) -> io::Result<()> {
     }
 }
 
-/// One connection of the server: requests until one of them ends it.
+/// Serves one connection until a request ends it.
 fn serve(mut s: TcpStream, state: &State) -> io::Result<()> {
     patient(&s);
-    s.set_read_timeout(None)?; // idle connections of a pool
+    s.set_read_timeout(None)?; // connections in a pool are idle
     loop {
         let (text, rest) = match head(&mut s) {
             Ok(Some(request)) => request,
@@ -329,7 +330,7 @@ fn serve(mut s: TcpStream, state: &State) -> io::Result<()> {
     }
 }
 
-/// The client's part of a case; Err: what is wrong.
+/// The client's part of a case. Returns the error, if any.
 fn ask(case: &Case, state: &State) -> Result<(), String> {
     let proxy = FORWARDER_TO_CLIENT.port(Family::V4, if case.site { SITE } else { PROXY });
     let failed = |what: &str| {
@@ -342,7 +343,7 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
         match state.send(case, &mut s) {
             Ok(()) if case.who == Host::Client => return break_off(case.how, s).map_err(failed("the end")),
             Ok(()) => {}
-            // the server has gone, and so has the proxy: what it has said is lost
+            // the server has broken off, and so has the proxy: the reply is lost
             Err(e) if e.kind() != ErrorKind::WouldBlock => return Ok(()),
             Err(e) => return Err(format!("upload: {e}")),
         }
@@ -351,7 +352,7 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
     write!(s, "{}\r\n", request("GET", case.id, case.site)).map_err(failed("request"))?;
     let all = case.message().len();
     let (by_server, within_head) = (case.who == Host::Server, case.cut < case.head().len());
-    // what is under way when its sender resets may be lost, wherever it is
+    // data in flight when its sender resets may be lost anywhere
     let lost = by_server && case.how == Break::Rst && !case.late;
     let answer = match head(&mut s) {
         Err(e) if e.kind() == ErrorKind::ConnectionReset => {
@@ -379,7 +380,7 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
     if case.how == Break::Rst {
         return break_off(Break::Rst, s).map_err(failed("the reset"));
     }
-    // half a close is none: the rest of the reply comes
+    // a half-close does not end the connection: the rest of the reply arrives
     s.shutdown(Shutdown::Write).map_err(failed("shutdown"))?;
     let so_far = state.got[case.id].load(Ordering::Acquire);
     let bytes = case.body()[..so_far].to_vec();
@@ -388,7 +389,7 @@ fn ask(case: &Case, state: &State) -> Result<(), String> {
     if end == want { Ok(()) } else { Err(format!("{end:?} of the rest, instead of {want:?}")) }
 }
 
-/// How many flows there were, and splices.
+/// Runs the cases. Returns the number of flows and of splices.
 fn run(cases: Vec<Case>, more: &[&str]) -> (u64, u64) {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let got = cases.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -435,11 +436,12 @@ fn run(cases: Vec<Case>, more: &[&str]) -> (u64, u64) {
     let wrong = std::mem::take(&mut *state.wrong.lock().unwrap());
     let some: Vec<_> = wrong.iter().take(20).collect();
     assert!(failed == 0 && wrong.is_empty(), "{failed} clients, {} cases: {some:#?}", wrong.len());
-    // The kernel does it once in 150,000 connections: a segment meets neither the request, which has just gone, nor its socket.
+    // The kernel itself does this in one of 150,000 connections: a segment
+    // finds neither the request, just removed, nor the new socket.
     let unheard = state.unheard.load(Ordering::Relaxed);
     assert!(unheard <= 1, "{unheard} clients were reset before they had an answer");
     program.comes_to_rest();
-    // The number of a last flow tells how many there were: what is begun again and again has a number each time.
+    // The ID of a last flow shows how many there were: flows that are started over and over would each have used an ID.
     let last = lab.client.run(|| tunnel(proxy, server));
     drop(last);
     let records = program.end(&pins);
@@ -488,7 +490,7 @@ fn where_all_bodies_are_copied() {
     assert_eq!(splices, 0);
 }
 
-/// Nothing is read from a client, and nothing comes that could not be written to it.
+/// The proxy is not reading from the client, and has nothing to write to it.
 #[test]
 #[ignore = "root"]
 fn a_reset_is_heard_while_the_server_is_silent() {

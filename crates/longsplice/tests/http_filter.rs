@@ -1,5 +1,5 @@
-//! Replies that pass a filter: what it lets through is spliced, whatever its framing; what it has to read is copied; what it
-//! denies does not come. Needs root and eBPF, and fails without.
+//! Replies that pass through a filter: allowed bodies are spliced, whatever their framing; bodies that the filter has to
+//! read are copied; denied ones are not delivered. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -21,9 +21,9 @@ use std::{
 const PROXY: u16 = 3128;
 const PORT: u16 = 8080;
 const SIZE: usize = 30_000_000;
-/// In the middle of each reply.
+/// Pause in the middle of each reply.
 const PAUSE: Duration = Duration::from_millis(300);
-/// Nobody waits longer for a byte.
+/// Time limit for each byte.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const FILTER: &str = "[listener.filter]\n\
@@ -32,7 +32,7 @@ const FILTER: &str = "[listener.filter]\n\
                       { action = \"deny\", status = 203, body_contains = 'top\\s+secret' }]\n\
                       first = 20000\n";
 
-/// What the server replies: status line and fields, and all behind the head.
+/// The server's reply to a path: status line and fields, and everything after the head.
 fn reply(path: &str) -> (String, Vec<u8>) {
     let mut bytes = vec![0; SIZE];
     pattern::fill(path.len() as u64, 0, &mut bytes);
@@ -54,7 +54,7 @@ fn reply(path: &str) -> (String, Vec<u8>) {
         Some("exact") => head += &format!("Content-Length: {SIZE}\r\n"),
         Some("chunked") => {
             head += "Transfer-Encoding: chunked\r\n";
-            // the first bytes are in several chunks
+            // the first bytes are spread over several chunks
             let mut chunks = Vec::with_capacity(SIZE + 100);
             let mut rest = &bytes[..];
             for length in [1, 999, 15_000, SIZE - 16_000] {
@@ -73,7 +73,7 @@ fn reply(path: &str) -> (String, Vec<u8>) {
     (head, bytes)
 }
 
-/// Whoever breaks off before the end of a reply has his reason.
+/// Serves one connection. A client that breaks off before the end of a reply has a reason.
 fn answer(mut stream: TcpStream) {
     let mut head = Vec::new();
     let mut byte = [0];
@@ -91,12 +91,12 @@ fn answer(mut stream: TcpStream) {
     let reply = [said.as_bytes(), b"\r\n", body].concat();
     let (first, rest) = reply.split_at(reply.len() / 2);
     let _ = stream.write_all(first);
-    // The proxy runs out of bytes, so that the windows of both hosts fit however busy the machine is.
+    // The proxy has nothing left to copy, so that the windows of both hosts fit, however busy the machine is.
     thread::sleep(PAUSE);
     let _ = stream.write_all(rest);
 }
 
-/// One request: the head of the reply, what came behind it, and how the connection ended.
+/// Sends one request. Returns the head of the reply, the bytes after it, and how the connection ended.
 fn ask(proxy: SocketAddr, method: &str, url: &str) -> (String, Vec<u8>, Result<(), ErrorKind>) {
     let mut stream = TcpStream::connect(proxy).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -161,7 +161,7 @@ fn run(family: Family) {
         let spliced = r["spliced_down"].as_u64().unwrap() as usize;
         match *path {
             _ if path.starts_with("/good") => {
-                // how much of it: the first moment at which both windows fit is up to the hosts, but they do in the pause
+                // how much is spliced depends on the first moment at which both windows fit; in the pause they do
                 assert!(r["splices"] == 1 && spliced > 1_000_000, "{path}: {r}");
             }
             _ if path.starts_with("/clean") => assert!(r["refusal"] == "filter" && spliced == 0, "{path}: {r}"),

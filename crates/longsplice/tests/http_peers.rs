@@ -1,6 +1,6 @@
-//! HTTP between programs that are not ours: wrk, h2load, ab and curl on one side, nginx, Apache httpd and Node on the other,
-//! through forward and reverse proxy, every body spliced that can be. Needs root and eBPF, and fails without; of Debian: wrk,
-//! nghttp2-client, apache2-utils, curl, nginx-light, apache2-bin, nodejs.
+//! HTTP between independent programs: wrk, h2load, ab and curl on one side; nginx, Apache httpd and Node on the other;
+//! through forward and reverse proxy, with every body spliced if possible. Needs root and eBPF, and fails without; Debian
+//! packages: wrk, nghttp2-client, apache2-utils, curl, nginx-light, apache2-bin, nodejs.
 
 mod running;
 
@@ -21,9 +21,9 @@ use std::{
 use tempfile::TempDir;
 
 const PROXY: u16 = 3128;
-/// Of the servers, and of the sites before them.
+/// Name of each server, its port, and the port of the site in front of it.
 const SERVERS: [(&str, u16, u16); 3] = [("nginx", 8081, 8001), ("apache", 8082, 8002), ("node", 8083, 8003)];
-/// Whatever a program does, it has done it by then.
+/// Time limit for every program.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LARGE: usize = 100 << 20;
 
@@ -32,7 +32,7 @@ struct Scene {
     pins: Pins,
     lab: Lab,
     dir: TempDir,
-    // before the namespaces they run in
+    // dropped before the namespaces they run in
     servers: Vec<ChildGuard>,
 }
 
@@ -40,7 +40,7 @@ impl Scene {
     fn new() -> Scene {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap(); // Apache's workers are nobody's
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap(); // Apache's workers run as another user
         let file = dir.path().join("longsplice.toml");
         let mut config = format!("[[listener]]\nprotocol = \"http\"\nlisten = \"{}\"\n", at(PROXY));
         for (name, port, site) in SERVERS {
@@ -102,7 +102,7 @@ impl Scene {
         }
     }
 
-    /// A program at the client: what it said, once it has ended well.
+    /// Runs a program at the client. Returns its output once it has succeeded.
     fn run(&self, program: &str, arguments: &[&str]) -> String {
         let mut command: Command = self.lab.client.command(program);
         let mut child = ChildGuard::spawn(command.args(arguments)).unwrap();
@@ -121,7 +121,7 @@ impl Scene {
         child.output()
     }
 
-    /// wrk and ab ask for `url`: there are no errors.
+    /// Requests `url` with wrk and ab; there must be no errors.
     fn load(&self, wrk: &[&str], ab: &[&str], url: &str) {
         let said = self.run("wrk", &[&["-t", "1", "-c", "8", "-d", "1"], wrk].concat());
         let failed = said.contains("Socket errors") || said.contains("Non-2xx") || said.contains(" 0 requests in");
@@ -161,7 +161,7 @@ fn programs_of_others_on_both_sides() {
             scene.load(&[&reverse], &[], &reverse);
             let said = scene.run("h2load", &["--h1", "-n", "300", "-c", "8", &reverse]);
             assert!(said.contains("300 succeeded, 0 failed, 0 errored, 0 timeout"), "h2load {reverse}: {said}");
-            // wrk connects to where its address says, and asks for what a script says; h2load knows no proxy
+            // wrk connects to the host of its URL and sends requests from a script; h2load does not support proxies
             let target = format!("http://{}/{file}", SERVER.port(Family::V4, port));
             let script = scene.path("absolute.lua");
             fs::write(&script, format!("request = function() return wrk.format(\"GET\", \"{target}\") end\n")).unwrap();
@@ -186,7 +186,7 @@ fn programs_of_others_on_both_sides() {
                 splices > 0 && spliced >= LARGE as u64 / 2,
                 "{name}, reverse {reverse}: {splices} splices, {spliced} bytes"
             );
-            // wrk breaks off what it has begun when its time is over; nothing else may end before its time
+            // wrk breaks off its pending requests when its time is over; nothing else may end early
             let bad: Vec<_> = of.iter().filter(|r| r["how"] != "closed" && r["how"] != "client-reset").collect();
             assert!(bad.is_empty(), "{bad:#?}");
         }

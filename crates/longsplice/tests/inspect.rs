@@ -1,4 +1,5 @@
-//! What `longsplice inspect` and `longsplice trace` say of flows, beside what was transferred. Needs root and eBPF, and fails without.
+//! The output of `longsplice inspect` and `longsplice trace`, compared
+//! with what was transferred. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -14,11 +15,11 @@ use std::{
     time::Duration,
 };
 
-/// Spliced by command, and never released.
+/// Port of a listener whose flows are spliced by command, and never released.
 const PARKED: u16 = 7000;
-/// Spliced and released at once.
+/// Port of a listener whose flows are spliced and released at once.
 const RELEASED: u16 = 7001;
-/// Never spliced.
+/// Port of a listener whose flows are never spliced.
 const COPIED: u16 = 7002;
 
 struct Scene {
@@ -55,7 +56,7 @@ impl Scene {
         Running::start(lab.forwarder.command(LONGSPLICE), None, &["--config", file.to_str().unwrap()], &[])
     }
 
-    /// A connection to the echo server behind a listener.
+    /// Connects to the echo server behind a listener.
     fn connect(&self, family: Family, port: u16) -> TcpStream {
         echo(self.server(family, port));
         self.lab.client.run(|| connect(front(family, port)))
@@ -69,7 +70,7 @@ impl Scene {
         serde_json::from_str(&self.proxy.client(&["inspect", id, "--json"])).unwrap()
     }
 
-    /// The number of the flow of this client, once it is in this state.
+    /// Waits until the flow of this client is in this state. Returns its ID.
     fn wait_state(&self, client: SocketAddr, state: &str) -> String {
         eventually(state, || {
             let flows: Value = serde_json::from_str(&self.proxy.client(&["ls", "--json"])).unwrap();
@@ -78,7 +79,7 @@ impl Scene {
         })
     }
 
-    /// What is said of the flow once both hosts have acknowledged all.
+    /// The details of the flow once both hosts have acknowledged everything.
     fn at_rest(&self, id: &str, pointer: &str) -> Value {
         eventually("all to be acknowledged", || {
             let flow = self.inspect(id);
@@ -92,7 +93,7 @@ fn front(family: Family, port: u16) -> SocketAddr {
     topology::FORWARDER_TO_CLIENT.port(family, port)
 }
 
-/// A number in 32 bits.
+/// A 32-bit number.
 fn word(of: &Value, key: &str) -> u32 {
     of[key].as_u64().and_then(|n| n.try_into().ok()).unwrap_or_else(|| panic!("{key}: {of}"))
 }
@@ -101,13 +102,13 @@ fn has(flags: &Value, flag: &str) -> bool {
     flags.as_array().unwrap().contains(&flag.into())
 }
 
-/// Both legs have the same.
+/// Returns a value that must be the same on both legs.
 fn both(flow: &Value, key: &str) -> Value {
     assert_eq!(flow["client_leg"][key], flow["server_leg"][key], "{key}: {flow}");
     flow["client_leg"][key].clone()
 }
 
-/// An entry in forwarding mode, whose host has sent and received as many bytes as `bytes`; from the records' numbers.
+/// Checks the numbers of an entry in forwarding mode, whose host has sent and received `bytes` bytes.
 fn is_forwarded(leg: &Value, other: &Value, bytes: u32) {
     let (path, back) = (&leg["path"], &other["path"]);
     assert!(has(&path["flags"], "spliced"), "{path}");
@@ -219,7 +220,7 @@ fn flows_without_sockets_are_shown_and_those_of_an_earlier_process() {
     }
 }
 
-/// Which host a connection waits for.
+/// Shows which host a connection is waiting for.
 #[test]
 #[ignore = "root"]
 fn a_server_that_does_not_read_is_seen_by_its_window() {
@@ -244,14 +245,14 @@ fn a_server_that_does_not_read_is_seen_by_its_window() {
     drop(held);
 }
 
-/// A `longsplice trace` that writes to a file. Killed at drop.
+/// A `longsplice trace` that writes to a file. Killed on drop.
 struct Tracer {
     child: Child,
     file: tempfile::NamedTempFile,
 }
 
 impl Tracer {
-    /// Of a flow whose entries are marked when this returns.
+    /// Starts a trace of a flow. The flow's entries are marked when this returns.
     fn of(scene: &Scene, id: &str, more: &[&str]) -> Tracer {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut trace = Command::new(LONGSPLICE);
@@ -266,7 +267,7 @@ impl Tracer {
         text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
 
-    /// What it has shown, when it has ended by itself.
+    /// Waits until the trace has ended by itself. Returns its output.
     fn wait(&mut self) -> Vec<Value> {
         let status = eventually("the end of a trace", || self.child.try_wait().unwrap());
         assert!(status.success());
@@ -290,7 +291,7 @@ impl Scene {
         });
     }
 
-    /// A flow that is copied, with 5000 bytes each way behind it.
+    /// A copied flow that has transferred 5000 bytes each way.
     fn copied(&self, family: Family) -> (TcpStream, String) {
         let mut connection = self.connect(family, PARKED);
         round_trip(&mut connection, &[7; 5000]);
@@ -303,7 +304,7 @@ fn is_verdict(segment: &Value, verdict: &str) -> bool {
     segment["verdicts"] == Value::from(vec![verdict])
 }
 
-/// Without their window, which has another scale where they leave.
+/// The numbers of a segment except for its window, which has a different scale on the way out.
 fn numbers(of: &Value) -> (u32, u32, u32, &Value) {
     (word(of, "seq"), word(of, "ack"), word(of, "len"), &of["flags"])
 }
@@ -348,7 +349,7 @@ fn a_trace_shows_segments_as_they_came_and_as_they_left() {
         });
         let lines: Vec<_> = shown.lines().collect();
         assert!(lines.len() == 7 && lines[1].starts_with("  0.000000  client  host "), "{shown}");
-        // as fast as it can be sent: some may be missing, and none waits
+        // at full speed: some segments may be missing, but none is delayed
         let mut tracer = Tracer::of(&scene, &id, &["--seconds", "3"]);
         (0..50).for_each(|n| round_trip(&mut connection, &[n; 100_000]));
         assert!(tracer.wait().len() > 100);
@@ -367,7 +368,7 @@ fn a_trace_goes_on_across_a_splice_and_ends_with_its_flow() {
     scene.proxy.client(&["splice", &id]);
     scene.wait_state(connection.local_addr().unwrap(), "spliced");
     round_trip(&mut connection, &[9; 1001]);
-    scene.at_rest(&id, "path/unacked"); // or the next segment would be for both
+    scene.at_rest(&id, "path/unacked"); // otherwise the next segment would be for both
     scene.proxy.client(&["unsplice", &id]);
     scene.wait_state(connection.local_addr().unwrap(), "copying");
     round_trip(&mut connection, &[9; 1002]);
@@ -378,7 +379,7 @@ fn a_trace_goes_on_across_a_splice_and_ends_with_its_flow() {
         segments.iter().find(is).unwrap_or_else(|| panic!("{leg} {from} {len} {verdict}: {segments:#?}"))
     };
     for leg in ["client", "server"] {
-        // the socket's numbers are those of the wire before the first splice
+        // before the first splice the socket's numbers are those on the wire
         let (up, down) = (found(leg, "host", 1000, "local"), found(leg, "socket", 1000, "local-out"));
         assert_eq!((&up["came"], &up["to_host"]), (&up["to_socket"], &Value::Null));
         assert_eq!((&down["came"], &down["to_socket"]), (&down["to_host"], &Value::Null));
@@ -390,7 +391,7 @@ fn a_trace_goes_on_across_a_splice_and_ends_with_its_flow() {
     }
 }
 
-/// Whoever is killed clears nothing away.
+/// A killed client cleans nothing up.
 #[test]
 #[ignore = "root"]
 fn a_trace_that_nobody_reads_ends_by_itself() {

@@ -1,5 +1,5 @@
-//! kill -9 at every step of a splice and an unsplice: a connection goes on whole, or it ends and both its ends see that.
-//! Needs root and eBPF, and fails without.
+//! SIGKILL at every step of a splice and an unsplice: a connection either continues intact, or ends so that both hosts
+//! notice. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -22,16 +22,16 @@ use std::{
 };
 
 const PORT: u16 = 7000;
-/// Where a connection that is made after the kill leads.
+/// Port of the echo server, used for connections opened after the kill.
 const ECHO: u16 = 7001;
 const CONNECTIONS: u64 = 8;
 const ROUNDS: u64 = 8;
-/// More bytes than there are: only commands splice. "never" would refuse them.
+/// More bytes than any test sends, so that only commands splice. "never" would refuse them.
 const BY_HAND: &str = "1000000000000";
-/// How long each end of each connection sends, and how fast.
+/// Sending time of each end of each connection.
 const TRAFFIC: Duration = Duration::from_millis(3000);
 const PACE: u64 = 1_000_000;
-/// Whoever is still waiting then has been left hanging.
+/// A host that still waits after this time has been left hanging.
 const DEADLINE: Duration = Duration::from_secs(12);
 
 /// Random numbers that are the same in every run.
@@ -43,7 +43,7 @@ struct Dice {
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
         let mut word = [0; 8];
-        // The pattern begins with its seed itself.
+        // The pattern begins with the seed itself.
         pattern::fill(self.seed, 8 + self.thrown * 8, &mut word);
         self.thrown += 1;
         u64::from_le_bytes(word) % limit
@@ -58,21 +58,21 @@ impl Dice {
     }
 }
 
-/// Splices what is copied and takes back what is spliced, at random; knows what became of it.
+/// Sends random splice and unsplice commands, and records the states seen.
 struct Driver {
     control: Control,
     dice: Dice,
-    /// The last command of each flow.
+    /// The last command sent to each flow.
     told: HashMap<u64, &'static str>,
-    /// Clients of flows that were spliced when last looked at.
+    /// Clients of the flows that were spliced when last listed.
     spliced: HashSet<String>,
-    /// Those of them that nothing was asked of since: the kill must not matter to them at all.
+    /// Those of them that have received no command since: the kill must not affect them at all.
     steady: HashSet<String>,
     states: HashMap<String, usize>,
 }
 
 impl Driver {
-    /// Looks at all flows, and gives a random half of them a command; whether to wait until these have been heard.
+    /// Lists all flows, and sends a command to a random half of them. `wait`: also waits for the answers.
     fn step(&mut self, wait: bool) {
         let mut commands = String::new();
         (self.spliced, self.steady, self.states) = Default::default();
@@ -102,12 +102,12 @@ impl Driver {
         }
         self.control.send(&commands);
         if wait {
-            // A flow that has ended in the meantime is an error, and no harm.
+            // An error about a flow that has ended meanwhile is harmless.
             (0..told).for_each(|_| drop(self.control.answer()));
         }
     }
 
-    /// Switches for some time, gives a last round of commands, and returns when it is time to kill.
+    /// Switches for some time, sends a last round of commands, and returns when it is time to kill.
     fn drive(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -121,7 +121,7 @@ impl Driver {
     }
 }
 
-/// What became of the connections of a round, or of all rounds.
+/// The results of the connections of one round, or of all rounds.
 #[derive(Debug, Default)]
 struct Tally {
     connections: usize,
@@ -172,7 +172,7 @@ impl Round {
         Running::start(self.lab.forwarder.command(LONGSPLICE), None, &arguments, more)
     }
 
-    /// One that splices at once, and how it will be made to go: by kill -9, or by a stop that leaves flows running.
+    /// A process that splices at once, prepared to be killed or to be stopped with its flows left running.
     fn proxy_to_go(&self, killed: bool) -> Running {
         self.proxy_with("at-once", if killed { &[] } else { &["--leave-flows"] })
     }
@@ -195,7 +195,7 @@ impl Round {
             .map(|i| {
                 let script = Script::opener(self.seed * 1000 + i).lasting(TRAFFIC, PACE).deadline(DEADLINE);
                 self.lab.client.spawn(move || {
-                    // A proxy that was killed before it could accept refuses.
+                    // Connecting to a proxy killed before it could accept is refused.
                     traffic::connect(front, &script).ok().map(|stream| converse(stream, &script))
                 })
             })
@@ -232,7 +232,7 @@ impl Round {
         tally
     }
 
-    /// How many flows the new process knows of. Those that nobody was switching must be among them, or were over before it came.
+    /// The number of flows that the new process knows. Flows without commands must be among them, or have ended before.
     fn recovered(&self, proxy: &Running, driver: &Driver) -> usize {
         let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
         let known: HashSet<&str> = flows.iter().filter_map(|flow| flow["client"].as_str()).collect();
@@ -241,7 +241,7 @@ impl Round {
         flows.len()
     }
 
-    /// What is asked of the new process works like anywhere else.
+    /// Checks that a new connection works as usual.
     fn new_connection(&self, proxy: &Running) {
         let mut connection = self.lab.client.run(|| connect(self.front(ECHO)));
         round_trip(&mut connection, b"hello");
@@ -281,7 +281,7 @@ impl Round {
         tally
     }
 
-    /// Not one wrong byte, and an end that is no waiting.
+    /// Checks that no byte is wrong, and that the end did not have to wait for the time limit.
     fn ended(&self, report: &Report) {
         let wrong: Option<Mismatch> = report.mismatch;
         let ends = [&report.end, &report.send_end];
@@ -291,7 +291,7 @@ impl Round {
 
     fn nothing_left(&self) {
         assert!(!self.pins.exist(), "a clean stop leaves nothing pinned");
-        // Sockets that were closed by the kill belong to the kernel, which tries for a while to tell their ends.
+        // The kernel owns sockets closed by the kill, and tries to deliver their FINs for a while.
         const CLOSED: [&str; 5] = ["TIME-WAIT", "FIN-WAIT", "CLOSING", "LAST-ACK", "UNCONN"];
         let sockets = self.lab.forwarder.execute("ss", &["-tanH"]).unwrap();
         let (closed, open): (Vec<&str>, Vec<&str>) =
@@ -307,7 +307,7 @@ impl Round {
     }
 }
 
-/// How many flows the process has found to be over.
+/// The number of flows that the new process has found to be over.
 fn over(proxy: &Running) -> usize {
     let messages = proxy.messages();
     let (_, rest) = messages.split_once("over=").unwrap_or(("", "0"));
@@ -338,7 +338,7 @@ fn killed_while_flows_begin() {
     assert!(all.survived > 0, "{all:?}");
 }
 
-/// Flows of an earlier process end with the one that has taken them over, and their ends are told.
+/// Flows of an earlier process end with the process that has taken them over, and their hosts are told.
 #[test]
 #[ignore = "root"]
 fn killed_and_then_stopped() {
@@ -374,11 +374,11 @@ fn killed_and_then_stopped() {
     }
 }
 
-/// More than the largest window here, 65535 bytes at scale 7: where a record stood before so much, nothing acceptable is near.
+/// More than the largest window here, 65535 bytes at scale 7: a record that is this far behind is near no acceptable number.
 const BEYOND_A_WINDOW: u64 = 12_000_000;
 const FAST: u64 = 20_000_000;
 
-/// A connection through `proxy` for which the two ends follow these scripts.
+/// Opens a connection through `proxy` whose ends follow these scripts.
 fn talk(round: &Round, script: Script, answer: Script) -> (thread::JoinHandle<Report>, traffic::Serving) {
     let server = SERVER.port(round.family, PORT);
     let serving = round.lab.server.run(|| serve(listen(server, &answer).unwrap(), 1, answer.clone()));
@@ -399,18 +399,19 @@ fn only_flow(proxy: &Running) -> Option<Value> {
     Control::of(proxy).flows().into_iter().next()
 }
 
-/// Records of legs are stale while the path entries rule: whoever takes a flow over must not go by them.
+/// Records of legs are out of date while the path entries are in
+/// force: a process that takes a flow over must not rely on them.
 #[test]
 #[ignore = "root"]
 fn more_than_a_window_between_commit_and_take_over() {
-    const LONG: u64 = 80_000_000; // lasts 4 s: longer than a process takes to start and to load the programs, on a busy machine too
+    const LONG: u64 = 80_000_000; // lasts 4 s: longer than a start takes, even on a busy machine
     let (some, end) = (100, [Ending::HalfClose, Ending::Hold]);
     let amounts = [[LONG, some], [some, LONG], [LONG, LONG]];
     for (n, (amounts, ending)) in amounts.into_iter().flat_map(|a| end.map(|e| (a, e))).enumerate() {
         let (round, killed) = (Round::new(400 + n as u64), (n / 2 + n) % 2 == 0);
         let mut first = round.proxy_to_go(killed);
         let [up, down] = amounts;
-        // the one that has little to say closes its half at once, or only after the other
+        // the end with little data closes its half at once, or only after the other end
         let end = |bytes| if bytes == some { ending } else { Ending::HalfClose };
         let deadline = Duration::from_secs(20);
         let script = Script::opener(round.seed).bytes(up).pace(FAST).ending(end(up)).deadline(deadline);
@@ -439,7 +440,7 @@ fn more_than_a_window_between_commit_and_take_over() {
     }
 }
 
-/// A body passes to its end, as it would have; what comes then is nobody's to forward, and both hosts are told.
+/// A body is forwarded to its end, as without the kill; data after it is not forwarded, and both hosts are told.
 #[test]
 #[ignore = "root"]
 fn killed_in_the_midst_of_a_body() {
@@ -495,7 +496,7 @@ fn pattern_at(seed: u64, at: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Up to its empty line, and no further.
+/// Reads a head up to its empty line, and no further.
 fn read_head(stream: &mut TcpStream) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -505,10 +506,10 @@ fn read_head(stream: &mut TcpStream) {
     }
 }
 
-/// Short connections that are over before the first process goes.
+/// Number of short connections that end before the first process does.
 const OVER: usize = 20;
 
-/// What is over stays over: it lingers on, and is no live flow again.
+/// An ended flow stays ended: its entries linger, but it does not become a live flow again.
 #[test]
 #[ignore = "root"]
 fn flows_that_are_over_do_not_come_back() {
@@ -516,7 +517,7 @@ fn flows_that_are_over_do_not_come_back() {
         let round = Round::new(seed);
         let mut first = round.proxy_to_go(killed);
         round.serve_echo();
-        // one that goes on keeps the tables when the first one stops
+        // one live flow keeps the tables when the first process stops
         let time = Duration::from_secs(6);
         let (client, serving) = talk(
             &round,

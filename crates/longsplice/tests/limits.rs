@@ -32,7 +32,7 @@ fn proxy() -> SocketAddr {
     topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT)
 }
 
-/// The program in the forwarder, with so many descriptors at most.
+/// The program in the forwarder, with a limit of descriptors.
 fn with_descriptors(lab: &Lab, most: usize) -> Command {
     let mut command = lab.forwarder.command("prlimit");
     command.arg(format!("--nofile={most}")).arg(LONGSPLICE);
@@ -97,7 +97,7 @@ fn idle_flows_give_their_descriptors_to_new_ones() {
     running.stop(&pins);
 }
 
-/// Clients that were accepted take the last ones for their servers.
+/// Accepted clients use up the last descriptors for their servers.
 #[test]
 #[ignore = "root"]
 fn counters_are_told_when_no_descriptor_is_left() {

@@ -1,4 +1,5 @@
-//! One data path in a network namespace, and nothing left of those that are gone. Needs root and eBPF, and fails without.
+//! One data path per network namespace, and no leftovers of
+//! namespaces that are gone. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -38,7 +39,7 @@ impl Place {
         Place { pins: Pins::of(&lab.forwarder), lab, folder }
     }
 
-    /// With what is mounted first, for this process alone.
+    /// Starts a proxy, with mounts of its own made first.
     fn proxy(&self, mount: &str, port: u16) -> Running {
         let plug = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, port), SERVER.port(Family::V4, 7001));
         let mut command = self.lab.forwarder.command("unshare");
@@ -52,7 +53,7 @@ impl Place {
         stream
     }
 
-    /// A connection that was spliced by a process which is gone.
+    /// A connection spliced by a process that has died.
     fn left(&self) -> TcpStream {
         let mut proxy = self.proxy("", 7001);
         let stream = self.talk(7001);
@@ -76,7 +77,7 @@ fn end(mut proxy: Running) {
     assert!(proxy.wait().success(), "{}", proxy.messages());
 }
 
-/// Containers of one network namespace do not see each other's /run, nor perhaps each other's bpffs.
+/// Containers that share a network namespace do not share /run, and perhaps not bpffs either.
 #[test]
 #[ignore = "root"]
 fn a_second_process_takes_nothing_away() {
@@ -103,14 +104,14 @@ fn a_second_process_takes_nothing_away() {
     assert!(!place.pins.exist());
 }
 
-/// What cannot be removed at the end is told to whoever has asked for the end, too.
+/// If pins cannot be removed at the end, the client that asked for the stop is told, too.
 #[test]
 #[ignore = "root"]
 fn a_stop_that_leaves_something_is_no_success() {
     let place = Place::new();
     let mut proxy = place.proxy("", 7001);
     let there = place.folder.join("there");
-    // where only it sees it, and gone with it
+    // mounted where only the proxy sees it, so that the mount is gone with it
     let mut mount = Command::new("nsenter");
     mount.args(["--mount", "--target", &proxy.id().to_string(), "sh", "-c", "mkdir $0 && mount -t tmpfs none $0"]);
     assert!(mount.arg(&there).status().unwrap().success());
@@ -119,11 +120,11 @@ fn a_stop_that_leaves_something_is_no_success() {
     assert_eq!(proxy.wait().code(), Some(1));
 }
 
-/// Somebody tidies up where he should not. The process has descriptors of all that was pinned, so nothing is lost.
+/// Someone removes the pins. The process has descriptors of all pinned objects, so nothing is lost.
 #[test]
 #[ignore = "root"]
 fn pins_that_are_removed_come_back() {
-    const LASTING: Duration = Duration::from_secs(20); // as long as two starts on a busy machine, at least
+    const LASTING: Duration = Duration::from_secs(20); // at least as long as two starts on a busy machine
     let place = Place::new();
     let [front, server] = [FORWARDER_TO_CLIENT.port(Family::V4, 7003), SERVER.port(Family::V4, 7003)];
     let plug = format!("{front}={server}");
@@ -149,7 +150,7 @@ fn pins_that_are_removed_come_back() {
         eventually("they are there again", || (pins() == all).then_some(()));
         eventually("it says so", || (first.messages().matches("had been removed").count() > said).then_some(()));
     }
-    // the folder that is there now is locked, too
+    // the current folder is locked, too
     let other = place.proxy("", 7002);
     assert!(other.messages().contains("another process runs the data path"), "{}", other.messages());
     end(other);
@@ -162,7 +163,7 @@ fn pins_that_are_removed_come_back() {
     assert!(!place.pins.exist());
 }
 
-/// Nothing is to be put back there.
+/// A pin of a deleted device must not be put back.
 #[test]
 #[ignore = "root"]
 fn a_device_may_go() {
@@ -185,7 +186,7 @@ fn a_device_may_go() {
     assert!(!place.pins.exist());
 }
 
-/// What a process that is gone has left cannot be taken over without all of it.
+/// The state left by a dead process can be taken over only if it is complete.
 #[test]
 #[ignore = "root"]
 fn what_is_left_in_part_is_not_taken_over() {
@@ -201,7 +202,7 @@ fn what_is_left_in_part_is_not_taken_over() {
     assert!(!place.pins.exist());
 }
 
-/// It goes with the process, wherever that has its /run.
+/// Ownership depends on the process, wherever its /run is.
 #[test]
 #[ignore = "root"]
 fn the_next_process_takes_over_with_another_run() {
@@ -214,7 +215,8 @@ fn the_next_process_takes_over_with_another_run() {
     end(second);
 }
 
-/// A lock that anybody may hold would let anybody switch splicing off, and a folder of somebody's is his to take away.
+/// If anyone could hold the lock, anyone could disable splicing; and
+/// a folder owned by another user could be removed by that user.
 #[test]
 #[ignore = "root"]
 fn the_pins_are_nobody_elses() {
@@ -232,7 +234,7 @@ fn the_pins_are_nobody_elses() {
     end(second);
 }
 
-/// 48 MB of the kernel's memory each.
+/// Each leftover takes 48 MB of kernel memory.
 #[test]
 #[ignore = "root"]
 fn nothing_is_left_of_namespaces_that_are_gone() {
@@ -244,7 +246,7 @@ fn nothing_is_left_of_namespaces_that_are_gone() {
     assert!(gone.pins.exist());
     let Place { lab, pins, .. } = gone;
     drop(lab);
-    // devices of a namespace go some time after it
+    // devices of a namespace disappear some time after it
     let socket = Path::new("/run/longsplice").join(format!("control-{}.sock", std::process::id()));
     drop(UnixListener::bind(&socket).unwrap());
     eventually("it is removed", || {

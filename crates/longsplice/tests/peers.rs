@@ -1,5 +1,5 @@
-//! Programs that are not ours, through the program as it is run: curl, ssh, git, iperf3. Needs root and eBPF, and fails
-//! without; of Debian: curl, nginx-light, openssh, socat, git, iperf3.
+//! Independent programs through the real program: curl, ssh, git, iperf3. Needs root and eBPF, and fails without; Debian
+//! packages: curl, nginx-light, openssh, socat, git, iperf3.
 
 mod running;
 
@@ -21,12 +21,12 @@ use std::{
 use tempfile::TempDir;
 
 const SOCKS: u16 = 1080;
-/// Whatever a peer does, it has done it by then.
+/// Time limit for every peer.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// What a peer that is slowed down sends in a second.
+/// Bytes per second that a rate-limited peer sends.
 const PACE: &str = "20m";
 
-/// A lab with the program in its forwarder: SOCKS, and a plug of both families to one port of the server.
+/// A lab with the program in its forwarder: SOCKS, and a plug for both address families to one port of the server.
 struct Scene {
     proxy: Running,
     pins: Pins,
@@ -39,7 +39,7 @@ impl Scene {
     fn new(port: u16, splice: &str) -> Scene {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        // Names are looked up in the proxy's own table of hosts, in a mount namespace that only it sees.
+        // Names are resolved with the proxy's own hosts file, in a mount namespace of its own.
         let hosts = dir.path().join("hosts");
         fs::write(&hosts, format!("{} four.test\n{} six.test\n", SERVER.v4, SERVER.v6)).unwrap();
         let mut command = lab.forwarder.command("unshare");
@@ -67,7 +67,7 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    /// A program at the server that listens on the port.
+    /// Starts a program at the server, and waits until it listens on the port.
     fn serve(&self, mut command: Command) -> ChildGuard {
         let server = ChildGuard::spawn(&mut command).unwrap();
         self.lab.server.wait_listening(self.port, Duration::from_secs(10)).unwrap();
@@ -75,7 +75,7 @@ impl Scene {
     }
 }
 
-/// A file of bytes that are all different.
+/// Creates a file whose blocks are all different.
 fn file(path: &Path, seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     pattern::fill(seed, 0, &mut bytes);
@@ -89,7 +89,7 @@ fn same(path: &Path, bytes: &[u8]) {
     assert_eq!(Sha256::digest(&found), Sha256::digest(bytes), "{}", path.display());
 }
 
-/// Waits for a program to end well; what it wrote.
+/// Waits until a program has succeeded. Returns its output.
 fn done(mut program: ChildGuard) -> String {
     let status = program.wait(PATIENCE);
     assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", program.output());
@@ -100,13 +100,13 @@ fn run(mut command: Command) -> String {
     done(ChildGuard::spawn(&mut command).unwrap())
 }
 
-/// Whether in this direction of a flow most of what came, and as much as this at least, was forwarded by the kernel.
+/// Checks that the kernel forwarded most of the bytes in this direction of a flow, and at least `least`.
 fn spliced(record: &Value, way: &str, least: u64) {
     let [all, of_these] = ["bytes", "spliced"].map(|key| record[format!("{key}_{way}")].as_u64().unwrap());
     assert!(all >= least && of_these >= all / 2 && record["splices"].as_u64() >= Some(1), "{way}: {record}");
 }
 
-/// nginx at the server, with all that is below `root`.
+/// Starts nginx at the server with the files in `root`.
 fn nginx(scene: &Scene, root: &Path) -> ChildGuard {
     let dir = scene.dir.path().display();
     let (port, config) = (scene.port, scene.path("nginx.conf"));
@@ -130,7 +130,7 @@ fn curl(client: &Namespace, arguments: &[String]) -> ChildGuard {
     ChildGuard::spawn(command.args(arguments)).unwrap()
 }
 
-/// The ways in which curl reaches the server, each as options and the authority of the address.
+/// The ways to reach the server with curl: options, and the authority of the URL.
 fn ways(scene: &Scene) -> Vec<(Vec<String>, String)> {
     let (port, [v4, v6]) = (scene.port, Family::BOTH.map(Scene::socks));
     let socks = |kind: &str, proxy: SocketAddr, host: &str| {
@@ -213,7 +213,7 @@ fn curl_uploads() {
     }
 }
 
-/// A new pair of keys; the public one.
+/// Creates a key pair. Returns the public key.
 fn key(path: &Path) -> String {
     let mut command = Command::new("ssh-keygen");
     run_quietly(command.args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"]).arg(path));
@@ -226,7 +226,7 @@ fn run_quietly(command: &mut Command) {
 }
 
 fn sshd(scene: &Scene) -> ChildGuard {
-    // sshd wants its empty directory; Debian makes it when the service starts.
+    // sshd needs this empty directory, which Debian creates when the service starts.
     fs::create_dir_all("/run/sshd").unwrap();
     fs::set_permissions("/run/sshd", Permissions::from_mode(0o755)).unwrap();
     let host = key(&scene.path("host"));
@@ -279,7 +279,7 @@ fn ssh_runs_commands_and_carries_data() {
     assert_eq!(records.iter().filter(|record| record["splices"] == 1).count(), 2, "{records:#?}");
 }
 
-/// git without the settings of whoever runs the test.
+/// git without the settings of the user who runs the test.
 fn git(mut command: Command, arguments: &[&str]) -> Command {
     command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_TERMINAL_PROMPT", "0");
     for who in ["AUTHOR", "COMMITTER"] {
@@ -307,7 +307,7 @@ fn git_clones_and_pushes() {
     run_quietly(&mut git(Command::new("git"), &["init", "--quiet", scene.path("origin").to_str().unwrap()]));
     commit(&scene, "origin", 4);
     let base = scene.dir.path().to_str().unwrap().to_owned();
-    // Not through git, which would start it as a child and not take it along when it is killed.
+    // Not started by git, which would run it as a child process and not end it when killed.
     let folder = run(git(Command::new("git"), &["--exec-path"]));
     let mut daemon = scene.lab.server.command(&format!("{}/git-daemon", folder.trim()));
     daemon.args(["--export-all", "--reuseaddr", "--enable=receive-pack", &format!("--port={}", scene.port)]);
@@ -340,8 +340,8 @@ fn git_clones_and_pushes() {
 #[ignore = "root"]
 fn iperf3_measures_both_ways() {
     const BYTES: u64 = 200_000_000;
-    // iperf3 ends a test, and resets, on the word of another connection, whatever still waits in the buffers of this one:
-    // so these are held small, and more is sent than must arrive.
+    // When another connection says so, iperf3 ends a test and resets this one, whatever is left in its buffers. So the
+    // buffers are kept small, and more is sent than must arrive.
     const SENT: u64 = BYTES + 20_000_000;
     let mut scene = Scene::new(5201, "at-once");
     let mut server = scene.lab.server.command("iperf3");

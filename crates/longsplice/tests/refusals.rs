@@ -1,5 +1,5 @@
-//! What a proxy says and counts of what it does not splice, and what it does not start with. Needs root and eBPF, and fails
-//! without.
+//! Flows that the proxy does not splice: what it says and counts; and configurations
+//! that it does not start with. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -40,7 +40,7 @@ impl Place {
         Place { pins: Pins::of(&lab.forwarder), lab, dir: tempfile::tempdir().unwrap() }
     }
 
-    /// A plug to the server, after what is written there of the configuration; its arguments.
+    /// Writes a configuration with `text` and a plug to the server. Returns the arguments.
     fn configuration(&self, text: &str) -> Vec<String> {
         let file = self.dir.path().join("longsplice.toml");
         let server = SERVER.port(Family::V4, PORT);
@@ -49,7 +49,7 @@ impl Place {
         vec!["--config".into(), file.to_str().unwrap().into()]
     }
 
-    /// What the program says, which does not start.
+    /// The error message of a program that does not start.
     fn complaint(&self, configuration: &str, more: &[&str]) -> String {
         let mut run = self.lab.forwarder.command(LONGSPLICE);
         run.arg("run").args(self.configuration(configuration)).args(more);
@@ -61,7 +61,7 @@ impl Place {
         said
     }
 
-    /// A connection through a proxy that is started so; what it says of it in its list, where it is to agree with its counters.
+    /// Starts a proxy and opens a connection. Returns the refusal in its list, which has to agree with its counters.
     fn refusal(&self, command: Command, arguments: &[String]) -> (String, Running) {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let proxy = Running::start(command, None, &arguments, &["--splice", "at-once"]);
@@ -71,7 +71,7 @@ impl Place {
     }
 }
 
-/// Of the only connection of a proxy that has one listener.
+/// The refusal of the only connection of a proxy with one listener.
 fn refusal(proxy: &Running, stream: &mut std::net::TcpStream) -> String {
     round_trip(stream, &[1; 100_000]);
     let refusal = eventually("a decision", || {
@@ -125,7 +125,7 @@ fn devices_that_cannot_be_used_as_named_end_the_start() {
     assert!(proxy.messages().contains("not spliced (device): device nosuch: not found"), "{}", proxy.messages());
 }
 
-/// Nothing of the kernel is touched for a configuration that cannot be served.
+/// Nothing in the kernel is touched for a configuration that cannot be served.
 #[test]
 #[ignore = "root"]
 fn what_is_wrong_with_addresses_and_files_is_known_before_anything_is_attached() {
@@ -186,7 +186,7 @@ fn who_comes_second_says_that_another_process_splices() {
     first.stop(&place.pins);
 }
 
-/// Between addresses of one host packets take the loopback device, whatever device has the addresses.
+/// Packets between addresses of one host take the loopback device, whichever device has the addresses.
 #[test]
 #[ignore = "root"]
 fn addresses_of_this_host_are_loopback() {
@@ -209,7 +209,7 @@ fn addresses_of_this_host_are_loopback() {
     }
 }
 
-/// Two listeners, and what is counted of each.
+/// Two listeners, and the counters of each.
 #[test]
 #[ignore = "root"]
 fn flows_are_counted_by_listener() {
@@ -236,7 +236,7 @@ fn flows_are_counted_by_listener() {
     proxy.stop(&place.pins);
 }
 
-/// Replies of a near server to a far client.
+/// Replies of a near server to a distant client.
 #[test]
 #[ignore = "root"]
 fn bodies_that_would_be_slower_spliced_are_copied() {
@@ -277,7 +277,7 @@ fn bodies_that_would_be_slower_spliced_are_copied() {
     }
 }
 
-/// Each label stands in the table of the documentation, with its cure.
+/// Each label is in the table of the documentation, with its remedy.
 #[test]
 fn refusals_are_documented() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics-and-verdicts.md");

@@ -16,7 +16,7 @@ use std::{
 
 const PORT: u16 = 7000;
 
-/// Client, forwarder with a proxy that splices at once, and an echo server.
+/// A client, a forwarder with a proxy that splices at once, and an echo server.
 struct Scene {
     proxy: Running,
     pins: Pins,
@@ -56,7 +56,7 @@ impl Scene {
         });
     }
 
-    /// The client closes, the flow ends in order, the proxy is stopped, and nothing is left.
+    /// The client closes, the flow ends normally, the proxy is stopped, and nothing is left.
     fn end(&mut self, connection: TcpStream) {
         drop(connection);
         self.proxy.stop(&self.pins);
@@ -112,7 +112,7 @@ fn a_flow_is_taken_back_by_command_and_spliced_again() {
     assert!(log.contains("how=closed bytes_up=10005 bytes_down=10005") && log.contains("splices=2"), "{log}");
 }
 
-/// Having been stopped interrupts system calls, as does a signal that is handled (signal(7)).
+/// Stopping a process interrupts its system calls, as a handled signal does (signal(7)).
 #[test]
 #[ignore = "root"]
 fn a_proxy_that_was_stopped_and_continued_hears_of_ends() {
@@ -155,7 +155,7 @@ fn flows_outlive_a_killed_proxy_and_the_start_of_the_next() {
     scene.wait_state("spliced");
     scene.proxy.kill();
     round_trip(&mut connection, &[7; 100_000]);
-    // A start that fails does them no harm either.
+    // A failed start does not harm the flows either.
     let mistake = scene.lab.forwarder.execute(LONGSPLICE, &["run", "--socks5", "192.0.2.1:1080"]).unwrap_err();
     assert!(mistake.to_string().contains("no device of this host has the address"), "{mistake}");
     round_trip(&mut connection, &[8; 100_000]);
@@ -186,7 +186,7 @@ fn what_is_never_spliced_is_no_work_of_the_data_path() {
 #[ignore = "root"]
 fn flush_refuses_while_a_proxy_runs_elsewhere() {
     let scene = Scene::new(&[]);
-    // Another control socket than the proxy's: nobody there, but the data path is in use.
+    // A control socket other than the proxy's: no one listens there, but the data path is in use.
     let arguments = ["stop", "--flush", "--control", "/nowhere/control.sock"];
     let refused = scene.lab.forwarder.execute(LONGSPLICE, &arguments).unwrap_err();
     assert!(refused.to_string().contains("another process runs the data path"), "{refused}");
@@ -200,7 +200,7 @@ fn doctor_finds_that_this_machine_can_splice() {
     assert!(doctor.status.success(), "{}", String::from_utf8_lossy(&doctor.stdout));
 }
 
-/// As with a firewall that drops what is not tracked.
+/// As with a firewall that drops untracked packets.
 #[test]
 #[ignore = "root"]
 fn doctor_tells_whether_connections_are_tracked() {
@@ -232,7 +232,7 @@ fn xdp_forwards_what_it_can_and_tcx_the_rest() {
     }
 }
 
-/// Linux's default over veth: a frame has no checksum yet, and what XDP sends on would never get one.
+/// Linux's default over veth: a frame has no checksum yet, and XDP would send it on without one.
 #[test]
 #[ignore = "root"]
 fn xdp_leaves_frames_without_a_checksum_to_tcx() {
@@ -241,7 +241,7 @@ fn xdp_leaves_frames_without_a_checksum_to_tcx() {
         let count = stream_by_xdp(&lab, family);
         assert!(count("forwarded") > 10, "{family:?}");
     }
-    // one end changes its mind
+    // one end changes its setting
     lab.client.execute("ethtool", &["-K", "c0", "tso", "off", "gso", "off", "tx", "off"]).unwrap();
     for family in Family::BOTH {
         let count = stream_by_xdp(&lab, family);
@@ -251,13 +251,13 @@ fn xdp_leaves_frames_without_a_checksum_to_tcx() {
 
 fn lab_for_xdp(large_packets: bool) -> Lab {
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets, ..Options::default() }).unwrap();
-    // As a network card, a veth takes frames from XDP only if somebody receives them by NAPI at its other end.
+    // Like a network card, a veth accepts frames from XDP only if the other end receives by NAPI.
     lab.client.execute("ethtool", &["-K", "c0", "gro", "on"]).unwrap();
     lab.server.execute("ethtool", &["-K", "s0", "gro", "on"]).unwrap();
     lab
 }
 
-/// Three megabytes each way, whole; what the counters say of it.
+/// Transfers three megabytes each way, and checks them. Returns a function that reads the counters.
 fn stream_by_xdp(lab: &Lab, family: Family) -> impl Fn(&str) -> u64 {
     let (server, at) = (topology::SERVER.port(family, PORT), topology::FORWARDER_TO_CLIENT.port(family, PORT));
     let answer = Script::answerer().bytes(3_000_000);

@@ -1,4 +1,4 @@
-//! S19: `--tap`, files of what passes. Needs root and eBPF.
+//! S19: `--tap`, files of the traffic. Needs root and eBPF.
 
 mod running;
 
@@ -29,7 +29,7 @@ fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
     all.filter(|p| p.to_str().unwrap().ends_with(end)).collect()
 }
 
-/// What client and server have sent, copied and forwarded, is in the files, whole.
+/// Everything sent by client and server, copied or forwarded, is completely in the files.
 #[test]
 #[ignore = "root"]
 fn s19_files_equal_what_has_passed() {
@@ -80,7 +80,8 @@ fn s19_files_equal_what_has_passed() {
     }
 }
 
-/// Whoever reads the copies is gone: the flow goes on, and from the next start on, or the end of one that leaves flows, the short way.
+/// The reader of the copies has exited: the flow continues, and from the next start
+/// on, or the end of a process that leaves its flows, it takes the short way.
 #[test]
 #[ignore = "root"]
 fn s19_taps_end_with_their_process() {
@@ -123,7 +124,7 @@ fn s19_taps_end_with_their_process() {
     }
 }
 
-/// Without the kernel path, too.
+/// Taps also work without the kernel path.
 #[test]
 fn s19_copied_connections_are_tapped() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +144,7 @@ fn s19_copied_connections_are_tapped() {
     assert_eq!(files(dir.path(), "").len(), 2);
 }
 
-/// A disk of so many bytes, gone at drop.
+/// A disk of limited size, unmounted on drop.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -163,7 +164,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// What is in the file and what is missing add up to what has passed, or the file has no name of its own.
+/// The data in the file and the marked gaps add up to the traffic; otherwise the file does not get its final name.
 #[test]
 #[ignore = "root"]
 fn s19_nothing_looks_whole_on_a_full_disk() {
@@ -177,7 +178,7 @@ fn s19_nothing_looks_whole_on_a_full_disk() {
         counters["proxy"]["tap_errors"].as_u64().unwrap()
     };
     let body: Vec<u8> = (0..100_000u32).map(|i| 1 + (i.wrapping_mul(i) >> 7) as u8 % 255).collect();
-    // before it is full, while it is, so that nothing can be told at the end, and with room again
+    // before the disk is full; while it is full, so that the end cannot be recorded; and with space again
     let (mut parts, mut names) = (0, 0);
     for (room_before, room_after) in [(true, true), (true, false), (false, false), (false, true)] {
         let _ = fs::remove_file(&full);
@@ -225,7 +226,7 @@ fn s19_nothing_looks_whole_on_a_full_disk() {
                 want[at..at + length].fill(0);
             }
             let got = fs::read(&named).unwrap();
-            // some of a gap may have reached the disk
+            // some of a gap may have been written
             let wrong =
                 got.iter().zip(&want).zip(body.iter().cycle()).position(|((g, w), b)| g != w && (*w != 0 || g != b));
             assert_eq!((got.len(), wrong), (want.len(), None), "{gaps}");
@@ -234,13 +235,13 @@ fn s19_nothing_looks_whole_on_a_full_disk() {
     assert_eq!((parts, names), (4, 4));
 }
 
-/// Takes all that is left.
+/// Fills the rest of the disk.
 fn fill(file: &Path) {
     let mut file = fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
     while file.write(&[1; 4096]).is_ok() {}
 }
 
-/// Heads and the first bytes of bodies are written by one call: they are in the files as well.
+/// Heads and the first bytes of bodies are written by one call, and must be in the files, too.
 #[test]
 fn s19_messages_are_tapped_with_their_heads() {
     let dir = tempfile::tempdir().unwrap();

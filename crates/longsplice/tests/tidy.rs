@@ -1,4 +1,4 @@
-//! Style as a test: what rustfmt and clippy do not see. Prose that cites what no longer exists is the main thing.
+//! Style checks beyond rustfmt and clippy. The most important one finds prose that cites things which no longer exist.
 
 use std::{
     collections::HashSet,
@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Longest line of C, prose and scripts; Rust is rustfmt's affair. Tables and links cannot be broken.
+/// Longest line of C, prose and scripts; Rust is left to rustfmt. Tables and links cannot be wrapped.
 const WIDTH: usize = 130;
-/// A file beyond this does two things.
+/// Maximum number of lines: a longer file does two things.
 const LINES: usize = 800;
-/// Not prose, and not ours to wrap.
+/// Files that are not our prose, and keep their line breaks.
 const LICENCES: [&str; 5] = [
     "LICENSE-APACHE",
     "LICENSE-MIT",
@@ -19,7 +19,7 @@ const LICENCES: [&str; 5] = [
     "crates/datapath/bpf/LICENSE-BSD-2-Clause",
 ];
 
-/// A file of the project, by its path from the top.
+/// A file of the project, with its path from the top.
 struct Text {
     path: String,
     text: String,
@@ -39,7 +39,7 @@ fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// All text files, without what is built, hidden or recorded.
+/// All text files, except for build output, hidden and recorded files.
 fn texts() -> Vec<Text> {
     const KINDS: [&str; 9] = ["rs", "c", "h", "md", "toml", "service", "conf", "svg", ""];
     let top = top();
@@ -98,7 +98,7 @@ fn files_have_one_subject() {
 
 #[test]
 fn nothing_is_left_to_do() {
-    // Put together here, so that this file is clean too.
+    // Assembled here, so that this file passes, too.
     let marks = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}")).collect::<Vec<_>>();
     let macros = ["dbg", "todo", "unimplemented"].map(|m| format!("{m}!("));
     let unfinished = |l: &str| marks.iter().any(|m| has_word(l, m)) || macros.iter().any(|m| l.contains(m));
@@ -112,7 +112,7 @@ fn unsafe_code_stays_in_one_crate() {
     none("unsafe outside of the datapath crate", lines(texts().iter().filter(elsewhere), |l| l.contains(&allow)));
 }
 
-/// What is compiled is in the package: a published crate has nothing beside it.
+/// Every compiled file must be in its package, because a published crate has nothing beside it.
 #[test]
 fn packages_hold_what_they_compile() {
     for (name, sources) in [
@@ -152,7 +152,7 @@ fn links_lead_somewhere() {
     none("links to nothing", dead);
 }
 
-/// In prose, `Type::method`, `function()` and `dir/file.rs` must exist somewhere.
+/// `Type::method`, `function()` and `dir/file.rs` in prose must exist.
 #[test]
 fn prose_cites_what_exists() {
     let texts = texts();
@@ -175,13 +175,13 @@ fn prose_cites_what_exists() {
     none("cited, but gone", gone);
 }
 
-/// Examples of the prose use flags that there are.
+/// Examples in prose use existing flags.
 #[test]
 fn prose_uses_flags_that_exist() {
     let man = std::process::Command::new(env!("CARGO_BIN_EXE_longsplice")).arg("man").output().unwrap();
     let page = String::from_utf8(man.stdout).unwrap().replace("\\-", "-");
     let texts = texts();
-    // Its program is of another package, and not built for this test.
+    // Its program is in another package, and not built for this test.
     let bench = texts.iter().find(|t| t.path == "crates/bench/src/args.rs").expect("the flags of longsplice-bench");
     let has = |program: &str, flag: &str| match program {
         "longsplice " => page.contains(&format!("--{flag}")),
@@ -203,7 +203,7 @@ fn prose_uses_flags_that_exist() {
     none("flags that do not exist", unknown);
 }
 
-/// The kernels that are named are those of the record (`make kernels` writes all of it).
+/// The kernels named are those in the record, all of which `make kernels` writes.
 #[test]
 fn the_kernels_that_were_tested_are_named() {
     let numbers = |release: &str| release.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap().to_owned();
@@ -215,7 +215,7 @@ fn the_kernels_that_were_tested_are_named() {
     }
 }
 
-/// A function of a Rust file, as rustfmt lays it out: attributes, name, and all lines to its closing brace.
+/// A function of a Rust file as laid out by rustfmt: attributes, name, and all lines up to its closing brace.
 struct Function<'a> {
     attributes: Vec<&'a str>,
     name: &'a str,
@@ -242,14 +242,14 @@ fn functions(text: &str) -> Vec<Function<'_>> {
     found.collect()
 }
 
-/// Does this body call the free function of this name?
+/// Whether this body calls the free function of this name.
 fn calls(body: &str, name: &str) -> bool {
     body.match_indices(&format!("{name}("))
         .any(|(at, _)| !body[..at].ends_with(|c| is_word(c) || c == '.' || c == ':') && !body[..at].ends_with("fn "))
 }
 
-/// The mark says it, and not the name. What makes a network or opens the data path, by itself or by a free function of its file,
-/// has to have it.
+/// Tests that need root are recognized by their attribute, not their name. A test that creates a network or opens the data
+/// path, directly or by a free function of its file, must have it.
 #[test]
 fn tests_that_need_root_are_marked() {
     const MARK: &str = r#"#[ignore = "root"]"#;
@@ -288,7 +288,7 @@ fn has_word(line: &str, word: &str) -> bool {
     line.split(|c| !is_word(c)).any(|w| w == word)
 }
 
-/// What stands between single backticks, outside of blocks.
+/// The texts in single backticks, outside code blocks.
 fn spans(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (n, block) in text.split("```").enumerate() {

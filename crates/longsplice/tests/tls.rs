@@ -1,5 +1,5 @@
-//! TLS by name and the PROXY protocol through the program as it is run: curl, and HAProxy, on one side, nginx on the
-//! other. Needs root and eBPF, and fails without; of Debian: curl, haproxy, nginx-light, openssl.
+//! TLS by name and the PROXY protocol through the real program: curl and HAProxy on one side, nginx on the other. Needs root
+//! and eBPF, and fails without; Debian packages: curl, haproxy, nginx-light, openssl.
 
 mod running;
 
@@ -13,15 +13,15 @@ use sha2::{Digest, Sha256};
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 use tempfile::TempDir;
 
-/// Where nginx serves TLS, and longsplice leads to it by name.
+/// The port of nginx for TLS, and of longsplice, which forwards to it by name.
 const NAMES: u16 = 8443;
-/// The same with a PROXY header before it.
+/// The same with a PROXY header first.
 const ANNOUNCED: u16 = 9443;
-/// Whatever curl does, it has done it by then.
+/// Time limit for every curl command.
 const PATIENCE: Duration = Duration::from_secs(40);
 const SIZE: usize = 30_000_000;
 
-/// curl's network, the program, and nginx with a file that it serves over TLS at 20 MB/s.
+/// curl's network, the program, and nginx with a file served over TLS at 20 MB/s.
 struct Scene {
     proxy: Running,
     pins: Pins,
@@ -40,7 +40,7 @@ impl Scene {
         fs::write(dir.path().join("file"), &bytes).unwrap();
         let nginx = nginx(&lab, &dir);
         fs::write(dir.path().join("longsplice.toml"), configuration()).unwrap();
-        // Names are looked up in the proxy's own table of hosts, in a mount namespace that only it sees.
+        // Names are resolved with the proxy's own hosts file, in a mount namespace of its own.
         fs::write(dir.path().join("hosts"), format!("{} four.test\n{} six.test\n", SERVER.v4, SERVER.v6)).unwrap();
         let mut command = lab.forwarder.command("unshare");
         command.args(["--mount", "--", "sh", "-c", "mount --bind hosts /etc/hosts && exec \"$@\"", "sh", LONGSPLICE]);
@@ -55,7 +55,7 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    /// curl, which asks `at` for what `host` has below `path`.
+    /// Starts curl, which connects to `at` and requests `path` from `host`.
     fn curl(&self, host: &str, port: u16, at: &str, path: &str, output: &str) -> ChildGuard {
         let mut command = self.lab.client.command("curl");
         command.args(["--disable", "--silent", "--show-error", "--fail", "--noproxy", "*", "--max-time", "35"]);
@@ -113,7 +113,7 @@ fn nginx(lab: &Lab, dir: &TempDir) -> ChildGuard {
     nginx
 }
 
-/// Whether most of what the server sent was forwarded by the kernel.
+/// Checks that the kernel forwarded most of the server's bytes.
 fn spliced(record: &Value) {
     let [all, spliced] = ["bytes_down", "spliced_down"].map(|key| record[key].as_u64().unwrap());
     assert!(all >= SIZE as u64 && spliced >= all / 2 && record["splices"] == 1, "{record}");

@@ -1,4 +1,4 @@
-//! S9: connections of others through the program as it is run (`protocol = "transparent"`). Needs root and eBPF.
+//! S9: transparent connections through the real program (`protocol = "transparent"`). Needs root and eBPF.
 
 mod running;
 
@@ -69,7 +69,7 @@ fn s9_neither_end_sees_it() {
         });
         assert_eq!((&line["target"], &line["listener"]), (&server.to_string().into(), &"transparent".into()), "{line}");
     }
-    // the server is there, but nobody is let to it
+    // the server exists, but access to it is denied
     let second = topology::SERVER_SECOND.port(Family::V4, PORT);
     let listener = lab.server.run(|| listen(second, &Script::answerer())).unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -87,7 +87,7 @@ fn s9_neither_end_sees_it() {
     }
 }
 
-/// There is nothing to fall back on.
+/// Without the kernel path there is no alternative.
 #[test]
 fn s9_without_the_packet_path_it_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,8 +107,8 @@ fn s9_without_the_packet_path_it_does_not_start() {
     assert!(said.contains("cannot listen on 0.0.0.0:7000: the kernel's packet path is needed for this"), "{said}");
 }
 
-/// Rules of routing are as many as before, however often the program is killed, and a stop takes all of them back: those of earlier
-/// versions, too, which gave them no number.
+/// The number of routing rules does not grow, however often the program is killed, and a stop removes all of them, including
+/// those of earlier versions, which gave them no number.
 #[test]
 #[ignore = "root"]
 fn s9_no_rule_of_routing_is_left() {
@@ -139,8 +139,8 @@ fn s9_no_rule_of_routing_is_left() {
     assert_eq!(both(), before, "stopped");
 }
 
-/// The kernel forgets their sockets a second after the ends of the streams. For addresses that are not its own, it does not answer
-/// what the hosts say later.
+/// The kernel forgets the proxy's sockets a second after the end of the streams. For
+/// addresses that are not its own, it does not answer later segments of the hosts.
 #[test]
 #[ignore = "root"]
 fn s9_hosts_hear_that_the_process_is_gone() {
@@ -173,8 +173,8 @@ fn s9_hosts_hear_that_the_process_is_gone() {
     }
 }
 
-/// Its process dies in the midst of a handshake, before the server has answered or after: the client tries again, and the next process
-/// lets it.
+/// The process dies in the middle of a handshake, before or after the server
+/// has answered: the client tries again, and the next process lets it.
 #[test]
 #[ignore = "root"]
 fn s9_a_handshake_outlives_the_process() {
@@ -202,11 +202,11 @@ fn s9_a_handshake_outlives_the_process() {
     }
 }
 
-/// Clients that connect while one process follows another may be reset, or have to try again. None of them waits in vain.
+/// Clients that connect while one process replaces another may be reset, or have to retry. None of them waits in vain.
 #[test]
 #[ignore = "root"]
 fn s9_handshakes_pass_while_processes_come_and_go() {
-    /// A SYN is sent again every second at first.
+    /// A SYN is initially retransmitted every second.
     const LIMIT: Duration = Duration::from_secs(15);
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let _pins = Pins::of(&lab.forwarder);
@@ -237,7 +237,7 @@ fn s9_handshakes_pass_while_processes_come_and_go() {
         .collect();
     for n in 0..6 {
         let mut process = start();
-        // longer than from one SYN to the next
+        // longer than the interval between two SYNs
         thread::sleep(Duration::from_millis(1500));
         if n % 2 == 0 {
             process.kill();

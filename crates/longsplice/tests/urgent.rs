@@ -1,5 +1,5 @@
-//! Urgent data through the program, as telnet and FTP send them (RFC 854, 959): each urgent byte is received where it was sent,
-//! however often the connection is spliced and taken back meanwhile. Needs root and eBPF, and fails without.
+//! Urgent data through the program, as sent by telnet and FTP (RFC 854, 959): each urgent byte is received at its position,
+//! however often the connection is spliced and unspliced meanwhile. Needs root and eBPF, and fails without.
 
 mod running;
 
@@ -14,20 +14,21 @@ use std::time::Duration;
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 24_000;
-/// Of a question or an answer. An urgent byte has been read before the next one is sent: a receiver knows of the last one only.
+/// Length of a question or an answer. An urgent byte has been read before
+/// the next one is sent, because a receiver knows only the last one.
 const LINE: u64 = 100;
-/// Longer than the exchange takes, and shorter than a standstill.
+/// Longer than the exchange takes, and short enough to notice a hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Each answers what the other has said, with an urgent byte now and then: the first and the last ones, those at the end of a line,
-/// and those within; never two in one line.
+/// Each end answers the other, with an urgent byte now and then: the first and the
+/// last byte, bytes at the end of a line, and bytes within; never two in one line.
 fn exchange(script: Script, first: u64, marks: Marks) -> Script {
     let urgent = (first..BYTES - LINE).step_by(3 * LINE as usize + 33).chain([BYTES - 1]).collect();
     let script = script.bytes(BYTES).pace(BYTES / 3).chunks(Chunks::Fixed(LINE as usize)).deadline(PATIENCE);
     Script { urgent, marks: Some(marks), ..script }
 }
 
-/// The record of one connection that was asked for so many switches meanwhile.
+/// Runs one connection, and asks for switches meanwhile. Returns its record.
 fn converse_through(family: Family, marks: [Marks; 2], splice: &str, switch: impl Fn(&Running)) -> Value {
     let lab = Lab::simple(Shape::TwoDevices).unwrap();
     let [front, server] = [FORWARDER_TO_CLIENT.port(family, PORT), SERVER.port(family, PORT)];
@@ -63,7 +64,7 @@ fn s22_across_switches_by_command() {
                     for (command, state) in [("splice", "spliced"), ("unsplice", "copying")] {
                         program.client(&[command, &id]);
                         eventually(state, || (flow(program)?["state"] == state).then_some(()));
-                        // so that some of them come in this state
+                        // so that some of the urgent bytes arrive in this state
                         let bytes = || flow(program).and_then(|f| f["bytes_up"].as_u64());
                         let reached = bytes().unwrap() + 3 * LINE;
                         eventually("bytes pass", || (bytes()? > reached).then_some(()));

@@ -1,4 +1,4 @@
-//! One run of a scenario in one mode, and what must hold afterwards.
+//! One run of a scenario in one mode, and the checks afterwards.
 
 use super::{Ended, Families, Host, Mode, SEED, Scenario};
 use crate::{Forwarder, at_once, by_hand, is_emulated};
@@ -19,13 +19,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The ends have closed; the flow's end must follow within this time, retransmissions of a FIN under loss included.
+/// Once both ends have closed, the flow must end within this time, even if a FIN has to be retransmitted after a loss.
 const SETTLED: Duration = Duration::from_secs(6);
 
-/// Where proxy and server listen; clients never have it as their own.
+/// Port of the proxy and the server; clients never use it as a source port.
 const PORT: u16 = 7000;
 
-/// What a run left behind for its judges.
+/// The results of a run, for the checks.
 struct Run {
     clients: Vec<Report>,
     servers: Vec<Report>,
@@ -33,7 +33,7 @@ struct Run {
     wrong: Vec<String>,
 }
 
-/// Runs it once. On failure: what is wrong, reports, verdicts.
+/// Runs a scenario once. On failure, returns the error, the reports and the verdicts.
 pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, String> {
     let lab = Lab::new(s.shape(), s.options(families)).expect("lab");
     let taps = taps(&lab);
@@ -42,7 +42,7 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     let proxy = FORWARDER_TO_CLIENT.port(families.client(), PORT);
     let answer = s.answerer();
     let count = s.connections as usize;
-    // first: loading the programs takes longer than a server waits for clients, where a processor is emulated
+    // start this first: on an emulated processor, loading the programs takes longer than a server waits for clients
     let forwarder = Forwarder::start(&lab, proxy, server, policy(s, mode));
     let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), count, answer.clone()));
     let clients: Vec<_> = (0..s.connections)
@@ -113,7 +113,8 @@ pub fn run(s: &Scenario, families: Families, mode: Mode) -> Result<String, Strin
     Err(format!("  {}\n{text}", run.wrong.join("\n  ")))
 }
 
-/// With `SCENARIO_TRACE=DIR` what goes over the devices is captured, and kept there if the run fails.
+/// With `SCENARIO_TRACE=DIR` set, captures the packets on all
+/// devices, and keeps the captures in that folder if the run fails.
 fn taps(lab: &Lab) -> Vec<(String, Tap)> {
     let Ok(dir) = std::env::var("SCENARIO_TRACE") else { return Vec::new() };
     let devices = [
@@ -152,7 +153,7 @@ fn policy(s: &Scenario, mode: Mode) -> Policy {
     }
 }
 
-/// Gives commands, as the mode has it, until all is over.
+/// Sends commands according to the mode until the run is over.
 fn steer(s: &Scenario, mode: Mode, f: &Forwarder, over: &AtomicBool) {
     match mode {
         Mode::Switched => switch_at_random(s, f, over),
@@ -161,7 +162,7 @@ fn steer(s: &Scenario, mode: Mode, f: &Forwarder, over: &AtomicBool) {
     }
 }
 
-/// One command for each flow, when all hosts have sent what the moment asks for, and some time after that.
+/// Sends one command to each flow, once all hosts have sent the bytes required by the scenario, and after its delay.
 fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
     let when = s.splice.expect("a mode of scenarios that name the moment");
     let sleep = || std::thread::sleep(Duration::from_millis(1));
@@ -175,7 +176,8 @@ fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
     f.command(Command::Splice);
 }
 
-/// The lists show copied bytes with a delay; the data path knows at once what has come in.
+/// Whether all hosts have sent their bytes. Flow lists show copied
+/// bytes with a delay, but the data path counts received bytes at once.
 fn all_have_sent(s: &Scenario, f: &Forwarder, [up, down]: [u64; 2]) -> bool {
     let legs = f.splicer.datapath().expect("kernel path").legs();
     let sent = legs.iter().filter(|(t, l)| l.received >= if t.remote.port() == PORT { down } else { up });
@@ -209,7 +211,7 @@ fn legs(f: &Forwarder) -> Vec<String> {
 }
 
 impl Run {
-    /// No connection, and no entry but those that answer retransmissions of a flow that was spliced.
+    /// Checks that no connection is left, and no entry but those that answer retransmissions of a spliced flow.
     fn left_behind(&mut self, lab: &Lab, f: &Forwarder, mode: Mode) {
         let d = f.splicer.datapath().expect("kernel path");
         let most = if mode == Mode::Copy { 0 } else { 2 * self.ended.len() };
@@ -256,7 +258,7 @@ impl Run {
     }
 }
 
-/// Is there, for each flow, a connection of its own whose ends sent and received what the flow counts?
+/// Whether each flow matches a distinct connection whose ends sent and received the bytes that the flow counts.
 fn counted(s: &Scenario, flows: &[longsplice_engine::Ended], connections: &[(&Report, &Report)]) -> bool {
     let Some((e, rest)) = flows.split_first() else { return true };
     let fits = |(c, v): &(&Report, &Report)| match s.expect.cut {
@@ -269,7 +271,7 @@ fn counted(s: &Scenario, flows: &[longsplice_engine::Ended], connections: &[(&Re
     })
 }
 
-/// Did the splice happen, if it was to?
+/// Checks that the splice took place, if the mode requires one.
 fn spliced(s: &Scenario, mode: Mode, e: &longsplice_engine::Ended) -> Result<(), String> {
     let refusal = s.splice.and_then(|s| s.refusal).map(|r| r.refusal());
     let right = match mode {
@@ -282,7 +284,7 @@ fn spliced(s: &Scenario, mode: Mode, e: &longsplice_engine::Ended) -> Result<(),
     if right { Ok(()) } else { Err(format!("flow {}: {} splices, refusal {:?}", e.id, e.splices, e.refusal)) }
 }
 
-/// What both ends of a connection saw.
+/// Checks the observations of both ends of a connection.
 fn ends(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
     let (resets, hears) = match s.expect.how {
         Ended::Closed => return intact(client, server).and_then(|()| amounts(s, client, server)),
@@ -292,7 +294,7 @@ fn ends(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
     if let Some(m) = client.mismatch.or(server.mismatch) {
         return Err(format!("wrong byte: {m}"));
     }
-    // An end that was told of the other's end of stream has nothing more to hear when it resets.
+    // For an end that has seen the other's end of stream, a reset adds nothing.
     let own = matches!(resets.end, StreamEnd::Own | StreamEnd::Eof);
     if !own || hears.end != StreamEnd::Reset {
         return Err(format!("one end is to reset and the other to hear of it: {:?}, {:?}", resets.end, hears.end));
@@ -308,7 +310,7 @@ fn ends(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
     if s.expect.cut { Ok(()) } else { amounts(s, client, server) }
 }
 
-/// Both ends have sent what they were to send.
+/// Checks that both ends have sent all that they should.
 fn amounts(s: &Scenario, client: &Report, server: &Report) -> Result<(), String> {
     if client.sent == s.client.bytes && server.sent == s.server.bytes {
         return Ok(());
@@ -316,7 +318,7 @@ fn amounts(s: &Scenario, client: &Report, server: &Report) -> Result<(), String>
     Err(format!("sent {} and {} instead of {} and {}", client.sent, server.sent, s.client.bytes, s.server.bytes))
 }
 
-/// TCP sockets of a namespace that are neither listening nor in TIME-WAIT, as the kernel lists them.
+/// The TCP sockets of a namespace that neither listen nor are in TIME-WAIT, as listed by the kernel.
 fn connections(n: &Namespace) -> Vec<String> {
     const STATES: [&str; 2] = ["06", "0A"];
     let tables = n.run(|| {

@@ -1,13 +1,13 @@
-//! Somebody who is not on the path, and sends segments in the name of a host. He may know more than he can: all numbers but one.
-//! That one is such that no receiver would take the segment.
+//! An off-path attacker who sends segments with a host's address. He may know more than a real one: all numbers but one, and
+//! that one is such that no receiver would accept the segment.
 
 use super::tcp::{ACK, FIN, PSH, Packet, RST, Tcp};
 use rand::{RngExt, rngs::SmallRng};
 
-/// No window of the simulation reaches so far.
+/// Larger than any window in the simulation.
 const FAR: u32 = 1 << 27;
 
-/// A segment in the name of `host`.
+/// Forges a segment from `host`.
 pub fn forge(r: &mut SmallRng, host: &Tcp) -> Packet {
     let (una, max, rcv) = host.numbers();
     let far = |r: &mut SmallRng, from: u32| from.wrapping_add(r.random_range(FAR..FAR.wrapping_neg()));
@@ -17,8 +17,8 @@ pub fn forge(r: &mut SmallRng, host: &Tcp) -> Packet {
     let fin = if r.random_bool(0.3) { FIN } else { 0 };
     let (seq, ack, flags) = match r.random_range(0..5) {
         0 => (sent, heard, fin),              // no ACK
-        1 => (far(r, max), heard, fin | ACK), // nowhere near the window
-        2 => (sent, far(r, rcv), fin | ACK),  // of what nobody sent, or long ago
+        1 => (far(r, max), heard, fin | ACK), // far outside the window
+        2 => (sent, far(r, rcv), fin | ACK),  // acknowledges data never sent, or long acknowledged
         3 => (max.wrapping_add(r.random_range(1..FAR)), heard, RST | if r.random_bool(0.5) { ACK } else { 0 }),
         _ => (far(r, max), far(r, rcv), r.random::<u8>() & (FIN | RST | PSH | ACK)),
     };

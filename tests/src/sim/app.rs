@@ -1,28 +1,28 @@
-//! What the programs on the hosts do with their connections.
+//! The applications on the hosts.
 
 use super::tcp::Time;
 
-/// One of them.
+/// The application on one host.
 pub struct App {
     pub seed: u64,
     pub total: u64,
     pub written: u64,
     pub got: u64,
-    /// How likely the last byte of a write is urgent.
+    /// Probability that the last byte of a write is urgent.
     pub urgency: f64,
-    /// Positions of the urgent ones ...
+    /// Positions of urgent bytes sent.
     pub urgent: Vec<u64>,
-    /// ... and of those that were received.
+    /// Positions of urgent bytes received.
     pub marks: Vec<u64>,
     pub chunk: usize,
     pub pause: Time,
     pub write_at: Time,
-    /// Reads at most so much at a time ...
+    /// Maximum size of a read.
     pub sip: usize,
-    /// ... and then sleeps.
+    /// Pause after each read.
     pub nap: Time,
     pub read_at: Time,
-    /// Closes only when the other side has.
+    /// Close only after the other side has closed.
     pub after_peer: bool,
     pub closed: bool,
     pub eof: bool,

@@ -1,4 +1,4 @@
-//! The process dies at some moment, with its sockets, and another one takes over what it has left in the kernel.
+//! The process dies at a random moment, with its sockets, and another one takes over the state left in the kernel.
 
 use super::{
     MS, World,
@@ -8,30 +8,31 @@ use super::{
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-/// When.
+/// The time of the death.
 pub struct Death {
-    /// So many wake-ups of the process are left.
+    /// Wake-ups of the process before its death.
     wakes: u32,
-    /// Only those count in which the flow is spliced.
+    /// Count only wake-ups while the flow is spliced.
     spliced: bool,
-    /// From the death to the next process.
+    /// Time between the death and the start of the next process.
     vacant: Time,
-    /// When that one comes.
+    /// When the next process starts.
     next: Option<Time>,
 }
 
 impl World {
-    /// Choices of their own: without them, the run is that of the same seed.
+    /// Uses a random generator of its own: apart from these choices, the run is that of the same seed.
     pub(super) fn is_to_die(&mut self, seed: u64) {
         let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32));
-        // A window below a segment is not used by hosts that have seen larger ones: without a process, nobody takes the flow back.
+        // Hosts that have seen larger windows do not use one below a
+        // segment, and without a process nobody unsplices the flow.
         if self.hosts.iter().any(|h| h.style.receive < 2 * h.style.mss) {
             return;
         }
         if rng.random_bool(0.5) {
             self.other_cpu = Some(SmallRng::seed_from_u64(!seed));
         }
-        // as likely after a few as after many
+        // logarithmic distribution: a few are as likely as many
         let dice = |r: &mut SmallRng, bits| {
             let most = 2u64 << r.random_range(0..bits);
             r.random_range(0..most)
@@ -41,9 +42,9 @@ impl World {
         let vacant = dice(&mut rng, 12) * MS;
         self.death = Some(Death { wakes, spliced, vacant, next: None });
         if spliced {
-            // for good, or long enough for more than a window
+            // forwarded for good, or long enough for more than a window
             let habits = &mut self.relay.habits;
-            // and no host is to be beyond the other's window for good, which only sockets could help it out of
+            // and no host must stay beyond the other's window for good, because only the sockets could resolve that
             habits.patience = 100_000 * MS;
             habits.period = habits.period.max(500 * MS);
             habits.limits &= rng.random_bool(0.3);
@@ -56,18 +57,18 @@ impl World {
         matches!(self.relay.state, State::Killed(_))
     }
 
-    /// May the connections end before all has arrived?
+    /// Whether the connections may end before all data has arrived.
     pub(super) fn may_break_off(&self) -> bool {
         (self.has_died() && !self.relay.goes_on) || self.was_reset()
     }
 
-    /// And may a host wait for ever? One that has nothing to send does not hear of a reset that was lost, nor of one that was
-    /// not sent: a flow that a limit takes back to sockets that are gone is reset by its next segments.
+    /// Whether a host may wait forever. A host with nothing to send does not learn of a reset that was lost, nor of one that
+    /// was never sent: a flow that a limit returns to sockets that no longer exist is reset by its next segments.
     pub(super) fn may_be_silent(&self) -> bool {
         self.has_died() && self.may_break_off() && self.hosts.iter().all(|h| h.reset || h.is_quiet())
     }
 
-    /// Before the process wakes up.
+    /// Called before each wake-up of the process.
     pub(super) fn live_and_die(&mut self) {
         let now = self.now;
         let Some(death) = &mut self.death else { return };
@@ -92,7 +93,7 @@ impl World {
         }
     }
 
-    /// What is passed up to a socket that is gone is answered with a reset.
+    /// Answers a segment with a reset if our socket no longer exists.
     pub(super) fn answer_for_nobody(&mut self, i: usize, p: &Packet) -> bool {
         if !(self.has_died() || self.was_reset()) || !self.sockets[i].is_gone() {
             return false;
@@ -104,7 +105,7 @@ impl World {
         true
     }
 
-    /// And by a host that has been reset.
+    /// Answers a segment with a reset at a host whose connection no longer exists.
     pub(super) fn answer_by_nobody(&mut self, i: usize, p: &Packet) {
         let closing = self.now < self.hosts[i].closed_at;
         self.note(|_| {
@@ -119,7 +120,7 @@ impl World {
     }
 }
 
-/// RFC 9293, 3.10.7.1.
+/// The reset that answers a segment for a closed socket (RFC 9293, 3.10.7.1).
 fn reset_for(p: &Packet) -> Option<Packet> {
     let (seq, flags) = if p.flags & ACK != 0 { (p.ack, RST) } else { (0, RST | ACK) };
     let reset = Packet { seq, ack: p.end(), flags, ..Packet::default() };

@@ -1,23 +1,23 @@
-//! The paths between us and the hosts change: another one is longer or shorter, narrower, or there is none for a while. What is under
-//! way on the former one still comes.
+//! The paths between us and the hosts change: they become longer, shorter or
+//! narrower, or fail for a while. Packets already on the old path still arrive.
 
 use super::{MS, Time, World, tcp::FIN, tcp::Packet};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-/// Changes to come, and how the two paths are.
+/// Future path changes, and the current state of both paths.
 pub struct Detours {
     rng: SmallRng,
     left: u32,
     at: Time,
-    /// No way until then.
+    /// The path is down until this time.
     down: [Time; 2],
-    /// Payload bytes that pass towards us. What is larger is cut, as what does not fit the way on is (make_fit() in bpf/icmp.h); the
-    /// answers that would tell its sender are lost.
+    /// Maximum payload bytes that pass towards us. Larger segments are truncated, like those that do not fit the outgoing
+    /// path (make_fit() in bpf/icmp.h); the ICMP answers to their sender are lost.
     most: [usize; 2],
 }
 
 impl World {
-    /// Choices of their own, as for a death.
+    /// Uses a random generator of its own, as for a death.
     pub(super) fn is_to_move(&mut self, seed: u64) {
         let mut rng = SmallRng::seed_from_u64(seed.rotate_left(32) ^ 1);
         if rng.random_bool(0.3) {
@@ -38,7 +38,7 @@ impl World {
             _ => {
                 let far = if d.rng.random_bool(0.5) { MS } else { 60 * MS };
                 self.delay[i] = d.rng.random_range(10..far);
-                self.fifo[i] = [0; 2]; // it may be faster than what it has replaced
+                self.fifo[i] = [0; 2]; // the new path may be faster
             }
         }
         d.left -= 1;
@@ -48,7 +48,7 @@ impl World {
         self.note(|w| format!("paths: {:?} long, down until {down:?}, {most:?} wide", w.delay));
     }
 
-    /// What of a packet passes, if anything does.
+    /// Applies the path to a packet: may truncate it. Returns whether it passes.
     pub(super) fn pass_detour(&mut self, i: usize, to_host: bool, p: &mut Packet) -> bool {
         let Some(d) = &self.detours else { return true };
         if !to_host && p.data.len() > d.most[i] {

@@ -1,4 +1,5 @@
-//! The hold policy's queue (crates/engine, holder.rs): what waits for the end of a drain, and returns as though it had just arrived.
+//! The queue of the hold policy (crates/engine, holder.rs): segments wait for
+//! the end of a drain, and are then fed in again as if they had just arrived.
 
 use super::{
     Event, World,
@@ -7,7 +8,7 @@ use super::{
 };
 use rand::RngExt;
 
-/// Of an event: the segment is held. No event has this number.
+/// Event bit: the segment is held. Events of the data path do not use this bit.
 const HELD: u8 = 1 << 0;
 
 impl World {
@@ -20,7 +21,7 @@ impl World {
         self.let_go();
     }
 
-    /// What waits for nothing any more goes, in order, and late, as processes are.
+    /// Releases segments that no longer have to wait, in order, and with a process's delay.
     pub(super) fn let_go(&mut self) {
         if self.relay.state != State::Draining {
             self.reached = [None; 2];
@@ -31,7 +32,7 @@ impl World {
             }
             let waiting = std::mem::take(&mut self.held[i]);
             if self.has_died() {
-                continue; // lost with its process
+                continue; // lost with the process
             }
             let late = self.rng.random_range(0..=self.relay.habits.late);
             let at = (self.now + late).max(self.let_go_at[i]);
@@ -43,7 +44,7 @@ impl World {
         }
     }
 
-    /// A packet of host `i` is forwarded. Of those links that lose nothing keep the order.
+    /// Checks the order of forwarded packets of host `i`: it is kept where the link loses nothing.
     pub(super) fn watch_order(&mut self, i: usize, p: &Packet) {
         if self.relay.state == State::Draining && self.relay.habits.hold && !p.data.is_empty() {
             let end = p.seq.wrapping_add(p.data.len() as u32);

@@ -1,4 +1,4 @@
-//! Congestion marks: hosts that have agreed on them or not, a network that marks, and what must become of a mark.
+//! Congestion marks: hosts with and without ECN, a network that marks, and checks that no mark is lost.
 
 use super::{
     Fate, World,
@@ -9,20 +9,20 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 const ECE: u8 = 0x40;
 const CWR: u8 = 0x80;
-/// Codepoints of the IP header (RFC 3168, 5).
+/// Codepoints in the IP header (RFC 3168, 5).
 const ECT: u8 = 2;
 const CE: u8 = 3;
 
-/// What a run has shown of marks.
+/// Counters of marks in a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Segments that were marked.
+    /// Segments marked by the network.
     pub marked: u32,
-    /// Marks that came to a host by the path.
+    /// Marks that reached a host over the path.
     pub passed: u32,
-    /// Hosts that began to hear of theirs.
+    /// Times that a sending host first heard of a mark.
     pub echoed: u32,
-    /// Segments that were dropped, for nobody would have echoed their mark.
+    /// Marked segments dropped because no one would have echoed the mark.
     pub dropped: u32,
 }
 
@@ -30,11 +30,11 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, Default)]
 struct End {
     agreed: bool,
-    /// ECE until there is CWR.
+    /// Send ECE until CWR arrives.
     echoing: bool,
-    /// CWR with the next new data.
+    /// Send CWR with the next new data.
     reduced: bool,
-    /// The end of what it has sent.
+    /// The end of the data sent.
     sent: Option<u32>,
 }
 
@@ -42,11 +42,11 @@ struct End {
 pub struct Marks {
     rng: Option<SmallRng>,
     share: f64,
-    /// What is sent again may be marked, too, and what carries no data (RFC 8311).
+    /// Retransmissions and segments without data may be marked, too (RFC 8311).
     all: bool,
     hosts: [End; 2],
     sockets: [End; 2],
-    /// The end of all data that came to us from a host.
+    /// The end of all data received from each host.
     come: [Option<u32>; 2],
     counts: Counts,
 }
@@ -65,7 +65,7 @@ impl End {
         p.flags |= if self.echoing { ECE } else { 0 };
     }
 
-    /// Has it begun to hear of marks?
+    /// Processes the flags of a received segment. Returns whether it starts a reaction to a mark.
     fn hear(&mut self, p: &Packet) -> bool {
         if !self.agreed {
             return false;
@@ -78,7 +78,7 @@ impl End {
 }
 
 impl Marks {
-    /// Agreed on both legs, one or none; with sockets that have ECN, or that were made by TCP_REPAIR.
+    /// Chooses ECN on both legs, one or none, with sockets that have negotiated it or were created by TCP_REPAIR.
     pub fn random(seed: u64) -> Marks {
         let mut r = SmallRng::seed_from_u64(seed.rotate_left(24));
         let agreed = [r.random_bool(0.7), r.random_bool(0.7)];
@@ -89,7 +89,7 @@ impl Marks {
         Marks { share, all: r.random_bool(0.3), hosts, sockets, rng: Some(r), ..Marks::default() }
     }
 
-    /// Of `enum leg_flag`.
+    /// Flags of `enum leg_flag`.
     pub fn leg_flags(&self, i: usize) -> u32 {
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
         let (host, socket) = (self.hosts[i].agreed, self.sockets[i].agreed);
@@ -104,7 +104,7 @@ impl Marks {
         self.sockets[i].send(p, self.all);
     }
 
-    /// On a link.
+    /// Passes a packet over a link, which may mark it.
     pub fn pass(&mut self, p: &mut Packet) {
         let Some(r) = &mut self.rng else { return };
         if p.ecn == ECT && r.random_bool(self.share) {
@@ -126,7 +126,7 @@ impl Marks {
         None
     }
 
-    /// What the data path has made of a segment of host `i`.
+    /// Checks how the data path has handled a segment of host `i`.
     fn judge(&mut self, i: usize, p: &Packet, fate: &Fate) -> Option<String> {
         let both = self.hosts.iter().all(|h| h.agreed);
         let come = self.come[i];
@@ -148,7 +148,7 @@ impl Marks {
         if let Some(e) = forwarded.filter(|e| (e.strip_ecn == 0) != both) {
             return Some(format!("agreed by both: {both}, and a copy goes out so: {e:?}"));
         }
-        // A mark on what comes for the first time is not to be lost upon anybody.
+        // A mark on data that arrives for the first time must reach a side that echoes it.
         let mark = self.hosts[i].agreed && p.ecn == CE && !p.data.is_empty();
         let new = |e: &Edit, whole: bool| {
             let kept = if whole { p.data.len() } else { e.keep as usize };
@@ -178,7 +178,7 @@ impl World {
     }
 }
 
-/// The marks of a copy: bits of IP, flags of TCP.
+/// The ECN bits of a copy: the codepoint in the IP header and the TCP flags.
 pub fn edited(p: &Packet, e: &Edit) -> (u8, u8) {
     if e.strip_ecn != 0 { (0, e.flags & !(ECE | CWR)) } else { (p.ecn, e.flags) }
 }

@@ -1,5 +1,5 @@
-//! A deterministic simulation of one flow: two hosts, two links, our two sockets, and between them the data path's own
-//! decision logic. Everything follows from a seed.
+//! A deterministic simulation of one flow: two hosts, two links, our two sockets, and in the middle the data path's real
+//! decision logic. A seed determines everything.
 
 mod adversary;
 mod app;
@@ -32,86 +32,86 @@ use tcp::{FIN, MS, Packet, RST, Tcp, Time, URG};
 const EVENT_TRIGGERED: u8 = 1 << event_kind::EVENT_TRIGGERED.0;
 const EVENT_LIMIT_REACHED: u8 = 1 << event_kind::EVENT_LIMIT_REACHED.0;
 
-/// How bad the links are.
+/// Impairments of the links.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
-    /// Probability.
+    /// Probability of loss.
     pub loss: f64,
-    /// Probability.
+    /// Probability of duplication.
     pub duplicate: f64,
     /// Probability of an extra delay.
     pub reorder: f64,
 }
 
-/// What is simulated.
+/// The kind of run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// No loss, duplication or reordering, and little that makes hosts wait by right.
+    /// No loss, duplication or reordering, and little that legitimately makes hosts wait.
     Calm,
-    /// As [`Kind::Calm`], but the flow stays in control mode, for comparison.
+    /// Like [`Kind::Calm`], but the flow stays in control mode, for comparison.
     Still,
-    /// As [`Kind::Calm`], under the hold policy.
+    /// Like [`Kind::Calm`], with the hold policy.
     Held,
-    /// All that can happen to packets.
+    /// Everything that can happen to packets.
     Bad,
-    /// As [`Kind::Bad`], and segments come in on another processor in the middle of switches and of other segments.
+    /// Like [`Kind::Bad`], and other segments arrive on another processor in the middle of switches and of other segments.
     Crossing,
-    /// As [`Kind::Bad`], and hosts have agreed on ECN or not, and the network marks.
+    /// Like [`Kind::Bad`], with ECN negotiated at random and a network that marks.
     Marked,
-    /// As [`Kind::Bad`], and somebody who is not on the path sends segments in the hosts' names.
+    /// Like [`Kind::Bad`], and an off-path attacker sends segments with the hosts' addresses.
     Hostile,
-    /// As [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at some moment; another one takes over.
+    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at a random moment; another one takes over.
     Killed,
-    /// As [`Kind::Bad`] or [`Kind::Crossing`] without loss, and one of the hosts resets the connection at some moment.
+    /// Like [`Kind::Bad`] or [`Kind::Crossing`] without loss, and one of the hosts resets the connection at a random moment.
     Reset,
-    /// As [`Kind::Bad`] or [`Kind::Crossing`], and the paths to the hosts change.
+    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the paths to the hosts change.
     Moved,
-    /// As [`Kind::Moved`] and [`Kind::Hostile`] together.
+    /// [`Kind::Moved`] and [`Kind::Hostile`] combined.
     HostileMoved,
 }
 
-/// What a run has shown.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Longest time in which a receiver got nothing although there was something.
+    /// Longest time in which a receiver got nothing although the other host had written data.
     pub gap: Time,
-    /// End of all.
+    /// Time at the end of the run.
     pub time: Time,
     /// Completed splices.
     pub splices: u32,
-    /// Segments that were held, and went on.
+    /// Segments that were held and later forwarded.
     pub held: u32,
-    /// Segments that left in a drain before those before them.
+    /// Segments forwarded in a drain before earlier ones.
     pub early: u32,
-    /// The process died ...
+    /// Whether the process died.
     pub killed: bool,
-    /// ... with nothing to be lost by it.
+    /// Whether it died at a time when nothing could be lost.
     pub whole: bool,
-    /// A host has reset the connection.
+    /// Whether a host has reset the connection.
     pub reset: bool,
-    /// So often a path has changed.
+    /// Number of path changes.
     pub detours: u32,
-    /// Segments that an adversary has sent.
+    /// Segments sent by the attacker.
     pub forged: u32,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
     /// Congestion marks.
     pub marks: marks::Counts,
-    /// What was wrong.
+    /// The error, if any.
     pub error: Option<String>,
-    /// The packets, if asked for.
+    /// The packets, if a trace was requested.
     pub trace: Vec<String>,
-    /// Where the longest gap began.
+    /// When the longest gap began.
     pub gap_at: Time,
 }
 
 #[derive(Debug)]
 enum Event {
-    /// To the host of this side.
+    /// A packet arrives at the host of this side.
     ToHost(usize, Packet),
-    /// To our device of this side.
+    /// A packet arrives at our device of this side.
     ToUs(usize, Packet),
-    /// The same, once more: it was held.
+    /// A held packet is fed in again at our device of this side.
     Back(usize, Packet),
     Wake,
 }
@@ -148,21 +148,21 @@ struct World {
     weather: Weather,
     delay: [Time; 2],
     jitter: Time,
-    /// What waits for the end of a drain, and when what did last goes.
+    /// Segments held until the end of a drain, and when the last released one is fed in.
     held: [Vec<Packet>; 2],
     let_go_at: [Time; 2],
-    /// The end of what was forwarded in a drain.
+    /// The end of the data forwarded in a drain.
     reached: [Option<u32>; 2],
-    /// Sleeps that are still to come: when at the earliest, and how long. See [`Tcp::slept`].
+    /// Future sleeps: the earliest time and the duration. See [`Tcp::slept`].
     sleeps: Vec<(Time, Time)>,
-    /// Earliest time the next packet may arrive: links keep the order.
+    /// Earliest time at which the next packet may arrive: links keep the order.
     fifo: [[Time; 2]; 2],
     tracing: bool,
-    /// Chooses segments that come in the middle of something, if there is to be another processor.
+    /// Chooses segments that arrive in the middle of an operation, if a second processor is simulated.
     other_cpu: Option<SmallRng>,
     /// Chooses forged segments.
     adversary: Option<SmallRng>,
-    /// When the process dies, and the next one comes.
+    /// When the process dies, and when the next one starts.
     death: Option<Death>,
     reset: Option<Reset>,
     detours: Option<Detours>,
@@ -171,7 +171,7 @@ struct World {
     progress: [u64; 2],
 }
 
-/// Runs one seed; with a trace of its packets, if asked for.
+/// Runs one seed, and records a trace of its packets if requested.
 pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
     let marks = if kind == Kind::Marked { Marks::random(seed) } else { Marks::default() };
     let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still | Kind::Held), marks, tracing);
@@ -203,10 +203,10 @@ impl World {
         let r = &mut rng;
         let mut host = [Style::random(r), Style::random(r)];
         let mut ours = [Style::local(r), Style::local(r)];
-        // both legs have one MSS: the server is told the client's
+        // both legs have one MSS: the server is told the client's MSS
         let mss = host[0].mss.min(host[1].mss).min(ours[0].mss);
         if calm {
-            // Of what hosts do by right to stop a flow, nothing: no windows below a few segments, no slow probes.
+            // Hosts do nothing that may legitimately stall a flow: no windows below a few segments, no slow probes.
             for h in &mut host {
                 h.receive = h.receive.max(6 * mss.max(1 << h.wscale));
                 h.delack = h.delack.min(40 * MS);
@@ -215,7 +215,7 @@ impl World {
                 s.receive = s.receive.max(6 * mss);
                 s.send = s.send.max(6 * mss as usize);
             }
-            // A window that was promised cannot be taken back: what does not fit the other host's is lost by right.
+            // An advertised window cannot be withdrawn: data that does not fit the other host's window may be lost.
             for i in 0..2 {
                 let n = host[1 - i].receive.min(if host[1 - i].wscale == 0 { 65535 } else { u32::MAX });
                 ours[i].receive = ours[i].receive.min(n);
@@ -287,9 +287,9 @@ impl World {
         };
         let mut apps = [app(seed * 2, r), app(seed * 2 + 1, r)];
         for (i, a) in apps.iter_mut().enumerate() {
-            // through the eye of a needle, but not all day
+            // small windows are wanted, but the run must end
             a.total = a.total.min(u64::from(host[1 - i].receive.min(ours[i].receive)) * 100);
-            // no more than some 4000 steps
+            // at most about 4000 steps
             a.chunk = a.chunk.max((a.total / 1000) as usize).max(1);
             a.sip = a.sip.max((a.total / 1000) as usize);
             if a.pause == 20 * MS {
@@ -385,7 +385,7 @@ impl World {
         self.queue.push(Reverse(Queued(t, self.serial, e)));
     }
 
-    /// Puts a packet on the link between us and host `i`.
+    /// Sends a packet on the link between us and host `i`.
     fn wire(&mut self, i: usize, to_host: bool, mut p: Packet) {
         let w = self.weather;
         self.marks.pass(&mut p);
@@ -479,7 +479,7 @@ impl World {
                 also(Some(a.read_at));
             }
         }
-        // whoever watches over what was left does not make anything happen
+        // a process that only watches orphaned flows causes no events itself
         if t.is_some() || !self.has_died() || self.relay.state == State::Killed(false) {
             t = [t, self.relay_at].into_iter().flatten().min();
         }
@@ -491,7 +491,7 @@ impl World {
         self.apps.iter().zip(&self.hosts).all(|(a, h)| over((a, h)) || (h.is_gone() && self.may_break_off()))
     }
 
-    /// Now and then everybody sleeps, when nothing is on its way. Not in a drain, which has a limit.
+    /// Occasionally lets everyone sleep while no packet is in flight. Not in a drain, which has a time limit.
     fn sleep(&mut self) {
         let Some(&(_, long)) = self.sleeps.last().filter(|s| s.0 <= self.now) else { return };
         let quiet = self.relay.state != State::Draining && self.hosts.iter().chain(&self.sockets).all(Tcp::is_at_rest);
@@ -502,7 +502,7 @@ impl World {
         }
     }
 
-    /// Everything that can happen at this instant.
+    /// Does everything that can happen at this instant.
     fn settle(&mut self) {
         self.sleep();
         for i in 0..2 {
@@ -540,7 +540,7 @@ impl World {
         }
     }
 
-    /// Every now and then a forged segment comes in.
+    /// Occasionally sends a forged segment.
     fn attack(&mut self) {
         let Some(r) = &mut self.adversary else { return };
         if !r.random_bool(0.2) {
@@ -555,7 +555,7 @@ impl World {
 
     fn came_meanwhile(&mut self, meanwhile: Option<Meanwhile>) {
         let Some(Meanwhile { serial, i, packet, fate: Some((fate, events)), .. }) = meanwhile else { return };
-        // what has to be looked at again comes later
+        // a segment that has to be processed again comes later
         if !matches!(fate, Fate::Dropped(v) if VERDICTS[v as usize] == "stale-cpu") {
             self.queue.retain(|q| q.0.1 != serial);
             self.note(|_| "on another processor:".into());
@@ -563,7 +563,7 @@ impl World {
         }
     }
 
-    /// The next segment of one of the hosts, if it is to come in the middle of something.
+    /// Chooses the next segment of one of the hosts to arrive in the middle of an operation.
     fn choose_meanwhile(&mut self) -> Option<Meanwhile> {
         let r = self.other_cpu.as_mut()?;
         let (from, lock) = (r.random_range(0..2), r.random_range(1..12));
@@ -617,7 +617,7 @@ impl World {
                 a.eof = true;
                 let (sent, marks) = (&self.apps[1 - i].urgent, &self.apps[i].marks);
                 if self.apps[i].got != total && may_break_off {
-                    // of a connection that was broken off
+                    // the connection was broken off
                 } else if self.apps[i].got != total {
                     wrong = Some(format!("host {i}: end of stream after {} of {total}", self.apps[i].got));
                 } else if marks.last() != sent.last() || marks.iter().any(|m| !sent.contains(m)) {
@@ -636,7 +636,7 @@ impl World {
         self.gap(i);
     }
 
-    /// How long has this receiver been without anything, although the sender had something?
+    /// Measures how long this receiver has got nothing although the sender had data.
     fn gap(&mut self, i: usize) {
         let sent = self.apps[1 - i].written + u64::from(self.apps[1 - i].closed);
         let a = &self.apps[i];
@@ -668,7 +668,7 @@ impl World {
         self.wake_relay();
     }
 
-    /// The relay hears of it, late.
+    /// Wakes the relay, with a delay.
     fn wake_relay(&mut self) {
         if matches!(self.relay.state, State::Ended | State::Killed(_)) {
             return;
@@ -701,7 +701,7 @@ impl World {
         }
     }
 
-    /// What the data path has made of a packet of host `i`.
+    /// Processes the data path's decision about a packet of host `i`.
     fn came(&mut self, i: usize, p: &Packet, fate: Fate, events: u8) {
         if events & (EVENT_TRIGGERED | EVENT_LIMIT_REACHED) != 0 {
             self.relay.triggered();
@@ -748,7 +748,7 @@ fn seg(p: &Packet) -> Seg {
     }
 }
 
-/// What rewrite.h makes of a packet.
+/// The packet as edited by rewrite.h.
 fn edited(p: &Packet, e: &Edit) -> Packet {
     let clamp = |v: u32| {
         let v = if tcp::before(v, e.sack_lo) { e.sack_lo } else { v };

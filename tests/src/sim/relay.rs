@@ -1,5 +1,5 @@
-//! The engine over simulated sockets: drives the [core](longsplice_engine::core) of the flow as a task and the keeper do. It is asleep
-//! between events, and wakes up late, as processes do.
+//! The engine over simulated sockets: runs the [core](longsplice_engine::core) of the flow as the task and the keeper do.
+//! Like a process, it sleeps between events and wakes up late.
 
 use super::{
     seg,
@@ -20,10 +20,10 @@ use std::time::Duration;
 const PATH_ENDS: u16 = PathFlags::FIN | PathFlags::FIN_ACKED | PathFlags::DEAD;
 /// Longer than any run.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// So often the flow is written down and read back, as for another process.
+/// Wake-ups between two serializations of the flow, as for a hand-over to another process.
 const WRITTEN_DOWN: u32 = 16;
 
-/// The model knows no addresses.
+/// The address of a leg: the model does not use addresses.
 fn leg(n: u8) -> Tuple {
     Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() }
 }
@@ -45,31 +45,31 @@ pub enum State {
     Copying,
     Draining,
     Spliced,
-    /// Forwarded to the end; the sockets are gone.
+    /// Forwarded until the end; the sockets no longer exist.
     Ended,
-    /// The process is gone; true: another has taken over what it has left.
+    /// The process has died; true: another one has taken over its state.
     Killed(bool),
 }
 
-/// What was read and is not written yet.
+/// Bytes read and not yet written.
 #[derive(Default)]
 struct Hand {
     bytes: Vec<u8>,
-    /// One byte is in hand, and it is urgent.
+    /// The buffer contains a single byte, which is urgent.
     urgent: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
-    /// Reads of at most this many bytes.
+    /// Maximum size of a read.
     pub buffer: usize,
-    /// Latest wake-up.
+    /// Maximum delay of a wake-up.
     pub late: Time,
     /// Mean time between switches.
     pub period: Time,
     pub hold: bool,
     pub trigger: bool,
-    /// Splices are for so many bytes of a direction, or for none.
+    /// Splices may be limited to a number of bytes per direction.
     pub limits: bool,
     pub drain_limit: Time,
     pub switches: u32,
@@ -77,14 +77,14 @@ pub struct Habits {
     pub patience: Time,
 }
 
-/// A segment that comes in on another processor, in the middle of what happens next.
+/// A segment that arrives on another processor in the middle of the next operation.
 pub struct Meanwhile {
     pub serial: u64,
     pub i: usize,
     pub packet: Packet,
-    /// Before this lock is taken.
+    /// Number of the lock before which it arrives.
     pub lock: u32,
-    /// What became of it; `None`: fewer locks were taken.
+    /// The decision about the segment; `None`: the operation took fewer locks.
     pub fate: Option<(Fate, u8)>,
 }
 
@@ -108,28 +108,28 @@ pub struct Relay {
     shown: Progress,
     at: [Position; 2],
     hands: [Hand; 2],
-    /// The answer of a freeze, which its process has not seen yet.
+    /// The result of a freeze that the process has not seen yet.
     unheard: Option<Event>,
-    /// For the next splice, and the positions that it must not pass.
+    /// Limits of the next splice, and the positions that it must not pass.
     limit: [Limit; 2],
     goal: [Option<u64>; 2],
-    /// What comes from this host waits.
+    /// Whether segments from this host are held.
     pub holding: [bool; 2],
-    /// Since when a freeze has been waiting for windows to fit.
+    /// When a freeze started to wait for windows to fit.
     waiting: Option<Time>,
     pub switch_at: Time,
     pub splices: u32,
     pub refused: u32,
     pub short: u32,
     pub taken_back: u32,
-    /// The process is gone, and all that is under way must arrive none the less.
+    /// The process has died, and all data in flight must arrive nevertheless.
     pub goes_on: bool,
     pub log: Vec<String>,
     pub tracing: bool,
     wakes: u32,
 }
 
-/// The data path, the sockets, and the dice, for as long as the process is awake.
+/// The data path, the sockets and the random generator, while the process is awake.
 struct Awake<'a> {
     now: Time,
     m: &'a mut Model,
@@ -183,7 +183,7 @@ impl Relay {
         self.switch_at = now + rng.random_range(1..2 * self.habits.period);
     }
 
-    /// One wake-up. When to wake at the latest, if at all.
+    /// One wake-up. Returns the latest time of the next one, if any.
     pub fn run(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) -> Option<Time> {
         let mut awake = Awake { now, m, sockets, rng };
         self.wakes += 1;
@@ -231,9 +231,9 @@ impl Relay {
         }
     }
 
-    /// When to wake up.
+    /// Tries to splice. Returns the time of the next wake-up.
     fn try_to_splice(&mut self, awake: &mut Awake<'_>) -> Time {
-        // a wake-up in the middle of things: something is in hand, something unread
+        // simulate a wake-up at a busy time, with bytes in the buffer and others unread
         if awake.rng.random_bool(0.5) {
             self.grab(awake.sockets, awake.rng);
         }
@@ -250,14 +250,14 @@ impl Relay {
         }
     }
 
-    /// What the core makes of it.
+    /// Passes an event to the core and returns its action.
     fn on(&mut self, now: Time, event: Event) -> Action {
         let [a, b] = &mut self.at;
         let (now, legs) = (Duration::from_micros(now), [leg(0), leg(1)]);
         self.core.on(&mut Context { now, policy: &self.policy, legs, at: [a, b], shown: &mut self.shown }, event)
     }
 
-    /// Something has happened: does what is to be done, until there is nothing more, or the process falls asleep.
+    /// Handles an event, and performs all actions until there are no more or the process falls asleep.
     fn hear(&mut self, awake: &mut Awake<'_>, event: Event) {
         let mut event = Some(event);
         while let Some(action) = event.take().map(|event| self.on(awake.now, event)) {
@@ -307,7 +307,7 @@ impl Relay {
         }
     }
 
-    /// The process is gone, and its sockets are the kernel's: parked ones are silent.
+    /// Kills the process. Its sockets belong to the kernel now: parked ones are silent.
     pub fn kill(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2]) {
         let (look, state) = (self.look(m), self.state);
         self.say(|| format!("killed in {state:?}: {look:?}"));
@@ -325,7 +325,7 @@ impl Relay {
         self.goes_on = parked && self.is_forwarded_for_good(m, &look);
     }
 
-    /// As crates/engine, orphans.rs: what was drained is committed, and what is spliced goes on as it is.
+    /// Takes over as crates/engine, orphans.rs, does: drained flows are committed, spliced flows continue unchanged.
     pub fn take_over(&mut self, m: &mut Model) {
         self.state = State::Killed(true);
         let (before, flags) = (self.look(m), path_flags(m));
@@ -350,7 +350,7 @@ impl Relay {
         is_forwarded(m) && (at.flags[0] | at.flags[1]) & LegFlags::TRIGGER == 0
     }
 
-    /// False: it has ended.
+    /// Watches an orphaned flow. Returns false once it has ended.
     fn watch(&mut self, m: &mut Model) -> bool {
         if !is_forwarded(m) {
             self.take_over(m);
@@ -376,7 +376,7 @@ impl Relay {
         )
     }
 
-    /// Reads without writing.
+    /// Reads from the sockets without writing.
     fn grab(&mut self, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
         for (d, socket) in sockets.iter_mut().enumerate() {
             if self.hands[d].bytes.is_empty() && !self.at[d].eof && socket.unread() > 0 {
@@ -386,7 +386,7 @@ impl Relay {
         }
     }
 
-    /// How many bytes.
+    /// Reads at most `most` bytes and returns their number.
     fn read(&mut self, d: usize, most: usize, socket: &mut Tcp) -> usize {
         let hand = &mut self.hands[d];
         hand.urgent = socket.at_mark();
@@ -398,7 +398,7 @@ impl Relay {
         n
     }
 
-    /// Is nothing left to be read for now?
+    /// Copies in both directions. Returns whether both are done.
     fn pump(&mut self, sockets: &mut [Tcp; 2]) -> bool {
         let mut is_done = [false; 2];
         for (d, is_done) in is_done.iter_mut().enumerate() {
@@ -440,7 +440,7 @@ impl Relay {
         is_done == [true; 2]
     }
 
-    /// Calls that are not about what the sockets have read and written.
+    /// Runs a switch operation that does not depend on the sockets' positions.
     fn call(&mut self, m: &mut Model, op: switch_op) -> Switch {
         let half = Half { leg: leg(0), consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
         let mut call = Switch::new(op, [&half; 2]);
@@ -456,7 +456,7 @@ impl Relay {
         call
     }
 
-    /// For the next splice.
+    /// Chooses limits for the next splice.
     fn choose_limits(&mut self, rng: &mut SmallRng) {
         if !self.habits.limits || self.waiting.is_some() {
             return;
@@ -468,7 +468,7 @@ impl Relay {
         });
     }
 
-    /// The process hears of its success when it wakes up the next time.
+    /// Runs a freeze. The process learns of its success at the next wake-up.
     fn freeze(&mut self, awake: &mut Awake<'_>) {
         let since = *self.waiting.get_or_insert(awake.now);
         let [a, b] = [0, 1].map(|d| self.core.half(d, leg(d as u8), &self.at[d]));
@@ -522,7 +522,8 @@ impl Relay {
         Event::Unspliced { at: at.map(Box::new), client_reset: false }
     }
 
-    /// It has ended. If one of the hosts has reset the connection, the other one hears of it from the sockets, unless they are parked.
+    /// Handles the end of the flow. If one host has reset the connection,
+    /// the sockets tell the other one, unless they are parked.
     fn end(&mut self, awake: &mut Awake<'_>, how: EndReason, forwarded: bool, before: State) {
         self.say(|| format!("ended in {before:?}: {how:?}"));
         for s in awake.sockets.iter_mut().filter(|s| !s.is_gone()) {
@@ -538,7 +539,7 @@ impl Relay {
         self.state = State::Ended;
     }
 
-    /// Told by an event of the data path.
+    /// Handles a trigger event of the data path.
     pub fn triggered(&mut self) {
         self.switch_at = 0;
     }

@@ -1,25 +1,25 @@
-//! One of the hosts resets the connection at some moment, and forgets it. The other one must hear of that.
+//! One of the hosts resets the connection at a random moment, and forgets it. The other host must learn of it.
 
 use super::{MS, World, relay::State};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-/// Which, and when.
+/// Which host resets, and when.
 pub struct Reset {
     host: usize,
-    /// So many things happen before.
+    /// Instants left before the reset.
     turns: u32,
-    /// Only those count that happen in a drain, or in forwarding mode.
+    /// Count only instants in a drain or in forwarding mode.
     switched: bool,
-    /// Only while its window is less than what it has sent.
+    /// Only while the host's send window is smaller than its data in flight.
     shrunk: bool,
     done: bool,
 }
 
 impl World {
-    /// Choices of their own, as for a death.
+    /// Uses a random generator of its own, as for a death.
     pub(super) fn is_to_be_reset(&mut self, seed: u64) {
         let mut rng = SmallRng::seed_from_u64(seed.rotate_left(16));
-        // whoever has nothing to send does not hear of a reset that is lost on the way, by right
+        // a host with nothing to send legitimately misses a reset that is lost
         self.weather.loss = 0.0;
         if rng.random_bool(0.5) {
             self.other_cpu = Some(SmallRng::seed_from_u64(!seed));
@@ -49,11 +49,11 @@ impl World {
         }
         let (i, h) = (*host, &mut self.hosts[*host]);
         if h.fin_acked && h.eof {
-            return; // it has ended well
+            return; // it has ended normally
         }
         *done = true;
         h.abort(self.now);
-        // what comes while it closes is not answered; what answers the reset comes later
+        // segments that arrive while it closes get no answer; answers to the reset arrive later
         h.closed_at = self.now + self.delay[i];
         self.out.reset = true;
         self.note(|_| format!("host {i} resets"));

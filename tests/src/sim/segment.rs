@@ -1,4 +1,4 @@
-//! A segment of the simulation.
+//! A segment in the simulation.
 
 pub const FIN: u8 = 1;
 pub const RST: u8 = 4;
@@ -13,11 +13,11 @@ pub struct Packet {
     pub ack: u32,
     pub flags: u8,
     pub win: u16,
-    /// With [`URG`]: from `seq` to the end of what is urgent.
+    /// With [`URG`]: offset from `seq` to the end of the urgent data.
     pub urg: u16,
     pub ts: Option<(u32, u32)>,
     pub sack: Vec<(u32, u32)>,
-    /// Of the IP header (marks.rs).
+    /// ECN codepoint of the IP header (marks.rs).
     pub ecn: u8,
     pub data: Vec<u8>,
 }

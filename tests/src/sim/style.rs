@@ -1,9 +1,9 @@
-//! Where implementations of TCP differ.
+//! Differences between TCP implementations.
 
 use super::tcp::{MS, Time};
 use rand::{RngExt, rngs::SmallRng};
 
-/// Where implementations differ.
+/// The behaviour of one TCP implementation.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     pub mss: u32,
@@ -12,15 +12,16 @@ pub struct Style {
     pub wscale: u8,
     pub ts: bool,
     pub sack: bool,
-    /// Pure ACKs below RCV.NXT are not acceptable (RFC 9293, 3.10.7.4), else down to the last acknowledgement sent (Linux).
+    /// Pure ACKs below RCV.NXT are unacceptable (RFC 9293, 3.10.7.4); otherwise
+    /// they are accepted down to the last acknowledgement sent (Linux).
     pub strict_low: bool,
-    /// A zero window is probed with a byte of data beyond it (BSD), else with an old sequence number (Linux).
+    /// Zero-window probes carry a byte of data beyond the window (BSD); otherwise an old sequence number (Linux).
     pub probe_data: bool,
-    /// Window updates by SND.WL1 and SND.WL2 alone (RFC 9293), else also when the window grows (Linux).
+    /// The window is updated by SND.WL1 and SND.WL2 alone (RFC 9293); otherwise also whenever it grows (Linux).
     pub strict_window: bool,
     /// Delay of acknowledgements.
     pub delack: Time,
-    /// Ticks of the timestamp clock.
+    /// Period of the timestamp clock.
     pub tick: Time,
     pub rto_min: Time,
 }
@@ -51,7 +52,7 @@ impl Style {
         }
     }
 
-    /// Like Linux, which our sockets are.
+    /// A style like that of Linux, which our sockets use.
     pub fn local(rng: &mut SmallRng) -> Style {
         Style {
             strict_low: false,

@@ -1,8 +1,8 @@
-//! A small, strict TCP (RFC 9293) without handshake: what it does not accept, no host has to accept.
+//! A small, strict TCP (RFC 9293) without handshake: it rejects every segment that a host is allowed to reject.
 //!
-//! Urgent data as in Linux: of several marks that a receiver has not read up to, it knows the last. Not here: path MTU
-//! discovery, keep-alive, simultaneous anything. Congestion control is slow start and
-//! additive increase, loss recovery NewReno with or without SACK (RFC 6582, RFC 6675 in spirit).
+//! Urgent data works as in Linux: of several marks that a receiver has not read up to, it knows only the last. Not
+//! implemented: path MTU discovery, keep-alive, simultaneous close and open. Congestion control is slow start and additive
+//! increase; loss recovery is NewReno with or without SACK (RFC 6582, and along the lines of RFC 6675).
 
 mod input;
 
@@ -10,11 +10,11 @@ pub use super::segment::{ACK, FIN, PSH, Packet, RST, URG};
 use super::style::Style;
 use std::collections::VecDeque;
 
-/// Microseconds.
+/// Time in microseconds.
 pub type Time = u64;
 pub const MS: Time = 1000;
 
-/// After this time without a segment an older TSval is none (RFC 7323, 5.5; Linux's TCP_PAWS_WRAP).
+/// After this time without a segment, an older TSval is no longer rejected (RFC 7323, 5.5; Linux's TCP_PAWS_WRAP).
 const PAWS_LASTS: Time = 2_147_000_000;
 
 pub fn before(a: u32, b: u32) -> bool {
@@ -38,12 +38,12 @@ pub enum Ignored {
 
 pub struct Tcp {
     pub style: Style,
-    /// Window shift of the other side.
+    /// Window scale of the other side.
     peer_wscale: u8,
     ts_base: u32,
-    /// What was slept through: clocks go on, timers do not.
+    /// Total time slept: clocks run on during sleep, timers do not.
     pub slept: Time,
-    // send
+    // sending
     una: u32,
     nxt: u32,
     max: u32,
@@ -52,7 +52,7 @@ pub struct Tcp {
     wl1: u32,
     wl2: u32,
     buffer: VecDeque<u8>,
-    /// The end of what is urgent.
+    /// The end of the urgent data.
     urgent_out: Option<u32>,
     closing: bool,
     fin_sent: bool,
@@ -71,14 +71,14 @@ pub struct Tcp {
     timed: Option<(u32, Time)>,
     rto_at: Option<Time>,
     persist_at: Option<Time>,
-    // receive
+    // receiving
     rcv: u32,
     edge: u32,
     last_ack: u32,
     ready: VecDeque<u8>,
     ooo: Vec<(u32, Vec<u8>)>,
     latest: Option<u32>,
-    /// The urgent byte that has not been read.
+    /// The urgent byte that has not been read yet.
     urgent_in: Option<u32>,
     fin_at: Option<u32>,
     pub eof: bool,
@@ -88,13 +88,13 @@ pub struct Tcp {
     delack_at: Option<Time>,
     ack_now: bool,
     pub reset: bool,
-    /// Silent for good: closed under TCP_REPAIR.
+    /// Permanently silent: closed under TCP_REPAIR.
     pub dead: bool,
-    /// Its process has gone: nobody reads it any more.
+    /// The process has exited: nobody reads from this socket any more.
     orphan: bool,
-    /// Until then its close goes on, and what comes is ignored.
+    /// Until this time the close is in progress, and segments are ignored.
     pub closed_at: Time,
-    /// Linux's tcp_fin_timeout for such.
+    /// When an orphan ends, as by Linux's tcp_fin_timeout.
     ends_at: Option<Time>,
     out: Vec<Packet>,
     pub rtos: u32,
@@ -167,7 +167,7 @@ impl Tcp {
         }
     }
 
-    // ---- the application's side
+    // ---- application side
 
     pub fn room(&self) -> usize {
         if self.closing { 0 } else { self.style.send.saturating_sub(self.buffer.len()) }
@@ -178,7 +178,7 @@ impl Tcp {
         self.buffer.extend(data);
     }
 
-    /// The last byte that was written is urgent.
+    /// Marks the last byte written as urgent.
     pub fn mark(&mut self) {
         self.urgent_out = Some(self.una.wrapping_add(self.buffer.len() as u32));
     }
@@ -187,8 +187,8 @@ impl Tcp {
         self.closing = true;
     }
 
-    /// Its process goes without closing it, as Linux has it: what nobody has read is answered with a reset (RFC 9293, 3.10.4; RFC
-    /// 2525, 2.17), otherwise it sends what it has, and a FIN.
+    /// The process exits without closing the socket. As in Linux, unread data cause a reset (RFC 9293, 3.10.4; RFC 2525,
+    /// 2.17); otherwise the socket sends its remaining data and a FIN.
     pub fn abandon(&mut self, now: Time) {
         if self.dead || self.reset {
             return;
@@ -200,19 +200,19 @@ impl Tcp {
         }
     }
 
-    /// Has it sent more than its window allows? That has shrunk.
+    /// Whether more is in flight than the window allows, because the window has shrunk.
     pub fn is_beyond(&self) -> bool {
         self.max.wrapping_sub(self.una) > self.wnd
     }
 
-    /// What it has is thrown away, and the other end reset (RFC 9293, 3.10.5), within its window.
+    /// Discards all data and resets the other end (RFC 9293, 3.10.5), within its window.
     pub fn abort(&mut self, now: Time) {
         let room = self.wnd.min(self.max.wrapping_sub(self.una));
         self.push(now, self.una.wrapping_add(room), Vec::new(), RST);
         (self.orphan, self.dead) = (true, true);
     }
 
-    /// No socket is there: the kernel answers with a reset.
+    /// Whether the socket no longer exists, so that the kernel answers segments with a reset.
     pub fn is_gone(&self) -> bool {
         self.dead || self.reset || (self.orphan && self.eof && self.fin_acked)
     }
@@ -225,18 +225,18 @@ impl Tcp {
         self.ready.is_empty() && self.eof
     }
 
-    /// Bytes before the urgent one.
+    /// Number of bytes before the urgent one.
     fn to_mark(&self) -> Option<usize> {
         let read = self.rcv.wrapping_sub(self.ready.len() as u32 + u32::from(self.eof));
         self.urgent_in.map(|at| at.wrapping_sub(read) as usize)
     }
 
-    /// Is the next byte urgent?
+    /// Whether the next byte is urgent.
     pub fn at_mark(&self) -> bool {
         self.to_mark() == Some(0) && !self.ready.is_empty()
     }
 
-    /// Reads up to a mark; at one, the urgent byte only.
+    /// Reads up to a mark; at a mark, reads only the urgent byte.
     pub fn read(&mut self, n: usize, to: &mut Vec<u8>) -> usize {
         let n = n.min(self.ready.len());
         let n = match self.to_mark() {
@@ -251,12 +251,12 @@ impl Tcp {
         n
     }
 
-    /// The first byte that is not acknowledged, the one behind the last, and the one that is expected.
+    /// The first unacknowledged number, the one after the last sent, and the next expected.
     pub fn numbers(&self) -> (u32, u32, u32) {
         (self.una, self.max, self.rcv)
     }
 
-    /// Is nothing under way, in either direction?
+    /// Whether nothing is in flight in either direction.
     pub fn is_at_rest(&self) -> bool {
         self.una == self.max && self.delack_at.is_none()
     }
@@ -281,12 +281,12 @@ impl Tcp {
         )
     }
 
-    /// Has all that it has sent been acknowledged?
+    /// Whether all data sent have been acknowledged.
     pub fn is_quiet(&self) -> bool {
         self.una == self.max && !before(self.una, self.goal())
     }
 
-    // ---- time
+    // ---- timers and output
 
     pub fn wakes(&self) -> Option<Time> {
         if self.dead || self.reset {
@@ -299,10 +299,10 @@ impl Tcp {
         self.ts_base.wrapping_add(((now + self.slept) / self.style.tick) as u32)
     }
 
-    /// Runs timers, and sends what may be sent.
+    /// Runs timers, and sends what is allowed.
     pub fn poll(&mut self, now: Time) -> Vec<Packet> {
         if self.dead || self.reset {
-            // but for the reset that it has ended with
+            // only the reset that ended the connection may still be sent
             self.out.retain(|p| self.orphan && p.flags & RST != 0);
             return std::mem::take(&mut self.out);
         }
@@ -324,7 +324,8 @@ impl Tcp {
             self.ack_now = true;
         }
         if self.ack_now {
-            // a probe's byte stands beyond the window, where a receiver takes no acknowledgement either (BSD's tcp_output)
+            // the byte of a probe is beyond the window, where a receiver
+            // does not accept an acknowledgement either (BSD's tcp_output)
             self.push(now, if self.persist_at.is_some() { self.nxt } else { self.max }, Vec::new(), 0);
         }
         std::mem::take(&mut self.out)
@@ -332,7 +333,7 @@ impl Tcp {
 
     fn timeout(&mut self, now: Time) {
         self.rtos += 1;
-        // as Linux's tcp_orphan_retries
+        // like Linux's tcp_orphan_retries
         if self.orphan && self.backoff == 8 {
             self.dead = true;
             return;
@@ -348,7 +349,7 @@ impl Tcp {
         self.backoff = (self.backoff + 1).min(8);
         self.rto_at = Some(now + (self.rto << self.backoff).min(60_000 * MS));
         if self.wnd < self.mss() {
-            // the window was taken back: retransmit none the less (RFC 9293, 3.8.6)
+            // the window has shrunk: retransmit nevertheless (RFC 9293, 3.8.6)
             let n = (self.buffer.len() as u32).min(self.mss()).min(self.max.wrapping_sub(self.una));
             let fin = n < self.max.wrapping_sub(self.una).min(self.mss()) && self.fin_sent;
             let data: Vec<u8> = self.buffer.range(..n as usize).copied().collect();
@@ -383,7 +384,7 @@ impl Tcp {
         self.style.mss
     }
 
-    /// Sequence number after everything that is to be sent.
+    /// The sequence number after all data to be sent.
     fn goal(&self) -> u32 {
         let fin = u32::from(self.closing && !self.fin_acked);
         self.una.wrapping_add(self.buffer.len() as u32).wrapping_add(fin)
@@ -393,7 +394,7 @@ impl Tcp {
         loop {
             let goal = self.goal();
             let data_end = self.una.wrapping_add(self.buffer.len() as u32);
-            // what the other side already has
+            // data that the other side already has
             if let Some(&(_, e)) = self.sacked.iter().find(|(s, e)| !before(self.nxt, *s) && before(self.nxt, *e)) {
                 self.nxt = e;
                 continue;
@@ -412,7 +413,7 @@ impl Tcp {
             if let Some(&(s, _)) = self.sacked.iter().find(|(s, _)| after(*s, self.nxt)) {
                 n = n.min(s.wrapping_sub(self.nxt));
             }
-            // silly windows (RFC 9293, 3.8.6.2.1)
+            // silly window avoidance (RFC 9293, 3.8.6.2.1)
             let again = before(self.nxt, self.max);
             if n < self.mss() && n < left && n < self.max_wnd / 2 && !again {
                 if in_flight == 0 && self.persist_at.is_none() && self.rto_at.is_none() {
@@ -437,7 +438,7 @@ impl Tcp {
                 self.rto_at = Some(now + self.rto);
             }
         }
-        // a closed window, nothing in flight
+        // closed window, nothing in flight
         if self.una == self.max
             && before(self.una, self.goal())
             && self.wnd < self.mss().min(self.goal().wrapping_sub(self.una))
@@ -448,7 +449,7 @@ impl Tcp {
         } else if self.wnd > 0 && self.persist_at.is_some() && self.una != self.max && self.rto_at.is_some() {
             self.persist_at = None;
         }
-        // a probed byte beyond a closed window
+        // a probe byte beyond a closed window
         if self.una != self.max && self.rto_at.is_none() && self.persist_at.is_none() {
             self.rto_at = Some(now + self.rto);
         }

@@ -1,15 +1,15 @@
-//! Congestion marks (bpf/ecn.h): what both legs have agreed on passes, and nothing else; none is lost upon a receiver that would
-//! not echo it.
+//! Congestion marks (bpf/ecn.h): ECN bits negotiated on both legs pass, and
+//! no others; no mark is lost by reaching a receiver that would not echo it.
 
 use super::{sockets::spliced_legs, *};
 use longsplice_datapath::LegFlags;
 
-/// Codepoints of the IP header (RFC 3168, 5).
+/// Codepoints in the IP header (RFC 3168, 5).
 const ECT: u8 = 2;
 const CE: u8 = 3;
 const ECHO: u8 = flag::ECE | flag::CWR;
 
-/// Which legs have agreed, client's and server's.
+/// Which legs have negotiated ECN: client's, server's.
 const LEGS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
 
 fn flow(v6: [bool; 2], legs: [bool; 2]) -> Flow {
@@ -20,8 +20,8 @@ fn flow(v6: [bool; 2], legs: [bool; 2]) -> Flow {
     f
 }
 
-/// Bits of ECN pass where both legs have agreed on them, and none do elsewhere. A mark on new data for a host that has not costs the
-/// segment: has it?
+/// Checks that ECN bits pass where both legs have negotiated ECN, and nowhere else.
+/// Returns whether the segment was dropped: a mark on new data for a host without ECN.
 fn is_lost(o: &Outcome, p: &Packet, legs: [bool; 2], is_new: bool, name: &str) -> bool {
     if legs == [true, false] && p.tos & CE == CE && is_new {
         assert_eq!((o.code, &o.verdicts[..]), (DROP, &["ce-dropped"][..]), "{name}");
@@ -33,7 +33,8 @@ fn is_lost(o: &Outcome, p: &Packet, legs: [bool; 2], is_new: bool, name: &str) -
     false
 }
 
-/// By the short way, which the first layouts take, and by the general one, against the translator and by hand.
+/// By the short way, which the first layouts take, and by the general
+/// one; compared with the translator and with expected values.
 #[test]
 #[ignore = "root"]
 fn forwarded() {
@@ -61,7 +62,7 @@ fn forwarded() {
     });
 }
 
-/// A network that marks all that it carries delays each byte, and keeps none back.
+/// A network that marks everything delays each byte once, but blocks none.
 #[test]
 #[ignore = "root"]
 fn what_was_dropped_for_a_mark_passes_when_it_comes_again() {
@@ -79,7 +80,7 @@ fn what_was_dropped_for_a_mark_passes_when_it_comes_again() {
     });
 }
 
-/// The header is the same, or not; the marks are.
+/// On the identity path the header may stay the same, but the rules for marks hold.
 #[test]
 #[ignore = "root"]
 fn on_the_identity_path() {
@@ -101,12 +102,12 @@ fn on_the_identity_path() {
     });
 }
 
-/// Neither are the bits of one leg seen on the other while the flow is switched; our socket sees what its host has sent. What a
-/// test run shows is the copy that leaves last.
+/// During a switch, ECN bits of one leg are not visible on the other, and our
+/// socket sees those of its host. A test run returns the copy that leaves last.
 #[test]
 #[ignore = "root"]
 fn while_it_is_switched() {
-    // phase, where the segment begins, whether the last copy is the socket's, and bytes of the forwarded one, if any
+    // phase, start of the segment, whether the last copy is the socket's, whether there is a forwarded one
     let cases: &[(u8, i32, bool, bool)] = &[
         (0, 0, true, false),
         (TO_FWD, -10, true, true),
@@ -143,7 +144,7 @@ fn while_it_is_switched() {
                     let is_new = begin > -20;
                     let marked = ecn == CE && legs[0] && is_new;
                     let lost_fwd = marked && forwarded && !legs[1];
-                    // below the bound of a drain all has come before
+                    // everything below the bound of a drain has been received before
                     let lost_local = marked && made != 0 && local && phase != TO_FWD;
                     assert_eq!(o.verdicts.contains(&"ce-dropped"), lost_fwd || lost_local, "{name}: {:?}", o.verdicts);
                     if lost_local || (lost_fwd && !local) {
@@ -165,7 +166,7 @@ fn while_it_is_switched() {
     });
 }
 
-/// The AE bit of AccECN stands in the byte before the flags.
+/// Sets the AE bit of AccECN, which is in the byte before the flags.
 fn with_ae(p: &Packet, ae: bool) -> Vec<u8> {
     let mut frame = p.frame();
     if ae {
@@ -179,13 +180,14 @@ fn with_ae(p: &Packet, ae: bool) -> Vec<u8> {
     frame
 }
 
-/// What both SYNs say is what is agreed (RFC 3168, 6.1.1). AccECN is asked of nobody, and accepted by nobody (RFC 9768, 3.1.2).
+/// ECN is negotiated if both SYNs say so (RFC 3168, 6.1.1). AccECN is neither requested nor accepted (RFC 9768, 3.1.2).
 #[test]
 #[ignore = "root"]
 fn agreed() {
     const SYN: u8 = flag::SYN;
     const ANSWER: u8 = flag::SYN | flag::ACK;
-    // marks of the SYN, once more without, marks of the answer; what arrives of that by way of AE; is it agreed?
+    // flags of the SYN, whether it is retransmitted without them, flags
+    // of the answer, and AE as received; whether ECN is negotiated
     type Case = ((bool, u8), bool, (bool, u8), u8, bool);
     let cases: &[Case] = &[
         ((false, ECHO), false, (false, flag::ECE), flag::ECE, true),
@@ -193,7 +195,7 @@ fn agreed() {
         ((true, ECHO), false, (true, flag::ECE), flag::ECE, true),
         ((false, ECHO), true, (false, flag::ECE), flag::ECE, true),
         ((false, ECHO), false, (false, 0), 0, false),
-        ((false, ECHO), false, (false, ECHO), 0, false), // sent back as it came
+        ((false, ECHO), false, (false, ECHO), 0, false), // flags reflected
         ((true, ECHO), false, (true, ECHO), 0, false),
         ((true, ECHO), false, (false, flag::CWR), 0, false), // AccECN
         ((true, ECHO), false, (true, 0), 0, false),
@@ -226,7 +228,7 @@ fn agreed() {
             if again {
                 passes(false, &packet(host, ours, SYN, 99, 0), false, SYN);
             }
-            // our own socket has no AE to say, and answers in no other way than it should
+            // our socket never sends AE, and its answer must be valid
             b.run(true, &packet(ours, host, ANSWER | answer, 499, 100).frame(), TestContext::default());
             b.ingress(&packet(host, ours, flag::ACK, 100, 500).frame());
             assert_eq!(is_agreed(&f.client), want, "with a client: {case:?} v6 {v6}");
@@ -246,7 +248,7 @@ fn agreed() {
     });
 }
 
-/// The entries say what the legs have agreed on.
+/// The path entries contain the result of the negotiation.
 #[test]
 #[ignore = "root"]
 fn committed() {
@@ -270,7 +272,7 @@ fn committed() {
     });
 }
 
-/// A mark on any fragment is one of the segment (RFC 3168, 5.3).
+/// A mark on any fragment marks the segment (RFC 3168, 5.3).
 #[test]
 #[ignore = "root"]
 fn in_fragments() {

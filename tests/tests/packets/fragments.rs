@@ -1,5 +1,5 @@
-//! Segments that come in fragments: forwarded, what reaches the other host is the segment that the translator makes of the
-//! whole; refused, by a verdict of its own.
+//! Fragmented segments. If forwarded, the other host receives the segment that
+//! the translator makes of the whole; if refused, the verdict is specific.
 
 use super::*;
 use longsplice_datapath::LegFlags;
@@ -8,21 +8,21 @@ use longsplice_tests::packet::{check_header, cut, join};
 const SAME: [[bool; 2]; 2] = [[false, false], [true, true]];
 const FORWARDED: (i32, &[&str]) = (REDIRECT, &["fragment-forwarded"]);
 
-/// A segment of `n` bytes; IPv4: may be cut up.
+/// A segment of `n` bytes, with DF clear for IPv4.
 fn segment(f: &Flow, n: usize) -> Packet {
     let mut p = f.next(n);
     (p.fragment, p.id) = (0, 0);
     p
 }
 
-/// The translator sees the whole, which no link would take.
+/// The flow with an unlimited MTU: the translator works on the whole segment, which no link would carry.
 fn unbounded(f: &Flow) -> Flow {
     let mut f = *f;
     (f.up.mtu, f.down.mtu) = (65535, 65535);
     f
 }
 
-/// What a segment becomes, and the state that it leaves.
+/// The translation of a whole segment, and the state after it.
 fn whole(f: &Flow, frame: &[u8]) -> (Vec<u8>, Flow) {
     let mut want = unbounded(f);
     match translate(&mut want.up, &mut want.down, frame, None) {
@@ -40,12 +40,12 @@ fn ends(o: &Outcome) -> (i32, &[&'static str]) {
     (o.code, &o.verdicts)
 }
 
-/// Marked as having no way back?
+/// Whether each leg is marked as unable to return to control mode.
 fn marked(f: &Flow, b: &Bench) -> [bool; 2] {
     [f.client, f.server].map(|t| b.datapath.path(&t).expect("path").flags & PathFlags::FRAGMENTS != 0)
 }
 
-/// Sends the fragments in this order; all must be forwarded, and make `want`. Their new identification.
+/// Sends the fragments in this order; all must be forwarded, and reassemble to `want`. Returns their new identification.
 fn train(name: &str, b: &Bench, fragments: &[Vec<u8>], order: &[usize], want: &[u8]) -> u32 {
     let mut out = Vec::new();
     for &i in order {
@@ -94,7 +94,7 @@ fn what_arrives_is_the_segment() {
     });
 }
 
-/// Bytes count once, with the last fragment, and so does a FIN; acknowledgements with the first.
+/// Bytes and a FIN are counted once, with the last fragment; acknowledgements with the first.
 #[test]
 #[ignore = "root"]
 fn counts_are_exact() {
@@ -139,7 +139,7 @@ fn counts_are_exact() {
     });
 }
 
-/// Two hosts that chose the same number become one host here; and a first fragment that comes twice is still the same.
+/// Two hosts that chose the same identification appear as one host here. A repeated first fragment keeps its identification.
 #[test]
 #[ignore = "root"]
 fn identifications_are_our_own() {
@@ -166,7 +166,7 @@ fn identifications_are_our_own() {
     });
 }
 
-/// RFC 6946: a fragment header, and the only fragment.
+/// RFC 6946: a fragment header on an unfragmented packet.
 #[test]
 #[ignore = "root"]
 fn atomic_fragment() {
@@ -196,14 +196,14 @@ fn options_and_padding() {
             let frame = p.frame();
             let (want, after) = whole(&f, &frame);
             let mut fragments = cut(&frame, &[64, 312], 800 + n as u32);
-            fragments[2].extend([0xa5; 20]); // a frame of minimum length
+            fragments[2].extend([0xa5; 20]); // frame of minimum length
             train(&format!("{n} bytes of IP options"), b, &fragments, &[0, 1, 2], &want);
             assert_eq!(state(&f, b), (after.up, after.down), "padding is not counted");
         }
     });
 }
 
-/// What does not go through leaves no trace, neither in the packet nor in the state.
+/// Checks that a refused packet leaves no trace, neither in the packet nor in the state.
 #[track_caller]
 fn refused(name: &str, f: &Flow, b: &Bench, frame: &[u8], code: i32, verdict: &[&str]) {
     let before = state(f, b);
@@ -231,7 +231,7 @@ fn later_ones_without_a_first() {
             refused("of another number", &f, b, &other[1], NEXT, &["fragment-stray"]);
             assert_eq!(ends(&b.ingress(&fragments[1])), FORWARDED);
 
-            // so long ago that the receiver has given up
+            // so old that the receiver has given up
             let k = testing::key(&f.client);
             let id = if v6[0] { 31u32.to_be() } else { u32::from(31u16.to_be()) };
             let k = abi::train_key { remote: k.remote, local: k.local, id };
@@ -365,7 +365,7 @@ fn too_big_for_the_way_out() {
             f.up.mtu = 600;
             let headers = if v6[0] { 48 } else { 20 };
             for n in [552, 560, 576, 584, 592] {
-                // of another client, or the answer would have to wait
+                // use another client; otherwise the answer would be rate limited
                 f.client.remote.set_port(40_000 + n as u16);
                 f.down.out_to = f.client.remote;
                 f.install(b, 0);
@@ -402,7 +402,7 @@ fn the_family_cannot_change() {
     });
 }
 
-/// Where not everything may be forwarded, no fragment is: the first one takes the flow back, and its socket gets it.
+/// A flow with a limit forwards no fragments: the first one ends the splice, and goes to the socket.
 #[test]
 #[ignore = "root"]
 fn limited_flows_forward_none() {
@@ -438,7 +438,7 @@ fn in_control_mode() {
             }
             assert_ne!(flags() & LegFlags::FRAGMENTS, 0, "it can no longer be vouched for");
 
-            // the socket's numbers are not those of the wire
+            // the socket's numbers differ from those on the wire
             control_leg(&f, b, [1000, 5000, 0]);
             let o = b.ingress(&fragments[0]);
             assert_eq!(ends(&o), (NEXT, &["local"][..]));
@@ -450,7 +450,7 @@ fn in_control_mode() {
             let o = b.ingress(&cut(&segment(&f, 1000).frame(), &[8], 112)[0]);
             assert_eq!(ends(&o), (DROP, &["fragment-tiny"][..]), "no place for the shim");
 
-            // a number that was that of a forwarded segment
+            // an identification that a forwarded segment has used
             f.install(b, 0);
             assert_eq!(ends(&b.ingress(&fragments[0])), FORWARDED);
             control_leg(&f, b, [0; 3]);
@@ -460,7 +460,7 @@ fn in_control_mode() {
     });
 }
 
-/// While a direction is taken back: what lies below its bound is not forwarded in fragments; the rest reaches the socket.
+/// In an unsplice, fragments below the bound are not forwarded; the others reach the socket.
 #[test]
 #[ignore = "root"]
 fn while_taken_back() {
@@ -482,7 +482,7 @@ fn while_taken_back() {
     });
 }
 
-/// A socket's own segment, cut up: where it ends is not seen.
+/// A fragmented segment of our own socket: its end is not visible.
 #[test]
 #[ignore = "root"]
 fn from_a_socket() {
@@ -500,8 +500,8 @@ fn from_a_socket() {
     });
 }
 
-/// Whatever is forwarded whole is forwarded in fragments, cut anywhere and in any order behind the first. `PACKETS_SEED=n` for
-/// others than the usual.
+/// Any segment that is forwarded whole is also forwarded in fragments, cut
+/// anywhere, in any order after the first. `PACKETS_SEED=n` selects other segments.
 #[test]
 #[ignore = "root"]
 fn random_trains() {

@@ -1,16 +1,16 @@
-//! What routers say about segments that were forwarded (bpf/icmp.h): whoever has sent them hears it, as of its own packets.
+//! ICMP errors about forwarded segments (bpf/icmp.h): the sending host receives them as errors about its own packets.
 
 use super::{tap::TAP, *};
 use longsplice_tests::packet::Icmp;
 use std::net::IpAddr;
 
-/// An error about `sent`, which is as it left: from a router behind us.
+/// An error about `sent`, a packet as it left us, from a router behind us.
 fn error(sent: &[u8], kind: [u8; 2], mtu: u32, quoted: usize) -> Icmp {
     let p = Packet::parse(sent).expect("a packet");
     let from = if p.from.is_ipv4() { addr("10.99.0.1:0").ip() } else { addr("[2001:db8:99::1]:0").ip() };
     let headers = if p.from.is_ipv4() { 20 } else { 40 };
     let quote = sent[ETHERNET..][..headers + quoted].to_vec();
-    // test runs are on the loopback device
+    // test runs use the loopback device
     Icmp { dmac: [0; 6], smac: p.dmac, from, to: p.from.ip(), kind: kind[0], code: kind[1], mtu, quote }
 }
 
@@ -19,7 +19,7 @@ fn too_big(sent: &[u8], mtu: u32, quoted: usize) -> Icmp {
     error(sent, kind, mtu, quoted)
 }
 
-/// What a host reads from an error: whose segment it was, and where that begins.
+/// What a host reads from an error: the addresses of the quoted segment, and its sequence number.
 fn quoted(icmp: &Icmp) -> (SocketAddr, SocketAddr, u32) {
     let q = &icmp.quote;
     let address = |at: usize, n: usize| match n {
@@ -49,7 +49,7 @@ fn its_sender_is_told_in_its_own_words() {
     bench(64, |b| {
         for (v6, via) in FAMILIES.into_iter().flat_map(|v6| [0, TAP].map(|via| (v6, via))) {
             let f = Flow::new(v6);
-            // bytes of the segment that the router quotes
+            // bytes of the segment quoted by the router
             for (n, mtu) in [8, 20, 61].into_iter().flat_map(|n| [1400, 1300].map(|mtu| (n, mtu))) {
                 f.install_with(b, 0, via);
                 let p = f.next(100);
@@ -69,12 +69,12 @@ fn its_sender_is_told_in_its_own_words() {
     });
 }
 
-/// No host makes smaller packets (RFC 8200, 5), and routers of old do not say how large (RFC 1191, 5).
+/// No IPv6 host sends smaller packets (RFC 8200, 5), and old routers do not report an MTU (RFC 1191, 5).
 #[test]
 #[ignore = "root"]
 fn what_they_say_is_understood_by_the_other_family() {
     bench(64, |b| {
-        // families, what the router says, what the client is told
+        // families, the MTU in the error, the MTU that the client is told
         for (v6, mtu, told) in [
             ([true, true], 1000, 1280),
             ([true, false], 600, 1280),
@@ -106,7 +106,7 @@ fn what_is_no_such_message_moves_nothing() {
                 work(&mut icmp, tcp);
                 icmp.frame()
             };
-            // below what is acknowledged; beyond what was sent
+            // below the last acknowledgement; beyond the data sent
             for frame in [changed(|i, at| i.quote[at + 4] ^= 0x80), changed(|i, at| i.quote[at + 5] ^= 1)] {
                 let o = b.ingress(&frame);
                 assert_eq!((o.code, &o.verdicts[..]), (DROP, &["out-of-window"][..]), "v6 {v6:?}");
@@ -126,7 +126,7 @@ fn what_is_no_such_message_moves_nothing() {
     });
 }
 
-/// In control mode it is the socket's, in the socket's numbers.
+/// In control mode an error goes to the socket, with the socket's numbers.
 #[test]
 #[ignore = "root"]
 fn a_socket_hears_its_own_numbers() {

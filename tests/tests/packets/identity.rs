@@ -1,8 +1,8 @@
-//! A proxy that is not to be seen, and has the same numbers on both sides: forwarding is what a router does.
+//! A transparent proxy with the same numbers on both sides: forwarding does only what a router does.
 
 use super::*;
 
-/// The same addresses, ports and numbers on both sides.
+/// A flow with the same addresses, ports and numbers on both sides.
 fn same(v6: bool) -> Flow {
     let mut f = Flow::new([v6; 2]);
     f.server = Tuple { remote: f.client.local, local: f.client.remote };
@@ -53,7 +53,7 @@ fn nothing_changes_but_what_a_router_changes() {
     });
 }
 
-/// The short way does not even look for what to change: a number that should have been added is not.
+/// The short way does not even check for changes: an offset that would have to be added is ignored.
 #[test]
 #[ignore = "root"]
 fn nothing_is_rewritten() {

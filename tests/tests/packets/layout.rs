@@ -1,4 +1,4 @@
-//! What both sides share: layouts, constants, memory.
+//! Definitions shared by both sides: layouts, constants, memory.
 
 use super::*;
 
@@ -129,7 +129,7 @@ fn layouts_are_those_of_the_object() {
     });
 }
 
-/// A released IPv4 flow is two entries of paths4 and nothing else.
+/// A released IPv4 flow takes two entries of paths4 and nothing else.
 #[test]
 #[ignore = "root"]
 fn memory_of_a_released_flow() {

@@ -1,5 +1,5 @@
-//! The data path packet by packet, under BPF_PROG_TEST_RUN: tables of packet in, packet out; the same against a translator
-//! of its own; and the layout that both sides share.
+//! The data path packet by packet, under BPF_PROG_TEST_RUN: tables of input and output packets; comparison with an
+//! independent translator; and the layout shared by both sides.
 
 mod ecn;
 mod fragments;
@@ -32,12 +32,12 @@ const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 
-/// As they stand in a leg's record.
+/// Phase values as in a leg's record.
 const FWD: u8 = Phase::Forwarding as u8;
 const TO_FWD: u8 = Phase::ToForwarding as u8;
 const TO_LOCAL: u8 = Phase::ToLocal as u8;
 
-/// What the program did.
+/// The result of a program run.
 #[derive(Debug)]
 struct Outcome {
     code: i32,
@@ -49,7 +49,7 @@ struct Bench {
     datapath: Datapath,
 }
 
-/// Runs `work` in a namespace with a data path of its own.
+/// Runs `work` in a namespace of its own, with its own data path.
 fn bench(max_flows: u32, work: impl FnOnce(&Bench) + Send) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab: root and iproute2");
     lab.forwarder.run(|| {
@@ -86,7 +86,7 @@ fn addr(s: &str) -> SocketAddr {
     s.parse().expect("an address")
 }
 
-/// A flow between a client and a server, spliced.
+/// A spliced flow between a client and a server.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     client: Tuple,
@@ -98,7 +98,7 @@ struct Flow {
 const MAC: [[u8; 6]; 4] = [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2], [2, 0, 0, 0, 2, 1], [2, 0, 0, 0, 2, 2]];
 
 impl Flow {
-    /// `v6`: of the client, of the server.
+    /// `v6`: whether the client and the server use IPv6.
     fn new(v6: [bool; 2]) -> Flow {
         let leg = |v6: bool, net: u8, port: u16| {
             let (remote, local) = if v6 {
@@ -148,7 +148,7 @@ impl Flow {
         self.install_with(b, more_flags, 0);
     }
 
-    /// The same with more in `path.via`.
+    /// Like [`Flow::install`], with further bits in `path.via`.
     fn install_with(&self, b: &Bench, more_flags: u16, more_via: u16) {
         for (i, (t, d)) in [(&self.client, &self.up), (&self.server, &self.down)].into_iter().enumerate() {
             let other = if i == 0 { self.server } else { self.client };
@@ -199,7 +199,7 @@ impl Flow {
         }
     }
 
-    /// State of both directions as the maps have it.
+    /// Reads the state of both directions from the maps.
     fn read(&self, b: &Bench) -> Flow {
         let mut f = *self;
         for (t, d) in [(&self.client, &mut f.up), (&self.server, &mut f.down)] {
@@ -216,7 +216,7 @@ impl Flow {
         f
     }
 
-    /// The client's next segment: new data of `n` bytes.
+    /// The client's next segment, with `n` bytes of new data.
     fn next(&self, n: usize) -> Packet {
         let mut p = Packet::new(self.client.remote, self.client.local);
         if p.from.is_ipv6() {
@@ -229,7 +229,7 @@ impl Flow {
     }
 }
 
-/// Ones' complement has two zeros: both verify.
+/// Normalizes the checksum: one's complement has two zeros, and both verify.
 fn same_zero(mut f: Vec<u8>) -> Vec<u8> {
     if let Some(p) = Packet::parse(&f) {
         let l4 = ETHERNET + if p.from.is_ipv4() { 20 + p.ip_options.len() } else { 40 };
@@ -240,8 +240,8 @@ fn same_zero(mut f: Vec<u8>) -> Vec<u8> {
     f
 }
 
-/// What should become of a frame from the client, and the state after. Of one that does not fit, its sender is told, or the part that
-/// fits goes on: which of them, is left to the data path.
+/// The expected fate of a frame from the client, and the state after it. If the frame does not fit, the data path may either
+/// tell its sender or forward the part that fits.
 fn fate(f: &Flow, frame: &[u8], gso: Option<usize>, is_cut: impl FnOnce() -> bool) -> (Fate, Flow) {
     let mut want = *f;
     let fate = translate(&mut want.up, &mut want.down, frame, gso);
@@ -254,7 +254,7 @@ fn fate(f: &Flow, frame: &[u8], gso: Option<usize>, is_cut: impl FnOnce() -> boo
     (translate(&mut want.up, &mut want.down, &p.frame(), None), want)
 }
 
-/// Runs one frame from the client against the translator, from the state `f`.
+/// Runs one frame from the client from state `f`, and compares the result with the translator's.
 fn agree(b: &Bench, name: &str, f: &Flow, frame: &[u8], gso: Option<usize>) -> Outcome {
     f.install(b, 0);
     let context = TestContext {
@@ -288,7 +288,7 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
             assert_eq!(hex(out), hex(frame), "untouched: {name}");
         }
         Fate::Dropped(v) => assert_eq!(code, DROP, "{v}: {}", say()),
-        Fate::Challenge(..) | Fate::TooBig(_) if code == DROP => {} // limited
+        Fate::Challenge(..) | Fate::TooBig(_) if code == DROP => {} // rate limited
         Fate::TooBig(mtu) => {
             assert_eq!(code, REDIRECT, "{}", say());
             let (p, icmp) = (Packet::parse(frame).expect("a packet"), verify_icmp(out));
@@ -317,7 +317,7 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
 
 const FAMILIES: [[bool; 2]; 4] = [[false, false], [true, true], [false, true], [true, false]];
 
-/// Option layouts, for a segment whose acknowledgement is `ack`.
+/// Option layouts for a segment whose acknowledgement is `ack`.
 fn layouts(ack: u32) -> Vec<(&'static str, Vec<u8>)> {
     use option::{fill, sack, ts, usual};
     let blocks = [
@@ -378,7 +378,7 @@ fn option_layouts() {
     });
 }
 
-/// A few written out, so that the translator is not the only witness.
+/// A few cases with explicit results, so that the translator is not the only reference.
 #[test]
 #[ignore = "root"]
 fn by_hand() {
@@ -405,7 +405,7 @@ fn by_hand() {
     });
 }
 
-/// A name, what to change in the flow, and what in its next packet.
+/// A name, a change to the flow, and a change to its next packet.
 type Case = (&'static str, fn(&mut Flow), fn(&mut Packet));
 
 const CASES: &[Case] = &[
@@ -586,7 +586,7 @@ fn ip_options_are_removed() {
     });
 }
 
-/// The checksum is end to end: what came broken must leave broken.
+/// The checksum is end to end: a corrupt packet must leave corrupt.
 #[test]
 #[ignore = "root"]
 fn a_wrong_checksum_stays_wrong() {
@@ -646,14 +646,14 @@ fn not_ours() {
             assert_eq!(f.read(b).up, f.up, "{name}");
             assert_eq!(f6.read(b).up, f6.up, "{name}");
         }
-        // of a flow, but no header that is forwarded
+        // part of a flow, but not a header that is forwarded
         let o = b.ingress(&extended);
         assert_eq!((o.code, &o.verdicts[..]), (DROP, &["fragment"][..]), "extension header");
         assert_eq!(f6.read(b).up, f6.up);
     });
 }
 
-/// A length field that promises more than the frame holds: a router discards it (RFC 1812, 5.2.2); state must not learn.
+/// A length field larger than the frame: a router discards the packet (RFC 1812, 5.2.2), and it must not change any state.
 #[test]
 #[ignore = "root"]
 fn truncated_packets_move_nothing() {
@@ -671,7 +671,7 @@ fn truncated_packets_move_nothing() {
     });
 }
 
-/// What the header checksum covers must not be made whole (RFC 1812, 5.2.2).
+/// A corrupt IP header must not leave with a valid checksum (RFC 1812, 5.2.2).
 #[test]
 #[ignore = "root"]
 fn broken_ip_header_is_not_repaired() {
@@ -694,7 +694,7 @@ fn broken_ip_header_is_not_repaired() {
     });
 }
 
-/// A large packet is judged by its segments.
+/// A GSO packet is checked by the size of its segments.
 #[test]
 #[ignore = "root"]
 fn large_packets() {
@@ -711,7 +711,7 @@ fn large_packets() {
     });
 }
 
-/// A leg in control mode, its socket's numbers shifted by shims.
+/// A leg in control mode, whose socket's numbers are shifted by shims.
 fn control_leg(f: &Flow, b: &Bench, shim: [u32; 3]) -> abi::leg {
     let leg = abi::leg {
         flags: LegFlags::TRACKED | LegFlags::TS | LegFlags::SACK,
@@ -754,7 +754,7 @@ fn control_mode_leaves_packets_alone() {
                 p.flags = flags;
                 p.options = option::usual(Some((1, 2)), &[(p.ack + 1, p.ack + 2)]);
                 let o = b.ingress(&p.frame());
-                // a SYN begins a new connection: the record of the old one goes, and the packet is nobody's
+                // a SYN starts a new connection: the old record is removed, and the packet belongs to no flow
                 let verdicts: &[&str] = if flags == flag::SYN { &[] } else { &["local"] };
                 assert_eq!((o.code, &o.verdicts[..]), (NEXT, verdicts), "flags {flags:x}");
                 assert_eq!(hex(&o.frame), hex(&p.frame()), "flags {flags:x}");

@@ -1,4 +1,4 @@
-//! A switch on one processor, a packet on another: what the one does is known to the other, whoever comes first.
+//! A switch on one processor and a packet on another: each side sees the other's effects, whichever comes first.
 
 use super::{Bench, Flow, LegFlags, TestContext, bench, sockets, testing};
 use longsplice_datapath::{PathFlags, abi};
@@ -10,12 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Of a hundred, some meet in the middle.
+/// Enough that some collide: a few of a hundred do.
 const ROUNDS: usize = 10_000;
-/// Calls do not begin at the same time, nor do they take the same time.
+/// Maximum random delay in spins, since calls take different times to start and to run.
 const JITTER: u32 = 500;
 
-/// In each round `prepare`, then `switch` here and a packet of the client's there, then what `wrong` finds in the records.
+/// Each round runs `prepare`, then `switch` on this processor and a
+/// client's packet on the other, and checks the records with `wrong`.
 fn race(
     b: &Bench,
     f: &Flow,
@@ -24,7 +25,7 @@ fn race(
     switch: impl Fn(),
     wrong: impl Fn([abi::leg; 2]) -> bool,
 ) {
-    // a barrier that sleeps would wake one of the two long after the other
+    // spin: a sleeping barrier would wake one of the two long after the other
     let came = AtomicUsize::new(0);
     let meet = || {
         let both = came.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
@@ -33,7 +34,7 @@ fn race(
             hint::spin_loop();
             spins += 1;
             if spins % 10_000 == 0 {
-                thread::yield_now(); // tests beside this one
+                thread::yield_now(); // let tests beside this one run
                 assert!(began.elapsed() < Duration::from_secs(60), "the other one has panicked");
             }
         }
@@ -67,7 +68,7 @@ fn race(
     assert!(found.is_empty(), "{} of {ROUNDS}: {:?}", found.len(), found[0]);
 }
 
-/// The host does not say it again.
+/// The host does not repeat its acknowledgement.
 #[test]
 #[ignore = "root"]
 fn an_acknowledgement_that_is_forwarded_is_known() {
@@ -86,14 +87,14 @@ fn an_acknowledgement_that_is_forwarded_is_known() {
     });
 }
 
-/// The record of a leg that is taken back is not made of an entry that has yet to be filled.
+/// An unsplice must not build a leg's record from an entry that has not been filled yet.
 #[test]
 #[ignore = "root"]
 fn a_commit_is_whole_for_what_takes_it_back() {
     bench(64, |b| {
         let f = Flow::new([false, false]);
         let p = f.next(100);
-        // as it was left by another flow
+        // an entry left by another flow
         let former =
             abi::path { word: abi::path_word { all: 0x6000_0000 }, max_ack: 0x6000_0000, ..Default::default() };
         let prepare = || {
@@ -108,7 +109,7 @@ fn a_commit_is_whole_for_what_takes_it_back() {
         prepare();
         let at = b.datapath.look(&f.client, &f.server).expect("legs");
         let before = [f.client, f.server].map(|t| testing::get_leg(&b.datapath, &t).expect("leg"));
-        let commit = || _ = b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]); // which may have been forestalled
+        let commit = || _ = b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]); // may lose the race
         race(b, &f, &p.frame(), prepare, commit, |legs| {
             let in_force = |t| b.datapath.path(t).expect("path").flags & PathFlags::SPLICED != 0;
             let moved = (0..2).any(|i| (legs[i].max_out, legs[i].ack_out) != (before[i].max_out, before[i].ack_out));

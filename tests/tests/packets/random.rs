@@ -1,4 +1,4 @@
-//! Random packets against the translator.
+//! Random packets, compared with the translator.
 
 use super::*;
 
@@ -53,7 +53,7 @@ fn random_options(r: &mut SmallRng, ack: u32, with_sack: bool) -> Vec<u8> {
     option::fill(o)
 }
 
-/// A number that is likely to be near a wrap.
+/// A number that is likely to be close to a wrap.
 fn number(r: &mut SmallRng) -> u32 {
     match r.random_range(0..4) {
         0 => r.random_range(0..4000u32).wrapping_sub(2000),
@@ -77,7 +77,7 @@ pub(super) fn random_flow(r: &mut SmallRng) -> Flow {
         d.dead = r.random_bool(0.01);
         d.ect = r.random_bool(0.5);
         d.mtu = match r.random_range(0..40) {
-            0 => 56, // whatever it is, acknowledgements pass
+            0 => 56, // in any state acknowledgements pass
             1..4 => r.random_range(1280..1500),
             _ => 1500,
         };
@@ -136,7 +136,7 @@ pub(super) fn random_packet(r: &mut SmallRng, f: &Flow) -> (Vec<u8>, Option<usiz
     if p.from.is_ipv4() {
         p.id = r.random();
         p.fragment = if r.random_bool(0.5) { 0x4000 } else { 0 };
-        // a test run's large packet has no gso_type, and bpf_skb_adjust_room refuses those
+        // a large packet of a test run has no gso_type, and bpf_skb_adjust_room refuses such packets
         if gso.is_none() && r.random_bool(0.03) {
             p.ip_options = vec![1; 4 * r.random_range(1..=10)];
         }
@@ -151,7 +151,7 @@ pub(super) fn random_packet(r: &mut SmallRng, f: &Flow) -> (Vec<u8>, Option<usiz
     (p.frame(), gso)
 }
 
-/// `PACKETS_SEED=n` for other packets than the usual.
+/// `PACKETS_SEED=n` selects other packets.
 #[test]
 #[ignore = "root"]
 fn a_hundred_thousand_packets() {

@@ -1,4 +1,4 @@
-//! When a leg's record goes, and when it stays.
+//! When a leg's record is removed, and when it is kept.
 
 use super::{sockets::spliced_legs, *};
 use longsplice_datapath::{ExpectError, Idle, IdleEntry};
@@ -15,7 +15,7 @@ fn server(v6: bool, port: u16) -> Tuple {
     t
 }
 
-/// A client and a listener of ours shake hands, from these initial numbers on.
+/// A handshake between a client and a listener of ours, with these initial numbers.
 fn shake_hands(b: &Bench, t: &Tuple, [irs, iss]: [u32; 2]) -> Outcome {
     let segment = |[from, to]: [SocketAddr; 2], flags, seq, ack| {
         let mut p = Packet::new(from, to);
@@ -32,7 +32,7 @@ fn shake_hands(b: &Bench, t: &Tuple, [irs, iss]: [u32; 2]) -> Outcome {
     b.ingress(&segment(to_us, flag::ACK, irs + 1, iss + 1))
 }
 
-/// All that is not in forwarding mode.
+/// All entries that are not in forwarding mode.
 fn idle(b: &Bench) -> Vec<IdleEntry> {
     let mut walk = Idle::default();
     let mut all: Vec<IdleEntry> = Vec::new();
@@ -64,7 +64,7 @@ fn a_record_that_is_another_by_now_is_not_swept() {
             assert!(b.datapath.sweep(&found) && b.datapath.leg(&t).is_none() && b.datapath.path(&t).is_none());
             assert!(idle(b).is_empty());
 
-            // one that is expected is not the one that was not there yet, nor the other way round
+            // an expected leg differs from an entry without a leg, and vice versa
             testing::put_path(&b.datapath, &t, &abi::path::default(), [0; 4]).expect("path");
             let without = idle(b)[0];
             b.datapath.forget(&t);
@@ -97,7 +97,8 @@ fn what_is_forwarded_is_neither_found_nor_swept() {
     });
 }
 
-/// 32 places. Who finds none for his server makes one, and is copied; what was in a switch is needed, and stays.
+/// 32 slots. A client whose server leg finds no slot gives up its own,
+/// and is copied. A leg that was part of a switch is needed, and kept.
 #[test]
 #[ignore = "root"]
 fn a_client_without_room_for_its_server_makes_room() {
@@ -132,7 +133,8 @@ fn a_client_without_room_for_its_server_makes_room() {
     });
 }
 
-/// Both ends of a parked flow have passed, and its client comes again: nothing of the old one is left, which nobody would find.
+/// Both FINs of a parked flow have passed, and its client connects again:
+/// no part of the old flow is left, since nothing would ever remove it.
 #[test]
 #[ignore = "root"]
 fn who_comes_again_after_the_end_leaves_no_record() {

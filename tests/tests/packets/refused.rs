@@ -1,8 +1,9 @@
-//! What is damaged, not for us, or asks for too many answers.
+//! Packets that are corrupt, addressed to others, or request too many answers.
 
 use super::*;
 
-/// What no stack would take is not forwarded, and nothing is learnt from it: damage, other hosts' frames, lengths that lie.
+/// Packets that no stack would accept are not forwarded and change
+/// no state: corruption, frames for other hosts, wrong lengths.
 #[test]
 #[ignore = "root"]
 fn what_no_stack_would_take_moves_nothing() {
@@ -24,11 +25,11 @@ fn what_no_stack_would_take_moves_nothing() {
         ("damaged: an acknowledgement with data", |f| f.up.max_ack -= 500, |p| p.ack += 500, damage),
         ("damaged: RST", |_| (), |p| (p.flags, p.payload) = (flag::RST, vec![]), damage),
     ];
-    /// The last byte: of the payload, or of the urgent pointer.
+    /// Corrupts the last byte: of the payload, or of the urgent pointer.
     fn damage(f: &mut [u8]) {
         *f.last_mut().expect("a byte") ^= 1;
     }
-    /// The header is right otherwise.
+    /// Clears the length; the header is valid otherwise.
     fn no_length(f: &mut [u8]) {
         let v4 = f[12] == 8;
         let at = if v4 { ETHERNET + 2 } else { ETHERNET + 4 };
@@ -58,8 +59,9 @@ fn what_no_stack_would_take_moves_nothing() {
     });
 }
 
-/// Who asks for more answers than one within half a second gets none; the next connection does. However long the test takes, no
-/// more are given than its time allows. Many connections: the coarse clock stands still for milliseconds, at any number.
+/// Answers are limited to one per half second and connection, so the next connection still
+/// gets its answer. However long the test takes, no more answers are sent than its time
+/// allows. Many connections are used, because the coarse clock stands still for milliseconds.
 #[test]
 #[ignore = "root"]
 fn answers_are_budgeted_for_each_connection() {

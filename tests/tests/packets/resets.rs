@@ -1,14 +1,16 @@
-//! Resets that would not be heard: whoever gets one must be able to take it, or to ask for it.
+//! Resets at numbers that a receiver would ignore: every reset must
+//! be acceptable to its receiver, or make it send a challenge ACK.
 
 use super::*;
 use longsplice_datapath::LegFlags;
 use std::net::{TcpListener, TcpStream};
 
-/// The largest window of the legs here, bytes.
+/// The largest window of the legs in this file, in bytes.
 const LARGEST: u32 = 65535 << 7;
 
-/// What comes in order is given to the socket in order, for it may have dropped what came before; what lies beyond the window
-/// of today, but within one that the host was promised, is given to it in its window, so that it asks; and so is what is late.
+/// A reset in order is given to the socket in order, because the socket may have dropped
+/// earlier data. A reset beyond the current window, but within one advertised before, is
+/// moved into the window so that the socket sends a challenge ACK; so is a late one.
 #[test]
 #[ignore = "root"]
 fn a_reset_reaches_the_socket_where_it_expects_one() {
@@ -49,7 +51,8 @@ fn a_reset_reaches_the_socket_where_it_expects_one() {
     });
 }
 
-/// Before a commit both sockets are muted: the other host asks. In the window it is shown the reset; one that is late it would ignore.
+/// Before a commit both sockets are muted, so the other host sends the challenge
+/// ACK. It is shown a reset within its window; it would ignore a late one.
 #[test]
 #[ignore = "root"]
 fn a_reset_is_asked_about_where_sockets_are_muted() {
@@ -89,7 +92,8 @@ fn a_reset_is_asked_about_where_sockets_are_muted() {
     });
 }
 
-/// Both directions have drained, and the host was reset before the commit: what its socket says, or the kernel for it, is exact.
+/// Both directions have drained, and the host was reset before the commit:
+/// the reset that its socket, or the kernel for it, sends is in sequence.
 #[test]
 #[ignore = "root"]
 fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
@@ -115,7 +119,7 @@ fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
     });
 }
 
-/// A reset has passed, and its receiver was ahead of it. Its answer must not end in a parked socket.
+/// A reset has passed, but its receiver was ahead of it. The receiver's answer must not end in a parked socket.
 #[test]
 #[ignore = "root"]
 fn a_dead_flow_is_forwarded_while_its_socket_is_parked() {
@@ -133,7 +137,7 @@ fn a_dead_flow_is_forwarded_while_its_socket_is_parked() {
             let speaks = || b.ingress(&p.frame()).verdicts;
             assert_eq!(speaks(), ["forwarded"], "{at}");
             drop((socket, listener));
-            // the other end is still in a queue that nobody has: closed with a reset
+            // the other end is still in a queue of a closed listener: it is closed with a reset
             assert_eq!(speaks(), [""; 0], "{at}");
         }
     });

@@ -52,8 +52,8 @@ fn shims() {
     });
 }
 
-/// What was lost before a bare acknowledgement may be forwarded when it comes again: the numbers of a socket that had heard of it
-/// would go back, and no window that it is told then would be new to it.
+/// Data lost before a bare acknowledgement may be forwarded when it is retransmitted. If the socket had seen the later
+/// number, its own view would go backwards, and later window updates would look old to it.
 #[test]
 #[ignore = "root"]
 fn a_socket_hears_of_nothing_that_was_lost() {
@@ -74,8 +74,9 @@ fn a_socket_hears_of_nothing_that_was_lost() {
     });
 }
 
-/// Without its leg no segment would reach the socket of a foreign connection, and anybody can send a SYN. Until there is a socket
-/// the stack must not see it: it would reset what is being opened. The server's second SYN-ACK is user space's to pass on.
+/// Without its leg, the socket of a foreign connection would receive no segment, and
+/// anyone can send a SYN. Until there is a socket the stack must not see the SYN: it would
+/// reset the connection being opened. User space passes on the server's second SYN-ACK.
 #[test]
 #[ignore = "root"]
 fn a_syn_removes_no_foreign_leg() {
@@ -98,18 +99,19 @@ fn a_syn_removes_no_foreign_leg() {
     });
 }
 
-/// The urgent byte stays where it is, whatever number a copy goes out with, and is announced to whom it goes to. Offsets are from
-/// the bound.
+/// The urgent byte keeps its position, whatever numbers a copy is sent with, and
+/// is announced to each receiver of the byte. Offsets are relative to the bound.
 #[test]
 #[ignore = "root"]
 fn urgent_pointers() {
     const FROM_HERE: u32 = 1000;
     bench(64, |b| {
-        // phase, begin and length of the segment, end of what is urgent: pointers of the copies for the socket and for the host
+        // phase, start and length of the segment, end of the urgent data;
+        // urgent pointers of the copies for the socket and for the host
         type Case = (u8, i32, usize, i32, Option<Option<u16>>, Option<Option<u16>>);
         let cases: &[Case] = &[
             (0, 0, 10, 5, Some(Some(5)), None),
-            (0, 0, 10, 11, Some(None), None), // not before it has come
+            (0, 0, 10, 11, Some(None), None), // not before it has arrived
             (0, 0, 0, 5, Some(None), None),
             (TO_FWD, -10, 10, -3, Some(Some(7)), None),
             (TO_FWD, -10, 20, -3, Some(Some(7)), Some(Some(7))),
@@ -142,7 +144,7 @@ fn urgent_pointers() {
                 (p.flags, p.urgent) = (flag::ACK | flag::URG, (urgent - begin).min(0xffff) as u16);
                 let name = format!("phase {phase}: {len} bytes at {begin}, urgent to {urgent}, {v6:?}");
                 let o = b.ingress(&p.frame());
-                // of two copies the one that is not cut leaves first, where no test run sees it
+                // of two copies the unmodified one leaves first, where a test run does not see it
                 let last = if o.code == NEXT { local } else { forwarded };
                 assert_eq!(o.code, if local.is_some() && phase != TO_LOCAL { NEXT } else { o.code }, "{name}");
                 let out = verify(&o.frame).expect("checksums");
@@ -153,7 +155,8 @@ fn urgent_pointers() {
     });
 }
 
-/// A socket that has heard the end of both directions is gone, and the kernel would answer the host's FIN, sent again, with RST.
+/// A socket that has received the final acknowledgements of both directions
+/// is destroyed, and the kernel would answer a retransmitted FIN with an RST.
 #[test]
 #[ignore = "root"]
 fn a_socket_outlives_the_acknowledgement_it_holds_back() {
@@ -168,7 +171,7 @@ fn a_socket_outlives_the_acknowledgement_it_holds_back() {
                 leg.ack_in = f.up.max_ack - 1;
                 testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
                 let mut p = f.next(0);
-                p.ack = f.up.max_ack; // our FIN's, which was the last
+                p.ack = f.up.max_ack; // of our FIN, our last segment
                 p.options = option::usual(Some((1, 2)), &[]);
                 let o = b.ingress(&p.frame());
                 assert_eq!((o.code, &o.verdicts[..]), (NEXT, &["local"][..]), "{v6:?}");
@@ -178,7 +181,7 @@ fn a_socket_outlives_the_acknowledgement_it_holds_back() {
     });
 }
 
-/// What a socket sends again, since it has missed the last acknowledgement, has no place under a new shim.
+/// A retransmission by a socket that has missed the last acknowledgement has no valid numbers under a new shim.
 #[test]
 #[ignore = "root"]
 fn a_stale_retransmission_becomes_a_keep_alive() {
@@ -202,8 +205,8 @@ fn a_stale_retransmission_becomes_a_keep_alive() {
     });
 }
 
-/// Two speak while it drains, and may overtake each other: no segment must look old, and no echo tell the socket that what it
-/// has sent again was not needed.
+/// During a drain the other host and our socket both send, and may overtake each other: no segment must look old, and no
+/// timestamp echo must tell the socket that its retransmission was spurious.
 #[test]
 #[ignore = "root"]
 fn our_clock_stands_still_while_two_speak() {
@@ -232,7 +235,7 @@ fn our_clock_stands_still_while_two_speak() {
             p.ack = f.up.max_ack - 3;
             let want = option::usual(Some((7, 1009)), &[]);
             assert_eq!(verify(&b.ingress(&p.frame()).frame).map(|p| p.options), Ok(want), "{v6:?}");
-            // one of them has ended: it goes on from where it stood
+            // one of them has stopped: the clock continues from where it stood
             (leg.phase_out, leg.shim_ts) = (0, 3);
             leg.flags |= LegFlags::CLOCK;
             testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
@@ -259,7 +262,7 @@ fn spliced_sockets_are_muted() {
                 assert_eq!((o.code, &o.verdicts[..]), (DROP, &["local-muted"][..]), "{v6:?} leg {with_leg} {flags:x}");
             }
         }
-        // a dead flow is answered by the kernel's RST
+        // the kernel's RST of a dead flow passes
         let mut f = Flow::new([false, false]);
         f.up.dead = true;
         f.install(b, 0);
@@ -270,7 +273,7 @@ fn spliced_sockets_are_muted() {
     });
 }
 
-/// Records of both legs of a spliced flow; `passed` bytes went by from the client since.
+/// Creates the records of both legs of a spliced flow, from whose client `passed` bytes have been forwarded since.
 pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
     for (t, other, d, r) in [(&f.client, &f.server, &f.up, &f.down), (&f.server, &f.client, &f.down, &f.up)] {
         let back = if t == &f.client { passed } else { 0 };
@@ -321,7 +324,7 @@ fn trigger_gives_new_data_to_the_socket() {
             spliced_legs(&f, b, 1234);
             (f.up.wraps, f.down.wraps) = ((f.up.end >> 16) as u16, (f.down.end >> 16) as u16);
             f.install(b, PathFlags::TRIGGER);
-            // what is old does not trigger
+            // old segments do not trigger
             let mut old = f.next(100);
             old.seq -= 100;
             let o = b.ingress(&old.frame());
@@ -339,7 +342,7 @@ fn trigger_gives_new_data_to_the_socket() {
     });
 }
 
-/// A spliced flow whose client may send so many bytes more.
+/// A spliced flow whose client may send `more` bytes before the limit.
 pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
     spliced_legs(f, b, 0);
     let limit = f.up.end.wrapping_add(more);
@@ -351,7 +354,8 @@ pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
     f.install(b, PathFlags::TRIGGER);
 }
 
-/// What ends at the limit is forwarded, and ends the splice; one byte more, or a FIN, and all of the segment is the proxy's.
+/// A segment that ends at the limit is forwarded, and ends the splice.
+/// With one byte more or a FIN, the whole segment goes to the proxy.
 #[test]
 #[ignore = "root"]
 fn limits() {
@@ -391,7 +395,7 @@ fn limits() {
                             assert_eq!((path.end, path.wraps), (end.wrapping_add(len as u32), f.up.wraps), "{name}");
                             assert_eq!(legs.phase, [Phase::Forwarding; 2], "{name}");
                         }
-                        // the last of it, and both directions are on their way back
+                        // the last byte, so both directions are on their way back
                         "forwarded-slow" => assert!(!legs.phase.contains(&Phase::Forwarding), "{name}: {legs:?}"),
                         _ => {
                             assert_eq!((path.end, path.flags & PathFlags::SPLICED, out.seq), (end, 0, p.seq), "{name}")

@@ -1,4 +1,4 @@
-//! The table of path entries: nothing is lost in it when it is full, and nothing while others come and go.
+//! The table of path entries: no entry is lost when it is full, or while others come and go.
 
 use super::bench;
 use longsplice_datapath::{Datapath, ExpectError, MAX_LISTENERS, OpenError, Options, Tuple, model, testing};
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Connections as they come: ports in turn, few addresses.
+/// The tuple of connection `n`: consecutive ports, few addresses.
 fn tuple(v6: bool, n: u32) -> Tuple {
     let ip = |side: u8, host: u32| match v6 {
         false => IpAddr::V4(Ipv4Addr::new(10, 77, side, host as u8)),
@@ -57,7 +57,7 @@ fn every_entry_of_a_full_table_is_found() {
     });
 }
 
-/// Of a table as full as it may be, whatever the seed. Hosts take ports in turn, and a proxy's connections have few addresses.
+/// A table as full as allowed, for any seed. Hosts use consecutive ports, and a proxy's connections have few addresses.
 #[test]
 fn every_key_finds_a_place() {
     const FLOWS: u32 = 200_000;
@@ -82,7 +82,7 @@ fn every_key_finds_a_place() {
     }
 }
 
-/// Runs of neighbours are full at once.
+/// Runs of adjacent slots fill up at the same time.
 #[test]
 fn the_places_of_a_home_lie_apart() {
     for key in (0..20_000).flat_map(|n| [false, true].map(|v6| tuple(v6, n))) {
@@ -92,7 +92,7 @@ fn the_places_of_a_home_lie_apart() {
     }
 }
 
-/// The number of a namespace that is gone is given again, and the folder is named after it.
+/// The inode number of a deleted namespace is reused, and the folder is named after it.
 #[test]
 #[ignore = "root"]
 fn another_namespace_does_not_take_over() {
@@ -195,7 +195,7 @@ fn tables_keep_their_size_as_long_as_they_hold_something() {
     });
 }
 
-/// It had made tables of another size, and not said yet what they are.
+/// The process had created tables of another size, and not recorded their layout yet.
 #[test]
 #[ignore = "root"]
 fn a_process_that_died_while_it_opened_is_no_obstacle() {
@@ -213,7 +213,7 @@ fn a_process_that_died_while_it_opened_is_no_obstacle() {
     });
 }
 
-/// One that has just been forked shares the descriptor of the lock, until it has its own program.
+/// A process just forked shares the descriptor of the lock until it executes its own program.
 #[test]
 #[ignore = "root"]
 fn a_process_that_shares_the_lock_does_not_keep_it() {
@@ -256,7 +256,7 @@ fn slots_that_nobody_holds_need_no_rest() {
             let t = tuple(false, n);
             if b.datapath.expect(&t, None).is_err() {
                 refused += 1;
-                thread::sleep(Duration::from_millis(20)); // clocks are not told apart more finely than by some milliseconds
+                thread::sleep(Duration::from_millis(20)); // clocks have a resolution of milliseconds only
                 b.datapath.reuse_slots_now().expect("the kernel tells");
                 b.datapath.expect(&t, None).expect("a slot that nobody holds");
             }
@@ -275,7 +275,7 @@ fn slots_are_used_again_after_a_rest() {
         let mut refused = 0;
         for n in 0..8 * 2 * FLOWS {
             let t = tuple(false, n);
-            // Slots that were left a moment ago are not taken yet: others may still hold them.
+            // Slots freed a moment ago are not reused yet, because readers may still hold them.
             while let Err(e) = b.datapath.expect(&t, None) {
                 assert!(matches!(e, ExpectError::Full { .. }) && Instant::now() < deadline, "{t:?}: {e}");
                 refused += 1;

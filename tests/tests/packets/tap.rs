@@ -1,11 +1,12 @@
-//! Copies of what is forwarded: of each segment the right bytes, at the right place, and the packet is what it always is.
+//! Copies of forwarded segments: the right bytes at the right
+//! position, while the packet itself is the same as without a tap.
 
 use super::*;
 use longsplice_datapath::CopiedAt;
 
 pub(super) const TAP: u16 = testing::VIA_TAP as u16;
 
-/// What one record says: kind and position, what is acknowledged, and its bytes.
+/// One record: kind, position, acknowledgement, and bytes.
 type Record = (&'static str, u64, i32, Vec<u8>);
 
 fn records(b: &Bench, leg: Tuple) -> Vec<Record> {
@@ -25,7 +26,7 @@ fn records(b: &Bench, leg: Tuple) -> Vec<Record> {
     all
 }
 
-/// One segment through a path that is tapped: forwarded as ever, and copied.
+/// Sends one segment on a tapped path, checks that it is forwarded as usual, and returns the copies.
 fn copied(b: &Bench, f: &Flow, p: &Packet) -> Vec<Record> {
     let frame = p.frame();
     let o = b.ingress(&frame);
@@ -58,9 +59,9 @@ fn positions_go_on_where_sequence_numbers_come_round() {
             assert_eq!(copied(b, &f, &across), [("extended", at, 0, across.payload.clone())], "{v6:?}");
             f = f.read(b);
             assert_eq!((f.up.end, f.up.wraps), (344, 4));
-            // from below the place where they come round, once more
+            // a retransmission from below the wrap
             assert_eq!(copied(b, &f, &across), [("extended", at, 0, across.payload.clone())], "{v6:?}");
-            // behind a gap, which is another one's affair
+            // after a gap, which is reported elsewhere
             let mut later = f.next(10);
             later.seq += 1000;
             assert_eq!(copied(b, &f, &later), [("extended", at + 1600, -1600, later.payload.clone())], "{v6:?}");
@@ -73,13 +74,13 @@ fn positions_go_on_where_sequence_numbers_come_round() {
     });
 }
 
-/// The word of the path holds the limit in the place of the upper half.
+/// The path's state word holds the limit in place of the upper half of the position.
 #[test]
 #[ignore = "root"]
 fn with_a_limit_the_number_alone_is_told() {
     bench(64, |b| {
         let mut f = Flow::new([false; 2]);
-        f.up.wraps = 100; // far away
+        f.up.wraps = 100; // high position
         f.install_with(b, PathFlags::TRIGGER, TAP);
         sockets::spliced_legs(&f, b, 0);
         let mut leg = testing::get_leg(&b.datapath, &f.client).expect("leg");

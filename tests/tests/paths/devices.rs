@@ -1,7 +1,7 @@
-//! Devices that come, go, change, and stand upon one another.
+//! Devices that appear, disappear, change, and are stacked.
 use super::*;
 
-/// Addresses of the wire to the server, as the lab gives them; `device` is the forwarder's.
+/// Sets the lab's addresses of the link to the server; `device` is the forwarder's.
 fn address_server_wire(lab: &Lab, device: &str) {
     ip(
         &lab.server,
@@ -39,7 +39,8 @@ fn a_device_is_made_again() {
     });
 }
 
-/// Packets go straight to the other end of a veth, which is recreated; then it comes here, and is the port of a bridge.
+/// Packets are delivered directly to the other end of a veth. That end is
+/// recreated, then moved into this namespace, and made a port of a bridge.
 #[test]
 #[ignore = "root"]
 fn the_other_end_of_a_veth_is_recreated_and_moved() {
@@ -78,7 +79,7 @@ fn the_other_end_of_a_veth_is_recreated_and_moved() {
     thread::scope(|s| Family::BOTH.map(|family| s.spawn(move || one(family))).map(drop));
 }
 
-/// A device that is named is the port of a bridge: nobody knows where all its packets come up.
+/// A configured device is the port of a bridge, so it is unknown where all of its packets emerge.
 #[test]
 #[ignore = "root"]
 fn ports_that_are_named_are_not_guarded() {
@@ -101,8 +102,8 @@ fn ports_that_are_named_are_not_guarded() {
     }
 }
 
-/// A socket that sent while its device was gone knows nothing of the path until it sends something new: the kernel says that it
-/// carries 68 bytes.
+/// A socket that sent while its device was gone learns nothing about the
+/// path until it sends new data: the kernel reports an MTU of 68 bytes.
 #[test]
 #[ignore = "root"]
 fn a_flow_is_spliced_behind_a_device_that_was_made_again() {
@@ -136,7 +137,7 @@ fn a_flow_is_spliced_behind_a_device_that_was_made_again() {
     thread::scope(|s| Family::BOTH.map(|family| s.spawn(move || one(family))).map(drop));
 }
 
-/// What a device receives first when it comes up may be a flow's, and whoever attaches only then has the host reset it.
+/// The first packet on a device that comes up may belong to a flow. Attaching only then would let the kernel reset the flow.
 #[test]
 #[ignore = "root"]
 fn devices_are_attached_to_while_they_are_down() {
@@ -158,7 +159,7 @@ fn devices_are_attached_to_while_they_are_down() {
         attached(&["f0"]);
         ip(&lab.forwarder, "link add f1 type veth peer name f9");
         attached(&["f0", "f1", "f9"]);
-        // the packets of a macvlan pass the device below it, but a macvlan that is down has none
+        // packets of a macvlan also pass the device below it, but a macvlan that is down has none
         ip(&lab.forwarder, "link set f1 up\nlink set f9 up\nlink add up0 link f1 type macvlan mode bridge");
         attached(&["f0", "f1", "f9", "up0"]);
         ip(&lab.forwarder, "link set up0 up");
@@ -167,7 +168,7 @@ fn devices_are_attached_to_while_they_are_down() {
     }
 }
 
-/// Packets of a macvlan pass the device below it, and those of a bridge its ports. They are seen once.
+/// Packets of a macvlan also pass the device below it, and those of a bridge its ports. They are processed once.
 #[test]
 #[ignore = "root"]
 fn stacked_devices_are_seen_once() {
@@ -197,7 +198,7 @@ fn stacked_devices_are_seen_once() {
     }
 }
 
-/// The other end of a veth stops taking frames from XDP, and nobody is told.
+/// The other end of a veth stops accepting frames from XDP, without any notification.
 #[test]
 #[ignore = "root"]
 fn devices_that_take_no_more_frames_get_packets() {

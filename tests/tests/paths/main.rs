@@ -1,4 +1,4 @@
-//! Spliced connections follow the network: next hops that change their address, gateways that fail, routes that go and come.
+//! Spliced connections follow the network: next hops that change their address, gateways that fail, routes that change.
 mod devices;
 
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
@@ -18,11 +18,11 @@ use std::{
     time::Duration,
 };
 
-/// For whatever has to happen.
+/// Time limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes a second, each way.
+/// Bytes per second, each way.
 const PACE: u64 = 1_000_000;
-/// At that pace they outlast what happens, and what happens is over before the hosts wait for long.
+/// Bytes of a connection: at that pace it outlasts the change under test, which is over before the hosts wait for long.
 const BYTES: u64 = 15_000_000;
 
 fn ip(host: &Namespace, commands: &str) {
@@ -31,7 +31,7 @@ fn ip(host: &Namespace, commands: &str) {
     }
 }
 
-/// Connections with traffic both ways.
+/// Connections with traffic in both directions.
 struct Talk {
     forwarder: Forwarder,
     clients: Vec<JoinHandle<Report>>,
@@ -75,7 +75,7 @@ impl Talk {
         self.forwarder.splicer.datapath().expect("kernel path").path_changes()
     }
 
-    /// Each connection has got further, each way, in forwarding mode.
+    /// Checks that each connection makes progress in both directions in forwarding mode.
     fn goes_on(&self) {
         let passed =
             || -> Vec<[u64; 2]> { self.forwarder.splicer.flows().iter().map(|f| [f.bytes_up, f.bytes_down]).collect() };
@@ -95,7 +95,7 @@ impl Talk {
     }
 }
 
-/// A connection whose client sends, and whose server says nothing by itself.
+/// A connection whose client sends, while its server sends no data.
 struct Upload {
     forwarder: Forwarder,
     client: JoinHandle<Report>,
@@ -125,7 +125,7 @@ impl Upload {
     }
 }
 
-/// What happens to connections of both families, parked and released.
+/// Runs the change with parked and released connections of both families.
 fn for_all(happens: impl Fn(&Lab, Family, Talk) + Sync) {
     let one = &|family, release_after: Option<Duration>| {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
@@ -144,7 +144,8 @@ fn for_all(happens: impl Fn(&Lab, Family, Talk) + Sync) {
     });
 }
 
-/// Another one between forwarder and server, which nothing uses yet. And the kernel soon notices who is gone.
+/// Adds a second link between forwarder and server, which is not used
+/// yet, and makes the kernel notice quickly when a neighbour is gone.
 fn second_wire(lab: &Lab) {
     let server = lab.server.path();
     ip(&lab.forwarder, &format!("link add f2 type veth peer name s1 netns {}", server.display()));
@@ -160,7 +161,7 @@ fn second_wire(lab: &Lab) {
         addr add fd77:3::2/64 dev s1 nodad
         link set s1 up",
     );
-    // A neighbour that answers no more is believed for three quarters of a minute: longer than the hosts of a test wait.
+    // By default a neighbour that no longer answers is considered reachable for 45 s: longer than the hosts of a test wait.
     for device in ["f0", "f1", "f2"] {
         for (family, setting, value) in ["ipv4", "ipv6"]
             .into_iter()
@@ -171,7 +172,7 @@ fn second_wire(lab: &Lab) {
     }
 }
 
-/// Bytes that the forwarder has sent by a device.
+/// Bytes sent by the forwarder on a device.
 fn sent_by(lab: &Lab, device: &str) -> u64 {
     let table = lab.forwarder.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).expect("net/dev");
     let line = table.lines().find_map(|l| l.trim().strip_prefix(device)?.strip_prefix(':')).expect("the device");
@@ -195,7 +196,7 @@ fn a_neighbour_gets_another_address() {
 fn our_own_address_changes() {
     for_all(|lab, _, talk| {
         for setting in ["net.ipv4.conf.f1.arp_notify", "net.ipv6.conf.f1.ndisc_notify"] {
-            lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server hears of it
+            lab.forwarder.sysctl(setting, "1").expect("sysctl"); // so that the server learns of it
         }
         ip(&lab.forwarder, "link set f1 address 02:00:00:00:77:02");
         talk.until("next hops know it", |t| t.changes().hops == 1);
@@ -204,7 +205,7 @@ fn our_own_address_changes() {
     });
 }
 
-/// Lowered, and raised again. The server hears of it by no message, and hosts are told what they may send.
+/// The MTU is lowered, and raised again. No message tells the server, but hosts are told how much they may send.
 #[test]
 #[ignore = "root"]
 fn the_mtu_of_a_wire_changes() {
@@ -245,12 +246,12 @@ fn a_route_moves_to_another_device_and_back() {
     });
 }
 
-/// Routes that name a next hop by number do not change when it does (ip-nexthop(8)).
+/// Routes that refer to a next hop by ID do not change when it does (ip-nexthop(8)).
 #[test]
 #[ignore = "root"]
 fn a_next_hop_that_routes_name_by_number_is_replaced() {
     for_all(|lab, family, talk| {
-        lab.forwarder.sysctl("net.ipv4.nexthop_compat_mode", "0").expect("sysctl"); // nor is it said that they do
+        lab.forwarder.sysctl("net.ipv4.nexthop_compat_mode", "0").expect("sysctl"); // no notifications of routes
         let (host, first, second) = match family {
             Family::V4 => ("10.77.2.2/32", "10.77.2.2", "10.77.3.2"),
             Family::V6 => ("fd77:2::2/128", "fd77:2::2", "fd77:3::2"),
@@ -258,7 +259,7 @@ fn a_next_hop_that_routes_name_by_number_is_replaced() {
         let [_, back] = route_to_server(family);
         ip(&lab.server, &format!("route add {back}"));
         ip(&lab.forwarder, &format!("nexthop add id 7 via {first} dev f1\nroute add {host} nhid 7"));
-        // nobody looks again because of the route
+        // wait, so that the route no longer causes a new look-up
         (0..8).for_each(|_| talk.goes_on());
         let before = sent_by(lab, "f2");
         ip(&lab.forwarder, &format!("nexthop replace id 7 via {second} dev f2"));
@@ -267,7 +268,7 @@ fn a_next_hop_that_routes_name_by_number_is_replaced() {
     });
 }
 
-/// IPv4 by a gateway of IPv6 (RFC 8950). The server answers ARP there for no address of its first wire.
+/// IPv4 via an IPv6 gateway (RFC 8950). The server answers ARP on that link for none of its first link's addresses.
 #[test]
 #[ignore = "root"]
 fn a_gateway_is_of_the_other_family() {
@@ -282,7 +283,7 @@ fn a_gateway_is_of_the_other_family() {
     talk.end();
 }
 
-/// What flows share is divided, and shared again.
+/// State shared by several flows is split, and shared again.
 #[test]
 #[ignore = "root"]
 fn one_flow_of_several_goes_another_way() {
@@ -308,7 +309,7 @@ fn one_flow_of_several_goes_another_way() {
     });
 }
 
-/// Whether there is a way is for the hosts to find out, as with a router.
+/// Without a route the hosts have to find out by themselves, as with a router.
 #[test]
 #[ignore = "root"]
 fn without_a_route_they_wait_for_one() {
@@ -323,7 +324,7 @@ fn without_a_route_they_wait_for_one() {
     });
 }
 
-/// The kernel would reset them, or take their bytes for others.
+/// Otherwise the kernel would reset the flows, or take their bytes for those of other connections.
 #[test]
 #[ignore = "root"]
 fn what_comes_by_a_device_that_is_not_spliced_on_waits() {
@@ -342,7 +343,7 @@ fn what_comes_by_a_device_that_is_not_spliced_on_waits() {
         for (host, route) in [(&lab.server, to_us.as_str()), (&lab.forwarder, there)] {
             let before = talk.forwarder.verdict("unwatched");
             ip(host, &format!("route add {route}"));
-            // what leaves in forwarding mode leaves where it can
+            // a flow in forwarding mode sends on any device
             if is_taken_back || host.name() == lab.server.name() {
                 talk.until("it is seen", |t| t.forwarder.verdict("unwatched") > before + 3);
             }
@@ -361,7 +362,7 @@ fn what_comes_by_a_device_that_is_not_spliced_on_waits() {
     });
 }
 
-/// In sockets that have the hosts' numbers, which nothing has to change.
+/// Through sockets that have the hosts' numbers, so that nothing has to be rewritten.
 #[test]
 #[ignore = "root"]
 fn flows_whose_way_leads_elsewhere_are_taken_back() {
@@ -397,7 +398,7 @@ fn flows_whose_way_leads_elsewhere_are_taken_back() {
     });
 }
 
-/// Back in control mode, and spliced again at once: the sockets have said nothing meanwhile.
+/// Unspliced, and spliced again at once: the sockets have sent nothing in between.
 #[test]
 #[ignore = "root"]
 fn hops_are_known_after_the_way_back() {
@@ -417,14 +418,14 @@ fn hops_are_known_after_the_way_back() {
     }
 }
 
-/// What was on its way when a flow was taken back is sent again past sockets that are silent, to a host that says nothing itself:
-/// nobody else would find out that it has another address.
+/// Data in flight at an unsplice is retransmitted past sockets that are silent, to a host that sends nothing itself: nothing
+/// else would reveal that its address has changed.
 #[test]
 #[ignore = "root"]
 fn a_neighbour_that_only_hears_gets_another_address() {
     let one = &|family| {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-        // the kernel forgets a neighbour that nobody uses after a minute; the clients wait for less
+        // by default the kernel keeps an unused neighbour for a minute, longer than the clients wait
         let setting = format!("net.{}.neigh.f1", if family == Family::V4 { "ipv4" } else { "ipv6" });
         for (name, value) in [("base_reachable_time_ms", "2000"), ("delay_first_probe_time", "1")] {
             lab.forwarder.sysctl(&format!("{setting}.{name}"), value).expect("sysctl");
@@ -436,14 +437,15 @@ fn a_neighbour_that_only_hears_gets_another_address() {
         thread::sleep(Duration::from_millis(100));
         upload.forwarder.command(Command::Unsplice);
         upload.until("it is taken back", |f| f.state == FlowState::Copying);
-        // all ways are looked at, and of those that are in forwarding mode there is none
+        // all paths are checked, and none is in forwarding mode
         ip(&lab.forwarder, "route add unreachable 192.0.2.0/24");
         upload.end();
     };
     thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
 
-/// A host says for one of its IP addresses that its Ethernet address has changed. The kernel would never doubt the other one here.
+/// A host announces a new Ethernet address for one of its IP
+/// addresses. By itself, the kernel would never doubt the other one.
 #[test]
 #[ignore = "root"]
 fn a_host_with_two_addresses_gets_another_one() {
@@ -470,7 +472,7 @@ fn a_host_with_two_addresses_gets_another_one() {
     thread::scope(|s| Family::BOTH.into_iter().for_each(|family| drop(s.spawn(move || one(family)))));
 }
 
-/// What a socket has shown with its last segment need not be so any more. That is no reason not to follow the routes.
+/// The next hop seen with a socket's last segment may be out of date. The routes must be followed nevertheless.
 #[test]
 #[ignore = "root"]
 fn sockets_show_what_was() {
@@ -481,7 +483,7 @@ fn sockets_show_what_was() {
         let (address, second) =
             if family == Family::V4 { ("10.77.2.2", "10.77.2.12") } else { ("fd77:2::2", "fd77:2::c") };
         ip(&lab.server, &format!("link set s0 address {old}"));
-        // the same host by another name, of which nobody hears any more
+        // the same host under another address, which is not heard of again
         ip(&lab.forwarder, &format!("neigh replace {second} lladdr {old} dev f1 nud permanent"));
         let script = Script::opener(1).pause(PACE, Duration::from_secs(4));
         let upload = Upload::begin(&lab, family, by_hand(), script, PATIENCE);
@@ -514,7 +516,7 @@ fn sockets_show_what_was() {
     });
 }
 
-/// Packets that a firewall has marked before their way was chosen go by rules for the mark. They keep that way, and others theirs.
+/// Packets marked by a firewall before routing follow the rules for the mark. They keep that path, and other packets theirs.
 #[test]
 #[ignore = "root"]
 fn marks_are_followed_as_the_kernel_does() {
@@ -531,7 +533,7 @@ fn marks_are_followed_as_the_kernel_does() {
         lab.forwarder.execute("nft", &[mark]).expect("nft");
         let talk = Talk::begin(&lab, family, at_once(), 2);
         let before = sent_by(&lab, "f1");
-        ip(&lab.forwarder, "route add unreachable 192.0.2.0/24"); // all ways are looked at
+        ip(&lab.forwarder, "route add unreachable 192.0.2.0/24"); // all paths are checked
         talk.goes_on();
         ip(&lab.server, "link set s1 address 02:00:00:00:77:09");
         talk.goes_on();
@@ -540,7 +542,7 @@ fn marks_are_followed_as_the_kernel_does() {
     }
 }
 
-/// What many flows share is written once, however many there are.
+/// State shared by many flows is written once, independent of their number.
 #[test]
 #[ignore = "root"]
 fn thousands_of_flows_are_one_write() {
@@ -577,7 +579,7 @@ fn thousands_of_flows_are_one_write() {
     talk.end();
 }
 
-/// Of what does not find room in the socket's queue, nothing is heard but that it is lost.
+/// Notifications that do not fit the socket's queue are lost, and the kernel reports only the loss.
 #[test]
 #[ignore = "root"]
 fn what_was_lost_of_notifications_is_asked_for() {
@@ -606,7 +608,7 @@ fn what_was_lost_of_notifications_is_asked_for() {
         d.follow(&mut watch).expect("followed");
         let goes_to = || d.inspect(legs, None)[0].path.as_ref().and_then(|p| Some(p.via.as_ref()?.hop.dmac.clone()));
         assert_eq!(goes_to().as_deref(), Some(old));
-        // a megabyte, and more than 200 bytes for each
+        // a megabyte, at more than 200 bytes per notification
         let changes = "link set f0 alias a\nlink set f0 alias b\n".repeat(5000);
         lab.forwarder.ip(&changes).expect("ip");
         neighbour(new);

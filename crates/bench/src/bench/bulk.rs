@@ -1,7 +1,7 @@
-//! Bulk: how fast one connection and several carry bytes from server to client, and what that costs the machine.
+//! Bulk: how fast one connection and several transfer bytes from server to client, and the processor time they take.
 //!
-//! The two end hosts run on the same machine, and their work is in the figures, the same for every variant: the ratios
-//! between variants are therefore nearer to one than for a forwarder by itself.
+//! Both end hosts run on the same machine, and their work is part of the figures of every variant: the ratios between
+//! variants are therefore closer to one than for a forwarder alone.
 
 use super::{
     Bench, Result,
@@ -24,20 +24,20 @@ use std::{
     time::Duration,
 };
 
-/// Bytes per write and read: far more than a segment, so that system calls do not count.
+/// Bytes per write and read: much larger than a segment, so that the cost of system calls is negligible.
 const BLOCK: usize = 256 << 10;
-/// Windows and pipes are full after this.
+/// Time until windows and pipes are full.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// Seconds of a first transfer that does not count.
+/// Length in seconds of a first transfer that does not count.
 const FIRST: f64 = 0.2;
-/// Connections at the same time.
+/// Numbers of simultaneous connections.
 const CONNECTIONS: [u64; 3] = [1, 8, 64];
-/// Where packets are to be put together, the average one is as large as two at least.
+/// Minimum average packet in bytes where packets should be coalesced: two full ones.
 pub const COALESCED: f64 = 2.0 * 1514.0;
-/// Everywhere.
+/// Variants measured in all cases.
 const VARIANTS: [Variant; 5] =
     [Variant::IpForward, Variant::Spliced, Variant::SplicedPeer, Variant::Copy, Variant::Haproxy];
-/// All sizes of packets, all numbers of connections.
+/// Measures all packet sizes and numbers of connections.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for packets in [Packets::Large, Packets::Mtu, Packets::Coalesced] {
@@ -45,8 +45,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
         let venues = bench.venues(&variants(CONNECTIONS[0]), packets)?;
         for venue in venues.all() {
             bench.check()?;
-            // Not counted: the first transfer through anything was up to three times slower than the next. A peer that
-            // fails will say so when it counts.
+            // Not counted: the first transfer of each venue was up to three times slower
+            // than the next. If a peer fails here, it will fail again when it counts.
             let _ = transfer(venue, 1, bench.seconds.min(FIRST));
         }
         for connections in CONNECTIONS {
@@ -59,7 +59,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Every proxy with large packets only, and not with 64 connections: they tell the same story with MTU-size packets.
+/// All proxies take part only with large packets, and not with 64
+/// connections: with MTU-size packets the results are similar.
 fn variants(packets: Packets, connections: u64) -> Vec<Variant> {
     if packets == Packets::Large && connections < 64 {
         [&[Variant::IpForward, Variant::SplicedPeer][..], &Variant::PROXIES].concat()
@@ -77,12 +78,12 @@ fn run(venue: &Venue, connections: u64, seconds: f64) -> Result<Run> {
     Ok(Run { packet, ..Run::new(venue.variant, cost, bytes as f64, gbit, cpu) })
 }
 
-/// Bytes that arrived in the time, and what they have cost.
+/// Returns the bytes received in the time, and the cost.
 fn transfer(venue: &Venue, connections: usize, seconds: f64) -> Result<(u64, Cost)> {
     transfer_over(venue.connect(connections)?, seconds)
 }
 
-/// The same, over these.
+/// The same over existing connections.
 pub fn transfer_over(pairs: Vec<Pair>, seconds: f64) -> Result<(u64, Cost)> {
     let stop = Arc::new(AtomicBool::new(false));
     let received = Arc::new(AtomicU64::new(0));
@@ -92,7 +93,7 @@ pub fn transfer_over(pairs: Vec<Pair>, seconds: f64) -> Result<(u64, Cost)> {
         threads.push(thread::spawn(move || send(server, &stop)));
         threads.push(thread::spawn(move || receive(client, &received)));
     }
-    // A busy machine, or a retransmission time-out, can make nothing arrive for longer than a short measurement takes.
+    // On a busy machine, or after a retransmission timeout, no byte may arrive for longer than a short measurement lasts.
     let wait = |seen: u64| wait_for(PATIENCE, || (received.load(Relaxed) > seen).then_some(()));
     thread::sleep(WARM_UP);
     let began = wait(0);
@@ -116,7 +117,8 @@ fn send(mut to: TcpStream, stop: &AtomicBool) -> io::Result<()> {
         to.write_all(&block)?;
     }
     to.shutdown(Shutdown::Write)?;
-    // The client closes when it has everything: until then the socket must not go, or what is under way may be reset.
+    // The client closes when it has everything. The socket must stay
+    // open until then, or data in flight may be cut off by a reset.
     to.read(&mut [0]).map(drop)
 }
 

@@ -1,18 +1,18 @@
-//! Room for tracked connections. The hash table and the limit are the machine's, not a network namespace's: what is raised
-//! here is put back.
+//! Raises the limits of connection tracking. Table size and limit belong to
+//! the machine, not to a network namespace, so they are restored afterwards.
 
 use super::Result;
 use longsplice_lab::Namespace;
 use std::fs;
 
-/// In the order in which they are raised.
+/// The settings, in the order in which they are raised.
 const SETTINGS: [&str; 2] = ["nf_conntrack_buckets", "nf_conntrack_max"];
 
-/// Raised settings, with what they were before.
+/// The raised settings and their previous values.
 pub struct Room(Vec<(&'static str, u64)>);
 
 impl Room {
-    /// For so many connections in this namespace, and a few of others. Why not, if it cannot be had.
+    /// Makes room for this many connections in this namespace, and a few of others. The error says why this failed.
     pub fn for_connections(host: &Namespace, connections: u32) -> Result<Room> {
         let wanted = u64::from(connections) + u64::from(connections) / 10 + 1000;
         let mut room = Room(Vec::new());
@@ -23,7 +23,7 @@ impl Room {
                 room.0.push((name, before));
             }
         }
-        // Kernels that have a limit for each namespace apply the smaller one; others do not let this one be written.
+        // Kernels with a limit per namespace apply the smaller one; on others this setting cannot be written.
         let limit = host.run(|| {
             let _ = write(SETTINGS[1], wanted);
             read(SETTINGS[1]).map_err(|e| e.to_string())
@@ -38,13 +38,13 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         for (name, before) in self.0.drain(..).rev() {
-            // It was written before, and nobody waits for an answer any more.
+            // Writing it worked before, and no one can handle an error here.
             let _ = write(name, before);
         }
     }
 }
 
-/// How many connections are tracked in this namespace.
+/// Number of connections tracked in this namespace.
 pub fn tracked(host: &Namespace) -> Result<u64> {
     Ok(host.run(|| read("nf_conntrack_count").map_err(|e| e.to_string()))?)
 }

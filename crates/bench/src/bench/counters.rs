@@ -1,23 +1,23 @@
-//! What the devices and the kernel of a lab have counted: how large the packets were that a forwarder handled.
+//! Counters of a lab's devices and kernel: the packet sizes that a forwarder handled.
 
 use super::{Result, venue::Venue};
 use longsplice::Ask;
 use longsplice_lab::Namespace;
 use std::fs;
 
-/// A device, since it was made.
+/// Counters of a device since its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Bytes that came, with the headers of every packet.
+    /// Bytes received, including the headers of every packet.
     pub received_bytes: u64,
-    /// Packets that came, before any were put together.
+    /// Packets received, before coalescing.
     pub received: u64,
-    /// Packets that left.
+    /// Packets sent.
     pub sent: u64,
 }
 
 impl Device {
-    /// As it is now.
+    /// Reads the current counters.
     pub fn of(host: &Namespace, name: &str) -> Result<Device> {
         let table = host.run(|| fs::read_to_string("/proc/thread-self/net/dev"))?;
         Ok(Device::parse(&table, name).ok_or_else(|| format!("no {name} in /proc/net/dev"))?)
@@ -31,7 +31,7 @@ impl Device {
     }
 }
 
-/// What came from the server, as the forwarder handled it: after its device has put packets together, if it does.
+/// Packets from the server as the forwarder handled them: after coalescing by the device, if enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FromServer {
     bytes: u64,
@@ -39,8 +39,8 @@ pub struct FromServer {
 }
 
 impl FromServer {
-    /// Up to now. The kernel counts packets for itself and to be routed, the data path those that it forwards before; what
-    /// comes from the client is taken off: acknowledgements, which nobody puts together.
+    /// Reads the counters. The kernel counts packets that it receives or routes, the data path those that it forwards
+    /// before. Packets from the client are subtracted: they are acknowledgements, which are never coalesced.
     pub fn so_far(venue: &Venue) -> Result<FromServer> {
         let lab = &venue.lab;
         let [client, server] = [lab.client_device(), lab.server_device()].map(|name| Device::of(&lab.forwarder, name));
@@ -49,14 +49,14 @@ impl FromServer {
         Ok(FromServer { bytes: server?.received_bytes, packets: handled.saturating_sub(client?.received) })
     }
 
-    /// Bytes of an average packet since then, headers included.
+    /// Average packet size in bytes since `before`, headers included.
     pub fn size_since(self, before: FromServer) -> Option<f64> {
         let packets = self.packets.checked_sub(before.packets).filter(|n| *n > 0)?;
         Some((self.bytes - before.bytes) as f64 / packets as f64)
     }
 }
 
-/// Packets that the data path of longsplice has forwarded, in both directions.
+/// Packets forwarded by longsplice's data path, in both directions.
 fn forwarded(venue: &Venue) -> Result<u64> {
     let answer = venue.control()?.ask(Ask::Counters)?;
     let verdict = |name: &str| answer["verdicts"][name].as_u64();

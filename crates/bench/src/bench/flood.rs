@@ -1,7 +1,7 @@
-//! Cost of a small packet, on one CPU: a [flood](longsplice_lab::flood) of random flows through one way of passing packets
-//! on, generator and sink included, which are the same for all.
+//! Cost of a small packet on one CPU: a [flood](longsplice_lab::flood) of random flows through each way of forwarding. The
+//! cost includes generator and sink, which are the same for all.
 //!
-//! To add a way: a [`Variant`], and what [`Venue::set`] does for it.
+//! To add a way of forwarding, add a [`Variant`] and its case in [`Venue::set`].
 
 use super::{
     Bench, Result, conntrack,
@@ -24,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is passed on by what.
+/// The variants measured.
 const VARIANTS: [Variant; 7] = [
     Variant::IpForward,
     Variant::Filter,
@@ -34,19 +34,19 @@ const VARIANTS: [Variant; 7] = [
     Variant::Xdp,
     Variant::Identity,
 ];
-/// Tables and caches have met the flows after this.
+/// Time until tables and caches have seen the flows.
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Connection tracking has met them after this, or never will.
+/// Time limit for connection tracking to learn the flows.
 const MEETING: Duration = Duration::from_secs(60);
-/// If more than this share of the packets is lost, their time is not the time of those that arrive; if more than this share
-/// of the flows is unknown before, it is not the time of known flows.
+/// Maximum fraction of lost packets and of unknown flows. If more packets are lost, the time measured is not that of the
+/// packets received; if more flows are unknown before, it is not that of known flows.
 const LOSS: f64 = 0.01;
-/// Window scale: the sequence numbers of a flow among a million make large steps.
+/// Window scale, large because the sequence numbers of a flow among a million grow in large steps.
 const SCALE: u8 = 14;
-/// Where the numbers of the connections to the server are ahead of those of the clients.
+/// Offset between the sequence numbers on the server's and the client's connections.
 const AHEAD: u32 = 1 << 30;
 
-/// All numbers of flows, the rounds of each interleaved.
+/// Measures all numbers of flows, with the rounds interleaved.
 pub fn measure(bench: &Bench, flows: &[u32]) -> Result<Vec<Case>> {
     on_one_cpu(|| flows.iter().map(|flows| case(bench, *flows)).collect())
 }
@@ -70,8 +70,8 @@ fn case(bench: &Bench, flows: u32) -> Result<Case> {
     })
 }
 
-/// Address translation as a plug does it: what comes to the proxy's address goes to the server. Unlike masquerading, it
-/// leaves every flow its source: all from one address would not find ports for more than some ten thousand.
+/// Address translation like a plug: packets to the proxy's address go to the server. Unlike masquerading, it keeps the
+/// source of every flow: with a single source address, the ports would run out after some ten thousand flows.
 pub fn translation() -> String {
     let (own, port, to) = (topology::FORWARDER_TO_CLIENT.v4, venue::PORT, topology::SERVER.v4);
     format!(
@@ -80,7 +80,7 @@ pub fn translation() -> String {
     )
 }
 
-/// A lab with one way in its middle. Fields are dropped in order.
+/// A lab with one variant in the middle. Fields are dropped in order.
 struct Venue {
     variant: Variant,
     flood: Flood,
@@ -103,7 +103,7 @@ impl Venue {
                 datapath = Some(splice(&lab, flows, Options { peer, ..Options::default() }, legs)?);
             }
             Variant::Xdp => {
-                // what makes a veth take frames that XDP sends to its peer, as a network card does
+                // lets a veth accept the frames that XDP sends to its peer, as a network card does
                 lab.server.execute("ethtool", &["-K", "s0", "gro", "on"])?;
                 let xdp = vec![lab.client_device().into()];
                 datapath = Some(splice(&lab, flows, Options { xdp, ..Options::default() }, legs)?);
@@ -128,7 +128,7 @@ impl Venue {
         Ok(venue)
     }
 
-    /// Floods until connection tracking knows the flows: to learn one costs more than to know it.
+    /// Floods until connection tracking knows the flows: a new flow costs more than a known one.
     fn meet(&mut self, flows: u32) -> Result<()> {
         let enough = (f64::from(flows) * (1.0 - LOSS)).ceil() as u64;
         let began = Instant::now();
@@ -163,7 +163,7 @@ impl Venue {
         Ok(Run::new(self.variant, cost, flooded.arrived as f64, nanos, nanos / 1e3))
     }
 
-    /// What the data path has to say.
+    /// The data path's verdict counters.
     fn verdicts(&self) -> String {
         let all = self.datapath.as_ref().and_then(|d| d.verdicts().ok()).unwrap_or_default();
         let some: Vec<String> = all.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect();
@@ -171,10 +171,10 @@ impl Venue {
     }
 }
 
-/// Both legs of a flow, without the way to their hosts: as [`IdleLeg`] has them.
+/// Both legs of a flow, without their next hops: as in [`IdleLeg`].
 type Legs = [(Tuple, [u32; 2]); 2];
 
-/// Of a proxy.
+/// The legs of a proxy.
 fn legs(flow: u32) -> Legs {
     let (remote, local) = (Flood::source(flow).into(), Flood::other_side(flow).into());
     [
@@ -183,7 +183,7 @@ fn legs(flow: u32) -> Legs {
     ]
 }
 
-/// Of one that is not to be seen.
+/// The legs of a transparent proxy.
 fn same_legs(flow: u32) -> Legs {
     let (client, server) = (Flood::source(flow).into(), venue::server());
     [

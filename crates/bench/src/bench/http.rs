@@ -1,5 +1,5 @@
-//! HTTP through reverse proxies, over connections that persist: requests per second and processor time per request, by the
-//! size of the reply; and the size from which on splicing a body pays, found as the [`threshold`] of connections is.
+//! HTTP through reverse proxies over persistent connections: requests per second and processor time per request, by reply
+//! size; and the body size from which splicing pays, found in the same way as the [`threshold`] of connections.
 
 use super::{
     Bench, Result, requests,
@@ -12,19 +12,19 @@ use super::{
 };
 use std::{path::Path, time::Duration};
 
-/// Sizes of replies, and how many connections ask for them: two fill the machine with large ones.
+/// Reply sizes, and the number of connections for each: with large replies two keep the machine busy.
 const SIZES: [(u64, usize); 4] = [(1 << 10, 16), (64 << 10, 16), (1 << 20, 8), (100 << 20, 2)];
-/// Sizes among which splicing begins to pay.
+/// Sizes at which splicing may start to pay.
 pub const BODIES: [u64; 9] = [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
-/// Of the length of a transfer: for one size, one variant, one round.
+/// Length of one run, as a fraction of a transfer: one size, one variant, one round.
 const SHARE: f64 = 0.6;
 const BODIES_SHARE: f64 = 0.2;
-/// For each round that was asked for.
+/// Rounds for each requested round.
 const ROUNDS: usize = 3;
-/// More than any body of the bench: what is too short for a splice is copied so, by a proxy that may splice others.
+/// Larger than any body of the bench: bodies below this are copied by a proxy that may splice others.
 const FAR: &str = "1125899906842624";
 
-/// What longsplice is told.
+/// Arguments of longsplice.
 fn arguments(variant: Variant) -> &'static [&'static str] {
     match variant {
         Variant::Spliced => &["--splice", "at-once"],
@@ -33,7 +33,7 @@ fn arguments(variant: Variant) -> &'static [&'static str] {
     }
 }
 
-/// All sizes, all variants.
+/// Measures all sizes and variants.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     if !bench.has(Variant::Nginx) || !bench.has(Variant::Haproxy) {
         bench.leave_out("HTTP: nginx is the server, and HAProxy what all is compared with".into());
@@ -53,7 +53,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     SIZES.into_iter().map(case).collect()
 }
 
-/// Bodies spliced at once, and copied, everything on one CPU.
+/// Measures bodies spliced at once and copied, with everything on one CPU.
 pub fn bodies(bench: &Bench) -> Result<Vec<Case>> {
     if !bench.has(Variant::Nginx) {
         return Ok(Vec::new());
@@ -77,7 +77,7 @@ pub fn bodies(bench: &Bench) -> Result<Vec<Case>> {
     })
 }
 
-/// What was run, for the set-up.
+/// Description of the programs, for the set-up.
 pub fn setup() -> Vec<String> {
     let line = |v: &Variant| {
         let what = match v.peer() {
@@ -91,7 +91,7 @@ pub fn setup() -> Vec<String> {
     VARIANTS.iter().map(line).chain([more.to_owned()]).collect()
 }
 
-/// Whose configuration, and its text.
+/// Names and texts of the configurations.
 pub fn configurations() -> Vec<(String, String)> {
     let named = |v: &Variant| (format!("{v}, HTTP"), config(*v));
     let ours = ("longsplice, HTTP".to_owned(), config(Variant::Default));

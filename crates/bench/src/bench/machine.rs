@@ -1,4 +1,4 @@
-//! What the machine is, what it does, and who else makes it do something.
+//! The machine: its description, the processor time used, and disturbances by other programs.
 
 use super::peers::Peer;
 use serde::{Deserialize, Serialize};
@@ -10,30 +10,30 @@ use std::{
 
 /// USER_HZ, part of the kernel's interface (proc(5)).
 const TICKS: f64 = 100.0;
-/// A hypervisor that takes more of the time than this has other guests to serve.
+/// Maximum fraction of time stolen by the hypervisor. Above it, other guests disturb the measurement.
 const STEAL: f64 = 0.02;
-/// Other programs that take more of the time than this belong into another hour.
+/// Maximum fraction of time used by other programs.
 const FOREIGN: f64 = 0.05;
 
-/// Where and with what it was measured.
+/// Where and with what the results were measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Model, as /proc/cpuinfo has it.
+    /// CPU model as in /proc/cpuinfo.
     pub cpu: String,
-    /// How many are online.
+    /// Number of CPUs online.
     pub cpus: usize,
-    /// Megabytes of memory.
+    /// Memory in megabytes.
     pub memory_mb: u64,
     /// Release and build of the kernel.
     pub kernel: String,
     /// Version of longsplice.
     pub longsplice: String,
-    /// What the peers that are installed say of themselves.
+    /// Version lines of the installed peers.
     pub peers: Vec<String>,
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     pub fn here() -> Machine {
         let field = |file: &str, name: &str| {
             let text = fs::read_to_string(file).unwrap_or_default();
@@ -52,20 +52,20 @@ impl Machine {
         }
     }
 
-    /// The CPU's name as part of a file's.
+    /// The CPU's name in a form suitable for file names.
     pub fn slug(&self) -> String {
         let words = self.cpu.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty());
         words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
     }
 }
 
-/// Today, in UTC: `2026-03-01`.
+/// Today's date in UTC: `2026-03-01`.
 pub fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     date(seconds / 86400)
 }
 
-/// The proleptic Gregorian date of a day since 1970, counting years from March so that leap days come last.
+/// The proleptic Gregorian date of a day since 1970. Years are counted from March, so that leap days come last.
 fn date(days: u64) -> String {
     let z = days + 719_468;
     let (era, day) = (z / 146_097, z % 146_097);
@@ -85,7 +85,7 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// user nice system idle iowait irq softirq steal; guest time is part of user.
+    /// Fields: user nice system idle iowait irq softirq steal; guest time is part of user.
     fn parse(line: &str) -> Option<Ticks> {
         let n: Vec<u64> = line.split_whitespace().skip(1).map_while(|w| w.parse().ok()).collect();
         let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = n[..] else { return None };
@@ -101,7 +101,7 @@ impl Ticks {
     }
 }
 
-/// All CPUs, and their sum.
+/// The ticks of each CPU, and their sum.
 fn cpus() -> (Vec<Ticks>, Ticks) {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let lines = stat.lines().take_while(|l| l.starts_with("cpu"));
@@ -110,7 +110,7 @@ fn cpus() -> (Vec<Ticks>, Ticks) {
     (all, sum)
 }
 
-/// A moment, to measure from.
+/// The start of a measurement.
 pub struct Watch {
     foreign: u64,
     at: Instant,
@@ -118,28 +118,28 @@ pub struct Watch {
     first: Ticks,
 }
 
-/// What a stretch of time has cost.
+/// The cost of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    /// How long it was.
+    /// Duration.
     pub seconds: f64,
-    /// Seconds of all CPUs, whoever used them.
+    /// Seconds of processor time on all CPUs, used by any program.
     pub cpu: f64,
-    /// Share of CPU 0's time that was busy.
+    /// Fraction of CPU 0's time that was busy.
     pub first_busy: f64,
-    /// Why it should not count, if so.
+    /// Why the measurement should not count, if so.
     pub disturbed: Option<String>,
 }
 
 impl Watch {
-    /// From now on.
+    /// Starts a measurement.
     pub fn start() -> Watch {
         let foreign = foreign();
         let (each, ticks) = cpus();
         Watch { foreign, at: Instant::now(), ticks, first: each.first().copied().unwrap_or_default() }
     }
 
-    /// Until now.
+    /// The cost from the start until now.
     pub fn stop(&self) -> Cost {
         let seconds = self.at.elapsed().as_secs_f64();
         let (each, sum) = cpus();
@@ -160,11 +160,11 @@ impl Watch {
     }
 }
 
-/// One process of /proc.
+/// A process in /proc.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Process {
     parent: u32,
-    /// Its time, and that of its children who have ended: what a process has used moves to its parent, and is not lost.
+    /// Its ticks and those of its dead children: time used by a process moves to its parent, and is not lost.
     ticks: u64,
 }
 
@@ -177,13 +177,13 @@ impl Process {
     }
 }
 
-/// A process and all that descend from it.
+/// A process and all its descendants.
 pub fn tree(root: u32) -> Vec<u32> {
     let all = processes();
     all.keys().copied().filter(|pid| descends(&all, *pid, &[root])).collect()
 }
 
-/// Ticks used by all programs but this one, its children, and the kernel's own threads.
+/// Ticks used by all programs except this one, its children, and the kernel's threads.
 fn foreign() -> u64 {
     outside(&processes(), &[std::process::id(), KTHREADD])
 }
@@ -198,7 +198,7 @@ fn processes() -> HashMap<u32, Process> {
 /// The parent of all kernel threads.
 const KTHREADD: u32 = 2;
 
-/// Ticks of processes that do not descend from these.
+/// Ticks of all processes that do not descend from these.
 fn outside(all: &HashMap<u32, Process>, roots: &[u32]) -> u64 {
     all.iter().filter(|(pid, _)| !descends(all, **pid, roots)).map(|(_, p)| p.ticks).sum()
 }

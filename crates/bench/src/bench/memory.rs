@@ -1,5 +1,4 @@
-//! Memory of connections that do nothing: what the data path's tables take, what the processes of a proxy hold, and what
-//! the kernel holds for sockets.
+//! Memory of idle connections: the data path's tables, the processes of a proxy, and the kernel's memory for sockets.
 
 use super::{
     Bench, Result,
@@ -12,7 +11,7 @@ use longsplice::{netns_inode, pin_folder};
 use longsplice_datapath::{MapSize, map_size};
 use std::{fs, thread, time::Duration};
 
-/// Through what, and whether released. The first is what end hosts hold by themselves.
+/// The variants measured, and whether flows are released. The first shows the memory of the end hosts alone.
 const VARIANTS: [(Variant, bool); 8] = [
     (Variant::IpForward, false),
     (Variant::Copy, false),
@@ -23,26 +22,26 @@ const VARIANTS: [(Variant, bool); 8] = [
     (Variant::Socat, false),
     (Variant::Dante, false),
 ];
-/// Held at the same time: enough that what the process needs anyway does not count.
+/// Number of simultaneous connections: enough that the fixed memory of a process is negligible.
 const CONNECTIONS: usize = 2000;
-/// The same where a connection is a process, or a good part of one.
+/// The same for variants where each connection takes a process, or a large part of one.
 const PROCESSES: usize = 200;
-/// Opened and closed before: code is paged in, and arenas are made.
+/// Connections opened and closed before, until code is paged in and allocator arenas exist.
 const FIRST: usize = 50;
-/// Closing takes its time, and allocators give back late: so long nothing may change.
+/// The counts must stay the same for this long: closing takes time, and allocators return memory late.
 const REST: Duration = Duration::from_millis(500);
-/// Some 30 s until it does not: much for any proxy on a busy machine.
+/// Maximum number of such periods, some 30 s in total: long for any proxy on a busy machine.
 const RESTS: usize = 60;
-/// Sockets of the machine: what is no change, for a few are always someone else's.
+/// Change in the number of sockets that is ignored: other programs always open and close a few.
 const STIR: f64 = 10.0;
-/// Seconds until sockets are closed, where they are.
+/// Seconds until sockets are closed, in variants with release.
 const RELEASE: f64 = 0.1;
-/// Caches of the kernel that a socket has its parts in.
+/// Kernel caches that hold the parts of a socket.
 const CACHES: [&str; 6] = ["TCP", "sock_inode_cache", "filp", "dentry", "eventpoll_epi", "eventpoll_pwq"];
-/// Of x86-64, and most others.
+/// Page size of x86-64 and most other architectures.
 const PAGE: f64 = 4096.0;
 
-/// Tables, processes and sockets.
+/// Measures tables, processes and sockets.
 pub fn measure(bench: &Bench) -> Result<Memory> {
     let mut tables = Vec::new();
     let mut all: Vec<Held> = Vec::new();
@@ -79,7 +78,7 @@ fn table(venue: &Venue, name: &str) -> Result<Table> {
     Ok(Table { name: name.to_owned(), entries, bytes, per_entry: bytes as f64 / entries.max(1) as f64 })
 }
 
-/// `ends`: what the kernel holds for both end hosts.
+/// Measures one variant. `ends`: the kernel's memory for both end hosts.
 fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
     let variant = venue.variant;
     let connections = if matches!(variant, Variant::Socat | Variant::Dante) { PROCESSES } else { CONNECTIONS };
@@ -93,7 +92,7 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
     let after = (venue.pid().map(resident), open.bytes);
     let cost = watch.stop();
     drop(pairs);
-    // Else they would go while the next variant's are counted.
+    // Otherwise they would be closed while the next variant's are counted.
     sockets_when(|_, now| now <= closed.count + (open.count - closed.count) / 10.0 + STIR)?;
     let each = |before: f64, after: f64| (after - before).max(0.0) / connections as f64;
     let kernel = each(before.1, after.1);
@@ -102,7 +101,7 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
     Ok(Held { variant, released, connections, resident, kernel, forwarder, disturbed: cost.disturbed })
 }
 
-/// Bytes in memory of a process and those that it has started. What several of them share is divided among them.
+/// Resident bytes of a process and its descendants. Shared pages are divided among their users.
 pub fn resident(pid: u32) -> f64 {
     let of = |pid: u32| {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
@@ -111,15 +110,15 @@ pub fn resident(pid: u32) -> f64 {
     tree(pid).into_iter().map(of).sum()
 }
 
-/// What the kernel has for TCP on the whole machine.
+/// The kernel's memory for TCP on the whole machine.
 struct Sockets {
-    /// Sockets, in all namespaces.
+    /// Number of sockets, in all namespaces.
     count: f64,
-    /// What [`CACHES`] hold, and what is queued.
+    /// Bytes in [`CACHES`] and in queues.
     bytes: f64,
 }
 
-/// [`Sockets`] when `they(last, now)`, counts, are as wanted. Not bytes: other programs' files are among them, too.
+/// Waits until `they(last, now)` holds for the socket counts. Not for bytes, which also include other programs' files.
 fn sockets_when(they: impl Fn(f64, f64) -> bool) -> Result<Sockets> {
     let mut last = sockets()?;
     for _ in 0..RESTS {
@@ -148,7 +147,7 @@ fn sockets() -> Result<Sockets> {
     Ok(Sockets { count: number("alloc")?, bytes: slabs + number("mem")? * PAGE })
 }
 
-/// Live objects by their size (slabinfo(5)).
+/// Total size of live objects (slabinfo(5)).
 fn slab_bytes(slabinfo: &str) -> f64 {
     let bytes = |line: &str| {
         let mut fields = line.split_whitespace();

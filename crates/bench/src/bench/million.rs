@@ -1,8 +1,8 @@
-//! A million connections at the same time, all spliced and released: what each of them takes, whether they still carry
-//! bytes, and what a look-up costs among so many.
+//! A million simultaneous connections, all spliced and released: the memory of
+//! each, whether they still carry data, and the cost of a look-up among so many.
 //!
-//! [`place`] is the proxy in its network, [`hosts`] are the threads that play client and server, and [`ends`] what these
-//! do: each connection begins with its number, by which the server's end is found again.
+//! [`place`] is the proxy in its network, [`hosts`] are the threads that play client and server, and [`ends`] are their
+//! parts: each connection starts with its number, by which the server's end is found again.
 
 mod ends;
 mod hosts;
@@ -21,63 +21,64 @@ use place::Place;
 use serde::{Deserialize, Serialize};
 use std::{fs, path::Path, time::Instant};
 
-/// The file that keeps it, beside the other results: it is measured at another time.
+/// Name of the result file. It is separate from the other results, because it is measured at another time.
 pub const JSON: &str = "million.json";
-/// Opened first: what a look-up among a million is compared with. Memory counts from here on.
+/// Number of connections opened first: look-ups among a million are
+/// compared with look-ups among these. Memory is measured from here on.
 const FEW: usize = 1000;
 
-/// What is kept.
+/// The contents of the result file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
     /// [`FORMAT`].
     pub format: u32,
     /// Day in UTC.
     pub date: String,
-    /// Where and with what.
+    /// Where and with what the results were measured.
     pub machine: Machine,
-    /// What was found.
+    /// The results.
     pub million: Million,
 }
 
 impl Kept {
-    /// Of today, on this machine.
+    /// Results of today, on this machine.
     pub fn new(machine: Machine, million: Million) -> Kept {
         Kept { format: FORMAT, date: today(), machine, million }
     }
 
-    /// Beside other results, or alone.
+    /// Writes the file, beside other results or alone.
     pub fn write(&self, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir)?;
         Ok(fs::write(dir.join(JSON), serde_json::to_string_pretty(self)? + "\n")?)
     }
 
-    /// With its heading, as Markdown.
+    /// Formats the results with a heading, as Markdown.
     pub fn text(&self) -> String {
         let head = format!("## Connections at the same time, measured on {}", self.date);
         format!("{head}\n\n{}.\n\n{}", report::machine(&self.machine), self.million.table())
     }
 }
 
-/// What was found.
+/// The results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Million {
-    /// Held at the same time.
+    /// Number of simultaneous connections.
     pub connections: usize,
-    /// Opened, spliced and released per second, hosts included.
+    /// Connections opened, spliced and released per second, including the hosts' work.
     pub per_second: f64,
-    /// Resident in the process, bytes per connection.
+    /// Resident bytes of the process per connection.
     pub process: f64,
-    /// All of the process at the end, bytes.
+    /// Resident bytes of the process at the end.
     pub resident: u64,
-    /// Tables of the data path, bytes per flow they have room for.
+    /// Bytes of the data path's tables per flow of capacity.
     pub tables: f64,
-    /// Kernel memory of all kinds of objects (slab), bytes per connection: the sockets of both hosts.
+    /// Bytes of kernel objects of all kinds (slab) per connection: the sockets of both hosts.
     pub slab: f64,
-    /// Connections, drawn at random, that carried bytes both ways, all of them right.
+    /// Randomly chosen connections that carried correct data both ways.
     pub checked: usize,
-    /// Of a round trip on one CPU over connections drawn from the first few, microseconds.
+    /// Microseconds of a round trip on one CPU, over connections chosen from the first few.
     pub micros_few: f64,
-    /// The same, drawn from all.
+    /// The same, chosen from all connections.
     pub micros_all: f64,
 }
 
@@ -99,7 +100,7 @@ impl Million {
     }
 }
 
-/// Opens them, in two steps, and looks.
+/// Opens the connections in two steps, and measures.
 pub fn measure(bench: &Bench, connections: usize) -> Result<Million> {
     let per_table = raise_limit()?;
     let place = Place::set(connections)?;
@@ -110,7 +111,7 @@ pub fn measure(bench: &Bench, connections: usize) -> Result<Million> {
     let mut dice = 1;
     let mut draw = |n: usize| (0..rounds).map(|_| (random(&mut dice) % n as u64) as usize).collect::<Vec<_>>();
     place.wait_released()?;
-    hosts.ping(&draw(few))?; // everything is warm after this
+    hosts.ping(&draw(few))?; // warms everything up
     let micros_few = hosts.ping(&draw(few))?;
     let (resident_few, slab_few) = (resident(place.proxy.pid()) as u64, slab()?);
 
@@ -135,7 +136,8 @@ pub fn measure(bench: &Bench, connections: usize) -> Result<Million> {
     })
 }
 
-/// How many ends a table of descriptors holds, beside what every program has open.
+/// Raises the limit of descriptors. Returns the number of ends that fit in
+/// a descriptor table, beside the descriptors that every program has open.
 fn raise_limit() -> Result<usize> {
     const OTHERS: u64 = 256;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;

@@ -1,5 +1,5 @@
-//! Objects of a given size, fetched over a connection each: the client asks with eight bytes, and the server sends as many
-//! as they say. The set-up of the connection counts.
+//! Objects of a given size, each fetched over a connection of its own: the client sends eight bytes, and the server answers
+//! with the number of bytes they contain. Connection set-up is included.
 
 use super::{
     Result,
@@ -20,28 +20,28 @@ use std::{
 /// Bytes per write and read.
 const BLOCK: usize = 256 << 10;
 
-/// What is fetched, and how long.
+/// The plan of a measurement.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// Size of each object.
+    /// Size of each object in bytes.
     pub bytes: u64,
-    /// Who fetch at the same time.
+    /// Number of simultaneous clients.
     pub clients: usize,
-    /// No fetch begins after this.
+    /// No fetch starts after this time.
     pub length: Duration,
-    /// Not more of them than this, since flows that have ended stay in the tables for a minute.
+    /// Maximum number of fetches, since ended flows stay in the tables for a minute.
     pub most: usize,
 }
 
-/// What became of it.
+/// The result.
 pub struct Fetched {
-    /// Seconds, each.
+    /// Seconds of each fetch.
     pub times: Vec<f64>,
-    /// Of them all.
+    /// Cost of all fetches.
     pub cost: Cost,
 }
 
-/// Every client fetches once before it counts, and once at least when it does.
+/// Fetches objects. Every client fetches once before the measurement, and at least once during it.
 pub fn fetch(venue: &Venue, plan: Plan) -> Result<Fetched> {
     let _server = Server::start(venue.listener()?, plan.clients > 1);
     let ready = Arc::new(Barrier::new(plan.clients + 1));
@@ -88,21 +88,21 @@ fn one(dialler: &Dialler, bytes: u64, block: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// Serves as many bytes as it is asked for.
+/// A server that sends as many bytes as requested.
 struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Server {
-    /// `many`: a thread for each connection; otherwise one after the other.
+    /// `many`: with a thread for each connection; otherwise one connection after another.
     fn start(listener: TcpListener, many: bool) -> Server {
         const LOOK: Duration = Duration::from_millis(20);
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let thread = thread::spawn(move || {
             while !told.load(Relaxed) {
-                // The client notices what goes wrong here.
+                // Errors are noticed by the client.
                 let Ok(Some(stream)) = venue::accept(&listener, LOOK) else { continue };
                 if many {
                     thread::spawn(move || serve(stream));
@@ -135,6 +135,6 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
         left -= n;
     }
     stream.shutdown(Shutdown::Write)?;
-    // Until the client has closed: no reset may overtake the end.
+    // Wait until the client has closed, so that no reset overtakes the end of the stream.
     stream.read(&mut size).map(drop)
 }

@@ -1,4 +1,5 @@
-//! Programs that the bench starts in the forwarder: ours, and those of others, each configured as its documentation advises.
+//! Programs that the bench starts in the forwarder: longsplice and
+//! other proxies, each configured as its documentation advises.
 
 use super::{
     Result,
@@ -14,10 +15,10 @@ use std::{
     time::Duration,
 };
 
-/// Where Debian has nginx's stream module; other builds have it inside.
+/// Debian's path of nginx's stream module; other builds include the module.
 const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
-/// A program of somebody else.
+/// A program by others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// HAProxy.
@@ -28,15 +29,15 @@ pub enum Peer {
     Socat,
     /// Dante.
     Dante,
-    /// nft, which tells the kernel what to filter and to translate.
+    /// nft, which configures packet filtering and address translation in the kernel.
     Nft,
 }
 
 impl Peer {
-    /// All of them.
+    /// All peers.
     pub const ALL: [Peer; 5] = [Peer::Haproxy, Peer::Nginx, Peer::Socat, Peer::Dante, Peer::Nft];
 
-    /// As its authors write it.
+    /// The name as its authors write it.
     pub fn name(self) -> &'static str {
         match self {
             Peer::Haproxy => "HAProxy",
@@ -47,7 +48,7 @@ impl Peer {
         }
     }
 
-    /// Where Debian puts it, which is not in everybody's PATH.
+    /// Debian's path of the program, which is not in every user's PATH.
     pub fn program(self) -> &'static str {
         match self {
             Peer::Haproxy => "/usr/sbin/haproxy",
@@ -68,13 +69,13 @@ impl Peer {
         }
     }
 
-    /// The line in which it tells its version; none: it is not installed.
+    /// The program's version line; `None` if it is not installed.
     pub fn version(self) -> Option<String> {
         let argument = if self == Peer::Socat { "-V" } else { "-v" };
         let output = Command::new(self.program()).arg(argument).output().ok()?;
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8_lossy(&said);
-        // socat first says who has made it.
+        // socat prints its author first.
         let line = said.lines().find(|l| l.contains("version") || l.contains(" v"))?;
         Some(line.trim().to_owned())
     }
@@ -113,7 +114,7 @@ impl Peer {
     }
 }
 
-/// Why a variant cannot be had here; none: it can.
+/// Why a variant is not available here; `None` if it is.
 pub fn lacks(variant: Variant) -> Option<String> {
     let peer = variant.peer()?;
     if !peer.installed() {
@@ -124,7 +125,7 @@ pub fn lacks(variant: Variant) -> Option<String> {
     tried.err().map(|e| format!("{variant}, which this kernel does not have: {e}"))
 }
 
-/// What nft is told. Ten rules that do not match, and one for either direction of the client's network.
+/// The nft ruleset of a variant: ten rules that do not match, and one for each direction of the client's network.
 pub fn ruleset(variant: Variant) -> Option<String> {
     let (client, server) = (format!("{}/24", topology::CLIENT.v4), topology::SERVER.v4);
     match variant {
@@ -145,7 +146,7 @@ pub fn ruleset(variant: Variant) -> Option<String> {
     }
 }
 
-/// The forwarder has these rules from now on.
+/// Loads these rules in the forwarder.
 pub fn load_rules(lab: &Lab, rules: &str) -> Result<()> {
     nft(&mut lab.forwarder.command(Peer::Nft.program()), rules)
 }
@@ -163,7 +164,7 @@ fn nft(command: &mut Command, rules: &str) -> Result<()> {
     Err(String::from_utf8_lossy(&done.stderr).lines().next().unwrap_or("nft failed").to_owned().into())
 }
 
-/// Starts what stands in the middle of a variant; none: the kernel does it all.
+/// Starts the program of a variant; `None` if the kernel does everything.
 pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>) -> Result<Option<ChildGuard>> {
     let Some(peer) = variant.peer() else {
         let ours = !variant.routed() && variant != Variant::Direct;
@@ -186,7 +187,7 @@ pub fn start(variant: Variant, lab: &Lab, dir: &Path, release_after: Option<f64>
     when_ready(guard, |_| lab.forwarder.wait_listening(PORT, PATIENCE)).map(Some)
 }
 
-/// Waits until it is ready; if it never is, says what it said.
+/// Waits until a program is ready. If it does not become ready, the error contains its output.
 pub fn when_ready(
     mut guard: ChildGuard,
     ready: impl FnOnce(&mut ChildGuard) -> std::result::Result<(), LabError>,
@@ -195,7 +196,7 @@ pub fn when_ready(
     Ok(guard)
 }
 
-/// What belongs to this machine, and not into the printed configuration.
+/// Settings of this machine, which are not part of the printed configuration.
 fn nginx_globals(dir: &Path) -> String {
     let module =
         if Path::new(STREAM_MODULE).exists() { format!("load_module {STREAM_MODULE};") } else { String::new() };
@@ -216,8 +217,8 @@ fn start_longsplice(variant: Variant, lab: &Lab, dir: &Path, release_after: Opti
     Ok(guard)
 }
 
-/// longsplice in the forwarder, with its files in `dir` ([`control_socket`]), and ready within the limit. Without an access log, as
-/// the others are, unless the arguments name one.
+/// Starts longsplice in the forwarder with its files in `dir` ([`control_socket`]), and waits within the limit until it is
+/// ready. Like the other proxies it has no access log, unless the arguments name one.
 pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], limit: Duration) -> Result<ChildGuard> {
     let program = crate::program()?;
     let mut run = lab.forwarder.command(program.to_str().ok_or("the path of this program is no text")?);
@@ -228,12 +229,12 @@ pub fn run_longsplice(lab: &Lab, dir: &Path, config: &str, arguments: &[&str], l
     when_ready(ChildGuard::spawn(&mut run)?, |guard| guard.wait_output("control socket", limit))
 }
 
-/// Where longsplice is asked.
+/// Path of the control socket.
 pub fn control_socket(dir: &Path) -> PathBuf {
     dir.join("control.sock")
 }
 
-/// What is written for longsplice: one listener, with room for the one client that there is.
+/// The configuration of longsplice: one listener, with limits that fit a single client.
 pub fn longsplice_config(variant: Variant, release_after: Option<f64>) -> String {
     let (own, target) = (proxy(), server());
     let serves = match variant {

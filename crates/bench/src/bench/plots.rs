@@ -1,4 +1,4 @@
-//! Pictures of the tables, as SVG beside them. One for each kind that was measured.
+//! Plots of the tables as SVG, one for each kind measured.
 
 use super::{
     Result,
@@ -13,10 +13,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 const SIZE: (u32, u32) = (1100, 520);
 const TEXT: (&str, i32) = ("sans-serif", 13);
-/// Part of a group's width that its bars take.
+/// Fraction of a group's width that is filled by its bars.
 const FILLED: f64 = 0.84;
 
-/// Colours that differ for most eyes, also beside each other (Okabe and Ito).
+/// Colours that most people can distinguish, also side by side (Okabe and Ito).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0x99, 0x99, 0x99),
     RGBColor(0x00, 0x72, 0xb2),
@@ -28,7 +28,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// Several bars side by side, for each of several things. What was not measured leaves a gap.
+/// Groups of bars, one for each of several things. A missing measurement leaves a gap.
 struct Bars {
     caption: &'static str,
     unit: &'static str,
@@ -36,7 +36,7 @@ struct Bars {
     groups: Vec<(String, Vec<Option<f64>>)>,
 }
 
-/// All pictures that there are figures for.
+/// Draws all plots for which there are figures.
 pub fn draw(dir: &Path, s: &Summary) -> Result<()> {
     for (name, bars) in
         [("segments.svg", segments(s)), ("bulk.svg", bulk(s)), ("rate.svg", rate(s)), ("http.svg", http(s))]
@@ -110,7 +110,7 @@ impl Bars {
             .x_label_area_size(44)
             .y_label_area_size(64)
             .build_cartesian_2d(0.0..width, 0.0..top)?;
-        // Groups are named below: the axis itself has nothing to say.
+        // Group names are drawn below, so the axis has no labels.
         chart.configure_mesh().disable_x_mesh().x_labels(0).y_desc(self.unit).label_style(TEXT).draw()?;
         let each = FILLED / self.legend.len() as f64;
         for (n, name) in self.legend.iter().enumerate() {
@@ -125,7 +125,7 @@ impl Bars {
         for (group, (name, _)) in self.groups.iter().enumerate() {
             let (x, y) = chart.backend_coord(&(group as f64 + 0.5, 0.0));
             let style = TEXT.into_text_style(area).pos(centred());
-            // A name of several parts has a line for each.
+            // A name with several parts has a line for each.
             for (line, part) in name.split(", ").enumerate() {
                 area.draw(&Text::new(part.to_owned(), (x, y + 5 + 14 * line as i32), style.clone()))?;
             }
@@ -148,7 +148,7 @@ fn legend<'a, X: Ranged + 'a, Y: Ranged + 'a>(
     Ok(())
 }
 
-/// Both loads side by side; both axes are logarithmic.
+/// Plots both loads side by side; both axes are logarithmic.
 fn response(file: &Path, s: &Summary) -> Result<()> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
@@ -187,7 +187,7 @@ fn response(file: &Path, s: &Summary) -> Result<()> {
     Ok(())
 }
 
-/// Size and load.
+/// Size and load of a subject.
 fn parts(subject: Subject) -> Option<(u64, u64)> {
     match subject {
         Subject::Response { bytes, clients } => Some((bytes, clients)),

@@ -1,5 +1,5 @@
-//! New connections per second, which is where splicing has to be paid for: eight clients that open one short connection
-//! after the other, on all CPUs.
+//! New connections per second, where the cost of a splice shows: eight
+//! clients on all CPUs that open short connections one after another.
 
 use super::{
     Bench, Result,
@@ -12,20 +12,21 @@ use super::{
 use std::time::Duration;
 
 const CLIENTS: usize = 8;
-/// What each connection carries.
+/// Bytes carried by each connection.
 const BYTES: [u64; 2] = [1, 16 << 10];
-/// In one run. Half as many ports as a proxy has for one server, most of which stay taken for a minute.
+/// Maximum number of connections in one run: half the ports that a proxy
+/// has for one server, since most of them stay in use for a minute.
 const CONNECTIONS: usize = 8000;
 const VARIANTS: [Variant; 6] =
     [Variant::IpForward, Variant::Spliced, Variant::Default, Variant::Copy, Variant::Haproxy, Variant::Nginx];
 
-/// Both sizes.
+/// Measures both sizes.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let case = |bytes| bench.rounds(Subject::Rate { bytes }, &VARIANTS, |v| run(v, bytes, bench.seconds));
     BYTES.into_iter().map(case).collect()
 }
 
-/// In a new venue each time: what ended connections leave for a minute must not pile up.
+/// Uses a new venue for each run, since the entries of ended connections stay for a minute and must not accumulate.
 fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
     let venue = Venue::set(variant, Packets::Large)?;
     let length = Duration::from_secs_f64(seconds);

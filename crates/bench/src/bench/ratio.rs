@@ -1,6 +1,6 @@
 //! Throughput by the ratio of data to acknowledgements (Table III of the connection-splicing paper): derived from the cost
-//! of segments, and measured by a transfer in MTU-size packets, everything on one CPU, whose receivers acknowledge as they
-//! are told to. How they really did is counted at the client's device.
+//! of segments, and measured by a transfer in MTU-size packets with everything on one CPU, whose receivers are set to a
+//! ratio. The actual ratio is counted at the client's device.
 
 use super::{
     Bench, Result, bulk,
@@ -13,16 +13,16 @@ use super::{
 };
 use longsplice_lab::{Lab, Namespace};
 
-/// Segments to one acknowledgement, as in the paper.
+/// Segments per acknowledgement, as in the paper.
 pub const SEGMENTS: [u64; 3] = [3, 2, 1];
-/// As in the paper, with the router and the most usual peer.
+/// The variants of the paper, with the router and the most common peer.
 pub const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::Spliced, Variant::Copy, Variant::Haproxy];
 
-/// The client sleeps until so much has come, and TCP acknowledges as it should meanwhile. On one CPU a reader that is always
-/// awake is always late, and TCP then acknowledges only what has been read: one segment in ten, or in twenty.
+/// Bytes that must have arrived before the client wakes up; meanwhile TCP acknowledges at the set ratio. On one CPU a reader
+/// that never sleeps is always behind, and TCP then acknowledges only what has been read: one segment in ten or twenty.
 const UNREAD: u32 = 1 << 20;
 
-/// All ratios.
+/// Measures all ratios.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let case = |segments| {
         let venues = bench.venues(&VARIANTS, Packets::Mtu)?;
@@ -34,8 +34,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     on_one_cpu(|| SEGMENTS.into_iter().map(case).collect())
 }
 
-/// Two is what Linux does. One: the routes say so, at the client and where a proxy receives. Three: the client's device
-/// puts so many together before TCP sees them, and TCP acknowledges the whole.
+/// Sets the ratio. Two is Linux's default. One is set by routes, at the client and where a proxy receives. Three: the
+/// client's device coalesces this many segments before TCP, which acknowledges them as a whole.
 fn acknowledge(lab: &Lab, segments: u64) -> Result<()> {
     let ip = |host: &Namespace, words: &str| host.execute("ip", &words.split(' ').collect::<Vec<_>>());
     match segments {
@@ -63,31 +63,31 @@ fn run(venue: &Venue, seconds: f64) -> Result<Run> {
     let (bytes, cost) = bulk::transfer_over(pairs, seconds)?;
     let after = Device::of(&venue.lab.client, "c0")?;
     let (megabytes, cpu) = (bytes as f64 / 1e6, cost.cpu * 1e9 / bytes as f64);
-    // A device that waits for more to come leaves the CPU idle meanwhile: what counts is what a busy one carries.
+    // A device that waits for further packets leaves the CPU idle meanwhile, so scale to a busy CPU.
     let value = megabytes / (cost.seconds * cost.first_busy.max(0.01));
     let mut run = Run::new(venue.variant, cost, bytes as f64, value, cpu);
     run.per_ack = Some((after.received - before.received) as f64 / (after.sent - before.sent).max(1) as f64);
     Ok(run)
 }
 
-/// MB/s with the costs of Table II: so many large segments and one small one take so long. End hosts included.
+/// MB/s derived from the costs of Table II, for `segments` large segments and one small one. End hosts included.
 pub fn derived(summary: &Summary, variant: Variant, segments: f64) -> Option<f64> {
     let cost = |bytes| summary.line(Subject::Segment { bytes }, variant).map(|line| line.value.median);
     throughput(segments, cost)
 }
 
-/// The same for the forwarder by itself: without what two hosts on one wire take.
+/// The same for the forwarder alone: without the cost of two directly connected hosts.
 pub fn derived_alone(summary: &Summary, variant: Variant, segments: f64) -> Option<f64> {
     throughput(segments, |bytes| alone(summary, bytes, variant))
 }
 
-/// Cost of a segment in the forwarder, in microseconds.
+/// Cost of a segment in the forwarder alone, in microseconds.
 pub fn alone(summary: &Summary, bytes: u64, variant: Variant) -> Option<f64> {
     let of = |v| summary.line(Subject::Segment { bytes }, v).map(|line| line.value.median);
     Some(of(variant)? - of(Variant::Direct)?).filter(|micros| *micros > 0.0)
 }
 
-/// An acknowledgement without data is taken for as costly as a segment of one byte, as in the paper.
+/// As in the paper, an acknowledgement without data is assumed to cost as much as a segment of one byte.
 fn throughput(segments: f64, cost: impl Fn(u64) -> Option<f64>) -> Option<f64> {
     let [small, large] = segment::BYTES;
     // Bytes per microsecond are megabytes per second.
@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn the_numbers_of_the_paper() {
-        // 2-path and IP/FWD of its Table II come to the corners of its Table III, with its 1460 bytes per segment.
+        // The values of 2-path and IP/FWD in its Table II yield the
+        // corners of its Table III, with its 1460 bytes per segment.
         let of = |small, large, n| throughput(n, |bytes| Some(if bytes == 1 { small } else { large })).unwrap();
         let paper = 1460.0 / segment::BYTES[1] as f64;
         assert_eq!((of(68.5, 101.1, 3.0) * paper).round(), 12.0);

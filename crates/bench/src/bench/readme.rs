@@ -1,4 +1,4 @@
-//! Puts the figures of the latest results into documents: nobody types them.
+//! Writes the figures of the latest results into the documents, so that they are never typed by hand.
 
 use super::{
     Result, million, report,
@@ -15,14 +15,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The file that is read again.
+/// Name of the file that is read back.
 pub const JSON: &str = "results.json";
-/// The single runs behind it, which git ignores.
+/// Name of the file with the single runs, which git ignores.
 pub const ROUNDS: &str = "rounds.json";
 const BEGIN: &str = "<!-- figures -->";
 const END: &str = "<!-- /figures -->";
 
-/// Rewrites both documents below `top`; which ones.
+/// Updates both documents below `top`. Returns their paths.
 pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     let none = || format!("no results in {}: run `longsplice-bench`", results.display());
     let source = |dir: &Path| dir.strip_prefix(top).unwrap_or(dir).display().to_string();
@@ -44,7 +44,7 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// What the latest directory that has this file keeps in it: directories begin with their date. None: there is none.
+/// Reads this file in the latest directory that has it; directory names start with the date. `None` if no directory has it.
 fn latest<T: DeserializeOwned>(results: &Path, name: &str) -> Result<Option<(PathBuf, T)>> {
     let entries = fs::read_dir(results).map_err(|e| format!("{}: {e}; run `longsplice-bench`", results.display()))?;
     let Some(dir) = entries.flatten().map(|e| e.path()).filter(|dir| dir.join(name).exists()).max() else {
@@ -60,14 +60,14 @@ fn latest<T: DeserializeOwned>(results: &Path, name: &str) -> Result<Option<(Pat
     Ok(Some((dir, serde_json::from_value(json).map_err(|e| wrong(&e))?)))
 }
 
-/// What stands between the marks is replaced. None: they are not there.
+/// Replaces the text between the marks. `None` if there are no marks.
 fn replace(text: &str, figures: &str) -> Option<String> {
     let (head, rest) = text.split_once(BEGIN)?;
     let (_, tail) = rest.split_once(END)?;
     Some(format!("{head}{BEGIN}\n{}\n{END}{tail}", figures.trim()))
 }
 
-/// Columns of the first screen's table; one that has no figure as a plug has it as a SOCKS proxy.
+/// Columns of the overview table. Where a column has no figure as a plug, the figure as a SOCKS proxy is used.
 const COLUMNS: [[Variant; 2]; 6] = [
     [Variant::Spliced, Variant::SplicedSocks],
     [Variant::Copy, Variant::CopySocks],
@@ -77,7 +77,7 @@ const COLUMNS: [[Variant; 2]; 6] = [
     [Variant::Dante; 2],
 ];
 
-/// Its rows: what, whether of CPU time, and its name.
+/// Rows of the overview table: subject, whether CPU time, and name.
 const ROWS: [(Subject, bool, &str); 12] = [
     (bulk(Packets::Large, 1), false, "throughput, packets of up to 64 KB, 1 connection"),
     (bulk(Packets::Large, 8), false, "throughput, packets of up to 64 KB, 8 connections"),
@@ -93,7 +93,7 @@ const ROWS: [(Subject, bool, &str); 12] = [
     (Subject::Rate { bytes: 1 }, false, "connections per second, 1 byte each"),
 ];
 
-/// And rows with a figure in its first column alone: the ways of the data path.
+/// Additional rows with a figure in the first column only: the ways through the data path.
 const FLOODS: [(Variant, &str); 4] = [
     (Variant::Tcx, "CPU time per small packet, tcx"),
     (Variant::TcxPeer, "CPU time per small packet, tcx into a veth's peer"),
@@ -105,7 +105,7 @@ const fn bulk(packets: Packets, connections: u64) -> Subject {
     Subject::Bulk { packets, connections }
 }
 
-/// The first screen's table: ratios only.
+/// The overview table, with ratios only.
 fn short(results: &Results, source: &str) -> String {
     let s = &results.summary;
     let figure = |subject, of_cpu: bool, variants: [Variant; 2]| {

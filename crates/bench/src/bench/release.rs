@@ -1,5 +1,5 @@
-//! What it takes to close the sockets of a spliced flow, and to make them again: the flow is spliced, released, and recreated
-//! in turn, with nothing under way.
+//! Time to close the sockets of a spliced flow, and to recreate them: the
+//! flow is spliced, released and recreated in turn, with no data in flight.
 
 use super::{
     Result,
@@ -8,17 +8,17 @@ use super::{
 use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Released, Repair, SwitchError, Tuple};
 use std::{os::fd::OwnedFd, time::Instant};
 
-/// A flow whose sockets are nobody's but ours. Since no byte flows, its positions stay.
+/// A flow whose sockets are owned here. No data flows, so its positions stay the same.
 pub struct Flow<'a> {
     datapath: &'a Datapath,
     legs: [Tuple; 2],
     halves: [Half; 2],
-    /// None while it is released.
+    /// `None` while the flow is released.
     sockets: Option<[OwnedFd; 2]>,
 }
 
 impl<'a> Flow<'a> {
-    /// The engine's legs come once and are not made again: they are released, and the first recreation is not counted.
+    /// Starts with the engine's legs, which cannot be recreated: they are released, and the first recreation is not counted.
     pub async fn first(mut proxy: Proxy<'a>) -> Result<Flow<'a>> {
         let (datapath, legs, halves) = (proxy.datapath, proxy.tuples(), [proxy.half(0), proxy.half(1)]);
         let mut uncounted = Times::default();
@@ -29,7 +29,7 @@ impl<'a> Flow<'a> {
         Ok(Flow { datapath, legs, halves, sockets: Some(sockets) })
     }
 
-    /// There and back.
+    /// Splices, releases and recreates once.
     pub async fn cycle(&mut self, times: &mut Times) -> Result<()> {
         splice(self.datapath, &self.legs, &self.halves, times).await?;
         let began = Instant::now();
@@ -46,7 +46,7 @@ impl<'a> Flow<'a> {
 async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], times: &mut Times) -> Result<()> {
     loop {
         match timed(&mut times.freeze, || datapath.freeze(a, b, FreezeOptions::default())) {
-            // What the hosts have not acknowledged yet belongs to the last switch.
+            // Data not yet acknowledged by the hosts belongs to the last switch.
             Err(SwitchError::Busy) => {
                 times.freeze.pop();
                 tokio::task::yield_now().await;

@@ -1,4 +1,5 @@
-//! Tables: on standard output, beside the JSON, and in the README. They are made from [`Results`], never by hand.
+//! Tables for standard output, beside the JSON, and in the README.
+//! They are generated from [`Results`], never written by hand.
 
 use super::{
     machine::Machine,
@@ -11,7 +12,7 @@ use super::{
 };
 use std::fmt::Write;
 
-/// Everything, with the set-up.
+/// The whole report, with the set-up.
 pub fn full(results: &Results) -> String {
     let mut text = format!("## Measured on {}\n\n{}", results.date, machine(&results.machine));
     for peer in &results.machine.peers {
@@ -29,7 +30,7 @@ pub fn full(results: &Results) -> String {
     text
 }
 
-/// What it was measured on, in two lines.
+/// The machine, in two lines.
 pub fn machine(m: &Machine) -> String {
     format!("{} CPUs ({}), {} MB; Linux {};\nlongsplice {}", m.cpus, m.cpu, m.memory_mb, m.kernel, m.longsplice)
 }
@@ -87,7 +88,7 @@ fn tables(results: &Results) -> String {
     text
 }
 
-/// A row for each subject, a column for each variant.
+/// A table with a row for each subject and a column for each variant.
 fn by_variant(s: &Summary, kind: Kind, head: &str, cell: &dyn Fn(&Line) -> String) -> String {
     let (subjects, variants) = (s.subjects(kind), s.variants(kind));
     let rows = subjects.iter().map(|subject| {
@@ -113,7 +114,7 @@ fn first_column(kind: Kind) -> &'static str {
     }
 }
 
-/// Nothing if there are no rows. The first cell of a row is its head.
+/// Formats a table; empty without rows. The first cell of a row is its head.
 pub fn table(head: &str, first: &str, columns: &[String], rows: Vec<Vec<String>>) -> String {
     if rows.is_empty() {
         return String::new();
@@ -201,7 +202,8 @@ fn switch(results: &Results) -> String {
     table(head, "connection", &columns, rows.collect()) + &pays(results)
 }
 
-/// Segments that save what the calls of a switch of an idle connection take. When splicing pays is another matter.
+/// Numbers of segments that save as much time as the calls of a switch take
+/// on an idle connection. From when on splicing pays is a different question.
 fn pays(results: &Results) -> String {
     let s = &results.summary;
     let saved = segment::BYTES.map(|bytes| {
@@ -276,7 +278,7 @@ fn remarks(results: &Results) -> String {
     text
 }
 
-/// Lines that fit where prose is checked.
+/// Wraps prose to the line width allowed in documents.
 fn wrap(text: &str) -> Vec<String> {
     const WIDTH: usize = 116;
     let mut lines: Vec<String> = Vec::new();

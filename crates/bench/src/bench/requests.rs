@@ -1,7 +1,8 @@
-//! Requests over persistent connections, each of which has the next when the last reply has come.
+//! Requests over persistent connections. Each connection sends the next request once the last reply is complete.
 //!
-//! A client of our own, since it reads 256 KB at a time: wrk reads 8 KB, and would cost more than what is measured. Every
-//! reply's length is checked, and some bytes of each read; the first reply of each connection, which does not count, whole.
+//! The bench uses a client of its own, which reads 256 KB at a time: wrk reads 8 KB, and would
+//! cost more than what is measured. The length of every reply is checked, and some bytes of
+//! each read; the first reply of each connection, which does not count, is checked completely.
 
 use super::{
     Result,
@@ -20,12 +21,12 @@ use std::{
 
 /// Bytes per read.
 const BLOCK: usize = 256 << 10;
-/// Of each read, so many are compared at either end.
+/// Bytes compared at each end of a read.
 const LOOK: usize = 32;
-/// A longer head is none of the origin's.
+/// Maximum length of a head; the origin's are shorter.
 const HEAD: usize = 4 << 10;
 
-/// Requests that were answered, and what they have cost.
+/// Returns the number of answered requests, and their cost.
 pub fn ask(site: &Site, bytes: u64, connections: usize, length: Duration) -> Result<(f64, Cost)> {
     let ready = Arc::new(Barrier::new(connections + 1));
     let client = |number: usize| {
@@ -51,7 +52,7 @@ pub fn ask(site: &Site, bytes: u64, connections: usize, length: Duration) -> Res
     Ok((f64::from(count), watch.stop()))
 }
 
-/// A client's connection.
+/// A connection of the client.
 pub struct Asker {
     stream: TcpStream,
     to: SocketAddr,
@@ -59,7 +60,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// To a site, or to a server itself.
+    /// Connects to a site, or directly to a server.
     pub fn connect(to: SocketAddr) -> io::Result<Asker> {
         let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
         stream.set_nodelay(true)?;
@@ -68,7 +69,7 @@ impl Asker {
         Ok(Asker { stream, to, block: vec![0; BLOCK] })
     }
 
-    /// A request for the file of so many bytes, and the reply, of which so many bytes at either end of each read are compared.
+    /// Requests the file of `length` bytes, and compares `look` bytes at each end of every read of the reply.
     pub fn ask(&mut self, length: u64, look: usize) -> io::Result<()> {
         let request = format!("GET /{length} HTTP/1.1\r\nHost: {}\r\n\r\n", self.to);
         self.stream.write_all(request.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Response time by size of object (Fig. 6.1 and 6.2 of the symmetric-splice paper), here from connecting to the last byte:
+//! Response time by object size (Fig. 6.1 and 6.2 of the symmetric-splice paper), measured from connecting to the last byte:
 //! through SOCKS proxies and a router, with one client and with many.
 
 use super::{
@@ -12,16 +12,16 @@ use super::{
 };
 use std::time::Duration;
 
-/// The largest at low load only.
+/// Object sizes; the largest at low load only.
 const BYTES: [u64; 6] = [1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20, 100 << 20];
-/// Low load and high.
+/// Numbers of clients at low and high load.
 const CLIENTS: [u64; 2] = [1, 32];
-/// Of the length of a transfer; many small objects tell as much in this time.
+/// Length of one run, as a fraction of a transfer: with many small objects this is enough.
 const SHARE: f64 = 0.4;
 const OBJECTS: usize = 4000;
 const VARIANTS: [Variant; 4] = [Variant::IpForward, Variant::SplicedSocks, Variant::CopySocks, Variant::Dante];
 
-/// All sizes, at both loads.
+/// Measures all sizes at both loads.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for clients in CLIENTS {
@@ -34,7 +34,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// In a new venue each time: what ended connections leave for a minute must not pile up.
+/// Uses a new venue for each run, since the entries of ended connections stay for a minute and must not accumulate.
 fn run(variant: Variant, bytes: u64, clients: u64, seconds: f64) -> Result<Run> {
     let venue = Venue::set(variant, Packets::Large)?;
     let length = Duration::from_secs_f64(seconds);

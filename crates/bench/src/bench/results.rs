@@ -1,5 +1,5 @@
-//! What was measured, and what it comes to. Medians and spreads are kept as [`Results`]; the single runs ([`Case`]) are
-//! written beside them, for who wants to take medians again.
+//! Measurements and results. Medians and spreads are kept as [`Results`]; the single runs ([`Case`]) are written beside
+//! them, for anyone who wants to compute medians again.
 
 use super::{
     bulk::COALESCED,
@@ -12,106 +12,106 @@ use super::{
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Version of the JSON's shape.
+/// Version of the JSON format.
 pub const FORMAT: u32 = 4;
 
-/// One run of `longsplice-bench`, as JSON keeps it.
+/// One run of `longsplice-bench`, as kept in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`FORMAT`].
     pub format: u32,
     /// Day in UTC.
     pub date: String,
-    /// Where and with what.
+    /// Where and with what the results were measured.
     pub machine: Machine,
-    /// How.
+    /// How the results were measured.
     pub setup: Setup,
-    /// What is missing, and why.
+    /// Missing measurements, and why.
     pub skipped: Vec<String>,
-    /// What it comes to.
+    /// Medians and ratios.
     pub summary: Summary,
-    /// Switches.
+    /// Times of switches.
     pub switch: Vec<SwitchCase>,
-    /// Memory.
+    /// Memory per connection.
     pub memory: Option<Memory>,
-    /// From where on splicing pays.
+    /// The size from which splicing pays.
     pub threshold: Option<Threshold>,
-    /// The same for bodies of HTTP.
+    /// The same for HTTP bodies.
     #[serde(default)]
     pub bodies: Option<Threshold>,
 }
 
-/// How it was measured.
+/// How the results were measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
-    /// Rounds asked for.
+    /// Requested number of rounds.
     pub rounds: usize,
-    /// Seconds of one transfer.
+    /// Length of one transfer in seconds.
     pub seconds: f64,
-    /// The network.
+    /// Description of the network.
     pub network: String,
-    /// What each variant runs.
+    /// Description of each variant.
     pub variants: Vec<String>,
-    /// Whose configuration, and its text.
+    /// Names and texts of the configurations.
     pub configurations: Vec<(String, String)>,
-    /// When a round does not count.
+    /// The rule by which a round does not count.
     pub disturbed: String,
 }
 
-/// One subject.
+/// All rounds of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// What was measured.
+    /// The subject.
     pub subject: Subject,
-    /// All rounds, disturbed ones too.
+    /// All rounds, including disturbed ones.
     pub rounds: Vec<Round>,
 }
 
-/// Every variant once.
+/// One run of every variant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Round {
-    /// In the order of measurement.
+    /// The runs in the order of measurement.
     pub runs: Vec<Run>,
 }
 
-/// One variant, once.
+/// One run of one variant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Through what.
+    /// The variant.
     pub variant: Variant,
-    /// Bytes, segments, connections or requests.
+    /// Number of bytes, segments, connections or requests.
     pub amount: f64,
-    /// In what time.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// In the unit of the subject.
+    /// The value in the subject's unit.
     pub value: f64,
     /// CPU time of the whole machine, end hosts included: seconds per 10^9 bytes, or microseconds per segment, connection or
     /// request.
     pub cpu: f64,
-    /// Segments with data to one without, as they were seen; where that matters.
+    /// Measured ratio of segments with data to those without, where it matters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_ack: Option<f64>,
-    /// Bytes of an average packet from the server as the forwarder handled it; where that matters.
+    /// Average size in bytes of a packet from the server as handled by the forwarder, where it matters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet: Option<f64>,
-    /// Why it should not count, if so.
+    /// Why the run should not count, if so.
     pub disturbed: Option<String>,
 }
 
-/// What is switched.
+/// The state of a connection that is switched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Connection {
-    /// Nothing flows, and unsplicing goes back to the parked sockets.
+    /// No data flows; an unsplice returns to the parked sockets.
     Idle,
-    /// The server sends as fast as it can.
+    /// The server sends at full speed.
     Busy,
-    /// Nothing flows, and sockets are closed and made again.
+    /// No data flows; the sockets are closed and recreated.
     Released,
 }
 
 impl Connection {
-    /// For tables.
+    /// Title in tables.
     pub fn title(self) -> &'static str {
         match self {
             Connection::Idle => "idle",
@@ -121,31 +121,31 @@ impl Connection {
     }
 }
 
-/// Splices of one kind of connection, and ways back. Microseconds.
+/// Times of splices and of the ways back, in microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchCase {
-    /// What was switched.
+    /// The state of the connection.
     pub connection: Connection,
-    /// How many splices, and as many ways back.
+    /// Number of splices, and of ways back.
     pub cycles: usize,
-    /// The call that sets the boundaries.
+    /// The call that sets the bounds.
     pub freeze: Spread,
-    /// From there until both directions are forwarded: reading, writing, waiting for acknowledgements.
+    /// Time from there until both directions are forwarded: reading, writing, and waiting for acknowledgements.
     pub drain: Spread,
-    /// The call that makes forwarding final.
+    /// The call that completes the splice.
     pub commit: Spread,
-    /// The call that takes the flow back to its sockets.
+    /// The call that returns the flow to its sockets.
     pub unsplice: Option<Spread>,
-    /// Closing both sockets silently, and forgetting the records.
+    /// Closing both sockets silently, and removing the records.
     pub release: Option<Spread>,
-    /// The call that makes sockets and records again.
+    /// The call that recreates sockets and records.
     pub recreate: Option<Spread>,
-    /// Why it should not count, if so.
+    /// Why the times should not count, if so.
     pub disturbed: Option<String>,
 }
 
 impl SwitchCase {
-    /// Microseconds of each switch of a connection that does nothing: of a busy one, the drain is the hosts' affair.
+    /// Microseconds of each switch of an idle connection: on a busy one the hosts determine the time of the drain.
     pub fn costs(&self) -> Vec<(String, f64)> {
         let splice = self.freeze.median + self.drain.median + self.commit.median;
         let of = |spread: &Option<Spread>| spread.map_or(0.0, |s| s.median);
@@ -168,63 +168,64 @@ impl SwitchCase {
 pub struct Memory {
     /// Tables of the data path.
     pub tables: Vec<Table>,
-    /// Kernel bytes of a released IPv4 flow: its two path entries.
+    /// Kernel bytes of a released IPv4 flow: two path entries.
     pub released_flow: f64,
-    /// Kernel bytes of a parked one without its sockets: two leg records more.
+    /// Kernel bytes of a parked flow without its sockets: two leg records in addition.
     pub parked_flow: f64,
-    /// What connections hold.
+    /// Memory held by connections.
     pub held: Vec<Held>,
 }
 
 /// A preallocated table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// Name.
+    /// Map name.
     pub name: String,
-    /// Entries it has room for.
+    /// Capacity in entries.
     pub entries: u64,
-    /// Bytes, as the kernel accounts for it.
+    /// Bytes, as accounted for by the kernel.
     pub bytes: u64,
-    /// Bytes of one entry.
+    /// Bytes per entry.
     pub per_entry: f64,
 }
 
-/// What connections that do nothing hold through one variant. Bytes of each.
+/// Memory of idle connections of one variant, in bytes per connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Held {
-    /// Through what.
+    /// The variant.
     pub variant: Variant,
-    /// Whether longsplice has closed their sockets.
+    /// Whether longsplice has closed the sockets.
     pub released: bool,
-    /// How many there were.
+    /// Number of connections.
     pub connections: usize,
-    /// In all processes of the proxy, shared pages by their share; none: there is no process.
+    /// Memory in all processes of the proxy, with shared pages divided; `None` if there is no process.
     pub resident: Option<f64>,
-    /// Of the kernel, for sockets and what belongs to them, end hosts included.
+    /// Kernel memory for sockets and related objects, end hosts included.
     pub kernel: f64,
-    /// The same without what the end hosts have when the forwarder routes.
+    /// The same minus the end hosts' part, which is measured with a routing forwarder.
     pub forwarder: Option<f64>,
-    /// Why it should not count, if so.
+    /// Why the figures should not count, if so.
     pub disturbed: Option<String>,
 }
 
-/// Derived from short transfers, spliced at once and copied.
+/// Threshold derived from short transfers, spliced at once and copied.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Threshold {
-    /// From where on splicing takes less time.
+    /// The size from which splicing takes less time.
     pub by_time: Crossing,
-    /// The same for CPU time.
+    /// The size from which splicing takes less CPU time.
     pub by_cpu: Crossing,
-    /// Splicing surely takes less of both from here on, and the rounds leave little doubt below; none: they leave much.
+    /// The size from which splicing takes significantly less of both,
+    /// if the rounds leave little doubt below it; otherwise `None`.
     pub recommended: Option<u64>,
 }
 
-/// From how many bytes on splicing costs less: somewhere above `costs`, and not above `pays`.
+/// The size from which splicing costs less: between `costs` and `pays`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossing {
-    /// The largest size at which it surely costs more; none: at no size measured.
+    /// The largest size at which splicing costs significantly more; `None` if there is no such size among those measured.
     pub costs: Option<u64>,
-    /// It surely costs less at this size and all larger ones; none: not at the largest.
+    /// The smallest size from which splicing costs significantly less at all sizes; `None` if not even at the largest.
     pub pays: Option<u64>,
 }
 
@@ -238,33 +239,33 @@ impl fmt::Display for Crossing {
     }
 }
 
-/// Medians.
+/// Medians of all subjects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// By subject and variant.
+    /// Lines by subject and variant.
     pub lines: Vec<Line>,
-    /// Rounds that were left out as disturbed, out of how many.
+    /// Number of disturbed rounds left out, and of all rounds.
     pub disturbed: [usize; 2],
-    /// Subjects of which all rounds were disturbed: they were all counted nevertheless.
+    /// Subjects with disturbed rounds only, all of which were counted nevertheless.
     pub all_disturbed: Vec<Subject>,
-    /// What was measured, but counts for nothing.
+    /// Measurements that do not count.
     pub refused: Vec<Refused>,
 }
 
-/// One variant of one subject; ratios are to [`Subject::base`] in the same round.
+/// The medians of one variant of one subject; ratios are to [`Subject::base`] in the same round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// What.
+    /// The subject.
     pub subject: Subject,
-    /// Through what.
+    /// The variant.
     pub variant: Variant,
     /// [`Run::value`].
     pub value: Spread,
-    /// Of values.
+    /// Ratio of values.
     pub ratio: Spread,
     /// [`Run::cpu`].
     pub cpu: Spread,
-    /// Of CPU time; none where it is too little to be seen in ticks.
+    /// Ratio of CPU time; `None` where it is too little to be measured in ticks.
     pub cpu_ratio: Option<Spread>,
     /// [`Run::per_ack`].
     pub per_ack: Option<Spread>,
@@ -272,12 +273,12 @@ pub struct Line {
     pub packet: Option<Spread>,
 }
 
-/// A variant of a subject that was not what it should be.
+/// A variant of a subject that did not meet the subject's conditions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Refused {
-    /// What.
+    /// The subject.
     pub subject: Subject,
-    /// Through what.
+    /// The variant.
     pub variant: Variant,
     /// Why it has no line.
     pub why: String,
@@ -289,14 +290,14 @@ impl Round {
         self.runs.iter().find(|r| r.variant == variant)
     }
 
-    /// Whether nobody else had the machine.
+    /// Whether the round was not disturbed.
     pub fn is_quiet(&self) -> bool {
         self.runs.iter().all(|r| r.disturbed.is_none())
     }
 }
 
 impl Case {
-    /// Rounds without those that were disturbed, unless all were.
+    /// The rounds that were not disturbed, or all if there are none.
     pub fn counted(&self) -> Vec<&Round> {
         let quiet: Vec<&Round> = self.rounds.iter().filter(|r| r.is_quiet()).collect();
         if quiet.is_empty() { self.rounds.iter().collect() } else { quiet }
@@ -318,7 +319,7 @@ impl Case {
         })
     }
 
-    /// Why what was measured is not what the subject says; none: it is.
+    /// Why a variant did not meet the subject's conditions; `None` if it did.
     fn refused(&self, variant: Variant) -> Option<Refused> {
         let Subject::Bulk { packets: Packets::Coalesced, .. } = self.subject else { return None };
         let sizes = self.counted().into_iter().filter_map(|r| r.of(variant)).map(|run| run.packet.unwrap_or_default());
@@ -329,7 +330,7 @@ impl Case {
 }
 
 impl Summary {
-    /// Medians over the rounds that count.
+    /// Computes medians over the rounds that count.
     pub fn of(cases: &[Case]) -> Summary {
         let mut summary = Summary::default();
         for case in cases {
@@ -350,7 +351,7 @@ impl Summary {
         summary
     }
 
-    /// This subject, by variant.
+    /// The line of a subject and variant.
     pub fn line(&self, subject: Subject, variant: Variant) -> Option<&Line> {
         self.lines.iter().find(|l| (l.subject, l.variant) == (subject, variant))
     }

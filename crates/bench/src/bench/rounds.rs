@@ -1,4 +1,4 @@
-//! The one way in which everything is compared: rounds that measure each variant once, in an order that rotates.
+//! The common method of comparison: rounds that measure each variant once, in rotated order.
 
 use super::{
     Bench, Result,
@@ -8,12 +8,12 @@ use super::{
     variant::Variant,
 };
 
-/// Rounds that are measured again at most, because others had the machine, and not more than were asked for. More would
-/// wait for a quiet hour.
+/// Maximum number of disturbed rounds that are repeated, and never more than
+/// the rounds requested. With more, the bench would just wait for a quiet hour.
 const EXTRA: usize = 3;
 
 impl Run {
-    /// A run from what it has cost.
+    /// Creates a run from its cost.
     pub fn new(variant: Variant, cost: Cost, amount: f64, value: f64, cpu: f64) -> Run {
         let Cost { seconds, disturbed, .. } = cost;
         Run { variant, amount, seconds, value, cpu, per_ack: None, packet: None, disturbed }
@@ -21,8 +21,8 @@ impl Run {
 }
 
 impl Bench {
-    /// Measures until there are as many quiet rounds as were asked for, or [`EXTRA`] more have not helped. A peer that
-    /// fails is left out from then on, and reported; ours must not fail.
+    /// Measures until there are enough quiet rounds, or [`EXTRA`] more have not helped. A peer that fails is left out from
+    /// then on and reported; longsplice must not fail.
     pub fn rounds(
         &self,
         subject: Subject,
@@ -32,7 +32,7 @@ impl Bench {
         self.rounds_of(self.rounds, subject, variants, run)
     }
 
-    /// The same, so many instead of as many as were asked for.
+    /// The same with `count` rounds instead of the requested number.
     pub fn rounds_of(
         &self,
         count: usize,

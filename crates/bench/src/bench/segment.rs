@@ -1,6 +1,6 @@
-//! Cost of a segment (Table II of the connection-splicing paper): round trips, everything on one CPU. With no CPU to wait
-//! for and none to wake, the time of a round trip is the work that its two segments take; each carries the
-//! acknowledgement of the other.
+//! Cost of a segment (Table II of the connection-splicing paper): round trips with everything
+//! on one CPU. With no other CPU to wait for or to wake up, the time of a round trip is the
+//! work for its two segments, each of which carries the acknowledgement of the other.
 
 use super::{
     Bench, Result,
@@ -21,17 +21,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Everything happens here.
+/// The CPU used for everything.
 const CPU: usize = 0;
-/// Caches and windows are warm after this.
+/// Time until caches and windows are warm.
 const WARM_UP: Duration = Duration::from_millis(100);
 
 /// The smallest segment, and the largest that fits an MTU of 1500 with timestamps.
 pub const BYTES: [u64; 2] = [1, 1448];
-/// Compared with [`Variant::PROXIES`].
+/// Variants compared with [`Variant::PROXIES`].
 const ROUTERS: [Variant; 5] = [Variant::Direct, Variant::IpForward, Variant::Filter, Variant::Nat, Variant::Identity];
 
-/// Both sizes.
+/// Measures both sizes.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     on_one_cpu(|| {
         let variants = [&ROUTERS[..], &Variant::PROXIES].concat();
@@ -43,8 +43,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     })
 }
 
-/// Runs this with the calling thread, the threads it starts, and its child processes on one CPU; it has those it had
-/// before afterwards.
+/// Runs this with the calling thread, the threads it starts, and its
+/// child processes on one CPU, and restores the CPUs afterwards.
 pub fn on_one_cpu<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let me = Pid::from_raw(0);
     let before = sched_getaffinity(me)?;
@@ -66,7 +66,7 @@ fn run(venue: &Venue, bytes: usize, seconds: f64) -> Result<Run> {
         Ok::<(u64, Cost), io::Error>((2 * count, watch.stop()))
     })()?;
     drop(client);
-    // The echo ends with its connection, or by its time limit.
+    // The echo thread ends with its connection, or by its time limit.
     let _ = echo.join();
     let micros = cost.seconds * 1e6 / segments.max(1) as f64;
     let cpu = micros * cost.first_busy;
@@ -85,7 +85,7 @@ fn ping(mut to: &TcpStream, bytes: usize, length: Duration) -> io::Result<u64> {
     Ok(count)
 }
 
-/// Answers when all has come, so that a segment is never answered in two.
+/// Answers when all bytes have arrived, so that a segment is never answered by two.
 fn echo(mut with: TcpStream, bytes: usize) -> io::Result<()> {
     let mut block = vec![0; bytes];
     loop {

@@ -1,4 +1,4 @@
-//! Reverse proxies before two addresses of one nginx, which serves files: the origin is the same for all.
+//! Reverse proxies in front of two addresses of one nginx, which serves files: the origin is the same for all.
 
 use super::{
     Result,
@@ -14,15 +14,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is compared, in the order of tables.
+/// The variants compared, in the order of tables.
 pub const VARIANTS: [Variant; 6] =
     [Variant::IpForward, Variant::Spliced, Variant::Default, Variant::Copy, Variant::Haproxy, Variant::Nginx];
 
-/// The files that are served, each named after its size, of bytes that are known ([`pattern`], with the size as the seed).
+/// The files served. Each is named after its size, and has known contents ([`pattern`], with the size as the seed).
 pub struct Files(tempfile::TempDir);
 
 impl Files {
-    /// One of each size.
+    /// Creates a file of each size.
     pub fn make(sizes: &[u64]) -> Result<Files> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-files-").tempdir()?;
         let mut block = vec![0; 1 << 20];
@@ -39,9 +39,9 @@ impl Files {
     }
 }
 
-/// A lab with an origin, and a variant in its middle. Fields are dropped in order: programs before their namespaces.
+/// A lab with an origin, and a variant in the middle. Fields are dropped in order: programs before their namespaces.
 pub struct Site {
-    /// What is in the middle.
+    /// The variant in the middle.
     pub variant: Variant,
     _proxy: Option<ChildGuard>,
     _origin: ChildGuard,
@@ -52,7 +52,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Makes it. `arguments`: what longsplice is told besides.
+    /// Sets up a site. `arguments`: further arguments of longsplice.
     pub fn set(variant: Variant, arguments: &[&str], files: &Files) -> Result<Site> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
         let lab = lab(Packets::Large, variant.routed())?;
@@ -76,17 +76,17 @@ impl Site {
         Ok(Site { variant, _proxy: proxy, _origin: origin, _pins: pins, lab, dir })
     }
 
-    /// Where longsplice is asked.
+    /// Path of longsplice's control socket.
     pub fn control(&self) -> PathBuf {
         control_socket(self.dir.path())
     }
 
-    /// A file that longsplice writes under this name.
+    /// Path of a file that longsplice writes under this name.
     pub fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Where the client with this number goes.
+    /// The address that this client connects to.
     pub fn address(&self, client: usize) -> SocketAddr {
         if self.variant.routed() { servers()[client % 2] } else { proxy() }
     }
@@ -105,7 +105,7 @@ fn nginx(run: &mut std::process::Command, dir: &Path, name: &str, config: &str) 
     Ok(ChildGuard::spawn(run)?.ended_gently())
 }
 
-/// What the nginx at the server is told.
+/// The configuration of the server's nginx.
 pub fn origin_config(root: &Path, dir: &Path) -> String {
     let [a, b] = servers();
     format!(
@@ -120,7 +120,7 @@ pub fn origin_config(root: &Path, dir: &Path) -> String {
 const NGINX: &str = "worker_processes auto;\nworker_rlimit_nofile 16384;\nuser root;\ndaemon off;\nerror_log stderr error;\n\
                      events { worker_connections 4096; }\nhttp {\n  access_log off;\n";
 
-/// What a proxy is told; nothing for IP forwarding.
+/// The configuration of a proxy; empty for IP forwarding.
 pub fn config(variant: Variant) -> String {
     let (own, [a, b]) = (proxy(), servers());
     match variant.peer() {

@@ -3,21 +3,21 @@
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 
-/// What many measurements of one thing come to.
+/// A summary of several measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The one in the middle.
+    /// The median.
     pub median: f64,
-    /// A tenth of them is not above; with ten or fewer, the smallest.
+    /// The lower decile; with ten or fewer measurements, the smallest.
     pub low: f64,
-    /// A tenth of them is not below; with ten or fewer, the largest.
+    /// The upper decile; with ten or fewer measurements, the largest.
     pub high: f64,
-    /// How many there are.
+    /// Number of measurements.
     pub n: usize,
 }
 
 impl Spread {
-    /// None of nothing. What is no number (a ratio to zero) is left out.
+    /// Summarizes values; `None` if there are none. Values that are not numbers (a ratio to zero) are ignored.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut sorted: Vec<f64> = values.into_iter().filter(|v| v.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -35,8 +35,8 @@ impl Spread {
     }
 }
 
-/// What the signs of differences say of their median (sign test): greater or less than nothing, with one chance in forty at
-/// most that chance alone has done as much. Equal: they cannot tell. Fewer than six never can.
+/// A sign test on differences: greater or less if their median is significantly positive or negative, with a probability of
+/// at most one in forty that this is chance; otherwise equal. Fewer than six differences are never significant.
 pub fn sign(differences: impl IntoIterator<Item = f64>) -> Ordering {
     let (mut more, mut less) = (0, 0);
     for difference in differences {
@@ -49,7 +49,7 @@ pub fn sign(differences: impl IntoIterator<Item = f64>) -> Ordering {
     }
 }
 
-/// How likely so many heads of so many coins are, or more.
+/// Probability of at least this many heads among this many coins.
 fn by_chance(coins: u32, heads: u32) -> f64 {
     let ways = |k: u32| (0..k).map(|i| f64::from(coins - i) / f64::from(i + 1)).product::<f64>();
     (heads..=coins).map(ways).sum::<f64>() / 2f64.powi(coins as i32)

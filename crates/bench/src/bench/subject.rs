@@ -1,59 +1,59 @@
-//! What is measured, in which unit, and which variants take part.
+//! The subjects of measurement: their units, and their base variants.
 
 use super::{variant::Variant, venue::Packets};
 use serde::{Deserialize, Serialize};
 
-/// One row of a table.
+/// A row of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub enum Subject {
     /// Cost of a segment, by round trips on one CPU.
     Segment {
-        /// Its payload.
+        /// Payload in bytes.
         bytes: u64,
     },
-    /// Throughput on one CPU while the receiver acknowledges so many segments at once.
+    /// Throughput on one CPU with a receiver that acknowledges several segments at once.
     Ratio {
-        /// Segments that one acknowledgement is meant for.
+        /// Intended number of segments per acknowledgement.
         segments: u64,
     },
     /// Throughput.
     Bulk {
-        /// Their size.
+        /// Packet size.
         packets: Packets,
-        /// At the same time.
+        /// Number of simultaneous connections.
         connections: u64,
     },
     /// Time from connecting to the end of an object.
     Response {
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
-        /// At the same time.
+        /// Number of simultaneous clients.
         clients: u64,
     },
-    /// Connections one after the other, by several clients.
+    /// Consecutive connections of several clients.
     Rate {
-        /// What each carries to the client.
+        /// Bytes to the client per connection.
         bytes: u64,
     },
-    /// The same by one client, on one CPU, to find the size from which splicing pays.
+    /// Consecutive connections of one client on one CPU, to find the size from which splicing pays.
     Short {
-        /// What each carries to the client.
+        /// Bytes to the client per connection.
         bytes: u64,
     },
-    /// Requests through reverse proxies, over connections that persist.
+    /// Requests through reverse proxies over persistent connections.
     Http {
-        /// What each reply carries.
+        /// Bytes per reply.
         bytes: u64,
     },
-    /// The same by one client, on one CPU, to find the size from which splicing a body pays.
+    /// Requests of one client on one CPU, to find the size from which splicing a body pays.
     Body {
-        /// What each reply carries.
+        /// Bytes per reply.
         bytes: u64,
     },
     /// Cost of a small packet, on one CPU.
     Flood {
-        /// Hit at random.
+        /// Number of flows, which are chosen at random for each packet.
         flows: u32,
     },
 }
@@ -82,7 +82,7 @@ pub enum Kind {
 }
 
 impl Subject {
-    /// Without parameters.
+    /// The subject without its parameters.
     pub fn kind(self) -> Kind {
         match self {
             Subject::Segment { .. } => Kind::Segment,
@@ -97,7 +97,7 @@ impl Subject {
         }
     }
 
-    /// The row's head.
+    /// Head of its row.
     pub fn label(self) -> String {
         match self {
             Subject::Segment { bytes } => plural(bytes, "byte"),
@@ -113,7 +113,7 @@ impl Subject {
         }
     }
 
-    /// With what it is a row of.
+    /// Title of its table, with the head of its row.
     pub fn title(self) -> String {
         let kind = match self.kind() {
             Kind::Segment => "segments of",
@@ -129,7 +129,7 @@ impl Subject {
         format!("{kind} {}", self.label())
     }
 
-    /// Of [`Run::value`](super::results::Run::value).
+    /// Unit of [`Run::value`](super::results::Run::value).
     pub fn unit(self) -> &'static str {
         match self.kind() {
             Kind::Segment | Kind::Short | Kind::Body => "us",
@@ -141,7 +141,7 @@ impl Subject {
         }
     }
 
-    /// A value with as many digits as mean something.
+    /// Formats a value with its significant digits.
     pub fn number(self, value: f64) -> String {
         match self.kind() {
             Kind::Segment | Kind::Bulk => format!("{value:.1}"),
@@ -151,7 +151,7 @@ impl Subject {
         }
     }
 
-    /// What the others are divided by, in the same round.
+    /// The variant that others are compared with, in the same round.
     pub fn base(self) -> Variant {
         match self.kind() {
             Kind::Short | Kind::Body => Variant::Copy,
@@ -166,7 +166,7 @@ pub fn plural(n: u64, what: &str) -> String {
     if n == 1 { format!("{n} {what}") } else { format!("{n} {what}s") }
 }
 
-/// Powers of two by their names.
+/// Formats a size, with units for powers of two.
 fn size(bytes: u64) -> String {
     match bytes {
         n if n >= 1 << 20 && n % (1 << 20) == 0 => format!("{} MB", n >> 20),

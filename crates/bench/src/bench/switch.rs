@@ -1,5 +1,5 @@
-//! What the calls of a switch take: freeze, drain, commit, unsplice, with the data path inside this process. The bench is
-//! the proxy here, of one connection: it drives the engine's core as a task and the keeper do.
+//! Times of the calls of a switch: freeze, drain, commit, unsplice, with the data path in this process. The bench itself is
+//! the proxy of one connection, and drives the engine's core as the task and the keeper do.
 
 use super::{
     Bench, Result,
@@ -30,16 +30,16 @@ use tokio::{
     time::timeout,
 };
 
-/// Splices, and as many unsplices, unless time is up before.
+/// Maximum number of splices, and of unsplices.
 const CYCLES: usize = 2000;
-/// For either kind of connection: this many lengths of a transfer.
+/// Maximum duration for each kind of connection, in lengths of a transfer.
 const SHARE: f64 = 8.0;
-/// How long a busy connection stays spliced, and copied, between two switches.
+/// Time that a busy connection stays spliced, and copied, between two switches.
 const DWELL: Duration = Duration::from_millis(1);
 /// Bytes per read and write.
 const BLOCK: usize = 64 << 10;
 
-/// Idle, busy, and released.
+/// Measures idle, busy and released connections.
 pub fn measure(bench: &Bench) -> Result<Vec<SwitchCase>> {
     let all = [Connection::Idle, Connection::Busy, Connection::Released];
     let bar = bench.bar("switch", all.len());
@@ -60,7 +60,7 @@ fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
     let lab = venue::lab(Packets::Large, false)?;
     let _pins = Pins::of(&lab)?;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
-    // An error that may cross threads.
+    // Return an error that can be sent between threads.
     let case = lab.forwarder.run(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
         runtime.block_on(cycles(bench, &lab, connection, length)).map_err(|e| e.to_string())
@@ -119,14 +119,14 @@ async fn on_splicer(
     })
 }
 
-/// Threads that play client and server, until told to stop.
+/// Threads that play client and server until told to stop.
 #[derive(Default)]
 struct Hosts {
     stop: Arc<AtomicBool>,
 }
 
 impl Hosts {
-    /// The server sends as fast as it can, if there is to be traffic.
+    /// The server. If `busy`, it sends at full speed.
     fn server(&self, listener: TcpListener, busy: bool) {
         let stop = self.stop.clone();
         thread::spawn(move || -> io::Result<()> {
@@ -141,7 +141,7 @@ impl Hosts {
         });
     }
 
-    /// The client sends a byte, and reads all that comes.
+    /// The client: sends a byte, and reads everything.
     fn client(&self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE / 4))?;
         stream.write_all(b"?")?;
@@ -160,7 +160,7 @@ impl Hosts {
     }
 }
 
-/// Both legs, with hosts at their ends, and a byte passed on in either direction.
+/// Opens both legs with hosts at their ends, and passes one byte in each direction.
 async fn connect(splicer: &Splicer, lab: &Lab, hosts: &Hosts, busy: bool) -> Result<[Leg; 2]> {
     let at_server = lab.server.run(|| TcpListener::bind(venue::server()))?;
     at_server.set_nonblocking(true)?;
@@ -178,7 +178,7 @@ async fn connect(splicer: &Splicer, lab: &Lab, hosts: &Hosts, busy: bool) -> Res
     Ok([client, server])
 }
 
-/// Microseconds.
+/// Times in microseconds.
 #[derive(Default)]
 pub struct Times {
     pub freeze: Vec<f64>,
@@ -189,7 +189,7 @@ pub struct Times {
     pub recreate: Vec<f64>,
 }
 
-/// Runs this and notes how long it took.
+/// Runs a call and records its duration.
 pub fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let done = call();
@@ -197,7 +197,7 @@ pub fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Drives the engine's core of one flow, with its legs: 0 is the client's, 1 the server's.
+/// Drives the engine's core for one flow with these legs: 0 is the client's, 1 the server's.
 pub struct Proxy<'a> {
     pub datapath: &'a Datapath,
     pub legs: [Leg; 2],
@@ -222,7 +222,7 @@ impl Proxy<'_> {
         proxy
     }
 
-    /// Both legs as the data path knows them.
+    /// The tuples of both legs.
     pub fn tuples(&self) -> [Tuple; 2] {
         [0, 1].map(|i| Tuple { remote: self.legs[i].remote(), local: self.legs[i].local() })
     }
@@ -237,7 +237,7 @@ impl Proxy<'_> {
         core.on(&mut Context { now: monotonic(), policy, legs, at: [a, b], shown }, event)
     }
 
-    /// There and back.
+    /// Splices and unsplices once.
     async fn cycle(&mut self, times: &mut Times, busy: bool) -> Result<()> {
         let [c, s] = self.tuples();
         let (mut action, mut began) = (self.on(Event::Command(Command::Splice)), Instant::now());
@@ -258,7 +258,7 @@ impl Proxy<'_> {
                     tokio::task::yield_now().await;
                     Event::Told
                 }
-                // What the hosts have not acknowledged yet belongs to the last switch.
+                // Data not yet acknowledged by the hosts belongs to the last switch.
                 Action::Wait => {
                     times.freeze.pop();
                     tokio::task::yield_now().await;
@@ -295,7 +295,7 @@ impl Proxy<'_> {
         Ok(())
     }
 
-    /// Passes on what is to be read now, in each direction at most this many bytes.
+    /// Copies data that can be read now, in each direction at most this many bytes.
     async fn pass(&mut self, most: [u64; 2]) -> io::Result<()> {
         for (from, most) in most.into_iter().enumerate() {
             let until = self.core.streams()[from].copied.saturating_add(most);
@@ -320,7 +320,7 @@ impl Proxy<'_> {
     }
 }
 
-/// Until both directions are in this phase.
+/// Waits until both directions are in this phase.
 pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: Phase) -> Result<Switched> {
     loop {
         let at = datapath.look(c, s)?;

@@ -1,11 +1,13 @@
-//! From how many bytes on splicing pays: connections that carry N bytes, copied and spliced at once, everything on one CPU.
+//! The number of bytes from which splicing pays: connections that carry
+//! N bytes, copied and spliced at once, with everything on one CPU.
 //!
-//! A splice costs a fixed amount and saves some for each byte. Where the two curves cross is the size from which splicing
-//! at once would have been right; to splice after as many bytes were copied costs at most twice what the best choice
-//! would, however long the connection turns out to be (Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988).
+//! A splice has a fixed cost, and saves some for each byte. The size where the two curves cross
+//! is the one from which splicing at once would have been right. To splice after that many bytes
+//! were copied costs at most twice as much as the best choice, however long the connection turns
+//! out to be (Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988).
 //!
-//! Near the crossing the curves are closer to each other than runs of one of them are. Medians then cross wherever chance has
-//! it: what counts is the difference within each of many short rounds, and whether enough of these have the same sign.
+//! Near the crossing the distance between the curves is smaller than the variation of either, so medians would cross at
+//! random. Instead the difference is taken within each of many short rounds, and tested for a significant sign.
 
 use super::{
     Bench, Result,
@@ -19,20 +21,21 @@ use super::{
 };
 use std::{cmp::Ordering, time::Duration};
 
-/// Bytes from server to client: powers of two without a gap where the curves may cross.
+/// Bytes from server to client: all powers of two where the curves may cross.
 pub const SIZES: [u64; 10] =
     [1, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20];
-/// One size, one variant, one round: this part of a transfer's length, and not more connections than that.
+/// Length of one run, as a fraction of a transfer; the number of connections is limited, too.
 const SHARE: f64 = 0.2;
 const CONNECTIONS: usize = 1000;
-/// For each round that was asked for.
+/// Rounds for each requested round.
 const ROUNDS: usize = 3;
-/// Sizes between the largest at which splicing costs and the smallest from which it pays, where the rounds cannot tell.
+/// Maximum number of sizes for which the rounds cannot tell, between the
+/// largest at which splicing costs and the smallest from which it pays.
 const DOUBT: usize = 1;
-/// Those that are compared.
+/// The variants compared.
 pub const VARIANTS: [Variant; 2] = [Variant::Copy, Variant::Spliced];
 
-/// All sizes, both variants.
+/// Measures all sizes with both variants.
 pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     on_one_cpu(|| {
         let length = bench.seconds * SHARE;
@@ -43,8 +46,8 @@ pub fn measure(bench: &Bench) -> Result<Vec<Case>> {
     })
 }
 
-/// In a new venue each time: what ended flows leave for a minute must not pile up, and where a process has its memory must
-/// not be the same luck for all rounds.
+/// Uses a new venue for each run, since the entries of ended flows stay for a minute and must not accumulate, and since the
+/// memory layout of a process must not be the same for all rounds.
 fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
     let venue = Venue::set(variant, Packets::Large)?;
     let length = Duration::from_secs_f64(seconds);
@@ -55,7 +58,7 @@ fn run(variant: Variant, bytes: u64, seconds: f64) -> Result<Run> {
     Ok(Run::new(variant, cost, count, micros, cpu))
 }
 
-/// Where the curves cross, which have a case for each of these sizes.
+/// Finds the crossing of the curves. There is one case for each size.
 pub fn of(sizes: &[u64], cases: &[Case]) -> Threshold {
     let signs = |of: fn(&Run) -> f64| {
         let sizes = sizes.iter().zip(cases);
@@ -66,14 +69,15 @@ pub fn of(sizes: &[u64], cases: &[Case]) -> Threshold {
     Threshold { by_time: crossing(&by_time), by_cpu: crossing(&by_cpu), recommended }
 }
 
-/// What splicing has saved, round by round. Disturbed ones too: they cost either variant more, by turns, and so make signs
-/// tell less and not something else.
+/// The savings by splicing in each round. Disturbed rounds are included: they raise
+/// the cost of either variant in turn, so they make the test weaker, but not wrong.
 fn gains(case: &Case, of: fn(&Run) -> f64) -> Vec<f64> {
     let gain = |round: &super::results::Round| Some(of(round.of(Variant::Copy)?) - of(round.of(Variant::Spliced)?));
     case.rounds.iter().filter_map(gain).collect()
 }
 
-/// Places in a list of sizes: of the last at which splicing surely costs, and the first from which it pays at all of them.
+/// Indices in a list of sizes: of the last at which splicing
+/// significantly costs, and of the first from which it pays at all sizes.
 fn places(signs: &[(u64, Ordering)]) -> (Option<usize>, Option<usize>) {
     let costs = signs.iter().rposition(|(_, sign)| sign.is_lt());
     let pays = signs.iter().rposition(|(_, sign)| !sign.is_gt()).map_or(0, |last| last + 1);
@@ -85,7 +89,7 @@ fn crossing(signs: &[(u64, Ordering)]) -> Crossing {
     Crossing { costs: costs.map(|i| signs[i].0), pays: pays.map(|i| signs[i].0) }
 }
 
-/// The size from which splicing surely pays, if there is little doubt below.
+/// The size from which splicing significantly pays, if there is little doubt below it.
 fn clear(signs: &[(u64, Ordering)]) -> Option<u64> {
     let (costs, pays) = places(signs);
     let doubtful = pays? - costs.map_or(0, |i| i + 1);

@@ -1,5 +1,5 @@
-//! Sequence numbers across splice, unsplice, release and recreation of one connection that carries data throughout, as a
-//! picture for each: the trace that the connection-splicing paper has in Fig. 10.
+//! Sequence numbers of one connection with continuous data across splice, unsplice, release and recreation: one plot for
+//! each, like Fig. 10 of the connection-splicing paper.
 
 use super::{
     Bench, Result,
@@ -22,28 +22,28 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// The server sends so much at a time, and rests: a flow that is never idle cannot be recreated.
+/// Bytes that the server sends between pauses: a flow that is never idle cannot be recreated.
 const BLOCK: usize = 256 << 10;
 const PACE: Duration = Duration::from_millis(4);
-/// Between two switches, and what a picture shows before and after each. New sockets begin with a small window, and what
-/// was sent beyond it is sent again: that takes a retransmission time-out, and has to be seen.
+/// Time between two switches, and the time shown before and after each. New sockets start with a small window, and data
+/// beyond it has to be retransmitted: this takes a retransmission timeout, and has to be visible.
 const APART: Duration = Duration::from_millis(350);
 const AROUND: [Duration; 2] = [Duration::from_millis(60), APART];
-/// Seconds after which a spliced flow is released. Longer than it is spliced before that.
+/// Seconds after which a spliced flow is released: longer than it is spliced before that.
 const RELEASE: f64 = 1.5;
-/// Longer than that, and all that it takes.
+/// Time limit for a switch, a release included.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SIZE: (u32, u32) = (1600, 1100);
 
 const RECREATION: &str = "recreation";
 
-/// A switch, and what is said of it.
+/// An observed switch, and its name.
 struct Seen {
     what: &'static str,
     switch: Switch,
 }
 
-/// Runs the connection through all states, and draws what was seen at both hosts.
+/// Takes the connection through all states, and plots the packets at both hosts.
 pub fn draw(bench: &Bench, file: &Path) -> Result<()> {
     let venue = Venue::releasing(Variant::Copy, Packets::Large, Some(RELEASE))?;
     let taps = (Tap::start(&venue.lab.server, "s0")?, Tap::start(&venue.lab.client, "c0")?);
@@ -87,7 +87,7 @@ fn switches(bench: &Bench, venue: &Venue) -> Result<[Seen; 4]> {
     ])
 }
 
-/// Asks for it, if it does not come by itself, and looks on until the flow is in that state.
+/// Asks for a switch if it does not happen by itself, and watches until the flow is in that state.
 fn switch(bench: &Bench, venue: &Venue, what: &'static str, ask: Option<fn(u64) -> Ask>, state: &str) -> Result<Seen> {
     bench.check()?;
     let mut control = venue.control()?;

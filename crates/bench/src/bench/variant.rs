@@ -1,39 +1,39 @@
-//! The ways of passing bytes on that are compared.
+//! The ways of forwarding that are compared.
 
 use super::peers::Peer;
 use longsplice_engine::Policy;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How bytes are passed on.
+/// A way of forwarding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
-    /// Not at all: two hosts on one wire. What is left of the others when this is taken off is the forwarder's.
+    /// None: two hosts on one link. The difference between another variant and this one is the forwarder's cost.
     Direct,
-    /// The client connects to the server itself, and the forwarder routes.
+    /// The client connects directly to the server, and the forwarder routes.
     IpForward,
-    /// The same, past a dozen rules without connection tracking.
+    /// IP forwarding past a dozen rules without connection tracking.
     Filter,
-    /// The same, with the forwarder's address instead of the client's.
+    /// IP forwarding with address translation: the forwarder's address replaces the client's.
     Nat,
     /// longsplice, spliced at once.
     Spliced,
-    /// The same, with packets that go straight to the other ends of both veths.
+    /// longsplice, spliced at once, with packets delivered directly to the other ends of both veths.
     SplicedPeer,
-    /// longsplice's data path at tcx, with flows that were put into its table.
+    /// longsplice's data path at tcx, with flows installed in its table.
     Tcx,
-    /// The same, with packets that go straight to the other end of a veth.
+    /// The same, with packets delivered directly to the other end of a veth.
     TcxPeer,
     /// The same, with XDP at the client's device.
     Xdp,
     /// longsplice, spliced at once, with the same addresses, ports and numbers on both sides.
     Identity,
-    /// longsplice, spliced when its default policy says so.
+    /// longsplice, spliced according to its default policy.
     Default,
-    /// longsplice, copying by read and write, as it does until it splices.
+    /// longsplice, copying by read and write, as before a splice.
     Copy,
-    /// longsplice, copying by `splice(2)`, as it does for flows that are never to be spliced.
+    /// longsplice, copying by `splice(2)`, as for flows that will never be spliced.
     Pipes,
     /// longsplice as a SOCKS proxy, spliced at once.
     SplicedSocks,
@@ -43,14 +43,14 @@ pub enum Variant {
     Haproxy,
     /// nginx's stream module.
     Nginx,
-    /// socat, a process for each connection.
+    /// socat, with a process for each connection.
     Socat,
     /// Dante, a SOCKS proxy.
     Dante,
 }
 
 impl Variant {
-    /// All of them, in the order of tables.
+    /// All variants, in the order of tables.
     pub const ALL: [Variant; 19] = [
         Variant::Direct,
         Variant::IpForward,
@@ -72,8 +72,8 @@ impl Variant {
         Variant::Socat,
         Variant::Dante,
     ];
-    /// Those that take the client's connection and make one of their own to the server; without those that differ only in
-    /// what is said before the first byte.
+    /// Variants that terminate the client's connection and open one to the server;
+    /// without those that differ only in the handshake before the first byte.
     pub const PROXIES: [Variant; 7] = [
         Variant::Spliced,
         Variant::Copy,
@@ -84,7 +84,7 @@ impl Variant {
         Variant::Dante,
     ];
 
-    /// For tables.
+    /// Title in tables.
     pub fn title(self) -> &'static str {
         match self {
             Variant::Direct => "back to back",
@@ -109,7 +109,7 @@ impl Variant {
         }
     }
 
-    /// What it runs, for the set-up.
+    /// Description, for the set-up.
     pub fn does(self) -> String {
         match self {
             Variant::Direct => "client and server share one wire, and nobody is between them".into(),
@@ -138,9 +138,9 @@ impl Variant {
         }
     }
 
-    /// `--splice` of longsplice; none: its default.
+    /// The value of longsplice's `--splice`; `None`: the default.
     pub fn splice(self) -> Option<String> {
-        /// More than any connection of the bench carries: it copies by read and write, and waits.
+        /// More than any connection of the bench carries: the proxy copies by read and write, and waits.
         const FAR: u64 = 1 << 50;
         match self {
             spliced if spliced.is_spliced() => Some("at-once".into()),
@@ -155,7 +155,7 @@ impl Variant {
         matches!(self, Variant::Spliced | Variant::SplicedPeer | Variant::SplicedSocks | Variant::Identity)
     }
 
-    /// Whether the client says to the proxy where to connect to.
+    /// Whether the client tells the proxy where to connect.
     pub fn socks(self) -> bool {
         matches!(self, Variant::SplicedSocks | Variant::CopySocks | Variant::Dante)
     }
@@ -165,12 +165,12 @@ impl Variant {
         matches!(self, Variant::IpForward | Variant::Filter | Variant::Nat)
     }
 
-    /// Whether the client connects to the server itself.
+    /// Whether the client connects directly to the server.
     pub fn to_server(self) -> bool {
         self.routed() || self == Variant::Identity
     }
 
-    /// Whose program it is, if not ours.
+    /// The peer whose program it is; `None`: longsplice or the kernel.
     pub fn peer(self) -> Option<Peer> {
         match self {
             Variant::Filter | Variant::Nat => Some(Peer::Nft),

@@ -1,5 +1,5 @@
-//! What stands between client and server: one way of passing bytes on, in a lab of its own, so that the programs of one
-//! variant cost the others nothing.
+//! The path between client and server: one variant in a lab of
+//! its own, so that its programs cost the other variants nothing.
 
 use super::{Result, peers, variant::Variant};
 use longsplice::{Client, netns_inode, pin_folder};
@@ -15,25 +15,25 @@ use std::{
     time::Duration,
 };
 
-/// Where server and proxies listen.
+/// Port of server and proxies.
 pub const PORT: u16 = 7000;
-/// Programs start, connections open and end within this time, or not at all.
+/// Time limit for starting programs, and for opening and ending connections.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether segments of up to 64 KB pass whole.
+/// Packet sizes: whether segments of up to 64 KB pass as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packets {
-    /// Segmentation offload.
+    /// With segmentation offload.
     Large,
-    /// None: every packet as on a wire, with a full checksum.
+    /// Without: every packet is as on a wire, with a complete checksum.
     Mtu,
-    /// The same on every wire, but the forwarder's devices put together what comes in sequence.
+    /// The same on every link, but the forwarder's devices coalesce consecutive segments.
     Coalesced,
 }
 
 impl Packets {
-    /// For tables.
+    /// Title in tables.
     pub fn title(self) -> &'static str {
         match self {
             Packets::Large => "up to 64 KB",
@@ -43,9 +43,9 @@ impl Packets {
     }
 }
 
-/// A lab with one variant in its middle. Fields are dropped in order: programs before the namespaces they run in.
+/// A lab with one variant in the middle. Fields are dropped in order: programs before their namespaces.
 pub struct Venue {
-    /// What is in the middle.
+    /// The variant in the middle.
     pub variant: Variant,
     proxy: Option<ChildGuard>,
     _pins: Pins,
@@ -53,12 +53,12 @@ pub struct Venue {
     /// The network.
     pub lab: Lab,
     control: PathBuf,
-    /// What connections are to become before they are used.
+    /// State that connections must reach before they are used.
     becomes: Option<&'static str>,
     _dir: tempfile::TempDir,
 }
 
-/// One connection: the client's end and the server's.
+/// Both ends of a connection.
 pub struct Pair {
     /// The client's end.
     pub client: TcpStream,
@@ -67,16 +67,16 @@ pub struct Pair {
 }
 
 impl Venue {
-    /// Makes it. Programs get the CPUs of the calling thread.
+    /// Sets up a venue. Programs run on the CPUs of the calling thread.
     pub fn set(variant: Variant, packets: Packets) -> Result<Venue> {
         Venue::releasing(variant, packets, None)
     }
 
-    /// The same, and longsplice closes the sockets of spliced flows after so many seconds.
+    /// The same; longsplice closes the sockets of spliced flows after this many seconds.
     pub fn releasing(variant: Variant, packets: Packets, release_after: Option<f64>) -> Result<Venue> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
         let lab = lab(packets, variant.routed())?;
-        // Thousands of connections from one address, none of which should meet what is left of another.
+        // There are thousands of connections from one address, none of which should meet the remains of an earlier one.
         lab.client.sysctl("net.ipv4.ip_local_port_range", "1024 65535")?;
         let (host, address) = match variant {
             Variant::Direct => (&lab.forwarder, proxy()),
@@ -91,19 +91,19 @@ impl Venue {
         Ok(Venue { variant, proxy, _pins: pins, listener, lab, control, becomes, _dir: dir })
     }
 
-    /// How the client gets to the server; for threads of its own.
+    /// A dialler for the client's threads.
     pub fn dialler(&self) -> Dialler {
         let target = if self.variant.to_server() { server() } else { proxy() };
         Dialler { client: self.lab.client.clone(), target, socks: self.variant.socks() }
     }
 
-    /// Process of the proxy.
+    /// Process ID of the proxy.
     pub fn pid(&self) -> Option<u32> {
         self.proxy.as_ref().map(ChildGuard::pid)
     }
 
-    /// Opens one connection after the other, sees a byte go through each, and waits until they are spliced if they are
-    /// to be.
+    /// Opens connections one after another, passes a byte through
+    /// each, and waits until they are spliced, if the variant splices.
     pub fn connect(&self, count: usize) -> Result<Vec<Pair>> {
         let dialler = self.dialler();
         let open = || (0..count).map(|_| self.open(&dialler).map_err(|e| e.to_string())).collect();
@@ -115,7 +115,7 @@ impl Venue {
         Ok(pairs)
     }
 
-    /// One connection, without waiting for anything but a byte both ways. From inside the client.
+    /// Opens one connection, and waits only for a byte each way. Must be called inside the client's namespace.
     fn open(&self, dialler: &Dialler) -> Result<Pair> {
         let mut client = dialler.ask()?;
         let mut server = self.accept()?;
@@ -136,12 +136,12 @@ impl Venue {
         accept(&self.listener, PATIENCE)?.ok_or_else(|| "no connection arrives at the server".into())
     }
 
-    /// The server's listening socket once more, for a thread that accepts by itself ([`accept`]).
+    /// Duplicates the server's listening socket, for a thread that accepts by itself ([`accept`]).
     pub fn listener(&self) -> io::Result<TcpListener> {
         self.listener.try_clone()
     }
 
-    /// The running longsplice, to be asked.
+    /// Connects to the control socket of the running longsplice.
     pub fn control(&self) -> Result<Client> {
         Ok(Client::connect(Some(&self.control))?)
     }
@@ -170,31 +170,31 @@ impl Venue {
     }
 }
 
-/// How the client gets to the server.
+/// How the client reaches the server.
 #[derive(Clone)]
 pub struct Dialler {
-    /// Threads that dial run in here.
+    /// The namespace in which dialling threads run.
     pub client: Namespace,
     target: SocketAddr,
     socks: bool,
 }
 
 impl Dialler {
-    /// A connection that carries bytes to the server and back.
+    /// Opens a connection that carries bytes to the server and back.
     pub fn dial(&self) -> io::Result<TcpStream> {
         let mut stream = self.ask()?;
         self.answered(&mut stream)?;
         Ok(stream)
     }
 
-    /// Connects, and says where to if it has to be said: the server may accept now.
+    /// Connects, and sends the destination if the proxy needs it: the server can accept now.
     fn ask(&self) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect_timeout(&self.target, PATIENCE)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         if self.socks {
-            // RFC 1928: version 5, one method, none; CONNECT to an IPv4 address.
+            // RFC 1928: version 5, one method (none); CONNECT to an IPv4 address.
             stream.write_all(&[5, 1, 0])?;
             stream.read_exact(&mut [0; 2])?;
             let to = topology::SERVER.v4.octets();
@@ -217,14 +217,14 @@ impl Dialler {
     }
 }
 
-/// A socket that is polled before it is asked.
+/// Opens a non-blocking listening socket.
 fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(at)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// The next connection of a socket that does not block; none within the limit.
+/// The next connection of a non-blocking listener; `None` if none arrives within the limit.
 pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpStream>> {
     let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     poll(&mut ready, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX))?;
@@ -238,7 +238,7 @@ pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpS
     }
 }
 
-/// The network of a variant; also for what runs inside this process.
+/// Creates the network of a variant; also for measurements inside this process.
 pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
     let large_packets = packets == Packets::Large;
     let options = Options { large_packets, forwarding, in_order: InOrder::Nobody, ..Options::default() };
@@ -251,40 +251,40 @@ pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
     Ok(lab)
 }
 
-/// The device puts together what comes in sequence. veth brings packets one by one, a network card several at an interrupt:
-/// what is put together is therefore kept for as long as a card waits with its interrupt.
+/// Makes a device coalesce consecutive segments. A veth delivers packets one by one, a network card several per interrupt:
+/// therefore packets are held for as long as a card delays its interrupt.
 pub fn coalesce(host: &Namespace, device: &str) -> Result<()> {
     const NANOSECONDS: u32 = 20_000;
     host.execute("ethtool", &["-K", device, "gro", "on"])?;
     let wait = format!("echo {NANOSECONDS} > /sys/class/net/{device}/gro_flush_timeout");
-    // The devices of a namespace are seen in a /sys of its own.
+    // A namespace's devices are visible only in a /sys of its own.
     host.execute("ip", &["netns", "exec", host.name(), "sh", "-c", &wait])?;
     Ok(())
 }
 
-/// Where the server listens.
+/// Address of the server.
 pub fn server() -> SocketAddr {
     topology::SERVER.port(Family::V4, PORT)
 }
 
-/// Where the proxy listens.
+/// Address of the proxy.
 pub fn proxy() -> SocketAddr {
     topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT)
 }
 
-/// What a killed longsplice leaves in bpffs.
+/// The pins in bpffs that a killed longsplice leaves.
 pub struct Pins(PathBuf);
 
 impl Pins {
-    /// Of the forwarder of a lab that was just made: whatever is pinned under the number of its namespace belongs to one
-    /// that is gone.
+    /// The pins of a lab just created. Pins that already exist under its
+    /// namespace's number belong to a deleted namespace, and are removed.
     pub fn of(lab: &Lab) -> Result<Pins> {
         let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
         pins.remove();
         Ok(pins)
     }
 
-    /// Where they are.
+    /// Their folder.
     pub fn folder(&self) -> &std::path::Path {
         &self.0
     }

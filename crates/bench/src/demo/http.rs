@@ -1,5 +1,5 @@
-//! `longsplice-bench demo http`: a browser-like client asks a site of two servers for a thousand things, and gets the long ones past the
-//! proxy, over the same few connections.
+//! `longsplice-bench demo http`: a client like a browser requests a thousand objects from a site of two servers over a few
+//! connections. Long replies are spliced past the proxy.
 
 use super::{Story, stage::Result};
 use crate::bench::{
@@ -20,19 +20,19 @@ use std::{
     time::Duration,
 };
 
-/// What is asked for, and by how many connections: as many as browsers open to a site.
+/// Number of requests, and of connections: as many as browsers open to a site.
 const REQUESTS: usize = 1000;
 const CONNECTIONS: usize = 6;
-/// Sizes, and in how many of a hundred requests; one in all is of [`LARGE`].
+/// Sizes, with the number of requests per hundred; a single request is for [`LARGE`].
 const SIZES: [(u64, u32); 7] =
     [(0, 5), (700, 25), (6_000, 30), (40_000, 20), (300_000, 10), (1_500_000, 7), (4_000_000, 3)];
 const LARGE: u64 = 100 << 20;
-/// The access log, which tells how each request ended.
+/// The access log, which shows how each request was handled.
 const LOG: &str = "access.log";
-/// How often the counts are told.
+/// Interval of progress messages.
 const TELL: Duration = Duration::from_millis(500);
 
-/// Tells it.
+/// Runs the demo.
 pub fn tell(story: &Story) -> Result<()> {
     println!("client 10.77.1.2 ──── longsplice, a site ──┬── server 10.77.2.2\n{:45}└── server 10.77.2.12\n", "");
     let sizes = SIZES.map(|(size, _)| size);
@@ -48,7 +48,7 @@ pub fn tell(story: &Story) -> Result<()> {
         story.say(&counts(&mut control, &load)?);
     }
     load.join()?;
-    // The last connections are over when the log has their lines.
+    // The last connections have ended when their lines are in the log.
     let records = story.wait("the end of the access log", Duration::from_millis(20), || {
         let log = fs::read_to_string(site.file(LOG))?;
         let records = log.lines().map(serde_json::from_str).collect::<std::result::Result<Vec<Value>, _>>();
@@ -57,7 +57,7 @@ pub fn tell(story: &Story) -> Result<()> {
     summary(story, &records)
 }
 
-/// All sizes, in the same order each time.
+/// All sizes, always in the same order.
 fn plan() -> Vec<u64> {
     let mut rng = SmallRng::seed_from_u64(1);
     let mut all: Vec<u64> = (1..REQUESTS).map(|_| pick(rng.random_range(0..100))).collect();
@@ -76,7 +76,7 @@ fn pick(mut percent: u32) -> u64 {
     0
 }
 
-/// Who asks.
+/// The clients.
 struct Load {
     clients: Vec<JoinHandle<io::Result<()>>>,
     replies: Arc<AtomicUsize>,

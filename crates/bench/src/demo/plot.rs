@@ -1,39 +1,39 @@
 //! The sequence-number trace of a switch, after Fig. 10 of the connection-splicing paper: if the switch did harm, there
-//! would be a gap, a step back, or a stretch of points that come twice.
+//! would be a gap, a step back, or repeated points.
 
 use longsplice_lab::trace::{Packet, Trace};
 use plotters::{coord::Shift, prelude::*};
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-/// More points than these are one line to the eye, and a slow picture.
+/// Maximum number of points: more look like one line, and make a slow plot.
 const POINTS: usize = 4000;
 const SERVER: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 const CLIENT: RGBColor = RGBColor(0xd6, 0x5f, 0x0e);
 
-/// When it was seen to happen, since the epoch.
+/// When a switch was observed, since the epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Switch {
-    /// The last time that the flow was seen in control mode.
+    /// The last time that the flow was seen in its former state.
     pub began: Duration,
-    /// The first time that it was seen done.
+    /// The first time that the flow was seen in its new state.
     pub done: Duration,
-    /// How much is shown before and after that.
+    /// Time shown before and after the switch.
     pub around: Duration,
 }
 
-/// One connection, as seen at its host.
+/// One connection, as captured at its host.
 #[derive(Debug)]
 pub struct Leg {
-    /// Time in milliseconds from the switch, and position in the stream, of each segment with data.
+    /// Each segment with data: time in milliseconds from the switch, and position in the stream.
     data: Vec<(f64, f64)>,
-    /// The same of each acknowledgement.
+    /// The same for each acknowledgement.
     acks: Vec<(f64, f64)>,
-    /// Segments that begin below what was there already, within the window.
+    /// Segments in this period that start below data already seen.
     pub again: usize,
 }
 
 impl Leg {
-    /// The stream from `sender`'s port to the connection's other end.
+    /// The stream from `sender` to the other end of its connection.
     pub fn new(trace: &Trace, sender: SocketAddr, switch: Switch) -> Option<Leg> {
         let hello = trace.packets.iter().find(|p| p.from == sender && p.flags.syn())?;
         let (receiver, first) = (hello.to, hello.seq.wrapping_add(1));
@@ -55,7 +55,7 @@ impl Leg {
         Some(Leg { data, acks, again })
     }
 
-    /// Longest time without a segment of data, in milliseconds.
+    /// Longest time between two segments with data, in milliseconds.
     pub fn longest_pause(&self) -> f64 {
         self.data.windows(2).map(|w| w[1].0 - w[0].0).fold(0.0, f64::max)
     }
@@ -65,7 +65,7 @@ fn milliseconds(time: Duration, zero: Duration) -> f64 {
     (time.as_secs_f64() - zero.as_secs_f64()) * 1000.0
 }
 
-/// Draws both legs into `file`.
+/// Plots both legs into `file`.
 pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(), Box<dyn std::error::Error>> {
     let root = SVGBackend::new(file, (1000, 640)).into_drawing_area();
     root.fill(&WHITE)?;
@@ -75,7 +75,7 @@ pub fn draw(file: &Path, server: &Leg, client: &Leg, switch: Switch) -> Result<(
     Ok(())
 }
 
-/// A part of a picture. `band`: what the time of the switch is called.
+/// Plots one panel. `band`: the label of the switch.
 pub fn panel(
     area: &DrawingArea<SVGBackend<'_>, Shift>,
     caption: &str,

@@ -1,4 +1,4 @@
-//! What stands on the stage: three hosts, nginx, the proxy, a download; and that all of it goes again.
+//! The set-up of the demo: three hosts, nginx, the proxy, a download; and its removal.
 
 use longsplice::{netns_inode, pin_folder};
 use longsplice_lab::{ChildGuard, Family, Lab, Namespace, Shape, pattern, topology};
@@ -19,22 +19,22 @@ use std::{
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Long enough to be spliced, looked at, and killed, at [`RATE`].
+/// File size: long enough to splice, watch and kill at [`RATE`].
 pub const SIZE: u64 = 1 << 30;
-/// What nginx sends in a second: so little that a small machine copies it too, and the pictures compare.
+/// Bytes per second that nginx sends: slow enough that a small machine can copy it, too, so that the plots are comparable.
 pub const RATE: u64 = 64 << 20;
-/// What it sends at a time: the steps of the stairs in the picture.
+/// Bytes that nginx sends at a time: the steps in the plot.
 const CHUNK: u64 = 256 << 10;
-/// Where nginx listens.
+/// Port of nginx.
 pub const HTTP: u16 = 80;
-/// Where the proxy listens.
+/// Port of the proxy.
 pub const SOCKS: u16 = 1080;
-/// The seed of the file's bytes: any will do, and the same bytes each time make runs comparable.
+/// Seed of the file's contents: arbitrary but fixed, so that runs are comparable.
 const SEED: u64 = 0x1090_511c;
-/// Programs start within this time, or not at all.
+/// Time limit for starting programs.
 const START: Duration = Duration::from_secs(10);
 
-/// Everything. Fields are dropped in order: programs before the namespaces they run in.
+/// The whole set-up. Fields are dropped in order: programs before their namespaces.
 pub struct Stage {
     pub proxy: ChildGuard,
     _nginx: ChildGuard,
@@ -47,7 +47,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Makes it. `threshold`: bytes after which the proxy splices.
+    /// Sets the stage. `threshold`: bytes after which the proxy splices.
     pub fn set(threshold: u64) -> Result<Stage> {
         let dir = tempfile::Builder::new().prefix("longsplice-demo-").tempdir()?;
         let digest = make_file(&dir.path().join("file"))?;
@@ -63,7 +63,7 @@ impl Stage {
         Ok(Stage { proxy, _nginx: nginx, _pins: pins, lab, control, digest, _dir: dir })
     }
 
-    /// The program, in the forwarder's namespace.
+    /// Runs longsplice in the forwarder's namespace.
     pub fn longsplice(&self, arguments: &[&str]) -> Result<String> {
         let output = command(&self.lab.forwarder, &self.control)?.args(arguments).output()?;
         if output.status.success() {
@@ -72,12 +72,12 @@ impl Stage {
         Err(format!("longsplice {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()).into())
     }
 
-    /// Segments that the server has sent again so far.
+    /// Segments retransmitted by the server so far.
     pub fn retransmitted(&self) -> u64 {
         self.lab.server.counter("Tcp", "RetransSegs").unwrap_or(0)
     }
 
-    /// Seconds of processor time that the proxy has used; none when it is gone.
+    /// Processor time of the proxy in seconds; `None` if it has exited.
     pub fn cpu(&self) -> Option<f64> {
         /// USER_HZ, part of the kernel's interface (proc(5)).
         const TICKS: f64 = 100.0;
@@ -88,12 +88,12 @@ impl Stage {
     }
 }
 
-/// The address of the proxy, as curl is told.
+/// The proxy's address in the form used by curl.
 pub fn proxy_address() -> String {
     topology::FORWARDER_TO_CLIENT.port(Family::V4, SOCKS).to_string()
 }
 
-/// What curl fetches.
+/// The URL that curl fetches.
 pub fn url() -> String {
     format!("http://{}/file", topology::SERVER.v4)
 }
@@ -105,7 +105,7 @@ fn command(namespace: &Namespace, control: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Writes the file and gives its digest.
+/// Creates the file and returns its digest.
 fn make_file(path: &Path) -> Result<String> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     let mut hash = Sha256::new();
@@ -123,7 +123,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// One process without a master: a worker would outlive a master that is killed.
+/// Starts nginx as one process without a master: a worker would outlive a killed master.
 fn start_nginx(server: &Namespace, dir: &Path) -> Result<ChildGuard> {
     let config = dir.join("nginx.conf");
     let text = format!(
@@ -141,17 +141,17 @@ fn start_nginx(server: &Namespace, dir: &Path) -> Result<ChildGuard> {
     Ok(nginx)
 }
 
-/// What the killed proxy leaves in bpffs, for the case that the demo does not come to `longsplice stop --flush`.
+/// The pins in bpffs left by the killed proxy, in case the demo does not reach `longsplice stop --flush`.
 struct Pins(PathBuf);
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        // Gone already, if all went well.
+        // Already gone if all went well.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// curl in the client's namespace, and the digest of what it gets.
+/// curl in the client's namespace, and the digest of its download.
 pub struct Download {
     curl: Child,
     received: Arc<AtomicU64>,
@@ -190,17 +190,17 @@ impl Download {
         Ok(Download { curl, received, hashing: Some(hashing) })
     }
 
-    /// Bytes so far.
+    /// Bytes received so far.
     pub fn received(&self) -> u64 {
         self.received.load(Relaxed)
     }
 
-    /// Has it ended, one way or the other?
+    /// Whether the download has ended, successfully or not.
     pub fn ended(&self) -> bool {
         self.hashing.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// After the end: the digest, or what curl says.
+    /// After the end: the digest, or curl's error.
     pub fn digest(&mut self) -> Result<String> {
         let digest = self.hashing.take().ok_or("asked twice")?.join().map_err(|_| "hashing failed")??;
         let status = self.curl.wait()?;
@@ -210,7 +210,7 @@ impl Download {
 
 impl Drop for Download {
     fn drop(&mut self) {
-        // Ended long ago, if all went well.
+        // Ended long ago if all went well.
         let _ = self.curl.kill();
         let _ = self.curl.wait();
     }

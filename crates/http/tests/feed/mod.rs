@@ -1,17 +1,17 @@
-//! Feeds a message in pieces, and writes down in one line what was understood.
+//! Feeds a message in pieces, and formats the parsed result as one line.
 
-// Each test file uses what it needs.
+// Each test file uses only a part of this.
 #![allow(dead_code)]
 
 use longsplice_http::{Body, Form, Framing, Kind, Request, Response, Scan, Wrong};
 
-/// Whose message it is.
+/// The sender of a message.
 #[derive(Debug, Clone, Copy)]
 pub enum From<'a> {
     Client,
-    /// The answer to a request with this method.
+    /// A server that answers a request with this method.
     Server(&'a str),
-    /// The same, mended.
+    /// The same, parsed leniently.
     Careless(&'a str),
 }
 
@@ -19,10 +19,10 @@ struct Feeder<'a> {
     from: From<'a>,
     buffer: Vec<u8>,
     scan: Scan,
-    /// What the head said, and the body behind it.
+    /// The parsed head, and the body after it.
     head: Option<(String, Body)>,
     content: Vec<u8>,
-    /// What says where chunks end, and the content, as they go on.
+    /// Chunk framing and content, as they are to be forwarded.
     written: Vec<u8>,
 }
 
@@ -104,7 +104,7 @@ fn request(r: &Request) -> String {
     format!("{} {form} {} {}", r.method, framing(r.framing), keep(r.keep_alive))
 }
 
-/// What is understood of a message that comes in these pieces, the connection ending behind them.
+/// Parses a message that arrives in these pieces, followed by the end of the connection, and formats the result.
 pub fn answer<'p>(from: From<'_>, pieces: impl IntoIterator<Item = &'p [u8]>) -> String {
     let scan = match from {
         From::Client => Scan::new(Kind::Request),
@@ -120,7 +120,8 @@ pub fn answer<'p>(from: From<'_>, pieces: impl IntoIterator<Item = &'p [u8]>) ->
     feeder.end()
 }
 
-/// The same, however the message is cut: whole, in two at every byte, in single bytes, and at random.
+/// Checks that the result is the same however the message is cut:
+/// whole, in two at every byte, in single bytes, and at random.
 #[track_caller]
 pub fn answer_however_cut(from: From<'_>, message: &[u8]) -> String {
     use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -148,7 +149,7 @@ pub fn answer_however_cut(from: From<'_>, message: &[u8]) -> String {
     whole
 }
 
-/// Feeds each message of a table, and shows all answers that are not those required.
+/// Feeds each message of a table, and reports every result that is not the required one.
 #[track_caller]
 pub fn table(from: From<'_>, rows: impl IntoIterator<Item = (Vec<u8>, String)>) {
     let mut wrong = Vec::new();

@@ -1,4 +1,4 @@
-//! One end of a connection at work: a thread that writes, a thread that reads, and what they tell each other.
+//! One end of a connection: a thread that writes, a thread that reads, and the state they share.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -20,22 +20,22 @@ use super::{Amount, Chunks, Ending, Marks, Report, STEP, Script, Side, Start, St
 use crate::pattern::{self, Mismatch};
 
 sockopt_impl!(
-    /// The first part of TCP_INFO, up to `tcpi_total_retrans`. Each kernel has a longer structure than the one before, and nix
-    /// insists on all that it asks for.
+    /// The first part of TCP_INFO, up to `tcpi_total_retrans`. The structure
+    /// grows with kernel versions, and nix requires the full size asked for.
     TcpInfo, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, [u32; 26]
 );
 
-/// A connection whose other end was reset may show that to the writer only, and an end of stream to the reader.
-/// Within this time the two are one event.
+/// When the other end resets a connection, the writer may get the error and
+/// the reader only an end of stream. Within this time both count as one event.
 const SAME_EVENT: Duration = Duration::from_millis(20);
 
-/// Drives one end of a connection until both directions have ended or the deadline is over, then closes it.
+/// Runs one end of a connection until both directions have ended or the deadline expires, then closes it.
 pub fn converse(stream: TcpStream, script: &Script) -> Report {
     let conversation = Conversation {
         stream: &stream,
         script,
         started: Instant::now(),
-        // Asked now: a socket that was reset knows its peer no more.
+        // Query this now: a reset socket no longer knows its peer.
         local: stream.local_addr().ok(),
         remote: stream.peer_addr().ok(),
         progress: Mutex::new(Progress { seed: script.seed, received: 0, reading: true, over: None }),
@@ -57,7 +57,7 @@ pub fn converse(stream: TcpStream, script: &Script) -> Report {
     conversation.report(sender, receiver)
 }
 
-/// What the writing thread did.
+/// The result of the writing thread.
 struct Sender {
     sent: u64,
     urgent: Vec<u64>,
@@ -72,11 +72,11 @@ impl Default for Sender {
     }
 }
 
-/// What the reading thread saw.
+/// The result of the reading thread.
 struct Receiver {
     received: u64,
     marks: Vec<u64>,
-    /// An urgent byte that was received apart, and whose place in the stream has not been reached.
+    /// An urgent byte received out of band whose position in the stream has not been reached yet.
     apart: Option<u8>,
     digest: Sha256,
     mismatch: Option<Mismatch>,
@@ -104,14 +104,14 @@ impl Default for Receiver {
     }
 }
 
-/// What the two threads tell each other.
+/// State shared by the two threads.
 struct Progress {
-    /// The connection's seed, once it is known.
+    /// The connection's seed, when known.
     seed: Option<u64>,
     received: u64,
-    /// Whether the reader is still at it.
+    /// Whether the reader is still running.
     reading: bool,
-    /// Why the connection is over for both: closed by the script, or broken.
+    /// Why the connection is over for both threads: closed by the script, or broken.
     over: Option<StreamEnd>,
 }
 
@@ -144,14 +144,14 @@ impl Conversation<'_> {
         self.progress().over.clone()
     }
 
-    /// Ends the connection for the other thread too; the first reason counts.
+    /// Ends the connection for the other thread, too; the first reason counts.
     fn finish(&self, why: StreamEnd) {
         self.tell(|progress| {
             progress.over.get_or_insert(why);
         });
     }
 
-    /// Waits until `condition` holds: `Err` says what came first.
+    /// Waits until `condition` holds; an error is the event that came first.
     fn await_progress(&self, condition: impl Fn(&Progress) -> bool) -> Result<(), StreamEnd> {
         let mut progress = self.progress();
         loop {
@@ -168,7 +168,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// Sleeps, unless the connection is over before.
+    /// Sleeps until `when`; fails if the connection is over earlier.
     fn sleep_until(&self, when: Instant) -> Result<(), StreamEnd> {
         self.sleep_while(when, || false)
     }
@@ -189,7 +189,7 @@ impl Conversation<'_> {
         }
     }
 
-    // ---- the writing thread
+    // ---- writing thread
 
     fn write(&self) -> Sender {
         let mut sender = Sender::default();
@@ -214,7 +214,7 @@ impl Conversation<'_> {
             return Ok(());
         }
         self.await_progress(|p| p.seed.is_some() || !p.reading)?;
-        // The stream ended before it told its seed: nothing can be answered.
+        // The stream ended before the seed arrived: no answer is possible.
         let Some(seed) = self.progress().seed else {
             return Ok(());
         };
@@ -250,7 +250,7 @@ impl Conversation<'_> {
         Ok(())
     }
 
-    /// How many bytes may be sent now, at least one; `None` when all is sent.
+    /// Number of bytes that may be sent now, at least one; `None` when all have been sent.
     fn room(&self, sent: u64, began: Instant) -> Result<Option<u64>, StreamEnd> {
         let rest = match self.script.send {
             Amount::Bytes(bytes) => bytes - sent,
@@ -265,7 +265,7 @@ impl Conversation<'_> {
         };
         self.await_progress(|p| p.received.saturating_add(ahead) > sent || !p.reading)?;
         let allowed = (self.progress().received.saturating_add(ahead)).saturating_sub(sent);
-        // The other end has ended, so nothing more will ever be allowed.
+        // The other end has finished, so no more bytes will be allowed.
         Ok((allowed > 0).then_some(allowed.min(rest)))
     }
 
@@ -274,7 +274,7 @@ impl Conversation<'_> {
             Chunks::Fixed(size) => size.max(1),
             Chunks::Random(low, high) => {
                 let (low, high) = (low.max(1), high.max(low).max(1));
-                // Even by magnitude: single bytes and whole bursts are both what finds mistakes.
+                // Logarithmic distribution: both single bytes and large bursts find bugs.
                 let exponent = random.random_range((low as f64).ln()..=(high as f64).ln());
                 (exponent.exp().round() as usize).clamp(low, high)
             }
@@ -306,7 +306,7 @@ impl Conversation<'_> {
     fn end_writing(&self) -> Result<(), StreamEnd> {
         match self.script.ending {
             Ending::HalfClose => self.stream.shutdown(Shutdown::Write).map_err(|error| match error.kind() {
-                // Not connected any more: the other end has reset it.
+                // No longer connected: the other end has reset the connection.
                 ErrorKind::NotConnected => StreamEnd::Reset,
                 _ => StreamEnd::from_error(&error),
             }),
@@ -329,13 +329,14 @@ impl Conversation<'_> {
         lingering.map_err(|error| StreamEnd::from_error(&error))
     }
 
-    /// Stops the reader, so that the socket can be closed. Shutting down the receiving half wakes it and sends nothing.
+    /// Stops the reader, so that the socket can be closed. Shutting
+    /// down the receiving half wakes the reader and sends nothing.
     fn end_both(&self) {
         self.finish(StreamEnd::Own);
         let _ = self.stream.shutdown(Shutdown::Read);
     }
 
-    // ---- the reading thread
+    // ---- reading thread
 
     fn read(&self) -> Receiver {
         let mut receiver = Receiver::default();
@@ -383,7 +384,7 @@ impl Conversation<'_> {
         }
     }
 
-    /// Reads up to an urgent byte, or just that one, and notes its place.
+    /// Reads up to an urgent byte, or that byte alone, and records its position.
     fn read_to_mark(&self, how: Marks, buffer: &mut [u8], receiver: &mut Receiver) -> io::Result<usize> {
         let mut fds = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN | PollFlags::POLLPRI)];
         poll(&mut fds, PollTimeout::try_from(STEP).expect("short"))?;
@@ -434,8 +435,8 @@ impl Conversation<'_> {
         self.tell(|progress| progress.received = receiver.received);
     }
 
-    /// The seed of the connection, learnt from the first word if the script has none. Only an answerer can: its
-    /// opener's stream begins with the seed itself.
+    /// Learns the seed from the first word, if the script has none. Only an
+    /// answerer can do this: the opener's stream begins with the seed itself.
     fn learn(&self, bytes: &[u8], first_word: &mut Vec<u8>) -> Option<u64> {
         if let Some(seed) = self.progress().seed {
             return Some(seed);
@@ -447,7 +448,7 @@ impl Conversation<'_> {
         Some(seed)
     }
 
-    /// The window closes now. The connection lasts until the writer has ended it or the deadline is over.
+    /// Stops reading, so that the window closes. The connection lasts until the writer has ended it or the deadline expires.
     fn stop_reading(&self) -> StreamEnd {
         loop {
             if let Some(why) = self.over() {
@@ -460,11 +461,11 @@ impl Conversation<'_> {
         }
     }
 
-    // ---- both
+    // ---- both threads
 
     fn report(&self, sender: Sender, receiver: Receiver) -> Report {
         let mut end = receiver.end;
-        // See SAME_EVENT: the writer took the error, so the reader saw only an end.
+        // See SAME_EVENT: the writer got the error, so the reader saw only an end of stream.
         let together = sender.ended.zip(receiver.ended).is_some_and(|(a, b)| a.max(b) - a.min(b) < SAME_EVENT);
         if end == StreamEnd::Eof && sender.end == StreamEnd::Reset && together {
             end = StreamEnd::Reset;
@@ -491,7 +492,7 @@ impl Conversation<'_> {
     }
 }
 
-/// Whether a call only ended because [`STEP`] was over.
+/// Whether a call failed only because [`STEP`] had expired.
 fn is_step(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

@@ -1,4 +1,4 @@
-//! What one end saw, and whether two ends agree.
+//! The observations of one end, and the comparison of two.
 
 use std::fmt;
 use std::io;
@@ -7,23 +7,23 @@ use std::time::Duration;
 
 use crate::pattern::Mismatch;
 
-/// How one direction of a connection ended, as this end saw it.
+/// How one direction of a connection ended, as observed by this end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// Receiving: the other end's FIN. Sending: everything was handed to the kernel.
+    /// Receiving: the other end's FIN. Sending: all bytes were passed to the kernel.
     Eof,
     /// The other end reset the connection.
     Reset,
-    /// This end ended it, as its script said.
+    /// This end ended the connection, as scripted.
     Own,
-    /// The deadline of the script came first.
+    /// The deadline of the script expired first.
     Timeout,
     /// Anything else.
     Error(String),
 }
 
 impl StreamEnd {
-    /// What a failed system call means for the connection.
+    /// The meaning of a failed system call for the connection.
     pub(crate) fn from_error(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Self::Reset,
@@ -32,38 +32,38 @@ impl StreamEnd {
     }
 }
 
-/// What one end of a connection did and saw.
+/// What one end of a connection did and observed.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The connection's seed; `None` if it was to be learnt and too little came.
+    /// The connection's seed; `None` if it was to be learned and too few bytes arrived.
     pub seed: Option<u64>,
-    /// Bytes handed to the kernel.
+    /// Bytes passed to the kernel.
     pub sent: u64,
     /// Bytes read.
     pub received: u64,
-    /// Digest of what was sent, in hexadecimal.
+    /// SHA-256 of the bytes sent, in hexadecimal.
     pub sha256_sent: String,
-    /// Digest of what was received, in hexadecimal.
+    /// SHA-256 of the bytes received, in hexadecimal.
     pub sha256_received: String,
-    /// Positions of the bytes that were sent as urgent ones.
+    /// Positions of bytes sent as urgent.
     pub urgent: Vec<u64>,
-    /// Positions of the urgent bytes that were received.
+    /// Positions of urgent bytes received.
     pub marks: Vec<u64>,
     /// The first wrong byte.
     pub mismatch: Option<Mismatch>,
-    /// When the first byte was read, from the start.
+    /// Time from the start to the first byte read.
     pub first_byte: Option<Duration>,
-    /// Longest time from one read that gave bytes to the next. A script's own pauses do not count.
+    /// Longest time between two reads that returned bytes, not counting the script's own pauses.
     pub longest_gap: Duration,
-    /// The position before which that was.
+    /// The position at the end of that gap.
     pub longest_gap_at: u64,
-    /// Segments this end's kernel sent again (TCP_INFO); `None` if it could not be asked.
+    /// Segments retransmitted by this end's kernel (TCP_INFO); `None` if the query failed.
     pub retransmits: Option<u32>,
     /// How receiving ended.
     pub end: StreamEnd,
     /// How sending ended.
     pub send_end: StreamEnd,
-    /// From the start to the end of both directions.
+    /// Time from the start to the end of both directions.
     pub duration: Duration,
     /// This end's address.
     pub local: Option<SocketAddr>,
@@ -72,7 +72,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether this end saw nothing wrong: every byte as it should be, and both directions ended by themselves.
+    /// Whether this end observed no error: every byte was correct, and both directions ended normally.
     pub fn clean(&self) -> bool {
         self.mismatch.is_none() && self.end == StreamEnd::Eof && self.send_end == StreamEnd::Eof
     }
@@ -90,7 +90,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Whether all that each end sent has arrived at the other, unaltered and as urgent as it was, and both ended well. If not, says why.
+/// Checks that everything each end sent arrived at the other, unaltered and with
+/// its urgent marks, and that both ended normally. Otherwise returns the reason.
 pub fn intact(one: &Report, other: &Report) -> Result<(), String> {
     let whole = |from: &Report, to: &Report| {
         from.sent == to.received && from.sha256_sent == to.sha256_received && from.urgent == to.marks

@@ -1,4 +1,4 @@
-//! Sockets for the two ends: options that must be set before the handshake, an accept loop with an end, and SOCKS5.
+//! Sockets for the two ends: options that must be set before the handshake, an accept loop with a limit, and SOCKS5.
 
 use std::io::{self, Error, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::{Report, STEP, Script, converse};
 
-/// More connections than any test opens at once, so that none waits for a SYN to be sent again.
+/// More connections than any test opens at once, so that no SYN has to be retransmitted.
 const BACKLOG: i32 = 4096;
 
 /// Connects with the options of the script. Call it inside a namespace.
@@ -34,7 +34,7 @@ pub fn listen(local: SocketAddr, script: &Script) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Buffers and segment size take part in the handshake, so they come first.
+/// Creates a socket. Buffer and segment sizes affect the handshake, so they are set first.
 fn socket(address: SocketAddr, script: &Script) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if let Some(size) = script.receive_buffer {
@@ -49,7 +49,7 @@ fn socket(address: SocketAddr, script: &Script) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A server at work on its own thread. Dropping it stops accepting, and waits.
+/// A server that runs on its own thread. Dropping it stops accepting, and waits.
 #[derive(Debug)]
 pub struct Serving {
     local: Option<SocketAddr>,
@@ -57,8 +57,8 @@ pub struct Serving {
     accepting: Option<JoinHandle<Vec<Report>>>,
 }
 
-/// Accepts so many connections and lets each follow the script. The deadline of the script is for each connection, and
-/// accepting ends when no new one has come for as long.
+/// Accepts this many connections and runs the script on each. The script's deadline applies to each connection, and
+/// accepting ends if no new connection arrives for that long.
 pub fn serve(listener: TcpListener, connections: usize, script: Script) -> Serving {
     let stop = Arc::new(AtomicBool::new(false));
     let local = listener.local_addr().ok();
@@ -68,18 +68,18 @@ pub fn serve(listener: TcpListener, connections: usize, script: Script) -> Servi
 }
 
 impl Serving {
-    /// Where it listens.
+    /// The local address of the listener.
     pub fn local(&self) -> Option<SocketAddr> {
         self.local
     }
 
-    /// Waits until all connections have come and ended. In order of arrival: through a proxy not the order in which
-    /// clients connected, so look at [`Report::seed`].
+    /// Waits until all connections have arrived and ended. Reports are in the order of arrival, which through a proxy may
+    /// differ from the order in which clients connected: see [`Report::seed`].
     pub fn join(mut self) -> Vec<Report> {
         self.finish()
     }
 
-    /// Accepts no more, and waits for the connections there are.
+    /// Stops accepting, and waits for the existing connections.
     pub fn stop(mut self) -> Vec<Report> {
         self.stop.store(true, Ordering::Relaxed);
         self.finish()
@@ -96,14 +96,14 @@ impl Drop for Serving {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(accepting) = self.accepting.take() {
-            // A panic there must not become a second one here.
+            // A panic in the thread must not cause a second one here.
             let _ = accepting.join();
         }
     }
 }
 
 fn accept_all(listener: &TcpListener, connections: usize, script: &Script, stop: &AtomicBool) -> Vec<Report> {
-    // SO_RCVTIMEO limits accept() too.
+    // SO_RCVTIMEO limits accept(), too.
     if SockRef::from(listener).set_read_timeout(Some(STEP)).is_err() {
         return Vec::new();
     }
@@ -120,11 +120,11 @@ fn accept_all(listener: &TcpListener, connections: usize, script: &Script, stop:
     })
 }
 
-/// Connects to a SOCKS5 proxy and asks it for `target` (RFC 1928, CONNECT without authentication). What follows on
-/// the stream is between the client and the target.
+/// Connects to a SOCKS5 proxy and requests `target` (RFC 1928, CONNECT without
+/// authentication). The rest of the stream is between client and target.
 pub fn socks5_connect(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<TcpStream> {
     let mut stream = connect(proxy, script)?;
-    // A proxy that never answers must not hold up a test.
+    // A proxy that never answers must not hang a test.
     let patience = Some(script.deadline.max(Duration::from_millis(1)));
     stream.set_read_timeout(patience)?;
     stream.set_write_timeout(patience)?;
@@ -155,7 +155,7 @@ fn socks5_request(target: SocketAddr) -> Vec<u8> {
     request
 }
 
-/// Reads the reply to its last byte and no further: the next one is the target's.
+/// Reads the reply up to its last byte and no further: the next byte is the target's.
 fn socks5_reply(stream: &mut TcpStream) -> io::Result<()> {
     let mut head = [0; 4];
     stream.read_exact(&mut head)?;

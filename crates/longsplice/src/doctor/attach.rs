@@ -1,4 +1,4 @@
-//! The experiment: load, attach, remove, where nobody is disturbed.
+//! The attach test: load, attach and remove the programs without disturbing any traffic.
 
 use super::{Check, State};
 use longsplice_datapath::{Datapath, OpenError, Options};
@@ -12,12 +12,12 @@ use std::{
 
 const NAME: &str = "tcx";
 
-/// For when it cannot succeed.
+/// The result when the test cannot succeed and is skipped.
 pub fn not_tried() -> Check {
     Check::new(NAME, State::Note, "not tried, because of what is missing above")
 }
 
-/// Loads and attaches in a network namespace that lives as long as this function's thread.
+/// Loads and attaches in a network namespace that exists only as long as this function's thread.
 pub fn attach() -> Check {
     let tried = thread::scope(|s| s.spawn(in_own_namespace).join());
     match tried {
@@ -52,7 +52,7 @@ fn cure(e: &OpenError) -> &'static str {
 }
 
 enum Trouble {
-    /// The namespace could not be made: that says nothing about splicing.
+    /// The test environment could not be set up. This says nothing about splicing.
     Setting(String),
     Kernel(OpenError),
 }
@@ -62,7 +62,7 @@ fn in_own_namespace() -> Result<(), Trouble> {
     unshare(CloneFlags::CLONE_NEWNET).map_err(|e| setting("network namespace")(e.into()))?;
     for arguments in [&["link", "add", "ls0", "type", "veth", "peer", "name", "ls1"][..], &["link", "set", "ls0", "up"]]
     {
-        // A child has the namespace of the thread that starts it.
+        // A child process inherits the namespace of the thread that starts it.
         let status = Command::new("ip").args(arguments).stderr(Stdio::null()).status().map_err(setting("ip"))?;
         if !status.success() {
             return Err(Trouble::Setting(format!("ip {}: {status}", arguments.join(" "))));
@@ -74,7 +74,7 @@ fn in_own_namespace() -> Result<(), Trouble> {
     Datapath::open(&options).map(drop).map_err(Trouble::Kernel)
 }
 
-/// The pins of the attempt, removed whatever becomes of it.
+/// The pins of the test, removed on every exit path.
 struct Pins(PathBuf);
 
 impl Pins {
@@ -85,7 +85,7 @@ impl Pins {
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        // It may never have been made; and a pin that stays is harmless, as its device is gone with the namespace.
+        // The folder may not exist. A pin that stays is harmless, since its device is gone with the namespace.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

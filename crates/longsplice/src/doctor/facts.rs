@@ -1,4 +1,4 @@
-//! What can be read without changing anything.
+//! Checks that only read the state of the machine.
 
 use super::{Check, State};
 use crate::paths;
@@ -14,7 +14,7 @@ use nix::{
 };
 use std::{fs, io, ops::RangeInclusive, path::Path};
 
-/// All of them, in the order in which one would put them right.
+/// Runs all checks, in the order in which problems should be corrected.
 pub fn all() -> Vec<Check> {
     let mut checks = vec![kernel(), btf(), bpffs(), capabilities(), repair(), sockets(), guard()];
     checks.extend(devices());
@@ -70,7 +70,7 @@ fn capabilities() -> Check {
     }
 }
 
-/// Parked sockets are closed silently with TCP_REPAIR.
+/// TCP_REPAIR: needed to close parked sockets silently.
 fn repair() -> Check {
     let tried = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
         .map_err(io::Error::from)
@@ -109,14 +109,14 @@ const PORTS: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 pub const APART: &str =
     "set source_ports in the configuration, or net.ipv4.ip_local_port_range, so that they do not overlap";
 
-/// The ports that the kernel gives to connections of its own choice. `None`: it does not say.
+/// The kernel's range of ephemeral ports. `None` if it cannot be read.
 fn kernel_ports() -> Option<RangeInclusive<u16>> {
     let text = read(PORTS).ok()?;
     let mut numbers = text.split_whitespace().map(str::parse);
     Some(numbers.next()?.ok()?..=numbers.next()?.ok()?)
 }
 
-/// Those of the kernel, if some of ours are among them. A port that both use ends in collisions of four-tuples.
+/// The kernel's ephemeral range, if it overlaps ours. A port used by both leads to four-tuple collisions.
 pub fn shared_ports(ours: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
     kernel_ports().filter(|kernel| kernel.start() <= ours.end() && ours.start() <= kernel.end())
 }
@@ -133,9 +133,10 @@ fn source_ports() -> Check {
     }
 }
 
-/// A connection that is copied takes two, and four more for pipes if that is for good; a parked one two; a released one none.
+/// File descriptors. A copied connection needs two, and four more for pipes
+/// if it will never be spliced; a parked one needs two, a released one none.
 fn descriptors() -> Check {
-    /// For as many flows as are allowed by default, none of them released, and some for the program.
+    /// Enough for the default limit of flows, none of them released, and some for the program itself.
     const ENOUGH: u64 = 2 * 65536 + 64;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
     let found =
@@ -147,7 +148,7 @@ fn descriptors() -> Check {
     }
 }
 
-/// Records of connections that came to nothing go when the kernel has no socket of them.
+/// sock_diag: records of failed handshakes are removed once the kernel has no socket for them.
 fn sockets() -> Check {
     match Sockets::open() {
         Ok(_) => Check::ok("sockets", "the kernel tells of them"),
@@ -158,7 +159,8 @@ fn sockets() -> Check {
     }
 }
 
-/// Segments of spliced connections may come by a device that nothing is attached to yet.
+/// The netfilter guard: catches segments of spliced connections
+/// that arrive on a device before the programs are attached to it.
 fn guard() -> Check {
     if longsplice_datapath::has_guard() {
         return Check::ok("guard", "netfilter runs programs");
@@ -167,7 +169,7 @@ fn guard() -> Check {
     Check::warning("guard", "netfilter runs no programs", cure)
 }
 
-/// What is spliced does not pass it, and comes back to sockets behind a firewall that may go by it.
+/// Conntrack. Spliced segments bypass it, and after an unsplice they reach sockets behind a firewall that may rely on it.
 fn conntrack() -> Check {
     const NAME: &str = "conntrack";
     match longsplice_datapath::conntrack() {
@@ -182,7 +184,7 @@ fn conntrack() -> Check {
     }
 }
 
-/// What is pinned in this network namespace, and whether this user may.
+/// Pins in this network namespace, and whether this user may access them.
 fn pinned() -> Check {
     const NAME: &str = "data path";
     let pin = match paths::own_pin_folder() {

@@ -1,6 +1,6 @@
-//! A running longsplice and somebody to talk to, for tests from outside.
+//! A running longsplice and a peer, for tests from outside.
 
-// Each test file uses what it needs.
+// Each test file uses only a part of this.
 #![allow(dead_code)]
 
 use longsplice_lab::Namespace;
@@ -25,10 +25,10 @@ use std::{
 
 /// The program under test.
 pub const LONGSPLICE: &str = env!("CARGO_BIN_EXE_longsplice");
-/// Nothing here takes a second on an idle machine.
+/// Time limit for every wait: on an idle machine nothing here takes a second.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Looks until there is something to see.
+/// Repeats `look` until it returns a value.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -40,8 +40,8 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Runs the program to its end. A proxy that is not told where its control socket is gets one of its own: another test may have
-/// the default one at that moment.
+/// Runs the program until it exits. A proxy without a given control
+/// socket gets its own: another test may be using the default one.
 pub fn longsplice(arguments: &[&str]) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(LONGSPLICE);
@@ -52,7 +52,7 @@ pub fn longsplice(arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// What a proxy in a namespace pins outlives it: removed at drop, for tests that fail before a clean stop does it.
+/// The pins of a proxy in a namespace, which outlive the proxy. Removed on drop, for tests that fail before a clean stop.
 pub struct Pins(PathBuf);
 
 impl Pins {
@@ -76,7 +76,7 @@ impl Drop for Pins {
     }
 }
 
-/// A proxy, killed at drop.
+/// A proxy, which is killed on drop.
 pub struct Running {
     child: Child,
     dir: tempfile::TempDir,
@@ -84,7 +84,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Copies from a free loopback port to `target`.
+    /// Starts a proxy that copies from a free loopback port to `target`.
     pub fn copying(target: &str, more: &[&str]) -> Running {
         Running::start(
             Command::new(LONGSPLICE),
@@ -94,18 +94,18 @@ impl Running {
         )
     }
 
-    /// The same with its control socket there.
+    /// The same with this control socket.
     pub fn copying_at(control: &Path, target: &str, more: &[&str]) -> Running {
         let plug = format!("127.0.0.1:0={target}");
         Running::start(Command::new(LONGSPLICE), Some(control), &["--copy-only", "--plug", &plug], more)
     }
 
-    /// Any command that comes down to the program, as inside a namespace.
+    /// Starts the proxy with any command that executes the program, for instance inside a namespace.
     pub fn start(command: Command, control: Option<&Path>, arguments: &[&str], more: &[&str]) -> Running {
         Running::start_at(tempfile::tempdir().unwrap(), command, control, arguments, more)
     }
 
-    /// The same for a program of the user whose directory this is.
+    /// The same for the user who owns this directory.
     pub fn start_in(home: &Path, command: Command, arguments: &[&str]) -> Running {
         let dir = tempfile::tempdir_in(home).unwrap();
         let owner = fs::metadata(home).unwrap();
@@ -122,7 +122,7 @@ impl Running {
     ) -> Running {
         let control = control.map_or_else(|| dir.path().join("control.sock"), Path::to_owned);
         command.arg("run").args(arguments).args(more);
-        // on a busy machine any path may be long for a moment
+        // on a busy machine any path may look long for a moment
         if !arguments.contains(&"--path") {
             command.args(["--path", "any"]);
         }
@@ -134,12 +134,12 @@ impl Running {
         running
     }
 
-    /// What it has said on standard error.
+    /// Its output on standard error.
     pub fn messages(&self) -> String {
         fs::read_to_string(self.dir.path().join("messages")).unwrap()
     }
 
-    /// Waits until it has said this.
+    /// Waits until this is in its output.
     pub fn wait_message(&self, text: &str) {
         eventually(text, || self.messages().contains(text).then_some(()));
     }
@@ -161,14 +161,14 @@ impl Running {
         self.dir.path().join("access.log")
     }
 
-    /// Asks it something; the answer.
+    /// Runs a client command. Returns the output.
     pub fn client(&self, arguments: &[&str]) -> String {
         let output = self.ask(arguments);
         assert!(output.status.success(), "{arguments:?}: {output:?}\n{}", self.messages());
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Asks it something that it refuses; why.
+    /// Runs a client command that must fail. Returns the error.
     pub fn client_error(&self, arguments: &[&str]) -> String {
         let output = self.ask(arguments);
         assert!(!output.status.success(), "{arguments:?} succeeded");
@@ -187,29 +187,29 @@ impl Running {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// SIGKILL; harmless if it has ended.
+    /// Kills it with SIGKILL; harmless if it has exited.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// How it ended.
+    /// Waits until it exits. Returns the status.
     pub fn wait(&mut self) -> ExitStatus {
         let child = &mut self.child;
         eventually("the end of the proxy", || child.try_wait().unwrap())
     }
 
-    /// How many it has open.
+    /// The number of its open descriptors.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
-    /// Waits until it has nothing to do: each of its threads sleeps, whenever one looks.
+    /// Waits until it has nothing to do: each of its threads is asleep whenever checked.
     pub fn comes_to_rest(&self) {
         const LOOKS: u32 = 50;
         let tasks = format!("/proc/{}/task", self.child.id());
         let asleep = |task: PathBuf| {
-            // one that has just ended sleeps well
+            // a thread that has just exited counts as asleep
             let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('S'))
         };
@@ -221,7 +221,7 @@ impl Running {
         });
     }
 
-    /// How often its threads have slept, and so were woken.
+    /// How often its threads have slept and been woken.
     pub fn wake_ups(&self) -> u64 {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let slept = |task: PathBuf| {
@@ -240,7 +240,7 @@ impl Running {
         assert!(!pins.exist(), "a clean stop leaves nothing pinned");
     }
 
-    /// The same; its access log, which it writes in JSON.
+    /// The same; returns its JSON access log.
     pub fn end(&mut self, pins: &Pins) -> Vec<Value> {
         self.stop(pins);
         let log = fs::read_to_string(self.access_log()).unwrap();
@@ -258,7 +258,7 @@ impl Drop for Running {
     }
 }
 
-/// The control socket, without waiting for more than the caller wants to.
+/// A connection to the control socket, with time limits.
 pub struct Control(BufReader<UnixStream>);
 
 impl Control {
@@ -266,7 +266,7 @@ impl Control {
         Control::at(proxy.control()).unwrap()
     }
 
-    /// Of whoever listens there, if anybody does.
+    /// Connects to a socket, if a process listens there.
     pub fn at(path: &Path) -> io::Result<Control> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -283,7 +283,7 @@ impl Control {
         serde_json::from_str(&line).unwrap()
     }
 
-    /// Asks this; the answer, unless the program has gone.
+    /// Sends a request. Returns the answer, or an error if the program has exited.
     pub fn ask(&mut self, request: &Value) -> io::Result<Value> {
         self.0.get_mut().write_all(format!("{request}\n").as_bytes())?;
         let mut line = String::new();
@@ -297,7 +297,7 @@ impl Control {
     }
 }
 
-/// Sends back what it gets, on every connection that comes to `listener`.
+/// Echoes the data on every connection to `listener`.
 pub fn echo(listener: TcpListener) {
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -314,7 +314,7 @@ pub fn echo(listener: TcpListener) {
     });
 }
 
-/// The address of an echo server on loopback.
+/// The address of an echo server on the loopback device.
 pub fn loopback_echo() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -322,14 +322,14 @@ pub fn loopback_echo() -> String {
     address
 }
 
-/// Connects, and never waits for ever afterwards.
+/// Connects, with a time limit for later reads.
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }
 
-/// Sends `bytes` and gets them back.
+/// Sends `bytes` and receives them back.
 pub fn round_trip(stream: &mut TcpStream, bytes: &[u8]) {
     stream.write_all(bytes).unwrap();
     let mut back = vec![0; bytes.len()];

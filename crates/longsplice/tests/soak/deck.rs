@@ -1,4 +1,4 @@
-//! What happens to the network and to the program while there is traffic: a deck of cards, shuffled again and again.
+//! Events in the network and in the program during the traffic: a deck of cards, shuffled repeatedly.
 
 use crate::{
     ledger::Harm,
@@ -16,44 +16,44 @@ use std::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Card {
-    /// A host has another Ethernet address.
+    /// A host changes its Ethernet address.
     Neighbour,
-    /// We have.
+    /// A device of the forwarder changes its Ethernet address.
     OwnAddress,
-    /// The route to the server moves to a second wire, and back.
+    /// The route to the server moves to a second link, and back.
     Route,
     /// A device is down for a while.
     Down,
-    /// A device is deleted and made again.
+    /// A device is deleted and created again.
     Remade,
-    /// Packets are lost, come twice and out of order.
+    /// Packets are lost, duplicated and reordered.
     Losses,
-    /// Many flows are told to change sides, again and again.
+    /// Many flows are told to switch, repeatedly.
     Storm,
-    /// A link carries less for a while.
+    /// The MTU of a link is reduced for a while.
     Mtu,
-    /// Killed, and started again at once.
+    /// The process is killed, and started again at once.
     Killed,
-    /// Killed while flows are told to change sides, and started again after a while.
+    /// The process is killed while flows are told to switch, and started again after a while.
     KilledInStorm,
-    /// Killed while a device is down.
+    /// The process is killed while a device is down.
     KilledWhileDown,
-    /// Stopped, leaving what is forwarded.
+    /// The process is stopped and leaves its flows.
     Left,
-    /// Killed, and then there are few descriptors.
+    /// The process is killed; the next one has few descriptors.
     FewDescriptors,
-    /// Stopped, and then there is little room in the tables.
+    /// The process is stopped; the next one has small tables.
     FewFlows,
 }
 
-/// Those that the process survives.
+/// Cards that the process survives.
 const NETWORK: [Card; 8] =
     [Card::Neighbour, Card::OwnAddress, Card::Route, Card::Down, Card::Remade, Card::Losses, Card::Storm, Card::Mtu];
 const PROCESS: [Card; 6] =
     [Card::Killed, Card::KilledInStorm, Card::KilledWhileDown, Card::Left, Card::FewDescriptors, Card::FewFlows];
 
 impl Card {
-    /// A shuffled deck; `process`: with what ends the process.
+    /// A shuffled deck; `process`: with the cards that end the process.
     pub fn deck(process: bool, r: &mut SmallRng) -> Vec<Card> {
         let mut deck: Vec<Card> = NETWORK.into_iter().chain(PROCESS.into_iter().filter(|_| process)).collect();
         deck.shuffle(r);
@@ -61,7 +61,7 @@ impl Card {
     }
 }
 
-/// Where it all happens.
+/// The environment of the events.
 pub struct Stage {
     pub program: Program,
     pub traffic: Arc<Traffic>,
@@ -75,7 +75,7 @@ fn ip(host: &Namespace, commands: &[String]) {
     }
 }
 
-/// Another wire between forwarder and server, which nothing uses yet; and hosts hear of our addresses.
+/// Adds a second link between forwarder and server, which is not used yet, and lets hosts learn of our address changes.
 pub fn prepare(lab: &Lab) {
     ip(&lab.forwarder, &[format!("link add f2 type veth peer name s1 netns {}", lab.server.path().display())]);
     for (host, device, number) in [(&lab.forwarder, "f2", 1), (&lab.server, "s1", 2)] {
@@ -88,8 +88,8 @@ pub fn prepare(lab: &Lab) {
     ["f0", "f1", "f2"].iter().for_each(|device| soon_noticed(lab, device));
 }
 
-/// What has changed in silence behind a device of ours is noticed within a quarter of a minute, instead of a whole one: so much
-/// else happens meanwhile that hosts would wait for too long.
+/// Makes the kernel notice a silent change behind one of our devices within 15 s
+/// instead of a minute: with so many other events, hosts would wait for too long.
 fn soon_noticed(lab: &Lab, device: &str) {
     for family in ["ipv4", "ipv6"] {
         let setting = format!("net.{family}.neigh.{device}.base_reachable_time_ms");
@@ -97,7 +97,8 @@ fn soon_noticed(lab: &Lab, device: &str) {
     }
 }
 
-/// Whether others are told of new addresses. Who is not told finds out when it asks, which may take half a minute.
+/// Whether a host announces its new addresses. Without this, peers
+/// find out only when they ask, which may take half a minute.
 fn announce(host: &Namespace, tells: bool) {
     for setting in ["net.ipv4.conf.all.arp_notify", "net.ipv6.conf.all.ndisc_notify"] {
         host.sysctl(setting, if tells { "1" } else { "0" }).expect("sysctl");
@@ -105,7 +106,7 @@ fn announce(host: &Namespace, tells: bool) {
 }
 
 impl Stage {
-    /// Some time, in milliseconds; over sooner if something has failed.
+    /// Waits for a random time in milliseconds, or until something has failed.
     pub fn pass(&mut self, low: u64, high: u64) {
         let end = Instant::now() + Duration::from_millis(self.r.random_range(low..high));
         while Instant::now() < end && self.traffic.ledger.failures().is_empty() {
@@ -214,7 +215,7 @@ impl Stage {
             Card::KilledWhileDown => {
                 let device = self.device();
                 let down = ledger.begins(&format!("{device} is down"), Harm::New);
-                self.keep_addresses(true); // a program is not started without those that it listens on
+                self.keep_addresses(true); // the program does not start without the addresses it listens on
                 self.lab.take_down(device).expect("down");
                 self.pass(1, 500);
                 let before = self.r.random();
@@ -253,13 +254,13 @@ impl Stage {
         }
     }
 
-    /// Another process, after what happens between the two.
+    /// Replaces the process, and calls `meanwhile` in between.
     pub fn replace(&mut self, how: Going, means: Means, meanwhile: impl FnOnce(&Lab)) {
         let lab = &self.lab;
         self.program.replace(lab, &self.traffic.ledger, how, means, || meanwhile(lab));
     }
 
-    /// Those of IPv6, of devices that are taken down.
+    /// Whether IPv6 addresses are kept on devices that are set down.
     fn keep_addresses(&self, keep: bool) {
         let value = if keep { "1" } else { "0" };
         self.lab.forwarder.sysctl("net.ipv6.conf.all.keep_addr_on_down", value).expect("sysctl");
@@ -284,7 +285,7 @@ impl Stage {
         }
     }
 
-    /// There was less room than was asked for, or this was no test.
+    /// Checks that the tables were full; otherwise this card tested nothing.
     fn full_tables(&self) {
         let flows = Control::of(self.program.running()).flows();
         let refused = flows.iter().filter(|flow| flow["refusal"] == "table-full").count();

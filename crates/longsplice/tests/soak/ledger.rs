@@ -1,4 +1,4 @@
-//! What has happened, and whether each connection became what it had to become.
+//! Records the events, and checks whether each connection ended as it should.
 
 use crate::plan::{Kind, Plan};
 use longsplice_lab::traffic::{Report, Side, StreamEnd, intact};
@@ -10,26 +10,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What the network has been through may be felt for so long by connections that are being made.
+/// How long new connections may still be affected by an event in the network.
 const AFTERMATH: Duration = Duration::from_secs(2);
-/// The same of [`Harm::Late`]: one and a half times net.ipv4.neigh.default.base_reachable_time, and as long as somebody waits.
+/// The same for [`Harm::Late`]: one and a half times
+/// net.ipv4.neigh.default.base_reachable_time, and the longest wait of a client.
 const STALE: Duration = Duration::from_secs(45 + 20);
-/// A server may hear of a connection so long after its client has given it up.
+/// How long after its client has given up a connection may reach the server.
 const LATE: Duration = Duration::from_secs(30);
-/// Connections of which one may be reset before a byte has come: the kernel does it to plain servers, too (docs/kernel-notes.md).
+/// Number of connections per which one may be reset before a byte has arrived:
+/// the kernel does this to plain servers, too (docs/kernel-notes.md).
 const UNHEARD: usize = 50_000;
 
-/// Who may fail for something that has happened.
+/// Who may fail because of an event.
 #[derive(Clone, Debug)]
 pub enum Harm {
-    /// Nobody.
+    /// No one.
     None,
-    /// Requests whose server was not reached in time: the kernel notices an address that has changed in silence only when it asks
-    /// again, which may take three quarters of a minute.
+    /// Requests whose server was not reached in time: the kernel notices a
+    /// silent change of an address only when it asks again, which may take 45 s.
     Late,
-    /// Connections that are just being made, and requests, which may need one.
+    /// Connections being opened, and requests, which may need one.
     New,
-    /// The process goes, and with it all but these clients.
+    /// All connections except those of these clients, because the process ends.
     AllBut(HashSet<SocketAddr>),
 }
 
@@ -41,7 +43,7 @@ struct Event {
 }
 
 impl Event {
-    /// Was it between these moments?
+    /// Whether the event overlaps this period.
     fn meets(&self, from: Instant, until: Instant) -> bool {
         self.from <= until && self.until.is_none_or(|end| end + AFTERMATH >= from)
     }
@@ -55,34 +57,34 @@ struct Stream {
     kind: Kind,
     via: &'static str,
     began: Instant,
-    /// When its server knew whose it is.
+    /// When its server learned which stream it is.
     arrived: Option<Instant>,
     client: Option<(Instant, Result<Report, io::Error>)>,
     server: Option<(Instant, Report)>,
 }
 
-/// What became of streams and requests.
+/// The results of streams and requests.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Streams that were all they had to be, by kind.
+    /// Streams that did everything they should, by kind.
     pub whole: BTreeMap<Kind, usize>,
-    /// The same by what they have passed through.
+    /// The same by listener.
     pub ways: BTreeMap<&'static str, usize>,
-    /// Streams that might end, and what they were.
+    /// Streams that were allowed to end early, and did, by kind.
     pub excused: BTreeMap<Kind, usize>,
-    /// Streams that outlived a process, counted for each.
+    /// Streams that outlived a process, counted once for each process.
     pub outlived: usize,
-    /// Bytes that were checked.
+    /// Bytes checked.
     pub bytes: u64,
-    /// Connections without a byte.
+    /// Connections reset without a byte.
     pub unheard: usize,
-    /// Requests that were answered as they had to be.
+    /// Requests that were answered correctly.
     pub requests: usize,
-    /// Of these, such as were not the first of their connection.
+    /// Requests among these that were not the first on their connection.
     pub reused: usize,
-    /// Requests that might fail, and did.
+    /// Requests that were allowed to fail, and did.
     pub failed_requests: usize,
-    /// Ends that waited for long, after a stop of which they could not be told.
+    /// Ends of connections that waited for long after a stop of which they could not be told.
     pub untold: usize,
 }
 
@@ -92,7 +94,7 @@ struct Book {
     known: HashSet<u64>,
     events: Vec<Event>,
     failures: Vec<String>,
-    /// Ends of flows of which the program has said that it could not tell them of its stop, and when.
+    /// When the program said that it could not tell flows of its stop: one entry per end of each flow.
     untold: Vec<Instant>,
     tally: Tally,
 }
@@ -102,7 +104,7 @@ pub struct Ledger {
     book: Mutex<Book>,
 }
 
-/// The number of something that goes on.
+/// The index of an event in progress.
 #[derive(Clone, Copy)]
 pub struct Going(usize);
 
@@ -117,7 +119,7 @@ impl Ledger {
 
     // ---- events
 
-    /// From now on.
+    /// Records the start of an event.
     pub fn begins(&self, what: &str, harm: Harm) -> Going {
         eprintln!("{:7.1} s  {what}", self.began.elapsed().as_secs_f64());
         let mut book = self.book();
@@ -125,7 +127,7 @@ impl Ledger {
         Going(book.events.len() - 1)
     }
 
-    /// Who is harmed becomes known while it goes on.
+    /// Sets who is harmed, once this is known.
     pub fn harms(&self, going: Going, harm: Harm) {
         self.book().events[going.0].harm = harm;
     }
@@ -134,7 +136,7 @@ impl Ledger {
         self.book().events[going.0].until = Some(Instant::now());
     }
 
-    /// Harmless, and over at once.
+    /// Records a harmless event that is over at once.
     pub fn note(&self, what: &str) {
         let going = self.begins(what, Harm::None);
         self.ends(going);
@@ -149,7 +151,7 @@ impl Ledger {
         book.streams.insert(seed, stream);
     }
 
-    /// The first word of what came to a server: what the server is to do.
+    /// Records the seed that arrived at a server. Returns what the server is to do.
     pub fn arrived(&self, seed: u64) -> Option<Plan> {
         let mut book = self.book();
         if !book.known.contains(&seed) {
@@ -161,7 +163,7 @@ impl Ledger {
                 stream.arrived = Some(Instant::now());
                 Plan::of(seed)
             }
-            // judged already, as one that had an excuse, or failed
+            // already judged: excused or failed
             None => None,
             Some(_) => {
                 book.fail(self, format!("wrong bytes: stream {seed:#x} has come to a server twice"));
@@ -186,7 +188,7 @@ impl Ledger {
         book.settle(self, seed, false);
     }
 
-    /// Judges what its server will hear of no more. `all`: there is no traffic any more.
+    /// Judges streams that their server will not see any more. `all`: there is no traffic any more.
     pub fn settle(&self, all: bool) {
         let mut book = self.book();
         let is_left =
@@ -204,7 +206,7 @@ impl Ledger {
         tally.bytes += bytes;
     }
 
-    /// A request has failed, on a connection that began at `since`.
+    /// Records the failure of a request, on a connection opened at `since`.
     pub fn unanswered(&self, since: Instant, what: String) {
         let mut book = self.book();
         if book.events.iter().any(|e| e.harms_new() && e.meets(since, Instant::now())) {
@@ -214,7 +216,7 @@ impl Ledger {
         }
     }
 
-    /// The proxy has answered that the server does not.
+    /// Records the proxy's answer that the server does not respond.
     pub fn unreached(&self, since: Instant, what: String) {
         let is_late = |e: &Event| matches!(e.harm, Harm::Late) && e.from.elapsed() < STALE;
         if self.book().events.iter().any(is_late) {
@@ -224,13 +226,13 @@ impl Ledger {
         }
     }
 
-    /// So many flows could not be told of a stop, as the program has said itself: their hosts may wait.
+    /// Records that the program said it could not tell this many flows of a stop: their hosts may wait.
     pub fn untold(&self, flows: usize) {
         let now = Instant::now();
         self.book().untold.extend(vec![now; 2 * flows]);
     }
 
-    /// An end of a connection of HTTP waits in vain, since then.
+    /// Records that an end of an HTTP connection has been waiting in vain since then.
     pub fn hung(&self, since: Instant, what: String) {
         let mut book = self.book();
         if !book.is_untold(since, 1) {
@@ -240,7 +242,7 @@ impl Ledger {
 
     // ---- the end
 
-    /// What nothing excuses.
+    /// Records a failure without an excuse.
     pub fn fail(&self, what: String) {
         self.book().fail(self, what);
     }
@@ -249,7 +251,7 @@ impl Ledger {
         self.book().failures.clone()
     }
 
-    /// Those that are not over, or not judged.
+    /// Streams that are not over, or not judged.
     pub fn open(&self) -> Vec<String> {
         let book = self.book();
         let is = |(seed, s): (&u64, &Stream)| {
@@ -264,7 +266,7 @@ impl Ledger {
         book.streams.iter().map(is).collect()
     }
 
-    /// What has happened last.
+    /// The latest events.
     pub fn last_events(&self, most: usize) -> String {
         let book = self.book();
         let time = |at: Instant| (at - self.began).as_secs_f64();
@@ -345,7 +347,7 @@ impl Book {
         right.map_err(|why| why + &all())
     }
 
-    /// Were so many ends of those that have waited since then not told of a stop? Each counts once.
+    /// Whether this many ends that have been waiting since then belong to flows not told of a stop. Each counts once.
     fn is_untold(&mut self, since: Instant, ends: usize) -> bool {
         for _ in 0..ends {
             let Some(i) = self.untold.iter().position(|at| *at >= since) else { return false };
@@ -360,19 +362,19 @@ impl Book {
         Ok(())
     }
 
-    /// The processes that went during its life, and whether it was to outlive each.
+    /// The processes that ended during the stream, and whether it was to outlive each.
     fn changes(&self, s: &Stream) -> impl Iterator<Item = (&Event, bool)> {
         let (local, end) = (s.local(), s.end());
         let during = self.events.iter().filter(move |e| e.meets(s.began, end));
         during.filter_map(move |e| match &e.harm {
-            // one that came when all was well again is not concerned
+            // a stream opened when the next process was running is not affected
             Harm::AllBut(_) if e.until.is_some_and(|until| until < s.began) => None,
             Harm::AllBut(clients) => Some((e, local.is_some_and(|local| clients.contains(&local)))),
             _ => None,
         })
     }
 
-    /// Is there a reason for it to end before it is whole?
+    /// Whether there is an excuse for the stream to end early.
     fn excuses(&self, s: &Stream) -> bool {
         let arrived = s.arrived.unwrap_or_else(|| s.end());
         let was_made = |e: &Event| e.harms_new() && e.meets(s.began, arrived);
@@ -395,7 +397,7 @@ fn is_waiting(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// Whole, or reset by whom it had to be, with both hosts knowing.
+/// Checks that a stream was intact, or reset by the planned end with both hosts told.
 fn is_as_planned(seed: u64, client: &Report, server: Option<&Report>) -> Result<(), String> {
     let Some(server) = server else { return Err("it never came to a server".into()) };
     let plan = Plan::of(seed).ok_or("no plan")?;

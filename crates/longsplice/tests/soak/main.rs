@@ -1,11 +1,11 @@
-//! A soak: everything at once, for as long as one likes. Checked streams and HTTP through listeners of each kind, in both
-//! families, while flows are told to change sides, the process is killed and followed by another, the network changes, tables are
-//! full and descriptors are few. At the end: no byte wrong, no connection that waits, and nothing left: flows, entries,
-//! descriptors, memory.
+//! A soak test: everything at once, for any length of time. Checked streams and HTTP pass through
+//! listeners of each kind, in both address families, while flows are told to switch, the process is
+//! killed and replaced, the network changes, tables are full and descriptors are few. At the end: no
+//! wrong byte, no connection that hangs, and nothing left over: flows, entries, descriptors, memory.
 //!
-//! `LONGSPLICE_SOAK_SECONDS` says for how long (`make test`: 240, `make soak`: an hour), and `LONGSPLICE_SOAK_SEED` what happens
-//! when; it is printed. `LONGSPLICE_SOAK_CAPTURE` names a folder where the headers of all packets are kept if it fails. Needs
-//! root and eBPF, and fails without.
+//! `LONGSPLICE_SOAK_SECONDS` sets the duration (`make test`: 240, `make soak`: an hour), and `LONGSPLICE_SOAK_SEED` the
+//! sequence of events; the seed is printed. `LONGSPLICE_SOAK_CAPTURE` names a folder where the headers of all packets are
+//! kept if the test fails. Needs root and eBPF, and fails without.
 
 mod deck;
 mod ledger;
@@ -36,15 +36,15 @@ use std::{
 use streams::WAYS;
 use traffic::Traffic;
 
-/// All told, unless the environment says otherwise.
+/// Total duration, unless the environment sets another.
 const SECONDS: u64 = 240;
-/// Of these, what it takes until everything has ended.
+/// Part of the duration reserved until everything has ended.
 const ENDING: u64 = 110;
-/// Connections that have nothing to wait for end within this time. What waits in vain is found by its own limit.
+/// Time limit for connections that have nothing to wait for. Hanging connections are found by their own limits.
 const DRAIN: Duration = Duration::from_secs(200);
-/// Entries linger for a minute, and records of which nobody knows anything for two.
+/// Entries linger for a minute, and records of unknown flows for two.
 const LINGER: Duration = Duration::from_secs(200);
-/// Kilobytes that the program may have more at the end than at the start: what threads and allocators keep.
+/// Kilobytes by which the program's memory may grow from start to end: memory kept by threads and allocators.
 const MEMORY: u64 = 12 * 1024;
 
 fn number(name: &str) -> Option<u64> {
@@ -62,7 +62,7 @@ fn everything_at_once() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limits");
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("limits");
 
-    // a transparent connection that finds no room is passed on as by a router
+    // a transparent connection that finds no free entry is passed on as by a router
     let options = Options { forwarding: true, ..Options::default() };
     let lab = Lab::new(Shape::TwoDevices, options).expect("a lab");
     let names = [&lab.client, &lab.forwarder, &lab.server].map(|namespace| namespace.path());
@@ -85,7 +85,7 @@ struct Soak {
     taps: Vec<Capture>,
 }
 
-/// What a host sends and receives, and where it is kept.
+/// A capture of the packets of a host, and where it is kept.
 struct Capture {
     tap: Tap,
     file: PathBuf,
@@ -110,7 +110,7 @@ impl Soak {
         self.end(descriptors, memory);
     }
 
-    /// At least a whole deck.
+    /// Plays at least one whole deck.
     fn play(&mut self, process: bool, until: Instant) {
         loop {
             for card in Card::deck(process, &mut self.stage.r) {
@@ -123,7 +123,7 @@ impl Soak {
         }
     }
 
-    /// A process that has served nobody yet, with nothing to do: its descriptors and its memory.
+    /// Starts a new process, and returns its number of descriptors and its memory before it has served anyone.
     fn begin_anew(&mut self) -> [u64; 2] {
         self.stage.traffic.open(false);
         self.stage.replace(Going::Clean, Means::Ample, |_| {});
@@ -138,7 +138,7 @@ impl Soak {
         before
     }
 
-    /// All traffic ends by itself.
+    /// Waits until all traffic has ended by itself.
     fn quiet(&mut self) {
         let is_quiet = self.stage.traffic.is_quiet(DRAIN);
         self.stage.traffic.ledger.settle(true);
@@ -157,7 +157,7 @@ impl Soak {
         self.quiet();
         let program = &self.stage.program;
         program.has_no_flows();
-        let nothing = Holdings { foreign: Family::BOTH.len(), ..Holdings::default() }; // the listeners are still there
+        let nothing = Holdings { foreign: Family::BOTH.len(), ..Holdings::default() }; // the listeners still exist
         let is_empty = wait_for(LINGER, || (program.holdings() == nothing).then_some(()));
         match is_empty {
             Some(()) => traffic.ledger.note("the tables are empty"),
@@ -188,7 +188,7 @@ impl Soak {
         });
     }
 
-    /// Nothing has failed so far.
+    /// Checks that nothing has failed so far.
     fn check(&mut self) {
         let failures = self.stage.traffic.ledger.failures();
         if failures.is_empty() {

@@ -1,25 +1,26 @@
-//! What a connection is to do. All of it follows from its seed, which is the first word of its stream: so the server knows, too.
+//! The plan of a connection. All of it follows from the seed, which
+//! is the first word of its stream, so the server knows it, too.
 
 use longsplice_lab::traffic::{Chunks, Ending, Script, Side, Start};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::time::Duration;
 
-/// Whoever still waits so long after the time that a connection takes has been left hanging.
+/// A host that still waits this long after the planned time of a connection has been left hanging.
 pub const HANGS: Duration = Duration::from_secs(60);
-/// The lowest bits of a seed.
+/// The bits of a seed that select the kind.
 const KIND: u64 = 7;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Both hosts send for a while, at paces of their own, and stop reading now and then.
+    /// Both hosts send for a while at different rates, and stop reading now and then.
     Long,
-    /// Little, with rests that are long enough for a release.
+    /// Little data, with pauses long enough for a release.
     Idle,
-    /// Much in little time.
+    /// Much data in little time.
     Fast,
-    /// One host has said all it has to say long before the other.
+    /// One host sends all of its data long before the other.
     HalfClosed,
-    /// One host resets in the middle.
+    /// One host resets in the middle of the stream.
     Reset,
     /// Over at once.
     Short,
@@ -28,18 +29,18 @@ pub enum Kind {
 impl Kind {
     const ALL: [Kind; 6] = [Kind::Long, Kind::Idle, Kind::Fast, Kind::HalfClosed, Kind::Reset, Kind::Short];
 
-    /// One that lasts.
+    /// A kind that lasts.
     pub fn lasting(r: &mut SmallRng) -> Kind {
         [Kind::Long, Kind::Long, Kind::Long, Kind::Idle, Kind::Idle, Kind::Fast, Kind::HalfClosed, Kind::Reset]
             [r.random_range(0..8)]
     }
 }
 
-/// Both ends of a connection.
+/// The scripts of both ends of a connection.
 pub struct Plan {
     pub opener: Script,
     pub answerer: Script,
-    /// Who resets it.
+    /// The end that resets the connection.
     pub reset_by: Option<Side>,
 }
 
@@ -53,7 +54,7 @@ impl Plan {
         r.random::<u64>() & !KIND | kind as u64
     }
 
-    /// `None`: that is no seed of ours.
+    /// The plan for a seed; `None` if it is not one of ours.
     pub fn of(seed: u64) -> Option<Plan> {
         let kind = *Kind::ALL.get((seed & KIND) as usize)?;
         let r = &mut SmallRng::seed_from_u64(seed);
@@ -89,7 +90,7 @@ impl Plan {
                 let pace = ends[first].pace.unwrap_or(1);
                 ends[first].send = bytes(r.random_range(8..pace * time));
                 ends[first].ending = Ending::Reset;
-                // the other end does not end by itself before
+                // the other end must not end by itself before
                 let other = ends[1 - first].pace.unwrap_or(1);
                 ends[1 - first].send = bytes(other * time * 3);
                 reset_by = Some(ends[first].side);
@@ -100,7 +101,7 @@ impl Plan {
                 1
             }
         };
-        // the seed has to arrive, whatever the opener has to say otherwise
+        // the seed has to arrive, so the opener must send at least that
         if ends[0].send == bytes(0) {
             ends[0].send = bytes(8);
         }
@@ -113,7 +114,7 @@ fn bytes(bytes: u64) -> longsplice_lab::traffic::Amount {
     longsplice_lab::traffic::Amount::Bytes(bytes)
 }
 
-/// Seconds that it takes, here and below.
+/// Plans a long connection. Like the functions below, returns its duration in seconds.
 fn long(ends: &mut [Script; 2], r: &mut SmallRng) -> u64 {
     let time = r.random_range(6..25);
     for end in ends {

@@ -1,4 +1,4 @@
-//! The program under test: how it is started and made to go, what it is told, and who is to outlive it.
+//! The program under test: starting and ending it, the commands sent to it, and the flows that are to outlive it.
 
 use crate::{
     ledger::{Harm, Ledger},
@@ -25,16 +25,16 @@ use std::{
     time::Duration,
 };
 
-/// Room for all flows there may be, those that have ended a minute ago among them.
+/// Table size for all flows at a time, including those that ended up to a minute ago.
 const FLOWS: u32 = 8192;
-/// Room for a few.
+/// Table size for a few flows.
 const FEW_FLOWS: u32 = 16;
-/// As many as it has without flows, and these.
+/// Descriptors allowed beyond those of an idle program.
 const FEW_DESCRIPTORS: usize = 80;
-/// Lines of a log that are worth reading.
+/// Number of log lines shown.
 const TAIL: usize = 60;
 
-/// With what it is started.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     Ample,
@@ -42,18 +42,18 @@ pub enum Means {
     FewFlows,
 }
 
-/// How it goes.
+/// How a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Going {
-    /// SIGKILL: what is forwarded goes on.
+    /// SIGKILL: forwarded flows continue.
     Killed,
-    /// SIGTERM: what is forwarded goes on.
+    /// SIGTERM: forwarded flows continue.
     Leaving,
-    /// `longsplice stop --flush`: nothing goes on, and nothing is left.
+    /// `longsplice stop --flush`: no flow continues, and nothing is left.
     Clean,
 }
 
-/// What flows were told last. Whoever tells holds the lock.
+/// The last command sent to each flow. The sender of commands holds the lock.
 #[derive(Default)]
 pub struct Told(HashMap<u64, &'static str>);
 
@@ -63,7 +63,7 @@ pub struct Program {
     dir: tempfile::TempDir,
     idle_descriptors: usize,
     pub told: Arc<Mutex<Told>>,
-    /// What processes before have said.
+    /// Messages of earlier processes.
     before: String,
 }
 
@@ -99,14 +99,14 @@ impl Program {
         self.running.as_ref().expect("it runs")
     }
 
-    /// The process goes, and after a pause there is another one. `meanwhile` is called between the two.
+    /// Ends the process and starts another one after a pause. `meanwhile` is called in between.
     pub fn replace(&mut self, lab: &Lab, ledger: &Ledger, how: Going, means: Means, meanwhile: impl FnOnce()) {
         let told = self.told.clone();
         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
         let going = ledger.begins(&format!("{how:?}, and then {means:?}"), Harm::AllBut(HashSet::new()));
         let flows = Control::of(self.running()).flows();
         if how != Going::Clean {
-            // a client may have used its port for another listener, too
+            // a client may use the same port for another listener, too
             let is_one = |flow: &&Value| flows.iter().filter(|other| client(other) == client(flow)).count() == 1;
             let steady = flows.iter().filter(|flow| told.is_steady(flow));
             let stays: HashSet<_> = steady.filter(is_one).map(client).collect();
@@ -136,7 +136,7 @@ impl Program {
         ledger.ends(going);
     }
 
-    /// The last end of it: nothing is left.
+    /// Ends the last process, and checks that nothing is left.
     pub fn end(&mut self) {
         let mut running = self.running.take().expect("it runs");
         running.client(&["stop"]);
@@ -144,7 +144,7 @@ impl Program {
         assert!(!self.pins.exist(), "a clean stop leaves nothing pinned");
     }
 
-    /// Memory that is its own, in kilobytes.
+    /// Its private memory in kilobytes.
     pub fn memory(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.running().id())).expect("/proc");
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line of /proc/PID/status");
@@ -155,31 +155,31 @@ impl Program {
         Holdings::of(self.pins.path()).expect("the tables")
     }
 
-    /// What the data path knows of each connection.
+    /// The data path's record of each connection.
     pub fn records(&self) -> Vec<(Tuple, LegView)> {
         longsplice_datapath::records(self.pins.path()).unwrap_or_default()
     }
 
-    /// Packets of which this has become.
+    /// Number of packets with this verdict.
     pub fn verdict(&self, name: &str) -> u64 {
         let all: Value = serde_json::from_str(&self.running().client(&["counters", "--json"])).expect("JSON");
         all["verdicts"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {all}"))
     }
 
-    /// What earlier processes have said, at their ends.
+    /// The last messages of earlier processes.
     pub fn before(&self) -> String {
         let lines: Vec<&str> = self.before.lines().collect();
         lines[lines.len().saturating_sub(3 * TAIL)..].join("\n")
     }
 
-    /// Everything it has been asked for has ended.
+    /// Checks that everything it was asked to do is over.
     pub fn has_no_flows(&self) {
         eventually("the end of all flows", || Control::of(self.running()).flows().is_empty().then_some(()));
     }
 }
 
-/// Flows that it could not end, for sockets of a process before have their addresses: these were closed by a kill in the midst of
-/// a drain, and are the kernel's until it gives them up, after some two minutes.
+/// The number of flows that could not be ended because sockets of an earlier process have their addresses. These sockets
+/// were closed by a kill in the middle of a drain, and belong to the kernel until it gives them up after about two minutes.
 fn untold(messages: &str) -> Option<usize> {
     let (_, rest) = messages.split_once("forwarded connections were reset; of ")?;
     rest.split(' ').next()?.parse().ok()
@@ -205,13 +205,13 @@ fn is_forwarded(flow: &Value) -> bool {
 }
 
 impl Told {
-    /// It is forwarded, and nobody has asked for it back.
+    /// Whether a flow is forwarded and has not been told to unsplice.
     fn is_steady(&self, flow: &Value) -> bool {
         let last = flow["id"].as_u64().and_then(|id| self.0.get(&id));
         is_forwarded(flow) && last.is_none_or(|last| *last == "splice")
     }
 
-    /// Tells so many flows to change sides.
+    /// Tells at most this many flows to switch.
     pub fn tell_some(&mut self, control: &mut Control, most: usize, r: &mut SmallRng) -> std::io::Result<()> {
         let answer = control.ask(&json!({ "version": 1, "ask": "ls" }))?;
         let flows = answer["flows"].as_array().cloned().unwrap_or_default();
@@ -221,14 +221,14 @@ impl Told {
             let flow = flows.swap_remove(r.random_range(0..flows.len()));
             let (id, ask) = (flow["id"].as_u64(), if is_forwarded(flow) { "unsplice" } else { "splice" });
             self.0.insert(id.expect("a number"), ask);
-            // A flow that has ended in the meantime is an error, and no harm.
+            // An error about a flow that has ended meanwhile is harmless.
             control.ask(&json!({ "version": 1, "ask": ask, "id": id }))?;
         }
         Ok(())
     }
 }
 
-/// Tells some flow something now and then.
+/// Sends commands to some flows from time to time.
 pub fn tell_now_and_then(program: &Program, seed: u64, stop: &Arc<AtomicBool>) {
     let (path, told, stop) = (program.control(), program.told.clone(), stop.clone());
     let mut r = SmallRng::seed_from_u64(seed);
@@ -237,19 +237,19 @@ pub fn tell_now_and_then(program: &Program, seed: u64, stop: &Arc<AtomicBool>) {
             thread::sleep(Duration::from_millis(r.random_range(50..600)));
             let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
             let most = r.random_range(1..3);
-            // there may be no program just now, or it has no descriptor for us
+            // the program may not be running, or be out of descriptors
             let _ = Control::at(&path).and_then(|mut control| told.tell_some(&mut control, most, &mut r));
         }
     });
 }
 
-/// Processes that are in the forwarder's namespace.
+/// Processes in the forwarder's namespace.
 pub fn processes(lab: &Lab) -> String {
     let output = Command::new("ip").args(["netns", "pids", lab.forwarder.name()]).output().expect("ip");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Listeners of each kind, in both families, with policies of their own.
+/// Listeners of each kind, in both address families, with different policies.
 fn configuration() -> String {
     let mut text =
         "leave_flows_on_stop = true\nsource = [\"10.77.2.1\", \"10.77.2.11\", \"fd77:2::1\", \"fd77:2::b\"]\n"

@@ -1,4 +1,4 @@
-//! Checked streams through each kind of listener, and the server that they lead to.
+//! Checked streams through each kind of listener, and their server.
 
 use crate::{
     ledger::Ledger,
@@ -20,19 +20,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Where checked streams end, and of the proxy, where they are plugged through.
+/// The server's port for checked streams, and the proxy's port for a plug to it.
 pub const STREAMS: u16 = 7000;
-/// Plugged through to the other family.
+/// The proxy's port for a plug to the other address family.
 pub const CROSSING: u16 = 7001;
 pub const SOCKS: u16 = 1080;
 pub const PROXY: u16 = 3128;
-/// Of the server, and of the proxy, where TLS leads to it by name.
+/// The server's port for TLS, and the proxy's, which forwards to it by name.
 pub const NAMES: u16 = 8443;
-/// Of the server, with which clients connect without knowing of the proxy.
+/// The server's port for clients that connect without knowing of the proxy.
 pub const TRANSPARENT: u16 = 7002;
-/// What streams pass through.
+/// The kinds of listeners.
 pub const WAYS: [&str; 6] = ["plug", "crossing plug", "SOCKS", "CONNECT", "TLS by name", "transparent"];
-/// At a time.
+/// Number of streams at a time.
 const LASTING: u64 = 22;
 const SHORT: u64 = 2;
 
@@ -40,12 +40,12 @@ pub fn other(family: Family) -> Family {
     if family == Family::V4 { Family::V6 } else { Family::V4 }
 }
 
-/// The name that leads to the server's address of this family.
+/// The name that resolves to the server's address of this family.
 pub fn name(family: Family) -> &'static str {
     if family == Family::V4 { "four.test" } else { "six.test" }
 }
 
-/// Clients that connect again and again, and a server for each family.
+/// Starts clients that connect repeatedly, and a server for each address family.
 pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
     for family in Family::BOTH {
         for port in [STREAMS, NAMES, TRANSPARENT] {
@@ -68,7 +68,7 @@ pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
     }
 }
 
-/// One connection of a client, from its begin to its end.
+/// Runs one connection of a client from start to end.
 fn one(ledger: &Ledger, kind: Kind, r: &mut SmallRng) {
     let seed = Plan::seed(kind, r);
     let plan = Plan::of(seed).expect("one of ours");
@@ -92,7 +92,7 @@ fn one(ledger: &Ledger, kind: Kind, r: &mut SmallRng) {
     }
 }
 
-/// CONNECT.
+/// Connects through the proxy with CONNECT.
 fn tunnel(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<TcpStream> {
     let mut stream = traffic::connect(proxy, script)?;
     stream.set_read_timeout(Some(script.deadline))?;
@@ -109,10 +109,10 @@ fn tunnel(proxy: SocketAddr, target: SocketAddr, script: &Script) -> io::Result<
     }
 }
 
-/// The header of a TLS record of a handshake without content (RFC 8446, 5.1).
+/// The header of a TLS handshake record without content (RFC 8446, 5.1).
 const ANSWER: [u8; 5] = [22, 3, 3, 0, 0];
 
-/// As TLS begins: the proxy reads the ClientHello, and answers with an alert where the server cannot be reached.
+/// Starts TLS: the proxy reads the ClientHello, and answers with an alert if the server cannot be reached.
 fn by_name(proxy: SocketAddr, name: &str, script: &Script) -> io::Result<TcpStream> {
     let mut stream = traffic::connect(proxy, script)?;
     stream.set_read_timeout(Some(script.deadline))?;
@@ -122,12 +122,12 @@ fn by_name(proxy: SocketAddr, name: &str, script: &Script) -> io::Result<TcpStre
     if answer == ANSWER { Ok(stream) } else { Err(io::Error::other(format!("{answer:?}"))) }
 }
 
-/// A ClientHello that has nothing to say but a name (RFC 8446, 4.1.2; RFC 6066, 3).
+/// A ClientHello with nothing but a server name (RFC 8446, 4.1.2; RFC 6066, 3).
 fn hello(name: &str) -> Vec<u8> {
     let sized = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes(), bytes].concat();
     let names = sized(&[&[0], &sized(name.as_bytes())[..]].concat());
     let extensions = sized(&[&[0, 0], &sized(&names)[..]].concat());
-    // its version, a random number, no session, one cipher, no compression
+    // version, random number, no session, one cipher, no compression
     let body = [&[3, 3][..], &[7; 32], &[0], &[0, 2, 0x13, 1], &[1, 0], &extensions].concat();
     let handshake = [&[1, 0][..], &sized(&body)].concat();
     [&[22, 3, 1][..], &sized(&handshake)].concat()
@@ -140,7 +140,7 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener, greets: bool) {
     }
 }
 
-/// Reads what [`hello`] has made, and answers.
+/// Reads a message of [`hello`], and answers.
 fn greet(mut stream: &TcpStream) -> io::Result<()> {
     let mut head = [0; 5];
     stream.set_read_timeout(Some(HANGS))?;
@@ -149,7 +149,7 @@ fn greet(mut stream: &TcpStream) -> io::Result<()> {
     stream.write_all(&ANSWER)
 }
 
-/// The server's end. `greets`: a ClientHello comes first.
+/// Serves one connection. `greets`: a ClientHello comes first.
 fn answer(traffic: &Traffic, stream: TcpStream, greets: bool) {
     let ledger = &traffic.ledger;
     let _open = traffic.count();
@@ -157,12 +157,12 @@ fn answer(traffic: &Traffic, stream: TcpStream, greets: bool) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
             return ledger.fail(format!("hung: no ClientHello, from {:?}", stream.peer_addr()));
         }
-        Err(_) => return, // over before it had begun
+        Err(_) => return, // ended before it began
         Ok(()) => {}
     }
     let seed = match first_word(&stream) {
         Ok(Some(seed)) => seed,
-        Ok(None) => return, // over before it had begun
+        Ok(None) => return, // ended before it began
         Err(why) => return ledger.fail(format!("hung: {why}, from {:?}", stream.peer_addr())),
     };
     if let Some(plan) = ledger.arrived(seed) {
@@ -170,7 +170,7 @@ fn answer(traffic: &Traffic, stream: TcpStream, greets: bool) {
     }
 }
 
-/// Left where it is.
+/// Peeks at the first word of a stream.
 fn first_word(stream: &TcpStream) -> Result<Option<u64>, String> {
     let (began, mut word) = (Instant::now(), [0; 8]);
     if stream.set_read_timeout(Some(STEP)).is_err() {
@@ -180,7 +180,7 @@ fn first_word(stream: &TcpStream) -> Result<Option<u64>, String> {
     while began.elapsed() < HANGS {
         match stream.peek(&mut word) {
             Ok(8) => return Ok(Some(u64::from_le_bytes(word))),
-            // an end behind a part of it looks no different
+            // an end of stream after a part of the word looks no different
             Ok(n) if n > seen => seen = n,
             Ok(0) => return Ok(None),
             Ok(_) => thread::sleep(STEP),

@@ -1,4 +1,4 @@
-//! When there is traffic, and how much of it is left.
+//! Whether there is to be traffic, and how much of it is left.
 
 use crate::ledger::Ledger;
 use std::{
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What clients and servers share.
+/// State shared by clients and servers.
 pub struct Traffic {
     pub ledger: Ledger,
     is_open: AtomicBool,
@@ -18,7 +18,7 @@ pub struct Traffic {
     ends: AtomicUsize,
 }
 
-/// Something that goes on.
+/// A counted activity, until it is dropped.
 pub struct End<'a>(&'a AtomicUsize);
 
 impl Drop for End<'_> {
@@ -33,13 +33,13 @@ impl Traffic {
         Arc::new(Traffic { ledger, is_open, is_over, ends: AtomicUsize::new(0) })
     }
 
-    /// Counts one end of a connection, or a client at work.
+    /// Counts one end of a connection, or a busy client.
     pub fn count(&self) -> End<'_> {
         self.ends.fetch_add(1, SeqCst);
         End(&self.ends)
     }
 
-    /// Waits until there may be new connections. `None`: never again.
+    /// Waits until new connections are allowed. `None`: never again.
     pub fn enter(&self) -> Option<End<'_>> {
         while !self.is_over.load(SeqCst) {
             let end = self.count();
@@ -60,13 +60,13 @@ impl Traffic {
         self.is_open.store(open, SeqCst);
     }
 
-    /// No more connections.
+    /// Allows no more connections.
     pub fn end(&self) {
         self.open(false);
         self.is_over.store(true, SeqCst);
     }
 
-    /// Waits until no more than so many ends are left that do something; whether that is so.
+    /// Waits until all activities have ended, the time limit expires, or something has failed. Returns whether all ended.
     pub fn is_quiet(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         while self.ends.load(SeqCst) > 0 {
@@ -78,7 +78,7 @@ impl Traffic {
         true
     }
 
-    /// Ends of connections that are there.
+    /// Number of activities in progress.
     pub fn ends(&self) -> usize {
         self.ends.load(SeqCst)
     }

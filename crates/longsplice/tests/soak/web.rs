@@ -1,4 +1,4 @@
-//! HTTP: requests with bodies of which every byte is known, over connections that are used again and again.
+//! HTTP: requests with bodies whose every byte is known, over persistent connections.
 
 use crate::{plan::HANGS, streams::PROXY, traffic::Traffic};
 use longsplice_lab::{
@@ -16,14 +16,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A reverse proxy, and the servers behind it.
+/// The port of a reverse proxy, and of the servers behind it.
 pub const SITE: u16 = 8080;
 pub const WEB: u16 = 8081;
 const CLIENTS: u64 = 4;
-/// Before another try to connect.
+/// Pause before the next attempt to connect.
 pub const DISCOURAGED: Duration = Duration::from_millis(500);
 const PIECE: usize = 64 * 1024;
-/// A server that waits for the rest of a request hears by its probes that the connection is over, or by then, that nobody answers.
+/// A server that waits for the rest of a request learns by keep-alive probes
+/// that the connection is gone, or after this time that no one answers.
 const FORSAKEN: Duration = Duration::from_secs(20 + 20 * 5 + 10);
 
 pub fn servers() -> [SocketAddr; 3] {
@@ -48,12 +49,13 @@ pub fn begin(traffic: &Arc<Traffic>, lab: &Lab, seed: u64) {
     }
 }
 
-/// A connection of a client, and what it asks for.
+/// Opens a client connection and sends its requests.
 fn visit(traffic: &Traffic, r: &mut SmallRng) {
     let family = Family::BOTH[r.random_range(0..2)];
     let is_site = r.random();
     let proxy = FORWARDER_TO_CLIENT.port(family, if is_site { SITE } else { PROXY });
-    // from its beginning on: the process that could answer the next request may be gone, while an earlier reply is forwarded whole
+    // from the start of the connection: the process that would serve the
+    // next request may die while an earlier reply is still forwarded intact
     let began = Instant::now();
     let script = Script { deadline: HANGS, ..Script::opener(0) };
     let mut wire = match traffic::connect(proxy, &script).and_then(Wire::new) {
@@ -82,7 +84,7 @@ fn visit(traffic: &Traffic, r: &mut SmallRng) {
     }
 }
 
-/// Wrong content has no excuse.
+/// Records a failure. Wrong content has no excuse.
 fn failed(traffic: &Traffic, since: Instant, what: &str, error: &io::Error) {
     let what = format!("HTTP: {what}: {error}");
     match error.kind() {
@@ -97,16 +99,16 @@ fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
-/// A request. All of it is in its path.
+/// A request. Its path contains all of its parameters.
 #[derive(Debug)]
 struct Ask {
-    /// Named by the client; otherwise the proxy chooses.
+    /// The server named by the client; otherwise the proxy chooses one.
     server: Option<SocketAddr>,
     is_upload: bool,
     is_chunked: bool,
     seed: u64,
     length: u64,
-    /// Between two pieces, so that the body takes its time.
+    /// Pause between two pieces of the body.
     pause: Duration,
 }
 
@@ -124,7 +126,7 @@ impl Ask {
         }
     }
 
-    /// The bytes of its body.
+    /// Sends the body.
     fn put_to(&self, wire: &mut Wire, r: &mut SmallRng) -> io::Result<u64> {
         let (method, framing) =
             (if self.is_upload { "PUT" } else { "GET" }, if self.is_chunked { "chunked" } else { "exact" });
@@ -156,7 +158,7 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
         thread::spawn(move || {
             let mut r = SmallRng::seed_from_u64(1);
             let (began, what) = (Instant::now(), format!("at the server {:?}", stream.peer_addr()));
-            // What breaks off is its client's to complain of.
+            // Interrupted requests are reported by their client.
             if keep_alive(&stream).is_ok()
                 && let Ok(mut wire) = Wire::new(stream)
                 && let Err(e) = serve(&traffic, &mut wire, &mut r)
@@ -168,8 +170,9 @@ fn accept(traffic: &Arc<Traffic>, listener: &TcpListener) {
     }
 }
 
-/// As servers of pooled connections do. The end of an idle connection is told once or a few times, and is lost if the kernel has an
-/// old address of its host. It may have that for a minute, so that probes have to go on for longer.
+/// Enables keep-alive, as servers with persistent connections do. The end of an idle
+/// connection is sent only a few times, and is lost if the kernel has an outdated address
+/// of the host. That may last for a minute, so the probes have to go on for longer.
 fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::TcpKeepIdle, &20)?;
     setsockopt(stream, sockopt::TcpKeepInterval, &5)?;
@@ -177,7 +180,7 @@ fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::KeepAlive, &true)
 }
 
-/// Until there are no more requests.
+/// Serves requests until there are no more.
 fn serve(traffic: &Traffic, wire: &mut Wire, r: &mut SmallRng) -> io::Result<()> {
     let _open = traffic.count();
     wire.patience = FORSAKEN;
@@ -200,14 +203,14 @@ fn serve(traffic: &Traffic, wire: &mut Wire, r: &mut SmallRng) -> io::Result<()>
     Ok(())
 }
 
-/// A connection that never waits for too long.
+/// A connection whose waits are limited in time.
 struct Wire {
     stream: TcpStream,
-    /// How long bytes may be waited for.
+    /// Time limit for each read.
     patience: Duration,
-    /// Read, and not asked for yet.
+    /// Bytes read and not consumed yet.
     ahead: Vec<u8>,
-    /// Read since it was made.
+    /// Bytes read in total.
     read: u64,
 }
 
@@ -219,7 +222,7 @@ impl Wire {
         Ok(Wire { stream, patience: HANGS, ahead: Vec::new(), read: 0 })
     }
 
-    /// Some more bytes; 0: the end. `may_rest`: for as long as it likes.
+    /// Reads more bytes; 0: end of stream. `may_rest`: without a time limit.
     fn more(&mut self, may_rest: bool) -> io::Result<usize> {
         let (began, mut buffer) = (Instant::now(), [0; PIECE]);
         loop {
@@ -239,7 +242,7 @@ impl Wire {
         }
     }
 
-    /// A line, without its end.
+    /// Reads a line, and returns it without its end.
     fn line(&mut self, may_rest: bool) -> io::Result<Option<String>> {
         loop {
             if let Some(end) = self.ahead.windows(2).position(|two| two == b"\r\n") {
@@ -255,7 +258,7 @@ impl Wire {
         }
     }
 
-    /// First line and fields, in lower case.
+    /// Reads the start line and fields, in lower case.
     fn head(&mut self, may_rest: bool) -> io::Result<Option<Vec<String>>> {
         let mut lines = Vec::new();
         loop {
@@ -268,7 +271,7 @@ impl Wire {
         }
     }
 
-    /// Reads the body that the head announces, and compares.
+    /// Reads the body announced by the head, and compares it.
     fn expect(&mut self, head: &[String], seed: u64, length: u64, pause: Duration) -> io::Result<()> {
         let field = |name: &str| head.iter().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
         let mut at = 0;
@@ -309,7 +312,7 @@ impl Wire {
         Ok(())
     }
 
-    /// A head without its end, and a body.
+    /// Sends a head, given without its end, and a body.
     fn send(
         &mut self,
         mut head: String,

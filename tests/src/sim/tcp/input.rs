@@ -1,4 +1,4 @@
-//! What a host makes of the segments that come (RFC 9293, 3.10.7.4).
+//! Processing of received segments (RFC 9293, 3.10.7.4).
 
 use super::{ACK, FIN, Ignored, PAWS_LASTS, PSH, Packet, RST, Tcp, Time, URG, after, before, later};
 
@@ -10,7 +10,7 @@ impl Tcp {
         }
     }
 
-    /// An answer to what is not acceptable; rate limited, as everywhere, once anything has gone wrong.
+    /// Answers an unacceptable segment with an ACK, rate limited as in all implementations.
     fn challenge(&mut self, now: Time) {
         if now >= self.challenge_at {
             self.challenge_at = now + 500;
@@ -18,7 +18,7 @@ impl Tcp {
         }
     }
 
-    /// `why` it was ignored, if it was.
+    /// Processes a segment. Returns why it was ignored, if it was.
     pub fn input(&mut self, now: Time, p: &Packet) -> Option<Ignored> {
         if self.dead || self.reset {
             return None;
@@ -37,7 +37,7 @@ impl Tcp {
         let wnd = self.edge.wrapping_sub(self.rcv);
         let low = if self.style.strict_low { self.rcv } else { self.last_ack };
         let acceptable = if end == seq {
-            // up to and including the edge, as all implementations have it
+            // up to and including the edge, as in all implementations
             !before(seq, low) && !after(seq, self.rcv.wrapping_add(wnd))
         } else {
             after(end, self.rcv) && before(seq, self.rcv.wrapping_add(wnd.max(u32::from(wnd == 0 && seq == self.rcv))))
@@ -46,7 +46,7 @@ impl Tcp {
             self.ignore(Ignored::Sequence);
             if p.flags & RST == 0 {
                 self.challenge(now);
-                // duplicates and probes are answered without limit
+                // duplicates and probes are answered without rate limit
                 if end != seq || before(seq, self.rcv) {
                     self.ack_now = true;
                 }
@@ -84,14 +84,14 @@ impl Tcp {
         }
         self.acknowledged(now, p);
         if p.flags & URG != 0 {
-            // what has come is not made urgent afterwards
+            // data already received does not become urgent afterwards
             let at = seq.wrapping_add(u32::from(p.urg)).wrapping_sub(1);
             if !before(at, self.rcv) && self.urgent_in.is_none_or(|known| after(at, known)) {
                 self.urgent_in = Some(at);
             }
         }
         if self.orphan && !self.eof && after(end.wrapping_sub(u32::from(p.flags & FIN != 0)), self.rcv) {
-            self.abort(now); // data for nobody
+            self.abort(now); // data that nobody will read
         } else if end != seq {
             self.data(now, p, wnd);
         }
@@ -117,7 +117,7 @@ impl Tcp {
                 self.backoff = 0;
                 self.persist_at = None;
                 if self.una == self.max || self.nxt != self.max || self.style.probe_data {
-                    // what was a probe is sent again as data
+                    // a byte sent as a probe is sent again as data
                     self.nxt = if self.persist_at.is_none() && self.rto_at.is_none() { self.una } else { self.nxt };
                 }
             } else if win == 0 && self.persist_at.is_none() && self.una == self.max && before(self.una, self.goal()) {
@@ -162,7 +162,7 @@ impl Tcp {
         }
     }
 
-    /// Sends the first segment from `from` on that is neither acknowledged nor beyond what was sent.
+    /// Retransmits the first segment from `from` on that is neither acknowledged nor beyond the data sent.
     fn retransmit_hole(&mut self, now: Time, from: u32) {
         let mut at = later(from, self.una);
         while let Some(&(_, e)) = self.sacked.iter().find(|(s, e)| !before(at, *s) && before(at, *e)) {

@@ -1,4 +1,4 @@
-//! What client and server do with their ends of a million connections. Nobody waits for ever.
+//! What client and server do with their ends of a million connections. Every wait has a time limit.
 
 use super::{
     super::{Result, segment::on_one_cpu, venue::PATIENCE},
@@ -29,17 +29,18 @@ use std::{
 
 /// The first port of a client address.
 const FIRST_PORT: u16 = 10_000;
-/// Connections that may wait for the server to accept them: the kernel's limit, unless it was changed.
+/// Connections that may wait in the server's accept queue: the kernel's default limit.
 pub const BACKLOG: i32 = 4096;
-/// Connections that the client may be ahead of the server: so few that no SYN is dropped, whose repetitions would come after
-/// seconds.
+/// Connections by which the client may be ahead of the server: few enough
+/// that no SYN is dropped, since a retransmission would take seconds.
 const AHEAD: usize = 1000;
-/// Accepted and not yet read from.
+/// Connections accepted and not yet read from.
 const PENDING: usize = 256;
 /// Bytes of a round trip.
 const BLOCK: usize = 64;
 
-/// No wait for ever, and no wait at the end: closing a million connections in order would take as long as opening them.
+/// Sets a time limit for reads, and makes close send a reset: closing
+/// a million connections in order would take as long as opening them.
 pub fn endure(s: &impl AsFd) -> Result<()> {
     setsockopt(s, sockopt::ReceiveTimeout, &TimeVal::seconds(PATIENCE.as_secs() as i64))?;
     setsockopt(s, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
@@ -55,7 +56,7 @@ fn block(k: usize) -> [u8; BLOCK] {
     block
 }
 
-/// Reads what must be there.
+/// Reads data that must be there.
 fn expect(mut from: &TcpStream, k: usize) -> Result<()> {
     let mut got = [0; BLOCK];
     from.read_exact(&mut got).map_err(|e| format!("connection {k}: {e}"))?;
@@ -133,7 +134,7 @@ impl Servers {
                     pending.push_back(s);
                 }
             }
-            // numbers of those that came a while ago are there by now
+            // the numbers of older connections have arrived by now
             while pending.len() > PENDING || (!came && !pending.is_empty()) {
                 let Some(mut s) = pending.pop_front() else { break };
                 let mut k = [0; 8];

@@ -1,7 +1,7 @@
 //! The threads at both ends of a million connections.
 //!
-//! One table of descriptors does not hold so many ends: every so many connections, client and server are other threads
-//! (`Pair`), each with a table of its own.
+//! A single table of descriptors cannot hold that many ends: each group of connections
+//! has its own client and server threads (`Pair`), each with a table of its own.
 
 use super::{
     super::{Bench, Result},
@@ -25,15 +25,14 @@ use std::{
     time::Instant,
 };
 
-/// What an end is told: which connections to open, or to use.
+/// An order to an end: which connections to open, or to use.
 #[derive(Clone)]
 enum Order {
     Open(Range<usize>),
     Ping(Vec<usize>),
 }
 
-/// Both ends of as many connections as a table holds. The threads end, and close everything, when nobody can tell them
-/// anything any more.
+/// Both ends of a group of connections. The threads close everything and exit when their orders can no longer come.
 struct Pair {
     client: End,
     server: End,
@@ -49,7 +48,7 @@ pub struct Hosts<'a> {
 }
 
 impl Hosts<'_> {
-    /// Listeners only: threads come with the connections.
+    /// Starts the listeners only; threads are started with the connections.
     pub fn start(place: &Place, connections: usize, per_table: usize) -> Result<Hosts<'_>> {
         let servers = connections.div_ceil(PER_SERVER);
         let listeners: io::Result<Vec<TcpListener>> =
@@ -57,13 +56,13 @@ impl Hosts<'_> {
         let listeners = Arc::new(listeners?);
         for l in listeners.iter() {
             l.set_nonblocking(true)?;
-            endure(l)?; // what is accepted inherits it
+            endure(l)?; // accepted sockets inherit it
             listen(l, Backlog::new(BACKLOG)?)?;
         }
         Ok(Hosts { place, pairs: Vec::new(), per_table, listeners, opened: Arc::default() })
     }
 
-    /// The threads for connections from this one on.
+    /// Starts the threads for connections from `base` on.
     fn pair(&self, base: usize) -> Pair {
         let (ends, opened) = (Vec::new(), self.opened.clone());
         let mut clients = Clients { base, ends, opened };
@@ -81,7 +80,7 @@ impl Hosts<'_> {
         Pair { client, server }
     }
 
-    /// One pair of threads after the other.
+    /// Opens connections with one pair of threads after another.
     pub fn open(&mut self, bench: &Bench, range: Range<usize>) -> Result<()> {
         let mut from = range.start;
         while from < range.end {
@@ -98,7 +97,7 @@ impl Hosts<'_> {
         Ok(())
     }
 
-    /// Microseconds of a round trip.
+    /// Measures round trips. Returns the average in microseconds.
     pub fn ping(&mut self, list: &[usize]) -> Result<f64> {
         let mut seconds = 0.0;
         for (i, pair) in self.pairs.iter().enumerate() {
@@ -110,12 +109,12 @@ impl Hosts<'_> {
 }
 
 impl Pair {
-    /// Seconds that the client took.
+    /// Sends an order to both ends. Returns the seconds that the client took.
     fn both(&self, order: &Order) -> Result<f64> {
         for (orders, _) in [&self.client, &self.server] {
             orders.send(order.clone()).map_err(|_| "a host is gone")?;
         }
-        // if one fails, the other does soon
+        // if one fails, the other soon fails, too
         let seconds = self.client.1.recv()??;
         self.server.1.recv()??;
         Ok(seconds)
@@ -124,7 +123,7 @@ impl Pair {
 
 type End = (Sender<Order>, Receiver<std::result::Result<f64, String>>);
 
-/// A thread in a namespace, with descriptors of its own; it answers each order with the seconds it took.
+/// Starts a thread in a namespace with its own descriptor table. It answers each order with the seconds it took.
 fn end(place: &Namespace, mut act: impl FnMut(Order) -> Result<()> + Send + 'static) -> End {
     let ((orders, told), (tell, done)) = (channel(), channel());
     place.spawn(move || {

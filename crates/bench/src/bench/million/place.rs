@@ -1,4 +1,4 @@
-//! Where a million connections are held: the proxy in its network, with addresses enough.
+//! The proxy in its network, with enough addresses for a million connections.
 
 use super::{
     super::{
@@ -20,17 +20,17 @@ use std::{
     time::Duration,
 };
 
-/// Ports of one client address.
+/// Ports used per client address.
 pub const PER_CLIENT: usize = 50_000;
-/// Connections to one port of the server, from all source addresses: fewer than they have ports.
+/// Connections to one port of the server, from all source addresses: fewer than these have ports.
 pub const PER_SERVER: usize = 200_000;
 const SOURCES: u8 = 4;
-/// Where listeners and servers begin.
+/// First port of listeners and servers.
 const PORT: u16 = 7000;
-/// What waits for a whole list of a million.
+/// Time limit for waits that involve a list of a million flows.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Addresses in the lab's two networks that nobody else has.
+/// An otherwise unused client address in the lab's network.
 pub fn client_address(i: usize) -> IpAddr {
     Ipv4Addr::new(10, 77, 1, 100 + i as u8).into()
 }
@@ -39,7 +39,7 @@ fn source_address(i: u8) -> IpAddr {
     Ipv4Addr::new(10, 77, 2, 100 + i).into()
 }
 
-/// Listener and server number `i`.
+/// Address of listener and server number `i`.
 pub fn front(i: usize) -> SocketAddr {
     topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT + i as u16)
 }
@@ -48,15 +48,15 @@ pub fn server(i: usize) -> SocketAddr {
     topology::SERVER.port(Family::V4, PORT + i as u16)
 }
 
-/// The proxy in its network. Dropped in order.
+/// The proxy in its network. Fields are dropped in order.
 pub struct Place {
-    /// longsplice.
+    /// The running longsplice.
     pub proxy: ChildGuard,
     pins: Pins,
-    /// Flows that its tables have room for.
+    /// Number of flows that fit in its tables.
     pub room: usize,
     control: PathBuf,
-    /// Client, forwarder and server.
+    /// The network.
     pub lab: Lab,
     _dir: tempfile::TempDir,
 }
@@ -75,12 +75,12 @@ impl Place {
         let pins = Pins::of(&lab)?;
         let room = connections + connections / 20 + FEW;
         let arguments = ["--splice", "at-once", "--max-flows", &room.to_string()];
-        // tables for a million are zeroed first
+        // tables for a million flows are zeroed first
         let proxy = run_longsplice(&lab, dir.path(), &configuration(connections), &arguments, PATIENCE * 3)?;
         Ok(Place { proxy, pins, room, control: control_socket(dir.path()), lab, _dir: dir })
     }
 
-    /// Until nothing is in any other state.
+    /// Waits until all flows are released.
     pub fn wait_released(&self) -> Result<()> {
         let mut control = Client::connect(Some(&self.control))?;
         let mut one = |state| -> Result<Option<String>> {
@@ -104,9 +104,9 @@ impl Place {
         released.unwrap_or_else(|| Err(format!("a flow was not released: {}", last.unwrap_or_default()).into()))
     }
 
-    /// Bytes of all that is pinned, as the kernel accounts for them.
+    /// Bytes of all pinned maps, as accounted for by the kernel.
     pub fn tables(&self) -> Result<u64> {
-        // what is no map is a link, which takes next to nothing
+        // pins that are not maps are links, which take next to nothing
         fs::read_dir(self.pins.folder())?.map(|entry| Ok(map_size(&entry?.path()).map_or(0, |size| size.bytes))).sum()
     }
 }
