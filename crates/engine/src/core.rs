@@ -6,7 +6,7 @@
 //! | --- | --- | --- |
 //! | `Copying` | both directions are copied | threshold or command: freeze; end of both streams |
 //! | `Draining` | copied up to the bound, forwarded beyond it | both forwarded: commit; time limit, command, failure: unsplice |
-//! | `Spliced` | forwarded; the sockets are parked | trigger, command, MTU: unsplice; release; both FINs acknowledged, RST, idle: end |
+//! | `Spliced` | forwarded; sockets parked | trigger, command, MTU: unsplice; release; both FINs acknowledged, RST, idle: end |
 //! | `Released` | forwarded; there are no sockets | command, MTU: recreation, when idle; both FINs acknowledged, RST, idle: end |
 //! | `Unsplicing` | the data path gives both directions back | its answer: copied by a task again; end |
 //! | `Settling` | a message was relayed; its forwarded part is not acknowledged yet | acknowledged, reset, time limit: end |

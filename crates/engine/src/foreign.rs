@@ -124,7 +124,8 @@ impl Splicer {
     /// An unspecified address stands for any address with this port. Neither end has to be configured for us or
     /// sees us. Connections that `allow` (client, server) rejects get no answer. A thread calls `allow`; it must
     /// not block. A connection is accepted when its server has answered. Errors are those of raw sockets and
-    /// routing rules, which need CAP_NET_RAW and CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path.
+    /// routing rules, which need CAP_NET_RAW and CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path,
+    /// [`io::ErrorKind::InvalidInput`] for port 0, and [`io::ErrorKind::AddrInUse`] if `addr` has a listener already.
     pub fn listen_foreign(
         &self,
         addr: SocketAddr,
