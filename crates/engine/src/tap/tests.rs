@@ -1,6 +1,6 @@
 use super::*;
 
-/// The stream from the host, its reader with this much room, and the pieces so far.
+/// A tap, its reader with room for `most` bytes, and the source of taps.
 fn stream(most: usize) -> (Tap, TapReader, Taps) {
     let (taps, reader) = Taps::new(most);
     (taps.tap(7), reader, taps)
