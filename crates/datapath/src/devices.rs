@@ -18,9 +18,9 @@ const INFO: usize = 16;
 /// A device that flows may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Name.
+    /// Name of the device.
     pub name: String,
-    /// Index.
+    /// Index of the device.
     pub index: u32,
     /// Whether it is an Ethernet device (ARPHRD_ETHER), the only link layer that the data path handles.
     pub ethernet: bool,
@@ -101,10 +101,10 @@ pub(crate) fn xdp_abilities(index: u32) -> XdpAbilities {
     const REDIRECT: u64 = 2;
     const NDO_XMIT: u64 = 4;
     const NDO_XMIT_SG: u64 = 64;
-    // SAFETY: bpf_xdp_query_opts is plain data; all-zero but for its size is what the library wants.
+    // SAFETY: bpf_xdp_query_opts is plain data; the library expects all-zero except for its size.
     let mut opts: libbpf_sys::bpf_xdp_query_opts = unsafe { std::mem::zeroed() };
     opts.sz = size_of_val(&opts) as _;
-    // SAFETY: the library writes `opts`, whose size it is told.
+    // SAFETY: the library writes `opts`, whose size is passed.
     if unsafe { libbpf_sys::bpf_xdp_query(index as i32, 0, &mut opts) } < 0 {
         return XdpAbilities::default();
     }

@@ -86,7 +86,7 @@ impl Sockets {
     fn ask(&mut self, connections: &[(Tuple, u32)]) -> io::Result<Vec<Option<u8>>> {
         assert!(connections.len() <= Self::AT_ONCE, "{} questions", connections.len());
         if connections.is_empty() {
-            return Ok(Vec::new()); // nothing cannot be sent
+            return Ok(Vec::new()); // an empty message cannot be sent
         }
         let first = self.next;
         self.next = first.wrapping_add(Self::AT_ONCE as u32);

@@ -170,7 +170,7 @@ impl Events<'_> {
     /// Waits until there are events, [`Datapath::wake`] is called, a signal arrives,
     /// or `limit` has passed, in whole milliseconds. Returns the events, if any.
     pub fn wait(&mut self, limit: Duration) -> io::Result<impl Iterator<Item = Event> + '_> {
-        // SAFETY: the ring is borrowed for as long, and does not close its descriptor before it is dropped.
+        // SAFETY: the ring is borrowed longer than this, and does not close its descriptor before it is dropped.
         let ring = unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) };
         let mut fds = [ring, self.datapath.wake.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let limit = PollTimeout::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);

@@ -399,7 +399,7 @@ impl Datapath {
             _ => return Ok(()),
         };
         let to = match self.via(&place) {
-            Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no way
+            Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no route
             to => to?,
         };
         for _ in 0..TRIES {

@@ -79,7 +79,7 @@ pub struct RecordDetail {
     pub edge_in: u32,
     /// The host's last timestamp.
     pub tsval_in: u32,
-    /// Highest end sent to the host by anyone.
+    /// Highest end sent to the host, by the socket or forwarded.
     pub max_out: u32,
     /// Number of bytes below `max_out` that the host has not acknowledged.
     pub unacked_out: u32,
@@ -92,7 +92,7 @@ pub struct RecordDetail {
     /// Number of bytes that the host has yet to acknowledge before the
     /// switch of the bytes to it is over. `None`: no switch is under way.
     pub undrained: Option<u32>,
-    /// Highest acknowledgement sent to the host by anyone.
+    /// Highest acknowledgement sent to the host, by the socket or forwarded.
     pub ack_out: u32,
     /// The window sent with `ack_out`, in bytes.
     pub win_out: u32,

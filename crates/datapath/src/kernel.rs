@@ -153,7 +153,7 @@ pub enum OpenError {
     Xdp {
         /// The device.
         device: String,
-        /// What to do about it.
+        /// The reason, and what to do about it.
         why: &'static str,
     },
     /// Delivery to the peer was requested on a device that does not support it.
@@ -161,7 +161,7 @@ pub enum OpenError {
     Peer {
         /// The device.
         device: String,
-        /// What to do about it.
+        /// The reason, and what to do about it.
         why: &'static str,
     },
     /// The kernel refused an operation that should have succeeded.
@@ -570,7 +570,7 @@ impl Datapath {
         out: &mut Vec<u8>,
     ) -> io::Result<i32> {
         let TestContext { mark, gso_size, gso_segs } = *context;
-        // SAFETY: __sk_buff is plain data; all-zero, in its padding too, is what the kernel wants of what is not set.
+        // SAFETY: __sk_buff is plain data; the kernel requires unset fields and padding to be zero.
         let mut skb: abi::__sk_buff = unsafe { std::mem::zeroed() };
         (skb.mark, skb.gso_size, skb.gso_segs) = (mark, gso_size, gso_segs);
         let fd = if egress { &self.egress } else { &self.ingress };

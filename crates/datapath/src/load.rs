@@ -91,8 +91,8 @@ impl Attempt {
         for program in object.progs_mut() {
             let mut log = vec![0; ROOM];
             let p = program.as_libbpf_object().as_ptr();
-            // SAFETY: the program is open; the buffer, whose size is told, stays where it is until the attempt is over, and
-            // the library writes to it only while it loads.
+            // SAFETY: the program is open; the buffer, whose size is passed, is not moved until the attempt is over, and
+            // the library writes to it only during the load.
             let r = unsafe { libbpf_sys::bpf_program__set_log_buf(p, log.as_mut_ptr().cast(), ROOM as _) };
             if r < 0 {
                 let source = io::Error::from_raw_os_error(-r);

@@ -170,7 +170,7 @@ pub enum ExpectError {
 /// A leg's record: the part that user space needs. Positions count bytes since the SYN; a FIN counts as one.
 #[derive(Clone, Copy, Debug)]
 pub struct LegView {
-    /// `LegFlags`.
+    /// Bits of `LegFlags`.
     pub flags: u32,
     /// Phase of the bytes from the host.
     pub phase_in: Phase,
@@ -214,7 +214,7 @@ pub(crate) const VIA_INDEX: u16 = names::VIA_INDEX as u16;
 /// The path entry of one direction. Sequence numbers are in host byte order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PathView {
-    /// `PathFlags`.
+    /// Bits of `PathFlags`.
     pub flags: u16,
     /// Highest sequence end that was forwarded.
     pub end: u32,

@@ -131,7 +131,7 @@ pub fn place(leg: &crate::Tuple, seed: u64, flows: u32, way: u32) -> (u32, u32) 
 /// One flow: two legs and their path entries.
 pub struct Model(NonNull<Opaque>);
 
-// SAFETY: memory of its own, without any tie to a thread.
+// SAFETY: it owns its memory, which is not tied to a thread.
 unsafe impl Send for Model {}
 
 impl Model {
@@ -174,7 +174,7 @@ impl Model {
         // SAFETY: live pointers.
         unsafe { model_meanwhile(self.0.as_ptr(), &mut meanwhile) };
         let done = work(self);
-        // SAFETY: as above; it is taken back before it ends. If `work` panics, the model is not used again but to free it.
+        // SAFETY: as above; the pointer is reset before `meanwhile` ends. If `work` panics, the model is only freed.
         unsafe { model_meanwhile(self.0.as_ptr(), ptr::null_mut()) };
         (done, (meanwhile.locks == 0).then(|| fate(&meanwhile.out)))
     }

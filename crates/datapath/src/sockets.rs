@@ -113,7 +113,7 @@ pub fn low_water(fd: impl AsFd, bytes: u32) -> io::Result<()> {
 
 /// Registers a socket with the current runtime. Errors if the runtime accepts no more.
 pub fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: nobody can close the descriptor or exchange it while it is owned, and nobody gets it out of what owns it.
+    // SAFETY: the descriptor is owned: nobody can close or replace it, and nobody takes it out of its owner.
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
@@ -122,10 +122,10 @@ pub fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
 pub fn receive(fd: impl AsFd, to: &mut impl BufMut, most: usize) -> io::Result<usize> {
     let room = to.chunk_mut();
     let len = room.len().min(most);
-    // SAFETY: the kernel writes into the first `len` bytes of a buffer that has so many.
+    // SAFETY: the kernel writes into the first `len` bytes of a buffer that is at least as long.
     let n = unsafe { libc::recv(fd.as_fd().as_raw_fd(), room.as_mut_ptr().cast(), len, 0) };
     let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
-    // SAFETY: the kernel has written so many.
+    // SAFETY: the kernel has written `n` bytes.
     unsafe { to.advance_mut(n) };
     Ok(n)
 }

@@ -113,7 +113,7 @@ pub struct Switched {
     pub end: [u64; 2],
     /// Position of the last bound, low 32 bits.
     pub bound: [u32; 2],
-    /// `LegFlags`.
+    /// Bits of `LegFlags` of each leg.
     pub flags: [u32; 2],
     /// After an unsplice, also one by the data path: whether the direction was forwarded already (true), or still draining.
     pub was_forwarded: [bool; 2],

@@ -45,7 +45,7 @@ pub fn verify() -> io::Result<Vec<Verified>> {
     for mut program in open.open_object_mut().progs_mut() {
         program.set_log_level(STATISTICS);
         let mut log = vec![0; LOG];
-        // SAFETY: the program is open; the buffer, whose size is told, is not moved with its vector and outlives the load.
+        // SAFETY: the program is open; the buffer, whose size is passed, is not moved with its vector and outlives the load.
         let r = unsafe {
             libbpf_sys::bpf_program__set_log_buf(program.as_libbpf_object().as_ptr(), log.as_mut_ptr().cast(), LOG as _)
         };

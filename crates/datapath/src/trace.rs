@@ -118,7 +118,7 @@ impl Datapath {
                 (renewed, failed) = (Instant::now(), marked.set(abi::path_op::PATH_TRACED));
             }
             let segment = data.and_then(|data| Traced::new(&from_bytes(data)));
-            // what an earlier trace has left
+            // left over from an earlier trace
             let is_old = segment.as_ref().is_some_and(|s| s.when < began || !legs.contains(&&s.leg));
             failed.is_ok() && (is_old || f(segment))
         })?;

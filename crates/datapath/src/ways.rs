@@ -193,7 +193,7 @@ impl Ways {
     fn neighbour(&mut self, there: bool, body: &[u8], heard: &mut Heard) -> Option<()> {
         let (head, rest) = body.split_at_checked(12)?;
         if ![libc::AF_INET, libc::AF_INET6].contains(&head[0].into()) {
-            return None; // a bridge's
+            return None; // of a bridge
         }
         let of = attributes(rest);
         let (device, who) = (number(&head[4..])?, find(&of, libc::NDA_DST).and_then(address)?);

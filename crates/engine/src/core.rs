@@ -136,7 +136,7 @@ pub enum Event {
     Copied,
     /// The receiver of a message has sent data, and the message stops for that.
     Heard,
-    /// A connection has failed.
+    /// The connection to this host has failed.
     Failed(Side),
     /// [`Core::timer`] has expired.
     Timer,

@@ -34,7 +34,7 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 pub(crate) struct Descriptors {
-    /// The keeper was asked to release flows.
+    /// The keeper was asked to release flows, and has not begun yet.
     asked: AtomicBool,
     /// The last descriptor opened was one of the last that are free.
     short: AtomicBool,

@@ -141,9 +141,9 @@ impl Leg {
     /// for. The engine lifts the limit when it keeps copying, as does [`Leg::unclamp`].
     #[doc(hidden)]
     pub fn clamp(&mut self) {
-        const FIRST_WINDOW: u32 = 32_768; // half of what hosts announce at first: what is in hand and what may come both fit
+        const FIRST_WINDOW: u32 = 32_768; // half of the usual first window: bytes in hand and bytes to come fit
         if let Socket::Live(s) = &self.socket {
-            self.clamped = clamp_window(s.get(), FIRST_WINDOW).is_ok(); // without it more is copied
+            self.clamped = clamp_window(s.get(), FIRST_WINDOW).is_ok(); // on failure, more is copied
         }
     }
 
@@ -224,7 +224,7 @@ impl Leg {
     /// Closes the socket without sending anything to the host. Its flow goes on in the kernel.
     #[doc(hidden)]
     pub fn close_silently(&mut self) {
-        // a parked one is in repair mode already; without it, its FIN is muted by the data path anyway
+        // a parked socket is in repair mode already; if this fails, the data path mutes the FIN anyway
         if matches!(self.socket, Socket::Live(_)) {
             self.repair(Repair::On);
         }

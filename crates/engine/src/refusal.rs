@@ -53,7 +53,7 @@ refusals! {
     Device = "device",
     /// The limit of open files is too low for the data path.
     Descriptors = "descriptors",
-    /// The kernel had not enough memory for the data path.
+    /// The kernel did not have enough memory for the data path.
     Memory = "memory",
     /// The kernel refused another operation that should have succeeded.
     Failed = "failed",

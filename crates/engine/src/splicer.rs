@@ -53,12 +53,12 @@ const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 pub struct OpenOptions {
     /// Devices to attach to. Empty: all Ethernet devices of this network namespace.
     pub devices: Vec<String>,
-    /// Those devices on which XDP forwards what it can, before tcx.
+    /// The devices among these on which XDP forwards what it can, before tcx.
     pub xdp: Vec<String>,
-    /// Those devices (veth or netkit) whose peer is in another network namespace, and gets packets delivered directly.
+    /// The devices among these (veth or netkit) that deliver packets directly to their peer in another network namespace.
     pub peer: Vec<String>,
-    /// Local ports of connections to servers. Must lie outside
-    /// `net.ipv4.ip_local_port_range`, or they collide with other programs.
+    /// Local ports of connections to servers. Keep them outside of
+    /// `net.ipv4.ip_local_port_range`, from which other programs get theirs.
     pub source_ports: RangeInclusive<u16>,
     /// Local addresses of connections to servers, for more connections to one server than there
     /// are ports. Addresses of the server's family are used in turn. Empty: the kernel chooses.
@@ -342,7 +342,7 @@ impl Splicer {
         self.listen_on(patiently(|| BoundSocket::bind(addr)).await?).await
     }
 
-    /// Listens on a socket that was bound by [`BoundSocket::bind`], or made by another program ([`BoundSocket::from_listener`]).
+    /// Listens on a socket that was bound by [`BoundSocket::bind`], or taken over by [`BoundSocket::from_listener`].
     pub async fn listen_on(&self, socket: BoundSocket) -> io::Result<Listener> {
         if let Some(d) = &self.inner.datapath {
             d.listen(ip(&socket.socket.local_addr()?))?; // before listen(2): the first SYN counts
@@ -350,8 +350,8 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
-    /// Listens for connections that are never spliced, nor are the
-    /// connections made for them. The data path does no work for them.
+    /// Listens for connections that are never spliced. The connections to servers that are
+    /// made for them are not spliced either, and the data path does no work for any of them.
     pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(4096)).await?;
@@ -516,8 +516,8 @@ impl Splicer {
         true
     }
 
-    /// Closes a leg that will not join a flow, as dropping it does, and makes the data path
-    /// forget it. Does nothing to a leg that a flow has taken: the flow does this itself.
+    /// Closes a leg that will not join a flow, as dropping it does, and makes the data path forget it.
+    /// Does nothing to a leg that a flow has taken, because the flow makes the data path forget it.
     pub fn discard(&self, leg: Leg) {
         if leg.is_gone() {
             return;
@@ -534,7 +534,7 @@ impl Splicer {
 
     /// Waits until all flows were told to end ([`Splicer::stop`]). Work with legs outside of flows has to end then, too.
     pub async fn stopped(&self) {
-        // The sender is in `self`.
+        // it cannot fail: the sender is in `self`
         let _ = self.stop_signal().wait_for(|s| *s != Stop::Go).await;
     }
 

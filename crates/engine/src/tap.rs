@@ -44,7 +44,7 @@ const OVERHEAD: usize = 128;
 pub enum TapDirection {
     /// From the host at the leg's other end.
     FromHost,
-    /// To that host.
+    /// To the host at the leg's other end.
     ToHost,
 }
 

@@ -21,8 +21,8 @@ pub enum SpliceWhen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trigger {
-    /// The client sends data again, for example its next request. The
-    /// data path does this itself, so it forwards none of that data.
+    /// The client sends data again, for example its next request. The data path
+    /// takes the flow back itself, so that it forwards no byte of that data.
     ClientData,
     /// The server sends data again, likewise.
     ServerData,
@@ -174,7 +174,7 @@ pub enum FlowState {
 pub struct FlowStatus {
     /// Number of the flow, unique in this process.
     pub id: u64,
-    /// The listener's protocol.
+    /// The listener's protocol, for example `socks5`.
     pub protocol: String,
     /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
@@ -219,9 +219,9 @@ pub enum Command {
 pub enum EndReason {
     /// Both directions were closed in order, with a FIN.
     Closed,
-    /// The client reset.
+    /// The client sent a reset.
     ClientReset,
-    /// The server reset.
+    /// The server sent a reset.
     ServerReset,
     /// No byte in either direction for [`Policy::idle_limit`].
     Idle,

@@ -443,7 +443,7 @@ fn fragments_keep_a_flow_forwarded() {
 fn segments_that_do_not_fit_take_a_flow_back_unless_their_host_listens() {
     let mut flow = Flow::spliced(Policy { release_after: None, ..Policy::default() });
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Wait));
-    flow.now += 100 * SECOND; // it has listened: this is another time
+    flow.now += 100 * SECOND; // the host has obeyed: this is a new case
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Wait));
     flow.now += 4 * SECOND;
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Unsplice { .. }));
