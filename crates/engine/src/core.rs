@@ -134,7 +134,7 @@ pub enum Event {
     /// Nothing more is to be read for now: both directions have ended, have
     /// drained to their limits, or have copied as much as was requested.
     Copied,
-    /// The receiver of a message has sent data, and the message stops for that.
+    /// The receiver of a message has sent data, at which the message is to stop.
     Heard,
     /// The connection to this host has failed.
     Failed(Side),

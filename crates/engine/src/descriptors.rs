@@ -51,7 +51,7 @@ fn is_among_last(fd: &impl AsRawFd, part: u64) -> bool {
     fd.as_raw_fd() as u64 >= limit - limit / part
 }
 
-/// Returns whether a descriptor, just opened, shows that the remaining ones must be saved for necessary uses.
+/// Returns whether descriptors are scarce, judged by one just opened: the rest must be saved for necessary uses.
 pub(crate) fn are_scarce(fd: &impl AsRawFd) -> bool {
     is_among_last(fd, SCARCE)
 }

@@ -1,7 +1,7 @@
 //! Checks whether the data path is still pinned and attached. Somebody may
 //! remove the pins or detach the programs, and the kernel does not report this.
 //!
-//! Removed pins are restored, and nothing else has changed. Detached programs are attached again,
+//! Removed pins are restored, and flows are not affected. Detached programs are attached again,
 //! but in the meantime segments have reached sockets without passing through the data path:
 //!
 //! | flow | what was missed | result |
@@ -9,7 +9,7 @@
 //! | copied, never spliced | the positions of its bytes | copied to its end |
 //! | copied after a splice, or switching | its sockets' numbers differ from its hosts' | reset: they may have taken wrong data |
 //! | spliced | usually nothing: its segments lie beyond the windows of the parked sockets | goes on |
-//! | | the parked sockets hold some of its segments | they are closed: goes on as released |
+//! | | the parked sockets hold some of its segments | the sockets are closed, and it goes on as released |
 //! | | the parked sockets have acknowledged some of its segments | reset: nobody will send them again |
 //! | released | the kernel has told the hosts that there is no socket | ends |
 

@@ -267,8 +267,8 @@ impl Leg {
         }
     }
 
-    /// Takes a parked socket out of repair mode. With `probe`, it sends a
-    /// segment, because its host may have gone or may wait for a window update.
+    /// Takes a parked socket out of repair mode. With `probe`, it sends window
+    /// probes, because its host may have gone or may wait for a window update.
     pub(crate) fn unpark(&self, probe: bool) {
         self.repair(if probe { Repair::Probe } else { Repair::Off });
     }

@@ -246,7 +246,7 @@ impl Relay {
         }
     }
 
-    /// Counts, closes the sockets, reports the end, and has the entries removed as soon as nobody needs them.
+    /// Ends the flow: counts its bytes, closes the sockets, reports the end, and removes the entries once nobody needs them.
     fn finish(mut self, how: EndReason, forwarded: bool) {
         if forwarded {
             self.count_forwarded();

@@ -221,8 +221,8 @@ impl Stretches {
     }
 }
 
-/// Returns whether no forwarded bytes of the stretch are in flight. If
-/// the flow has ended with it, its legs are gone, or have no bound.
+/// Returns whether no forwarded bytes of the stretch are in flight. If the
+/// flow has ended together with it, its legs are gone, or have no bound.
 fn is_acknowledged(d: &Datapath, s: &Stretch) -> bool {
     d.look(&s.legs[0], &s.legs[1]).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
 }

@@ -1,5 +1,5 @@
 //! Removes records without a socket. A client's leg is created when the end of its handshake is seen, before the
-//! kernel has processed it. If the kernel then drops it (an old timestamp, a firewall rule, a full accept queue), or a
+//! kernel has processed it. If the kernel then drops that (an old timestamp, a firewall rule, a full accept queue), or a
 //! process dies, a record without a socket is left. Such records would fill the table, until nothing could be spliced.
 //!
 //! In each [`ROUND`], all entries in control mode are examined, a few at a time, and the kernel is asked for their

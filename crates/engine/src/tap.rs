@@ -70,8 +70,8 @@ pub enum PieceKind {
     Bytes(Bytes),
     /// This many bytes have passed, but are not known.
     Gap(u64),
-    /// For this many bytes, delivered earlier or later, it is not known whether the receiver took
-    /// the bytes that are delivered: some of their copies differed, or could not be compared.
+    /// It is not known whether the receiver took these bytes as they were or will be delivered: some
+    /// of their copies differed, or could not be compared. The value is the number of bytes.
     Doubt(u64),
     /// The end of the stream: the leg is closed.
     End,
@@ -200,7 +200,7 @@ impl Tap {
 }
 
 impl Drop for Tap {
-    /// The leg is closed. Waits for what is still in the ring.
+    /// The leg is closed. The streams end once the ring holds no more of their copies.
     fn drop(&mut self) {
         let mut state = lock(&self.state);
         state.left = true;
