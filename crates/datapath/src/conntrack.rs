@@ -5,8 +5,7 @@
 //! | sockets | entry | action |
 //! | --- | --- | --- |
 //! | parked | exists | its numbers are right, because shims keep them: the timeout is set |
-//! | new | exists | its numbers date from before the splice: window
-//! checks are turned off (be_liberal), timeout and state are set |
+//! | new | exists | its numbers predate the splice: window checks are turned off (be_liberal), timeout and state are set |
 //! | either | missing, may have expired | one is created, as conntrack does in mid-connection, with the right direction |
 //! | either | missing, cannot have expired | none: the connection is not tracked (notrack) |
 //!
@@ -197,7 +196,7 @@ fn tuple([from, to]: [SocketAddr; 2]) -> Vec<u8> {
     row(&[(IP | NESTED, &ip), (PROTO | NESTED, &proto)])
 }
 
-/// Returns `enum ctattr_protoinfo_tcp`. Flags come with a mask of valid ones.
+/// Returns `enum ctattr_protoinfo_tcp`. Flags come with a mask of those to change.
 fn protoinfo(scales: Option<[u8; 2]>, flags: u8, mask: u8) -> Vec<u8> {
     const ESTABLISHED: u8 = 3; // TCP_CONNTRACK_ESTABLISHED
     let (state, flags) = ([ESTABLISHED], [flags, mask]);

@@ -31,7 +31,7 @@ const CWR: u8 = 0x80;
 pub struct Held {
     /// The leg on which it arrived.
     pub leg: Tuple,
-    /// Payload bytes.
+    /// Number of payload bytes.
     pub len: usize,
     ifindex: u32,
     /// The packet for a packet socket: `struct virtio_net_hdr` and the frame.

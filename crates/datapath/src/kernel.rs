@@ -88,7 +88,7 @@ pub enum OpenError {
         program: String,
         /// The last line of the verifier's log.
         why: String,
-        /// The complete log.
+        /// Where the complete log is.
         log: Kept,
     },
     /// The kernel was built without a required feature.
@@ -98,19 +98,19 @@ pub enum OpenError {
         release: String,
         /// The missing feature, as the kernel or the library names it.
         what: String,
-        /// The complete log.
+        /// Where the complete log is.
         log: Kept,
     },
     /// There is no bpffs.
     #[error("no bpffs at {0}: mount -t bpf bpf /sys/fs/bpf")]
     NoBpffs(PathBuf),
-    /// Another version has pinned its maps, and they hold flows.
+    /// Another version has pinned its maps, and they are not empty.
     #[error(
         "{path} has ABI version {found}, and this program {ABI_VERSION}: it holds {held}; run the version that made it until \
          they have ended, or end them with `longsplice stop --flush`"
     )]
     Abi {
-        /// The pinned map.
+        /// The directory of pins.
         path: PathBuf,
         /// The ABI version found.
         found: u32,

@@ -236,7 +236,7 @@ pub(crate) fn headers(leg: &Tuple) -> u32 {
     if leg.is_v4() { 40 } else { 60 }
 }
 
-/// Returns whether a host can be told to send packets that are at most `most` bytes when they leave for `to`.
+/// Returns whether a host may be told to send packets that are at most `most` bytes when they leave for `to`.
 /// Hosts apply what they are told to all connections to the same address, and announce it to us, so a host that
 /// asks for very little must not slow down all others. The minimum is that of RFC 8200, 5; no tunnel leaves less.
 pub fn can_fit(host: &Tuple, to: &Tuple, most: u32) -> bool {

@@ -29,8 +29,8 @@ type Legs = (Tuple, Option<Tuple>);
 /// Flows that have ended, in the order of their ends.
 #[derive(Debug)]
 pub(crate) struct Lingering {
-    /// Number of flows in the table. Live flows come first: the fuller
-    /// the table is, the sooner the oldest of the others are removed.
+    /// Number of flows for which the table has room. Live flows come first:
+    /// the fuller the table is, the sooner the oldest of the others are removed.
     room: usize,
     ended: Mutex<Ended>,
 }
