@@ -1,4 +1,4 @@
-//! Where the programs are attached: tcx everywhere, XDP where it was asked for, by pinned links that outlive the process.
+//! Attachment of the programs to devices: tcx everywhere, and XDP where requested. The links are pinned and outlive the process.
 
 use crate::{
     OpenError,
@@ -13,7 +13,7 @@ use std::{
     ptr::null,
 };
 
-/// Where a program of ours runs.
+/// The hook at which a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
     Ingress,
@@ -24,26 +24,26 @@ pub(crate) enum Hook {
 impl Hook {
     pub const ALL: [Hook; 3] = [Hook::Ingress, Hook::Egress, Hook::Early];
 
-    /// As its program is called.
+    /// Returns the name of the hook's program.
     pub fn name(self) -> &'static str {
         ["ingress", "egress", "early"][self as usize]
     }
 
-    /// Has a link this name?
+    /// Returns whether a pin has the name of a link.
     pub fn is_of(pin: &Path) -> bool {
         let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Hook::ALL.iter().any(|hook| name.starts_with(&format!("{}-", hook.name())))
     }
 
-    /// The name of its link to a device.
+    /// Returns the name of the pin of its link to a device.
     pub fn pin(self, device: u32) -> String {
         format!("{}-{device}", self.name())
     }
 }
 
-/// Those of all devices that are to be attached to, by their names or, without any, all Ethernet devices: also one that is down,
-/// for what it receives first when it is up may be a flow's. Packets pass a port of a bridge or a bond, or the device below a
-/// macvlan, and the other one as well if it is up; they are to be seen once.
+/// Selects the devices to attach to: those named, or all Ethernet devices if none are named. Includes devices that
+/// are down, because the first packets after one comes up may belong to flows. Packets that pass a bridge's or bond's
+/// port, or the device below a macvlan, pass the upper device as well if it is up. They must be seen only once.
 pub(crate) fn wanted<'a>(names: &[String], all: &'a [Device]) -> Vec<&'a Device> {
     let is_meant = |d: &&Device| d.ethernet && (names.is_empty() || names.contains(&d.name));
     let meant: Vec<_> = all.iter().filter(is_meant).collect();
@@ -52,7 +52,7 @@ pub(crate) fn wanted<'a>(names: &[String], all: &'a [Device]) -> Vec<&'a Device>
     meant.iter().filter(|d| !is_port(d) && above(d, &up).is_none()).copied().collect()
 }
 
-/// The device that was named for more than splicing, and is among those.
+/// Returns the device that was named for XDP or peer delivery, if it is among the attached ones.
 fn named<'a>(name: &str, attached: &[u32], all: &'a [Device]) -> Result<Option<&'a Device>, OpenError> {
     let device = all.iter().find(|d| d.name == name).ok_or_else(|| OpenError::Device(name.to_owned()))?;
     Ok(attached.contains(&device.index).then_some(device))
@@ -60,12 +60,12 @@ fn named<'a>(name: &str, attached: &[u32], all: &'a [Device]) -> Result<Option<&
 
 const NOT_AMONG: &str = "it is not among the devices to splice on";
 
-/// That one of them where this one's packets are seen as well.
+/// Returns the device of these on which the packets of `d` are seen as well.
 fn above<'a>(d: &Device, of: &[&'a Device]) -> Option<&'a Device> {
     of.iter().find(|upper| d.master == Some(upper.index) || upper.lower == Some(d.index)).copied()
 }
 
-/// Indices of the devices that were asked for.
+/// Returns the indices of the requested devices.
 pub(crate) fn wanted_devices(names: &[String], all: &[Device]) -> Result<Vec<u32>, OpenError> {
     let named = |name: &String| all.iter().find(|d| d.ethernet && d.name == *name);
     let named: Vec<_> =
@@ -76,7 +76,7 @@ pub(crate) fn wanted_devices(names: &[String], all: &[Device]) -> Result<Vec<u32
     Ok(wanted(names, all).iter().map(|d| d.index).collect())
 }
 
-/// Can packets of these devices be handed to their other ends?
+/// Fails if packets of these devices cannot be delivered to their peers.
 pub(crate) fn refuse_hindered(names: &[String], attached: &[u32], all: &[Device]) -> Result<(), OpenError> {
     for name in names {
         let refuse = |why| OpenError::Peer { device: name.clone(), why };
@@ -86,7 +86,7 @@ pub(crate) fn refuse_hindered(names: &[String], attached: &[u32], all: &[Device]
     Ok(())
 }
 
-/// Indices of the devices to forward on by XDP. `folder`: of our pins, in which a link of an earlier process may be.
+/// Returns the indices of the devices on which to use XDP. `folder`: our pins, which may hold a link of an earlier process.
 pub(crate) fn wanted_xdp(
     names: &[String],
     attached: &[u32],
@@ -107,7 +107,7 @@ pub(crate) fn wanted_xdp(
     names.iter().map(index).collect()
 }
 
-/// The number of the XDP program of a device; 0: it has none, or the kernel does not say.
+/// Returns the id of a device's XDP program; 0 if there is none, or the kernel does not say.
 fn xdp_program(index: u32) -> u32 {
     let mut id = 0;
     // SAFETY: the library writes the number, which outlives the call.
@@ -115,11 +115,11 @@ fn xdp_program(index: u32) -> u32 {
     id
 }
 
-/// Numbers of the programs that tcx runs on a device.
+/// Returns the ids of the programs that tcx runs on a device.
 pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
     let mut all = Vec::new();
     for direction in [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS] {
-        let mut ids = [0u32; 64]; // as many as there can be: BPF_MPROG_MAX
+        let mut ids = [0u32; 64]; // the maximum: BPF_MPROG_MAX
         // SAFETY: bpf_prog_query_opts is plain data; all-zero but for its size and the room for numbers is valid.
         let mut opts: libbpf_sys::bpf_prog_query_opts = unsafe { std::mem::zeroed() };
         (opts.sz, opts.prog_ids) = (size_of_val(&opts) as _, ids.as_mut_ptr());
@@ -136,7 +136,7 @@ pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
     Ok(all)
 }
 
-/// A new link.
+/// Creates a link.
 pub(crate) fn create(hook: Hook, program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
     const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
     let (kind, flags) = match hook {
@@ -153,13 +153,13 @@ pub(crate) fn create(hook: Hook, program: BorrowedFd<'_>, device: u32) -> io::Re
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Puts the program in the place of the one that the link has: no packet passes unseen.
+/// Replaces the program of a link. No packet passes unseen.
 pub(crate) fn replace(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: both descriptors are open; no options are passed.
     checked(unsafe { libbpf_sys::bpf_link_update(link.as_raw_fd(), program.as_raw_fd(), null()) }).map(drop)
 }
 
-/// The number of the program that the link has; `None`: it was detached, or its device is gone.
+/// Returns the id of a link's program. `None`: the link was detached, or its device is gone.
 pub(crate) fn attached_program(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     // SAFETY: bpf_link_info is plain data; all-zero is valid.
     let mut info: libbpf_sys::bpf_link_info = unsafe { std::mem::zeroed() };
@@ -176,7 +176,7 @@ pub(crate) fn attached_program(link: BorrowedFd<'_>) -> io::Result<Option<u32>> 
     Ok((device != 0).then_some(info.prog_id))
 }
 
-/// Detaches what is pinned there, if it is a link; it stays pinned.
+/// Detaches a pinned link, which stays pinned. Does nothing to other pins.
 pub(crate) fn detach(path: &Path) -> io::Result<()> {
     if !Hook::is_of(path) {
         return Ok(());
@@ -186,7 +186,7 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
     checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) }).map(drop)
 }
 
-/// Attaches by a pinned link, or puts the program into the link that is there.
+/// Attaches a program with a pinned link, or updates the existing link.
 pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
     let path = folder.join(hook.pin(device));
     if path.exists() {
@@ -194,7 +194,7 @@ pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &
         if let Ok(link) = taken {
             return Ok(link);
         }
-        // it was detached, or the device of that link is gone and its index was given to another one
+        // it was detached, or its device is gone and another device has got the index
         fs::remove_file(&path).map_err(|source| OpenError::Kernel { what: "remove a stale link", source })?;
     }
     let link = create(hook, program, device).map_err(|source| match hook {
@@ -205,8 +205,7 @@ pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &
     Ok(link)
 }
 
-/// Attaches the programs, in the order of [`Hook::ALL`]: tcx to the devices of these numbers, XDP to some of them, and takes it
-/// from all others.
+/// Attaches the programs, in the order of [`Hook::ALL`]: tcx to `devices` and XDP to `xdp`. Removes XDP from all other devices.
 pub(crate) fn attach_all(
     programs: [BorrowedFd<'_>; 3],
     devices: &[u32],

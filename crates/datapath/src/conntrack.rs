@@ -1,16 +1,16 @@
-//! Connection tracking (netfilter): what is forwarded does not pass it. Its entries expire, or are from before the splice, and
-//! firewalls drop what they call invalid. So when a connection comes back to sockets, its entries are renewed, or made where
-//! there are none (ctnetlink, <linux/netfilter/nfnetlink_conntrack.h>).
+//! Connection tracking (netfilter). Forwarded segments bypass it, so its entries expire, or date from before the
+//! splice, and firewalls drop segments that they consider invalid. So when a connection comes back to sockets,
+//! its entries are renewed, or created if they are missing (ctnetlink, <linux/netfilter/nfnetlink_conntrack.h>).
 //!
-//! | sockets | entry | what is done |
+//! | sockets | entry | action |
 //! | --- | --- | --- |
-//! | parked | there | its numbers are right, for shims keep them: the timeout is set |
-//! | new | there | its numbers are from before the splice: windows are not checked any more (be_liberal), timeout and state set |
-//! | either | none, and it may have expired | one is made, as for what conntrack finds in the middle, with the right direction |
-//! | either | none, and it cannot have expired | nothing: the connection is not tracked (notrack) |
+//! | parked | exists | its numbers are right, because shims keep them: the timeout is set |
+//! | new | exists | its numbers predate the splice: window checks are turned off (be_liberal), timeout and state are set |
+//! | either | missing, may have expired | one is created, as conntrack does in mid-connection, with the right direction |
+//! | either | missing, cannot have expired | none: the connection is not tracked (notrack) |
 //!
-//! Entries are changed in place, with their marks, labels and NAT; and both ways round, whoever has opened the connection. Those
-//! in another zone than the default one are not found.
+//! Entries are changed in place, with their marks, labels and NAT, in both directions, regardless
+//! of which host opened the connection. Entries outside of the default zone are not found.
 
 use crate::{
     Datapath, Tuple,
@@ -27,20 +27,20 @@ use std::{
     time::Duration,
 };
 
-/// How many connections are tracked in this network namespace; not there: conntrack is not loaded.
+/// File with the number of tracked connections in this network namespace. It is missing if conntrack is not loaded.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const TIMEOUT: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
-/// The kernel's defaults: of that one; of a connection that is half closed, the smallest (nf_conntrack_tcp_timeout_close_wait);
-/// of data that are not acknowledged; and after a reset.
+/// Timeouts in seconds, as the kernel's defaults: of an established connection; of a half-closed
+/// one, the smallest (nf_conntrack_tcp_timeout_close_wait); of unacknowledged data; after a reset.
 const DEFAULT_TIMEOUT: u32 = 5 * 24 * 3600;
 const HALF_CLOSED: u32 = 60;
 const UNACKNOWLEDGED: u32 = 300;
 const CLOSED: u32 = 10;
 
-/// NFNL_SUBSYS_CTNETLINK with IPCTNL_MSG_CT_NEW, and with IPCTNL_MSG_CT_GET.
+/// NFNL_SUBSYS_CTNETLINK with IPCTNL_MSG_CT_NEW and IPCTNL_MSG_CT_GET.
 const NEW: u16 = 1 << 8;
 const GET: u16 = 1 << 8 | 1;
-/// `struct nfgenmsg`.
+/// Size of `struct nfgenmsg` in bytes.
 const HEAD: usize = 4;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
 
@@ -63,36 +63,36 @@ mod status {
     pub const FIXED_TIMEOUT: u32 = 1 << 10;
 }
 
-/// IP_CT_TCP_FLAG_*, of one direction.
+/// IP_CT_TCP_FLAG_* of one direction.
 mod flag {
     pub const WINDOW_SCALE: u8 = 0x01;
     pub const SACK_PERM: u8 = 0x02;
     pub const BE_LIBERAL: u8 = 0x08;
-    /// Shortens the timeout, and goes with an acknowledgement within the window only.
+    /// Shortens the timeout, and is cleared only by an acknowledgement within the window.
     pub const DATA_UNACKNOWLEDGED: u8 = 0x10;
-    /// A RST below the highest acknowledgement is invalid, be_liberal or not: forget which that was.
+    /// A RST below the highest acknowledgement is invalid, even with be_liberal. Clearing this flag forgets that acknowledgement.
     pub const MAXACK_SET: u8 = 0x20;
 }
 
-/// What was done so far.
+/// Counters of changes to conntrack entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConntrackCounts {
-    /// Entries that were renewed or made.
+    /// Number of entries that were renewed or created.
     pub renewed: u64,
-    /// Those that the kernel has refused to.
+    /// Number of entries that the kernel refused to renew or create.
     pub failed: u64,
 }
 
-/// One connection, as the firewall of this machine sees it.
+/// A connection as the firewall of this machine sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Connection {
-    /// Who opened it, and whom it went to.
+    /// The host that opened it, and its destination.
     ends: [SocketAddr; 2],
-    /// Their window scales, if known.
+    /// Their window scales as shifts, if known.
     scales: Option<[u8; 2]>,
-    /// Has conntrack missed numbers?
+    /// Whether conntrack has missed sequence numbers.
     moved: bool,
-    /// For how long conntrack may have heard nothing of it; none: it is only to be reset.
+    /// Maximum time since conntrack has seen a segment. `None`: the connection is only to be reset.
     away: Option<Duration>,
 }
 
@@ -111,7 +111,7 @@ impl Connection {
     }
 }
 
-/// Renews entries. Nothing is asked before a connection has been tracked in this network namespace.
+/// Renews entries. Asks the kernel nothing before a connection has been tracked in this network namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Conntrack {
     in_use: AtomicBool,
@@ -121,7 +121,8 @@ pub(crate) struct Conntrack {
 }
 
 impl Conntrack {
-    /// Conntrack may have forgotten all connections by the time that it matters: so whether it knew any is asked now and then.
+    /// Returns whether conntrack has been in use. It is checked at intervals,
+    /// because conntrack may have forgotten all connections when it matters.
     fn is_used(&self) -> bool {
         if !self.in_use.load(Relaxed) && tracked().is_some_and(|n| n > 0) {
             self.in_use.store(true, Relaxed);
@@ -155,7 +156,7 @@ impl Conntrack {
     }
 }
 
-/// What to do about it.
+/// Returns what to do about an error.
 fn cure(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOMEM | libc::ENOSPC) => "Its table is full: raise net.netfilter.nf_conntrack_max",
@@ -166,19 +167,19 @@ fn cure(error: &io::Error) -> &'static str {
     }
 }
 
-/// How many connections are tracked in this network namespace; none: conntrack is not loaded, or /proc is not there.
+/// Returns the number of tracked connections in this network namespace. `None`: conntrack is not loaded, or /proc is not mounted.
 fn tracked() -> Option<u64> {
     fs::read_to_string(COUNT).ok()?.trim().parse().ok()
 }
 
-/// Whether the connections of this network namespace are tracked, and how many; an error: entries cannot be renewed.
+/// Returns the number of tracked connections if this network namespace tracks any. An error means that entries cannot be renewed.
 pub fn conntrack() -> io::Result<Option<u64>> {
     let Some(tracked) = tracked().filter(|n| *n > 0) else { return Ok(None) };
     let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
     find_entry(&mut Netlink::netfilter()?, [nobody; 2]).map(|_| Some(tracked))
 }
 
-/// `struct nfgenmsg`: the family, NFNETLINK_V0, no number of a resource.
+/// Returns `struct nfgenmsg`: the family, NFNETLINK_V0, no resource number.
 fn head(ends: [SocketAddr; 2]) -> [u8; HEAD] {
     [octets(ends[0].ip()).1, 0, 0, 0]
 }
@@ -187,7 +188,7 @@ fn head(ends: [SocketAddr; 2]) -> [u8; HEAD] {
 fn tuple([from, to]: [SocketAddr; 2]) -> Vec<u8> {
     const IP: u16 = 1;
     const PROTO: u16 = 2;
-    let first = if from.is_ipv4() { 1 } else { 3 }; // CTA_IP_V4_SRC, CTA_IP_V6_SRC; the other end's is the next
+    let first = if from.is_ipv4() { 1 } else { 3 }; // CTA_IP_V4_SRC, CTA_IP_V6_SRC; that of the other end is the next
     let (src, dst) = (octets(from.ip()).0, octets(to.ip()).0);
     let ports = [from, to].map(|end| end.port().to_be_bytes());
     let ip = row(&[(first, &src), (first + 1, &dst)]);
@@ -195,7 +196,7 @@ fn tuple([from, to]: [SocketAddr; 2]) -> Vec<u8> {
     row(&[(IP | NESTED, &ip), (PROTO | NESTED, &proto)])
 }
 
-/// `enum ctattr_protoinfo_tcp`; flags come with a mask of those that are meant.
+/// Returns `enum ctattr_protoinfo_tcp`. Flags come with a mask of those to change.
 fn protoinfo(scales: Option<[u8; 2]>, flags: u8, mask: u8) -> Vec<u8> {
     const ESTABLISHED: u8 = 3; // TCP_CONNTRACK_ESTABLISHED
     let (state, flags) = ([ESTABLISHED], [flags, mask]);
@@ -208,7 +209,7 @@ fn protoinfo(scales: Option<[u8; 2]>, flags: u8, mask: u8) -> Vec<u8> {
     row(&[(1 | NESTED, &row(&all))])
 }
 
-/// What matters of an entry: its status, and the seconds until it expires.
+/// Returns the status of an entry, and the seconds until it expires.
 fn find_entry(netlink: &mut Netlink, ends: [SocketAddr; 2]) -> io::Result<Option<(u32, u32)>> {
     let ask = request(GET, 0, &head(ends), &[(cta::TUPLE_ORIG | NESTED, &tuple(ends))]);
     let body = match netlink.ask(&ask) {
@@ -235,8 +236,9 @@ fn renew(netlink: &mut Netlink, c: &Connection) -> io::Result<()> {
     }
 }
 
-/// There is no entry: the timeout of one that is made. None: it cannot have expired. Entries of what is not tracked would stay
-/// until they expire, and could fill the table; the next segment of what is tracked gives them the usual timeout.
+/// Returns the timeout of an entry to be created where there is none, in seconds. `None`: it
+/// cannot have expired. Entries of untracked connections would stay until they expire, and could
+/// fill the table; the next segment of a tracked connection gives its entry the usual timeout.
 fn lacking(away: Option<Duration>, established: u32) -> Option<u32> {
     let Some(away) = away.map(|a| a.as_secs()) else { return Some(CLOSED) };
     match u64::from(established) {
@@ -247,7 +249,7 @@ fn lacking(away: Option<Duration>, established: u32) -> Option<u32> {
 }
 
 fn change(netlink: &mut Netlink, c: &Connection, found: u32, timeout: u32) -> io::Result<()> {
-    // none may be taken away, and these not be given
+    // no bit may be cleared, and EXPECTED, CONFIRMED and DYING must not be set here
     let status = found & (status::EXPECTED | status::CONFIRMED | status::DYING) | status::SEEN_REPLY | status::ASSURED;
     let (status, timeout, tuple) = (status.to_be_bytes(), timeout.to_be_bytes(), tuple(c.ends));
     let forgotten = flag::DATA_UNACKNOWLEDGED | flag::MAXACK_SET;
@@ -262,7 +264,8 @@ fn change(netlink: &mut Netlink, c: &Connection, found: u32, timeout: u32) -> io
     netlink.ask(&request(NEW, libc::NLM_F_ACK, &head(c.ends), &all)).map(drop)
 }
 
-/// Windows are those of the next segments then; scales make them right, and be_liberal forgives what was on its way.
+/// Creates an entry. It takes windows from the next segments; scales
+/// make them right, and be_liberal tolerates segments in flight.
 fn make(netlink: &mut Netlink, c: &Connection, timeout: u32) -> io::Result<()> {
     let [opener, other] = c.ends;
     let status = status::CONFIRMED | status::SEEN_REPLY | status::ASSURED;
@@ -279,38 +282,38 @@ fn make(netlink: &mut Netlink, c: &Connection, timeout: u32) -> io::Result<()> {
 }
 
 impl Datapath {
-    /// Looks whether connections are tracked here, if that is not known: once a second or so.
+    /// Checks whether connections are tracked here, if that is not known. Call it about once a second.
     pub fn look_for_conntrack(&self) {
         self.conntrack.is_used();
     }
 
-    /// The parked sockets of a flow, first the client's, are to get their segments again, after it was forwarded for so long:
-    /// conntrack may have forgotten them.
+    /// Renews entries before the parked sockets of a flow, the client's first, get their segments again.
+    /// `away`: the time in forwarding mode, in which conntrack may have forgotten the connections.
     pub fn renew_parked(&self, legs: [&Tuple; 2], away: Duration) {
         let scales = |t: &Tuple| self.leg(t).map(|l| (l.raw.wscale_in, l.raw.wscale_out));
         let [Some(a), Some(b)] = legs.map(scales) else { return };
         self.renew_tracking(legs, [a, b], [away; 2], false);
     }
 
-    /// What was done about conntrack so far.
+    /// Returns the counters so far.
     pub fn conntrack_counts(&self) -> ConntrackCounts {
         let c = &self.conntrack;
         ConntrackCounts { renewed: c.renewed.load(Relaxed), failed: c.failed.load(Relaxed) }
     }
 
-    /// Hosts are to be reset of which conntrack has missed something, and their answers to pass.
+    /// Renews entries before hosts are reset, so that their answers pass even though conntrack has missed segments.
     pub(crate) fn renew_for_reset(&self, legs: &[&Tuple]) {
         let connection = |leg: &&Tuple| Connection::new(leg, true, None, true, None);
         self.conntrack.renew(&legs.iter().map(connection).collect::<Vec<_>>());
     }
 
-    /// `scales`: of each leg the host's and ours. `away`: for how long conntrack may have heard nothing.
-    /// `moved`: it has missed numbers.
+    /// Renews the entries of both legs. `scales`: for each leg the host's and ours. `away`: maximum
+    /// time since conntrack has seen a segment. `moved`: whether it has missed sequence numbers.
     pub(crate) fn renew_tracking(&self, [a, b]: [&Tuple; 2], scales: [(u8, u8); 2], away: [Duration; 2], moved: bool) {
         let [sa, sb] = scales.map(|s| Some(s).filter(|s| *s != (0, 0)));
         let [wa, wb] = away.map(Some);
         let (a, b) = (Connection::new(a, true, sa, moved, wa), Connection::new(b, false, sb, moved, wb));
-        // one connection to the firewall, if it has the hosts' addresses on both sides
+        // for the firewall this is one connection if both legs have the hosts' addresses
         let both = [a, b];
         self.conntrack.renew(if a.ends == b.ends { &both[..1] } else { &both });
     }

@@ -1,4 +1,4 @@
-//! Network devices of this namespace, as rtnetlink tells of them.
+//! Network devices of this namespace, according to rtnetlink.
 
 use crate::{
     abi::{via, via_flag},
@@ -12,33 +12,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// `struct ifinfomsg`.
+/// Size of `struct ifinfomsg` in bytes.
 const INFO: usize = 16;
 
-/// A device that packets of flows may use.
+/// A device that flows may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Name.
+    /// Name of the device.
     pub name: String,
-    /// Index.
+    /// Index of the device.
     pub index: u32,
-    /// Ethernet (ARPHRD_ETHER): the only link layer the data path handles.
+    /// Whether it is an Ethernet device (ARPHRD_ETHER), the only link layer that the data path handles.
     pub ethernet: bool,
-    /// Administratively up.
+    /// Whether it is administratively up.
     pub up: bool,
-    /// Index of the bridge, bond or the like that it is a port of: packets are seen there.
+    /// Index of the bridge, bond or similar device of which it is a port. Packets are seen there.
     pub master: Option<u32>,
-    /// Index of the device below it that its packets pass as well, as they are: of a macvlan or an ipvlan. Not of a VLAN, whose
-    /// tagged packets are left alone there.
+    /// Index of the lower device through which its packets pass unchanged, for a macvlan or
+    /// ipvlan. Not set for a VLAN, whose tagged packets are left alone on the lower device.
     pub lower: Option<u32>,
     pub(crate) mtu: u32,
     pub(crate) mac: [u8; 6],
-    /// Why packets cannot be handed to its other end; none: they can.
+    /// Why packets cannot be delivered to its peer. `None`: they can.
     pub(crate) hindrance: Option<&'static str>,
 }
 
 impl Device {
-    /// Of the body of RTM_NEWLINK or RTM_DELLINK; `None` if it is loopback, or about the ports of a bridge (AF_BRIDGE).
+    /// Reads the body of RTM_NEWLINK or RTM_DELLINK. `None` for loopback,
+    /// and for messages about the ports of a bridge (AF_BRIDGE).
     pub(crate) fn read(body: &[u8]) -> Option<Device> {
         let (info, rest) = body.split_at_checked(INFO)?;
         let flags = number(&info[8..])?;
@@ -73,10 +74,10 @@ impl Device {
     }
 }
 
-/// All devices but loopback, by name.
+/// Lists all devices except loopback, by index.
 pub fn devices() -> io::Result<Vec<Device>> {
     let mut found = Vec::new();
-    // statistics are half of what would be said (RTEXT_FILTER_SKIP_STATS)
+    // statistics are half of the answer (RTEXT_FILTER_SKIP_STATS)
     const LEAVE_OUT: [u8; 4] = 8u32.to_ne_bytes();
     let mask = [(libc::IFLA_EXT_MASK, &LEAVE_OUT[..])];
     Netlink::open(&[])?.dump(libc::RTM_GETLINK, &[0; INFO], &mask, |(_, body)| found.extend(Device::read(body)))?;
@@ -84,26 +85,26 @@ pub fn devices() -> io::Result<Vec<Device>> {
     Ok(found)
 }
 
-/// What XDP can do on a device, in its driver.
+/// XDP abilities of a device's driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct XdpAbilities {
-    /// Runs programs on what it receives, and they may redirect.
+    /// It runs programs on received packets, and these may redirect.
     pub receives: bool,
-    /// Sends frames that are redirected to it; bits of `enum via_flag`.
+    /// It sends frames that are redirected to it: bits of `enum via_flag`.
     pub sends: u32,
 }
 
-/// By the kernel's netdev family (6.3); a device that it says nothing about can nothing.
+/// Returns the abilities according to the kernel's netdev family (6.3). A device that it does not describe has none.
 pub(crate) fn xdp_abilities(index: u32) -> XdpAbilities {
     // enum netdev_xdp_act of <linux/netdev.h>
     const BASIC: u64 = 1;
     const REDIRECT: u64 = 2;
     const NDO_XMIT: u64 = 4;
     const NDO_XMIT_SG: u64 = 64;
-    // SAFETY: bpf_xdp_query_opts is plain data; all-zero but for its size is what the library wants.
+    // SAFETY: bpf_xdp_query_opts is plain data; the library expects all-zero except for its size.
     let mut opts: libbpf_sys::bpf_xdp_query_opts = unsafe { std::mem::zeroed() };
     opts.sz = size_of_val(&opts) as _;
-    // SAFETY: the library writes `opts`, whose size it is told.
+    // SAFETY: the library writes `opts`, whose size is passed.
     if unsafe { libbpf_sys::bpf_xdp_query(index as i32, 0, &mut opts) } < 0 {
         return XdpAbilities::default();
     }
@@ -116,7 +117,7 @@ pub(crate) fn xdp_abilities(index: u32) -> XdpAbilities {
     }
 }
 
-/// One device.
+/// Returns one device.
 fn device(index: u32) -> io::Result<Device> {
     let mut info = [0; INFO];
     info[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -124,26 +125,26 @@ fn device(index: u32) -> io::Result<Device> {
     Device::read(&body).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// What is known of devices, asked for again after a second: a commit must not cost a system call more than it needs.
+/// Facts about devices, cached for a second: a commit must not cost unnecessary system calls.
 #[derive(Debug)]
 pub(crate) struct Links {
-    /// XDP is in use: next hops must say what their devices can.
+    /// XDP is in use, so next hops must include the abilities of their devices.
     early: bool,
-    /// Devices whose packets go to their other end at once, while they can.
+    /// Devices whose packets are delivered directly to their peer, while that is possible.
     peers: Vec<String>,
     known: HashMap<u32, (Instant, LinkFacts)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkFacts {
-    /// Bytes of IP packet.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// `enum via_flag`: what it can.
+    /// Abilities: bits of `enum via_flag`.
     pub can: u32,
 }
 
 impl LinkFacts {
-    /// A next hop by the device, as it is now.
+    /// Returns a next hop over the device, in its present state.
     pub fn entry(self, v: &via) -> via {
         via { mtu: self.mtu.min(v.most), flags: via_flag(self.can), ..*v }
     }
@@ -161,7 +162,7 @@ impl Links {
         }
     }
 
-    /// The same as it is now.
+    /// Reads the facts of a device, and caches them.
     pub fn ask(&mut self, index: u32) -> LinkFacts {
         let device = device(index).ok();
         let sends = if self.early { xdp_abilities(index).sends } else { 0 };

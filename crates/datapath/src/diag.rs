@@ -1,5 +1,5 @@
-//! Whether the kernel has a socket of a connection: sock_diag (<linux/inet_diag.h>), many questions at a time; the state of
-//! one socket, and the end of one that nobody holds.
+//! Questions about sockets to the kernel (sock_diag, <linux/inet_diag.h>): whether connections have
+//! a socket, many at a time; the state of one socket; and the end of a socket that no process holds.
 
 use crate::{
     Tuple,
@@ -17,30 +17,31 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
 };
 
-/// `struct nlmsghdr`.
+/// Size of `struct nlmsghdr` in bytes.
 const HEADER: usize = 16;
-/// With `struct inet_diag_req_v2`.
+/// Size in bytes of `struct nlmsghdr` and `struct inet_diag_req_v2`.
 const QUESTION: usize = HEADER + 56;
-/// Where `struct inet_diag_msg` has the state.
+/// Offset of the state in an answer: that of `struct inet_diag_msg`.
 const STATE: usize = HEADER + 1;
-/// Of `struct inet_diag_msg`, bytes.
+/// Size of `struct inet_diag_msg` in bytes.
 const MESSAGE: usize = 72;
-/// Where it has the inode; 0: no process holds the socket.
+/// Offset of the inode in `struct inet_diag_msg`. 0: no process holds the socket.
 const INODE: usize = 68;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
-/// Of <net/tcp_states.h>. One that is being opened from outside is TCP_SYN_RECV here, whatever the kernel calls it inside.
+/// States of <net/tcp_states.h>. A connection that is being opened from
+/// outside shows as TCP_SYN_RECV, whatever its state inside the kernel.
 const TCP_SYN_RECV: u8 = 3;
 const TCP_LISTEN: u8 = 10;
 
 /// Whether a socket claims a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// No socket: none at all, a request that waits for the end of its handshake, or only one that listens.
+    /// No socket: none at all, a request whose handshake is not complete, or only a listener.
     No,
-    /// A socket, in whatever state.
+    /// A socket in any state.
     Yes,
-    /// The kernel did not say.
+    /// The kernel did not answer.
     Unknown,
 }
 
@@ -48,15 +49,16 @@ pub enum Claim {
 #[derive(Debug)]
 pub struct Sockets {
     netlink: OwnedFd,
-    /// Number of the next question: an answer that was not read before must not be taken for another's.
+    /// Number of the next question, so that an answer that was not read cannot be taken for another question's.
     next: u32,
 }
 
 impl Sockets {
-    /// So many questions at a time: their answers fit the socket's buffer, whatever it was set to.
+    /// Maximum number of questions at a time. Their answers fit into the socket's buffer, whatever its size.
     pub const AT_ONCE: usize = 64;
 
-    /// Fails if the kernel has no answers: it says the same of each connection then as of those that it does not know.
+    /// Opens the connection to the kernel. Fails if the kernel cannot
+    /// answer: then it says the same of every connection as of unknown ones.
     pub fn open() -> io::Result<Sockets> {
         let protocol = SockProtocol::NetlinkSockDiag;
         let netlink = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
@@ -69,7 +71,8 @@ impl Sockets {
         }
     }
 
-    /// Whether these connections are claimed, each with the device that it came by or 0; [`Sockets::AT_ONCE`] at most.
+    /// Returns whether a socket claims each connection, given with the index
+    /// of the device on which it arrived, or 0. At most [`Sockets::AT_ONCE`].
     pub fn claims(&mut self, connections: &[(Tuple, u32)]) -> io::Result<Vec<Claim>> {
         let claim = |state| match state {
             Some(0 | TCP_LISTEN | TCP_SYN_RECV) => Claim::No,
@@ -79,11 +82,11 @@ impl Sockets {
         Ok(self.ask(connections)?.into_iter().map(claim).collect())
     }
 
-    /// States; 0: there is no socket.
+    /// Returns the states of the sockets; 0: there is no socket.
     fn ask(&mut self, connections: &[(Tuple, u32)]) -> io::Result<Vec<Option<u8>>> {
         assert!(connections.len() <= Self::AT_ONCE, "{} questions", connections.len());
         if connections.is_empty() {
-            return Ok(Vec::new()); // nothing cannot be sent
+            return Ok(Vec::new()); // an empty message cannot be sent
         }
         let first = self.next;
         self.next = first.wrapping_add(Self::AT_ONCE as u32);
@@ -108,8 +111,8 @@ impl Sockets {
     }
 }
 
-/// Ends the socket of a connection if the kernel only closes it, and nobody holds it. False: there is no such socket. The other
-/// host may hear of it.
+/// Destroys the socket of a connection if it is closing and no process holds it.
+/// Returns false if there is no such socket. The other host may be informed.
 pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {
     const COOKIE: usize = 44;
     // <net/tcp_states.h>: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING
@@ -120,72 +123,72 @@ pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
         found => found?,
     };
-    // the answer may be about one that listens, or about a new connection of the same host
+    // the answer may be about a listener, or about a new connection of the same host
     let is_held = found.get(INODE..INODE + 4).is_none_or(|inode| inode != [0; 4]);
     let Some(cookie) = found.get(COOKIE..COOKIE + 8).filter(|_| CLOSING.contains(&found[1]) && !is_held) else {
         return Ok(false);
     };
     let at = which.len() - 8;
-    which[at..].copy_from_slice(cookie); // this one and no other
+    which[at..].copy_from_slice(cookie); // this socket and no other
     netlink.ask(&request(SOCK_DESTROY, libc::NLM_F_ACK, &which, &[])).map(|_| true)
 }
 
-/// What the kernel knows of a socket (`struct inet_diag_msg`, `struct tcp_info`).
+/// The kernel's state of a socket (`struct inet_diag_msg`, `struct tcp_info`).
 #[derive(Clone, Debug, Serialize)]
 pub struct SocketState {
-    /// Of the connection (RFC 9293, 3.3.2).
+    /// State of the connection (RFC 9293, 3.3.2).
     pub state: &'static str,
-    /// A process holds it; otherwise the kernel closes it by itself.
+    /// A process holds the socket. Otherwise the kernel is closing it.
     pub is_held: bool,
-    /// Bytes that have come and were not read.
+    /// Number of received bytes that were not read.
     pub unread: u32,
-    /// Bytes that were written and not acknowledged, sent or not.
+    /// Number of written bytes that were not acknowledged, sent or not.
     pub unacked: u32,
-    /// What it waits for: `retransmit`, `keepalive`, `time-wait`, `probe` (of a window that is closed), or nothing.
+    /// Running timer: `retransmit`, `keepalive`, `time-wait`, `probe` (of a closed window), or none.
     pub timer: Option<&'static str>,
-    /// Milliseconds until then.
+    /// Milliseconds until the timer expires.
     pub timer_ms: u32,
-    /// `struct tcp_info`; none in TIME-WAIT.
+    /// `struct tcp_info`; `None` in TIME-WAIT.
     pub info: Option<TcpInfo>,
 }
 
 /// A part of `struct tcp_info`.
 #[derive(Clone, Debug, Serialize)]
 pub struct TcpInfo {
-    /// Timeouts in a row of the segment that is not acknowledged.
+    /// Number of consecutive timeouts of the first unacknowledged segment.
     pub retransmits: u8,
-    /// Probes in a row that were not answered.
+    /// Number of consecutive probes without an answer.
     pub probes: u8,
-    /// Retransmission timeout, microseconds.
+    /// Retransmission timeout in microseconds.
     pub rto_us: u32,
-    /// Smoothed round-trip time, microseconds.
+    /// Smoothed round-trip time in microseconds.
     pub rtt_us: u32,
-    /// MSS for sending, bytes.
+    /// MSS for sending, in bytes.
     pub snd_mss: u32,
-    /// Congestion window, segments.
+    /// Congestion window in segments.
     pub snd_cwnd: u32,
-    /// Segments that were sent and not acknowledged.
+    /// Number of segments that were sent and not acknowledged.
     pub unacked: u32,
-    /// Of these, segments that are taken for lost.
+    /// Number of these segments that are considered lost.
     pub lost: u32,
-    /// Segments sent again since the connection began.
+    /// Number of retransmitted segments since the connection began.
     pub total_retrans: u32,
-    /// MTU of the path, bytes.
+    /// Path MTU in bytes.
     pub pmtu: u32,
-    /// Milliseconds since data were sent last.
+    /// Milliseconds since data was last sent.
     pub last_data_sent_ms: u32,
-    /// Milliseconds since data came last.
+    /// Milliseconds since data was last received.
     pub last_data_recv_ms: u32,
-    /// Milliseconds since an acknowledgement came last.
+    /// Milliseconds since an acknowledgement was last received.
     pub last_ack_recv_ms: u32,
-    /// Bytes written and not sent yet.
+    /// Number of bytes written but not sent yet.
     pub notsent: Option<u32>,
-    /// The window that the host has announced, bytes.
+    /// The window that the host has announced, in bytes.
     pub snd_wnd: Option<u32>,
 }
 
 impl TcpInfo {
-    /// Offsets are those of `struct tcp_info` in <linux/tcp.h>, to which kernels only add.
+    /// Reads `struct tcp_info` of <linux/tcp.h>, to which kernels only append.
     fn read(info: &[u8]) -> Option<TcpInfo> {
         let word = |at: usize| number(info.get(at..)?);
         Some(TcpInfo {
@@ -208,10 +211,10 @@ impl TcpInfo {
     }
 }
 
-/// The kernel's socket of a connection; `None`: there is none, or it does not say.
+/// Returns the state of a connection's socket. `None`: there is none, or the kernel does not answer.
 pub(crate) fn socket_state(t: &Tuple) -> Option<SocketState> {
     const INET_DIAG_INFO: u16 = 2;
-    // of <net/tcp_states.h>, from 1 on
+    // from <net/tcp_states.h>, starting at 1
     const STATES: [&str; 12] = [
         "established",
         "syn-sent",
@@ -232,7 +235,7 @@ pub(crate) fn socket_state(t: &Tuple) -> Option<SocketState> {
     let word = |at: usize| number(found.get(at..)?);
     let state = *found.get(1)?;
     if [TCP_LISTEN, TCP_SYN_RECV].contains(&state) {
-        return None; // of other connections
+        return None; // a socket for other connections
     }
     let info = attributes(found.get(MESSAGE..)?);
     Some(SocketState {
@@ -252,7 +255,7 @@ pub(crate) fn socket_state(t: &Tuple) -> Option<SocketState> {
     })
 }
 
-/// `number` comes back with the answer.
+/// Builds a question. Its answer carries `number`.
 fn question(number: u32, t: &Tuple, device: u32) -> [u8; QUESTION] {
     let family = if t.is_v4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
     let mut q = [0; QUESTION];
@@ -269,11 +272,11 @@ fn question(number: u32, t: &Tuple, device: u32) -> [u8; QUESTION] {
         put(id + 4 + 16 * i, &address(side));
     }
     put(id + 36, &device.to_ne_bytes());
-    put(id + 40, &[0xff; 8]); // INET_DIAG_NOCOOKIE: whichever socket it is
+    put(id + 40, &[0xff; 8]); // INET_DIAG_NOCOOKIE: any socket
     q
 }
 
-/// Of IPv4, the first four bytes count.
+/// Returns the bytes of an address. For IPv4, the first four count.
 fn address(side: &SocketAddr) -> [u8; 16] {
     match side.ip().to_canonical() {
         IpAddr::V4(v4) => {
@@ -285,7 +288,7 @@ fn address(side: &SocketAddr) -> [u8; 16] {
     }
 }
 
-/// Which question is answered, and how; `None`: neither by a socket nor by there being none.
+/// Returns the number of the question and its answer. `None` as an answer: neither a socket nor its absence.
 fn read(answer: &[u8]) -> Option<(u32, Option<u8>)> {
     let word = |at: usize| Some(u32::from_ne_bytes(*answer.get(at..)?.first_chunk()?));
     let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
@@ -327,7 +330,7 @@ mod tests {
         assert_eq!(sockets.claims(&[]).unwrap(), []);
     }
 
-    /// One that listens, one that is held, one that nobody has accepted yet.
+    /// A listener, a socket that is held, and one that nobody has accepted yet.
     #[test]
     fn sockets_in_use_are_not_ended() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

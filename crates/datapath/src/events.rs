@@ -1,4 +1,4 @@
-//! What the data path reports.
+//! Events that the data path reports.
 
 use crate::{
     Datapath, Tuple, abi,
@@ -18,31 +18,31 @@ use std::{
     time::Duration,
 };
 
-/// What has happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Both directions are forwarded.
+    /// Both directions are forwarded now.
     Forwarding,
-    /// Both directions are in control mode.
+    /// Both directions are in control mode now.
     Control,
-    /// A host has sent beyond its limit: an unsplice has begun.
+    /// A host has sent data beyond its limit, which has started an unsplice.
     Triggered,
     /// Both FINs are acknowledged.
     Closed,
-    /// A host has reset.
+    /// A host has sent a reset.
     Reset,
-    /// Segments do not fit the MTU.
+    /// Segments exceed the MTU.
     Oversize,
-    /// All up to a limit was forwarded.
+    /// Everything up to a limit was forwarded.
     LimitReached,
 }
 
-/// A report, and the leg it came from.
+/// An event, and the leg that it concerns.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     /// The leg.
     pub leg: Tuple,
-    /// What.
+    /// The kind of event.
     pub kind: EventKind,
 }
 
@@ -61,34 +61,34 @@ impl Event {
     }
 }
 
-/// Reports as they come, for one listener.
+/// Receives events. There may be only one receiver.
 pub struct Events<'a> {
     datapath: &'a Datapath,
     ring: RingBuffer<'a>,
     heard: Receiver<Event>,
 }
 
-/// Bytes that were forwarded.
+/// A copy of forwarded bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied<'a> {
-    /// The leg where they came in.
+    /// The leg on which they arrived.
     pub leg: Tuple,
-    /// Where they begin.
+    /// Position of the first byte.
     pub at: CopiedAt,
-    /// All up to here has been acknowledged by the other host, counted from where they begin.
+    /// Position up to which the other host has acknowledged, relative to the first byte.
     pub acked: i32,
-    /// The bytes: of one segment, or a part of one.
+    /// The bytes of one segment, or of a part of one.
     pub bytes: &'a [u8],
 }
 
-/// Where copied bytes begin (`enum tap_position`).
+/// Position of the first copied byte (`enum tap_position`).
 #[derive(Clone, Copy, Debug)]
 pub enum CopiedAt {
-    /// The stream position.
+    /// Stream position.
     Stream(u64),
-    /// The sequence number, extended: [`Switched::origin`](crate::Switched::origin) is to be added.
+    /// Extended sequence number: add [`Switched::origin`](crate::Switched::origin) to get the stream position.
     Extended(u64),
-    /// The sequence number, less than 2^31 from that of the bound of the splice.
+    /// Sequence number, less than 2^31 away from that of the bound of the splice.
     Low(u32),
 }
 
@@ -109,8 +109,8 @@ fn failed(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
 }
 
-/// Delivers records to `f` until it returns false, and `None` when all that were there have been delivered, ten times a second
-/// at least.
+/// Passes records to `f` until it returns false. Passes `None` when
+/// all present records have been passed, at least ten times a second.
 pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bool) -> io::Result<()> {
     let f = RefCell::new(&mut f);
     let go = Cell::new(true);
@@ -125,7 +125,7 @@ pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bo
     while go.get() {
         match ring.poll_raw(Duration::from_millis(100)) {
             0.. => hear(None),
-            // a signal, or having been stopped, interrupts a wait: the ring was not looked at
+            // a signal or SIGSTOP interrupts the wait: the ring was not read
             e if e == -libc::EINTR => {}
             e => return Err(io::Error::from_raw_os_error(-e)),
         }
@@ -134,7 +134,7 @@ pub(crate) fn poll_ring(ring: &MapHandle, mut f: impl FnMut(Option<&[u8]>) -> bo
 }
 
 impl Datapath {
-    /// Begins to listen. A second listener would take events away from the first.
+    /// Starts to receive events. A second receiver would take events away from the first.
     pub fn events(&self) -> io::Result<Events<'_>> {
         let (tell, heard) = channel();
         let mut b = RingBufferBuilder::new();
@@ -146,7 +146,7 @@ impl Datapath {
         Ok(Events { datapath: self, ring: b.build().map_err(failed)?, heard })
     }
 
-    /// Ends a wait for events, the present one or the next, and for slots to be reused.
+    /// Ends the present or the next wait for events, and for slots to be reused.
     pub fn wake(&self) {
         if let Err(error) = self.wake.write(1) {
             tracing::warn!(%error, "events are heard late");
@@ -154,23 +154,23 @@ impl Datapath {
         self.rest.wake();
     }
 
-    /// Delivers copies of what is forwarded ([`Datapath::freeze`] with `tap`) to `f` until it returns false, and `None` when all that
-    /// was there has been delivered. Blocks: give it a thread of its own.
+    /// Passes copies of forwarded data ([`Datapath::freeze`] with `tap`) to `f` until it returns false.
+    /// Passes `None` when all present copies have been passed. Blocks: call it from a thread of its own.
     pub fn poll_taps(&self, mut f: impl FnMut(Option<Copied<'_>>) -> bool) -> io::Result<()> {
         poll_ring(&self.maps.taps, |data| f(data.map(Copied::new)))
     }
 
-    /// Ends copying what is forwarded of a leg whose reader is gone.
+    /// Stops copying the forwarded data of a leg whose reader is gone.
     pub fn untap(&self, leg: &Tuple) -> io::Result<()> {
         self.maps.untap(leg)
     }
 }
 
 impl Events<'_> {
-    /// Waits until there are events, [`Datapath::wake`] is called, a signal has come, or `limit` has passed, in whole
-    /// milliseconds; the events, if there are any.
+    /// Waits until there are events, [`Datapath::wake`] is called, a signal arrives,
+    /// or `limit` has passed, in whole milliseconds. Returns the events, if any.
     pub fn wait(&mut self, limit: Duration) -> io::Result<impl Iterator<Item = Event> + '_> {
-        // SAFETY: the ring is borrowed for as long, and does not close its descriptor before it is dropped.
+        // SAFETY: the ring is borrowed longer than this, and does not close its descriptor before it is dropped.
         let ring = unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) };
         let mut fds = [ring, self.datapath.wake.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let limit = PollTimeout::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);

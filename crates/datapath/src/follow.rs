@@ -1,15 +1,15 @@
-//! Spliced flows follow the network. They are sent past the kernel's routes and neighbours, so whatever changes there is heard of
-//! by rtnetlink and written to the next hops, which flows share.
+//! Makes spliced flows follow the network. They bypass the kernel's routes and neighbours, so
+//! changes of these are received over rtnetlink and written to the next hops, which flows share.
 //!
-//! | what changes | what is done |
+//! | change | reaction |
 //! | --- | --- |
-//! | a neighbour's Ethernet address | next hops with the old one get the new one, at once |
-//! | anything that routes depend on | of each flow it is asked where the kernel would send it: a pass. If none of a next hop's flows is to go there any more, it becomes what most of them need: one write. The others are moved one by one |
-//! | what a device can, its MTU | next hops by that device are written |
+//! | a neighbour's Ethernet address | next hops with the old address get the new one at once |
+//! | anything that routes depend on | a pass: for each flow, the kernel is asked where it would send it. If none of a next hop's flows goes there any more, it is rewritten to what most of them need: one write. The others are moved one by one |
+//! | a device's abilities or MTU | next hops over that device are rewritten |
 //!
-//! Where there is no way any more, flows keep the one they had, until there is: as with a router, it is for the hosts to give up.
-//! Nobody but us sends to neighbours of spliced flows, so we have the kernel look after them. When one of several neighbours with
-//! the same Ethernet address gets another one, the kernel is made to ask the others at once: they may be the same host.
+//! Flows without a route keep their last next hop until there is a route again: as with a router, it is up to the hosts to give
+//! up. Nobody but us sends to the neighbours of spliced flows, so we make the kernel check them. When one of several neighbours
+//! with the same Ethernet address gets another one, the kernel is made to check the others at once: they may be the same host.
 
 use crate::{
     Datapath, LegView, PathFlags, PathView, Tuple,
@@ -35,20 +35,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often devices are asked what they can, and neighbours are looked after.
+/// Interval at which device abilities are read and neighbours are checked.
 const TICK: Duration = Duration::from_secs(1);
-/// After a pass, which may have found some to ask.
+/// Time until the next check after a pass, which may have found neighbours to check.
 const SOON: Duration = Duration::from_millis(100);
-/// Neighbours that are asked in that time, at most: each costs a broadcast or two if it is silent.
+/// Maximum number of neighbours checked in that time. A silent neighbour costs a broadcast or two.
 const ASKED: usize = 64;
-/// A pass without a reason: not all that changes ways is told.
+/// Interval between passes without a reason: not every change is reported.
 const PASS: Duration = Duration::from_secs(30);
-/// A pass because of a change is followed by another: flows were just being spliced.
+/// Time after which a pass for a change is repeated, because flows were being spliced during it.
 const ONCE_MORE: Duration = Duration::from_secs(1);
-/// A pass takes no more than one part in so many of our time, for a change and without one.
+/// A pass takes at most one part in this many of our time: for a change, and without one.
 const SHARE: [u32; 2] = [10, 100];
 
-/// What was changed so that flows go the way of the network, since the data path was opened.
+/// Counters of changes that made flows follow the network, since the data path was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     hops: AtomicU64,
@@ -56,33 +56,34 @@ pub(crate) struct Counters {
     stranded: AtomicU64,
 }
 
-/// The same.
+/// Counters of changes that made flows follow the network, since the data path was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathChanges {
-    /// Next hops that were written, each for all flows that share it.
+    /// Number of next hops that were rewritten, each for all flows that share it.
     pub hops: u64,
-    /// Directions of flows that were moved to another next hop.
+    /// Number of directions of flows that were moved to another next hop.
     pub flows: u64,
-    /// Directions of flows that had no way when it was looked last, for want of a route or of a device that is attached to.
+    /// Number of directions of flows without a route over an attached device, at the last look.
     pub stranded: u64,
 }
 
-/// Flows at a time whose way leads elsewhere. There is another pass, and whoever takes them back needs time for it.
+/// Maximum number of flows returned at a time because they leave over
+/// another device. There is another pass, and taking them back takes time.
 const ELSEWHERE: usize = 1000;
 
-/// Who follows the network.
+/// A watch on the network, for [`Datapath::follow`].
 #[derive(Debug)]
 pub struct Watch {
     netlink: Netlink,
     tick: Instant,
     pass: Instant,
-    /// The next one has a reason.
+    /// The next pass has a reason.
     changed: bool,
-    /// When a pass may begin.
+    /// Earliest time of the next pass.
     rested: Instant,
-    /// Flows without a way are spoken of once.
+    /// Flows without a route were logged.
     told: bool,
-    /// Devices that could not be attached to, and why, was said.
+    /// Devices to which attaching failed, which was logged.
     refused: HashSet<u32>,
 }
 
@@ -99,17 +100,17 @@ impl Watch {
         }
     }
 
-    /// Until something has changed or is due, `most` at most.
+    /// Waits until something has changed or is due, for at most `most`.
     pub fn wait(&self, most: Duration) {
         let due = self.tick.min(self.pass.max(self.rested)).saturating_duration_since(Instant::now());
         let limit = PollTimeout::try_from(due.min(most)).unwrap_or(PollTimeout::MAX);
         let mut fd = [PollFd::new(self.netlink.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut fd, limit); // what was interrupted is tried again
+        let _ = poll(&mut fd, limit); // an interrupted wait is repeated
     }
 }
 
 impl Datapath {
-    /// Begins to follow the network namespace of the caller: [`Datapath::follow`].
+    /// Starts to watch the network namespace of the caller, for [`Datapath::follow`].
     pub fn watch(&self) -> io::Result<Watch> {
         const GROUPS: [i32; 9] = [
             libc::RTNLGRP_LINK as i32,
@@ -128,8 +129,8 @@ impl Datapath {
         Ok(Watch { netlink, tick: now, pass: now, changed: true, rested: now, told: false, refused: HashSet::new() })
     }
 
-    /// Takes in what has changed, and changes next hops accordingly. A pass through many flows takes its time: a second for some
-    /// 200,000. Returns legs of flows whose way leads by a device that nothing will be attached to, [`ELSEWHERE`] at most.
+    /// Processes changes, and updates next hops accordingly. A pass through many flows takes a second for some 200,000.
+    /// Returns legs of flows whose route leads over a device to which nothing will be attached, [`ELSEWHERE`] at most.
     pub fn follow(&self, watch: &mut Watch) -> io::Result<Vec<Tuple>> {
         let mut elsewhere = Vec::new();
         let heard = self.ways().hear(&mut watch.netlink)?;
@@ -165,7 +166,7 @@ impl Datapath {
         Ok(elsewhere)
     }
 
-    /// Is a leg's host reached by a device that nothing is attached to?
+    /// Returns whether the route to a leg's host leads over a device to which nothing is attached.
     pub fn is_elsewhere(&self, leg: &Tuple) -> bool {
         let attached = self.attached();
         let mark = self.leg(leg).map_or(0, |l| l.raw.mark);
@@ -173,7 +174,7 @@ impl Datapath {
         device.is_some_and(|device| !attached.contains(&device))
     }
 
-    /// What was changed so far.
+    /// Returns the counters so far.
     pub fn path_changes(&self) -> PathChanges {
         let c = &self.followed;
         PathChanges { hops: c.hops.load(Relaxed), flows: c.flows.load(Relaxed), stranded: c.stranded.load(Relaxed) }
@@ -195,7 +196,7 @@ impl Datapath {
         self.vias.lock().expect("no panic under this lock")
     }
 
-    /// Attaches to devices that have come, and detaches from those whose packets are seen elsewhere now.
+    /// Attaches to new devices, and detaches from those whose packets are now seen elsewhere.
     fn adjust(&self, refused: &mut HashSet<u32>) {
         let all = self.ways().devices();
         let wanted = wanted(&self.devices, &all);
@@ -228,7 +229,7 @@ impl Datapath {
         }
     }
 
-    /// What was a neighbour's is so no longer, and if it is nobody else's either, nobody has to be asked.
+    /// Replaces a neighbour's old address in next hops, unless another neighbour still has it: then flows have to be looked up.
     fn replace(&self, r: &Replaced) -> io::Result<()> {
         if self.ways().has(r.device, r.old) {
             return Ok(());
@@ -242,7 +243,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Next hops as their devices are now.
+    /// Rewrites next hops whose devices have changed.
     fn refresh(&self) -> io::Result<()> {
         let used: HashSet<u32> = self.vias().iter().map(|v| v.raw.ifindex).collect();
         for device in used {
@@ -270,9 +271,10 @@ impl Datapath {
         self.ways().look_after(&used.iter().map(|hop| (hop.ifindex, hop.dmac)).collect(), ASKED)
     }
 
-    /// Asks of each flow where it should go, and sends it there. How many have no way, and those that have one elsewhere.
+    /// Looks up the route of each flow, and updates its next hop. Returns the number
+    /// of directions without a route, and the legs whose route leads elsewhere.
     fn pass(&self) -> io::Result<(u64, Vec<Tuple>)> {
-        // commits that began before something has changed are in the tables now
+        // commits that began before a change are now in the tables
         drop(self.switching.lock().expect("no panic under this lock"));
         let began = Instant::now();
         let mut tallies: HashMap<u16, HashMap<Hop, u64>> = HashMap::new();
@@ -304,7 +306,7 @@ impl Datapath {
         Ok((stranded, elsewhere))
     }
 
-    /// What is forwarded in a switch goes where the socket has sent last, and that may be silent.
+    /// Updates next hops of flows in a switch. They use the one that their socket has used last, and it may be silent.
     fn lead_switching(&self) -> io::Result<()> {
         let reach = self.reach();
         for (leg, _) in self.stopped_paths() {
@@ -320,14 +322,14 @@ impl Datapath {
             self.shown().add(&[hop]);
             let place = self.place(&hop, leg.to_abi().local, u32::MAX);
             match self.via(&place) {
-                Err(e) if e.kind() == io::ErrorKind::StorageFull => {} // as good as no way
+                Err(e) if e.kind() == io::ErrorKind::StorageFull => {} // as good as no route
                 via => self.maps.lead(&leg, via?)?,
             }
         }
         Ok(())
     }
 
-    /// What flows may expect of a device.
+    /// Returns what flows may expect of a device.
     fn reach(&self) -> impl Fn(u32) -> Reach {
         let attached = self.attached();
         let all = self.ways().devices();
@@ -339,7 +341,8 @@ impl Datapath {
         }
     }
 
-    /// Each direction of a flow in forwarding mode: where its packets come in, its next hop, and where it should go.
+    /// Calls `f` for each direction of a flow in forwarding mode: the
+    /// leg on which its packets arrive, its next hop, and its route.
     fn each_way(&self, mut f: impl FnMut(&Tuple, u16, Way) -> io::Result<()>) -> io::Result<()> {
         let vias: Vec<_> = self.vias().iter().map(|v| (v.raw.ifindex, v.raw.mark, v.raw.local)).collect();
         if vias.is_empty() {
@@ -369,7 +372,7 @@ impl Datapath {
         result.and_then(|()| look(&mut batch, &mut legs))
     }
 
-    /// Writes next hops that none of their flows needs as they are. Are there flows that need another one?
+    /// Rewrites next hops that none of their flows uses any more. Returns whether some flows need another one.
     fn settle(&self, tallies: &HashMap<u16, HashMap<Hop, u64>>, began: Instant) -> io::Result<bool> {
         let mut is_divided = false;
         for (i, v) in self.vias().iter_mut().enumerate() {
@@ -386,9 +389,9 @@ impl Datapath {
         Ok(is_divided)
     }
 
-    /// Gives a direction of a flow another next hop.
+    /// Moves a direction of a flow to another next hop.
     fn move_flow(&self, leg: &Tuple, from: u16, hop: &Hop) -> io::Result<()> {
-        /// Packets get in between, but not for ever.
+        /// Packets may interfere, but not for ever.
         const TRIES: u32 = 16;
         let _one = self.switching.lock().expect("no panic under this lock");
         let place = match self.vias().get(usize::from(from)) {
@@ -396,7 +399,7 @@ impl Datapath {
             _ => return Ok(()),
         };
         let to = match self.via(&place) {
-            Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no way
+            Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no route
             to => to?,
         };
         for _ in 0..TRIES {

@@ -1,5 +1,5 @@
-//! Foreign connections (bpf/handshake.h): segments of their handshakes, which are passed on as a router would, and sockets for both
-//! sides, whose addresses are not ours.
+//! Transparent connections, called foreign in the code (bpf/handshake.h): forwarding of handshake
+//! segments as a router does, and sockets for both sides, whose addresses are not ours.
 
 use crate::{
     Datapath, ExpectError, LegFlags, Repair, Tuple, abi,
@@ -25,11 +25,11 @@ use std::{
 
 /// `MARK_FOREIGN` of bpf/handshake.h.
 const MARK: u32 = 0x6c73_706d;
-/// The table of routes where what is marked finds its way to local sockets; a number that nobody else is likely to have.
+/// Routing table that leads marked packets to local sockets. Its number is unlikely to be in use.
 const TABLE: u32 = 0x6c73;
 
-/// The clocks of our sockets are behind those of the hosts, in milliseconds as most have them: what they say is as late as what was
-/// said last (`foreign_tsval` of bpf/clock.h), and not later than what the host is about to say.
+/// Milliseconds by which our sockets' timestamp clocks are behind those of the hosts, most of which count milliseconds. So
+/// a socket repeats the last timestamp sent (`foreign_tsval` of bpf/clock.h), and is not ahead of what the host sends next.
 const BEHIND: u32 = 1000;
 
 const FIN: u8 = 0x01;
@@ -47,25 +47,25 @@ const WINDOW_SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const TIMESTAMPS: u8 = 8;
 
-/// What a segment of a handshake is.
+/// The kind of a handshake segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment {
-    /// The first.
+    /// The client's SYN.
     Syn,
-    /// Its answer.
+    /// The server's SYN-ACK.
     SynAck,
-    /// The client's answer to that, or the first data, which the socket has got as well.
+    /// The client's ACK, or its first data, which the socket has received as well.
     Ack,
-    /// A refusal.
+    /// A reset.
     Reset,
 }
 
-/// A segment of a handshake between two hosts that do not know of us.
+/// A handshake segment between two hosts that do not know of us.
 #[derive(Clone, Copy)]
 pub struct Handshake {
-    /// Where it came in: `remote` has sent it, to `local`.
+    /// The leg on which it arrived: `remote` has sent it to `local`.
     pub leg: Tuple,
-    /// What it is; `None`: nothing that belongs there.
+    /// The kind of segment. `None`: not part of a handshake.
     pub segment: Option<Segment>,
     raw: abi::handshake,
 }
@@ -76,7 +76,7 @@ impl std::fmt::Debug for Handshake {
     }
 }
 
-/// What a SYN says in its options.
+/// The options of a SYN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Offer {
     mss: u16,
@@ -101,33 +101,33 @@ impl Handshake {
         u32::from_be_bytes(std::array::from_fn(|i| self.raw.tcp[at + i]))
     }
 
-    /// Its sequence number.
+    /// Returns the sequence number.
     pub fn seq(&self) -> u32 {
         self.word(4)
     }
 
-    /// What it acknowledges.
+    /// Returns the acknowledgement number.
     pub fn ack(&self) -> u32 {
         self.word(8)
     }
 
-    /// Is this the same segment, sent again?
+    /// Returns whether `other` is a retransmission of this segment.
     pub fn repeats(&self, other: &Handshake) -> bool {
         (self.seq(), self.ack()) == (other.seq(), other.ack())
     }
 
-    /// The window that it announces: that of a SYN is not scaled (RFC 7323, 2.2).
+    /// Returns the window in bytes. That of a SYN is not scaled (RFC 7323, 2.2).
     fn window(&self) -> u32 {
         u16::from_be_bytes([self.raw.tcp[14], self.raw.tcp[15]]).into()
     }
 
-    /// The TCP header, options included. The data path has seen that it is whole.
+    /// Returns the TCP header with its options. The data path has checked that it is complete.
     fn header(&self) -> &[u8] {
         let length = usize::from(self.raw.tcp[12] >> 4) * 4;
         &self.raw.tcp[..length.clamp(20, self.raw.tcp.len())]
     }
 
-    /// Kind of each option, and where it is in the header. What cannot be read is of no kind, 0, and the last.
+    /// Returns the kind of each option, and its place in the header. An unreadable rest is the last one, of kind 0.
     fn options(&self) -> Vec<(u8, Range<usize>)> {
         let (header, mut at, mut all) = (self.header(), 20, Vec::new());
         while let Some(&kind) = header.get(at) {
@@ -142,7 +142,7 @@ impl Handshake {
         all
     }
 
-    /// As `parse_syn` of bpf/track.h.
+    /// Reads the options, like `parse_syn` of bpf/track.h.
     fn offer(&self) -> Offer {
         let mut offer = Offer { mss: 536, ..Offer::default() }; // RFC 9293, 3.7.1: without the option
         for (kind, at) in self.options() {
@@ -157,8 +157,8 @@ impl Handshake {
         offer
     }
 
-    /// The IP packet as a router sends it on, but for what it carries, which its sender will send again, and for what our sockets
-    /// could not keep to later. `None`: it has come as far as it may.
+    /// Returns the IP packet as a router forwards it, without payload, which its sender will send again,
+    /// and without options that our sockets could not support later. `None`: the hop limit is exhausted.
     fn packet(&self) -> Option<Vec<u8>> {
         let v6 = !self.leg.is_v4();
         let mut tcp = self.header().to_vec();
@@ -168,7 +168,7 @@ impl Handshake {
         if tcp[13] & SYN != 0 {
             tcp[12] &= 0xf0;
             if tcp[13] & ACK != 0 && tcp[13] & (ECE | CWR) != ECE {
-                tcp[13] &= !(ECE | CWR); // as `classic_ecn` of bpf/track.h
+                tcp[13] &= !(ECE | CWR); // like `classic_ecn` of bpf/track.h
             }
             let known = [MSS, WINDOW_SCALE, SACK_PERMITTED, TIMESTAMPS];
             let others = self.options().into_iter().filter(|(kind, _)| !known.contains(kind));
@@ -180,7 +180,7 @@ impl Handshake {
         if v6 {
             ip[4..6].copy_from_slice(&length.to_be_bytes());
         } else {
-            ip[0] = 0x45; // the options were for us
+            ip[0] = 0x45; // the IP options were for us
             ip[2..4].copy_from_slice(&(20 + length).to_be_bytes());
         }
         tcp[16..18].fill(0);
@@ -193,7 +193,7 @@ impl Handshake {
     }
 }
 
-/// Of 16-bit words in network order; the length is even.
+/// Adds 16-bit words in network byte order. The length must be even.
 pub(crate) fn sum(bytes: &[u8]) -> u32 {
     bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum()
 }
@@ -203,31 +203,32 @@ pub(crate) fn fold(sum: u32) -> u16 {
     ((once & 0xffff) + (once >> 16)) as u16
 }
 
-/// The way to take part in foreign connections of one address family: while it lives, what is marked is routed to local sockets.
+/// Access to the transparent connections of one address family. While it lives, marked packets are routed to local sockets.
 #[derive(Debug)]
 pub struct Foreign {
     raw: OwnedFd,
     family: libc::c_int,
 }
 
-/// Bytes of memory that segments may take until their next hops are known, for up to 3 s: a flood in the name of neighbours that do
-/// not exist takes 20 MB, and is not to keep others from being sent.
+/// Bytes of memory for segments whose next hops are not resolved yet, which takes up to 3
+/// s. A flood from neighbours that do not exist takes 20 MB, and must not block others.
 const WAITING: usize = 32 << 20;
 
 impl Foreign {
-    /// Needs CAP_NET_RAW and CAP_NET_ADMIN. The rules of an earlier process are replaced.
+    /// Opens a raw socket and installs the routing rules, replacing
+    /// those of an earlier process. Needs CAP_NET_RAW and CAP_NET_ADMIN.
     pub fn new(v6: bool) -> io::Result<Foreign> {
         let (family, socket_family) =
             if v6 { (libc::AF_INET6, AddressFamily::Inet6) } else { (libc::AF_INET, AddressFamily::Inet) };
         let raw = socket(socket_family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Raw)?;
         setsockopt(&raw, SndBufForce, &WAITING)?;
         leave(family)?;
-        let foreign = Foreign { raw, family }; // from here on they are taken back, whatever fails
+        let foreign = Foreign { raw, family }; // from here on, failures remove the rules
         enter(family)?;
         Ok(foreign)
     }
 
-    /// Sends a segment on to whom it is for. Nobody hears of it if that fails: its sender will send it again.
+    /// Forwards a segment to its destination. A failure needs no report: the sender will retransmit it.
     pub fn pass_on(&self, segment: &Handshake) -> io::Result<()> {
         let Some(packet) = segment.packet() else { return Ok(()) };
         let mut to = segment.leg.local;
@@ -245,22 +246,22 @@ impl Drop for Foreign {
     }
 }
 
-/// Removes rules of routing that a process which is gone has left.
+/// Removes the routing rules that a dead process has left.
 pub(crate) fn remove_rules() -> io::Result<()> {
     [libc::AF_INET, libc::AF_INET6].into_iter().try_for_each(leave)
 }
 
-/// The number of the first of our three rules, which nobody else is likely to have: before nearly all others.
+/// Priority of the first of our three rules: before nearly all others, and unlikely to be in use.
 const PRIORITY: u32 = 108;
 const FRA_PRIORITY: u16 = 6;
 
 /// Action and attributes of a rule (<linux/fib_rules.h>).
 type Rule = (u8, Vec<(u16, Vec<u8>)>);
 
-/// Rules by which what is marked looks into a table of our own, in which everything is
-/// local. But not where the kernel asks for the way back to its source, or for that of local sockets, which it does as if from
-/// the loopback device: with src_valid_mark that way would be ours, too, and the packet be taken for forged. There the first
-/// rule skips the second.
+/// Returns the rules. Marked packets are looked up in our own table, in which everything is local.
+/// Not so when the kernel looks up the route back to their source, or to that of local sockets,
+/// which it does as if from the loopback device: with src_valid_mark, that route would be ours
+/// too, and the packet would be dropped as forged. In this case the first rule skips the second.
 fn rules() -> [Rule; 3] {
     const FRA_IIFNAME: u16 = 3;
     const FRA_GOTO: u16 = 4;
@@ -283,14 +284,14 @@ fn rule(family: libc::c_int, action: u8) -> [u8; 12] {
     [family as u8, 0, 0, 0, 0, 0, 0, action, 0, 0, 0, 0]
 }
 
-/// `struct rtmsg` and attributes of the one route in our table.
+/// Returns `struct rtmsg` and the attributes of the one route in our table.
 fn local_route(family: libc::c_int) -> ([u8; 12], [(u16, Vec<u8>); 2]) {
     const LOOPBACK: u32 = 1; // in every network namespace
     let body = [family as u8, 0, 0, 0, 0, libc::RTPROT_STATIC, libc::RT_SCOPE_HOST, libc::RTN_LOCAL, 0, 0, 0, 0];
     (body, [(libc::RTA_OIF, LOOPBACK.to_ne_bytes().to_vec()), (libc::RTA_TABLE, TABLE.to_ne_bytes().to_vec())])
 }
 
-/// The route first, and the rule that looks there last.
+/// Adds the route first, and the rule that uses it last.
 fn enter(family: libc::c_int) -> io::Result<()> {
     const NEW: libc::c_int = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
     let (route, attributes) = local_route(family);
@@ -301,13 +302,13 @@ fn enter(family: libc::c_int) -> io::Result<()> {
         .try_for_each(|(action, attributes)| ask(libc::RTM_NEWRULE, NEW, &rule(family, *action), attributes).map(drop))
 }
 
-/// All of them, however many there are: an earlier version gave them no number, and left one more with each start after a kill.
+/// Removes all rules, however many: an earlier version gave them no priority, and left one more with each start after a kill.
 fn leave(family: libc::c_int) -> io::Result<()> {
     let until_none = |kind, body: &[u8; 12], attributes: &[(u16, Vec<u8>)]| {
         loop {
             match ask(kind, 0, body, attributes).map_err(|e| (e.raw_os_error(), e)) {
                 Ok(_) => {}
-                // no more of them; or no such address family
+                // none left, or no such address family
                 Err((Some(libc::ENOENT | libc::ESRCH | libc::EAFNOSUPPORT | libc::EOPNOTSUPP), _)) => return Ok(()),
                 Err((_, e)) => return Err(e),
             }
@@ -322,7 +323,7 @@ fn leave(family: libc::c_int) -> io::Result<()> {
     until_none(libc::RTM_DELROUTE, &route, &attributes)
 }
 
-/// Is it an address of this machine, so that its own stack would answer?
+/// Returns whether an address belongs to this machine, so that its own stack would answer.
 pub fn is_local(ip: IpAddr) -> io::Result<bool> {
     const TYPE: usize = 7; // rtm_type
     let (family, address) = match ip {
@@ -334,7 +335,7 @@ pub fn is_local(ip: IpAddr) -> io::Result<bool> {
     Ok(answer.get(TYPE) == Some(&libc::RTN_LOCAL))
 }
 
-/// A request to rtnetlink; the body of the answer.
+/// Sends a request to rtnetlink. Returns the body of the answer.
 fn ask(kind: u16, flags: libc::c_int, body: &[u8; 12], attributes: &[(u16, Vec<u8>)]) -> io::Result<Vec<u8>> {
     let ack = if kind == libc::RTM_GETROUTE { 0 } else { libc::NLM_F_ACK };
     let attributes: Vec<_> = attributes.iter().map(|(kind, value)| (*kind, &value[..])).collect();
@@ -342,31 +343,31 @@ fn ask(kind: u16, flags: libc::c_int, body: &[u8; 12], attributes: &[(u16, Vec<u
 }
 
 impl Datapath {
-    /// From now on SYNs of others to this address (or, if it is unspecified, to any) are given to [`Datapath::poll_handshakes`]
-    /// instead of to the stack, until [`Datapath::unlisten`].
+    /// Passes SYNs of transparent connections to this address (any address if it is unspecified)
+    /// to [`Datapath::poll_handshakes`] instead of the stack, until [`Datapath::unlisten`].
     pub fn listen_foreign(&self, addr: SocketAddr) -> io::Result<()> {
         self.maps.listen(addr, Some(abi::listens::LISTENS_FOREIGN))
     }
 
-    /// Prepares the record of a foreign connection's leg towards its server, before the client's SYN is passed on.
+    /// Prepares the record of a transparent connection's leg towards its server, before the client's SYN is forwarded.
     pub fn expect_foreign(&self, leg: &Tuple) -> Result<(), ExpectError> {
         self.maps.expect(leg, None, LegFlags::FOREIGN).map(drop)
     }
 
-    /// The rest of this client's handshake is the stack's, which routes it, until its next SYN.
+    /// Leaves the rest of this client's handshake to the stack, which routes it, until its next SYN.
     pub fn let_go_foreign(&self, client: &Tuple) {
         self.maps.forget_embryo(client);
     }
 
-    /// Delivers segments of handshakes to `f` until it returns false, and `None` when all that were there have been delivered.
-    /// Blocks: give it a thread of its own.
+    /// Passes handshake segments to `f` until it returns false. Passes `None` when all
+    /// present segments have been passed. Blocks: call it from a thread of its own.
     pub fn poll_handshakes(&self, mut f: impl FnMut(Option<Handshake>) -> bool) -> io::Result<()> {
         poll_ring(&self.maps.handshakes, |data| f(data.map(|data| Handshake::new(from_bytes(data)))))
     }
 }
 
-/// Established sockets for the client's and for the server's side of a foreign connection, in control mode, with all that both
-/// have agreed. To be made before the answer is passed on to the client, which may speak then.
+/// Creates established sockets for the client's and the server's side of a transparent connection, in control mode, with all
+/// options that both hosts have agreed on. Call it before the SYN-ACK is forwarded to the client, which may send data then.
 pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[OwnedFd; 2]> {
     let (offer, accepted) = (syn.offer(), answer.offer());
     let wscale = offer.wscale.zip(accepted.wscale);
@@ -378,7 +379,7 @@ pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[Owned
             next_out: other.seq().wrapping_add(1),
             next_in: side.seq().wrapping_add(1),
             window: side.window(),
-            promised: MOST_UNSCALED, // at least what `other` has announced
+            promised: MOST_UNSCALED, // at least the window that `other` has announced
             mss,
             wscale,
             sack: offer.sack && accepted.sack,
@@ -399,7 +400,7 @@ pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[Owned
 mod tests {
     use super::*;
 
-    /// A SYN of 192.0.2.1:1000 to 192.0.2.2:80, with these options.
+    /// A SYN from 192.0.2.1:1000 to 192.0.2.2:80 with these options.
     fn syn(options: &[u8]) -> Handshake {
         let mut raw = abi::handshake { ..Default::default() };
         let tuple = Tuple { remote: ([192, 0, 2, 1], 1000).into(), local: ([192, 0, 2, 2], 80).into() };

@@ -1,6 +1,6 @@
-//! What passes by devices that nothing is attached to, and is not to reach a socket whose numbers are not the host's: bpf/guard.h,
-//! run by netfilter. Its links are not pinned, for they would keep a network namespace from going: the guard is there while the
-//! process is, which attaches to devices as they come.
+//! A netfilter program (bpf/guard.h) that keeps segments arriving over unattached devices from sockets
+//! whose numbers differ from the host's. Its links are not pinned, because they would keep a network
+//! namespace alive. So the guard exists as long as the process, which attaches to new devices.
 
 use crate::{devices::Device, maps::io_error, pins::checked};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -12,14 +12,14 @@ use std::{
     ptr::null,
 };
 
-/// As <linux/netfilter.h> has them; the program knows the first.
+/// Hooks as in <linux/netfilter.h>. The program knows the first.
 const HOOKS: [u32; 2] = [libc::NF_INET_LOCAL_IN as u32, libc::NF_INET_POST_ROUTING as u32];
-/// Before all others, and behind those that change addresses (NF_IP_PRI_NAT_SRC): a connection that is spliced has the socket's
-/// addresses on the wire. No two programs may have the same; another data path's are beside.
+/// Priorities: before all others, and after those that change addresses (NF_IP_PRI_NAT_SRC), since a spliced connection has
+/// the socket's addresses on the wire. No two programs may have the same priority; another data path uses the next ones.
 const PRIORITIES: [i32; 2] = [-1000, 1000];
 const TRIES: i32 = 16;
 
-/// Does the kernel run programs for netfilter (CONFIG_NETFILTER_BPF_LINK)?
+/// Returns whether the kernel runs netfilter programs (CONFIG_NETFILTER_BPF_LINK).
 pub fn has_guard() -> bool {
     // SAFETY: no options are passed.
     unsafe { libbpf_sys::libbpf_probe_bpf_prog_type(libbpf_sys::BPF_PROG_TYPE_NETFILTER, null()) == 1 }
@@ -28,9 +28,9 @@ pub fn has_guard() -> bool {
 pub(crate) struct Guard {
     program: OwnedFd,
     watched: MapHandle,
-    /// What the map holds.
+    /// Contents of the map.
     known: HashSet<u32>,
-    /// None: nothing is judged.
+    /// Empty: nothing is checked.
     links: Vec<OwnedFd>,
 }
 
@@ -39,10 +39,10 @@ impl Guard {
         Guard { program, watched, known: HashSet::new(), links: Vec::new() }
     }
 
-    /// Judges what passes by other devices than these and those that show the same packets once more, above them.
+    /// Checks packets of all devices except the attached ones and those above them that show the same packets again.
     pub fn watch(&mut self, attached: &[u32], all: &[Device]) -> io::Result<()> {
         let is = |d: &Device| attached.contains(&d.index);
-        // one that was named, though it is a port: nobody knows where all its packets come up
+        // a port was named, so nobody knows where all its packets appear
         if all.iter().any(|d| is(d) && d.master.is_some()) {
             self.links.clear();
             return Ok(());

@@ -1,5 +1,5 @@
-//! What the process holds of its data path: the lock of the folder, and descriptors of all that is pinned there. So whatever is
-//! removed from the folder is still there, and what was detached can be attached again.
+//! The process's hold on its data path: the lock of the directory of pins, and descriptors of all pinned
+//! objects. So objects survive when their pins are removed, and can be attached again when they were detached.
 
 use crate::{
     OpenError,
@@ -19,27 +19,27 @@ use std::{
     path::Path,
 };
 
-/// What had to be put right.
+/// The result of a repair.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Mended {
-    /// Pins that were gone. Without them nobody could have taken over.
+    /// Number of pins that were restored. Without them, no other process could have taken over.
     pub pins: usize,
-    /// Devices from which programs were detached. Packets have passed there that the data path has not seen.
+    /// Names of devices to which programs were attached again. The data path has not seen their packets meanwhile.
     pub devices: Vec<String>,
-    /// Numbers of devices that are gone.
+    /// Indices of devices that are gone.
     pub gone: Vec<u32>,
 }
 
-/// An object of the kernel's with a name in the folder.
+/// A kernel object with a pin in the directory.
 struct Pin {
     name: String,
     object: OwnedFd,
-    /// Device and inode of that name.
+    /// Device and inode of the pin.
     file: Option<(u64, u64)>,
 }
 
 impl Pin {
-    /// One that is there.
+    /// Describes an existing pin.
     fn of(name: String, object: OwnedFd, folder: &Path) -> Pin {
         let file = identity(&folder.join(&name));
         Pin { name, object, file }
@@ -51,7 +51,7 @@ impl Pin {
 
     fn put_into(&mut self, folder: &Path) -> io::Result<()> {
         let path = folder.join(&self.name);
-        remove(&path)?; // what somebody has put in its place
+        remove(&path)?; // something else may be in its place
         pin(self.object.as_fd(), &path)?;
         self.file = identity(&path);
         Ok(())
@@ -69,7 +69,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A program at a device.
+/// A program attached to a device.
 struct Attached {
     hook: Hook,
     device: u32,
@@ -78,16 +78,16 @@ struct Attached {
 
 pub(crate) struct Held {
     owned: Owned,
-    /// In the order of [`Hook::ALL`], each with its number.
+    /// Programs and their ids, in the order of [`Hook::ALL`].
     programs: [(OwnedFd, u32); 3],
     maps: Vec<Pin>,
     links: Vec<Attached>,
-    /// None: the kernel has none.
+    /// `None`: the kernel has no support for it.
     guard: Option<Guard>,
 }
 
 impl Held {
-    /// All that is pinned and attached.
+    /// Takes everything that is pinned and attached.
     pub fn new(
         owned: Owned,
         programs: [OwnedFd; 3],
@@ -108,8 +108,8 @@ impl Held {
         Ok(Held { owned, programs: [a?, b?, c?], maps, links, guard })
     }
 
-    /// Looks whether all is as it was left, and puts it right: a handful of system calls if it is. `mistrust`: called before
-    /// anything is attached again.
+    /// Checks whether everything is still in place, and repairs it. Costs a handful of system
+    /// calls if nothing is wrong. `mistrust` is called before anything is attached again.
     pub fn mend(&mut self, mistrust: impl FnOnce() -> io::Result<()>) -> Result<Mended, OpenError> {
         let mut mended = Mended::default();
         if !self.owned.is_there() {
@@ -148,12 +148,12 @@ impl Held {
         Ok(mended)
     }
 
-    /// Indices of the devices that are attached to.
+    /// Returns the indices of the attached devices.
     pub fn devices(&self) -> Vec<u32> {
         self.links.iter().filter(|l| l.hook == Hook::Ingress).map(|l| l.device).collect()
     }
 
-    /// Attaches to another device. `early`: by XDP as well.
+    /// Attaches to another device. `early`: with XDP too.
     pub fn attach(&mut self, device: u32, early: bool) -> Result<(), OpenError> {
         refuse_others(&[device], &self.owned.path)?;
         let hooks = if early { &Hook::ALL[..] } else { &[Hook::Ingress, Hook::Egress] };
@@ -166,14 +166,14 @@ impl Held {
         Ok(())
     }
 
-    /// What passes by other devices is judged: whenever devices have come or gone, of which these are all.
+    /// Updates the guard. Call it whenever devices have come or gone. `all`: all present devices.
     pub fn watch(&mut self, all: &[Device]) -> Result<(), OpenError> {
         let devices = self.devices();
         let Some(guard) = &mut self.guard else { return Ok(()) };
         guard.watch(&devices, all).map_err(|source| OpenError::Kernel { what: "attach to netfilter", source })
     }
 
-    /// Detaches from a device, if it is there.
+    /// Detaches from a device, if it is attached.
     pub fn detach(&mut self, device: u32) -> Result<(), OpenError> {
         let failed = |source| OpenError::Kernel { what: "remove a link", source };
         let of_it = self.links.extract_if(.., |l| l.device == device);
@@ -185,7 +185,7 @@ impl Held {
         (program.as_fd(), *id)
     }
 
-    /// Links, and whether they have another program, or none.
+    /// Attaches again. For each link: hook, device, and whether it has another program (true) or none.
     fn attach_again(&mut self, detached: &[(Hook, u32, bool)]) -> Result<(), OpenError> {
         let failed = |source| OpenError::Kernel { what: "attach again", source };
         let folder = self.owned.path.clone();
@@ -205,7 +205,7 @@ impl Held {
         Ok(())
     }
 
-    /// Removes all that is pinned; with what this process holds of it, all that is attached.
+    /// Removes all pins. When this process closes its descriptors, everything is detached.
     pub fn remove(self) -> io::Result<()> {
         self.owned.remove()
     }

@@ -1,4 +1,4 @@
-//! What the hold policy holds (bpf/hold.h): segments as they came, and their way back to where they came from.
+//! Segments held by the hold policy (bpf/hold.h): unchanged copies, and their way back to the device on which they arrived.
 
 use crate::{
     Datapath, Tuple, abi,
@@ -17,8 +17,8 @@ use std::{io, os::fd::OwnedFd};
 /// `MARK_HELD` of bpf/hold.h.
 const MARK: u32 = 0x6c73_706e;
 
-/// Bytes that may be on their way back at once, as the kernel counts them: all that may be held (`HOLD_ALL` of bpf/hold.h), and
-/// more than as much again for what surrounds it. With less, some of it would be lost.
+/// Bytes that may be on their way back at once, as the kernel counts them: all that may be held
+/// (`HOLD_ALL` of bpf/hold.h), and more than that again for overhead. With less, some of it would be lost.
 const MOST: usize = 256 << 20;
 
 const FIN: u8 = 0x01;
@@ -26,19 +26,19 @@ const PSH: u8 = 0x08;
 const URG: u8 = 0x20;
 const CWR: u8 = 0x80;
 
-/// A segment that is held, or a piece of a large one.
+/// A held segment, or a piece of a large one.
 #[derive(Debug)]
 pub struct Held {
-    /// Where it came in.
+    /// The leg on which it arrived.
     pub leg: Tuple,
-    /// Bytes of payload.
+    /// Number of payload bytes.
     pub len: usize,
     ifindex: u32,
-    /// As a packet socket takes it: what is to be known of it, and the frame.
+    /// The packet for a packet socket: `struct virtio_net_hdr` and the frame.
     packet: Vec<u8>,
 }
 
-/// `struct virtio_net_hdr` of <linux/virtio_net.h>: what a packet socket may leave to the kernel.
+/// Constants of `struct virtio_net_hdr` (<linux/virtio_net.h>): work that a packet socket leaves to the kernel.
 const WITH_SUM: u8 = 1;
 const GSO_TCP4: u8 = 1;
 const GSO_TCP6: u8 = 4;
@@ -55,7 +55,7 @@ impl Held {
     }
 }
 
-/// The headers are those of the whole segment; a piece is a segment of its own.
+/// Builds the packet. The headers are those of the whole segment; a piece becomes a segment of its own.
 fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
     let doff = (usize::from(r.tcp[12] >> 4) * 4).clamp(20, r.tcp.len());
     let mut tcp = r.tcp[..doff].to_vec();
@@ -68,7 +68,7 @@ fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
     if !first {
         tcp[13] &= !CWR;
     }
-    // it counts from the number of the segment
+    // the urgent pointer counts from the sequence number of the segment
     let urgent = u32::from(u16::from_be_bytes([tcp[18], tcp[19]]));
     match urgent.checked_sub(r.at).filter(|ahead| *ahead > 0) {
         Some(ahead) => tcp[18..20].copy_from_slice(&(ahead as u16).to_be_bytes()),
@@ -77,7 +77,7 @@ fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
     let length = doff + payload.len();
     let mut ip = r.ip[..if v4 { 20 } else { 40 }].to_vec();
     if v4 {
-        ip[0] = 0x45; // options are not kept
+        ip[0] = 0x45; // IP options are not kept
         ip[2..4].copy_from_slice(&((20 + length) as u16).to_be_bytes());
         ip[10..12].fill(0);
         let check = !fold(sum(&ip));
@@ -86,7 +86,7 @@ fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
         ip[4..6].copy_from_slice(&(length as u16).to_be_bytes());
         ip[6] = libc::IPPROTO_TCP as u8;
     }
-    // what a sender on this machine leaves there: the sum of the pseudo-header. That of the rest was right.
+    // The sum of the pseudo-header, as a local sender leaves it. The checksum of the segment was right.
     let pseudo = sum(if v4 { &ip[12..20] } else { &ip[8..40] }) + length as u32 + libc::IPPROTO_TCP as u32;
     tcp[16..18].copy_from_slice(&fold(pseudo).to_be_bytes());
 
@@ -107,26 +107,26 @@ fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
     p
 }
 
-/// By which what was held returns.
+/// The way by which held segments return.
 #[derive(Debug)]
 pub struct WayBack {
     socket: OwnedFd,
-    /// Bytes that have gone this way.
+    /// Number of bytes that were sent back.
     back: u64,
 }
 
 impl Datapath {
-    /// Needs CAP_NET_RAW. There is to be one only: it tells the data path how much is still held.
+    /// Opens the way back. Needs CAP_NET_RAW. There must be only one: it tells the data path how much is still held.
     pub fn way_back(&self) -> io::Result<WayBack> {
-        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?; // hears nothing
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?; // receives nothing
         setsockopt(&socket, sockopt::Mark, &MARK)?;
         setsockopt(&socket, sockopt::SndBufForce, &MOST)?;
         with_virtio_header(&socket)?;
         Ok(WayBack { socket, back: 0 })
     }
 
-    /// Sends what is no longer held into the egress of its device, where the data path turns it round. Of what fails its host has
-    /// a copy.
+    /// Sends a segment that is no longer held to the egress of its device,
+    /// where the data path turns it around. If this fails, its host has a copy.
     pub fn send_back(&self, way: &mut WayBack, held: &Held) -> io::Result<()> {
         let protocol = if held.leg.is_v4() { libc::ETH_P_IP } else { libc::ETH_P_IPV6 };
         let sent = send_frame(&way.socket, held.ifindex, protocol as u16, &held.packet);
@@ -136,7 +136,7 @@ impl Datapath {
         sent
     }
 
-    /// Bytes that were held since the program was loaded, and how many of them have gone on.
+    /// Returns the number of bytes held since the program was loaded, and how many of them were sent on.
     pub fn held_bytes(&self) -> io::Result<(u64, u64)> {
         let count = |which: abi::held_bytes| {
             let bytes = self.maps.holding.lookup(bytes_of(&which.0), MapFlags::ANY).map_err(io_error)?;
@@ -145,8 +145,8 @@ impl Datapath {
         Ok((count(abi::held_bytes::HELD_GIVEN)?, count(abi::held_bytes::HELD_BACK)?))
     }
 
-    /// Delivers what is held to `f` until it returns false, and `None` when all that was there has been delivered. Blocks: give it
-    /// a thread of its own.
+    /// Passes held segments to `f` until it returns false. Passes `None` when all
+    /// present segments have been passed. Blocks: call it from a thread of its own.
     pub fn poll_held(&self, mut f: impl FnMut(Option<Held>) -> bool) -> io::Result<()> {
         poll_ring(&self.maps.held, |data| f(data.map(Held::new)))
     }

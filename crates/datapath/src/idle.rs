@@ -1,44 +1,45 @@
-//! Entries in control mode: found one after the other, and removed if they are still as they were found.
+//! Entries in control mode: finds them one after the other, and removes those that have not changed since.
 
 use crate::{Datapath, LegFlags, Tuple, abi};
 use std::io;
 
-/// An entry that is in control mode, or has no record, as it was found.
+/// An entry in control mode, or without a record, as it was found.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleEntry {
-    /// Which.
+    /// The leg.
     pub leg: Tuple,
-    /// Device that its host was reached by last; 0: none yet.
+    /// Index of the device over which its host was last reached; 0: none yet.
     pub device: u32,
-    /// Flags of its record; 0: it has none.
+    /// Flags of its record; 0: it has no record.
     flags: u32,
-    /// No other connection of the same addresses has both.
+    /// Initial sequence numbers of both sides. No other connection with the same addresses has the same pair.
     initial: [u32; 2],
 }
 
 impl IdleEntry {
-    /// The host has completed the handshake with us, or we with it, and there was no switch since: the socket, if there is one,
-    /// does without the entry.
+    /// Returns whether a handshake between the host and us is complete, and there was
+    /// no switch since. The socket, if there is one, works without such an entry.
     pub fn is_spare(&self) -> bool {
         self.flags & (LegFlags::TRACKED | LegFlags::PAIRED | LegFlags::FOREIGN) == LegFlags::TRACKED
     }
 
-    /// The same connection as the one that was found before?
+    /// Returns whether this is the same connection as one found before.
     pub fn is(&self, before: &IdleEntry) -> bool {
         (self.leg, self.initial, self.flags == 0) == (before.leg, before.initial, before.flags == 0)
     }
 }
 
-/// A walk through the tables of entries, for those that are in control mode.
+/// A walk through the tables of entries in control mode.
 #[derive(Debug, Default)]
 pub struct Idle {
     slot: u64,
 }
 
 impl Idle {
-    /// Goes on, until `most` have been found or some 16,000 slots been looked at. `None`: there are no more, and it begins again.
+    /// Continues, until `most` entries were found or some 16,000 slots
+    /// were examined. `None`: the walk is complete, and starts again.
     pub fn next(&mut self, d: &Datapath, most: usize) -> io::Result<Option<Vec<IdleEntry>>> {
-        const CALLS: usize = 16; // of 1024 slots each
+        const CALLS: usize = 16; // each examines 1024 slots
         let (mut found, mut empty) = (Vec::new(), 0);
         while found.len() < most && empty < CALLS {
             let args = d.maps.next_idle(self.slot)?;
@@ -63,13 +64,14 @@ impl Idle {
 }
 
 impl Datapath {
-    /// What is known of a leg now.
+    /// Returns the present state of a leg's entry.
     pub fn idle_entry(&self, leg: &Tuple) -> IdleEntry {
         let known = self.leg(leg).map(|l| l.raw).unwrap_or_default();
         IdleEntry { leg: *leg, device: known.ifindex, flags: known.flags, initial: [known.irs, known.iss] }
     }
 
-    /// Removes what is known of a leg, if it is still the connection that was found, and not in forwarding mode. Is it gone?
+    /// Removes the entries of a leg, if it is still the connection that was
+    /// found, and not in forwarding mode. Returns whether they are gone.
     pub fn sweep(&self, entry: &IdleEntry) -> bool {
         let _no_switch = self.switching.lock().expect("no panic under this lock");
         let [irs, iss] = entry.initial;

@@ -1,7 +1,8 @@
-//! Everything that is known of one leg, decoded for people and programs: what to look at when a connection stands still.
+//! Everything known about one leg, decoded for people and programs, to diagnose a connection that stands still.
 //!
-//! Fields have the names and meanings of `bpf/flow.h`. Sequence numbers are those of the wire, in host byte order; differences of
-//! them are bytes. Nothing stops while they are read: on a busy flow, neighbouring numbers may be a few segments apart.
+//! Fields have the names and meanings of `bpf/flow.h`. Sequence numbers are those of
+//! the wire, in host byte order; their differences are bytes. Nothing is stopped while
+//! the state is read: on a busy flow, neighbouring numbers may be a few segments apart.
 
 use crate::{
     Datapath, LegFlags, PathFlags, PathView, Phase, Released, Tuple, abi,
@@ -14,7 +15,7 @@ use nix::net::if_::if_indextoname;
 use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
 
-/// `FIN_IN` becomes `fin-in`.
+/// Returns the names of flags: `FIN_IN` becomes `fin-in`.
 fn names(all: &[(&str, u32)], bits: u32) -> Vec<String> {
     let name = |flag: &str| flag.to_lowercase().replace('_', "-");
     all.iter().filter(|(_, bit)| bits & bit != 0).map(|(flag, _)| name(flag)).collect()
@@ -23,54 +24,54 @@ fn names(all: &[(&str, u32)], bits: u32) -> Vec<String> {
 /// One leg of a flow.
 #[derive(Clone, Debug, Serialize)]
 pub struct LegDetail {
-    /// The host.
+    /// Address and port of the host.
     pub remote: SocketAddr,
-    /// Our address.
+    /// Our address and port.
     pub local: SocketAddr,
-    /// Who owns the bytes from the host; `None`: the data path does not know the leg.
+    /// Phase of the bytes from the host. `None`: the data path does not know the leg.
     pub phase_in: Option<Phase>,
-    /// The same for the bytes to the host.
+    /// Phase of the bytes to the host.
     pub phase_out: Option<Phase>,
-    /// Bytes that have come from the host since its SYN, a FIN counting one.
+    /// Bytes that have arrived from the host since its SYN. A FIN counts as one.
     pub received: Option<u64>,
-    /// `struct leg`; `None`: not tracked, or released.
+    /// The leg's record, `struct leg`. `None`: not tracked, or released.
     pub record: Option<RecordDetail>,
-    /// `struct path`, for packets from the host; `None`: there is no entry.
+    /// The path entry of packets from the host, `struct path`. `None`: there is no entry.
     pub path: Option<PathDetail>,
-    /// The kernel's socket; `None`: there is none, or the kernel did not say.
+    /// The kernel's socket. `None`: there is none, or the kernel did not answer.
     pub socket: Option<SocketState>,
 }
 
 /// A leg's record.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordDetail {
-    /// By name, without LEG_.
+    /// Names of the flags, without LEG_.
     pub flags: Vec<String>,
-    /// While the flow is forwarded, the record is as it was at the commit: the path entries count.
+    /// The record is outdated: while the flow is forwarded, it stays as it was at the commit, and the path entries are valid.
     pub is_stale: bool,
-    /// The other leg's host, if a switch has ever paired the two.
+    /// The host of the other leg, if a switch has ever paired the two.
     pub peer: Option<SocketAddr>,
-    /// MSS that the host has announced, bytes.
+    /// MSS that the host has announced, in bytes.
     pub mss_in: u16,
-    /// MSS that was announced to the host, bytes.
+    /// MSS that was announced to the host, in bytes.
     pub mss_out: u16,
-    /// Shift of windows that the host announces.
+    /// Scale of the windows that the host announces, as a shift.
     pub wscale_in: u8,
-    /// Shift of windows announced to the host.
+    /// Scale of the windows announced to the host, as a shift.
     pub wscale_out: u8,
     /// Initial sequence number of the host.
     pub irs: u32,
     /// Our initial sequence number.
     pub iss: u32,
-    /// Highest end of what came from the host and was passed up or forwarded.
+    /// Highest end of data from the host that was passed up or forwarded.
     pub max_in: u32,
-    /// Bytes below `max_in` that were not acknowledged to the host.
+    /// Number of bytes below `max_in` that were not acknowledged to the host.
     pub unacked_in: u32,
-    /// Bytes beyond `max_in` that the host may send: negative if it has sent more.
+    /// Number of bytes beyond `max_in` that the host may send. Negative if it has sent more.
     pub room_in: i32,
-    /// Position of the last switch of the bytes from the host.
+    /// Sequence number of the last switch of the bytes from the host.
     pub bound_in: u32,
-    /// The host's bytes may be forwarded up to here; `None`: without limit.
+    /// Sequence number up to which the host's bytes may be forwarded. `None`: no limit.
     pub limit_in: Option<u32>,
     /// Highest acknowledgement by the host.
     pub ack_in: u32,
@@ -78,64 +79,65 @@ pub struct RecordDetail {
     pub edge_in: u32,
     /// The host's last timestamp.
     pub tsval_in: u32,
-    /// Highest end sent to the host by anyone.
+    /// Highest end sent to the host, by the socket or forwarded.
     pub max_out: u32,
-    /// Bytes below `max_out` that the host has not acknowledged.
+    /// Number of bytes below `max_out` that the host has not acknowledged.
     pub unacked_out: u32,
-    /// Bytes beyond `max_out` that the host has room for: negative if it was sent more.
+    /// Number of bytes beyond `max_out` for which the host has room. Negative if more was sent.
     pub room_out: i32,
     /// Highest end sent by the local socket.
     pub local_out: u32,
-    /// Position of the last switch of the bytes to the host.
+    /// Sequence number of the last switch of the bytes to the host.
     pub bound_out: u32,
-    /// Bytes that the host has yet to acknowledge before the switch of the bytes to it is over; `None`: none is under way.
+    /// Number of bytes that the host has yet to acknowledge before the
+    /// switch of the bytes to it is over. `None`: no switch is under way.
     pub undrained: Option<u32>,
-    /// Highest acknowledgement sent to the host by anyone.
+    /// Highest acknowledgement sent to the host, by the socket or forwarded.
     pub ack_out: u32,
-    /// The window sent with it, bytes.
+    /// The window sent with `ack_out`, in bytes.
     pub win_out: u32,
     /// Highest right edge promised to the host.
     pub edge_out: u32,
     /// Highest acknowledgement by the local socket.
     pub ack_local: u32,
-    /// The local socket's window, bytes.
+    /// The local socket's window, in bytes.
     pub win_local: u32,
     /// Last timestamp sent to the host.
     pub tsval_out: u32,
-    /// Numbers of the host's bytes: wire = socket + shim.
+    /// Shim of the host's sequence numbers: wire = socket + shim.
     pub shim_in: u32,
-    /// The same for the bytes to the host.
+    /// Shim of the sequence numbers to the host.
     pub shim_out: u32,
-    /// The same for our timestamps.
+    /// Shim of our timestamps.
     pub shim_ts: u32,
     /// The peer's out space = our in space + `seq_off`.
     pub seq_off: u32,
     /// Our timestamps = those of the peer's host + `ts_from_peer`.
     pub ts_from_peer: u32,
-    /// From this position on, bytes from the host are relayed unchanged.
+    /// Sequence number from which bytes from the host are relayed unchanged.
     pub verbatim: u32,
-    /// Highest end that was held, under the hold policy.
+    /// Highest end of held data, under the hold policy.
     pub held_in: u32,
-    /// Bytes that were held since the freeze.
+    /// Number of bytes held since the freeze.
     pub held: u32,
-    /// Where packets to the host leave, as its socket has shown it.
+    /// Next hop of packets to the host, as its socket has used it.
     pub hop: HopDetail,
-    /// Milliseconds since a segment of the leg was seen.
+    /// Time since the last segment of the leg, in milliseconds.
     pub seen_ms: u64,
 }
 
-/// A device and the addresses on its link.
+/// A device, and the addresses on its link.
 #[derive(Clone, Debug, Serialize)]
 pub struct HopDetail {
-    /// Index of the device; 0: none is known yet.
+    /// Index of the device; 0: not known yet.
     pub ifindex: u32,
-    /// Name of the device; `None`: it is gone.
+    /// Name of the device. `None`: the device is gone.
     pub device: Option<String>,
     /// MAC address of the next hop.
     pub dmac: String,
-    /// MAC address that packets are sent from.
+    /// MAC address of the device, from which packets are sent.
     pub smac: String,
-    /// Firewall mark of the packets.
+    /// Mark of the packets (`skb->mark`).
     pub mark: u32,
 }
 
@@ -147,68 +149,68 @@ impl HopDetail {
     }
 }
 
-/// A path entry: what happens to packets that come in on the leg.
+/// A path entry: what happens to packets that arrive on the leg.
 #[derive(Clone, Debug, Serialize)]
 pub struct PathDetail {
-    /// By name, without PATH_.
+    /// Names of the flags, without PATH_.
     pub flags: Vec<String>,
-    /// What is forwarded is copied for a tap.
+    /// Whether forwarded data is copied for a tap.
     pub is_tapped: bool,
-    /// Highest sequence end forwarded.
+    /// Highest sequence end that was forwarded.
     pub end: u32,
-    /// How often `end` has wrapped; with the flag `trigger`, the upper half of the limit.
+    /// Number of times that `end` has wrapped. With the flag `trigger`, the upper half of the limit.
     pub wraps: u16,
     /// `end` in the numbers of the other leg: its host was sent nothing beyond.
     pub sent: u32,
-    /// Bytes that were forwarded to the other host, and not acknowledged by it; `None`: there is no entry for its packets.
+    /// Number of bytes forwarded to the other host and not acknowledged by it. `None`: there is no entry for its packets.
     pub unacked: Option<u32>,
-    /// Highest acknowledgement forwarded.
+    /// Highest acknowledgement that was forwarded.
     pub max_ack: u32,
-    /// The window that came with `max_ack`, bytes: at least.
+    /// Minimum of the window that came with `max_ack`, in bytes.
     pub window_least: u32,
-    /// At most: entries keep it in steps of half an octave.
+    /// Maximum of that window, in bytes: entries store it in steps of half an octave.
     pub window_most: u32,
-    /// Shift of windows that the host announces.
+    /// Scale of the windows that the host announces, as a shift.
     pub scale_in: u8,
-    /// Shift of windows announced to the other host.
+    /// Scale of the windows announced to the other host, as a shift.
     pub scale_out: u8,
     /// Added to sequence numbers, modulo 2^32.
     pub seq_add: u32,
-    /// Added to acknowledgement numbers.
+    /// Added to acknowledgement numbers, modulo 2^32.
     pub ack_add: u32,
-    /// Added to TSval.
+    /// Added to TSval, modulo 2^32.
     pub tsval_add: u32,
-    /// Added to TSecr.
+    /// Added to TSecr, modulo 2^32.
     pub tsecr_add: u32,
-    /// Milliseconds since the last packet, at least: entries keep the time in units of 8.6 s, modulo 37 minutes.
+    /// Minimum time since the last packet, in milliseconds: entries store it in units of 8.6 s, modulo 37 minutes.
     pub seen_least_ms: u64,
-    /// From where packets leave: our address at the other leg. `None`: the entry leads nowhere yet.
+    /// Source of packets that leave: our address on the other leg. `None`: the entry has no next hop yet.
     pub from: Option<SocketAddr>,
-    /// Where they go.
+    /// Destination of packets that leave: the other host. `None`: the entry has no next hop yet.
     pub to: Option<SocketAddr>,
-    /// The next hop; `None` if the entry leads nowhere yet.
+    /// The next hop. `None` if the entry has none yet.
     pub via: Option<ViaDetail>,
 }
 
-/// A next hop, which flows share.
+/// A next hop. Flows share it.
 #[derive(Clone, Debug, Serialize)]
 pub struct ViaDetail {
-    /// Its index.
+    /// Index of the next hop.
     pub index: u16,
     /// Device, MAC addresses and mark.
     #[serde(flatten)]
     pub hop: HopDetail,
-    /// Bytes of IP packet that the device sends, and the hosts behind it take.
+    /// Size in bytes of the largest IP packet that the device and the hosts behind it accept.
     pub mtu: u32,
-    /// Of these, what hosts and paths take, whatever the device.
+    /// The part of this limit that is due to hosts and paths, regardless of the device.
     pub most: u32,
-    /// Our address.
+    /// Our address on the leg.
     pub local: IpAddr,
-    /// By name, without VIA_.
+    /// Names of the flags, without VIA_.
     pub flags: Vec<String>,
 }
 
-/// The kernel's socket of a leg that the data path knows nothing of.
+/// Describes a leg that the data path does not know: only its socket.
 pub fn untracked(leg: &Tuple) -> LegDetail {
     LegDetail {
         remote: leg.remote,
@@ -222,12 +224,12 @@ pub fn untracked(leg: &Tuple) -> LegDetail {
     }
 }
 
-/// Milliseconds since `seen`, ns of CLOCK_MONOTONIC.
+/// Returns the milliseconds since `seen`, in nanoseconds of CLOCK_MONOTONIC.
 fn since(seen: u64) -> u64 {
     (monotonic().as_nanos() as u64).saturating_sub(seen) / 1_000_000
 }
 
-/// Bytes from `b` up to `a`; 0 if it is not ahead of it.
+/// Returns the number of bytes from `b` to `a`; 0 if `a` is not ahead of `b`.
 fn ahead(a: u32, b: u32) -> u32 {
     (a.wrapping_sub(b) as i32).max(0) as u32
 }
@@ -279,14 +281,14 @@ fn record(l: &abi::leg) -> RecordDetail {
 }
 
 impl Datapath {
-    /// Both legs of a flow, and the sockets that the kernel has of them. `released`: what is remembered of a flow without records.
+    /// Describes both legs of a flow, and their sockets. `released`: the saved state of a flow without records.
     pub fn inspect(&self, [a, b]: [&Tuple; 2], released: Option<&[Released; 2]>) -> [LegDetail; 2] {
         let [pa, pb] = [a, b].map(|leg| self.maps.entry(leg));
         let [ra, rb] = released.map_or([None; 2], |[a, b]| [Some(a), Some(b)]);
         [self.leg_detail(a, pa.as_ref(), pb.as_ref(), ra), self.leg_detail(b, pb.as_ref(), pa.as_ref(), rb)]
     }
 
-    /// `back`: the entry of the other leg.
+    /// Describes one leg. `back`: the path entry of the other leg.
     fn leg_detail(
         &self,
         leg: &Tuple,
@@ -297,7 +299,7 @@ impl Datapath {
         let record_of = self.leg(leg).map(|l| l.raw);
         let (view, back) = (path.map(|e| PathView::new(&e.p)), back.map(|e| PathView::new(&e.p)));
         let forwards = |p: &PathView| p.flags & PathFlags::SPLICED != 0;
-        // the record's are stale, or there is none
+        // the record's phases are outdated, or there is no record
         let phase = |view: Option<&PathView>, phase: fn(&abi::leg) -> u8| match (view, &record_of) {
             (Some(p), _) if forwards(p) => Some(Phase::Forwarding),
             (_, Some(l)) => Some(Phase::from(phase(l))),
@@ -323,7 +325,7 @@ impl Datapath {
         let (p, view) = (&e.p, PathView::new(&e.p));
         let (scale_in, scale_out) = (p.scales & 15, p.scales >> 4);
         let (least, most) = view.rooms();
-        // an entry in control mode leads nowhere, and one that was in forwarding mode still says where it led
+        // An entry in control mode has no next hop. One that was in forwarding mode still has its last one.
         let led = p.rport != 0;
         let via = self.maps.via(p.via & VIA_INDEX).filter(|via| led && via.ifindex != 0);
         let out = via.as_ref().and_then(|via| self.maps.way_out(leg, e, via.local));

@@ -1,12 +1,13 @@
-//! Forwarding mode by decree: path entries for flows that were never in control mode, as a released flow has them.
+//! Installs flows in forwarding mode directly: path entries of flows
+//! that were never in control mode, like those of released flows.
 
 use crate::{Datapath, PathFlags, Tuple, abi, switch::Hop};
 use std::io;
 
-/// Where packets to a host go.
+/// The next hop of packets to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// Interface number.
+    /// Index of the device.
     pub device: u32,
     /// Ethernet address of the neighbour.
     pub to: [u8; 6],
@@ -14,29 +15,29 @@ pub struct NextHop {
     pub from: [u8; 6],
 }
 
-/// The code of the largest window, as `room_code(65535)` in bpf/step.h.
+/// The code of the largest window, like `room_code(65535)` in bpf/step.h.
 const WIDE_ROOM: u16 = 27 << 10;
 
-/// A leg on which nothing is under way: the host has acknowledged all that it was sent. Sequence numbers are those on the
-/// wire of this leg.
+/// A leg with nothing in flight: the host has acknowledged everything that it was
+/// sent. Sequence numbers are those on the wire of this leg, in host byte order.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleLeg {
-    /// Which leg; IPv4.
+    /// The leg. IPv4 only.
     pub leg: Tuple,
-    /// The way to its host.
+    /// The next hop to its host.
     pub hop: NextHop,
-    /// What the host will send next.
+    /// The next sequence number that the host will send.
     pub end: u32,
-    /// What it will be sent next.
+    /// The next sequence number that the host will be sent.
     pub ack: u32,
-    /// Shift of the windows announced to it and by it.
+    /// Scale of the windows announced to it and by it, as a shift.
     pub scale: u8,
 }
 
 impl Datapath {
-    /// Splices flows without sockets and without records: both path entries of each, as a released flow has them, without
-    /// options. For whoever has made the connections elsewhere, or measures what many flows cost; a million of them take
-    /// seconds. Nobody watches such a flow: [`Datapath::forget`] both legs when it is over.
+    /// Splices flows without sockets and without records, by installing both path entries of each, without options. For programs
+    /// that make the connections elsewhere, or measure the cost of many flows; a million of them take seconds. Nobody watches
+    /// such a flow: call [`Datapath::forget`] for both legs when it is over. Fails with [`io::ErrorKind::Unsupported`] for IPv6.
     pub fn install(&self, flows: &[[IdleLeg; 2]]) -> io::Result<()> {
         for (from, to) in flows.iter().flat_map(|[a, b]| [(a, b), (b, a)]) {
             let p = self.idle_path(from, to)?;
@@ -45,7 +46,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// The entry for packets that come in on `from`.
+    /// Builds the entry of packets that arrive on `from`.
     fn idle_path(&self, from: &IdleLeg, to: &IdleLeg) -> io::Result<abi::path> {
         if !from.leg.is_v4() || !to.leg.is_v4() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -54,7 +55,7 @@ impl Datapath {
         let hop = Hop { ifindex: to.hop.device, dmac: to.hop.to, smac: to.hop.from, mark: 0 };
         let via = self.via(&self.place(&hop, out.local, u32::MAX))?;
         let mut flags = PathFlags::SPLICED;
-        // as the commit finds out by path_identity() of bpf/path.h
+        // like path_identity() of bpf/path.h at a commit
         let mirrored = Tuple { remote: from.leg.local, local: from.leg.remote };
         if to.leg == mirrored && (to.ack, to.end, to.scale) == (from.end, from.ack, from.scale) {
             flags |= PathFlags::IDENTITY;

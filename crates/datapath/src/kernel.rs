@@ -1,4 +1,4 @@
-//! Loading, pinning, attaching.
+//! Loading, pinning and attaching the data path.
 
 use crate::{
     ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
@@ -33,22 +33,25 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// How to open the data path.
+/// Options of [`Datapath::open`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Devices to attach to; empty: all Ethernet devices.
+    /// Devices to attach to. Empty: all Ethernet devices.
     pub devices: Vec<String>,
-    /// Devices of which XDP forwards what it can, in the driver, before tcx sees it. Some switch offloads off for it.
+    /// Devices on which XDP, in the driver, forwards what it can before tcx sees it. Some offloads are turned off for it.
     pub xdp: Vec<String>,
-    /// Devices, veth or netkit, whose other end is in another network namespace: what leaves by them arrives there directly.
+    /// Devices (veth or netkit) whose peer is in another network namespace.
+    /// Packets that leave over them are delivered directly to the peer.
     pub peer: Vec<String>,
-    /// Where maps and links are pinned (bpffs). `None`: a folder of this network namespace below `/sys/fs/bpf/longsplice`.
+    /// Directory on a bpffs for the pins of maps and links. `None`:
+    /// one for this network namespace below `/sys/fs/bpf/longsplice`.
     pub pin: Option<PathBuf>,
-    /// How many flows at most; tables are preallocated for it.
+    /// Maximum number of flows. Tables are preallocated for it.
     pub max_flows: u32,
-    /// Bytes of the ring for copies of what is forwarded; made a power of two, 64 KB (the largest page) to 1 GB.
+    /// Size in bytes of the ring for copies of forwarded data. Rounded up
+    /// to a power of two between 64 KB (the largest page size) and 1 GB.
     pub tap_ring: u32,
-    /// Bytes of the ring for what is held by [`Datapath::freeze`]; likewise.
+    /// Size in bytes of the ring for segments held by [`Datapath::freeze`]. Rounded in the same way.
     pub hold_ring: u32,
 }
 
@@ -66,119 +69,119 @@ impl Default for Options {
     }
 }
 
-/// Why the kernel path cannot be had.
+/// Reasons why the data path cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, or root.
+    /// Privileges are missing: root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
     #[error("no privilege to load programs, {}: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON", lacking())]
     Privilege,
-    /// Nothing that is loaded here would run on it.
+    /// The kernel is too old for the programs.
     #[error("Linux {0} is too old: splicing needs {major}.{minor} or newer", major = OLDEST.0, minor = OLDEST.1)]
     TooOld(String),
-    /// The kernel is new enough, but its verifier does not accept a program. That is a mistake of ours.
+    /// The kernel is new enough, but its verifier rejects a program. This is a bug of longsplice.
     #[error("the verifier of Linux {release} refuses the program `{program}`: {why} ({log}; tested: {})",
         tested_kernels().join(", "))]
     Refused {
-        /// Of the kernel.
+        /// Release of the kernel.
         release: String,
-        /// Which.
+        /// Name of the program.
         program: String,
-        /// Its last word on it.
+        /// The last line of the verifier's log.
         why: String,
-        /// All of its words.
+        /// Where the complete log is.
         log: Kept,
     },
-    /// It was built without something.
+    /// The kernel was built without a required feature.
     #[error("Linux {release} lacks what the programs need: {what} ({log})")]
     Lacks {
-        /// Of the kernel.
+        /// Release of the kernel.
         release: String,
-        /// As the kernel or the library calls it.
+        /// The missing feature, as the kernel or the library names it.
         what: String,
-        /// All that they said.
+        /// Where the complete log is.
         log: Kept,
     },
-    /// bpffs is not there.
+    /// There is no bpffs.
     #[error("no bpffs at {0}: mount -t bpf bpf /sys/fs/bpf")]
     NoBpffs(PathBuf),
-    /// Pinned by another version.
+    /// Another version has pinned its maps, and they are not empty.
     #[error(
         "{path} has ABI version {found}, and this program {ABI_VERSION}: it holds {held}; run the version that made it until \
          they have ended, or end them with `longsplice stop --flush`"
     )]
     Abi {
-        /// Where.
+        /// The directory of pins.
         path: PathBuf,
-        /// Version found.
+        /// The ABI version found.
         found: u32,
-        /// What would be lost with it.
+        /// What would be lost if the pins were removed.
         held: Holdings,
     },
-    /// Another process of this namespace holds it.
+    /// Another process of this network namespace holds the lock of the pins.
     #[error("another process runs the data path of this network namespace (it has locked {0})")]
     Running(PathBuf),
-    /// Another process of this namespace, or one that is gone, has pinned a data path elsewhere.
+    /// A process of this network namespace, running or dead, has pinned a data path elsewhere.
     #[error(
         "another data path is attached to device number {0} of this network namespace, pinned in a bpffs that is not seen from here"
     )]
     Attached(u32),
-    /// The folder cannot be made.
+    /// The directory of pins cannot be created.
     #[error("{path}: {source}: pins need a folder of a bpffs that this user may write: make {folder} for it as root, and chown it",
         folder = path.parent().unwrap_or(path).display())]
     Pins {
-        /// Where.
+        /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Somebody else has made the folder first.
+    /// Another user has created the directory of pins.
     #[error("{0} belongs to another user: remove it")]
     Foreign(PathBuf),
-    /// A device named does not exist or is no Ethernet device.
+    /// A device that was named does not exist, or is not an Ethernet device.
     #[error("device {0}: not found, or no Ethernet device")]
     Device(String),
-    /// Two devices were named of which one's packets pass the other as well.
+    /// Two devices were named of which one carries the other's packets as well.
     #[error("packets of {upper} pass {lower} as well, and would be handled twice: name one of these devices")]
     Stacked {
-        /// A port, or the device below a macvlan.
+        /// The port of a bridge or bond, or the device below a macvlan.
         lower: String,
-        /// The bridge or bond, or the macvlan.
+        /// The bridge, bond or macvlan.
         upper: String,
     },
-    /// XDP was asked for where it cannot be had.
+    /// XDP was requested on a device that does not support it.
     #[error("device {device}: XDP cannot be had there: {why}")]
     Xdp {
-        /// Which.
+        /// The device.
         device: String,
-        /// What to do about it.
+        /// The reason, and what to do about it.
         why: &'static str,
     },
-    /// Packets were to go straight to its other end.
+    /// Delivery to the peer was requested on a device that does not support it.
     #[error("device {device}: packets cannot be handed to its other end: {why}")]
     Peer {
-        /// Which.
+        /// The device.
         device: String,
-        /// What to do about it.
+        /// The reason, and what to do about it.
         why: &'static str,
     },
-    /// The kernel refused something that it should have.
+    /// The kernel refused an operation that should have succeeded.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Its answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl OpenError {
-    /// Whether whoever named devices has to change that: nothing else would help.
+    /// Returns whether a wrong device was named: only a change of the options helps.
     pub fn is_mistake(&self) -> bool {
         matches!(self, OpenError::Device(_) | OpenError::Xdp { .. } | OpenError::Peer { .. })
     }
 }
 
-/// What the privilege lacks.
+/// Describes the missing privileges.
 fn lacking() -> String {
     match missing_capabilities() {
         none if none.is_empty() => {
@@ -192,7 +195,7 @@ pub(crate) fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> Ope
     move |e| refused(what, errno(&e))
 }
 
-/// What an error number of the kernel's means.
+/// Converts an error number of the kernel.
 pub(crate) fn refused(what: &'static str, errno: i32) -> OpenError {
     match errno {
         libc::EPERM => OpenError::Privilege,
@@ -208,7 +211,7 @@ pub struct TestContext {
     pub mark: u32,
     /// Payload bytes per segment of a large packet; 0: not a large packet.
     pub gso_size: u32,
-    /// How many segments.
+    /// Number of segments.
     pub gso_segs: u32,
 }
 
@@ -220,9 +223,9 @@ pub struct Datapath {
     egress: OwnedFd,
     max_flows: u32,
     pin: PathBuf,
-    /// Until it is removed.
+    /// Pins, links and lock. `None` after [`Datapath::remove`].
     held: Mutex<Option<Held>>,
-    /// Names of the devices that were asked for; empty: all.
+    /// Names of the requested devices. Empty: all.
     pub(crate) devices: Vec<String>,
     pub(crate) xdp: Vec<String>,
     pub(crate) vias: Mutex<Vec<Via>>,
@@ -232,9 +235,9 @@ pub struct Datapath {
     pub(crate) ways: Mutex<Ways>,
     pub(crate) followed: Counters,
     pub(crate) conntrack: Conntrack,
-    /// One switch at a time: user space is the only one to begin them but for triggers.
+    /// Held during a switch, so that there is one at a time. Apart from triggers, only user space starts switches.
     pub(crate) switching: Mutex<()>,
-    /// One trace at a time.
+    /// Held during a trace, so that there is one at a time.
     pub(crate) one_trace: Mutex<()>,
     pub(crate) wake: EventFd,
     pub(crate) rest: Rest,
@@ -257,10 +260,10 @@ const PINNED: [&str; 14] = [
     "abi",
 ];
 impl Datapath {
-    /// Loads the programs, takes over pinned maps of the same ABI or makes new ones, and attaches to the devices.
-    /// Links that are there already get the new programs atomically: no packet passes unseen.
+    /// Loads the programs, takes over pinned maps of the same ABI or creates new ones, and attaches to the
+    /// devices. Existing links are updated to the new programs atomically, so no packet passes unseen.
     pub fn open(options: &Options) -> Result<Datapath, OpenError> {
-        // what is wrong with the options is said before anything else, and before anything is changed
+        // report wrong options before anything else, and before anything is changed
         let all = devices().map_err(|source| OpenError::Kernel { what: "list devices", source })?;
         let wanted = wanted_devices(&options.devices, &all)?;
         if let (release, true) = kernel_release() {
@@ -358,7 +361,7 @@ impl Datapath {
                 fill(table).map_err(|source| OpenError::Kernel { what: "tables of path entries", source })?;
             }
         }
-        // The library reads it from a file, once: later there may be no descriptor for that.
+        // The library reads this from a file, once. Read it now: later there may be no free descriptor.
         libbpf_rs::num_possible_cpus().map_err(kernel("number of processors"))?;
         let remotes =
             Remotes::taken_by(&maps).map_err(|source| OpenError::Kernel { what: "reading path entries", source })?;
@@ -406,39 +409,39 @@ impl Datapath {
         })
     }
 
-    /// How many flows there may be.
+    /// Returns the maximum number of flows.
     pub fn max_flows(&self) -> u32 {
         self.max_flows
     }
 
-    /// Indices of the devices attached to.
+    /// Returns the indices of the devices attached to.
     pub fn attached(&self) -> Vec<u32> {
         self.held().as_ref().map(Held::devices).unwrap_or_default()
     }
 
-    /// Connections to this address are tracked from their SYN on.
+    /// Tracks connections to this address from their SYN on.
     pub fn listen(&self, addr: SocketAddr) -> io::Result<()> {
         self.maps.listen(addr, Some(abi::listens::LISTENS))
     }
 
-    /// No more.
+    /// Stops tracking new connections to this address.
     pub fn unlisten(&self, addr: SocketAddr) -> io::Result<()> {
         self.maps.listen(addr, None)
     }
 
-    /// Prepares the record of a connection that is about to be opened from `leg.local`, and if it is on behalf of the leg `client`,
-    /// the MSS that its host announced. Without room the client's leg gives its own back, unless it was in a switch before: it
-    /// cannot be spliced, and others can.
+    /// Prepares the record of a connection that is about to be opened from `leg.local`. If `client` is given, the connection
+    /// is opened on behalf of that leg; returns the MSS in bytes that its host announced, if known. If there is no room, the
+    /// client's leg gives its record back, unless it has been in a switch: it cannot be spliced, but others can.
     pub fn expect(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
         self.maps.expect(leg, client, 0)
     }
 
-    /// Forgets a leg: its connection is over, or was never opened.
+    /// Removes the entries of a leg whose connection is over, or was never opened.
     pub fn forget(&self, leg: &Tuple) {
         self.forget_if(abi::path_op::PATH_REMOVE, leg, None);
     }
 
-    /// Forgets both legs of a flow, at the price of one.
+    /// Removes the entries of both legs of a flow, in one call.
     pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
         self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
     }
@@ -449,20 +452,20 @@ impl Datapath {
         gone
     }
 
-    /// Entries were removed: what goes with them.
+    /// Frees what belongs to entries that were removed.
     pub(crate) fn free_remotes(&self, legs: [Option<&Tuple>; 2], gone: [bool; 2]) {
         self.rest.begin();
         let mut remotes = self.remotes.lock().expect("no panic under this lock");
         legs.into_iter().zip(gone).filter_map(|(leg, gone)| leg.filter(|_| gone)).for_each(|l| remotes.free(l));
     }
 
-    /// Both legs of a flow that is not to be spliced give their records back, unless they were in a switch before: their
-    /// sockets go on without. Which have done so.
+    /// Gives back the records of both legs of a flow that will not be spliced, except legs that have been in
+    /// a switch. Their sockets go on without records. Returns for each leg whether its record was given back.
     pub fn give_back(&self, [a, b]: [&Tuple; 2]) -> [bool; 2] {
         self.forget_if(abi::path_op::PATH_RETURN, a, Some(b))
     }
 
-    /// Forgets one leg or both of a flow that is over, but for those whose port is used for a new connection since.
+    /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.
     pub fn forget_ended(&self, leg: &Tuple, other: Option<&Tuple>) {
         self.forget_if(abi::path_op::PATH_CLEAR, leg, other);
     }
@@ -475,48 +478,49 @@ impl Datapath {
         self.maps.insert_leg(leg, record)
     }
 
-    /// Has a client completed its handshake when there was no room for its leg? Known until many others have sent SYNs.
+    /// Returns whether there was no room for this leg when the client completed
+    /// its handshake. Remembered until many other clients have sent SYNs.
     pub fn found_no_room(&self, leg: &Tuple) -> bool {
         self.maps.found_no_room(leg)
     }
 
-    /// One leg.
+    /// Returns the record of a leg.
     pub fn leg(&self, leg: &Tuple) -> Option<LegView> {
         self.maps.leg(leg)
     }
 
-    /// One direction's entry: packets that come in on `leg`.
+    /// Returns the path entry of packets that arrive on `leg`.
     pub fn path(&self, leg: &Tuple) -> Option<PathView> {
         self.maps.path(leg)
     }
 
-    /// The entries of both directions of a flow, if both are there.
+    /// Returns the path entries of both directions of a flow, if both exist.
     pub fn paths_of(&self, [a, b]: [&Tuple; 2]) -> Option<[PathView; 2]> {
         self.maps.paths_of(a, b)
     }
 
-    /// The leg where packets of `leg` go out, if it is or was spliced.
+    /// Returns the leg on which packets of `leg` leave, if it is or was spliced.
     pub fn other_leg(&self, leg: &Tuple) -> Option<Tuple> {
         self.maps.other_leg(leg)
     }
 
-    /// Has the flow of this leg ended? Its entries stay for a while, for what is late.
+    /// Returns whether the flow of this leg has ended. Its entries stay for a while, for late packets.
     pub fn is_over(&self, leg: &Tuple) -> bool {
         let paths = self.other_leg(leg).and_then(|other| self.paths_of([leg, &other]));
         paths.is_none_or(|paths| PathView::are_over(&paths))
     }
 
-    /// All legs.
+    /// Returns all legs.
     pub fn legs(&self) -> Vec<(Tuple, LegView)> {
         self.maps.all_legs()
     }
 
-    /// All entries, of legs and of spliced flows.
+    /// Returns all path entries, of legs and of spliced flows.
     pub fn paths(&self) -> Vec<(Tuple, PathView)> {
         self.paths_as(abi::path_op::PATH_NEXT)
     }
 
-    /// Those that are not in forwarding mode.
+    /// Returns all path entries that are not in forwarding mode.
     pub fn stopped_paths(&self) -> Vec<(Tuple, PathView)> {
         self.paths_as(abi::path_op::PATH_STOPPED)
     }
@@ -528,7 +532,7 @@ impl Datapath {
         })
     }
 
-    /// Each entry in forwarding mode, for as long as the answer is true. The table may change meanwhile.
+    /// Calls `f` with each path entry in forwarding mode, until it returns false. The table may change meanwhile.
     pub fn each_forwarded(&self, mut f: impl FnMut(&Tuple, &PathView) -> bool) -> io::Result<()> {
         self.maps.walk(abi::path_op::PATH_NEXT, |t, e| {
             let path = PathView::new(&e.p);
@@ -536,27 +540,28 @@ impl Datapath {
         })
     }
 
-    /// Counters since the maps were made: label and packets.
+    /// Returns the counters since the maps were created: names and numbers of packets.
     pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
         self.maps.verdicts()
     }
 
-    /// How many legs have found no room since the maps were made: the verdict `table-full`.
+    /// Returns how many legs have found no room since the maps were created: the verdict `table-full`.
     pub fn legs_without_room(&self) -> io::Result<u64> {
         sum_of(&self.maps.verdicts, abi::verdict::V_TABLE_FULL.0)
     }
 
-    /// Where the IPv6 address is kept that packets of this IPv4 leg go to.
+    /// Returns the index in `remotes6` for the IPv6 address to which packets of this IPv4 leg go. Assigns one if necessary.
     pub(crate) fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
         self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
     }
 
-    /// Runs the ingress or egress program over one packet, for tests: the packet out and the return code.
+    /// Runs the ingress or egress program on one packet, for tests. Writes
+    /// the resulting packet to `out`, and returns the program's return code.
     pub fn test_run(&self, egress: bool, packet: &[u8], out: &mut Vec<u8>) -> io::Result<i32> {
         self.test_run_with(egress, packet, &TestContext::default(), out)
     }
 
-    /// The same with what the kernel knows of a packet beside its bytes.
+    /// Runs a program like [`Datapath::test_run`], with metadata that the kernel keeps beside the packet's bytes.
     pub fn test_run_with(
         &self,
         egress: bool,
@@ -565,7 +570,7 @@ impl Datapath {
         out: &mut Vec<u8>,
     ) -> io::Result<i32> {
         let TestContext { mark, gso_size, gso_segs } = *context;
-        // SAFETY: __sk_buff is plain data; all-zero, in its padding too, is what the kernel wants of what is not set.
+        // SAFETY: __sk_buff is plain data; the kernel requires unset fields and padding to be zero.
         let mut skb: abi::__sk_buff = unsafe { std::mem::zeroed() };
         (skb.mark, skb.gso_size, skb.gso_segs) = (mark, gso_size, gso_segs);
         let fd = if egress { &self.egress } else { &self.ingress };
@@ -589,8 +594,8 @@ impl Datapath {
         Ok(opts.retval as i32)
     }
 
-    /// Looks whether all is still pinned and attached, and puts it right. Legs whose bytes went to their sockets unseen are not
-    /// tracked any more: they cannot be spliced.
+    /// Checks whether everything is still pinned and attached, and restores it. Legs whose
+    /// segments went to their sockets unseen are no longer tracked, and cannot be spliced.
     pub fn mend(&self) -> Result<Mended, OpenError> {
         let mistrust = || {
             let legs = self.maps.all_legs();
@@ -599,7 +604,7 @@ impl Datapath {
         self.held().as_mut().map_or(Ok(Mended::default()), |held| held.mend(mistrust))
     }
 
-    /// Detaches from all devices and removes the maps: no flow survives this.
+    /// Detaches from all devices and removes the maps. No flow survives this.
     pub fn remove(&self) -> io::Result<()> {
         self.held().take().map_or(Ok(()), Held::remove)
     }
@@ -608,13 +613,13 @@ impl Datapath {
         self.held.lock().expect("no panic under this lock")
     }
 
-    /// Where it is pinned.
+    /// Returns the directory of the pins.
     pub fn pin(&self) -> &Path {
         &self.pin
     }
 }
 
-/// Places in `remotes6`, one for each flow from IPv4 to IPv6.
+/// Indices in `remotes6`, one for each flow from IPv4 to IPv6.
 #[derive(Debug, Default)]
 struct Remotes {
     taken: HashMap<Tuple, u32>,
@@ -625,12 +630,12 @@ struct Remotes {
 impl Remotes {
     const MOST: u32 = 65536;
 
-    /// Those in use by pinned flows.
+    /// Collects the indices that pinned flows use.
     fn taken_by(maps: &Maps) -> io::Result<Remotes> {
         let crossing =
             |p: &PathView| p.flags & (PathFlags::CROSS | PathFlags::SPLICED) == PathFlags::CROSS | PathFlags::SPLICED;
         let mut taken = HashMap::new();
-        // places are taken from the first on: a walk through a million entries for nothing would keep others waiting
+        // indices are assigned from 0 on: a useless walk through a million entries would delay others
         if maps.has_remotes()? {
             maps.each_path(|t, e| {
                 let p = PathView::new(&e.p);
@@ -658,7 +663,7 @@ impl Remotes {
     }
 }
 
-/// What the maps that are pinned already were made with; `None` too if a process died before it was done with making them.
+/// Returns the ABI record of the pinned maps. `None` also if a process died before it had finished creating them.
 fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     let Some(value) = abi_value(pin).map_err(|source| OpenError::Kernel { what: "read pinned map", source })? else {
         return Ok(None);
@@ -670,7 +675,7 @@ fn pinned_abi(pin: &Path) -> Result<Option<abi::abi>, OpenError> {
     }
 }
 
-/// If nothing is lost with it.
+/// Removes the pins of another version, if they hold nothing.
 fn remove_other_version(pin: &Path, found: u32) -> Result<(), OpenError> {
     let held = Holdings::of(pin).map_err(|source| OpenError::Kernel { what: "read pinned maps", source })?;
     if held != Holdings::default() {
@@ -680,7 +685,7 @@ fn remove_other_version(pin: &Path, found: u32) -> Result<(), OpenError> {
     clear(pin)
 }
 
-/// Maps of a process that died before it attached anything.
+/// Removes the maps of a process that died before it attached anything.
 fn remove_unfinished(pin: &Path) -> Result<(), OpenError> {
     for name in PINNED {
         match fs::remove_file(pin.join(name)) {
@@ -693,14 +698,14 @@ fn remove_unfinished(pin: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Empties the folder, which is locked itself: whatever was pinned is detached and freed.
+/// Empties the directory, which is locked itself. Everything that was pinned is detached and freed.
 fn clear(pin: &Path) -> Result<(), OpenError> {
     detach_all(pin);
     let empty = || fs::read_dir(pin)?.try_for_each(|entry| fs::remove_file(entry?.path()));
     empty().map_err(|source| OpenError::Kernel { what: "remove pinned maps and links", source })
 }
 
-/// What a start pins and attaches where nothing was. If it fails, nothing of it stays.
+/// Removes what a start has pinned and attached, if the start fails. Only where nothing was pinned before.
 struct Begun<'a>(Option<&'a PathBuf>);
 
 impl Drop for Begun<'_> {
@@ -711,7 +716,8 @@ impl Drop for Begun<'_> {
     }
 }
 
-/// Tables that hold something keep their size; others that are not as wanted are removed.
+/// Returns whether the pinned tables can be used. Tables that hold
+/// something keep their size; empty ones of another size are removed.
 fn keeps_size(pin: &Path, wanted: u32) -> Result<bool, OpenError> {
     let is = pinned_flows(pin)?;
     if is == wanted {
@@ -729,13 +735,13 @@ fn keeps_size(pin: &Path, wanted: u32) -> Result<bool, OpenError> {
     Ok(true)
 }
 
-/// For how many flows the pinned maps were made.
+/// Returns the number of flows for which the pinned maps were created.
 fn pinned_flows(pin: &Path) -> Result<u32, OpenError> {
     let legs = MapHandle::from_pinned_path(pin.join("legs")).map_err(kernel("open pinned map"))?;
     Ok(legs.max_entries() / 2)
 }
 
-/// From the keys that the standard library draws for its own hashes.
+/// Returns a random number, from the keys that the standard library draws for its hashes.
 fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()

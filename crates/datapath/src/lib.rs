@@ -1,8 +1,8 @@
-//! The border to the kernel, and the only crate with unsafe code: loads and pins bpf/, gives a typed view of its maps, and
-//! sets the socket options that no safe library offers.
+//! The border to the kernel, and the only crate with unsafe code. It loads and pins the programs of
+//! bpf/, provides typed access to their maps, and sets socket options that no safe library offers.
 //!
-//! The layout of everything shared with the kernel is defined in `bpf/flow.h` alone. [`abi`] is generated from the compiled
-//! object's BTF at build time.
+//! `bpf/flow.h` alone defines the layout of everything shared with the
+//! kernel. [`abi`] is generated from the compiled object's BTF at build time.
 
 mod attach;
 mod conntrack;
@@ -36,7 +36,7 @@ mod trace;
 mod vias;
 mod ways;
 
-/// The view of the maps, generated from the object's BTF. Field meanings, units and byte orders: `bpf/flow.h`.
+/// Types of the maps, generated from the object's BTF. Meanings, units and byte orders of the fields: `bpf/flow.h`.
 pub mod abi {
     pub(crate) use crate::skel::types::__sk_buff;
     pub use crate::skel::types::{

@@ -1,5 +1,5 @@
-//! Loading the programs, and telling why they cannot be: the verifier refuses one, the kernel lacks something, or a right is
-//! missing. Each has another cure. What the library and the verifier say of it goes to a file.
+//! Loads the programs, and finds out why loading fails: the verifier rejects a program, the kernel lacks a feature,
+//! or a privilege is missing. Each has another remedy. The messages of the library and the verifier go to a file.
 
 use crate::{
     OpenError,
@@ -17,22 +17,23 @@ use std::{
     sync::Once,
 };
 
-/// The oldest kernel with all that the programs need: tcx links came with it.
+/// The oldest supported kernel, as major and minor version: it introduced tcx links.
 pub const OLDEST: (u32, u32) = (6, 6);
 
-/// What the verifier and the library have said when loading last failed.
+/// The file with the messages of the verifier and the library from the last failed load.
 const LOG: &str = "/run/longsplice/verifier.log";
-/// Bytes of a verifier's log: it is about the way that failed, hundreds of lines; of a longer one the end is kept.
+/// Size in bytes of the buffer for a verifier log. The log covers the
+/// failing path, hundreds of lines; only the end of a longer log is kept.
 const ROOM: usize = 1 << 20;
 
 const RECORD: &str = include_str!("../bpf/kernels.toml");
 
-/// Releases of the kernels on which the tests have passed, oldest first: from the record of `make kernels`.
+/// Returns the releases of the kernels on which the tests have passed, oldest first, from the record of `make kernels`.
 pub fn tested_kernels() -> Vec<&'static str> {
     RECORD.lines().filter_map(|l| l.strip_prefix("release = \"")?.strip_suffix('"')).collect()
 }
 
-/// The running kernel's release, and whether it is old enough to be refused.
+/// Returns the release of the running kernel, and whether it is too old.
 pub fn kernel_release() -> (String, bool) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let old = is_too_old(&release);
@@ -45,7 +46,7 @@ fn is_too_old(release: &str) -> bool {
     version.is_some_and(|v: (u32, u32)| v < OLDEST)
 }
 
-/// Capabilities that are needed and that this process lacks.
+/// Returns the names of required capabilities that this process lacks.
 pub fn missing_capabilities() -> Vec<&'static str> {
     // include/uapi/linux/capability.h
     const NEEDED: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_PERFMON", 38), ("CAP_BPF", 39)];
@@ -56,7 +57,7 @@ pub fn missing_capabilities() -> Vec<&'static str> {
 }
 
 thread_local! {
-    /// Of a load that this thread is in: the library says things from the thread that calls it.
+    /// Messages of the load that this thread performs: the library prints from the thread that calls it.
     static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -67,15 +68,15 @@ fn hear(_: PrintLevel, text: String) {
     }
 }
 
-/// Loads the programs of an object whose maps are as they are to be.
+/// Loads the programs of an object whose maps have their final sizes.
 pub(crate) fn load<'o>(mut open: OpenSpliceSkel<'o>) -> Result<SpliceSkel<'o>, OpenError> {
     let mut attempt = Attempt::at(open.open_object_mut())?;
     attempt.hear(|| open.load()).map_err(|e| attempt.verdict(&e, Path::new(LOG)))
 }
 
-/// From before a load to the reason why it has failed.
+/// One attempt to load, from its preparation to the reason for its failure.
 struct Attempt {
-    /// A program, and what the verifier says of it: nothing unless it refuses it.
+    /// The name of each program and the verifier's log of it, which is empty unless the program is rejected.
     programs: Vec<(String, Vec<u8>)>,
     said: String,
 }
@@ -90,8 +91,8 @@ impl Attempt {
         for program in object.progs_mut() {
             let mut log = vec![0; ROOM];
             let p = program.as_libbpf_object().as_ptr();
-            // SAFETY: the program is open; the buffer, whose size is told, stays where it is until the attempt is over, and
-            // the library writes to it only while it loads.
+            // SAFETY: the program is open; the buffer, whose size is passed, is not moved until the attempt is over, and
+            // the library writes to it only during the load.
             let r = unsafe { libbpf_sys::bpf_program__set_log_buf(p, log.as_mut_ptr().cast(), ROOM as _) };
             if r < 0 {
                 let source = io::Error::from_raw_os_error(-r);
@@ -109,13 +110,13 @@ impl Attempt {
         result
     }
 
-    /// Why it failed. What was said is kept in a file.
+    /// Returns the reason for the failure, and writes all messages to a file.
     fn verdict(&self, error: &libbpf_rs::Error, log: &Path) -> OpenError {
         let text = |log: &[u8]| CStr::from_bytes_until_nul(log).unwrap_or_default().to_string_lossy().into_owned();
         let refused = self.programs.iter().map(|(name, log)| (name, text(log))).find(|(_, log)| !log.trim().is_empty());
         let cause = cause(refused.as_ref().map(|(name, log)| (name.as_str(), log.as_str())), &self.said, errno(error));
         if matches!(cause, Cause::Privilege) || !missing_capabilities().is_empty() {
-            return OpenError::Privilege; // without CAP_PERFMON it is the verifier who says so
+            return OpenError::Privilege; // without CAP_PERFMON, the verifier reports this
         }
         let mut all = self.said.clone();
         if let Some((name, log)) = refused {
@@ -132,7 +133,7 @@ impl Attempt {
     }
 }
 
-/// Where it was written to, or why it was not.
+/// Writes the log. Returns where it was written, or why it was not.
 fn keep(path: &Path, text: &str) -> Kept {
     let folder = path.parent().unwrap_or(Path::new("/"));
     match fs::create_dir_all(folder).and_then(|()| fs::write(path, text)) {
@@ -141,10 +142,10 @@ fn keep(path: &Path, text: &str) -> Kept {
     }
 }
 
-/// What has become of the log.
+/// Where the log is.
 #[derive(Debug)]
 pub enum Kept {
-    /// A file.
+    /// It was written to this file.
     At(PathBuf),
     /// It could not be written.
     Lost(io::Error),
@@ -167,10 +168,10 @@ enum Cause {
     Other(i32),
 }
 
-/// By what the verifier said of a program, what the library said, and the error of the load.
+/// Finds the cause from the verifier's log of a rejected program, the library's messages, and the errno of the load.
 fn cause(refused: Option<(&str, &str)>, said: &str, errno: i32) -> Cause {
     if let Some((program, log)) = refused {
-        // statistics come last; before them, what is wrong
+        // statistics come last; the error is before them
         let about = |l: &&str| {
             let l = l.trim();
             !l.is_empty()
@@ -179,7 +180,7 @@ fn cause(refused: Option<(&str, &str)>, said: &str, errno: i32) -> Cause {
                     .any(|s| l.starts_with(s))
         };
         let why = log.lines().rev().find(about).unwrap_or_default().trim().to_owned();
-        // a helper, a kernel function or the compiler of programs is not there
+        // a helper, a kernel function or the JIT compiler is missing
         let lacking = ["unknown func", "invalid func", "JIT is required", "does not support calling kernel function"];
         return match lacking.iter().any(|l| log.contains(l)) {
             true => Cause::Lacks(why),
@@ -239,7 +240,7 @@ mod tests {
         assert!(all.len() >= 2 && !all.iter().any(|r| is_too_old(r)), "{all:?}");
     }
 
-    /// The first instruction of `egress` becomes one that reads a register which nobody has set.
+    /// Replaces the first instruction of `egress` by one that reads an uninitialized register.
     #[test]
     #[ignore = "root"]
     fn a_refusal_names_program_and_reason_and_its_log_is_kept() {

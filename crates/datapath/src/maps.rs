@@ -1,4 +1,4 @@
-//! Typed access to the maps.
+//! Typed access to the maps of the data path.
 
 use crate::{LegFlags, PathFlags, Phase, abi, monotonic, names};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -11,12 +11,12 @@ use std::{
     time::Duration,
 };
 
-/// A connection as one leg sees it: key of all look-ups.
+/// A connection as one leg sees it. Key of all look-ups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// The host.
+    /// Address and port of the host.
     pub remote: SocketAddr,
-    /// Our address.
+    /// Our address and port.
     pub local: SocketAddr,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn address(w: [u32; 4]) -> IpAddr {
 }
 
 impl Tuple {
-    /// IPv4?
+    /// Returns whether the leg is an IPv4 connection.
     pub fn is_v4(&self) -> bool {
         self.remote.ip().to_canonical().is_ipv4()
     }
@@ -119,19 +119,21 @@ pub(crate) fn from_bytes<T: Pod>(b: &[u8]) -> T {
     unsafe { b.as_ptr().cast::<T>().read_unaligned() }
 }
 
-/// Held by whoever runs a syscall program, which may find entries and, as it can sleep, keep them for longer than a packet does.
+/// Held while a syscall program runs. It may find entries and, as it
+/// can sleep, keep them for longer than a program on a packet does.
 static RUNS: RwLock<()> = RwLock::new(());
 
-/// Waits until no program of this process or on a packet is running that ran before: none has an entry that was removed by then.
+/// Waits until all programs have ended that are running now, of this process
+/// or on a packet. After that, nobody has an entry that was removed before.
 pub(crate) fn await_programs() -> io::Result<()> {
     drop(RUNS.write().expect("no panic under this lock"));
-    // Another grace period of RCU (kernel/sched/membarrier.c); programs on packets are readers, none of which outlives it.
+    // Waits for another RCU grace period (kernel/sched/membarrier.c). Programs on packets are RCU readers, and do not outlive it.
     // SAFETY: without flags the call takes no pointers, and changes nothing.
     let r = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Runs a syscall program over its context.
+/// Runs a syscall program with `args` as its context. Fails with an errno.
 pub(crate) fn run_program<T: Pod>(fd: &OwnedFd, args: &mut T) -> Result<(), i32> {
     let _running = RUNS.read().expect("no panic under this lock");
     let ctx = bytes_of_mut(args);
@@ -145,96 +147,97 @@ pub(crate) fn run_program<T: Pod>(fd: &OwnedFd, args: &mut T) -> Result<(), i32>
     if r < 0 { Err(-r) } else { Ok(()) }
 }
 
-/// Why a leg could not be prepared.
+/// Reasons why a leg could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum ExpectError {
-    /// A flow with this four-tuple lives: take another source port.
+    /// A live flow has this four-tuple: use another source port.
     #[error("the four-tuple is in use by a live flow")]
     Taken,
-    /// The client's leg is not tracked, so the connection will not be, either.
+    /// The client's leg is not tracked, so the connection is not tracked either.
     #[error("the client's leg is not tracked")]
     Untracked,
-    /// No room: the connection will not be tracked.
+    /// The table is full: the connection is not tracked.
     #[error("the table of legs is full")]
     Full {
-        /// The client's leg gave its own back, for others: it is not tracked any more.
+        /// The client's leg gave its record back, which makes room for others. It is no longer tracked.
         given_back: bool,
     },
-    /// The kernel refused.
+    /// The kernel returned an error.
     #[error("map access: {0}")]
     Io(io::Error),
 }
 
-/// One leg's record, as far as user space is interested. Positions count bytes since the SYN, FINs counting one.
+/// A leg's record: the part that user space needs. Positions count bytes since the SYN; a FIN counts as one.
 #[derive(Clone, Copy, Debug)]
 pub struct LegView {
-    /// `LegFlags`.
+    /// Bits of `LegFlags`.
     pub flags: u32,
-    /// Of the host's bytes.
+    /// Phase of the bytes from the host.
     pub phase_in: Phase,
-    /// Of the bytes to the host.
+    /// Phase of the bytes to the host.
     pub phase_out: Phase,
-    /// MSS the host announced, bytes.
+    /// MSS announced by the host, in bytes.
     pub mss_in: u16,
-    /// The leg at the other side, if paired.
+    /// The other leg, if the two are paired.
     pub peer: Option<Tuple>,
-    /// Position of all that came from the host while this record ruled.
+    /// Position of all data that arrived from the host while this record was in use.
     pub received: u64,
-    /// Nanoseconds, CLOCK_MONOTONIC.
+    /// Time of the last segment: nanoseconds, CLOCK_MONOTONIC.
     pub seen: u64,
     pub(crate) raw: abi::leg,
 }
 
 impl LegView {
-    /// Are the numbers on the wire those of the socket, and is no switch under way?
+    /// Returns whether the numbers on the wire are those of the socket, and no switch is under way.
     pub fn is_untouched(&self) -> bool {
         let l = &self.raw;
         !self.is_switching() && l.shim_in | l.shim_out | l.shim_ts | (l.flags & LegFlags::AHEAD) == 0
     }
 
-    /// Does the data path own bytes of either direction?
+    /// Returns whether the data path owns bytes of either direction.
     pub fn is_switching(&self) -> bool {
         [self.phase_in, self.phase_out] != [Phase::Local; 2]
     }
 
-    /// While the flow is forwarded: what the parked socket expects next, by its own numbers. Nothing comes to it.
+    /// While the flow is forwarded, returns the next sequence number that the parked
+    /// socket expects, in the socket's own numbers. The socket receives nothing meanwhile.
     pub fn parked_at(&self) -> Option<u32> {
         let is_forwarded = self.flags & crate::LegFlags::SPLICED != 0;
         is_forwarded.then(|| self.raw.bound_in.wrapping_sub(self.raw.shim_in))
     }
 }
 
-/// As wide as `path.via`.
+/// Has the width of `path.via`.
 const VIA_TAP: u16 = names::VIA_TAP as u16;
 pub(crate) const VIA_INDEX: u16 = names::VIA_INDEX as u16;
 
-/// One direction's entry.
+/// The path entry of one direction. Sequence numbers are in host byte order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PathView {
-    /// `PathFlags`.
+    /// Bits of `PathFlags`.
     pub flags: u16,
-    /// Highest sequence end forwarded.
+    /// Highest sequence end that was forwarded.
     pub end: u32,
-    /// How often `end` wrapped; with [`PathFlags::TRIGGER`] that is not counted.
+    /// Number of times that `end` has wrapped. Not counted while [`PathFlags::TRIGGER`] is set.
     pub wraps: u16,
-    /// Highest acknowledgement forwarded.
+    /// Highest acknowledgement that was forwarded.
     pub max_ack: u32,
-    /// Coarse time of the last packet, units of 2^33 ns, modulo 256.
+    /// Coarse time of the last packet, in units of 2^33 ns, modulo 256.
     pub seen: u8,
-    /// The same as `end`, in the numbers of the other leg: its host was sent nothing beyond.
+    /// `end` in the numbers of the other leg: its host was sent nothing beyond.
     pub sent: u32,
     /// Index of the next hop.
     pub via: u16,
-    /// What is forwarded is copied to user space.
+    /// Whether forwarded data is copied to user space.
     pub tapped: bool,
-    /// The window that came with `max_ack`, as `room_code()` in bpf/step.h has it.
+    /// The window that came with `max_ack`, encoded by `room_code()` in bpf/step.h.
     pub room: u8,
-    /// The host that packets go to, or an index, by `PathFlags::CROSS`.
+    /// The IPv4 host to which packets go, or an index in `remotes6` if `PathFlags::CROSS` is set. Network byte order if a host.
     pub(crate) remote4: u32,
 }
 
 impl PathView {
-    /// Has the flow of these two entries ended, by a reset or with both FINs acknowledged?
+    /// Returns whether the flow of these two entries has ended, by a reset or with both FINs acknowledged.
     pub fn are_over([a, b]: &[PathView; 2]) -> bool {
         (a.flags | b.flags) & PathFlags::DEAD != 0 || a.flags & b.flags & PathFlags::FIN_ACKED != 0
     }
@@ -256,18 +259,20 @@ impl PathView {
         }
     }
 
-    /// How long no packet has come, at least: the time is kept in units of 2^33 ns, modulo 256.
+    /// Returns the minimum time since the last packet: the time is kept in units of 2^33 ns, modulo 256.
     pub fn silence(&self) -> Duration {
         let units = ((monotonic().as_nanos() >> 33) as u8).wrapping_sub(self.seen);
         Duration::from_nanos(u64::from(units.saturating_sub(1)) << 33)
     }
 
-    /// What the other host has acknowledged of what was forwarded to it, in the numbers of `end`. `back`: the other direction.
+    /// Returns up to where the other host has acknowledged forwarded data,
+    /// in the numbers of `end`. `back`: the entry of the other direction.
     pub(crate) fn acked(&self, back: &PathView) -> u32 {
         self.end.wrapping_sub(self.sent.wrapping_sub(back.max_ack))
     }
 
-    /// The window that came with `max_ack`, in units of its scale: at least, and at most. As `room_of()` in bpf/step.h.
+    /// Returns the minimum and the maximum of the window that came with
+    /// `max_ack`, in units of its scale. Like `room_of()` in bpf/step.h.
     pub fn rooms(&self) -> (u32, u32) {
         let of = |code: u8| match code {
             0 => 0,
@@ -279,7 +284,7 @@ impl PathView {
         (least, of(self.room).min(65535))
     }
 
-    /// Bytes forwarded since the end was `since`; as `path_passed` in bpf/path.h.
+    /// Returns the number of bytes forwarded since `end` was `since`. Like `path_passed` in bpf/path.h.
     pub(crate) fn passed(&self, since: u32) -> u64 {
         if self.flags & PathFlags::TRIGGER != 0 {
             return self.end.wrapping_sub(since).into();
@@ -311,7 +316,7 @@ pub(crate) struct Maps {
     pub unheld: MapHandle,
 }
 
-/// What a counter says on all CPUs together: the first eight bytes of an entry.
+/// Returns the sum of a counter over all CPUs: the first eight bytes of an entry.
 pub(crate) fn sum_of(counters: &MapHandle, which: u32) -> io::Result<u64> {
     let per_cpu = counters.lookup_percpu(bytes_of(&which), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
     Ok(per_cpu.iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum())
@@ -321,7 +326,7 @@ pub(crate) fn io_error(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
 }
 
-/// The library keeps the number to itself, but for the end of its message, which is that of [`io::Error`].
+/// Returns the errno of an error. The library shows it only at the end of its message, which is that of [`io::Error`].
 pub(crate) fn errno(e: &libbpf_rs::Error) -> i32 {
     let text = format!("{e:#}");
     let number = text.rsplit_once("(os error ").and_then(|(_, rest)| rest.strip_suffix(')'));
@@ -346,12 +351,12 @@ impl Maps {
         self.abi.update(bytes_of(&0u32), bytes_of(&abi), MapFlags::ANY).map_err(io_error)
     }
 
-    /// Nobody holds slots any more that were left before this: ns, CLOCK_MONOTONIC.
+    /// Records that nobody holds slots any more that were freed before `since`: nanoseconds, CLOCK_MONOTONIC.
     pub fn set_unheld(&self, since: u64) -> io::Result<()> {
         self.unheld.update(bytes_of(&0u32), &since.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
     }
 
-    /// One entry: looked up or changed. The answer's `result` and `p` are those of `struct path_args`.
+    /// Looks up or changes one path entry. `result` and `p` of the answer are those of `struct path_args`.
     pub fn path_op(&self, op: abi::path_op, key: &Tuple, p: abi::path6) -> io::Result<abi::path_args> {
         let mut args = abi::path_args { op, key: key.to_abi(), p, ..Default::default() };
         self.path_entry(&mut args)?;
@@ -362,13 +367,13 @@ impl Maps {
         run_program(&self.path_entry, args).map_err(io::Error::from_raw_os_error)
     }
 
-    /// The entry as it is; of an IPv4 leg, `remote` means nothing.
+    /// Returns a path entry. In an entry of an IPv4 leg, `remote` is unused.
     pub fn entry(&self, t: &Tuple) -> Option<abi::path6> {
         let args = self.path_op(abi::path_op::PATH_GET, t, abi::path6::default()).ok()?;
         (args.result == 0).then_some(args.p)
     }
 
-    /// None: no more.
+    /// Starts to listen on an address. With `None`, stops.
     pub fn listen(&self, addr: SocketAddr, to: Option<abi::listens>) -> io::Result<()> {
         let unspecified = addr.ip().is_unspecified();
         let key = abi::listen_key {
@@ -390,12 +395,13 @@ impl Maps {
         }
     }
 
-    /// Nobody listens: what an earlier process has left.
+    /// Removes the listeners that an earlier process has left.
     pub fn unlisten_all(&self) {
         self.listeners.keys().for_each(|key| drop(self.listeners.delete(&key)));
     }
 
-    /// Makes the entries for a connection that we are about to open, on behalf of a client perhaps; the MSS that it announced.
+    /// Creates the entries for a connection that is about to be opened, possibly
+    /// on behalf of a client. Returns the client's MSS in bytes, if known.
     pub fn expect(&self, t: &Tuple, client: Option<&Tuple>, leg_flags: u32) -> Result<Option<u16>, ExpectError> {
         let (op, key) = (abi::path_op::PATH_ADD, t.to_abi());
         let other = client.map(|c| c.to_abi()).unwrap_or_default();
@@ -413,7 +419,7 @@ impl Maps {
         self.legs.update(bytes_of(&t.to_abi()), bytes_of(record), MapFlags::ANY).map_err(io_error)
     }
 
-    /// Writes an entry, new or not.
+    /// Writes a path entry, new or not.
     pub fn put_path(&self, t: &Tuple, p: abi::path6) -> io::Result<()> {
         match self.path_op(abi::path_op::PATH_PUT, t, p)?.result {
             0.. => Ok(()),
@@ -421,8 +427,8 @@ impl Maps {
         }
     }
 
-    /// Removes path entry and record of a leg, or of two; what is gone already is no error. Which are gone: unless `op` is
-    /// `PATH_REMOVE`, there are conditions (enum path_op).
+    /// Removes path entry and record of one leg or two. A leg that is gone already is no error. Returns
+    /// for each whether it is gone: unless `op` is `PATH_REMOVE`, there are conditions (enum path_op).
     pub fn forget(&self, op: abi::path_op, t: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
         let other = other.map(|o| o.to_abi()).unwrap_or_default();
         self.forget_as(abi::path_args { op, key: t.to_abi(), other, ..Default::default() })
@@ -437,12 +443,12 @@ impl Maps {
         [1, 2].map(|bit| args.result & bit == 0)
     }
 
-    /// Ends copying what is forwarded of a leg.
+    /// Stops copying the forwarded data of a leg.
     pub fn untap(&self, t: &Tuple) -> io::Result<()> {
         self.path_op(abi::path_op::PATH_UNTAP, t, abi::path6::default()).map(drop)
     }
 
-    /// Segments of the leg have passed unseen: it is not tracked any more.
+    /// Stops tracking a leg of which segments have passed unseen.
     pub fn mistrust(&self, t: &Tuple) -> io::Result<()> {
         self.path_op(abi::path_op::PATH_UNSEEN, t, abi::path6::default()).map(drop)
     }
@@ -452,12 +458,12 @@ impl Maps {
         found.is_some_and(|e| u32::from(from_bytes::<abi::embryo>(&e).opts_in) & names::OPT_FULL != 0)
     }
 
-    /// Removes what a SYN has left; one that is gone already is no error.
+    /// Removes the state of a SYN. It is no error if it is gone already.
     pub fn forget_embryo(&self, t: &Tuple) {
         let _ = self.embryos.delete(bytes_of(&t.to_abi()));
     }
 
-    /// Removes a leg's record; one that is gone already is no error.
+    /// Removes a leg's record. It is no error if it is gone already.
     pub fn forget_leg(&self, t: &Tuple) {
         let _ = self.legs.delete(bytes_of(&t.to_abi()));
     }
@@ -471,7 +477,7 @@ impl Maps {
         self.entry(t).map(|e| PathView::new(&e.p))
     }
 
-    /// Those of both legs of a flow, at the price of one.
+    /// Returns the path entries of both legs of a flow, in one call.
     pub fn paths_of(&self, t: &Tuple, other: &Tuple) -> Option<[PathView; 2]> {
         let (op, key, other) = (abi::path_op::PATH_GET, t.to_abi(), other.to_abi());
         let mut args = abi::path_args { op, key, other, ..Default::default() };
@@ -483,15 +489,15 @@ impl Maps {
         self.legs.keys().map(|k| Tuple::from_abi(&from_bytes(&k))).filter_map(|t| Some((t, self.leg(&t)?))).collect()
     }
 
-    /// The next entry that is not in forwarding mode: `key`, and what its leg's record says. The answer's `result` and `slot`
-    /// are those of `struct path_args`.
+    /// Returns the next entry that is not in forwarding mode: `key`, and data of its
+    /// leg's record. `result` and `slot` of the answer are those of `struct path_args`.
     pub fn next_idle(&self, slot: u64) -> io::Result<abi::path_args> {
         let mut args = abi::path_args { op: abi::path_op::PATH_IDLE, slot, ..Default::default() };
         self.path_entry(&mut args)?;
         Ok(args)
     }
 
-    /// Each entry of the tables: the leg whose packets find it, and what is to happen to them.
+    /// Calls `f` with each path entry: the leg on which its packets arrive, and the entry.
     pub fn each_path(&self, mut f: impl FnMut(Tuple, &abi::path6)) -> io::Result<()> {
         self.walk(abi::path_op::PATH_NEXT, |t, e| {
             f(t, e);
@@ -499,7 +505,7 @@ impl Maps {
         })
     }
 
-    /// Those of an operation like PATH_NEXT, for as long as the answer is true.
+    /// Calls `f` with each path entry of an operation like PATH_NEXT, until it returns false.
     pub fn walk(&self, op: abi::path_op, mut f: impl FnMut(Tuple, &abi::path6) -> bool) -> io::Result<()> {
         let mut args = abi::path_args { op, ..Default::default() };
         loop {
@@ -521,13 +527,13 @@ impl Maps {
         Ok(all)
     }
 
-    /// The leg where packets of `t` go out, from the path entry alone.
+    /// Returns the leg on which packets of `t` leave, from the path entry alone.
     pub fn other_leg(&self, t: &Tuple) -> Option<Tuple> {
         let entry = self.entry(t)?;
         self.way_out(t, &entry, self.via(entry.p.via & VIA_INDEX)?.local)
     }
 
-    /// The same of an entry that is at hand, whose next hop has this own address.
+    /// Like [`Maps::other_leg`], for an entry `e` whose next hop has the address `local`.
     pub fn way_out(&self, t: &Tuple, e: &abi::path6, local: [u32; 4]) -> Option<Tuple> {
         let p = &e.p;
         let remote = if !t.is_v4() {
@@ -541,20 +547,20 @@ impl Maps {
         Some(Tuple::from_abi(&abi::tuple { remote, local, rport: p.rport, lport: p.lport }))
     }
 
-    /// A leg's record gets another next hop.
+    /// Sets another next hop in a leg's record.
     pub fn lead(&self, t: &Tuple, via: u16) -> io::Result<()> {
         let (op, p) = (abi::path_op::PATH_HOP, abi::path { via, ..Default::default() });
         let p = abi::path6 { p, ..Default::default() };
         self.path_entry(&mut abi::path_args { op, key: t.to_abi(), p, ..Default::default() })
     }
 
-    /// Was the first place ever taken?
+    /// Returns whether the first index of `remotes6` was ever used.
     pub fn has_remotes(&self) -> io::Result<bool> {
         let first = self.remotes6.lookup(bytes_of(&0u32), MapFlags::ANY).map_err(io_error)?;
         Ok(first.is_some_and(|address| address.iter().any(|b| *b != 0)))
     }
 
-    /// The entry of `t` gets another next hop, in forwarding mode and if it has this one. False: it is as it was.
+    /// Changes the next hop of a path entry in forwarding mode from `from` to `to`. Returns false if nothing was changed.
     pub fn move_path(&self, t: &Tuple, [from, to]: [u16; 2]) -> io::Result<bool> {
         let path = |via| abi::path { via, ..Default::default() };
         let (op, p) = (abi::path_op::PATH_MOVE, abi::path6 { p: path(to), ..Default::default() });

@@ -1,5 +1,5 @@
-//! The data path's decisions, natively: what `bpf/step.h` and `bpf/record.h` do with the segments of one flow. For
-//! simulators; nothing here touches the kernel.
+//! The decisions of the data path, compiled natively: what `bpf/step.h` and `bpf/record.h`
+//! do with the segments of one flow. For simulators; does not touch the kernel.
 
 use crate::{Frozen, Half, PathView, SwitchError, Switched, abi, switch};
 use std::{
@@ -8,13 +8,13 @@ use std::{
     ptr::{self, NonNull},
 };
 
-/// A segment as it comes in.
+/// An arriving segment.
 pub use crate::abi::seg as Seg;
 
-/// One outgoing copy.
+/// An outgoing copy of a segment.
 pub use crate::abi::edit as Edit;
 
-/// What the handshake of a leg agreed on. Mirrors `struct model_start`.
+/// The result of a leg's handshake. Mirrors `struct model_start`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -50,51 +50,51 @@ struct Meanwhile {
     out: Out,
 }
 
-/// A switch and its answer, as the program of the data path has it.
+/// A switch call with its answer, as the data path's program uses it.
 #[derive(Clone, Copy, Debug)]
 pub struct Switch(abi::switch_args);
 
 impl Switch {
-    /// A call about two legs.
+    /// Creates a call about two legs.
     pub fn new(op: abi::switch_op, halves: [&Half; 2]) -> Switch {
         Switch(switch::call(op, halves[0], halves[1]).args)
     }
 
-    /// The arguments that are not about one leg.
+    /// Returns the arguments that do not belong to one leg.
     pub fn args(&mut self) -> &mut abi::switch_args {
         &mut self.0
     }
 
-    /// The model knows nothing of devices; its hosts take any packet.
+    /// Evaluates the answer. The model has no devices; its hosts accept any packet.
     fn answer(&self) -> Result<abi::switch_call, SwitchError> {
         switch::outcome(self.0.result)?;
         let hop = abi::hop { mss: u16::MAX.into(), ..Default::default() };
         Ok(abi::switch_call { args: self.0, hop_a: hop, hop_b: hop })
     }
 
-    /// What a freeze has left to be drained, as [`Datapath::freeze`](crate::Datapath::freeze) has it.
+    /// Returns the result of a freeze, like [`Datapath::freeze`](crate::Datapath::freeze).
     pub fn frozen(&self, consumed: [u64; 2]) -> Result<Frozen, SwitchError> {
         self.answer().map(|call| switch::frozen(&call, consumed))
     }
 
-    /// How the legs are, as the other switches have it.
+    /// Returns the state of the legs, like the other switch calls.
     pub fn switched(&self) -> Result<Switched, SwitchError> {
         self.answer().map(|call| switch::switched(&call))
     }
 }
 
-/// What became of a segment from a host.
+/// The fate of a segment from a host.
 #[derive(Clone, Copy, Debug)]
 pub enum Fate {
-    /// Dropped; number of the verdict.
+    /// Dropped, with the number of the verdict.
     Dropped(u32),
-    /// Sent as these copies.
+    /// Sent in these copies.
     Sent {
-        /// For the local socket; as it came if `plain`.
+        /// The copy for the local socket; unchanged if `plain`.
         local: Option<Edit>,
-        /// For the other host.
+        /// The copy for the other host.
         forwarded: Option<Edit>,
-        /// The local copy is the segment itself.
+        /// Whether the local copy is the unchanged segment.
         plain: bool,
     },
 }
@@ -116,10 +116,10 @@ unsafe extern "C" {
     fn model_place(t: *const abi::tuple, v6: c_int, seed: u64, pages: u32, way: u32) -> u64;
 }
 
-/// Places that the entry of a key may have: `WAYS` of bpf/place.h.
+/// Number of slots in which the entry of a key may be: `WAYS` of bpf/place.h.
 pub const WAYS: u32 = 64;
 
-/// Where the table for so many flows has one of the places of a key: page and slot.
+/// Returns one of the places of a key in the table for `flows` flows: page and slot.
 pub fn place(leg: &crate::Tuple, seed: u64, flows: u32, way: u32) -> (u32, u32) {
     let v6 = leg.remote.is_ipv6();
     let pages = if v6 { crate::pages::PATHS6 } else { crate::pages::PATHS4 }.pages(flows);
@@ -131,11 +131,11 @@ pub fn place(leg: &crate::Tuple, seed: u64, flows: u32, way: u32) -> (u32, u32) 
 /// One flow: two legs and their path entries.
 pub struct Model(NonNull<Opaque>);
 
-// SAFETY: memory of its own, without any tie to a thread.
+// SAFETY: it owns its memory, which is not tied to a thread.
 unsafe impl Send for Model {}
 
 impl Model {
-    /// Both connections established, nothing sent yet.
+    /// Creates a flow of two established connections that have carried nothing.
     pub fn new(start: &[Start; 2]) -> Model {
         // SAFETY: reads two elements; aborts rather than return null.
         Model(NonNull::new(unsafe { model_new(start.as_ptr()) }).expect("aborts instead"))
@@ -147,13 +147,14 @@ impl Model {
         unsafe { model_time(self.0.as_ptr(), now) }
     }
 
-    /// The sockets are gone.
+    /// Closes the sockets.
     pub fn close(&mut self) {
         // SAFETY: a live pointer.
         unsafe { model_close(self.0.as_ptr()) }
     }
 
-    /// A segment of the host of leg `i`. Events come as a set of bits, `1 << event_kind`; bit 0: it is held.
+    /// Handles a segment from the host of leg `i`. Events are returned
+    /// as a set of bits, `1 << event_kind`; bit 0: the segment is held.
     pub fn ingress(&mut self, i: usize, s: &Seg) -> (Fate, u8) {
         let mut out = Out::default();
         // SAFETY: live pointers; i is 0 or 1.
@@ -161,8 +162,9 @@ impl Model {
         fate(&out)
     }
 
-    /// Does something, in whose midst a segment of the host of leg `i` comes in, on another processor: before the `locks`th lock
-    /// is taken. What becomes of that, as of [`Model::ingress`]; `None`: fewer locks were taken, and it has not come.
+    /// Runs `work`, during which a segment from the host of leg `i` arrives on another
+    /// processor, just before the `locks`th lock is taken. Returns the fate of that segment,
+    /// as [`Model::ingress`] does. `None`: fewer locks were taken, so it has not arrived.
     pub fn meanwhile<T>(
         &mut self,
         (locks, i, s): (u32, usize, &Seg),
@@ -172,12 +174,12 @@ impl Model {
         // SAFETY: live pointers.
         unsafe { model_meanwhile(self.0.as_ptr(), &mut meanwhile) };
         let done = work(self);
-        // SAFETY: as above; it is taken back before it ends. If `work` panics, the model is not used again but to free it.
+        // SAFETY: as above; the pointer is reset before `meanwhile` ends. If `work` panics, the model is only freed.
         unsafe { model_meanwhile(self.0.as_ptr(), ptr::null_mut()) };
         (done, (meanwhile.locks == 0).then(|| fate(&meanwhile.out)))
     }
 
-    /// A segment of the local socket of leg `i`; `None`: muted.
+    /// Handles a segment from the local socket of leg `i`. `None`: muted.
     pub fn egress(&mut self, i: usize, s: &Seg) -> Option<Edit> {
         let mut e = Edit::default();
         // SAFETY: live pointers; i is 0 or 1.
@@ -185,13 +187,13 @@ impl Model {
         (go != 0).then_some(e)
     }
 
-    /// Freeze, commit, unsplice or look.
+    /// Runs a freeze, commit, unsplice or look.
     pub fn switch(&mut self, switch: &mut Switch) {
         // SAFETY: live pointers.
         unsafe { model_switch(self.0.as_ptr(), &mut switch.0) }
     }
 
-    /// The path entry where packets of leg `i`'s host come in.
+    /// Returns the path entry of packets from the host of leg `i`.
     pub fn path(&self, i: usize) -> PathView {
         let mut p = abi::path::default();
         // SAFETY: live pointers; i is 0 or 1.
@@ -199,7 +201,7 @@ impl Model {
         PathView::new(&p)
     }
 
-    /// The record of a leg.
+    /// Returns the record of a leg.
     pub fn leg(&self, i: usize) -> abi::leg {
         let mut l = abi::leg::default();
         // SAFETY: no pointer is passed.

@@ -10,24 +10,24 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/names.rs"));
 }
 
-/// Who owns the bytes of one direction of a flow (`enum phase`).
+/// The owner of the bytes of one direction of a flow (`enum phase`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Phase {
-    /// The proxy: control mode.
+    /// Control mode: the proxy owns all bytes.
     #[default]
     Local = abi::phase::PHASE_LOCAL.0 as u8,
-    /// The proxy owns what lies below the bound, and drains it; the data path owns the rest.
+    /// Splicing: the proxy owns the bytes below the bound, and drains them; the data path owns the rest.
     ToForwarding = abi::phase::PHASE_TO_FWD.0 as u8,
-    /// The data path: forwarding mode.
+    /// Forwarding mode: the data path owns all bytes.
     Forwarding = abi::phase::PHASE_FWD.0 as u8,
-    /// The data path owns what lies below the bound, until that is acknowledged; the proxy owns the rest.
+    /// Unsplicing: the data path owns the bytes below the bound until they are acknowledged; the proxy owns the rest.
     ToLocal = abi::phase::PHASE_TO_LOCAL.0 as u8,
 }
 
 impl Phase {
-    /// Is a switch under way: do bytes below the bound have another owner than those from there on?
+    /// Returns whether a switch is under way: the bytes below the bound have another owner than the rest.
     pub fn is_switching(self) -> bool {
         matches!(self, Phase::ToForwarding | Phase::ToLocal)
     }
@@ -45,7 +45,7 @@ impl From<abi::phase> for Phase {
 }
 
 impl From<u8> for Phase {
-    /// As it stands in a leg's record.
+    /// Converts the value in a leg's record.
     fn from(phase: u8) -> Phase {
         abi::phase(phase.into()).into()
     }

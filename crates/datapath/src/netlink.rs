@@ -1,4 +1,4 @@
-//! Netlink: what the kernel says of devices, neighbours and routes, and when they change (rtnetlink(7)); requests to netfilter.
+//! Netlink: devices, neighbours and routes, with notifications of changes (rtnetlink(7)); requests to netfilter and sock_diag.
 
 use nix::{
     libc,
@@ -13,15 +13,15 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-/// `struct nlmsghdr`.
+/// Size of `struct nlmsghdr` in bytes.
 const HEADER: usize = 16;
-/// More than the kernel puts into one datagram (NLMSG_GOODSIZE, or as much as the buffer takes).
+/// Size of the receive buffer in bytes: more than the kernel puts into one datagram (NLMSG_GOODSIZE, or the size of the buffer).
 const ANSWER: usize = 32768;
 
-/// A message without its header: type, and what follows.
+/// A message without its header: its type and its body.
 pub(crate) type Message<'a> = (u16, &'a [u8]);
 
-/// The messages of a datagram.
+/// Returns the messages of a datagram.
 pub(crate) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(*datagram.first_chunk()?) as usize;
@@ -31,7 +31,7 @@ pub(crate) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>>
     })
 }
 
-/// Kinds and values of a row of `struct rtattr`, each of which begins at a multiple of four.
+/// Returns kinds and values of a row of `struct rtattr`, each of which begins at a multiple of four.
 pub(crate) fn attributes(mut row: &[u8]) -> Vec<(u16, &[u8])> {
     const FLAGS: u16 = 0xc000; // NLA_F_NESTED, NLA_F_NET_BYTEORDER
     let mut all = Vec::new();
@@ -48,18 +48,18 @@ pub(crate) fn find<'a>(all: &[(u16, &'a [u8])], wanted: u16) -> Option<&'a [u8]>
     all.iter().find(|(kind, _)| *kind == wanted).map(|(_, value)| *value)
 }
 
-/// A 32-bit number, as the kernel counts.
+/// Reads a 32-bit number in host byte order.
 pub(crate) fn number(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|b| u32::from_ne_bytes(*b))
 }
 
-/// An address of four or sixteen bytes.
+/// Reads an address of four or sixteen bytes.
 pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = |b: [u8; 4]| IpAddr::from(b);
     bytes.try_into().map(v4).ok().or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
 }
 
-/// The bytes of an address, and its family.
+/// Returns the bytes of an address, and its family.
 pub(crate) fn octets(address: IpAddr) -> (Vec<u8>, u8) {
     match address {
         IpAddr::V4(a) => (a.octets().to_vec(), libc::AF_INET as u8),
@@ -67,7 +67,7 @@ pub(crate) fn octets(address: IpAddr) -> (Vec<u8>, u8) {
     }
 }
 
-/// A row of attributes, as [`attributes`] reads it.
+/// Builds a row of attributes, as [`attributes`] reads it.
 pub(crate) fn row(attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut row = Vec::new();
     for (kind, value) in attributes {
@@ -79,7 +79,7 @@ pub(crate) fn row(attributes: &[(u16, &[u8])]) -> Vec<u8> {
     row
 }
 
-/// A request: `body` is the structure that goes with this type, then come attributes. `flags`: NLM_F_REQUEST goes without saying.
+/// Builds a request from the structure `body` of its type, and attributes. NLM_F_REQUEST is added to `flags`.
 pub(crate) fn request(kind: u16, flags: i32, body: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut m = vec![0; HEADER];
     m[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -91,7 +91,7 @@ pub(crate) fn request(kind: u16, flags: i32, body: &[u8], attributes: &[(u16, &[
     m
 }
 
-/// `struct nlmsgerr` begins with the negative error; 0: an acknowledgement.
+/// Reads `struct nlmsgerr`, which begins with the negative errno; 0 is an acknowledgement.
 fn error(body: &[u8]) -> io::Result<()> {
     match body.first_chunk().map(|b| -i32::from_ne_bytes(*b)) {
         Some(0) => Ok(()),
@@ -100,7 +100,7 @@ fn error(body: &[u8]) -> io::Result<()> {
     }
 }
 
-/// A socket of the network namespace that it was made in.
+/// A socket in the network namespace in which it was created.
 #[derive(Debug)]
 pub(crate) struct Netlink {
     socket: OwnedFd,
@@ -108,11 +108,11 @@ pub(crate) struct Netlink {
 }
 
 impl Netlink {
-    /// rtnetlink. `groups`: RTNLGRP_*, whose notifications are wanted.
+    /// Opens rtnetlink. `groups`: RTNLGRP_* of the notifications to receive.
     pub fn open(groups: &[u32]) -> io::Result<Netlink> {
         let Netlink { socket, datagram } = Netlink::to(SockProtocol::NetlinkRoute)?;
         if !groups.is_empty() {
-            // without it they are lost somewhat earlier, and all is read again
+            // without it, notifications are lost somewhat earlier, and everything is read again
             let _ = setsockopt(&socket, RcvBufForce, &(1 << 20));
             let bits = groups.iter().fold(0, |bits, group| bits | 1 << (group - 1));
             bind(socket.as_raw_fd(), &NetlinkAddr::new(0, bits))?;
@@ -120,12 +120,12 @@ impl Netlink {
         Ok(Netlink { socket, datagram })
     }
 
-    /// nfnetlink.
+    /// Opens nfnetlink.
     pub fn netfilter() -> io::Result<Netlink> {
         Netlink::to(SockProtocol::NetlinkNetFilter)
     }
 
-    /// sock_diag.
+    /// Opens sock_diag.
     pub fn sockets() -> io::Result<Netlink> {
         Netlink::to(SockProtocol::NetlinkSockDiag)
     }
@@ -139,13 +139,13 @@ impl Netlink {
         send(self.socket.as_raw_fd(), requests, MsgFlags::empty()).map(drop).map_err(io::Error::from)
     }
 
-    /// The next datagram.
+    /// Receives the next datagram.
     pub fn receive(&mut self, flags: MsgFlags) -> io::Result<&[u8]> {
         let n = recv(self.socket.as_raw_fd(), &mut self.datagram, flags)?;
         Ok(&self.datagram[..n])
     }
 
-    /// Asks for one thing: the body of the answer. What was only acknowledged has none.
+    /// Sends a request for one object. Returns the body of the answer, which is empty for an acknowledgement.
     pub fn ask(&mut self, request: &[u8]) -> io::Result<Vec<u8>> {
         self.send(request)?;
         let (kind, body) = messages(self.receive(MsgFlags::empty())?).next().ok_or(io::ErrorKind::InvalidData)?;
@@ -155,7 +155,7 @@ impl Netlink {
         Ok(body.to_vec())
     }
 
-    /// Asks for all of a kind, `body` being as for [`request`].
+    /// Requests all objects of a kind. `body`: as in [`request`].
     pub fn dump(
         &mut self,
         kind: u16,

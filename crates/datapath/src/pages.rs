@@ -1,4 +1,4 @@
-//! The tables of path entries are arrays of pages (bpf/table.h), and the pages are made here. What pinned maps take.
+//! Creates the pages of the tables of path entries, which are arrays of pages (bpf/table.h). Also the sizes of pinned maps.
 
 use crate::maps::io_error;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
@@ -12,27 +12,27 @@ use std::{
 /// A table of path entries.
 pub(crate) struct Table {
     name: &'static str,
-    /// Slots of a page: `SLOTS4` and `SLOTS6` of bpf/place.h.
+    /// Number of slots in a page: `SLOTS4` and `SLOTS6` of bpf/place.h.
     page: u32,
-    /// Slots for ten flows, which have two entries each. The smaller its pages, the more they differ in how full they are.
+    /// Number of slots for ten flows, which have two entries each. The smaller the pages, the more their fill levels differ.
     ten_flows: u32,
 }
 
-/// Two thirds full at most.
+/// At most two thirds full.
 pub(crate) const PATHS4: Table = Table { name: "paths4", page: 503, ten_flows: 30 };
-/// Three fifths.
+/// At most three fifths full.
 pub(crate) const PATHS6: Table = Table { name: "paths6", page: 251, ten_flows: 34 };
-/// Bytes of a page: `struct table_page`. The kernel refuses any other.
+/// Size of a page in bytes: `struct table_page`. The kernel rejects any other.
 const PAGE: u32 = 503 * 64 + 64;
-/// Where a page is put, kernels before 6.8 wait until no program may have seen its place empty, which takes milliseconds;
-/// but waiting at the same time costs no more than waiting once.
+/// Number of threads that install pages. Kernels before 6.8 wait at each page until no program can have
+/// seen its place empty, which takes milliseconds; waiting in parallel costs no more than waiting once.
 const THREADS: usize = 32;
-/// Pages that a thread has open at a time: all of them together are less than the 1024 files that any process may have.
+/// Number of pages that a thread has open at a time. All of them together stay below the 1024 files that any process may have.
 const AT_ONCE: usize = 16;
 const _: () = assert!(THREADS * AT_ONCE < 1024);
 
 impl Table {
-    /// How many, for so many flows.
+    /// Returns the number of pages for `flows` flows.
     pub fn pages(&self, flows: u32) -> u32 {
         (u64::from(flows) * u64::from(self.ten_flows)).div_ceil(10 * u64::from(self.page)) as u32
     }
@@ -63,16 +63,16 @@ fn fill_share(table: &MapHandle, share: &[u32]) -> io::Result<()> {
     Ok(())
 }
 
-/// What a map is made for, and what it takes.
+/// The size of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSize {
-    /// Entries there is room for.
+    /// Number of entries for which it has room.
     pub entries: u64,
-    /// Kernel memory, as the kernel accounts for it.
+    /// Kernel memory in bytes, as the kernel accounts for it.
     pub bytes: u64,
 }
 
-/// Of a pinned map; of a table of path entries, with all its pages.
+/// Returns the size of a pinned map; for a table of path entries, with all its pages.
 pub fn map_size(pinned: &Path) -> io::Result<MapSize> {
     let map = MapHandle::from_pinned_path(pinned).map_err(io_error)?;
     let (entries, mut bytes) = (u64::from(map.max_entries()), memlock(&map)?);
@@ -86,7 +86,7 @@ pub fn map_size(pinned: &Path) -> io::Result<MapSize> {
     Ok(MapSize { entries: entries * table.map_or(1, |table| table.page.into()), bytes })
 }
 
-/// In /proc: what a map has allocated, bytes.
+/// Returns the bytes that a map has allocated, from /proc.
 fn memlock(map: &MapHandle) -> io::Result<u64> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
     let bytes = info.lines().find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok());

@@ -1,7 +1,7 @@
-//! Folders in bpffs where links and maps are pinned: who owns one, and which of them nobody does.
+//! Directories in bpffs that hold the pins of links and maps: ownership, and removal of those without an owner.
 //!
-//! The owner holds a lock (flock(2)) on the folder itself. So it goes with the pins, whatever else two programs see of each other's
-//! file systems, and the kernel gives it back when the process is gone. Nobody else may open the folder (mode 0700).
+//! The owner holds a lock (flock(2)) on the directory itself. So the lock belongs to the pins, even if two programs see
+//! different file systems, and the kernel releases it when the process ends. No other user may open the directory (mode 0700).
 
 use crate::{
     ABI_VERSION, Datapath, LegView, OpenError, Options, Resets, Tuple, abi,
@@ -37,18 +37,18 @@ use std::{
 };
 
 const BPFFS: &str = "/sys/fs/bpf";
-/// Where all folders are, unless others were named.
+/// Parent of all directories of pins, unless another path was configured.
 const ALL: &str = "/sys/fs/bpf/longsplice";
-/// Locks of earlier versions lay here, beside.
+/// Directory of the lock files of earlier versions.
 const OLD_LOCKS: &str = "/run/longsplice";
 
-/// Whoever looks for what is dead holds a folder for a moment, and so may a process that is just being killed: how often the lock
-/// is tried ...
+/// Number of attempts to take a lock. A process that looks for dead
+/// directories holds one for a moment, as does a process that is being killed.
 const TRIES: u32 = 10;
-/// ... and how long after one another.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What libbpf answers.
+/// Converts the return value of a libbpf call.
 pub(crate) fn checked(r: i32) -> io::Result<i32> {
     if r < 0 { Err(io::Error::from_raw_os_error(-r)) } else { Ok(r) }
 }
@@ -57,14 +57,14 @@ fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Gives an object of the kernel's a name.
+/// Pins a kernel object.
 pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let at = c_path(path)?;
     // SAFETY: both outlive the call.
     checked(unsafe { libbpf_sys::bpf_obj_pin(object.as_raw_fd(), at.as_ptr()) }).map(drop)
 }
 
-/// The object of that name.
+/// Opens a pinned object.
 pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     let at = c_path(path)?;
     // SAFETY: the path outlives the call.
@@ -73,13 +73,13 @@ pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Where maps and links of this network namespace are pinned unless told otherwise.
+/// Returns the default directory for the pins of this network namespace.
 pub fn default_pin() -> io::Result<PathBuf> {
     let ns = fs::metadata("/proc/thread-self/ns/net")?.ino();
     Ok(Path::new(ALL).join(format!("net-{ns}")))
 }
 
-/// A folder that is ours for as long as this lives.
+/// A directory of pins that this process owns while this value lives.
 #[derive(Debug)]
 pub(crate) struct Owned {
     pub path: PathBuf,
@@ -87,7 +87,7 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Makes the folder, if need be, and takes it.
+    /// Creates the directory if necessary, and takes its lock.
     pub fn take(path: &Path) -> Result<Owned, OpenError> {
         let io = |source| OpenError::Kernel { what: "lock of the folder of pins", source };
         let mut tries = 0;
@@ -103,20 +103,21 @@ impl Owned {
                 Err((_, Errno::EWOULDBLOCK)) => return Err(OpenError::Running(path.to_owned())),
                 Err((_, e)) => return Err(io(e.into())),
             };
-            // or its owner has removed it in the meantime
+            // otherwise its owner has removed the directory meanwhile
             if owned.is_there() {
                 return Ok(owned);
             }
         }
     }
 
-    /// Is it still the folder of that name?
+    /// Returns whether the path still leads to this directory.
     pub fn is_there(&self) -> bool {
         let ids = |m: fs::Metadata| (m.dev(), m.ino());
         fs::metadata(&self.path).map(ids).ok() == self.lock.metadata().map(ids).ok()
     }
 
-    /// Removes it with all that is pinned there: what nobody else holds is detached and freed. One that took its place stays.
+    /// Removes the directory with all its pins. Objects that nobody else
+    /// holds are detached and freed. A new directory in its place stays.
     pub fn remove(&self) -> io::Result<()> {
         if !self.is_there() {
             return Ok(());
@@ -126,7 +127,7 @@ impl Owned {
     }
 }
 
-/// Nothing was pinned: nothing is left.
+/// Removes the directory if nothing was pinned.
 impl Drop for Owned {
     fn drop(&mut self) {
         if self.is_there() {
@@ -135,15 +136,16 @@ impl Drop for Owned {
     }
 }
 
-/// At once: what only loses its last pin is attached for a moment yet, and whoever opens a data path meanwhile would meet it. So it
-/// is no loss if this fails.
+/// Detaches all links at once. A link that only loses its last pin stays attached for a moment,
+/// and a data path that is opened meanwhile would find it. Failures are therefore harmless.
 pub(crate) fn detach_all(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let _ = detach(&entry.path());
     }
 }
 
-/// For nobody but us. What others have made there would be theirs to take away, and anybody may write to a bpffs by default.
+/// Creates a directory that only this user can access. Objects in another user's directory
+/// could be removed by that user, and by default everybody may write to a bpffs.
 fn make(path: &Path) -> Result<(), OpenError> {
     let not_there = |_| OpenError::NoBpffs(path.to_owned());
     let unless_lacking = |e| if missing_capabilities().is_empty() { e } else { OpenError::Privilege };
@@ -172,8 +174,8 @@ fn make(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Removes what a process that is gone has left there and in the routing of this network namespace, with all flows. Their hosts
-/// are reset, for which the data path is loaded once more. `None`: nothing was there.
+/// Removes everything that a dead process has left in a directory and in the routing rules of this network namespace, with
+/// all flows. The hosts of flows are reset, for which the data path is loaded once more. Returns `None` if nothing was there.
 pub fn flush(path: &Path) -> Result<Option<Resets>, OpenError> {
     let rules = remove_rules();
     if !path.exists() {
@@ -196,7 +198,7 @@ pub fn flush(path: &Path) -> Result<Option<Resets>, OpenError> {
     }
 }
 
-/// The value of the map that says what the others were made with.
+/// Returns the value of the pinned map that describes the others, if it is there.
 pub(crate) fn abi_value(folder: &Path) -> io::Result<Option<Vec<u8>>> {
     let path = folder.join("abi");
     if !path.exists() {
@@ -206,19 +208,21 @@ pub(crate) fn abi_value(folder: &Path) -> io::Result<Option<Vec<u8>>> {
     map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
 }
 
-/// Every version begins as this one does, but for the first, which ends before the namespace; 0: not written yet.
+/// Returns the version in that value. All versions begin alike, except
+/// that the first ends before the namespace. 0: not written yet.
 pub(crate) fn version_in(abi: &[u8]) -> u32 {
     abi.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b))
 }
 
-/// What would be lost with the tables of a folder, whatever version they are of.
+/// What would be lost with the tables of a directory, whatever their version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holdings {
-    /// Entries of flows in forwarding mode, and of those that have ended just now. `None`: it is a version that did not count them.
+    /// Number of path entries of flows in forwarding mode, and of flows
+    /// that have just ended. `None`: that version did not count them.
     pub entries: Option<u64>,
-    /// Records of connections.
+    /// Number of records of connections.
     pub legs: usize,
-    /// Listeners to connections of others, of which nothing is to pass unjudged.
+    /// Number of transparent listeners, whose connections must not pass without a decision.
     pub foreign: usize,
 }
 
@@ -239,7 +243,7 @@ impl fmt::Display for Holdings {
 }
 
 impl Holdings {
-    /// What the tables that are pinned in a folder hold now, whoever uses them.
+    /// Counts the contents of the tables pinned in a directory, whichever process uses them. Errors are those of the maps.
     pub fn of(folder: &Path) -> io::Result<Holdings> {
         const LISTENS_FOREIGN: u8 = abi::listens::LISTENS_FOREIGN.0 as u8;
         let map = |name| match folder.join(name) {
@@ -259,7 +263,7 @@ impl Holdings {
     }
 }
 
-/// The records of connections in the tables that are pinned in a folder, whoever uses them: for whoever looks for a cause.
+/// Reads the connection records from the tables pinned in a directory, whichever process uses them, for diagnosis.
 pub fn records(folder: &Path) -> io::Result<Vec<(Tuple, LegView)>> {
     let legs = MapHandle::from_pinned_path(folder.join("legs")).map_err(io_error)?;
     let value = |key: &[u8]| legs.lookup(key, MapFlags::ANY).ok().flatten();
@@ -267,9 +271,9 @@ pub fn records(folder: &Path) -> io::Result<Vec<(Tuple, LegView)>> {
     Ok(legs.keys().filter_map(record).collect())
 }
 
-/// Removes what is provably dead: folders that no process owns, and whose links are all detached, for their devices are gone, as
-/// with a network namespace; no packet comes to what is pinned there. And those of another version that hold nothing, in any
-/// namespace. What was removed.
+/// Removes directories that are certainly dead: no process owns them, and all their links are detached because
+/// the devices are gone, for example with their network namespace, so no packet reaches what is pinned there.
+/// Also removes empty directories of another version, in any namespace. Returns what was removed.
 pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
     let folders = match fs::read_dir(ALL) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -299,13 +303,13 @@ fn is_dead(path: &Path) -> io::Result<Option<Owned>> {
     Ok((!is_of_use()?).then_some(owned))
 }
 
-/// Is it of another version, and empty?
+/// Returns whether the directory is of another version, and empty.
 fn is_outdated(path: &Path) -> io::Result<bool> {
     let version = abi_value(path)?.map_or(0, |value| version_in(&value));
     Ok(![0, ABI_VERSION].contains(&version) && Holdings::of(path)? == Holdings::default())
 }
 
-/// Is anything that is pinned there attached to a device?
+/// Returns whether any link in the directory is attached to a device.
 fn has_device(path: &Path) -> io::Result<bool> {
     for pin in fs::read_dir(path)? {
         let pin = pin?.path();
@@ -316,7 +320,7 @@ fn has_device(path: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Does no process of an earlier version own it?
+/// Returns whether no process of an earlier version owns the directory.
 fn is_free_of_old(path: &Path) -> io::Result<bool> {
     let name = path.to_string_lossy().trim_start_matches('/').replace('/', "-");
     match fs::File::open(Path::new(OLD_LOCKS).join(format!("{name}.lock"))) {
@@ -329,8 +333,7 @@ fn is_free_of_old(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Another data path on one of these devices, pinned where we do not look: its flows would be nobody's. `ours`: the maps that are
-/// pinned here.
+/// Fails if one of these devices has another data path whose pins are not in our directory: nobody would look after its flows.
 pub(crate) fn refuse_others(devices: &[u32], pin: &Path) -> Result<(), OpenError> {
     let map_id = |map: MapHandle| map.info().map(|map| map.info.id);
     let ours = match pin.join("legs") {

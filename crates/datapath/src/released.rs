@@ -1,4 +1,4 @@
-//! Flows without sockets: what must be remembered to count their bytes and to come back.
+//! Released flows, which have no sockets: the state needed to count their bytes and to take them back.
 
 use crate::{
     Datapath, LegFlags, LegView, PathFlags, PathView, Phase, Repair, SwitchError, Tuple,
@@ -10,7 +10,8 @@ use crate::{
 use nix::libc;
 use std::{io, os::fd::OwnedFd, time::Duration};
 
-/// A leg of a released flow: what is needed of its record, as it was at the commit. There may be a million of them.
+/// A leg of a released flow: the needed part of its record, as it
+/// was at the commit. Small, because there may be a million of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Released {
     in64: u64,
@@ -45,29 +46,30 @@ impl Released {
         }
     }
 
-    /// Is neither address of the leg ours?
+    /// Returns whether the leg is transparent: neither of its addresses is ours.
     pub fn is_foreign(&self) -> bool {
         self.flags & LegFlags::FOREIGN != 0
     }
 }
 
-/// New sockets of a flow that was released.
+/// New sockets for a released flow.
 #[derive(Debug)]
 pub struct Recreated {
-    /// In control mode; nothing is unread.
+    /// The sockets, in control mode, with nothing unread.
     pub sockets: [OwnedFd; 2],
-    /// Stream positions where they begin: all that the hosts have sent before was forwarded, and acknowledged by the other.
+    /// Stream positions at which they begin. Everything that the hosts
+    /// sent before was forwarded, and acknowledged by the other host.
     pub ends: [u64; 2],
 }
 
-/// What came of an end of all flows in forwarding mode.
+/// The result of resetting all flows in forwarding mode.
 #[derive(Debug, Default)]
 pub struct Resets {
-    /// Flows whose hosts were both reset.
+    /// Number of flows whose hosts were both reset.
     pub reset: u64,
-    /// Flows of which a host was not.
+    /// Number of flows of which at least one host was not reset.
     pub failed: u64,
-    /// The last reason.
+    /// The last error.
     pub error: Option<io::Error>,
 }
 
@@ -81,13 +83,14 @@ impl std::fmt::Display for Resets {
     }
 }
 
-/// CLOCK_MONOTONIC, which the data path's time stamps are taken from.
+/// Returns CLOCK_MONOTONIC, the clock of the data path's time stamps.
 pub fn monotonic() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("this clock always exists").into()
 }
 
-/// As [`restore`]. When a process is killed in a switch, the kernel closes its sockets, and has those whose hosts do not answer for
-/// minutes. Nobody holds them, and they know nothing of what has been forwarded since: they make way.
+/// Creates a socket like [`restore`], in place of a closing one if necessary. When a process is killed
+/// during a switch, the kernel closes its sockets, and keeps those whose hosts do not answer for
+/// minutes. Nobody holds them, and they do not know what has been forwarded since, so they are removed.
 pub(crate) fn restore_instead(r: &Restore) -> io::Result<OwnedFd> {
     match restore(r) {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
@@ -98,20 +101,22 @@ pub(crate) fn restore_instead(r: &Restore) -> io::Result<OwnedFd> {
 }
 
 impl Datapath {
-    /// Takes the leg's record out of the data path; its path entry goes on alone. Close the socket silently first.
+    /// Removes the leg's record from the data path; its path entry stays.
+    /// Close the socket silently first. `None` if there is no record.
     pub fn release(&self, leg: &Tuple) -> Option<Released> {
         let released = Released::new(&self.leg(leg)?.raw);
         self.forget_leg(leg);
         Some(released)
     }
 
-    /// Position of all that came from the leg's host.
+    /// Returns the position of all data from the leg's host. `None` if there is no path entry.
     pub fn released_end(&self, leg: &Tuple, r: &Released) -> Option<u64> {
         Some(r.in64 + self.path(leg)?.passed(r.max_in))
     }
 
-    /// Makes sockets for both legs, in control mode. [`SwitchError::Busy`]: bytes are on their way, try again.
-    /// Unless the flow `may_be_busy`: then what has been forwarded and not acknowledged comes once more, and goes through the sockets.
+    /// Creates sockets for both legs, in control mode. Fails with [`SwitchError::Busy`]
+    /// while bytes are in flight: try again. With `may_be_busy`, it does not wait for these:
+    /// unacknowledged data is then sent again by its host, and passes through the sockets.
     pub fn recreate(
         &self,
         legs: [&Tuple; 2],
@@ -130,10 +135,11 @@ impl Datapath {
         })
     }
 
-    /// A process died in [`Datapath::recreate`]: lets the flow go on without sockets. False: that is not what has stopped it.
+    /// Lets a flow go on without sockets if a process died in
+    /// [`Datapath::recreate`]. Returns false if something else has stopped the flow.
     pub fn resume(&self, legs: [&Tuple; 2]) -> bool {
         let Some(paths) = self.paths_of(legs) else { return false };
-        // a record that was inserted already, and never used
+        // a record that was inserted, but never used
         let is_fresh = |l: &abi::leg, p: &PathView, back: &PathView| {
             let used = LegFlags::PAIRED | LegFlags::FIN_IN | LegFlags::FIN_OUT | LegFlags::RESET | LegFlags::SYN;
             let is = (l.max_in, l.ack_local, l.max_out, l.local_out);
@@ -151,20 +157,20 @@ impl Datapath {
         self.run(switch_op::OP_RESUME, &a, &b, |_| {}).is_ok()
     }
 
-    /// Resets the leg's host if it was told of no end, and no socket is left that would tell it. False: there is nothing to tell.
-    /// Otherwise tell it again, less and less often, until then: segments may be lost, or a socket may not get through.
+    /// Resets the leg's host if it does not know that its connection is over, and no socket is left to inform it. Returns false
+    /// if it knows. Otherwise call it again, at growing intervals: segments may be lost, or a socket may not get through.
     pub fn reset_deserted(&self, leg: &Tuple) -> io::Result<bool> {
-        // A socket closed in a switch does not know of all bytes that were forwarded: the host cannot accept its FIN.
+        // A socket closed during a switch does not know all bytes that were forwarded, so the host cannot accept its FIN.
         let is_ahead = |l: LegView| l.phase_out != Phase::Local || l.flags & LegFlags::AHEAD != 0;
         let is_deaf = self.leg(leg).is_some_and(is_ahead);
         match self.reset_host(leg, if is_deaf { restore_instead } else { restore }) {
-            Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(true), // there is one
+            Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(true), // there is a socket
             told => told,
         }
     }
 
-    /// Forgets the leg of a transparent connection whose process died in its handshake, and resets the host if it has answered: the
-    /// handshake can begin again. False: somebody holds its socket.
+    /// Removes the leg of a transparent connection whose process died during its handshake, and resets the host
+    /// if it has answered, so that the handshake can start again. Returns false if a process holds its socket.
     pub fn forget_unopened(&self, leg: &Tuple) -> bool {
         let entry = self.idle_entry(leg);
         match self.reset_host(leg, restore_instead) {
@@ -179,7 +185,7 @@ impl Datapath {
     fn reset_host(&self, leg: &Tuple, restore: fn(&Restore) -> io::Result<OwnedFd>) -> io::Result<bool> {
         const TOLD: u32 = LegFlags::FIN_OUT | LegFlags::FIN_ACKED;
         let Some(LegView { raw: l, flags, .. }) = self.leg(leg) else { return Ok(false) };
-        // For an address that is not ours, the stack does not answer what a host says after our FIN.
+        // For an address that is not ours, the stack does not answer segments that arrive after our FIN.
         let is_answered = flags & LegFlags::FOREIGN == 0 || flags & LegFlags::FIN_IN != 0;
         if flags & (LegFlags::RESET_IN | LegFlags::SYN) != 0 || (flags & TOLD == TOLD && is_answered) {
             return Ok(false);
@@ -194,16 +200,17 @@ impl Datapath {
         made.and_then(reset).map(|()| true)
     }
 
-    /// Ends a flow in forwarding mode: nothing is forwarded any more, and both hosts are reset with the number that they expect
-    /// (RFC 9293, 3.5.2). What they send meanwhile, or because segments before that were lost, the stack answers: there is no
-    /// socket. False: it has ended already, or is not forwarded. Costs some dozen system calls, and waits for nothing.
+    /// Ends a flow in forwarding mode: stops forwarding, and resets both hosts with the sequence
+    /// number that they expect (RFC 9293, 3.5.2). The stack answers segments that they send meanwhile,
+    /// or because earlier segments were lost, since there is no socket. Returns false if the flow has
+    /// ended already, or is not forwarded. Costs some dozen system calls, and waits for nothing.
     pub fn reset_forwarded(&self, legs: [&Tuple; 2]) -> io::Result<bool> {
         let Some([a, b]) = self.paths_of(legs) else { return Ok(false) };
         let lives = |p: &PathView| p.flags & (PathFlags::SPLICED | PathFlags::DEAD) == PathFlags::SPLICED;
         if !lives(&a) || !lives(&b) || a.flags & b.flags & PathFlags::FIN_ACKED != 0 {
             return Ok(false);
         }
-        self.forget_flow(legs); // or our own segments would be muted
+        self.forget_flow(legs); // otherwise our own segments would be muted
         self.renew_for_reset(&legs);
         let told = [(legs[0], b.sent, a.end), (legs[1], a.sent, b.end)].map(|(leg, next_out, next_in)| {
             restore_instead(&Restore { next_out, next_in, ..Restore::mute(leg) }).and_then(reset)
@@ -211,19 +218,19 @@ impl Datapath {
         told.into_iter().collect::<io::Result<()>>().map(|()| true)
     }
 
-    /// The same for all flows, some ten thousand a second; what came of it. Also of those that a limit has taken back when nobody
-    /// had sockets for them any more.
+    /// Resets all flows in forwarding mode, some ten thousand a second, and returns the result.
+    /// Includes flows that a limit has taken back when no process had sockets for them any more.
     pub fn reset_all_forwarded(&self) -> Resets {
         let mut all = Resets::default();
         for (leg, _) in self.paths().iter().filter(|(_, p)| p.flags & PathFlags::SPLICED != 0) {
-            let Some(other) = self.other_leg(leg) else { continue }; // gone with the one before
+            let Some(other) = self.other_leg(leg) else { continue }; // removed with its other leg
             match self.reset_forwarded([leg, &other]) {
                 Ok(is_reset) => all.reset += u64::from(is_reset),
                 Err(error) => (all.failed, all.error) = (all.failed + 1, Some(error)),
             }
         }
         for (leg, record) in self.legs() {
-            // without its record, what a socket says is not understood if there was ever a switch
+            // after a switch, a socket's segments are useless without the leg's record
             let restore = if record.flags & LegFlags::PAIRED != 0 { restore_instead } else { restore };
             if let Err(error) = self.reset_host(&leg, restore) {
                 (all.failed, all.error) = (all.failed + 1, Some(error));
@@ -236,18 +243,18 @@ impl Datapath {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let (pa, pb) = (self.path(ta).ok_or_else(gone)?, self.path(tb).ok_or_else(gone)?);
         let now = monotonic().as_nanos() as u64;
-        // p: what its host has sent; back: what it was sent, the announcements of the other host among them
+        // p: what the leg's host has sent; back: what it was sent, including the acknowledgements and windows of the other host
         type Side<'a> = (&'a Tuple, &'a Released, PathView);
         let one = |(leg, l, p): Side<'_>, (_, o, back): Side<'_>| -> io::Result<(OwnedFd, abi::leg)> {
-            // What the other host has not acknowledged this one keeps, and sends once more.
+            // This host keeps what the other host has not acknowledged, and sends it once more.
             let (end, ack) = (p.acked(&back), p.max_ack);
             let (least, most) = p.rooms();
             let scaled = l.wscale_in != 0 || l.wscale_out != 0;
             let largest = 65535 << l.wscale_out;
-            // of what the other host said last, the part that can be said to this one
+            // the part of the other host's last window that can be announced to this host
             let promised = (back.rooms().1 << o.wscale_in).min(largest);
             let ts = l.flags & o.flags & LegFlags::TS != 0;
-            // as bpf/path.h, tsval_reached
+            // like tsval_reached in bpf/path.h
             let reached = o.tsval_in.wrapping_add(((now - o.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
             let tsval = if ts { reached } else { l.tsval_out.wrapping_add(((now - l.seen) / 1_000_000) as u32) };
             let s = restore_instead(&Restore {
@@ -279,7 +286,7 @@ impl Datapath {
                 iss: l.iss,
                 max_in: end,
                 ack_in: ack,
-                edge_in: ack.wrapping_add(most << l.wscale_in), // as wake() in bpf/path.h, and so is edge_out
+                edge_in: ack.wrapping_add(most << l.wscale_in), // like wake() in bpf/path.h, and so is edge_out
                 tsval_in: l.tsval_in,
                 max_out: back.sent,
                 local_out: ack,
@@ -302,13 +309,13 @@ impl Datapath {
         let (a, b) = ((ta, a, pa), (tb, b, pb));
         let (sa, la) = one(a, b)?;
         let (sb, lb) = one(b, a)?;
-        // From here on segments reach the sockets, and before them the firewall.
+        // From here on, segments reach the sockets, and the firewall before them.
         let legs = [a.1, b.1];
         let away = legs.map(|l| Duration::from_nanos(now.saturating_sub(l.seen)));
         self.renew_tracking([ta, tb], legs.map(|l| (l.wscale_in, l.wscale_out)), away, true);
         self.insert_leg(ta, &la)?;
         self.insert_leg(tb, &lb)?;
-        // The path entries do not say exactly how large the hosts' windows are, and one of them may wait for the other's to open.
+        // The path entries do not store the exact size of the hosts' windows, and a host may wait for the other's window to open.
         for s in [&sa, &sb] {
             Repair::Probe.set(s)?;
         }

@@ -1,6 +1,6 @@
-//! When slots of entries that were removed are taken again (bpf/table.h). A program that has found one just before may still write to
-//! it; as soon as none does, the data path is told. Otherwise slots rest for a second, which thousands of short connections
-//! a second feel: all that they have left would be more than the table has to spare.
+//! Reuse of the slots of removed entries (bpf/table.h). A program that has found an entry just before may still
+//! write to its slot; the data path is told as soon as none does. Otherwise slots rest for a second, which is
+//! too long for thousands of short connections a second: their slots would exceed the spare room of the table.
 
 use crate::{Datapath, maps::await_programs, monotonic};
 use std::{
@@ -13,19 +13,19 @@ use std::{
     time::Duration,
 };
 
-/// Between two rounds, each of which takes a grace period of RCU, some ten milliseconds.
+/// Pause between two rounds. Each takes an RCU grace period, some ten milliseconds.
 const PACE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
     /// Entries were removed since the last round began.
     removed: AtomicBool,
-    /// Who goes the rounds.
+    /// The thread that performs the rounds.
     thread: OnceLock<Thread>,
 }
 
 impl Rest {
-    /// An entry was removed.
+    /// Notes that an entry was removed.
     pub fn begin(&self) {
         if !self.removed.swap(true, SeqCst) {
             self.wake();
@@ -38,8 +38,8 @@ impl Rest {
 }
 
 impl Datapath {
-    /// Lets slots be taken again that nobody holds, until `is_over` says so when it is asked after [`Datapath::wake`]. Once per
-    /// data path, on a thread of its own. Fails where the kernel does not tell who runs (membarrier(2)).
+    /// Lets slots be reused that nobody holds, until `is_over`, which is asked after [`Datapath::wake`], returns
+    /// true. Call it once per data path, on a thread of its own. Fails if the kernel does not support membarrier(2).
     pub fn reuse_slots(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
         let _ = self.rest.thread.set(thread::current());
         while !is_over() {
@@ -53,7 +53,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// The same once, of all that were removed before, but for the last few milliseconds.
+    /// Lets slots be reused whose entries were removed before, except in the last few milliseconds. Waits for a grace period.
     pub fn reuse_slots_now(&self) -> io::Result<()> {
         let before = monotonic().as_nanos() as u64;
         await_programs()?;

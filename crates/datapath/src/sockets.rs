@@ -31,7 +31,7 @@ fn set_int(fd: impl AsFd, level: libc::c_int, option: libc::c_int, value: libc::
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// SO_NETNS_COOKIE: a number of this network namespace that no other gets until the machine starts again, unlike its inode.
+/// Returns SO_NETNS_COOKIE: a number of this network namespace that, unlike its inode, is not reused until the machine reboots.
 pub(crate) fn namespace_cookie() -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71; // <asm-generic/socket.h>; the libc crate does not have it
     let s = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
@@ -43,12 +43,12 @@ pub(crate) fn namespace_cookie() -> io::Result<u64> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
-/// PACKET_VNET_HDR: before each frame stands what may be left to the kernel (`struct virtio_net_hdr`).
+/// Sets PACKET_VNET_HDR: each frame follows a `struct virtio_net_hdr`, which leaves work to the kernel.
 pub(crate) fn with_virtio_header(fd: impl AsFd) -> io::Result<()> {
     set_int(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)
 }
 
-/// Sends from a packet socket, by a device. `protocol`: EtherType.
+/// Sends a frame from a packet socket over a device. `protocol`: EtherType, in host byte order.
 pub(crate) fn send_frame(fd: impl AsFd, ifindex: u32, protocol: u16, frame: &[u8]) -> io::Result<()> {
     // SAFETY: sockaddr_ll is plain data; all-zero is valid.
     let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -69,7 +69,7 @@ pub(crate) fn send_frame(fd: impl AsFd, ifindex: u32, protocol: u16, frame: &[u8
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// TCP_WINDOW_CLAMP: the window announced is at most so many bytes; what was announced already stays.
+/// Sets TCP_WINDOW_CLAMP: limits the announced window to `bytes`. A window that was announced already stays.
 pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     set_int(fd, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, i32::try_from(bytes).unwrap_or(i32::MAX))
 }
@@ -77,18 +77,18 @@ pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
 /// TCP_REPAIR: a socket in this mode sends nothing, not even when it is closed. Needs CAP_NET_ADMIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// Enter.
+    /// Enters repair mode.
     On,
-    /// Leave, without a window probe (TCP_REPAIR_OFF_NO_WP).
+    /// Leaves it without a window probe (TCP_REPAIR_OFF_NO_WP).
     Off,
-    /// Leave with two window probes (TCP_REPAIR_OFF). The first tells the host our window, if the data path gives it a number that
-    /// the host reads windows from (`LEG_PROBE`). The host answers the second, and so tells its own; or, if it has forgotten the
-    /// connection, resets it.
+    /// Leaves it with two window probes (TCP_REPAIR_OFF). The first announces our window to the host, if
+    /// the data path gives it a sequence number from which the host reads windows (`LEG_PROBE`). The host
+    /// answers the second with its own window, or with a reset if it has forgotten the connection.
     Probe,
 }
 
 impl Repair {
-    /// Applies it.
+    /// Applies the mode to a socket.
     pub fn set(self, fd: impl AsFd) -> io::Result<()> {
         // <linux/tcp.h>: TCP_REPAIR_ON, TCP_REPAIR_OFF_NO_WP, TCP_REPAIR_OFF
         let values: &[libc::c_int] = match self {
@@ -100,36 +100,37 @@ impl Repair {
         if self == Repair::On {
             return Ok(());
         }
-        // leaving repair mode clears it, and nobody could listen on the port again while this socket lives
+        // leaving repair mode clears SO_REUSEADDR, and nobody could listen on the port again while this socket lives
         set_int(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)
     }
 }
 
-/// SO_RCVLOWAT: readers are woken when so many bytes are there. Until then, Linux acknowledges every other segment, however
-/// late the reader.
+/// Sets SO_RCVLOWAT: readers are woken when this many bytes are there. Until
+/// then, Linux acknowledges every other segment, however late the reader.
 pub fn low_water(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes as libc::c_int)
 }
 
-/// Into the current runtime. Errors if it takes no more.
+/// Registers a socket with the current runtime. Errors if the runtime accepts no more.
 pub fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: nobody can close the descriptor or exchange it while it is owned, and nobody gets it out of what owns it.
+    // SAFETY: the descriptor is owned: nobody can close or replace it, and nobody takes it out of its owner.
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
-/// Appends what a socket has, `most` bytes at most; how many. No read goes beyond a mark (RFC 9293, 3.8.5).
+/// Reads at most `most` bytes from a socket, and appends them. Returns their number; 0
+/// at the end of the stream. A read never goes beyond an urgent mark (RFC 9293, 3.8.5).
 pub fn receive(fd: impl AsFd, to: &mut impl BufMut, most: usize) -> io::Result<usize> {
     let room = to.chunk_mut();
     let len = room.len().min(most);
-    // SAFETY: the kernel writes into the first `len` bytes of a buffer that has so many.
+    // SAFETY: the kernel writes into the first `len` bytes of a buffer that is at least as long.
     let n = unsafe { libc::recv(fd.as_fd().as_raw_fd(), room.as_mut_ptr().cast(), len, 0) };
     let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
-    // SAFETY: the kernel has written so many.
+    // SAFETY: the kernel has written `n` bytes.
     unsafe { to.advance_mut(n) };
     Ok(n)
 }
 
-/// SIOCATMARK: is the next byte to be read the urgent one (RFC 9293, 3.8.5)? For sockets with SO_OOBINLINE.
+/// Returns whether the next byte is urgent (SIOCATMARK; RFC 9293, 3.8.5). For sockets with SO_OOBINLINE.
 pub fn is_urgent(fd: impl AsFd) -> io::Result<bool> {
     const SIOCATMARK: libc::Ioctl = 0x8905; // <asm-generic/sockios.h>; the libc crate does not have it
     let mut mark: libc::c_int = 0;
@@ -138,8 +139,8 @@ pub fn is_urgent(fd: impl AsFd) -> io::Result<bool> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(mark != 0) }
 }
 
-/// What a socket in repair mode has received: the next sequence number that it expects, and whether it holds bytes, in order
-/// or not, that nobody has read.
+/// Returns what a socket in repair mode has received: the next sequence number
+/// that it expects, and whether it holds unread bytes, in order or not.
 pub fn received(fd: impl AsFd) -> io::Result<(u32, bool)> {
     // <linux/tcp.h>, <linux/sock_diag.h>
     const NO_QUEUE: libc::c_int = 0;
@@ -153,24 +154,24 @@ pub fn received(fd: impl AsFd) -> io::Result<(u32, bool)> {
     Ok((next, memory[SK_MEMINFO_RMEM_ALLOC] > 0))
 }
 
-/// What the kernel has found out about the path to a socket's host (TCP_INFO).
+/// Facts about the path to a socket's host that the kernel has measured (TCP_INFO).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathFacts {
-    /// The least round-trip time of the last five minutes; `None` if none was measured.
+    /// Minimum round-trip time of the last five minutes. `None` if not measured.
     pub min_rtt: Option<Duration>,
-    /// Path MTU: bytes of IP packet. What the route says is part of it, and what routers have said. `None` if it is not known, as
-    /// after the socket's device was deleted, until it sends again.
+    /// Path MTU: size in bytes of the largest IP packet, from the route and from routers. `None`
+    /// if not known, for example after the socket's device was deleted, until it sends again.
     pub mtu: Option<u32>,
 }
 
-/// What is known of the path to a socket's host.
+/// Returns the facts about the path to a socket's host.
 pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
-    // of struct tcp_info in <linux/tcp.h>, in units of 4 bytes
+    // offsets in struct tcp_info of <linux/tcp.h>, in units of 4 bytes
     const PMTU: usize = 15;
     const MIN_RTT: usize = 37; // microseconds
     const NOT_MEASURED: u32 = u32::MAX;
-    // net.ipv4.route.min_pmtu: the kernel believes no router that says less. A route whose device was deleted leads to the kernel's
-    // blackhole device, which has an MTU of 68.
+    // net.ipv4.route.min_pmtu: the kernel believes no router that reports less. A route whose
+    // device was deleted leads to the kernel's blackhole device, which has an MTU of 68.
     const LEAST_PMTU: u32 = 552;
     let info: [u32; MIN_RTT + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
     let min_rtt = Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED);
@@ -190,39 +191,40 @@ fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc:
 
 const SO_BUF_LOCK: libc::c_int = 72; // <asm-generic/socket.h>
 
-/// A host that uses up a window promised beyond that fills the buffer only if nobody reads: what does not fit is dropped, and sent
-/// again.
+/// Maximum size in bytes of a receive buffer that is requested. A host that uses a larger promised
+/// window fills the buffer only if nobody reads; data that does not fit is dropped, and sent again.
 const MOST_BUFFERED: u32 = 64 << 20;
 
-/// All that a connection needs to go on in a new socket. Sequence numbers and timestamps as on the wire, windows in bytes.
+/// State with which a connection continues in a new socket. Sequence numbers
+/// and timestamps as on the wire, in host byte order; windows in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Restore {
-    /// Our address.
+    /// Our address and port.
     pub local: SocketAddr,
-    /// The host.
+    /// Address and port of the host.
     pub remote: SocketAddr,
-    /// The next sequence number to be sent; all before it is acknowledged.
+    /// The next sequence number to send; everything before it is acknowledged.
     pub next_out: u32,
     /// The next sequence number expected.
     pub next_in: u32,
-    /// The window that the host has announced. Not more, or it is overrun.
+    /// The window that the host has announced. A larger value would overrun it.
     pub window: u32,
-    /// The window that was announced to the host. Not less, or what it sends is dropped (RFC 9293, 3.8.6).
+    /// The window that was announced to the host. With a smaller value, its data would be dropped (RFC 9293, 3.8.6).
     pub promised: u32,
-    /// MSS the host announced.
+    /// MSS that the host announced, in bytes.
     pub mss: u16,
-    /// Window scales: the host's, ours. `None`: not negotiated.
+    /// Window scales as shifts: the host's and ours. `None`: not negotiated.
     pub wscale: Option<(u8, u8)>,
-    /// Selective acknowledgements negotiated.
+    /// Whether selective acknowledgements were negotiated.
     pub sack: bool,
-    /// The next TSval at least, if timestamps were negotiated.
+    /// Lower limit of the next TSval, if timestamps were negotiated.
     pub tsval: Option<u32>,
-    /// `local` is no address of this machine.
+    /// Whether `local` is not an address of this machine.
     pub foreign: bool,
 }
 
 impl Restore {
-    /// One that has nothing to say but its end, at whatever numbers. Its address may have gone from this machine.
+    /// State of a socket that only ends its connection, whatever its numbers. Its address may no longer belong to this machine.
     pub(crate) fn mute(leg: &Tuple) -> Restore {
         Restore {
             local: leg.local,
@@ -269,7 +271,7 @@ fn set_raw<T>(fd: BorrowedFd<'_>, option: libc::c_int, values: &[T]) -> io::Resu
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// An established socket in the middle of its connection, by TCP_REPAIR; it stays in repair mode. Nothing is sent.
+/// Creates an established socket in the middle of its connection with TCP_REPAIR. It stays in repair mode, and nothing is sent.
 pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     // <linux/tcp.h>; libc lacks some
     const TCP_REPAIR_WINDOW: libc::c_int = 29;
@@ -293,7 +295,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         set_int(&s, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)?;
         set_int(&s, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, seq as libc::c_int)?;
     }
-    set_int(&s, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1)?; // what is read agrees with sequence numbers
+    set_int(&s, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1)?; // so that reads agree with sequence numbers
     connect(s.as_raw_fd(), &SockaddrStorage::from(r.remote))?;
     let mut options = vec![RepairOption { code: OPT_MSS, value: r.mss.into() }];
     if let Some((snd, rcv)) = r.wscale {
@@ -316,7 +318,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         rcv_wup: r.next_in,
     };
     set_raw(s.as_fd(), TCP_REPAIR_WINDOW, &[w])?;
-    // The kernel takes twice as much, for what packets weigh beside their payload. From there on it is for the kernel to choose.
+    // The kernel doubles the size, for the overhead of packets. Afterwards the kernel may change it.
     if r.promised > getsockopt(&s, sockopt::RcvBuf)? as u32 / 2 {
         setsockopt(&s, sockopt::RcvBufForce, &(r.promised.min(MOST_BUFFERED) as usize))?;
         set_int(&s, libc::SOL_SOCKET, SO_BUF_LOCK, 0)?;
@@ -325,8 +327,8 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
 }
 
 /// Closes a socket in repair mode with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT). The host may have received more
-/// than we have seen it acknowledge, and ignores a reset below that (RFC 5961, 3.2). So it is sent a probe first. When the answer
-/// comes there is no socket any more, and the stack resets exactly what it acknowledges.
+/// than it was seen to acknowledge, and ignores a reset below that (RFC 5961, 3.2). So it is sent a probe first. When the
+/// answer arrives, there is no socket any more, and the stack sends a reset with exactly the number acknowledged.
 pub(crate) fn reset(s: OwnedFd) -> io::Result<()> {
     setsockopt(&s, Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
     Repair::Probe.set(&s)

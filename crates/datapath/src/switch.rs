@@ -1,73 +1,73 @@
-//! The calls that switch a flow.
+//! The calls that switch a flow between control mode and forwarding mode.
 
 use crate::{Datapath, LegFlags, Phase, Tuple, abi, maps::run_program};
 use serde::{Deserialize, Serialize};
 
-/// Why a switch was not done.
+/// Reasons why a switch was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
-    /// Not seen from the SYN on, or gone.
+    /// A leg was not tracked from its SYN on, or is gone.
     #[error("not tracked")]
     Untracked,
-    /// Another switch is not over.
+    /// An earlier switch is not over.
     #[error("an earlier switch is not over")]
     Busy,
-    /// Reset, or closing in both directions.
+    /// A connection was reset, or is closing in both directions.
     #[error("closing")]
     Closing,
-    /// Fragments were seen.
+    /// A leg received fragments.
     #[error("fragments")]
     Fragments,
-    /// The counts cannot be right.
+    /// The caller's byte counts contradict the tracker's.
     #[error("the caller's byte counts contradict the tracker's")]
     Mismatch,
     /// A table is full.
     #[error("table full")]
     Full,
-    /// All up to a [`Limit`] has come: nothing is left to forward.
+    /// Everything up to a [`Limit`] has arrived: nothing is left to forward.
     #[error("all up to the limit has come")]
     Short,
-    /// A host was promised more than the other has room for: a moment later it may fit.
+    /// A host was promised more than the other has room for. A moment later it may fit.
     #[error("the windows do not fit yet")]
     Window,
-    /// A host was silent for so long that its timestamps cannot be followed (half a round of its clock): when it has sent something.
+    /// A host was silent for half a round of its timestamp clock, so its timestamps cannot be followed until it sends again.
     #[error("a host was silent for half a round of its clock")]
     Silent,
-    /// The program could not be run.
+    /// The program could not be run: an errno.
     #[error("running the switch program failed: errno {0}")]
     Run(i32),
 }
 
-/// One leg as its owner sees it. Positions count bytes since the SYN, FINs counting one.
+/// One leg as its owner sees it. Positions count bytes since the SYN; a FIN counts as one.
 #[derive(Clone, Copy, Debug)]
 pub struct Half {
-    /// Which leg.
+    /// The leg.
     pub leg: Tuple,
-    /// Position up to which its bytes were taken from the socket.
+    /// Position up to which bytes were read from the socket.
     pub consumed: u64,
-    /// Position up to which bytes were given to the socket.
+    /// Position up to which bytes were written to the socket.
     pub produced: u64,
-    /// Bytes in hand from this leg for the other.
+    /// Number of bytes in hand from this leg for the other.
     pub leftover: u32,
-    /// How much of what the host sends may be forwarded.
+    /// How much of the host's data may be forwarded.
     pub limit: Limit,
 }
 
-/// How much of what a host sends may be forwarded. Data beyond it take both directions back, in the data path itself: not one
-/// byte of them is forwarded, and a FIN neither.
+/// How much of a host's data may be forwarded. Data beyond the limit makes the data
+/// path take both directions back. It forwards no byte of that data, and no FIN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
-    /// All.
+    /// All data.
     #[default]
     None,
-    /// Nothing: what is in the socket stays there, unread, and what comes joins it.
+    /// No data. Bytes in the socket stay there unread, and new bytes join them.
     Keep,
-    /// So many bytes after those that were taken from the socket, at most [`Limit::MAX`].
+    /// This many bytes after those that were read from the socket, at most [`Limit::MAX`].
     Bytes(u32),
 }
 
 impl Limit {
-    /// 1 GiB, for distances in sequence space are told from their signs. Whoever wants more begins anew there.
+    /// 1 GiB, because distances in sequence space are told by their signs. For more, splice again at the limit.
     pub const MAX: u32 = 1 << 30;
 
     fn to_abi(self) -> abi::limit {
@@ -91,79 +91,79 @@ pub struct FreezeOptions {
     pub tap: bool,
 }
 
-/// What a freeze leaves to be drained.
+/// The result of a freeze: what is left to be drained.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Frozen {
-    /// Bytes still to be read from the first and the second leg's socket.
+    /// Number of bytes still to be read from the first and the second leg's socket.
     pub pending: [u32; 2],
-    /// End of stream is to be read after them.
+    /// Whether the end of the stream is to be read after these bytes.
     pub fin: [bool; 2],
     /// Positions of the bounds.
     pub bound: [u64; 2],
-    /// Their sequence numbers.
+    /// Sequence numbers of the bounds.
     pub seq: [u32; 2],
-    /// The legs right after.
+    /// State of the legs right after the freeze.
     pub at: Switched,
 }
 
-/// Where a leg's packets leave, as learned from what its socket has sent.
+/// The next hop of a leg's packets, as learned from packets that its socket has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hop {
     pub(crate) ifindex: u32,
     pub(crate) dmac: [u8; 6],
     pub(crate) smac: [u8; 6],
-    /// Of its packets, as a firewall or the socket has set it: the route depends on it.
+    /// Mark of the packets, as set by a firewall or the socket. The route depends on it.
     pub(crate) mark: u32,
 }
 
-/// State of a pair of legs.
+/// State of a pair of legs. Index 0 is the first leg.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Switched {
-    /// Phase of the bytes from the first and from the second host.
+    /// Phase of the bytes from each host.
     pub phase: [Phase; 2],
-    /// Position of all that came from the hosts.
+    /// Position of all data from each host.
     pub end: [u64; 2],
     /// Position of the last bound, low 32 bits.
     pub bound: [u32; 2],
-    /// `LegFlags`.
+    /// Bits of `LegFlags` of each leg.
     pub flags: [u32; 2],
-    /// After an unsplice: was the direction forwarded already (true), or still draining? Also if the data path did it.
+    /// After an unsplice, also one by the data path: whether the direction was forwarded already (true), or still draining.
     pub was_forwarded: [bool; 2],
-    /// After an unsplice: the host's FIN lies below the bound, so that its socket will never see it.
+    /// After an unsplice: whether the host's FIN lies below the bound, so that its socket will never see it.
     pub fin: [bool; 2],
-    /// Towards the hosts.
+    /// Next hops towards the hosts.
     pub hops: [Hop; 2],
-    /// Announced by the hosts, bytes.
+    /// MSS announced by each host, in bytes.
     pub mss: [u32; 2],
-    /// After a commit: what makes positions of the extended sequence numbers of copies ([`Copied`](crate::Copied)).
+    /// After a commit: offset from extended sequence numbers of copies ([`Copied`](crate::Copied)) to positions.
     pub origin: [u64; 2],
 }
 
 impl Switched {
-    /// Is all the proxy's, in both directions?
+    /// Returns whether the proxy owns all bytes of both directions.
     pub fn is_local(&self) -> bool {
         self.phase == [Phase::Local; 2]
     }
 
-    /// Is all forwarded, in both directions?
+    /// Returns whether all bytes of both directions are forwarded.
     pub fn is_forwarded(&self) -> bool {
         self.phase == [Phase::Forwarding; 2]
     }
 
-    /// ... and nothing held any more?
+    /// Returns whether all bytes of both directions are forwarded, and none are held.
     pub fn is_drained(&self) -> bool {
         self.is_forwarded() && (self.flags[0] | self.flags[1]) & LegFlags::HOLD == 0
     }
 
-    /// The largest IP packets, in bytes, that may be sent to the hosts `a` and `b`: by what they have announced, and by the MTU of
-    /// the paths to them, as far as it is known.
+    /// Returns the sizes in bytes of the largest IP packets for the hosts `a` and `b`,
+    /// according to their MSS, and to the MTU of the paths to them where it is known.
     pub fn most(&self, [a, b]: [&Tuple; 2], mtu: [Option<u32>; 2]) -> [u32; 2] {
         let most = |leg: &Tuple, i: usize| (self.mss[i] + headers(leg)).min(mtu[i].unwrap_or(u32::MAX));
         [most(a, 0), most(b, 1)]
     }
 
-    /// Position of the last bound of direction `d`. The hosts do not wait: `end` may be beyond it already, by less than
-    /// 2^32 since no window is larger.
+    /// Returns the position of the last bound of direction `d`. The hosts do not wait,
+    /// so `end` may be beyond it, by less than 2^32 because no window is larger.
     pub fn bound64(&self, d: usize) -> u64 {
         self.end[d] - u64::from((self.end[d] as u32).wrapping_sub(self.bound[d]))
     }
@@ -183,8 +183,8 @@ impl Datapath {
         outcome(call.args.result).map(|()| call)
     }
 
-    /// Sets the boundary on both legs. Nobody may read or write the sockets during the call; afterwards the caller reads
-    /// `pending` bytes of each, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
+    /// Sets the bounds on both legs. Nobody may read or write the sockets during the call. Afterwards the caller reads
+    /// `pending` bytes from each socket, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
     pub fn freeze(&self, a: &Half, b: &Half, options: FreezeOptions) -> Result<Frozen, SwitchError> {
         let FreezeOptions { hold, fit, tap } = options;
         let _one = self.switching.lock().expect("no panic under this lock");
@@ -198,9 +198,9 @@ impl Datapath {
         Ok(frozen)
     }
 
-    /// Forwarding mode for good: entries that need no lock. Both directions must be forwarded already
-    /// ([`SwitchError::Busy`] otherwise), as `at` has found. most: see [`Switched::most`]. `trigger`: the limit of that host is
-    /// here, if it has none.
+    /// Completes forwarding mode: creates path entries that need no lock. Both directions must be forwarded
+    /// already, as found in `at`; otherwise fails with [`SwitchError::Busy`]. `most`: see
+    /// [`Switched::most`]. `trigger`: for each host, set the limit at its present position, if it has none.
     pub fn commit(
         &self,
         [a, b]: [&Tuple; 2],
@@ -224,8 +224,8 @@ impl Datapath {
         Ok(switched(&r))
     }
 
-    /// Back to control mode, from wherever the switch is. A flow that has had fragments forwarded ([`PathFlags::FRAGMENTS`])
-    /// should stay as it is: what its host sends again across the bound may never come through.
+    /// Takes a flow back to control mode, from any state of a switch. Do not use it on a flow that has had fragments
+    /// forwarded ([`PathFlags::FRAGMENTS`]): data that its host retransmits across the bound may never get through.
     pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         let at = self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))?;
@@ -233,20 +233,20 @@ impl Datapath {
         Ok(at)
     }
 
-    /// Phases and positions.
+    /// Returns the phases and positions of a flow.
     pub fn look(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
         self.run(abi::switch_op::OP_LOOK, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
     }
 }
 
-/// Of packets without options, bytes.
+/// Returns the size in bytes of the IP and TCP headers of packets without options.
 pub(crate) fn headers(leg: &Tuple) -> u32 {
     if leg.is_v4() { 40 } else { 60 }
 }
 
-/// May a host be told to send packets that are no larger than `most` bytes when they leave for `to`? Hosts remember what they are
-/// told for all connections to the same address, and announce it to us: one that asks for little is not to make all others slow.
-/// RFC 8200, 5; no tunnel leaves less.
+/// Returns whether a host may be told to send packets that are at most `most` bytes when they leave for `to`.
+/// Hosts apply what they are told to all connections to the same address, and announce it to us, so a host that
+/// asks for very little must not slow down all others. The minimum is that of RFC 8200, 5; no tunnel leaves less.
 pub fn can_fit(host: &Tuple, to: &Tuple, most: u32) -> bool {
     const LEAST: u32 = 1280;
     most + headers(host) >= LEAST + headers(to)
@@ -284,10 +284,10 @@ pub(crate) fn outcome(result: abi::switch_result) -> Result<(), SwitchError> {
     }
 }
 
-/// `consumed`: positions up to which bytes had been taken from the sockets.
+/// Evaluates a freeze. `consumed`: positions up to which bytes had been read from the sockets.
 pub(crate) fn frozen(call: &abi::switch_call, consumed: [u64; 2]) -> Frozen {
     let halves = [&call.args.a, &call.args.b];
-    // the FIN is counted while it has not been read
+    // an unread FIN is included in `pending`
     let fin = halves.map(|h| h.fin != 0 && h.pending > 0);
     Frozen {
         pending: [0, 1].map(|d| halves[d].pending - u32::from(fin[d])),

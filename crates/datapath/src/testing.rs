@@ -1,5 +1,5 @@
-//! Puts any state into the maps, reads the object's BTF and asks the verifier: for tests that look at single packets, at the
-//! layout that both sides share, and at what the programs ask of a kernel. A program has no use for this.
+//! Test access: puts any state into the maps, reads the object's BTF, and runs the verifier. For tests of single packets,
+//! of the layout that both sides share, and of what the programs need from a kernel. Programs have no use for it.
 
 pub use crate::names::{VIA_ROOM_SHIFT, VIA_TAP};
 use crate::{
@@ -24,18 +24,18 @@ use std::{
 /// The compiled programs: an ELF file for the machine `bpf`.
 pub const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/splice.bpf.o"));
 
-/// What the verifier of the running kernel says of a program.
+/// The verifier's statistics on a program, from the running kernel.
 #[derive(Clone, Debug)]
 pub struct Verified {
-    /// The entry's name.
+    /// Name of the program.
     pub program: String,
-    /// Instructions walked through, each as often as it was; the kernel gives up at a million.
+    /// Number of instructions walked, each counted as often as it was. The kernel gives up at a million.
     pub instructions: u32,
-    /// Bytes of stack of each function that the program contains, itself among them.
+    /// Bytes of stack of each function that the program contains, including itself.
     pub stacks: Vec<u32>,
 }
 
-/// Loads all programs with the smallest tables, pins nothing, attaches nothing.
+/// Loads all programs with the smallest tables. Pins and attaches nothing.
 pub fn verify() -> io::Result<Vec<Verified>> {
     const STATISTICS: u32 = 4; // BPF_LOG_STATS
     const LOG: usize = 65536; // statistics take a few lines
@@ -45,7 +45,7 @@ pub fn verify() -> io::Result<Vec<Verified>> {
     for mut program in open.open_object_mut().progs_mut() {
         program.set_log_level(STATISTICS);
         let mut log = vec![0; LOG];
-        // SAFETY: the program is open; the buffer, whose size is told, is not moved with its vector and outlives the load.
+        // SAFETY: the program is open; the buffer, whose size is passed, is not moved with its vector and outlives the load.
         let r = unsafe {
             libbpf_sys::bpf_program__set_log_buf(program.as_libbpf_object().as_ptr(), log.as_mut_ptr().cast(), LOG as _)
         };
@@ -59,7 +59,7 @@ pub fn verify() -> io::Result<Vec<Verified>> {
         .map(|(program, log)| {
             let log = CStr::from_bytes_until_nul(&log).map_err(io::Error::other)?.to_string_lossy();
             let after = |what| log.split_once(what).and_then(|(_, rest)| rest.split_whitespace().next());
-            // Linux 7.3 has a line for each function; before, all stood in one
+            // Linux 7.3 prints a line for each function; before, there was one line for all
             let each = log
                 .lines()
                 .filter(|l| l.starts_with("subprog "))
@@ -79,17 +79,17 @@ fn io_error(e: libbpf_rs::Error) -> io::Error {
     io::Error::from_raw_os_error(errno(&e))
 }
 
-/// Detaches all programs, as anybody with the right to do so may; their links stay pinned.
+/// Detaches all programs, as any privileged process may. Their links stay pinned.
 pub fn detach(d: &Datapath) -> io::Result<()> {
     fs::read_dir(d.pin())?.try_for_each(|entry| attach::detach(&entry?.path()))
 }
 
-/// Stops the flow of two legs as [`Datapath::recreate`] does first, for new sockets, once it is idle for an instant.
+/// Stops the flow of two legs like the first step of [`Datapath::recreate`], once it has no data in flight.
 pub fn stop_released(d: &Datapath, [a, b]: [&Tuple; 2]) -> Result<(), SwitchError> {
     d.run(abi::switch_op::OP_STOP, &bare(a), &bare(b), |args| args.fit = 1).map(drop)
 }
 
-/// What is pinned becomes that of another version.
+/// Makes the pins look like those of another version.
 pub fn put_version(pin: &Path, version: u32) -> io::Result<()> {
     let (map, key) = (MapHandle::from_pinned_path(pin.join("abi")).map_err(io_error)?, 0u32.to_ne_bytes());
     let value = map.lookup(&key, MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
@@ -97,7 +97,7 @@ pub fn put_version(pin: &Path, version: u32) -> io::Result<()> {
     map.update(&key, bytes_of(&abi), MapFlags::ANY).map_err(io_error)
 }
 
-/// What is pinned becomes that of the first version, which did not say whose it was.
+/// Makes the pins look like those of the first version, which did not record its namespace.
 pub fn put_first_version(pin: &Path) -> io::Result<()> {
     // SAFETY: bpf_map_create_opts is plain data; all-zero is valid.
     let mut options: libbpf_sys::bpf_map_create_opts = unsafe { std::mem::zeroed() };
@@ -114,28 +114,28 @@ pub fn put_leg(d: &Datapath, t: &Tuple, leg: &abi::leg) -> io::Result<()> {
     d.maps.legs.update(bytes_of(&t.to_abi()), bytes_of(leg), MapFlags::ANY).map_err(io_error)
 }
 
-/// A leg's record as it is.
+/// Reads a leg's record.
 pub fn get_leg(d: &Datapath, t: &Tuple) -> Option<abi::leg> {
     Some(d.maps.leg(t)?.raw)
 }
 
-/// The key that a leg's record is stored under, as it stands in `leg.peer`.
+/// Returns the key of a leg's record, as in `leg.peer`.
 pub fn key(t: &Tuple) -> abi::tuple {
     t.to_abi()
 }
 
-/// Writes the entry for packets that come in on `t`. `remote`: the host where they go, for a leg that is IPv6.
+/// Writes the path entry of packets that arrive on `t`. `remote`: the host to which they go, for an IPv6 leg.
 pub fn put_path(d: &Datapath, t: &Tuple, p: &abi::path, remote: [u32; 4]) -> io::Result<()> {
     d.maps.put_path(t, abi::path6 { p: *p, remote })
 }
 
-/// How many path entries there are, as the data path counts them.
+/// Returns the number of path entries, as the data path counts them.
 pub fn entries(d: &Datapath) -> io::Result<u64> {
     let value = pinned(d, "entries")?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
     Ok(u64::from_ne_bytes(value.try_into().map_err(|_| io::ErrorKind::InvalidData)?))
 }
 
-/// How many packets had a path entry at hand, or another one of the same home, before their turn came.
+/// Returns the number of packets whose path entry, or another one of the same home, was found before their turn.
 pub fn found_ahead(d: &Datapath) -> io::Result<u64> {
     sum_of(&pinned(d, "aheads")?, 0)
 }
@@ -145,24 +145,24 @@ pub fn put_via(d: &Datapath, index: u16, via: &abi::via) -> io::Result<()> {
     d.maps.set_via(index, via)
 }
 
-/// Writes the address that a path with `PATH_CROSS` names by its index.
+/// Writes the address to which a path with `PATH_CROSS` refers by its index.
 pub fn put_remote6(d: &Datapath, index: u32, address: Ipv6Addr) -> io::Result<()> {
     let map = pinned(d, "remotes6")?;
     map.update(bytes_of(&index), &address.octets(), MapFlags::ANY).map_err(io_error)
 }
 
-/// What is remembered of a segment that comes in fragments.
+/// Returns the state of a fragmented segment.
 pub fn get_train(d: &Datapath, k: &abi::train_key) -> io::Result<Option<abi::train>> {
     let found = pinned(d, "fragment_trains")?.lookup(bytes_of(k), MapFlags::ANY).map_err(io_error)?;
     Ok(found.map(|b| from_bytes(&b)))
 }
 
-/// Writes it.
+/// Writes the state of a fragmented segment.
 pub fn put_train(d: &Datapath, k: &abi::train_key, t: &abi::train) -> io::Result<()> {
     pinned(d, "fragment_trains")?.update(bytes_of(k), bytes_of(t), MapFlags::ANY).map_err(io_error)
 }
 
-/// One counter, by its place in [`crate::VERDICTS`].
+/// Returns one counter, by its index in [`crate::VERDICTS`].
 pub fn verdict(d: &Datapath, place: usize) -> io::Result<u64> {
     let per_cpu = d.maps.verdicts.lookup_percpu(bytes_of(&(place as u32)), MapFlags::ANY).map_err(io_error)?;
     Ok(per_cpu.unwrap_or_default().iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum())
@@ -172,24 +172,24 @@ fn pinned(d: &Datapath, map: &str) -> io::Result<MapHandle> {
     MapHandle::from_pinned_path(d.pin().join(map)).map_err(io_error)
 }
 
-/// A field of /proc/self/fdinfo.
+/// Reads a field of /proc/self/fdinfo.
 fn fdinfo(fd: BorrowedFd<'_>, field: &str) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     let value = text.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':')?.trim().parse().ok());
     value.ok_or_else(|| io::Error::other(format!("no {field} in fdinfo")))
 }
 
-/// Kernel memory that a map takes, bytes.
+/// Returns the kernel memory of a map in bytes.
 pub fn memory(d: &Datapath, map: &str) -> io::Result<u64> {
     Ok(crate::map_size(&d.pin().join(map))?.bytes)
 }
 
-/// A struct or union as the loaded object's BTF has it.
+/// A struct or union in the loaded object's BTF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
-    /// Names and offsets in bytes. Members of anonymous structs stand by themselves.
+    /// Names and offsets in bytes. Members of anonymous structs are listed by themselves.
     pub members: Vec<(String, usize)>,
 }
 
@@ -198,13 +198,13 @@ pub struct Layout {
 pub struct Types(Btf<'static>);
 
 impl Types {
-    /// Of what this data path has loaded.
+    /// Reads the types of what this data path has loaded.
     pub fn of(d: &Datapath) -> io::Result<Types> {
         let id = fdinfo(d.ingress.as_fd(), "prog_id")?;
         Btf::from_prog_id(id as u32).map(Types).map_err(io_error)
     }
 
-    /// A struct or union by name.
+    /// Returns a struct or union by name.
     pub fn layout(&self, name: &str) -> Option<Layout> {
         let c: Composite<'_> = self.0.type_by_name(name)?;
         let mut members = Vec::new();

@@ -1,4 +1,4 @@
-//! The trace of one flow, segment by segment: numbers as they came and as they left, and the verdicts (`bpf/trace.h`).
+//! The trace of one flow, segment by segment: numbers at arrival and departure, and the verdicts (`bpf/trace.h`).
 
 use crate::{
     Datapath, Tuple, VERDICTS, abi,
@@ -14,42 +14,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The data path goes on for so long by itself, if whoever traces is stopped or dies.
+/// Time after which the data path stops by itself, if the tracing process is stopped or dies.
 const WITHOUT_US: Duration = Duration::from_secs(2);
-/// How often it is told to go on. Entries that were created since are marked, too.
+/// Interval at which the trace is renewed. Also marks entries that were created since.
 const RENEW: Duration = Duration::from_millis(500);
 
-/// A segment of a flow that is traced.
+/// A segment of a traced flow.
 #[derive(Clone, Debug)]
 pub struct Traced {
-    /// Where it came in, or whose socket has sent it.
+    /// The leg on which it arrived, or whose socket has sent it.
     pub leg: Tuple,
-    /// Its leg's socket has sent it, and not the host.
+    /// Whether the leg's socket has sent it, and not the host.
     pub from_socket: bool,
-    /// CLOCK_MONOTONIC.
+    /// Time of the segment, CLOCK_MONOTONIC.
     pub when: Duration,
-    /// By name; a segment may be counted more than once.
+    /// Names of its verdicts. A segment may be counted more than once.
     pub verdicts: Vec<&'static str>,
-    /// As it came.
+    /// The numbers with which it arrived.
     pub came: Numbers,
-    /// As it left for a host: the leg's own if the socket has sent it, otherwise that of the other leg.
+    /// The numbers with which it left for a host: the leg's own host
+    /// if the socket has sent it, otherwise the host of the other leg.
     pub to_host: Option<Numbers>,
-    /// As the leg's socket got it.
+    /// The numbers with which the leg's socket received it.
     pub to_socket: Option<Numbers>,
 }
 
-/// What a TCP header says.
+/// The fields of a TCP header, in host byte order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Numbers {
     /// Sequence number.
     pub seq: u32,
     /// Acknowledgement number.
     pub ack: u32,
-    /// Payload bytes.
+    /// Number of payload bytes.
     pub len: u32,
-    /// Their first letters; `.` for ACK, and `W` for CWR.
+    /// First letters of the flags; `.` for ACK and `W` for CWR.
     pub flags: String,
-    /// As in the header, without the scale.
+    /// Window as in the header, not scaled.
     pub window: u16,
 }
 
@@ -79,7 +80,7 @@ impl Traced {
     }
 }
 
-/// The entries of a flow are marked, until this is dropped.
+/// Marks the entries of a flow as traced, until it is dropped.
 struct Marked<'a>(&'a Datapath, [&'a Tuple; 2]);
 
 impl Marked<'_> {
@@ -99,9 +100,9 @@ impl Drop for Marked<'_> {
 }
 
 impl Datapath {
-    /// Gives each segment of a flow to `f` until it returns false, and `None` ten times a second at least. How many segments were
-    /// lost, for the reader was behind. Blocks: give it a thread of its own. [`io::ErrorKind::ResourceBusy`]: there is a trace already.
-    /// One is enough, for its flow has the ring to itself, and is the only one that does not take the short way.
+    /// Passes each segment of a flow to `f`, until it returns false. Passes `None` at least ten times a second. Returns the
+    /// number of segments that were lost because the reader was too slow. Blocks: call it from a thread of its own. Fails with
+    /// [`io::ErrorKind::ResourceBusy`] during another trace: the ring holds one flow, and only that flow leaves the fast path.
     pub fn trace(&self, legs: [&Tuple; 2], mut f: impl FnMut(Option<Traced>) -> bool) -> io::Result<u64> {
         let _one = match self.one_trace.try_lock() {
             Ok(one) => one,
@@ -117,7 +118,7 @@ impl Datapath {
                 (renewed, failed) = (Instant::now(), marked.set(abi::path_op::PATH_TRACED));
             }
             let segment = data.and_then(|data| Traced::new(&from_bytes(data)));
-            // what an earlier trace has left
+            // left over from an earlier trace
             let is_old = segment.as_ref().is_some_and(|s| s.when < began || !legs.contains(&&s.leg));
             failed.is_ok() && (is_old || f(segment))
         })?;

@@ -1,5 +1,5 @@
-//! Next hops, which flows share: a flow names one of [`VIAS`] places (`struct via` of bpf/flow.h), so one write changes the way of
-//! all that name it.
+//! Next hops, which flows share: a flow refers to one of [`VIAS`] slots (`struct
+//! via` of bpf/flow.h), so one write changes the next hop of all its flows.
 
 use crate::{
     Datapath, PathView, SwitchError, Tuple,
@@ -15,26 +15,26 @@ use std::{
     time::Instant,
 };
 
-/// How many places there are.
+/// Number of slots.
 pub(crate) const VIAS: u16 = MAX_VIAS as u16;
 
-/// A place that is taken.
+/// A slot in use.
 #[derive(Debug)]
 pub(crate) struct Via {
     pub raw: abi::via,
-    /// When a flow got it last.
+    /// When a flow last got it.
     pub given: Instant,
-    /// It was in use when the entries were last looked through.
+    /// Whether it was in use when the entries were last walked.
     pub used: bool,
 }
 
-/// What shares a place, besides the device's abilities.
+/// The properties by which flows share a slot, apart from the device's abilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub hop: Hop,
     /// Our address.
     pub local: [u32; 4],
-    /// Bytes of IP packet that are not too many for hosts and paths behind it.
+    /// Size in bytes of the largest IP packet that hosts and paths behind it accept.
     pub most: u32,
 }
 
@@ -59,33 +59,33 @@ impl Via {
         Hop { ifindex: self.raw.ifindex, dmac: self.raw.dmac, smac: self.raw.smac, mark: self.raw.mark }
     }
 
-    /// Is it what its device can?
+    /// Returns whether it agrees with the present state of its device.
     pub fn is_as(&self, link: LinkFacts) -> bool {
         let now = link.entry(&self.raw);
         (now.mtu, now.flags) == (self.raw.mtu, self.raw.flags)
     }
 
-    /// The same for another hop.
+    /// Returns a copy for another hop.
     pub fn with(&self, hop: &Hop, link: LinkFacts) -> Via {
         let place = Place { hop: *hop, ..self.place() };
         Via { given: self.given, used: self.used, ..Via::new(&place, link) }
     }
 }
 
-/// As an earlier process has left it.
+/// Takes over the next hop of an earlier process.
 impl From<abi::via> for Via {
     fn from(raw: abi::via) -> Via {
         Via { raw, given: Instant::now(), used: true }
     }
 }
 
-/// Next hops that packets of flows in a switch are sent to, and of flows that are over one: their sockets may be silent, so that
-/// nobody but us uses these neighbours, and they are not among the places.
+/// Next hops used by flows in a switch, and by flows after one. Their sockets may
+/// be silent, so nobody but us uses these neighbours, and they have no slots.
 #[derive(Debug, Default)]
 pub(crate) struct Shown(HashMap<Hop, Instant>);
 
 impl Shown {
-    /// No more than there are places.
+    /// Adds next hops, no more than there are slots.
     pub fn add(&mut self, hops: &[Hop]) {
         for hop in hops {
             if self.0.len() < usize::from(VIAS) || self.0.contains_key(hop) {
@@ -94,7 +94,7 @@ impl Shown {
         }
     }
 
-    /// Forgets those that were not added since.
+    /// Forgets next hops that were not added since `before`.
     pub fn forget(&mut self, before: Instant) {
         self.0.retain(|_, added| *added >= before);
     }
@@ -104,8 +104,8 @@ impl Shown {
     }
 }
 
-/// Sizes of payload that share a place, so that hosts that announce odd ones do not use all places up: exact for what tunnels leave
-/// of 1500 bytes, else a little smaller than they are. The same in both families, for a host that is told of one announces it next.
+/// Rounds a payload size down, so that hosts with unusual sizes do not use up all slots: exact for what tunnels leave of
+/// 1500 bytes, otherwise a little smaller. The same in both families, because a host announces what it was told before.
 fn rounded(mss: u32) -> u32 {
     match mss {
         0..1220 => mss - mss % 16,
@@ -115,7 +115,7 @@ fn rounded(mss: u32) -> u32 {
 }
 
 impl Datapath {
-    /// The place of a next hop towards a leg's host, as its socket has shown it. most: as in [`Place`].
+    /// Returns the slot of the next hop to a leg's host, as its socket has used it. `most`: as in [`Place`].
     pub(crate) fn via_for(&self, leg: &Tuple, hop: &Hop, most: u32) -> Result<u16, SwitchError> {
         let used = headers(leg);
         let most = rounded(most.saturating_sub(used)) + used;
@@ -126,13 +126,13 @@ impl Datapath {
         })
     }
 
-    /// Hosts share a place whose packets its device limits, whatever else they take.
+    /// Returns the properties of a next hop. Hosts whose packets the device limits share a slot, whatever else they accept.
     pub(crate) fn place(&self, hop: &Hop, local: [u32; 4], most: u32) -> Place {
         let device = self.links().of(hop.ifindex).mtu;
         Place { hop: *hop, local, most: most.min(device) }
     }
 
-    /// The index of a place; [`io::ErrorKind::StorageFull`]: flows use all there are.
+    /// Returns the index of the slot for a place. Fails with [`io::ErrorKind::StorageFull`] if flows use all slots.
     pub(crate) fn via(&self, place: &Place) -> io::Result<u16> {
         let link = self.links().of(place.hop.ifindex);
         let mut vias = self.vias();
@@ -146,7 +146,7 @@ impl Datapath {
             vias.push(want);
             vias.len() - 1
         } else {
-            // next hops have changed: take a place that no flow uses any more
+            // next hops have changed: take a slot that no flow uses any more
             let mut used = HashSet::new();
             self.maps.each_path(|_, e| used.extend([PathView::new(&e.p).via]))?;
             let free = (0..VIAS).find(|i| !used.contains(i)).ok_or(io::ErrorKind::StorageFull)?;

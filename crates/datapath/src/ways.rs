@@ -1,4 +1,4 @@
-//! Where the kernel would send what a socket sends: routes are asked for, devices and neighbours are known by notifications.
+//! The kernel's next hop for a socket's packets. Routes are looked up; devices and neighbours are known from notifications.
 
 use crate::{
     Tuple,
@@ -14,24 +14,24 @@ use std::{
     net::IpAddr,
 };
 
-/// Questions that are asked together: the answers find room in a socket's buffer.
+/// Number of look-ups sent together. Their answers fit into a socket's buffer.
 pub(crate) const BATCH: usize = 16;
-/// Neighbours that flows wait for, or that the kernel has forgotten, at most: as many as there are next hops.
+/// Maximum number of neighbours that flows wait for, or that the kernel has forgotten: as many as there are next hops.
 const WANTED: usize = VIAS as usize;
 
 /// A neighbour (`struct ndmsg`).
 #[derive(Clone, Copy, Debug)]
 struct Neighbour {
-    /// The last that was known; it stays while nobody answers.
+    /// The last known MAC address. It stays while nobody answers.
     mac: Option<[u8; 6]>,
-    /// NUD_*; none: the kernel has forgotten it.
+    /// State, NUD_*; 0: the kernel has forgotten the neighbour.
     state: u16,
-    /// NTF_*.
+    /// Flags, NTF_*.
     flags: u8,
 }
 
 impl Neighbour {
-    /// Is there one that answers, as far as the kernel knows?
+    /// Returns whether the neighbour is reachable, as far as the kernel knows.
     fn is_valid(&self) -> bool {
         const VALID: u16 = libc::NUD_PERMANENT
             | libc::NUD_NOARP
@@ -42,7 +42,7 @@ impl Neighbour {
         self.state & VALID != 0
     }
 
-    /// Does nobody look after it but those who send there? We do so past the kernel.
+    /// Returns whether the kernel checks the neighbour only when somebody sends to it. Our packets bypass the kernel.
     fn is_neglected(&self) -> bool {
         const NTF_EXT_LEARNED: u8 = 1 << 4;
         const LOOKED_AFTER: u16 = libc::NUD_PERMANENT
@@ -55,41 +55,41 @@ impl Neighbour {
     }
 }
 
-/// Whose way is asked for.
+/// A sender whose next hop is looked up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sender {
     pub leg: Tuple,
-    /// Where it sends now, for an address that says nothing without a device.
+    /// The device over which it sends now, for addresses that mean nothing without a device.
     pub device: u32,
-    /// Of its packets.
+    /// Mark of its packets.
     pub mark: u32,
 }
 
-/// What the kernel would do with what is sent to a leg's host.
+/// What the kernel would do with packets to a leg's host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// It goes there.
+    /// Send them to this next hop.
     To(Hop),
-    /// There is a neighbour to ask, who has not answered.
+    /// Resolve a neighbour that has not answered yet.
     Unresolved,
-    /// No route, or none by a device that is attached to, or will be.
+    /// Drop them: no route, or none over a device that is or will be attached.
     Nowhere,
-    /// By a device that is up, and nothing will be attached to it.
+    /// Send them over a device that is up, but will never be attached.
     Elsewhere,
 }
 
-/// What packets of flows may expect of a device.
+/// Whether the data path is attached to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// It is attached to.
+    /// It is attached.
     Attached,
-    /// It will be.
+    /// It will be attached.
     Soon,
-    /// It will not.
+    /// It will not be attached.
     Never,
 }
 
-/// A neighbour's Ethernet address was replaced by another one.
+/// A neighbour whose Ethernet address has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Replaced {
     pub device: u32,
@@ -97,13 +97,13 @@ pub(crate) struct Replaced {
     pub new: [u8; 6],
 }
 
-/// What was heard.
+/// The result of processing notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     pub replaced: Vec<Replaced>,
-    /// Something by which ways may differ.
+    /// A change that may affect next hops.
     pub changed: bool,
-    /// Devices, or what they can.
+    /// A change of devices or their abilities.
     pub devices: bool,
 }
 
@@ -111,23 +111,23 @@ pub(crate) struct Heard {
 pub(crate) struct Ways {
     devices: HashMap<u32, Device>,
     neighbours: HashMap<(u32, IpAddr), Neighbour>,
-    /// Routes lead there, and its address is not known.
+    /// Neighbours on routes whose address is not known.
     wanted: HashSet<(u32, IpAddr)>,
-    /// They have the address that another neighbour no longer has. A host tells of a new one for one of its IP addresses only, and
-    /// the kernel would believe in the others for three quarters of a minute.
+    /// Neighbours that share an address which another neighbour no longer has. A host announces a new address
+    /// for one of its IP addresses only, and the kernel would trust the others for three quarters of a minute.
     doubted: HashSet<(u32, IpAddr)>,
     netlink: Netlink,
 }
 
 impl Ways {
-    /// Nothing is known until [`Ways::read_all`].
+    /// Creates an empty state. Call [`Ways::read_all`].
     pub fn new() -> io::Result<Ways> {
         let netlink = Netlink::open(&[])?;
         let (devices, neighbours, wanted, doubted) = Default::default();
         Ok(Ways { devices, neighbours, wanted, doubted, netlink })
     }
 
-    /// All that would have been heard.
+    /// Reads the complete state from the kernel.
     pub fn read_all(&mut self) -> io::Result<Heard> {
         let mut heard = Heard { changed: true, devices: true, ..Heard::default() };
         self.devices = devices()?.into_iter().map(|d| (d.index, d)).collect();
@@ -140,14 +140,14 @@ impl Ways {
         Ok(heard)
     }
 
-    /// As they were heard of last, by index.
+    /// Returns the devices as last reported, by index.
     pub fn devices(&self) -> Vec<Device> {
         let mut all: Vec<_> = self.devices.values().cloned().collect();
         all.sort_by_key(|d| d.index);
         all
     }
 
-    /// Takes in what there is to hear; what was lost, too.
+    /// Processes all notifications. Reads everything again if some were lost.
     pub fn hear(&mut self, netlink: &mut Netlink) -> io::Result<Heard> {
         let mut heard = Heard::default();
         let mut lost = false;
@@ -181,19 +181,19 @@ impl Ways {
                 self.neighbour(kind == libc::RTM_NEWNEIGH, body, heard);
             }
             libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
-                // struct rtmsg ends with its flags; clones are what was looked up
+                // struct rtmsg ends with its flags; clones are results of look-ups
                 let flags = body.get(8..).and_then(number).unwrap_or(0);
                 heard.changed |= flags & libc::RTM_F_CLONED == 0;
             }
-            _ => heard.changed = true, // addresses, rules, next hops by number
+            _ => heard.changed = true, // addresses, rules, next hops with an id
         }
     }
 
-    /// `struct ndmsg`.
+    /// Processes `struct ndmsg`.
     fn neighbour(&mut self, there: bool, body: &[u8], heard: &mut Heard) -> Option<()> {
         let (head, rest) = body.split_at_checked(12)?;
         if ![libc::AF_INET, libc::AF_INET6].contains(&head[0].into()) {
-            return None; // a bridge's
+            return None; // of a bridge
         }
         let of = attributes(rest);
         let (device, who) = (number(&head[4..])?, find(&of, libc::NDA_DST).and_then(address)?);
@@ -216,32 +216,32 @@ impl Ways {
         Some(())
     }
 
-    /// Has a neighbour this address?
+    /// Returns whether a neighbour has this address.
     pub fn has(&self, device: u32, mac: [u8; 6]) -> bool {
         self.neighbours.iter().any(|((d, _), n)| *d == device && n.mac == Some(mac) && n.is_valid())
     }
 
-    /// A hop that a socket has shown, without its mark if that was put on packets when their way was chosen already.
+    /// Returns a hop that a socket has used, without its mark if that was set on packets after their routing.
     pub fn explained(&mut self, leg: &Tuple, shown: &Hop) -> Hop {
         let mut leads_there = |mark| self.device(leg, mark) == Some(shown.ifindex);
         let is_plain = shown.mark != 0 && !leads_there(shown.mark) && leads_there(0);
         Hop { mark: if is_plain { 0 } else { shown.mark }, ..*shown }
     }
 
-    /// The device by which what is sent to a leg's host would leave; `None` without a route, or if an error leaves it open.
+    /// Returns the device over which packets to a leg's host would leave. `None` without a route, or if an error leaves it open.
     pub fn device(&mut self, leg: &Tuple, mark: u32) -> Option<u32> {
         if is_link_local(leg) {
-            return None; // it is on each of them
+            return None; // such an address exists on every device
         }
         let of = [Sender { leg: *leg, device: 0, mark }];
         let found = self.routes(&of, true).inspect_err(|_| self.forget_answers()).ok()?;
         found[0].map(|(device, _)| device)
     }
 
-    /// Where what is sent to these legs' hosts would go now; each with the device where it goes.
+    /// Looks up where packets to these legs' hosts would go now.
     pub fn ways(&mut self, legs: &[Sender], reach: impl Fn(u32) -> Reach) -> io::Result<Vec<Way>> {
         let routes = self.routes(legs, true).inspect_err(|_| self.forget_answers())?;
-        // our address may be another's, as with transparent connections
+        // our address may belong to another host, as with transparent connections
         let again: Vec<_> = (0..legs.len()).filter(|i| routes[*i].is_none()).collect();
         let without: Vec<_> = again.iter().map(|i| legs[*i]).collect();
         let mut second = self.routes(&without, false).inspect_err(|_| self.forget_answers())?.into_iter();
@@ -250,7 +250,7 @@ impl Ways {
         Ok(found.into_iter().map(|(route, of)| self.way(route, of.mark, &reach)).collect())
     }
 
-    /// Some may be under way after an error.
+    /// Reopens the socket after an error, because answers may be in flight.
     fn forget_answers(&mut self) {
         if let Ok(fresh) = Netlink::open(&[]) {
             self.netlink = fresh;
@@ -275,7 +275,7 @@ impl Ways {
         Way::Unresolved
     }
 
-    /// Device and neighbour.
+    /// Looks up device and neighbour of each leg.
     fn routes(&mut self, legs: &[Sender], with_source: bool) -> io::Result<Vec<Option<(u32, IpAddr)>>> {
         let mut found = Vec::with_capacity(legs.len());
         for batch in legs.chunks(BATCH) {
@@ -292,8 +292,8 @@ impl Ways {
         Ok(found)
     }
 
-    /// Has the kernel ask neighbours whom nobody asks: those that flows wait for, those with one of these addresses on a device, and
-    /// those in doubt, `most` at a time.
+    /// Makes the kernel check neighbours that nobody checks: those that flows wait for,
+    /// those in `used` (device and address), and those in doubt, at most `most` at a time.
     pub fn look_after(&mut self, used: &HashSet<(u32, [u8; 6])>, most: usize) -> io::Result<()> {
         let asked = |n: &Neighbour| n.state & (libc::NUD_PERMANENT | libc::NUD_NOARP) == 0 && n.is_valid();
         let doubted: Vec<_> = self.doubted.drain().filter(|who| self.neighbours.get(who).is_some_and(asked)).collect();
@@ -303,7 +303,7 @@ impl Ways {
         let is_up = |d: u32| self.devices.get(&d).is_some_and(|d| d.up);
         let is_used = |d: u32, n: &Neighbour| is_up(d) && n.mac.is_some_and(|mac| used.contains(&(d, mac)));
         self.wanted.retain(|(d, _)| is_up(*d));
-        // who is gone, and not needed any more; or somebody invents neighbours with the address of one that is
+        // those that are gone and no longer needed; or somebody invents neighbours with the address of one that is needed
         let mut kept = 0..WANTED;
         self.neighbours.retain(|(d, _), n| n.state != 0 || (is_used(*d, n) && kept.next().is_some()));
         let is_idle = |who| self.neighbours.get(who).is_none_or(Neighbour::is_neglected);
@@ -316,7 +316,7 @@ impl Ways {
         Ok(())
     }
 
-    /// A neighbour gets this state (NUD_*), or is used (NTF_*).
+    /// Sets the state of a neighbour (NUD_*), or marks it as used (NTF_*).
     fn ask_kernel(&mut self, device: u32, who: IpAddr, how: libc::c_int, state: u16, flags: u8) {
         let (bytes, family) = octets(who);
         let mut head = [0; 12];
@@ -325,7 +325,7 @@ impl Ways {
         head[8..10].copy_from_slice(&state.to_ne_bytes());
         head[10] = flags;
         let question = request(libc::RTM_NEWNEIGH, how | libc::NLM_F_ACK, &head, &[(libc::NDA_DST, &bytes)]);
-        // its device may be gone or down, and the table full
+        // its device may be gone or down, and the table may be full
         if let Err(error) = self.netlink.ask(&question) {
             tracing::debug!(%error, device, %who, "not asked");
         }
@@ -336,7 +336,7 @@ fn is_link_local(leg: &Tuple) -> bool {
     matches!(leg.remote.ip(), IpAddr::V6(a) if a.is_unicast_link_local())
 }
 
-/// RTM_GETROUTE, as for what our socket sends.
+/// Builds RTM_GETROUTE, as for a packet of our socket.
 fn question(Sender { leg, device, mark }: &Sender, with_source: bool) -> Vec<u8> {
     const RTA_IP_PROTO: u16 = 27;
     const RTA_SPORT: u16 = 28;
@@ -357,22 +357,22 @@ fn question(Sender { leg, device, mark }: &Sender, with_source: bool) -> Vec<u8>
         head[2] = 8 * from.len() as u8;
         attributes.push((libc::RTA_SRC, &from));
     }
-    // such an address means a host on one link only, and a leg does not say on which
+    // such an address belongs to a host on one link, and a leg does not say on which
     if is_link_local(leg) {
         attributes.push((libc::RTA_OIF, &device));
     }
     request(libc::RTM_GETROUTE, 0, &head, &attributes)
 }
 
-/// Device and neighbour of an answer (`struct rtmsg`).
+/// Returns device and neighbour from an answer (`struct rtmsg`).
 fn answer(body: &[u8], leg: &Tuple) -> Option<(u32, IpAddr)> {
     let (head, rest) = body.split_at_checked(12)?;
     if head[7] != libc::RTN_UNICAST {
-        return None; // to ourselves, or refused
+        return None; // local, or rejected
     }
     let of = attributes(rest);
     let device = find(&of, libc::RTA_OIF).and_then(number)?;
-    // RTA_VIA: a family first, for a gateway of the other one (RFC 8950)
+    // RTA_VIA: a family first, for a gateway of the other family (RFC 8950)
     const RTA_VIA: u16 = 18;
     let via = || find(&of, RTA_VIA).and_then(|v| v.get(2..)).and_then(address);
     let gateway = find(&of, libc::RTA_GATEWAY).and_then(address).or_else(via);

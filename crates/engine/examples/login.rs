@@ -1,5 +1,5 @@
-//! A gateway with a login: a client sends a name on a line of its own, and is connected if it is known. `login LISTEN TARGET NAME...`
-//! What the client has sent behind its name goes to the server first.
+//! A gateway with a login: a client sends a name on a line of its own, and is connected if the name is known.
+//! Usage: `login LISTEN TARGET NAME...`. Bytes that the client has sent after its name go to the server first.
 
 use longsplice_engine::{FlowInfo, Leftovers, Leg, OpenOptions, Policy, Refusal, Splicer};
 use std::{env, error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -8,7 +8,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Bytes of a name, and how long a client may take for it.
+/// Maximum length of a name in bytes, and the time that a client has to send it.
 const LONGEST: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -45,7 +45,7 @@ async fn serve(splicer: &Splicer, mut client: Leg, target: SocketAddr, known: &[
     }
     let server = splicer.connect(target, &client).await?;
     client.write_all(b"welcome\n").await?;
-    // from here on the engine has both connections, and splices them when that pays
+    // from here on, the engine has both connections, and splices them when that pays
     let left = Leftovers::for_server(rest);
     let info = FlowInfo::new("login", target.to_string()).with_user(Some(name));
     let ended = splicer.relay(client, server, left, Arc::new(Policy::default()), info).await;
@@ -53,7 +53,7 @@ async fn serve(splicer: &Splicer, mut client: Leg, target: SocketAddr, known: &[
     Ok(())
 }
 
-/// The name, and what came behind it.
+/// Reads the name. Returns it with the bytes that followed.
 async fn read_name(client: &mut Leg) -> io::Result<(String, Vec<u8>)> {
     let mut came = Vec::new();
     loop {

@@ -1,4 +1,5 @@
-//! A plug: what comes to one address goes to another. `plug LISTEN TARGET`, for example `plug 192.0.2.1:5432 198.51.100.7:5432`.
+//! A plug: connections to one address go to another. Usage: `plug
+//! LISTEN TARGET`, for example `plug 192.0.2.1:5432 198.51.100.7:5432`.
 
 use longsplice_engine::{FlowInfo, Leftovers, OpenOptions, Policy, Refusal, Splicer};
 use std::{env, error::Error, net::SocketAddr, sync::Arc};

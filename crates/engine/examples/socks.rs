@@ -1,4 +1,4 @@
-//! A SOCKS 5 server without authentication (RFC 1928), CONNECT to addresses only. `socks LISTEN`
+//! A SOCKS 5 server without authentication (RFC 1928); CONNECT to addresses only. Usage: `socks LISTEN`.
 
 use longsplice_engine::{FlowInfo, Leftovers, Leg, OpenOptions, Policy, Refusal, Splicer};
 use std::{env, error::Error, io, net::SocketAddr, sync::Arc, time::Duration};
@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-/// How long a client may take to say where to.
+/// Time that a client has to send its request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[tokio::main]
@@ -35,7 +35,7 @@ async fn serve(splicer: &Splicer, mut client: Leg) -> io::Result<()> {
     let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no request in time");
     let target = timeout(PATIENCE, read_target(&mut client)).await.map_err(late)??;
     let server = splicer.connect(target, &client).await;
-    // an answer without a useful address, as most servers give it
+    // a reply without a useful address, as most servers send it
     let answer = |code| [5, code, 0, 1, 0, 0, 0, 0, 0, 0];
     client.write_all(&answer(u8::from(server.is_err()))).await?;
     let info = FlowInfo::new("socks5", target.to_string());

@@ -1,5 +1,5 @@
-//! What the keeper has to do, and when: looks at flows, and releases. Each has a queue of its own. Looks may wait, for there is a
-//! limit to their number; a release that waited would keep two descriptors.
+//! The keeper's agenda: looks at flows, and releases, each in its own queue. Looks may wait,
+//! because their number is limited; a release that waited would keep two descriptors open.
 
 use crate::core::Time;
 use std::{
@@ -9,14 +9,14 @@ use std::{
 
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
-    /// By the time of the next look. Entries of flows that have left stay until then.
+    /// Looks by time. An entry of a flow that has left stays until its time.
     looks: BinaryHeap<Reverse<(Time, u64)>>,
-    /// Flows with parked sockets, by the time of their release.
+    /// Releases of flows with parked sockets, by time.
     releases: BTreeSet<(Time, u64)>,
 }
 
 impl Agenda {
-    /// So many looks are to come.
+    /// Returns the number of looks in the queue.
     pub fn looks(&self) -> usize {
         self.looks.len()
     }
@@ -29,29 +29,29 @@ impl Agenda {
         self.releases.insert((at, id));
     }
 
-    /// The flow has left, or its sockets have gone some other way.
+    /// Removes a release: the flow has left, or its sockets were closed otherwise.
     pub fn cancel_release(&mut self, at: Time, id: u64) {
         self.releases.remove(&(at, id));
     }
 
-    /// When the next look is due, and the next release.
+    /// Returns when the next look and the next release are due.
     pub fn due(&self) -> [Option<Time>; 2] {
         [self.looks.peek().map(|Reverse((at, _))| *at), self.releases.first().map(|(at, _)| *at)]
     }
 
-    /// The next look that is due at `now`: when it was to be, and at which flow.
+    /// Takes the next look that is due at `now`. Returns its time and its flow.
     pub fn next_look(&mut self, now: Time) -> Option<(Time, u64)> {
         self.due()[0].filter(|at| *at <= now)?;
         self.looks.pop().map(|Reverse(look)| look)
     }
 
-    /// The next flow whose release is due at `now`.
+    /// Takes the next release that is due at `now`. Returns its flow.
     pub fn next_release(&mut self, now: Time) -> Option<u64> {
         self.due()[1].filter(|at| *at <= now)?;
         self.soonest_release()
     }
 
-    /// The next flow to be released, due or not.
+    /// Takes the next release, due or not. Returns its flow.
     pub fn soonest_release(&mut self) -> Option<u64> {
         self.releases.pop_first().map(|(_, id)| id)
     }

@@ -1,4 +1,4 @@
-//! Connections to servers: where they come from, and what the data path is to know of them before their SYN leaves.
+//! Connections to servers: their source addresses, and the records that the data path needs before their SYN leaves.
 
 use crate::{Leg, Refusal, Splicer, leg::ip, live::Live, refusal};
 use longsplice_datapath::{Datapath, ExpectError, Tuple};
@@ -6,20 +6,21 @@ use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{io, net::SocketAddr, time::Instant};
 
-/// How often a taken source port is replaced by another before a connect fails: if one in fifty is free, one in two hundred does
-/// not find it. Each try costs six microseconds.
+/// Number of source ports to try before a connect fails. If one port in fifty is free,
+/// one connect in two hundred does not find it. Each attempt takes six microseconds.
 const PORT_TRIES: u32 = 256;
 
 impl Splicer {
-    /// Connects to a server on behalf of `client`. No time limit of its own.
+    /// Connects to a server on behalf of `client`. Has no time limit of its own.
     ///
-    /// The server is told the MSS of the client, so that its segments fit the client's path when they are forwarded
-    /// whole (symmetric TCP splice, 5.4.4).
+    /// The MSS announced to the server is that of the client, so that the server's segments fit the client's
+    /// path when they are forwarded whole (symmetric TCP splice, 5.4.4). Errors are those of socket(2),
+    /// bind(2) and connect(2); [`io::ErrorKind::AddrNotAvailable`] also if no source port is free.
     pub async fn connect(&self, server: SocketAddr, client: &Leg) -> io::Result<Leg> {
         self.connect_for(server, Some(client)).await
     }
 
-    /// The same on behalf of nobody.
+    /// Connects to a server, like [`Splicer::connect`], on behalf of no client.
     pub async fn connect_alone(&self, server: SocketAddr) -> io::Result<Leg> {
         self.connect_for(server, None).await
     }
@@ -51,7 +52,7 @@ impl Splicer {
             let t = ports.candidate(turn, tries, server, source);
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
             self.opened(&s);
-            s.set_reuse_address(true)?; // ports are counted for each server by itself
+            s.set_reuse_address(true)?; // ports are counted per server
             match s.bind(&t.local.into()) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => continue,
@@ -75,14 +76,14 @@ impl Splicer {
                 Err(e) => (None, Some(untracked(d, &e, &t, client))),
             };
             if let Some(mss) = mss.filter(|m| *m >= 88) {
-                // best effort: the kernel refuses values below its minimum, and keeps its own then
+                // best effort: the kernel refuses values below its minimum and keeps its own
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
             }
             self.inner.lingering.begins_anew(&t);
-            // Dropped without a connection, by an error or because the caller gave up: nothing stays behind.
+            // If this is dropped without a connection, by an error or because the caller gave up, nothing is left behind.
             let mut expected = Expected { datapath: d, leg: refusal.is_none().then_some(t) };
             let socket = match Live::connect(s, server).await {
-                // a socket of ours has them, or is in TIME-WAIT
+                // a socket of ours has the address, or is in TIME-WAIT
                 Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => continue,
                 r => r?,
             };
@@ -99,7 +100,7 @@ impl Splicer {
         let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
         self.opened(&s);
         if let Some(source) = self.inner.ports.named(server)? {
-            setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses it for the server, not for all
+            setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses the port per server
             s.bind(&SocketAddr::new(source, 0).into())?;
         }
         s.set_tcp_nodelay(true)?;
@@ -109,7 +110,7 @@ impl Splicer {
         Ok(Leg::new(socket, server, local, refusal))
     }
 
-    /// The connection that has used the port may be over: its entries give way.
+    /// Removes the entries of the connection that has used the port, if it is over.
     fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
         let (a, b) = self.inner.lingering.make_way(leg).ok_or(ExpectError::Taken)?;
         d.forget_ended(&a, b.as_ref());
@@ -117,7 +118,7 @@ impl Splicer {
     }
 }
 
-/// Why a connection to a server is not tracked; nor is its client's, from now on.
+/// Returns why a connection to a server is not tracked. From now on, its client's connection is not tracked either.
 fn untracked(d: &Datapath, error: &ExpectError, leg: &Tuple, client: Option<&Leg>) -> Refusal {
     let (why, client) = match error {
         ExpectError::Untracked => (refusal::of_untracked(d, client.map(Leg::tuple).as_slice()), client),
@@ -130,7 +131,7 @@ fn untracked(d: &Datapath, error: &ExpectError, leg: &Tuple, client: Option<&Leg
     why
 }
 
-/// The record of a connection that is being opened.
+/// The record of a connection that is being opened. Dropping it removes the record.
 struct Expected<'a> {
     datapath: &'a Datapath,
     leg: Option<Tuple>,

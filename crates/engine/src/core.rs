@@ -1,19 +1,19 @@
-//! The state machine of a flow, without sockets, threads, clock or data path: what happens goes in as an [`Event`], what is to be
-//! done comes out as an [`Action`], whose answer is the next event. The task that copies ([`relay`](crate::relay)), the
-//! [`keeper`](crate::keeper) of forwarded flows, and the simulator in tests/ drive it.
+//! The state machine of a flow, without sockets, threads, clocks or a data path. An [`Event`] goes in, and an
+//! [`Action`] comes out; the answer to an action is the next event. The task that copies ([`relay`](crate::relay)),
+//! the [`keeper`](crate::keeper) of forwarded flows and the simulator in tests/ drive it.
 //!
 //! | state | bytes | leaves by |
 //! | --- | --- | --- |
 //! | `Copying` | both directions are copied | threshold or command: freeze; end of both streams |
 //! | `Draining` | copied up to the bound, forwarded beyond it | both forwarded: commit; time limit, command, failure: unsplice |
-//! | `Spliced` | forwarded; the sockets are parked | trigger, command, MTU: unsplice; release; both FINs acknowledged, RST, idle: end |
+//! | `Spliced` | forwarded; sockets parked | trigger, command, MTU: unsplice; release; both FINs acknowledged, RST, idle: end |
 //! | `Released` | forwarded; there are no sockets | command, MTU: recreation, when idle; both FINs acknowledged, RST, idle: end |
-//! | `Unsplicing` | the data path gives them back | its answer: attended by a task again, and copied; end |
-//! | `Settling` | a message was passed on; its forwarded part is not acknowledged yet | acknowledged, reset, time limit: end |
-//! | `Closing` | both FINs were forwarded past the sockets, and are not acknowledged yet | acknowledged, time limit: end |
+//! | `Unsplicing` | the data path gives both directions back | its answer: copied by a task again; end |
+//! | `Settling` | a message was relayed; its forwarded part is not acknowledged yet | acknowledged, reset, time limit: end |
+//! | `Closing` | both FINs were forwarded past the sockets and are not acknowledged yet | acknowledged, time limit: end |
 //! | `Ended` | | |
 //!
-//! A drain that fails is no error: the flow copies on, with the reason in its status.
+//! A failed drain is not an error: the flow is copied again, and its status shows the reason.
 
 mod control;
 mod distance;
@@ -35,10 +35,10 @@ use std::time::Duration;
 use streams::Passing;
 pub use streams::{Next, Position, Stream};
 
-/// Time since an origin that all events of a flow share: CLOCK_MONOTONIC, so that another process can go on with it.
+/// Time since an origin that all events of a flow share. CLOCK_MONOTONIC, so that another process can continue it.
 pub type Time = Duration;
 
-/// Where a flow is. See the [table](self).
+/// The state of a flow. See the [table](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum State {
@@ -64,30 +64,30 @@ impl State {
     }
 }
 
-/// What lists show of a flow.
+/// The progress of a flow, as lists show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Of the flow.
+    /// State of the flow.
     pub state: FlowState,
-    /// Bytes that were copied, by direction.
+    /// Bytes copied, by direction.
     pub copied: [u64; 2],
-    /// Bytes of finished spliced stretches.
+    /// Bytes of completed spliced stretches, by direction.
     pub spliced: [u64; 2],
-    /// Positions where the present spliced stretch began.
+    /// Positions at which the current spliced stretch began, by direction.
     pub since: [u64; 2],
-    /// Completed splices.
+    /// Number of completed splices.
     pub splices: u32,
-    /// Why it is not spliced, or not any more.
+    /// Why the flow is not spliced, or not spliced again.
     pub refusal: Option<Refusal>,
 }
 
 impl Progress {
-    /// Of a flow that begins.
+    /// Progress of a new flow.
     pub fn new(refusal: Option<Refusal>) -> Progress {
         Progress { state: FlowState::Copying, copied: [0; 2], spliced: [0; 2], since: [0; 2], splices: 0, refusal }
     }
 
-    /// A spliced stretch of direction `d` has come to `end`: how many bytes it had.
+    /// Counts a spliced stretch of direction `d` that has reached position `end`. Returns the number of its bytes.
     fn forwarded_to(&mut self, d: usize, end: u64) -> u64 {
         let forwarded = end - self.since[d];
         self.since[d] = end;
@@ -95,7 +95,8 @@ impl Progress {
         forwarded
     }
 
-    /// The flow ends while it is forwarded. `ends`: positions of all that came from the hosts; `fins`: with a FIN at the end.
+    /// Counts the last stretches of a flow that ends while it is forwarded. `ends`:
+    /// positions of all data from the hosts; `fins`: whether a FIN is the last of it.
     pub fn ends_forwarded(&mut self, ends: [u64; 2], fins: [bool; 2]) {
         for d in 0..2 {
             self.spliced[d] += (ends[d] - self.since[d]).saturating_sub(fins[d].into());
@@ -103,7 +104,7 @@ impl Progress {
     }
 }
 
-/// A host.
+/// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Side {
@@ -112,7 +113,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Of the sender in direction `d`: 0 is client to server.
+    /// The sender in direction `d`: 0 is client to server.
     pub fn sender(d: usize) -> Side {
         if d == 0 { Side::Client } else { Side::Server }
     }
@@ -125,127 +126,127 @@ impl Side {
     }
 }
 
-/// What happens.
+/// An event of a flow.
 #[derive(Debug)]
 pub enum Event {
     /// Bytes were passed on.
     Moved,
-    /// Nothing more is to be read for now: both directions have ended, or have drained to their limits, or as much as was asked for
-    /// has been copied.
+    /// Nothing more is to be read for now: both directions have ended, have
+    /// drained to their limits, or have copied as much as was requested.
     Copied,
-    /// The receiver of a message that heeds it has said something.
+    /// The receiver of a message has sent data, at which the message is to stop.
     Heard,
-    /// A connection has failed.
+    /// The connection to this host has failed.
     Failed(Side),
-    /// The time of [`Core::timer`] has come.
+    /// [`Core::timer`] has expired.
     Timer,
-    /// The data path has told of the flow, which is not forwarded.
+    /// The data path reported an event of the flow, which is not forwarded.
     Told,
-    /// Somebody looked at a flow that is forwarded.
+    /// A forwarded flow was looked at.
     Seen(Box<Seen>),
-    /// An operator or a program wants something.
+    /// A command from an operator or a program.
     Command(Command),
-    /// The program stops.
+    /// The program is stopping.
     Stop {
-        /// What is forwarded stays so.
+        /// Forwarded flows stay forwarded.
         leave: bool,
     },
-    /// Answers [`Action::Attend`]: whether both sockets can be read and written.
+    /// Answer to [`Action::Attend`]: whether both sockets can be read and written.
     Attended(bool),
-    /// Answers [`Action::Measure`].
+    /// Answer to [`Action::Measure`].
     Measured([PathFacts; 2]),
-    /// Answers [`Action::LookBehind`]: whether a stream ends there.
+    /// Answer to [`Action::LookBehind`]: whether a stream ends there.
     LookedBehind(bool),
-    /// Answers [`Action::Freeze`].
+    /// Answer to [`Action::Freeze`].
     Frozen(Result<Box<Frozen>, SwitchError>),
-    /// Answers [`Action::Freeze`], too.
+    /// Another answer to [`Action::Freeze`].
     Refused {
         /// The reason.
         why: Refusal,
-        /// It will not change.
+        /// The reason will not change.
         for_good: bool,
     },
-    /// Answers [`Action::Look`].
+    /// Answer to [`Action::Look`].
     Looked(Result<Box<Switched>, SwitchError>),
-    /// Answers [`Action::Commit`].
+    /// Answer to [`Action::Commit`].
     Committed(Result<Box<Switched>, SwitchError>),
-    /// Answers [`Action::Unsplice`].
+    /// Answer to [`Action::Unsplice`].
     Unspliced {
-        /// The data path's answer.
+        /// The answer of the data path.
         at: Result<Box<Switched>, SwitchError>,
-        /// The client's reset has passed.
+        /// The client has sent a reset.
         client_reset: bool,
     },
-    /// Answers [`Action::Release`]: whether it was done.
+    /// Answer to [`Action::Release`]: whether the sockets were released.
     Released(bool),
-    /// Answers [`Action::Recreate`], with the positions where the hosts were.
+    /// Answer to [`Action::Recreate`]: the positions of the hosts.
     Recreated(Result<[u64; 2], SwitchError>),
 }
 
-/// What is to be done.
+/// An action that the driver must perform.
 #[derive(Debug)]
 pub enum Action {
-    /// Nothing, but to copy ([`Core::copies`]) and to wait.
+    /// Copy ([`Core::copies`]) and wait for events.
     Wait,
-    /// Into a task, with both sockets.
+    /// Hand the flow to a task, with both sockets registered.
     Attend,
-    /// It is copied for as long as one can see. `forget`: the reason why the data path can forget both legs.
+    /// Copy for the foreseeable future. `forget`: why the data path can forget both legs.
     CopyOn {
         /// The refusal.
         forget: Option<Refusal>,
     },
-    /// Ask the sockets what they know of their paths.
+    /// Measure the paths, as the sockets know them.
     Measure,
-    /// Read once more behind the bytes that were enough.
+    /// Read once more, beyond the bytes that were enough for a splice.
     LookBehind,
-    /// Freeze. `fit`: not while a host may send more than the other has room for.
+    /// Freeze both directions. With `fit`, fail if a host may send more than the other has room for.
     Freeze {
         /// See `Datapath::freeze`.
         fit: bool,
     },
-    /// Look at the legs.
+    /// Look at the legs in the data path.
     Look,
     /// Commit, and park the sockets.
     Commit {
-        /// What the last look has found, and the largest packets for the hosts.
+        /// What the last look found.
         at: Box<Switched>,
-        /// Bytes of IP packet.
+        /// Size in bytes of the largest IP packet for each host.
         most: [u32; 2],
     },
-    /// Leave it to whoever looks after forwarded flows.
+    /// Hand the flow to the keeper of forwarded flows.
     Keep,
-    /// Take it back.
+    /// Take the flow back to control mode.
     Unsplice {
-        /// How long it was forwarded; `None`: it was draining.
+        /// Time in forwarding mode. `None`: the flow was draining.
         away: Option<Duration>,
     },
     /// Close the parked sockets silently.
     Release,
-    /// New sockets, even if not all is acknowledged (`force`).
+    /// Create new sockets; with `force`, even if some data is not acknowledged.
     Recreate {
         /// See `Datapath::recreate`.
         force: bool,
     },
-    /// It is over. `forwarded`: no socket may speak for it.
+    /// End the flow.
     End {
-        /// The reason.
+        /// How it ended.
         how: EndReason,
-        /// Until now.
+        /// It was forwarded until now, and no socket may send for it.
         forwarded: bool,
     },
 }
 
-/// What surrounds an event.
+/// The environment of an event.
 pub struct Context<'a> {
-    /// Now.
+    /// The present time.
     pub now: Time,
-    /// The flow's.
+    /// The flow's policy.
     pub policy: &'a Policy,
-    /// The client's leg, and the server's.
+    /// The client's leg and the server's leg.
     pub legs: [Tuple; 2],
-    /// Where their sockets are.
+    /// Positions of their sockets.
     pub at: [&'a mut Position; 2],
-    /// What lists show.
+    /// The progress shown in lists.
     pub shown: &'a mut Progress,
 }
 
@@ -255,28 +256,28 @@ impl Context<'_> {
     }
 }
 
-/// A flow.
+/// The state machine of one flow.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Core {
     state: State,
-    /// It is to be in control mode, or spliced whatever the policy says.
+    /// The policy is overruled: the flow stays in control mode.
     stay: bool,
-    /// A FIN was forwarded past its socket: the sockets will not see the end of that direction, or would repeat it.
+    /// A FIN was forwarded past a socket. The sockets would not see the end of that direction, or would repeat it.
     fin_past: bool,
-    /// Why it can never be spliced.
+    /// Why the flow can never be spliced.
     obstacle: Option<Refusal>,
-    /// How much of what the hosts send a splice may forward.
+    /// How much data from each host a splice may forward.
     limits: [Limit; 2],
-    /// One message is passed on, not two streams.
+    /// Set if the flow relays one message instead of two streams.
     message: Option<Box<Passing>>,
-    /// While bytes are read and written, or are about to be.
+    /// State of control mode: set while bytes are read and written, or are about to be.
     control: Option<Box<Control>>,
-    /// While they are not.
+    /// State of forwarding mode.
     forwarded: Forwarded,
 }
 
 impl Core {
-    /// A flow that begins, with bytes in hand: the first event is [`Event::Attended`]. `obstacle`: why it can never be spliced.
+    /// Creates a flow with bytes in hand. Its first event must be [`Event::Attended`]. `obstacle`: why it can never be spliced.
     pub fn new(message: Option<Message>, obstacle: Option<Refusal>, in_hand: [u64; 2]) -> Core {
         let message = message.map(|m| Box::new(Passing::new(&m)));
         let control = Box::new(Control::new(message.as_deref(), [0; 2], in_hand));
@@ -292,7 +293,7 @@ impl Core {
         }
     }
 
-    /// Something happens.
+    /// Processes an event and returns the next action.
     pub fn on(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         let action = match self.state {
             State::Copying => self.on_copying(cx, event),
@@ -307,17 +308,17 @@ impl Core {
         action
     }
 
-    /// Its state.
+    /// Returns the state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Are bytes to be read and written?
+    /// Returns whether bytes are to be read and written.
     pub fn copies(&self) -> bool {
         self.state == State::Copying || (self.state == State::Draining && !self.control().passed)
     }
 
-    /// Is it to be heard whether the receiver of the message has something to say?
+    /// Returns whether the driver must report when the receiver of the message sends data.
     pub fn listens(&self) -> bool {
         match self.state {
             State::Copying => self.message.as_ref().is_some_and(|m| m.until_receiver_speaks),
@@ -326,43 +327,43 @@ impl Core {
         }
     }
 
-    /// May a command come?
+    /// Returns whether commands are accepted.
     pub fn takes_commands(&self) -> bool {
         matches!(self.state, State::Copying | State::Draining)
     }
 
-    /// The direction of the message that is passed on, if it is one: 0 is client to server.
+    /// Returns the direction of the message, if the flow relays one: 0 is client to server.
     pub fn message_from(&self) -> Option<usize> {
         self.message.as_ref().map(|m| m.from)
     }
 
-    /// Both directions, while bytes are copied or drain.
+    /// Returns both directions. Only while bytes are copied or drained.
     pub fn streams(&self) -> &[Stream; 2] {
         &self.control().streams
     }
 
-    /// The same, for whoever reads and writes.
+    /// Returns both directions, for the code that reads and writes. Only while bytes are copied or drained.
     pub fn streams_mut(&mut self) -> &mut [Stream; 2] {
         &mut self.control_mut().streams
     }
 
-    /// How much the next splices may forward, unless the flow is for one message.
+    /// Sets how much the next splices may forward. A flow that relays a message sets its own limits.
     pub fn set_limits(&mut self, limits: [Limit; 2]) {
         self.limits = limits;
     }
 
-    /// One leg as the data path wants to know it.
+    /// Describes one leg for the data path.
     pub fn half(&self, d: usize, leg: Tuple, at: &Position) -> Half {
         let leftover = self.streams()[d].in_hand as u32;
         Half { leg, consumed: at.consumed, produced: at.produced, leftover, limit: self.limits[d] }
     }
 
-    /// Both FINs were forwarded, or one: no socket may send its own.
+    /// Returns whether a FIN was forwarded past a socket, so that no socket may send its own.
     pub fn is_fin_past(&self) -> bool {
         self.fin_past
     }
 
-    /// Will it end as soon as it is taken back?
+    /// Returns whether the flow will end as soon as it is taken back.
     pub fn is_ending(&self) -> bool {
         self.state == State::Unsplicing && self.control().then.is_some()
     }
@@ -375,12 +376,12 @@ impl Core {
         self.control.as_mut().expect("not forwarded")
     }
 
-    /// Is nothing left of a message to splice for?
+    /// Returns whether nothing more of a message is to be read, so that there is nothing to splice for.
     fn is_read(&self, cx: &Context<'_>) -> bool {
         self.streams().iter().zip(&cx.at).all(|(s, at)| s.is_read(at))
     }
 
-    /// Have both streams ended, or their messages?
+    /// Returns whether both streams, or the message, have ended.
     fn are_over(&self, cx: &Context<'_>) -> bool {
         if self.is_read(cx) {
             return self.streams().iter().all(|s| s.in_hand == 0);
@@ -392,7 +393,7 @@ impl Core {
         cx.shown.copied = self.streams().map(|s| s.copied);
     }
 
-    /// It is taken back, and then copied, or ends.
+    /// Takes the flow back. It is then copied, or ends if `then` says how.
     fn unsplice(&mut self, then: Option<EndReason>, away: Option<Duration>) -> Action {
         let control = self.control_mut();
         control.streams.iter_mut().for_each(Stream::undrained);
@@ -414,7 +415,7 @@ impl Core {
         }
     }
 
-    /// The sockets' positions move by what was forwarded past them.
+    /// Moves the sockets' positions by the bytes that were forwarded past them.
     fn took_back(&mut self, cx: &mut Context<'_>, at: &Switched) {
         cx.at.iter_mut().for_each(|at| at.shimmed = true);
         for d in (0..2).filter(|d| at.was_forwarded[*d]) {
@@ -422,10 +423,10 @@ impl Core {
             let stream = &mut self.control_mut().streams[d];
             if let Some(left) = stream.message {
                 stream.passed(forwarded);
-                // a splice that has not paid is not tried again: the receiver keeps sending
+                // a splice that did not pay is not tried again: the receiver keeps sending
                 self.stay |= cx.policy.threshold().is_some_and(|n| left > forwarded && forwarded < n);
             }
-            // that of a message's sender is never forwarded: it is still to be read
+            // the FIN of a message's sender is never forwarded: it is still to be read
             if at.fin[d] && !cx.at[d].eof && self.limits[d] == Limit::None {
                 (cx.at[d].eof, cx.at[1 - d].shut) = (true, true);
                 cx.shown.spliced[d] -= 1;
@@ -434,7 +435,7 @@ impl Core {
         }
     }
 
-    /// All up to `end` was forwarded past the sockets in direction `d`: how many bytes.
+    /// Counts the bytes up to `end` that were forwarded past the sockets in direction `d`. Returns their number.
     fn advance(&self, cx: &mut Context<'_>, d: usize, end: u64) -> u64 {
         let forwarded = cx.shown.forwarded_to(d, end);
         cx.at[d].consumed += forwarded;
@@ -452,7 +453,7 @@ impl Core {
             Event::Looked(Ok(at)) => at,
             Event::Looked(Err(_)) | Event::Stop { .. } => return self.end(cx, EndReason::Stopped),
             Event::Heard => {
-                // its next message may have brought the last acknowledgement along
+                // its next message may have carried the last acknowledgement
                 self.control_mut().heard = true;
                 return Action::Look;
             }
@@ -488,7 +489,7 @@ impl Core {
         Action::Wait
     }
 
-    /// Of a flow that is not forwarded.
+    /// Ends a flow that is not forwarded.
     fn end(&mut self, cx: &mut Context<'_>, how: EndReason) -> Action {
         self.note_copied(cx);
         self.state = State::Ended;
@@ -498,7 +499,7 @@ impl Core {
         Action::End { how, forwarded: false }
     }
 
-    /// When [`Event::Timer`] is to come.
+    /// Returns when [`Event::Timer`] is due.
     pub fn timer(&self) -> Option<Time> {
         match self.state {
             State::Copying => Some(self.control().next_tick()),
@@ -513,13 +514,13 @@ fn was_reset(at: &Switched) -> bool {
     (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0
 }
 
-/// Whose reset it was.
+/// Returns whose reset it was.
 fn reset_by(at: &Switched) -> EndReason {
     if at.flags[0] & LegFlags::RESET_IN != 0 { EndReason::ClientReset } else { EndReason::ServerReset }
 }
 
-/// Have fragments been forwarded? Then a switch back may lose what its host sends again across the bound, and the flow stays
-/// forwarded unless that is worse.
+/// Returns whether fragments were forwarded. Taking the flow back could then lose data that a host
+/// retransmits across the bound, so the flow stays forwarded unless the alternative is worse.
 fn has_fragments(paths: &[longsplice_datapath::PathView; 2]) -> bool {
     paths.iter().any(|p| p.flags & PathFlags::FRAGMENTS != 0)
 }

@@ -1,16 +1,16 @@
-//! What the data path has counted, and where it is attached: for metrics and logs.
+//! Counters and attachments of the data path, for metrics and logs.
 
 use crate::Splicer;
 use longsplice_datapath::{ConntrackCounts, PathChanges, PathFlags};
 use std::{io, path::Path};
 
 impl Splicer {
-    /// How many packets met each verdict of the data path, by its name. Empty without a data path.
+    /// Returns the number of packets for each verdict of the data path, by name. Empty without a data path.
     pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
         self.datapath().map_or(Ok(Vec::new()), |d| d.verdicts())
     }
 
-    /// Names of the devices that the data path is attached to.
+    /// Returns the names of the devices to which the data path is attached.
     pub fn devices(&self) -> Vec<String> {
         let Some(d) = self.datapath() else { return Vec::new() };
         let attached = d.attached();
@@ -18,24 +18,24 @@ impl Splicer {
         all.filter(|device| attached.contains(&device.index)).map(|device| device.name).collect()
     }
 
-    /// How many flows the kernel forwards, those of an earlier process among them.
+    /// Returns the number of flows that the kernel forwards, including those of an earlier process.
     pub fn forwarded(&self) -> usize {
         let is_forwarded = |flags: u16| flags & PathFlags::SPLICED != 0 && flags & PathFlags::DEAD == 0;
         let paths = self.datapath().map(|d| d.paths()).unwrap_or_default();
         paths.iter().filter(|(_, p)| is_forwarded(p.flags)).count() / 2 // two entries each
     }
 
-    /// Where programs and tables are pinned.
+    /// Returns the directory in which programs and tables are pinned.
     pub fn pin(&self) -> Option<&Path> {
         self.datapath().map(|d| d.pin())
     }
 
-    /// What changes of the network have done to forwarded flows.
+    /// Returns counters of what network changes did to forwarded flows.
     pub fn path_changes(&self) -> PathChanges {
         self.datapath().map(|d| d.path_changes()).unwrap_or_default()
     }
 
-    /// How entries of connection tracking were kept alive.
+    /// Returns counters of conntrack entries that were kept alive.
     pub fn conntrack_counts(&self) -> ConntrackCounts {
         self.datapath().map(|d| d.conntrack_counts()).unwrap_or_default()
     }

@@ -1,9 +1,9 @@
-//! Descriptors, of which a process has few: a connection that is copied or parked takes two. Before they run out, parked flows are
-//! released, those first that would be released next. A part is kept for clients that were accepted already, whose servers
-//! are still to be connected to.
+//! File descriptors, which are scarce: a copied or parked connection takes two. Before they
+//! run out, parked flows are released, in the order of their release times. Some are reserved
+//! for clients that were accepted already, and whose servers are still to be connected to.
 //!
-//! A new descriptor tells how many are in use: the kernel gives the lowest number that is free (POSIX, File Descriptor
-//! Allocation). Nothing has to be counted.
+//! A new descriptor shows how many are in use, because the kernel returns the lowest
+//! free number (POSIX, File Descriptor Allocation). Nothing has to be counted.
 
 use crate::{Splicer, flow::KeeperMessage};
 use nix::{
@@ -18,46 +18,46 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// Parked flows are released while no more than one descriptor in so many is free, ...
+/// Parked flows are released while no more than one descriptor in this many is free.
 const SCARCE: u64 = 4;
-/// ... and no client is accepted while no more than one in so many is.
+/// No client is accepted while no more than one descriptor in this many is free.
 const SHORT: u64 = 8;
-/// So many flows are released at a time, a part of the limit that leaves the next ones time to come by; and no more than these,
-/// which take some ten milliseconds.
+/// Number of flows released at a time: the limit of descriptors divided by the first, so that
+/// the next ones have time to become due; at most the second, which takes some ten milliseconds.
 const BATCH: (u64, u64) = (32, 1000);
-/// How often it is looked whether there is one again, ...
+/// Interval at which a task that waits for descriptors checks for them.
 const TRY: Duration = Duration::from_millis(5);
-/// ... and for how long by a listener, which says then what it waits for, ...
+/// Time that a listener waits for descriptors. Then it reports `EMFILE`.
 const ACCEPT_PATIENCE: Duration = Duration::from_millis(100);
-/// ... and by a connect: the releases of a whole process take less.
+/// Time that a connect waits for descriptors. The releases of a whole process take less.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 pub(crate) struct Descriptors {
-    /// The keeper was asked to release flows.
+    /// The keeper was asked to release flows, and has not begun yet.
     asked: AtomicBool,
-    /// The last one that was opened was one of the last there are.
+    /// The last descriptor opened was one of the last that are free.
     short: AtomicBool,
 }
 
-/// How many there may be.
+/// Returns the limit of descriptors of this process.
 fn limit() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
-/// Is this, just opened, among the last part of so many?
+/// Returns whether a descriptor, just opened, is among the last of the limit: one part of `part`.
 fn is_among_last(fd: &impl AsRawFd, part: u64) -> bool {
     let limit = limit();
     fd.as_raw_fd() as u64 >= limit - limit / part
 }
 
-/// Of a descriptor just opened: are those few that are left for what cannot do without?
+/// Returns whether descriptors are scarce, judged by one just opened: the rest must be saved for necessary uses.
 pub(crate) fn are_scarce(fd: &impl AsRawFd) -> bool {
     is_among_last(fd, SCARCE)
 }
 
 impl Descriptors {
-    /// How many flows are to be released now.
+    /// Returns the number of flows to release now.
     pub fn begin(&self) -> u64 {
         self.asked.store(false, Relaxed);
         (limit() / BATCH.0).clamp(1, BATCH.1)
@@ -65,7 +65,7 @@ impl Descriptors {
 }
 
 impl Splicer {
-    /// Sees to it that there are more, if need be.
+    /// Checks a descriptor that was just opened, and asks for releases if descriptors are scarce.
     pub(crate) fn opened(&self, fd: &impl AsRawFd) {
         self.inner.descriptors.short.store(is_among_last(fd, SHORT), Relaxed);
         if are_scarce(fd) {
@@ -79,7 +79,8 @@ impl Splicer {
         }
     }
 
-    /// Before a client is accepted. `EMFILE` if there are too few to serve it, also after a while. `any`: something to duplicate.
+    /// Waits for descriptors before a client is accepted. Fails with `EMFILE` if there
+    /// are still too few after a while. `any`: a descriptor to duplicate as a test.
     pub(crate) async fn await_descriptors(&self, any: impl AsFd) -> io::Result<()> {
         let end = Instant::now() + ACCEPT_PATIENCE;
         while self.inner.descriptors.short.load(Relaxed) {
@@ -97,8 +98,8 @@ impl Splicer {
         Ok(())
     }
 
-    /// What a client needs that was accepted already has failed since `began`: is it worth another try, for there may be
-    /// descriptors now?
+    /// Returns whether something that an accepted client needs, and that has failed since `began`,
+    /// should be tried again because descriptors may be free now. Waits before it returns true.
     pub(crate) async fn is_to_be_tried_again(&self, error: &io::Error, began: Instant) -> bool {
         if error.raw_os_error() != Some(Errno::EMFILE as i32) || began.elapsed() >= CONNECT_PATIENCE {
             return false;

@@ -1,35 +1,35 @@
-//! What happens to flows, for whoever subscribes. Nobody waits for a subscriber: one that is slow misses events, and counts them.
+//! Events of flows, for subscribers. Nobody waits for a subscriber: a slow one misses events and counts them.
 
 use crate::{EndReason, FlowState, Refusal, Splicer, core::Progress};
 use std::sync::OnceLock;
 use tokio::sync::broadcast::{self, error::RecvError};
 
-/// Events that a subscriber may leave unread.
+/// Number of events that a subscriber may leave unread.
 const UNREAD: usize = 4096;
 
-/// Something that has happened to a flow of this process.
+/// An event of a flow of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlowEvent {
     /// Number of the flow, as [`Splicer::hand_over`] returns it.
     pub flow: u64,
-    /// What has happened.
+    /// The kind of event.
     pub kind: FlowEventKind,
 }
 
-/// What has happened to a flow.
+/// The kind of a [`FlowEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FlowEventKind {
-    /// The kernel forwards it.
+    /// The flow is spliced: the kernel forwards it.
     Spliced,
-    /// It is not spliced, or could not be taken back.
+    /// The flow is not spliced, or could not be taken back.
     Refused(Refusal),
-    /// It is no longer forwarded: it is copied again, or ends.
+    /// The flow is no longer forwarded: it is copied again, or ends.
     TakenBack,
-    /// It has no sockets any more.
+    /// The flow was released: it has no sockets any more.
     Released,
-    /// It is over.
+    /// The flow has ended.
     Ended(EndReason),
 }
 
@@ -41,7 +41,7 @@ pub struct FlowEvents {
 }
 
 impl FlowEvents {
-    /// The next event; `None`: the engine is gone. Cancel safe.
+    /// Waits for the next event. `None`: the engine is gone. Cancel safe.
     pub async fn next(&mut self) -> Option<FlowEvent> {
         loop {
             match self.events.recv().await {
@@ -52,13 +52,13 @@ impl FlowEvents {
         }
     }
 
-    /// How many events this subscription has missed, because 4096 others were unread.
+    /// Returns how many events this subscription has missed, because 4096 others were unread.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 }
 
-/// Where flows tell of their events. Costs a look at a pointer as long as nobody has subscribed.
+/// Announces the events of flows. Costs one look at a pointer until somebody subscribes.
 #[derive(Default)]
 pub(crate) struct Announcer(OnceLock<broadcast::Sender<FlowEvent>>);
 
@@ -68,7 +68,7 @@ impl Announcer {
         FlowEvents { events, dropped: 0 }
     }
 
-    /// A step of a flow.
+    /// Announces what a step of a flow has changed.
     pub fn step(&self, flow: u64, before: &Progress, now: &Progress) {
         if self.0.get().is_none() {
             return;
@@ -87,14 +87,14 @@ impl Announcer {
 
     pub fn tell(&self, flow: u64, kind: FlowEventKind) {
         if let Some(subscribers) = self.0.get() {
-            let _ = subscribers.send(FlowEvent { flow, kind }); // there may be none any more
+            let _ = subscribers.send(FlowEvent { flow, kind }); // there may be none
         }
     }
 }
 
 impl Splicer {
-    /// What happens to flows of this process from now on; flows of an earlier process tell nothing. Events of one flow come in order,
-    /// its end last. The engine never waits for a subscriber: see [`FlowEvents::dropped`].
+    /// Subscribes to the events of this process's flows from now on. Flows of an earlier process have none. Events of
+    /// one flow arrive in order, its end last. The engine never waits for a subscriber: see [`FlowEvents::dropped`].
     pub fn subscribe(&self) -> FlowEvents {
         self.inner.announcer.subscribe()
     }

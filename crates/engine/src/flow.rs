@@ -1,5 +1,5 @@
-//! A live flow: as lists and commands find it ([`Flow`]), who has it ([`Place`]), and what is remembered of it while it is forwarded
-//! ([`Kept`]).
+//! A live flow as lists and commands see it ([`Flow`]), its present owner
+//! ([`Place`]), and the state kept while it is forwarded ([`Kept`]).
 
 use crate::{
     FlowInfo, FlowState, FlowStatus, Policy,
@@ -23,12 +23,12 @@ use tokio::{
     sync::{Notify, mpsc, watch},
 };
 
-/// The keeper looks around by itself this often. Entries that linger are cleared away with this precision.
+/// Interval at which the keeper wakes up by itself. Also the precision with which lingering entries are removed.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
-/// How often one flow is looked at: an eighth of its patience, within these.
+/// Limits of the interval between two looks at a flow, which is an eighth of its patience.
 const EVERY: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
 
-/// What live flows are told.
+/// A stop request to live flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     Go,
@@ -38,26 +38,26 @@ pub(crate) enum Stop {
     Leave,
 }
 
-/// A live flow, as lists and commands find it.
+/// A live flow as lists and commands see it.
 pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
     pub client: Tuple,
-    /// What a proxy before us has announced of the client's leg.
+    /// Source and destination that a proxy in front announced for the client's leg.
     pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
     pub server: Tuple,
     pub began: Instant,
     pub policy: Arc<Policy>,
     pub now: Mutex<Progress>,
     pub place: Mutex<Place>,
-    /// Where it is copied, again when it comes back.
+    /// The runtime in which the flow is copied, also after it is taken back.
     pub runtime: Handle,
     pub announcer: Arc<Announcer>,
 }
 
-/// Who has the flow.
+/// The owner of a flow.
 pub(crate) enum Place {
-    /// A task, which copies or drains: what it listens to.
+    /// A task, which copies or drains, and the channels to it.
     Task { orders: mpsc::UnboundedSender<Command>, events: Arc<Notify> },
     /// The keeper.
     Kept(Box<Kept>),
@@ -65,16 +65,16 @@ pub(crate) enum Place {
     Gone,
 }
 
-/// What a task listens to.
+/// The channels that a task listens to.
 pub(crate) struct TaskInbox {
-    /// Commands of the operator.
+    /// Commands.
     pub orders: mpsc::UnboundedReceiver<Command>,
-    /// Something has happened in the data path.
+    /// Wakes the task when the data path reports an event.
     pub events: Arc<Notify>,
     pub stop: watch::Receiver<Stop>,
 }
 
-/// Positions of all that came from the hosts.
+/// Returns the positions of all data from both hosts. `None` if the data path does not know the flow.
 pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released; 2]>) -> Option<[u64; 2]> {
     match released {
         Some([a, b]) => Some([datapath.released_end(&flow.client, a)?, datapath.released_end(&flow.server, b)?]),
@@ -83,7 +83,7 @@ pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released
 }
 
 impl Flow {
-    /// The client's address: [`Leg::source`].
+    /// Returns the client's address: [`Leg::source`].
     pub fn source(&self) -> SocketAddr {
         self.announced.as_ref().map_or(self.client.remote, |a| a.0)
     }
@@ -96,7 +96,7 @@ impl Flow {
         lock(&self.place)
     }
 
-    /// What the core makes of an event, and what is counted of that. `at`: where the sockets of the client and the server are.
+    /// Passes an event to the core, and counts and announces the result. `at`: positions of the client's and the server's socket.
     pub fn step(&self, core: &mut Core, at: [&mut Position; 2], event: Event) -> Action {
         let mut shown = self.now();
         let before = *shown;
@@ -144,7 +144,7 @@ impl Flow {
     }
 }
 
-/// The stages a segment traverses (connection-splicing paper, Figs. 6 and 8).
+/// Returns the stages that a segment passes through (connection-splicing paper, Figs. 6 and 8).
 pub(crate) fn stages(state: FlowState, protocol: Cow<'static, str>) -> Vec<Cow<'static, str>> {
     let (before, behind): (&[&'static str], &[&'static str]) = match state {
         FlowState::Copying => (&["device", "ip", "tcp"], &["tcp", "ip", "device"]),
@@ -155,27 +155,27 @@ pub(crate) fn stages(state: FlowState, protocol: Cow<'static, str>) -> Vec<Cow<'
     [named(before), vec![protocol], named(behind)].concat()
 }
 
-/// What the keeper is told.
+/// A message to the keeper.
 pub(crate) enum KeeperMessage {
-    /// A flow is forwarded now.
+    /// This flow is forwarded now.
     Kept(u64),
     Command(u64, Command),
-    /// The route to one of its hosts leads by a device that nothing will be attached to.
+    /// The route to one of the flow's hosts leads over a device to which nothing will be attached.
     Elsewhere(u64),
     /// Descriptors run short.
     Room,
-    /// The program stops, or the engine closes.
+    /// The program is stopping, or the engine is closing.
     Stop,
 }
 
-/// What is remembered of a flow that is forwarded.
+/// State kept of a flow while it is forwarded.
 pub(crate) struct Kept {
     pub sides: [Parked; 2],
     pub core: Core,
     pub purpose: Purpose,
-    /// No sockets are left.
+    /// Set when no sockets are left.
     pub released: Option<[Released; 2]>,
-    /// The next look.
+    /// Time of the next look.
     pub due: Time,
 }
 
@@ -184,13 +184,13 @@ impl Kept {
         Kept { sides, core, purpose, released: None, due: monotonic() }
     }
 
-    /// Sooner than the keeper looks around by itself.
+    /// Returns whether the flow must be looked at before the keeper wakes up by itself.
     pub fn wants_look_soon(&self, flow: &Flow) -> bool {
         let soon = self.core.began() + TICK;
         self.pause(flow, Duration::ZERO) < TICK || self.core.release_at(&flow.policy).is_some_and(|at| at < soon)
     }
 
-    /// What is to be known for the core to go on.
+    /// Reads from the data path what the core needs for its next step.
     pub fn see(&self, d: &Datapath, flow: &Flow, why: Why) -> Event {
         let why = match why {
             Why::Elsewhere { .. } => Why::Elsewhere { transparent: self.is_transparent(d, flow) },
@@ -205,19 +205,19 @@ impl Kept {
         flow.step(&mut self.core, [&mut a.at, &mut b.at], event)
     }
 
-    /// Do its hosts believe to speak to each other?
+    /// Returns whether the hosts believe they talk to each other.
     fn is_transparent(&self, d: &Datapath, flow: &Flow) -> bool {
         let released = self.released.as_ref().is_some_and(|[a, _]| a.is_foreign());
         released || d.leg(&flow.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
     }
 
-    /// Until the next look, and `least`.
+    /// Returns the time until the next look, at least `least`.
     pub fn pause(&self, flow: &Flow, least: Duration) -> Duration {
         (self.core.patience(&flow.policy) / 8).clamp(*EVERY.start(), *EVERY.end()).max(least)
     }
 
-    /// The programs were detached for a while, and what was to be forwarded has gone to the parked sockets. Does the flow have to
-    /// end for it? What they hold and have not acknowledged is gone with them.
+    /// Returns whether the flow has to end because the programs were detached for a while and its segments
+    /// went to the parked sockets. Data that these hold but have not acknowledged is dropped with them.
     pub fn is_spoilt(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
         let legs = [&flow.client, &flow.server];
         let strays = |(side, leg): (&Parked, &Tuple)| match datapath.leg(leg).and_then(|l| l.parked_at()) {
@@ -236,7 +236,7 @@ impl Kept {
         self.released.is_none()
     }
 
-    /// Closes the parked sockets; the flow goes on without. False: it cannot.
+    /// Closes the parked sockets; the flow goes on without them. Returns false if it cannot.
     pub fn release(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
         self.sides.iter_mut().for_each(Parked::close_silently);
         self.released = datapath.release(&flow.client).zip(datapath.release(&flow.server)).map(|(a, b)| [a, b]);
@@ -257,7 +257,8 @@ impl Kept {
     }
 }
 
-/// Are both ends on this host? Its connections to an address of its own begin there, unless told otherwise.
+/// Returns whether both ends are on this host. Connections of this host to one of
+/// its own addresses have that address as their source, unless configured otherwise.
 pub(crate) fn is_loopback(leg: &Tuple) -> bool {
     leg.local.ip().is_loopback() || leg.local.ip() == leg.remote.ip()
 }
@@ -266,7 +267,7 @@ pub(crate) fn is_loopback(leg: &Tuple) -> bool {
 mod tests {
     use super::*;
 
-    /// A million of them are to fit a small machine.
+    /// A million records must fit into the memory of a small machine.
     #[test]
     fn records_are_small() {
         assert!(size_of::<Kept>() + size_of::<Flow>() <= 688, "{} {}", size_of::<Kept>(), size_of::<Flow>());

@@ -1,6 +1,7 @@
-//! Connections between hosts that do not know of us, and whose addresses we do not have. They shake hands with each other: we
-//! pass their segments on, one by one, and make sockets for both sides as soon as all numbers are known. So everything is the
-//! same on both sides, and spliced at once such a connection takes the identity path (bpf/path.h).
+//! Transparent connections: connections between two hosts that do not know of us, and whose addresses
+//! are not ours. The hosts shake hands with each other. We forward their segments one by one, and
+//! create sockets for both sides as soon as all numbers are known. Numbers are therefore the same on
+//! both sides, and a connection that is spliced at once takes the identity path (bpf/path.h).
 
 use crate::{Leg, Splicer, live::Live, sync::lock};
 use longsplice_datapath::{Datapath, ExpectError, Foreign, Handshake, Segment, Tuple, foreign_sockets, is_local};
@@ -16,16 +17,17 @@ use std::{
 };
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-/// Connections that are half open, of all listeners: a flood of SYNs takes no more than this, and two sockets for each that a server
-/// answers. With more the oldest that nobody has answered is given up, and if all are answered, the new one is not even begun: they
-/// go on without us, where this machine is a router.
+/// Maximum number of half-open connections of all listeners. It bounds what a flood of SYNs takes: an entry
+/// each, and two sockets for each that a server answers. At the limit, the oldest unanswered connection is given
+/// up. If all are answered, the new one is not tracked, and goes on without us where this machine is a router.
 const HALF_OPEN: usize = 1024;
-/// How long they may be: as long as a server sends its SYN-ACK again (tcp_synack_retries).
+/// Maximum age of a half-open connection: as long as a server repeats its SYN-ACK (tcp_synack_retries).
 const PATIENCE: Duration = Duration::from_secs(64);
-/// Connections that wait to be accepted, for each listener; more are reset. As a listening socket's backlog.
+/// Maximum number of connections that wait to be accepted, for each
+/// listener, like the backlog of a listening socket. More are reset.
 const BACKLOG: usize = 4096;
 
-/// May this client connect to this server?
+/// Decides whether this client may connect to this server.
 type Allow = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
 
 struct Acceptor {
@@ -33,7 +35,7 @@ struct Acceptor {
     pairs: mpsc::Sender<Pair>,
 }
 
-/// An open connection: the client's leg, and sockets for both.
+/// An open connection: the client's leg, and the sockets of both legs.
 struct Pair {
     client: Tuple,
     sockets: [OwnedFd; 2],
@@ -41,39 +43,40 @@ struct Pair {
 
 struct HalfOpen {
     since: Instant,
-    /// The client's last.
+    /// The client's last SYN.
     syn: Handshake,
-    /// The server's answer, and what was made of it.
+    /// The server's SYN-ACK, and the sockets made from it.
     answer: Option<(Handshake, [OwnedFd; 2])>,
 }
 
-/// What became of connections of others that were not opened.
+/// Counters of transparent connections that were not opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ForeignCounts {
-    /// SYNs that were not let pass, those to addresses of this machine among them.
+    /// SYNs that were not forwarded, including those to addresses of this machine.
     pub denied: u64,
-    /// Half-open ones that were given up: there were more than 1024, and this was the oldest without an answer; or older
-    /// than 64 s.
+    /// Half-open connections that were given up: the oldest without an
+    /// answer when there were more than 1024, and those older than 64 s.
     pub given_up: u64,
-    /// Passed on as by a router, and no more seen: 1024 were half open and answered, the tables full, or sockets not to be had.
+    /// Connections that were forwarded as by a router, but not tracked: 1024 others were
+    /// half open and answered, the tables were full, or sockets could not be created.
     pub untracked: u64,
 }
 
-/// All that is not accepted yet.
+/// All connections that are not accepted yet.
 #[derive(Default)]
 pub(crate) struct TransparentFlows {
-    /// Of IPv4 and IPv6.
+    /// Raw sockets and routing rules for IPv4 and IPv6.
     ways: [Option<Foreign>; 2],
     listeners: HashMap<SocketAddr, Acceptor>,
-    /// By the client's leg.
+    /// Half-open connections by the client's leg.
     half: HashMap<Tuple, HalfOpen>,
-    /// When they were looked through for old ones.
+    /// When old half-open connections were last looked for.
     looked: Option<Instant>,
     counts: ForeignCounts,
 }
 
-/// A listener to connections of others, which pass here ([`Splicer::listen_foreign`]).
+/// A listener for transparent connections, which are routed through this machine ([`Splicer::listen_foreign`]).
 pub struct ForeignListener {
     splicer: Splicer,
     addr: SocketAddr,
@@ -81,14 +84,15 @@ pub struct ForeignListener {
 }
 
 impl ForeignListener {
-    /// The legs of the next connection: its client's, and its server's. [`io::ErrorKind::NotConnected`]: the engine was closed.
+    /// Accepts the next connection. Returns the client's leg and the server's leg.
+    /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
         let Pair { client, sockets: [c, s] } = self.pairs.recv().await.ok_or(io::ErrorKind::NotConnected)?;
         self.splicer.opened(&s);
         Ok((leg(c, &client)?, leg(s, &mirrored(&client))?))
     }
 
-    /// The address listened to.
+    /// Returns the address listened on.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
@@ -110,17 +114,18 @@ fn leg(socket: OwnedFd, tuple: &Tuple) -> io::Result<Leg> {
     Ok(leg)
 }
 
-/// The leg of the same connection towards the other host.
+/// Returns the other host's leg of the same connection.
 fn mirrored(leg: &Tuple) -> Tuple {
     Tuple { remote: leg.local, local: leg.remote }
 }
 
 impl Splicer {
-    /// Takes part in connections of others to `addr`, or to any address and this port if it is unspecified, that come through this
-    /// machine: nobody has to be told of us, and neither end sees us. What `allow` does not let pass (client, server) gets no
-    /// answer; it is called by a thread that must not wait. A connection is accepted when its server has answered. Errors are
-    /// those of raw sockets and of rules of routing, which need CAP_NET_RAW and CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`]
-    /// without a data path.
+    /// Accepts transparent connections: connections of other hosts to `addr` that are routed through this machine.
+    /// An unspecified address stands for any address with this port. Neither end has to be configured for us or
+    /// sees us. Connections that `allow` (client, server) rejects get no answer. A thread calls `allow`; it must
+    /// not block. A connection is accepted when its server has answered. Errors are those of raw sockets and
+    /// routing rules, which need CAP_NET_RAW and CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path,
+    /// [`io::ErrorKind::InvalidInput`] for port 0, and [`io::ErrorKind::AddrInUse`] if `addr` has a listener already.
     pub fn listen_foreign(
         &self,
         addr: SocketAddr,
@@ -150,7 +155,7 @@ impl Splicer {
         Ok(ForeignListener { splicer: self.clone(), addr, pairs })
     }
 
-    /// What became of those that were not opened.
+    /// Returns the counters of connections that were not opened.
     pub fn foreign_counts(&self) -> ForeignCounts {
         lock(&self.inner.transparent).counts
     }
@@ -167,7 +172,7 @@ fn no_way(e: &io::Error, addr: SocketAddr) -> io::Error {
     io::Error::other(format!("raw sockets and routing: {e}{cure}"))
 }
 
-/// The thread: until the engine closes.
+/// Runs the thread that handles handshakes, until the engine closes.
 fn hear(splicer: &Splicer) {
     let Some(d) = splicer.datapath() else { return };
     let heard = d.poll_handshakes(|handshake| {
@@ -184,7 +189,7 @@ fn hear(splicer: &Splicer) {
 }
 
 impl TransparentFlows {
-    /// At the end.
+    /// Gives up all half-open connections when the engine closes.
     pub fn leave(&mut self, d: Option<&Datapath>) {
         let half_open: Vec<Tuple> = self.half.keys().copied().collect();
         d.iter().for_each(|d| half_open.iter().for_each(|client| self.give_up(d, client)));
@@ -213,7 +218,7 @@ impl TransparentFlows {
         let client = syn.leg;
         match self.half.get_mut(&client) {
             Some(half) if half.syn.seq() == syn.seq() => {
-                // one of them is lost
+                // one of the two segments was lost
                 half.syn = syn;
                 let next = half.answer.as_ref().map_or(syn, |(answer, _)| *answer);
                 return self.pass_on(&next);
@@ -222,7 +227,7 @@ impl TransparentFlows {
             None => {}
         }
         let target = client.local;
-        // without a route it is passed on to nobody
+        // without a route, the segment goes nowhere
         let is_ours = is_local(target.ip()).unwrap_or(false);
         if is_ours || !self.acceptor(target).is_some_and(|h| (h.allow)(client.remote, target)) {
             self.counts.denied += 1;
@@ -246,7 +251,7 @@ impl TransparentFlows {
         self.pass_on(&syn);
     }
 
-    /// For one more that is half open.
+    /// Makes room for one more half-open connection. Returns false if there is none.
     fn has_room(&mut self, d: &Datapath) -> bool {
         if self.half.len() < HALF_OPEN {
             return true;
@@ -257,7 +262,7 @@ impl TransparentFlows {
         oldest.is_some()
     }
 
-    /// What a router does. The hosts shake hands without us; `next` is the segment that is on its way.
+    /// Lets a connection go on untracked, as a router does. The hosts shake hands without us. `next` is the segment on its way.
     fn let_go(&mut self, d: &Datapath, client: &Tuple, next: &Handshake) {
         self.counts.untracked += 1;
         d.let_go_foreign(client);
@@ -269,7 +274,7 @@ impl TransparentFlows {
         self.listeners.get(&target).or_else(|| self.listeners.get(&SocketAddr::new(any, target.port())))
     }
 
-    /// The half-open connection that a segment of its server belongs to.
+    /// Returns the unanswered half-open connection that a segment of its server belongs to.
     fn asked_by(&mut self, h: &Handshake) -> Option<&mut HalfOpen> {
         let half = self.half.get_mut(&mirrored(&h.leg))?;
         (half.answer.is_none() && h.ack() == half.syn.seq().wrapping_add(1)).then_some(half)
@@ -278,7 +283,7 @@ impl TransparentFlows {
     fn answered(&mut self, d: &Datapath, answer: Handshake) {
         match self.half.get(&mirrored(&answer.leg)) {
             None => return self.pass_on(&answer), // given up just before
-            // the client has not got it, or the server has not heard so
+            // a repeated SYN-ACK: the client has not received it, or its answer was lost
             Some(HalfOpen { answer: Some((first, _)), .. }) if first.repeats(&answer) => return self.pass_on(&answer),
             Some(_) => {}
         }
@@ -298,7 +303,7 @@ impl TransparentFlows {
         }
     }
 
-    /// By the server, or the client does not want it any more.
+    /// Handles a reset: the server refuses the connection, or the client gives it up.
     fn refused(&mut self, d: &Datapath, h: &Handshake) {
         let is_of_an_earlier = |half: &HalfOpen| half.answer.is_none() && h.seq() != half.syn.seq().wrapping_add(1);
         if self.half.get(&h.leg).is_some_and(is_of_an_earlier) {
@@ -312,13 +317,14 @@ impl TransparentFlows {
             let client = mirrored(&h.leg);
             self.half.remove(&client);
             d.forget(&h.leg);
-            d.let_go_foreign(&client); // or it would not be told
+            d.let_go_foreign(&client); // otherwise the client would not get the reset
             self.pass_on(h);
         }
     }
 
     fn opened(&mut self, d: &Datapath, ack: &Handshake) {
-        // The server has an earlier connection from this port. The client resets that one, if it hears of it, and its SYN comes again.
+        // The server still has an earlier connection from this port. The client
+        // resets that one when it sees this segment, and then repeats its SYN.
         if self.half.get(&mirrored(&ack.leg)).is_some_and(|half| half.answer.is_none()) {
             return self.pass_on(ack);
         }
@@ -338,7 +344,7 @@ impl TransparentFlows {
         }
     }
 
-    /// Gives up those that are too old, once a second.
+    /// Gives up half-open connections that are too old. Looks once a second.
     fn look(&mut self, d: &Datapath, now: Instant) {
         if self.looked.is_some_and(|at| now < at + Duration::from_secs(1)) {
             return;
@@ -349,7 +355,8 @@ impl TransparentFlows {
         old.iter().for_each(|client| self.give_up(d, client));
     }
 
-    /// What its hosts say later is no longer for us: if nobody has answered yet, they may go on without.
+    /// Gives up a half-open connection. Later segments of its hosts are not
+    /// for us: if the server has not answered yet, they go on without us.
     fn give_up(&mut self, d: &Datapath, client: &Tuple) {
         if let Some(half) = self.half.remove(client) {
             self.counts.given_up += 1;
@@ -360,8 +367,8 @@ impl TransparentFlows {
     }
 }
 
-/// A client that has no leg sends a SYN, and its server's leg is still there: the connection is over, or its process died before the
-/// client had completed the handshake. Is the leg gone?
+/// Removes the server's leg of an earlier connection, when a client without a leg sends a SYN. The earlier connection
+/// is over, or its process died before the client had completed the handshake. Returns whether the leg is gone.
 fn make_way(splicer: &Splicer, d: &Datapath, server: &Tuple) -> bool {
     match splicer.inner.lingering.make_way(server) {
         Some((a, b)) => {
@@ -372,10 +379,10 @@ fn make_way(splicer: &Splicer, d: &Datapath, server: &Tuple) -> bool {
     }
 }
 
-/// Both hosts hear of it.
+/// Resets the connections to both hosts.
 fn reset(sockets: [OwnedFd; 2]) {
     for socket in &sockets {
-        // one that is gone already cannot be reset any more
+        // a socket that is gone cannot be reset
         let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
     }
 }

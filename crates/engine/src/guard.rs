@@ -1,17 +1,17 @@
-//! Looks whether the data path is still pinned and attached as this process has left it. Somebody may remove the pins, or detach
-//! the programs: the kernel does not tell.
+//! Checks whether the data path is still pinned and attached. Somebody may
+//! remove the pins or detach the programs, and the kernel does not report this.
 //!
-//! What was pinned is pinned again, and nothing else has changed. What was detached is attached again; but meanwhile segments have
-//! come to sockets without the data path:
+//! Removed pins are restored, and flows are not affected. Detached programs are attached again,
+//! but in the meantime segments have reached sockets without passing through the data path:
 //!
-//! | flow | what was missed | what becomes of it |
+//! | flow | what was missed | result |
 //! | --- | --- | --- |
-//! | copied, never spliced | how far its bytes are | copied to its end |
-//! | copied after a splice, or switching | its sockets have other numbers than its hosts | reset: they may have taken what is not theirs |
-//! | spliced | nothing, as a rule: its segments lie beyond the windows of the parked sockets | goes on |
-//! | | these hold some of them | they are closed: goes on as released |
-//! | | these have acknowledged some of them | reset: nobody will send them again |
-//! | released | the kernel has told the hosts that there is no socket | it ends |
+//! | copied, never spliced | the positions of its bytes | copied to its end |
+//! | copied after a splice, or switching | its sockets' numbers differ from its hosts' | reset: they may have taken wrong data |
+//! | spliced | usually nothing: its segments lie beyond the windows of the parked sockets | goes on |
+//! | | the parked sockets hold some of its segments | the sockets are closed, and it goes on as released |
+//! | | the parked sockets have acknowledged some of its segments | reset: nobody will send them again |
+//! | released | the kernel has told the hosts that there is no socket | ends |
 
 use crate::{
     Command, Splicer,
@@ -20,18 +20,18 @@ use crate::{
 use longsplice_datapath::{Datapath, Mended};
 use std::time::{Duration, Instant};
 
-/// How often it is looked: two dozen system calls.
+/// Interval between checks. One takes two dozen system calls.
 const EVERY: Duration = Duration::from_secs(1);
-/// At most one message in this time says that the tables are full.
+/// Minimum interval between messages that the tables are full.
 const FULL_EVERY: Duration = Duration::from_secs(10);
-/// So many flows are taken from the table at a time.
+/// Number of flows taken from the table at a time.
 const PAGE: usize = 1000;
 
 pub(crate) struct Guard {
     next: Instant,
-    /// What could not be put right, and was said.
+    /// The error that was logged last: something that could not be repaired.
     failed: String,
-    /// How many legs had found no room when that was said, and when it may be said again.
+    /// Number of legs without room at the last message, and the earliest time of the next.
     full: (u64, Instant),
 }
 
@@ -64,7 +64,7 @@ impl Guard {
         self.tell_of_full_tables(d, now);
     }
 
-    /// The first time, and then how often.
+    /// Logs that tables are full: at once the first time, and then at intervals.
     fn tell_of_full_tables(&mut self, d: &Datapath, now: Instant) {
         let Ok(all) = d.legs_without_room() else { return };
         let (told, next) = self.full;
@@ -98,7 +98,7 @@ fn tell(d: &Datapath, mended: &Mended) {
     mended.gone.iter().for_each(|device| tracing::info!("device number {device} is gone: nothing is spliced there"));
 }
 
-/// Segments have passed unseen: flows whose sockets may have taken them end.
+/// Resets the flows whose sockets may have taken segments that the data path did not see.
 fn end_spoilt(splicer: &Splicer, d: &Datapath) {
     let mut last = 0;
     while let Some(flows) = splicer.page(last, PAGE) {

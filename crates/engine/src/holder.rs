@@ -1,5 +1,5 @@
-//! The hold policy: what comes while a splice drains waits here, as it came, and goes on its way when the drain is over or was
-//! taken back. How much may wait, the data path knows.
+//! The hold policy: segments that arrive while a splice drains wait here unchanged, and are
+//! sent on when the drain is over or was taken back. The data path limits how much may wait.
 
 use crate::{Splicer, sync::lock};
 use longsplice_datapath::{Datapath, Held, Tuple, WayBack};
@@ -12,7 +12,7 @@ use std::{
 #[derive(Default)]
 pub(crate) struct Holder {
     way: Option<WayBack>,
-    /// By the leg where it came in, in order. What comes for others is late, and does not wait.
+    /// Held segments by the leg on which they arrived, in order. Segments of other legs are late and do not wait.
     of: HashMap<Tuple, Vec<Held>>,
 }
 
@@ -38,14 +38,14 @@ impl Holder {
     }
 }
 
-/// While it lives, what comes from two hosts is held.
+/// Holds the segments from two hosts while it lives.
 pub(crate) struct Holding {
     splicer: Splicer,
     legs: [Tuple; 2],
 }
 
 impl Holding {
-    /// Before a freeze.
+    /// Starts to hold. Must be called before the freeze. Errors are those of raw sockets and threads.
     pub fn of(splicer: &Splicer, legs: [Tuple; 2]) -> io::Result<Holding> {
         let holding = Holding { splicer: splicer.internal(), legs };
         if let Some(d) = splicer.datapath() {
@@ -67,7 +67,7 @@ impl Holding {
         lock(&self.splicer.inner.holder)
     }
 
-    /// What comes from one of them is not held any more.
+    /// Stops holding the segments from one host: 0 is the client.
     pub fn let_go(&self, which: usize) {
         if let Some(d) = self.splicer.datapath() {
             self.holder().let_go(d, &self.legs[which]);
@@ -81,7 +81,7 @@ impl Drop for Holding {
     }
 }
 
-/// The thread that reads the ring, until the engine closes.
+/// Runs the thread that reads the ring, until the engine closes.
 fn hear(splicer: &Splicer) {
     let Some(d) = splicer.datapath() else { return };
     let heard = d.poll_held(|held| {

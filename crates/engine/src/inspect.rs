@@ -8,40 +8,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// One live flow in every detail. It goes on while it is looked at: see [`LegDetail`].
+/// One live flow in full detail. The flow goes on while it is read: see [`LegDetail`].
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct FlowDetail {
-    /// As lists show it.
+    /// The flow as lists show it.
     #[serde(flatten)]
     pub status: FlowStatus,
-    /// How often it was spliced; `None`: it is of an earlier process.
+    /// Number of splices. `None` for a flow of an earlier process.
     pub splices: Option<u32>,
-    /// Who looks after it.
+    /// The part of the program that has the flow, in words.
     pub place: &'static str,
-    /// The leg of the client.
+    /// The client's leg.
     pub client_leg: LegDetail,
-    /// The leg of the server.
+    /// The server's leg.
     pub server_leg: LegDetail,
 }
 
-/// One segment of a flow that is traced.
+/// One segment of a traced flow.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct TracedSegment {
-    /// Nanoseconds, CLOCK_MONOTONIC.
+    /// Time in nanoseconds, CLOCK_MONOTONIC.
     pub when: u64,
-    /// `client` or `server`: the leg where it came in, or whose socket has sent it.
+    /// `client` or `server`: the leg on which the segment arrived, or whose socket has sent it.
     pub leg: &'static str,
-    /// `host` or `socket`.
+    /// The sender: `host` or `socket`.
     pub from: &'static str,
-    /// As it came.
+    /// The segment's numbers as it arrived.
     pub came: Numbers,
-    /// As it left for a host: the leg's own if the socket has sent it, otherwise that of the other leg.
+    /// The numbers with which it left for a host: the leg's own host
+    /// if the socket has sent it, otherwise the host of the other leg.
     pub to_host: Option<Numbers>,
-    /// As the leg's socket got it.
+    /// The numbers with which the leg's socket received it.
     pub to_socket: Option<Numbers>,
-    /// What the data path did with it, by name.
+    /// The data path's verdicts on the segment, by name.
     pub verdicts: Vec<&'static str>,
 }
 
@@ -60,31 +61,31 @@ impl TracedSegment {
     }
 }
 
-/// Why a flow cannot be traced.
+/// Reasons why a flow cannot be traced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// It is not there, or not any more.
+    /// There is no such flow, or it has ended.
     #[error("there is no flow {0}")]
     NoFlow(u64),
-    /// Nothing is traced without a data path.
+    /// There is no data path.
     #[error("no flow of this process can be traced: {0}")]
     NoDatapath(Refusal),
-    /// The data path has no entries of it.
+    /// The data path has no entries for the flow.
     #[error("flow {0} is only copied: the data path does not see it")]
     OnlyCopied(u64),
-    /// One flow at a time.
+    /// Another flow is being traced.
     #[error("another flow is being traced")]
     Busy,
-    /// The kernel refused.
+    /// The kernel returned an error.
     #[error("the trace has failed: {0}")]
     Io(io::Error),
 }
 
 impl Splicer {
-    /// Gives the segments of a flow to `f` until it returns false or the flow has ended, and `None` ten times a second at least. How
-    /// many segments were lost, for `f` was too slow. Blocks: give it a thread of its own. Meanwhile the flow takes the general way,
-    /// which costs more.
+    /// Passes the segments of a flow to `f`, until it returns false or the flow has ended. Passes `None` at least ten
+    /// times a second. Returns the number of segments that were lost because `f` was too slow. Blocks: call it from a
+    /// thread of its own. While it is traced, the flow takes the general path through the data path, which costs more.
     pub fn trace(&self, id: u64, mut f: impl FnMut(Option<TracedSegment>) -> bool) -> Result<u64, TraceError> {
         const LOOK: Duration = Duration::from_secs(1);
         if let Some(why) = self.refusal() {
@@ -117,7 +118,7 @@ impl Splicer {
         self.flow(id).map(|f| [f.client, f.server]).or_else(orphan)
     }
 
-    /// A live flow, or one of an earlier process; `None`: there is no such flow.
+    /// Describes a live flow of this or an earlier process. `None` if there is no such flow.
     pub fn inspect(&self, id: u64) -> Option<FlowDetail> {
         let datapath = self.datapath();
         let Some(flow) = self.flow(id) else {

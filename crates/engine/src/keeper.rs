@@ -1,9 +1,9 @@
-//! Flows while they are forwarded. No task waits for them: one thread, the keeper, holds a record of each, hears events and
-//! commands, looks at every flow now and then, and brings it to its end or back into a task, as its [core](crate::core) says.
+//! The keeper of forwarded flows. No task waits for them: one thread holds a record of each, receives events and
+//! commands, looks at every flow periodically, and ends it or hands it back to a task, as its [core](crate::core) says.
 //!
-//! Ends are told by events; a look finds idle flows, and ends whose event was lost. Looks cost at most [`LOOKS`] per [`PACE`];
-//! with more than some ten thousand flows each is looked at more rarely, a million every seven minutes. Releases wait for no looks
-//! ([`Agenda`]), and come before their time where descriptors run short.
+//! Ends are reported by events. Looks find idle flows, and ends whose event was lost. At most [`LOOKS`] looks
+//! are done per [`PACE`], so above some ten thousand flows each is looked at less often; with a million, every
+//! seven minutes. Releases do not wait for looks ([`Agenda`]), and happen early when descriptors run short.
 
 use crate::{
     Splicer,
@@ -21,30 +21,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// So many flows are looked at ...
+/// Maximum number of looks per [`PACE`].
 const LOOKS: usize = 100;
-/// ... in this time, at most.
+/// Interval to which [`LOOKS`] applies.
 const PACE: Duration = Duration::from_millis(10);
-/// A released flow comes back in an instant in which it is idle: how often that is tried.
+/// Interval between attempts to give a released flow new sockets, which need an instant without data in flight.
 const TRY: Duration = Duration::from_millis(1);
-/// So many flows or entries at a time, between two looks at what was said.
+/// Maximum number of flows or entries handled between two reads of messages.
 const PAGE: usize = 1000;
 
 struct Keeper {
     splicer: Splicer,
-    /// A look counts if it is [`Kept::due`].
+    /// Times of looks and releases. A look counts only if it is [`Kept::due`].
     agenda: Agenda,
-    /// Flows that want sockets.
+    /// Flows that are to get new sockets.
     returning: Vec<u64>,
-    /// No look before.
+    /// Earliest time of the next looks.
     next_look: Time,
-    /// No try to bring flows back before.
+    /// Earliest time of the next attempts to give flows new sockets.
     next_try: Time,
     guard: Guard,
     sweeper: Sweeper,
 }
 
-/// The thread: until the engine closes.
+/// Runs the keeper's thread until the engine closes.
 pub(crate) fn keep(splicer: Splicer, messages: &mpsc::Receiver<KeeperMessage>, events: &mut Events<'_>) {
     let (agenda, returning, sweeper) = (Agenda::default(), Vec::new(), Sweeper::new());
     let (now, guard) = (monotonic(), Guard::new(&splicer, Instant::now()));
@@ -78,7 +78,7 @@ pub(crate) fn keep(splicer: Splicer, messages: &mpsc::Receiver<KeeperMessage>, e
 }
 
 impl Keeper {
-    /// Until there is something to do but to listen.
+    /// Returns the time until there is something to do besides listening.
     fn rest(&self) -> Duration {
         let now = monotonic();
         let [look, release] = self.agenda.due();
@@ -89,7 +89,7 @@ impl Keeper {
         look.min(release).min(back).min(sweep).min(TICK)
     }
 
-    /// To the task that has the flow, if it has one. A flow that has just ended hears nothing any more.
+    /// Passes an event to the task that has the flow, or handles it here. A flow that has just ended gets no events.
     fn route(&mut self, event: &Told) {
         let Some(flow) = self.splicer.flow_of(&event.leg) else { return };
         if let Place::Task { events, .. } = &*flow.place() {
@@ -120,7 +120,7 @@ impl Keeper {
         }
     }
 
-    /// Those whose time has come, as many as may be.
+    /// Looks at the flows that are due, up to the limit.
     fn look(&mut self, now: Time) {
         for _ in 0..LOOKS {
             let Some((at, id)) = self.agenda.next_look(now) else { return };
@@ -152,13 +152,13 @@ impl Keeper {
         self.splicer.inner.swept.fetch_add(gone as u64, Ordering::Relaxed);
     }
 
-    /// Is it not a look from an earlier stay?
+    /// Returns whether a look is due, and not left over from an earlier stay of the flow.
     fn is_due(&self, id: u64, at: Time) -> bool {
         let flow = self.splicer.flow(id);
         flow.is_some_and(|flow| matches!(&*flow.place(), Place::Kept(kept) if kept.due == at))
     }
 
-    /// Does with a flow what is to be done. A flow that is not here any more has ended, or has a task.
+    /// Performs what the core wants for a flow. Does nothing if the flow has ended, or a task has it.
     fn handle(&mut self, id: u64, why: Why) {
         let Some(flow) = self.splicer.flow(id) else { return };
         let mut place = flow.place();
@@ -190,7 +190,7 @@ impl Keeper {
             self.returning.push(id);
         }
         if matches!(why, Why::Look | Why::Kept) {
-            // a quarter of the looks there may be: those of flows that come later want a part, too
+            // use at most a quarter of the looks: flows that come later need some, too
             let fair = PACE * (4 * self.agenda.looks() / LOOKS) as u32;
             kept.due = monotonic() + kept.pause(&flow, fair);
             self.agenda.look(kept.due, id);
@@ -210,7 +210,7 @@ impl Keeper {
         }
     }
 
-    /// Into a task, with what that is to do first.
+    /// Hands a flow to a new task. `first` returns the first action of that task.
     fn give_back(&mut self, flow: &Arc<Flow>, place: MutexGuard<'_, Place>, first: impl FnOnce(&mut Relay) -> Action) {
         let (task, inbox) = self.splicer.inbox();
         let mut relay = self.take(flow, place, task);
@@ -219,7 +219,7 @@ impl Keeper {
     }
 }
 
-/// Time until a look, which may be overdue.
+/// Returns the time until a look. It may be overdue.
 fn until(at: Time, not_before: Time, now: Time) -> Duration {
     at.max(not_before).saturating_sub(now)
 }
@@ -228,7 +228,7 @@ fn until(at: Time, not_before: Time, now: Time) -> Duration {
 mod tests {
     use super::*;
 
-    /// Or whoever has fallen behind would wait the longer the later it is.
+    /// Otherwise, the later a keeper was, the longer it would wait.
     #[test]
     fn what_is_overdue_waits_for_the_pace_alone() {
         let now = Time::from_secs(100);

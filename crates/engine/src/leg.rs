@@ -1,4 +1,4 @@
-//! A leg: our end of one connection, as a byte stream that counts what passes.
+//! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
 use crate::{Refusal, Splicer, Tap, TapDirection, core::Position, live::Live};
 use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
@@ -14,40 +14,40 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
-/// What a leg has of its socket.
+/// The socket of a leg.
 #[derive(Debug)]
 enum Socket {
-    /// In the runtime: it can be read and written.
+    /// Registered with the runtime: can be read and written.
     Live(Live),
-    /// Out of it: the flow is forwarded, or is about to be copied again.
+    /// Not registered: the flow is forwarded, or is about to be copied again.
     Parked(OwnedFd),
     /// The flow is released.
     Gone,
 }
 
-/// Our end of one connection. Reads and writes are counted, because the boundary of a splice is computed from the
-/// counts: hand out no duplicate of the socket.
+/// Our end of one connection. Counts the bytes read and written, from which the
+/// bound of a splice is computed. Never hand out a duplicate of the socket.
 #[derive(Debug)]
 pub struct Leg {
     socket: Socket,
     pub(crate) remote: SocketAddr,
     pub(crate) local: SocketAddr,
-    /// Source and destination that a proxy before us has announced. Boxed: most have none.
+    /// Source and destination announced by a proxy in front. Boxed, because most legs have none.
     pub(crate) announced: Option<Box<(SocketAddr, SocketAddr)>>,
-    /// Where the socket is.
+    /// The socket's position in both streams.
     pub(crate) at: Position,
-    /// See [`Leg::clamp`].
+    /// Whether the receive window is limited; see [`Leg::clamp`].
     clamped: bool,
-    /// See [`Leg::keep_alive`].
+    /// Whether the socket sends keep-alive probes; see [`Leg::keep_alive`].
     keeps_alive: bool,
-    /// Why it will never be spliced: the data path does not know of it.
+    /// Why the leg can never be spliced: the data path does not track it.
     refusal: OnceLock<Refusal>,
-    /// Gets a copy of all that passes.
+    /// Receives a copy of all bytes that pass.
     pub(crate) tap: Option<Tap>,
 }
 
 impl Leg {
-    /// TCP_NODELAY has been set: what a proxy passes on was delayed by its sender already, if that wanted it.
+    /// Wraps a socket with TCP_NODELAY set. The sender has already delayed what it wanted to delay.
     pub(crate) fn new(socket: Live, remote: SocketAddr, local: SocketAddr, refusal: Option<Refusal>) -> Leg {
         let socket = Socket::Live(socket);
         Leg {
@@ -63,8 +63,8 @@ impl Leg {
         }
     }
 
-    /// Whether it can never be spliced, having been accepted after [`Splicer::listen_to_copy`], or without room for it in the data
-    /// path; or made for one of these.
+    /// Returns whether the leg can never be spliced. This holds for connections accepted after
+    /// [`Splicer::listen_to_copy`] or for which the data path had no room, and for connections made for them.
     pub fn is_only_copied(&self) -> bool {
         self.refusal().is_some()
     }
@@ -73,80 +73,81 @@ impl Leg {
         self.refusal.get().copied()
     }
 
-    /// The data path does not know of it any more. The first reason counts.
+    /// Marks the leg as no longer tracked by the data path. The first reason counts.
     pub(crate) fn refuse(&self, why: Refusal) {
         let _ = self.refusal.set(why);
     }
 
-    /// A copy of all that passes goes to this tap from now on. Positions count from the beginning of the connection.
+    /// Copies all bytes that pass from now on to `tap`. Positions count from the beginning of the connection.
     pub fn tap(&mut self, tap: Tap) {
         tap.begin([self.bytes_in(), self.bytes_out()]);
         self.tap = Some(tap);
     }
 
-    /// No more of it. What has passed is still handed on, then the end.
+    /// Removes the tap. Bytes that have passed are still delivered, followed by the end of the stream.
     pub fn untap(&mut self) {
         self.tap = None;
     }
 
-    /// Address of the host at the other end.
+    /// Returns the address of the host at the other end.
     pub fn remote(&self) -> SocketAddr {
         self.remote
     }
 
-    /// Our own address on this connection.
+    /// Returns our own address on this connection.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// Notes what a proxy before us says of the connection that it serves by this one (PROXY protocol): the address it
-    /// came from, and the one it was made to. Lists and records then show the first as the client's.
+    /// Records the addresses that a proxy in front announced for this connection (PROXY protocol): those from
+    /// which and to which the client connected. Lists and records then show `source` as the client's address.
     pub fn announce(&mut self, source: SocketAddr, destination: SocketAddr) {
         self.announced = Some(Box::new((source, destination)));
     }
 
-    /// Where the connection came from at first: as announced, or [`Leg::remote`].
+    /// Returns the original source of the connection: as announced, or [`Leg::remote`].
     pub fn source(&self) -> SocketAddr {
         self.announced.as_ref().map_or(self.remote, |a| a.0)
     }
 
-    /// What it was made to at first: as announced, or [`Leg::local`].
+    /// Returns the original destination of the connection: as announced, or [`Leg::local`].
     pub fn destination(&self) -> SocketAddr {
         self.announced.as_ref().map_or(self.local, |a| a.1)
     }
 
-    /// Bytes read so far, end of stream not counted.
+    /// Returns the number of bytes read so far. The end of the stream does not count.
     pub fn bytes_in(&self) -> u64 {
         self.at.consumed - u64::from(self.at.eof)
     }
 
-    /// Bytes written so far, our FIN not counted.
+    /// Returns the number of bytes written so far. Our FIN does not count.
     pub fn bytes_out(&self) -> u64 {
         self.at.produced - u64::from(self.at.shut)
     }
 
-    /// Closes with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT).
+    /// Closes the connection with a reset instead of a FIN (RFC 9293, 3.10.5: ABORT).
     pub fn reset(self) {
         self.abort();
     }
 
-    /// Makes the next close one with a reset.
+    /// Makes the next close send a reset.
     #[doc(hidden)]
     pub fn reset_at_close(&self) {
         self.abort();
     }
 
-    /// Lets the host send no more than 32 KB ahead: what it has sent before a splice is copied, and what it was promised before may
-    /// be more than the other has room for. Lifted by the engine where it copies after all, and by [`Leg::unclamp`].
+    /// Limits the receive window to 32 KB. Bytes sent before a splice have to be copied, and
+    /// a host that was promised a larger window may send more than the other host has room
+    /// for. The engine lifts the limit when it keeps copying, as does [`Leg::unclamp`].
     #[doc(hidden)]
     pub fn clamp(&mut self) {
-        const FIRST_WINDOW: u32 = 32_768; // half of what hosts announce at first: what is in hand and what may come both fit
+        const FIRST_WINDOW: u32 = 32_768; // half of the usual first window: bytes in hand and bytes to come fit
         if let Socket::Live(s) = &self.socket {
-            self.clamped = clamp_window(s.get(), FIRST_WINDOW).is_ok(); // without it more is copied
+            self.clamped = clamp_window(s.get(), FIRST_WINDOW).is_ok(); // on failure, more is copied
         }
     }
 
-    /// Lets the kernel choose the window again.
+    /// Lifts the limit of the receive window.
     #[doc(hidden)]
     pub fn unclamp(&mut self) {
         if let Socket::Live(s) = &self.socket
@@ -157,12 +158,13 @@ impl Leg {
         }
     }
 
-    /// Until there is something to read, or the end, as far as the runtime knows: the next read may still have to wait.
+    /// Waits until there is something to read, or the stream ends, as
+    /// far as the runtime knows. The next read may still have to wait.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.socket()?.poll_readable(cx)
     }
 
-    /// Until the host has said something, or has ended.
+    /// Waits until the host has sent data, or has ended.
     pub(crate) fn poll_heard(&self, cx: &mut Context<'_>) -> Poll<()> {
         match &self.socket {
             Socket::Live(s) => s.poll_heard(cx),
@@ -170,7 +172,7 @@ impl Leg {
         }
     }
 
-    /// Until the connection has failed, whether or not anybody reads or writes; let go of it before the socket is parked.
+    /// Waits until the connection has failed, even if nobody reads or writes. Drop the future before the socket is parked.
     pub(crate) fn failed(&self) -> Option<impl Future<Output = ()> + use<>> {
         match &self.socket {
             Socket::Live(s) => Some(s.failed()),
@@ -178,22 +180,22 @@ impl Leg {
         }
     }
 
-    /// The leg; one that is closed stays in its place.
+    /// Takes the leg and leaves a closed one in its place.
     pub(crate) fn take(&mut self) -> Leg {
         let (announced, refusal) = (self.announced.clone(), self.refusal.clone());
         let closed = Leg { socket: Socket::Gone, announced, refusal, tap: None, ..*self };
         std::mem::replace(self, closed)
     }
 
-    /// Whether it has no socket: a flow has taken it, or closed it.
+    /// Returns whether the leg has no socket, because a flow has taken or closed it.
     pub(crate) fn is_gone(&self) -> bool {
         matches!(self.socket, Socket::Gone)
     }
 
-    /// The same at the next drop.
+    /// Makes the next drop send a reset.
     pub(crate) fn abort(&self) {
         let Some(s) = self.descriptor() else { return };
-        // A socket that is gone already cannot be reset any more: nothing is lost by ignoring that.
+        // The socket may be gone already, and then cannot be reset: errors can be ignored.
         let _ = Repair::Off.set(s);
         let _ = SockRef::from(&s).set_linger(Some(std::time::Duration::ZERO));
     }
@@ -206,12 +208,12 @@ impl Leg {
         }
     }
 
-    /// What its socket knows of the path to the host: nothing, if there is no socket.
+    /// Returns what the socket knows of the path to the host; the default if there is no socket.
     pub(crate) fn path_facts(&self) -> PathFacts {
         self.descriptor().and_then(|fd| path_facts(fd).ok()).unwrap_or_default()
     }
 
-    /// The socket, for `splice(2)`; what passes is told to [`Leg::at`].
+    /// Returns the socket, for `splice(2)`. The caller must count the bytes in [`Leg::at`].
     pub(crate) fn socket(&self) -> io::Result<&Live> {
         match &self.socket {
             Socket::Live(s) => Ok(s),
@@ -219,10 +221,10 @@ impl Leg {
         }
     }
 
-    /// Closes the socket without a word to the host: its flow goes on in the kernel.
+    /// Closes the socket without sending anything to the host. Its flow goes on in the kernel.
     #[doc(hidden)]
     pub fn close_silently(&mut self) {
-        // a parked one is in repair mode already; without it, its FIN is muted by the data path anyway
+        // a parked socket is in repair mode already; if this fails, the data path mutes the FIN anyway
         if matches!(self.socket, Socket::Live(_)) {
             self.repair(Repair::On);
         }
@@ -235,7 +237,8 @@ impl Leg {
         }
     }
 
-    /// See [`Policy::keepalive`](crate::Policy). Not of a parked socket: what its host answers is not for it.
+    /// Sets keep-alive probes; see [`Policy::keepalive`](crate::Policy).
+    /// Not used on parked sockets, which do not get the host's answers.
     pub(crate) fn keep_alive(&mut self, after: Option<Duration>) {
         const SECONDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32767));
         const PROBES: u32 = 4;
@@ -254,8 +257,8 @@ impl Leg {
         self.keeps_alive = after.is_some();
     }
 
-    /// Takes the socket out of the runtime. A parked socket is in repair mode: if the process dies, the kernel closes it
-    /// without a FIN, and nothing of it is left that would answer for the connection when the data path is gone.
+    /// Takes the socket out of the runtime and puts it into repair mode. If the process dies, the kernel then closes the
+    /// socket without a FIN, and no socket is left that could answer for the connection after the data path is gone.
     pub(crate) fn park(&mut self) {
         self.keep_alive(None);
         self.repair(Repair::On);
@@ -264,12 +267,13 @@ impl Leg {
         }
     }
 
-    /// A parked socket may speak again. `probe`: its host may have gone, or wait for a window.
+    /// Takes a parked socket out of repair mode. With `probe`, it sends window
+    /// probes, because its host may have gone or may wait for a window update.
     pub(crate) fn unpark(&self, probe: bool) {
         self.repair(if probe { Repair::Probe } else { Repair::Off });
     }
 
-    /// Back into the runtime, with the parked socket or a new one.
+    /// Registers the parked or new socket with the runtime again.
     pub(crate) fn attend(&mut self) -> io::Result<()> {
         match &self.socket {
             Socket::Live(_) => return Ok(()),
@@ -279,8 +283,8 @@ impl Leg {
         self.enter()
     }
 
-    /// Into the current runtime, out of none or another: its thread is woken for what comes from now on. Errors if the runtime
-    /// takes no more, or the flow is released.
+    /// Registers the socket with the current runtime, and takes it out of another one if
+    /// necessary. Errors if the runtime accepts no more sockets, or the flow is released.
     #[doc(hidden)]
     pub fn enter(&mut self) -> io::Result<()> {
         let socket = match std::mem::replace(&mut self.socket, Socket::Gone) {
@@ -292,31 +296,31 @@ impl Leg {
         Ok(())
     }
 
-    /// A new socket in place of the one that was closed.
+    /// Sets a new socket in place of the one that was closed.
     pub(crate) fn reopen(&mut self, socket: OwnedFd) {
         self.socket = Socket::Parked(socket);
     }
 
-    /// What is left of a parked leg; the addresses, those that were announced among them, are known otherwise.
+    /// Reduces a parked leg to what cannot be found elsewhere. Addresses, including announced ones, are stored in the flow.
     pub(crate) fn parked(self) -> Parked {
         let Leg { socket, at, tap, .. } = self;
         let socket = if let Socket::Parked(s) = socket { Some(s) } else { None };
         Parked { socket, at, tap }
     }
 
-    /// The connection as the data path knows it.
+    /// Returns the connection as the data path knows it.
     pub(crate) fn tuple(&self) -> Tuple {
         Tuple { remote: self.remote, local: self.local }
     }
 }
 
-/// Segments that were meant for the data path and have come to a parked socket.
+/// Segments that arrived at a parked socket instead of the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Strays {
     None,
-    /// They are not acknowledged: their host will send them again.
+    /// Segments that are not acknowledged: the host will send them again.
     Held,
-    /// They are, so it will not.
+    /// Segments that are acknowledged: the host will not send them again.
     Taken,
 }
 
@@ -329,7 +333,7 @@ pub(crate) struct Parked {
 }
 
 impl Parked {
-    /// The leg again, with nothing announced.
+    /// Makes a leg again, without announced addresses.
     pub fn leg(self, tuple: &Tuple) -> Leg {
         let Parked { socket, at, tap } = self;
         let socket = socket.map_or(Socket::Gone, Socket::Parked);
@@ -346,7 +350,7 @@ impl Parked {
         }
     }
 
-    /// What has come to the parked socket, which stood there: `None` if it was released.
+    /// Returns what has arrived at the parked socket, whose receive position was `stood`. `None` if it was released.
     pub fn strays(&self, stood: u32) -> Option<Strays> {
         let found = received(self.socket.as_ref()?);
         Some(match found {
@@ -356,7 +360,7 @@ impl Parked {
         })
     }
 
-    /// Closes the socket without a word to the host: parked, it is in repair mode.
+    /// Closes the socket without sending anything to the host: a parked socket is in repair mode.
     pub fn close_silently(&mut self) {
         self.socket = None;
     }
@@ -374,7 +378,7 @@ fn parked() -> io::Error {
 }
 
 impl Leg {
-    /// Reads once; `true`: one byte of urgent data (RFC 9293, 3.8.5). What is not urgent ends where such a byte begins.
+    /// Reads once. Returns `true` if the read is one byte of urgent data (RFC 9293, 3.8.5). Other reads end before such a byte.
     pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
         let before = buf.filled().len();
         let room = buf.remaining() > 0;
@@ -389,7 +393,7 @@ impl Leg {
         Poll::Ready(Ok(urgent))
     }
 
-    /// Writes once. `urgent`: the last of these bytes is.
+    /// Writes once. With `urgent`, the last byte is urgent data.
     pub(crate) fn poll_give(&mut self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
         let n = ready!(open(&mut self.socket)?.poll_write(cx, buf, urgent))?;
         if let Some(tap) = &self.tap {
@@ -448,16 +452,17 @@ pub(crate) fn ip(address: &SockAddr) -> SocketAddr {
     address.as_socket().expect("a socket of TCP has an IP address")
 }
 
-/// An address that nobody else listens on, before anybody does: so a mistake in it is known before the data path is loaded.
+/// A bound socket, for [`Splicer::listen_on`]. Binding it first shows a wrong address before the data path is loaded.
 #[derive(Debug)]
 pub struct BoundSocket {
     pub(crate) socket: Socket2,
-    /// Connections may be in its queue already, without the options that are inherited.
+    /// Connections may be in its queue already, without the options that accepted sockets inherit.
     pub(crate) has_listened: bool,
 }
 
 impl BoundSocket {
-    /// IPv6-only for IPv6 addresses, SO_REUSEADDR set.
+    /// Binds a socket with SO_REUSEADDR, and IPV6_V6ONLY for IPv6
+    /// addresses. Errors are those of socket(2), setsockopt(2) and bind(2).
     pub fn bind(addr: SocketAddr) -> io::Result<BoundSocket> {
         let s = Socket2::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
         if addr.is_ipv6() {
@@ -469,9 +474,10 @@ impl BoundSocket {
         Ok(BoundSocket { socket: s, has_listened: false })
     }
 
-    /// A listener that the caller has bound, or got from who started the program (socket activation). Connections that it has got
-    /// before [`Splicer::listen_on`] are copied, not spliced. [`io::ErrorKind::InvalidInput`] if one for IPv6 takes connections
-    /// of IPv4, too, or if it is no listener of TCP: set IPV6_V6ONLY, and have one listener for each.
+    /// Takes a listener that the caller has bound, or has received from the process that started it
+    /// (socket activation). Connections that arrived before [`Splicer::listen_on`] are copied, not
+    /// spliced. Returns [`io::ErrorKind::InvalidInput`] if it is not a TCP listener, or if it is an
+    /// IPv6 listener that accepts IPv4 connections too: set IPV6_V6ONLY, and use one listener for each.
     pub fn from_listener(listener: std::net::TcpListener) -> io::Result<BoundSocket> {
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         let socket = Socket2::from(listener);
@@ -490,13 +496,13 @@ impl BoundSocket {
     }
 }
 
-/// Options that accepted sockets inherit.
+/// Sets the options that accepted sockets inherit.
 fn inheritable(s: &Socket2) -> io::Result<()> {
     s.set_tcp_nodelay(true)?;
     s.set_out_of_band_inline(true) // see live.rs
 }
 
-/// A listening socket whose connections are tracked from their SYN on.
+/// A listening socket. Its connections are tracked from their SYN on.
 pub struct Listener {
     pub(crate) splicer: Splicer,
     pub(crate) to_copy: bool,
@@ -505,8 +511,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The next connection. Errors are those of accept(2); the caller waits a little on `EMFILE` and goes on. That comes while one
-    /// descriptor in eight is still free: who is accepted already needs them for the way to a server.
+    /// Accepts the next connection. Errors are those of accept(2). On `EMFILE`, wait a little and try again: it is returned
+    /// while one descriptor in eight is still free, because connections accepted already need descriptors for their servers.
     pub async fn accept(&self) -> io::Result<Leg> {
         self.splicer.await_descriptors(self.listener.get_ref()).await?;
         let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
@@ -521,13 +527,13 @@ impl Listener {
         Ok(leg)
     }
 
-    /// The address listened on, with the port the kernel chose if 0 was asked for.
+    /// Returns the address listened on, with the port that the kernel chose if 0 was requested.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(ip(&SockRef::from(&self.listener).local_addr()?))
     }
 }
 
-/// As a socket in repair mode does, before it can share its port.
+/// A socket in repair mode holds its port like this before it can share it.
 #[tokio::test]
 async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
     let splicer = Splicer::copying(Refusal::Policy);
@@ -544,7 +550,7 @@ async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
     splicer.listen_to_copy(bound).await.expect("soon free");
     rest.await.expect("dropped");
 
-    // nor can it be bound
+    // nor can the address be bound
     let holder = Socket2::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     holder.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
     let at = ip(&holder.local_addr().expect("its address"));

@@ -1,36 +1,37 @@
-//! Splice and unsplice: the state machine of a flow (`relay`) and the handle through which a proxy uses it ([`Splicer`]).
+//! The splice engine of longsplice: the state machine of a flow, and [`Splicer`], the handle through which a proxy uses it.
 //!
 //! # Order of calls
-//! 1. [`Splicer::open`] once per process; [`Splicer::copying`] where the kernel path is not to be had.
-//! 2. [`Splicer::listen`] for the client's side, [`Splicer::connect`] for the server's: connections made through
-//!    these two are tracked from their SYN on, which is what makes a splice at any later moment possible.
-//! 3. Read and write both [`Leg`]s as ordinary asynchronous streams: control mode. Whoever wants a copy of all that passes one,
-//!    spliced or not, gives it a [`Tap`] first.
-//! 4. [`Splicer::relay`] hands both over. It copies, splices when [`Policy`] says so, and returns when the
-//!    connections have ended. [`Splicer::relay_message`] does so with one message, the body of an HTTP reply say, and gives both
-//!    back, so that each may join another.
-//! 5. [`Splicer::stop`] tells all flows to end, and may leave spliced ones to the kernel; [`Splicer::ended`] waits for the others;
-//!    [`Splicer::close`] removes what was attached and pinned. When the last [`Splicer`] is dropped without, flows are reset and all
-//!    is removed: in order, but nobody waits for copied flows.
+//! 1. Call [`Splicer::open`] once per process, or [`Splicer::copying`] if the kernel path is not available.
+//! 2. Accept clients with [`Splicer::listen`] and connect to servers with [`Splicer::connect`].
+//!    Both track a connection from its SYN on, which makes a splice possible at any later time.
+//! 3. Read and write both [`Leg`]s as ordinary asynchronous streams (control mode). To receive
+//!    a copy of everything that passes through a leg, spliced or not, give it a [`Tap`] first.
+//! 4. Hand both legs over with [`Splicer::relay`]. It copies, splices when [`Policy`] says so, and
+//!    returns when the connections have ended. [`Splicer::relay_message`] does this for a single message,
+//!    such as the body of an HTTP reply, and returns both legs, so that each can join another flow.
+//! 5. [`Splicer::stop`] ends all flows; it can leave spliced ones to the kernel. [`Splicer::ended`] waits for the
+//!    other flows, and [`Splicer::close`] removes everything that was attached and pinned. Dropping the last [`Splicer`]
+//!    without these calls resets all flows and removes everything in the same order, but does not wait for copied flows.
 //!
-//! Meanwhile [`Splicer::flows`] lists flows, [`Splicer::command`] splices one or takes it back, and [`Splicer::subscribe`] tells what
-//! happens to them. Complete programs are in this crate's `examples`: [`plug`], [`socks`], a proxy of SOCKS 5, and [`login`], a
-//! gateway that reads a line first.
+//! Meanwhile, [`Splicer::flows`] lists flows, [`Splicer::command`] splices a flow or takes it back,
+//! and [`Splicer::subscribe`] reports what happens to flows. This crate's `examples` are complete
+//! programs: [`plug`], [`socks`] (a SOCKS 5 proxy) and [`login`] (a gateway that reads a line first).
 //!
 //! [`plug`]: https://docs.rs/crate/longsplice-engine/latest/source/examples/plug.rs
 //! [`socks`]: https://docs.rs/crate/longsplice-engine/latest/source/examples/socks.rs
 //! [`login`]: https://docs.rs/crate/longsplice-engine/latest/source/examples/login.rs
 //!
 //! # Versions
-//! The crate follows Semantic Versioning; before 1.0 a minor release may break callers. Other releases add functions, variants of enums
-//! and fields of records, all of which are `non_exhaustive` but [`Policy`], [`OpenOptions`], [`Piece`], [`TapDirection`] and those of the data path: write
-//! `..Policy::default()` behind the fields you set. [`crate::core`] and what is hidden from this documentation may change at any time. The oldest Rust that compiles it
-//! is `rust-version` in Cargo.toml; a newer one is needed by a minor release at the earliest.
+//! The crate follows Semantic Versioning. Before 1.0, a minor release may break callers. Other releases add
+//! functions, enum variants and record fields. All of these types are `non_exhaustive` except [`Policy`],
+//! [`OpenOptions`], [`Piece`], [`TapDirection`] and those of the data path: write `..Policy::default()`
+//! after the fields that you set. [`crate::core`] and everything hidden from this documentation may change
+//! at any time. The minimum Rust version is `rust-version` in Cargo.toml; only a minor release may raise it.
 //!
 //! # The caller's duties
-//! - All reading and writing goes through [`Leg`], which counts: the boundary arithmetic rests on these counts.
-//! - Bytes that were read but not passed on yet, or that the caller adds, go into [`Leftovers`].
-//! - Nobody else holds the sockets: no duplicated descriptor, no child process.
+//! - Read and write only through [`Leg`]. It counts bytes, and the bound of a splice is computed from these counts.
+//! - Put bytes that you have read but not passed on, or that you add, into [`Leftovers`].
+//! - Do not share the sockets: no duplicated descriptors, no child processes.
 
 mod agenda;
 mod connect;

@@ -1,5 +1,5 @@
-//! Entries of flows that have ended. They go on answering retransmissions for a while, as TIME-WAIT does, unless a new
-//! connection needs the port, or there are too many of them.
+//! Entries of flows that have ended. They answer retransmissions for a while, like
+//! TIME-WAIT, unless a new connection needs the port, or there are too many of them.
 
 use crate::sync::lock;
 use longsplice_datapath::Tuple;
@@ -9,26 +9,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long (2 MSL as Linux has it).
+/// Lifetime of the entries (2 MSL as Linux defines it).
 pub(crate) const LINGER: Duration = Duration::from_secs(60);
-/// After so long a port may be used for a new connection to the same server (RFC 6191; Linux's tcp_tw_reuse): what hosts
-/// had to send again has mostly come, and they tell old segments from new ones by timestamps and sequence numbers.
+/// Time after which a port may be used for a new connection to the same server (RFC 6191; Linux's tcp_tw_reuse). By then
+/// most retransmissions have arrived, and hosts tell old segments from new ones by timestamps and sequence numbers.
 const REUSE: Duration = Duration::from_secs(1);
 
-/// Flows that have ended take no more than this part of the table (one in so many) ...
+/// Flows that have ended take at most one part in this many of the table.
 const SHARE: usize = 4;
-/// ... and of the room that live ones leave.
+/// Flows that have ended take at most one part in this many of the room that live flows leave.
 const FREE_SHARE: usize = 2;
-/// With more than this part of the table too many, they are not to wait for the next look at them.
+/// Flows that have ended are removed at once, without waiting for the next
+/// look, if they exceed their share by one part in this many of the table.
 const CROWD: usize = 64;
 
-/// Legs of one flow, or of none.
+/// The legs of one flow, or a single leg without a flow.
 type Legs = (Tuple, Option<Tuple>);
 
-/// Flows that have ended, in that order.
+/// Flows that have ended, in the order of their ends.
 #[derive(Debug)]
 pub(crate) struct Lingering {
-    /// Flows that the table has room for. It is for those that live: the fuller it is, the sooner the oldest of the others go.
+    /// Number of flows for which the table has room. Live flows come first:
+    /// the fuller the table is, the sooner the oldest of the others are removed.
     room: usize,
     ended: Mutex<Ended>,
 }
@@ -37,7 +39,7 @@ pub(crate) struct Lingering {
 struct Ended {
     next: u64,
     flows: BTreeMap<u64, (Instant, Legs)>,
-    /// Which flow a leg belonged to. One that is used for a new connection belongs to none.
+    /// The flow to which a leg belonged. A leg that is used for a new connection belongs to none.
     of: HashMap<Tuple, u64>,
 }
 
@@ -46,22 +48,22 @@ impl Lingering {
         Lingering { room, ended: Mutex::default() }
     }
 
-    /// How many there may be beside so many live flows.
+    /// Returns the maximum number of lingering flows beside `live` live ones.
     fn most(&self, live: usize) -> usize {
         (self.room / SHARE).min(self.room.saturating_sub(live) / FREE_SHARE)
     }
 
-    /// Are there so many that those who come need their room now?
+    /// Returns whether there are so many lingering flows that new connections need their room now.
     pub fn is_crowd(&self, live: usize) -> bool {
         lock(&self.ended).flows.len() > self.most(live) + self.room / CROWD
     }
 
-    /// From now on.
+    /// Adds legs that have ended now.
     pub fn add(&self, leg: Tuple, other: Option<Tuple>) {
         self.add_since(Instant::now(), leg, other);
     }
 
-    /// One that ended at `since`, which is not before that of any other.
+    /// Adds legs that ended at `since`, which must not be before the end of any other.
     pub fn add_since(&self, since: Instant, leg: Tuple, other: Option<Tuple>) {
         let mut ended = lock(&self.ended);
         let n = ended.next;
@@ -70,12 +72,12 @@ impl Lingering {
         ended.of.extend([Some(leg), other].into_iter().flatten().map(|leg| (leg, n)));
     }
 
-    /// The leg is used for a new connection: what is known of it is not ours to remove any more.
+    /// Removes a leg that is used for a new connection: its entries now belong to that.
     pub fn begins_anew(&self, leg: &Tuple) {
         lock(&self.ended).of.remove(leg);
     }
 
-    /// The legs to be removed so that this one can be used for a new connection, if it may.
+    /// Takes the legs that must be removed before this leg can be used for a new connection. `None` if it may not be used.
     pub fn make_way(&self, leg: &Tuple) -> Option<Legs> {
         let mut ended = lock(&self.ended);
         let n = *ended.of.get(leg)?;
@@ -86,7 +88,7 @@ impl Lingering {
         ended.take(n)
     }
 
-    /// The next whose time is over at `now`, beside so many live flows, to be removed.
+    /// Takes the next legs to be removed at `now`, beside `live` live flows.
     pub fn next_over(&self, now: Instant, live: usize) -> Option<Legs> {
         let mut ended = lock(&self.ended);
         while let Some((n, (since, _))) = ended.flows.first_key_value().map(|(n, f)| (*n, *f)) {
@@ -98,14 +100,14 @@ impl Lingering {
             }
         }
         if ended.flows.is_empty() && ended.of.capacity() > 0 {
-            ended.of = HashMap::new(); // a million that ended at once are memory
+            ended.of = HashMap::new(); // a million that ended at once take memory
         }
         None
     }
 }
 
 impl Ended {
-    /// A flow's legs, without those that are used anew.
+    /// Takes a flow's legs, except those that are used for a new connection.
     fn take(&mut self, n: u64) -> Option<Legs> {
         let (_, (a, b)) = self.flows.remove(&n)?;
         let mut still = [Some(a), b].into_iter().flatten().filter(|leg| {
@@ -171,7 +173,7 @@ mod tests {
         assert_eq!(l.make_way(&leg(0)), None, "too early");
         l.begins_anew(&leg(0));
         assert_eq!(l.make_way(&leg(0)), None);
-        l.add(leg(0), Some(leg(101))); // the new connection has ended as well
+        l.add(leg(0), Some(leg(101))); // the new connection has ended, too
         let later = Instant::now() + LINGER;
         assert_eq!(l.next_over(later, 0), Some((leg(100), None)));
         assert_eq!(l.next_over(later, 0), Some((leg(0), Some(leg(101)))));

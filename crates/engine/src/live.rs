@@ -1,10 +1,10 @@
-//! A connected socket in the runtime, which knows where urgent data are (RFC 9293, 3.8.5).
+//! A connected socket in the runtime that tracks the position of urgent data (RFC 9293, 3.8.5).
 //!
-//! Our sockets have SO_OOBINLINE: the urgent byte stays in the stream, so that what is read agrees with the sequence numbers.
-//! Its place, the mark, has to be passed on as well. No read goes beyond a mark, but one that begins at it does not say so: a
-//! reader must know before. When an event without EPOLLPRI says that there is something to read, the first byte of it cannot
-//! become urgent any more, and one read may follow. After that one, and where another thread hears of events meanwhile, poll(2) is
-//! asked first.
+//! Our sockets have SO_OOBINLINE: the urgent byte stays in the stream, so that the bytes read agree with the
+//! sequence numbers. Its position, the mark, has to be passed on as well. A read never goes beyond a mark,
+//! but a read that begins at a mark does not say so, so the reader must know before. If an event without
+//! EPOLLPRI reports readable data, the first byte of it cannot become urgent any more, and one read may
+//! follow. After that read, and where another thread receives the events, poll(2) has to be called first.
 
 use longsplice_datapath::{is_urgent, receive, register};
 use nix::{
@@ -29,23 +29,23 @@ use tokio::{
 
 #[derive(Debug)]
 pub(crate) struct Live {
-    /// Shared with who waits for its failure while others read and write.
+    /// Shared with futures that wait for a failure while others read and write.
     socket: Arc<AsyncFd<OwnedFd>>,
-    /// Events may be older than the last read.
+    /// Another thread receives the events, so they may be older than the last read.
     shared: bool,
-    /// What has been heard does not tell of the next byte.
+    /// The last event says nothing about the next byte.
     look: bool,
 }
 
 impl Live {
-    /// Into the current runtime. Errors if it takes no more.
+    /// Registers the socket with the current runtime. Errors if the runtime accepts no more.
     pub fn new(socket: OwnedFd) -> io::Result<Live> {
         let shared = Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread;
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
         Ok(Live { socket: register(socket, interest)?.into(), shared, look: shared })
     }
 
-    /// Connects a socket that does not block.
+    /// Connects a non-blocking socket.
     pub async fn connect(socket: Socket, to: SocketAddr) -> io::Result<Live> {
         match socket.connect(&to.into()) {
             Err(e) if e.raw_os_error() == Some(Errno::EINPROGRESS as i32) => {}
@@ -64,31 +64,31 @@ impl Live {
         SockRef::from(self.get())
     }
 
-    /// Out of the runtime. Nobody may wait for its failure any more.
+    /// Takes the socket out of the runtime. No future may wait for its failure any more.
     pub fn leave(self) -> OwnedFd {
         Arc::into_inner(self.socket).expect("one owner").into_inner()
     }
 
-    /// Until the connection has failed, by a reset for instance, whether or not anybody reads or writes.
+    /// Waits until the connection has failed, for example by a reset, whether or not anybody reads or writes.
     pub fn failed(&self) -> impl Future<Output = ()> + use<> {
         let socket = self.socket.clone();
         async move {
-            // an error: the runtime ends, and so does the connection
+            // on an error the runtime is ending, and the connection with it
             let _ = socket.ready(Interest::ERROR).await;
         }
     }
 
-    /// Until there is something to read, or the end, as far as the runtime knows.
+    /// Waits until there is something to read, or the stream ends, as far as the runtime knows.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.socket.poll_read_ready(cx).map_ok(drop)
     }
 
-    /// Until something can be read, or has gone wrong. Nothing is taken.
+    /// Waits until something can be read, or an error has occurred. Consumes nothing.
     pub fn poll_heard(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.poll_with_readable(cx, |s| SockRef::from(s).peek(&mut [MaybeUninit::uninit()])).map(drop)
     }
 
-    /// Does something that may find nothing to read.
+    /// Performs a read that may find nothing, as soon as the socket is readable.
     pub fn poll_with_readable<R>(
         &self,
         cx: &mut Context<'_>,
@@ -101,7 +101,7 @@ impl Live {
         }
     }
 
-    /// Writes; fewer than `all` bytes: there is no room for more.
+    /// Performs a write of `all` bytes. If it writes fewer, there is no room for more.
     pub fn poll_with_writable(
         &self,
         cx: &mut Context<'_>,
@@ -112,14 +112,14 @@ impl Live {
             let mut heard = ready!(self.socket.poll_write_ready(cx))?;
             if let Ok(wrote) = heard.try_io(|s| writing(s.get_ref())) {
                 if wrote.as_ref().is_ok_and(|n| *n < all) {
-                    heard.clear_ready(); // an event says when there is room again
+                    heard.clear_ready(); // an event reports when there is room again
                 }
                 return Poll::Ready(wrote);
             }
         }
     }
 
-    /// Reads up to a mark at most; `true`: one byte, and it is urgent.
+    /// Reads up to a mark at most. Returns `true` if the read is one byte, and urgent.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
         let Live { socket, shared, look } = self;
         while buf.remaining() > 0 {
@@ -134,7 +134,7 @@ impl Live {
                     }
                     there.contains(PollFlags::POLLPRI)
                 }
-                // forgotten when it has been read
+                // forgotten once the byte has been read
                 false => socket.try_io(Interest::PRIORITY, still_urgent).is_ok(),
             };
             let urgent = announced && is_urgent(socket.get_ref())?;
@@ -142,7 +142,7 @@ impl Live {
             match heard.try_io(|s| receive(s, buf, room)) {
                 Ok(read) => {
                     let read = read?;
-                    // There is nothing more, or it is urgent; then an event has come or is about to.
+                    // Either nothing is left, or the rest is urgent; then an event has arrived or is about to.
                     if (1..room).contains(&read) && !announced {
                         heard.clear_ready();
                     }
@@ -155,7 +155,7 @@ impl Live {
         Poll::Ready(Ok(false))
     }
 
-    /// `urgent`: the mark is at the last of these bytes.
+    /// Writes. With `urgent`, the mark is at the last of these bytes.
     pub fn poll_write(&self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
         let flags = MSG_NOSIGNAL | if urgent { MSG_OOB } else { 0 };
         self.poll_with_writable(cx, buf.len(), |s| SockRef::from(s).send_with_flags(buf, flags))
@@ -169,7 +169,7 @@ impl Live {
     /// Sends a FIN.
     pub fn shut(&self) -> io::Result<()> {
         match self.sock().shutdown(Shutdown::Write) {
-            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()), // reset meanwhile: reading tells
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(()), // reset meanwhile: a read reports it
             r => r,
         }
     }

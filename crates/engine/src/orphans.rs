@@ -1,5 +1,5 @@
-//! Flows of a process that is gone. What was spliced goes on in the kernel; the next process watches over its end and clears
-//! its entries away. What was not spliced died with its sockets, whose last segments still need the entries for a while.
+//! Flows of an earlier process. Flows that were spliced go on in the kernel; this process watches for their end and removes their
+//! entries. Connections that were not spliced died with their sockets, whose last segments still need the entries for a while.
 
 use crate::{FlowState, FlowStatus, flow::stages, lingering::LINGER, splicer::Inner, sync::lock};
 use longsplice_datapath::{
@@ -14,29 +14,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often orphans are looked at.
+/// Interval between two looks at the orphans.
 const LOOK: Duration = Duration::from_secs(1);
-/// Between two pages of them.
+/// Pause between two pages of orphans.
 const PACE: Duration = Duration::from_millis(10);
 
-/// One of them, as the last look has found it.
+/// A flow of an earlier process, as the last look found it.
 pub(crate) struct Orphan {
     pub id: u64,
     client: Tuple,
     server: Tuple,
     since: Instant,
-    /// Changes with every byte, and when it last did.
+    /// A fingerprint that changes with every byte, and the time of its last change.
     sign: ([(u16, u32, u32); 2], Instant),
     bytes: [u64; 2],
     state: FlowState,
 }
 
-/// What a look finds.
+/// The result of a look at an orphan.
 #[derive(PartialEq, Eq)]
 enum Found {
-    /// Forwarded, or on the way there or back.
+    /// Forwarded, or switching to or from forwarding.
     Live,
-    /// Ended by both hosts, or reset: its entries linger.
+    /// Ended by both hosts, or reset. Its entries linger.
     Over,
     /// In control mode, without sockets.
     Deserted,
@@ -44,20 +44,20 @@ enum Found {
     Gone,
 }
 
-/// Has nothing come for so long that its last segments need the leg's entries no more?
+/// Returns whether nothing has arrived for so long that no last segment needs the leg's entries any more.
 fn is_silent(d: &Datapath, leg: &Tuple) -> bool {
     d.leg(leg).is_none_or(|l| u128::from(l.seen) < now_ns().saturating_sub(LINGER.as_nanos()))
 }
 
-/// A connection that has died with its socket. Another may have its addresses by the time that its entries go.
+/// A connection that died with its socket. By the time its entries are removed, another connection may have its addresses.
 struct Dead {
     entry: IdleEntry,
     since: Instant,
-    /// When its host is told again.
+    /// When to send the next reset to its host.
     next: Instant,
-    /// How long after that it is told once more; doubles each time.
+    /// Time until the reset after that. Doubles each time.
     pause: Duration,
-    /// Its host knows.
+    /// The host has been informed.
     told: bool,
     warned: bool,
 }
@@ -68,7 +68,7 @@ impl Dead {
         Dead { entry, since: now, next: now, pause: LOOK, told: false, warned: false }
     }
 
-    /// Where there is no way to the host now, there may be one later, and what was sent may be lost.
+    /// Sends a reset to the host. It is repeated, because a route may be missing now, and a reset may be lost.
     fn tell(&mut self, d: &Datapath) {
         self.next = Instant::now() + self.pause;
         let leg = &self.entry.leg;
@@ -84,7 +84,7 @@ impl Dead {
     }
 }
 
-/// Does the kernel still close the connection's socket? It may take minutes, and what it sends needs the entries.
+/// Returns whether the kernel is still closing the connection's socket. This may take minutes, and its segments need the entries.
 fn is_closing(sockets: Option<&mut Sockets>, d: &Datapath, entry: &IdleEntry) -> bool {
     let claims = sockets.map(|sockets| sockets.claims(&[(entry.leg, entry.device)]));
     matches!(claims, Some(Ok(claims)) if claims[0] == Claim::Yes) && d.idle_entry(&entry.leg).is(entry)
@@ -92,7 +92,7 @@ fn is_closing(sockets: Option<&mut Sockets>, d: &Datapath, entry: &IdleEntry) ->
 
 impl Orphan {
     fn new(id: u64, [t, other]: [Tuple; 2]) -> Orphan {
-        // our side of a client's connection is a port that we listened on: the smaller one, as far as one can tell
+        // our side of a client's connection is a port that we listened on: most likely the lower one
         let order = |leg: &Tuple| (leg.local.port(), leg.remote);
         let (client, server) = if order(&t) <= order(&other) { (t, other) } else { (other, t) };
         let now = Instant::now();
@@ -121,7 +121,7 @@ impl Orphan {
         }
     }
 
-    /// `idle`: without a byte for so long it is ended with a reset.
+    /// Looks at the orphan. After the time `idle` without a byte it is to be reset.
     fn look(&mut self, d: &Datapath, idle: Duration) -> Found {
         let Some(paths) = d.paths_of(self.legs()) else { return Found::Gone };
         if PathView::are_over(&paths) {
@@ -140,7 +140,7 @@ impl Orphan {
         if self.sign.1.elapsed() < idle { Found::Live } else { Found::Gone }
     }
 
-    /// Not in forwarding mode: its process died in a switch, or a limit has taken it back since.
+    /// Handles a flow that is not in forwarding mode: its process died during a switch, or a limit has since taken it back.
     fn settle(&mut self, d: &Datapath, at: &Switched) -> Found {
         if (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0 || at.phase == [Phase::Local; 2] {
             return Found::Deserted;
@@ -160,7 +160,7 @@ impl Orphan {
                 }
             };
         }
-        // its sockets are the kernel's, and drain on
+        // the kernel has its sockets, and drains on
         let is_under_way = at.phase.iter().any(|phase| phase.is_switching());
         if is_under_way && !self.legs().iter().all(|t| is_silent(d, t)) {
             return Found::Live;
@@ -171,7 +171,7 @@ impl Orphan {
     }
 }
 
-/// The flow that a leg of an earlier process belongs to, if any of its bytes are forwarded, or may be: the other leg.
+/// Returns the other leg of an earlier process's flow, if any of its bytes are or may be forwarded.
 fn other_of(d: &Datapath, t: &Tuple, path: &PathView) -> Option<Tuple> {
     if path.flags & PathFlags::SPLICED != 0 {
         return d.other_leg(t);
@@ -181,19 +181,19 @@ fn other_of(d: &Datapath, t: &Tuple, path: &PathView) -> Option<Tuple> {
         let back = d.leg(&other).filter(|l| l.peer == Some(*t))?;
         return (leg.is_switching() || back.is_switching()).then_some(other);
     }
-    // died while it made sockets for a released flow
+    // the process died while it created sockets for a released flow
     d.other_leg(t).filter(|other| d.resume([t, other]))
 }
 
-/// How long whoever is to be served waits for what is taken over. Most often that is all, and listed from the beginning.
+/// How long startup waits for the adoption of flows. Usually this is enough, and all flows are listed from the beginning.
 const ADOPTION: Duration = Duration::from_millis(500);
 
-/// Takes over what is pinned, and starts to watch it. Flows without records are forwarded and nothing else, and there may be a million
-/// of them: those that are not found at once are taken over while others are served.
+/// Adopts the pinned flows and starts to watch them. Flows without leg records are only forwarded, and there
+/// may be a million of them, so those that are not found at once are adopted while others are already served.
 pub(crate) fn adopt(inner: &Arc<Inner>, idle: Duration) -> Result<(), OpenError> {
     let Some(d) = &inner.datapath else { return Ok(()) };
     let legs = d.legs();
-    // whoever read the copies of what they forward is gone; first of all, for a commit goes by the leg
+    // the process that read the copies for taps is gone; stop these first, because a commit depends on the leg's flag
     for (t, _) in legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0) {
         d.untap(t).map_err(|source| OpenError::Kernel { what: "end of a tap", source })?;
     }
@@ -220,14 +220,14 @@ pub(crate) fn adopt(inner: &Arc<Inner>, idle: Duration) -> Result<(), OpenError>
     Ok(())
 }
 
-/// What is found of an earlier process.
+/// What was found of an earlier process.
 #[derive(Default)]
 struct Adoption {
     idle: Duration,
     known: HashSet<Tuple>,
     spliced: usize,
     draining: usize,
-    /// How long they are silent, at least; and the legs.
+    /// Flows that have ended: the time of silence so far, at least, and both legs.
     over: Vec<(Duration, Tuple, Tuple)>,
     lingers: usize,
     dead: Vec<Tuple>,
@@ -255,7 +255,7 @@ impl Adoption {
         }
     }
 
-    /// They linger on, from when they ended.
+    /// Lets flows that have ended linger on, counted from their end.
     fn linger(&mut self, inner: &Inner) {
         self.lingers = self.over.len();
         self.over.sort_by_key(|(silence, ..)| Reverse(*silence));
@@ -265,7 +265,8 @@ impl Adoption {
         }
     }
 
-    /// Those without records. Connections of this process may be among what is found. Who has died with the earlier one.
+    /// Adopts the flows without leg records, and returns the connections that died with
+    /// the earlier process. Connections of this process may be among what is found.
     fn take_forwarded(mut self, inner: &Inner) -> Vec<IdleEntry> {
         let Some(d) = &inner.datapath else { return Vec::new() };
         let mut dead: Vec<_> = mem::take(&mut self.dead).iter().map(|t| d.idle_entry(t)).collect();
@@ -280,12 +281,12 @@ impl Adoption {
             {
                 tracing::warn!(leg = ?t, %error, "what is forwarded is still copied for a tap");
             }
-            // the other one comes by itself, if it is there
+            // the other leg is found later, if it is there
             let other =
                 d.other_leg(t).filter(|other| Orphan::new(0, [*t, *other]).client == *t || d.path(other).is_none());
             if let Some(other) = other.filter(|other| !is_ours(other)) {
                 self.take(inner, d, *t, Some(other));
-                // a later end than it may have been: their places rest for longer
+                // their end may be assumed too late, so their slots rest for longer
                 for (_, t, other) in self.over.drain(..) {
                     over += 1;
                     inner.lingering.add(t, Some(other));
@@ -305,7 +306,7 @@ impl Adoption {
     }
 }
 
-/// Half a flow goes nowhere. Its addresses may be another connection's by now, which stays.
+/// Removes what is left of half a flow. Its addresses may belong to another connection by now, which stays.
 fn clear_half(d: &Datapath, [a, b]: [&Tuple; 2]) {
     for (t, other) in [(a, b), (b, a)] {
         let is_half = d.path(t).is_some_and(|p| p.flags & PathFlags::SPLICED != 0) && d.other_leg(t) == Some(*other);
@@ -346,8 +347,8 @@ fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>, idle: Duration) {
     }
 }
 
-/// A page at a time, and no faster than a million in two minutes: lists and packets have the right of way. Legs of flows that are
-/// in control mode, without sockets.
+/// Looks at all orphans, a page at a time, at most a million in two minutes: lists and packets
+/// take precedence. Returns the legs of flows that are in control mode without sockets.
 fn look_at_all(inner: &Inner, d: &Datapath, idle: Duration) -> Vec<Tuple> {
     const PAGE: usize = 100;
     let (mut last, mut deserted) = (0, Vec::new());
@@ -376,7 +377,7 @@ fn look_at_all(inner: &Inner, d: &Datapath, idle: Duration) -> Vec<Tuple> {
     }
 }
 
-/// CLOCK_MONOTONIC, as the data path's time stamps.
+/// Returns CLOCK_MONOTONIC in nanoseconds, like the time stamps of the data path.
 fn now_ns() -> u128 {
     longsplice_datapath::monotonic().as_nanos()
 }

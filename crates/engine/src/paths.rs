@@ -1,4 +1,4 @@
-//! Spliced flows follow the network: a thread hears of changes, and has the data path change next hops.
+//! Makes spliced flows follow the network: a thread watches for changes, and has the data path update next hops.
 
 use crate::{
     flow::KeeperMessage,
@@ -12,10 +12,10 @@ use std::{
     time::Duration,
 };
 
-/// How long the end of the engine may go unnoticed.
+/// Maximum time until the thread notices the end of the engine.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// From now on. Flows of an earlier process follow as well.
+/// Starts to follow the network. Flows of an earlier process follow as well.
 pub(crate) fn follow(inner: &Arc<Inner>, d: &Datapath) -> Result<(), OpenError> {
     let watch = d.watch().map_err(|source| OpenError::Kernel { what: "watch the network", source })?;
     let weak = Arc::downgrade(inner);

@@ -1,4 +1,4 @@
-//! Copying without copies: `splice(2)` through a pipe, for flows that stay in control mode for good. It needs no privilege.
+//! Zero-copy relaying: `splice(2)` through a pipe, for flows that stay in control mode for good. Needs no privilege.
 
 use crate::{Leg, descriptors::are_scarce};
 use longsplice_datapath::is_urgent;
@@ -13,12 +13,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Bytes that a pipe may hold: as much as a large window brings, and below the limit for users without privilege.
+/// Capacity of a pipe in bytes: what a large window brings, and below the limit for unprivileged users.
 const CAPACITY: usize = 256 * 1024;
 
 const FLAGS: SpliceFFlags = SpliceFFlags::SPLICE_F_MOVE.union(SpliceFFlags::SPLICE_F_NONBLOCK);
 
-/// One direction's pipe.
+/// The pipe of one direction.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     read: OwnedFd,
@@ -27,7 +27,7 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Fails when descriptors are scarce, or pipe memory has run out.
+    /// Creates a pipe. Fails when descriptors are scarce, or pipe memory has run out.
     pub fn new() -> io::Result<Pipe> {
         let (read, write) = pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)?;
         if are_scarce(&write) {
@@ -37,8 +37,8 @@ impl Pipe {
         Ok(Pipe { read, write, filled: 0 })
     }
 
-    /// Takes up to `most` bytes from the leg. 0: end of stream. `None`: the next byte is urgent, and splice(2) stops for ever
-    /// where one begins, or says that nothing comes after it.
+    /// Moves up to `most` bytes from the leg into the pipe. Returns 0 at the end of the stream. Returns `None`
+    /// if the next byte is urgent: splice(2) stops for ever at such a byte, or reports that nothing follows it.
     pub fn fill(&mut self, cx: &mut Context<'_>, from: &mut Leg, most: usize) -> Poll<io::Result<Option<usize>>> {
         let took = ready!(from.socket()?.poll_with_readable(cx, |socket| {
             match splice(socket, None, &self.write, None, most.min(CAPACITY), FLAGS) {
@@ -53,7 +53,7 @@ impl Pipe {
         Poll::Ready(Ok(took))
     }
 
-    /// Gives what is in the pipe to the leg.
+    /// Moves the bytes in the pipe to the leg.
     pub fn empty(&mut self, cx: &mut Context<'_>, to: &mut Leg) -> Poll<io::Result<usize>> {
         let gave = |socket: &OwnedFd| Ok(splice(&self.read, None, socket, None, self.filled, FLAGS)?);
         let n = ready!(to.socket()?.poll_with_writable(cx, 1, gave))?;

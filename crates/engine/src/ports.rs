@@ -1,5 +1,5 @@
-//! Source addresses of our own connections. A released flow has no socket that would keep the kernel from giving its port
-//! away, so ports come from a range of our own, and the tables of the data path say which four-tuples live.
+//! Source addresses of our own connections. A released flow has no socket that would keep the kernel from reusing its
+//! port. So ports come from a range of our own, and the tables of the data path say which four-tuples are in use.
 
 use crate::sync::lock;
 use longsplice_datapath::Tuple;
@@ -15,27 +15,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the kernel is not asked again for the source address towards a server: a change of routes is followed as fast.
+/// Time for which the kernel's choice of a source address for a server
+/// is cached. A change of routes takes effect within this time.
 const FRESH: Duration = Duration::from_secs(1);
-/// So many servers are remembered for that long; with more, all are forgotten.
+/// Maximum number of servers in the cache. At the limit, it is cleared.
 const SERVERS: usize = 4096;
 
-/// Ports, and addresses if there are several, handed out in turn.
+/// Ports, and addresses if there are several, assigned in turn.
 #[derive(Debug)]
 pub(crate) struct Ports {
     range: RangeInclusive<u16>,
     sources: Vec<IpAddr>,
     next: AtomicU32,
-    /// From a port that is taken to the next candidate: no divisor of the range's length, and far away, for ports that live long
-    /// lie in rows, as they were drawn.
+    /// Distance from a taken port to the next candidate. It shares no divisor with the length of the
+    /// range, and is large, because long-lived ports lie next to each other, as they were assigned.
     leap: u32,
-    /// What the kernel answered, by server, and when.
+    /// The kernel's choice for each server, and the time of the answer.
     usual: Mutex<HashMap<SocketAddr, (IpAddr, Instant)>>,
 }
 
 impl Ports {
     pub fn new(range: RangeInclusive<u16>, sources: Vec<IpAddr>) -> Ports {
-        // Starting anywhere: a restarted process should not meet its predecessor's TIME-WAITs first.
+        // Start anywhere: a restarted process should not first meet the TIME-WAITs of the earlier one.
         let start = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |d| d.subsec_nanos() ^ d.as_secs() as u32);
@@ -43,13 +44,14 @@ impl Ports {
         Ports { range, sources, next: AtomicU32::new(start), leap, usual: Mutex::default() }
     }
 
-    /// The next connection's turn.
+    /// Returns the next connection's turn.
     pub fn next_turn(&self) -> u32 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A candidate for a connection to `server`, for which the kernel would take `usual`: by turns all ports of an address,
-    /// then those of the next of that family. After so many `tries` that have found taken ones, one from all over the range.
+    /// Returns a candidate for a connection to `server`, for which the kernel would use the
+    /// address `usual`. In turn, all ports of an address are used, then those of the next address
+    /// of the family. After `tries` taken candidates, it is a port from anywhere in the range.
     pub fn candidate(&self, turn: u32, tries: u32, server: SocketAddr, usual: IpAddr) -> Tuple {
         let ports = length(&self.range);
         let n = turn.wrapping_add(tries * self.leap);
@@ -58,14 +60,14 @@ impl Ports {
         Tuple { remote: server, local: SocketAddr::new(source, port) }
     }
 
-    /// One of the addresses that were named, where the kernel would take `usual`: of its family, and loopback if it is.
+    /// Returns one of the configured addresses that matches `usual` in family, and in being loopback or not.
     fn nth_source(&self, n: usize, usual: IpAddr) -> Option<IpAddr> {
         let alike = |s: &&IpAddr| s.is_ipv4() == usual.is_ipv4() && s.is_loopback() == usual.is_loopback();
         let fit = || self.sources.iter().filter(alike);
         fit().nth(n % fit().count().max(1)).copied()
     }
 
-    /// Likewise for a connection whose port the kernel chooses.
+    /// Returns a configured address, if any, for a connection whose port the kernel chooses.
     pub fn named(&self, server: SocketAddr) -> io::Result<Option<IpAddr>> {
         if self.sources.is_empty() {
             return Ok(None);
@@ -74,7 +76,7 @@ impl Ports {
         Ok(self.nth_source(n, self.source_for(server)?.0))
     }
 
-    /// The address that the kernel would use towards `server`, and whether it was asked just now.
+    /// Returns the address that the kernel would use towards `server`, and whether the kernel was asked just now.
     pub fn source_for(&self, server: SocketAddr) -> io::Result<(IpAddr, bool)> {
         let now = Instant::now();
         if let Some((source, at)) = lock(&self.usual).get(&host(server))
@@ -91,7 +93,7 @@ impl Ports {
         Ok((source, true))
     }
 
-    /// The address has gone.
+    /// Removes an address that no longer exists from the cache.
     pub fn forget_source(&self, server: SocketAddr) {
         lock(&self.usual).remove(&host(server));
     }
@@ -101,19 +103,19 @@ fn length(range: &RangeInclusive<u16>) -> u32 {
     u32::from(*range.end() - *range.start()) + 1
 }
 
-/// About three eighths of the range: by such steps each of its parts is soon met (the golden section).
+/// About three eighths of the range (the golden section): such steps reach every part of the range soon.
 fn leap(ports: u32) -> u32 {
     let divides = |n: u32| (2..=n).any(|d| n.is_multiple_of(d) && ports.is_multiple_of(d));
     (1..=ports * 382 / 1000).rev().find(|n| !divides(*n)).unwrap_or(1)
 }
 
-/// Whatever its port. Link-local addresses differ by their scope.
+/// Returns the address without a port. Link-local addresses differ by their scope.
 fn host(mut server: SocketAddr) -> SocketAddr {
     server.set_port(0);
     server
 }
 
-/// The address that the kernel would use towards `server`.
+/// Asks the kernel which address it would use towards `server`.
 fn ask_kernel(server: SocketAddr) -> io::Result<IpAddr> {
     let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let s = UdpSocket::bind(any)?;

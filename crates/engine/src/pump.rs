@@ -1,5 +1,5 @@
-//! Copies both directions of a flow, in steps that a splice can interrupt at any byte. What is to be read, the
-//! [core](crate::core) says.
+//! Copies both directions of a flow, in steps that a splice can interrupt
+//! at any byte. The [core](crate::core) says what is to be read.
 
 use crate::{
     Leg,
@@ -15,17 +15,17 @@ use std::{
 };
 use tokio::io::{AsyncWrite, ReadBuf};
 
-/// Bytes in hand per direction: large enough that a read empties what a window brings.
+/// Maximum number of bytes in hand per direction: enough for one read to take what a window brings.
 const BUFFER: usize = 64 * 1024;
-/// From so many bytes on a pipe is worth the calls that make it.
+/// Number of copied bytes from which a pipe is worth the system calls that create it.
 const PIPE_FROM: u64 = 4 * BUFFER as u64;
 
 thread_local! {
-    /// What is read goes through here; what cannot be written at once stays with its direction.
+    /// Buffer for reads, shared by all flows of a thread. Bytes that cannot be written at once move to their direction.
     static PASSING: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER]);
 }
 
-/// One direction's bytes: from one leg to the other.
+/// The bytes in hand of one direction.
 #[derive(Debug)]
 struct Hand {
     /// Bytes in hand, from `start` on. An idle connection holds no memory.
@@ -33,7 +33,7 @@ struct Hand {
     start: usize,
     /// One byte is in hand, and it is urgent.
     urgent: bool,
-    /// Instead of memory, once that is empty.
+    /// Replaces `rest` once that is empty.
     pipe: Option<Pipe>,
     wants_pipe: bool,
 }
@@ -43,8 +43,8 @@ impl Hand {
         Hand { rest: first.to_vec(), start: 0, urgent: false, pipe: None, wants_pipe: false }
     }
 
-    /// One pass: writes what is in hand, reads more. Ready when the direction has ended, or has drained to its limit.
-    /// Pending without a wake-up when `most` bytes have been passed on: the caller looks at the count.
+    /// Writes the bytes in hand, and reads more. Ready when the direction has ended, or has drained to its
+    /// limit. Pending without a wake-up when `most` bytes have been passed on: the caller checks the count.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -79,7 +79,7 @@ impl Hand {
         }
     }
 
-    /// Writes what is in hand, in memory first.
+    /// Writes the bytes in hand: those in memory before those in the pipe.
     fn write(&mut self, cx: &mut Context<'_>, to: &mut Leg) -> Poll<io::Result<usize>> {
         if let Some(p) = self.pipe.as_mut().filter(|_| self.rest.is_empty()) {
             return p.empty(cx, to);
@@ -92,7 +92,7 @@ impl Hand {
         Poll::Ready(Ok(n))
     }
 
-    /// Reads once, and writes what the other leg takes.
+    /// Reads once, and writes as much as the other leg accepts.
     fn pass(
         &mut self,
         cx: &mut Context<'_>,
@@ -120,7 +120,7 @@ impl Hand {
     }
 }
 
-/// Which end of a direction failed.
+/// The end of a direction that failed.
 #[derive(Debug)]
 enum Broken {
     Read(io::Error),
@@ -138,21 +138,21 @@ impl Pump {
         Pump { hands: [Hand::new(to_server), Hand::new(to_client)] }
     }
 
-    /// From now on through pipes, where they can be had: the flow is to stay in control mode.
+    /// Switches to pipes if they are available: the flow is to stay in control mode.
     pub fn through_pipes(&mut self) {
         for h in &mut self.hands {
             h.wants_pipe = h.pipe.is_none();
         }
     }
 
-    /// What is in hand in direction `d`, in memory.
+    /// Returns the bytes in hand in direction `d`, without those in the pipe.
     pub fn rest(&self, d: usize) -> Bytes {
         let hand = &self.hands[d];
         Bytes::copy_from_slice(&hand.rest[hand.start..])
     }
 
-    /// Runs both directions; ready when both have ended or drained, or when `enough` bytes were copied, or with the host whose
-    /// connection has failed.
+    /// Copies both directions. Ready when both have ended or drained, when `enough`
+    /// bytes were copied, or, with the host, when a connection has failed.
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,19 +1,19 @@
-//! What a flow is for: two streams to their ends, or one message, after which its legs go back to whoever had them.
+//! The purpose of a flow: to relay two streams to their ends, or one message, after which the legs go back to the caller.
 
 use crate::{Leg, RelayedMessage, types::Done};
 use tokio::sync::oneshot;
 
 pub(crate) enum Purpose {
-    /// Both streams.
+    /// Relay both streams to their ends.
     Streams(Done),
-    /// One message, for a caller who waits. Nothing is read from its receiver meanwhile.
+    /// Relay one message for a caller that waits. Nothing is read from the receiver meanwhile.
     Message(oneshot::Sender<Report>),
 }
 
-/// What the caller gets to know, and the legs if the connections go on.
+/// The record for the caller, and the legs if the connections go on.
 pub(crate) type Report = (RelayedMessage, Option<(Leg, Leg)>);
 
-/// Tells the caller; if it has gone away, here are its legs.
+/// Reports to the caller. Returns the legs if the caller has gone.
 pub(crate) fn report(
     tell: oneshot::Sender<Report>,
     passed: RelayedMessage,

@@ -1,4 +1,4 @@
-//! Why flows are not spliced, by name, and how many were and were not.
+//! Reasons why flows are not spliced, and counters of spliced and refused flows.
 
 use crate::OpenError;
 use longsplice_datapath::{Datapath, SwitchError, Tuple};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $name:ident = $label:literal,)*) => {
-        /// Why a flow stays in control mode. Counted and shown; not an error.
+        /// The reason why a flow stays in control mode. Counted and shown; not an error.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum Refusal {
@@ -16,10 +16,10 @@ macro_rules! refusals {
         }
 
         impl Refusal {
-            /// All there are.
+            /// All reasons.
             pub const ALL: &[Refusal] = &[$(Refusal::$name,)*];
 
-            /// The label used in logs, lists and counters.
+            /// Returns the label used in logs, lists and counters.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Refusal::$name => $label,)*
@@ -30,55 +30,56 @@ macro_rules! refusals {
 }
 
 refusals! {
-    /// The policy says never.
+    /// The policy forbids splicing.
     Policy = "policy",
     /// The flow ended before the policy's threshold.
     Short = "short",
-    /// Rights are missing: to load programs, or to hold segments. See `longsplice doctor`, for the following as well.
+    /// Privileges are missing, to load programs or to hold segments.
+    /// `longsplice doctor` says more about this and the following reasons.
     Unprivileged = "unprivileged",
-    /// The kernel is too old, or was built without something.
+    /// The kernel is too old, or was built without a required option.
     Kernel = "kernel",
-    /// The kernel's verifier does not accept the programs.
+    /// The kernel's verifier rejects the programs.
     Verifier = "verifier",
-    /// There is no bpffs to pin to.
+    /// There is no bpffs for pins.
     NoBpffs = "no-bpffs",
-    /// The folder of pins belongs to another user, or may not be written.
+    /// The directory of pins belongs to another user, or is not writable.
     Pins = "pins",
-    /// Another process has the data path of this network namespace.
+    /// Another process owns the data path of this network namespace.
     OtherProcess = "other-process",
-    /// Tables of another version are there, and hold flows.
+    /// Pinned tables of another version hold flows.
     OtherVersion = "other-version",
     /// A device that was named cannot be used.
     Device = "device",
-    /// The limit of open files does not suffice for the data path.
+    /// The limit of open files is too low for the data path.
     Descriptors = "descriptors",
-    /// The kernel had no memory for the data path.
+    /// The kernel did not have enough memory for the data path.
     Memory = "memory",
-    /// The kernel refused something else that it should have done.
+    /// The kernel refused another operation that should have succeeded.
     Failed = "failed",
-    /// A leg runs over the loopback device, where no tcx program is attached: its two ends are on this host.
+    /// A leg runs over the loopback device, where no tcx program is attached: both of its ends are on this host.
     Loopback = "loopback",
-    /// A leg runs over a device that the data path is not attached to.
+    /// A leg runs over a device to which the data path is not attached.
     Unattached = "unattached",
-    /// A leg was not seen from its SYN on.
+    /// A leg was not tracked from its SYN on.
     Untracked = "untracked",
-    /// A leg received IP fragments, which the data path does not reassemble: a flow that is copied stays so, and one that is
-    /// spliced too.
+    /// A leg received IP fragments, which the data path does not reassemble.
+    /// A copied flow stays copied, and a spliced flow stays spliced.
     Fragments = "fragments",
-    /// A connection was already reset or is closing in both directions.
+    /// A connection was reset, or is closing in both directions.
     Closing = "closing",
     /// The buffers did not drain within [`Policy::drain_limit`](crate::Policy::drain_limit).
     DrainTimeout = "drain-timeout",
     /// A table of the data path is full.
     TableFull = "table-full",
-    /// Tracker and socket disagree: never expected; splicing would not be safe.
+    /// The tracker and the socket disagree. Never expected; splicing would not be safe.
     Mismatch = "mismatch",
-    /// Segments of the sender do not fit the other side's MTU, and the sender ignores it.
+    /// The sender's segments exceed the MTU of the other side, and the sender does not reduce them.
     Mtu = "mtu",
-    /// Whoever uses the engine has to read all of it.
+    /// The caller must read the whole stream.
     Filter = "filter",
-    /// A sender is nearer to us than its receiver: forwarded, its transfer would be slower
-    /// ([`PathRule::Auto`](crate::PathRule::Auto)).
+    /// A sender is nearer to us than its receiver, so forwarding would
+    /// slow its transfer down ([`PathRule::Auto`](crate::PathRule::Auto)).
     Path = "path",
 }
 
@@ -88,7 +89,7 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Why legs are not known to the data path.
+/// Returns why the data path does not know these legs.
 pub(crate) fn of_untracked(d: &Datapath, legs: &[Tuple]) -> Refusal {
     match () {
         () if legs.iter().any(|leg| d.found_no_room(leg)) => Refusal::TableFull,
@@ -97,7 +98,7 @@ pub(crate) fn of_untracked(d: &Datapath, legs: &[Tuple]) -> Refusal {
     }
 }
 
-/// Why nothing is spliced, if the data path could not be opened.
+/// Why nothing is spliced when the data path could not be opened.
 impl From<&OpenError> for Refusal {
     fn from(e: &OpenError) -> Refusal {
         match e {
@@ -139,7 +140,7 @@ pub(crate) fn of_errno(errno: Option<i32>) -> Refusal {
     }
 }
 
-/// How many flows were spliced, and why others were not: of one listener, say, whose policy has it.
+/// Counters of spliced flows and of refusals, for example those of one listener. Part of a [`Policy`](crate::Policy).
 #[derive(Debug, Default)]
 pub struct Tally {
     spliced: AtomicU64,
@@ -147,22 +148,22 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Flows that were spliced, each once.
+    /// Number of flows that were spliced, each counted once.
     pub fn spliced(&self) -> u64 {
         self.spliced.load(Relaxed)
     }
 
-    /// How often a flow was not, or stayed spliced when it was to be taken back, by reason.
+    /// For each reason, how often a flow was not spliced, or stayed spliced although it was to be taken back.
     pub fn refused(&self) -> impl Iterator<Item = (Refusal, u64)> {
         Refusal::ALL.iter().map(|why| (*why, self.refused[*why as usize].load(Relaxed)))
     }
 
-    /// Counts one that was spliced.
+    /// Counts a spliced flow.
     pub fn splice(&self) {
         self.spliced.fetch_add(1, Relaxed);
     }
 
-    /// Counts one that was not.
+    /// Counts a refusal.
     pub fn refuse(&self, why: Refusal) {
         self.refused[why as usize].fetch_add(1, Relaxed);
     }

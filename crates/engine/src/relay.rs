@@ -1,6 +1,6 @@
-//! A flow while bytes pass through this process, and its end: the task that drives its [core](crate::core). With the commit the task
-//! ends: what must be remembered of a flow that is forwarded is a [`Kept`], and the [keeper](crate::keeper) looks after it. What it
-//! gives back begins a new task.
+//! A flow while bytes pass through this process, and its end: the task that drives its
+//! [core](crate::core). The task ends with the commit; the state of a forwarded flow is a [`Kept`] record,
+//! which the [keeper](crate::keeper) looks after. When the keeper gives a flow back, a new task begins.
 
 mod switching;
 
@@ -33,13 +33,13 @@ pub(crate) struct Relay {
     pump: Pump,
     core: Core,
     purpose: Purpose,
-    /// While it drains under the hold policy.
+    /// Set while the flow drains under the hold policy.
     holding: Option<Holding>,
-    /// No sockets are left.
+    /// Set when no sockets are left.
     released: Option<[Released; 2]>,
 }
 
-/// Waits for an order; for ever once the flow's status is gone.
+/// Waits for a command. Never returns after the sender has gone.
 async fn order(rx: &mut mpsc::UnboundedReceiver<Command>) -> Command {
     match rx.recv().await {
         Some(c) => c,
@@ -81,7 +81,7 @@ impl Relay {
         }
     }
 
-    /// A flow that the keeper gives back.
+    /// Rebuilds a flow that the keeper gives back.
     pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: Kept) -> Relay {
         let Kept { sides: [a, b], core, purpose, released, .. } = kept;
         let (mut client, server) = (a.leg(&flow.client), b.leg(&flow.server));
@@ -99,7 +99,7 @@ impl Relay {
         }
     }
 
-    /// Leaves the flow to the keeper, with the orders that nobody has heard.
+    /// Hands the flow to the keeper, together with the commands that were not read.
     fn keep(self, mut ears: TaskInbox) {
         let Relay { splicer, listed, client, server, core, purpose, .. } = self;
         let flow = listed.keep();
@@ -107,7 +107,7 @@ impl Relay {
         let soon = kept.wants_look_soon(&flow);
         let mut place = flow.place();
         *place = Place::Kept(Box::new(kept));
-        // what the task was told and has not heard is found by looking
+        // a look finds what the task was notified of but has not seen
         let heard = pin!(ears.events.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
         if soon || heard {
             splicer.tell(KeeperMessage::Kept(flow.id));
@@ -123,13 +123,13 @@ impl Relay {
         &self.listed.flow
     }
 
-    /// What the core makes of an event.
+    /// Passes an event to the core and returns the next action.
     pub fn on(&mut self, event: Event) -> Action {
         let Relay { core, client, server, listed, .. } = self;
         listed.flow.step(core, [&mut client.at, &mut server.at], event)
     }
 
-    /// Of a flow that may be spliced.
+    /// Returns the data path. Only for a flow that can be spliced.
     fn datapath(&self) -> &Datapath {
         self.splicer.datapath().expect("without it no flow is spliced")
     }
@@ -138,7 +138,7 @@ impl Relay {
         [self.flow().client, self.flow().server]
     }
 
-    /// Until it ends, or the keeper takes it; `action` is to be done first.
+    /// Runs until the flow ends or the keeper takes it. `action` is performed first.
     pub async fn run(mut self, mut ears: TaskInbox, mut action: Action) {
         loop {
             let event = match action {
@@ -152,7 +152,7 @@ impl Relay {
         }
     }
 
-    /// Does what needs no waiting, until the flow has ended.
+    /// Performs actions that need no waiting, until the flow has ended.
     pub fn end(mut self, mut action: Action) {
         loop {
             match action {
@@ -162,7 +162,7 @@ impl Relay {
         }
     }
 
-    /// Copies, until something happens.
+    /// Copies until an event occurs.
     async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
         let (state, receiver) = (self.core.state(), self.core.message_from().map(|from| Side::sender(1 - from)));
         let (copies, listens) = (self.core.copies(), self.core.listens());
@@ -195,7 +195,8 @@ impl Relay {
         }
     }
 
-    /// Until the connection of a message's receiver has failed: nobody reads from it, and the sender may have nothing more to say.
+    /// Waits until the connection of a message's receiver has failed.
+    /// Nobody reads from it, and the sender may have nothing more to send.
     fn receiver_fails(&self) -> impl Future<Output = Side> + use<> {
         let is_watched = self.core.state() == State::Copying && !self.core.listens();
         let watched = self.core.message_from().filter(|_| is_watched).and_then(|from| {
@@ -209,7 +210,7 @@ impl Relay {
         }
     }
 
-    /// Reads once behind the bytes that were enough.
+    /// Reads once, beyond the bytes that were enough for a splice.
     async fn look_behind(&mut self) -> Event {
         let most = self.core.most().min(self.core.streams().iter().map(|s| s.copied).sum::<u64>() + 1);
         let Relay { pump, core, client, server, .. } = self;
@@ -228,7 +229,7 @@ impl Relay {
         self.client.tap.is_some() || self.server.tap.is_some()
     }
 
-    /// The flow goes on without its reader.
+    /// Stops the copies for taps: the flow goes on without the process that reads them.
     fn untap(&self) {
         for leg in self.legs().iter().filter(|_| self.is_tapped()) {
             if let Some(Err(error)) = self.splicer.datapath().map(|d| d.untap(leg)) {
@@ -237,24 +238,25 @@ impl Relay {
         }
     }
 
-    /// From here on a tap gets bytes of this direction from control mode again. See `Stretches::end`.
+    /// Ends the spliced stretch of this direction for taps: from `end`
+    /// on, they get bytes from control mode again. See `Stretches::end`.
     fn end_session(&self, d: usize, end: Option<u64>) {
         if self.is_tapped() {
             lock(&self.splicer.inner.stretches).end(&self.legs()[d], end);
         }
     }
 
-    /// Counts, closes, tells, and sees to it that the entries go when nobody needs them any more.
+    /// Ends the flow: counts its bytes, closes the sockets, reports the end, and removes the entries once nobody needs them.
     fn finish(mut self, how: EndReason, forwarded: bool) {
         if forwarded {
             self.count_forwarded();
         }
-        (0..2).for_each(|d| self.end_session(d, None)); // of one that could not be taken back
+        (0..2).for_each(|d| self.end_session(d, None)); // of a flow that could not be taken back
         if how == EndReason::Left {
             self.untap();
         }
         match how {
-            // no socket may speak for a flow that is forwarded, and none has anything to add when the FINs have passed by
+            // no socket may send for a forwarded flow, and none has anything to add after both FINs have passed
             _ if forwarded || (how == EndReason::Closed && self.core.is_fin_past()) => {
                 self.client.close_silently();
                 self.server.close_silently();
@@ -267,7 +269,7 @@ impl Relay {
         }
         let ended = self.ended(how);
         self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
-        // no socket is left that would tell the hosts of a released flow
+        // no socket is left that could inform the hosts of a released flow
         let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
         if given_up {
             self.splicer.reset_forwarded([&self.flow().client, &self.flow().server]);
@@ -287,7 +289,7 @@ impl Relay {
                 let missing = core.streams()[from].message.filter(|n| *n != u64::MAX).unwrap_or(0);
                 let passed = RelayedMessage { ended, missing, in_hand: pump.rest(from) };
                 drop(listed);
-                // the caller has gone away: nobody wants them any more
+                // the caller has gone: nobody wants the legs
                 if let Some((client, server)) = report(tell, passed, Some((client, server))) {
                     end(client, server);
                 }
@@ -299,13 +301,13 @@ impl Relay {
             }
             (Purpose::Streams(done), _) => {
                 end(client, server);
-                drop(listed); // whoever waits for the end of all flows closes the data path then
+                drop(listed); // a waiter for the end of all flows then closes the data path
                 done(ended, &flow.info);
             }
         }
     }
 
-    /// Adds what was forwarded since the last splice.
+    /// Counts the bytes forwarded since the last splice.
     fn count_forwarded(&self) {
         let Some(d) = self.splicer.datapath() else { return };
         let Some(ends) = ends(d, self.flow(), self.released.as_ref()) else { return };

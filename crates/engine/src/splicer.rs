@@ -1,4 +1,4 @@
-//! The handle through which proxies connect, relay and splice, and the table of live flows.
+//! [`Splicer`], the handle through which proxies connect, relay and splice, and the table of live flows.
 
 use crate::{
     BoundSocket, Command, Ended, FlowEventKind, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message,
@@ -41,36 +41,39 @@ use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
 };
 
-/// Flows that are taken from the table at a time.
+/// Number of flows taken from the table at a time.
 const PAGE: usize = 1000;
-/// bind(2) and listen(2) are tried so often while the address is in use, with a pause between: sockets that last for microseconds may hold it.
+/// Number of times that bind(2) and listen(2) are retried while the address is in use,
+/// with a pause between. Sockets that last for microseconds may hold the address.
 const LISTEN_TRIES: u32 = 40;
 const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
-/// What [`Splicer::open`] is to do. Minor releases add fields: write `..OpenOptions::default()` behind those you set.
+/// Options of [`Splicer::open`]. Minor releases add fields: write `..OpenOptions::default()` after those you set.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Devices to attach to; empty means all Ethernet devices of this network namespace.
+    /// Devices to attach to. Empty: all Ethernet devices of this network namespace.
     pub devices: Vec<String>,
-    /// Those of them on which XDP forwards what it can, before tcx.
+    /// The devices among these on which XDP forwards what it can, before tcx.
     pub xdp: Vec<String>,
-    /// Those of them, veth or netkit, that packets leave straight to the other end of, in another network namespace.
+    /// The devices among these (veth or netkit) that deliver packets directly to their peer in another network namespace.
     pub peer: Vec<String>,
-    /// Source ports of connections to servers. Outside of `net.ipv4.ip_local_port_range`, or other programs meet them.
+    /// Local ports of connections to servers. Keep them outside of
+    /// `net.ipv4.ip_local_port_range`, from which other programs get theirs.
     pub source_ports: RangeInclusive<u16>,
-    /// Own addresses to connect to servers from, for more connections to one server than there are ports; those of the
-    /// server's family in turn. Empty: the one that the kernel chooses.
+    /// Local addresses of connections to servers, for more connections to one server than there
+    /// are ports. Addresses of the server's family are used in turn. Empty: the kernel chooses.
     pub sources: Vec<IpAddr>,
-    /// How many flows at most.
+    /// Maximum number of flows.
     pub max_flows: u32,
-    /// Bytes of the ring for copies of what is forwarded, for taps; 64 KB to 1 GB, and 16 MB unless told, which is what comes at
-    /// 10 Gbit/s while their reader does not run for 13 ms.
+    /// Size in bytes of the ring that carries copies of forwarded data to taps: 64 KB to 1 GB, default
+    /// 16 MB. The default holds what arrives at 10 Gbit/s while the reader does not run for 13 ms.
     pub tap_ring: u32,
-    /// Bytes of the ring for what the hold policy holds, on its way to who holds it; likewise, 4 MB unless told.
+    /// Size in bytes of the ring that carries held segments to user space under the hold policy: 64 KB to 1 GB, default 4 MB.
     pub hold_ring: u32,
-    /// What [`Policy::idle_limit`] is for flows of an earlier process, whose policies are not known any more.
+    /// [`Policy::idle_limit`] for the flows of an earlier process, whose policies are lost.
     pub recovered_idle_limit: Duration,
-    /// Where to pin maps and links; `None`: below /sys/fs/bpf/longsplice, by network namespace.
+    /// Directory for the pins of maps and links. `None`: a directory
+    /// below /sys/fs/bpf/longsplice, named after the network namespace.
     pub pin: Option<PathBuf>,
 }
 
@@ -91,16 +94,16 @@ impl Default for OpenOptions {
     }
 }
 
-/// The engine. Cheap to clone; one per process. When the last handle is dropped without [`Splicer::close`], those of [`Listener`]s
-/// among them, flows are reset and the data path is removed, as by [`Splicer::stop`] and [`Splicer::close`].
+/// The engine. Cheap to clone; one per process. When the last handle is dropped without [`Splicer::close`], flows are
+/// reset and the data path is removed, as [`Splicer::stop`] and [`Splicer::close`] do. Each [`Listener`] holds a handle.
 #[derive(Clone)]
 pub struct Splicer {
     pub(crate) inner: Arc<Inner>,
-    /// The engine's own threads and flows have none, or it would live for ever.
+    /// `None` in the engine's own threads and flows; otherwise the engine would live for ever.
     _owner: Option<Arc<Owner>>,
 }
 
-/// What all handles of callers share.
+/// State shared by the handles of callers. Dropped with the last of them.
 struct Owner(Arc<Inner>);
 
 impl Drop for Owner {
@@ -123,7 +126,7 @@ impl Drop for Owner {
 
 pub(crate) struct Inner {
     pub datapath: Option<Datapath>,
-    /// Why there is no data path.
+    /// Reason why there is no data path.
     refusal: Refusal,
     pub ports: Ports,
     pub next_id: AtomicU64,
@@ -131,20 +134,20 @@ pub(crate) struct Inner {
     flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
     /// Spliced flows of an earlier process, by number.
     pub orphans: Mutex<BTreeMap<u64, Orphan>>,
-    /// Which flow a leg belongs to, for events; by hash, which takes an eighth of the tuple's room. Should two legs have
-    /// the same, one flow notices by looking.
+    /// The flow of each leg, for events. Keyed by a hash, which takes an eighth of the space of a
+    /// tuple. If two legs have the same hash, one flow misses its events and notices by polling.
     routes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
     pub lingering: Lingering,
     pub descriptors: Descriptors,
-    /// Records that nobody claimed, and are gone.
+    /// Number of records removed because no socket claimed them.
     pub swept: AtomicU64,
     keeper: Sender<KeeperMessage>,
-    /// Splices of legs that are tapped, and whether somebody reads what is forwarded there.
+    /// Spliced stretches of tapped legs, and whether a thread reads the data forwarded on them.
     pub stretches: Mutex<Stretches>,
     tap_reader: Once,
     pub holder: Mutex<Holder>,
-    /// Connections of others that are being opened.
+    /// Transparent connections that are being opened.
     pub transparent: Mutex<TransparentFlows>,
     pub announcer: Arc<Announcer>,
     pub stopping: AtomicBool,
@@ -152,7 +155,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Is it a leg of a flow that this process has spliced?
+    /// Returns whether this leg belongs to a flow that this process has spliced.
     pub fn is_routed(&self, leg: &Tuple) -> bool {
         lock(&self.routes).contains_key(&self.hasher.hash_one(leg))
     }
@@ -182,7 +185,7 @@ impl Inner {
 }
 
 impl Splicer {
-    /// Loads the data path. On error, [`Splicer::copying`] still serves.
+    /// Loads the data path and starts the engine's threads. On error, use [`Splicer::copying`].
     pub fn open(options: &OpenOptions) -> Result<Splicer, OpenError> {
         let datapath = Datapath::open(&Options {
             devices: options.devices.clone(),
@@ -202,7 +205,7 @@ impl Splicer {
         );
         orphans::adopt(&s.inner, options.recovered_idle_limit)?;
         s.datapath().map_or(Ok(()), |d| paths::follow(&s.inner, d))?;
-        // this thread holds the engine until told to stop
+        // the thread holds the engine until it is told to stop
         let (engine, (tell, told)) = (s.clone(), channel());
         let keep = move || {
             let listening = engine.datapath().map(|d| d.events().map_err(|e| tell.send(e)));
@@ -227,7 +230,7 @@ impl Splicer {
         }
     }
 
-    /// From the first splice of a leg that is tapped on.
+    /// Starts the thread that reads forwarded data for taps, once. Called at the first splice of a tapped leg.
     pub(crate) fn hear_taps(&self) {
         self.inner.tap_reader.call_once(|| {
             let engine = self.internal();
@@ -238,7 +241,7 @@ impl Splicer {
         });
     }
 
-    /// The flow that a leg belongs to.
+    /// Returns the flow that a leg belongs to.
     pub(crate) fn flow_of(&self, leg: &Tuple) -> Option<Arc<Flow>> {
         let id = lock(&self.inner.routes).get(&self.hash(leg)).copied();
         id.and_then(|id| self.flow(id))
@@ -248,45 +251,45 @@ impl Splicer {
         self.inner.hasher.hash_one(leg)
     }
 
-    /// Events of both legs reach the flow from now on.
+    /// Routes events of both legs to the flow from now on.
     pub(crate) fn route_events(&self, flow: &Flow) {
         let legs = [self.hash(&flow.client), self.hash(&flow.server)];
         lock(&self.inner.routes).extend(legs.map(|h| (h, flow.id)));
     }
 
-    /// The keeper; once it is gone, flows are as well.
+    /// Sends a message to the keeper and wakes it. When the keeper has ended, flows have ended too.
     pub(crate) fn tell(&self, message: KeeperMessage) {
         self.inner.tell(message);
     }
 
-    /// The same, when it looks around by itself: it need not be woken for each flow.
+    /// Sends a message that the keeper may read at its next round. This saves a wake-up for each flow.
     pub(crate) fn tell_some_time(&self, message: KeeperMessage) {
         let _ = self.inner.keeper.send(message);
     }
 
-    /// For a new task: how it is reached, and what it listens to.
+    /// Returns the channels of a new task: the sending ends, and the ends that it listens to.
     pub(crate) fn inbox(&self) -> (Place, TaskInbox) {
         let (tx, orders) = mpsc::unbounded_channel();
         let events = Arc::new(Notify::new());
         (Place::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
     }
 
-    /// An engine that only copies; every flow shows `reason`.
+    /// Creates an engine that only copies. Every flow shows `reason`.
     pub fn copying(reason: Refusal) -> Splicer {
         Splicer::copying_from(Vec::new(), reason)
     }
 
-    /// The same, with [`OpenOptions::sources`].
+    /// Creates an engine that only copies, with [`OpenOptions::sources`].
     pub fn copying_from(sources: Vec<IpAddr>, reason: Refusal) -> Splicer {
         Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, sources), channel().0).owned()
     }
 
-    /// For a caller.
+    /// Makes a handle for a caller.
     fn owned(self) -> Splicer {
         Splicer { _owner: Some(Arc::new(Owner(self.inner.clone()))), inner: self.inner }
     }
 
-    /// For the engine's own threads and flows.
+    /// Makes a handle for the engine's own threads and flows.
     pub(crate) fn internal(&self) -> Splicer {
         Splicer::of(self.inner.clone())
     }
@@ -323,24 +326,23 @@ impl Splicer {
         }
     }
 
-    /// The data path, for the engine and the tests of this workspace.
+    /// Returns the data path. For the engine and the tests of this workspace.
     #[doc(hidden)]
     pub fn datapath(&self) -> Option<&Datapath> {
         self.inner.datapath.as_ref()
     }
 
-    /// Why no flow can be spliced at all, if so.
+    /// Returns why no flow can be spliced, or `None` if there is a data path.
     pub fn refusal(&self) -> Option<Refusal> {
         self.inner.datapath.is_none().then_some(self.inner.refusal)
     }
 
-    /// Listens on `addr`, as [`BoundSocket::bind`] takes it.
+    /// Listens on `addr`; see [`BoundSocket::bind`].
     pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
         self.listen_on(patiently(|| BoundSocket::bind(addr)).await?).await
     }
 
-    /// The same where the address was taken before, by [`BoundSocket::bind`], or by whoever made a listener
-    /// ([`BoundSocket::from_listener`]).
+    /// Listens on a socket that was bound by [`BoundSocket::bind`], or taken over by [`BoundSocket::from_listener`].
     pub async fn listen_on(&self, socket: BoundSocket) -> io::Result<Listener> {
         if let Some(d) = &self.inner.datapath {
             d.listen(ip(&socket.socket.local_addr()?))?; // before listen(2): the first SYN counts
@@ -348,7 +350,8 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
-    /// The same for connections that are never spliced, nor those that are made for them: the data path has no work with any.
+    /// Listens for connections that are never spliced. The connections to servers that are
+    /// made for them are not spliced either, and the data path does no work for any of them.
     pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(4096)).await?;
@@ -356,8 +359,8 @@ impl Splicer {
         Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
     }
 
-    /// Relays until both directions have ended: copies, splices when `policy` says so, and copies again if it must.
-    /// `left` is delivered first. Half-closes and resets are passed on. Dropping the future does not end the flow.
+    /// Relays until both directions have ended. Copies, splices when `policy` says so, and copies again when
+    /// necessary. Delivers `left` first. Passes half-closes and resets on. Dropping the future does not end the flow.
     pub async fn relay(&self, client: Leg, server: Leg, left: Leftovers, policy: Arc<Policy>, info: FlowInfo) -> Ended {
         let (tell, told) = oneshot::channel();
         let done = move |ended, _: &FlowInfo| drop(tell.send(ended));
@@ -365,9 +368,10 @@ impl Splicer {
         told.await.expect("a flow ends before its runtime does")
     }
 
-    /// The same for whoever has nothing to do in the meantime: no task of the caller's has to live as long as the flow,
-    /// and none of the engine's does while it is forwarded. `done` is called once, with the record of the flow, by a
-    /// thread that must not wait. Within a runtime. Returns the number of the flow, for [`Splicer::command`] and [`Splicer::subscribe`].
+    /// Relays like [`Splicer::relay`], but returns at once. No task of the caller has to live as long
+    /// as the flow, and no task of the engine does while the flow is forwarded. A thread of the engine
+    /// calls `done` once, with the record of the flow; it must not block. Must be called within a
+    /// runtime. Returns the number of the flow, for [`Splicer::command`] and [`Splicer::subscribe`].
     pub fn hand_over(
         &self,
         client: Leg,
@@ -380,11 +384,12 @@ impl Splicer {
         self.begin([client, server], &left, policy, info, None, Purpose::Streams(Box::new(done)))
     }
 
-    /// Relays one message, and gives the legs back: splices if `policy` says so, by the bytes that are left of it. Nothing is read
-    /// from its receiver; what that sends takes a splice back, within the data path, as does what its sender sends beyond the
-    /// message. `left`: what was read of the message already, delivered first, and not counted in its bytes; nothing for its
-    /// sender. [`Policy::idle_limit`] is for copying, too. Meanwhile, and after the end of the connections, the legs are as good as
-    /// closed; dropping the future lets the flow go on, and closes them then.
+    /// Relays one message and returns the legs. Splices if `policy` says so, judged by the bytes left of the
+    /// message. Nothing is read from the receiver. If the receiver sends data, or the sender sends more than
+    /// the message, the data path takes the splice back. `left` holds bytes of the message that were read
+    /// already, and nothing for its sender. They are delivered first and do not count in its length.
+    /// [`Policy::idle_limit`] applies to copying too. The legs are unusable during the call, and after the end
+    /// of the connections. If the future is dropped, the flow goes on, and both legs are closed at its end.
     pub async fn relay_message(
         &self,
         client: &mut Leg,
@@ -404,7 +409,8 @@ impl Splicer {
         passed
     }
 
-    /// Whether a flow of these two could be spliced, as far as one can know before trying; why not.
+    /// Checks whether a flow of these legs could be spliced, as far as
+    /// this is known before an attempt. Otherwise returns the reason.
     pub fn may_splice(&self, client: &Leg, server: &Leg) -> Result<(), Refusal> {
         match self.refusal() {
             Some(refusal) => Err(refusal),
@@ -452,7 +458,7 @@ impl Splicer {
         id
     }
 
-    /// Flows that may need room in the tables, those of an earlier process among them.
+    /// Returns the number of flows that may need room in the tables, including those of an earlier process.
     pub(crate) fn live(&self) -> usize {
         lock(&self.inner.flows).len() + lock(&self.inner.orphans).len()
     }
@@ -461,7 +467,7 @@ impl Splicer {
         lock(&self.inner.flows).get(&id).cloned()
     }
 
-    /// At most so many flows with numbers above `after`; none: there are no more.
+    /// Returns at most `most` flows with numbers above `after`, or `None` if there are no more.
     pub(crate) fn page(&self, after: u64, most: usize) -> Option<Vec<Arc<Flow>>> {
         let flows = lock(&self.inner.flows);
         let page: Vec<_> =
@@ -469,13 +475,13 @@ impl Splicer {
         (!page.is_empty()).then_some(page)
     }
 
-    /// All live flows, and those that an earlier process left in forwarding mode.
+    /// Lists all live flows, including those that an earlier process left in forwarding mode.
     pub fn flows(&self) -> Vec<FlowStatus> {
         self.flows_after(0, usize::MAX, None)
     }
 
-    /// At most so many of them, in the order of their numbers, from the first above `after` on, and only those in `state`
-    /// if there is one. No lock is held for more than a page, and the data path is asked about what is listed alone.
+    /// Lists at most `most` flows with numbers above `after`, in ascending order, and only those in `state` if
+    /// it is given. Holds no lock for longer than a page, and asks the data path only about the flows listed.
     pub fn flows_after(&self, after: u64, most: usize, state: Option<FlowState>) -> Vec<FlowStatus> {
         let fits = |now: FlowState| state.is_none_or(|s| s == now);
         let orphans: Vec<FlowStatus> = {
@@ -483,7 +489,7 @@ impl Splicer {
             let later = orphans.range((Bound::Excluded(after), Bound::Unbounded));
             later.map(|(_, o)| o.status()).filter(|o| fits(o.state)).take(most).collect()
         };
-        // those that are taken over late have later numbers
+        // orphans adopted late have later numbers
         let (mut all, mut earlier, mut last) = (Vec::new(), orphans.into_iter().peekable(), after);
         while all.len() < most
             && let Some(page) = self.page(last, PAGE)
@@ -499,7 +505,7 @@ impl Splicer {
         all
     }
 
-    /// Asks something of a live flow. False: there is no such flow.
+    /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
         let Some(flow) = self.flow(id) else { return false };
         match &*flow.place() {
@@ -510,8 +516,8 @@ impl Splicer {
         true
     }
 
-    /// Closes a leg that is to join no flow, as it is closed when dropped, and forgets what the data path knows of it. One that a
-    /// flow has, or had at its end, is that flow's to forget.
+    /// Closes a leg that will not join a flow, as dropping it does, and makes the data path forget it.
+    /// Does nothing to a leg that a flow has taken, because the flow makes the data path forget it.
     pub fn discard(&self, leg: Leg) {
         if leg.is_gone() {
             return;
@@ -526,13 +532,14 @@ impl Splicer {
         }
     }
 
-    /// Until all flows were told to end ([`Splicer::stop`]): what a caller does with legs of no flow has to end, too.
+    /// Waits until all flows were told to end ([`Splicer::stop`]). Work with legs outside of flows has to end then, too.
     pub async fn stopped(&self) {
-        // The sender is in `self`.
+        // it cannot fail: the sender is in `self`
         let _ = self.stop_signal().wait_for(|s| *s != Stop::Go).await;
     }
 
-    /// Until all flows of this process have ended, and their sockets are closed. Who waited for one of them may be gone before.
+    /// Waits until all flows of this process have ended and their sockets
+    /// are closed. Futures of [`Splicer::relay`] may return earlier.
     pub async fn ended(&self) {
         const LOOK: Duration = Duration::from_millis(5);
         while !lock(&self.inner.flows).is_empty() {
@@ -540,26 +547,27 @@ impl Splicer {
         }
     }
 
-    /// Ends all flows now; `leave`: spliced ones go on in the kernel, without this process.
+    /// Ends all flows now. With `leave`, spliced flows go on in the kernel without this process.
     pub fn stop(&self, leave: bool) {
         self.inner.stop.send_replace(if leave { Stop::Leave } else { Stop::Reset });
         self.tell(KeeperMessage::Stop);
     }
 
-    /// After all relays have returned: removes everything that was attached and pinned, unless flows were left to the
-    /// kernel by [`Splicer::stop`]. What is forwarded still, as flows of an earlier process, is reset before.
+    /// Removes everything that was attached and pinned, unless [`Splicer::stop`] left flows to the kernel. Connections that
+    /// are still forwarded, such as flows of an earlier process, are reset first. Call it after all relays have returned.
     pub fn close(self) -> io::Result<()> {
         self.inner.close()
     }
 
-    /// The end of a flow without sockets.
+    /// Resets both connections of a flow that has no sockets.
     pub(crate) fn reset_forwarded(&self, legs: [&Tuple; 2]) {
         if let Some(Err(error)) = self.datapath().map(|d| d.reset_forwarded(legs)) {
             tracing::warn!(legs = ?legs, %error, "a host was not told that its connection is over");
         }
     }
 
-    /// Entries of a flow that has ended: at once, or when its last segments have been answered.
+    /// Removes the entries of a flow that has ended: at once, or, with
+    /// `linger`, some time later, so that its last segments are still answered.
     pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
         let Some(d) = self.datapath() else { return };
         if linger {
@@ -569,7 +577,8 @@ impl Splicer {
         }
     }
 
-    /// Records of connections that had no socket, and have been removed: the kernel had dropped the end of a handshake, say.
+    /// Returns the number of records removed because their connection
+    /// had no socket, for example after the kernel dropped a handshake.
     pub fn swept(&self) -> u64 {
         self.inner.swept.load(Ordering::Relaxed)
     }
@@ -579,7 +588,7 @@ impl Splicer {
     }
 }
 
-/// A flow in the tables: until this is dropped, unless the keeper takes it.
+/// A flow in the tables. It is removed when this is dropped, unless the keeper has taken it.
 pub(crate) struct Listed {
     splicer: Splicer,
     pub flow: Arc<Flow>,
@@ -587,12 +596,12 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// In a task.
+    /// Wraps a flow that a task has.
     pub fn again(splicer: &Splicer, flow: Arc<Flow>) -> Listed {
         Listed { splicer: splicer.clone(), flow, kept: false }
     }
 
-    /// It stays listed.
+    /// Releases the flow without removing it from the tables.
     pub fn keep(mut self) -> Arc<Flow> {
         self.kept = true;
         self.flow.clone()
@@ -616,7 +625,8 @@ impl Drop for Listed {
     }
 }
 
-/// A socket that tells a host of its dead connection cannot share the port before it has left repair mode.
+/// Retries while the address is in use: a socket that resets a dead
+/// connection cannot share the port before it leaves repair mode.
 async fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..LISTEN_TRIES {
         match attempt() {

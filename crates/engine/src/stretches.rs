@@ -1,8 +1,9 @@
-//! From the ring of copies to the streams of taps: which splice a record belongs to, and where its bytes stand.
+//! Distributes records from the ring of copies to the streams of taps: finds
+//! the splice to which a record belongs, and the stream position of its bytes.
 //!
-//! A stretch is one direction of one splice, from the bound of the freeze to that of the unsplice. Below and above it the bytes
-//! come from control mode. It goes on being listened to after its end, until the receiver has acknowledged all of it and the
-//! ring was empty since: a stream of control mode may be far ahead of the ring by then, and is held.
+//! A stretch is one direction of one splice, from the bound of the freeze to the bound of the unsplice. The bytes
+//! below and above it come from control mode. After its end, a stretch stays until the receiver has acknowledged all
+//! of it and the ring has been empty since. By then control mode may be far ahead of the ring, and its bytes are held.
 
 use crate::{
     splicer::Splicer,
@@ -17,39 +18,40 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often ended stretches are looked at: between two looks the ring was empty once.
+/// Interval between looks at stretches that have ended. The ring was empty at least once between two looks.
 const LOOK: Duration = Duration::from_millis(20);
-/// Sequence numbers come round: a stretch this long is settled before the next one of its leg begins.
+/// Length from which a stretch is settled before the next one of its leg begins, because sequence numbers wrap around.
 const LONG: u64 = 1 << 31;
 
-/// Where bytes of a stretch go to.
+/// A stream that gets the bytes of a stretch.
 struct Target {
     state: Arc<Mutex<State>>,
     way: TapDirection,
-    /// Added to positions of the sender, wrapping.
+    /// Offset from positions of the sender to positions of this stream, wrapping.
     shift: u64,
 }
 
 struct Stretch {
-    /// Positions of the sender.
+    /// Start in positions of the sender.
     start: u64,
     end: Option<u64>,
     /// Sequence number at the start.
     seq: u32,
-    /// For extended sequence numbers: known from the commit on.
+    /// Offset of extended sequence numbers. Known from the commit on.
     origin: u64,
-    /// The highest end that was copied.
+    /// Highest position up to which bytes were copied.
     seen: u64,
     targets: Vec<Target>,
-    /// Both legs, and which of them sends.
+    /// Both legs, and the index of the sender's.
     legs: [Tuple; 2],
     from: usize,
-    /// All was acknowledged when it was looked at last.
+    /// At the last look, everything was acknowledged.
     quiet: bool,
 }
 
 impl Stretch {
-    /// `None`: before the beginning of the stream; nobody sends that in earnest.
+    /// Returns the stream position of a copy. `None` if it lies before
+    /// the beginning of the stream, which no honest sender produces.
     fn position(&self, at: CopiedAt) -> Option<u64> {
         let at = match at {
             CopiedAt::Stream(at) => at,
@@ -59,7 +61,7 @@ impl Stretch {
         (at <= i64::MAX as u64).then_some(at)
     }
 
-    /// Bytes at a position, and what the receiver has acknowledged.
+    /// Passes bytes at a position to the taps, and up to where the receiver has acknowledged.
     fn put(&mut self, at: u64, acked: u64, bytes: &[u8]) {
         let end = (at + bytes.len() as u64).min(self.end.unwrap_or(u64::MAX));
         let from = at.max(self.start);
@@ -75,14 +77,14 @@ impl Stretch {
             if sure > self.start {
                 stream.acknowledged(sure.wrapping_add(t.shift));
             }
-            // what is missing below the start comes from control mode, perhaps just now
+            // missing bytes below the start come from control mode, perhaps just now
             if sure > self.start && stream.next() >= self.start.wrapping_add(t.shift) {
                 stream.give_up(sure.wrapping_add(t.shift));
             }
         }
     }
 
-    /// Has everything come?
+    /// Returns whether all bytes of the stretch have arrived.
     fn is_complete(&self) -> bool {
         let known = |t: &Target, end: u64| lock(&t.state).stream(t.way).next() >= end.wrapping_add(t.shift);
         self.end.is_some_and(|end| end == self.start || self.targets.iter().all(|t| known(t, end)))
@@ -92,7 +94,7 @@ impl Stretch {
         let end = self.end.unwrap_or(self.seen);
         for t in &self.targets {
             let mut state = lock(&t.state);
-            // of one without bytes, control mode may still have to read what is below (`Limit::Keep`)
+            // below a stretch without bytes, control mode may still have to read (`Limit::Keep`)
             if end > self.start {
                 state.stream(t.way).give_up(end.wrapping_add(t.shift));
             }
@@ -101,7 +103,7 @@ impl Stretch {
     }
 }
 
-/// What a splice begins with, of one direction.
+/// One direction of a splice that begins.
 pub(crate) struct Begin<'a> {
     pub legs: [Tuple; 2],
     pub from: usize,
@@ -110,14 +112,14 @@ pub(crate) struct Begin<'a> {
     pub seq: u32,
     /// The same position in the stream to the receiver.
     pub out: u64,
-    /// Of the sender's leg, and of the receiver's.
+    /// Taps of the sender's leg and of the receiver's.
     pub taps: [Option<&'a Tap>; 2],
 }
 
-/// All stretches of which the ring may hold something, by the leg that their bytes come in on.
+/// All stretches of which the ring may still hold copies, by the leg on which their bytes arrive.
 #[derive(Default)]
 pub(crate) struct Stretches {
-    /// The newest last.
+    /// The newest stretch is last.
     of: HashMap<Tuple, VecDeque<Stretch>>,
     /// Legs with stretches that have ended.
     ended: Vec<Tuple>,
@@ -125,7 +127,7 @@ pub(crate) struct Stretches {
 }
 
 impl Stretches {
-    /// May the next one of this leg begin?
+    /// Returns whether the next stretch of this leg may begin.
     pub fn may_begin(&self, leg: &Tuple) -> bool {
         let last = self.of.get(leg).and_then(VecDeque::back);
         last.is_none_or(|s| s.end.is_some_and(|end| end - s.start < LONG))
@@ -162,7 +164,8 @@ impl Stretches {
         }
     }
 
-    /// Up to here, if it has begun, bytes were forwarded. `None`: not one, or they came once more.
+    /// Ends the current stretch of the leg, if there is one: bytes were forwarded
+    /// up to `end`. `None`: none were forwarded, or they arrived again.
     pub fn end(&mut self, leg: &Tuple, end: Option<u64>) {
         if let Some(s) = self.open(leg) {
             s.end = Some(end.map_or(s.start, |end| end.max(s.start)));
@@ -181,7 +184,7 @@ impl Stretches {
         }
     }
 
-    /// The ring was empty just now. Stretches that are over are forgotten.
+    /// Settles stretches that are over. Called when the ring is empty.
     fn look(&mut self, d: &Datapath, now: Instant) {
         if self.ended.is_empty() || self.looked.is_some_and(|t| now - t < LOOK) {
             return;
@@ -211,19 +214,20 @@ impl Stretches {
         self.ended.dedup();
     }
 
-    /// The ring is no longer read.
+    /// Settles all stretches. Called when the ring is no longer read.
     fn close(&mut self) {
         self.ended.clear();
         self.of.drain().flat_map(|(_, stretches)| stretches).for_each(|s| s.settle());
     }
 }
 
-/// Is nothing on its way any more of what was forwarded? A stretch that ended with its flow has no legs, or some without a bound.
+/// Returns whether no forwarded bytes of the stretch are in flight. If the
+/// flow has ended together with it, its legs are gone, or have no bound.
 fn is_acknowledged(d: &Datapath, s: &Stretch) -> bool {
     d.look(&s.legs[0], &s.legs[1]).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
 }
 
-/// The thread that reads the ring, until the engine closes.
+/// Runs the thread that reads the ring, until the engine closes.
 pub(crate) fn hear(splicer: &Splicer) {
     let Some(d) = splicer.datapath() else { return };
     let heard = d.poll_taps(|copied| {

@@ -1,10 +1,10 @@
-//! Records that nobody claims. A client's leg is made when the end of its handshake is seen, before the kernel has taken it; what the
-//! kernel then drops (an old timestamp, a rule of a firewall, a full accept queue) leaves a record without a socket, as a process
-//! does that has died. They would fill the table, and nobody would be spliced any more.
+//! Removes records without a socket. A client's leg is created when the end of its handshake is seen, before the
+//! kernel has processed it. If the kernel then drops that (an old timestamp, a firewall rule, a full accept queue), or a
+//! process dies, a record without a socket is left. Such records would fill the table, until nothing could be spliced.
 //!
-//! Each [`ROUND`] all entries are looked at that are in control mode, a few at a time, and the kernel is asked whether it has
-//! their sockets. One that has none, look after look until its time is over, goes. What holds a connection here, the leg of a flow
-//! or one that waits to be accepted, has a socket; so nothing has to be noted for it.
+//! In each [`ROUND`], all entries in control mode are examined, a few at a time, and the kernel is asked for their
+//! sockets. An entry that has no socket at every look until its time is over is removed. Every connection that
+//! this process holds, as the leg of a flow or waiting to be accepted, has a socket, so no bookkeeping is needed.
 
 use crate::lingering::LINGER;
 use longsplice_datapath::{Claim, Datapath, Idle, IdleEntry, Sockets, Tuple};
@@ -14,18 +14,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The tables are looked through so often at most, ...
+/// Minimum time between two walks through the tables.
 const ROUND: Duration = Duration::from_secs(5);
-/// ... a page of them at a time, of some 16,000 slots or so many entries. That takes half a millisecond, so at most 2 % of a
-/// processor. Empty tables for a million flows take ten seconds; of entries, ten thousand are looked at in a second.
+/// Number of entries looked at in one step, or some 16,000 slots. A step takes half a millisecond, so at most 2 % of
+/// a processor. Empty tables for a million flows take ten seconds; ten thousand entries are examined in a second.
 const PAGE: usize = 4 * Sockets::AT_ONCE;
 const PACE: Duration = Duration::from_millis(25);
-/// Where no switch was: as long as a client may need to end its handshake after all, which our SYN-ACK, sent again after 1, 3 and 7
-/// seconds, reminds it of. A client that is later yet is copied.
+/// Time without a socket after which an entry that was never switched is removed. As long as a client may need to complete
+/// its handshake, of which our SYN-ACK reminds it after 1, 3 and 7 seconds. A client that is even later is copied.
 const SPARE: Duration = Duration::from_secs(10);
-/// The others: entries that answer the last segments of a connection, those of one that others have half open.
+/// The same for other entries: those that answer the last segments
+/// of a connection, and those of half-open transparent connections.
 const OTHERS: Duration = Duration::from_secs(2 * LINGER.as_secs());
-/// So many are remembered between two looks, in 16 MB; more wait for their turn.
+/// Maximum number of suspects between two looks, which take 16 MB. Others wait for their turn.
 const SUSPECTS: usize = 65536;
 
 struct Suspect {
@@ -36,16 +37,16 @@ struct Suspect {
 
 #[derive(Default)]
 pub(crate) struct Sweeper {
-    /// None: the kernel does not answer.
+    /// `None`: the kernel does not answer.
     sockets: Option<Sockets>,
     idle: Idle,
     suspects: HashMap<Tuple, Suspect>,
-    /// This round's first look, and the next look.
+    /// The first look of this round, and the next look.
     times: Option<(Instant, Instant)>,
 }
 
 impl Sweeper {
-    /// In the network namespace of the data path.
+    /// Creates a sweeper in the network namespace of the data path.
     pub fn new() -> Sweeper {
         let sockets = Sockets::open().inspect_err(
             |error| tracing::warn!(%error, "the kernel does not tell of sockets: records of failed handshakes stay"),
@@ -55,12 +56,12 @@ impl Sweeper {
         Sweeper { times: sockets.is_some().then_some((now, now)), sockets, ..Sweeper::default() }
     }
 
-    /// When it wants to look next.
+    /// Returns when the next look is due.
     pub fn due(&self) -> Option<Instant> {
         self.times.map(|(_, next)| next)
     }
 
-    /// Looks a bit further, if it is time to; how many records went.
+    /// Looks at the next entries, if it is time. Returns the number of records removed.
     pub fn look(&mut self, d: &Datapath, now: Instant) -> usize {
         let (Some((began, next)), Some(sockets)) = (self.times, &mut self.sockets) else { return 0 };
         if now < next {
@@ -86,7 +87,7 @@ impl Sweeper {
         }
     }
 
-    /// Is its time over?
+    /// Returns whether an entry's time is over.
     fn judge(&mut self, entry: IdleEntry, claim: Claim, now: Instant) -> bool {
         if claim != Claim::No {
             self.suspects.remove(&entry.leg);

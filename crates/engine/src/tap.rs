@@ -1,18 +1,18 @@
-//! A tap: a copy of all that passes a leg, each way, in order, for a reader that nothing waits for.
+//! A tap: a copy of all bytes that pass through a leg, in each direction and in order, for a reader that nothing waits for.
 //!
-//! What control mode reads and writes is copied by the [`Leg`](crate::Leg); of what is forwarded the data path makes copies
-//! (bpf/tap.h), which come through a ring and are put in their place by stream position (`stretches`). What is missing stays
-//! open for a retransmission until the other host has acknowledged what is behind it, or until the flow is back in control mode
-//! and nothing is on its way any more. Then it is a gap, and the stream goes on behind it.
+//! The [`Leg`](crate::Leg) copies what control mode reads and writes. The data path copies forwarded segments
+//! (bpf/tap.h); these arrive through a ring and are ordered by stream position (`stretches`). A missing range
+//! stays open for a retransmission until the other host has acknowledged data beyond it, or until the flow is
+//! back in control mode with nothing in flight. Then it becomes a gap, and the stream goes on after it.
 //!
-//! Of copies that are not alike nobody here knows which one the receiver has taken: it may have refused the first for reasons that
-//! only a host knows (RFC 7323, 5; RFC 5961, 5). So copies are kept until it has acknowledged them, and a little longer, and compared
-//! with what comes of the same bytes; what differs, or could not be kept so long, is told ([`PieceKind::Doubt`]).
+//! If two copies of the same bytes differ, nobody here knows which one the receiver has taken: it may have
+//! rejected the first for reasons that only a host knows (RFC 7323, 5; RFC 5961, 5). So copies are kept
+//! until shortly after the receiver has acknowledged them, and compared with later copies of the same
+//! bytes. Ranges that differ, or that could not be kept long enough, are reported ([`PieceKind::Doubt`]).
 //!
-//! Memory is bounded by the reader's limit: what is held out of order and what it has not taken yet. Beyond that, bytes become gaps.
-//! Half as much again is kept for comparison.
-//! What control mode has passed on comes once, and is held however far the ring is behind; copies come again, and are held up to
-//! [`HELD`] for each direction.
+//! The reader's limit bounds the memory for bytes that are held out of order or not read yet. Beyond it, bytes become gaps.
+//! Copies for comparison take up to half as much again. Bytes from control mode arrive only once, and are held however far
+//! behind the ring is. Copies of forwarded segments may arrive again, and are held up to [`HELD`] for each direction.
 
 use bytes::{Buf, Bytes};
 use std::{
@@ -28,100 +28,101 @@ use std::{
 
 use crate::sync::lock;
 
-/// Copies held out of order at most, per direction: a large window, of which one segment was lost.
+/// Maximum number of bytes of copies held out of order, per direction: a large window, of which one segment was lost.
 const HELD: usize = 4 << 20;
-/// Bytes kept for comparison at most, per direction: half of the largest window that Linux opens unasked (32 MB of `tcp_rmem`, since
-/// 6.17; 6 MB before), which only very long and fast paths fill.
+/// Maximum number of bytes kept for comparison, per direction: half of the largest window that Linux opens
+/// by default (32 MB of `tcp_rmem` since 6.17; 6 MB before), which only very long and fast paths fill.
 const KEPT: usize = 16 << 20;
-/// So many of them after they were acknowledged: if the receiver has taken a forged segment, the true one follows at once.
+/// Number of acknowledged bytes that are kept for comparison. If the
+/// receiver has taken a forged segment, the true one follows at once.
 const BEHIND: u64 = 32 << 10;
-/// What a piece costs beside its bytes.
+/// Bytes of memory that a piece takes in addition to its data.
 const OVERHEAD: usize = 128;
 
-/// A direction, as the leg sees it that is tapped.
+/// A direction, as seen from the tapped leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TapDirection {
-    /// From the host at its other end.
+    /// From the host at the leg's other end.
     FromHost,
-    /// To that host.
+    /// To the host at the leg's other end.
     ToHost,
 }
 
 /// A piece of a tapped stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which tap: the number given to [`Taps::tap`].
+    /// The number of the tap, as given to [`Taps::tap`].
     pub tap: u64,
-    /// Which of its streams.
+    /// The direction of the stream.
     pub way: TapDirection,
-    /// Position in it, bytes from 0 on at the beginning of the connection. Each piece begins where the last one has ended, but for a
-    /// [`PieceKind::Doubt`], which may lie anywhere.
+    /// Position in the stream in bytes; 0 is the beginning of the connection. Each piece begins
+    /// where the last one ended, except for [`PieceKind::Doubt`], which may lie anywhere.
     pub at: u64,
-    /// What is there.
+    /// The content.
     pub what: PieceKind,
 }
 
-/// What a [`Piece`] is.
+/// The content of a [`Piece`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PieceKind {
     /// Bytes.
     Bytes(Bytes),
-    /// So many bytes have passed, and are not known.
+    /// This many bytes have passed, but are not known.
     Gap(u64),
-    /// Of so many bytes, handed on before or to come, it is not known whether the receiver has taken what is handed on: among copies of
-    /// them, some were not alike, or could not be compared.
+    /// It is not known whether the receiver took these bytes as they were or will be delivered: some
+    /// of their copies differed, or could not be compared. The value is the number of bytes.
     Doubt(u64),
-    /// Nothing more: the leg is closed.
+    /// The end of the stream: the leg is closed.
     End,
 }
 
-/// Bytes of all taps of a reader so far.
+/// Byte counts of all taps of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TapCounts {
-    /// Handed on.
+    /// Bytes delivered.
     pub bytes: u64,
-    /// In gaps.
+    /// Bytes in gaps.
     pub gaps: u64,
-    /// In doubt, more than once if several copies were not alike.
+    /// Bytes in doubt. They count more than once if several copies differed.
     pub doubts: u64,
 }
 
-/// What taps and reader share.
+/// State shared by the taps and their reader.
 #[derive(Debug)]
 struct Shared {
-    /// Bytes held or not taken yet, and how many may be.
+    /// Bytes held or not read yet, and their limit.
     used: AtomicUsize,
     most: usize,
-    /// Bytes kept for comparison; half of `most` at most.
+    /// Bytes kept for comparison, at most half of `most`.
     kept: AtomicUsize,
     bytes: AtomicU64,
     gaps: AtomicU64,
     doubts: AtomicU64,
 }
 
-/// Makes taps for one reader.
+/// Creates taps for one reader.
 #[derive(Clone, Debug)]
 pub struct Taps {
     pieces: Sender<Piece>,
     shared: Arc<Shared>,
 }
 
-/// Where pieces of all taps arrive.
+/// Receives the pieces of all taps.
 #[derive(Debug)]
 pub struct TapReader {
     pieces: Receiver<Piece>,
     shared: Arc<Shared>,
 }
 
-/// To be given to a leg ([`Leg::tap`](crate::Leg::tap)).
+/// A tap for one leg ([`Leg::tap`](crate::Leg::tap)).
 pub struct Tap {
     pub(crate) state: Arc<Mutex<State>>,
 }
 
 impl Taps {
-    /// Taps, and their reader, which may leave at most `most` bytes untaken, those that are held out of order among them.
+    /// Creates a source of taps and their reader. At most `most` bytes may be unread, including those held out of order.
     pub fn new(most: usize) -> (Taps, TapReader) {
         let (tx, pieces) = channel();
         let counts = AtomicU64::default;
@@ -130,14 +131,14 @@ impl Taps {
         (Taps { pieces: tx, shared: shared.clone() }, TapReader { pieces, shared })
     }
 
-    /// A tap for one leg. Its number comes with its pieces.
+    /// Creates a tap for one leg. Its pieces carry the number `id`.
     pub fn tap(&self, id: u64) -> Tap {
         let stream = |way| Stream::new(id, way, self.clone());
         let streams = [stream(TapDirection::FromHost), stream(TapDirection::ToHost)];
         Tap { state: Arc::new(Mutex::new(State { streams, open: 0, left: false })) }
     }
 
-    /// What has come so far.
+    /// Returns the byte counts so far.
     pub fn counts(&self) -> TapCounts {
         let [bytes, gaps, doubts] =
             [&self.shared.bytes, &self.shared.gaps, &self.shared.doubts].map(|n| n.load(Relaxed));
@@ -146,12 +147,12 @@ impl Taps {
 }
 
 impl TapReader {
-    /// The next piece; `None`: all taps are gone, and whatever makes them.
+    /// Waits for the next piece. `None`: all taps and all [`Taps`] are gone.
     pub fn next(&self) -> Option<Piece> {
         self.take(self.pieces.recv().ok()?)
     }
 
-    /// The same, at most so long: `Err` if nothing has come.
+    /// Waits for the next piece for at most `time`. Fails with [`RecvTimeoutError::Timeout`] if none has arrived.
     pub fn next_within(&self, time: Duration) -> Result<Option<Piece>, RecvTimeoutError> {
         match self.pieces.recv_timeout(time) {
             Ok(piece) => Ok(self.take(piece)),
@@ -169,7 +170,7 @@ impl TapReader {
 }
 
 impl Shared {
-    /// False: no room.
+    /// Reserves memory. Returns false if there is no room.
     fn reserve(&self, size: usize) -> bool {
         reserve(&self.used, size, self.most)
     }
@@ -186,20 +187,20 @@ impl fmt::Debug for Tap {
 }
 
 impl Tap {
-    /// Streams begin here.
+    /// Sets the positions at which the streams begin.
     pub(crate) fn begin(&self, at: [u64; 2]) {
         let mut state = lock(&self.state);
         state.streams.iter_mut().zip(at).for_each(|(s, at)| s.next = at);
     }
 
-    /// Bytes that control mode has read or written, at this position.
+    /// Copies bytes that control mode has read or written, at this position.
     pub(crate) fn passed(&self, way: TapDirection, at: u64, bytes: &[u8]) {
         lock(&self.state).streams[way as usize].put(at, Bytes::copy_from_slice(bytes), true);
     }
 }
 
 impl Drop for Tap {
-    /// The leg is closed. What is still in the ring is waited for.
+    /// The leg is closed. The streams end once the ring holds no more of their copies.
     fn drop(&mut self) {
         let mut state = lock(&self.state);
         state.left = true;
@@ -210,7 +211,7 @@ impl Drop for Tap {
 /// Both streams of a tap.
 pub(crate) struct State {
     streams: [Stream; 2],
-    /// Stretches of which the ring may still hold something.
+    /// Number of stretches of which the ring may still hold copies.
     open: u32,
     /// The leg is closed.
     left: bool,
@@ -225,7 +226,7 @@ impl State {
         self.open += 1;
     }
 
-    /// One of the stretches has nothing in the ring any more.
+    /// One of the stretches has no copies left in the ring.
     pub fn settled(&mut self) {
         self.open -= 1;
         if self.open == 0 {
@@ -241,32 +242,32 @@ impl State {
     }
 }
 
-/// One stream, put in order.
+/// One stream, which puts pieces in order.
 pub(crate) struct Stream {
     id: u64,
     way: TapDirection,
     out: Taps,
-    /// All below was handed on, or is a gap.
+    /// Position up to which everything was delivered, or is a gap.
     next: u64,
-    /// From here on to `next` is a gap that was not told yet.
+    /// Start of a gap that ends at `next` and was not reported yet.
     lost: Option<u64>,
-    /// Beyond `next`, by position; may overlap.
+    /// Bytes beyond `next`, by position. They may overlap.
     held: BTreeMap<u64, Held>,
-    /// Bytes of those that are not sure, and the longest of all.
+    /// Number of held bytes that are not `sure`, and the length of the longest held piece.
     size: usize,
     longest: u64,
-    /// Copies below `next`, for comparison, in order and without overlap; how many bytes.
+    /// Copies below `next`, for comparison, in order and without overlap, and the number of their bytes.
     kept: VecDeque<(u64, Bytes)>,
     kept_size: usize,
-    /// The receiver has acknowledged all below.
+    /// Position up to which the receiver has acknowledged.
     acked: u64,
-    /// From here to there are bytes in doubt that were not told yet.
+    /// Start and end of a range in doubt that was not reported yet.
     doubt: Option<(u64, u64)>,
 }
 
 struct Held {
     bytes: Bytes,
-    /// They come once.
+    /// These bytes arrive only once.
     sure: bool,
 }
 
@@ -288,12 +289,13 @@ impl Stream {
         }
     }
 
-    /// So far it is known.
+    /// Returns the position up to which the stream is known.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Bytes at a position. `sure`: they come once, from control mode; others may come again, if there is no room for them.
+    /// Adds bytes at a position. `sure`: they come from control mode and
+    /// arrive only once; others may arrive again if there is no room.
     pub fn put(&mut self, at: u64, mut bytes: Bytes, sure: bool) {
         self.compare(at, &bytes);
         if at > self.next {
@@ -307,7 +309,7 @@ impl Stream {
         }
     }
 
-    /// The receiver has all below this position.
+    /// Records that the receiver has acknowledged everything below `to`.
     pub fn acknowledged(&mut self, to: u64) {
         self.acked = self.acked.max(to);
         while self.kept.front().is_some_and(|(at, bytes)| at + bytes.len() as u64 + BEHIND <= self.acked) {
@@ -315,10 +317,10 @@ impl Stream {
         }
     }
 
-    /// With what is known of the same bytes.
+    /// Compares bytes with known copies of the same range.
     fn compare(&mut self, at: u64, bytes: &[u8]) {
         let end = at + bytes.len() as u64;
-        // a keep-alive may bring one byte of garbage, which nobody takes (RFC 9293, 3.8.4)
+        // a keep-alive may carry one byte of garbage, which no host takes (RFC 9293, 3.8.4)
         if bytes.len() == 1 && end <= self.acked {
             return;
         }
@@ -336,7 +338,7 @@ impl Stream {
         self.doubt = Some(self.doubt.map_or((from, to), |known| (known.0.min(from), known.1.max(to))));
     }
 
-    /// What was handed on just now, for comparison.
+    /// Keeps bytes that were just delivered, for comparison.
     fn keep(&mut self, at: u64, bytes: Bytes) {
         let shared = self.out.shared.clone();
         while self.kept_size + bytes.len() > KEPT || !reserve(&shared.kept, bytes.len() + OVERHEAD, shared.most / 2) {
@@ -359,12 +361,12 @@ impl Stream {
         Some((at, bytes))
     }
 
-    /// No copies come any more.
+    /// Drops the copies for comparison: no others will arrive.
     fn forget(&mut self) {
         while self.unkeep().is_some() {}
     }
 
-    /// After this, bytes that are `sure` are held, or `next` is where they begin at least.
+    /// Holds bytes that are out of order. Afterwards, bytes that are `sure` are held, or `next` has reached them.
     fn hold(&mut self, at: u64, bytes: &Bytes, mut sure: bool) {
         if let Some(old) = self.held.get_mut(&at) {
             if old.bytes.len() >= bytes.len() {
@@ -378,7 +380,7 @@ impl Stream {
             let last = self.held.iter().rev().find(|(_, h)| !h.sure).map(|(k, _)| *k);
             match last.filter(|last| *last > at) {
                 Some(last) => drop(self.unhold(last)),
-                // The reader is far behind: what is missing is waited for no longer.
+                // The reader is far behind: do not wait for missing ranges any longer.
                 None if sure => self.give_up(self.held.first_key_value().map_or(at, |(k, _)| *k).min(at)),
                 None => return,
             }
@@ -412,7 +414,7 @@ impl Stream {
         }
     }
 
-    /// What is missing below this position will not come any more.
+    /// Turns missing ranges below `to` into gaps.
     pub fn give_up(&mut self, to: u64) {
         while self.next < to {
             let hole = self.held.first_key_value().map_or(to, |(at, _)| *at).min(to);
@@ -427,7 +429,7 @@ impl Stream {
         self.next += n;
     }
 
-    /// Hands bytes on that begin at `next`.
+    /// Delivers bytes that begin at `next`.
     fn emit(&mut self, bytes: Bytes, sure: bool) {
         let n = bytes.len() as u64;
         if !self.out.shared.reserve(bytes.len() + OVERHEAD) {
@@ -442,7 +444,7 @@ impl Stream {
         self.next += n;
     }
 
-    /// And doubts: no more often than bytes, however many copies differ.
+    /// Reports a gap and a doubt. Doubts are reported no more often than bytes, however many copies differ.
     fn tell_gap(&mut self) {
         if let Some(from) = self.lost.take() {
             self.tell(from, PieceKind::Gap(self.next - from));
@@ -453,7 +455,7 @@ impl Stream {
     }
 
     fn tell(&self, at: u64, what: PieceKind) {
-        // a reader that has gone away wants nothing any more
+        // a reader that has gone wants nothing
         let _ = self.out.pieces.send(Piece { tap: self.id, way: self.way, at, what });
     }
 
@@ -467,7 +469,7 @@ impl Stream {
     }
 }
 
-/// Two pieces of one stream: from where to where are they not alike?
+/// Returns the range in which two pieces of one stream differ.
 fn differing((at, a): (u64, &[u8]), (at_b, b): (u64, &[u8])) -> Option<(u64, u64)> {
     let (from, to) = (at.max(at_b), (at + a.len() as u64).min(at_b + b.len() as u64));
     if from >= to {

@@ -1,4 +1,4 @@
-//! The vocabulary of the interface: policy in, status and outcome out.
+//! Types of the public interface: policies, commands, states and outcomes.
 
 use crate::{Refusal, Tally};
 use bytes::Bytes;
@@ -9,73 +9,75 @@ use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpliceWhen {
-    /// Never: the flow stays in control mode ([`Refusal::Policy`]).
+    /// Never. The flow stays in control mode ([`Refusal::Policy`]).
     Never,
     /// As soon as the relay starts.
     AtOnce,
-    /// After this many bytes, both directions together, were copied: short connections are not worth the switch.
+    /// After this many bytes were copied, both directions together. Short connections are not worth the switch.
     AfterBytes(u64),
 }
 
-/// What takes a spliced flow back to control mode by itself; there it stays until [`Command::Splice`](crate::Command).
+/// An event that takes a spliced flow back to control mode. The flow then stays there until [`Command::Splice`](crate::Command).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trigger {
-    /// The client sends again: its next request, say. Pulled inside the data path, so that no byte of it is forwarded.
+    /// The client sends data again, for example its next request. The data path
+    /// takes the flow back itself, so that it forwards no byte of that data.
     ClientData,
-    /// The same for the server.
+    /// The server sends data again, likewise.
     ServerData,
     /// No byte in either direction for this long.
     Idle(Duration),
 }
 
-/// Over which paths a flow is spliced. A [`Command::Splice`](crate::Command) splices over any.
+/// The network paths over which a flow may be spliced. [`Command::Splice`](crate::Command) ignores this rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum PathRule {
-    /// Where it makes no transfer slower ([`Refusal::Path`]): no direction that carries more than a few kilobytes may have a sender
-    /// that is nearer to us than its receiver, unless both are within 2 ms, or the hosts shook hands with each other. Nothing is
-    /// known yet of flows that are spliced [at once](SpliceWhen::AtOnce).
+    /// Only paths on which a splice slows no transfer down; otherwise the flow is copied ([`Refusal::Path`]).
+    /// In a direction that carries more than a few kilobytes, the sender must not be nearer to us than the
+    /// receiver, unless both round-trip times together are at most 2 ms, or the hosts shook hands with each
+    /// other. Nothing is known yet of a flow that is spliced [at once](SpliceWhen::AtOnce).
     #[default]
     Auto,
-    /// Wherever they lead.
+    /// Any path.
     Any,
 }
 
-/// How a relayed flow is treated; one per listener. Minor releases add fields: write `..Policy::default()` behind those you set.
+/// Treatment of relayed flows; one per listener. Minor releases add fields: write `..Policy::default()` after those you set.
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// When to splice.
     pub when: SpliceWhen,
-    /// Where to.
+    /// The network paths over which to splice.
     pub path: PathRule,
-    /// Hold new segments while the buffers drain, instead of forwarding them at once (the other drain policy of the
-    /// connection-splicing paper, section III-C). Slower; for comparison. Needs CAP_NET_RAW.
+    /// Hold new segments while the buffers drain, instead of forwarding them at once (the other drain policy
+    /// of the connection-splicing paper, section III-C). Slower; meant for comparison. Needs CAP_NET_RAW.
     pub hold: bool,
-    /// A splice that has not drained by then is taken back.
+    /// Time limit for draining. A splice that takes longer is taken back.
     pub drain_limit: Duration,
-    /// Close the parked sockets silently after this long in forwarding mode; `None` keeps them while there are
-    /// descriptors for others.
+    /// Close the parked sockets silently after this time in forwarding mode. `None`:
+    /// keep them as long as there are enough descriptors for other connections.
     pub release_after: Option<Duration>,
-    /// Take it back by itself; `None`: only when told to.
+    /// Event that unsplices the flow by itself. `None`: unsplice only on command.
     pub trigger: Option<Trigger>,
-    /// A flow without a byte in either direction for this long is ended with a reset, copied or forwarded. Seen within a second
-    /// while it is copied, and within an eighth of the limit, 30 s at most, while it is forwarded.
+    /// Reset a flow, copied or forwarded, after this time without a byte in either direction. Noticed within a
+    /// second while the flow is copied, and within an eighth of the limit, 30 s at most, while it is forwarded.
     pub idle_limit: Duration,
-    /// While it is copied, a host that is silent for so long is asked whether it is still there (RFC 9293, 3.8.4), and one that has
-    /// not answered after as long again is given up. Whole seconds, 1 to 32767. Hosts of a forwarded flow may ask each other.
+    /// While the flow is copied, probe a host that has been silent for this time (RFC 9293, 3.8.4), and give it up if it has
+    /// not answered after the same time again. Whole seconds, 1 to 32767. The hosts of a forwarded flow may probe each other.
     pub keepalive: Option<Duration>,
-    /// Where its flows are counted.
+    /// Counters for the flows of this policy.
     pub tally: Arc<Tally>,
 }
 
 impl Policy {
-    /// From so many bytes on splicing a connection surely takes less time than copying it, on each machine whose figures are in
-    /// bench/results (`longsplice-bench threshold`): at 128 KB it took up to a tenth more, at 256 KB 7 and 14 percent less.
+    /// Number of bytes from which splicing takes less time than copying, on every machine with figures in bench/results
+    /// (`longsplice-bench threshold`). At 128 KB splicing took up to a tenth longer, at 256 KB 7 and 14 percent less.
     pub const PAYS_FROM: u64 = 256 * 1024;
 
-    /// Bytes that are copied before a splice, if it goes by bytes.
+    /// Number of bytes to copy before a splice, if the policy counts bytes.
     pub(crate) fn threshold(&self) -> Option<u64> {
         if let SpliceWhen::AfterBytes(n) = self.when { Some(n) } else { None }
     }
@@ -97,82 +99,82 @@ impl Default for Policy {
     }
 }
 
-/// Bytes that control mode has in hand when it hands two legs over: they are delivered first.
+/// Bytes that the caller has in hand when it hands two legs over. They are delivered first.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Leftovers {
-    /// For the server: read from the client, or added.
+    /// Bytes for the server: read from the client, or added.
     pub to_server: Bytes,
-    /// For the client.
+    /// Bytes for the client: read from the server, or added.
     pub to_client: Bytes,
 }
 
 impl Leftovers {
-    /// Bytes for both hosts.
+    /// Creates leftovers for both hosts.
     pub fn new(to_server: impl Into<Bytes>, to_client: impl Into<Bytes>) -> Leftovers {
         Leftovers { to_server: to_server.into(), to_client: to_client.into() }
     }
 
-    /// Bytes for the server alone.
+    /// Creates leftovers for the server alone.
     pub fn for_server(bytes: impl Into<Bytes>) -> Leftovers {
         Leftovers::new(bytes, Bytes::new())
     }
 
-    /// Bytes for the client alone.
+    /// Creates leftovers for the client alone.
     pub fn for_client(bytes: impl Into<Bytes>) -> Leftovers {
         Leftovers::new(Bytes::new(), bytes)
     }
 }
 
-/// What control mode knows of a flow and wants to see in lists and logs.
+/// The caller's description of a flow, for lists and logs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FlowInfo {
     /// The listener's protocol, for example `socks5` or `plug`.
     pub protocol: Cow<'static, str>,
-    /// Who authenticated, if anybody did.
+    /// The authenticated user, if any.
     pub user: Option<String>,
     /// The destination as the client named it (`example.org:443`).
     pub target: String,
 }
 
 impl FlowInfo {
-    /// Without a user.
+    /// Creates a description without a user.
     pub fn new(protocol: impl Into<Cow<'static, str>>, target: impl Into<String>) -> FlowInfo {
         FlowInfo { protocol: protocol.into(), user: None, target: target.into() }
     }
 
-    /// The same with the user who authenticated, if anybody did.
+    /// Sets the authenticated user, if any.
     #[must_use]
     pub fn with_user(self, user: Option<String>) -> FlowInfo {
         FlowInfo { user, ..self }
     }
 }
 
-/// Where a flow is in its life.
+/// The state of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum FlowState {
     /// Control mode: bytes are copied.
     Copying,
-    /// Splice under way: what lies before the boundary drains.
+    /// Splicing: bytes before the bound are drained.
     Draining,
-    /// Forwarding mode; the sockets are parked.
+    /// Forwarding mode, with parked sockets.
     Spliced,
-    /// Forwarding mode; no socket is left.
+    /// Forwarding mode, without sockets.
     Released,
-    /// Unsplice under way.
+    /// Unsplicing.
     Unsplicing,
 }
 
-/// One live flow as `longsplice ls` shows it.
+/// One live flow, as `longsplice ls` shows it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct FlowStatus {
     /// Number of the flow, unique in this process.
     pub id: u64,
-    /// The listener's protocol.
+    /// The listener's protocol, for example `socks5`.
     pub protocol: String,
     /// The client's address: [`Leg::source`](crate::Leg::source).
     pub client: SocketAddr,
@@ -180,11 +182,11 @@ pub struct FlowStatus {
     pub server: SocketAddr,
     /// The destination as the client named it.
     pub target: String,
-    /// Who authenticated.
+    /// The authenticated user, if any.
     pub user: Option<String>,
-    /// State.
+    /// The state of the flow.
     pub state: FlowState,
-    /// The stages a segment from the client traverses now, in order (connection-splicing paper, section IV).
+    /// The stages that a segment from the client passes through now, in order (connection-splicing paper, section IV).
     pub stages: Vec<Cow<'static, str>>,
     /// Bytes from client to server so far, copied and spliced.
     pub bytes_up: u64,
@@ -192,21 +194,21 @@ pub struct FlowStatus {
     pub bytes_down: u64,
     /// Age in milliseconds.
     pub age_ms: u64,
-    /// Why it is not spliced, if it is not to be.
+    /// Why the flow is not spliced, if it cannot or must not be.
     pub refusal: Option<Refusal>,
 }
 
-/// What an operator or a program may ask of a live flow.
+/// A command to a live flow, from an operator or a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Command {
-    /// Splice now, whatever the policy waits for.
+    /// Splice now, regardless of the policy.
     Splice,
-    /// Back to control mode.
+    /// Take the flow back to control mode.
     Unsplice,
     /// Close the parked sockets silently.
     Release,
-    /// End it: a reset to both hosts.
+    /// End the flow with a reset to both hosts.
     Reset,
 }
 
@@ -215,24 +217,24 @@ pub enum Command {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum EndReason {
-    /// Both directions were closed in order.
+    /// Both directions were closed in order, with a FIN.
     Closed,
-    /// The client reset.
+    /// The client sent a reset.
     ClientReset,
-    /// The server reset.
+    /// The server sent a reset.
     ServerReset,
-    /// No segment for [`Policy::idle_limit`].
+    /// No byte in either direction for [`Policy::idle_limit`].
     Idle,
     /// The program was told to stop.
     Stopped,
     /// The program was told to stop and left the flow running in the kernel.
     Left,
-    /// The message has been passed on ([`Splicer::relay_message`](crate::Splicer::relay_message)): the connections go on.
+    /// The message has been relayed ([`Splicer::relay_message`](crate::Splicer::relay_message)); the connections go on.
     MessageRelayed,
 }
 
 impl EndReason {
-    /// The label used in logs and records.
+    /// Returns the label used in logs and records.
     pub fn as_str(self) -> &'static str {
         match self {
             EndReason::Closed => "closed",
@@ -258,24 +260,24 @@ pub struct Ended {
     pub server: SocketAddr,
     /// How it ended.
     pub how: EndReason,
-    /// Bytes from client to server, all told.
+    /// Total bytes from client to server.
     pub bytes_up: u64,
-    /// Bytes from server to client, all told.
+    /// Total bytes from server to client.
     pub bytes_down: u64,
-    /// Of these, bytes that passed while spliced.
+    /// Bytes of `bytes_up` that were forwarded while spliced.
     pub spliced_up: u64,
-    /// Of these, bytes that passed while spliced.
+    /// Bytes of `bytes_down` that were forwarded while spliced.
     pub spliced_down: u64,
-    /// How often the flow was spliced.
+    /// Number of times that the flow was spliced.
     pub splices: u32,
-    /// Why it was not spliced, or not any more.
+    /// Why the flow was not spliced, or not spliced again.
     pub refusal: Option<Refusal>,
-    /// Length of its life in milliseconds.
+    /// Lifetime in milliseconds.
     pub duration_ms: u64,
 }
 
 impl Ended {
-    /// The record of a flow without a byte.
+    /// Creates the record of a flow that carried no bytes.
     pub fn new(id: u64, client: SocketAddr, server: SocketAddr, how: EndReason) -> Ended {
         let (bytes_up, bytes_down, spliced_up, spliced_down) = (0, 0, 0, 0);
         let (splices, refusal, duration_ms) = (0, None, 0);
@@ -283,22 +285,23 @@ impl Ended {
     }
 }
 
-/// A part of one host's stream, from the byte after those that were read on. For [`Splicer::relay_message`](crate::Splicer::relay_message).
+/// A part of one host's stream that begins after the last byte read.
+/// For [`Splicer::relay_message`](crate::Splicer::relay_message).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its direction: 0 is client to server.
+    /// The direction: 0 is client to server.
     pub(crate) from: usize,
     pub(crate) bytes: u64,
     pub(crate) until_receiver_speaks: bool,
 }
 
 impl Message {
-    /// So many bytes from the client; `None`: until it closes.
+    /// A message of `bytes` bytes from the client. `None`: everything until the client closes.
     pub fn from_client(bytes: Option<u64>) -> Message {
         Message { from: 0, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
     }
 
-    /// So many bytes from the server; `None`: until it closes.
+    /// A message of `bytes` bytes from the server. `None`: everything until the server closes.
     pub fn from_server(bytes: Option<u64>) -> Message {
         Message { from: 1, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
     }
@@ -309,18 +312,18 @@ impl Message {
     }
 }
 
-/// What became of a [`Message`].
+/// The outcome of a [`Message`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RelayedMessage {
-    /// Its record: [`EndReason::MessageRelayed`] if the connections go on. Otherwise a connection was reset, nothing has moved for
-    /// too long, or the program stops; then both legs are closed.
+    /// Record of the message: [`EndReason::MessageRelayed`] if the connections go on. Otherwise a connection
+    /// was reset, nothing moved for too long, or the program is stopping; both legs are then closed.
     pub ended: Ended,
-    /// Bytes of it that were not passed on: its sender has closed before, or its receiver had something to say.
+    /// Bytes of the message that were not relayed, because the sender closed early or the receiver sent data.
     pub missing: u64,
-    /// Bytes that were read of it, but not passed on; not missing.
+    /// Bytes of the message that were read but not passed on. They do not count as missing.
     pub in_hand: Bytes,
 }
 
-/// Called once, with the record of a flow that has ended, by a thread of the engine: it must not wait.
+/// Callback for the end of a flow. A thread of the engine calls it once, with the record of the flow; it must not block.
 pub type Done = Box<dyn FnOnce(Ended, &FlowInfo) + Send>;

@@ -1,4 +1,4 @@
-//! Control mode: when a flow that is copied is spliced, and its drain.
+//! Control mode: the decision to splice a copied flow, and its drain.
 
 use super::{
     Action, Context, Core, Event, State, Stream, Time,
@@ -15,45 +15,46 @@ use longsplice_datapath::{Frozen, Limit, PathFacts, Phase, SwitchError, Switched
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How old the counts in lists may be while a flow is copied.
+/// Maximum age of the byte counts in lists while a flow is copied.
 const COUNT_EVERY: Duration = Duration::from_millis(250);
-/// Events may be lost when their ring is full: phases are looked at this often while a drain is under way.
+/// Interval at which phases are polled during a drain, because events are lost when their ring is full.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long to wait for a switch before this one that may not be over, and for windows that may not fit yet ...
+/// Time until the next attempt, if an earlier switch may not be over or the windows may not fit yet.
 const AGAIN: Duration = Duration::from_millis(5);
-/// ... for a host that was silent for too long to speak ...
+/// Time until the next attempt, if a host was silent for too long.
 const SILENT_AGAIN: Duration = Duration::from_secs(5);
-/// ... and how often for windows. Then what a host sends beyond the other's is lost, and sent again.
+/// Number of attempts that wait for fitting windows. Afterwards,
+/// data that exceeds the other host's window is lost and sent again.
 const FIT_TRIES: u32 = 1;
-/// How long FINs that were forwarded past the sockets are waited for.
+/// Time limit for the acknowledgement of FINs that were forwarded past the sockets.
 const CLOSING: Duration = crate::lingering::LINGER;
 
-/// What is known of a flow while it is copied, drains, or is taken back.
+/// State of a flow while it is copied, drained or taken back.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Control {
     pub streams: [Stream; 2],
-    /// Of the paths to the hosts, as their sockets knew it when a splice was last thought of.
+    /// Path MTUs to the hosts in bytes, as the sockets knew them when a splice was last considered.
     mtu: [Option<u32>; 2],
-    /// It is spliced when this many bytes were copied; `u64::MAX`: never.
+    /// Number of copied bytes after which the flow is spliced. `u64::MAX`: never.
     enough: u64,
-    /// A command wants it spliced.
+    /// A command requests a splice.
     wanted: bool,
-    /// The data path could not splice just now: the next try, and how many there were.
+    /// Time of the next attempt, if the data path could not splice yet, and the number of attempts so far.
     again: Option<Time>,
     tries: u32,
-    /// Bytes that were copied when they were last counted, and when they last moved.
+    /// Number of copied bytes at the last count, and the time when bytes last moved.
     moved: (u64, Time),
-    /// They move: they are counted every now and then. In silence nothing wakes up before the idle limit.
+    /// Bytes are moving and are counted at intervals. When they stop, nothing wakes up before the idle limit.
     counts: bool,
     tick_at: Time,
-    /// While it drains: nothing is left to be copied.
+    /// While draining: nothing is left to be copied.
     pub passed: bool,
-    /// Of what is waited for: the end of patience, and the next look.
+    /// The end of the present wait, and the next look.
     pub until: Time,
     pub look_at: Time,
-    /// A message's receiver was heard.
+    /// The receiver of the message has sent data.
     pub heard: bool,
-    /// How the flow ends once it is taken back.
+    /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
 }
 
@@ -95,7 +96,7 @@ impl Control {
         self.again.filter(|_| self.is_due()).map_or(self.tick_at, |again| again.min(self.tick_at))
     }
 
-    /// This many bytes have to be copied before a message is spliced: none if it is known to be long enough.
+    /// Returns how many bytes must be copied before a message is spliced: none if it is known to be long enough.
     fn worth(&self, threshold: u64) -> u64 {
         match self.streams.iter().filter_map(|s| s.message).max() {
             Some(u64::MAX) => threshold,
@@ -106,13 +107,13 @@ impl Control {
 }
 
 impl Core {
-    /// How many bytes, both directions together, are to be copied for now.
+    /// Returns how many bytes, both directions together, may be copied for now.
     pub fn most(&self) -> u64 {
         let control = self.control();
         if self.state == State::Draining || control.is_due() { u64::MAX } else { control.enough }
     }
 
-    /// Have bytes moved for the first time in a while? Then [`Event::Moved`] is to come.
+    /// Returns whether bytes have moved for the first time in a while. Then [`Event::Moved`] is due.
     pub fn has_moved(&self) -> bool {
         let control = self.control();
         self.state == State::Copying && !control.counts && control.copied() != control.moved.0
@@ -132,7 +133,7 @@ impl Core {
             Event::Measured(facts) => self.measured(cx, &facts),
             Event::LookedBehind(false) => self.freeze(cx),
             Event::LookedBehind(true) => {
-                // what the other direction brings has to be worth it by itself
+                // the other direction has to be worth a splice by itself
                 let control = self.control_mut();
                 control.enough = control.copied() + cx.policy.threshold().unwrap_or(0);
                 self.moved(cx)
@@ -144,7 +145,7 @@ impl Core {
                 cx.refuse(why);
                 self.copy(cx, for_good.then_some(why))
             }
-            // late, or of another state
+            // late answers, or events of another state
             Event::Told
             | Event::Seen(_)
             | Event::Looked(_)
@@ -155,7 +156,7 @@ impl Core {
         }
     }
 
-    /// From here on bytes are copied. `forget`: why the data path can forget its legs.
+    /// Starts to copy. `forget`: why the data path can forget the legs.
     fn copy(&mut self, cx: &mut Context<'_>, mut forget: Option<Refusal>) -> Action {
         self.state = State::Copying;
         let can_be_spliced = !self.stay && !self.is_read(cx) && cx.shown.refusal.is_none();
@@ -206,7 +207,7 @@ impl Core {
         self.proceed(cx)
     }
 
-    /// Is it to be spliced now?
+    /// Starts a splice if one is due.
     fn proceed(&self, cx: &Context<'_>) -> Action {
         let control = self.control();
         let is_now = control.is_due() && control.again.is_none_or(|again| again <= cx.now);
@@ -236,7 +237,7 @@ impl Core {
         self.proceed(cx)
     }
 
-    /// Would a splice make it slower?
+    /// Decides whether a splice would slow a transfer down.
     fn measured(&mut self, cx: &mut Context<'_>, facts: &[PathFacts; 2]) -> Action {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
@@ -264,7 +265,7 @@ impl Core {
                 cx.refuse(Refusal::Path);
                 Action::CopyOn { forget: None }
             }
-            // A stream that ends right behind the bytes that were enough has nothing left to splice for.
+            // A stream that ends right after the threshold has nothing left to splice for.
             Judgement::Splice if self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0) => {
                 Action::LookBehind
             }
@@ -297,7 +298,7 @@ impl Core {
                 control.tries += 1;
                 self.copy(cx, None)
             }
-            // all has come
+            // all bytes have arrived
             SwitchError::Short => {
                 self.stay = true;
                 self.copy(cx, None)
@@ -329,7 +330,7 @@ impl Core {
             && let Limit::Bytes(n) = self.limits[m.from]
         {
             m.goal = cx.at[m.from].consumed + u64::from(n);
-            // All has come just before the freeze: what is behind it must not be waited for.
+            // All bytes arrived just before the freeze. Do not wait for anything beyond them.
             if frozen.bound[m.from] >= m.goal {
                 self.stay = true;
                 return self.unsplice(None, None);
@@ -341,7 +342,7 @@ impl Core {
         self.drained(cx, Ok(Box::new(frozen.at)))
     }
 
-    /// Can hosts that have something to send be told of packets small enough for the other?
+    /// Returns whether each host that has data to send can be told to send packets small enough for the other.
     fn can_fit(&self, cx: &Context<'_>, at: &Switched) -> bool {
         let (legs, most) = (&cx.legs, at.most(cx.legs.each_ref(), self.control().mtu));
         (0..2).all(|d| self.streams()[d].message == Some(0) || can_fit(&legs[d], &legs[1 - d], most[1 - d]))
@@ -357,7 +358,7 @@ impl Core {
                 Action::Look
             }
             Event::Told | Event::Timer => Action::Look,
-            // Its socket says so once only: to read again would find the end of a stream.
+            // The socket reports the failure only once: reading again would find the end of a stream.
             Event::Failed(side) => self.unsplice(Some(side.reset()), None),
             Event::Command(Command::Unsplice) => {
                 self.stay = true;
@@ -380,7 +381,7 @@ impl Core {
         }
     }
 
-    /// What lies before the bounds is passed on, until both directions are forwarded.
+    /// Waits until the bytes before the bounds are passed on and both directions are forwarded, then commits.
     fn drained(&mut self, cx: &mut Context<'_>, at: Result<Box<Switched>, SwitchError>) -> Action {
         let at = match at {
             Ok(at) => at,
@@ -393,8 +394,8 @@ impl Core {
             let most = at.most(cx.legs.each_ref(), self.control().mtu);
             return Action::Commit { at, most };
         }
-        // Something came that is the proxy's: one direction was taken back by what came beyond its limit, and nothing is on its way any
-        // more in the other. Or there was a reset.
+        // The data path took one direction back, because data exceeded its limit,
+        // and nothing is left in flight in the other. Or a connection was reset.
         let is_over = was_reset(&at) || !(at.phase.contains(&Phase::ToForwarding) || at.is_forwarded());
         if is_over {
             return self.unsplice(None, None);
@@ -423,8 +424,8 @@ impl Core {
         Action::Keep
     }
 
-    /// Both streams have ended, or the message has been passed on. What was forwarded belongs to the data path until it is
-    /// acknowledged; not before then may the legs part.
+    /// Both streams have ended, or the message has been relayed. Forwarded data belongs
+    /// to the data path until it is acknowledged, and only then may the legs part.
     fn finish(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
         let (state, patience) = match self.message {

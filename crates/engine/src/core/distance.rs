@@ -1,36 +1,38 @@
-//! Where a splice makes no transfer slower, judged by the round-trip times of its legs. While a flow is copied, each host's
-//! congestion control knows its own leg only; after the splice it drives the whole path with what it has learned there. A sender
-//! on a short leg whose receiver is far is then starved (BBR, which keeps its minimum for 10 s) or times out in vain (RFC 6298).
+//! Where a splice slows no transfer down, judged by the round-trip times of the legs. While a flow
+//! is copied, the congestion control of each host knows only its own leg. After the splice it drives
+//! the whole path with what it has learned there. A sender on a short leg with a distant receiver
+//! then starves (BBR, which keeps its minimum for 10 s) or has spurious timeouts (RFC 6298).
 
 use crate::types::{PathRule, Policy, SpliceWhen};
 use longsplice_datapath::Tuple;
 use std::time::Duration;
 
-/// A direction that has carried no more than the initial window of a sender (RFC 6928: ten segments) does not suffer.
+/// Bytes that a direction may carry without suffering: the initial window of a sender (RFC 6928: ten segments).
 const FEW: u64 = 10 * 1460;
-/// Both legs together: the slack of a sender's timers, which are at least 200 ms, and of its windows covers it.
+/// Round-trip time of both legs together that does no harm: covered by the
+/// slack of a sender's timers, which are at least 200 ms, and of its windows.
 const SHORT: Duration = Duration::from_millis(2);
 
-/// What is known of a flow that its policy would splice. Directions: client to server, server to client.
+/// Facts about a flow that its policy would splice. Directions: client to server, server to client.
 pub(crate) struct Distance<'a> {
     pub policy: &'a Policy,
-    /// The client's, and the server's.
+    /// The client's leg and the server's leg.
     pub legs: [Tuple; 2],
-    /// The legs' minimal round-trip times; `None` while there is no measurement, which is no reason to copy.
+    /// Minimum round-trip times of the legs. `None` while there is no measurement, which is no reason to copy.
     pub rtt: [Option<Duration>; 2],
-    /// Bytes that each direction has carried, or is known to carry.
+    /// Bytes that each direction has carried, or is known to carry later.
     pub carried: [u64; 2],
-    /// Bytes that were copied. If none, hosts that have shaken hands with each other know the whole path.
+    /// Bytes that were copied. If none, hosts that shook hands with each other know the whole path.
     pub copied: u64,
 }
 
-/// What follows from it.
+/// The decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
     Splice,
-    /// It would do harm.
+    /// A splice would slow a transfer down.
     Copy,
-    /// It might, and has carried too little to know: to be judged again after so many bytes more.
+    /// A splice could do harm, but the flow has carried too little to know. Judge again after this many more bytes.
     After(u64),
 }
 
@@ -55,8 +57,8 @@ impl Distance<'_> {
     }
 }
 
-/// Up to twice the sender's own round-trip time a window that BBR has measured lasts, since it doubles it. An eighth more is
-/// how far two measurements of the same path differ.
+/// A window that BBR has measured lasts for up to twice the sender's own round-trip time,
+/// since BBR doubles it. An eighth is how far two measurements of the same path differ.
 fn is_harmless(sender: Duration, receiver: Duration) -> bool {
     receiver <= sender + sender / 8 || sender + receiver <= SHORT
 }

@@ -1,4 +1,4 @@
-//! Forwarding mode: what takes a flow back, releases it, or ends it.
+//! Forwarding mode: what takes a flow back, releases it or ends it.
 
 use super::{Action, Context, Control, Core, Event, Side, State, Time, has_fragments};
 use crate::{
@@ -9,60 +9,61 @@ use longsplice_datapath::{EventKind, PathFlags, PathView, SwitchError, Switched}
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The patience of hosts that wait for a flow to come back, if the event is lost that tells of its message's end, or of a trigger.
+/// Maximum time that hosts wait for a flow to come back if the event of a trigger, or of the end of a message, is lost.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// A host that still sends segments too large so long after it was told ignores ICMP, or does not get it.
+/// Time after which a host that still sends oversized segments ignores ICMP, or does not receive it.
 const MTU_PATIENCE: Duration = Duration::from_secs(3);
-/// One that is silent about them for so long has heard: it repeats what is lost after a minute at most (RFC 6298, 2.5).
+/// Time without oversized segments after which a host has obeyed: lost
+/// segments are retransmitted after a minute at most (RFC 6298, 2.5).
 const MTU_AGAIN: Duration = Duration::from_secs(90);
-/// A flow that is never to be released is so late that all others go before it.
+/// Stands for "never release", so late that all other flows are released before.
 const NEVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// A released flow that is to be taken back is rarely without an instant when all is acknowledged. After this time it is taken back
-/// all the same, and its hosts send again what was not: that costs them a timeout at worst.
+/// Time limit for finding an instant at which a released flow has no data in flight. Most flows have one by then. Otherwise
+/// the flow is taken back anyway, and its hosts send unacknowledged data again, which costs them one timeout at worst.
 const IDLE_WITHIN: Duration = Duration::from_millis(100);
 
-/// What a look at a forwarded flow has found.
+/// The result of a look at a forwarded flow.
 #[derive(Debug)]
 pub struct Seen {
     /// The reason for the look.
     pub why: Why,
-    /// Its path entries; `None`: somebody has flushed the tables.
+    /// The flow's path entries. `None`: the tables were flushed.
     pub paths: Option<[PathView; 2]>,
-    /// Its legs, if [`Core::wants_legs`].
+    /// The flow's legs, if [`Core::wants_legs`].
     pub legs: Option<Switched>,
 }
 
 /// Why a forwarded flow is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It has just been spliced.
+    /// The flow has just been spliced.
     Kept,
-    /// It is looked at every now and then.
+    /// A periodic look.
     Look,
-    /// Something was to be done by now: a release, or another try.
+    /// Something is due: a release, or another attempt.
     Due,
     /// A command.
     Command(Command),
-    /// The data path has told of it.
+    /// The data path reported an event of the flow.
     Told(EventKind),
-    /// The route to one of its hosts leads by a device that nothing will be attached to. `transparent`: its hosts believe to speak to
-    /// each other; their segments come to our sockets by devices that are attached to, or not at all.
+    /// The route to one of the hosts leads over a device to which nothing will be attached. `transparent`: the
+    /// hosts believe they talk to each other, and their segments reach our sockets only over attached devices.
     Elsewhere {
         /// See above.
         transparent: bool,
     },
 }
 
-/// A released flow is to have sockets.
+/// A request for new sockets for a released flow.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Back {
-    /// So long an instant is waited for when all is acknowledged.
+    /// Time limit for an instant without data in flight.
     until: Time,
-    /// Afterwards it stays released, and is not taken back all the same.
+    /// Stay released after that time, instead of taking the flow back anyway.
     only_idle: bool,
-    /// It is to stay in control mode.
+    /// The flow is to stay in control mode.
     stay: bool,
-    /// The try under way is the last.
+    /// The attempt under way is the last.
     last: bool,
 }
 
@@ -72,15 +73,15 @@ impl Back {
     }
 }
 
-/// What is known of a flow while it is forwarded.
+/// State of a flow while it is forwarded.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Forwarded {
     began: Time,
-    /// Changes with every byte, and when it last did.
+    /// A fingerprint that changes with every byte, and the time of its last change.
     sign: ([(u16, u32, u32); 2], Time),
-    /// Segments did not fit: since when, and the last time. Boxed, as is the next: most flows have neither.
+    /// Times of the first and the last oversized segments. Boxed, like the next field, because most flows have neither.
     oversize: Option<Box<[Time; 2]>>,
-    /// Sockets are wanted.
+    /// Set if the flow is to get new sockets.
     back: Option<Box<Back>>,
 }
 
@@ -90,42 +91,44 @@ impl Forwarded {
     }
 }
 
-/// How a flow is.
+/// The state of a forwarded flow that has not ended.
 enum Life {
-    /// For so long.
+    /// Idle for this long.
     Idle(Duration),
-    /// A trigger has taken it back, and its event was lost.
+    /// Taken back by a trigger whose event was lost.
     Woken,
 }
 
 impl Core {
-    /// Does it depend on the legs what follows? Has all of a message been forwarded: the event may have come too early, or been lost.
+    /// Returns whether the next step depends on the legs, that is, on whether a message
+    /// was forwarded completely. The event may have come too early, or been lost.
     pub fn wants_legs(&self, why: Why) -> bool {
         self.message.is_some() && matches!(why, Why::Kept | Why::Look | Why::Told(EventKind::LimitReached))
     }
 
-    /// Is a released flow waiting for an instant in which it is idle? It is tried every millisecond.
+    /// Returns whether a released flow waits for an instant without data in flight. The driver tries every millisecond.
     pub fn is_returning(&self) -> bool {
         self.state == State::Released && self.forwarded.back.is_some()
     }
 
-    /// A flow that waits for something to come back keeps its sockets: without their legs' records nobody knows a limit.
+    /// Returns whether the flow must keep its sockets, because it waits for
+    /// a limit or a trigger. Without the legs' records no limit is noticed.
     fn waits(&self, policy: &Policy) -> bool {
         self.message.is_some() || matches!(policy.trigger, Some(Trigger::ClientData | Trigger::ServerData))
     }
 
-    /// When the sockets of a flow that is forwarded are to be closed. None: not even if descriptors run short. The same as long as
-    /// the flow is forwarded.
+    /// Returns when the sockets of a forwarded flow are to be closed. `None`: never,
+    /// not even if descriptors run short. Constant while the flow is forwarded.
     pub fn release_at(&self, policy: &Policy) -> Option<Time> {
         (!self.waits(policy)).then(|| self.forwarded.began + policy.release_after.unwrap_or(NEVER).min(NEVER))
     }
 
-    /// Since when it is forwarded.
+    /// Returns when forwarding began.
     pub fn began(&self) -> Time {
         self.forwarded.began
     }
 
-    /// How long its hosts can wait for what a lost event tells of.
+    /// Returns how long the hosts may wait for something whose event was lost.
     pub fn patience(&self, policy: &Policy) -> Duration {
         match policy.trigger {
             Some(Trigger::Idle(after)) => after.min(policy.idle_limit),
@@ -149,7 +152,7 @@ impl Core {
             }
             Event::Recreated(Ok(ends)) => self.recreated(cx, ends),
             Event::Recreated(Err(error)) => self.unreturned(cx, error),
-            // commands come with what was seen; all others are of another state
+            // commands arrive with a look; the other events belong to another state
             Event::Command(_)
             | Event::Moved
             | Event::Copied
@@ -178,11 +181,12 @@ impl Core {
                 None
             }
             Why::Command(Command::Unsplice) => Some(true),
-            // a message that is interrupted may be spliced again
+            // an interrupted message may be spliced again
             Why::Told(EventKind::Triggered) => Some(self.message.is_none()),
             Why::Told(EventKind::LimitReached) | Why::Kept | Why::Look => self.is_passed(seen).then_some(false),
             Why::Told(EventKind::Oversize) => self.oversize(cx),
-            // New sockets have the hosts' numbers, and do without us, unless a host has got more than it has acknowledged here.
+            // New sockets use the hosts' numbers and work without the data path,
+            // unless a host has received more than it has acknowledged here.
             Why::Elsewhere { transparent: false } if !has_fragments(paths) && !self.waits(cx.policy) => {
                 return self.elsewhere(cx);
             }
@@ -223,7 +227,7 @@ impl Core {
         self.message.as_ref().zip(seen.legs.as_ref()).is_some_and(|(m, at)| m.is_passed(at))
     }
 
-    /// Long ago a host was told of another MTU, and has tried since whether it is still so (RFC 1191, 6.3).
+    /// Records oversized segments. A host that was told of another MTU long ago may probe whether it still holds (RFC 1191, 6.3).
     fn oversize(&mut self, cx: &mut Context<'_>) -> Option<bool> {
         let known = self.forwarded.oversize.as_deref().filter(|[_, last]| cx.now.saturating_sub(*last) < MTU_AGAIN);
         let since = known.map_or(cx.now, |[first, _]| *first);
@@ -245,7 +249,7 @@ impl Core {
         self.state == State::Spliced && !self.waits(cx.policy)
     }
 
-    /// To the parked sockets now, or to new ones soon.
+    /// Takes the flow back to its parked sockets now, or to new ones soon.
     fn want_back(&mut self, cx: &mut Context<'_>, stay: bool) -> Option<Action> {
         if self.state == State::Spliced {
             self.stay |= stay;
@@ -262,13 +266,13 @@ impl Core {
 
     fn end_forwarded(&mut self, cx: &mut Context<'_>, how: EndReason) -> Action {
         if self.state == State::Spliced && matches!(how, EndReason::Stopped | EndReason::Idle) {
-            return self.take_back(cx, Some(how)); // the sockets tell the hosts
+            return self.take_back(cx, Some(how)); // the sockets inform the hosts
         }
         self.state = State::Ended;
         Action::End { how, forwarded: true }
     }
 
-    /// How long has it been idle, or how has it ended?
+    /// Returns how long the flow has been idle, or how it has ended.
     fn life(&mut self, cx: &mut Context<'_>, paths @ [pc, ps]: &[PathView; 2]) -> Result<Life, EndReason> {
         if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
             if pc.flags & ps.flags & PathFlags::FIN != 0 {
@@ -290,7 +294,8 @@ impl Core {
         Ok(Life::Idle(cx.now.saturating_sub(self.forwarded.sign.1)))
     }
 
-    /// A released flow gets new sockets, as soon as it is idle for an instant. If it is not in time, some bytes are sent again.
+    /// Requests new sockets for a released flow, once it has no data
+    /// in flight. If that takes too long, some bytes are sent again.
     fn bring_back(&mut self, cx: &Context<'_>) -> Action {
         let Some(back) = self.forwarded.back.as_mut().filter(|_| self.state == State::Released) else {
             return Action::Wait;
@@ -309,7 +314,7 @@ impl Core {
         Action::Wait
     }
 
-    /// New sockets begin where the hosts are.
+    /// Continues with new sockets at the positions of the hosts.
     fn recreated(&mut self, cx: &mut Context<'_>, ends: [u64; 2]) -> Action {
         self.stay |= self.forwarded.back.take().is_some_and(|back| back.stay);
         self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, [0; 2])));

@@ -1,26 +1,26 @@
-//! Where a flow's two streams are: what was read and written at each leg, and what may still be read.
+//! Positions in a flow's two streams: bytes read and written at each leg, and bytes that may still be read.
 
 use crate::types::Message;
 use longsplice_datapath::Switched;
 use serde::{Deserialize, Serialize};
 
-/// How far a leg's socket is. Positions count bytes since the SYN, FINs counting one.
+/// Positions of a leg's socket. They count bytes since the SYN; a FIN counts as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// Read from the host; a FIN that was read as end of stream counts one.
+    /// Bytes read from the host. A FIN that was read as end of stream counts as one.
     pub consumed: u64,
-    /// Written to the host; our FIN counts one.
+    /// Bytes written to the host. Our FIN counts as one.
     pub produced: u64,
     /// The end of the host's stream was read.
     pub eof: bool,
     /// We have sent our FIN.
     pub shut: bool,
-    /// The numbers on the wire differ from the socket's: entries must outlive it.
+    /// Sequence numbers on the wire differ from the socket's. The leg's entries must outlive the socket.
     pub shimmed: bool,
 }
 
 impl Position {
-    /// Bytes were read; 0: end of stream.
+    /// Counts bytes that were read. 0 means end of stream.
     pub fn took(&mut self, n: usize) {
         self.consumed += n as u64;
         if n == 0 && !self.eof {
@@ -29,12 +29,12 @@ impl Position {
         }
     }
 
-    /// Bytes were written.
+    /// Counts bytes that were written.
     pub fn gave(&mut self, n: usize) {
         self.produced += n as u64;
     }
 
-    /// A FIN was sent.
+    /// Counts a FIN that was sent.
     pub fn closed(&mut self) {
         if !std::mem::replace(&mut self.shut, true) {
             self.produced += 1;
@@ -42,39 +42,39 @@ impl Position {
     }
 }
 
-/// One direction of a flow while it is copied, or drains.
+/// One direction of a flow while it is copied or drained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
-    /// Bytes that were read, and are not written yet.
+    /// Bytes read but not written yet.
     pub in_hand: u64,
     /// Bytes passed on.
     pub copied: u64,
-    /// Bytes of a message that may still be read, `u64::MAX` until its sender closes. `None`: all until the end of the stream,
-    /// which is passed on.
+    /// Bytes of the message that may still be read; `u64::MAX` until its sender
+    /// closes. `None`: everything up to the end of the stream, which is passed on.
     pub message: Option<u64>,
-    /// Bytes that may still be read during a drain; `None`: no limit.
+    /// Bytes that may still be read during a drain. `None`: no limit.
     pub(super) drain: Option<u64>,
-    /// After these the end of stream is still to be read.
+    /// The end of the stream is to be read after the bytes of `drain`.
     pub(super) fin: bool,
 }
 
-/// What is to be done next in one direction.
+/// The next step in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Write what is in hand.
+    /// Write the bytes in hand.
     Write,
-    /// Nothing: as much as was asked for has been passed on.
+    /// Nothing: the requested number of bytes has been passed on.
     Enough,
     /// Read at most this many bytes.
     Read(u64),
     /// Send a FIN.
     Shut,
-    /// Nothing: it has ended, or has drained to its limit.
+    /// Nothing: the direction has ended, or has drained to its limit.
     Done,
 }
 
 impl Stream {
-    /// `most`: bytes to be passed on for now.
+    /// Returns the next step. `most`: the number of bytes to pass on for now.
     pub fn next(&self, from: &Position, to: &Position, most: u64) -> Next {
         if self.in_hand > 0 {
             return Next::Write;
@@ -97,37 +97,37 @@ impl Stream {
         Next::Read(drain.min(self.message.unwrap_or(u64::MAX)))
     }
 
-    /// Bytes were read. They are in hand until they are written.
+    /// Counts bytes that were read. They are in hand until they are written.
     pub fn took(&mut self, n: usize) {
         self.in_hand += n as u64;
         self.drain = self.drain.map(|left| left.saturating_sub(n as u64));
         self.passed(n as u64);
     }
 
-    /// Bytes in hand were written.
+    /// Counts bytes in hand that were written.
     pub fn gave(&mut self, n: usize) {
         self.in_hand -= n as u64;
         self.copied += n as u64;
     }
 
-    /// Is it a message of which nothing more is to be read?
+    /// Returns whether this is a message of which nothing more is to be read.
     pub fn is_read(&self, from: &Position) -> bool {
         self.message.is_some_and(|left| left == 0 || from.eof)
     }
 
-    /// Is it read through a limited drain?
+    /// Returns whether a drain limits what may be read.
     pub fn is_draining(&self) -> bool {
         self.drain.is_some()
     }
 
-    /// Bytes of a message were read, or were forwarded.
+    /// Counts bytes of a message that were read or forwarded.
     pub(super) fn passed(&mut self, n: u64) {
         if let Some(left) = self.message.as_mut().filter(|left| **left != u64::MAX) {
             *left = left.saturating_sub(n);
         }
     }
 
-    /// During a drain: this many bytes, and then the end of stream or not.
+    /// Limits reading for a drain: `pending` bytes, followed by the end of the stream if `fin`.
     pub(super) fn drain(&mut self, pending: u32, fin: bool) {
         (self.drain, self.fin) = (Some(pending.into()), fin);
     }
@@ -137,16 +137,16 @@ impl Stream {
     }
 }
 
-/// A message that is being passed on.
+/// A message that is being relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Passing {
-    /// Its direction: 0 is client to server.
+    /// The direction: 0 is client to server.
     pub from: usize,
-    /// It stops when its receiver has something to say.
+    /// The message stops when its receiver sends data.
     pub until_receiver_speaks: bool,
-    /// Its bytes that were not read yet; while it is copied, its [`Stream`] counts.
+    /// Bytes of the message that were not read yet. While the message is copied, its [`Stream`] counts them.
     pub left: u64,
-    /// Position in its sender's stream up to which the splice under way goes.
+    /// Position in the sender's stream at which the current splice ends.
     pub goal: u64,
 }
 
@@ -160,7 +160,7 @@ impl Passing {
         }
     }
 
-    /// Has all been forwarded that the splice was for?
+    /// Returns whether everything that the splice was for has been forwarded.
     pub fn is_passed(&self, at: &Switched) -> bool {
         at.end[self.from] >= self.goal
     }

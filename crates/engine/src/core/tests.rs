@@ -14,7 +14,7 @@ fn with(set: impl Fn(&mut PathView)) -> [PathView; 2] {
     [path; 2]
 }
 
-/// A flow whose driver is the test.
+/// A flow that the test drives.
 struct Flow {
     core: Core,
     policy: Policy,
@@ -34,12 +34,12 @@ impl Flow {
         }
     }
 
-    /// Of a policy that splices at once.
+    /// A flow with a policy that splices at once.
     fn at_once() -> Flow {
         Flow::new(Policy { when: SpliceWhen::AtOnce, ..Policy::default() }, None)
     }
 
-    /// Spliced, and kept.
+    /// A flow that is spliced and kept.
     fn spliced(policy: Policy) -> Flow {
         Flow::new(Policy { when: SpliceWhen::AtOnce, ..policy }, None).into_spliced()
     }
@@ -73,7 +73,7 @@ impl Flow {
         self.on(Event::Measured([PathFacts::default(); 2]))
     }
 
-    /// Something is still to be read.
+    /// Freezes; something is still to be read.
     fn frozen(&mut self) -> Action {
         let at = Switched { phase: [Phase::ToForwarding; 2], mss: [1460; 2], ..Switched::default() };
         self.on(Event::Frozen(Ok(Box::new(Frozen { at, ..Frozen::default() }))))
@@ -95,7 +95,7 @@ impl Flow {
         self.on(Event::Seen(Box::new(Seen { why, paths: Some(paths), legs: None })))
     }
 
-    /// `n` bytes were read and written in direction `d`.
+    /// Counts `n` bytes that were read and written in direction `d`.
     fn copy(&mut self, d: usize, n: usize) {
         self.at[d].took(n);
         self.at[1 - d].gave(n);
@@ -183,7 +183,7 @@ fn the_threshold_is_looked_behind() {
     flow.copy(0, 1000);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
     assert!(matches!(flow.measured(), Action::LookBehind));
-    // one stream has ended: the other has to bring as much again
+    // one stream has ended: the other has to carry that much again
     assert!(matches!(flow.on(Event::LookedBehind(true)), Action::Wait));
     assert_eq!(flow.core.most(), 2000);
     flow.copy(1, 1000);
@@ -283,7 +283,7 @@ fn a_drain_comes_to_an_end() {
     assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::DrainTimeout));
 
-    // taken back by the data path, and reset
+    // taken back by the data path and reset
     let mut flow = draining();
     assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, None);
@@ -379,7 +379,7 @@ fn a_forwarded_flow_ends_as_its_hosts_do() {
     ends(&spliced().seen(Why::Told(EventKind::Reset), [b, a]), EndReason::ServerReset, true);
     ends(&spliced().seen(Why::Look, flagged(PathFlags::DEAD | PathFlags::FIN)), EndReason::Closed, true);
     ends(&spliced().on(Event::Stop { leave: true }), EndReason::Left, true);
-    // sockets that are there tell the hosts
+    // the sockets inform the hosts
     for event in [
         Event::Stop { leave: false },
         Event::Seen(Box::new(Seen { why: Why::Command(Command::Reset), paths: Some(forwarded()), legs: None })),
@@ -443,7 +443,7 @@ fn fragments_keep_a_flow_forwarded() {
 fn segments_that_do_not_fit_take_a_flow_back_unless_their_host_listens() {
     let mut flow = Flow::spliced(Policy { release_after: None, ..Policy::default() });
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Wait));
-    flow.now += 100 * SECOND; // it has listened: this is another time
+    flow.now += 100 * SECOND; // the host has obeyed: this is a new case
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Wait));
     flow.now += 4 * SECOND;
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Unsplice { .. }));
@@ -525,7 +525,7 @@ fn a_message_is_spliced_up_to_its_end() {
     let at = Switched { end: [0, 20_000], bound: [0, 20_000], was_forwarded: [false, true], ..Switched::default() };
     assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { .. }));
-    // not before all is acknowledged do the legs part
+    // the legs part only when everything is acknowledged
     assert!(matches!(flow.on(Event::Copied), Action::Look));
     let at = Switched { phase: [Phase::Local, Phase::ToLocal], ..Switched::default() };
     assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Wait));
@@ -574,7 +574,7 @@ fn a_splice_of_a_message_that_has_not_paid_is_not_tried_again() {
     assert_eq!(flow.core.streams()[1].message, Some(19_950));
 }
 
-/// Another process can go on with it.
+/// Another process can continue a flow.
 #[test]
 fn it_can_be_written_down_in_any_state() {
     fn again(flow: &mut Flow) {

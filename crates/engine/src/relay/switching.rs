@@ -1,4 +1,4 @@
-//! What the [core](crate::core) of a flow wants done that needs no waiting: the sockets' part, and the data path's.
+//! The actions of a flow's [core](crate::core) that need no waiting: the sockets' part and the data path's part.
 
 use super::Relay;
 use crate::{
@@ -12,12 +12,13 @@ use crate::{
 use longsplice_datapath::{FreezeOptions, Frozen, Half, LegFlags, PathFlags, Phase, Recreated, SwitchError, Switched};
 use std::time::Duration;
 
-/// For how long the parked sockets' connections are left to what conntrack remembers: a message or two, and a small part of its
-/// smallest timeout for a connection that is not over (nf_conntrack_tcp_timeout_close_wait, 60 s).
+/// Time in forwarding mode after which conntrack entries of the parked sockets' connections are
+/// renewed. Short enough for conntrack to remember them: a small part of its smallest timeout for an
+/// open connection (nf_conntrack_tcp_timeout_close_wait, 60 s). Long enough for a message or two.
 const TRACKED: Duration = Duration::from_secs(5);
 
 impl Relay {
-    /// Does it, and has the answer if there is one.
+    /// Performs an action, and returns its answer if there is one.
     pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::Attend => Some(Event::Attended(self.attend())),
@@ -37,10 +38,10 @@ impl Relay {
             Action::Commit { at, most } => Some(Event::Committed(self.commit(&at, most).map(Box::new))),
             Action::Unsplice { away } => {
                 let event = self.unsplice(away);
-                self.holding = None; // what was held goes to the sockets
+                self.holding = None; // held segments go to the sockets
                 Some(event)
             }
-            // of a flow that is forwarded, or done by whoever has called
+            // actions of a forwarded flow, or performed by the caller
             Action::Wait
             | Action::LookBehind
             | Action::Keep
@@ -52,7 +53,7 @@ impl Relay {
 
     fn attend(&mut self) -> bool {
         if let Err(error) = self.client.attend().and_then(|()| self.server.attend()) {
-            // out of memory or watches: both sockets are closed now, which ends both connections
+            // out of memory or epoll watches: both sockets are closed now, which ends both connections
             tracing::error!(flow = self.flow().id, %error, "the sockets of a flow are lost");
             return false;
         }
@@ -62,7 +63,7 @@ impl Relay {
         true
     }
 
-    /// For as long as one can see.
+    /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
         self.client.unclamp();
         self.server.unclamp();
@@ -71,8 +72,8 @@ impl Relay {
         }
     }
 
-    /// For good: nothing but this flow needs what the data path knows of its legs, and others could be spliced instead. Legs of a
-    /// message go back to whoever had them, and may join others.
+    /// Makes the data path forget legs that will never be spliced, which makes room for others. Legs
+    /// that relay a message are not forgotten: they go back to the caller, and may join other flows.
     fn forget(&self, why: Refusal) {
         let Some(d) = self.splicer.datapath() else { return };
         if self.core.message_from().is_some() || self.client.at.shimmed || self.server.at.shimmed {
@@ -112,7 +113,8 @@ impl Relay {
         Event::Frozen(frozen.map(Box::new))
     }
 
-    /// Where copies belong has to be known before the first one is looked at: hence the lock.
+    /// Freezes both directions. Holds the lock of the stretches meanwhile, because
+    /// the reader of copies must know where they belong before it sees the first.
     fn freeze_both(&self, a: &Half, b: &Half, fit: bool) -> Result<Frozen, SwitchError> {
         let (d, legs, tap) = (self.datapath(), [a.leg, b.leg], self.is_tapped());
         let how = FreezeOptions { hold: self.holding.is_some(), fit, tap };
@@ -139,7 +141,7 @@ impl Relay {
         Ok(frozen)
     }
 
-    /// What is not held any more goes on its way.
+    /// Lets held segments go in directions that are no longer held.
     fn let_go(&self, at: &Switched) {
         if let Some(holding) = &self.holding {
             (0..2).filter(|d| at.phase[*d] != Phase::ToForwarding).for_each(|d| holding.let_go(d));
@@ -162,7 +164,7 @@ impl Relay {
         Ok(at)
     }
 
-    /// New sockets for a flow that was released; they begin where the hosts are.
+    /// Installs new sockets, at the positions of the hosts, in a flow that was released.
     pub fn took_over(&mut self, Recreated { sockets: [x, y], ends }: Recreated) -> Action {
         self.client.reopen(x);
         self.server.reopen(y);
@@ -171,7 +173,7 @@ impl Relay {
         self.on(Event::Recreated(Ok(ends)))
     }
 
-    /// Back to control mode, from forwarding (`away`: for so long) as well as from a drain.
+    /// Takes the flow back to control mode, from a drain or from forwarding mode (`away`: for how long).
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
         let (d, [c, s]) = (self.datapath(), self.legs());
         let client_reset = d.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);

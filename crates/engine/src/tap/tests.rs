@@ -1,6 +1,6 @@
 use super::*;
 
-/// The stream from the host, of a reader with so much room, and what it has got so far.
+/// A tap, its reader with room for `most` bytes, and the source of taps.
 fn stream(most: usize) -> (Tap, TapReader, Taps) {
     let (taps, reader) = Taps::new(most);
     (taps.tap(7), reader, taps)
@@ -14,7 +14,7 @@ fn give_up(tap: &Tap, to: u64) {
     lock(&tap.state).stream(TapDirection::FromHost).give_up(to);
 }
 
-/// All that has come from the host: bytes as they are, gaps as dots; each piece begins where the last one ended.
+/// All data from the host: bytes as they are, gaps as dots. Checks that each piece begins where the last one ended.
 fn told(reader: &TapReader) -> String {
     let (mut text, mut next) = (String::new(), None);
     while let Ok(Some(p)) = reader.next_within(Duration::ZERO) {
@@ -91,7 +91,7 @@ fn a_reader_that_does_not_read_gets_gaps() {
     assert_eq!(taps.counts(), TapCounts { bytes: 12, gaps: 32, doubts: 0 });
 }
 
-/// The ring may be behind control mode; what control mode has copied is not lost for it while the reader's limit has room.
+/// The ring may be behind control mode. Bytes that control mode has copied are not lost while the reader's limit has room.
 #[test]
 fn what_is_held_is_bounded() {
     let (tap, reader, _taps) = stream((7 << 20) + 100 * OVERHEAD);
@@ -112,7 +112,7 @@ fn what_is_held_is_bounded() {
     let text = told(&reader);
     assert!(text.starts_with(&".".repeat(100)), "{}", text.len());
 
-    // what is sure does not count among copies, nor does a copy that has become it
+    // bytes that are sure do not count as copies, nor does a copy that has become sure
     let (tap, reader, _taps) = stream(64 << 20);
     for sure in [false, true] {
         (0..4).for_each(|i| put(&tap, 100 + (i << 20), &piece, sure));
@@ -121,7 +121,7 @@ fn what_is_held_is_bounded() {
     put(&tap, 0, &"y".repeat(100), false);
     assert_eq!(told(&reader).len(), 100 + (8 << 20));
 
-    // of what the ring brings, the farthest has to wait for its retransmission
+    // of the copies from the ring, the farthest has to wait for its retransmission
     let (tap, reader, _taps) = stream(64 << 20);
     for i in (0..5).rev() {
         put(&tap, 100 + (i << 20), &piece, false);
@@ -134,7 +134,7 @@ fn acknowledged(tap: &Tap, to: u64) {
     lock(&tap.state).stream(TapDirection::FromHost).acknowledged(to);
 }
 
-/// Which one the receiver has taken, nobody knows here.
+/// Nobody here knows which copy the receiver has taken.
 #[test]
 fn copies_that_are_not_alike_are_in_doubt() {
     let (tap, reader, taps) = stream(1 << 20);
@@ -142,7 +142,7 @@ fn copies_that_are_not_alike_are_in_doubt() {
     put(&tap, 2, "cdeXYh", false);
     put(&tap, 8, "ij", false);
     assert_eq!(told(&reader), "abcdefgh[5 2]ij");
-    // the first is held, and another one comes before its turn
+    // the first copy is held, and another one arrives before its turn
     put(&tap, 12, "mnop", false);
     put(&tap, 11, "lZZop", false);
     put(&tap, 10, "k", false);
@@ -173,7 +173,7 @@ fn what_was_acknowledged_long_ago_is_not_compared() {
     assert_eq!(taps.shared.kept.load(Relaxed), 0);
 }
 
-/// What cannot be kept until its receiver has it is in doubt as well.
+/// Bytes that cannot be kept until the receiver has them are in doubt as well.
 #[test]
 fn what_cannot_be_compared_is_in_doubt() {
     let (tap, reader, _taps) = stream(2000);
