@@ -118,14 +118,19 @@ __noinline int slow_special(struct __sk_buff *skb)
 }
 
 /* A segment from a host, outside of forwarding mode. phase_in decides where its data goes, phase_out where its acknowledgement
- * goes. host_segment() implements this table, and record_step() takes the locks around it. "Below" and "beyond" are relative
- * to the bound.  phase      data below      data beyond            acknowledgement             leaves it when LOCAL      to
- * the socket   to the socket          to the socket               freeze_in() or freeze_out() TO_FWD     to the socket
- * forwarded, or held     to the socket; beyond,      all below is acknowledged: FWD to the other host, too      stop_drain(),
- * a limit: LOCAL FWD        forwarded       forwarded              to the other host           committed: LEG_SPLICED;
- * unsplice_in() TO_LOCAL   forwarded       to the socket          below, to the other host;   all below is acknowledged: LOCAL
- * beyond, to the socket  An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()).
- * A SYN goes to the socket, too, and is dropped in any other phase. A FIN is treated as data. */
+ * goes. host_segment() implements this table, and record_step() takes the locks around it. "Below" and "beyond" are relative to
+ * the bound.
+ *
+ *   phase      data below      data beyond            acknowledgement             leaves it when
+ *   LOCAL      to the socket   to the socket          to the socket               freeze_in() or freeze_out()
+ *   TO_FWD     to the socket   forwarded, or held     to the socket; beyond,      all below is acknowledged: FWD
+ *                                                     to the other host, too      stop_drain(), a limit: LOCAL
+ *   FWD        forwarded       forwarded              to the other host           committed: LEG_SPLICED; unsplice_in()
+ *   TO_LOCAL   forwarded       to the socket          below, to the other host;   all below is acknowledged: LOCAL
+ *                                                     beyond, to the socket
+ *
+ * An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()). A SYN goes to the socket
+ * in control mode, and is dropped in any other phase. A FIN is treated as data. */
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
