@@ -11,7 +11,7 @@
 #include "table.h"
 #include "verdict.h"
 
-/* What to do with a packet next, beside the return values of tcx programs. */
+/* Return codes beside those of tcx programs: what to do with the packet next. */
 #define RETRY (-2)   /* the flow was committed or stopped meanwhile: dispatch again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */

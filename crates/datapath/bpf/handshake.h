@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Transparent ("foreign") connections: neither end has an address of ours, and neither shall notice us. The hosts shake hands
+/* Transparent ("foreign") connections: neither end has an address of ours, and neither must notice us. The hosts shake hands
  * with each other, so that sequence numbers, clocks and options are the same on both sides. User space passes on their SYN,
  * SYN-ACK and first ACK, and creates a socket for each side before its host may send data. Packets for these sockets get a
  * mark, by which a routing rule delivers them locally. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* All maps, and those of their records that user space does not read. */
+/* All maps, and the types of records that only these programs use. */
 #ifndef LONGSPLICE_MAPS_H
 #define LONGSPLICE_MAPS_H
 
@@ -129,7 +129,7 @@ enum answer {
 	ANSWERS,
 };
 
-/* Tokens for answers of one kind. Each second a random number of tokens is filled in, around a mean. With a fixed number, an
+/* Tokens for answers of one kind. Each second, a random number of tokens is granted, around a mean. With a fixed number, an
  * attacker could count the remaining answers and so learn how many other connections have caused (CVE-2016-5696). */
 struct limiter {
 	__u64 second;

@@ -53,9 +53,9 @@ static __always_inline __u32 home_of(__u64 hash, __u32 slots)
 	return (hash >> 32) * slots >> 32;
 }
 
-/* Return the place number `way` of a home; all keys of the home share the order. The scattered places form a quadratic
- * sequence: with equal steps, those of some homes would be a few runs of neighbours, which fill up together. Modulo a prime, k
- * (k + own) differs for all k, since the sum of any two of them and `own` is less than the prime. */
+/* Return place number `way` of a home. The order is the same for all keys of the home. The scattered places form a quadratic
+ * sequence: with equal steps, those of some homes would be a few runs of neighbours, which fill up together. Modulo a prime,
+ * k * (k + own) differs for all k, since the sum of any two of them and `own` is less than the prime. */
 static __always_inline __u32 at_way(__u32 home, __u32 slots, __u32 way)
 {
 	__u32 at = home + way;

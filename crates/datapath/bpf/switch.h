@@ -62,7 +62,7 @@ INLINE __u32 refuses(const struct leg *l, const struct seg *s)
 	return 0;
 }
 
-/* Is the RST exactly in order? Only then it resets the connection (RFC 5961, 3.2). */
+/* Is the RST exactly in order? Only then does it reset the connection (RFC 5961, 3.2). */
 INLINE int rst_in_order(const struct leg *l, const struct seg *s)
 {
 	return s->seq == l->ack_out || s->seq == l->max_in;
@@ -82,7 +82,7 @@ INLINE int is_beyond(const struct leg *l, const struct seg *s)
 	return l->flags & LEG_TRIGGER && after(end, l->max_in) && (s->flags & TH_FIN || after(end, l->limit_in));
 }
 
-/* Has all data up to the limit arrived, and nothing beyond it? */
+/* Has everything up to the limit been forwarded? */
 INLINE int all_passed(const struct leg *l)
 {
 	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
@@ -96,7 +96,7 @@ INLINE int takes_back(const struct leg *l, const struct seg *s)
 	       (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in));
 }
 
-/* Is a freeze on another processor between the two legs: l is frozen, and o not yet? */
+/* Is a freeze under way on another processor, with l frozen and o not yet? */
 INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 {
 	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
@@ -476,7 +476,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	if (p->fwd && !p->fwd_data)
 		p->f.keep = 0, p->f.flags &= ~TH_FIN;
 	/* Keep the urgent pointer only in a copy that carries the urgent byte. Until that byte arrives, it may still get another
-	 * owner. Only if the other host gets all data, its copy keeps the pointer in any case. */
+	 * owner. If the other host gets all data, its copy keeps the pointer in any case. */
 	if (after(urgent_end(s), local_end))
 		p->l.flags &= ~TH_URG;
 	if ((l->phase_in != PHASE_FWD || l->flags & LEG_TRIGGER) && (!p->fwd_data || after(urgent_end(s), p->fwd_end)))

@@ -266,7 +266,7 @@ void model_switch(struct model *m, struct switch_args *g)
 
 void model_path(const struct model *m, int i, struct path *to) { *to = m->path[i]; }
 
-/* Return the place number `way` of a key in the table, as page << 32 | slot. */
+/* Return place number `way` of a key in the table, as page << 32 | slot. */
 __u64 model_place(const struct tuple *t, int v6, __u64 seed, __u32 pages, __u32 way)
 {
 	struct tuple4 k = key4(t);
