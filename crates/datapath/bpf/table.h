@@ -12,8 +12,8 @@
  * Concurrency: an insertion takes a slot by compare-and-swap of its state, fills it, and then makes it visible by one bit at the
  * home. A removal clears that bit, and the one that does so frees the slot. A freed slot is not reused while a program may still
  * hold it: user space waits for that (`unheld`), or else a second has to pass. The same key must not be inserted twice at a time.
- * Whoever creates the record in `legs`, a hash map, inserts the entry (track.h); user space does both for the connections that it
- * opens. */
+ * So the processor that creates the record in `legs`, a hash map, also inserts the entry (track.h). User space does both for the
+ * connections that it opens. */
 #ifndef LONGSPLICE_TABLE_H
 #define LONGSPLICE_TABLE_H
 
