@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The calls of user space: switches of a flow, and path entries one by one. */
+/* The programs that user space calls: switch_flow() for the switches of a flow, path_entry() for access to single path
+ * entries. */
 #ifndef LONGSPLICE_CALLS_H
 #define LONGSPLICE_CALLS_H
 
 #include "unsplice.h"
 #include "verdict.h"
 
-/* Packets of `in` go to another family: the entry holds an index instead of the address. */
+/* Return PATH_CROSS if packets that arrive on `in` as IPv4 leave on `out` as IPv6: the entry then holds an index instead of the
+ * address. Otherwise 0. */
 static __always_inline __u32 crosses(const struct tuple *in, const struct tuple *out)
 {
 	return tuple_is_v4(in) && !tuple_is_v4(out) ? PATH_CROSS : 0;
 }
 
+/* Write the address of the outgoing leg's host into the entry of `in`. index: where to put it in remotes6, if the entry
+ * crosses. */
 static __always_inline void set_remote(const struct tuple *in, const struct tuple *out, __u32 index)
 {
 	if (!tuple_is_v4(in)) {
@@ -37,7 +41,8 @@ static __always_inline void set_remote(const struct tuple *in, const struct tupl
 	}
 }
 
-/* Frames of their own, one beside the other: the program that calls them has its arguments on the stack, too. */
+/* The next functions have stack frames of their own, so that they do not add up: switch_flow() has its arguments on the stack,
+ * too. */
 static __noinline int freeze_both(struct switch_args *g, struct leg *a, struct leg *b)
 {
 	return freeze(g, a, b, bpf_ktime_get_ns());
@@ -58,9 +63,9 @@ static __noinline int commit(struct switch_args *g, struct leg *a, struct leg *b
 	return SWITCH_OK;
 }
 
-/* A flow without sockets is stopped where it is; with `fit`, if it is idle: all that was forwarded is acknowledged. Segments that
- * come now are dropped, until user space has made sockets and records, or has let it go on. No acknowledgement is forwarded that
- * user space does not find in the entry (advance_ack()). */
+/* Stop or resume a released flow, which has path entries only. With `fit`, it is stopped only if it is idle: everything
+ * forwarded is acknowledged. While it is stopped, its segments are dropped, until user space has recreated sockets and records
+ * or resumes the flow. Every acknowledgement that was forwarded is recorded in the entries (advance_ack()). */
 static __always_inline int stop_released(const struct switch_args *g)
 {
 	struct path *a = find_path(&g->a.leg), *b = find_path(&g->b.leg);
@@ -84,6 +89,7 @@ static __always_inline int stop_released(const struct switch_args *g)
 	return g->op == OP_STOP ? result : SWITCH_OK;
 }
 
+/* Copy the next hop from a leg's record. */
 static __always_inline void tell_hop(struct hop *h, const struct leg *l)
 {
 	const __u32 *macs = (const __u32 *)l->dmac; /* and smac */
@@ -96,6 +102,7 @@ static __always_inline void tell_hop(struct hop *h, const struct leg *l)
 	h->mark = l->mark;
 }
 
+/* Run a switch_op on a flow. */
 SEC("syscall")
 int switch_flow(struct switch_call *ctx)
 {
@@ -138,15 +145,15 @@ int switch_flow(struct switch_call *ctx)
 	return 0;
 }
 
-/* Was the leg never in a switch? Its host and its socket speak the same numbers then, and do without us. But for foreign ones, of
- * which no segment would find the socket. */
+/* Can the socket go on without the leg's record? It can if the leg was never in a switch: host and socket use the same
+ * numbers. It cannot if the connection is transparent: no segment would find the socket. */
 static __always_inline int is_spare(const struct leg *l)
 {
 	return !(l->flags & (LEG_PAIRED | LEG_FOREIGN));
 }
 
-/* Does the kernel still have something for the host, of a socket that is closed perhaps? Without the record the host would not
- * understand it. When there is no socket any more, the record is swept. */
+/* May the kernel still send to the host, perhaps for a socket that is closed already? The host would not understand it without
+ * the record's numbers. Once there is no socket any more, the sweeper removes the record. */
 static __always_inline int is_closing(const struct leg *l)
 {
 	const __u32 over = LEG_FIN_OUT | LEG_FIN_ACKED;
@@ -154,7 +161,7 @@ static __always_inline int is_closing(const struct leg *l)
 	return !untouched(l) && !(l->flags & (LEG_RESET | LEG_SPLICED)) && (l->flags & over) != over;
 }
 
-/* A port may have been used for a new connection since. */
+/* May the operation remove entry and record of `t`? The port may have been reused for a new connection meanwhile. */
 static __noinline int may_go(const struct path_args *args, const struct tuple *t)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
@@ -166,7 +173,7 @@ static __noinline int may_go(const struct path_args *args, const struct tuple *t
 		return args->op == PATH_CLEAR && p->word.flags & (PATH_DEAD | PATH_FIN_ACKED);
 	if (args->op == PATH_CLEAR && l && is_closing(l))
 		return 0;
-	if (args->op == PATH_CLEAR) /* forwarded, and without an entry: half of what is over */
+	if (args->op == PATH_CLEAR) /* the last condition: committed, but the entry is gone already */
 		return !l || l->flags & (LEG_RESET | LEG_FIN_IN | LEG_FIN_OUT) || (!p && l->flags & LEG_SPLICED);
 	if (args->op == PATH_RETURN)
 		return !l || is_spare(l);
@@ -175,12 +182,14 @@ static __noinline int may_go(const struct path_args *args, const struct tuple *t
 	return l->irs == args->irs && l->iss == args->iss;
 }
 
+/* Remove entry and record. */
 static __noinline int forget(const struct tuple *t)
 {
 	remove_path(t);
 	return bpf_map_delete_elem(&legs, t);
 }
 
+/* Remove entry and record if may_go() agrees. Returns 1 if they were kept. */
 static __always_inline int forget_if_may(const struct path_args *args, const struct tuple *t)
 {
 	if (!may_go(args, t))
@@ -189,7 +198,7 @@ static __always_inline int forget_if_may(const struct path_args *args, const str
 	return 0;
 }
 
-/* The record of a connection that user space is about to open. */
+/* Add the record of a connection that user space is about to open. */
 static __noinline int await_answer(const struct path_args *args, __u64 now)
 {
 	struct leg l = { .flags = LEG_SYN | args->leg_flags, .seen = now };
@@ -197,8 +206,8 @@ static __noinline int await_answer(const struct path_args *args, __u64 now)
 	return bpf_map_update_elem(&legs, &args->key, &l, BPF_ANY);
 }
 
-/* The same with its path entry, on behalf of another leg perhaps. Without room that one gives its own back: alone it cannot be
- * spliced, and keeps others from it. */
+/* Add record and path entry, for the client's leg `other` if that is given. If there is no room, the client's leg gives up its
+ * own: it cannot be spliced without a server's leg, and others can use the room. Returns path_args.result. */
 static __noinline int add(struct path_args *args)
 {
 	struct leg *client = bpf_map_lookup_elem(&legs, &args->other);
@@ -219,7 +228,7 @@ static __noinline int add(struct path_args *args)
 	return -2;
 }
 
-/* The reader of the copies is gone, with the process that it was in. */
+/* Stop copying data to user space: the process that read the copies is gone. */
 static __always_inline void untap(struct tuple *t)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
@@ -231,7 +240,7 @@ static __always_inline void untap(struct tuple *t)
 		__sync_fetch_and_and((__u64 *)&p->max_ack, ~((__u64)VIA_TAP << 32));
 }
 
-/* Somebody wants to see the leg's segments, or does not any more. */
+/* Set or clear PATH_TRACE. */
 static __always_inline void set_trace(const struct path_args *args)
 {
 	struct path *p = find_path(&args->key);
@@ -242,7 +251,7 @@ static __always_inline void set_trace(const struct path_args *args)
 		__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_TRACE << 48));
 }
 
-/* The next hop of a flow changes. As path_args.result. */
+/* Change the next hop of an entry from p_other.via to p.p.via. Returns path_args.result. */
 static __noinline int move(const struct path_args *args)
 {
 	struct path *p = find_path(&args->key);
@@ -253,14 +262,14 @@ static __noinline int move(const struct path_args *args)
 	a = path_acked(p);
 	n = a;
 	n.via = (a.via & ~VIA_INDEX) | (args->p.p.via & VIA_INDEX);
-	/* packets change the word, too: whoever wants it moved tries again */
+	/* Packets change the word, too. If the swap fails, user space tries again. */
 	if ((a.via & VIA_INDEX) != args->p_other.via ||
 	    __sync_val_compare_and_swap((__u64 *)&p->max_ack, a.all, n.all) != a.all)
 		return 1;
 	return 0;
 }
 
-/* What a silent socket would show with its next segment. */
+/* Write a next hop to the leg's record, as if the socket had sent a segment there. Returns path_args.result. */
 static __noinline int lead(const struct path_args *args)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, &args->key);
@@ -274,7 +283,7 @@ static __noinline int lead(const struct path_args *args)
 	return 0;
 }
 
-/* The programs were detached for a while: where the leg's bytes end is not known any more. */
+/* Mark the leg as not tracked: the programs were detached for a while, so max_in and max_out may be too low. */
 static __always_inline void mistrust(struct tuple *t)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
@@ -283,9 +292,9 @@ static __always_inline void mistrust(struct tuple *t)
 		__sync_fetch_and_and(&l->flags, ~LEG_TRACKED);
 }
 
-#define SLOTS_AT_ONCE 1024 /* a call is not to keep its processor for long */
+#define SLOTS_AT_ONCE 1024 /* limit of one call, so that it does not occupy its processor for long */
 
-/* Finds the key of the next entry. As path_args.result. */
+/* Find the key of the next entry. Returns path_args.result. */
 static __always_inline int next_key(struct path_args *args)
 {
 	int i, r;
@@ -303,8 +312,8 @@ static __always_inline int next_key(struct path_args *args)
 
 #define LEFT_ALONE 120000000000ll /* ns */
 
-/* What the leg's record says of itself; nothing, if there is none. Is it in control mode, or has nothing come for so long that
- * nobody may be there who would take it there? */
+/* Report from the leg's record, if there is one. Returns 1 if the leg is in control mode or has no record, or if its host was
+ * silent for so long in a switch that no process may be left to finish it. */
 static __always_inline int describe(struct path_args *args)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, &args->key);
@@ -320,7 +329,7 @@ static __always_inline int describe(struct path_args *args)
 	return !(l->phase_in | l->phase_out) || (__s64)(bpf_ktime_get_ns() - l->seen) > LEFT_ALONE;
 }
 
-/* The entry as it is or, for PATH_PUT, as it is to be. A frame of its own, as above. */
+/* Read the entry or, for PATH_PUT, write it. With a stack frame of its own, as above. */
 static __noinline int exchange(struct path_args *args)
 {
 	struct path6 *p6;
@@ -343,7 +352,7 @@ static __noinline int exchange(struct path_args *args)
 	return 0;
 }
 
-/* User space's look-ups and changes in the table of path entries. */
+/* Run a path_op on the table of path entries. */
 SEC("syscall")
 int path_entry(struct path_args *ctx)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What <linux/bpf.h> of an older distribution lacks. The running kernel (6.6 or newer) has it all.
+/* Definitions that <linux/bpf.h> of an older distribution lacks. The running kernel (6.6 or newer) has all of them.
  * Tested on Linux 6.12.107, 7.3.4. */
 #ifndef LONGSPLICE_COMPAT_H
 #define LONGSPLICE_COMPAT_H
 
 #include <linux/bpf.h>
 #include <linux/version.h>
-#ifdef __bpf__ /* not when the decisions are compiled for user space (model.c) */
+#ifdef __bpf__ /* not if compiled for user space (model.c) */
 #include <bpf/bpf_helpers.h>
 #endif
 
@@ -16,7 +16,7 @@ struct bpf_iter_num {
 } __attribute__((aligned(8)));
 #endif
 
-/* enum tcx_action_base, since 6.6; as macros they may shadow the enumerators */
+/* enum tcx_action_base, since Linux 6.6. As macros, they can coexist with the enumerators. */
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 #define TCX_REDIRECT 7

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The copies of a segment leave: one for the local socket, one for the other host. A copy that must be cut is the last one,
- * since its bytes are gone then; the other is a clone. */
+/* Send the copies of a segment: one for the local socket, one for the other host. If both are sent, the first one is a clone.
+ * A copy that must be cut is sent last, because cutting destroys the bytes. */
 #ifndef LONGSPLICE_EMIT_H
 #define LONGSPLICE_EMIT_H
 
@@ -14,7 +14,7 @@ static __always_inline __u32 ports_of(const struct tuple *t)
 	return (__u32)t->lport | (__u32)t->rport << 16;
 }
 
-/* The socket's copy, from the packet as it came or, if `touched`, as the forwarded copy left it. */
+/* Pass the socket's copy up. touched: the packet is as the forwarded clone has left it, and not as it arrived. */
 __noinline int emit_local(struct __sk_buff *skb, int touched)
 {
 	struct scratch *sc = scratch();
@@ -29,6 +29,7 @@ __noinline int emit_local(struct __sk_buff *skb, int touched)
 	return TCX_NEXT;
 }
 
+/* Set the next hop of the forwarded copy from the record of the leg where it leaves. */
 static __always_inline void next_hop(struct scratch *sc, const struct leg *o)
 {
 	sc->ifindex = o->ifindex;
@@ -36,7 +37,7 @@ static __always_inline void next_hop(struct scratch *sc, const struct leg *o)
 	__builtin_memcpy(sc->hop + 6, o->smac, 6);
 }
 
-/* The other host's copy, as a clone or for good. */
+/* Send the other host's copy, as a clone or as the packet itself. */
 __noinline int emit_forward(struct __sk_buff *skb, int clone)
 {
 	struct scratch *sc = scratch();
@@ -53,9 +54,10 @@ __noinline int emit_forward(struct __sk_buff *skb, int clone)
 	return bpf_redirect(sc->ifindex, 0);
 }
 
-/* Marks the socket's clone on its way through our own ingress. A packet from outside has no mark. */
+/* Mark of the socket's clone on its way through ingress(). Packets from outside have no mark. */
 #define MARK_LOCAL 0x6c73706c
 
+/* Send both copies. */
 __noinline int emit_both(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The short way of forwarding mode: packets of the common layouts (no options; timestamps; timestamps and SACK, as Linux lays
- * them out), rewritten in place. No lock, no scratch space, no helper but the look-ups. Whatever is unusual is left to the
- * general way, which gives the same packet (splice.bpf.c, fast_ingress). It has two entries: tcx, where everything begins
- * and ends, and XDP, where a device has it and is told to (xdp.h). */
+/* The short way of forwarding mode. It rewrites packets of the common layouts in place: no TCP options, or timestamps, or
+ * timestamps and SACK, as Linux lays them out. It uses no lock, no scratch space, and almost no helpers but look-ups.
+ * Everything unusual is left to the general way (fast_ingress() in splice.bpf.c), which produces the same packet. The short
+ * way runs in the tcx program, and also as an XDP program on devices that the user names (xdp.h). */
 #ifndef LONGSPLICE_FAST_H
 #define LONGSPLICE_FAST_H
 
@@ -11,28 +11,29 @@
 #include "table.h"
 #include "verdict.h"
 
-#define RETRY (-2)   /* the flow was committed or stopped while the packet was on its way here: look again */
+/* Return codes beside those of tcx programs: what to do with the packet next. */
+#define RETRY (-2)   /* the flow was committed or stopped meanwhile: dispatch again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */
-#define UNKNOWN (-5) /* of no leg: for track_ingress() */
+#define UNKNOWN (-5) /* no path entry: for track_ingress() */
 #define FIRST (-6)   /* for first_fragment() */
 
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */
 #define LAYOUT_SACK bpf_htonl(0x01010500) /* NOP NOP SACK, length to be added */
 
-/* What an entry knows of a packet besides its bytes. */
+/* A packet, as tcx or XDP describes it. */
 struct frame {
-	void *data, *end; /* what can be read directly, from the Ethernet header on */
-	__u32 len;        /* bytes of all of it, without the Ethernet header */
-	__u32 segment;    /* payload bytes of each segment of a large packet; 0: it is not one */
-	__u32 summed;     /* who has computed the checksum */
-	__u32 needs;      /* what the device must be able to do where it goes out: VIA_* */
-	__u32 ip_len;     /* out: bytes of the IP packet; what is behind it is padding */
-	__u8 ecn;         /* out: ECN_BITS of the IP header ... */
-	__u8 unmarked;    /* ... which are to be cleared */
+	void *data, *end; /* the bytes that can be accessed directly, from the Ethernet header on */
+	__u32 len;        /* length without the Ethernet header, bytes */
+	__u32 segment;    /* super-packet: payload of each of its segments, bytes; otherwise 0 */
+	__u32 summed;     /* who has computed the checksum (sum.h) */
+	__u32 needs;      /* VIA_* flags that the outgoing device must have */
+	__u32 ip_len;     /* out: length of the IP packet, bytes; padding follows it */
+	__u8 ecn;         /* out: ECN_BITS of the IP header */
+	__u8 unmarked;    /* out: 1 if they are to be cleared */
 };
 
-/* Adds to a word in the packet. */
+/* Add n to a word of the packet, and return the change for its checksum. */
 static __always_inline __u64 add_to(__be32 *at, __u32 n)
 {
 	__be32 old = *at;
@@ -41,7 +42,7 @@ static __always_inline __u64 add_to(__be32 *at, __u32 n)
 	return delta(old, *at);
 }
 
-/* The checksum of a segment without payload. addresses: the sum of both. */
+/* Is the TCP checksum of a segment without payload right? addresses: the sum of both IP addresses. */
 static __always_inline int short_sum_right(const struct tcphdr *th, const void *end, __u32 doff, __u64 addresses)
 {
 	const __u32 *word = (const void *)th;
@@ -55,8 +56,9 @@ static __always_inline int short_sum_right(const struct tcphdr *th, const void *
 	return fold(sum) == 0xffff;
 }
 
-/* TCP header and checksum; `pseudo`: what the change of addresses adds; addresses: their sum as they came. Returns UNUSUAL before
- * anything is written. */
+/* Check the segment, record it in the path entry, and rewrite the TCP header and its checksum. pseudo: the change of the
+ * checksum by the new addresses. addresses: the sum of the old ones. Returns UNUSUAL before anything in the packet was
+ * written. */
 static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct path *p, struct via *v, __u32 ip_hdr,
 				    __u64 pseudo, __u64 addresses)
 {
@@ -99,14 +101,14 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	s.len = len;
 	s.flags = flags;
 	win = bpf_ntohs(th->window);
-	/* In order, and so from who knows the numbers. All else has to prove it by what the other direction has said (step.h). */
+	/* The first proof of step.h. Segments out of order need the second one, which takes the entry of the other direction. */
 	if (!path_is_next(p, w, &s))
 		return UNUSUAL;
-	/* A damaged segment must not acknowledge anything. Data in order count whatever they are: good ones come again. */
+	/* A damaged segment must not acknowledge anything. Damaged data in order may count: it is retransmitted. */
 	if (after(s.ack, p->max_ack) && f->summed != SUMMED_DONE && f->summed != SUMMED_PARTIAL &&
 	    (len || !short_sum_right(th, end, doff, addresses)))
 		return UNUSUAL;
-	if (len) { /* as in host_segment(): only what carries data */
+	if (len) { /* as in host_segment(): a bare acknowledgement does not move `end` */
 		r = advance_path(p, s.seq + len, 0, 1);
 		if (r)
 			return UNUSUAL;
@@ -151,7 +153,7 @@ static __always_inline int fast_tcp(struct frame *f, struct tcphdr *th, struct p
 	return 0;
 }
 
-/* Rewrites the packet. The next hop, or NULL: unusual, and nothing is written. */
+/* Rewrite the packet. Returns its next hop, or NULL if the packet is unusual; nothing in it was written then. */
 static __always_inline struct via *forward4(struct frame *f)
 {
 	struct iphdr *ip = f->data + ETH_LEN;
@@ -167,7 +169,7 @@ static __always_inline struct via *forward4(struct frame *f)
 	    ip->frag_off & bpf_htons(0x3fff) || ip->ttl <= 1 || !ip->tot_len)
 		return NULL;
 	if (fold((__u64)word[0] + word[1] + word[2] + word[3] + word[4]) != 0xffff)
-		return NULL; /* a broken header: nothing is learnt from it (RFC 1812, 5.2.2) */
+		return NULL; /* a broken header must change no state (RFC 1812, 5.2.2) */
 	k.remote = ip->saddr;
 	k.local = ip->daddr;
 	k.rport = th->source;
@@ -184,7 +186,7 @@ static __always_inline struct via *forward4(struct frame *f)
 	f->ecn = ip->tos & ECN_BITS;
 	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, (__u64)ip->saddr + ip->daddr))
 		return NULL;
-	/* time to live is the high byte of its word; one less is one less there */
+	/* The TTL is the high byte of its 16-bit word. */
 	sum = pseudo + delta(bpf_htons((__u16)ip->ttl << 8), bpf_htons((__u16)(ip->ttl - 1) << 8));
 	ip->ttl--;
 	if (f->unmarked) {
@@ -223,7 +225,7 @@ static __always_inline struct via *forward6(struct frame *f)
 	if (!v)
 		return NULL;
 	if (p->remote[0] == 0 && p->remote[1] == 0 && p->remote[2] == MAPPED_PREFIX)
-		return NULL; /* goes out as IPv4 */
+		return NULL; /* leaves as IPv4 */
 	from = (void *)&ip->saddr;
 #pragma clang loop unroll(full)
 	for (i = 0; i < 4; i++) {
@@ -231,7 +233,7 @@ static __always_inline struct via *forward6(struct frame *f)
 		addresses += (__u64)from[i] + from[4 + i];
 	}
 	f->ip_len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
-	f->ecn = ip->flow_lbl[0] >> 4 & ECN_BITS; /* the traffic class begins in the byte before */
+	f->ecn = ip->flow_lbl[0] >> 4 & ECN_BITS; /* the traffic class begins in the byte before flow_lbl */
 	if (fast_tcp(f, th, &p->p, v, sizeof(*ip), pseudo, addresses))
 		return NULL;
 	ip->hop_limit--;
@@ -244,24 +246,25 @@ static __always_inline struct via *forward6(struct frame *f)
 	return v;
 }
 
-/* A packet of a spliced flow leaves; not for XDP. Into a veth's other end it comes in the same round of receiving: past whatever
- * is queued or attached where it would have left. */
+/* Send a forwarded packet, from tcx. bpf_redirect_peer() delivers it to the veth's other end in the same receive round, past
+ * the queue and the programs on the egress of the device. */
 static __always_inline int leave_by(const struct via *v)
 {
 	return v->flags & VIA_PEER ? bpf_redirect_peer(v->ifindex, 0) : bpf_redirect(v->ifindex, 0);
 }
 
-/* tcx. Global functions, verified by themselves. */
+/* ---- tcx. fast4() and fast6() are global functions: the verifier checks each of them once, on its own. ---- */
+
 static __always_inline struct frame frame_of(struct __sk_buff *skb)
 {
 	return (struct frame){ (void *)(long)skb->data, (void *)(long)skb->data_end, skb->len - ETH_LEN, skb->gso_size,
 			       summed(skb) };
 }
 
-/* A sender on this machine keeps its copy of what it sends, and shares the packet's memory with us: a receiver on this machine
- * could not join such a segment to the one before, and would handle each by itself. Of a segment among many (no PSH) the headers
- * get memory of their own, as in IP forwarding. Not of a large packet, which is joined already; where there is no memory, the
- * packet goes on as it is. */
+/* Give the packet headers of its own, if it shares its memory with the copy of a sender on this machine. Otherwise a receiver on
+ * this machine could not join it to the segment before, and would handle each by itself. IP forwarding does the same. Only for a
+ * segment among many (no PSH), and not for a super-packet, which is joined already. If there is no memory, the packet is sent as
+ * it is. */
 static __always_inline void unclone(struct __sk_buff *skb, const struct frame *f, __u32 ip_hdr)
 {
 	struct tcphdr *th = f->data + ETH_LEN + ip_hdr;
@@ -270,9 +273,10 @@ static __always_inline void unclone(struct __sk_buff *skb, const struct frame *f
 		bpf_skb_change_head(skb, 0, 0);
 }
 
+/* Cut off the padding, count the packet and send it. */
 static __always_inline int forwarded(struct __sk_buff *skb, const struct frame *f, const struct via *v)
 {
-	if (f->ip_len < f->len && bpf_skb_change_tail(skb, ETH_LEN + f->ip_len, 0)) /* padding is of this link alone */
+	if (f->ip_len < f->len && bpf_skb_change_tail(skb, ETH_LEN + f->ip_len, 0)) /* padding belongs to one link */
 		return drop(V_REWRITE_FAILED);
 	count_only(V_FORWARDED);
 	return leave_by(v);

@@ -1,33 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The layout shared with user space: the only definition of it. User space gets its view from the object's BTF.
+/* The only definition of the layout shared with user space, which generates its view of it from the object's BTF.
  *
- * Words: a *leg* is our end of one connection, with a host at its other end. A *flow* is two legs. Per leg there are two
- * sequence spaces on the wire: "in" (the host's bytes) and "out" (bytes to the host). The local socket may lag behind the
- * wire by a *shim* in either space. All sequence numbers here are those of the wire, host byte order, unless said otherwise.
+ * Words: a *leg* is our end of one connection; the machine at the other end is its *host*. A *flow* is two legs. Each leg has two
+ * sequence spaces on the wire: *in space* numbers the bytes from the host, *out space* the bytes to it. The local socket's
+ * numbers may lag behind those on the wire by a *shim*, one per space. Sequence numbers in this file are those on the wire, in
+ * host byte order, unless noted otherwise.
  */
 #ifndef LONGSPLICE_FLOW_H
 #define LONGSPLICE_FLOW_H
 
 #include "compat.h"
 
-/* Numbers that user space has to know besides. */
+/* Constants that user space needs, too. */
 enum constant {
-	/* Raised with every change of what this file, maps.h, table.h and place.h put into pinned maps: a process takes over only
-	 * maps of its own version. */
+	/* Raise this with every change to what this file, maps.h, table.h or place.h put into pinned maps. A process takes over
+	 * only maps of its own version. */
 	ABI_VERSION = 16,
-	MAX_VIAS = 1024,      /* next hop and own address pairs: few, since hosts sit behind routers */
-	MAX_LISTENERS = 1024, /* addresses that are listened on, transparent or not */
-	/* In path.via: forwarded data is copied to user space (tap.h). No such next hop: the short way goes no further. */
+	MAX_VIAS = 1024,      /* pairs of next hop and own address: few, since most hosts are behind routers */
+	MAX_LISTENERS = 1024, /* listening addresses, transparent or not */
+	/* Bit of path.via: copy forwarded data to user space (tap.h). With it, path.via is no index into vias, so the short way
+	 * finds no next hop and leaves the packet to the general way. */
 	VIA_TAP = 0x8000,
-	/* In path.via: the window that came with max_ack, rounded up (room_code() in path.h). */
+	/* Bits of path.via: the window announced with max_ack, rounded up (room_code() in step.h). */
 	VIA_ROOM_SHIFT = 10,
 	VIA_ROOM = 31 << VIA_ROOM_SHIFT,
+	/* Bits of path.via: index into vias. */
 	VIA_INDEX = (1 << VIA_ROOM_SHIFT) - 1,
-	/* In embryo.opts_in: the handshake is complete, but there was no room for a leg. */
+	/* Bit of embryo.opts_in: the handshake is complete, but the table had no room for the leg. */
 	OPT_FULL = 0x10,
 };
 
-/* A connection as one leg sees it. Network byte order; IPv4 as ::ffff:a.b.c.d. */
+/* The four-tuple of a connection as one leg sees it. Network byte order; IPv4 addresses as ::ffff:a.b.c.d. */
 struct tuple {
 	__u32 remote[4];
 	__u32 local[4];
@@ -35,7 +38,7 @@ struct tuple {
 	__u16 lport;
 };
 
-/* The same for IPv4, as the key of the first look-up. */
+/* The same for IPv4: the key of the first look-up. Network byte order. */
 struct tuple4 {
 	__u32 remote;
 	__u32 local;
@@ -43,121 +46,123 @@ struct tuple4 {
 	__u16 lport;
 };
 
-/* Who owns the bytes of one direction (sender -> receiver). Kept in the sender's leg as phase_in, in the receiver's as
- * phase_out; the bound is the same position in either's sequence space. */
+/* Who owns the bytes of one direction (sender -> receiver). The sender's leg keeps it as phase_in, the receiver's leg as
+ * phase_out. bound_in and bound_out are likewise one position, each in its own leg's sequence space. */
 enum phase {
 	PHASE_LOCAL = 0,    /* the proxy: control mode */
-	PHASE_TO_FWD = 1,   /* below the bound the proxy (it drains), from the bound on the data path */
+	PHASE_TO_FWD = 1,   /* below the bound the proxy, which drains them; from the bound on the data path */
 	PHASE_FWD = 2,      /* the data path: forwarding mode */
-	PHASE_TO_LOCAL = 3, /* below the bound the data path (until acknowledged), from the bound on the proxy */
+	PHASE_TO_LOCAL = 3, /* below the bound the data path, until they are acknowledged; from the bound on the proxy */
 };
 
 enum leg_flag {
 	LEG_TS = 1 << 0,       /* timestamps negotiated (RFC 7323) */
 	LEG_SACK = 1 << 1,     /* selective acknowledgements negotiated (RFC 2018) */
 	LEG_PAIRED = 1 << 2,   /* `peer` is valid */
-	LEG_SPLICED = 1 << 3,  /* the path entries rule; this record is stale until woken */
-	LEG_HOLD = 1 << 4,     /* what is to be forwarded is held (hold.h): until the drain is over, and all that was has been */
-	LEG_FRAGMENTS = 1 << 5,/* fragments came or went: the tracker cannot vouch for max_in, max_out */
-	LEG_FIN_IN = 1 << 6,   /* the host has sent FIN */
-	LEG_FIN_OUT = 1 << 7,  /* FIN was sent to the host */
-	LEG_FIN_ACKED = 1 << 8,/* ... and acknowledged by it */
-	LEG_RESET = 1 << 9,    /* RST seen */
-	LEG_TRACKED = 1 << 10, /* handshake seen from the SYN on */
-	LEG_TRIGGER = 1 << 11, /* what the host sends beyond `limit_in` takes the flow back to control mode */
-	LEG_SYN = 1 << 12,     /* our SYN was sent, its answer awaited */
-	LEG_CLOCK = 1 << 13,   /* the socket's next TSval continues ours */
-	LEG_AHEAD = 1 << 14,   /* the host was sent more than the socket has sent, or has heard acknowledged */
-	LEG_RESET_IN = 1 << 15, /* ... and it came from this leg's host */
-	LEG_BYPASSED = 1 << 16,  /* when the host's direction was taken back, it was forwarded: its socket was passed by */
-	LEG_TAP = 1 << 17,     /* what is forwarded is copied to user space, both directions alike */
-	LEG_FOREIGN = 1 << 18, /* neither address is ours: the host believes to speak to the other one (handshake.h) */
+	LEG_SPLICED = 1 << 3,  /* the path entries are authoritative; this record is stale until wake() */
+	LEG_HOLD = 1 << 4,     /* data to be forwarded is held (hold.h) until the drain is over and all held data was forwarded */
+	LEG_FRAGMENTS = 1 << 5,/* fragments were received or sent: max_in and max_out cannot be trusted */
+	LEG_FIN_IN = 1 << 6,   /* the host has sent a FIN */
+	LEG_FIN_OUT = 1 << 7,  /* a FIN was sent to the host */
+	LEG_FIN_ACKED = 1 << 8,/* ... and the host has acknowledged it */
+	LEG_RESET = 1 << 9,    /* the connection was reset, by either end */
+	LEG_TRACKED = 1 << 10, /* the data path has seen the connection from its SYN on */
+	LEG_TRIGGER = 1 << 11, /* data from the host beyond limit_in takes the flow back to control mode */
+	LEG_SYN = 1 << 12,     /* user space opens this connection; the SYN-ACK has not arrived yet */
+	LEG_CLOCK = 1 << 13,   /* set shim_ts from the socket's next TSval, so that it continues tsval_out */
+	LEG_AHEAD = 1 << 14,   /* the host was sent bytes that the socket has not sent, or not seen acknowledged */
+	LEG_RESET_IN = 1 << 15, /* with LEG_RESET: the RST came from this leg's host */
+	LEG_BYPASSED = 1 << 16,  /* the host's direction was being forwarded, past its socket, when it was taken back */
+	LEG_TAP = 1 << 17,     /* forwarded data is copied to user space, in both directions */
+	LEG_FOREIGN = 1 << 18, /* transparent: neither address is ours, the hosts see each other's (handshake.h) */
 	LEG_ECN = 1 << 19,     /* congestion marks negotiated (RFC 3168; ecn.h) */
-	LEG_RESTORED = 1 << 20, /* the socket was made anew, by TCP_REPAIR */
-	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamps tick much faster than every millisecond */
-	LEG_PROBE = 1 << 22,   /* the socket probes when it may speak again: its host may have gone, or wait for a window */
+	LEG_RESTORED = 1 << 20, /* the socket was recreated with TCP_REPAIR */
+	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamp clock ticks much faster than 1 kHz */
+	LEG_PROBE = 1 << 22,   /* the socket probes when it is unmuted: its host may be gone, or wait for the window to open */
 };
 
+/* The record of a leg. `lock` protects it; docs/switching.md (Concurrency) lists what is accessed without the lock. */
 struct leg {
 	struct bpf_spin_lock lock;
-	__u32 flags;
-	struct tuple peer;
-	__u8 phase_in, phase_out;
-	__u8 wscale_in, wscale_out; /* shift of windows announced by the host / by us */
+	__u32 flags;                /* enum leg_flag */
+	struct tuple peer;          /* key of the flow's other leg (LEG_PAIRED) */
+	__u8 phase_in, phase_out;   /* enum phase of the direction from the host / to the host */
+	__u8 wscale_in, wscale_out; /* window scale (shift) announced by the host / by us */
 	__u16 mss_in, mss_out;      /* announced by the host / by us, bytes */
-	__u32 irs, iss;             /* initial sequence numbers */
-	/* from the host */
-	__u32 max_in;    /* highest end ever passed up or forwarded */
-	__u32 bound_in;
-	__u32 limit_in;  /* up to here the host's bytes may be forwarded (LEG_TRIGGER) */
-	__u32 ack_in;    /* highest acknowledgement, in out space */
-	__u32 edge_in;   /* right edge of its window, in out space */
-	__u32 tsval_in;
-	/* to the host */
-	__u32 max_out;   /* highest end sent by anyone */
-	__u32 local_out; /* highest end sent by the local socket */
-	__u32 bound_out;
-	__u32 ack_out;   /* highest acknowledgement sent by anyone, in in space */
-	__u32 win_out;   /* the window sent with it, bytes */
-	__u32 edge_out;  /* highest right edge promised */
-	__u32 ack_local; /* highest acknowledgement by the local socket, in in space */
-	__u32 win_local;
-	__u32 tsval_out;
+	__u32 irs, iss;             /* initial sequence number of the host / our own */
+	/* received from the host */
+	__u32 max_in;    /* highest sequence end ever passed up or forwarded */
+	__u32 bound_in;  /* bound of the direction from the host */
+	__u32 limit_in;  /* end of the bytes from the host that may be forwarded (LEG_TRIGGER) */
+	__u32 ack_in;    /* highest acknowledgement (out space) */
+	__u32 edge_in;   /* right edge of the host's window (out space) */
+	__u32 tsval_in;  /* latest TSval */
+	/* sent to the host */
+	__u32 max_out;   /* highest sequence end sent, by the socket or by the data path */
+	__u32 local_out; /* highest sequence end sent by the local socket */
+	__u32 bound_out; /* bound of the direction to the host */
+	__u32 ack_out;   /* highest acknowledgement sent, by the socket or by the data path (in space) */
+	__u32 win_out;   /* window sent with it, bytes */
+	__u32 edge_out;  /* highest right edge ever promised (in space) */
+	__u32 ack_local; /* highest acknowledgement sent by the local socket, muted or not (in space) */
+	__u32 win_local; /* window sent with it, bytes */
+	__u32 tsval_out; /* latest TSval */
 	/* wire = socket + shim */
 	__u32 shim_in, shim_out, shim_ts;
 	/* the peer's out space = our in space + seq_off; our TSval = the peer host's TSval + ts_from_peer */
 	__u32 seq_off, ts_from_peer;
-	__u32 verbatim;  /* from this position in in space on, bytes are relayed unchanged */
-	__u32 held_in;   /* LEG_HOLD: highest end that was held, in in space */
-	__u32 held;      /* ... and how many bytes were, since the freeze */
-	/* next hop to the host, as learned from what the local socket sends */
+	__u32 verbatim;  /* bytes from this position on are relayed unchanged (in space) */
+	__u32 held_in;   /* LEG_HOLD: highest sequence end that was held (in space) */
+	__u32 held;      /* LEG_HOLD: bytes held since the freeze */
+	/* next hop to the host, learned from the packets that the local socket sends */
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
-	__u32 mark;      /* of its packets: rules of routing may go by it */
-	__u64 in64;      /* stream position of max_in: bytes since the SYN, 64-bit */
-	__u64 seen;      /* ns, CLOCK_MONOTONIC */
+	__u32 mark;      /* firewall mark of the socket's packets: policy routing may use it */
+	__u64 in64;      /* stream position of max_in: bytes since the SYN, 64 bits */
+	__u64 seen;      /* ns, CLOCK_MONOTONIC: when the host was last heard (clock.h) */
 };
 
-/* ---- forwarding mode: one entry per direction, found by the tuple of the leg where the packet comes in ---- */
+/* ---- forwarding mode: one path entry per direction, found by the tuple of the leg where the packet arrives ---- */
 
 enum path_flag {
-	PATH_SPLICED = 1 << 0,
-	PATH_FIN = 1 << 1,       /* FIN passed; end is its end */
-	PATH_PEER_FIN = 1 << 2,  /* FIN passed in the other direction, not acknowledged yet */
-	PATH_FIN_ACKED = 1 << 3, /* this direction's FIN was acknowledged */
-	PATH_DEAD = 1 << 4,      /* a RST in order has passed: the flow is over */
-	PATH_STRIP_TS = 1 << 5,  /* the far side has no timestamps */
-	PATH_STRIP_SACK = 1 << 6,
-	PATH_TRIGGER = 1 << 7,   /* what lies beyond the leg's limit_in is the proxy's; `wraps` is its high half */
-	PATH_CROSS = 1 << 8,     /* the other leg is of the other address family; remote4 is an index into remotes6 */
-	PATH_RST = 1 << 9,       /* the RST came from this direction's sender */
-	PATH_FRAGMENTS = 1 << 10,/* fragments were forwarded, in this direction or the other: no way back (fragment.h) */
-	PATH_IDENTITY = 1 << 11, /* both connections have the same addresses, ports and numbers: nothing to rewrite but IP */
-	PATH_ECT = 1 << 12,      /* the sender has negotiated congestion marks: what it sends may be marked */
-	PATH_ECN = 1 << 13,      /* ... and so has the receiver: marks pass */
-	PATH_TRACE = 1 << 14,    /* segments are traced (trace.h); in control mode, too */
+	PATH_SPLICED = 1 << 0,   /* the entry is in force: packets are forwarded by it */
+	PATH_FIN = 1 << 1,       /* a FIN was forwarded; `end` is its sequence end */
+	PATH_PEER_FIN = 1 << 2,  /* a FIN was forwarded in the other direction, and is not acknowledged yet */
+	PATH_FIN_ACKED = 1 << 3, /* the FIN of this direction was acknowledged */
+	PATH_DEAD = 1 << 4,      /* an RST in order was forwarded: the flow is over */
+	PATH_STRIP_TS = 1 << 5,  /* the receiver has not negotiated timestamps: blank them */
+	PATH_STRIP_SACK = 1 << 6, /* the receiver has not negotiated SACK: blank it */
+	PATH_TRIGGER = 1 << 7,   /* data beyond the leg's limit_in belongs to the proxy; `wraps` is the limit's upper half */
+	PATH_CROSS = 1 << 8,     /* IPv4 in, IPv6 out: remote4 is an index into remotes6 */
+	PATH_RST = 1 << 9,       /* with PATH_DEAD: the RST came from the sender of this direction */
+	PATH_FRAGMENTS = 1 << 10,/* fragments were forwarded, in either direction: no way back to control mode (fragment.h) */
+	PATH_IDENTITY = 1 << 11, /* both connections have the same addresses, ports, numbers: only the IP header is rewritten */
+	PATH_ECT = 1 << 12,      /* the sender has negotiated ECN: its segments may be marked */
+	PATH_ECN = 1 << 13,      /* ... and so has the receiver: marks pass unchanged */
+	PATH_TRACE = 1 << 14,    /* segments are traced (trace.h), in control mode, too */
 };
 
-/* Changes as one 64-bit word, so that an unsplice can stop it at a definite position. */
+/* Updated as one 64-bit word, so that an unsplice stops it at an exact position. */
 union path_word {
 	__u64 all;
 	struct {
-		__u32 end;   /* highest sequence end forwarded, in in space */
-		__u16 wraps; /* how often it wrapped; PATH_TRIGGER: high half of the limit, less than 2^31 away */
+		__u32 end;   /* highest sequence end forwarded (in space) */
+		__u16 wraps; /* how often `end` wrapped; PATH_TRIGGER: upper half of limit_in, which is less than 2^31 away */
 		__u16 flags; /* enum path_flag */
 	};
 };
 
+/* A path entry: the state of one direction in forwarding mode. */
 struct path {
 	union path_word word;
-	/* These four change as one 64-bit word, too (struct path_acked). */
-	__u32 max_ack;   /* highest acknowledgement forwarded, in out space of this leg */
-	__u16 via;       /* index into vias, VIA_ROOM and VIA_TAP */
-	__u8 scales;     /* low 4 bits: shift of windows in; high 4: out */
-	__u8 seen;       /* coarse time of the last packet, units of 2^33 ns */
-	__u32 seq_add, ack_add, tsval_add, tsecr_add;
-	__u16 rport, lport; /* of the leg where the packet goes out, network order */
-	__u32 remote4;      /* its host, if IPv4; network order */
+	/* The next four are updated as one 64-bit word, too (union path_acked). */
+	__u32 max_ack;   /* highest acknowledgement forwarded, in out space of the leg where packets arrive */
+	__u16 via;       /* index into vias (VIA_INDEX), VIA_ROOM and VIA_TAP */
+	__u8 scales;     /* window scale (shift): low 4 bits on arrival, high 4 bits on departure */
+	__u8 seen;       /* time of the last packet, in units of 2^33 ns, CLOCK_MONOTONIC */
+	__u32 seq_add, ack_add, tsval_add, tsecr_add; /* added to the fields of each forwarded segment */
+	__u16 rport, lport; /* of the leg where packets leave, network order */
+	__u32 remote4;      /* the host of that leg if it is IPv4, network order; see PATH_CROSS */
 };
 
 struct path4 {
@@ -166,13 +171,13 @@ struct path4 {
 
 struct path6 {
 	struct path p;
-	__u32 remote[4];
+	__u32 remote[4]; /* the host of the leg where packets leave, network order, IPv4-mapped */
 };
 
-/* Where entries lie (table.h, place.h). */
+/* A slot of the table of path entries (table.h, place.h): the part that both families share. */
 struct slot {
-	__u64 hop;   /* as a home: which of its places hold its keys */
-	__u32 state; /* as a place: taken, or since when not */
+	__u64 hop;   /* of a home: which of its places hold keys of this home, one bit each */
+	__u32 state; /* of a place: taken, or the time at which it became free */
 	__u32 key[];
 };
 
@@ -193,28 +198,28 @@ struct slot6 {
 
 enum via_flag {
 	VIA_XDP = 1 << 0,           /* the device sends frames that XDP redirects to it */
-	VIA_XDP_FRAGMENTS = 1 << 1, /* ... also those in several buffers */
-	VIA_PEER = 1 << 2,          /* packets go to the device's other end, in another network namespace */
+	VIA_XDP_FRAGMENTS = 1 << 1, /* ... and frames in several buffers as well */
+	VIA_PEER = 1 << 2,          /* deliver to the veth's other end, in another network namespace (bpf_redirect_peer) */
 };
 
-/* Next hop and own address, shared by many flows. */
+/* A next hop and our own address, shared by many flows. */
 struct via {
 	__u32 ifindex;
-	__u32 mtu;      /* bytes of IP packet: of the device, `most` at most */
+	__u32 mtu;      /* largest IP packet, bytes: the MTU of the device, limited by `most` */
 	__u8 dmac[6], smac[6];
 	__u32 local[4]; /* our address on the outgoing leg; network order, IPv4-mapped */
 	enum via_flag flags;
-	__u32 most;     /* bytes of IP packet that the hosts behind it take, and the paths to them */
-	__u32 mark;     /* with which the route is asked for: what a firewall has put on packets of sockets that send here */
+	__u32 most;     /* largest IP packet for the hosts behind this hop, by their MSS and path MTU, bytes */
+	__u32 mark;     /* firewall mark of packets that sockets send to this hop: routes are looked up with it */
 };
 
-/* A connection that is not established yet, seen through its SYN. */
+/* A half-open connection of a client, known by its SYN. */
 struct embryo {
 	__u32 irs, iss;
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN as offered by the host / by us; OPT_FOREIGN, OPT_FULL */
+	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_FULL */
 	__u32 edge_out;
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
@@ -223,75 +228,76 @@ struct embryo {
 #define OPT_FOREIGN 0x40 /* opts_in: LEG_FOREIGN */
 #define OPT_ECN 0x20
 
-/* A segment that comes in fragments, as the host sends it (RFC 791, 3.2; RFC 8200, 4.5); the protocol is TCP. Network order. */
+/* Identifies the fragments of one TCP segment as they arrive (RFC 791, 3.2; RFC 8200, 4.5). Network byte order. */
 struct train_key {
 	__u32 remote[4];
 	__u32 local[4];
 	__u32 id;
 };
 
-/* What its first fragment has told. */
+/* What the first fragment of a segment says about the later ones. */
 struct train {
-	__u64 when;     /* ns, CLOCK_MONOTONIC, coarse */
-	__u32 seq;      /* host order, and so is `id` */
-	__u32 id;       /* the identification that it goes out with */
-	__u16 rport, lport;         /* network order */
-	__u16 out_rport, out_lport; /* of the leg where it goes out: another flow of the same ports differs in these */
-	__u8 doff;      /* TCP header, bytes */
-	__u8 fin;
+	__u64 when;     /* ns, CLOCK_MONOTONIC, coarse: when the first fragment arrived */
+	__u32 seq;      /* of the segment, host order */
+	__u32 id;       /* identification of the forwarded fragments, host order */
+	/* ports of the leg where it arrives and of the one where it leaves: all four tell its flow from others; network order */
+	__u16 rport, lport;
+	__u16 out_rport, out_lport;
+	__u8 doff;      /* length of the TCP header, bytes */
+	__u8 fin;       /* the segment has a FIN */
 	__u8 fill[6];
 };
 
 /* ---- events, system-call programs ---- */
 
 enum event_kind {
-	EVENT_FORWARDING = 1, /* both directions are forwarded: commit may follow */
+	EVENT_FORWARDING = 1, /* both directions are being forwarded: user space may commit */
 	EVENT_CONTROL = 2,    /* both directions are back in control mode */
-	EVENT_TRIGGERED = 3,  /* the data path has begun an unsplice by itself */
-	EVENT_CLOSED = 4,     /* both FINs acknowledged */
-	EVENT_RESET = 5,
-	EVENT_OVERSIZE = 6,   /* segments do not fit, and the sender keeps sending them */
-	EVENT_LIMIT_REACHED = 7,     /* all up to the limit was forwarded */
+	EVENT_TRIGGERED = 3,  /* the data path has begun an unsplice on its own */
+	EVENT_CLOSED = 4,     /* both FINs are acknowledged */
+	EVENT_RESET = 5,      /* the flow was reset */
+	EVENT_OVERSIZE = 6,   /* the sender keeps sending segments that do not fit the next hop's MTU */
+	EVENT_LIMIT_REACHED = 7,     /* all bytes up to the limit were forwarded */
 };
 
-/* What `at` of a tap_record is. */
+/* How to read tap_record.at. */
 enum tap_position {
-	TAP_STREAM = 0,   /* the stream position */
-	TAP_EXTENDED = 1, /* the sequence number, wraps since the commit in the upper half: switch_args.origin has to be added */
-	TAP_LOW = 2,      /* the sequence number; the limit is less than 2^31 away */
+	TAP_STREAM = 0,   /* stream position */
+	TAP_EXTENDED = 1, /* sequence number, with its wraps since the commit in the upper half: add switch_args.origin_a or _b */
+	TAP_LOW = 2,      /* sequence number; the limit is less than 2^31 away */
 };
 
-/* Before each piece of a forwarded segment in the ring of copies. */
+/* Precedes each piece of a forwarded segment in the ring `taps`. */
 struct tap_record {
-	struct tuple leg; /* where it came in */
+	struct tuple leg; /* where the segment arrived */
 	__u32 kind;       /* enum tap_position */
-	__u64 at;         /* of the first byte */
-	__s32 acked;      /* the other host has acknowledged all up to here, counted from `at` */
+	__u64 at;         /* position of the first byte */
+	__s32 acked;      /* highest acknowledgement of the other host, relative to `at` */
 	__u32 len;        /* bytes that follow */
 };
 
-/* A segment as it came, or as a copy of it left; host order. */
+/* Header fields of one copy of a traced segment, host byte order. */
 struct trace_copy {
 	__u32 seq, ack;
 	__u32 len;   /* payload, bytes */
-	__u16 win;   /* as in the header */
-	__u8 flags;  /* of the TCP header: its 14th byte */
-	__u8 is;     /* there is such a copy */
+	__u16 win;   /* as in the header, unscaled */
+	__u8 flags;  /* flags byte of the TCP header */
+	__u8 is;     /* 1 if there is such a copy */
 };
 
-/* A segment of a flow that is traced. */
+/* A traced segment: how it arrived, and the copies of it that left. */
 struct trace_record {
-	struct tuple leg;  /* where it came in, or whose socket has sent it */
-	__u32 from_socket;
+	struct tuple leg;  /* where it arrived, or whose socket has sent it */
+	__u32 from_socket; /* 1 if the local socket has sent it */
 	__u64 when;        /* ns, CLOCK_MONOTONIC */
-	__u64 verdicts;    /* bits by enum verdict: a segment may be counted more than once */
+	__u64 verdicts;    /* one bit per enum verdict: a segment may have several */
 	struct trace_copy came, forwarded, local;
 };
 
 /* Indices of `tracing`. */
 enum trace_word {
-	TRACE_UNTIL = 0, /* ns, CLOCK_MONOTONIC: whoever traces moves it on, and when it has passed, traces end by themselves */
-	TRACE_LOST = 1,  /* records for which there was no room */
+	TRACE_UNTIL = 0, /* ns, CLOCK_MONOTONIC: tracing stops at this time; user space keeps moving it on */
+	TRACE_LOST = 1,  /* records that were lost because the ring was full */
 	TRACE_MAX = 2,
 };
 
@@ -300,207 +306,214 @@ struct event {
 	enum event_kind kind;
 };
 
-/* What a host sends may be forwarded up to a limit: values of half.limit that are none. */
+/* Values of half.limit: up to LIMIT_MAX a number of bytes, otherwise one of the other two. */
 enum limit {
-	LIMIT_MAX = 0x40000000, /* bytes, from those on that were taken from the socket */
-	LIMIT_NONE = 0xfffffffe,
-	LIMIT_KEEP = 0xffffffff, /* nothing: the proxy keeps what is in the socket, and gets what comes */
+	LIMIT_MAX = 0x40000000,  /* the largest number */
+	LIMIT_NONE = 0xfffffffe, /* no limit: forward everything */
+	LIMIT_KEEP = 0xffffffff, /* forward nothing: the proxy keeps the unread bytes in the socket, and gets all that follow */
 };
 
-/* One half of a splice, as user space sees it: positions are stream positions, FINs counting one. */
+/* One half of a splice, as user space sees it. Positions are stream positions; a FIN counts as one byte. */
 struct half {
 	struct tuple leg;
-	__u32 consumed;  /* in: bytes taken from the socket */
-	__u32 produced;  /* in: bytes given to the socket */
-	__u32 leftover;  /* in: bytes in hand from this leg for the other */
-	enum limit limit; /* in: OP_FREEZE: bytes not taken yet that may be forwarded, or enum limit */
-	__u32 pending;   /* out: OP_FREEZE: bytes still to be read from the socket; OP_UNSPLICE: was the direction forwarded? */
+	__u32 consumed;  /* in: bytes read from the socket */
+	__u32 produced;  /* in: bytes written to the socket */
+	__u32 leftover;  /* in: bytes read from this leg, but not yet written to the other */
+	enum limit limit; /* in: OP_FREEZE: how many bytes beyond `consumed` may be forwarded, or LIMIT_NONE, LIMIT_KEEP */
+	__u32 pending;   /* out: OP_FREEZE: bytes left to read from the socket; OP_UNSPLICE: 1 if the direction was forwarded */
 	__u32 start;     /* out: stream position of the bound, low 32 bits */
-	__u32 seq;       /* out: OP_FREEZE: its sequence number */
-	__u32 fin;       /* out: the FIN lies below the bound: end of stream is pending too, and counted, or was forwarded */
+	__u32 seq;       /* out: OP_FREEZE: sequence number of the bound */
+	__u32 fin;       /* out: OP_FREEZE: the FIN is below the bound, and counted in `pending`; OP_UNSPLICE: it was forwarded */
 	__u32 flags;     /* out: enum leg_flag */
 	enum phase phase_in; /* out */
 };
 
 enum switch_op {
-	OP_FREEZE = 1,   /* bounds set, TO_FWD */
-	OP_COMMIT = 2,   /* FWD -> path entries */
-	OP_UNSPLICE = 3, /* back, whatever the phases are */
-	OP_LOOK = 5,     /* phases and positions only */
-	OP_STOP = 6,     /* a released flow, if idle: its path entries stop */
-	OP_RESUME = 7,   /* and go on */
+	OP_FREEZE = 1,   /* begin a splice: set the bounds, PHASE_LOCAL -> PHASE_TO_FWD */
+	OP_COMMIT = 2,   /* finish a splice: fill the path entries, once both directions are in PHASE_FWD */
+	OP_UNSPLICE = 3, /* return to control mode from any phase */
+	OP_LOOK = 5,     /* only read phases and positions */
+	OP_STOP = 6,     /* stop the path entries of a released flow */
+	OP_RESUME = 7,   /* put them into force again */
 };
 
 enum switch_result {
 	SWITCH_OK = 0,
-	SWITCH_UNTRACKED = 1,
-	SWITCH_BUSY = 2,      /* an earlier switch is not over */
-	SWITCH_CLOSING = 3,
-	SWITCH_FRAGMENTS = 4,
-	SWITCH_MISMATCH = 5,  /* the counts cannot be right */
-	SWITCH_FULL = 6,
-	SWITCH_WINDOW = 7,    /* OP_FREEZE with `fit`: a host may still send more than the other has room for */
-	SWITCH_SHORT = 8,     /* OP_FREEZE: all up to the limit has come */
-	SWITCH_SILENT = 9,    /* OP_FREEZE: a host was silent for so long that its clock may have gone half round */
+	SWITCH_UNTRACKED = 1, /* a record or path entry is missing, or the leg was not tracked from its SYN on */
+	SWITCH_BUSY = 2,      /* not now: an earlier switch is not over, for instance */
+	SWITCH_CLOSING = 3,   /* the flow is closing, or was reset */
+	SWITCH_FRAGMENTS = 4, /* fragments were seen */
+	SWITCH_MISMATCH = 5,  /* OP_FREEZE: the byte counts cannot be right */
+	SWITCH_FULL = 6,      /* OP_COMMIT: a path entry is missing */
+	SWITCH_WINDOW = 7,    /* OP_FREEZE with `fit`: a host was promised more than the other has room for */
+	SWITCH_SHORT = 8,     /* OP_FREEZE: all bytes up to the limit have arrived already */
+	SWITCH_SILENT = 9,    /* OP_FREEZE: a host was silent for so long that its TSval may have gone half round */
 };
 
 struct switch_args {
 	enum switch_op op;
 	enum switch_result result;
-	__u32 hold;
-	__u32 fit;           /* OP_FREEZE: not before the windows promised to either host fit the other's; OP_STOP: only if it is idle */
-	__u32 trigger;       /* OP_COMMIT: the limit is here for a (bit 0), for b (bit 1) */
-	__u32 tap;           /* OP_FREEZE: what is forwarded is copied to user space */
+	__u32 hold;          /* OP_FREEZE: use the hold policy */
+	__u32 fit;           /* OP_FREEZE: refuse while a host is promised more than the other can take; OP_STOP: only if idle */
+	__u32 trigger;       /* OP_COMMIT: set the limit to the current position, for a (bit 0), for b (bit 1) */
+	__u32 tap;           /* OP_FREEZE: copy forwarded data to user space */
 	struct half a, b;
 	__u16 via_a, via_b;  /* OP_COMMIT: next hop towards a, b */
-	__u32 remote_a, remote_b; /* OP_COMMIT: index into remotes6, when the families differ */
-	__u64 end_a, end_b;  /* out: stream position of all that came from a, b */
-	__u64 origin_a, origin_b; /* out: what makes a stream position of an extended sequence number of a, b (tap_position) */
+	__u32 remote_a, remote_b; /* OP_COMMIT: index into remotes6, if the address families differ */
+	__u64 end_a, end_b;  /* out: stream position of max_in of a, b */
+	__u64 origin_a, origin_b; /* out: stream position = this + extended sequence number of a, b (TAP_EXTENDED) */
 };
 
-/* Next hop to a leg's host, as in its record. */
+/* The next hop to a leg's host, from the leg's record. */
 struct hop {
 	__u32 ifindex;
 	__u32 macs[3]; /* dmac, smac */
-	__u32 mss;     /* announced by the host */
+	__u32 mss;     /* announced by the host, bytes */
 	__u32 mark;
 };
 
-/* Hops stand by themselves: the programs have no room for more on their stack. */
+/* The argument of switch_flow(). The hops are not in switch_args, because the program copies that to its stack, which is full. */
 struct switch_call {
 	struct switch_args args;
 	struct hop hop_a, hop_b; /* out */
 };
 
+/* What to do with the path entry of path_args.key; several operations also change the leg's record. */
 enum path_op {
-	PATH_GET = 1,
-	PATH_ADD = 2,    /* a new entry, all zero, and a leg's record that awaits the answer to our SYN */
-	PATH_PUT = 3,    /* an entry as given, new or not */
-	PATH_REMOVE = 4, /* and the leg's record; both of `other`, too, unless it is all zero */
-	PATH_CLEAR = 5,  /* the same, unless the port has been used for a new connection since, which lives */
-	PATH_UNTAP = 6,  /* no more copies; of the leg's record, too */
-	PATH_NEXT = 7,   /* the first entry from slot number `slot` on, which becomes the one behind it */
-	PATH_UNSEEN = 8, /* segments have passed that the data path has not seen: of the leg's record alone */
-	PATH_IDLE = 9,   /* as PATH_NEXT, of those that are in control mode, and what the leg's record says */
-	PATH_SWEEP = 10, /* as PATH_REMOVE, if all is still as PATH_IDLE has found it, and not in forwarding mode */
-	PATH_RETURN = 11, /* as PATH_REMOVE, for legs that were never in a switch: their sockets go on without */
-	PATH_MOVE = 12,   /* an entry in forwarding mode whose next hop is p_other.via gets p.p.via */
-	PATH_STOPPED = 13, /* as PATH_NEXT, of those that are not in forwarding mode */
-	PATH_HOP = 14,     /* the leg's record gets the next hop p.p.via, for what is forwarded to its host in a switch */
-	PATH_TRACED = 15,   /* PATH_TRACE is set */
-	PATH_UNTRACED = 16, /* ... or cleared */
+	PATH_GET = 1,    /* read the entry, and that of `other` if given */
+	PATH_ADD = 2,    /* add an entry, all zero, and the record of a leg that waits for the answer to our SYN */
+	PATH_PUT = 3,    /* write the entry as given, new or not */
+	PATH_REMOVE = 4, /* remove entry and record, and those of `other` if given */
+	PATH_CLEAR = 5,  /* as PATH_REMOVE, but keep those of a live new connection that has reused the port */
+	PATH_UNTAP = 6,  /* copy no more data to user space: changes entry and record */
+	PATH_NEXT = 7,   /* find the next entry, from slot number `slot` on; `slot` moves past it */
+	PATH_UNSEEN = 8, /* segments may have passed unseen: mark the record as not tracked */
+	PATH_IDLE = 9,   /* as PATH_NEXT, for entries in control mode; also report from the leg's record */
+	PATH_SWEEP = 10, /* as PATH_REMOVE, if it still is the connection that PATH_IDLE reported, and not in forwarding mode */
+	PATH_RETURN = 11, /* as PATH_REMOVE, for legs that were never in a switch: their sockets go on without a record */
+	PATH_MOVE = 12,   /* change the next hop of an entry in forwarding mode from p_other.via to p.p.via */
+	PATH_STOPPED = 13, /* as PATH_NEXT, for entries that are not in forwarding mode */
+	PATH_HOP = 14,     /* write next hop p.p.via to the leg's record, for segments forwarded to its host in a switch */
+	PATH_TRACED = 15,   /* set PATH_TRACE */
+	PATH_UNTRACED = 16, /* clear PATH_TRACE */
 };
 
-/* User space's way to one path entry. */
+/* The argument of path_entry(): user space's access to one path entry. */
 struct path_args {
 	enum path_op op;
-	__s32 result; /* 0; -1 no place; PATH_GET: 1 there is none, or not both; PATH_CLEAR, PATH_SWEEP, PATH_RETURN: 1 key stays,
-	               * 2 other stays, or both; PATH_MOVE, PATH_HOP: 1 it is as it was; PATH_NEXT and the like: 1 none yet,
-	               * -1 there are no more; PATH_ADD: 1 there is one,
-	               * 2 `other` is not tracked, -2 no place, and `other` has given its own back */
+	/* 0: done. Otherwise
+	 *   PATH_PUT: -1: the table is full
+	 *   PATH_GET: 1: no such entry, or none for `other`
+	 *   PATH_ADD: 1: the entry exists; 2: `other` has no record; -1: no room; -2: no room, and `other` has given up its
+	 *     entry and record, too
+	 *   PATH_CLEAR, PATH_SWEEP, PATH_RETURN: bit 0: `key` was kept; bit 1: `other` was kept
+	 *   PATH_MOVE, PATH_HOP: 1: nothing was changed
+	 *   PATH_NEXT, PATH_IDLE, PATH_STOPPED: 1: none found yet, call again; -1: no more slots */
+	__s32 result;
 	struct tuple key;
-	struct tuple other; /* PATH_ADD: the leg on whose behalf; PATH_GET: its entry is wanted as well; nobody's if all zero */
-	__u32 mss;          /* PATH_ADD: out: announced by its host */
-	__u32 leg_flags;    /* PATH_ADD: of the record, besides LEG_SYN; PATH_IDLE: out: of the record, 0: there is none */
-	__u32 irs, iss;     /* PATH_IDLE: out: of the record. No other connection of the same addresses has both */
+	struct tuple other; /* a second leg, or all zero; PATH_ADD: the client's leg for which the connection is opened */
+	__u32 mss;          /* PATH_ADD: out: announced by the host of `other`, bytes; 0: no `other` */
+	__u32 leg_flags;    /* PATH_ADD: flags for the record beside LEG_SYN; PATH_IDLE: out: those of the record, 0: no record */
+	__u32 irs, iss;     /* of the record (PATH_IDLE: out, PATH_SWEEP: in); they identify one connection of the four-tuple */
 	__u32 ifindex;      /* PATH_IDLE: out: of the record */
 	__u32 fill;
-	__u64 slot;         /* PATH_NEXT and the like */
-	struct path6 p; /* without `remote` if the key is IPv4 */
-	struct path p_other; /* PATH_GET: the one of `other` */
+	__u64 slot;         /* PATH_NEXT, PATH_IDLE, PATH_STOPPED: slot number */
+	struct path6 p; /* the entry; `remote` is unused if the key is IPv4 */
+	struct path p_other; /* PATH_GET: out: the entry of `other`; PATH_MOVE: `via` is the old next hop */
 };
 
-/* A segment of the handshake of a foreign connection, for user space to pass on: its headers. */
+/* The headers of a handshake segment of a transparent connection, which user space passes on. */
 struct handshake {
-	struct tuple leg; /* where it came in */
+	struct tuple leg; /* where it arrived */
 	__u8 ip[40];      /* IPv4: 20 bytes, without options */
 	__u8 tcp[60];
-	__u32 payload;    /* bytes that it carries besides */
+	__u32 payload;    /* length of its payload, bytes; the payload itself is not kept */
 };
 
-/* Before each piece of a segment that is held: its headers. IP options are not kept, as for a segment that is forwarded. */
+/* Precedes each piece of a held segment in the ring `held`: the segment's headers. IP options are dropped, as in forwarding. */
 struct held_record {
-	struct tuple leg; /* where it came in */
+	struct tuple leg; /* where the segment arrived */
 	__u32 ifindex;
-	__u32 at, len;    /* of the payload: where the piece begins, and the bytes that follow here */
-	__u32 payload;    /* bytes in all */
-	__u16 segment;    /* payload bytes of each segment of a large packet; 0: it is not one */
+	__u32 at, len;    /* offset of this piece in the payload, and its length, bytes */
+	__u32 payload;    /* payload of the whole segment, bytes */
+	__u16 segment;    /* super-packet: payload of each of its segments, bytes; otherwise 0 */
 	__u8 eth[14];
 	__u8 ip[40];      /* IPv4: 20 bytes */
 	__u8 tcp[60];
 };
 
-/* Indices of `holding`: bytes that all flows together have had held since the process began. */
+/* Indices of `holding`: bytes held for all flows since the process began. */
 enum held_bytes {
-	HELD_GIVEN = 0, /* by the data path to user space */
-	HELD_BACK = 1,  /* ... which has sent them on their way again */
+	HELD_GIVEN = 0, /* given to user space by the data path */
+	HELD_BACK = 1,  /* sent on again by user space */
 	HELD_MAX = 2,
 };
 
 /* Values of `listeners`. */
 enum listens {
 	LISTENS = 1,
-	LISTENS_FOREIGN = 2, /* to connections of others, which pass here */
+	LISTENS_FOREIGN = 2, /* for transparent connections */
 };
 
-/* Of the maps that are there: written when they are made. */
+/* Describes the pinned maps. Written when they are created. */
 struct abi {
-	__u32 version;
+	__u32 version;   /* ABI_VERSION */
 	__u32 unused;
-	__u64 seed;
-	__u64 namespace; /* SO_NETNS_COOKIE: another namespace may have got the number that the folder is named after */
+	__u64 seed;      /* hash_seed (table.h) */
+	__u64 namespace; /* SO_NETNS_COOKIE: the number in the directory's name may have been reused by another namespace */
 };
 
-/* A listening address; all-zero address: any. Network order. */
+/* A listening address; all zero is any address. Network byte order. */
 struct listen_key {
 	__u32 local[4];
 	__u16 port;
-	__u16 family; /* 4 or 6 */
+	__u16 family; /* 4 or 6, host order */
 };
 
+/* What the data path did with a segment, or why. Each is counted; docs/metrics-and-verdicts.md explains them to users. */
 enum verdict {
-	V_FORWARDED,        /* spliced, rewritten and sent on */
-	V_FORWARDED_SLOW,   /* the same through the switching code */
-	V_LOCAL,            /* given to the local socket */
-	V_BOTH,             /* forwarded and given to the local socket */
+	V_FORWARDED,        /* forwarded in forwarding mode */
+	V_FORWARDED_SLOW,   /* forwarded while the flow was switching */
+	V_LOCAL,            /* passed to the local socket */
+	V_BOTH,             /* forwarded and passed to the local socket */
 	V_LOCAL_OUT,        /* sent by the local socket */
-	V_LOCAL_MUTED,      /* local socket's segment dropped: the flow is forwarded */
-	V_HELD,             /* held by user space under the hold policy, until the drain is over */
+	V_LOCAL_MUTED,      /* sent by the local socket of a forwarded flow: dropped */
+	V_HELD,             /* held in user space until the drain is over (hold policy) */
 	V_OUT_OF_WINDOW,    /* sequence number not acceptable */
 	V_BAD_ACK,          /* acknowledgement not acceptable */
-	V_BAD_RST,          /* RST outside of the window, or after the end */
+	V_BAD_RST,          /* RST outside of the window, or after the end of the flow */
 	V_SYN,              /* SYN on a live flow */
 	V_CHALLENGE,        /* answered with a challenge ACK */
-	V_CHALLENGE_LIMITED,/* not answered: rate limit */
+	V_CHALLENGE_LIMITED,/* not answered with a challenge ACK: rate limit */
 	V_RST,              /* RST relayed */
 	V_TTL,              /* hop limit reached zero */
-	V_OVERSIZE,         /* did not fit the MTU: dropped, and its sender told by ICMP */
-	V_FRAGMENT,         /* first fragment of a flow that is switching, or segment behind an IPv6 extension header */
-	V_STRADDLE,         /* a part of a segment across the bound was left to retransmission */
-	V_NO_PEER,          /* the other leg's record is gone */
-	V_REWRITE_FAILED,   /* a helper refused: out of memory */
-	V_TABLE_FULL,
-	V_STALE_CPU,        /* gave up racing with other CPUs for one entry */
-	V_FORWARDED_EARLY,  /* spliced, by XDP */
-	V_ICMP_TRANSLATED,  /* ICMP error about a forwarded segment passed on to its sender */
-	V_FRAGMENT_FORWARDED, /* fragment of a spliced flow, rewritten and sent on */
-	V_FRAGMENT_STRAY,   /* later fragment of a TCP segment without a first one that was forwarded: left to the stack */
-	V_FRAGMENT_LATE,    /* later fragment of a flow that is no longer in forwarding mode */
-	V_FRAGMENT_TINY,    /* first fragment that does not hold the whole TCP header */
-	V_FRAGMENT_OVERLAP, /* later fragment that reaches into the TCP header, or beyond what a datagram can hold */
+	V_OVERSIZE,         /* larger than the MTU: dropped, and its sender told by ICMP */
+	V_FRAGMENT,         /* first fragment while the flow is switching, or segment behind an IPv6 extension header */
+	V_STRADDLE,         /* part of a segment across the bound was left to retransmission */
+	V_NO_PEER,          /* the other leg or its next hop is gone, or the flow is being recreated */
+	V_REWRITE_FAILED,   /* a kernel helper failed, for want of memory */
+	V_TABLE_FULL,       /* no room for a leg or path entry */
+	V_STALE_CPU,        /* gave up after racing with other CPUs for one entry */
+	V_FORWARDED_EARLY,  /* forwarded by XDP */
+	V_ICMP_TRANSLATED,  /* ICMP error about a forwarded segment, translated and passed to its sender */
+	V_FRAGMENT_FORWARDED, /* fragment of a spliced flow, forwarded */
+	V_FRAGMENT_STRAY,   /* later fragment of a TCP segment whose first fragment was not forwarded: left to the stack */
+	V_FRAGMENT_LATE,    /* later fragment of a flow that has left forwarding mode */
+	V_FRAGMENT_TINY,    /* first fragment without the whole TCP header */
+	V_FRAGMENT_OVERLAP, /* later fragment that overlaps the TCP header or exceeds the size of a datagram */
 	V_FRAGMENT_CROSS,   /* fragment that would have to change the address family */
-	V_TAPPED,           /* a piece of a forwarded segment was copied to user space */
-	V_TAP_LOST,         /* ... or was not: its reader is behind. The segment went on all the same */
-	V_HANDSHAKE,        /* segment of a foreign connection's handshake, given to user space */
-	V_HANDSHAKE_LOST,   /* ... or dropped, for user space is behind: its sender will send it again */
-	V_RST_UNPROVEN,     /* RST not in order: its sender is asked what it means, no state moves */
+	V_TAPPED,           /* piece of a forwarded segment, copied to user space */
+	V_TAP_LOST,         /* piece that was not copied, because the reader is behind; the segment was forwarded anyway */
+	V_HANDSHAKE,        /* handshake segment of a transparent connection, given to user space */
+	V_HANDSHAKE_LOST,   /* ... dropped, because user space is behind: its sender retransmits it */
+	V_RST_UNPROVEN,     /* RST not in order: its sender is challenged, and no state changes */
 	V_NO_ACK,           /* segment without ACK that is neither SYN nor RST */
-	V_BAD_CHECKSUM,     /* TCP checksum wrong */
-	V_HOLD_OVERFLOW,    /* to be held, but there was no room: dropped, its sender will send it again */
-	V_BEYOND_LIMIT,     /* beyond the limit of a splice that drains: dropped, its sender will send it again */
-	V_CE_DROPPED,       /* congestion mark for who would not echo it: dropped, and its sender hears of it by the loss */
-	V_CUT,              /* did not fit the MTU: the part that fits was sent on */
-	V_UNWATCHED,        /* of a flow that was spliced, by a device that nothing is attached to: dropped (guard.h) */
+	V_BAD_CHECKSUM,     /* wrong TCP checksum */
+	V_HOLD_OVERFLOW,    /* to be held, but there was no room: dropped, its sender retransmits it */
+	V_BEYOND_LIMIT,     /* beyond the limit while the direction drains: dropped, its sender retransmits it */
+	V_CE_DROPPED,       /* CE mark, but the receiver would not echo it: dropped, so that the loss tells the sender */
+	V_CUT,              /* larger than the MTU: the part that fits was forwarded */
+	V_UNWATCHED,        /* segment of a spliced flow on a device without our programs: dropped (guard.h) */
 	V_MAX,
 };
 

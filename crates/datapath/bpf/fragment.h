@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Fragments of spliced flows (RFC 791, 3.2; RFC 8200, 4.5), as a router sees them: nothing is reassembled, nothing is held.
+/* Fragments of spliced flows (RFC 791, 3.2; RFC 8200, 4.5) are forwarded as by a router: nothing is reassembled or held.
  *
- * A first fragment with the whole TCP header is rewritten as any segment is: checksums are corrected by difference, and so do not
- * ask for the bytes that follow. What it is remains in `fragment_trains`, where its later fragments find it; they get
- * addresses, and go the same way. Only the last one tells how long the segment is: then, and once, its bytes
- * count in path.word, and its FIN.
+ * A first fragment with the whole TCP header is rewritten like any segment. Checksums are updated incrementally, so the bytes in
+ * later fragments are not needed. An entry in `fragment_trains` describes the segment to its later fragments, which get the new
+ * addresses and go the same way. Only the last fragment gives the length of the segment. Then, and once, its bytes and its FIN
+ * count in path.word.
  *
- * Identifications are given anew. Many hosts become one here, our own address, and two of them may have chosen the same
- * number: a receiver would mix their datagrams up (RFC 6864, 5.3.1).
+ * Identifications are replaced. Many hosts share our address behind the splice, and a receiver would mix up the fragments of two
+ * hosts that chose the same number (RFC 6864, 5.3.1).
  *
- * There is no way back for a flow that has had fragments forwarded (PATH_FRAGMENTS): a segment that is sent again across the
- * bound of an unsplice would have to be cut in two, which takes all of it. User space refuses (Keeper::next), and a trigger
- * is ignored. Should a flow be taken back all the same, since the alternative is to lose it, the rest of a train is dropped
- * (fragment-late), and what is sent again from the bound on reaches the socket.
+ * A flow that had fragments forwarded does not go back to control mode (PATH_FRAGMENTS): a segment that is retransmitted across
+ * the bound of an unsplice would have to be cut in two, which takes the whole segment. User space refuses (Keeper::next), and a
+ * trigger is ignored. If the flow has to be taken back because it would be lost otherwise, the remaining fragments of a segment
+ * are dropped (fragment-late), and retransmissions from the bound on reach the socket.
  *
- * Refused, each with a verdict: a first fragment without the whole TCP header (RFC 1858, 3.2), a later one that reaches into it
- * (RFC 3128), what would have to change its family, and what does not fit the way out. A later one that comes before its first,
- * or too late, cannot be told from one of a connection that is not spliced, and is left to the stack (fragment-stray). */
+ * Refused, each with a verdict of its own: a first fragment without the whole TCP header (RFC 1858, 3.2), a later one that
+ * reaches into the header (RFC 3128), one that would change the address family, and one that does not fit the outgoing link. A
+ * later fragment that arrives before its first, or too late, looks like one of a connection that is not spliced, and is left to
+ * the stack (fragment-stray). */
 #ifndef LONGSPLICE_FRAGMENT_H
 #define LONGSPLICE_FRAGMENT_H
 
@@ -24,8 +25,8 @@
 #include "fast.h"
 #include "icmp.h"
 
-/* Receivers give up after 60 s at most (RFC 8200, 4.5); RFC 791, 3.2, recommends 15 s. The shorter one, since 16 bits of
- * identification come round soon. */
+/* How long an entry is valid, ns. Receivers give up reassembly after 60 s at most (RFC 8200, 4.5), and RFC 791, 3.2,
+ * recommends 15 s. The shorter time is better, since identifications of 16 bits wrap soon. */
 #define TRAIN_LIFETIME 15000000000ull
 
 static __always_inline struct train_key train_key(const struct scratch *sc)
@@ -38,7 +39,7 @@ static __always_inline struct train_key train_key(const struct scratch *sc)
 	return k;
 }
 
-/* The number was given again, to a segment that is not forwarded. */
+/* Remove the entry of this identification, which is now that of a segment that is not forwarded. */
 static __always_inline void forget_train(const struct scratch *sc)
 {
 	struct train_key k = train_key(sc);
@@ -46,7 +47,8 @@ static __always_inline void forget_train(const struct scratch *sc)
 	bpf_map_delete_elem(&fragment_trains, &k);
 }
 
-/* The next identification between two addresses: a counter for some of all pairs, from where nobody knows (RFC 7739). */
+/* Return the next identification for a pair of addresses. Pairs share counters by hash, which begin at random numbers (RFC
+ * 7739). */
 static __always_inline __u32 next_id(const struct tuple *out)
 {
 	__u64 h = stir(hash_seed, (__u64)(out->remote[0] ^ out->remote[2]) << 32 | (out->remote[1] ^ out->remote[3]));
@@ -62,7 +64,8 @@ static __always_inline __u32 next_id(const struct tuple *out)
 	return (__u32)h + __sync_fetch_and_add(n, 1);
 }
 
-/* IP header, identification, and, of a first fragment, what the addresses are to the TCP checksum. */
+/* Rewrite the IP header and the identification, and in a first fragment update the TCP checksum for the new addresses. Returns
+ * 0, or a negative number. */
 __noinline int rewrite_fragment(struct __sk_buff *skb, __u32 id, int first)
 {
 	struct scratch *sc = scratch();
@@ -121,13 +124,14 @@ static __always_inline int send_fragment(struct __sk_buff *skb, const struct via
 	return leave_by(v);
 }
 
-/* Without the IP options, which stay here. */
+/* Length of the forwarded fragment, without IP options, which are removed; bytes. */
 static __always_inline __u32 fragment_size(const struct scratch *sc)
 {
 	return sc->v6 ? sc->pkt_len : sc->pkt_len - sc->ihl + 20;
 }
 
-/* Its sender is told as of any segment; what follows the IP header is quoted. */
+/* Drop a first fragment that does not fit, and tell its sender as for any segment. The error quotes the bytes that follow the IP
+ * header. */
 static __always_inline int fragment_too_big(struct __sk_buff *skb, struct scratch *sc, __u32 mtu)
 {
 	if ((!sc->v6 && sc->ihl != 20) || !may_answer(&sc->t, ANSWER_TOO_BIG))
@@ -140,8 +144,8 @@ static __always_inline int fragment_too_big(struct __sk_buff *skb, struct scratc
 	return answer_too_big(skb, mtu);
 }
 
-/* Bytes of the segment and its FIN, which its last fragment tells. 0: done; 1: no longer SPLICED; -1: gave up; -2: out of
- * window. */
+/* Record the bytes and the FIN of a segment when its last fragment has arrived. total: length of TCP header and payload.
+ * Returns 0 if done, 1 if the entry was stopped, -1 after too many lost races, and -2 if the segment is out of the window. */
 static __always_inline int train_complete(struct path *p, struct path *rev, union path_word w, const struct train *t,
 					  __u32 total)
 {
@@ -154,7 +158,8 @@ static __always_inline int train_complete(struct path *p, struct path *rev, unio
 	return sent_to(p, rev, w, s.seq + s.len + t->fin, t->fin);
 }
 
-/* sc->t has a path that was SPLICED when it was looked up. Returns RETRY when it no longer is. */
+/* Forward a first fragment, or a segment with a fragment header. sc->t had an entry in force at the look-up. Returns RETRY if
+ * it has been stopped since. */
 __noinline int first_fragment(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -178,7 +183,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	if (is_crossed(sc))
 		return drop(V_FRAGMENT_CROSS);
 	if (sc->s.flags & (TH_SYN | TH_RST))
-		return drop(V_FRAGMENT); /* nobody has to cut these up */
+		return drop(V_FRAGMENT); /* these have no reason to be fragmented */
 	rev = find_path(&sc->other);
 	if (!rev)
 		return drop(V_NO_PEER);
@@ -190,7 +195,7 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	if (v->mtu && fragment_size(sc) > v->mtu)
 		return fragment_too_big(skb, sc, v->mtu);
 
-	/* Before the first byte leaves: an unsplice finds either the mark or no fragment. */
+	/* Set the flag before the first byte leaves: an unsplice finds either the flag or no fragments. */
 	r = advance_path(p, w.end, PATH_FRAGMENTS, 0);
 	if (r)
 		return r > 0 ? RETRY : drop(V_STALE_CPU);
@@ -209,25 +214,26 @@ __noinline int first_fragment(struct __sk_buff *skb)
 	known = bpf_map_lookup_elem(&fragment_trains, &k);
 	if (known && known->seq == t.seq && known->out_lport == t.out_lport && known->out_rport == t.out_rport &&
 	    t.when - known->when < TRAIN_LIFETIME)
-		t.id = known->id; /* came twice: the others follow either */
+		t.id = known->id; /* a duplicate: the later fragments belong to either */
 	else
 		t.id = next_id(&sc->other);
 	if (sc->more && bpf_map_update_elem(&fragment_trains, &k, &t, BPF_ANY))
 		return drop(V_REWRITE_FAILED);
 	parse_options(skb);
-	/* an atomic fragment (RFC 6946) is a segment */
+	/* An atomic fragment (RFC 6946) is a whole segment. */
 	step = path_step(p, rev, w, NULL, &sc->s, !sc->more, seen_at(t.when), &sc->p);
 	if (sc->p.events)
 		tell_all(&sc->t, sc->p.events);
 	if (step == STEP_RECORD)
 		return sc->more ? drop(V_STALE_CPU) : RETRY;
-	if (step == STEP_DROP) /* with its mark: the later ones are of no use then */
+	if (step == STEP_DROP) /* CE-marked, for instance: the later fragments are useless then */
 		return drop(sc->p.dropped);
 	if (rewrite_tcp(skb, 1, ports_of(&sc->other)))
 		return drop(V_REWRITE_FAILED);
 	return send_fragment(skb, v, t.id, 1);
 }
 
+/* Forward a later fragment, if the entry of its first one is known and valid. */
 __noinline int later_fragment(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -251,7 +257,7 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	sc->t.lport = t->lport;
 	p = way_out(sc, &v);
 	if (!p || !v || is_crossed(sc) || sc->other.rport != t->out_rport || sc->other.lport != t->out_lport)
-		return drop(V_FRAGMENT_LATE); /* another flow by now */
+		return drop(V_FRAGMENT_LATE); /* the ports belong to another flow by now */
 	rev = find_path(&sc->other);
 	w.all = *(volatile __u64 *)&p->word.all;
 	if (!rev || !(w.flags & PATH_SPLICED) || w.flags & PATH_DEAD)
@@ -262,7 +268,7 @@ __noinline int later_fragment(struct __sk_buff *skb)
 	if (sc->ttl <= 1)
 		return drop(V_TTL);
 	if (v->mtu && fragment_size(sc) > v->mtu) {
-		may_answer(&sc->t, ANSWER_TOO_BIG); /* no answer without the TCP header, but user space hears of it */
+		may_answer(&sc->t, ANSWER_TOO_BIG); /* reports EVENT_OVERSIZE; no answer without a TCP header */
 		return drop(V_OVERSIZE);
 	}
 	if (!sc->more) {
@@ -270,7 +276,7 @@ __noinline int later_fragment(struct __sk_buff *skb)
 		if (r)
 			return drop(r > 0 ? V_FRAGMENT_LATE : r == -1 ? V_STALE_CPU : V_OUT_OF_WINDOW);
 	}
-	advance_ack(p, p->max_ack, 0, seen_at(bpf_ktime_get_coarse_ns())); /* the time */
+	advance_ack(p, p->max_ack, 0, seen_at(bpf_ktime_get_coarse_ns())); /* for path.seen */
 	if (path_loses(w, sc->s.ecn, t->seq, end - t->doff))
 		return drop(V_CE_DROPPED);
 	sc->p.f.strip_ecn = !(w.flags & PATH_ECN);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Segments for sockets, and from sockets, by devices to which nothing is attached: a device that was made just now, another
- * route, a tunnel. Once a connection has been switched, its socket has other numbers than its host, or there is none: the kernel
- * would take the wrong bytes, or reset the connection. So these segments are dropped. Whoever sent them sends them again. */
+/* Drop segments of spliced connections on devices that our programs are not attached to: a device that was created just now,
+ * one that a new route leads to, a tunnel. After a switch, the socket's numbers differ from the host's, or there is no socket:
+ * the kernel would misread the data or reset the connection. Senders retransmit the dropped segments. */
 #ifndef LONGSPLICE_GUARD_H
 #define LONGSPLICE_GUARD_H
 
@@ -29,7 +29,8 @@ void *bpf_dynptr_slice(const struct bpf_dynptr *ptr, __u32 offset, void *buffer,
 #define PASS 1    /* NF_ACCEPT */
 #define STOP 0    /* NF_DROP */
 
-/* The tuple of the leg, if it is a TCP segment with ports. */
+/* Read the tuple of the leg. in: the packet is for a local socket, and not from one. Returns 0 if the packet is no TCP segment
+ * with ports. */
 static __always_inline int tuple_of(struct sk_buff *skb, int v6, int in, struct tuple *t)
 {
 	struct bpf_dynptr packet;
@@ -72,6 +73,7 @@ static __always_inline int tuple_of(struct sk_buff *skb, int v6, int in, struct 
 	return 1;
 }
 
+/* Examine a packet that is delivered to, or was sent by, this machine. */
 SEC("netfilter")
 int guard(struct bpf_nf_ctx *ctx)
 {
@@ -82,7 +84,7 @@ int guard(struct bpf_nf_ctx *ctx)
 	struct path *p;
 	struct leg *l;
 
-	if (!in && ctx->skb->skb_iif) /* passes through: no socket's */
+	if (!in && ctx->skb->skb_iif) /* routed through, and not from a local socket */
 		return PASS;
 	device = in ? state->in->ifindex : state->out->ifindex;
 	if (device == LOOPBACK || bpf_map_lookup_elem(&watched, &device))
@@ -93,7 +95,7 @@ int guard(struct bpf_nf_ctx *ctx)
 	if (!p)
 		return PASS;
 	l = bpf_map_lookup_elem(&legs, &t);
-	/* what a host was sent besides, and acknowledges, its socket leaves alone by itself (LEG_AHEAD) */
+	/* LEG_AHEAD need not be checked: a socket ignores acknowledgements of bytes that it has not sent. */
 	if (!(p->word.flags & PATH_SPLICED) &&
 	    (!l || !(l->phase_in | l->phase_out | l->shim_in | l->shim_out | l->shim_ts)))
 		return PASS;

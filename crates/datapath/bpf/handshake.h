@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Foreign connections: neither end has an address of ours, and neither is to see us. The hosts shake hands with each other, so
- * that numbers, clocks and options are the same on both sides; user space passes their SYN, SYN-ACK and first ACK on, and makes
- * a socket for either side before its host may send data. What these two are sent is marked, for a rule of routing to take it
- * to local sockets. */
+/* Transparent ("foreign") connections: neither end has an address of ours, and neither must notice us. The hosts shake hands
+ * with each other, so that sequence numbers, clocks and options are the same on both sides. User space passes on their SYN,
+ * SYN-ACK and first ACK, and creates a socket for each side before its host may send data. Packets for these sockets get a
+ * mark, by which a routing rule delivers them locally. */
 #ifndef LONGSPLICE_HANDSHAKE_H
 #define LONGSPLICE_HANDSHAKE_H
 
@@ -10,10 +10,10 @@
 #include "place.h"
 #include "verdict.h"
 
-/* Takes packets for addresses of others to local sockets: routing has a rule for it. */
+/* Mark of packets for sockets with foreign addresses: a routing rule delivers them locally. */
 #define MARK_FOREIGN 0x6c73706d
 
-/* Gives a segment of a handshake to user space; 0: there is no room. */
+/* Give a handshake segment to user space. Returns 0 if the ring is full. */
 __noinline int report_handshake(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -21,7 +21,7 @@ __noinline int report_handshake(struct __sk_buff *skb)
 
 	if (!sc)
 		return 0;
-	parse_options(skb); /* all of them are in sc->orig then */
+	parse_options(skb); /* reads the whole header into sc->orig */
 	h = bpf_ringbuf_reserve(&handshakes, sizeof(*h), 0);
 	if (!h) {
 		count(V_HANDSHAKE_LOST);
@@ -36,8 +36,8 @@ __noinline int report_handshake(struct __sk_buff *skb)
 	return 1;
 }
 
-/* enum bpf_tcp_state of the socket that gets the segment; 0: there is none. struct tuple and struct tuple4 are laid out as struct
- * bpf_sock_tuple is. */
+/* Return the state (BPF_TCP_*) of the socket that would get the segment, or 0 if there is none. struct tuple and struct tuple4
+ * have the layout of struct bpf_sock_tuple. */
 static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct scratch *sc)
 {
 	struct tuple4 k = key4(&sc->t);
@@ -55,7 +55,7 @@ static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct sc
 	return state;
 }
 
-/* Is there a socket of this connection? */
+/* Is there a socket for this connection, and not just a listening one? */
 static __always_inline int has_socket(struct __sk_buff *skb, const struct scratch *sc)
 {
 	__u32 state = socket_state(skb, sc);
@@ -63,7 +63,7 @@ static __always_inline int has_socket(struct __sk_buff *skb, const struct scratc
 	return state && state != BPF_TCP_LISTEN;
 }
 
-/* Is there one that a SYN does not concern? Not while it is being opened, or waits for nothing but the time to pass. */
+/* Is there a socket that a SYN must not replace? A request socket and one in TIME-WAIT do not count. */
 static __always_inline int has_live_socket(struct __sk_buff *skb, const struct scratch *sc)
 {
 	__u32 state = socket_state(skb, sc);
@@ -71,8 +71,8 @@ static __always_inline int has_live_socket(struct __sk_buff *skb, const struct s
 	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
 }
 
-/* Is this the client of a foreign connection that has not completed its handshake? A RST from a local socket belongs to an
- * earlier attempt whose process has died. The client would take it for an answer to its SYN. */
+/* Is this the client of a transparent connection in its handshake? An RST from a local socket belongs to an earlier attempt
+ * then, whose process has died. The client would take it for an answer to its SYN. */
 static __always_inline int is_shaking_hands(const struct scratch *sc)
 {
 	const struct embryo *e = bpf_map_lookup_elem(&embryos, &sc->t);
@@ -80,7 +80,7 @@ static __always_inline int is_shaking_hands(const struct scratch *sc)
 	return e && e->opts_in & OPT_FOREIGN;
 }
 
-/* Has the client of a foreign connection completed the handshake? `sc` is of a segment of its server. */
+/* Has the client of a transparent connection completed the handshake? sc: of a segment from the server. */
 static __always_inline int has_client(struct scratch *sc)
 {
 	struct tuple *client = &sc->other;

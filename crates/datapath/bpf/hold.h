@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The hold policy (Spatscheck et al., III-C): what comes while a splice drains waits for its end. BPF cannot queue packets, so
- * they go to user space, which sends them into the device's egress again when the drain is over or was taken back. From there
- * they come back to ingress, marked, as though they had just arrived. Of what is lost meanwhile, its host has a copy. */
+/* The hold policy (Spatscheck et al., III-C): segments that arrive in a drain wait for its end. BPF cannot queue packets, so
+ * they go to user space. When the drain is over or was taken back, user space sends them, with a mark, into the egress of the
+ * device by which they arrived. egress() turns them round to ingress(), as if they had just arrived. If one is lost meanwhile,
+ * its host retransmits it. */
 #ifndef LONGSPLICE_HOLD_H
 #define LONGSPLICE_HOLD_H
 
 #include "parse.h"
 #include "verdict.h"
 
-#define HOLD_CHUNKS 33 /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
-#define HOLD_ALL (64 << 20) /* bytes of all flows: eight that hold all they may, hundreds as they are */
+#define HOLD_CHUNKS 33 /* limit of pieces of one packet: 512 KB (BIG TCP), and an incomplete piece */
+#define HOLD_ALL (64 << 20) /* limit for all flows, bytes: enough for eight flows at their limit, or hundreds of usual ones */
 
-/* What was held, on its way back. A packet from outside has no mark. */
+/* Mark of held segments on their way back. Packets from outside have no mark. */
 #define MARK_HELD 0x6c73706e
 
-/* One piece of the payload, or a FIN without any. Returns 0, or a negative number. */
+/* Give user space one piece of the payload, or the headers alone for a FIN without payload. Returns 0, or a negative number. */
 static __always_inline int hold_piece(struct __sk_buff *skb, struct hold_chunk *c, __u32 from, __u32 n)
 {
 	c->head.len = n;
 	if (n) {
 		n--;
-		asm volatile("%0 &= %1" : "+r"(n) : "i"(HOLD_CHUNK - 1)); /* what the verifier has lost */
+		asm volatile("%0 &= %1" : "+r"(n) : "i"(HOLD_CHUNK - 1)); /* shows the verifier the limit that it has lost */
 		n++;
 		if (bpf_skb_load_bytes(skb, from, c->bytes, n))
 			return -1;
@@ -28,7 +29,8 @@ static __always_inline int hold_piece(struct __sk_buff *skb, struct hold_chunk *
 	return bpf_ringbuf_output(&held, c, sizeof(c->head) + (n & (2 * HOLD_CHUNK - 1)), 0);
 }
 
-/* What plan.hold says. After parse_options(); before anything is rewritten. Global, so that it is verified once. */
+/* Hold a segment as plan.hold says, or count that it could not be held. After parse_options(), and before anything is
+ * rewritten. A global function, so that the verifier checks it once. */
 __noinline int hold(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Path MTU (RFC 1191, RFC 8201) across a splice. A segment that does not fit is answered as a router would; an error that a
- * router sends about a forwarded segment concerns its first sender, who knows the connection by other numbers. */
+/* Path MTU discovery (RFC 1191, RFC 8201) across a splice. A segment that does not fit is answered as by a router. A router's
+ * error about a forwarded segment is translated for the segment's first sender, who knows the connection by other addresses
+ * and numbers. */
 #ifndef LONGSPLICE_ICMP_H
 #define LONGSPLICE_ICMP_H
 
@@ -10,7 +11,7 @@
 #define ICMP_UNREACH 3
 #define ICMP_NEEDFRAG 4
 #define ICMP6_TOO_BIG 2
-#define LEAST_MTU6 1280 /* no host makes smaller packets (RFC 8200, 5) */
+#define LEAST_MTU6 1280 /* hosts need not send smaller packets (RFC 8200, 5) */
 
 struct icmp_error {
 	__u8 type, code;
@@ -24,8 +25,8 @@ static __always_inline __u16 sum_to_check(__s64 sum)
 	return ~fold((__u64)sum);
 }
 
-/* Checksum of what an error quotes: IP header and 20 bytes of TCP header. A segment whose checksum the device still has to
- * fill in will have one then that makes the header's sum the complement of what the field held. */
+/* Add the quoted bytes of an error to a checksum: the IP header and 20 bytes of the TCP header. With CHECKSUM_PARTIAL, the
+ * device will fill in the TCP checksum. The sum of that header is then the complement of what the field holds now. */
 static __always_inline __s64 sum_quoted(struct __sk_buff *skb, struct scratch *sc, __s64 sum)
 {
 	sum = sc->v6 ? bpf_csum_diff(0, 0, (void *)sc->l3, 40, sum) : bpf_csum_diff(0, 0, (void *)sc->l3, 20, sum);
@@ -37,7 +38,7 @@ static __always_inline __s64 sum_quoted(struct __sk_buff *skb, struct scratch *s
 	return bpf_csum_diff(0, 0, (void *)sc->orig, 20, sum);
 }
 
-/* Turns the packet into "too big" for its sender; mtu: bytes of an IP packet of the sender's family. */
+/* Turn the packet into a "too big" error to its sender. mtu: largest IP packet in the sender's address family, bytes. */
 __noinline int answer_too_big(struct __sk_buff *skb, __u32 mtu)
 {
 	struct scratch *sc = scratch();
@@ -99,7 +100,7 @@ __noinline int answer_too_big(struct __sk_buff *skb, __u32 mtu)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* What a way out of `mtu` bytes is to its sender, when the families differ: headers grow and shrink by 20 bytes. */
+/* Convert the MTU of the outgoing link to the sender's address family: IPv4 and IPv6 headers differ by 20 bytes. */
 static __always_inline __u32 mtu_for_sender(const struct scratch *sc, __u32 mtu)
 {
 	if (!is_crossed(sc))
@@ -107,16 +108,17 @@ static __always_inline __u32 mtu_for_sender(const struct scratch *sc, __u32 mtu)
 	return sc->v6 ? mtu + 20 : mtu - 20;
 }
 
-/* Bytes of IP and TCP headers where it goes out. */
+/* Length of the IP and TCP headers where the packet leaves, bytes. */
 static __always_inline __u32 headers(const struct scratch *sc, __u32 doff)
 {
 	return (tuple_is_v4(&sc->other) ? 20 : 40) + doff;
 }
 
-/* If a segment does not fit the way out, or each segment of a large packet does not, its sender is told now and then. But not
- * every host hears of it, and no switch ends without what is to be forwarded. So otherwise the part that fits goes on, and the
- * rest has to come again, as if it were lost. A segment without payload goes on in any case: it cannot be cut, and a connection
- * whose acknowledgements are dropped stands still. Returns 0 to go on. */
+/* Handle a segment, or a super-packet with segments, that does not fit the outgoing link. Its sender is told, at a limited
+ * rate. But some hosts never receive ICMP, and a switch cannot end without the data that has to be forwarded. So at other
+ * times the part that fits is forwarded, and the rest is retransmitted. A segment without payload is forwarded in any case: it
+ * cannot be cut, and a connection whose acknowledgements are dropped stalls. Returns 0 to forward the packet, or else the
+ * program's return value. */
 __noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
 {
 	struct scratch *sc = scratch();
@@ -138,8 +140,9 @@ __noinline int make_fit(struct __sk_buff *skb, __u32 mtu)
 	return trim(skb, mtu - used) ? drop(V_REWRITE_FAILED) : 0;
 }
 
-/* Takes an error apart. sc->t: the leg by which the segment that it quotes has left; sc->l3: IP header; sc->old: ICMP header, and
- * behind it the quoted IP header; sc->orig: the first 8 bytes of the segment. Returns 0 if it is none, or damaged. */
+/* Parse an ICMP error about a TCP segment. Sets sc->t to the leg where the quoted segment has left, sc->l3 to the IP header,
+ * sc->old to the ICMP header followed by the quoted IP header, and sc->orig to the first 8 bytes of the segment. Returns 0 if
+ * the packet is no such error, or damaged. */
 static __always_inline int parse_error(struct __sk_buff *skb, struct scratch *sc)
 {
 	struct icmp_error *icmp = (void *)sc->old;
@@ -151,7 +154,7 @@ static __always_inline int parse_error(struct __sk_buff *skb, struct scratch *sc
 	if (sc->v6) {
 		struct ipv6hdr *ip = (void *)sc->l3, *q = (void *)sc->old + 8;
 
-		/* most that come here are UDP */
+		/* Check the protocol first: most packets that get here are UDP. */
 		if (bpf_skb_load_bytes(skb, ETH_LEN, sc->l3, 40) || ip->version != 6 || ip->nexthdr != IPPROTO_ICMPV6)
 			return 0;
 		if (bpf_skb_load_bytes(skb, ETH_LEN + 40, sc->old, 48) || bpf_skb_load_bytes(skb, ETH_LEN + 88, sc->orig, 8) ||
@@ -188,8 +191,9 @@ static __always_inline int parse_error(struct __sk_buff *skb, struct scratch *sc
 	return rest >= 0 && fold(sum + rest) == 0xffff;
 }
 
-/* Puts "too big" in the place of an error that parse_error() has taken apart: for the host of sc->other, about a segment of its
- * own, which begins at sc->s.seq. mtu: in its family. What hosts need of the segment is quoted (RFC 792): 8 bytes. */
+/* Replace an error that parse_error() has read by a "too big" error to the host of sc->other, about that host's segment at
+ * sc->s.seq. mtu: in that host's address family. The error quotes 8 bytes of the segment, which is all that hosts need (RFC
+ * 792). */
 __noinline int write_too_big(struct __sk_buff *skb, __u32 mtu)
 {
 	struct scratch *sc = scratch();
@@ -202,7 +206,7 @@ __noinline int write_too_big(struct __sk_buff *skb, __u32 mtu)
 		return -1;
 	v4 = tuple_is_v4(&sc->other);
 	l3 = v4 ? 20 : 40;
-	quoted_len = sc->s.len; /* behind the IP header */
+	quoted_len = sc->s.len; /* without the IP header */
 	type = v4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 	if (is_crossed(sc) && (bpf_skb_change_proto(skb, type, 0) || bpf_skb_store_bytes(skb, 12, &type, 2, 0)))
 		return -1;
@@ -266,7 +270,8 @@ __noinline int write_too_big(struct __sk_buff *skb, __u32 mtu)
 	return v4 ? 0 : bpf_skb_store_bytes(skb, ETH_LEN + 48, sc->old, 48, BPF_F_RECOMPUTE_CSUM);
 }
 
-/* What of a leg's segments would pass a router. For a switch, in which more is cut off (make_fit()), and for the next splice. */
+/* Record the largest payload that passes a router on the way to the leg's host: for a switch, where make_fit() cuts off more,
+ * and for the next splice. */
 static __always_inline void learn_mtu(struct leg *l, const struct scratch *sc, __u32 mtu)
 {
 	__u32 used = sc->v6 ? 60 : 40;
@@ -275,23 +280,24 @@ static __always_inline void learn_mtu(struct leg *l, const struct scratch *sc, _
 		l->mss_in = mtu - used;
 }
 
-/* What routers say of the way to a leg's host, the socket hears in its own numbers. */
+/* Pass an error to the leg's socket, with the sequence number that the socket has used. */
 static __always_inline int tell_socket(struct __sk_buff *skb, const struct scratch *sc, const struct leg *l, __u32 seq)
 {
 	__be32 from = bpf_htonl(seq), to = bpf_htonl(seq - l->shim_out);
 
 	if (from == to)
 		return TCX_NEXT;
-	/* of the quoted segment, behind another IP header and the ICMP header */
+	/* The sequence number in the quoted segment, behind two IP headers and the ICMP header. */
 	if (bpf_skb_store_bytes(skb, ETH_LEN + 2 * sc->ihl + 8 + 4, &to, 4, 0) ||
 	    bpf_l4_csum_replace(skb, ETH_LEN + sc->ihl + 2, from, to, 4))
 		return drop(V_REWRITE_FAILED);
 	return TCX_NEXT;
 }
 
-/* An error from the network about a segment that we have forwarded: it goes to the host that has sent it, in the family and the
- * numbers of that connection. Those that do not end it, end here (soft errors: RFC 1122, 4.2.3.9). Only of what is under way (RFC
- * 5927, 4.1): who cannot know that has not seen the segment. */
+/* Handle an ICMP error from the network. "Too big" about a forwarded segment goes to the host that sent the segment, in the
+ * address family and numbers of its connection. Other errors about forwarded segments are soft errors (RFC 1122, 4.2.3.9), and
+ * are dropped. The quoted segment must be in flight (RFC 5927, 4.1): only someone who has seen the segment can know its
+ * number. Outside of forwarding mode, errors go to the socket. */
 __noinline int translate_error(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -329,7 +335,7 @@ __noinline int translate_error(struct __sk_buff *skb)
 	sc->s.seq = seq + p->ack_add;
 	sc->s.len = sc->v6 ? bpf_ntohs(((struct ipv6hdr *)(sc->old + 8))->payload_len) :
 			     bpf_ntohs(((struct iphdr *)(sc->old + 8))->tot_len) - 20;
-	if (mtu && is_crossed(sc)) /* 0: a router that does not tell (RFC 1191, 5) */
+	if (mtu && is_crossed(sc)) /* 0: the router does not say (RFC 1191, 5) */
 		mtu = sc->v6 ? mtu - 20 : mtu + 20;
 	if (!tuple_is_v4(&sc->other) && mtu < LEAST_MTU6)
 		mtu = LEAST_MTU6;

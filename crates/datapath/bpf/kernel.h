@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What is read of the kernel's own structures. */
+/* The fields that the programs read from the kernel's own structures. */
 #ifndef LONGSPLICE_KERNEL_H
 #define LONGSPLICE_KERNEL_H
 
@@ -23,7 +23,7 @@ struct net_device {
 void *bpf_cast_to_kern_ctx(void *) __ksym;
 void *bpf_rdonly_cast(const void *, __u32) __ksym;
 
-/* Any eight bytes of the kernel's: its own struct of eight bytes serves as their type. */
+/* Read eight bytes of kernel memory. The cast needs a kernel type, and struct bpf_iter_num has just that size. */
 static __always_inline __u64 eight_at(const void *at)
 {
 	struct bpf_iter_num *n = bpf_rdonly_cast(at, bpf_core_type_id_kernel(struct bpf_iter_num));

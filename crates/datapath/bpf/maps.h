@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* All maps, and the records that only these programs have in them. */
+/* All maps, and the types of records that only these programs use. */
 #ifndef LONGSPLICE_MAPS_H
 #define LONGSPLICE_MAPS_H
 
@@ -7,7 +7,7 @@
 #include "place.h"
 #include "segment.h"
 
-/* Types that no map mentions, for the generated view. */
+/* Types that no map refers to: these variables put them into the BTF, from which user space's view is generated. */
 const volatile struct event event_layout;
 const volatile enum constant constant_layout;
 const volatile enum leg_flag leg_flag_layout;
@@ -20,11 +20,11 @@ const volatile enum listens listens_layout;
 const volatile struct trace_record trace_record_layout;
 const volatile enum trace_word trace_word_layout;
 
-#define MAX_LEGS 131072   /* legs in control mode, switching or parked; resized before load */
-#define MAX_REMOTES 65536 /* flows between IPv4 and IPv6 */
-#define MAX_EMBRYOS 65536 /* half-open connections: evicting the oldest costs a splice, not a connection */
-#define MAX_TRAINS 4096   /* fragmented segments under way: 50 ms of them at 1 Gbit/s. Evicting one costs a retransmission */
-#define MAX_IDENTS 256    /* counters of identifications: one for all pairs of addresses would come round too soon */
+#define MAX_LEGS 131072   /* legs in control mode, in a switch or parked; resized before load */
+#define MAX_REMOTES 65536 /* flows from IPv4 to IPv6 */
+#define MAX_EMBRYOS 65536 /* half-open connections; one that is evicted works, but cannot be spliced */
+#define MAX_TRAINS 4096   /* fragmented segments under way: 50 ms at 1 Gbit/s; one that is evicted is retransmitted */
+#define MAX_IDENTS 256    /* counters of IP identifications: a single one for all pairs of addresses would wrap too soon */
 
 /* ---- connections ---- */
 
@@ -52,7 +52,7 @@ struct {
 /* ---- path entries ---- */
 
 struct table_page {
-	__u8 room[SLOTS4 * sizeof(struct slot4) + 64]; /* slots are to begin at a cache line */
+	__u8 room[SLOTS4 * sizeof(struct slot4) + 64]; /* 64: to align the slots to cache lines */
 };
 
 _Static_assert(sizeof(struct slot4) == 64 && sizeof(struct slot6) == 128, "cache lines");
@@ -71,7 +71,7 @@ struct {
 	});
 } paths4 SEC(".maps"), paths6 SEC(".maps");
 
-/* How many entries both tables hold. */
+/* Number of path entries in both tables. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -79,7 +79,7 @@ struct {
 	__type(value, __u64);
 } entries SEC(".maps");
 
-/* Slots that were left before this have nobody who holds them. ns, CLOCK_MONOTONIC. */
+/* No program holds a slot that was freed before this time. ns, CLOCK_MONOTONIC. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -129,8 +129,8 @@ enum answer {
 	ANSWERS,
 };
 
-/* Tokens for all answers of a kind, given anew each second: a number around the mean that nobody can know, or whoever counts what
- * is left could tell what others have used (CVE-2016-5696). */
+/* Tokens for answers of one kind. Each second, a random number of tokens is granted, around a mean. With a fixed number, an
+ * attacker could count the remaining answers and so learn how many other connections have caused (CVE-2016-5696). */
 struct limiter {
 	__u64 second;
 	__s64 left;
@@ -143,7 +143,7 @@ struct {
 	__type(value, struct limiter);
 } limiters SEC(".maps");
 
-#define MAX_ANSWERED 8192 /* legs that were answered lately. Evicting one costs one more answer */
+#define MAX_ANSWERED 8192 /* legs that got an answer recently; one that is evicted may get one answer more */
 
 struct answered_key {
 	struct tuple leg;
@@ -154,14 +154,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_ANSWERED);
 	__type(key, struct answered_key);
-	__type(value, __u64); /* when, ns, CLOCK_MONOTONIC, coarse; lowest bit: it was answered */
+	__type(value, __u64); /* time, ns, CLOCK_MONOTONIC, coarse; lowest bit: an answer was sent */
 } answered SEC(".maps");
 
 /* ---- for user space ---- */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 18); /* some 4000 events: user space polls phases too, so a lost one delays only */
+	__uint(max_entries, 1 << 18); /* about 4000 events; user space polls phases, too, so a lost one only causes a delay */
 } events SEC(".maps");
 
 struct {
@@ -171,20 +171,21 @@ struct {
 	__type(value, __u64);
 } verdicts SEC(".maps");
 
-/* Handshakes of foreign connections: some 1500. A flood of SYNs fills it, and no more. */
+/* Handshake segments of transparent connections, about 1500. A SYN flood can fill this ring, but nothing else. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
 } handshakes SEC(".maps");
 
-/* Of the process, and not pinned: whoever takes the flows over does not know the reader. Resized before load. */
+/* Copies of forwarded data (struct tap_record). Not pinned: the ring ends with the process, since a process that takes the
+ * flows over does not know the readers. Resized before load. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 24);
 } taps SEC(".maps");
 
-/* Some 2000 records: what a reader that is woken every millisecond misses at two million segments a second. Of the process, and
- * not pinned. */
+/* Records of a trace, about 2000: enough for two million segments a second with a reader that wakes up every millisecond. Not
+ * pinned. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
@@ -197,7 +198,7 @@ struct {
 	__type(value, __u64);
 } tracing SEC(".maps");
 
-/* Of the process, and not pinned, as the taps. Resized before load. */
+/* Held segments (struct held_record). Not pinned, like `taps`. Resized before load. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 22);
@@ -210,8 +211,7 @@ struct {
 	__type(value, __u64);
 } holding SEC(".maps");
 
-/* What a process must know that takes the pinned maps over: whose layout they have, the seed of their hashes,
- * and where they belong. */
+/* Describes the pinned maps to a process that takes them over: version of the layout, seed of the hashes, network namespace. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -221,9 +221,10 @@ struct {
 
 /* ---- devices ---- */
 
-#define MAX_DEVICES 16384 /* that packets may pass unjudged; beyond, no more are attached to */
+#define MAX_DEVICES 16384 /* limit of `watched`; more devices are not attached to */
 
-/* Devices that are attached to, or whose packets are seen on one that is: key is the index. */
+/* Devices that our programs are attached to, or whose packets are seen on such a device. The key is the ifindex. guard.h does not
+ * examine their packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_DEVICES);
@@ -232,39 +233,39 @@ struct {
 	__type(value, __u32);
 } watched SEC(".maps");
 
-/* ---- room to work, of each CPU ---- */
+/* ---- per-CPU scratch space ---- */
 
 #define MAX_TCP_HDR 60
 
-/* One per-CPU record: programs run with softirqs off, and a program that runs nested (egress of a cloned packet) returns before
- * it touches the record. */
+/* The scratch record of a CPU. One is enough: programs run with softirqs off, and a nested program (egress of a cloned packet)
+ * returns before it touches the record. */
 struct scratch {
-	struct tuple t;     /* as the leg sees it: the host is `remote` */
-	struct tuple other; /* the leg where a forwarded copy goes out */
+	struct tuple t;     /* key of the leg where the packet arrived, or whose socket has sent it */
+	struct tuple other; /* key of the leg where a forwarded copy leaves */
 	struct seg s;
 	struct plan p;
-	__u32 pkt_len;      /* IP packet, bytes */
-	__u8 v6;            /* family of the packet */
-	__u8 ihl;           /* bytes */
-	__u8 doff;          /* TCP header, bytes */
+	__u32 pkt_len;      /* length of the IP packet, bytes */
+	__u8 v6;            /* 1 if the packet is IPv6 */
+	__u8 ihl;           /* length of the IP header, with an extension header, bytes */
+	__u8 doff;          /* length of the TCP header, bytes */
 	__u8 ttl;
-	__u8 ts_at, sack_at, sack_len; /* offsets in the TCP header; 0: none */
-	__u8 cursor;
-	__u8 egress;
-	__u8 fragment;      /* a fragment, or a segment behind an extension header */
-	__u8 more;          /* a fragment, and not the last one */
-	__u8 foreign;       /* of a leg with LEG_FOREIGN */
-	__u16 frag_at;      /* bytes of the datagram before it */
-	__u32 frag_id;      /* network order */
-	__u8 l3[40];        /* IP header as it came, without options */
-	__u8 old[64], new[64]; /* TCP header */
-	__u8 orig[64];      /* TCP header as it came */
-	__u8 mac[12];       /* Ethernet addresses as they came */
-	__u8 hop[12];       /* ... of the forwarded copy */
-	__u32 ifindex;      /* its device */
-	__u32 came;         /* payload as it came, bytes */
-	__u8 traced;        /* PATH_TRACE */
-	__u64 verdicts;     /* bits by enum verdict, so far */
+	__u8 ts_at, sack_at, sack_len; /* offsets of the options in the TCP header, 0: none; length of the SACK option */
+	__u8 cursor;        /* offset of the option that is being parsed */
+	__u8 egress;        /* 1 if the packet was sent by a local socket */
+	__u8 fragment;      /* 1 for a fragment, or a segment behind an extension header */
+	__u8 more;          /* 1 for a fragment other than the last one */
+	__u8 foreign;       /* 1 if the leg has LEG_FOREIGN */
+	__u16 frag_at;      /* offset of the fragment in the datagram, bytes */
+	__u32 frag_id;      /* identification, network order */
+	__u8 l3[40];        /* IP header as it arrived, without options */
+	__u8 old[64], new[64]; /* TCP header before and after a rewrite */
+	__u8 orig[64];      /* TCP header as it arrived */
+	__u8 mac[12];       /* Ethernet addresses as they arrived */
+	__u8 hop[12];       /* Ethernet addresses of the forwarded copy */
+	__u32 ifindex;      /* outgoing device of the forwarded copy */
+	__u32 came;         /* payload as it arrived, bytes */
+	__u8 traced;        /* 1 if the path entry has PATH_TRACE */
+	__u64 verdicts;     /* verdicts so far, one bit per enum verdict */
 };
 
 struct {
@@ -281,7 +282,7 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&scratches, &zero);
 }
 
-#define SUM_CHUNK 512 /* what bpf_csum_diff takes at once, before Linux 6.13 */
+#define SUM_CHUNK 512 /* limit of one bpf_csum_diff() call before Linux 6.13, bytes */
 
 struct sum_chunk {
 	__u8 bytes[SUM_CHUNK];
@@ -294,11 +295,12 @@ struct {
 	__type(value, struct sum_chunk);
 } sum_chunks SEC(".maps");
 
-/* Bytes of one record of the rings, powers of two: per-CPU values are limited to 32 KB. */
+/* Payload of one record in the rings `taps` and `held`, bytes. Powers of two; per-CPU values are limited to 32 KB. */
 #define TAP_CHUNK 16384
 #define HOLD_CHUNK 16384
 
-/* Where a record is put together: its length is only known from the packet, and the ring reserves constant ones. */
+/* Buffer for one record. It is needed because bpf_ringbuf_reserve() takes constant sizes only, and the packet decides the
+ * length. */
 struct tap_chunk {
 	struct tap_record head;
 	__u8 bytes[TAP_CHUNK];
@@ -311,7 +313,7 @@ struct {
 	__type(value, struct tap_chunk);
 } tap_chunks SEC(".maps");
 
-/* The same for what is held. */
+/* The same for held segments. */
 struct hold_chunk {
 	struct held_record head;
 	__u8 bytes[HOLD_CHUNK];
@@ -324,10 +326,10 @@ struct {
 	__type(value, struct hold_chunk);
 } hold_chunks SEC(".maps");
 
-/* Where prefetch() is. */
+/* State of prefetch() in the current batch. */
 struct ahead {
-	__u64 found; /* homes of packets behind that hold keys, so far */
-	__u32 left;  /* packets behind this one that have been looked at */
+	__u64 found; /* homes of later packets that hold keys, so far */
+	__u32 left;  /* later packets that were looked at already */
 };
 
 struct {

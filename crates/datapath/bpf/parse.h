@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From a packet to the tuple and the header fields. */
+/* Read the tuple and the header fields of a packet into the scratch record. */
 #ifndef LONGSPLICE_PARSE_H
 #define LONGSPLICE_PARSE_H
 
@@ -15,7 +15,7 @@
 #define ETH_LEN 14
 #define TCP_CSUM_AT 16 /* in the TCP header */
 
-/* An offset that the verifier believes; the arrays above leave room behind offset 63. */
+/* Limit an offset to 63, so that the verifier knows its range. Accesses a few bytes further stay in the scratch record. */
 static __always_inline __u32 cap(__u32 offset)
 {
 	asm volatile("%0 &= 63" : "+r"(offset));
@@ -40,12 +40,13 @@ static __always_inline void tuple_from4(struct tuple *t, __u32 remote, __u32 loc
 	t->local[3] = local;
 }
 
-/* One's complement sum of what a change of a word adds (RFC 1624). */
+/* The change of a one's complement sum when a word changes (RFC 1624). */
 static __always_inline __u64 delta(__u32 from, __u32 to)
 {
 	return (__u64)(__u32)~from + to;
 }
 
+/* Fold a one's complement sum to 16 bits. */
 static __always_inline __u16 fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -55,13 +56,14 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
+/* What parse() has found. */
 enum parsed {
 	PARSED_TCP = 0,
-	PARSED_FRAGMENT = 1,  /* first fragment, with the whole TCP header */
-	PARSED_EXTENSION = 2, /* behind an IPv6 extension header: all is there, but it is not forwarded */
-	PARSED_TINY = 3,      /* first fragment, with the ports at least */
-	PARSED_LATER = 4,     /* later fragment: addresses and identification only */
-	PARSED_OTHER = 5,
+	PARSED_FRAGMENT = 1,  /* a first fragment with the whole TCP header */
+	PARSED_EXTENSION = 2, /* a whole segment behind an IPv6 extension header: not forwarded */
+	PARSED_TINY = 3,      /* a first fragment with the ports, but not the whole TCP header */
+	PARSED_LATER = 4,     /* a later fragment: addresses and identification only */
+	PARSED_OTHER = 5,     /* anything else, or damaged */
 };
 
 static __always_inline int ip_sum_right(struct __sk_buff *skb, struct scratch *sc)
@@ -73,11 +75,11 @@ static __always_inline int ip_sum_right(struct __sk_buff *skb, struct scratch *s
 	return fold(bpf_csum_diff(0, 0, (void *)sc->old, n, 0)) == 0xffff;
 }
 
-/* One extension header before TCP (RFC 8200, 4). But for the fragment header none is forwarded, but a leg that receives such
- * must know. */
+/* Parse a TCP segment behind one IPv6 extension header (RFC 8200, 4). Only behind a fragment header segments are forwarded,
+ * but a leg that receives others must be marked (LEG_FRAGMENTS). */
 static __always_inline enum parsed tcp_behind_extension(struct __sk_buff *skb, struct scratch *sc, __u8 kind)
 {
-	__u8 h[8]; /* next header, length in units of 8 bytes less one; a fragment's offset, M flag, identification */
+	__u8 h[8]; /* next header; length - 1, in units of 8 bytes; fragment header: offset, M flag, identification */
 
 	if ((kind != 0 && kind != 43 && kind != 44 && kind != 60) || bpf_skb_load_bytes(skb, ETH_LEN + 40, h, 8) ||
 	    h[0] != IPPROTO_TCP)
@@ -96,7 +98,8 @@ static __always_inline enum parsed tcp_behind_extension(struct __sk_buff *skb, s
 	return PARSED_EXTENSION;
 }
 
-/* Fills everything but options. Reads by copy: slow path and miss path only. */
+/* Read everything but the TCP options. The headers are copied, so this is for the general way and for packets without an
+ * entry. */
 static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int egress)
 {
 	struct tcphdr *th = (void *)sc->orig;
@@ -123,7 +126,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 		sc->v6 = 0;
 		sc->s.ecn = ip->tos & ECN_BITS;
 		sc->ihl = ip->ihl * 4;
-		/* a new header would make a broken one good (RFC 1812, 5.2.2) */
+		/* A rewrite would repair a broken header (RFC 1812, 5.2.2). */
 		if (!egress && !ip_sum_right(skb, sc))
 			return PARSED_OTHER;
 		sc->ttl = ip->ttl;
@@ -193,7 +196,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct scratch *sc, int 
 	return r;
 }
 
-/* Options (RFC 9293, 3.2). Global: verified once, with the cursor in map memory so that the loop stays small. */
+/* Read the TCP options (RFC 9293, 3.2). A global function, so that the verifier checks it once. The cursor is in map memory to
+ * keep the verifier's state of the loop small. */
 __noinline int parse_options(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();

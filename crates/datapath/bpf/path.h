@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Between the legs' records and the path entries: the switches as steps over both legs, one lock at a time. Look-ups and packets
- * are left to the callers, so that all of this can be run outside of the kernel as well. */
+/* Freeze, commit and unsplice: steps over both legs that move a flow between its legs' records and its path entries, under one
+ * lock at a time. Callers do the look-ups and handle packets, so that this code can run outside of the kernel as well
+ * (model.c). */
 #ifndef LONGSPLICE_PATH_H
 #define LONGSPLICE_PATH_H
 
@@ -10,6 +11,7 @@
 
 /* ---- from control mode to forwarding mode ---- */
 
+/* May the leg enter a switch? Returns a switch_result. */
 static __always_inline int ready(const struct leg *l)
 {
 	if (!(l->flags & LEG_TRACKED))
@@ -20,21 +22,22 @@ static __always_inline int ready(const struct leg *l)
 		return SWITCH_FRAGMENTS;
 	if (l->phase_in != PHASE_LOCAL || l->phase_out != PHASE_LOCAL)
 		return SWITCH_BUSY;
-	/* Taken back, and not caught up with yet: what was forwarded must come through the sockets once more, or a host would
-	 * acknowledge the new bound before they have reached it. */
+	/* A drain was taken back, and the socket has not caught up yet. It must send the forwarded bytes again before the next
+	 * freeze, or the host would acknowledge the new bound before the socket has reached it. */
 	if (ahead_of_socket(l))
 		return SWITCH_BUSY;
 	return SWITCH_OK;
 }
 
-/* Under l's lock. */
+/* Make `peer` the leg's peer. Under l's lock. */
 INLINE void pair(struct leg *l, const struct tuple *peer, __u32 tap)
 {
 	l->peer = *peer;
 	l->flags = (l->flags & ~LEG_TAP) | LEG_PAIRED | (tap ? LEG_TAP : 0);
 }
 
-/* May l be frozen? `out`: the end of what was given to its socket, with all in hand for it. o, other: the other leg. */
+/* May l be frozen? Returns a switch_result. out: end of the bytes written to its socket or in hand for it (out space). o,
+ * other: the other leg. */
 static __always_inline int may_freeze(const struct leg *l, const struct half *h, const struct leg *o,
 				      const struct half *other, __u32 out)
 {
@@ -45,14 +48,14 @@ static __always_inline int may_freeze(const struct leg *l, const struct half *h,
 	if ((l->flags & o->flags & LEG_FIN_IN) || keeps_end(l, h, other))
 		return SWITCH_CLOSING;
 	if (l->max_in - l->irs - 1 - h->consumed > FAR || before(out, l->local_out))
-		return SWITCH_MISMATCH; /* more taken than came, or less given than went */
+		return SWITCH_MISMATCH; /* more read than arrived, or less written than sent */
 	if (has_gaps(l, h))
 		return SWITCH_BUSY;
 	return all_has_come(l, h) ? SWITCH_SHORT : SWITCH_OK;
 }
 
-/* now: ns. Each leg is frozen under its own lock. A segment of a's that comes before b is frozen waits for that
- * (is_half_frozen). */
+/* Begin a splice. Each leg is frozen under its own lock; a segment that arrives on a before b is frozen is dispatched again
+ * (is_half_frozen()). now: ns, CLOCK_MONOTONIC. */
 static __always_inline int freeze(struct switch_args *g, struct leg *a, struct leg *b, __u64 now)
 {
 	__u32 to_b, to_a, ts, done = 0;
@@ -119,7 +122,7 @@ static __always_inline int freeze(struct switch_args *g, struct leg *a, struct l
 	return SWITCH_OK;
 }
 
-/* Fills the entry for packets from `from`'s host. Under from's lock. */
+/* Fill in everything but the word of the entry for packets from `from`'s host. Under from's lock. */
 INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *to, const struct tuple *out, __u32 via)
 {
 	__u32 room = later(from->edge_in, from->ack_in) - from->ack_in;
@@ -136,8 +139,8 @@ INLINE void fill_path(struct path *p, const struct leg *from, const struct leg *
 	p->lport = out->lport;
 }
 
-/* Is a packet that comes in on `in` the one that goes out on `out`? A proxy that is not to be seen, and has chosen the same
- * numbers on both sides. */
+/* Return PATH_IDENTITY if packets leave on `out` with the addresses, ports and numbers with which they arrive on `in`, as
+ * those of a transparent connection do if both sides were given the same numbers. Otherwise 0. */
 INLINE __u16 path_identity(const struct path *p, const struct tuple *in, const struct tuple *out)
 {
 	int i;
@@ -150,6 +153,7 @@ INLINE __u16 path_identity(const struct path *p, const struct tuple *in, const s
 	return p->seq_add | p->ack_add | p->tsval_add | p->tsecr_add ? 0 : PATH_IDENTITY;
 }
 
+/* The flags of the entry for packets from `from`'s host. */
 INLINE __u16 path_flags(const struct leg *from, const struct leg *to)
 {
 	__u16 f = PATH_SPLICED;
@@ -169,7 +173,7 @@ INLINE __u16 path_flags(const struct leg *from, const struct leg *to)
 	return f | ecn_flags(from, to);
 }
 
-/* All that may be forwarded has been; for a flow that did not know its limit at the freeze. */
+/* Set the limit to the current position, if `here`: for a flow whose limit was not known at the freeze. */
 INLINE void set_limit(struct leg *l, int here)
 {
 	if (here && !(l->flags & LEG_TRIGGER)) {
@@ -191,13 +195,14 @@ INLINE union path_word path_word(const struct leg *from, const struct leg *to)
 }
 
 enum splice_step {
-	PREPARE, /* nothing is in force yet */
-	FIRST,
-	SECOND,  /* only while the first is */
+	PREPARE, /* fill in the entry, without PATH_SPLICED */
+	FIRST,   /* bring the first entry into force */
+	SECOND,  /* bring the second entry into force, but only while the first one is */
 };
 
-/* The entry `p` for packets from `from`'s host, if the leg is in forwarding mode still. Both are prepared before one is in force:
- * a packet that takes the flow back between the two derives the records from both. rev: the other entry. */
+/* Do one step of a commit with `p`, the entry for packets from `from`'s host, if the leg is still in forwarding mode. Both
+ * entries are prepared before the first comes into force, because a packet that takes the flow back between the two derives
+ * the records from both. rev: the other entry. */
 static __always_inline void splice_path(enum splice_step step, struct leg *from, struct leg *to, struct path *p,
 					const struct path *rev, const struct half *in, const struct half *out, __u32 via,
 					int trigger, __u32 cross)
@@ -221,9 +226,9 @@ static __always_inline void splice_path(enum splice_step step, struct leg *from,
 	bpf_spin_unlock(&from->lock);
 }
 
-/* Between the two entries of a flow coming into force, packets see one direction in forwarding mode and the other not: an end,
- * or what acknowledges it, may have been noted where nobody looks any more. After both are in force, for each. `to`, `rev`: the
- * leg where p's packets go out, and the entry of what comes in there. */
+/* Carry over a FIN, its acknowledgement or an RST from the record of `to`. Between the moments at which the two entries come into
+ * force, packets may record these in a leg that is not read any more. Called for each entry, once both are in force. to, rev: the
+ * leg where p's packets leave, and the entry for packets that arrive there. */
 INLINE void catch_up(struct path *p, struct path *rev, const struct leg *to)
 {
 	__u32 flags = *(volatile __u32 *)&to->flags;
@@ -234,7 +239,7 @@ INLINE void catch_up(struct path *p, struct path *rev, const struct leg *to)
 		__sync_fetch_and_or(&rev->word.all, (__u64)PATH_DEAD << 48);
 	if ((p->word.flags & (PATH_FIN | PATH_FIN_ACKED)) != PATH_FIN)
 		return;
-	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48); /* before the look: whoever comes later finds it */
+	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_PEER_FIN << 48); /* set it first: later packets must find it */
 	if (flags & LEG_FIN_ACKED || *(volatile __u32 *)&rev->max_ack == p->word.end + p->seq_add) {
 		__sync_fetch_and_and(&rev->word.all, ~((__u64)PATH_PEER_FIN << 48));
 		__sync_fetch_and_or(&p->word.all, (__u64)PATH_FIN_ACKED << 48);
@@ -245,14 +250,14 @@ static __always_inline int may_commit(const struct leg *a, const struct leg *b)
 {
 	if ((a->flags | b->flags) & LEG_RESET)
 		return SWITCH_CLOSING;
-	if ((a->flags | b->flags) & LEG_SPLICED) /* done already: the path entries rule, and the records are stale */
+	if ((a->flags | b->flags) & LEG_SPLICED) /* committed already: the records are stale */
 		return SWITCH_BUSY;
 	if (a->phase_in != PHASE_FWD || a->phase_out != PHASE_FWD || b->phase_in != PHASE_FWD || b->phase_out != PHASE_FWD)
 		return SWITCH_BUSY;
 	return SWITCH_OK;
 }
 
-/* cross: further flags of the entries. */
+/* Commit a splice. cross_a, cross_b: more flags for the entries, PATH_CROSS or 0. */
 static __always_inline void commit_legs(const struct switch_args *g, struct leg *a, struct leg *b, struct path *pa,
 					struct path *pb, __u32 cross_a, __u32 cross_b)
 {
@@ -272,7 +277,7 @@ static __always_inline void commit_legs(const struct switch_args *g, struct leg 
 
 /* ---- from forwarding mode back to a leg's record ---- */
 
-/* Bytes forwarded from `l`'s host since its record was true. */
+/* Bytes forwarded from `l`'s host since the commit. w: word of the leg's entry. */
 INLINE __u64 path_passed(const struct leg *l, union path_word w)
 {
 	if (w.flags & PATH_TRIGGER)
@@ -280,11 +285,12 @@ INLINE __u64 path_passed(const struct leg *l, union path_word w)
 	return ((__u64)w.wraps << 32) + w.end - l->max_in;
 }
 
-/* Hosts may wait for a larger window: for a segment or two, and few have larger ones (RFC 9293, 3.8.6.2.1). */
+/* A host may not use a window smaller than this, bytes: it waits for room for a segment or two (RFC 9293, 3.8.6.2.1), which are
+ * rarely larger. */
 #define SMALL_WINDOW 16384
 
-/* Under l's lock; `in` and `out` are stopped: the entries where l's host sends, and where the other host sends to it.
- * o: the other leg. now: ns, coarse. */
+/* Derive l's record from the path entries, if it is stale. Under l's lock. in, out: the entries for packets from l's host and for
+ * packets to it, both stopped. o: the other leg. now: ns, CLOCK_MONOTONIC. */
 INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, const struct path *out, __u64 now)
 {
 	__u32 end = in->word.end;
@@ -303,8 +309,8 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 	l->ack_out = later(l->ack_out, out->max_ack + out->ack_add);
 	l->edge_out = later(l->ack_out + ((__u32)65535 << l->wscale_out), end);
 	l->win_out = l->edge_out - l->ack_out > 65535 ? 65535 : l->edge_out - l->ack_out;
-	/* The other host may have closed its window. When it opens that, only the socket hears of it, and the host would wait for
-	 * the next of its own probes, for a minute perhaps. */
+	/* The other host may have closed its window. Only the socket will see it open again, so l's host would wait for the
+	 * answer to its next probe, perhaps for a minute. */
 	if (room_of((out->via & VIA_ROOM) >> VIA_ROOM_SHIFT) << o->wscale_in < SMALL_WINDOW)
 		l->flags |= LEG_PROBE;
 	if (in->word.flags & PATH_FIN)
@@ -319,9 +325,9 @@ INLINE void wake(struct leg *l, const struct leg *o, const struct path *in, cons
 		l->flags |= LEG_FRAGMENTS;
 }
 
-/* Both legs of a flow, if they are in forwarding mode. An entry comes into force under its leg's lock, and the second one only
- * while the first is (splice_path): once both were stopped, and then a lock was held, neither does any more, and what they say
- * is final. */
+/* Stop both path entries of a flow and wake() both legs. An entry comes into force under its leg's lock, and the second one only
+ * while the first is (splice_path()). So once both were stopped, and each lock was then held once, neither can come into force
+ * again, and their values are final. */
 static __always_inline void wake_both(struct leg *a, struct leg *b, struct path *pa, struct path *pb, __u64 now)
 {
 	stop_path(pa);
@@ -338,6 +344,7 @@ static __always_inline void wake_both(struct leg *a, struct leg *b, struct path 
 	bpf_spin_unlock(&b->lock);
 }
 
+/* Take the direction from -> to back to control mode. Both legs' records are awake. */
 static __always_inline void unsplice_direction(struct leg *from, struct leg *to)
 {
 	__u32 at, at_out;
@@ -363,7 +370,7 @@ static __always_inline void unsplice_direction(struct leg *from, struct leg *to)
 	}
 }
 
-/* p: the leg's entry, if there is one. */
+/* Read phase and positions of a leg for user space. p: the leg's path entry, or NULL. */
 static __always_inline void read_positions(struct half *h, __u64 *end, __u64 *origin, struct leg *l, const struct path *p)
 {
 	bpf_spin_lock(&l->lock);
@@ -380,7 +387,7 @@ static __always_inline void read_positions(struct half *h, __u64 *end, __u64 *or
 	bpf_spin_unlock(&l->lock);
 }
 
-/* What user space has to know of a direction that was taken back, by whomever. */
+/* Report whether the direction from `from`'s host was being forwarded when it was taken back, and whether its FIN was. */
 INLINE void was_bypassed(struct half *h, const struct leg *from)
 {
 	h->pending = !!(from->flags & LEG_BYPASSED);

@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Where in the table the entry of a key lies (table.h): arithmetic only, which a test counts with, too (model.c). */
+/* Which slots of the table a key may take (table.h): arithmetic only, so that tests can use it, too (model.c). */
 #ifndef LONGSPLICE_PLACE_H
 #define LONGSPLICE_PLACE_H
 
 #include "flow.h"
 
-#define WAYS 64     /* in a table as full as it may be, none in 10^8 keys finds all of them taken */
-#define NEAR 8      /* the first places are neighbours, which the processor fetches ahead; the others lie apart, in an order
-		       of the home's own, so that crowds do not grow */
+#define WAYS 64     /* places of a key: in a table filled to its limit, not one in 10^8 keys finds all of them taken */
+#define NEAR 8      /* the first places are neighbours, which the processor prefetches; the others are scattered, in an order
+		       that depends on the home, so that full regions do not grow */
 
-/* Slots of a page: prime, so that no two of the places that lie apart are the same. */
+/* Slots of a page: prime numbers, so that no two of the scattered places are the same. */
 #define SLOTS4 503
 #define SLOTS6 251
 
+/* Mix `more` into a hash. */
 static __always_inline __u64 stir(__u64 h, __u64 more)
 {
 	h = (h ^ more) * 0x9e3779b97f4a7c15ull;
 	return h ^ h >> 32;
 }
 
-/* Ports are stirred twice at least: hosts take them in turn, and products of numbers in turn fall into a lattice, which may fill
- * some pages more than others. */
+/* Hash a key. The ports are mixed in at least twice: hosts use consecutive ports, and their multiples form a lattice, which
+ * may fill some pages more than others. */
 static __always_inline __u64 hash4(__u64 seed, const struct tuple4 *k)
 {
 	__u32 ports = (__u32)k->rport << 16 | k->lport;
@@ -40,18 +41,21 @@ static __always_inline __u64 hash6(__u64 seed, const struct tuple *k)
 	return stir(h, ports);
 }
 
+/* The page of a hash. */
 static __always_inline __u32 page_of(__u64 hash, __u32 pages)
 {
 	return (hash & 0xffffffff) * pages >> 32;
 }
 
+/* The home of a hash: a slot of its page. */
 static __always_inline __u32 home_of(__u64 hash, __u32 slots)
 {
 	return (hash >> 32) * slots >> 32;
 }
 
-/* Of all keys of a home alike. A quadratic order: with equal steps, some homes' places would be a few runs of neighbours, and
- * full at once. k (k + own) differs for all k, modulo a prime, while the sum of two of them and `own` is less than it. */
+/* Return place number `way` of a home. The order is the same for all keys of the home. The scattered places form a quadratic
+ * sequence: with equal steps, those of some homes would be a few runs of neighbours, which fill up together. Modulo a prime,
+ * k * (k + own) differs for all k, since the sum of any two of them and `own` is less than the prime. */
 static __always_inline __u32 at_way(__u32 home, __u32 slots, __u32 way)
 {
 	__u32 at = home + way;
@@ -64,6 +68,7 @@ static __always_inline __u32 at_way(__u32 home, __u32 slots, __u32 way)
 	return at < slots ? at : at % slots;
 }
 
+/* The IPv4 key of a tuple. */
 static __always_inline struct tuple4 key4(const struct tuple *t)
 {
 	return (struct tuple4){ t->remote[3], t->local[3], t->rport, t->lport };

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Fetching ahead. Among many flows, a packet's path entry is in no cache; asked for one after the other, each entry keeps the
- * processor waiting, while eight at the same time take as long as two or three. So the first packet of a batch has the entries
- * of those behind it read, before its own is looked up.
+/* Prefetching of path entries. With many flows, a packet's entry is in no cache. One look-up after the other makes the
+ * processor wait for each entry, while eight at the same time take only as long as two or three. So the first packet of a batch
+ * reads the entries of the packets behind it, before its own is looked up.
  *
- * No helper tells what is behind a packet. But while the kernel takes packets off a list (__netif_receive_skb_list_core(); NAPI
- * hands over eight at a time), skb->prev of the one that it has taken still points to the head of that list.
+ * No helper gives access to the next packets. But while the kernel takes packets off a list (__netif_receive_skb_list_core();
+ * NAPI hands over eight at a time), skb->prev of the current packet still points to the head of that list.
  *
- * All this is a hint: what is read decides nothing, and where there is no such list, or something else has left its mark in
- * skb->prev, nothing is read, or in vain. A load by such a pointer that faults gives 0. */
+ * All this is a hint, and decides nothing. If there is no such list, or skb->prev holds something else, nothing is read, or the
+ * reads are useless. A load through such a pointer that faults returns 0. */
 #ifndef LONGSPLICE_PREFETCH_H
 #define LONGSPLICE_PREFETCH_H
 
 #include "kernel.h"
 #include "table.h"
 
-#define REST_OF_BATCH 7 /* the rest of a batch: net.core.gro_normal_batch is 8 unless changed */
-#define CROWD 65536     /* entries of both tables. Of fewer, the level-2 cache of a processor holds what is in use */
-#define NEXT_WAYS 3     /* where nearly all entries lie that are not at home */
+#define REST_OF_BATCH 7 /* packets behind the first one: net.core.gro_normal_batch is 8 by default */
+#define CROWD 65536     /* entries in both tables from which prefetching pays: fewer fit a processor's level-2 cache */
+#define NEXT_WAYS 3     /* places next to the home: nearly all entries that are not at home are there */
 
 static __always_inline int is_worth_prefetching(void)
 {
@@ -26,7 +26,7 @@ static __always_inline int is_worth_prefetching(void)
 	return n && *n > CROWD;
 }
 
-/* The home of what begins as a TCP segment without IP options does. Whatever else it is, some home. */
+/* Return the home of a TCP segment without IP options. For any other packet, return an arbitrary home. */
 static __always_inline void *home_of_packet(const void *ip, int v6)
 {
 	struct place p;
@@ -46,10 +46,11 @@ static __always_inline void *home_of_packet(const void *ip, int v6)
 
 		p = place4(&t);
 	}
-	p.slots -= NEXT_WAYS; /* so that what lies behind it is in the page, too */
+	p.slots -= NEXT_WAYS; /* so that the next places are in the page, too */
 	return slot_at(p, p.home);
 }
 
+/* Read the cache lines of a slot. */
 static __always_inline void touch(const void *slot, int v6)
 {
 	*(volatile __u64 *)slot;
@@ -57,7 +58,7 @@ static __always_inline void touch(const void *slot, int v6)
 		*(volatile __u64 *)(slot + 64);
 }
 
-/* First all homes, and then what they point to, so that no read waits for another of its kind. */
+/* Read all homes of the batch first, and then the places that they point to, so that the reads of each kind overlap. */
 static __always_inline void fetch(struct ahead *a, struct __sk_buff *skb, int v6)
 {
 	struct sk_buff *k = bpf_cast_to_kern_ctx(skb), *head = k->prev, *n = head->next;
@@ -65,7 +66,7 @@ static __always_inline void fetch(struct ahead *a, struct __sk_buff *skb, int v6
 	void *homes[REST_OF_BATCH] = {};
 	int i;
 
-	if (n->prev != head) /* no list */
+	if (n->prev != head) /* not a list */
 		return;
 #pragma clang loop unroll(full)
 	for (i = 0; i < REST_OF_BATCH; i++) {
@@ -91,6 +92,7 @@ static __always_inline void fetch(struct ahead *a, struct __sk_buff *skb, int v6
 	}
 }
 
+/* Called for each packet: at the first one of a batch, read the entries of the others. */
 __noinline int prefetch(struct __sk_buff *skb)
 {
 	__u32 zero = 0;

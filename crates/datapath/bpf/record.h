@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a leg's record decides: control mode, switching, switching back. The steps of switch.h in their order, over both legs,
- * each under its own lock. As in step.h, look-ups and packets are the callers'. */
+/* Segments outside of forwarding mode: the steps of switch.h in order, over the records of both legs, each under its own lock.
+ * As in step.h, callers do the look-ups and handle the packets. */
 #ifndef LONGSPLICE_RECORD_H
 #define LONGSPLICE_RECORD_H
 
 #include "path.h"
 
-/* Is this the leg's peer? It was looked up without the lock, and the leg may have joined another flow since: a segment that went
- * to the former peer with the numbers of the new one would tell its host of bytes that it never sent. */
+/* Is `peer` still the leg's peer? It was looked up without the lock, and the leg may have joined another flow since. A segment
+ * sent to the former peer with the numbers of the new one would acknowledge bytes that its host never sent. */
 INLINE int is_paired(const struct leg *l, const struct tuple *peer)
 {
 	const __u32 *a = (const __u32 *)&l->peer, *b = (const __u32 *)peer;
@@ -23,15 +23,15 @@ INLINE int in_control(const struct leg *l)
 	return l->phase_in == PHASE_LOCAL && l->phase_out == PHASE_LOCAL;
 }
 
-/* RST outside of forwarding mode. `o` may be NULL: the other leg, if there is one. STEP_ASK: it proves nothing, and goes to
- * whoever asks its sender about it. */
+/* The step of an RST outside of forwarding mode. o: the other leg, or NULL. STEP_ASK: the RST is not proven, and goes to the
+ * socket or the other host, which challenges its sender. */
 static __always_inline enum step record_reset(struct leg *l, struct leg *o, const struct seg *s, struct plan *p)
 {
 	int known;
 
 	p->local = p->fwd = p->events = 0;
 	p->dropped = V_BAD_RST;
-	if (in_control(l)) { /* the socket's affair */
+	if (in_control(l)) { /* the socket decides */
 		bpf_spin_lock(&l->lock);
 		reset_for_local(l, s, p);
 		bpf_spin_unlock(&l->lock);
@@ -55,7 +55,7 @@ static __always_inline enum step record_reset(struct leg *l, struct leg *o, cons
 		return STEP_DROP;
 	}
 	bpf_spin_lock(&l->lock);
-	if (l->flags & LEG_SPLICED) { /* since it was looked at */
+	if (l->flags & LEG_SPLICED) { /* committed since the look-up */
 		bpf_spin_unlock(&l->lock);
 		return STEP_RECORD;
 	}
@@ -68,8 +68,8 @@ static __always_inline enum step record_reset(struct leg *l, struct leg *o, cons
 	return STEP_ON;
 }
 
-/* A segment of l's host. `o` may be NULL: the other leg. t, other: their keys. STEP_RECORD: look again; both legs may have become
- * what they were not when they were looked up. */
+/* The step of a segment from l's host. o: the other leg, or NULL. t, other: their keys. STEP_RECORD: a leg has changed since the
+ * look-up; look them up again. */
 static __always_inline enum step record_step(struct leg *l, struct leg *o, const struct tuple *t, const struct tuple *other,
 					     const struct seg *s, struct plan *p)
 {
@@ -92,7 +92,7 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 	bpf_spin_unlock(&l->lock);
 	if (!go)
 		return STEP_DROP;
-	if (flags & LEG_HOLD && p->fwd_data) /* all that was held has been forwarded */
+	if (flags & LEG_HOLD && p->fwd_data) /* the last held segment is being forwarded */
 		p->events |= 1 << EVENT_FORWARDING;
 	if (p->plain)
 		return STEP_ON;
@@ -102,7 +102,7 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 			return STEP_DROP;
 		}
 		bpf_spin_lock(&o->lock);
-		if (!is_paired(o, t)) { /* all that was forwarded is acknowledged: this is old */
+		if (!is_paired(o, t)) { /* the peer has left this flow, after everything was acknowledged: the segment is old */
 			bpf_spin_unlock(&o->lock);
 			p->dropped = V_NO_PEER;
 			return STEP_DROP;
@@ -124,10 +124,10 @@ static __always_inline enum step record_step(struct leg *l, struct leg *o, const
 	return STEP_ON;
 }
 
-/* A segment of l's socket. `o` may be NULL: the other leg. t: l's key. Returns 0 if it is muted. */
+/* The step of a segment from l's socket. o: the other leg, or NULL. t: l's key. Returns 0 if the socket is muted. */
 static __always_inline int record_egress(struct leg *l, struct leg *o, const struct tuple *t, const struct seg *s, struct plan *p)
 {
-	/* What the other host has room for, in this host's numbers. Read without its lock: one word, only a hint. */
+	/* Right edge of the other host's window, in l's in space. Read without o's lock: one word, and only a hint. */
 	__u32 room = o && l->phase_in == PHASE_TO_FWD ? *(volatile __u32 *)&o->edge_in - l->seq_off : 0;
 	int go;
 

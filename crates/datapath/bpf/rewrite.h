@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Makes the packet what an edit says. Checksums are corrected by difference (RFC 1624) through the helpers, which know about
- * offload: a CHECKSUM_PARTIAL packet carries the pseudo-header's sum only, a large packet is one header for many segments. */
+/* Rewrite a packet as an edit says. Checksums are updated incrementally (RFC 1624) by the kernel's helpers, which handle
+ * offload: a CHECKSUM_PARTIAL packet holds the sum of the pseudo-header only, and a super-packet has one header for many
+ * segments. */
 #ifndef LONGSPLICE_REWRITE_H
 #define LONGSPLICE_REWRITE_H
 
 #include "parse.h"
 
-/* Edits the copy of the TCP header in sc->new: SACK edges, timestamps. */
+/* Edit the SACK edges and timestamps of the TCP header in sc->new. */
 static __always_inline void edit_options(struct scratch *sc, const struct edit *e)
 {
 	__u32 at = sc->ts_at, i;
@@ -51,7 +52,8 @@ static __always_inline void edit_options(struct scratch *sc, const struct edit *
 	}
 }
 
-/* TCP header: ports 0 means unchanged. Global, so that it is verified once. which: 0 the local copy, 1 the forwarded. */
+/* Rewrite the TCP header. which: 0 for the local copy, 1 for the forwarded one. ports: as ports_of(), 0 to keep them. A global
+ * function, so that the verifier checks it once. Returns 0, or a negative number. */
 __noinline int rewrite_tcp(struct __sk_buff *skb, __u32 which, __u32 ports)
 {
 	struct scratch *sc = scratch();
@@ -98,8 +100,9 @@ __noinline int rewrite_tcp(struct __sk_buff *skb, __u32 which, __u32 ports)
 	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, 0);
 }
 
-/* IP header and addresses as `t` has them, seen from the sender: local -> remote if `out`, else remote -> local.
- * Changes the family when it must. ttl 0: as it came. */
+/* Rewrite the IP header, and change the address family if necessary. which: 0 for the addresses of sc->t, in the direction in
+ * which the packet arrived; 1 for those of sc->other, towards its host. ttl: the new TTL or hop limit. Returns 0, or a
+ * negative number. */
 __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 {
 	struct scratch *sc = scratch();
@@ -116,20 +119,20 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 	now6 = skb->protocol == bpf_htons(ETH_P_IPV6);
 	want6 = !tuple_is_v4(t);
 	if (!now6 && sc->ihl > 20) {
-		/* IP options are for this hop's stack, not for the other path (RFC 1812, 4.2.2.6; symmetric splice, 5.2) */
+		/* IP options concern this hop and not the other path (RFC 1812, 4.2.2.6; symmetric splice, 5.2). */
 		if (bpf_skb_adjust_room(skb, 20 - (__s32)sc->ihl, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO))
 			return -1;
 		sc->pkt_len -= sc->ihl - 20;
 		sc->ihl = 20;
 	}
-	/* what the checksum covers now: addresses as they are in the packet */
+	/* The addresses in the packet, which the checksum covers now. */
 	if (bpf_skb_load_bytes(skb, ETH_LEN + (now6 ? 8 : 12), sc->old, now6 ? 32 : 8))
 		return -1;
 	from_len = now6 ? 32 : 8;
 	if (now6 != want6) {
 		__u16 type = want6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 
-		/* the helper leaves the Ethernet header as it was */
+		/* The helper does not change the Ethernet header. */
 		if (bpf_skb_change_proto(skb, type, 0) || bpf_skb_store_bytes(skb, 12, &type, 2, 0))
 			return -1;
 	}
@@ -207,13 +210,14 @@ __noinline int rewrite_ip(struct __sk_buff *skb, __u32 which, __u32 ttl)
 	return bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, diff, BPF_F_PSEUDO_HDR);
 }
 
-/* What is behind the IP packet belongs to the link that it came by. After rewrite_ip(). */
+/* Cut off padding behind the IP packet, which belongs to the link where it arrived. After rewrite_ip(). */
 static __always_inline int trim_padding(struct __sk_buff *skb, const struct scratch *sc)
 {
 	return skb->len > ETH_LEN + sc->pkt_len && bpf_skb_change_tail(skb, ETH_LEN + sc->pkt_len, 0);
 }
 
-/* Cuts the payload to `keep` bytes. The length is part of the checksum, and so are the bytes that go. */
+/* Cut the payload to `keep` bytes. The checksum covers the length and the bytes that are cut off. Returns 0, or a negative
+ * number. */
 __noinline int trim(struct __sk_buff *skb, __u32 keep)
 {
 	struct scratch *sc = scratch();
@@ -228,7 +232,7 @@ __noinline int trim(struct __sk_buff *skb, __u32 keep)
 	cut = sc->s.len - keep;
 	l4 = ETH_LEN + sc->ihl;
 	at = l4 + sc->doff + keep;
-	/* bytes that go; for CHECKSUM_PARTIAL the last step ignores them */
+	/* Sum of the bytes to be cut off; for CHECKSUM_PARTIAL, the helper ignores it. */
 	bpf_for(i, 0, 1025) {
 		__u32 left = cut - i * 64;
 
@@ -247,7 +251,7 @@ __noinline int trim(struct __sk_buff *skb, __u32 keep)
 	}
 	sum = (sum & 0xffff) + ((__u64)sum >> 16 & 0xffff);
 	sum = (sum & 0xffff) + (sum >> 16);
-	if (keep & 1) /* they stood at odd offsets (RFC 1071, 2.B) */
+	if (keep & 1) /* they began at an odd offset (RFC 1071, 2.B) */
 		sum = (sum & 0xff) << 8 | (sum >> 8 & 0xff);
 	if (bpf_l4_csum_replace(skb, l4 + TCP_CSUM_AT, 0, sum, 0))
 		return -1;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The data path's entries: parse -> look up -> decide -> rewrite -> redirect.
+/* The entry points of the data path: parse -> look up -> decide -> rewrite -> redirect.
  *
- * ingress: a packet from a host. Its tuple finds a path entry (paths4, paths6): a miss goes on as if nothing were here. A
- *   path that is SPLICED holds all that is needed to rewrite the packet and to send it on (fast_*): no lock, and nothing but
- *   this direction's own entry is written. Otherwise the leg's record decides (slow): control mode, switching, switching back.
- * egress: a segment of a local socket. The same look-up; shims are applied, and a socket whose flow is forwarded is muted.
- * switch_flow, path_entry (calls.h): run by user space; splice, commit, unsplice, release.
+ * ingress: a packet from a host. Its tuple is looked up among the path entries (paths4, paths6). Packets without an entry pass
+ *   as if no program were attached, unless they belong to a handshake (track.h). An entry with PATH_SPLICED holds everything
+ *   needed to rewrite and forward the packet (fast_*). That takes no lock, and writes only to the entry of this direction,
+ *   FINs and RSTs aside. For any other entry, the leg's record decides (slow_*): control mode, splice, unsplice.
+ * egress: a segment from a local socket. The look-up is the same. Shims are applied; the socket of a forwarded flow is muted.
+ * switch_flow, path_entry (calls.h): called by user space to splice, commit, unsplice and release.
  *
- * Between fast and slow stands one atomic word per direction, path.word: the fast path advances it by compare-and-swap and
- * only while it says SPLICED, so clearing that flag stops it at a definite position. That position is the bound of the unsplice,
- * and whoever comes first, packet or user space, can derive the leg's record from it (wake).
+ * One atomic word per direction, path.word, separates fast from slow. The fast path advances it by compare-and-swap, and only
+ * while it says PATH_SPLICED. So clearing that flag stops the direction at an exact position, which becomes the bound of the
+ * unsplice. Packet or user space, the first to find the path stopped derives the leg's record from it (wake()).
  */
 #include <linux/if_packet.h>
 #include "prefetch.h"
@@ -30,7 +31,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* ---- slow path: control mode, switching, switching back ---- */
 
-/* The largest IP packet for a leg's host. */
+/* The largest IP packet that may be sent to the host of `o`, bytes. */
 static __always_inline __u32 mtu_towards(struct __sk_buff *skb, const struct scratch *sc, const struct leg *o)
 {
 	__u32 most = headers(sc, 20) + o->mss_in, mtu = 0;
@@ -40,7 +41,7 @@ static __always_inline __u32 mtu_towards(struct __sk_buff *skb, const struct scr
 	return o->mss_in && (!mtu || most < mtu) ? most : mtu;
 }
 
-/* A new connection from a port whose last one is over (RFC 6191): the entries of that one are in the way. */
+/* Remove the entries of a connection that is over, so that a new one from the same port can begin (RFC 6191). */
 static __always_inline int begin_anew(const struct tuple *t)
 {
 	bpf_map_delete_elem(&legs, t);
@@ -54,7 +55,7 @@ static __always_inline int as_it_came(void)
 	return TCX_NEXT;
 }
 
-/* SYN and RST outside of forwarding mode. */
+/* A SYN or RST outside of forwarding mode. */
 __noinline int slow_special(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -65,8 +66,8 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!sc)
 		return TCX_NEXT;
 	p = &sc->p;
-	/* A second SYN-ACK is for the client, as the first one was, until the client has completed the handshake. Our socket would
-	 * complete it in the name of a client that may not exist. */
+	/* A retransmitted SYN-ACK goes to the client, like the first one, until the client has completed the handshake. Our
+	 * socket would complete it for a client that may not exist. */
 	if (sc->foreign && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK) && !has_client(sc)) {
 		report_handshake(skb);
 		return TCX_DROP;
@@ -74,11 +75,12 @@ __noinline int slow_special(struct __sk_buff *skb)
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return TCX_NEXT;
-	/* A new connection from the same port: the old one is over. While it has a socket, that challenges whoever asks. */
+	/* A SYN begins a new connection if the old one is over, or has no live socket in control mode. A live socket gets the
+	 * SYN, and challenges its sender. */
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
 	    (l->flags & LEG_RESET || is_over(l) || (in_control(l) && !has_live_socket(skb, sc))))
 		return begin_anew(&sc->t);
-	/* Before user space has made the socket the kernel would reset the connection. */
+	/* Until user space has created the socket, the kernel would answer with a reset. */
 	if (sc->foreign && sc->s.flags & TH_SYN && !has_socket(skb, sc))
 		return drop(V_HANDSHAKE_LOST);
 	if (sc->s.flags & TH_SYN && !in_control(l))
@@ -115,8 +117,9 @@ __noinline int slow_special(struct __sk_buff *skb)
 	return p->local ? emit_both(skb) : emit_forward(skb, 0);
 }
 
-/* What a host sends, by the phase of its direction (phase_in); the acknowledgement in it, by that of the other (phase_out). Below
- * and beyond: the bound. host_segment() is this table, record_step() the locks around it.
+/* A segment from a host, outside of forwarding mode. phase_in decides where its data goes, phase_out where its acknowledgement
+ * goes. host_segment() implements this table, and record_step() takes the locks around it. "Below" and "beyond" are relative to
+ * the bound.
  *
  *   phase      data below      data beyond            acknowledgement             leaves it when
  *   LOCAL      to the socket   to the socket          to the socket               freeze_in() or freeze_out()
@@ -126,8 +129,8 @@ __noinline int slow_special(struct __sk_buff *skb)
  *   TO_LOCAL   forwarded       to the socket          below, to the other host;   all below is acknowledged: LOCAL
  *                                                     beyond, to the socket
  *
- * A RST in order ends both legs in any phase; in LOCAL it is the socket's affair (record_reset()). So is a SYN, which counts for
- * nothing in any other phase. A FIN is data. */
+ * An RST in order ends both legs in any phase; in control mode the socket handles it (record_reset()). A SYN goes to the socket
+ * in control mode, and is dropped in any other phase. A FIN is treated as data. */
 __noinline int slow_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -141,8 +144,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	p = &sc->p;
 	l = bpf_map_lookup_elem(&legs, &sc->t);
-	/* Released, and just being recreated: the kernel must not answer that there is no socket. It has to if the entry has gone as
-	 * well since it was read: the flow is over. */
+	/* A path entry without a record: the flow was released, and is being recreated. Drop the packet, or the kernel would
+	 * reset the connection for want of a socket. If the entry is gone as well, the flow is over, and that answer is right. */
 	if (!l)
 		return find_path(&sc->t) ? drop(V_NO_PEER) : TCX_NEXT;
 	sc->foreign = !!(l->flags & LEG_FOREIGN);
@@ -154,7 +157,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			bpf_spin_lock(&l->lock);
 			own_syn_ack(l, sc, &opt);
 			bpf_spin_unlock(&l->lock);
-			l->seen = bpf_ktime_get_coarse_ns(); /* when its TSval was so: an estimate of later ones begins here */
+			l->seen = bpf_ktime_get_coarse_ns(); /* tsval_reached() estimates later TSvals from this time */
 			if (!sc->foreign && classic_ecn(skb))
 				return drop(V_REWRITE_FAILED);
 		}
@@ -164,7 +167,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	parse_options(skb);
-	if (!tcp_sum_right(skb)) /* the stack counts it */
+	if (!tcp_sum_right(skb)) /* as_it_came(): the stack counts the error */
 		return untouched(l) ? as_it_came() : drop(V_BAD_CHECKSUM);
 	if (l->flags & LEG_PAIRED) {
 		sc->other = l->peer;
@@ -176,14 +179,14 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 				return drop(V_NO_PEER);
 			if (pl->word.flags & PATH_SPLICED)
 				return RETRY; /* committed since the entry was read */
-			wake_both(l, o, pl, po, bpf_ktime_get_ns()); /* stopped, but nobody has woken the legs yet */
+			wake_both(l, o, pl, po, bpf_ktime_get_ns()); /* stopped, but the records are still stale */
 			woken = 1;
 		}
 	}
 	if (o && is_half_frozen(l, o))
 		return RETRY;
-	/* In forwarding mode both directions go back. In a drain it is this one alone, for the other may have forwarded what its
-	 * socket does not know of; user space waits for that one. */
+	/* Data beyond the limit. In forwarding mode, both directions go back to control mode. In a drain only this one does: the
+	 * other may have forwarded bytes that its socket has not seen, and user space waits for it. */
 	if (o && takes_back(l, &sc->s) && !(sc->s.flags & (TH_SYN | TH_RST))) {
 		if (woken)
 			unsplice_legs(&sc->t, &sc->other);
@@ -197,7 +200,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (sc->s.flags & (TH_SYN | TH_RST))
 		return slow_special(skb);
 
-	/* before anything is learnt from it: what cannot be forwarded has not come */
+	/* Check the size before the segment changes any state: if it cannot be forwarded, it must not count as received. */
 	if (o && to_be_forwarded(l, &sc->s)) {
 		r = make_fit(skb, mtu_towards(skb, sc, o));
 		if (r)
@@ -209,7 +212,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		return RETRY;
 	if (p->hold)
 		hold(skb);
-	/* At once: the acknowledgements that are still to come tell the host the window of the local socket. */
+	/* Go back at once, so that the remaining acknowledgements announce the window of the local socket. */
 	if (p->events & 1 << EVENT_LIMIT_REACHED && woken)
 		unsplice_legs(&sc->t, &sc->other);
 	if (p->events)
@@ -223,7 +226,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 		if (!p->local && !p->fwd)
 			return TCX_DROP;
 	}
-	/* nothing can be cut out of a fragment, no acknowledgement either: the next segment carries it */
+	/* A fragment cannot be cut, not even to a bare acknowledgement. The next segment carries the same one. */
 	if (sc->fragment && (!p->local || p->l.keep < sc->s.len))
 		return drop(V_FRAGMENT);
 	if (!p->fwd || sc->fragment)
@@ -244,8 +247,9 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 /* ---- fast path: forwarding mode ---- */
 
-/* A SYN on a live flow, or a reset that is late (is_late()), calls for a challenge ACK (RFC 5961, 4.2). Only the other host knows
- * the numbers of one: it is sent a segment just below its window, as a keep-alive is, and what it answers goes to the sender. */
+/* Answer a SYN on a live flow, or a late reset (is_late()), with a challenge ACK (RFC 5961, 4.2). Only the other host knows the
+ * numbers for one. So the packet becomes a keep-alive to that host, just below its window, and its answer is forwarded to the
+ * sender. */
 static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, const struct path *p,
 				     const struct path *rev)
 {
@@ -257,7 +261,7 @@ static __always_inline int challenge(struct __sk_buff *skb, struct scratch *sc, 
 	path_ask(p, rev, &sc->p.f);
 	sc->ts_at = sc->sack_at = 0;
 	bpf_for(i, 20, 60)
-		sc->orig[cap(i)] = 1; /* NOP: the options were those of a SYN or RST */
+		sc->orig[cap(i)] = 1; /* NOP: overwrite the options of the SYN or RST */
 	sc->ifindex = v->ifindex;
 	__builtin_memcpy(sc->hop, v->dmac, 12);
 	count(V_CHALLENGE);
@@ -269,13 +273,14 @@ static __always_inline int fast_syn(struct __sk_buff *skb, struct scratch *sc, c
 				    union path_word w)
 {
 	if (w.flags & rev->word.flags & PATH_FIN_ACKED && !(sc->s.flags & (TH_ACK | TH_RST))) {
-		begin_anew(&sc->other); /* or its late segments would join the new connection */
+		begin_anew(&sc->other); /* or late segments of the old flow would enter the new connection */
 		return begin_anew(&sc->t);
 	}
 	count(V_SYN);
 	return challenge(skb, sc, p, rev);
 }
 
+/* A segment in forwarding mode, the general way. remote6: the outgoing leg's host, if the entry is IPv6. */
 static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *sc, struct path *p, const __u32 *remote6)
 {
 	union path_word w = { .all = *(volatile __u64 *)&p->word.all };
@@ -291,8 +296,9 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (w.flags & PATH_DEAD) {
 		if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN)
 			return begin_anew(&sc->t);
-		/* The receiver of the reset may have been ahead of it, and ignored it. It is told again when it speaks: by the kernel,
-		 * which has no socket, or as long as there is a parked one, which would swallow this, by the host that has reset. */
+		/* The receiver may have ignored the reset because it was ahead of it. When it sends again, it must be reset
+		 * again: by the kernel, if there is no socket; otherwise by the host that sent the reset, because a parked
+		 * socket would swallow the segment. */
 		if (!(sc->s.flags & TH_RST) && !has_live_socket(skb, sc))
 			return TCX_NEXT;
 	}
@@ -301,7 +307,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	rev = find_path(&sc->other);
 	if (!rev)
 		return drop(V_NO_PEER);
-	refused = sc->s.flags & (TH_SYN | TH_RST) ? 0 : path_refuses(p, w, rev, &sc->s); /* these have rules of their own */
+	refused = sc->s.flags & (TH_SYN | TH_RST) ? 0 : path_refuses(p, w, rev, &sc->s); /* SYN and RST have their own rules */
 	if (refused)
 		return drop(refused);
 	if (!tcp_sum_right(skb))
@@ -324,7 +330,7 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	if (sc->p.events)
 		tell_all(&sc->t, sc->p.events);
 	if (step == STEP_RECORD)
-		return RETRY; /* an unsplice has come in between */
+		return RETRY; /* an unsplice has stopped the path meanwhile */
 	if (step == STEP_DROP)
 		return drop(sc->p.dropped);
 	if (rst)
@@ -341,8 +347,9 @@ static __always_inline int fast_ingress(struct __sk_buff *skb, struct scratch *s
 	return leave_by(v);
 }
 
-/* A first fragment outside of forwarding mode, or a segment behind an extension header. Its leg can no longer be vouched for.
- * The socket gets what is its own, with the later fragments straight from the device: a shim concerns the TCP header only. */
+/* A first fragment outside of forwarding mode, or a segment behind an extension header. It marks its leg with LEG_FRAGMENTS,
+ * since max_in can no longer be trusted. Data for the socket goes there. Later fragments need no program: a shim changes the
+ * TCP header only. */
 static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, const struct path *p, int parsed)
 {
 	struct leg *l;
@@ -353,7 +360,7 @@ static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, c
 	if (!l)
 		return drop(V_NO_PEER); /* as in slow_ingress() */
 	sc->foreign = !!(l->flags & LEG_FOREIGN);
-	if (parsed == PARSED_TINY) /* nobody knows what it brings to the socket; nobody has to cut a TCP header (RFC 1858, 3.2) */
+	if (parsed == PARSED_TINY) /* what it brings is unknown, and no honest sender splits a TCP header (RFC 1858, 3.2) */
 		return drop(V_FRAGMENT_TINY);
 	if (parsed != PARSED_EXTENSION)
 		forget_train(sc);
@@ -368,7 +375,7 @@ static __always_inline int fragment(struct __sk_buff *skb, struct scratch *sc, c
 	return SLOW;
 }
 
-/* The first one where not everything may be forwarded: from now on the sockets get what comes. */
+/* The first fragment of a flow that has a limit: take the flow back to control mode instead of forwarding fragments. */
 static __always_inline int fragment_of_limited(struct __sk_buff *skb, struct scratch *sc)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, &sc->t);
@@ -383,7 +390,7 @@ static __always_inline int fragment_of_limited(struct __sk_buff *skb, struct scr
 	return p ? fragment(skb, sc, p, PARSED_FRAGMENT) : drop(V_NO_PEER);
 }
 
-/* Look up, and decide between fast and slow. */
+/* Look up the path entry, and choose between fast and slow. */
 __noinline int dispatch(struct __sk_buff *skb, int parsed)
 {
 	struct scratch *sc = scratch();
@@ -419,8 +426,8 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 	return SLOW;
 }
 
-/* What takes much of the stack is called from here, not from one another: the deepest chain of calls counts, and older kernels
- * round each frame up to 32 bytes (tests/tests/object.rs). */
+/* Call the functions with large stack frames one after the other, so that they do not nest: the deepest chain of calls is limited
+ * to 512 bytes, and older kernels round each frame up to 32 (tests/tests/object.rs). */
 static __always_inline int decide(struct __sk_buff *skb, int parsed)
 {
 	int r = dispatch(skb, parsed);
@@ -444,12 +451,12 @@ int ingress(struct __sk_buff *skb)
 	struct scratch *sc;
 	int r, parsed, again;
 
-	if (skb->pkt_type != PACKET_HOST) /* broadcast, multicast, or meant for another host: no stack takes a segment out of it */
+	if (skb->pkt_type != PACKET_HOST) /* broadcast, multicast, or for another machine: TCP ignores these */
 		return TCX_NEXT;
 	if (skb->vlan_present) {
-		if (skb->vlan_tci & VLAN_ID) /* for the VLAN device, where it is seen again without its tag */
+		if (skb->vlan_tci & VLAN_ID) /* the VLAN device will show it to us again, without its tag */
 			return TCX_NEXT;
-		if (bpf_skb_vlan_pop(skb)) /* a priority is no VLAN (802.1Q, 6.9.1) */
+		if (bpf_skb_vlan_pop(skb)) /* a tag with ID 0 carries a priority only (802.1Q, 6.9.1) */
 			return drop(V_REWRITE_FAILED);
 	}
 	if (skb->mark == MARK_LOCAL) {
@@ -460,7 +467,7 @@ int ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	again = skb->mark == MARK_HELD;
 	if (again)
-		skb->mark = 0; /* or it would come back from where it leaves */
+		skb->mark = 0; /* or egress() would send it back again */
 	if (is_worth_prefetching())
 		prefetch(skb);
 	if (skb->protocol == bpf_htons(ETH_P_IP))
@@ -480,7 +487,7 @@ int ingress(struct __sk_buff *skb)
 		return later_fragment(skb);
 	if (parsed == PARSED_OTHER)
 		return translate_error(skb);
-	/* twice more: stopped, committed again; more is a race not worth running */
+	/* Retry twice: the path may have been stopped, and then committed again. */
 	r = decide(skb, parsed);
 	if (r == RETRY)
 		r = decide(skb, parsed);
@@ -507,7 +514,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return TCX_NEXT;
-	if (sc->fragment) /* cut up on the way here: it ends further on than it says */
+	if (sc->fragment) /* fragmented on output: the segment ends beyond this packet */
 		__sync_fetch_and_or(&l->flags, LEG_FRAGMENTS);
 	if (sc->s.flags & TH_SYN) {
 		struct syn_options opt = {};
@@ -526,8 +533,8 @@ __noinline int slow_egress(struct __sk_buff *skb)
 		}
 		return TCX_NEXT;
 	}
-	/* The host has an earlier connection of this port, and answered the SYN with its numbers: a RST ends that one, and the SYN is
-	 * sent again (RFC 9293, 3.10.7.3). It is no end of this connection. */
+	/* An RST while our SYN is unanswered: the host has answered the SYN with the numbers of an earlier connection of this
+	 * port. The socket resets that one and sends its SYN again (RFC 9293, 3.10.7.3). This connection goes on. */
 	if (l->flags & LEG_SYN)
 		return TCX_NEXT;
 	parse_options(skb);
@@ -560,7 +567,7 @@ int egress(struct __sk_buff *skb)
 
 	if (skb->mark == MARK_HELD)
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
-	if (skb->vlan_present || skb->ingress_ifindex) /* tagged: seen on the VLAN device already; forwarded, by us or by the kernel */
+	if (skb->vlan_present || skb->ingress_ifindex) /* seen on the VLAN device already, or forwarded, by us or by the kernel */
 		return TCX_NEXT;
 	sc = scratch();
 	if (!sc || parse(skb, sc, 1) >= PARSED_TINY)
@@ -578,8 +585,8 @@ int egress(struct __sk_buff *skb)
 		if ((p->word.flags & PATH_DEAD) && (sc->s.flags & TH_RST))
 			return TCX_NEXT;
 		if (!bpf_map_lookup_elem(&legs, &sc->t))
-			return drop(V_LOCAL_MUTED); /* released: a socket that is no more */
-		slow_egress(skb); /* it is muted, but what it says is remembered */
+			return drop(V_LOCAL_MUTED); /* released: the last segments of a closed socket */
+		slow_egress(skb); /* muted, but its acknowledgement and window are recorded */
 		r = TCX_DROP;
 	} else {
 		r = slow_egress(skb);

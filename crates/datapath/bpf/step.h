@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Forwarding mode: what becomes of a segment that finds a path entry in force. Its numbers have to prove themselves
- * (path_refuses); it may be the proxy's, or the last before that (path_is_beyond); then it moves both entries, and an edit says
- * how it goes on (path_step). The general way takes these steps one after the other; between them it looks at the packet:
- * checksum, time to live, size. The short way knows the first proof only, and moves and edits alike (fast.h). No look-ups, no
- * packets, no locks: a segment comes in on any processor, and the words of an entry change by compare-and-swap. */
+/* Forwarding mode: what happens to a segment whose path entry is in force. The general way takes three steps, and checks the
+ * packet (checksum, TTL, size) between them: path_refuses() decides whether the segment is acceptable; path_is_beyond()
+ * whether it takes the flow back to control mode; path_step() updates both entries and plans the rewrite. The short way
+ * (fast.h) accepts segments by the first proof only, with the same updates and rewrite. Nothing here looks up maps, handles
+ * packets or takes locks: segments arrive on any processor, and the words of an entry change by compare-and-swap. */
 #ifndef LONGSPLICE_STEP_H
 #define LONGSPLICE_STEP_H
 
 #include "ecn.h"
 #include "segment.h"
 
-/* The window of an acknowledgement as five bits of path.via: steps of half an octave, rounded up. room: as in the header. */
+/* Encode the window of an acknowledgement in five bits of path.via: in steps of half an octave, rounded up. room: as in the
+ * header, unscaled. */
 INLINE __u32 room_code(__u32 room)
 {
 	__u32 n = 0, top = room - 1; /* n: number of the highest bit of `top` */
@@ -29,7 +30,7 @@ INLINE __u32 room_code(__u32 room)
 	return 2 * (n - 3) + 2 + ((room - 1) >> (n - 1) & 1);
 }
 
-/* The largest window of that code. */
+/* The largest window with this code, unscaled. */
 INLINE __u32 room_of(__u32 code)
 {
 	__u32 octave = (code - 1) >> 1;
@@ -37,25 +38,28 @@ INLINE __u32 room_of(__u32 code)
 	return code ? (8u << octave) + (code & 1 ? 0 : 4u << octave) : 0;
 }
 
-/* ---- what a segment has to prove ----
+/* ---- which segments are acceptable ----
  *
- * Only what its receiver would accept moves any state, and only as far as is proven. There are two proofs. A segment that begins
- * exactly where the last one ended comes from who has seen that one: nobody guesses 32 bits. That is all that the short way
- * takes. Any other has to lie between what the receiver has acknowledged and the right edge that it has announced, and to
- * acknowledge what was sent to its host: numbers that only the other direction moves (`rev`, the entry of what the receiver
- * sends), so that they cannot be walked from here. That is what the receiver itself asks (RFC 9293, 3.10.7.4; RFC 5961, 5). */
+ * A segment changes state only if its receiver would accept it, and only as far as that is proven. There are two proofs. First,
+ * a segment that begins exactly where the last one ended comes from someone who has seen that one, since 32 bits cannot be
+ * guessed. The short way accepts no others. Second, the segment lies between the receiver's acknowledgement and its announced
+ * right edge, and acknowledges bytes that were sent to the segment's host. Only the other direction changes these limits (`rev`,
+ * the entry for the receiver's own segments), so forged segments in this direction cannot move them step by step. The receiver
+ * itself applies the same rules (RFC 9293, 3.10.7.4; RFC 5961, 5). */
 
+/* The index of the next hop for the short way, which finds none if forwarded data is copied. */
 INLINE __u32 path_via(const struct path *p)
 {
-	return p->via & ~VIA_ROOM; /* with VIA_TAP, for which there is no next hop */
+	return p->via & ~VIA_ROOM; /* VIA_TAP stays in: no next hop has that index */
 }
 
+/* The index of the next hop. */
 INLINE __u32 path_index(const struct path *p)
 {
 	return p->via & VIA_INDEX;
 }
 
-/* path.max_ack and what stands beside it, as one word. */
+/* path.max_ack and the fields beside it, as one word. */
 union path_acked {
 	__u64 all;
 	struct {
@@ -70,19 +74,21 @@ INLINE union path_acked path_acked(const struct path *p)
 	return (union path_acked){ .all = *(const volatile __u64 *)&p->max_ack };
 }
 
-/* What the receiver of p's segments expects next, as it has said. */
+/* The receiver's highest acknowledgement, in the sender's numbers: the number that it expects next. rev: the entry for the
+ * receiver's segments. */
 INLINE __u32 path_expected(const struct path *rev)
 {
 	return *(const volatile __u32 *)&rev->max_ack + rev->ack_add;
 }
 
-/* The largest window that the host whose packets find `p` may have announced: no segment for it is older, none of its own
- * acknowledges less. */
+/* The largest window that the host that sends p's packets may have announced, bytes. Acceptable segments to this host are not
+ * older than that, and its own acknowledgements not lower. */
 INLINE __u32 path_reach(const struct path *p)
 {
 	return (__u32)65535 << (p->scales & 15);
 }
 
+/* The second proof, sequence number: is the segment in the receiver's window, or up to a window below? */
 INLINE int path_in_window(union path_word w, const struct path *rev, const struct seg *s)
 {
 	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
@@ -92,12 +98,13 @@ INLINE int path_in_window(union path_word w, const struct path *rev, const struc
 	if (s->seq == w.end)
 		return 1;
 	return (__s32)(s->seq - expected) <= (__s32)(room << (a.scales & 15)) &&
-	       (__s32)(expected - end) <= (__s32)path_reach(rev) + 1; /* one below: a keep-alive (RFC 9293, 3.8.4) */
+	       (__s32)(expected - end) <= (__s32)path_reach(rev) + 1; /* + 1: a keep-alive (RFC 9293, 3.8.4) */
 }
 
-/* The number that a reset goes on with, in the sender's space. The receiver ignores a reset beyond its window, and it may
- * have lost the bytes before. Its window is at least `room`. A reset in order goes to where the receiver is, any other to the
- * last number before the edge, for the receiver to ask: the edge itself is in order for one that has received all up to there. */
+/* The sequence number for a forwarded RST, in the sender's numbers. The receiver may lack the bytes before the RST, and would
+ * ignore it beyond its window, which is at least `room`. So an RST in order gets the number that the receiver expects. Any
+ * other gets the last number before the edge, which the receiver challenges. The edge itself would be in order for a receiver
+ * that has received everything up to there. */
 INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
 {
 	union path_acked a = path_acked(rev);
@@ -109,7 +116,7 @@ INLINE __u32 path_reset_at(const struct path *rev, __u32 seq, int in_order)
 	return in_order ? expected : room > 1 ? expected + room - 1 : seq;
 }
 
-/* A keep-alive (RFC 9293, 3.8.4) for the host that gets what `p` forwards: it says where it is, and that goes back. */
+/* Plan a keep-alive (RFC 9293, 3.8.4) for the receiver of p's segments. Its answer carries its current numbers to the sender. */
 INLINE void path_ask(const struct path *p, const struct path *rev, struct edit *e)
 {
 	e->seq = path_expected(rev) - 1 + p->seq_add;
@@ -120,7 +127,7 @@ INLINE void path_ask(const struct path *p, const struct path *rev, struct edit *
 	e->keep = 0;
 }
 
-/* The first proof: the next segment in order. The short way knows no other. */
+/* The first proof: is it the next segment in order? The short way accepts no others. */
 INLINE int path_is_next(const struct path *p, union path_word w, const struct seg *s)
 {
 	__s32 ahead = s->ack - p->max_ack, reach = path_reach(p);
@@ -128,17 +135,18 @@ INLINE int path_is_next(const struct path *p, union path_word w, const struct se
 	return s->seq == w.end && !(s->len && w.flags & PATH_FIN) && ahead <= reach && -ahead <= reach;
 }
 
+/* The second proof, acknowledgement: of bytes that were sent, and not older than a window. */
 INLINE int path_takes_ack(const struct path *p, const struct path *rev, const struct seg *s)
 {
 	union path_word sent = { .all = *(volatile __u64 *)&rev->word.all };
 	__u32 most = sent.end + rev->seq_add;
 
-	if (!(sent.flags & PATH_SPLICED)) /* `rev` comes into force in a moment, or is being stopped: its end may be old */
+	if (!(sent.flags & PATH_SPLICED)) /* `rev` is not in force yet, or is being stopped: its end may be out of date */
 		most = p->max_ack + path_reach(p);
 	return !after(s->ack, most) && (__s32)(p->max_ack - s->ack) <= (__s32)path_reach(p);
 }
 
-/* The verdict on a segment that is not acceptable, or 0. Not for SYN, RST. */
+/* Return 0 if the segment is acceptable, or else a verdict. Not for SYN or RST. */
 INLINE __u32 path_refuses(const struct path *p, union path_word w, const struct path *rev, const struct seg *s)
 {
 	if (!(s->flags & TH_ACK))
@@ -150,14 +158,15 @@ INLINE __u32 path_refuses(const struct path *p, union path_word w, const struct 
 	return path_takes_ack(p, rev, s) ? 0 : V_BAD_ACK;
 }
 
-/* Is a FIN that ends at `end` one? It has the last number of all, which the receiver has not acknowledged as something else. */
+/* Is a FIN that ends at `end` genuine? It must have the highest number of all, and one that the receiver has not acknowledged as
+ * data. */
 INLINE int path_takes_fin(union path_word w, const struct path *rev, __u32 end)
 {
 	return !before(end, w.end) && (w.flags & PATH_FIN || after(end, path_expected(rev)));
 }
 
-/* The word after an acknowledgement, of a window as in the header. now: as path.seen. Windows belong to the highest
- * acknowledgement; of several with the same, the widest counts. */
+/* Return the word after an acknowledgement. win: as in the header. now: as path.seen. The window of the highest
+ * acknowledgement is kept, and among several with the same number the widest. */
 INLINE union path_acked acked_moved(union path_acked a, __u32 ack, __u32 win, __u8 now)
 {
 	__u32 room = room_code(win) << VIA_ROOM_SHIFT;
@@ -170,14 +179,14 @@ INLINE union path_acked acked_moved(union path_acked a, __u32 ack, __u32 win, __
 	return a;
 }
 
-/* Is the limit so far from `end` that nobody has to look it up? */
+/* Is `end` so far below the limit that the leg's limit_in need not be looked up? */
 INLINE int path_is_far(union path_word w, __u32 end)
 {
 	return !(w.flags & PATH_TRIGGER) || (__s16)((end >> 16) - w.wraps) < 0;
 }
 
-/* The word after a segment that ends at `end`; PATH_FIN in `flags`: with a FIN. A FIN's number is the end: one below it is none,
- * and what goes beyond it shows that it was none. */
+/* Return the word after a segment that ends at `end`. PATH_FIN in `flags`: with a FIN. The FIN must have the highest number:
+ * one with a lower number is ignored, and data beyond a recorded one shows that it was false. */
 INLINE union path_word word_moved(union path_word w, __u32 end, __u16 flags)
 {
 	union path_word n = w;
@@ -194,8 +203,8 @@ INLINE union path_word word_moved(union path_word w, __u32 end, __u16 flags)
 	return n;
 }
 
-/* Is this the proxy's own, or the last of what is not? Then the direction goes back, and the leg's record decides: `l`, of which
- * nothing may be left. Not for SYN, RST. */
+/* Does the segment reach the limit, or go beyond it? Then the direction is stopped, and the leg's record decides. l: that
+ * record, or NULL if it is gone. Not for SYN or RST. */
 INLINE int path_is_beyond(union path_word w, const struct leg *l, const struct seg *s)
 {
 	__u32 fin = !!(s->flags & TH_FIN), end = s->seq + s->len + fin;
@@ -205,21 +214,22 @@ INLINE int path_is_beyond(union path_word w, const struct leg *l, const struct s
 	return !l || fin || !before(end, l->limit_in);
 }
 
-/* ---- what it moves ---- */
+/* ---- state that a segment changes ---- */
 
-/* path.seen of a time in ns, CLOCK_MONOTONIC. */
+/* Convert a time in ns, CLOCK_MONOTONIC, to path.seen. */
 INLINE __u8 seen_at(__u64 now)
 {
 	return now >> 33;
 }
 
-/* Stops a direction where it is. */
+/* Take an entry out of force. Its `end` is final from then on. */
 INLINE void stop_path(struct path *p)
 {
 	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_SPLICED << 48));
 }
 
-/* Advances the word to `end`. 0: done; 1: no longer SPLICED, or, with `far`, near the limit; -1: gave up. */
+/* Advance the word to `end`. Returns 0 if done, 1 if the entry was stopped or, with `far`, if `end` is near the limit, and -1
+ * after too many lost races. */
 INLINE int advance_path(struct path *p, __u32 end, __u16 flags, int far)
 {
 	union path_word w, n;
@@ -241,14 +251,16 @@ INLINE int advance_path(struct path *p, __u32 end, __u16 flags, int far)
 	return -1;
 }
 
-/* Has an entry been stopped? Whoever has done that may not have seen what was noted there since. After an atomic operation. */
+/* Was the entry stopped? Then the processor that stopped it may not have seen the latest update. To be called after an atomic
+ * operation on the entry. */
 INLINE int is_stopped(const struct path *p)
 {
 	return !(*(volatile __u16 *)&p->word.flags & PATH_SPLICED);
 }
 
-/* Raises the highest acknowledgement, and notes its window and the time (now: as path.seen). Written only when something changes:
- * a line that is only read may stay in the caches of several processors. 0: done; 1: the entry is stopped; -1: gave up. */
+/* Raise the highest acknowledgement, and record its window and the time. now: as path.seen. Writes only if something changes,
+ * since a cache line that is only read can stay in the caches of several processors. Returns 0 if done, 1 if the entry was
+ * stopped, and -1 after too many lost races. */
 INLINE int advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
 {
 	__u64 *at = (__u64 *)&p->max_ack;
@@ -267,7 +279,7 @@ INLINE int advance_ack(struct path *p, __u32 ack, __u32 win, __u8 now)
 	return -1;
 }
 
-/* All up to `end` was sent on. 0: done; 1: no longer SPLICED; -1: gave up. */
+/* Record that everything up to `end` is forwarded. Returns as advance_path(). */
 INLINE int sent_to(struct path *p, struct path *rev, union path_word w, __u32 end, __u32 fin)
 {
 	int r;
@@ -280,7 +292,7 @@ INLINE int sent_to(struct path *p, struct path *rev, union path_word w, __u32 en
 	return 0;
 }
 
-/* The acknowledgement of a FIN that went the other way. Is the flow over? */
+/* Record the acknowledgement of a FIN, if `ack` is that of the FIN forwarded the other way. Returns 1 if the flow is over. */
 INLINE int fin_acked(struct path *p, struct path *rev, __u32 ack)
 {
 	union path_word w = { .all = *(volatile __u64 *)&rev->word.all };
@@ -289,7 +301,7 @@ INLINE int fin_acked(struct path *p, struct path *rev, __u32 ack)
 		return 0;
 	__sync_fetch_and_and(&p->word.all, ~((__u64)PATH_PEER_FIN << 48));
 	if (!(w.flags & PATH_FIN))
-		return 0; /* what seemed to be one was none */
+		return 0; /* the recorded FIN has turned out to be false */
 	__sync_fetch_and_or(&rev->word.all, (__u64)PATH_FIN_ACKED << 48);
 	return !!(p->word.flags & PATH_FIN_ACKED);
 }
@@ -297,12 +309,13 @@ INLINE int fin_acked(struct path *p, struct path *rev, __u32 ack)
 /* ---- the step ---- */
 
 enum step {
-	STEP_ON,     /* it goes on as plan.f says */
-	STEP_ASK,    /* its sender is asked about it: path_ask() */
-	STEP_DROP,   /* plan.dropped says why */
-	STEP_RECORD, /* the entry was stopped: the leg's record decides */
+	STEP_ON,     /* send the copies that the plan describes */
+	STEP_ASK,    /* challenge the sender of an RST that is not proven */
+	STEP_DROP,   /* drop it; plan.dropped says why */
+	STEP_RECORD, /* the flow was stopped or committed meanwhile: look it up again */
 };
 
+/* Plan the rewrite of a forwarded segment. */
 INLINE void path_edit(const struct path *p, union path_word w, const struct seg *s, struct edit *e)
 {
 	__u32 win = (__u32)s->win << (p->scales & 15);
@@ -317,7 +330,7 @@ INLINE void path_edit(const struct path *p, union path_word w, const struct seg 
 	e->win = window_field(win, p->scales >> 4);
 	e->urg = s->urg;
 	e->flags = s->flags;
-	if (w.flags & PATH_TRIGGER && after(urgent_end(s), s->seq + s->len)) /* it may be the proxy's */
+	if (w.flags & PATH_TRIGGER && after(urgent_end(s), s->seq + s->len)) /* the byte may be beyond the limit */
 		e->flags &= ~TH_URG;
 	e->keep = s->len;
 	e->strip_ts = !!(w.flags & PATH_STRIP_TS);
@@ -325,13 +338,13 @@ INLINE void path_edit(const struct path *p, union path_word w, const struct seg 
 	e->strip_ecn = !(w.flags & PATH_ECN);
 }
 
-/* A reset. One that is not in order may be so all the same: what its sender had sent last may not have come here. The receiver
- * asks it (RFC 5961, 3.2), and its answer is in order. Before the splice the sender may have been promised more than the receiver
- * has room for. */
+/* The step of an RST. One that is not in order may still be genuine, if the sender's last segments were lost before they
+ * arrived here. The receiver challenges it (RFC 5961, 3.2), and the answer is in order. The RST may lie beyond the receiver's
+ * window, too, up to the edge that was promised before the splice (edge_out). */
 INLINE enum step path_reset(struct path *p, struct path *rev, union path_word w, struct leg *l, const struct seg *s,
 			    struct plan *plan)
 {
-	/* the next in order as the receiver or as the sender has it */
+	/* in order for the receiver, or after the last segment that was forwarded */
 	int in_order = s->seq == path_expected(rev) || s->seq == w.end;
 
 	if (in_order) {
@@ -353,8 +366,9 @@ INLINE enum step path_reset(struct path *p, struct path *rev, union path_word w,
 	return STEP_ON;
 }
 
-/* `w`: the word that the proofs were about. l: the leg's record, if there is one; of a reset only. whole: of a first fragment the
- * end is not known, and it counts for nothing but its acknowledgement. now: as path.seen. Not for SYN. */
+/* Record an acceptable segment in both entries and plan its rewrite. w: the word that was checked. l: the leg's record or
+ * NULL, used for an RST only. whole: 0 for a first fragment, whose end is not known, so that only its acknowledgement counts.
+ * now: as path.seen. Not for SYN. */
 INLINE enum step path_step(struct path *p, struct path *rev, union path_word w, struct leg *l, const struct seg *s, int whole,
 			   __u8 now, struct plan *plan)
 {

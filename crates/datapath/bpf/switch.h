@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What becomes of a segment while a flow is tracked, switching or switching back.
+/* What happens to a segment while its flow is in control mode or in a switch.
  *
- * Theory of operation. Each direction of a flow has a phase (flow.h) and, while it switches, a bound: one position in the
- * stream, known in both legs' spaces. Below and above it the bytes belong to different owners, local socket and data path,
- * and so do the acknowledgements for them. A segment from a host carries data of one direction and the acknowledgement of
- * the other, so up to two copies leave: one for the local socket, one for the other host. Everything here is arithmetic on
- * one leg at a time, under that leg's lock; nothing is called and nothing is sent. The rules that keep hosts from ignoring
- * what they get (design, 4.4):
- *   - a segment to a host never acknowledges less than an earlier one did, and carries the window that belongs to its
- *     acknowledgement;
- *   - a segment without data carries the highest sequence number sent so far, but not beyond the host's window;
+ * Theory of operation. Each direction of a flow has a phase (flow.h) and, during a switch, a bound: one position in the
+ * stream, kept in the sequence spaces of both legs. The bytes below it and from it on have different owners, the local socket
+ * and the data path, and so have their acknowledgements. A segment from a host carries data of one direction and the
+ * acknowledgement of the other. So up to two copies leave: one for the local socket, one for the other host. Everything here is
+ * arithmetic on one leg at a time, under that leg's lock; nothing here looks up maps or sends packets. Three rules keep the
+ * hosts from ignoring what they receive (docs/switching.md has all of them):
+ *   - A segment to a host never acknowledges less than an earlier one did, and its window belongs to its acknowledgement.
+ *   - A segment without data carries the highest sequence number sent so far, but not one beyond the host's window.
  *   - TSval never goes back.
  */
 #ifndef LONGSPLICE_SWITCH_H
@@ -19,36 +18,37 @@
 #include "ecn.h"
 #include "segment.h"
 
+/* Raise max_in to `end`, if that is higher. */
 INLINE void advance_in(struct leg *l, __u32 end)
 {
 	if (after(end, l->max_in)) {
 		l->in64 += end - l->max_in;
 		l->max_in = end;
-		l->flags &= ~LEG_FIN_IN; /* what has more behind it was no end */
+		l->flags &= ~LEG_FIN_IN; /* bytes follow it, so it was no FIN of this stream */
 	}
 }
 
-/* How far the local socket's window reaches. */
+/* The right edge of the local socket's window (in space). */
 INLINE __u32 edge_local(const struct leg *l)
 {
 	return l->ack_local + l->win_local;
 }
 
-/* The right edge that the host was told last. edge_out may be beyond it: after forwarding mode it is an upper bound. */
+/* The right edge that the host was told last. edge_out may be higher: after forwarding mode it is an upper limit only. */
 INLINE __u32 edge_promised(const struct leg *l)
 {
 	return l->ack_out + l->win_out;
 }
 
-/* A segment without data must be acceptable to the host (RFC 9293, 3.10.7.4): not beyond its window. */
+/* The sequence number for a segment without data. It must not be beyond the host's window (RFC 9293, 3.10.7.4). */
 INLINE __u32 pure_ack_seq(const struct leg *l)
 {
 	return earlier(l->max_out, l->edge_in);
 }
 
-/* The verdict on a segment that the local socket, or the other host, would not accept (RFC 9293, 3.10.7.4; RFC 5961, 5), or 0.
- * Nothing is learnt from such. Old ones are acceptable down to a window below: they may be sent again. What was held was
- * acceptable when it came. Not for SYN, RST. */
+/* Return 0 if the local socket, or the other host, would accept the segment (RFC 9293, 3.10.7.4; RFC 5961, 5), or else a
+ * verdict. A refused segment changes no state. Old segments are acceptable up to a window below, since hosts retransmit. A
+ * held segment was acceptable when it first arrived. Not for SYN or RST. */
 INLINE __u32 refuses(const struct leg *l, const struct seg *s)
 {
 	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
@@ -62,19 +62,19 @@ INLINE __u32 refuses(const struct leg *l, const struct seg *s)
 	return 0;
 }
 
-/* RST from a host: in order it counts, otherwise it does not (RFC 5961, 3.2). */
+/* Is the RST exactly in order? Only then does it reset the connection (RFC 5961, 3.2). */
 INLINE int rst_in_order(const struct leg *l, const struct seg *s)
 {
 	return s->seq == l->ack_out || s->seq == l->max_in;
 }
 
-/* The host has heard the end of both directions, and forgotten the connection: it answers late segments with RST. */
+/* Are both FINs acknowledged? The host may have forgotten the connection then, and answer late segments with RST. */
 INLINE int is_over(const struct leg *l)
 {
 	return l->flags & LEG_FIN_IN && l->flags & LEG_FIN_ACKED && l->ack_out == l->max_in;
 }
 
-/* Is this new, and beyond what may be forwarded? */
+/* Does the segment carry new data beyond the limit, or a FIN where there is a limit? */
 INLINE int is_beyond(const struct leg *l, const struct seg *s)
 {
 	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
@@ -82,27 +82,27 @@ INLINE int is_beyond(const struct leg *l, const struct seg *s)
 	return l->flags & LEG_TRIGGER && after(end, l->max_in) && (s->flags & TH_FIN || after(end, l->limit_in));
 }
 
-/* Has all been forwarded that may be? */
+/* Has everything up to the limit been forwarded? */
 INLINE int all_passed(const struct leg *l)
 {
 	return l->flags & LEG_TRIGGER && l->max_in == l->limit_in;
 }
 
-/* What is beyond: its direction goes back to control mode at once, but for one that has bytes to forward and drains: that does
- * not get what it would have to throw away (host_segment). */
+/* Does the segment return its direction to control mode? Data beyond the limit does so at once, except in a drain that has bytes
+ * to forward: there host_segment() drops the excess, and the host retransmits it. */
 INLINE int takes_back(const struct leg *l, const struct seg *s)
 {
 	return is_beyond(l, s) && !refuses(l, s) &&
 	       (l->phase_in == PHASE_FWD || (l->phase_in == PHASE_TO_FWD && l->limit_in == l->bound_in));
 }
 
-/* Is a freeze under way on another processor, which has not come to the other leg yet? */
+/* Is a freeze under way on another processor, with l frozen and o not yet? */
 INLINE int is_half_frozen(const struct leg *l, const struct leg *o)
 {
 	return l->phase_in == PHASE_TO_FWD && *(volatile __u8 *)&o->phase_out == PHASE_LOCAL;
 }
 
-/* Will data of this segment be forwarded? Read without the lock: a hint, for what must be known before. */
+/* Will data of this segment be forwarded? A hint for the MTU check, which comes before the lock is taken. */
 INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 {
 	if (!s->len || l->phase_in == PHASE_LOCAL || refuses(l, s))
@@ -112,8 +112,9 @@ INLINE int to_be_forwarded(const struct leg *l, const struct seg *s)
 	return l->phase_in == PHASE_FWD || before(s->seq, l->bound_in);
 }
 
-/* ---- from a host, step 1: under the lock of the leg it came in on ---- */
+/* ---- a segment from a host, step 1: under the lock of the leg where it arrived ---- */
 
+/* Record the acknowledgement, window and timestamp of an acceptable segment. */
 INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 {
 	p->win = (__u32)s->win << l->wscale_in;
@@ -122,7 +123,8 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 		l->tsval_in = s->tsval;
 		p->in_order_ts = 1;
 	}
-	/* The echo is the last TSval the host took (RFC 7323, 4.3): ours must not be older, whatever clock it has come from. */
+	/* The host echoes the last TSval that it accepted (RFC 7323, 4.3). Ours must not be older, whichever clock that came
+	 * from. */
 	if (s->has_ts && after(s->tsecr, l->tsval_out))
 		l->tsval_out = s->tsecr;
 	if (!before(s->ack, l->ack_in)) {
@@ -133,20 +135,20 @@ INLINE void learn_from_host(struct leg *l, const struct seg *s, struct plan *p)
 		l->flags |= LEG_FIN_ACKED;
 }
 
-/* Has the host been sent more than the local socket knows of? Not only while data are forwarded: a drain that was taken back
- * leaves bytes behind that the socket will send once more. */
+/* Has the host been sent bytes that the local socket has not sent? That is so while data is forwarded, and also after a drain was
+ * taken back: the socket will send the bytes again that were forwarded in the drain. */
 INLINE int ahead_of_socket(const struct leg *l)
 {
 	return l->phase_out != PHASE_LOCAL || l->flags & LEG_AHEAD;
 }
 
-/* In control mode, and the socket's numbers are those of the wire. */
+/* Is the leg in control mode, with the same numbers at the socket and on the wire? */
 INLINE int untouched(const struct leg *l)
 {
 	return l->phase_in == PHASE_LOCAL && !ahead_of_socket(l) && !(l->shim_in | l->shim_out | l->shim_ts);
 }
 
-/* The copy for the local socket. `data`: it carries data or FIN of the local region. */
+/* Fill in the header of the copy for the local socket. data: it carries data, or a FIN, that belongs to the socket. */
 INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan *p, int data)
 {
 	struct edit *e = &p->l;
@@ -161,12 +163,14 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 		lo = l->bound_out;
 		ack = later(ack, lo);
 	}
-	/* A socket that has heard the end of both directions is gone. While its acknowledgement of the host's FIN is held back,
-	 * the FIN comes again, and must find it. */
+	/* A socket that has received both the host's FIN and the acknowledgement of its own is gone. But while its
+	 * acknowledgement of the host's FIN is held back, the host retransmits the FIN, and that needs a socket. So hide the
+	 * other acknowledgement. */
 	if (l->phase_in == PHASE_TO_LOCAL && l->flags & LEG_FIN_OUT && ack == l->max_out)
 		ack--;
-	/* A bare acknowledgement may stand beyond data that were lost, and are forwarded when they come again. The socket does not
-	 * hear of such numbers: whatever comes later below them would be old to it, and tell it no window (RFC 9293, 3.10.7.4). */
+	/* A bare acknowledgement may have a sequence number behind lost data, which may be forwarded when it is retransmitted.
+	 * Do not show the socket such a number: later segments below it would look old, and their windows be ignored (RFC
+	 * 9293, 3.10.7.4). */
 	e->seq = (data ? s->seq : l->phase_in == PHASE_LOCAL ? earlier(s->seq, l->max_in) : l->ack_local) - l->shim_in;
 	e->ack = ack - l->shim_out;
 	e->tsval = s->tsval;
@@ -179,30 +183,31 @@ INLINE void edit_for_local(const struct leg *l, const struct seg *s, struct plan
 	e->strip_ts = e->strip_sack = e->strip_ecn = 0;
 }
 
-/* Has our socket given up the connection, or the other leg's, before the host did? */
+/* Was the flow reset by a socket of ours, or by the other host, and not by this leg's host? */
 INLINE int is_given_up(const struct leg *l)
 {
 	return (l->flags & (LEG_RESET | LEG_RESET_IN)) == LEG_RESET;
 }
 
-/* Does the socket have other numbers than the host, or will it have? */
+/* Is the leg in a switch, or is the host ahead of the socket after one? */
 INLINE int is_switching(const struct leg *l)
 {
 	return l->phase_in | l->phase_out || l->flags & LEG_AHEAD;
 }
 
-/* Linux resets at the edge of the window that it knows (tcp_acceptable_seq()), if that has shrunk below what it had sent, and the
- * close swallows acknowledgements that come meanwhile. The receiver is beyond such a reset, and there is no other. No reset is
- * older than the largest window that its host may have been given. */
+/* Is the RST late, but possibly genuine? If the window has shrunk below what Linux had sent, it resets at the edge of the window
+ * that it knows (tcp_acceptable_seq()), and a close ignores acknowledgements that arrive meanwhile. The receiver is beyond such a
+ * reset by then, and no other one follows. It cannot be older than the largest window that the host may have been given. */
 INLINE int is_late(const struct leg *l, __u32 seq)
 {
 	return before(seq, l->ack_out) && l->ack_out - seq <= (__u32)65535 << l->wscale_out;
 }
 
-/* In control mode a reset is the socket's affair. One in order counts. The socket gets it with the number that it has
- * acknowledged, for it may lack the bytes before, and takes nothing beyond its window. Windows shrink in an unsplice, and the
- * host may have used the larger one: a reset beyond the edge of today comes just before it, for the socket to ask the host (RFC
- * 5961, 3.2): the edge itself is in order for a socket that has received all up to there meanwhile. So does one that is late. */
+/* Fill in the copy of an RST for the local socket, which decides about it in control mode. An RST in order gets the number
+ * that the socket has acknowledged: the socket may lack the bytes before it, and ignores an RST beyond its window. An unsplice
+ * shrinks the window, and the host may have used the larger one. So an RST beyond the current edge moves to just before it,
+ * where the socket challenges the host (RFC 5961, 3.2). The edge itself would be in order for a socket that has received
+ * everything up to there. Late RSTs move there, too. */
 INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 {
 	__u32 edge = edge_local(l), seq = s->seq;
@@ -219,10 +224,10 @@ INLINE void reset_for_local(struct leg *l, const struct seg *s, struct plan *p)
 	p->l.seq = seq - l->shim_in;
 }
 
-/* A RST that is not in order while the flow is switching moves nothing. If it lies in the window or is late, its sender is asked
- * (RFC 5961, 3.2): by the socket, whose challenge leaves as any of its segments, or by the other host, if the socket is muted or
- * the number lies among bytes that were forwarded. After an unsplice the other host's question would not be passed on: the socket
- * asks then (LEG_PROBE). Returns 0 if it is neither. */
+/* Plan for an RST that is not in order, while the flow is switching. It changes no other state. If it is in the window or
+ * late, its sender is challenged (RFC 5961, 3.2): by the socket, whose challenge leaves like its other segments, or by the
+ * other host, if the socket is muted or the number belongs to forwarded bytes. After an unsplice, a challenge from the other
+ * host would not get through, so the socket probes then (LEG_PROBE). Returns 0 if the RST is neither. */
 INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
 	if (after(s->seq, l->edge_out) || (before(s->seq, l->ack_out) && !is_late(l, s->seq)))
@@ -232,7 +237,7 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	p->fwd = (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD) ||
 		 (l->phase_in == PHASE_TO_LOCAL && before(s->seq, l->bound_in));
 	p->local = !p->fwd;
-	p->l.keep = p->f.keep = 0; /* a message in it is of no use to anybody (RFC 9293, 3.10.7.4) */
+	p->l.keep = p->f.keep = 0; /* drop its text, if it has any: nobody reads it (RFC 9293, 3.10.7.4) */
 	p->f.flags = s->flags;
 	p->f.seq = s->seq + l->seq_off;
 	p->f.win = p->f.urg = 0;
@@ -240,8 +245,9 @@ INLINE int unproven_reset(struct leg *l, const struct seg *s, struct plan *p)
 	return 1;
 }
 
-/* What unproven_reset() leaves for the leg where it goes out. The other host ignores a reset outside of its window. One that is
- * late is not moved into the window, where hosts of old take any: a keep-alive (RFC 9293, 3.8.4) in its stead makes it answer. */
+/* The rest of unproven_reset(), for the leg where the copy leaves. The other host would ignore an RST outside of its window. A
+ * late one is not moved into the window, where old hosts accept any RST: a keep-alive (RFC 9293, 3.8.4) takes its place, and
+ * the host answers that. */
 INLINE void ask_other(const struct leg *o, struct plan *p)
 {
 	if (before(p->f.seq, o->ack_in)) {
@@ -253,7 +259,8 @@ INLINE void ask_other(const struct leg *o, struct plan *p)
 	p->f.ack = o->ack_out;
 }
 
-/* A reset while the flow is switching goes to both: the socket may be gone. Under the lock of the leg it came in on ... */
+/* Plan for an RST in order while the flow is switching: it goes to both the socket, which may be gone, and the other host.
+ * Under the lock of the leg where it arrived ... */
 INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 {
 	l->flags |= LEG_RESET | LEG_RESET_IN;
@@ -261,14 +268,14 @@ INLINE void host_reset(struct leg *l, const struct seg *s, struct plan *p)
 	p->l.keep = p->f.keep = 0;
 	p->l.flags = p->f.flags = s->flags;
 	p->local = 1;
-	p->fwd = !s->len; /* a reset with a message (RFC 9293, 3.10.7.4) stays here */
+	p->fwd = !s->len; /* an RST with text (RFC 9293, 3.10.7.4) is not forwarded */
 	p->f.tsval = s->tsval;
 	p->f.tsecr = s->tsecr;
 	p->f.sack_add = 0;
 	p->f.strip_ts = p->f.strip_sack = p->f.strip_ecn = 1;
 }
 
-/* ... and of the other. */
+/* ... and under the lock of the other leg. */
 INLINE void forward_reset(struct leg *o, struct plan *p)
 {
 	p->f.seq = o->ack_in; /* exactly what it expects (RFC 5961, 3.2) */
@@ -277,10 +284,11 @@ INLINE void forward_reset(struct leg *o, struct plan *p)
 	o->flags |= LEG_RESET;
 }
 
-/* The kernel cuts no packet to more than 16064 bytes (BPF_SKB_MAX_LEN with pages of 4 KB), all headers included. */
+/* Largest payload that a packet can be cut to, bytes: bpf_skb_change_tail() allows 16064 bytes with all headers (BPF_SKB_MAX_LEN
+ * with pages of 4 KB). */
 #define MOST_CUT (11 * 1448)
 
-/* Payload bytes up to `end`, or fewer, if a large packet cannot be cut there: the rest has to come again, as if it were lost. */
+/* Payload bytes up to `end`, or fewer if a super-packet cannot be cut there: then the host has to retransmit the rest. */
 INLINE __u32 cut_at(const struct seg *s, __u32 end)
 {
 	__u32 keep = end - s->seq;
@@ -288,11 +296,11 @@ INLINE __u32 cut_at(const struct seg *s, __u32 end)
 	return keep < s->len && keep > MOST_CUT ? MOST_CUT : keep;
 }
 
-/* Bytes of one flow and direction that are held at most: a large window, of which much was sent twice. */
+/* Limit of held bytes for one direction of a flow: a large window, much of which was sent twice. */
 #define MOST_HELD (8 << 20)
 
-/* Is this held? After the drain nothing overtakes what was. But what is next in order goes on: what was held may be lost with its
- * process, and comes again from its host. */
+/* Must the segment be held? After the drain, segments that would overtake held ones are held as well, but never the next one in
+ * order: held segments are lost if their process dies, and then the host's retransmissions must get through. */
 INLINE int is_to_be_held(const struct leg *l, const struct seg *s, __u32 end)
 {
 	if (!(l->flags & LEG_HOLD))
@@ -302,7 +310,7 @@ INLINE int is_to_be_held(const struct leg *l, const struct seg *s, __u32 end)
 	return !s->again && after(s->seq, l->max_in) && l->held + s->len <= MOST_HELD;
 }
 
-/* All that comes from the host is forwarded: the end of holding, unless some of what was held is still to come. */
+/* Enter PHASE_FWD. Holding ends, unless held segments have still to be forwarded. */
 INLINE void forwards(struct leg *l)
 {
 	l->phase_in = PHASE_FWD;
@@ -310,13 +318,13 @@ INLINE void forwards(struct leg *l)
 		l->flags &= ~LEG_HOLD;
 }
 
-/* Which bytes go where, and is the bare acknowledgement worth a copy? Returns 0 when the segment is not acceptable. */
+/* Decide which bytes go where, and whether the acknowledgement alone is worth a copy. Returns 0 if neither copy is sent. */
 INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 {
 	__u32 fin = !!(s->flags & TH_FIN);
 	__u32 end = s->seq + s->len + fin;
 	__u32 old_ack = l->ack_in;
-	__u32 local_end = s->seq; /* local data: [seq, local_end) */
+	__u32 local_end = s->seq; /* data for the socket: [seq, local_end) */
 	__u32 come = l->max_in;
 	int pure = end == s->seq;
 	int advanced, sent;
@@ -328,8 +336,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	if (p->dropped && !is_given_up(l) && (l->phase_in != PHASE_LOCAL || ahead_of_socket(l)))
 		return 0;
 	if (p->dropped || is_given_up(l)) {
-		/* In control mode it is the socket's affair, which may answer. And a host that did not take the reset of our socket, in
-		 * the middle of a switch perhaps, is told so again by the kernel. */
+		/* In control mode the socket handles an unacceptable segment, and may answer it. If our side was reset,
+		 * perhaps in a switch, and the host has not accepted that, the kernel has to reset it again. */
 		if (!p->dropped)
 			learn_from_host(l, s, p);
 		p->local = 1;
@@ -348,7 +356,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	if (pure || l->phase_in == PHASE_LOCAL) {
 		local_end = end;
 		p->local = !pure;
-		/* A bare acknowledgement may stand beyond data, or a FIN, that were lost: those have not come. */
+		/* The sequence number of a bare acknowledgement may be behind lost data or a lost FIN. It does not mean that they
+		 * have arrived. */
 		if (!pure)
 			advance_in(l, end);
 	} else if (is_to_be_held(l, s, end)) {
@@ -371,12 +380,13 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		local_end = earlier(end, l->bound_in);
 		p->local = before(s->seq, l->bound_in);
 		p->fwd = after(end, l->bound_in);
-		/* A copy across the bound is forwarded whole, for what lies below arrives unchanged from the socket. Where the
-		 * proxy may have changed it, or the socket lacks some of it, the host will have to send again, from the bound. */
+		/* A segment across the bound is forwarded whole, since the socket relays the bytes below the bound unchanged.
+		 * If the proxy may have changed them, or the socket lacks some of them, the host has to retransmit from the
+		 * bound on. */
 		if (p->local && (before(s->seq, l->verbatim) || before(l->ack_local, l->bound_in)))
 			p->fwd = 0;
 		if (p->fwd && is_beyond(l, s)) {
-			/* The drain is not to be lost for it: it will come again. */
+			/* Forward up to the limit and let the host retransmit the rest, rather than give up the drain. */
 			p->fwd = s->len && before(s->seq, l->limit_in);
 			p->f.keep = cut_at(s, earlier(s->seq + s->len, l->limit_in));
 			p->f.flags &= ~TH_FIN;
@@ -391,7 +401,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		p->local = after(end, l->bound_in);
 		local_end = p->local ? end : s->seq;
 		if (p->fwd && p->local) {
-			/* Only the first part goes on. The socket gets all: what lies below is old to it. */
+			/* Forward the part below the bound. The socket gets the whole segment: that part is old to it. */
 			p->f.keep = cut_at(s, l->bound_in);
 			p->f.flags &= ~TH_FIN;
 			p->fwd_end = s->seq + p->f.keep;
@@ -407,11 +417,11 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		p->l.flags &= ~TH_FIN;
 	}
 
-	if (fin && end == l->max_in) /* not if it was held or cut off: it will come again */
+	if (fin && end == l->max_in) /* not if the FIN was held or cut off: it arrives again */
 		l->flags |= LEG_FIN_IN;
 
-	/* The socket has caught up only when it has heard so: to unsplice again, with other shims, while it still has something
-	 * to retransmit would put old bytes in the place of new ones. */
+	/* The socket has caught up only when it has seen everything acknowledged. If the flow were spliced and unspliced
+	 * before, the new shim would place the socket's retransmissions where other bytes belong. */
 	if (l->flags & LEG_AHEAD && l->phase_out == PHASE_LOCAL && l->local_out == l->max_out && s->flags & TH_ACK &&
 	    s->ack == l->local_out) {
 		l->flags &= ~LEG_AHEAD;
@@ -419,7 +429,7 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		advanced = 1;
 	}
 
-	/* acknowledgement: who hears of it */
+	/* acknowledgement: to the socket, the other host, or both */
 	edit_for_local(l, s, p, p->local);
 	if (!p->local)
 		p->l.keep = 0, p->l.flags &= ~TH_FIN;
@@ -435,8 +445,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 		break;
 	case PHASE_TO_FWD:
 		p->local |= pure || advanced;
-		/* What lies below the bound may have reached the host by a copy across it. Until the socket has sent it too, there is
-		 * a way back, and the sender is told of nothing beyond. */
+		/* Bytes below the bound may have reached the host in a copy across the bound. Until the socket has sent them
+		 * as well, the drain may be taken back, so nothing beyond the bound is acknowledged to the sender. */
 		sent = !before(l->local_out, l->bound_out);
 		p->ack_valid = sent && !before(s->ack, l->bound_out);
 		p->fwd |= p->ack_valid && (pure || advanced);
@@ -465,8 +475,8 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	}
 	if (p->fwd && !p->fwd_data)
 		p->f.keep = 0, p->f.flags &= ~TH_FIN;
-	/* The socket hears of an urgent byte with that byte, and not before: until it has come, another owner may get it. So does the
-	 * other host, unless all that comes is its. */
+	/* Keep the urgent pointer only in a copy that carries the urgent byte. Until that byte arrives, it may still get another
+	 * owner. If the other host gets all data, its copy keeps the pointer in any case. */
 	if (after(urgent_end(s), local_end))
 		p->l.flags &= ~TH_URG;
 	if ((l->phase_in != PHASE_FWD || l->flags & LEG_TRIGGER) && (!p->fwd_data || after(urgent_end(s), p->fwd_end)))
@@ -475,13 +485,15 @@ INLINE int host_segment(struct leg *l, const struct seg *s, struct plan *p)
 	return p->local || p->fwd;
 }
 
-/* Does the socket get it as it is? After step 1. */
+/* Does the socket get the segment unchanged? After step 1. */
 INLINE int is_plain(const struct leg *l, const struct seg *s, const struct plan *p)
 {
 	return untouched(l) && !p->returned && p->l.seq == s->seq && p->l.flags == s->flags;
 }
 
-/* ---- from a host, step 2: under the lock of the other leg, where the forwarded copy goes out ---- */
+/* ---- a segment from a host, step 2: under the lock of the other leg ---- */
+
+/* Complete the forwarded copy for the leg where it leaves, and record what it tells that leg's host. */
 INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 {
 	struct edit *e = &p->f;
@@ -497,7 +509,7 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 		if (!before(a, ack)) {
 			ack = a;
 			win = p->win;
-			/* what comes beyond the bound or limit is for the local socket, and all below it was sent already */
+			/* All data for the other host was sent. What follows, beyond bound or limit, is for the local socket. */
 			if (o->phase_in == PHASE_TO_LOCAL || all_passed(o))
 				win = later(edge_local(o), ack) - ack;
 		}
@@ -529,24 +541,25 @@ INLINE void forward_segment(struct leg *o, const struct seg *s, struct plan *p)
 	join_marks(o, p);
 	if (s->has_ts)
 		e->tsval = our_tsval(o, s->tsval, p->in_order_ts, &o->ts_from_peer);
-	if (s->again) /* what its host has said since has gone before it */
+	if (s->again) /* a held segment: later ones of its host may have been forwarded before it */
 		e->tsval = later(e->tsval, o->tsval_out);
 }
 
-/* Are both copies cut? Then only the socket gets its own: the other host will hear of it from the next segment. */
+/* Would both copies have to be cut? Then only the socket gets one, and the other host depends on a later segment. */
 INLINE int is_straddle(const struct seg *s, const struct plan *p)
 {
 	return p->local && p->fwd && p->l.keep < s->len && p->f.keep < s->len;
 }
 
-/* Without it, the other host would not hear of the end, for what it sends is forwarded. After local_segment. */
+/* Does the socket's RST end both legs? Otherwise the other host would not learn of it, since its segments are forwarded past the
+ * sockets. After local_segment(). */
 INLINE int gives_up_both(const struct leg *l, const struct plan *p)
 {
 	return p->l.flags & TH_RST && l->flags & LEG_PAIRED && is_switching(l);
 }
 
-/* The end of stream of a socket whose process has died with bytes in hand would be a lie: before the bound of a drain, or in the
- * place of what was forwarded in a drain that was taken back. */
+/* Is the FIN of the socket false, because bytes are missing before it? The kernel sends such a FIN for a process that died with
+ * bytes in hand: below the bound of a drain, or in place of bytes that were forwarded in a drain that was taken back. */
 INLINE int is_false_end(const struct leg *l, __u32 end)
 {
 	if (l->phase_out == PHASE_TO_FWD)
@@ -554,7 +567,10 @@ INLINE int is_false_end(const struct leg *l, __u32 end)
 	return l->flags & LEG_AHEAD && before(end - !(l->flags & LEG_FIN_OUT), l->max_out);
 }
 
-/* ---- from the local socket: under the leg's lock. `room`: how far the other host's window reaches, in in space ---- */
+/* ---- a segment from the local socket: under the leg's lock ---- */
+
+/* Translate the segment to the numbers of the wire. room: right edge of the other host's window (in space of `l`). Returns 0
+ * if the socket is muted. */
 INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u32 room)
 {
 	struct edit *e = &p->l;
@@ -565,12 +581,12 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	__u32 win = (__u32)s->win << l->wscale_out;
 
 	p->dropped = V_LOCAL_MUTED;
-	/* The socket believes in what it has said, muted or not: to be remembered for the way back. */
+	/* The socket relies on what it has announced, muted or not: record it for the unsplice. */
 	if ((s->flags & TH_ACK) && !before(ack, l->ack_local)) {
 		l->ack_local = ack;
 		l->win_local = win;
 	}
-	/* Before the commit a reset may end the flow: then its host hears of it from the socket, too. */
+	/* Muted, except that the socket of a flow that was reset before its commit may reset its host, too. */
 	if (l->phase_in == PHASE_FWD && l->phase_out == PHASE_FWD && !(l->flags & LEG_RESET && s->flags & TH_RST))
 		return 0;
 	e->keep = s->len;
@@ -579,16 +595,17 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	if (s->flags & TH_RST || (fin && is_false_end(l, end)) || (end != seq && is_given_up(l) && is_switching(l))) {
 		e->flags = s->flags & TH_RST ? s->flags : TH_RST | TH_ACK;
 		e->keep = 0;
-		/* The far end insists on its exact next sequence number (RFC 5961, 3.2). */
+		/* The host accepts an RST only with exactly the number that it expects next (RFC 5961, 3.2). */
 		if (is_switching(l))
 			seq = l->ack_in;
 		l->flags |= LEG_RESET;
 	} else if (end != seq) {
 		if (l->phase_out == PHASE_FWD)
 			return 0;
-		/* The socket may have missed the last acknowledgement (the copy was lost or old, or is held back), and the host need
-		 * not speak again. What it sends again from before an unsplice has no place under the new shim: other bytes were
-		 * forwarded there. A keep-alive goes in its stead (RFC 9293, 3.8.4), and the answer tells it. */
+		/* The socket may have missed the last acknowledgement: its copy was lost or old, or is held back, and the host
+		 * has no reason to repeat it. The socket then retransmits bytes from before an unsplice. Under the new shim
+		 * they must not be sent, since other bytes were forwarded at these numbers. Send a keep-alive instead (RFC
+		 * 9293, 3.8.4): the answer carries the acknowledgement. */
 		if (l->phase_out == PHASE_LOCAL)
 			l->bound_out = later(l->bound_out, l->ack_in);
 		if (l->shim_out && !(l->flags & LEG_AHEAD) && before(seq, l->phase_out == PHASE_TO_FWD ? l->ack_in : l->bound_out)) {
@@ -598,7 +615,7 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 			seq = end = l->ack_in - 1;
 		}
 		if (l->phase_out == PHASE_TO_FWD && after(end, l->bound_out)) {
-			/* The socket was closed while it drained: its FIN is not the flow's. */
+			/* The socket was closed in the drain: its FIN is not that of the stream. */
 			if (!fin || end != l->bound_out + 1)
 				return 0;
 			e->flags &= ~TH_FIN;
@@ -612,9 +629,9 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 		if (fin)
 			l->flags |= LEG_FIN_OUT;
 	} else if (ahead_of_socket(l) && !before(seq, earlier(l->ack_in, l->local_out))) {
-		seq = pure_ack_seq(l); /* but window probes, below ack_in, stay what they are */
+		seq = pure_ack_seq(l); /* window probes have a number below ack_in, and keep it */
 	} else if (l->flags & LEG_PROBE && seq == l->ack_in - 1) {
-		/* But for the first one of a socket that may speak again: a host does not read the window of an old segment. */
+		/* ... except the first probe after an unsplice: the host would ignore the window of a segment that looks old. */
 		seq = pure_ack_seq(l);
 		l->flags &= ~LEG_PROBE;
 	}
@@ -656,35 +673,37 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 
 /* ---- the switches: each step under the lock of the leg named first ---- */
 
-/* Has the sender been promised more than the receiver has room for? What is under way beyond that is lost with a switch, and
- * only a timeout brings it back. `out`: the end of what was given to the receiver's socket, with all in hand for it. */
+/* Has the sender been promised more than the receiver has room for? A switch would lose the segments under way beyond that room,
+ * and the sender would need a timeout to retransmit them. out: end of the bytes written to the receiver's socket or in hand for
+ * it (out space of `to`). */
 INLINE int overpromised(const struct leg *from, const struct half *h, __u32 out, const struct leg *to)
 {
 	return h->limit != LIMIT_KEEP && after(edge_promised(from) - (from->irs + 1 + h->consumed) + out, to->edge_in);
 }
 
-/* What is kept is acknowledged from the freeze on, as all below a bound: the socket must have all of it, and has if it says so,
- * or if it was read. */
+/* With LIMIT_KEEP, does the socket lack data below the bound? The other host's acknowledgements will stand for the kept data from
+ * the freeze on. So the socket must have all of it: it has acknowledged everything, or the proxy has read everything. */
 INLINE int has_gaps(const struct leg *from, const struct half *h)
 {
 	return h->limit == LIMIT_KEEP && from->ack_local != from->max_in && from->irs + 1 + h->consumed != from->max_in;
 }
 
-/* Is the end of a stream kept, and that of the other might pass by? The flow would be over then, with what is kept unread. */
+/* Would the proxy keep the end of this stream while the other stream may end in forwarding mode? The flow would be over then,
+ * before the kept data was read. */
 INLINE int keeps_end(const struct leg *from, const struct half *h, const struct half *other)
 {
 	return h->limit == LIMIT_KEEP && other->limit == LIMIT_NONE && from->flags & LEG_FIN_IN;
 }
 
-/* Is nothing left that may be forwarded? */
+/* Have all bytes up to the limit arrived, so that nothing is left to forward? */
 INLINE int all_has_come(const struct leg *from, const struct half *h)
 {
 	return h->limit <= LIMIT_MAX &&
 	       (from->flags & LEG_FIN_IN || from->max_in - (from->irs + 1 + h->consumed) >= h->limit);
 }
 
-/* Splice, direction from -> to, step 1. `out`: the end of what was given to the other socket, with all in hand for it.
- * Returns the bytes still to be read, a FIN counting one. */
+/* Splice, direction from -> to, step 1: set the bound. out: as for overpromised(). Returns the number of bytes left to read
+ * from the socket, counting a FIN as one. */
 INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 *bound_out, __u32 hold)
 {
 	__u32 taken = from->irs + 1 + h->consumed;
@@ -706,7 +725,7 @@ INLINE __u32 freeze_in(struct leg *from, const struct half *h, __u32 out, __u32 
 	return pending;
 }
 
-/* Step 2; tsval: the sender's last. Returns 1 when nothing was left to drain. */
+/* Step 2. tsval: the sender's latest. Returns 1 if there is nothing to drain. */
 INLINE int freeze_out(struct leg *to, __u32 bound_out, __u32 tsval)
 {
 	to->bound_out = bound_out;
@@ -715,15 +734,15 @@ INLINE int freeze_out(struct leg *to, __u32 bound_out, __u32 tsval)
 	return to->phase_out == PHASE_FWD;
 }
 
-/* Step 3, if step 2 returned 1, and what was beyond a limit has not taken it back meanwhile. */
+/* Step 3, if step 2 returned 1. Data beyond a limit may have taken the direction back meanwhile. */
 INLINE void freeze_done(struct leg *from)
 {
 	if (from->phase_in == PHASE_TO_FWD)
 		forwards(from);
 }
 
-/* Unsplice, direction from -> to, step 1: a splice that has not drained is taken back whole. The sender was told of nothing
- * beyond its bound, so it still has that; the receiver may have it as well, and may say so (ahead_of_socket). */
+/* Unsplice, direction from -> to, step 1: take back a splice whose drain is not over. The sender got no acknowledgement beyond
+ * its bound, so it still has those bytes. The receiver may have them, too, and acknowledge them (ahead_of_socket()). */
 INLINE void stop_drain(struct leg *to)
 {
 	if (to->phase_out != PHASE_TO_FWD)
@@ -734,16 +753,17 @@ INLINE void stop_drain(struct leg *to)
 		to->flags |= LEG_AHEAD;
 }
 
-/* Step 2: bytes from `at` on belong to the socket again; `at` not before max_in. Returns whether it was forwarded before. */
+/* Step 2: return the bytes from `at` on to the socket; `at` is not below max_in. Returns 1 if the direction was being
+ * forwarded. */
 INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 {
 	from->flags &= ~LEG_HOLD;
-	if (from->phase_in == PHASE_TO_FWD) /* what has drained before step 1 has drained */
+	if (from->phase_in == PHASE_TO_FWD) /* the drain may have ended before step 1: then it counts as forwarded */
 		from->phase_in = *(volatile __u8 *)&to->phase_out == PHASE_FWD ? PHASE_FWD : PHASE_LOCAL;
 	if (from->phase_in != PHASE_FWD)
 		return 0;
 	from->flags |= LEG_BYPASSED;
-	/* the socket's window moves along with its numbers; it had read all up to the old bound */
+	/* The socket's window moves with its numbers. Everything up to the old bound was read from it. */
 	from->win_local = later(edge_local(from), from->bound_in) - from->bound_in;
 	from->ack_local = at;
 	from->shim_in += at - from->bound_in;
@@ -753,7 +773,7 @@ INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 	return 1;
 }
 
-/* Step 3, if it was. `at`: the same position in the receiver's space. Returns 1 when all of it was acknowledged already. */
+/* Step 3, if step 2 returned 1. at: the same position in the receiver's out space. Returns 1 if it is acknowledged already. */
 INLINE int unsplice_out(struct leg *to, __u32 at)
 {
 	to->shim_out += at - to->bound_out;
@@ -769,7 +789,7 @@ INLINE void unsplice_done(struct leg *from)
 {
 	if (from->phase_in == PHASE_TO_LOCAL) {
 		from->phase_in = PHASE_LOCAL;
-		/* ack_out stays below the bound until the next segment; nothing below it can come any more but copies */
+		/* ack_out stays below the bound until the next segment. Only duplicates can arrive below the bound now. */
 	}
 }
 

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The table of path entries: open addressing, one slot per entry, key and path in one cache line (IPv4) or two (IPv6).
  *
- * Each key has a home, its hash; the entry lies there or at one of 63 other places that follow from the home (place.h). The
- * home says which of them hold keys of its own (slot.hop), so a look-up reads the home, and mostly nothing else: a hit at
- * home and a miss cost one cache line. There are no chains, and nothing ever moves.
+ * The hash of a key selects its home. The entry is there or in one of 63 other places, which follow from the home (place.h). The
+ * home says which of these places hold keys of its own (slot.hop). So most look-ups read the home only: a hit at home and a miss
+ * cost one cache line. There are no chains, and entries never move.
  *
- * A table is cut into pages, each an array map of its own, in which all places of a key lie. Arrays of up to 32 KB come from
- * the kernel's direct mapping, whose TLB entries cover megabytes; a larger one is mapped by 4 KB, and a flow hit at random
- * would miss the TLB, too. The verifier makes both look-ups of a slot a few instructions without a call.
+ * A table consists of pages, each of them an array map, and all places of a key are in one page. Arrays of up to 32 KB come from
+ * the kernel's direct mapping, whose TLB entries cover megabytes. A larger array is mapped in units of 4 KB, and a random look-up
+ * would miss the TLB as well. The verifier inlines both map look-ups of a slot, so they cost a few instructions and no call.
  *
- * Under traffic: a slot is taken by compare-and-swap of its state, filled, and then made visible by one bit at the home.
- * Removal clears that bit, and whoever does gives the slot back; it rests until no program holds it any more, which user space
- * waits for (`unheld`), or for a second if it does not. Two insertions of one key must not meet: the records of `legs`, a hash of
- * the kernel's, decide who makes an entry (track.h), and user space makes those of its own connections. */
+ * Concurrency: an insertion takes a slot by compare-and-swap of its state, fills it, and then makes it visible by one bit at the
+ * home. A removal clears that bit, and the one that does so frees the slot. A freed slot is not reused while a program may still
+ * hold it: user space waits for that (`unheld`), or else a second has to pass. The same key must not be inserted twice at a time.
+ * So the processor that creates the record in `legs`, a hash map, also inserts the entry (track.h). User space does both for the
+ * connections that it opens. */
 #ifndef LONGSPLICE_TABLE_H
 #define LONGSPLICE_TABLE_H
 
@@ -22,30 +23,32 @@
 #include "place.h"
 #include "step.h"
 
-#define SLOT_TAKEN 1 /* slot.state; otherwise the moment at which it was left, 0: never used */
-#define MOMENT 19    /* 2^19 ns, about half a millisecond; those of slot.state are 2 modulo 4, so that none is 0 or SLOT_TAKEN */
-#define REST 2048u   /* moments: a second */
-#define SKEW 64u     /* moments: clocks of two processors differ by less */
+#define SLOT_TAKEN 1 /* slot.state of a used slot; otherwise the moment at which it was freed, or 0: never used */
+#define MOMENT 19    /* unit of time: 2^19 ns, half a millisecond; in slot.state always 2 modulo 4, so never 0 or SLOT_TAKEN */
+#define REST 2048u   /* moments, about a second: when a freed slot may be reused in any case */
+#define SKEW 64u     /* moments: upper limit of the difference between the clocks of two processors */
 
-/* Set before load: pages of each table, and what keeps others from choosing where their connections lie. */
+/* Set before load: the number of pages of each table, and a random seed, so that hosts cannot choose their slots. */
 const volatile __u32 pages4 = 1, pages6 = 1;
 const volatile __u64 hash_seed = 0;
 
+/* Convert ns, CLOCK_MONOTONIC, to a moment for slot.state. */
 static __always_inline __u32 moment(__u64 now)
 {
 	return (__u32)(now >> MOMENT) / 4 * 4 + 2;
 }
 
-/* How old a slot has to be, in moments and SKEW, to be taken. */
+/* For how long a slot must have been free to be reused, in moments, including SKEW. */
 static __always_inline __u32 rest(__u64 now)
 {
 	__u32 zero = 0;
 	__u64 *since = bpf_map_lookup_elem(&unheld, &zero);
-	__u64 enough = since ? (now - *since) >> MOMENT : REST; /* a future one is far away */
+	__u64 enough = since ? (now - *since) >> MOMENT : REST; /* wraps to a large value if it is in the future */
 
-	return (enough < REST ? enough + 8 : REST) + SKEW; /* 8: two roundings */
+	return (enough < REST ? enough + 8 : REST) + SKEW; /* 8: both times were rounded */
 }
 
+/* Add to the number of entries. */
 static __always_inline void count_entries(__u64 more)
 {
 	__u32 zero = 0;
@@ -55,12 +58,12 @@ static __always_inline void count_entries(__u64 more)
 		__sync_fetch_and_add(n, more);
 }
 
-/* The kernel's: what comes before the value of an array map, which begins at a page of the processor's. */
+/* The kernel's array map. Its value follows a header, which begins at a page boundary. */
 struct bpf_array {
 	char value[0];
 } __attribute__((preserve_access_index));
 
-/* What both tables do alike. */
+/* The home of a key, in terms that fit both tables. */
 struct place {
 	struct table_page *page;
 	__u32 slots, size, home;
@@ -90,22 +93,23 @@ static __always_inline struct place place6(const struct tuple *k)
 	return (struct place){ page, SLOTS6, sizeof(struct slot6), home_of(hash, SLOTS6) };
 }
 
-/* NULL: there is no such slot. */
+/* Return slot number `at` of a page, or NULL if there is none. */
 static __always_inline void *slot_at(struct place p, __u32 at)
 {
 	struct table_page *page = p.page;
 
-	asm volatile("" : "+r"(at)); /* the verifier must see what is compared */
+	asm volatile("" : "+r"(at)); /* the verifier must see the comparison of the value that is used */
 	if (!page || at >= p.slots)
 		return NULL;
-	asm volatile("" : "+r"(page)); /* no arithmetic before it is known not to be NULL: refused before Linux 6.13 */
-	/* To the first cache line. The value lies at a multiple of 8; before 6.17 the verifier knows nothing of what has been
-	 * negated, and an atomic operation must be seen to be aligned. */
+	asm volatile("" : "+r"(page)); /* Linux before 6.13 refuses arithmetic on a pointer that may be NULL */
+	/* Begin at the first cache line. The value is at a multiple of 8, so & 56 loses nothing. It is needed because the
+	 * verifier knows no bounds of a negated value before 6.17, and must see that atomic operations are aligned. */
 	return page->room + (-bpf_core_field_offset(struct bpf_array, value) & 56) + at * p.size;
 }
 
 #define MOST_WORDS (sizeof(struct tuple) / 4)
 
+/* Does the slot hold this key? words: length of the key, in units of 4 bytes. */
 static __always_inline int holds(const struct slot *s, const __u32 *key, __u32 words)
 {
 	__u32 differ = 0, i;
@@ -117,7 +121,7 @@ static __always_inline int holds(const struct slot *s, const __u32 *key, __u32 w
 	return !differ;
 }
 
-/* The way to a key's slot, or WAYS. */
+/* Return the number of the place that holds the key, in the order of its home (at_way()), or WAYS. hop: the home's. */
 static __always_inline __u32 search(struct place p, __u64 hop, const __u32 *key, __u32 words)
 {
 	struct slot *s;
@@ -133,7 +137,7 @@ static __always_inline __u32 search(struct place p, __u64 hop, const __u32 *key,
 	return WAYS;
 }
 
-/* A new entry, its path all zero, for a key that has none. 0, or -1: no place. */
+/* Add an entry, its path all zero, for a key that has none. Returns 0, or -1 if there is no free place. */
 static __always_inline int insert(struct place p, const __u32 *key, __u32 words, __u32 size)
 {
 	struct slot *home = slot_at(p, p.home), *s;
@@ -163,6 +167,7 @@ static __always_inline int insert(struct place p, const __u32 *key, __u32 words,
 	return -1;
 }
 
+/* Remove the entry of a key, if there is one. */
 static __always_inline void take_out(struct place p, const __u32 *key, __u32 words)
 {
 	struct slot *home = slot_at(p, p.home), *s;
@@ -177,7 +182,7 @@ static __always_inline void take_out(struct place p, const __u32 *key, __u32 wor
 	s = slot_at(p, at_way(p.home, p.slots, way));
 	bit = 1ull << (way & (WAYS - 1));
 	if (s && __sync_fetch_and_and(&home->hop, ~bit) & bit) {
-		/* by a clock that is read after the bit is cleared: nobody finds the slot from then on */
+		/* Read the clock after the bit was cleared: no look-up finds the slot from then on. */
 		*(volatile __u32 *)&s->state = moment(bpf_ktime_get_ns());
 		count_entries(-1);
 	}
@@ -186,9 +191,9 @@ static __always_inline void take_out(struct place p, const __u32 *key, __u32 wor
 #define WORDS4 (sizeof(struct tuple4) / 4)
 #define WORDS6 (sizeof(struct tuple) / 4)
 
-/* Global functions: the verifier walks their loops once, and not wherever they are called. */
+/* The next four are global functions: the verifier walks through their loops once, and not at every call. */
 
-/* The slot, in its page, of a key that does not lie at home, or -1. */
+/* Return the number in its page of the slot that holds a key, if not at home, or -1. hop: the home's. */
 __noinline int seek4(const struct tuple4 *k, __u64 hop)
 {
 	struct place p;
@@ -213,6 +218,7 @@ __noinline int seek6(const struct tuple *k, __u64 hop)
 	return way == WAYS ? -1 : (int)at_way(p.home, p.slots, way);
 }
 
+/* Add an entry, all zero, for a leg that has none. Returns 0, or -1 if there is no free place. */
 __noinline int insert_path(const struct tuple *t)
 {
 	if (!t)
@@ -225,6 +231,7 @@ __noinline int insert_path(const struct tuple *t)
 	return insert(place6(t), t->remote, WORDS6, sizeof(struct path6));
 }
 
+/* Remove the entry of a leg, if there is one. */
 __noinline int remove_path(const struct tuple *t)
 {
 	if (!t)
@@ -239,6 +246,7 @@ __noinline int remove_path(const struct tuple *t)
 	return 0;
 }
 
+/* The look-ups: return the entry of a key, or NULL. */
 static __always_inline struct path4 *find4(const struct tuple4 *k)
 {
 	struct place p = place4(k);
@@ -252,7 +260,7 @@ static __always_inline struct path4 *find4(const struct tuple4 *k)
 		return &s->p;
 	if (!(hop >> 1))
 		return NULL;
-	s = slot_at(p, seek4(k, hop)); /* -1 is beyond any page */
+	s = slot_at(p, seek4(k, hop)); /* NULL for -1, which is beyond any page */
 	return s ? &s->p : NULL;
 }
 
@@ -286,7 +294,8 @@ static __noinline struct path *find_path(const struct tuple *t)
 	return p ? &p->p : NULL;
 }
 
-/* Where packets of `p` go out, as sc->other. remote6: the host, if the entry is one of IPv6. Returns 0 if nobody knows. */
+/* Set sc->other to the leg where packets of `p` leave. remote6: its host, if the entry is IPv6. Returns 0 if the host's
+ * address is missing. */
 static __always_inline int lead_out(struct scratch *sc, const struct path *p, const __u32 *remote6, const struct via *v)
 {
 	__u32 remote4 = p->remote4;
@@ -310,7 +319,7 @@ static __always_inline int lead_out(struct scratch *sc, const struct path *p, co
 	return 1;
 }
 
-/* The path of sc->t, its next hop, and where it goes out, as sc->other. */
+/* Find the path entry of sc->t and its next hop, and set sc->other as lead_out() does. Returns NULL if any of them is missing. */
 static __always_inline struct path *way_out(struct scratch *sc, struct via **v)
 {
 	const __u32 *remote6 = NULL;
@@ -343,8 +352,8 @@ static __always_inline int is_crossed(const struct scratch *sc)
 	return tuple_is_v4(&sc->other) == !!sc->v6;
 }
 
-/* The key in the slot of that number: those of paths4, page by page, and then those of paths6. 0; 1: there is none, or it is in
- * forwarding mode, and `idle` ones are wanted; -1: there is no such slot. */
+/* Read the key in slot `number`, counted page by page through paths4 and then paths6. Returns 0, 1 if the slot is free or,
+ * with `idle`, its entry is in forwarding mode, and -1 if there is no such slot. */
 __noinline int key_of_slot(__u64 number, struct tuple *key, __u32 idle)
 {
 	__u64 all4 = (__u64)pages4 * SLOTS4;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The tap: copies of the bytes that are forwarded, for user space to read while the flow goes on. Only the general way copies:
- * a path that is tapped names a next hop that does not exist (VIA_TAP), which is UNUSUAL for the short way, at no cost to others.
- * Nothing waits for the reader. Without room in the ring a copy is lost and counted, and user space finds the gap. */
+/* Taps: copies of forwarded bytes, which user space reads while the flow goes on. Only the general way copies. The path entry
+ * of a tapped flow names a next hop that does not exist (VIA_TAP), so its packets are UNUSUAL for the short way, at no cost to
+ * other flows. Nothing waits for the reader. If the ring is full, the copy is lost and counted, and user space finds the gap. */
 #ifndef LONGSPLICE_TAP_H
 #define LONGSPLICE_TAP_H
 
@@ -9,10 +9,11 @@
 #include "step.h"
 #include "verdict.h"
 
-#define TAP_CHUNKS 33 /* of one packet: 512 KB (BIG TCP) and what the last one has begun */
+#define TAP_CHUNKS 33 /* limit of pieces of one packet: 512 KB (BIG TCP), and an incomplete piece */
 
-/* Copies `len` bytes of payload, the first of which is at `at` (kind: enum tap_position). Before anything is rewritten.
- * acked: what the other host has acknowledged, relative to `at`. Global, so that it is verified once. */
+/* Copy `len` bytes of payload, the first of which is at position `at`. To be called before anything is rewritten. kind: enum
+ * tap_position. acked: highest acknowledgement of the other host, relative to `at`. A global function, so that the verifier
+ * checks it once. */
 __noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u32 len)
 {
 	struct scratch *sc = scratch();
@@ -35,7 +36,7 @@ __noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u
 		c->head.acked = acked - (__s32)done;
 		c->head.len = n;
 		n--;
-		asm volatile("%0 &= %1" : "+r"(n) : "i"(TAP_CHUNK - 1)); /* what the verifier has lost */
+		asm volatile("%0 &= %1" : "+r"(n) : "i"(TAP_CHUNK - 1)); /* shows the verifier the limit that it has lost */
 		n++;
 		if (bpf_skb_load_bytes(skb, from + done, c->bytes, n) ||
 		    bpf_ringbuf_output(&taps, c, sizeof(c->head) + n, 0)) {
@@ -47,7 +48,7 @@ __noinline int tap(struct __sk_buff *skb, __u64 at, __u32 kind, __s32 acked, __u
 	return 0;
 }
 
-/* Of a path entry, as `w` has found it. */
+/* Copy the payload of a segment in forwarding mode. w: the word of its entry before the segment. */
 static __always_inline void tap_path(struct __sk_buff *skb, struct scratch *sc, const struct path *p, const struct path *rev,
 				     union path_word w)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The trace of one flow: a record of each of its segments, with its numbers as it came and as its copies left, and the verdicts.
- * Only the general way traces. PATH_TRACE is UNUSUAL for the short way, by a test that it makes anyway; so it costs nothing where
- * nobody traces. Whoever traces has to move TRACE_UNTIL on: a trace that nobody reads ends with its next segment. */
+/* The trace of one flow: a record of each segment, with its numbers on arrival, the numbers of its copies, and its verdicts.
+ * Only the general way traces. PATH_TRACE makes a packet UNUSUAL for the short way, by a test that it makes anyway, so flows
+ * without a trace pay nothing. User space has to keep moving TRACE_UNTIL on: an abandoned trace ends with its next segment. */
 #ifndef LONGSPLICE_TRACE_H
 #define LONGSPLICE_TRACE_H
 
 #include "table.h"
 #include "verdict.h"
 
-/* A copy that was sent first, and is not in the packet any more. */
+/* Record a copy from its plan: of two copies, the first one is no longer in the packet. */
 static __always_inline void trace_edit(struct trace_copy *c, const struct edit *e)
 {
 	c->seq = e->seq;
@@ -19,6 +19,7 @@ static __always_inline void trace_edit(struct trace_copy *c, const struct edit *
 	c->is = 1;
 }
 
+/* Record a copy from its TCP header. */
 static __always_inline void trace_header(struct trace_copy *c, const struct tcphdr *th, __u32 len)
 {
 	c->seq = bpf_ntohl(th->seq);
@@ -29,8 +30,8 @@ static __always_inline void trace_header(struct trace_copy *c, const struct tcph
 	c->is = 1;
 }
 
-/* When all has been done with a segment but what `action` says. Global, so that it is verified once, and its frame is no part of
- * deeper chains of calls. Returns `action`. */
+/* Record a segment, after everything was done with it except `action`, the program's return value. Returns `action`. A global
+ * function, so that the verifier checks it once, and its stack frame is not part of deeper call chains. */
 __noinline int trace(struct __sk_buff *skb, int action)
 {
 	struct scratch *sc = scratch();
@@ -68,7 +69,7 @@ __noinline int trace(struct __sk_buff *skb, int action)
 			trace_edit(&r->forwarded, &sc->p.f);
 			trace_edit(&r->local, &sc->p.l);
 		}
-		/* what the packet says itself is surer */
+		/* For the copy in the packet, the header is more reliable than the plan. */
 		trace_header(action == TCX_REDIRECT ? &r->forwarded : &r->local, &th, len);
 	}
 	bpf_ringbuf_submit(r, 0);

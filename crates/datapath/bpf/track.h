@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From the SYN to a leg: who is tracked, and what the handshake agreed. Our own connections have their leg before the SYN
- * leaves (user space has chosen the port); a client's leg is made when it completes the handshake, so that a flood of SYNs
- * costs entries of an LRU table only. */
+/* From the SYN to a leg: which connections are tracked, and what their handshakes have negotiated. A connection that user
+ * space opens gets its leg before the SYN leaves, since user space chooses the port. A client's leg is created when the client
+ * completes the handshake, so a SYN flood fills an LRU table only. */
 #ifndef LONGSPLICE_TRACK_H
 #define LONGSPLICE_TRACK_H
 
@@ -11,13 +11,15 @@
 #include "table.h"
 #include "verdict.h"
 
+/* The options of a SYN or SYN-ACK. opts: as embryo.opts_in; tsval: 0 without timestamps. */
 struct syn_options {
 	__u16 mss;
 	__u8 wscale, opts;
 	__u32 tsval;
 };
 
-/* MSS, window scale, SACK permitted, timestamps and ECN of a SYN; in sc->orig. Global for the verifier's sake. */
+/* Read MSS, window scale, SACK permitted, timestamps and ECN of the SYN or SYN-ACK in sc->orig. A global function, so that the
+ * verifier checks it once. */
 __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 {
 	struct scratch *sc = scratch();
@@ -27,7 +29,7 @@ __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 	if (!sc || !o)
 		return 0;
 	parse_options(skb);
-	o->mss = sc->v6 ? 1220 : 536; /* without the option (RFC 9293, 3.7.1) */
+	o->mss = sc->v6 ? 1220 : 536; /* default if there is no option (RFC 9293, 3.7.1) */
 	o->wscale = 0;
 	o->opts = sc->s.has_ts ? LEG_TS : 0;
 	if ((sc->s.flags & (TH_ECE | TH_CWR)) == (sc->s.flags & TH_ACK ? TH_ECE : TH_ECE | TH_CWR)) /* RFC 3168, 6.1.1 */
@@ -66,9 +68,9 @@ __noinline int parse_syn(struct __sk_buff *skb, struct syn_options *o)
 	return 0;
 }
 
-/* Leaves nothing of AccECN in a SYN, or in the answer to ours: whoever is asked for it hears of RFC 3168 only, and whoever asks
- * falls back to that (ecn.h). What the answer may say of AccECN besides would be read as such by our socket, which has asked.
- * Returns 0, or a negative number. */
+/* Remove AccECN from a SYN, or from the SYN-ACK to one of ours, so that both ends fall back to RFC 3168 (ecn.h). Our socket
+ * may have asked for AccECN. So a SYN-ACK keeps only the one combination of flags that means RFC 3168; the others might mean
+ * AccECN to the socket. Returns 0, or a negative number. */
 __noinline int classic_ecn(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -89,7 +91,7 @@ __noinline int classic_ecn(struct __sk_buff *skb)
 	return bpf_l4_csum_replace(skb, at + TCP_CSUM_AT, old, now, 2);
 }
 
-/* What both SYNs together mean. */
+/* Record in the leg what SYN and SYN-ACK have negotiated. */
 static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_in, __u8 wscale_out)
 {
 	__u8 both = in & out;
@@ -100,7 +102,7 @@ static __always_inline void agree(struct leg *l, __u8 in, __u8 out, __u8 wscale_
 	l->wscale_out = both & OPT_WSCALE ? wscale_out : 0;
 }
 
-/* enum listens, or 0. */
+/* Return the enum listens of the packet's destination, or 0 if nothing listens there. */
 static __always_inline __u32 listened(const struct scratch *sc)
 {
 	struct listen_key k = { .family = sc->v6 ? 6 : 4 };
@@ -116,7 +118,7 @@ static __always_inline __u32 listened(const struct scratch *sc)
 	return found ? *found : 0;
 }
 
-/* A client has completed its handshake. 0: there is no room for its leg. */
+/* Create leg and path entry of a client that has completed its handshake. Returns 0 if there is no room. */
 static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 {
 	struct leg l = {};
@@ -141,7 +143,7 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	__builtin_memcpy(l.smac, e->smac, 6);
 	l.seen = bpf_ktime_get_coarse_ns();
 	r = bpf_map_update_elem(&legs, &sc->t, &l, BPF_NOEXIST);
-	if (r == -EEXIST) /* the same segment twice, on two processors: the other has done it, or is about to */
+	if (r == -EEXIST) /* a duplicate of the segment, on another processor: that one adds the entry */
 		return 1;
 	if (!r && !insert_path(&sc->t))
 		return 1;
@@ -150,8 +152,8 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	return 0;
 }
 
-/* From a host, no path entry. 1: there is a leg now; 2: not for the stack. Global: keeps the miss path out of the entry's stack
- * frame. */
+/* Track a segment from a host that has no path entry. Returns 1 if it has a leg now, 2 if it must be dropped, and 0 to leave
+ * it to the stack. A global function, to keep it out of the stack frame of ingress(). */
 __noinline int track_ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -173,13 +175,13 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		}
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && known->iss && known->irs != sc->s.seq && has_socket(skb, sc))
-			return 0; /* another SYN does not end a handshake, whoever has sent it */
+			return 0; /* another SYN does not end a handshake, since it may be forged */
 		parse_syn(skb, &o);
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;
 		e.wscale_in = o.wscale;
 		e.opts_in = o.opts | (listens == LISTENS_FOREIGN ? OPT_FOREIGN : 0);
-		if (known && known->irs == e.irs) /* sent again without, for fear of who cannot bear it (RFC 3168, 6.1.1.1) */
+		if (known && known->irs == e.irs) /* a retransmission may omit ECN (RFC 3168, 6.1.1.1) */
 			e.opts_in |= known->opts_in & OPT_ECN;
 		e.tsval_in = o.tsval;
 		bpf_map_update_elem(&embryos, &sc->t, &e, BPF_ANY);
@@ -192,26 +194,27 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1 && tcp_sum_right(skb)) {
 			int room = hatch(sc, known);
 
-			if (listens == LISTENS_FOREIGN && !report_handshake(skb)) { /* nobody would know: the next segment tells */
+			if (listens == LISTENS_FOREIGN && !report_handshake(skb)) { /* lost: the next segment reports it */
 				bpf_map_delete_elem(&legs, &sc->t);
 				remove_path(&sc->t);
 				return 2;
 			}
-			if (!room) { /* stays until the next SYN, for user space to know */
+			if (!room) { /* keep the embryo until the next SYN: user space reads OPT_FULL */
 				known->iss = 0;
 				known->opts_in = OPT_FULL;
 				return 0;
 			}
 			bpf_map_delete_elem(&embryos, &sc->t);
-			return 1; /* the segment itself may carry data: treat it as the leg's first */
+			return 1; /* the segment may carry data: process it as the leg's first */
 		}
-		/* Made by another processor since the entry was looked for: a segment that went by unseen would be missed in
-		 * `max_in`, and its bytes at the bound of a splice. */
+		/* Another processor may have created the leg since the look-up. If the segment passed unseen, max_in would be
+		 * too low, and a later bound would be wrong. */
 		if (!known)
 			return !!bpf_map_lookup_elem(&legs, &sc->t);
 	} else if (listens == LISTENS_FOREIGN && sc->s.flags & TH_RST) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
-		/* any, until the server has answered: it may have an earlier connection of this port, which the client ends */
+		/* Report any RST until the server has answered: the server may have an earlier connection of this port, which
+		 * the client resets. Afterwards, only one in order. */
 		if (known && !(known->opts_in & OPT_FULL) && (!known->iss || sc->s.seq == known->irs + 1)) {
 			report_handshake(skb);
 			return 2;
@@ -220,7 +223,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Our SYN-ACK. */
+/* Record our SYN-ACK in the embryo. */
 __noinline int track_egress(struct __sk_buff *skb)
 {
 	struct scratch *sc = scratch();
@@ -245,7 +248,7 @@ __noinline int track_egress(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Our own handshake: SYN out, SYN-ACK in. `l` has flag LEG_SYN. */
+/* Record our SYN in the leg of a connection that user space opens. `l` has LEG_SYN. */
 static __always_inline void own_syn(struct leg *l, const struct scratch *sc, const struct syn_options *o)
 {
 	__u32 before = l->iss == sc->s.seq ? l->verbatim & OPT_ECN : 0; /* as in track_ingress() */
@@ -257,10 +260,11 @@ static __always_inline void own_syn(struct leg *l, const struct scratch *sc, con
 	l->wscale_out = o->wscale;
 	l->shim_ts = 0;
 	l->tsval_out = o->tsval;
-	/* kept here until the answer tells which of them hold */
+	/* `verbatim` keeps our options until the SYN-ACK says which of them are accepted */
 	l->verbatim = o->opts | before;
 }
 
+/* Record the SYN-ACK to it. */
 static __always_inline void own_syn_ack(struct leg *l, const struct scratch *sc, const struct syn_options *o)
 {
 	if (sc->s.ack != l->iss + 1)
@@ -271,7 +275,7 @@ static __always_inline void own_syn_ack(struct leg *l, const struct scratch *sc,
 	l->max_in = l->ack_out = l->ack_local = sc->s.seq + 1;
 	l->ack_in = sc->s.ack;
 	l->edge_in = sc->s.ack + sc->s.win;
-	l->edge_out = l->ack_out + 65535; /* until our first ACK tells */
+	l->edge_out = l->ack_out + 65535; /* an upper limit, until our first ACK */
 	l->tsval_in = o->tsval;
 }
 

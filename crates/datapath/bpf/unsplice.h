@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From forwarding mode back to the legs' records, by their keys. */
+/* Unsplice of a flow, given the keys of its legs. */
 #ifndef LONGSPLICE_UNSPLICE_H
 #define LONGSPLICE_UNSPLICE_H
 
 #include "path.h"
 #include "table.h"
 
-/* The way to l's host may have changed while packets went there by `in`. */
+/* Copy the next hop to l's host from `in`, the path entry for packets to it: it may have changed in forwarding mode. */
 static __always_inline void learn_hop(struct leg *l, const struct path *in)
 {
 	__u32 via = path_index(in);
@@ -18,7 +18,7 @@ static __always_inline void learn_hop(struct leg *l, const struct path *in)
 	__builtin_memcpy(l->dmac, v->dmac, 12);
 }
 
-/* Returns 0, or a negative number. */
+/* Take both directions back to control mode. Returns 0, or a negative number if a record or path entry is missing. */
 __noinline int unsplice_legs(const struct tuple *ta, const struct tuple *tb)
 {
 	struct leg *a, *b;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Counters: every packet that was looked up ends in one verdict. Events, and limits on answers. */
+/* Counters: every packet that was looked up ends in a verdict. Events for user space, and rate limits on answers. */
 #ifndef LONGSPLICE_VERDICT_H
 #define LONGSPLICE_VERDICT_H
 
 #include "maps.h"
 
-#define ANSWERS_PER_SECOND 1000 /* on average, of a kind: as Linux's tcp_challenge_ack_limit once was */
-#define ANSWER_INTERVAL 500000000ull /* ns between two of a kind for one leg: Linux's tcp_invalid_ratelimit */
+#define ANSWERS_PER_SECOND 1000 /* average limit for one kind of answer: the former default of Linux's tcp_challenge_ack_limit */
+#define ANSWER_INTERVAL 500000000ull /* ns between two answers of a kind for one leg: as Linux's tcp_invalid_ratelimit */
 
-/* By itself where there is nothing to trace: the short way, and programs that handle no packet of a leg. */
+/* Count a verdict. Called directly where nothing can be traced: in the short way, and in programs without a packet of a leg. */
 static __always_inline void count_only(__u32 verdict)
 {
 	__u64 *n = bpf_map_lookup_elem(&verdicts, &verdict);
@@ -19,7 +19,7 @@ static __always_inline void count_only(__u32 verdict)
 
 _Static_assert(V_MAX <= 64, "a word has a bit for each verdict");
 
-/* ... and notes it for a trace. */
+/* Count a verdict, and note it for a trace. */
 static __always_inline void count(__u32 verdict)
 {
 	struct scratch *sc = scratch();
@@ -29,12 +29,14 @@ static __always_inline void count(__u32 verdict)
 		sc->verdicts |= 1ull << verdict;
 }
 
+/* Count the verdict on a packet that is dropped. Returns TCX_DROP. */
 static __always_inline int drop(__u32 verdict)
 {
 	count(verdict);
 	return TCX_DROP;
 }
 
+/* Send an event to user space. */
 static __always_inline void tell(const struct tuple *leg, __u32 kind)
 {
 	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
@@ -46,7 +48,7 @@ static __always_inline void tell(const struct tuple *leg, __u32 kind)
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* `kinds`: 1 << enum event_kind. Global, for the sake of its callers. */
+/* Send several events. kinds: 1 << enum event_kind. A global function, to save its callers' stacks. */
 __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 {
 	__u32 kind;
@@ -59,9 +61,10 @@ __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 	return 0;
 }
 
-/* Has the leg's host had no answer of the kind lately? Of what does not fit user space hears, and finds out if the answers help:
- * every second time they are withheld, for then a part goes on (make_fit()), and a host that does not hear gets further. Global,
- * for the sake of its callers' stacks. */
+/* May the leg's host get an answer of this kind, by the rate limit of one leg? For ANSWER_TOO_BIG, user space gets
+ * EVENT_OVERSIZE, and finds out whether the answers help. Every other one of these is withheld. Then make_fit() forwards a
+ * part of the segment, so that a host that does not receive ICMP makes progress. A global function, to save its callers'
+ * stacks. */
 __noinline int is_due(const struct tuple *leg, __u32 kind)
 {
 	__u64 now = bpf_ktime_get_coarse_ns(), *last;
@@ -73,7 +76,8 @@ __noinline int is_due(const struct tuple *leg, __u32 kind)
 	k.leg = *leg;
 	k.kind = kind;
 	last = bpf_map_lookup_elem(&answered, &k);
-	/* Without the mark: the clock stands still for a tick, and a time that is one beyond it would be long ago. */
+	/* Clear the lowest bit, which is no part of the time. The coarse clock stands still for a tick, so with the bit the
+	 * time could be in the future, and the difference would wrap. */
 	if (last && now - (*last & ~1ull) < ANSWER_INTERVAL)
 		return 0;
 	answer = kind != ANSWER_TOO_BIG || !last || !(*last & 1);
@@ -84,7 +88,7 @@ __noinline int is_due(const struct tuple *leg, __u32 kind)
 	return answer;
 }
 
-/* The same, and is there an answer left? */
+/* May an answer be sent, by the rate limit of the leg and that of all legs? */
 __noinline int may_answer(const struct tuple *leg, __u32 kind)
 {
 	struct limiter *l = bpf_map_lookup_elem(&limiters, &kind);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The second entry of forwarding mode, before the kernel makes a packet of what the device has received. It does what fast.h
- * does and nothing else: whatever is unusual goes on, and comes to the tcx entry. Devices are attached to by name only, since
- * some switch offloads off for it. A frame can only leave by a device that can send such frames (via.flags): others go on. */
+/* The short way as an XDP program, which runs before the kernel builds an skb. It does what fast.h does and nothing else;
+ * unusual frames go on to the tcx program. It is attached only to devices that the user names, because some devices switch
+ * offloads off for XDP. A frame can leave only by a device that accepts frames from XDP (via.flags); other frames go on to
+ * tcx, too. */
 #ifndef LONGSPLICE_XDP_H
 #define LONGSPLICE_XDP_H
 
@@ -16,7 +17,7 @@ struct xdp_buff {
 	struct xdp_rxq_info *rxq;
 } __attribute__((preserve_access_index));
 
-/* Is the frame for this device? Not if it is a broadcast or multicast, or was seen in passing. */
+/* Is the frame addressed to this device, and not broadcast, multicast, or for another station? */
 static __always_inline int is_for_us(struct xdp_md *ctx, const struct ethhdr *eth)
 {
 	struct xdp_buff *x = bpf_cast_to_kern_ctx(ctx);
@@ -26,10 +27,10 @@ static __always_inline int is_for_us(struct xdp_md *ctx, const struct ethhdr *et
 	return !((own ^ to) << 16);
 }
 
-/* Has the sender left the TCP checksum to a device? Then only the sum of the pseudo-header stands there, which is what Linux
- * does over veth and virtio: the kernel's packet says so, the frame does not, and would leave as it is. tcx knows what to do.
- * Asked of each frame, since the other end may change its mind at any time. One finished checksum in 65535 looks the same, and
- * goes the longer way. words: of both addresses. */
+/* Has the sender left the TCP checksum to the device? Over veth and virtio, Linux does, and the field holds the sum of the
+ * pseudo-header only. An skb says so, but a frame does not, and it would leave unfinished. tcx can handle it. This is checked
+ * for each frame, because the other end may change its offloads at any time. One finished checksum in 65535 looks the same,
+ * and goes to tcx as well. words: length of both addresses, in units of 4 bytes. */
 static __always_inline int is_unfinished(const struct tcphdr *th, const __be32 *addresses, __u32 words, __u16 len)
 {
 	__u64 sum = bpf_htons(IPPROTO_TCP) + bpf_htons(len);
@@ -57,6 +58,7 @@ static __always_inline int is_unfinished6(const struct frame *f)
 	return (void *)(th + 1) <= f->end && is_unfinished(th, (__be32 *)&ip->saddr, 8, bpf_ntohs(ip->payload_len));
 }
 
+/* Forward a frame of a spliced flow, or pass it on. */
 SEC("xdp.frags")
 int early(struct xdp_md *ctx)
 {
@@ -76,7 +78,7 @@ int early(struct xdp_md *ctx)
 		v = forward6(&f);
 	if (!v)
 		return XDP_PASS;
-	if (f.ip_len < f.len && bpf_xdp_adjust_tail(ctx, (int)(f.ip_len - f.len))) /* padding is of this link alone */
+	if (f.ip_len < f.len && bpf_xdp_adjust_tail(ctx, (int)(f.ip_len - f.len))) /* padding belongs to one link */
 		return XDP_DROP;
 	count_only(V_FORWARDED_EARLY);
 	return bpf_redirect(v->ifindex, 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The decisions of the data path (step.h, record.h and all that they include) compiled for user space, so that a simulator can
- * drive them: one flow, one processor; and a second one, on which a segment comes in before the first takes one of its locks.
- * Here are the look-ups in between, without packets. */
+/* The decisions of the data path (step.h, record.h and the files that they include), compiled for user space and driven by a
+ * simulator: one flow and one processor, and a second one, on which a segment arrives before the first takes one of its locks.
+ * This file replaces the look-ups and the dispatch of splice.bpf.c. There are no packets. */
 #include <linux/bpf.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,30 +17,31 @@ static inline void bpf_spin_unlock(struct bpf_spin_lock *l) { (void)l; }
 struct model {
 	struct tuple key[2];
 	struct leg leg[2];
-	struct path path[2]; /* where packets of leg i's host come in */
+	struct path path[2]; /* entry i is for packets from leg i's host */
 	__u64 now;           /* ns */
-	int closed;          /* the sockets are gone */
+	int closed;          /* 1 once the sockets are gone */
 	struct meanwhile *meanwhile;
 };
 
-/* Mirrored in src/model.rs. */
+/* The initial state of a leg. Mirrored in src/model.rs. */
 struct model_start {
 	__u32 irs, iss, edge_in, edge_out, tsval_in, tsval_out, flags;
 	__u8 wscale_in, wscale_out;
 };
 
+/* What happened to a segment. Mirrored there, too. */
 struct model_out {
-	__u8 local, fwd; /* copies sent */
-	__u8 plain;      /* the local copy is the segment as it came */
-	__u8 events;     /* 1 << enum event_kind; 1: the segment is held */
-	__u32 dropped;   /* enum verdict, if neither is sent */
+	__u8 local, fwd; /* 1 if this copy was sent */
+	__u8 plain;      /* 1 if the local copy is the unchanged segment */
+	__u8 events;     /* 1 << enum event_kind; bit 0: the segment is held */
+	__u32 dropped;   /* enum verdict, if neither copy was sent */
 	struct edit l, f;
 };
 
-/* What the second processor does. */
+/* The segment that arrives on the second processor. */
 struct meanwhile {
-	__u32 locks; /* that the first one takes before; 0: it has come */
-	__u32 leg;
+	__u32 locks; /* how many locks the first processor is about to take before; 0 once the segment has arrived */
+	__u32 leg;   /* where it arrives */
 	struct seg s;
 	struct model_out out;
 };
@@ -76,7 +77,7 @@ void model_free(struct model *m) { free(m); }
 void model_look(const struct model *m, int i, struct leg *to) { *to = m->leg[i]; }
 __u64 model_leg_size(void) { return sizeof(struct leg); }
 
-/* The clock stands still in between. */
+/* Set the clock, which stands still between two calls. */
 void model_time(struct model *m, __u64 now) { m->now = now; }
 
 void model_close(struct model *m) { m->closed = 1; }
@@ -88,7 +89,7 @@ static void unsplice_legs(struct model *m)
 	unsplice_direction(&m->leg[1], &m->leg[0]);
 }
 
-/* Returns 0 when the leg's record must decide. */
+/* fast_ingress() without packets. Returns 0 if the leg's record must decide. */
 static int fast(struct model *m, int i, const struct seg *s, struct model_out *out)
 {
 	struct path *p = &m->path[i], *rev = &m->path[!i];
@@ -120,6 +121,7 @@ static int fast(struct model *m, int i, const struct seg *s, struct model_out *o
 	return step != STEP_RECORD;
 }
 
+/* Report the result of a step. */
 static void take(struct model_out *out, enum step step, const struct seg *s, const struct plan *p)
 {
 	out->events |= p->events;
@@ -127,11 +129,12 @@ static void take(struct model_out *out, enum step step, const struct seg *s, con
 	if (step == STEP_DROP)
 		return;
 	out->fwd = p->fwd && !is_straddle(s, p);
-	out->local = p->local || !p->fwd; /* what is not forwarded is passed up */
+	out->local = p->local || !p->fwd; /* a segment that is not forwarded is passed up */
 	out->l = p->l;
 	out->f = p->f;
 }
 
+/* ingress() and slow_ingress() without packets. */
 static void ingress(struct model *m, int i, const struct seg *s, struct model_out *out)
 {
 	struct leg *l = &m->leg[i], *o = &m->leg[!i];
@@ -190,9 +193,10 @@ again:
 	take(out, step, s, &p);
 }
 
-/* Where the first processor is. */
+/* The model that the first processor works on. */
 static __thread struct model *busy;
 
+/* Let the second processor's segment arrive when it is its turn. */
 static void before_lock(void)
 {
 	struct model *m = busy;
@@ -262,7 +266,7 @@ void model_switch(struct model *m, struct switch_args *g)
 
 void model_path(const struct model *m, int i, struct path *to) { *to = m->path[i]; }
 
-/* Where the table has a way of a key's, of WAYS: page << 32 | slot. */
+/* Return place number `way` of a key in the table, as page << 32 | slot. */
 __u64 model_place(const struct tuple *t, int v6, __u64 seed, __u32 pages, __u32 way)
 {
 	struct tuple4 k = key4(t);
