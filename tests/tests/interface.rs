@@ -4,7 +4,7 @@ use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
     topology::{FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Script, connect, converse, intact, listen, serve},
+    traffic::{Chunks, Script, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{Forwarder, by_hand};
 use std::time::Duration;
@@ -18,11 +18,12 @@ fn a_subscriber_hears_of_each_step() {
     for family in Family::BOTH {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let (front, server) = (FORWARDER_TO_CLIENT.port(family, PORT), SERVER.port(family, PORT));
-        let answer = Script::answerer().bytes(3_000_000).pace(1_000_000);
+        // idle now and then, as a released flow must be to come back
+        let answer = Script::answerer().bytes(3_000_000).pace(500_000).chunks(Chunks::Fixed(40_000));
         let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
         let f = Forwarder::start(&lab, front, server, by_hand());
         let mut events = f.splicer.subscribe();
-        let script = Script::opener(1).bytes(1000);
+        let script = Script::opener(1).bytes(4_000_000).pace(500_000).chunks(Chunks::Fixed(40_000));
         let client = lab.client.spawn(move || converse(connect(front, &script).expect("connect"), &script));
         f.wait_state(FlowState::Copying);
         let id = f.splicer.flows()[0].id;

@@ -76,9 +76,11 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!l)
 		return TCX_NEXT;
 	/* A SYN begins a new connection if the old one is over, or has no live socket in control mode. A live socket gets the
-	 * SYN, and challenges its sender. */
+	 * SYN, and challenges its sender. The leg towards a server of a foreign connection has no socket while the connection is
+	 * being opened: a SYN must not end that. */
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
-	    (l->flags & LEG_RESET || is_over(l) || (in_control(l) && !has_live_socket(skb, sc))))
+	    (l->flags & LEG_RESET || is_over(l) ||
+	     (in_control(l) && (!sc->foreign || listened(sc)) && !has_live_socket(skb, sc))))
 		return begin_anew(&sc->t);
 	/* Until user space has created the socket, the kernel would answer with a reset. */
 	if (sc->foreign && sc->s.flags & TH_SYN && !has_socket(skb, sc))
