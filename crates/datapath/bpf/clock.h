@@ -75,10 +75,13 @@ INLINE __u32 our_tsval(struct leg *l, __u32 tsval, int newest, __u32 *add)
 }
 
 /* The same for the socket of a foreign leg. It sends in the name of the other host and has that host's clock, but a second late
- * (BEHIND in foreign.rs). So it repeats the latest TSval, rather than get ahead of the host's own segments. */
+ * (BEHIND in foreign.rs). So it repeats the latest TSval, rather than get ahead of the host's own segments. An echo of a TSval
+ * that is repeated stands for the socket's newest one: or the socket would take the length of a drain for a round-trip time. */
 INLINE __u32 foreign_tsval(struct leg *l, __u32 tsval)
 {
-	if (!both_speak(l))
+	if (both_speak(l))
+		l->shim_ts = l->tsval_out - tsval;
+	else
 		l->tsval_out = later(l->tsval_out, tsval + l->shim_ts);
 	return l->tsval_out;
 }
