@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Counters: every packet that was looked up ends in a verdict. Events for user space, and rate limits on answers. */
+/* Counters by verdict: what was done with packets of tracked connections. Events for user space, and rate limits on answers. */
 #ifndef LONGSPLICE_VERDICT_H
 #define LONGSPLICE_VERDICT_H
 
