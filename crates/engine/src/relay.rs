@@ -240,7 +240,7 @@ impl Relay {
 
     /// Ends the spliced stretch of this direction for taps: from `end`
     /// on, they get bytes from control mode again. See `Stretches::end`.
-    fn end_session(&self, d: usize, end: Option<u64>) {
+    fn end_stretch(&self, d: usize, end: Option<u64>) {
         if self.is_tapped() {
             lock(&self.splicer.inner.stretches).end(&self.legs()[d], end);
         }
@@ -251,7 +251,7 @@ impl Relay {
         if forwarded {
             self.count_forwarded();
         }
-        (0..2).for_each(|d| self.end_session(d, None)); // of a flow that could not be taken back
+        (0..2).for_each(|d| self.end_stretch(d, None)); // of a flow that could not be taken back
         if how == EndReason::Left {
             self.untap();
         }
@@ -314,7 +314,7 @@ impl Relay {
         let [c, s] = self.legs();
         let fins = d.paths_of([&c, &s]).map_or([false; 2], |paths| paths.map(|p| p.flags & PathFlags::FIN != 0));
         self.flow().now().ends_forwarded(ends, fins);
-        (0..2).for_each(|i| self.end_session(i, Some(ends[i] - u64::from(fins[i]))));
+        (0..2).for_each(|i| self.end_stretch(i, Some(ends[i] - u64::from(fins[i]))));
     }
 
     fn ended(&self, how: EndReason) -> Ended {

@@ -122,8 +122,8 @@ impl Relay {
             return d.freeze(a, b, how);
         }
         self.splicer.hear_taps();
-        let mut sessions = lock(&self.splicer.inner.stretches);
-        if !legs.iter().all(|leg| sessions.may_begin(leg)) {
+        let mut stretches = lock(&self.splicer.inner.stretches);
+        if !legs.iter().all(|leg| stretches.may_begin(leg)) {
             return Err(SwitchError::Busy);
         }
         let frozen = d.freeze(a, b, how)?;
@@ -136,7 +136,7 @@ impl Relay {
             let (start, seq) = (frozen.bound[from], frozen.seq[from]);
             let out = out + u64::from(frozen.pending[from]);
             let taps = ways.map(|leg| leg.tap.as_ref());
-            sessions.begin(&Begin { legs, from, start, seq, out, taps });
+            stretches.begin(&Begin { legs, from, start, seq, out, taps });
         }
         Ok(frozen)
     }
@@ -150,14 +150,14 @@ impl Relay {
 
     fn commit(&mut self, at: &Switched, most: [u32; 2]) -> Result<Switched, SwitchError> {
         let [c, s] = self.legs();
-        let mut sessions = self.is_tapped().then(|| lock(&self.splicer.inner.stretches));
+        let mut stretches = self.is_tapped().then(|| lock(&self.splicer.inner.stretches));
         let trigger = [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t));
         let at = self.datapath().commit([&c, &s], at, most, trigger)?;
-        if let Some(sessions) = &mut sessions {
-            sessions.committed(&c, at.origin[0]);
-            sessions.committed(&s, at.origin[1]);
+        if let Some(stretches) = &mut stretches {
+            stretches.committed(&c, at.origin[0]);
+            stretches.committed(&s, at.origin[1]);
         }
-        drop(sessions);
+        drop(stretches);
         self.client.park();
         self.server.park();
         tracing::debug!(flow = self.flow().id, ?at, "spliced");
@@ -169,7 +169,7 @@ impl Relay {
         self.client.reopen(x);
         self.server.reopen(y);
         self.released = None;
-        (0..2).for_each(|d| self.end_session(d, Some(ends[d])));
+        (0..2).for_each(|d| self.end_stretch(d, Some(ends[d])));
         self.on(Event::Recreated(Ok(ends)))
     }
 
@@ -188,7 +188,7 @@ impl Relay {
                     self.server.unpark(at.flags[1] & LegFlags::PROBE != 0);
                 }
                 for d in 0..2 {
-                    self.end_session(d, at.was_forwarded[d].then(|| at.bound64(d) - u64::from(at.fin[d])));
+                    self.end_stretch(d, at.was_forwarded[d].then(|| at.bound64(d) - u64::from(at.fin[d])));
                 }
                 tracing::debug!(flow = self.flow().id, ?at, "unspliced");
             }
