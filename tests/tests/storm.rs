@@ -234,8 +234,9 @@ fn process() {
 const CLIENTS: u16 = 8;
 /// The first port of the first client, and the number of ports per client.
 const PORTS: (u16, u16) = (30000, 100);
-/// How long a server sends, and how fast: more than a window passes in that time.
-const ANSWER: (Duration, u64) = (Duration::from_millis(2500), 3_000_000);
+/// How long a server sends, and how fast: more than a window passes in that time, and a slow machine loads the next process's
+/// programs within it.
+const ANSWER: (Duration, u64) = (Duration::from_secs(6), 3_000_000);
 /// A client that still waits after this time has been left hanging.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// When one end has learned how its connection ended, the other end learns it within this time.
@@ -252,7 +253,7 @@ fn client(lab: &Lab, family: Family, n: u16, seed: u64, until: Instant) -> threa
         for port in (PORTS.0 + n * PORTS.1..).take(PORTS.1.into()) {
             let script = Script::opener(u64::from(port)).deadline(PATIENCE);
             let script = Script { local: Some(CLIENT.port(family, port)), ..script };
-            let lasting = Duration::from_millis(rng.random_range(1000..4000));
+            let lasting = Duration::from_millis(rng.random_range(1000..8000));
             let script = match rng.random_range(0..3) {
                 0 => script.bytes(rng.random_range(8..100_000)), // its end passes long before the other's
                 1 => script.lasting(lasting, 50_000),            // far less than a window
