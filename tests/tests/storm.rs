@@ -8,7 +8,7 @@ use longsplice_lab::{
     traffic::{Report, Script, StreamEnd as End, connect, converse, intact, listen, serve},
 };
 use longsplice_tests::{
-    Forwarder, by_hand, is_emulated,
+    Forwarder, at_once, by_hand, is_emulated,
     process::{self, Process, is_steady},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -354,4 +354,52 @@ fn processes_that_die_and_are_followed_by_others() {
         whole > 0 && whole < all,
         "{whole} of {all} are whole: some have to end with their process, and some to outlive it"
     );
+}
+
+/// Number of clients that open short connections, one after the other, and of connections of each client.
+const SHORT: (u64, u64) = (24, 5);
+
+/// The first segments of a client are lost in every combination. If the acknowledgement that ends the handshake and the first
+/// data are lost, the kernel opens the connection with a segment from beyond them.
+#[test]
+#[ignore = "root"]
+fn handshakes_under_heavy_loss() {
+    for (family, transparent) in [(Family::V4, false), (Family::V6, false), (Family::V4, true), (Family::V6, true)] {
+        let lab = lab(false);
+        let loss = Impair { loss: 0.3, ..Impair::default() };
+        let _lossy = lab.impair(LinkDirection::FromClient, loss).expect("impairment");
+        let (server, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
+        let answer = Script::answerer().bytes(2048).deadline(PATIENCE);
+        let (clients, each) = SHORT;
+        let all = (clients * each) as usize;
+        let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), all, answer.clone()));
+        let (f, to) = if transparent {
+            (Forwarder::foreign(&lab, server, at_once()), server)
+        } else {
+            (Forwarder::start(&lab, proxy, server, at_once()), proxy)
+        };
+        let client = |n| {
+            lab.client.spawn(move || {
+                let one = |seed| {
+                    // data and FIN in a segment each, or several segments of data
+                    let bytes = if seed % 2 == 0 { 64 } else { 6000 };
+                    let script = Script::opener(seed).bytes(bytes).deadline(PATIENCE);
+                    converse(connect(to, &script).expect("connect"), &script)
+                };
+                (n * each..(n + 1) * each).map(one).collect::<Vec<_>>()
+            })
+        };
+        let clients: Vec<_> = (0..clients).map(client).collect();
+        let clients: Vec<Report> = clients.into_iter().flat_map(|c| c.join().expect("client")).collect();
+        let servers = serving.join();
+        let of: HashMap<u64, &Report> = servers.iter().filter_map(|r| Some((r.seed?, r))).collect();
+        for client in &clients {
+            let seed = client.seed.expect("its own");
+            let server = of.get(&seed).unwrap_or_else(|| panic!("{seed} never came: {client}"));
+            intact(client, server)
+                .unwrap_or_else(|e| panic!("{family:?}, transparent {transparent}, {seed}: {e}\n{:?}", f.verdicts()));
+        }
+        let spliced = f.ended(all).iter().filter(|e| e.splices > 0).count();
+        assert!(spliced > all / 2, "{spliced} of {all} were spliced: {:?}", f.verdicts());
+    }
 }

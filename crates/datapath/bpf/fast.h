@@ -15,7 +15,7 @@
 #define RETRY (-2)   /* the flow was committed or stopped meanwhile: dispatch again */
 #define UNUSUAL (-3) /* not for the short way */
 #define SLOW (-4)    /* for slow_ingress() */
-#define UNKNOWN (-5) /* no path entry: for track_ingress() */
+#define UNKNOWN (-5) /* no path entry: for track_ingress() or before_leg() */
 #define FIRST (-6)   /* for first_fragment() */
 
 #define LAYOUT_TS bpf_htonl(0x0101080a)   /* NOP NOP timestamps */

@@ -427,7 +427,6 @@ struct handshake {
 	struct tuple leg; /* where it arrived */
 	__u8 ip[40];      /* IPv4: 20 bytes, without options */
 	__u8 tcp[60];
-	__u32 payload;    /* length of its payload, bytes; the payload itself is not kept */
 };
 
 /* Precedes each piece of a held segment in the ring `held`: the segment's headers. IP options are dropped, as in forwarding. */
@@ -488,7 +487,7 @@ enum verdict {
 	V_RST,              /* RST relayed */
 	V_TTL,              /* hop limit reached zero */
 	V_OVERSIZE,         /* larger than the MTU: dropped, and its sender told by ICMP */
-	V_FRAGMENT,         /* first fragment while the flow is switching, or segment behind an IPv6 extension header */
+	V_FRAGMENT,         /* first fragment in a handshake or a switch, or segment behind an IPv6 extension header */
 	V_STRADDLE,         /* part of a segment across the bound was left to retransmission */
 	V_NO_PEER,          /* the other leg or its next hop is gone, or the flow is being recreated */
 	V_REWRITE_FAILED,   /* a kernel helper failed, for want of memory */

@@ -30,7 +30,6 @@ __noinline int report_handshake(struct __sk_buff *skb)
 	h->leg = sc->t;
 	__builtin_memcpy(h->ip, sc->l3, 40);
 	__builtin_memcpy(h->tcp, sc->orig, 60);
-	h->payload = sc->s.len;
 	bpf_ringbuf_submit(h, 0);
 	count(V_HANDSHAKE);
 	return 1;

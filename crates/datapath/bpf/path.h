@@ -47,8 +47,9 @@ static __always_inline int may_freeze(const struct leg *l, const struct half *h,
 		return r;
 	if ((l->flags & o->flags & LEG_FIN_IN) || keeps_end(l, h, other))
 		return SWITCH_CLOSING;
-	if (l->max_in - l->irs - 1 - h->consumed > FAR || before(out, l->local_out))
-		return SWITCH_MISMATCH; /* more read than arrived, or less written than sent */
+	/* more read or acknowledged than arrived, or less written than sent: the socket got segments unseen */
+	if (l->max_in - l->irs - 1 - h->consumed > FAR || after(l->ack_local, l->max_in) || before(out, l->local_out))
+		return SWITCH_MISMATCH;
 	if (has_gaps(l, h))
 		return SWITCH_BUSY;
 	return all_has_come(l, h) ? SWITCH_SHORT : SWITCH_OK;

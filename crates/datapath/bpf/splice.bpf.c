@@ -417,7 +417,7 @@ __noinline int dispatch(struct __sk_buff *skb, int parsed)
 			return fast_ingress(skb, sc, &p6->p, p6->remote);
 	}
 	if (!p) {
-		return parsed == PARSED_TCP ? UNKNOWN : TCX_NEXT;
+		return UNKNOWN;
 	} else if (parsed == PARSED_FRAGMENT && (p->word.flags & PATH_SPLICED)) {
 		if ((p->word.flags & (PATH_TRIGGER | PATH_FRAGMENTS)) != PATH_TRIGGER)
 			return FIRST;
@@ -434,6 +434,8 @@ static __always_inline int decide(struct __sk_buff *skb, int parsed)
 {
 	int r = dispatch(skb, parsed);
 
+	if (r == UNKNOWN && parsed != PARSED_TCP)
+		return before_leg(parsed);
 	if (r == UNKNOWN) {
 		r = track_ingress(skb);
 		if (r != 1)

@@ -152,6 +152,36 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	return 0;
 }
 
+/* Would the kernel complete the handshake with this segment (tcp_check_req())? It need not be the first one: the
+ * acknowledgement that ends the handshake and the data behind it may have been lost. */
+static __always_inline int completes(const struct embryo *e, const struct seg *s)
+{
+	__u32 next = e->irs + 1, end = s->seq + s->len + !!(s->flags & TH_FIN);
+
+	return e->iss && s->ack == e->iss + 1 &&
+	       (s->seq == next || (after(end, next) && before(s->seq, e->edge_out)) || (s->seq == e->edge_out && end == s->seq));
+}
+
+/* A fragment, or a segment behind an extension header, from a host that has no path entry. The kernel must not complete a
+ * handshake with it: the leg's numbers would lack its bytes. So a fragment is dropped, and the host answers the next SYN-ACK.
+ * A client whose segments have extension headers would never complete the handshake, so it is not tracked. */
+__noinline int before_leg(int parsed)
+{
+	struct scratch *sc = scratch();
+	struct embryo *e;
+
+	if (!sc)
+		return TCX_NEXT;
+	e = bpf_map_lookup_elem(&embryos, &sc->t);
+	if (!e || !e->iss || sc->s.flags & (TH_SYN | TH_RST))
+		return TCX_NEXT;
+	if (parsed != PARSED_EXTENSION || e->opts_in & OPT_FOREIGN)
+		return drop(parsed == PARSED_TINY ? V_FRAGMENT_TINY : V_FRAGMENT);
+	if (completes(e, &sc->s))
+		bpf_map_delete_elem(&embryos, &sc->t);
+	return TCX_NEXT;
+}
+
 /* Track a segment from a host that has no path entry. Returns 1 if it has a leg now, 2 if it must be dropped, and 0 to leave
  * it to the stack. A global function, to keep it out of the stack frame of ingress(). */
 __noinline int track_ingress(struct __sk_buff *skb)
@@ -191,7 +221,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		}
 	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
-		if (known && known->iss && sc->s.ack == known->iss + 1 && sc->s.seq == known->irs + 1 && tcp_sum_right(skb)) {
+		if (known && completes(known, &sc->s) && tcp_sum_right(skb)) {
 			int room = hatch(sc, known);
 
 			if (listens == LISTENS_FOREIGN && !report_handshake(skb)) { /* lost: the next segment reports it */

@@ -157,14 +157,12 @@ impl Handshake {
         offer
     }
 
-    /// Returns the IP packet as a router forwards it, without payload, which its sender will send again,
+    /// Returns the IP packet as a router forwards it, without payload and FIN, which the socket for its sender receives,
     /// and without options that our sockets could not support later. `None`: the hop limit is exhausted.
     fn packet(&self) -> Option<Vec<u8>> {
         let v6 = !self.leg.is_v4();
         let mut tcp = self.header().to_vec();
-        if self.raw.payload > 0 {
-            tcp[13] &= !(FIN | PSH);
-        }
+        tcp[13] &= !(FIN | PSH);
         if tcp[13] & SYN != 0 {
             tcp[12] &= 0xf0;
             if tcp[13] & ACK != 0 && tcp[13] & (ECE | CWR) != ECE {
@@ -457,8 +455,7 @@ mod tests {
     #[test]
     fn passed_on_as_by_a_router() {
         let mut s = syn(&[2, 4, 5, 180]);
-        s.raw.payload = 9;
-        s.raw.tcp[13] |= PSH;
+        s.raw.tcp[13] |= PSH | FIN;
         let p = s.packet().expect("it has far to go");
         assert_eq!((p.len(), p[0], p[8], p[33]), (44, 0x45, 63, SYN));
         assert_eq!(u16::from_be_bytes([p[2], p[3]]), 44);
