@@ -10,7 +10,7 @@ use longsplice_lab::{
 };
 use longsplice_tests::{
     Forwarder, by_hand,
-    packet::{Packet, cut},
+    packet::{Packet, cut, flag},
 };
 use nix::sys::{
     socket::{
@@ -33,6 +33,8 @@ use std::{
 /// The link that all packets from the client to the forwarder pass.
 struct Wire {
     cutting: Arc<AtomicBool>,
+    /// The next acknowledgement without data is lost.
+    losing: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -73,8 +75,8 @@ impl Wire {
         for device in ["all", "c0"] {
             lab.client.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0").expect("sysctl");
         }
-        let (cutting, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (cut_now, stopped) = (cutting.clone(), stop.clone());
+        let [cutting, losing, stop] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+        let (cut_now, lose_now, stopped) = (cutting.clone(), losing.clone(), stop.clone());
         let (from, to) = lab.client.run(|| (frames("t1"), frames("c0")));
         let thread = std::thread::spawn(move || {
             let mut r = SmallRng::seed_from_u64(1);
@@ -86,7 +88,12 @@ impl Wire {
                 if frame[..6] != there {
                     continue;
                 }
-                let long = Packet::parse(frame).is_some_and(|p| p.payload.len() > 500);
+                let packet = Packet::parse(frame);
+                let is_bare = packet.as_ref().is_some_and(|p| p.payload.is_empty() && p.flags == flag::ACK);
+                if is_bare && lose_now.swap(false, Ordering::Relaxed) {
+                    continue;
+                }
+                let long = packet.is_some_and(|p| p.payload.len() > 500);
                 if !long || !cut_now.load(Ordering::Relaxed) {
                     send(to.as_raw_fd(), frame, MsgFlags::empty()).expect("sent");
                     continue;
@@ -109,7 +116,7 @@ impl Wire {
                 }
             }
         });
-        Wire { cutting, stop, thread: Some(thread) }
+        Wire { cutting, losing, stop, thread: Some(thread) }
     }
 
     fn cut(&self) {
@@ -139,8 +146,14 @@ struct Run {
 
 /// Starts a connection that is copied and not fragmented yet.
 fn start(family: Family, bad: u32) -> Run {
+    begin(family, bad, |_| {})
+}
+
+/// Starts a connection that is copied. `first` prepares the link.
+fn begin(family: Family, bad: u32, first: impl FnOnce(&Wire)) -> Run {
     let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
     let wire = Wire::new(&lab, bad);
+    first(&wire);
     let answer = Script::answerer().bytes(DOWN).pace(600_000);
     let (target, proxy) = (SERVER.port(family, 7000), FORWARDER_TO_CLIENT.port(family, 7000));
     let server = lab.server.run(|| serve(listen(target, &answer).expect("listen"), 1, answer.clone()));
@@ -209,5 +222,22 @@ fn a_flow_that_was_taken_back_goes_on_in_fragments() {
         r.wait_verdict("fragment-stray", 300);
         r.f.command(Command::Splice);
         r.ends(&format!("{family:?}"), 1, Some(Refusal::Fragments));
+    }
+}
+
+/// The acknowledgement of the handshake is lost, and the first data arrives in fragments, which the kernel puts together. They
+/// are dropped, and the connection is tracked from the next acknowledgement on.
+#[test]
+#[ignore = "root"]
+fn fragments_do_not_end_a_handshake() {
+    for family in Family::BOTH {
+        let r = begin(family, 0, |wire| {
+            wire.losing.store(true, Ordering::Relaxed);
+            wire.cut();
+        });
+        r.wait_verdict("fragment-stray", 300);
+        assert!(r.f.verdict("fragment") > 0, "{:?}", r.f.verdicts());
+        r.f.command(Command::Splice);
+        r.ends(&format!("{family:?}"), 0, Some(Refusal::Fragments));
     }
 }
