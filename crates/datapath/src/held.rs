@@ -2,12 +2,12 @@
 //! objects. So objects survive when their pins are removed, and can be attached again when they were detached.
 
 use crate::{
-    OpenError,
     attach::{Hook, attach, attached_program, create, replace},
+    bpffs::pin,
     devices::{Device, devices},
+    error::{OpenError, kernel},
     guard::Guard,
-    kernel::kernel,
-    pins::{Owned, pin, refuse_others},
+    pins::{Owned, refuse_others},
 };
 use libbpf_rs::Program;
 use std::{

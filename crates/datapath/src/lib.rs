@@ -5,10 +5,14 @@
 //! kernel. [`abi`] is generated from the compiled object's BTF at build time.
 
 mod attach;
+mod bpffs;
+mod clock;
 mod conntrack;
 mod devices;
 mod diag;
+mod error;
 mod events;
+mod flush;
 mod follow;
 mod foreign;
 mod guard;
@@ -25,8 +29,10 @@ pub mod model;
 mod names;
 mod netlink;
 mod pages;
+mod pinned;
 mod pins;
 mod released;
+mod requirements;
 mod rest;
 mod sockets;
 mod switch;
@@ -55,10 +61,13 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/splice.skel.rs"));
 }
 
+pub use clock::monotonic;
 pub use conntrack::{ConntrackCounts, conntrack};
 pub use devices::{Device, devices};
 pub use diag::{Claim, SocketState, Sockets, TcpInfo};
+pub use error::{OpenError, VerifierLog};
 pub use events::{Copied, CopiedAt, Event, EventKind, Events};
+pub use flush::flush;
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
 pub use guard::has_guard;
@@ -67,13 +76,14 @@ pub use hold::{Held, WayBack};
 pub use idle::{Idle, IdleEntry};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
-pub use kernel::{Datapath, OpenError, Options, TestContext};
-pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernels};
+pub use kernel::{Datapath, Options, TestContext};
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use pages::{MapSize, map_size};
-pub use pins::{Holdings, default_pin, flush, records, remove_dead};
-pub use released::{Recreated, Released, Resets, monotonic};
+pub use pinned::{Holdings, records};
+pub use pins::{default_pin, remove_dead};
+pub use released::{Recreated, Released, Resets};
+pub use requirements::{OLDEST, kernel_release, missing_capabilities, tested_kernels};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
 pub use switch::{FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
 pub use trace::{Numbers, Traced};

@@ -3,6 +3,7 @@
 use crate::{
     Datapath, LegFlags, LegView, PathFlags, PathView, Phase, Repair, SwitchError, Tuple,
     abi::{self, switch_op},
+    clock::monotonic,
     diag,
     sockets::{Restore, reset, restore},
     switch::bare,
@@ -81,11 +82,6 @@ impl std::fmt::Display for Resets {
             None => Ok(()),
         }
     }
-}
-
-/// Returns CLOCK_MONOTONIC, the clock of the data path's time stamps.
-pub fn monotonic() -> Duration {
-    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("this clock always exists").into()
 }
 
 /// Creates a socket like [`restore`], in place of a closing one if necessary. When a process is killed
