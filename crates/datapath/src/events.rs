@@ -146,14 +146,6 @@ impl Datapath {
         Ok(Events { datapath: self, ring: b.build().map_err(failed)?, heard })
     }
 
-    /// Ends the present or the next wait for events, and for slots to be reused.
-    pub fn wake(&self) {
-        if let Err(error) = self.wake.write(1) {
-            tracing::warn!(%error, "events are heard late");
-        }
-        self.rest.wake();
-    }
-
     /// Passes copies of forwarded data ([`Datapath::freeze`] with `tap`) to `f` until it returns false.
     /// Passes `None` when all present copies have been passed. Blocks: call it from a thread of its own.
     pub fn poll_taps(&self, mut f: impl FnMut(Option<Copied<'_>>) -> bool) -> io::Result<()> {

@@ -6,8 +6,10 @@
 
 mod attach;
 mod bpffs;
+mod calls;
 mod clock;
 mod conntrack;
+mod datapath;
 mod devices;
 mod diag;
 mod error;
@@ -32,15 +34,17 @@ mod pages;
 mod pinned;
 mod pins;
 mod released;
+mod remotes;
 mod requirements;
 mod rest;
+mod routes;
 mod sockets;
 mod switch;
+mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod trace;
 mod vias;
-mod ways;
 
 /// Types of the maps, generated from the object's BTF. Meanings, units and byte orders of the fields: `bpf/flow.h`.
 pub mod abi {
@@ -63,6 +67,7 @@ mod skel {
 
 pub use clock::monotonic;
 pub use conntrack::{ConntrackCounts, conntrack};
+pub use datapath::Datapath;
 pub use devices::{Device, devices};
 pub use diag::{Claim, SocketState, Sockets, TcpInfo};
 pub use error::{OpenError, VerifierLog};
@@ -76,7 +81,7 @@ pub use hold::{Held, WayBack};
 pub use idle::{Idle, IdleEntry};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
-pub use kernel::{Datapath, Options, TestContext};
+pub use kernel::Options;
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use pages::{MapSize, map_size};
@@ -86,4 +91,5 @@ pub use released::{Recreated, Released, Resets};
 pub use requirements::{OLDEST, kernel_release, missing_capabilities, tested_kernels};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
 pub use switch::{FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
+pub use test_run::TestContext;
 pub use trace::{Numbers, Traced};
