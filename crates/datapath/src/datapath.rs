@@ -2,9 +2,9 @@
 
 use crate::{
     ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
+    attachment::{Attachment, Mended},
     conntrack::{Conntrack, ConntrackCounts},
     error::OpenError,
-    held::{Held, Mended},
     maps::{Maps, sum_of},
     remotes::Remotes,
     rest::{self, Rest},
@@ -29,7 +29,7 @@ pub struct Datapath {
     pub(crate) max_flows: u32,
     pub(crate) pin: PathBuf,
     /// Pins, links and lock. `None` after [`Datapath::remove`].
-    pub(crate) held: Mutex<Option<Held>>,
+    pub(crate) attachment: Mutex<Option<Attachment>>,
     /// Names of the requested devices. Empty: all.
     pub(crate) devices: Vec<String>,
     pub(crate) xdp: Vec<String>,
@@ -52,7 +52,7 @@ impl Datapath {
 
     /// Returns the indices of the devices attached to.
     pub fn attached(&self) -> Vec<u32> {
-        self.held().as_ref().map(Held::devices).unwrap_or_default()
+        self.attachment().as_ref().map(Attachment::devices).unwrap_or_default()
     }
 
     /// Tracks connections to this address from their SYN on.
@@ -198,7 +198,7 @@ impl Datapath {
             let legs = self.maps.all_legs();
             legs.iter().filter(|(_, l)| l.parked_at().is_none()).try_for_each(|(t, _)| self.maps.mistrust(t))
         };
-        self.held().as_mut().map_or(Ok(Mended::default()), |held| held.mend(mistrust))
+        self.attachment().as_mut().map_or(Ok(Mended::default()), |attachment| attachment.mend(mistrust))
     }
 
     /// Checks whether connections are tracked by netfilter here, if that is not known. Call it about once a second.
@@ -240,11 +240,11 @@ impl Datapath {
 
     /// Detaches from all devices and removes the maps. No flow survives this.
     pub fn remove(&self) -> io::Result<()> {
-        self.held().take().map_or(Ok(()), Held::remove)
+        self.attachment().take().map_or(Ok(()), Attachment::remove)
     }
 
-    pub(crate) fn held(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().expect("no panic under this lock")
+    pub(crate) fn attachment(&self) -> MutexGuard<'_, Option<Attachment>> {
+        self.attachment.lock().expect("no panic under this lock")
     }
 
     /// Returns the directory of the pins.

@@ -174,16 +174,16 @@ impl Datapath {
         let all = self.next_hops.routes().devices();
         let wanted = wanted(&self.devices, &all);
         let is_wanted = |d: &Device| wanted.iter().any(|w| w.index == d.index);
-        let mut held = self.held();
-        let Some(held) = held.as_mut() else { return };
-        let attached = held.devices();
+        let mut attachment = self.attachment();
+        let Some(attachment) = attachment.as_mut() else { return };
+        let attached = attachment.devices();
         refused.retain(|device| wanted.iter().any(|w| w.index == *device));
         for device in &attached {
             let d = all.iter().find(|d| d.index == *device);
             if d.is_some_and(|d| !d.up || is_wanted(d)) {
                 continue;
             }
-            match (held.detach(*device), d) {
+            match (attachment.detach(*device), d) {
                 (Err(error), _) => tracing::warn!(%error, "device number {device} is not let go"),
                 (_, None) => tracing::info!("device number {device} is gone: nothing is spliced there"),
                 (_, Some(d)) => tracing::info!("packets of {} are seen above it: nothing is spliced there", d.name),
@@ -191,13 +191,13 @@ impl Datapath {
         }
         for d in wanted.iter().filter(|d| !attached.contains(&d.index)) {
             let early = self.xdp.contains(&d.name) && xdp_abilities(d.index).receives;
-            match held.attach(d.index, early) {
+            match attachment.attach(d.index, early) {
                 Ok(()) => tracing::info!("splicing on {}, too", d.name),
                 Err(error) if refused.insert(d.index) => tracing::warn!(%error, "nothing is spliced on {}", d.name),
                 Err(_) => {}
             }
         }
-        if let Err(error) = held.watch(&all) {
+        if let Err(error) = attachment.watch(&all) {
             tracing::warn!(%error, "what passes by other devices is not judged as it should be");
         }
     }

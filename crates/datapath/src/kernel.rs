@@ -3,11 +3,11 @@
 use crate::{
     ABI_VERSION, Datapath, abi,
     attach::{attach_all, refuse_hindered, wanted_devices, wanted_xdp},
+    attachment::Attachment,
     conntrack::Conntrack,
     devices::{Links, devices},
     error::{OpenError, kernel},
     guard::{self, Guard},
-    held::Held,
     load::load,
     maps::{Maps, from_bytes},
     pages::{PATHS4, PATHS6, fill},
@@ -207,8 +207,8 @@ impl Datapath {
         let [ingress, egress, early] = programs.map(|p| dup(p.as_fd()));
         let guard = || Ok(Guard::new(dup(skel.progs.guard.as_fd())?, handle(&m.watched)?));
         let guard = has_guard.then(guard).transpose()?;
-        let mut held = Held::new(owned, [ingress?, egress?, early?], pinned, attached, guard)?;
-        held.watch(&all)?;
+        let mut attachment = Attachment::new(owned, [ingress?, egress?, early?], pinned, attached, guard)?;
+        attachment.watch(&all)?;
         let next_hops =
             NextHops::new(&maps, links).map_err(|source| OpenError::Kernel { what: "ask rtnetlink", source })?;
         std::mem::forget(begun);
@@ -222,7 +222,7 @@ impl Datapath {
             maps,
             max_flows: n,
             pin,
-            held: Mutex::new(Some(held)),
+            attachment: Mutex::new(Some(attachment)),
             devices: options.devices.clone(),
             xdp: options.xdp.clone(),
             switching: Mutex::new(()),

@@ -5,6 +5,7 @@
 //! kernel. [`abi`] is generated from the compiled object's BTF at build time.
 
 mod attach;
+mod attachment;
 mod bpffs;
 mod calls;
 mod clock;
@@ -18,7 +19,6 @@ mod flush;
 mod follow;
 mod foreign;
 mod guard;
-mod held;
 mod hold;
 mod idle;
 mod inspect;
@@ -65,19 +65,19 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/splice.skel.rs"));
 }
 
+pub use attachment::Mended;
 pub use clock::monotonic;
 pub use conntrack::{ConntrackCounts, conntrack};
 pub use datapath::Datapath;
 pub use devices::{Device, devices};
 pub use diag::{Claim, SocketState, Sockets, TcpInfo};
 pub use error::{OpenError, VerifierLog};
-pub use events::{Copied, CopiedAt, Event, EventKind, Events};
+pub use events::{Event, EventKind, Events, TapPosition, TapRecord};
 pub use flush::flush;
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
 pub use guard::has_guard;
-pub use held::Mended;
-pub use hold::{Held, WayBack};
+pub use hold::{HeldSegment, Reinjector};
 pub use idle::{Idle, IdleEntry};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
