@@ -3,8 +3,9 @@
 
 use super::{
     Result,
+    network::{PATIENCE, PORT, proxy, server},
+    peers::{Peer, STREAM_MODULE},
     variant::Variant,
-    venue::{PATIENCE, PORT, proxy, server},
 };
 use longsplice_lab::{ChildGuard, Lab, LabError, topology};
 use std::{
@@ -14,105 +15,6 @@ use std::{
     process::{Command, Stdio},
     time::Duration,
 };
-
-/// Debian's path of nginx's stream module; other builds include the module.
-const STREAM_MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
-
-/// A program by others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// HAProxy.
-    Haproxy,
-    /// nginx.
-    Nginx,
-    /// socat.
-    Socat,
-    /// Dante.
-    Dante,
-    /// nft, which configures packet filtering and address translation in the kernel.
-    Nft,
-}
-
-impl Peer {
-    /// All peers.
-    pub const ALL: [Peer; 5] = [Peer::Haproxy, Peer::Nginx, Peer::Socat, Peer::Dante, Peer::Nft];
-
-    /// The name as its authors write it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Peer::Haproxy => "HAProxy",
-            Peer::Nginx => "nginx",
-            Peer::Socat => "socat",
-            Peer::Dante => "Dante",
-            Peer::Nft => "nftables",
-        }
-    }
-
-    /// Debian's path of the program, which is not in every user's PATH.
-    pub fn program(self) -> &'static str {
-        match self {
-            Peer::Haproxy => "/usr/sbin/haproxy",
-            Peer::Nginx => "/usr/sbin/nginx",
-            Peer::Socat => "/usr/bin/socat",
-            Peer::Dante => "/usr/sbin/danted",
-            Peer::Nft => "/usr/sbin/nft",
-        }
-    }
-
-    fn packages(self) -> &'static str {
-        match self {
-            Peer::Haproxy => "haproxy",
-            Peer::Nginx => "nginx-light libnginx-mod-stream",
-            Peer::Socat => "socat",
-            Peer::Dante => "dante-server",
-            Peer::Nft => "nftables",
-        }
-    }
-
-    /// The program's version line; `None` if it is not installed.
-    pub fn version(self) -> Option<String> {
-        let argument = if self == Peer::Socat { "-V" } else { "-v" };
-        let output = Command::new(self.program()).arg(argument).output().ok()?;
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        // socat prints its author first.
-        let line = said.lines().find(|l| l.contains("version") || l.contains(" v"))?;
-        Some(line.trim().to_owned())
-    }
-
-    fn installed(self) -> bool {
-        let stream =
-            self != Peer::Nginx || Path::new(STREAM_MODULE).exists() || !Path::new("/etc/debian_version").exists();
-        Path::new(self.program()).exists() && stream
-    }
-
-    /// Its configuration, or its command line.
-    pub fn config(self) -> Option<String> {
-        let (own, target) = (proxy(), server());
-        Some(match self {
-            Peer::Haproxy => format!(
-                "global\n  maxconn 4096\ndefaults\n  mode tcp\n  option splice-auto\n  timeout connect 5s\n  timeout client \
-                 60s\n  timeout server 60s\nlisten bench\n  bind {own}\n  server bench {target}\n"
-            ),
-            Peer::Nginx => format!(
-                "worker_processes auto;\nworker_rlimit_nofile 16384;\nuser root;\ndaemon off;\nerror_log stderr error;\n\
-                 events {{ worker_connections 8192; }}\nstream {{ server {{ listen {own}; proxy_pass {target}; }} }}\n"
-            ),
-            Peer::Socat => {
-                let listen = format!("TCP-LISTEN:{PORT},bind={},reuseaddr,backlog=1024,fork", own.ip());
-                format!("socat {listen} TCP:{target}\n")
-            }
-            Peer::Dante => format!(
-                "errorlog: stderr\ninternal: {} port = {PORT}\nexternal: {}\nclientmethod: none\nsocksmethod: none\n\
-                 user.privileged: root\nuser.unprivileged: nobody\nclient pass {{ from: 0/0 to: 0/0 }}\n\
-                 socks pass {{ from: 0/0 to: 0/0 }}\n",
-                own.ip(),
-                topology::FORWARDER_TO_SERVER.v4
-            ),
-            Peer::Nft => return None,
-        })
-    }
-}
 
 /// Why a variant is not available here; `None` if it is.
 pub fn lacks(variant: Variant) -> Option<String> {
@@ -256,14 +158,5 @@ mod tests {
         assert_eq!(rules.lines().filter(|l| l.starts_with("ip saddr")).count(), 12);
         assert!(rules.contains("ip saddr 10.77.1.2/24 ip daddr 10.77.2.2 tcp dport 7000 accept"), "{rules}");
         assert!(ruleset(Variant::IpForward).is_none());
-    }
-
-    #[test]
-    fn every_program_but_nft_has_a_configuration() {
-        for peer in Peer::ALL {
-            let config = peer.config();
-            assert_eq!(config.is_none(), peer == Peer::Nft, "{}", peer.name());
-            assert!(config.is_none_or(|c| c.contains("7000")), "{}", peer.name());
-        }
     }
 }
