@@ -32,7 +32,7 @@ impl Datapath {
             g.tap = tap.into();
         })?;
         let frozen = frozen(&r, [a.consumed, b.consumed]);
-        self.next_hops.shown().add(&frozen.at.hops);
+        self.next_hops.switch_hops().add(&frozen.at.hops);
         Ok(frozen)
     }
 
@@ -68,7 +68,7 @@ impl Datapath {
     pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
         let _one = self.switching.lock().expect("no panic under this lock");
         let at = self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))?;
-        self.next_hops.shown().add(&at.hops);
+        self.next_hops.switch_hops().add(&at.hops);
         Ok(at)
     }
 

@@ -234,7 +234,7 @@ impl Datapath {
 
     fn look_after(&self) -> io::Result<()> {
         let mut used: HashSet<_> = self.next_hops.vias().iter().filter(|v| v.used).map(Via::hop).collect();
-        used.extend(self.next_hops.shown().hops());
+        used.extend(self.next_hops.switch_hops().hops());
         self.next_hops.routes().look_after(&used.iter().map(|hop| (hop.ifindex, hop.dmac)).collect(), ASKED)
     }
 
@@ -268,7 +268,7 @@ impl Datapath {
             })?;
         }
         self.lead_switching()?;
-        self.next_hops.shown().forget(began);
+        self.next_hops.switch_hops().forget(began);
         self.next_hops.changes.stranded.store(stranded, Relaxed);
         Ok((stranded, elsewhere))
     }
@@ -279,14 +279,14 @@ impl Datapath {
         for (leg, _) in self.stopped_paths() {
             let Some(l) = self.leg(&leg).filter(LegView::is_switching) else { continue };
             let shown = Hop { ifindex: l.raw.ifindex, dmac: l.raw.dmac, smac: l.raw.smac, mark: l.raw.mark };
-            self.next_hops.shown().add(&[shown]);
+            self.next_hops.switch_hops().add(&[shown]);
             let sender = Sender { leg, device: shown.ifindex, mark: shown.mark };
             let routes = self.next_hops.routes().look_up(&[sender], &reach)?;
             let Route::To(hop) = routes[0] else { continue };
             if hop == shown {
                 continue;
             }
-            self.next_hops.shown().add(&[hop]);
+            self.next_hops.switch_hops().add(&[hop]);
             let key = self.next_hops.key(&hop, leg.to_abi().local, u32::MAX);
             match self.next_hops.slot(&self.maps, &key) {
                 Err(e) if e.kind() == io::ErrorKind::StorageFull => {} // as good as no route

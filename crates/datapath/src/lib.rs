@@ -3,6 +3,9 @@
 //!
 //! `bpf/flow.h` alone defines the layout of everything shared with the
 //! kernel. [`abi`] is generated from the compiled object's BTF at build time.
+//!
+//! `datapath.rs` has the handle, [`Datapath`]. The files below it define what it consists of, and do not use it; the files
+//! above it implement what it can do. No file uses one that uses it.
 
 mod attach;
 mod attachment;
@@ -78,7 +81,7 @@ pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
 pub use guard::has_guard;
 pub use hold::{HeldSegment, Reinjector};
-pub use idle::{Idle, IdleEntry};
+pub use idle::{IdleEntry, IdleWalk};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
 pub use kernel::Options;

@@ -88,9 +88,9 @@ impl From<abi::via> for Via {
 /// Next hops used by flows in a switch, and by flows after one. Their sockets may
 /// be silent, so nobody but us uses these neighbours, and they have no slots.
 #[derive(Debug, Default)]
-pub(crate) struct Shown(HashMap<Hop, Instant>);
+pub(crate) struct SwitchHops(HashMap<Hop, Instant>);
 
-impl Shown {
+impl SwitchHops {
     /// Adds next hops, no more than there are slots.
     pub fn add(&mut self, hops: &[Hop]) {
         for hop in hops {
@@ -132,7 +132,7 @@ pub(crate) struct ChangeCounters {
 #[derive(Debug)]
 pub(crate) struct NextHops {
     vias: Mutex<Vec<Via>>,
-    shown: Mutex<Shown>,
+    switch_hops: Mutex<SwitchHops>,
     links: Mutex<Links>,
     routes: Mutex<Routes>,
     pub changes: ChangeCounters,
@@ -144,7 +144,7 @@ impl NextHops {
         let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).map(Via::from).collect();
         Ok(NextHops {
             vias: Mutex::new(vias),
-            shown: Mutex::default(),
+            switch_hops: Mutex::default(),
             links: Mutex::new(links),
             routes: Mutex::new(Routes::new()?),
             changes: ChangeCounters::default(),
@@ -155,8 +155,8 @@ impl NextHops {
         self.vias.lock().expect("no panic under this lock")
     }
 
-    pub fn shown(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().expect("no panic under this lock")
+    pub fn switch_hops(&self) -> MutexGuard<'_, SwitchHops> {
+        self.switch_hops.lock().expect("no panic under this lock")
     }
 
     pub fn links(&self) -> MutexGuard<'_, Links> {
