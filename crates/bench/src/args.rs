@@ -65,7 +65,7 @@ pub struct BenchArgs {
     /// What to measure [default: everything but million]. If only a part is measured, results are written only with --out;
     /// `million` always writes to a file of its own.
     #[arg(value_name = "WHAT", value_enum)]
-    pub what: Vec<What>,
+    pub what: Vec<Measurement>,
 
     /// Number of rounds to take the median of.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -94,9 +94,9 @@ pub struct BenchArgs {
     pub readme: bool,
 }
 
-/// What can be measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum What {
+pub enum Measurement {
     /// Cost of a segment, from round trips on one CPU.
     Segment,
     /// Throughput by the ratio of data to acknowledgements: calculated from the cost of segments, and measured.

@@ -2,9 +2,10 @@
 //! compared with IP forwarding, copying and other proxies.
 //!
 //! Only figures of the same run are compared: each round measures every variant once, in rotated order, and
-//! the result is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define
-//! what is compared and what is measured; [`peers`] and [`venue`] set up a variant. [`segment`], [`ratio`],
-//! [`bulk`], [`response`], [`rate`], [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`],
+//! the result is the median of the ratios within rounds ([`rounds`]). [`variant`] and [`subject`] define what
+//! is compared and what is measured. [`venue`] sets up a variant: a [`network`], and in it one of the
+//! [`programs`], longsplice or one of its [`peers`]. [`segment`], [`ratio`], [`bulk`], [`response`], [`rate`],
+//! [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`] (by [`driver`] and [`release`]),
 //! [`memory`], [`flood`] (with room from [`conntrack`]) and [`million`] are the measurements. [`machine`]
 //! measures the cost and detects disturbances, [`counters`] packet sizes; [`results`] keeps everything,
 //! [`trace`] and [`plots`] draw, [`report`] formats tables, and [`readme`] writes them into the documents.
@@ -12,14 +13,17 @@
 mod bulk;
 mod conntrack;
 mod counters;
+mod driver;
 mod flood;
 mod http;
 mod machine;
 mod memory;
 mod million;
+mod network;
 mod objects;
 mod peers;
 mod plots;
+mod programs;
 mod rate;
 mod ratio;
 mod readme;
@@ -40,12 +44,13 @@ pub(crate) mod variant;
 mod venue;
 
 use crate::{
-    args::{BenchArgs, What},
+    args::{BenchArgs, Measurement},
     watch_interrupts,
 };
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use longsplice::Outcome;
 use machine::Machine;
+use network::Packets;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use peers::Peer;
 use results::{Case, FORMAT, Results, Setup, Summary};
@@ -62,7 +67,7 @@ use std::{
     time::Instant,
 };
 use variant::Variant;
-use venue::{Packets, Venue};
+use venue::Venue;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -83,21 +88,21 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     }
     let bench = Bench::new(args)?;
     let dir = |date: &str| out.join(format!("{date}-{}", bench.machine.slug()));
-    if args.what != [What::Million] {
+    if args.what != [Measurement::Million] {
         let (results, cases) = bench.measure(args)?;
         let full = report::full(&results);
         print!("{full}");
         if args.what.is_empty() || args.out.is_some() {
             let dir = dir(&results.date);
             write(&dir, &results, &cases, &full).map_err(|e| format!("{}: {e}", dir.display()))?;
-            if bench.wanted(args, &[What::Trace]) {
+            if bench.wanted(args, &[Measurement::Trace]) {
                 trace::draw(&bench, &dir.join("trace.svg"))?;
             }
             println!("\nkept in {}", dir.display());
         }
     }
-    if args.what.contains(&What::Million) {
-        let kept = million::Kept::new(bench.machine.clone(), million::measure(&bench, args.connections)?);
+    if args.what.contains(&Measurement::Million) {
+        let kept = million::MillionResults::new(bench.machine.clone(), million::measure(&bench, args.connections)?);
         let dir = dir(&kept.date);
         kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         println!("{}\nkept in {}", kept.text(), dir.join(million::JSON).display());
@@ -139,44 +144,44 @@ impl Bench {
             machine: Machine::here(),
             began: Instant::now(),
             interrupted: watch_interrupts()?,
-            lacking: Variant::ALL.into_iter().filter_map(|v| Some((v, peers::lacks(v)?))).collect(),
+            lacking: Variant::ALL.into_iter().filter_map(|v| Some((v, programs::lacks(v)?))).collect(),
             left_out: Mutex::default(),
             bars: std::io::stderr().is_terminal().then(MultiProgress::new),
         })
     }
 
     fn measure(&self, args: &BenchArgs) -> Result<(Results, Vec<Case>)> {
-        let wanted = |any: &[What]| self.wanted(args, any);
+        let wanted = |any: &[Measurement]| self.wanted(args, any);
         let mut cases = Vec::new();
         // Results derived from the cost of a segment need it.
-        if wanted(&[What::Segment, What::Ratio, What::Switch]) {
+        if wanted(&[Measurement::Segment, Measurement::Ratio, Measurement::Switch]) {
             cases.extend(segment::measure(self)?);
         }
-        if wanted(&[What::Ratio]) {
+        if wanted(&[Measurement::Ratio]) {
             cases.extend(ratio::measure(self)?);
         }
-        if wanted(&[What::Bulk, What::Cpu]) {
+        if wanted(&[Measurement::Bulk, Measurement::Cpu]) {
             cases.extend(bulk::measure(self)?);
         }
-        if wanted(&[What::Response]) {
+        if wanted(&[Measurement::Response]) {
             cases.extend(response::measure(self)?);
         }
-        if wanted(&[What::Rate]) {
+        if wanted(&[Measurement::Rate]) {
             cases.extend(rate::measure(self)?);
         }
-        let short = if wanted(&[What::Threshold]) { threshold::measure(self)? } else { Vec::new() };
+        let short = if wanted(&[Measurement::Threshold]) { threshold::measure(self)? } else { Vec::new() };
         let threshold = (!short.is_empty()).then(|| threshold::of(&threshold::SIZES, &short));
         cases.extend(short);
         let mut bodies = Vec::new();
-        if wanted(&[What::Http]) {
+        if wanted(&[Measurement::Http]) {
             cases.extend(http::measure(self)?);
             bodies = http::bodies(self)?;
         }
         let by_body = (!bodies.is_empty()).then(|| threshold::of(&http::BODIES, &bodies));
         cases.extend(bodies);
-        let switch = if wanted(&[What::Switch]) { switch::measure(self)? } else { Vec::new() };
-        let memory = wanted(&[What::Memory]).then(|| memory::measure(self)).transpose()?;
-        if wanted(&[What::Flood]) {
+        let switch = if wanted(&[Measurement::Switch]) { switch::measure(self)? } else { Vec::new() };
+        let memory = wanted(&[Measurement::Memory]).then(|| memory::measure(self)).transpose()?;
+        if wanted(&[Measurement::Flood]) {
             cases.extend(flood::measure(self, &args.flows)?);
         }
         let left_out = std::mem::take(&mut *self.left_out.lock().expect("no panic under this lock"));
@@ -196,15 +201,15 @@ impl Bench {
         Ok((results, cases))
     }
 
-    fn wanted(&self, args: &BenchArgs, any: &[What]) -> bool {
+    fn wanted(&self, args: &BenchArgs, any: &[Measurement]) -> bool {
         args.what.is_empty() || args.what.iter().any(|w| any.contains(w))
     }
 
     fn setup(&self) -> Setup {
         let variants = Variant::ALL.into_iter().filter(|v| self.has(*v));
         let of_peer = |peer: Peer| Some((peer.name().to_owned(), peer.config()?));
-        let ours = ("longsplice".to_owned(), peers::longsplice_config(Variant::Spliced, None));
-        let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), peers::ruleset(v)?)));
+        let ours = ("longsplice".to_owned(), programs::longsplice_config(Variant::Spliced, None));
+        let rules = [Variant::Filter, Variant::Nat].map(|v| Some((v.title().to_owned(), programs::ruleset(v)?)));
         let flood = Some((format!("{} in the flood", Variant::Nat), flood::translation()));
         let peers = Peer::ALL.into_iter().map(of_peer).chain(rules).chain([flood]).flatten();
         Setup {

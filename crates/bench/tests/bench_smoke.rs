@@ -13,7 +13,7 @@ use std::{
 static KERNEL: RwLock<()> = RwLock::new(());
 
 /// The output and the results of `longsplice-bench`.
-struct Kept {
+struct BenchOutput {
     said: String,
     dir: PathBuf,
     results: Value,
@@ -26,7 +26,7 @@ fn longsplice_bench(arguments: &[&str]) -> Output {
 }
 
 /// Measures these parts with the shortest possible rounds.
-fn bench(what: &[&str]) -> Kept {
+fn bench(what: &[&str]) -> BenchOutput {
     let out = tempfile::tempdir().unwrap();
     let options = ["--rounds", "1", "--seconds", "0.1", "--out", out.path().to_str().unwrap()];
     let run = || longsplice_bench(&[what, &options].concat());
@@ -42,10 +42,10 @@ fn bench(what: &[&str]) -> Kept {
     let dir = fs::read_dir(out.path()).unwrap().next().expect("a directory of results").unwrap().path();
     let [results, cases] = ["results.json", "rounds.json"]
         .map(|name| serde_json::from_str(&fs::read_to_string(dir.join(name)).unwrap()).unwrap());
-    Kept { said: said.into_owned(), dir, results, cases, _out: out }
+    BenchOutput { said: said.into_owned(), dir, results, cases, _out: out }
 }
 
-impl Kept {
+impl BenchOutput {
     fn has(&self, text: &str) {
         assert!(self.said.contains(text), "no {text:?} in\n{}", self.said);
     }

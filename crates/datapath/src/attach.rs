@@ -1,10 +1,9 @@
 //! Attachment of the programs to devices: tcx everywhere, and XDP where requested. The links are pinned and outlive the process.
 
 use crate::{
-    OpenError,
+    bpffs::{self, checked},
     devices::{Device, xdp_abilities},
-    kernel::refused,
-    pins::{self, checked},
+    error::{OpenError, refused},
 };
 use std::{
     fs, io,
@@ -181,7 +180,7 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
     if !Hook::is_of(path) {
         return Ok(());
     }
-    let link = pins::open(path)?;
+    let link = bpffs::open(path)?;
     // SAFETY: the descriptor is open.
     checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) }).map(drop)
 }
@@ -190,7 +189,7 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
 pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
     let path = folder.join(hook.pin(device));
     if path.exists() {
-        let taken = pins::open(&path).and_then(|link| replace(link.as_fd(), program).map(|()| link));
+        let taken = bpffs::open(&path).and_then(|link| replace(link.as_fd(), program).map(|()| link));
         if let Ok(link) = taken {
             return Ok(link);
         }
@@ -201,7 +200,7 @@ pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &
         Hook::Early => OpenError::Kernel { what: "attach XDP", source },
         _ => OpenError::Kernel { what: "attach tcx", source },
     })?;
-    pins::pin(link.as_fd(), &path).map_err(|source| OpenError::Kernel { what: "pin link", source })?;
+    bpffs::pin(link.as_fd(), &path).map_err(|source| OpenError::Kernel { what: "pin link", source })?;
     Ok(link)
 }
 

@@ -13,7 +13,7 @@
 //! of which host opened the connection. Entries outside of the default zone are not found.
 
 use crate::{
-    Datapath, Tuple,
+    Tuple,
     netlink::{Netlink, attributes, find, octets, request, row},
 };
 use nix::libc;
@@ -123,11 +123,33 @@ pub(crate) struct Conntrack {
 impl Conntrack {
     /// Returns whether conntrack has been in use. It is checked at intervals,
     /// because conntrack may have forgotten all connections when it matters.
-    fn is_used(&self) -> bool {
+    pub fn is_used(&self) -> bool {
         if !self.in_use.load(Relaxed) && tracked().is_some_and(|n| n > 0) {
             self.in_use.store(true, Relaxed);
         }
         self.in_use.load(Relaxed)
+    }
+
+    /// Returns the counters so far.
+    pub fn counts(&self) -> ConntrackCounts {
+        ConntrackCounts { renewed: self.renewed.load(Relaxed), failed: self.failed.load(Relaxed) }
+    }
+
+    /// Renews entries before hosts are reset, so that their answers pass even though conntrack has missed segments.
+    pub fn renew_for_reset(&self, legs: &[&Tuple]) {
+        let connection = |leg: &&Tuple| Connection::new(leg, true, None, true, None);
+        self.renew(&legs.iter().map(connection).collect::<Vec<_>>());
+    }
+
+    /// Renews the entries of both legs. `scales`: for each leg the host's and ours. `away`: maximum
+    /// time since conntrack has seen a segment. `moved`: whether it has missed sequence numbers.
+    pub fn renew_flow(&self, [a, b]: [&Tuple; 2], scales: [(u8, u8); 2], away: [Duration; 2], moved: bool) {
+        let [sa, sb] = scales.map(|s| Some(s).filter(|s| *s != (0, 0)));
+        let [wa, wb] = away.map(Some);
+        let (a, b) = (Connection::new(a, true, sa, moved, wa), Connection::new(b, false, sb, moved, wb));
+        // for the firewall this is one connection if both legs have the hosts' addresses
+        let both = [a, b];
+        self.renew(if a.ends == b.ends { &both[..1] } else { &both });
     }
 
     fn renew(&self, connections: &[Connection]) {
@@ -279,44 +301,6 @@ fn make(netlink: &mut Netlink, c: &Connection, timeout: u32) -> io::Result<()> {
         (cta::PROTOINFO | NESTED, &protoinfo(c.scales, flags, flags)),
     ];
     netlink.ask(&request(NEW, libc::NLM_F_CREATE | libc::NLM_F_ACK, &head(c.ends), &all)).map(drop)
-}
-
-impl Datapath {
-    /// Checks whether connections are tracked here, if that is not known. Call it about once a second.
-    pub fn look_for_conntrack(&self) {
-        self.conntrack.is_used();
-    }
-
-    /// Renews entries before the parked sockets of a flow, the client's first, get their segments again.
-    /// `away`: the time in forwarding mode, in which conntrack may have forgotten the connections.
-    pub fn renew_parked(&self, legs: [&Tuple; 2], away: Duration) {
-        let scales = |t: &Tuple| self.leg(t).map(|l| (l.raw.wscale_in, l.raw.wscale_out));
-        let [Some(a), Some(b)] = legs.map(scales) else { return };
-        self.renew_tracking(legs, [a, b], [away; 2], false);
-    }
-
-    /// Returns the counters so far.
-    pub fn conntrack_counts(&self) -> ConntrackCounts {
-        let c = &self.conntrack;
-        ConntrackCounts { renewed: c.renewed.load(Relaxed), failed: c.failed.load(Relaxed) }
-    }
-
-    /// Renews entries before hosts are reset, so that their answers pass even though conntrack has missed segments.
-    pub(crate) fn renew_for_reset(&self, legs: &[&Tuple]) {
-        let connection = |leg: &&Tuple| Connection::new(leg, true, None, true, None);
-        self.conntrack.renew(&legs.iter().map(connection).collect::<Vec<_>>());
-    }
-
-    /// Renews the entries of both legs. `scales`: for each leg the host's and ours. `away`: maximum
-    /// time since conntrack has seen a segment. `moved`: whether it has missed sequence numbers.
-    pub(crate) fn renew_tracking(&self, [a, b]: [&Tuple; 2], scales: [(u8, u8); 2], away: [Duration; 2], moved: bool) {
-        let [sa, sb] = scales.map(|s| Some(s).filter(|s| *s != (0, 0)));
-        let [wa, wb] = away.map(Some);
-        let (a, b) = (Connection::new(a, true, sa, moved, wa), Connection::new(b, false, sb, moved, wb));
-        // for the firewall this is one connection if both legs have the hosts' addresses
-        let both = [a, b];
-        self.conntrack.renew(if a.ends == b.ends { &both[..1] } else { &both });
-    }
 }
 
 #[test]

@@ -70,11 +70,11 @@ pub struct Events<'a> {
 
 /// A copy of forwarded bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Copied<'a> {
+pub struct TapRecord<'a> {
     /// The leg on which they arrived.
     pub leg: Tuple,
     /// Position of the first byte.
-    pub at: CopiedAt,
+    pub at: TapPosition,
     /// Position up to which the other host has acknowledged, relative to the first byte.
     pub acked: i32,
     /// The bytes of one segment, or of a part of one.
@@ -83,7 +83,7 @@ pub struct Copied<'a> {
 
 /// Position of the first copied byte (`enum tap_position`).
 #[derive(Clone, Copy, Debug)]
-pub enum CopiedAt {
+pub enum TapPosition {
     /// Stream position.
     Stream(u64),
     /// Extended sequence number: add [`Switched::origin`](crate::Switched::origin) to get the stream position.
@@ -92,16 +92,16 @@ pub enum CopiedAt {
     Low(u32),
 }
 
-impl Copied<'_> {
-    fn new(data: &[u8]) -> Copied<'_> {
+impl TapRecord<'_> {
+    fn new(data: &[u8]) -> TapRecord<'_> {
         let head: abi::tap_record = from_bytes(data);
         let at = match head.kind {
-            0 => CopiedAt::Stream(head.at),
-            1 => CopiedAt::Extended(head.at),
-            _ => CopiedAt::Low(head.at as u32),
+            0 => TapPosition::Stream(head.at),
+            1 => TapPosition::Extended(head.at),
+            _ => TapPosition::Low(head.at as u32),
         };
         let bytes = &data[size_of::<abi::tap_record>()..][..head.len as usize];
-        Copied { leg: Tuple::from_abi(&head.leg), at, acked: head.acked, bytes }
+        TapRecord { leg: Tuple::from_abi(&head.leg), at, acked: head.acked, bytes }
     }
 }
 
@@ -146,18 +146,10 @@ impl Datapath {
         Ok(Events { datapath: self, ring: b.build().map_err(failed)?, heard })
     }
 
-    /// Ends the present or the next wait for events, and for slots to be reused.
-    pub fn wake(&self) {
-        if let Err(error) = self.wake.write(1) {
-            tracing::warn!(%error, "events are heard late");
-        }
-        self.rest.wake();
-    }
-
     /// Passes copies of forwarded data ([`Datapath::freeze`] with `tap`) to `f` until it returns false.
     /// Passes `None` when all present copies have been passed. Blocks: call it from a thread of its own.
-    pub fn poll_taps(&self, mut f: impl FnMut(Option<Copied<'_>>) -> bool) -> io::Result<()> {
-        poll_ring(&self.maps.taps, |data| f(data.map(Copied::new)))
+    pub fn poll_taps(&self, mut f: impl FnMut(Option<TapRecord<'_>>) -> bool) -> io::Result<()> {
+        poll_ring(&self.maps.taps, |data| f(data.map(TapRecord::new)))
     }
 
     /// Stops copying the forwarded data of a leg whose reader is gone.

@@ -14,11 +14,11 @@
 use crate::{
     Datapath, LegView, PathFlags, PathView, Tuple,
     attach::wanted,
-    devices::{Device, Links, xdp_abilities},
+    devices::{Device, xdp_abilities},
     netlink::Netlink,
+    routes::{BATCH, Reach, Replaced, Route, Sender},
     switch::Hop,
-    vias::{Place, Shown, Via},
-    ways::{BATCH, Reach, Replaced, Sender, Way, Ways},
+    vias::{Via, ViaKey},
 };
 use nix::{
     libc,
@@ -28,10 +28,7 @@ use std::{
     collections::{HashMap, HashSet},
     io, mem,
     os::fd::AsFd,
-    sync::{
-        MutexGuard,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
@@ -47,14 +44,6 @@ const PASS: Duration = Duration::from_secs(30);
 const ONCE_MORE: Duration = Duration::from_secs(1);
 /// A pass takes at most one part in this many of our time: for a change, and without one.
 const SHARE: [u32; 2] = [10, 100];
-
-/// Counters of changes that made flows follow the network, since the data path was opened.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    hops: AtomicU64,
-    flows: AtomicU64,
-    stranded: AtomicU64,
-}
 
 /// Counters of changes that made flows follow the network, since the data path was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,7 +113,7 @@ impl Datapath {
             libc::RTNLGRP_NEXTHOP as i32,
         ];
         let netlink = Netlink::open(&GROUPS.map(|g| g as u32))?;
-        self.ways().read_all()?;
+        self.next_hops.routes().read_all()?;
         let now = Instant::now();
         Ok(Watch { netlink, tick: now, pass: now, changed: true, rested: now, told: false, refused: HashSet::new() })
     }
@@ -133,7 +122,7 @@ impl Datapath {
     /// Returns legs of flows whose route leads over a device to which nothing will be attached, [`ELSEWHERE`] at most.
     pub fn follow(&self, watch: &mut Watch) -> io::Result<Vec<Tuple>> {
         let mut elsewhere = Vec::new();
-        let heard = self.ways().hear(&mut watch.netlink)?;
+        let heard = self.next_hops.routes().hear(&mut watch.netlink)?;
         for r in &heard.replaced {
             self.replace(r)?;
         }
@@ -170,47 +159,31 @@ impl Datapath {
     pub fn is_elsewhere(&self, leg: &Tuple) -> bool {
         let attached = self.attached();
         let mark = self.leg(leg).map_or(0, |l| l.raw.mark);
-        let device = self.ways().device(leg, mark);
+        let device = self.next_hops.routes().device(leg, mark);
         device.is_some_and(|device| !attached.contains(&device))
     }
 
     /// Returns the counters so far.
     pub fn path_changes(&self) -> PathChanges {
-        let c = &self.followed;
+        let c = &self.next_hops.changes;
         PathChanges { hops: c.hops.load(Relaxed), flows: c.flows.load(Relaxed), stranded: c.stranded.load(Relaxed) }
-    }
-
-    pub(crate) fn ways(&self) -> MutexGuard<'_, Ways> {
-        self.ways.lock().expect("no panic under this lock")
-    }
-
-    pub(crate) fn links(&self) -> MutexGuard<'_, Links> {
-        self.links.lock().expect("no panic under this lock")
-    }
-
-    pub(crate) fn shown(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().expect("no panic under this lock")
-    }
-
-    pub(crate) fn vias(&self) -> MutexGuard<'_, Vec<Via>> {
-        self.vias.lock().expect("no panic under this lock")
     }
 
     /// Attaches to new devices, and detaches from those whose packets are now seen elsewhere.
     fn adjust(&self, refused: &mut HashSet<u32>) {
-        let all = self.ways().devices();
+        let all = self.next_hops.routes().devices();
         let wanted = wanted(&self.devices, &all);
         let is_wanted = |d: &Device| wanted.iter().any(|w| w.index == d.index);
-        let mut held = self.held();
-        let Some(held) = held.as_mut() else { return };
-        let attached = held.devices();
+        let mut attachment = self.attachment();
+        let Some(attachment) = attachment.as_mut() else { return };
+        let attached = attachment.devices();
         refused.retain(|device| wanted.iter().any(|w| w.index == *device));
         for device in &attached {
             let d = all.iter().find(|d| d.index == *device);
             if d.is_some_and(|d| !d.up || is_wanted(d)) {
                 continue;
             }
-            match (held.detach(*device), d) {
+            match (attachment.detach(*device), d) {
                 (Err(error), _) => tracing::warn!(%error, "device number {device} is not let go"),
                 (_, None) => tracing::info!("device number {device} is gone: nothing is spliced there"),
                 (_, Some(d)) => tracing::info!("packets of {} are seen above it: nothing is spliced there", d.name),
@@ -218,26 +191,27 @@ impl Datapath {
         }
         for d in wanted.iter().filter(|d| !attached.contains(&d.index)) {
             let early = self.xdp.contains(&d.name) && xdp_abilities(d.index).receives;
-            match held.attach(d.index, early) {
+            match attachment.attach(d.index, early) {
                 Ok(()) => tracing::info!("splicing on {}, too", d.name),
                 Err(error) if refused.insert(d.index) => tracing::warn!(%error, "nothing is spliced on {}", d.name),
                 Err(_) => {}
             }
         }
-        if let Err(error) = held.watch(&all) {
+        if let Err(error) = attachment.watch(&all) {
             tracing::warn!(%error, "what passes by other devices is not judged as it should be");
         }
     }
 
     /// Replaces a neighbour's old address in next hops, unless another neighbour still has it: then flows have to be looked up.
     fn replace(&self, r: &Replaced) -> io::Result<()> {
-        if self.ways().has(r.device, r.old) {
+        let hops = &self.next_hops;
+        if hops.routes().has(r.device, r.old) {
             return Ok(());
         }
-        let link = self.links().of(r.device);
-        for (i, v) in self.vias().iter_mut().enumerate() {
+        let link = hops.links().of(r.device);
+        for (i, v) in hops.vias().iter_mut().enumerate() {
             if (v.raw.ifindex, v.raw.dmac) == (r.device, r.old) {
-                self.rewrite(i, v, v.with(&Hop { dmac: r.new, ..v.hop() }, link))?;
+                hops.rewrite(&self.maps, i, v, v.with(&Hop { dmac: r.new, ..v.hop() }, link))?;
             }
         }
         Ok(())
@@ -245,30 +219,23 @@ impl Datapath {
 
     /// Rewrites next hops whose devices have changed.
     fn refresh(&self) -> io::Result<()> {
-        let used: HashSet<u32> = self.vias().iter().map(|v| v.raw.ifindex).collect();
+        let hops = &self.next_hops;
+        let used: HashSet<u32> = hops.vias().iter().map(|v| v.raw.ifindex).collect();
         for device in used {
-            let link = self.links().ask(device);
-            for (i, v) in self.vias().iter_mut().enumerate() {
+            let link = hops.links().ask(device);
+            for (i, v) in hops.vias().iter_mut().enumerate() {
                 if v.raw.ifindex == device && !v.is_as(link) {
-                    self.rewrite(i, v, v.with(&v.hop(), link))?;
+                    hops.rewrite(&self.maps, i, v, v.with(&v.hop(), link))?;
                 }
             }
         }
         Ok(())
     }
 
-    fn rewrite(&self, i: usize, v: &mut Via, new: Via) -> io::Result<()> {
-        self.maps.set_via(i as u16, &new.raw)?;
-        tracing::debug!(from = ?v.hop(), to = ?new.hop(), mtu = new.raw.mtu, flags = new.raw.flags.0, "next hop");
-        *v = new;
-        self.followed.hops.fetch_add(1, Relaxed);
-        Ok(())
-    }
-
     fn look_after(&self) -> io::Result<()> {
-        let mut used: HashSet<_> = self.vias().iter().filter(|v| v.used).map(Via::hop).collect();
-        used.extend(self.shown().hops());
-        self.ways().look_after(&used.iter().map(|hop| (hop.ifindex, hop.dmac)).collect(), ASKED)
+        let mut used: HashSet<_> = self.next_hops.vias().iter().filter(|v| v.used).map(Via::hop).collect();
+        used.extend(self.next_hops.switch_hops().hops());
+        self.next_hops.routes().look_after(&used.iter().map(|hop| (hop.ifindex, hop.dmac)).collect(), ASKED)
     }
 
     /// Looks up the route of each flow, and updates its next hop. Returns the number
@@ -279,13 +246,13 @@ impl Datapath {
         let began = Instant::now();
         let mut tallies: HashMap<u16, HashMap<Hop, u64>> = HashMap::new();
         let (mut stranded, mut elsewhere) = (0, Vec::new());
-        self.each_way(|leg, via, way| {
+        self.each_route(|leg, via, route| {
             let tally = tallies.entry(via).or_default();
-            match way {
-                Way::To(hop) => *tally.entry(hop).or_default() += 1,
-                Way::Unresolved => {}
-                Way::Nowhere => stranded += u64::from(!self.is_over(leg)),
-                Way::Elsewhere => {
+            match route {
+                Route::To(hop) => *tally.entry(hop).or_default() += 1,
+                Route::Unresolved => {}
+                Route::Unreachable => stranded += u64::from(!self.is_over(leg)),
+                Route::Elsewhere => {
                     stranded += u64::from(!self.is_over(leg));
                     if elsewhere.len() < ELSEWHERE {
                         elsewhere.push(*leg);
@@ -295,14 +262,14 @@ impl Datapath {
             Ok(())
         })?;
         if self.settle(&tallies, began)? {
-            self.each_way(|leg, via, way| match way {
-                Way::To(hop) => self.move_flow(leg, via, &hop),
+            self.each_route(|leg, via, route| match route {
+                Route::To(hop) => self.move_flow(leg, via, &hop),
                 _ => Ok(()),
             })?;
         }
         self.lead_switching()?;
-        self.shown().forget(began);
-        self.followed.stranded.store(stranded, Relaxed);
+        self.next_hops.switch_hops().forget(began);
+        self.next_hops.changes.stranded.store(stranded, Relaxed);
         Ok((stranded, elsewhere))
     }
 
@@ -312,16 +279,16 @@ impl Datapath {
         for (leg, _) in self.stopped_paths() {
             let Some(l) = self.leg(&leg).filter(LegView::is_switching) else { continue };
             let shown = Hop { ifindex: l.raw.ifindex, dmac: l.raw.dmac, smac: l.raw.smac, mark: l.raw.mark };
-            self.shown().add(&[shown]);
+            self.next_hops.switch_hops().add(&[shown]);
             let sender = Sender { leg, device: shown.ifindex, mark: shown.mark };
-            let way = self.ways().ways(&[sender], &reach)?;
-            let Way::To(hop) = way[0] else { continue };
+            let routes = self.next_hops.routes().look_up(&[sender], &reach)?;
+            let Route::To(hop) = routes[0] else { continue };
             if hop == shown {
                 continue;
             }
-            self.shown().add(&[hop]);
-            let place = self.place(&hop, leg.to_abi().local, u32::MAX);
-            match self.via(&place) {
+            self.next_hops.switch_hops().add(&[hop]);
+            let key = self.next_hops.key(&hop, leg.to_abi().local, u32::MAX);
+            match self.next_hops.slot(&self.maps, &key) {
                 Err(e) if e.kind() == io::ErrorKind::StorageFull => {} // as good as no route
                 via => self.maps.lead(&leg, via?)?,
             }
@@ -332,7 +299,7 @@ impl Datapath {
     /// Returns what flows may expect of a device.
     fn reach(&self) -> impl Fn(u32) -> Reach {
         let attached = self.attached();
-        let all = self.ways().devices();
+        let all = self.next_hops.routes().devices();
         let soon: HashSet<u32> = wanted(&self.devices, &all).iter().map(|d| d.index).collect();
         move |device| match () {
             () if attached.contains(&device) => Reach::Attached,
@@ -343,17 +310,17 @@ impl Datapath {
 
     /// Calls `f` for each direction of a flow in forwarding mode: the
     /// leg on which its packets arrive, its next hop, and its route.
-    fn each_way(&self, mut f: impl FnMut(&Tuple, u16, Way) -> io::Result<()>) -> io::Result<()> {
-        let vias: Vec<_> = self.vias().iter().map(|v| (v.raw.ifindex, v.raw.mark, v.raw.local)).collect();
+    fn each_route(&self, mut f: impl FnMut(&Tuple, u16, Route) -> io::Result<()>) -> io::Result<()> {
+        let vias: Vec<_> = self.next_hops.vias().iter().map(|v| (v.raw.ifindex, v.raw.mark, v.raw.local)).collect();
         if vias.is_empty() {
             return Ok(());
         }
         let reach = self.reach();
         let (mut batch, mut legs) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
         let mut look = |batch: &mut Vec<(Tuple, u16)>, legs: &mut Vec<_>| -> io::Result<()> {
-            let ways = self.ways().ways(legs, &reach)?;
+            let routes = self.next_hops.routes().look_up(legs, &reach)?;
             legs.clear();
-            batch.drain(..).zip(ways).try_for_each(|((leg, via), way)| f(&leg, via, way))
+            batch.drain(..).zip(routes).try_for_each(|((leg, via), route)| f(&leg, via, route))
         };
         let mut result = Ok(());
         self.maps.each_path(|t, e| {
@@ -374,16 +341,17 @@ impl Datapath {
 
     /// Rewrites next hops that none of their flows uses any more. Returns whether some flows need another one.
     fn settle(&self, tallies: &HashMap<u16, HashMap<Hop, u64>>, began: Instant) -> io::Result<bool> {
+        let hops = &self.next_hops;
         let mut is_divided = false;
-        for (i, v) in self.vias().iter_mut().enumerate() {
+        for (i, v) in hops.vias().iter_mut().enumerate() {
             let tally = tallies.get(&(i as u16));
             v.used = tally.is_some() || v.given >= began;
             let Some((most, _)) = tally.and_then(|t| t.iter().max_by_key(|(_, n)| **n)) else { continue };
             let agrees = tally.is_some_and(|t| t.contains_key(&v.hop()));
             is_divided |= tally.is_some_and(|t| t.len() > 1);
             if !agrees {
-                let link = self.links().of(most.ifindex);
-                self.rewrite(i, v, v.with(most, link))?;
+                let link = hops.links().of(most.ifindex);
+                hops.rewrite(&self.maps, i, v, v.with(most, link))?;
             }
         }
         Ok(is_divided)
@@ -394,17 +362,17 @@ impl Datapath {
         /// Packets may interfere, but not for ever.
         const TRIES: u32 = 16;
         let _one = self.switching.lock().expect("no panic under this lock");
-        let place = match self.vias().get(usize::from(from)) {
-            Some(v) if v.hop() != *hop => Place { hop: *hop, ..v.place() },
+        let key = match self.next_hops.vias().get(usize::from(from)) {
+            Some(v) if v.hop() != *hop => ViaKey { hop: *hop, ..v.key() },
             _ => return Ok(()),
         };
-        let to = match self.via(&place) {
+        let to = match self.next_hops.slot(&self.maps, &key) {
             Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()), // as good as no route
             to => to?,
         };
         for _ in 0..TRIES {
             if self.maps.move_path(leg, [from, to])? {
-                self.followed.flows.fetch_add(1, Relaxed);
+                self.next_hops.changes.flows.fetch_add(1, Relaxed);
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! Segments held by the hold policy (bpf/hold.h): unchanged copies, and their way back to the device on which they arrived.
+//! Segments held by the hold policy (bpf/hold.h): unchanged copies, re-injected at the device on which they arrived.
 
 use crate::{
     Datapath, Tuple, abi,
@@ -28,7 +28,7 @@ const CWR: u8 = 0x80;
 
 /// A held segment, or a piece of a large one.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldSegment {
     /// The leg on which it arrived.
     pub leg: Tuple,
     /// Number of payload bytes.
@@ -46,12 +46,12 @@ const GSO_ECN: u8 = 0x80;
 const VNET: usize = 10;
 const ETHERNET: usize = 14;
 
-impl Held {
-    fn new(data: &[u8]) -> Held {
+impl HeldSegment {
+    fn new(data: &[u8]) -> HeldSegment {
         let r: abi::held_record = from_bytes(data);
         let payload = &data[size_of::<abi::held_record>()..][..r.len as usize];
         let leg = Tuple::from_abi(&r.leg);
-        Held { leg, len: payload.len(), ifindex: r.ifindex, packet: packet(&r, leg.is_v4(), payload) }
+        HeldSegment { leg, len: payload.len(), ifindex: r.ifindex, packet: packet(&r, leg.is_v4(), payload) }
     }
 }
 
@@ -107,32 +107,32 @@ fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
     p
 }
 
-/// The way by which held segments return.
+/// Re-injects segments that are no longer held.
 #[derive(Debug)]
-pub struct WayBack {
+pub struct Reinjector {
     socket: OwnedFd,
     /// Number of bytes that were sent back.
     back: u64,
 }
 
 impl Datapath {
-    /// Opens the way back. Needs CAP_NET_RAW. There must be only one: it tells the data path how much is still held.
-    pub fn way_back(&self) -> io::Result<WayBack> {
+    /// Opens the socket for held segments. Needs CAP_NET_RAW. There must be only one: it tells the data path how much is still held.
+    pub fn reinjector(&self) -> io::Result<Reinjector> {
         let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?; // receives nothing
         setsockopt(&socket, sockopt::Mark, &MARK)?;
         setsockopt(&socket, sockopt::SndBufForce, &MOST)?;
         with_virtio_header(&socket)?;
-        Ok(WayBack { socket, back: 0 })
+        Ok(Reinjector { socket, back: 0 })
     }
 
     /// Sends a segment that is no longer held to the egress of its device,
     /// where the data path turns it around. If this fails, its host has a copy.
-    pub fn send_back(&self, way: &mut WayBack, held: &Held) -> io::Result<()> {
+    pub fn reinject(&self, to: &mut Reinjector, held: &HeldSegment) -> io::Result<()> {
         let protocol = if held.leg.is_v4() { libc::ETH_P_IP } else { libc::ETH_P_IPV6 };
-        let sent = send_frame(&way.socket, held.ifindex, protocol as u16, &held.packet);
-        way.back += held.len as u64;
+        let sent = send_frame(&to.socket, held.ifindex, protocol as u16, &held.packet);
+        to.back += held.len as u64;
         let index = abi::held_bytes::HELD_BACK.0;
-        self.maps.holding.update(bytes_of(&index), &way.back.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?;
+        self.maps.holding.update(bytes_of(&index), &to.back.to_ne_bytes(), MapFlags::ANY).map_err(io_error)?;
         sent
     }
 
@@ -147,7 +147,7 @@ impl Datapath {
 
     /// Passes held segments to `f` until it returns false. Passes `None` when all
     /// present segments have been passed. Blocks: call it from a thread of its own.
-    pub fn poll_held(&self, mut f: impl FnMut(Option<Held>) -> bool) -> io::Result<()> {
-        poll_ring(&self.maps.held, |data| f(data.map(Held::new)))
+    pub fn poll_held(&self, mut f: impl FnMut(Option<HeldSegment>) -> bool) -> io::Result<()> {
+        poll_ring(&self.maps.held, |data| f(data.map(HeldSegment::new)))
     }
 }

@@ -31,11 +31,11 @@ impl IdleEntry {
 
 /// A walk through the tables of entries in control mode.
 #[derive(Debug, Default)]
-pub struct Idle {
+pub struct IdleWalk {
     slot: u64,
 }
 
-impl Idle {
+impl IdleWalk {
     /// Continues, until `most` entries were found or some 16,000 slots
     /// were examined. `None`: the walk is complete, and starts again.
     pub fn next(&mut self, d: &Datapath, most: usize) -> io::Result<Option<Vec<IdleEntry>>> {

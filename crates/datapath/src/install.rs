@@ -53,7 +53,7 @@ impl Datapath {
         }
         let out = to.leg.to_abi();
         let hop = Hop { ifindex: to.hop.device, dmac: to.hop.to, smac: to.hop.from, mark: 0 };
-        let via = self.via(&self.place(&hop, out.local, u32::MAX))?;
+        let via = self.next_hops.slot(&self.maps, &self.next_hops.key(&hop, out.local, u32::MAX))?;
         let mut flags = PathFlags::SPLICED;
         // like path_identity() of bpf/path.h at a commit
         let mirrored = Tuple { remote: from.leg.local, local: from.leg.remote };

@@ -1,36 +1,36 @@
 //! Loading, pinning and attaching the data path.
 
 use crate::{
-    ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
+    ABI_VERSION, Datapath, abi,
     attach::{attach_all, refuse_hindered, wanted_devices, wanted_xdp},
+    attachment::Attachment,
     conntrack::Conntrack,
     devices::{Links, devices},
-    follow::Counters,
+    error::{OpenError, kernel},
     guard::{self, Guard},
-    held::{Held, Mended},
-    load::{Kept, OLDEST, kernel_release, load, missing_capabilities, tested_kernels},
-    maps::{Maps, errno, from_bytes, sum_of},
+    load::load,
+    maps::{Maps, from_bytes},
     pages::{PATHS4, PATHS6, fill},
-    pins::{Holdings, Owned, abi_value, default_pin, detach_all, refuse_others, version_in},
+    pinned::{Holdings, abi_value, version_in},
+    pins::{Owned, default_pin, detach_all, refuse_others},
+    remotes::Remotes,
+    requirements::kernel_release,
     rest::Rest,
     skel::SpliceSkelBuilder,
     sockets::namespace_cookie,
-    vias::{Shown, VIAS, Via},
-    ways::Ways,
+    vias::NextHops,
 };
 use libbpf_rs::{
     MapCore, MapHandle,
     skel::{OpenSkel, Skel, SkelBuilder},
 };
-use nix::{libc, sys::eventfd::EventFd};
+use nix::sys::eventfd::EventFd;
 use std::{
-    collections::HashMap,
     fs, io,
     mem::MaybeUninit,
-    net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard},
+    sync::Mutex,
 };
 
 /// Options of [`Datapath::open`].
@@ -69,180 +69,6 @@ impl Default for Options {
     }
 }
 
-/// Reasons why the data path cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// Privileges are missing: root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
-    #[error("no privilege to load programs, {}: run as root or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON", lacking())]
-    Privilege,
-    /// The kernel is too old for the programs.
-    #[error("Linux {0} is too old: splicing needs {major}.{minor} or newer", major = OLDEST.0, minor = OLDEST.1)]
-    TooOld(String),
-    /// The kernel is new enough, but its verifier rejects a program. This is a bug of longsplice.
-    #[error("the verifier of Linux {release} refuses the program `{program}`: {why} ({log}; tested: {})",
-        tested_kernels().join(", "))]
-    Refused {
-        /// Release of the kernel.
-        release: String,
-        /// Name of the program.
-        program: String,
-        /// The last line of the verifier's log.
-        why: String,
-        /// Where the complete log is.
-        log: Kept,
-    },
-    /// The kernel was built without a required feature.
-    #[error("Linux {release} lacks what the programs need: {what} ({log})")]
-    Lacks {
-        /// Release of the kernel.
-        release: String,
-        /// The missing feature, as the kernel or the library names it.
-        what: String,
-        /// Where the complete log is.
-        log: Kept,
-    },
-    /// There is no bpffs.
-    #[error("no bpffs at {0}: mount -t bpf bpf /sys/fs/bpf")]
-    NoBpffs(PathBuf),
-    /// Another version has pinned its maps, and they are not empty.
-    #[error(
-        "{path} has ABI version {found}, and this program {ABI_VERSION}: it holds {held}; run the version that made it until \
-         they have ended, or end them with `longsplice stop --flush`"
-    )]
-    Abi {
-        /// The directory of pins.
-        path: PathBuf,
-        /// The ABI version found.
-        found: u32,
-        /// What would be lost if the pins were removed.
-        held: Holdings,
-    },
-    /// Another process of this network namespace holds the lock of the pins.
-    #[error("another process runs the data path of this network namespace (it has locked {0})")]
-    Running(PathBuf),
-    /// A process of this network namespace, running or dead, has pinned a data path elsewhere.
-    #[error(
-        "another data path is attached to device number {0} of this network namespace, pinned in a bpffs that is not seen from here"
-    )]
-    Attached(u32),
-    /// The directory of pins cannot be created.
-    #[error("{path}: {source}: pins need a folder of a bpffs that this user may write: make {folder} for it as root, and chown it",
-        folder = path.parent().unwrap_or(path).display())]
-    Pins {
-        /// The directory.
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
-    /// Another user has created the directory of pins.
-    #[error("{0} belongs to another user: remove it")]
-    Foreign(PathBuf),
-    /// A device that was named does not exist, or is not an Ethernet device.
-    #[error("device {0}: not found, or no Ethernet device")]
-    Device(String),
-    /// Two devices were named of which one carries the other's packets as well.
-    #[error("packets of {upper} pass {lower} as well, and would be handled twice: name one of these devices")]
-    Stacked {
-        /// The port of a bridge or bond, or the device below a macvlan.
-        lower: String,
-        /// The bridge, bond or macvlan.
-        upper: String,
-    },
-    /// XDP was requested on a device that does not support it.
-    #[error("device {device}: XDP cannot be had there: {why}")]
-    Xdp {
-        /// The device.
-        device: String,
-        /// The reason, and what to do about it.
-        why: &'static str,
-    },
-    /// Delivery to the peer was requested on a device that does not support it.
-    #[error("device {device}: packets cannot be handed to its other end: {why}")]
-    Peer {
-        /// The device.
-        device: String,
-        /// The reason, and what to do about it.
-        why: &'static str,
-    },
-    /// The kernel refused an operation that should have succeeded.
-    #[error("{what}: {source}")]
-    Kernel {
-        /// The operation.
-        what: &'static str,
-        /// The kernel's error.
-        source: io::Error,
-    },
-}
-
-impl OpenError {
-    /// Returns whether a wrong device was named: only a change of the options helps.
-    pub fn is_mistake(&self) -> bool {
-        matches!(self, OpenError::Device(_) | OpenError::Xdp { .. } | OpenError::Peer { .. })
-    }
-}
-
-/// Describes the missing privileges.
-fn lacking() -> String {
-    match missing_capabilities() {
-        none if none.is_empty() => {
-            "though no capability is missing (a container or a security module may forbid it)".into()
-        }
-        some => format!("without {}", some.join(", ")),
-    }
-}
-
-pub(crate) fn kernel(what: &'static str) -> impl FnOnce(libbpf_rs::Error) -> OpenError {
-    move |e| refused(what, errno(&e))
-}
-
-/// Converts an error number of the kernel.
-pub(crate) fn refused(what: &'static str, errno: i32) -> OpenError {
-    match errno {
-        libc::EPERM => OpenError::Privilege,
-        libc::EACCES if !nix::unistd::Uid::effective().is_root() => OpenError::Privilege,
-        n => OpenError::Kernel { what, source: io::Error::from_raw_os_error(n) },
-    }
-}
-
-/// Fields of `struct __sk_buff` for [`Datapath::test_run_with`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TestContext {
-    /// `skb->mark`.
-    pub mark: u32,
-    /// Payload bytes per segment of a large packet; 0: not a large packet.
-    pub gso_size: u32,
-    /// Number of segments.
-    pub gso_segs: u32,
-}
-
-/// A loaded and attached data path. Dropping it leaves links and maps pinned: spliced flows go on.
-pub struct Datapath {
-    pub(crate) maps: Maps,
-    pub(crate) switch: OwnedFd,
-    pub(crate) ingress: OwnedFd,
-    egress: OwnedFd,
-    max_flows: u32,
-    pin: PathBuf,
-    /// Pins, links and lock. `None` after [`Datapath::remove`].
-    held: Mutex<Option<Held>>,
-    /// Names of the requested devices. Empty: all.
-    pub(crate) devices: Vec<String>,
-    pub(crate) xdp: Vec<String>,
-    pub(crate) vias: Mutex<Vec<Via>>,
-    pub(crate) shown: Mutex<Shown>,
-    remotes: Mutex<Remotes>,
-    pub(crate) links: Mutex<Links>,
-    pub(crate) ways: Mutex<Ways>,
-    pub(crate) followed: Counters,
-    pub(crate) conntrack: Conntrack,
-    /// Held during a switch, so that there is one at a time. Apart from triggers, only user space starts switches.
-    pub(crate) switching: Mutex<()>,
-    /// Held during a trace, so that there is one at a time.
-    pub(crate) one_trace: Mutex<()>,
-    pub(crate) wake: EventFd,
-    pub(crate) rest: Rest,
-}
-
 const PINNED: [&str; 14] = [
     "paths4",
     "paths6",
@@ -259,6 +85,7 @@ const PINNED: [&str; 14] = [
     "events",
     "abi",
 ];
+
 impl Datapath {
     /// Loads the programs, takes over pinned maps of the same ABI or creates new ones, and attaches to the
     /// devices. Existing links are updated to the new programs atomically, so no packet passes unseen.
@@ -380,26 +207,22 @@ impl Datapath {
         let [ingress, egress, early] = programs.map(|p| dup(p.as_fd()));
         let guard = || Ok(Guard::new(dup(skel.progs.guard.as_fd())?, handle(&m.watched)?));
         let guard = has_guard.then(guard).transpose()?;
-        let mut held = Held::new(owned, [ingress?, egress?, early?], pinned, attached, guard)?;
-        held.watch(&all)?;
-        let ways = Ways::new().map_err(|source| OpenError::Kernel { what: "ask rtnetlink", source })?;
-        let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).map(Via::from).collect();
+        let mut attachment = Attachment::new(owned, [ingress?, egress?, early?], pinned, attached, guard)?;
+        attachment.watch(&all)?;
+        let next_hops =
+            NextHops::new(&maps, links).map_err(|source| OpenError::Kernel { what: "ask rtnetlink", source })?;
         std::mem::forget(begun);
         Ok(Datapath {
             switch: dup(skel.progs.switch_flow.as_fd())?,
             ingress: dup(skel.progs.ingress.as_fd())?,
             egress: dup(skel.progs.egress.as_fd())?,
-            vias: Mutex::new(vias),
-            shown: Mutex::default(),
+            next_hops,
             remotes: Mutex::new(remotes),
-            links: Mutex::new(links),
-            ways: Mutex::new(ways),
-            followed: Counters::default(),
             conntrack: Conntrack::default(),
             maps,
             max_flows: n,
             pin,
-            held: Mutex::new(Some(held)),
+            attachment: Mutex::new(Some(attachment)),
             devices: options.devices.clone(),
             xdp: options.xdp.clone(),
             switching: Mutex::new(()),
@@ -407,259 +230,6 @@ impl Datapath {
             wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
             rest: Rest::default(),
         })
-    }
-
-    /// Returns the maximum number of flows.
-    pub fn max_flows(&self) -> u32 {
-        self.max_flows
-    }
-
-    /// Returns the indices of the devices attached to.
-    pub fn attached(&self) -> Vec<u32> {
-        self.held().as_ref().map(Held::devices).unwrap_or_default()
-    }
-
-    /// Tracks connections to this address from their SYN on.
-    pub fn listen(&self, addr: SocketAddr) -> io::Result<()> {
-        self.maps.listen(addr, Some(abi::listens::LISTENS))
-    }
-
-    /// Stops tracking new connections to this address.
-    pub fn unlisten(&self, addr: SocketAddr) -> io::Result<()> {
-        self.maps.listen(addr, None)
-    }
-
-    /// Prepares the record of a connection that is about to be opened from `leg.local`. If `client` is given, the connection
-    /// is opened on behalf of that leg; returns the MSS in bytes that its host announced, if known. If there is no room, the
-    /// client's leg gives its record back, unless it has been in a switch: it cannot be spliced, but others can.
-    pub fn expect(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
-        self.maps.expect(leg, client, 0)
-    }
-
-    /// Removes the entries of a leg whose connection is over, or was never opened.
-    pub fn forget(&self, leg: &Tuple) {
-        self.forget_if(abi::path_op::PATH_REMOVE, leg, None);
-    }
-
-    /// Removes the entries of both legs of a flow, in one call.
-    pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
-        self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
-    }
-
-    fn forget_if(&self, op: abi::path_op, leg: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
-        let gone = self.maps.forget(op, leg, other);
-        self.free_remotes([Some(leg), other], gone);
-        gone
-    }
-
-    /// Frees what belongs to entries that were removed.
-    pub(crate) fn free_remotes(&self, legs: [Option<&Tuple>; 2], gone: [bool; 2]) {
-        self.rest.begin();
-        let mut remotes = self.remotes.lock().expect("no panic under this lock");
-        legs.into_iter().zip(gone).filter_map(|(leg, gone)| leg.filter(|_| gone)).for_each(|l| remotes.free(l));
-    }
-
-    /// Gives back the records of both legs of a flow that will not be spliced, except legs that have been in
-    /// a switch. Their sockets go on without records. Returns for each leg whether its record was given back.
-    pub fn give_back(&self, [a, b]: [&Tuple; 2]) -> [bool; 2] {
-        self.forget_if(abi::path_op::PATH_RETURN, a, Some(b))
-    }
-
-    /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.
-    pub fn forget_ended(&self, leg: &Tuple, other: Option<&Tuple>) {
-        self.forget_if(abi::path_op::PATH_CLEAR, leg, other);
-    }
-
-    pub(crate) fn forget_leg(&self, leg: &Tuple) {
-        self.maps.forget_leg(leg);
-    }
-
-    pub(crate) fn insert_leg(&self, leg: &Tuple, record: &abi::leg) -> io::Result<()> {
-        self.maps.insert_leg(leg, record)
-    }
-
-    /// Returns whether there was no room for this leg when the client completed
-    /// its handshake. Remembered until many other clients have sent SYNs.
-    pub fn found_no_room(&self, leg: &Tuple) -> bool {
-        self.maps.found_no_room(leg)
-    }
-
-    /// Returns the record of a leg.
-    pub fn leg(&self, leg: &Tuple) -> Option<LegView> {
-        self.maps.leg(leg)
-    }
-
-    /// Returns the path entry of packets that arrive on `leg`.
-    pub fn path(&self, leg: &Tuple) -> Option<PathView> {
-        self.maps.path(leg)
-    }
-
-    /// Returns the path entries of both directions of a flow, if both exist.
-    pub fn paths_of(&self, [a, b]: [&Tuple; 2]) -> Option<[PathView; 2]> {
-        self.maps.paths_of(a, b)
-    }
-
-    /// Returns the leg on which packets of `leg` leave, if it is or was spliced.
-    pub fn other_leg(&self, leg: &Tuple) -> Option<Tuple> {
-        self.maps.other_leg(leg)
-    }
-
-    /// Returns whether the flow of this leg has ended. Its entries stay for a while, for late packets.
-    pub fn is_over(&self, leg: &Tuple) -> bool {
-        let paths = self.other_leg(leg).and_then(|other| self.paths_of([leg, &other]));
-        paths.is_none_or(|paths| PathView::are_over(&paths))
-    }
-
-    /// Returns all legs.
-    pub fn legs(&self) -> Vec<(Tuple, LegView)> {
-        self.maps.all_legs()
-    }
-
-    /// Returns all path entries, of legs and of spliced flows.
-    pub fn paths(&self) -> Vec<(Tuple, PathView)> {
-        self.paths_as(abi::path_op::PATH_NEXT)
-    }
-
-    /// Returns all path entries that are not in forwarding mode.
-    pub fn stopped_paths(&self) -> Vec<(Tuple, PathView)> {
-        self.paths_as(abi::path_op::PATH_STOPPED)
-    }
-
-    fn paths_as(&self, op: abi::path_op) -> Vec<(Tuple, PathView)> {
-        self.maps.all_paths(op).unwrap_or_else(|error| {
-            tracing::warn!(%error, "path entries cannot be read");
-            Vec::new()
-        })
-    }
-
-    /// Calls `f` with each path entry in forwarding mode, until it returns false. The table may change meanwhile.
-    pub fn each_forwarded(&self, mut f: impl FnMut(&Tuple, &PathView) -> bool) -> io::Result<()> {
-        self.maps.walk(abi::path_op::PATH_NEXT, |t, e| {
-            let path = PathView::new(&e.p);
-            path.flags & PathFlags::SPLICED == 0 || f(&t, &path)
-        })
-    }
-
-    /// Returns the counters since the maps were created: names and numbers of packets.
-    pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
-        self.maps.verdicts()
-    }
-
-    /// Returns how many legs have found no room since the maps were created: the verdict `table-full`.
-    pub fn legs_without_room(&self) -> io::Result<u64> {
-        sum_of(&self.maps.verdicts, abi::verdict::V_TABLE_FULL.0)
-    }
-
-    /// Returns the index in `remotes6` for the IPv6 address to which packets of this IPv4 leg go. Assigns one if necessary.
-    pub(crate) fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
-        self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
-    }
-
-    /// Runs the ingress or egress program on one packet, for tests. Writes
-    /// the resulting packet to `out`, and returns the program's return code.
-    pub fn test_run(&self, egress: bool, packet: &[u8], out: &mut Vec<u8>) -> io::Result<i32> {
-        self.test_run_with(egress, packet, &TestContext::default(), out)
-    }
-
-    /// Runs a program like [`Datapath::test_run`], with metadata that the kernel keeps beside the packet's bytes.
-    pub fn test_run_with(
-        &self,
-        egress: bool,
-        packet: &[u8],
-        context: &TestContext,
-        out: &mut Vec<u8>,
-    ) -> io::Result<i32> {
-        let TestContext { mark, gso_size, gso_segs } = *context;
-        // SAFETY: __sk_buff is plain data; the kernel requires unset fields and padding to be zero.
-        let mut skb: abi::__sk_buff = unsafe { std::mem::zeroed() };
-        (skb.mark, skb.gso_size, skb.gso_segs) = (mark, gso_size, gso_segs);
-        let fd = if egress { &self.egress } else { &self.ingress };
-        // SAFETY: bpf_test_run_opts is plain data; all-zero is valid.
-        let mut opts: libbpf_sys::bpf_test_run_opts = unsafe { std::mem::zeroed() };
-        out.resize(packet.len() + 256, 0);
-        opts.sz = size_of_val(&opts) as _;
-        opts.data_in = packet.as_ptr().cast();
-        opts.data_size_in = packet.len() as u32;
-        opts.data_out = out.as_mut_ptr().cast();
-        opts.data_size_out = out.len() as u32;
-        opts.ctx_in = (&raw const skb).cast();
-        opts.ctx_size_in = size_of_val(&skb) as u32;
-        opts.repeat = 1;
-        // SAFETY: the pointers and sizes are those of live buffers.
-        let r = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &mut opts) };
-        if r < 0 {
-            return Err(io::Error::from_raw_os_error(-r));
-        }
-        out.truncate(opts.data_size_out as usize);
-        Ok(opts.retval as i32)
-    }
-
-    /// Checks whether everything is still pinned and attached, and restores it. Legs whose
-    /// segments went to their sockets unseen are no longer tracked, and cannot be spliced.
-    pub fn mend(&self) -> Result<Mended, OpenError> {
-        let mistrust = || {
-            let legs = self.maps.all_legs();
-            legs.iter().filter(|(_, l)| l.parked_at().is_none()).try_for_each(|(t, _)| self.maps.mistrust(t))
-        };
-        self.held().as_mut().map_or(Ok(Mended::default()), |held| held.mend(mistrust))
-    }
-
-    /// Detaches from all devices and removes the maps. No flow survives this.
-    pub fn remove(&self) -> io::Result<()> {
-        self.held().take().map_or(Ok(()), Held::remove)
-    }
-
-    pub(crate) fn held(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().expect("no panic under this lock")
-    }
-
-    /// Returns the directory of the pins.
-    pub fn pin(&self) -> &Path {
-        &self.pin
-    }
-}
-
-/// Indices in `remotes6`, one for each flow from IPv4 to IPv6.
-#[derive(Debug, Default)]
-struct Remotes {
-    taken: HashMap<Tuple, u32>,
-    free: Vec<u32>,
-    next: u32,
-}
-
-impl Remotes {
-    const MOST: u32 = 65536;
-
-    /// Collects the indices that pinned flows use.
-    fn taken_by(maps: &Maps) -> io::Result<Remotes> {
-        let crossing =
-            |p: &PathView| p.flags & (PathFlags::CROSS | PathFlags::SPLICED) == PathFlags::CROSS | PathFlags::SPLICED;
-        let mut taken = HashMap::new();
-        // indices are assigned from 0 on: a useless walk through a million entries would delay others
-        if maps.has_remotes()? {
-            maps.each_path(|t, e| {
-                let p = PathView::new(&e.p);
-                if crossing(&p) {
-                    taken.insert(t, p.remote4);
-                }
-            })?;
-        }
-        let next = taken.values().max().map_or(0, |n| n + 1);
-        Ok(Remotes { taken, free: Vec::new(), next })
-    }
-
-    fn take(&mut self, leg: &Tuple) -> Option<u32> {
-        if let Some(i) = self.taken.get(leg) {
-            return Some(*i);
-        }
-        let i = self.free.pop().or_else(|| (self.next < Self::MOST).then_some(self.next))?;
-        self.next = self.next.max(i + 1);
-        self.taken.insert(*leg, i);
-        Some(i)
-    }
-
-    fn free(&mut self, leg: &Tuple) {
-        self.free.extend(self.taken.remove(leg));
     }
 }
 

@@ -3,16 +3,25 @@
 //!
 //! `bpf/flow.h` alone defines the layout of everything shared with the
 //! kernel. [`abi`] is generated from the compiled object's BTF at build time.
+//!
+//! `datapath.rs` has the handle, [`Datapath`]. The files below it define what it consists of, and do not use it; the files
+//! above it implement what it can do. No file uses one that uses it.
 
 mod attach;
+mod attachment;
+mod bpffs;
+mod calls;
+mod clock;
 mod conntrack;
+mod datapath;
 mod devices;
 mod diag;
+mod error;
 mod events;
+mod flush;
 mod follow;
 mod foreign;
 mod guard;
-mod held;
 mod hold;
 mod idle;
 mod inspect;
@@ -25,16 +34,20 @@ pub mod model;
 mod names;
 mod netlink;
 mod pages;
+mod pinned;
 mod pins;
 mod released;
+mod remotes;
+mod requirements;
 mod rest;
+mod routes;
 mod sockets;
 mod switch;
+mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod trace;
 mod vias;
-mod ways;
 
 /// Types of the maps, generated from the object's BTF. Meanings, units and byte orders of the fields: `bpf/flow.h`.
 pub mod abi {
@@ -55,25 +68,31 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/splice.skel.rs"));
 }
 
+pub use attachment::Mended;
+pub use clock::monotonic;
 pub use conntrack::{ConntrackCounts, conntrack};
+pub use datapath::Datapath;
 pub use devices::{Device, devices};
 pub use diag::{Claim, SocketState, Sockets, TcpInfo};
-pub use events::{Copied, CopiedAt, Event, EventKind, Events};
+pub use error::{OpenError, VerifierLog};
+pub use events::{Event, EventKind, Events, TapPosition, TapRecord};
+pub use flush::flush;
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, Handshake, Segment, foreign_sockets, is_local};
 pub use guard::has_guard;
-pub use held::Mended;
-pub use hold::{Held, WayBack};
-pub use idle::{Idle, IdleEntry};
+pub use hold::{HeldSegment, Reinjector};
+pub use idle::{IdleEntry, IdleWalk};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};
 pub use install::{IdleLeg, NextHop};
-pub use kernel::{Datapath, OpenError, Options, TestContext};
-pub use load::{Kept, OLDEST, kernel_release, missing_capabilities, tested_kernels};
+pub use kernel::Options;
 pub use maps::{ExpectError, LegView, PathView, Tuple};
 pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS};
 pub use pages::{MapSize, map_size};
-pub use pins::{Holdings, default_pin, flush, records, remove_dead};
-pub use released::{Recreated, Released, Resets, monotonic};
+pub use pinned::{Holdings, records};
+pub use pins::{default_pin, remove_dead};
+pub use released::{Recreated, Released, Resets};
+pub use requirements::{OLDEST, kernel_release, missing_capabilities, tested_kernels};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
 pub use switch::{FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
+pub use test_run::TestContext;
 pub use trace::{Numbers, Traced};

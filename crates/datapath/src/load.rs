@@ -2,59 +2,20 @@
 //! or a privilege is missing. Each has another remedy. The messages of the library and the verifier go to a file.
 
 use crate::{
-    OpenError,
+    OpenError, VerifierLog, kernel_release,
     maps::errno,
+    requirements::missing_capabilities,
     skel::{OpenSpliceSkel, SpliceSkel},
 };
 use libbpf_rs::{AsRawLibbpf, OpenObject, PrintLevel, set_print, skel::OpenSkel};
 use nix::libc;
-use std::{
-    cell::RefCell,
-    ffi::CStr,
-    fmt::Write,
-    fs, io,
-    path::{Path, PathBuf},
-    sync::Once,
-};
-
-/// The oldest supported kernel, as major and minor version: it introduced tcx links.
-pub const OLDEST: (u32, u32) = (6, 6);
+use std::{cell::RefCell, ffi::CStr, fmt::Write, fs, io, path::Path, sync::Once};
 
 /// The file with the messages of the verifier and the library from the last failed load.
 const LOG: &str = "/run/longsplice/verifier.log";
 /// Size in bytes of the buffer for a verifier log. The log covers the
 /// failing path, hundreds of lines; only the end of a longer log is kept.
 const ROOM: usize = 1 << 20;
-
-const RECORD: &str = include_str!("../bpf/kernels.toml");
-
-/// Returns the releases of the kernels on which the tests have passed, oldest first, from the record of `make kernels`.
-pub fn tested_kernels() -> Vec<&'static str> {
-    RECORD.lines().filter_map(|l| l.strip_prefix("release = \"")?.strip_suffix('"')).collect()
-}
-
-/// Returns the release of the running kernel, and whether it is too old.
-pub fn kernel_release() -> (String, bool) {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
-    let old = is_too_old(&release);
-    (release, old)
-}
-
-fn is_too_old(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    let version = (|| Some((numbers.next()?.ok()?, numbers.next()?.ok()?)))();
-    version.is_some_and(|v: (u32, u32)| v < OLDEST)
-}
-
-/// Returns the names of required capabilities that this process lacks.
-pub fn missing_capabilities() -> Vec<&'static str> {
-    // include/uapi/linux/capability.h
-    const NEEDED: [(&str, u32); 3] = [("CAP_NET_ADMIN", 12), ("CAP_PERFMON", 38), ("CAP_BPF", 39)];
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    NEEDED.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect()
-}
 
 thread_local! {
     /// Messages of the load that this thread performs: the library prints from the thread that calls it.
@@ -134,29 +95,11 @@ impl Attempt {
 }
 
 /// Writes the log. Returns where it was written, or why it was not.
-fn keep(path: &Path, text: &str) -> Kept {
+fn keep(path: &Path, text: &str) -> VerifierLog {
     let folder = path.parent().unwrap_or(Path::new("/"));
     match fs::create_dir_all(folder).and_then(|()| fs::write(path, text)) {
-        Ok(()) => Kept::At(path.to_owned()),
-        Err(e) => Kept::Lost(e),
-    }
-}
-
-/// Where the log is.
-#[derive(Debug)]
-pub enum Kept {
-    /// It was written to this file.
-    At(PathBuf),
-    /// It could not be written.
-    Lost(io::Error),
-}
-
-impl std::fmt::Display for Kept {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Kept::At(path) => write!(f, "log in {}", path.display()),
-            Kept::Lost(e) => write!(f, "log not kept: {LOG}: {e}"),
-        }
+        Ok(()) => VerifierLog::Written(path.to_owned()),
+        Err(error) => VerifierLog::Lost { path: path.to_owned(), error },
     }
 }
 
@@ -227,19 +170,6 @@ mod tests {
         assert_eq!(cause(None, "", libc::ENOMEM), Cause::Other(libc::ENOMEM));
     }
 
-    #[test]
-    fn versions_are_compared_as_numbers() {
-        let old = ["6.1.0-56-cloud-amd64", "6.5.99", "5.10.0", "4.19"];
-        let new = ["6.6.0", "6.12.95+deb12-cloud-amd64", "6.18.44", "7.0-rc1", "10.0", ""];
-        assert!(old.iter().all(|r| is_too_old(r)) && !new.iter().any(|r| is_too_old(r)));
-    }
-
-    #[test]
-    fn the_record_names_kernels() {
-        let all = tested_kernels();
-        assert!(all.len() >= 2 && !all.iter().any(|r| is_too_old(r)), "{all:?}");
-    }
-
     /// Replaces the first instruction of `egress` by one that reads an uninitialized register.
     #[test]
     #[ignore = "root"]
@@ -266,7 +196,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("longsplice-verifier-{}", std::process::id()));
         let log = folder.join("run/verifier.log");
         match attempt.verdict(&error, &log) {
-            OpenError::Refused { program, why, log: Kept::At(path), .. } => {
+            OpenError::Refused { program, why, log: VerifierLog::Written(path), .. } => {
                 assert_eq!((program.as_str(), why.as_str(), &path), ("egress", "R3 !read_ok", &log));
                 let text = fs::read_to_string(&log).unwrap();
                 assert!(text.contains("on egress:\n") && text.contains("R3 !read_ok"), "{text}");

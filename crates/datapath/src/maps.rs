@@ -1,6 +1,6 @@
 //! Typed access to the maps of the data path.
 
-use crate::{LegFlags, PathFlags, Phase, abi, monotonic, names};
+use crate::{LegFlags, PathFlags, Phase, abi, clock::monotonic, names};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{

@@ -4,15 +4,15 @@
 //! different file systems, and the kernel releases it when the process ends. No other user may open the directory (mode 0700).
 
 use crate::{
-    ABI_VERSION, Datapath, LegView, OpenError, Options, Resets, Tuple, abi,
+    ABI_VERSION,
     attach::{Hook, attached_program, attached_programs, detach},
-    foreign::remove_rules,
-    kernel::kernel,
-    load::missing_capabilities,
-    maps::{from_bytes, io_error, leg_view},
+    bpffs::open,
+    error::{OpenError, kernel},
+    pinned::{Holdings, abi_value, version_in},
+    requirements::missing_capabilities,
 };
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle,
+    MapCore, MapHandle,
     query::{ProgInfoIter, ProgInfoQueryOptions},
 };
 use nix::{
@@ -22,15 +22,11 @@ use nix::{
     unistd::Uid,
 };
 use std::{
-    ffi::CString,
-    fmt, fs,
+    fs,
     io::{self, ErrorKind},
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::{
-            ffi::OsStrExt,
-            fs::{DirBuilderExt, MetadataExt, PermissionsExt},
-        },
+        fd::AsFd,
+        unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     time::Duration,
@@ -47,31 +43,6 @@ const OLD_LOCKS: &str = "/run/longsplice";
 const TRIES: u32 = 10;
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// Converts the return value of a libbpf call.
-pub(crate) fn checked(r: i32) -> io::Result<i32> {
-    if r < 0 { Err(io::Error::from_raw_os_error(-r)) } else { Ok(r) }
-}
-
-fn c_path(path: &Path) -> io::Result<CString> {
-    Ok(CString::new(path.as_os_str().as_bytes())?)
-}
-
-/// Pins a kernel object.
-pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-    let at = c_path(path)?;
-    // SAFETY: both outlive the call.
-    checked(unsafe { libbpf_sys::bpf_obj_pin(object.as_raw_fd(), at.as_ptr()) }).map(drop)
-}
-
-/// Opens a pinned object.
-pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
-    let at = c_path(path)?;
-    // SAFETY: the path outlives the call.
-    let fd = checked(unsafe { libbpf_sys::bpf_obj_get(at.as_ptr()) })?;
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
 
 /// Returns the default directory for the pins of this network namespace.
 pub fn default_pin() -> io::Result<PathBuf> {
@@ -172,103 +143,6 @@ fn make(path: &Path) -> Result<(), OpenError> {
         }
     }
     Ok(())
-}
-
-/// Removes everything that a dead process has left in a directory and in the routing rules of this network namespace, with
-/// all flows. The hosts of flows are reset, for which the data path is loaded once more. Returns `None` if nothing was there.
-pub fn flush(path: &Path) -> Result<Option<Resets>, OpenError> {
-    let rules = remove_rules();
-    if !path.exists() {
-        return Ok(None);
-    }
-    rules.map_err(|source| OpenError::Kernel { what: "remove rules of routing", source })?;
-    let source = |source| OpenError::Kernel { what: "remove pinned maps and links", source };
-    let remove = |resets| Owned::take(path)?.remove().map(|()| Some(resets)).map_err(source);
-    let entries = Holdings::of(path).ok().and_then(|held| held.entries);
-    if entries == Some(0) {
-        return remove(Resets::default());
-    }
-    match Datapath::open(&Options { pin: Some(path.to_owned()), ..Options::default() }) {
-        Ok(d) => {
-            let resets = d.reset_all_forwarded();
-            d.remove().map(|()| Some(resets)).map_err(source)
-        }
-        Err(e @ OpenError::Running(_)) => Err(e),
-        Err(e) => remove(Resets { failed: entries.unwrap_or(0) / 2, error: Some(io::Error::other(e)), reset: 0 }),
-    }
-}
-
-/// Returns the value of the pinned map that describes the others, if it is there.
-pub(crate) fn abi_value(folder: &Path) -> io::Result<Option<Vec<u8>>> {
-    let path = folder.join("abi");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let map = MapHandle::from_pinned_path(path).map_err(io_error)?;
-    map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
-}
-
-/// Returns the version in that value. All versions begin alike, except
-/// that the first ends before the namespace. 0: not written yet.
-pub(crate) fn version_in(abi: &[u8]) -> u32 {
-    abi.first_chunk().map_or(0, |b| u32::from_ne_bytes(*b))
-}
-
-/// What would be lost with the tables of a directory, whatever their version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holdings {
-    /// Number of path entries of flows in forwarding mode, and of flows
-    /// that have just ended. `None`: that version did not count them.
-    pub entries: Option<u64>,
-    /// Number of records of connections.
-    pub legs: usize,
-    /// Number of transparent listeners, whose connections must not pass without a decision.
-    pub foreign: usize,
-}
-
-impl Default for Holdings {
-    fn default() -> Holdings {
-        Holdings { entries: Some(0), legs: 0, foreign: 0 }
-    }
-}
-
-impl fmt::Display for Holdings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.entries {
-            Some(n) => write!(f, "{n} path entries")?,
-            None => f.write_str("an unknown number of path entries")?,
-        }
-        write!(f, ", {} records of connections and {} transparent listeners", self.legs, self.foreign)
-    }
-}
-
-impl Holdings {
-    /// Counts the contents of the tables pinned in a directory, whichever process uses them. Errors are those of the maps.
-    pub fn of(folder: &Path) -> io::Result<Holdings> {
-        const LISTENS_FOREIGN: u8 = abi::listens::LISTENS_FOREIGN.0 as u8;
-        let map = |name| match folder.join(name) {
-            path if path.exists() => MapHandle::from_pinned_path(path).map(Some).map_err(io_error),
-            _ => Ok(None),
-        };
-        let counted =
-            map("entries")?.map(|m| m.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)).transpose()?;
-        let is_foreign = |map: &MapHandle, key: &[u8]| {
-            map.lookup(key, MapFlags::ANY).is_ok_and(|value| value.is_some_and(|v| v.contains(&LISTENS_FOREIGN)))
-        };
-        Ok(Holdings {
-            entries: counted.flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?))),
-            legs: map("legs")?.map_or(0, |legs| legs.keys().count()),
-            foreign: map("listeners")?.map_or(0, |all| all.keys().filter(|key| is_foreign(&all, key)).count()),
-        })
-    }
-}
-
-/// Reads the connection records from the tables pinned in a directory, whichever process uses them, for diagnosis.
-pub fn records(folder: &Path) -> io::Result<Vec<(Tuple, LegView)>> {
-    let legs = MapHandle::from_pinned_path(folder.join("legs")).map_err(io_error)?;
-    let value = |key: &[u8]| legs.lookup(key, MapFlags::ANY).ok().flatten();
-    let record = |key: Vec<u8>| Some((Tuple::from_abi(&from_bytes(&key)), leg_view(from_bytes(&value(&key)?))));
-    Ok(legs.keys().filter_map(record).collect())
 }
 
 /// Removes directories that are certainly dead: no process owns them, and all their links are detached because

@@ -3,6 +3,7 @@
 use crate::{
     Datapath, LegFlags, LegView, PathFlags, PathView, Phase, Repair, SwitchError, Tuple,
     abi::{self, switch_op},
+    clock::monotonic,
     diag,
     sockets::{Restore, reset, restore},
     switch::bare,
@@ -81,11 +82,6 @@ impl std::fmt::Display for Resets {
             None => Ok(()),
         }
     }
-}
-
-/// Returns CLOCK_MONOTONIC, the clock of the data path's time stamps.
-pub fn monotonic() -> Duration {
-    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("this clock always exists").into()
 }
 
 /// Creates a socket like [`restore`], in place of a closing one if necessary. When a process is killed
@@ -196,7 +192,7 @@ impl Datapath {
             tsval: (flags & LegFlags::TS != 0).then(|| l.tsval_out.wrapping_sub(l.shim_ts)),
             ..Restore::mute(leg)
         });
-        self.renew_for_reset(&[leg]);
+        self.conntrack.renew_for_reset(&[leg]);
         made.and_then(reset).map(|()| true)
     }
 
@@ -211,7 +207,7 @@ impl Datapath {
             return Ok(false);
         }
         self.forget_flow(legs); // otherwise our own segments would be muted
-        self.renew_for_reset(&legs);
+        self.conntrack.renew_for_reset(&legs);
         let told = [(legs[0], b.sent, a.end), (legs[1], a.sent, b.end)].map(|(leg, next_out, next_in)| {
             restore_instead(&Restore { next_out, next_in, ..Restore::mute(leg) }).and_then(reset)
         });
@@ -312,7 +308,7 @@ impl Datapath {
         // From here on, segments reach the sockets, and the firewall before them.
         let legs = [a.1, b.1];
         let away = legs.map(|l| Duration::from_nanos(now.saturating_sub(l.seen)));
-        self.renew_tracking([ta, tb], legs.map(|l| (l.wscale_in, l.wscale_out)), away, true);
+        self.conntrack.renew_flow([ta, tb], legs.map(|l| (l.wscale_in, l.wscale_out)), away, true);
         self.insert_leg(ta, &la)?;
         self.insert_leg(tb, &lb)?;
         // The path entries do not store the exact size of the hosts' windows, and a host may wait for the other's window to open.

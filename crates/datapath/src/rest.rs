@@ -2,7 +2,10 @@
 //! write to its slot; the data path is told as soon as none does. Otherwise slots rest for a second, which is
 //! too long for thousands of short connections a second: their slots would exceed the spare room of the table.
 
-use crate::{Datapath, maps::await_programs, monotonic};
+use crate::{
+    clock::monotonic,
+    maps::{Maps, await_programs},
+};
 use std::{
     io,
     sync::{
@@ -35,16 +38,13 @@ impl Rest {
     pub fn wake(&self) {
         self.thread.get().iter().for_each(|thread| thread.unpark());
     }
-}
 
-impl Datapath {
-    /// Lets slots be reused that nobody holds, until `is_over`, which is asked after [`Datapath::wake`], returns
-    /// true. Call it once per data path, on a thread of its own. Fails if the kernel does not support membarrier(2).
-    pub fn reuse_slots(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
-        let _ = self.rest.thread.set(thread::current());
+    /// Performs rounds until `is_over` returns true, which is asked after [`Rest::wake`].
+    pub fn reuse_slots(&self, maps: &Maps, is_over: impl Fn() -> bool) -> io::Result<()> {
+        let _ = self.thread.set(thread::current());
         while !is_over() {
-            if self.rest.removed.swap(false, SeqCst) {
-                self.reuse_slots_now()?;
+            if self.removed.swap(false, SeqCst) {
+                reuse_slots_now(maps)?;
                 thread::sleep(PACE);
             } else {
                 thread::park();
@@ -52,11 +52,11 @@ impl Datapath {
         }
         Ok(())
     }
+}
 
-    /// Lets slots be reused whose entries were removed before, except in the last few milliseconds. Waits for a grace period.
-    pub fn reuse_slots_now(&self) -> io::Result<()> {
-        let before = monotonic().as_nanos() as u64;
-        await_programs()?;
-        self.maps.set_unheld(before)
-    }
+/// One round.
+pub(crate) fn reuse_slots_now(maps: &Maps) -> io::Result<()> {
+    let before = monotonic().as_nanos() as u64;
+    await_programs()?;
+    maps.set_unheld(before)
 }

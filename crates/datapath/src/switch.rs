@@ -1,6 +1,6 @@
-//! The calls that switch a flow between control mode and forwarding mode.
+//! What the calls take and return that switch a flow between control mode and forwarding mode.
 
-use crate::{Datapath, LegFlags, Phase, Tuple, abi, maps::run_program};
+use crate::{LegFlags, Phase, Tuple, abi};
 use serde::{Deserialize, Serialize};
 
 /// Reasons why a switch was not done.
@@ -82,12 +82,12 @@ impl Limit {
 /// How to freeze; by default, none of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FreezeOptions {
-    /// Segments that arrive during the drain are not forwarded, but given to [`Datapath::poll_held`]. The caller re-injects them
+    /// Segments that arrive during the drain are not forwarded, but given to `Datapath::poll_held`. The caller re-injects them
     /// when the drain has ended or was taken back.
     pub hold: bool,
     /// Fail with [`SwitchError::Window`] while a host may send more than the other has room for: the excess would be lost.
     pub fit: bool,
-    /// Copy forwarded data to [`Datapath::poll_taps`] until the next freeze.
+    /// Copy forwarded data to `Datapath::poll_taps` until the next freeze.
     pub tap: bool,
 }
 
@@ -135,7 +135,7 @@ pub struct Switched {
     pub hops: [Hop; 2],
     /// MSS announced by each host, in bytes.
     pub mss: [u32; 2],
-    /// After a commit: offset from extended sequence numbers of copies ([`Copied`](crate::Copied)) to positions.
+    /// After a commit: offset from extended sequence numbers of copies (`TapRecord`) to positions.
     pub origin: [u64; 2],
 }
 
@@ -166,76 +166,6 @@ impl Switched {
     /// so `end` may be beyond it, by less than 2^32 because no window is larger.
     pub fn bound64(&self, d: usize) -> u64 {
         self.end[d] - u64::from((self.end[d] as u32).wrapping_sub(self.bound[d]))
-    }
-}
-
-impl Datapath {
-    pub(crate) fn run(
-        &self,
-        op: abi::switch_op,
-        a: &Half,
-        b: &Half,
-        set: impl FnOnce(&mut abi::switch_args),
-    ) -> Result<abi::switch_call, SwitchError> {
-        let mut call = call(op, a, b);
-        set(&mut call.args);
-        run_program(&self.switch, &mut call).map_err(SwitchError::Run)?;
-        outcome(call.args.result).map(|()| call)
-    }
-
-    /// Sets the bounds on both legs. Nobody may read or write the sockets during the call. Afterwards the caller reads
-    /// `pending` bytes from each socket, writes leftovers and these to the other, and waits for [`EventKind::Forwarding`].
-    pub fn freeze(&self, a: &Half, b: &Half, options: FreezeOptions) -> Result<Frozen, SwitchError> {
-        let FreezeOptions { hold, fit, tap } = options;
-        let _one = self.switching.lock().expect("no panic under this lock");
-        let r = self.run(abi::switch_op::OP_FREEZE, a, b, |g| {
-            g.hold = hold.into();
-            g.fit = fit.into();
-            g.tap = tap.into();
-        })?;
-        let frozen = frozen(&r, [a.consumed, b.consumed]);
-        self.shown().add(&frozen.at.hops);
-        Ok(frozen)
-    }
-
-    /// Completes forwarding mode: creates path entries that need no lock. Both directions must be forwarded
-    /// already, as found in `at`; otherwise fails with [`SwitchError::Busy`]. `most`: see
-    /// [`Switched::most`]. `trigger`: for each host, set the limit at its present position, if it has none.
-    pub fn commit(
-        &self,
-        [a, b]: [&Tuple; 2],
-        at: &Switched,
-        most: [u32; 2],
-        trigger: [bool; 2],
-    ) -> Result<Switched, SwitchError> {
-        let _one = self.switching.lock().expect("no panic under this lock");
-        let (via_a, via_b) = (self.via_for(a, &at.hops[0], most[0])?, self.via_for(b, &at.hops[1], most[1])?);
-        let remotes = match (a.is_v4(), b.is_v4()) {
-            (true, false) => (self.remote_for(a)?, 0),
-            (false, true) => (0, self.remote_for(b)?),
-            _ => (0, 0),
-        };
-        let r = self.run(abi::switch_op::OP_COMMIT, &bare(a), &bare(b), |g| {
-            g.via_a = via_a;
-            g.via_b = via_b;
-            (g.remote_b, g.remote_a) = remotes;
-            g.trigger = u32::from(trigger[0]) | u32::from(trigger[1]) << 1;
-        })?;
-        Ok(switched(&r))
-    }
-
-    /// Takes a flow back to control mode, from any state of a switch. Do not use it on a flow that has had fragments
-    /// forwarded ([`PathFlags::FRAGMENTS`]): data that its host retransmits across the bound may never get through.
-    pub fn unsplice(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
-        let _one = self.switching.lock().expect("no panic under this lock");
-        let at = self.run(abi::switch_op::OP_UNSPLICE, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))?;
-        self.shown().add(&at.hops);
-        Ok(at)
-    }
-
-    /// Returns the phases and positions of a flow.
-    pub fn look(&self, a: &Tuple, b: &Tuple) -> Result<Switched, SwitchError> {
-        self.run(abi::switch_op::OP_LOOK, &bare(a), &bare(b), |_| {}).map(|r| switched(&r))
     }
 }
 

@@ -2,16 +2,22 @@
 //! via` of bpf/flow.h), so one write changes the next hop of all its flows.
 
 use crate::{
-    Datapath, PathView, SwitchError, Tuple,
+    PathView, SwitchError, Tuple,
     abi::{self, via_flag},
-    devices::LinkFacts,
+    devices::{LinkFacts, Links},
+    maps::Maps,
     names::MAX_VIAS,
+    routes::Routes,
     switch::{Hop, headers},
 };
 use nix::libc;
 use std::{
     collections::{HashMap, HashSet},
     io,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
@@ -30,7 +36,7 @@ pub(crate) struct Via {
 
 /// The properties by which flows share a slot, apart from the device's abilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ViaKey {
     pub hop: Hop,
     /// Our address.
     pub local: [u32; 4],
@@ -38,7 +44,7 @@ pub(crate) struct Place {
     pub most: u32,
 }
 
-impl Place {
+impl ViaKey {
     fn via(&self, link: LinkFacts) -> abi::via {
         let Hop { ifindex, dmac, smac, mark } = self.hop;
         let flags = via_flag(0);
@@ -47,12 +53,12 @@ impl Place {
 }
 
 impl Via {
-    fn new(place: &Place, link: LinkFacts) -> Via {
-        Via { raw: place.via(link), given: Instant::now(), used: true }
+    fn new(key: &ViaKey, link: LinkFacts) -> Via {
+        Via { raw: key.via(link), given: Instant::now(), used: true }
     }
 
-    pub fn place(&self) -> Place {
-        Place { hop: self.hop(), local: self.raw.local, most: self.raw.most }
+    pub fn key(&self) -> ViaKey {
+        ViaKey { hop: self.hop(), local: self.raw.local, most: self.raw.most }
     }
 
     pub fn hop(&self) -> Hop {
@@ -67,8 +73,8 @@ impl Via {
 
     /// Returns a copy for another hop.
     pub fn with(&self, hop: &Hop, link: LinkFacts) -> Via {
-        let place = Place { hop: *hop, ..self.place() };
-        Via { given: self.given, used: self.used, ..Via::new(&place, link) }
+        let key = ViaKey { hop: *hop, ..self.key() };
+        Via { given: self.given, used: self.used, ..Via::new(&key, link) }
     }
 }
 
@@ -82,9 +88,9 @@ impl From<abi::via> for Via {
 /// Next hops used by flows in a switch, and by flows after one. Their sockets may
 /// be silent, so nobody but us uses these neighbours, and they have no slots.
 #[derive(Debug, Default)]
-pub(crate) struct Shown(HashMap<Hop, Instant>);
+pub(crate) struct SwitchHops(HashMap<Hop, Instant>);
 
-impl Shown {
+impl SwitchHops {
     /// Adds next hops, no more than there are slots.
     pub fn add(&mut self, hops: &[Hop]) {
         for hop in hops {
@@ -114,47 +120,102 @@ fn rounded(mss: u32) -> u32 {
     }
 }
 
-impl Datapath {
-    /// Returns the slot of the next hop to a leg's host, as its socket has used it. `most`: as in [`Place`].
-    pub(crate) fn via_for(&self, leg: &Tuple, hop: &Hop, most: u32) -> Result<u16, SwitchError> {
+/// Counters of changes that made flows follow the network, since the data path was opened.
+#[derive(Debug, Default)]
+pub(crate) struct ChangeCounters {
+    pub hops: AtomicU64,
+    pub flows: AtomicU64,
+    pub stranded: AtomicU64,
+}
+
+/// The next hops in use, and what they follow from: devices, neighbours and routes.
+#[derive(Debug)]
+pub(crate) struct NextHops {
+    vias: Mutex<Vec<Via>>,
+    switch_hops: Mutex<SwitchHops>,
+    links: Mutex<Links>,
+    routes: Mutex<Routes>,
+    pub changes: ChangeCounters,
+}
+
+impl NextHops {
+    /// Takes over the next hops of an earlier process.
+    pub fn new(maps: &Maps, links: Links) -> io::Result<NextHops> {
+        let vias = (0..VIAS).map_while(|i| maps.via(i).filter(|v| v.ifindex != 0)).map(Via::from).collect();
+        Ok(NextHops {
+            vias: Mutex::new(vias),
+            switch_hops: Mutex::default(),
+            links: Mutex::new(links),
+            routes: Mutex::new(Routes::new()?),
+            changes: ChangeCounters::default(),
+        })
+    }
+
+    pub fn vias(&self) -> MutexGuard<'_, Vec<Via>> {
+        self.vias.lock().expect("no panic under this lock")
+    }
+
+    pub fn switch_hops(&self) -> MutexGuard<'_, SwitchHops> {
+        self.switch_hops.lock().expect("no panic under this lock")
+    }
+
+    pub fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().expect("no panic under this lock")
+    }
+
+    pub fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().expect("no panic under this lock")
+    }
+
+    /// Returns the slot of the next hop to a leg's host, as its socket has used it. `most`: as in [`ViaKey`].
+    pub fn slot_for(&self, maps: &Maps, leg: &Tuple, hop: &Hop, most: u32) -> Result<u16, SwitchError> {
         let used = headers(leg);
         let most = rounded(most.saturating_sub(used)) + used;
-        let hop = self.ways().explained(leg, hop);
-        self.via(&self.place(&hop, leg.to_abi().local, most)).map_err(|e| match e.kind() {
+        let hop = self.routes().explained(leg, hop);
+        self.slot(maps, &self.key(&hop, leg.to_abi().local, most)).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => SwitchError::Full,
             _ => SwitchError::Run(e.raw_os_error().unwrap_or(libc::EIO)),
         })
     }
 
     /// Returns the properties of a next hop. Hosts whose packets the device limits share a slot, whatever else they accept.
-    pub(crate) fn place(&self, hop: &Hop, local: [u32; 4], most: u32) -> Place {
+    pub fn key(&self, hop: &Hop, local: [u32; 4], most: u32) -> ViaKey {
         let device = self.links().of(hop.ifindex).mtu;
-        Place { hop: *hop, local, most: most.min(device) }
+        ViaKey { hop: *hop, local, most: most.min(device) }
     }
 
-    /// Returns the index of the slot for a place. Fails with [`io::ErrorKind::StorageFull`] if flows use all slots.
-    pub(crate) fn via(&self, place: &Place) -> io::Result<u16> {
-        let link = self.links().of(place.hop.ifindex);
+    /// Returns the index of the slot with these properties. Fails with [`io::ErrorKind::StorageFull`] if flows use all slots.
+    pub fn slot(&self, maps: &Maps, key: &ViaKey) -> io::Result<u16> {
+        let link = self.links().of(key.hop.ifindex);
         let mut vias = self.vias();
-        let same = |v: &Via| v.place() == *place && v.is_as(link);
+        let same = |v: &Via| v.key() == *key && v.is_as(link);
         if let Some(i) = vias.iter().position(same) {
             vias[i].given = Instant::now();
             return Ok(i as u16);
         }
-        let want = Via::new(place, link);
+        let want = Via::new(key, link);
         let i = if vias.len() < usize::from(VIAS) {
             vias.push(want);
             vias.len() - 1
         } else {
             // next hops have changed: take a slot that no flow uses any more
             let mut used = HashSet::new();
-            self.maps.each_path(|_, e| used.extend([PathView::new(&e.p).via]))?;
+            maps.each_path(|_, e| used.extend([PathView::new(&e.p).via]))?;
             let free = (0..VIAS).find(|i| !used.contains(i)).ok_or(io::ErrorKind::StorageFull)?;
             vias[usize::from(free)] = want;
             usize::from(free)
         };
-        self.maps.set_via(i as u16, &vias[i].raw)?;
+        maps.set_via(i as u16, &vias[i].raw)?;
         Ok(i as u16)
+    }
+
+    /// Rewrites slot `i`, for all flows that share it.
+    pub fn rewrite(&self, maps: &Maps, i: usize, v: &mut Via, new: Via) -> io::Result<()> {
+        maps.set_via(i as u16, &new.raw)?;
+        tracing::debug!(from = ?v.hop(), to = ?new.hop(), mtu = new.raw.mtu, flags = new.raw.flags.0, "next hop");
+        *v = new;
+        self.changes.hops.fetch_add(1, Relaxed);
+        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
 //! A live flow as lists and commands see it ([`Flow`]), its present owner
-//! ([`Place`]), and the state kept while it is forwarded ([`Kept`]).
+//! ([`FlowOwner`]), and its state while it is forwarded ([`ForwardedFlow`]).
 
 use crate::{
     FlowInfo, FlowState, FlowStatus, Policy,
@@ -49,18 +49,18 @@ pub(crate) struct Flow {
     pub began: Instant,
     pub policy: Arc<Policy>,
     pub now: Mutex<Progress>,
-    pub place: Mutex<Place>,
+    pub owner: Mutex<FlowOwner>,
     /// The runtime in which the flow is copied, also after it is taken back.
     pub runtime: Handle,
     pub announcer: Arc<Announcer>,
 }
 
-/// The owner of a flow.
-pub(crate) enum Place {
+/// The present owner of a flow.
+pub(crate) enum FlowOwner {
     /// A task, which copies or drains, and the channels to it.
     Task { orders: mpsc::UnboundedSender<Command>, events: Arc<Notify> },
     /// The keeper.
-    Kept(Box<Kept>),
+    Keeper(Box<ForwardedFlow>),
     /// It has ended.
     Gone,
 }
@@ -92,8 +92,8 @@ impl Flow {
         lock(&self.now)
     }
 
-    pub fn place(&self) -> MutexGuard<'_, Place> {
-        lock(&self.place)
+    pub fn owner(&self) -> MutexGuard<'_, FlowOwner> {
+        lock(&self.owner)
     }
 
     /// Passes an event to the core, and counts and announces the result. `at`: positions of the client's and the server's socket.
@@ -120,8 +120,8 @@ impl Flow {
         let now = *self.now();
         let ends = match now.state {
             FlowState::Copying | FlowState::Unsplicing => None,
-            _ => datapath.and_then(|d| match &*self.place() {
-                Place::Kept(kept) => ends(d, self, kept.released.as_ref()),
+            _ => datapath.and_then(|d| match &*self.owner() {
+                FlowOwner::Keeper(kept) => ends(d, self, kept.released.as_ref()),
                 _ => ends(d, self, None),
             }),
         };
@@ -158,7 +158,7 @@ pub(crate) fn stages(state: FlowState, protocol: Cow<'static, str>) -> Vec<Cow<'
 /// A message to the keeper.
 pub(crate) enum KeeperMessage {
     /// This flow is forwarded now.
-    Kept(u64),
+    Forwarded(u64),
     Command(u64, Command),
     /// The route to one of the flow's hosts leads over a device to which nothing will be attached.
     Elsewhere(u64),
@@ -168,8 +168,8 @@ pub(crate) enum KeeperMessage {
     Stop,
 }
 
-/// State kept of a flow while it is forwarded.
-pub(crate) struct Kept {
+/// The state of a flow while it is forwarded.
+pub(crate) struct ForwardedFlow {
     pub sides: [Parked; 2],
     pub core: Core,
     pub purpose: Purpose,
@@ -179,9 +179,9 @@ pub(crate) struct Kept {
     pub due: Time,
 }
 
-impl Kept {
-    pub fn new(sides: [Parked; 2], core: Core, purpose: Purpose) -> Kept {
-        Kept { sides, core, purpose, released: None, due: monotonic() }
+impl ForwardedFlow {
+    pub fn new(sides: [Parked; 2], core: Core, purpose: Purpose) -> ForwardedFlow {
+        ForwardedFlow { sides, core, purpose, released: None, due: monotonic() }
     }
 
     /// Returns whether the flow must be looked at before the keeper wakes up by itself.
@@ -270,6 +270,11 @@ mod tests {
     /// A million records must fit into the memory of a small machine.
     #[test]
     fn records_are_small() {
-        assert!(size_of::<Kept>() + size_of::<Flow>() <= 688, "{} {}", size_of::<Kept>(), size_of::<Flow>());
+        assert!(
+            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 688,
+            "{} {}",
+            size_of::<ForwardedFlow>(),
+            size_of::<Flow>()
+        );
     }
 }

@@ -15,7 +15,7 @@
 
 use crate::{
     Command, Splicer,
-    flow::{Flow, Place},
+    flow::{Flow, FlowOwner},
 };
 use longsplice_datapath::{Datapath, Mended};
 use std::time::{Duration, Instant};
@@ -111,9 +111,11 @@ fn end_spoilt(splicer: &Splicer, d: &Datapath) {
 }
 
 fn is_spoilt(d: &Datapath, flow: &Flow) -> bool {
-    match &mut *flow.place() {
-        Place::Task { .. } => [flow.client, flow.server].iter().any(|t| d.leg(t).is_some_and(|l| !l.is_untouched())),
-        Place::Kept(kept) => kept.is_spoilt(d, flow),
-        Place::Gone => false,
+    match &mut *flow.owner() {
+        FlowOwner::Task { .. } => {
+            [flow.client, flow.server].iter().any(|t| d.leg(t).is_some_and(|l| !l.is_untouched()))
+        }
+        FlowOwner::Keeper(kept) => kept.is_spoilt(d, flow),
+        FlowOwner::Gone => false,
     }
 }

@@ -2,7 +2,7 @@
 //! sent on when the drain is over or was taken back. The data path limits how much may wait.
 
 use crate::{Splicer, sync::lock};
-use longsplice_datapath::{Datapath, Held, Tuple, WayBack};
+use longsplice_datapath::{Datapath, HeldSegment, Reinjector, Tuple};
 use std::{
     collections::HashMap,
     io,
@@ -11,13 +11,13 @@ use std::{
 
 #[derive(Default)]
 pub(crate) struct Holder {
-    way: Option<WayBack>,
+    reinjector: Option<Reinjector>,
     /// Held segments by the leg on which they arrived, in order. Segments of other legs are late and do not wait.
-    of: HashMap<Tuple, Vec<Held>>,
+    of: HashMap<Tuple, Vec<HeldSegment>>,
 }
 
 impl Holder {
-    fn came(&mut self, d: &Datapath, held: Held) {
+    fn came(&mut self, d: &Datapath, held: HeldSegment) {
         match self.of.get_mut(&held.leg) {
             Some(waiting) => waiting.push(held),
             None => self.send(d, &held),
@@ -30,9 +30,9 @@ impl Holder {
         }
     }
 
-    fn send(&mut self, d: &Datapath, held: &Held) {
-        let Some(way) = &mut self.way else { return };
-        if let Err(error) = d.send_back(way, held) {
+    fn send(&mut self, d: &Datapath, held: &HeldSegment) {
+        let Some(reinjector) = &mut self.reinjector else { return };
+        if let Err(error) = d.reinject(reinjector, held) {
             tracing::debug!(leg = ?held.leg, %error, "what was held is lost, and will be sent again");
         }
     }
@@ -50,11 +50,11 @@ impl Holding {
         let holding = Holding { splicer: splicer.internal(), legs };
         if let Some(d) = splicer.datapath() {
             let mut holder = holding.holder();
-            if holder.way.is_none() {
-                let way = d.way_back().inspect_err(
+            if holder.reinjector.is_none() {
+                let reinjector = d.reinjector().inspect_err(
                     |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
                 );
-                holder.way = Some(way?);
+                holder.reinjector = Some(reinjector?);
                 let engine = splicer.internal();
                 std::thread::Builder::new().name("holder".into()).spawn(move || hear(&engine))?;
             }

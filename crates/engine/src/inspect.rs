@@ -1,6 +1,6 @@
 //! One flow in detail, for `longsplice inspect` and `longsplice trace`.
 
-use crate::{FlowStatus, Refusal, Splicer, flow::Place, sync::lock};
+use crate::{FlowStatus, Refusal, Splicer, flow::FlowOwner, sync::lock};
 use longsplice_datapath::{Datapath, LegDetail, Numbers, Traced, Tuple, untracked};
 use serde::Serialize;
 use std::{
@@ -127,10 +127,10 @@ impl Splicer {
             return Some(FlowDetail { status, splices: None, place: "the data path alone", client_leg, server_leg });
         };
         let status = flow.status(datapath);
-        let (place, released) = match &*flow.place() {
-            Place::Task { .. } => ("a task, which copies or drains", None),
-            Place::Kept(kept) => ("the keeper, while the data path forwards", kept.released),
-            Place::Gone => return None,
+        let (place, released) = match &*flow.owner() {
+            FlowOwner::Task { .. } => ("a task, which copies or drains", None),
+            FlowOwner::Keeper(kept) => ("the keeper, while the data path forwards", kept.released),
+            FlowOwner::Gone => return None,
         };
         let legs = [&flow.client, &flow.server];
         let inspect = |d: &Datapath| d.inspect(legs, released.as_ref());

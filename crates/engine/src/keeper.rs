@@ -9,7 +9,7 @@ use crate::{
     Splicer,
     agenda::Agenda,
     core::{Action, Event, Time, Why},
-    flow::{Flow, KeeperMessage, Place, Stop, TICK},
+    flow::{Flow, FlowOwner, KeeperMessage, Stop, TICK},
     guard::Guard,
     relay::Relay,
     sweeper::Sweeper,
@@ -32,7 +32,7 @@ const PAGE: usize = 1000;
 
 struct Keeper {
     splicer: Splicer,
-    /// Times of looks and releases. A look counts only if it is [`Kept::due`].
+    /// Times of looks and releases. A look counts only if it is [`ForwardedFlow::due`].
     agenda: Agenda,
     /// Flows that are to get new sockets.
     returning: Vec<u64>,
@@ -92,7 +92,7 @@ impl Keeper {
     /// Passes an event to the task that has the flow, or handles it here. A flow that has just ended gets no events.
     fn route(&mut self, event: &Told) {
         let Some(flow) = self.splicer.flow_of(&event.leg) else { return };
-        if let Place::Task { events, .. } = &*flow.place() {
+        if let FlowOwner::Task { events, .. } = &*flow.owner() {
             return events.notify_one();
         }
         self.handle(flow.id, Why::Told(event.kind));
@@ -100,7 +100,7 @@ impl Keeper {
 
     fn receive(&mut self, message: KeeperMessage) {
         match message {
-            KeeperMessage::Kept(id) => self.handle(id, Why::Kept),
+            KeeperMessage::Forwarded(id) => self.handle(id, Why::Kept),
             KeeperMessage::Command(id, command) => self.handle(id, Why::Command(command)),
             KeeperMessage::Elsewhere(id) => self.handle(id, Why::Elsewhere { transparent: false }),
             KeeperMessage::Room => {
@@ -155,14 +155,14 @@ impl Keeper {
     /// Returns whether a look is due, and not left over from an earlier stay of the flow.
     fn is_due(&self, id: u64, at: Time) -> bool {
         let flow = self.splicer.flow(id);
-        flow.is_some_and(|flow| matches!(&*flow.place(), Place::Kept(kept) if kept.due == at))
+        flow.is_some_and(|flow| matches!(&*flow.owner(), FlowOwner::Keeper(kept) if kept.due == at))
     }
 
     /// Performs what the core wants for a flow. Does nothing if the flow has ended, or a task has it.
     fn handle(&mut self, id: u64, why: Why) {
         let Some(flow) = self.splicer.flow(id) else { return };
-        let mut place = flow.place();
-        let Place::Kept(kept) = &mut *place else { return };
+        let mut owner = flow.owner();
+        let FlowOwner::Keeper(kept) = &mut *owner else { return };
         let (splicer, stop) = (self.splicer.clone(), *self.splicer.stop_signal().borrow());
         let Some(d) = splicer.datapath() else { return };
         let event = match stop {
@@ -174,14 +174,14 @@ impl Keeper {
             let event = match action {
                 Action::Release => Event::Released(kept.release(d, &flow)),
                 Action::Recreate { force } => match kept.recreate(d, &flow, force) {
-                    Ok(new) => return self.give_back(&flow, place, |relay| relay.took_over(new)),
+                    Ok(new) => return self.give_back(&flow, owner, |relay| relay.took_over(new)),
                     Err(error) => Event::Recreated(Err(error)),
                 },
                 Action::Unsplice { .. } if kept.core.is_ending() => {
-                    return self.take(&flow, place, Place::Gone).end(action);
+                    return self.take(&flow, owner, FlowOwner::Gone).end(action);
                 }
-                Action::Unsplice { .. } => return self.give_back(&flow, place, |_| action),
-                Action::End { .. } => return self.take(&flow, place, Place::Gone).end(action),
+                Action::Unsplice { .. } => return self.give_back(&flow, owner, |_| action),
+                Action::End { .. } => return self.take(&flow, owner, FlowOwner::Gone).end(action),
                 _ => break,
             };
             action = kept.on(&flow, event);
@@ -200,9 +200,9 @@ impl Keeper {
         }
     }
 
-    fn take(&mut self, flow: &Arc<Flow>, mut place: MutexGuard<'_, Place>, then: Place) -> Relay {
-        match std::mem::replace(&mut *place, then) {
-            Place::Kept(kept) => {
+    fn take(&mut self, flow: &Arc<Flow>, mut owner: MutexGuard<'_, FlowOwner>, then: FlowOwner) -> Relay {
+        match std::mem::replace(&mut *owner, then) {
+            FlowOwner::Keeper(kept) => {
                 kept.core.release_at(&flow.policy).iter().for_each(|at| self.agenda.cancel_release(*at, flow.id));
                 Relay::revive(&self.splicer, flow.clone(), *kept)
             }
@@ -211,9 +211,14 @@ impl Keeper {
     }
 
     /// Hands a flow to a new task. `first` returns the first action of that task.
-    fn give_back(&mut self, flow: &Arc<Flow>, place: MutexGuard<'_, Place>, first: impl FnOnce(&mut Relay) -> Action) {
+    fn give_back(
+        &mut self,
+        flow: &Arc<Flow>,
+        owner: MutexGuard<'_, FlowOwner>,
+        first: impl FnOnce(&mut Relay) -> Action,
+    ) {
         let (task, inbox) = self.splicer.inbox();
-        let mut relay = self.take(flow, place, task);
+        let mut relay = self.take(flow, owner, task);
         let action = first(&mut relay);
         flow.runtime.spawn(relay.run(inbox, action));
     }

@@ -1,5 +1,5 @@
 //! A flow while bytes pass through this process, and its end: the task that drives its
-//! [core](crate::core). The task ends with the commit; the state of a forwarded flow is a [`Kept`] record,
+//! [core](crate::core). The task ends with the commit; the state of a forwarded flow is a [`ForwardedFlow`],
 //! which the [keeper](crate::keeper) looks after. When the keeper gives a flow back, a new task begins.
 
 mod switching;
@@ -7,7 +7,7 @@ mod switching;
 use crate::{
     EndReason, Ended, FlowEventKind, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
     core::{Action, Core, Event, Side, State},
-    flow::{Flow, KeeperMessage, Kept, Place, Stop, TaskInbox, ends, is_loopback},
+    flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends, is_loopback},
     holder::Holding,
     pump::Pump,
     purpose::{Purpose, report},
@@ -82,8 +82,8 @@ impl Relay {
     }
 
     /// Rebuilds a flow that the keeper gives back.
-    pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: Kept) -> Relay {
-        let Kept { sides: [a, b], core, purpose, released, .. } = kept;
+    pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
+        let ForwardedFlow { sides: [a, b], core, purpose, released, .. } = kept;
         let (mut client, server) = (a.leg(&flow.client), b.leg(&flow.server));
         client.announced.clone_from(&flow.announced);
         Relay {
@@ -103,16 +103,16 @@ impl Relay {
     fn keep(self, mut ears: TaskInbox) {
         let Relay { splicer, listed, client, server, core, purpose, .. } = self;
         let flow = listed.keep();
-        let kept = Kept::new([client.parked(), server.parked()], core, purpose);
+        let kept = ForwardedFlow::new([client.parked(), server.parked()], core, purpose);
         let soon = kept.wants_look_soon(&flow);
-        let mut place = flow.place();
-        *place = Place::Kept(Box::new(kept));
+        let mut owner = flow.owner();
+        *owner = FlowOwner::Keeper(Box::new(kept));
         // a look finds what the task was notified of but has not seen
         let heard = pin!(ears.events.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
         if soon || heard {
-            splicer.tell(KeeperMessage::Kept(flow.id));
+            splicer.tell(KeeperMessage::Forwarded(flow.id));
         } else {
-            splicer.tell_some_time(KeeperMessage::Kept(flow.id));
+            splicer.tell_some_time(KeeperMessage::Forwarded(flow.id));
         }
         while let Ok(command) = ears.orders.try_recv() {
             splicer.tell(KeeperMessage::Command(flow.id, command));

@@ -6,7 +6,7 @@ use crate::{
     core::{Action, Progress},
     descriptors::Descriptors,
     events::Announcer,
-    flow::{Flow, KeeperMessage, Place, Stop, TaskInbox, is_loopback},
+    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskInbox, is_loopback},
     foreign::TransparentFlows,
     holder::Holder,
     keeper,
@@ -268,10 +268,10 @@ impl Splicer {
     }
 
     /// Returns the channels of a new task: the sending ends, and the ends that it listens to.
-    pub(crate) fn inbox(&self) -> (Place, TaskInbox) {
+    pub(crate) fn inbox(&self) -> (FlowOwner, TaskInbox) {
         let (tx, orders) = mpsc::unbounded_channel();
         let events = Arc::new(Notify::new());
-        (Place::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
+        (FlowOwner::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
     }
 
     /// Creates an engine that only copies. Every flow shows `reason`.
@@ -429,7 +429,7 @@ impl Splicer {
         purpose: Purpose,
     ) -> u64 {
         let [client, server] = &legs;
-        let (place, inbox) = self.inbox();
+        let (owner, inbox) = self.inbox();
         self.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
@@ -440,7 +440,7 @@ impl Splicer {
             began: Instant::now(),
             policy,
             now: Mutex::new(Progress::new(self.refusal())),
-            place: Mutex::new(place),
+            owner: Mutex::new(owner),
             runtime: Handle::current(),
             announcer: self.inner.announcer.clone(),
         });
@@ -508,10 +508,10 @@ impl Splicer {
     /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
         let Some(flow) = self.flow(id) else { return false };
-        match &*flow.place() {
-            Place::Task { orders, .. } => return orders.send(command).is_ok(),
-            Place::Kept(_) => self.tell(KeeperMessage::Command(id, command)),
-            Place::Gone => return false,
+        match &*flow.owner() {
+            FlowOwner::Task { orders, .. } => return orders.send(command).is_ok(),
+            FlowOwner::Keeper(_) => self.tell(KeeperMessage::Command(id, command)),
+            FlowOwner::Gone => return false,
         }
         true
     }

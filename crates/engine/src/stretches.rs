@@ -11,7 +11,7 @@ use crate::{
     tap::{State, Tap, TapDirection},
 };
 use bytes::Bytes;
-use longsplice_datapath::{Copied, CopiedAt, Datapath, Phase, Tuple};
+use longsplice_datapath::{Datapath, Phase, TapPosition, TapRecord, Tuple};
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, atomic::Ordering},
@@ -52,11 +52,11 @@ struct Stretch {
 impl Stretch {
     /// Returns the stream position of a copy. `None` if it lies before
     /// the beginning of the stream, which no honest sender produces.
-    fn position(&self, at: CopiedAt) -> Option<u64> {
+    fn position(&self, at: TapPosition) -> Option<u64> {
         let at = match at {
-            CopiedAt::Stream(at) => at,
-            CopiedAt::Extended(at) => self.origin.wrapping_add(at),
-            CopiedAt::Low(seq) => self.start.wrapping_add_signed(i64::from(seq.wrapping_sub(self.seq) as i32)),
+            TapPosition::Stream(at) => at,
+            TapPosition::Extended(at) => self.origin.wrapping_add(at),
+            TapPosition::Low(seq) => self.start.wrapping_add_signed(i64::from(seq.wrapping_sub(self.seq) as i32)),
         };
         (at <= i64::MAX as u64).then_some(at)
     }
@@ -173,7 +173,7 @@ impl Stretches {
         }
     }
 
-    fn copied(&mut self, c: &Copied<'_>) {
+    fn copied(&mut self, c: &TapRecord<'_>) {
         let Some(stretches) = self.of.get_mut(&c.leg) else { return };
         for s in stretches.iter_mut().rev() {
             if let Some(at) = s.position(c.at)

@@ -7,7 +7,7 @@
 //! this process holds, as the leg of a flow or waiting to be accepted, has a socket, so no bookkeeping is needed.
 
 use crate::lingering::LINGER;
-use longsplice_datapath::{Claim, Datapath, Idle, IdleEntry, Sockets, Tuple};
+use longsplice_datapath::{Claim, Datapath, IdleEntry, IdleWalk, Sockets, Tuple};
 use std::{
     collections::HashMap,
     io,
@@ -39,7 +39,7 @@ struct Suspect {
 pub(crate) struct Sweeper {
     /// `None`: the kernel does not answer.
     sockets: Option<Sockets>,
-    idle: Idle,
+    idle: IdleWalk,
     suspects: HashMap<Tuple, Suspect>,
     /// The first look of this round, and the next look.
     times: Option<(Instant, Instant)>,
@@ -105,7 +105,7 @@ impl Sweeper {
     }
 }
 
-fn page(idle: &mut Idle, d: &Datapath, sockets: &mut Sockets) -> io::Result<Option<Vec<(IdleEntry, Claim)>>> {
+fn page(idle: &mut IdleWalk, d: &Datapath, sockets: &mut Sockets) -> io::Result<Option<Vec<(IdleEntry, Claim)>>> {
     let Some(entries) = idle.next(d, PAGE)? else { return Ok(None) };
     let mut page = Vec::with_capacity(entries.len());
     for entries in entries.chunks(Sockets::AT_ONCE) {

@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitStatus;
 
-/// Why a network could not be created or changed. None of these concerns the traffic: see [`crate::traffic::How`].
+/// Why a network could not be created or changed. None of these concerns the traffic: see `traffic::StreamEnd`.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// A system program is missing or could not be started.

@@ -15,7 +15,7 @@ use crate::process::{run, wait_for};
 /// The directory of the namespaces of `ip netns`.
 pub(crate) const RUN_NETNS: &str = "/run/netns";
 
-/// A network namespace. Clones are the same namespace; it is removed by its [`Lab`](crate::Lab).
+/// A network namespace. Clones are the same namespace; it is removed by its `Lab`.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     name: String,

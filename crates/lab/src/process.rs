@@ -68,7 +68,7 @@ pub struct ChildGuard {
 }
 
 impl ChildGuard {
-    /// Starts `command` (see [`crate::Namespace::command`]) with standard output and standard error redirected to a file.
+    /// Starts `command` (see `Namespace::command`) with standard output and standard error redirected to a file.
     pub fn spawn(command: &mut Command) -> Result<Self, LabError> {
         let name = format!("{command:?}");
         let log = tempfile::NamedTempFile::new().map_err(LabError::io("temporary file"))?;

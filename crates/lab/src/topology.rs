@@ -74,7 +74,7 @@ impl Default for Options {
 
 /// Devices that process received packets on one CPU and therefore in the order of sending, as one queue of a network card
 /// does. With plain veth one CPU may overtake another by milliseconds, and a host may then reject packets as old (RFC 7323)
-/// without any fault in the data path. Detours ([`crate::impair`]) always keep the order.
+/// without any fault in the data path. Detours (impair.rs) always keep the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InOrder {
     /// No devices.

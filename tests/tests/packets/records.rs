@@ -1,7 +1,7 @@
 //! When a leg's record is removed, and when it is kept.
 
 use super::{sockets::spliced_legs, *};
-use longsplice_datapath::{ExpectError, Idle, IdleEntry};
+use longsplice_datapath::{ExpectError, IdleEntry, IdleWalk};
 
 fn client(v6: bool, port: u16) -> Tuple {
     let mut t = Flow::new([v6; 2]).client;
@@ -34,7 +34,7 @@ fn shake_hands(b: &Bench, t: &Tuple, [irs, iss]: [u32; 2]) -> Outcome {
 
 /// All entries that are not in forwarding mode.
 fn idle(b: &Bench) -> Vec<IdleEntry> {
-    let mut walk = Idle::default();
+    let mut walk = IdleWalk::default();
     let mut all: Vec<IdleEntry> = Vec::new();
     while let Some(more) = walk.next(&b.datapath, 7).expect("the tables can be read") {
         assert!(more.len() <= 7, "{}", more.len());

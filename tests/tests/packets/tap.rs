@@ -2,7 +2,7 @@
 //! position, while the packet itself is the same as without a tap.
 
 use super::*;
-use longsplice_datapath::CopiedAt;
+use longsplice_datapath::TapPosition;
 
 pub(super) const TAP: u16 = testing::VIA_TAP as u16;
 
@@ -15,9 +15,9 @@ fn records(b: &Bench, leg: Tuple) -> Vec<Record> {
         let Some(c) = copied else { return false };
         assert_eq!(c.leg, leg);
         let (kind, at) = match c.at {
-            CopiedAt::Stream(at) => ("stream", at),
-            CopiedAt::Extended(at) => ("extended", at),
-            CopiedAt::Low(at) => ("low", at.into()),
+            TapPosition::Stream(at) => ("stream", at),
+            TapPosition::Extended(at) => ("extended", at),
+            TapPosition::Low(at) => ("low", at.into()),
         };
         all.push((kind, at, c.acked, c.bytes.to_vec()));
         true

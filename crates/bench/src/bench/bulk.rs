@@ -7,10 +7,11 @@ use super::{
     Bench, Result,
     counters::FromServer,
     machine::{Cost, Watch},
+    network::{PATIENCE, Packets},
     results::{Case, Run},
     subject::Subject,
     variant::Variant,
-    venue::{PATIENCE, Packets, Pair, Venue},
+    venue::{Pair, Venue},
 };
 use longsplice_lab::process::wait_for;
 use std::{
@@ -32,8 +33,6 @@ const WARM_UP: Duration = Duration::from_millis(200);
 const FIRST: f64 = 0.2;
 /// Numbers of simultaneous connections.
 const CONNECTIONS: [u64; 3] = [1, 8, 64];
-/// Minimum average packet in bytes where packets should be coalesced: two full ones.
-pub const COALESCED: f64 = 2.0 * 1514.0;
 /// Variants measured in all cases.
 const VARIANTS: [Variant; 5] =
     [Variant::IpForward, Variant::Spliced, Variant::SplicedPeer, Variant::Copy, Variant::Haproxy];

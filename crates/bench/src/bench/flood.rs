@@ -6,12 +6,12 @@
 use super::{
     Bench, Result, conntrack,
     machine::Watch,
-    peers,
+    network::{self, Pins},
+    programs,
     results::{Case, Run},
     segment::on_one_cpu,
     subject::Subject,
     variant::Variant,
-    venue::{self, Pins},
 };
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
 use longsplice_lab::{
@@ -73,7 +73,7 @@ fn case(bench: &Bench, flows: u32) -> Result<Case> {
 /// Address translation like a plug: packets to the proxy's address go to the server. Unlike masquerading, it keeps the
 /// source of every flow: with a single source address, the ports would run out after some ten thousand flows.
 pub fn translation() -> String {
-    let (own, port, to) = (topology::FORWARDER_TO_CLIENT.v4, venue::PORT, topology::SERVER.v4);
+    let (own, port, to) = (topology::FORWARDER_TO_CLIENT.v4, network::PORT, topology::SERVER.v4);
     format!(
         "table ip bench {{\nchain prerouting {{ type nat hook prerouting priority dstnat;\n\
          ip daddr {own} tcp dport {port} dnat to {to}\n}}\n}}\n"
@@ -92,7 +92,7 @@ struct Venue {
 
 impl Venue {
     fn set(variant: Variant, flows: u32) -> Result<Venue> {
-        let lab = venue::lab(venue::Packets::Large, variant.routed())?;
+        let lab = network::lab(network::Packets::Large, variant.routed())?;
         let pins = Pins::of(&lab)?;
         let (mut datapath, mut room) = (None, None);
         match variant {
@@ -109,18 +109,18 @@ impl Venue {
                 datapath = Some(splice(&lab, flows, Options { xdp, ..Options::default() }, legs)?);
             }
             Variant::Nat => {
-                peers::load_rules(&lab, &translation())?;
+                programs::load_rules(&lab, &translation())?;
                 room = Some(conntrack::Room::for_connections(&lab.forwarder, flows)?);
             }
-            routed => peers::ruleset(routed).map_or(Ok(()), |rules| peers::load_rules(&lab, &rules))?,
+            routed => programs::ruleset(routed).map_or(Ok(()), |rules| programs::load_rules(&lab, &rules))?,
         }
         let v4 = |address| match address {
             SocketAddr::V4(v4) => v4,
             SocketAddr::V6(v6) => unreachable!("{v6}: the venue has IPv4 addresses"),
         };
         let to_server = variant.to_server() && variant != Variant::Nat;
-        let target = v4(if to_server { venue::server() } else { venue::proxy() });
-        let flood = Flood::new(&lab, Aim { flows, target, arrives_at: venue::server().port() })?;
+        let target = v4(if to_server { network::server() } else { network::proxy() });
+        let flood = Flood::new(&lab, Aim { flows, target, arrives_at: network::server().port() })?;
         let mut venue = Venue { variant, flood, datapath, _pins: pins, lab, _room: room };
         if variant == Variant::Nat {
             venue.meet(flows)?;
@@ -178,14 +178,14 @@ type Legs = [(Tuple, [u32; 2]); 2];
 fn legs(flow: u32) -> Legs {
     let (remote, local) = (Flood::source(flow).into(), Flood::other_side(flow).into());
     [
-        (Tuple { remote, local: venue::proxy() }, [flood::FIRST_SEQ, flood::ACK]),
-        (Tuple { remote: venue::server(), local }, [flood::ACK + AHEAD, flood::FIRST_SEQ + AHEAD]),
+        (Tuple { remote, local: network::proxy() }, [flood::FIRST_SEQ, flood::ACK]),
+        (Tuple { remote: network::server(), local }, [flood::ACK + AHEAD, flood::FIRST_SEQ + AHEAD]),
     ]
 }
 
 /// The legs of a transparent proxy.
 fn same_legs(flow: u32) -> Legs {
-    let (client, server) = (Flood::source(flow).into(), venue::server());
+    let (client, server) = (Flood::source(flow).into(), network::server());
     [
         (Tuple { remote: client, local: server }, [flood::FIRST_SEQ, flood::ACK]),
         (Tuple { remote: server, local: client }, [flood::ACK, flood::FIRST_SEQ]),

@@ -3,9 +3,10 @@
 use super::{
     Bench, Result,
     machine::{Watch, tree},
-    results::{Held, Memory, Table},
+    network::Packets,
+    results::{HeldMemory, Memory, Table},
     variant::Variant,
-    venue::{Packets, Venue},
+    venue::Venue,
 };
 use longsplice::{netns_inode, pin_folder};
 use longsplice_datapath::{MapSize, map_size};
@@ -44,7 +45,7 @@ const PAGE: f64 = 4096.0;
 /// Measures tables, processes and sockets.
 pub fn measure(bench: &Bench) -> Result<Memory> {
     let mut tables = Vec::new();
-    let mut all: Vec<Held> = Vec::new();
+    let mut all: Vec<HeldMemory> = Vec::new();
     let bar = bench.bar("memory", VARIANTS.len());
     for (variant, released) in VARIANTS.into_iter().filter(|(v, _)| bench.has(*v)) {
         bench.check()?;
@@ -79,7 +80,7 @@ fn table(venue: &Venue, name: &str) -> Result<Table> {
 }
 
 /// Measures one variant. `ends`: the kernel's memory for both end hosts.
-fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
+fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<HeldMemory> {
     let variant = venue.variant;
     let connections = if matches!(variant, Variant::Socat | Variant::Dante) { PROCESSES } else { CONNECTIONS };
     drop(venue.connect(FIRST)?);
@@ -98,7 +99,7 @@ fn held(venue: &Venue, released: bool, ends: Option<f64>) -> Result<Held> {
     let kernel = each(before.1, after.1);
     let resident = before.0.zip(after.0).map(|(before, after)| each(before, after));
     let forwarder = ends.map(|ends| (kernel - ends).max(0.0));
-    Ok(Held { variant, released, connections, resident, kernel, forwarder, disturbed: cost.disturbed })
+    Ok(HeldMemory { variant, released, connections, resident, kernel, forwarder, disturbed: cost.disturbed })
 }
 
 /// Resident bytes of a process and its descendants. Shared pages are divided among their users.

@@ -1,12 +1,12 @@
 //! A million simultaneous connections, all spliced and released: the memory of
 //! each, whether they still carry data, and the cost of a look-up among so many.
 //!
-//! [`place`] is the proxy in its network, [`hosts`] are the threads that play client and server, and [`ends`] are their
+//! [`venue`] is the proxy in its network, [`hosts`] are the threads that play client and server, and [`ends`] are their
 //! parts: each connection starts with its number, by which the server's end is found again.
 
 mod ends;
 mod hosts;
-mod place;
+mod venue;
 
 use super::{
     Bench, Result,
@@ -17,9 +17,9 @@ use super::{
 };
 use hosts::Hosts;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use place::Place;
 use serde::{Deserialize, Serialize};
 use std::{fs, path::Path, time::Instant};
+use venue::Venue;
 
 /// Name of the result file. It is separate from the other results, because it is measured at another time.
 pub const JSON: &str = "million.json";
@@ -29,7 +29,7 @@ const FEW: usize = 1000;
 
 /// The contents of the result file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct MillionResults {
     /// [`FORMAT`].
     pub format: u32,
     /// Day in UTC.
@@ -40,10 +40,10 @@ pub struct Kept {
     pub million: Million,
 }
 
-impl Kept {
+impl MillionResults {
     /// Results of today, on this machine.
-    pub fn new(machine: Machine, million: Million) -> Kept {
-        Kept { format: FORMAT, date: today(), machine, million }
+    pub fn new(machine: Machine, million: Million) -> MillionResults {
+        MillionResults { format: FORMAT, date: today(), machine, million }
     }
 
     /// Writes the file, beside other results or alone.
@@ -103,23 +103,23 @@ impl Million {
 /// Opens the connections in two steps, and measures.
 pub fn measure(bench: &Bench, connections: usize) -> Result<Million> {
     let per_table = raise_limit()?;
-    let place = Place::set(connections)?;
+    let venue = Venue::set(connections)?;
     let few = FEW.min(connections / 2);
     let rounds = (connections / 100).max(100);
-    let mut hosts = Hosts::start(&place, connections, per_table)?;
+    let mut hosts = Hosts::start(&venue, connections, per_table)?;
     hosts.open(bench, 0..few)?;
     let mut dice = 1;
     let mut draw = |n: usize| (0..rounds).map(|_| (random(&mut dice) % n as u64) as usize).collect::<Vec<_>>();
-    place.wait_released()?;
+    venue.wait_released()?;
     hosts.ping(&draw(few))?; // warms everything up
     let micros_few = hosts.ping(&draw(few))?;
-    let (resident_few, slab_few) = (resident(place.proxy.pid()) as u64, slab()?);
+    let (resident_few, slab_few) = (resident(venue.proxy.pid()) as u64, slab()?);
 
     let began = Instant::now();
     hosts.open(bench, few..connections)?;
     let seconds = began.elapsed().as_secs_f64();
-    place.wait_released()?;
-    let (resident, slab) = (resident(place.proxy.pid()) as u64, slab()?);
+    venue.wait_released()?;
+    let (resident, slab) = (resident(venue.proxy.pid()) as u64, slab()?);
     bench.say(&format!("{connections} connections are open: {:.0} MB resident", resident as f64 / 1e6));
     let micros_all = hosts.ping(&draw(connections))?;
     let each = |after: u64, before: u64| after.saturating_sub(before) as f64 / (connections - few) as f64;
@@ -128,7 +128,7 @@ pub fn measure(bench: &Bench, connections: usize) -> Result<Million> {
         per_second: (connections - few) as f64 / seconds,
         process: each(resident, resident_few),
         resident,
-        tables: place.tables()? as f64 / place.room as f64,
+        tables: venue.tables()? as f64 / venue.room as f64,
         slab: each(slab, slab_few),
         checked: rounds,
         micros_few,

@@ -4,7 +4,8 @@
 use super::{
     Result,
     machine::{Cost, Watch},
-    venue::{self, Dialler, PATIENCE, Venue},
+    network::{self, PATIENCE},
+    venue::{Dialler, Venue},
 };
 use std::{
     io::{self, Read, Write},
@@ -103,7 +104,7 @@ impl Server {
         let thread = thread::spawn(move || {
             while !told.load(Relaxed) {
                 // Errors are noticed by the client.
-                let Ok(Some(stream)) = venue::accept(&listener, LOOK) else { continue };
+                let Ok(Some(stream)) = network::accept(&listener, LOOK) else { continue };
                 if many {
                     thread::spawn(move || serve(stream));
                 } else {

@@ -3,11 +3,12 @@
 
 use super::{
     Bench, Result,
+    network::Packets,
     objects::{Plan, fetch},
     results::{Case, Run},
     subject::Subject,
     variant::Variant,
-    venue::{Packets, Venue},
+    venue::Venue,
 };
 use std::time::Duration;
 

@@ -5,11 +5,12 @@
 use super::{
     Bench, Result, bulk,
     counters::Device,
+    network::{Packets, coalesce},
     results::{Case, Run, Summary},
     segment::{self, on_one_cpu},
     subject::Subject,
     variant::Variant,
-    venue::{Packets, Venue, coalesce},
+    venue::Venue,
 };
 use longsplice_lab::{Lab, Namespace};
 

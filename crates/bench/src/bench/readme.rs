@@ -1,11 +1,12 @@
 //! Writes the figures of the latest results into the documents, so that they are never typed by hand.
 
 use super::{
-    Result, million, report,
+    Result, million,
+    network::Packets,
+    report,
     results::{FORMAT, Results},
     subject::Subject,
     variant::Variant,
-    venue::Packets,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -29,7 +30,7 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     let (dir, all): (_, Results) = latest(results, JSON)?.ok_or_else(none)?;
     let dir = source(&dir);
     let mut full = format!("{}From {dir}.\n", report::full(&all));
-    if let Some((dir, million)) = latest::<million::Kept>(results, million::JSON)? {
+    if let Some((dir, million)) = latest::<million::MillionResults>(results, million::JSON)? {
         let _ = write!(full, "\n{}From {}.\n", million.text(), source(&dir));
     }
     let documents = [("README.md", short(&all, &dir)), ("docs/bench.md", full)];

@@ -3,7 +3,7 @@
 
 use super::{
     Result,
-    switch::{Proxy, Times, timed, wait_phase},
+    driver::{Driver, Times, timed, wait_phase},
 };
 use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Released, Repair, SwitchError, Tuple};
 use std::{os::fd::OwnedFd, time::Instant};
@@ -19,11 +19,11 @@ pub struct Flow<'a> {
 
 impl<'a> Flow<'a> {
     /// Starts with the engine's legs, which cannot be recreated: they are released, and the first recreation is not counted.
-    pub async fn first(mut proxy: Proxy<'a>) -> Result<Flow<'a>> {
-        let (datapath, legs, halves) = (proxy.datapath, proxy.tuples(), [proxy.half(0), proxy.half(1)]);
+    pub async fn first(mut driver: Driver<'a>) -> Result<Flow<'a>> {
+        let (datapath, legs, halves) = (driver.datapath, driver.tuples(), [driver.half(0), driver.half(1)]);
         let mut uncounted = Times::default();
         splice(datapath, &legs, &halves, &mut uncounted).await?;
-        proxy.legs.iter_mut().for_each(longsplice_engine::Leg::close_silently);
+        driver.legs.iter_mut().for_each(longsplice_engine::Leg::close_silently);
         let released = forget(datapath, &legs)?;
         let sockets = recreate(datapath, &legs, &released, &mut uncounted).await?;
         Ok(Flow { datapath, legs, halves, sockets: Some(sockets) })

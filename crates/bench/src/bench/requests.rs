@@ -7,8 +7,8 @@
 use super::{
     Result,
     machine::{Cost, Watch},
+    network::PATIENCE,
     site::Site,
-    venue::PATIENCE,
 };
 use longsplice_lab::pattern;
 use std::{

@@ -3,12 +3,13 @@
 
 use super::{
     Bench, Result,
+    network::Packets,
     objects::{Plan, fetch},
     results::{Case, Run},
     stats::Spread,
     subject::Subject,
     variant::Variant,
-    venue::{Packets, Venue},
+    venue::Venue,
 };
 use std::time::Duration;
 

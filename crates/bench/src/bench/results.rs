@@ -2,18 +2,19 @@
 //! them, for anyone who wants to compute medians again.
 
 use super::{
-    bulk::COALESCED,
     machine::Machine,
+    network::Packets,
     stats::Spread,
     subject::{Kind, Subject},
     variant::Variant,
-    venue::Packets,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Version of the JSON format.
 pub const FORMAT: u32 = 4;
+/// Minimum average packet in bytes where packets should be coalesced: two full ones.
+const COALESCED: f64 = 2.0 * 1514.0;
 
 /// One run of `longsplice-bench`, as kept in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -173,7 +174,7 @@ pub struct Memory {
     /// Kernel bytes of a parked flow without its sockets: two leg records in addition.
     pub parked_flow: f64,
     /// Memory held by connections.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldMemory>,
 }
 
 /// A preallocated table.
@@ -191,7 +192,7 @@ pub struct Table {
 
 /// Memory of idle connections of one variant, in bytes per connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Held {
+pub struct HeldMemory {
     /// The variant.
     pub variant: Variant,
     /// Whether longsplice has closed the sockets.

@@ -5,10 +5,11 @@
 use super::{
     Bench, Result,
     machine::{Cost, Watch},
+    network::{PATIENCE, Packets},
     results::{Case, Run},
     subject::Subject,
     variant::Variant,
-    venue::{PATIENCE, Packets, Pair, Venue},
+    venue::{Pair, Venue},
 };
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},

@@ -2,9 +2,10 @@
 
 use super::{
     Result,
-    peers::{Peer, control_socket, run_longsplice, when_ready},
+    network::{PATIENCE, PORT, Packets, Pins, lab, proxy},
+    peers::Peer,
+    programs::{control_socket, run_longsplice, when_ready},
     variant::Variant,
-    venue::{PATIENCE, PORT, Packets, Pins, lab, proxy},
 };
 use longsplice_lab::{ChildGuard, Family, Lab, pattern, topology};
 use std::{

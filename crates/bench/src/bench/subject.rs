@@ -1,6 +1,6 @@
 //! The subjects of measurement: their units, and their base variants.
 
-use super::{variant::Variant, venue::Packets};
+use super::{network::Packets, variant::Variant};
 use serde::{Deserialize, Serialize};
 
 /// A row of a table.
@@ -129,7 +129,7 @@ impl Subject {
         format!("{kind} {}", self.label())
     }
 
-    /// Unit of [`Run::value`](super::results::Run::value).
+    /// Unit of `Run::value`.
     pub fn unit(self) -> &'static str {
         match self.kind() {
             Kind::Segment | Kind::Short | Kind::Body => "us",

@@ -1,19 +1,16 @@
 //! Times of the calls of a switch: freeze, drain, commit, unsplice, with the data path in this process. The bench itself is
-//! the proxy of one connection, and drives the engine's core as the task and the keeper do.
+//! the proxy of one connection ([`Driver`]).
 
 use super::{
     Bench, Result,
+    driver::{BLOCK, DWELL, Driver, Times},
     machine::Watch,
+    network::{self, PATIENCE, Packets, Pins},
     release,
     results::{Connection, SwitchCase},
     stats::Spread,
-    venue::{self, PATIENCE, Packets, Pins},
 };
-use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Switched, Tuple, monotonic};
-use longsplice_engine::{
-    Command, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
-    core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
-};
+use longsplice_engine::{Leg, OpenOptions, Splicer};
 use longsplice_lab::Lab;
 use std::{
     io::{self, Read, Write},
@@ -34,11 +31,6 @@ use tokio::{
 const CYCLES: usize = 2000;
 /// Maximum duration for each kind of connection, in lengths of a transfer.
 const SHARE: f64 = 8.0;
-/// Time that a busy connection stays spliced, and copied, between two switches.
-const DWELL: Duration = Duration::from_millis(1);
-/// Bytes per read and write.
-const BLOCK: usize = 64 << 10;
-
 /// Measures idle, busy and released connections.
 pub fn measure(bench: &Bench) -> Result<Vec<SwitchCase>> {
     let all = [Connection::Idle, Connection::Busy, Connection::Released];
@@ -57,7 +49,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<SwitchCase>> {
 }
 
 fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
-    let lab = venue::lab(Packets::Large, false)?;
+    let lab = network::lab(Packets::Large, false)?;
     let _pins = Pins::of(&lab)?;
     let length = Duration::from_secs_f64(bench.seconds * SHARE);
     // Return an error that can be sent between threads.
@@ -87,13 +79,13 @@ async fn on_splicer(
 ) -> Result<SwitchCase> {
     let datapath = splicer.datapath().ok_or("no data path")?;
     let busy = connection == Connection::Busy;
-    let mut proxy = Proxy::new(datapath, connect(splicer, lab, hosts, busy).await?);
+    let mut driver = Driver::new(datapath, connect(splicer, lab, hosts, busy).await?);
     let mut times = Times::default();
     let watch = Watch::start();
     let end = Instant::now() + length;
     let late = "a switch did not come to its end";
     if connection == Connection::Released {
-        let mut flow = timeout(PATIENCE, release::Flow::first(proxy)).await.map_err(|_| late)??;
+        let mut flow = timeout(PATIENCE, release::Flow::first(driver)).await.map_err(|_| late)??;
         while times.freeze.len() < CYCLES && Instant::now() < end {
             bench.check()?;
             timeout(PATIENCE, flow.cycle(&mut times)).await.map_err(|_| late)??;
@@ -101,7 +93,7 @@ async fn on_splicer(
     } else {
         while times.freeze.len() < CYCLES && Instant::now() < end {
             bench.check()?;
-            timeout(PATIENCE, proxy.cycle(&mut times, busy)).await.map_err(|_| late)??;
+            timeout(PATIENCE, driver.cycle(&mut times, busy)).await.map_err(|_| late)??;
         }
     }
     let cost = watch.stop();
@@ -130,7 +122,7 @@ impl Hosts {
     fn server(&self, listener: TcpListener, busy: bool) {
         let stop = self.stop.clone();
         thread::spawn(move || -> io::Result<()> {
-            let Some(mut stream) = venue::accept(&listener, PATIENCE)? else { return Ok(()) };
+            let Some(mut stream) = network::accept(&listener, PATIENCE)? else { return Ok(()) };
             stream.set_write_timeout(Some(PATIENCE))?;
             let block = vec![0x55; BLOCK];
             stream.write_all(&block[..1])?;
@@ -162,171 +154,18 @@ impl Hosts {
 
 /// Opens both legs with hosts at their ends, and passes one byte in each direction.
 async fn connect(splicer: &Splicer, lab: &Lab, hosts: &Hosts, busy: bool) -> Result<[Leg; 2]> {
-    let at_server = lab.server.run(|| TcpListener::bind(venue::server()))?;
+    let at_server = lab.server.run(|| TcpListener::bind(network::server()))?;
     at_server.set_nonblocking(true)?;
     hosts.server(at_server, busy);
-    let listener = splicer.listen(venue::proxy()).await?;
-    let dialling = lab.client.spawn(|| TcpStream::connect_timeout(&venue::proxy(), PATIENCE));
+    let listener = splicer.listen(network::proxy()).await?;
+    let dialling = lab.client.spawn(|| TcpStream::connect_timeout(&network::proxy(), PATIENCE));
     let mut client = timeout(PATIENCE, listener.accept()).await??;
     hosts.client(dialling.join().map_err(|_| "the client panicked")??)?;
-    let mut server = timeout(PATIENCE, splicer.connect(venue::server(), &client)).await??;
+    let mut server = timeout(PATIENCE, splicer.connect(network::server(), &client)).await??;
     let mut byte = [0];
     timeout(PATIENCE, client.read_exact(&mut byte)).await??;
     server.write_all(&byte).await?;
     timeout(PATIENCE, server.read_exact(&mut byte)).await??;
     client.write_all(&byte).await?;
     Ok([client, server])
-}
-
-/// Times in microseconds.
-#[derive(Default)]
-pub struct Times {
-    pub freeze: Vec<f64>,
-    pub drain: Vec<f64>,
-    pub commit: Vec<f64>,
-    unsplice: Vec<f64>,
-    pub release: Vec<f64>,
-    pub recreate: Vec<f64>,
-}
-
-/// Runs a call and records its duration.
-pub fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
-    let began = Instant::now();
-    let done = call();
-    times.push(began.elapsed().as_secs_f64() * 1e6);
-    done
-}
-
-/// Drives the engine's core for one flow with these legs: 0 is the client's, 1 the server's.
-pub struct Proxy<'a> {
-    pub datapath: &'a Datapath,
-    pub legs: [Leg; 2],
-    core: Core,
-    policy: Policy,
-    shown: Progress,
-    at: [Position; 2],
-    block: Vec<u8>,
-}
-
-impl Proxy<'_> {
-    fn new(datapath: &Datapath, legs: [Leg; 2]) -> Proxy<'_> {
-        let at = legs.each_ref().map(|leg| Position {
-            consumed: leg.bytes_in(),
-            produced: leg.bytes_out(),
-            ..Position::default()
-        });
-        let policy = Policy { when: SpliceWhen::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() };
-        let (core, shown) = (Core::new(None, None, [0; 2]), Progress::new(None));
-        let mut proxy = Proxy { datapath, legs, core, policy, shown, at, block: vec![0; BLOCK] };
-        proxy.on(Event::Attended(true));
-        proxy
-    }
-
-    /// The tuples of both legs.
-    pub fn tuples(&self) -> [Tuple; 2] {
-        [0, 1].map(|i| Tuple { remote: self.legs[i].remote(), local: self.legs[i].local() })
-    }
-
-    pub fn half(&self, i: usize) -> Half {
-        self.core.half(i, self.tuples()[i], &self.at[i])
-    }
-
-    fn on(&mut self, event: Event) -> Action {
-        let legs = self.tuples();
-        let Proxy { core, policy, shown, at: [a, b], .. } = self;
-        core.on(&mut Context { now: monotonic(), policy, legs, at: [a, b], shown }, event)
-    }
-
-    /// Splices and unsplices once.
-    async fn cycle(&mut self, times: &mut Times, busy: bool) -> Result<()> {
-        let [c, s] = self.tuples();
-        let (mut action, mut began) = (self.on(Event::Command(Command::Splice)), Instant::now());
-        loop {
-            let event = match action {
-                Action::Measure => Event::Measured(Default::default()),
-                Action::Freeze { .. } => {
-                    let (a, b) = (self.half(0), self.half(1));
-                    let frozen = timed(&mut times.freeze, || self.datapath.freeze(&a, &b, FreezeOptions::default()));
-                    began = Instant::now();
-                    Event::Frozen(frozen.map(Box::new))
-                }
-                Action::Wait if self.core.copies() && self.core.state() == State::Draining => {
-                    self.pass([u64::MAX; 2]).await?;
-                    Event::Copied
-                }
-                Action::Wait if self.core.state() == State::Draining => {
-                    tokio::task::yield_now().await;
-                    Event::Told
-                }
-                // Data not yet acknowledged by the hosts belongs to the last switch.
-                Action::Wait => {
-                    times.freeze.pop();
-                    tokio::task::yield_now().await;
-                    return Ok(());
-                }
-                Action::Look => Event::Looked(self.datapath.look(&c, &s).map(Box::new)),
-                Action::Commit { at, most } => {
-                    times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-                    let commit = || self.datapath.commit([&c, &s], &at, most, [false; 2]);
-                    Event::Committed(timed(&mut times.commit, commit).map(Box::new))
-                }
-                Action::Keep => break,
-                other => return Err(format!("a splice of the bench does not go on: {other:?}").into()),
-            };
-            action = self.on(event);
-        }
-        if busy {
-            tokio::time::sleep(DWELL).await;
-        }
-        let (why, paths) = (Why::Command(Command::Unsplice), self.datapath.paths_of([&c, &s]));
-        let Action::Unsplice { .. } = self.on(Event::Seen(Box::new(Seen { why, paths, legs: None }))) else {
-            return Err("the flow is not taken back".into());
-        };
-        let at = timed(&mut times.unsplice, || self.datapath.unsplice(&c, &s)).map(Box::new);
-        let Action::Attend = self.on(Event::Unspliced { at, client_reset: false }) else {
-            return Err("the flow has ended".into());
-        };
-        self.on(Event::Attended(true));
-        wait_phase(self.datapath, &[c, s], Phase::Local).await?;
-        let end = Instant::now() + DWELL;
-        while busy && Instant::now() < end {
-            self.pass([0, BLOCK as u64]).await?;
-        }
-        Ok(())
-    }
-
-    /// Copies data that can be read now, in each direction at most this many bytes.
-    async fn pass(&mut self, most: [u64; 2]) -> io::Result<()> {
-        for (from, most) in most.into_iter().enumerate() {
-            let until = self.core.streams()[from].copied.saturating_add(most);
-            while let Next::Read(n) = self.core.streams()[from].next(&self.at[from], &self.at[1 - from], until) {
-                let n = usize::try_from(n.min(most)).unwrap_or(BLOCK).min(BLOCK);
-                let n = self.legs[from].read(&mut self.block[..n]).await?;
-                if n == 0 {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                self.legs[1 - from].write_all(&self.block[..n]).await?;
-                self.at[from].took(n);
-                self.at[1 - from].gave(n);
-                let stream = &mut self.core.streams_mut()[from];
-                stream.took(n);
-                stream.gave(n);
-                if !stream.is_draining() {
-                    break; // one read is enough
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Waits until both directions are in this phase.
-pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: Phase) -> Result<Switched> {
-    loop {
-        let at = datapath.look(c, s)?;
-        if at.phase == [phase; 2] {
-            return Ok(at);
-        }
-        tokio::task::yield_now().await;
-    }
 }

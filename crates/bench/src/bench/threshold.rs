@@ -11,13 +11,14 @@
 
 use super::{
     Bench, Result,
+    network::Packets,
     objects::{Plan, fetch},
     results::{Case, Crossing, Run, Threshold},
     segment::on_one_cpu,
     stats::sign,
     subject::Subject,
     variant::Variant,
-    venue::{Packets, Venue},
+    venue::Venue,
 };
 use std::{cmp::Ordering, time::Duration};
 

@@ -3,8 +3,9 @@
 
 use super::{
     Bench, Result,
+    network::{self, Packets},
     variant::Variant,
-    venue::{self, Packets, Pair, Venue},
+    venue::{Pair, Venue},
 };
 use crate::demo::plot::{Leg, Switch, panel};
 use longsplice::Ask;
@@ -48,7 +49,7 @@ pub fn draw(bench: &Bench, file: &Path) -> Result<()> {
     let venue = Venue::releasing(Variant::Copy, Packets::Large, Some(RELEASE))?;
     let taps = (Tap::start(&venue.lab.server, "s0")?, Tap::start(&venue.lab.client, "c0")?);
     let Pair { client, server } = venue.connect(1)?.remove(0);
-    let (at_server, at_client) = (server.local_addr()?, venue::proxy());
+    let (at_server, at_client) = (server.local_addr()?, network::proxy());
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
     let sender = thread::spawn(move || send(server, &told));

@@ -1,9 +1,9 @@
 //! What client and server do with their ends of a million connections. Every wait has a time limit.
 
 use super::{
-    super::{Result, segment::on_one_cpu, venue::PATIENCE},
-    place::{PER_CLIENT, PER_SERVER, client_address, front},
+    super::{Result, network::PATIENCE, segment::on_one_cpu},
     random,
+    venue::{PER_CLIENT, PER_SERVER, client_address, front},
 };
 use nix::{
     libc,

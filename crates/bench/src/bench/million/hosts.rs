@@ -6,7 +6,7 @@
 use super::{
     super::{Bench, Result},
     ends::{BACKLOG, Clients, Servers, endure},
-    place::{PER_SERVER, Place, server},
+    venue::{PER_SERVER, Venue, server},
 };
 use longsplice_lab::Namespace;
 use nix::{
@@ -40,7 +40,7 @@ struct Pair {
 
 /// All ends of both hosts.
 pub struct Hosts<'a> {
-    place: &'a Place,
+    venue: &'a Venue,
     pairs: Vec<Pair>,
     per_table: usize,
     listeners: Arc<Vec<TcpListener>>,
@@ -49,31 +49,31 @@ pub struct Hosts<'a> {
 
 impl Hosts<'_> {
     /// Starts the listeners only; threads are started with the connections.
-    pub fn start(place: &Place, connections: usize, per_table: usize) -> Result<Hosts<'_>> {
+    pub fn start(venue: &Venue, connections: usize, per_table: usize) -> Result<Hosts<'_>> {
         let servers = connections.div_ceil(PER_SERVER);
         let listeners: io::Result<Vec<TcpListener>> =
-            place.lab.server.run(|| (0..servers).map(|i| TcpListener::bind(server(i))).collect());
+            venue.lab.server.run(|| (0..servers).map(|i| TcpListener::bind(server(i))).collect());
         let listeners = Arc::new(listeners?);
         for l in listeners.iter() {
             l.set_nonblocking(true)?;
             endure(l)?; // accepted sockets inherit it
             listen(l, Backlog::new(BACKLOG)?)?;
         }
-        Ok(Hosts { place, pairs: Vec::new(), per_table, listeners, opened: Arc::default() })
+        Ok(Hosts { venue, pairs: Vec::new(), per_table, listeners, opened: Arc::default() })
     }
 
     /// Starts the threads for connections from `base` on.
     fn pair(&self, base: usize) -> Pair {
         let (ends, opened) = (Vec::new(), self.opened.clone());
         let mut clients = Clients { base, ends, opened };
-        let client = end(&self.place.lab.client, move |order| match order {
+        let client = end(&self.venue.lab.client, move |order| match order {
             Order::Open(range) => clients.open(range),
             Order::Ping(list) => clients.ping(&list),
         });
         let mut ends = Vec::new();
         ends.resize_with(self.per_table, || None);
         let mut servers = Servers { base, listeners: self.listeners.clone(), ends, opened: self.opened.clone() };
-        let server = end(&self.place.lab.server, move |order| match order {
+        let server = end(&self.venue.lab.server, move |order| match order {
             Order::Open(range) => servers.accept(range.end),
             Order::Ping(list) => servers.echo(&list),
         });
@@ -124,9 +124,9 @@ impl Pair {
 type End = (Sender<Order>, Receiver<std::result::Result<f64, String>>);
 
 /// Starts a thread in a namespace with its own descriptor table. It answers each order with the seconds it took.
-fn end(place: &Namespace, mut act: impl FnMut(Order) -> Result<()> + Send + 'static) -> End {
+fn end(host: &Namespace, mut act: impl FnMut(Order) -> Result<()> + Send + 'static) -> End {
     let ((orders, told), (tell, done)) = (channel(), channel());
-    place.spawn(move || {
+    host.spawn(move || {
         let own = unshare(CloneFlags::CLONE_FILES).map_err(|e| format!("descriptors of its own: {e}"));
         for order in told {
             let began = Instant::now();

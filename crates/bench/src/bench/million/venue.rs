@@ -3,8 +3,8 @@
 use super::{
     super::{
         Result,
-        peers::{control_socket, run_longsplice},
-        venue::{self, PATIENCE, Packets, Pins},
+        network::{self, PATIENCE, Packets, Pins},
+        programs::{control_socket, run_longsplice},
     },
     FEW,
 };
@@ -49,7 +49,7 @@ pub fn server(i: usize) -> SocketAddr {
 }
 
 /// The proxy in its network. Fields are dropped in order.
-pub struct Place {
+pub struct Venue {
     /// The running longsplice.
     pub proxy: ChildGuard,
     pins: Pins,
@@ -61,10 +61,10 @@ pub struct Place {
     _dir: tempfile::TempDir,
 }
 
-impl Place {
-    pub fn set(connections: usize) -> Result<Place> {
+impl Venue {
+    pub fn set(connections: usize) -> Result<Venue> {
         let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
-        let lab = venue::lab(Packets::Large, false)?;
+        let lab = network::lab(Packets::Large, false)?;
         for i in 0..connections.div_ceil(PER_CLIENT) {
             lab.client.execute("ip", &["addr", "add", &format!("{}/24", client_address(i)), "dev", "c0"])?;
         }
@@ -77,7 +77,7 @@ impl Place {
         let arguments = ["--splice", "at-once", "--max-flows", &room.to_string()];
         // tables for a million flows are zeroed first
         let proxy = run_longsplice(&lab, dir.path(), &configuration(connections), &arguments, PATIENCE * 3)?;
-        Ok(Place { proxy, pins, room, control: control_socket(dir.path()), lab, _dir: dir })
+        Ok(Venue { proxy, pins, room, control: control_socket(dir.path()), lab, _dir: dir })
     }
 
     /// Waits until all flows are released.

@@ -1,13 +1,13 @@
-//! The process's hold on its data path: the lock of the directory of pins, and descriptors of all pinned
+//! What this process has attached and pinned: the lock of the directory of pins, and descriptors of all pinned
 //! objects. So objects survive when their pins are removed, and can be attached again when they were detached.
 
 use crate::{
-    OpenError,
     attach::{Hook, attach, attached_program, create, replace},
+    bpffs::pin,
     devices::{Device, devices},
+    error::{OpenError, kernel},
     guard::Guard,
-    kernel::kernel,
-    pins::{Owned, pin, refuse_others},
+    pins::{Owned, refuse_others},
 };
 use libbpf_rs::Program;
 use std::{
@@ -70,23 +70,24 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// A program attached to a device.
-struct Attached {
+struct AttachedProgram {
     hook: Hook,
     device: u32,
     link: Pin,
 }
 
-pub(crate) struct Held {
+/// Everything that is pinned and attached, and the lock of the pins.
+pub(crate) struct Attachment {
     owned: Owned,
     /// Programs and their ids, in the order of [`Hook::ALL`].
     programs: [(OwnedFd, u32); 3],
     maps: Vec<Pin>,
-    links: Vec<Attached>,
+    links: Vec<AttachedProgram>,
     /// `None`: the kernel has no support for it.
     guard: Option<Guard>,
 }
 
-impl Held {
+impl Attachment {
     /// Takes everything that is pinned and attached.
     pub fn new(
         owned: Owned,
@@ -94,18 +95,22 @@ impl Held {
         maps: Vec<(String, OwnedFd)>,
         links: Vec<(Hook, u32, OwnedFd)>,
         guard: Option<Guard>,
-    ) -> Result<Held, OpenError> {
+    ) -> Result<Attachment, OpenError> {
         let maps = maps.into_iter().map(|(name, map)| Pin::of(name, map, &owned.path)).collect();
         let links = links
             .into_iter()
-            .map(|(hook, device, link)| Attached { hook, device, link: Pin::of(hook.pin(device), link, &owned.path) })
+            .map(|(hook, device, link)| AttachedProgram {
+                hook,
+                device,
+                link: Pin::of(hook.pin(device), link, &owned.path),
+            })
             .collect();
         let number = |program: OwnedFd| {
             let number = Program::id_from_fd(program.as_fd()).map_err(kernel("ask for a program"));
             number.map(|n| (program, n))
         };
         let [a, b, c] = programs.map(number);
-        Ok(Held { owned, programs: [a?, b?, c?], maps, links, guard })
+        Ok(Attachment { owned, programs: [a?, b?, c?], maps, links, guard })
     }
 
     /// Checks whether everything is still in place, and repairs it. Costs a handful of system
@@ -161,7 +166,7 @@ impl Held {
             let attached = attach(*hook, self.program(*hook).0, device, &self.owned.path);
             let link = attached.or_else(|e| self.detach(device).and(Err(e)))?;
             let link = Pin::of(hook.pin(device), link, &self.owned.path);
-            self.links.push(Attached { hook: *hook, device, link });
+            self.links.push(AttachedProgram { hook: *hook, device, link });
         }
         Ok(())
     }
@@ -193,8 +198,8 @@ impl Held {
         refuse_others(&devices, &folder)?;
         for (hook, device, replaced) in detached {
             let (program, _) = &self.programs[*hook as usize];
-            let is_it = |l: &&mut Attached| (l.hook, l.device) == (*hook, *device);
-            let Some(Attached { link, .. }) = self.links.iter_mut().find(is_it) else { continue };
+            let is_it = |l: &&mut AttachedProgram| (l.hook, l.device) == (*hook, *device);
+            let Some(AttachedProgram { link, .. }) = self.links.iter_mut().find(is_it) else { continue };
             if *replaced {
                 replace(link.object.as_fd(), program.as_fd()).map_err(failed)?;
             } else {

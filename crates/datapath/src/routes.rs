@@ -3,9 +3,9 @@
 use crate::{
     Tuple,
     devices::{Device, devices},
+    names::MAX_VIAS,
     netlink::{Message, Netlink, address, attributes, find, messages, number, octets, request},
     switch::Hop,
-    vias::VIAS,
 };
 use nix::{libc, sys::socket::MsgFlags};
 use std::{
@@ -17,7 +17,7 @@ use std::{
 /// Number of look-ups sent together. Their answers fit into a socket's buffer.
 pub(crate) const BATCH: usize = 16;
 /// Maximum number of neighbours that flows wait for, or that the kernel has forgotten: as many as there are next hops.
-const WANTED: usize = VIAS as usize;
+const WANTED: usize = MAX_VIAS as usize;
 
 /// A neighbour (`struct ndmsg`).
 #[derive(Clone, Copy, Debug)]
@@ -67,13 +67,13 @@ pub(crate) struct Sender {
 
 /// What the kernel would do with packets to a leg's host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Route {
     /// Send them to this next hop.
     To(Hop),
     /// Resolve a neighbour that has not answered yet.
     Unresolved,
     /// Drop them: no route, or none over a device that is or will be attached.
-    Nowhere,
+    Unreachable,
     /// Send them over a device that is up, but will never be attached.
     Elsewhere,
 }
@@ -108,7 +108,7 @@ pub(crate) struct Heard {
 }
 
 #[derive(Debug)]
-pub(crate) struct Ways {
+pub(crate) struct Routes {
     devices: HashMap<u32, Device>,
     neighbours: HashMap<(u32, IpAddr), Neighbour>,
     /// Neighbours on routes whose address is not known.
@@ -119,12 +119,12 @@ pub(crate) struct Ways {
     netlink: Netlink,
 }
 
-impl Ways {
-    /// Creates an empty state. Call [`Ways::read_all`].
-    pub fn new() -> io::Result<Ways> {
+impl Routes {
+    /// Creates an empty state. Call [`Routes::read_all`].
+    pub fn new() -> io::Result<Routes> {
         let netlink = Netlink::open(&[])?;
         let (devices, neighbours, wanted, doubted) = Default::default();
-        Ok(Ways { devices, neighbours, wanted, doubted, netlink })
+        Ok(Routes { devices, neighbours, wanted, doubted, netlink })
     }
 
     /// Reads the complete state from the kernel.
@@ -234,20 +234,20 @@ impl Ways {
             return None; // such an address exists on every device
         }
         let of = [Sender { leg: *leg, device: 0, mark }];
-        let found = self.routes(&of, true).inspect_err(|_| self.forget_answers()).ok()?;
+        let found = self.query(&of, true).inspect_err(|_| self.forget_answers()).ok()?;
         found[0].map(|(device, _)| device)
     }
 
     /// Looks up where packets to these legs' hosts would go now.
-    pub fn ways(&mut self, legs: &[Sender], reach: impl Fn(u32) -> Reach) -> io::Result<Vec<Way>> {
-        let routes = self.routes(legs, true).inspect_err(|_| self.forget_answers())?;
+    pub fn look_up(&mut self, legs: &[Sender], reach: impl Fn(u32) -> Reach) -> io::Result<Vec<Route>> {
+        let routes = self.query(legs, true).inspect_err(|_| self.forget_answers())?;
         // our address may belong to another host, as with transparent connections
         let again: Vec<_> = (0..legs.len()).filter(|i| routes[*i].is_none()).collect();
         let without: Vec<_> = again.iter().map(|i| legs[*i]).collect();
-        let mut second = self.routes(&without, false).inspect_err(|_| self.forget_answers())?.into_iter();
+        let mut second = self.query(&without, false).inspect_err(|_| self.forget_answers())?.into_iter();
         let found = routes.into_iter().map(|route| route.or_else(|| second.next().flatten()));
         let found: Vec<_> = found.zip(legs).collect();
-        Ok(found.into_iter().map(|(route, of)| self.way(route, of.mark, &reach)).collect())
+        Ok(found.into_iter().map(|(route, of)| self.route(route, of.mark, &reach)).collect())
     }
 
     /// Reopens the socket after an error, because answers may be in flight.
@@ -257,26 +257,26 @@ impl Ways {
         }
     }
 
-    fn way(&mut self, route: Option<(u32, IpAddr)>, mark: u32, reach: impl Fn(u32) -> Reach) -> Way {
-        let Some((device, gateway)) = route else { return Way::Nowhere };
-        let Some(d) = self.devices.get(&device).filter(|d| d.up) else { return Way::Nowhere };
+    fn route(&mut self, route: Option<(u32, IpAddr)>, mark: u32, reach: impl Fn(u32) -> Reach) -> Route {
+        let Some((device, gateway)) = route else { return Route::Unreachable };
+        let Some(d) = self.devices.get(&device).filter(|d| d.up) else { return Route::Unreachable };
         match reach(device) {
             Reach::Attached => {}
-            Reach::Soon => return Way::Nowhere,
-            Reach::Never => return Way::Elsewhere,
+            Reach::Soon => return Route::Unreachable,
+            Reach::Never => return Route::Elsewhere,
         }
         let mac = self.neighbours.get(&(device, gateway)).filter(|n| n.is_valid()).and_then(|n| n.mac);
         if let Some(dmac) = mac {
-            return Way::To(Hop { ifindex: device, dmac, smac: d.mac, mark });
+            return Route::To(Hop { ifindex: device, dmac, smac: d.mac, mark });
         }
         if self.wanted.len() < WANTED {
             self.wanted.insert((device, gateway));
         }
-        Way::Unresolved
+        Route::Unresolved
     }
 
     /// Looks up device and neighbour of each leg.
-    fn routes(&mut self, legs: &[Sender], with_source: bool) -> io::Result<Vec<Option<(u32, IpAddr)>>> {
+    fn query(&mut self, legs: &[Sender], with_source: bool) -> io::Result<Vec<Option<(u32, IpAddr)>>> {
         let mut found = Vec::with_capacity(legs.len());
         for batch in legs.chunks(BATCH) {
             let questions: Vec<_> = batch.iter().flat_map(|of| question(of, with_source)).collect();

@@ -1,0 +1,171 @@
+//! Drives the engine's core for one flow, as the task and the keeper do, and takes the times of the calls of a switch.
+
+use super::Result;
+use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Switched, Tuple, monotonic};
+use longsplice_engine::{
+    Command, Leg, PathRule, Policy, SpliceWhen,
+    core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
+};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Time that a busy connection stays spliced, and copied, between two switches.
+pub const DWELL: Duration = Duration::from_millis(1);
+/// Bytes per read and write.
+pub const BLOCK: usize = 64 << 10;
+
+/// Times in microseconds.
+#[derive(Default)]
+pub struct Times {
+    pub freeze: Vec<f64>,
+    pub drain: Vec<f64>,
+    pub commit: Vec<f64>,
+    pub unsplice: Vec<f64>,
+    pub release: Vec<f64>,
+    pub recreate: Vec<f64>,
+}
+
+/// Runs a call and records its duration.
+pub fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let done = call();
+    times.push(began.elapsed().as_secs_f64() * 1e6);
+    done
+}
+
+/// Drives the engine's core for one flow with these legs: 0 is the client's, 1 the server's.
+pub struct Driver<'a> {
+    pub datapath: &'a Datapath,
+    pub legs: [Leg; 2],
+    core: Core,
+    policy: Policy,
+    shown: Progress,
+    at: [Position; 2],
+    block: Vec<u8>,
+}
+
+impl Driver<'_> {
+    pub fn new(datapath: &Datapath, legs: [Leg; 2]) -> Driver<'_> {
+        let at = legs.each_ref().map(|leg| Position {
+            consumed: leg.bytes_in(),
+            produced: leg.bytes_out(),
+            ..Position::default()
+        });
+        let policy = Policy { when: SpliceWhen::AfterBytes(u64::MAX), path: PathRule::Any, ..Policy::default() };
+        let (core, shown) = (Core::new(None, None, [0; 2]), Progress::new(None));
+        let mut driver = Driver { datapath, legs, core, policy, shown, at, block: vec![0; BLOCK] };
+        driver.on(Event::Attended(true));
+        driver
+    }
+
+    /// The tuples of both legs.
+    pub fn tuples(&self) -> [Tuple; 2] {
+        [0, 1].map(|i| Tuple { remote: self.legs[i].remote(), local: self.legs[i].local() })
+    }
+
+    pub fn half(&self, i: usize) -> Half {
+        self.core.half(i, self.tuples()[i], &self.at[i])
+    }
+
+    fn on(&mut self, event: Event) -> Action {
+        let legs = self.tuples();
+        let Driver { core, policy, shown, at: [a, b], .. } = self;
+        core.on(&mut Context { now: monotonic(), policy, legs, at: [a, b], shown }, event)
+    }
+
+    /// Splices and unsplices once.
+    pub async fn cycle(&mut self, times: &mut Times, busy: bool) -> Result<()> {
+        let [c, s] = self.tuples();
+        let (mut action, mut began) = (self.on(Event::Command(Command::Splice)), Instant::now());
+        loop {
+            let event = match action {
+                Action::Measure => Event::Measured(Default::default()),
+                Action::Freeze { .. } => {
+                    let (a, b) = (self.half(0), self.half(1));
+                    let frozen = timed(&mut times.freeze, || self.datapath.freeze(&a, &b, FreezeOptions::default()));
+                    began = Instant::now();
+                    Event::Frozen(frozen.map(Box::new))
+                }
+                Action::Wait if self.core.copies() && self.core.state() == State::Draining => {
+                    self.pass([u64::MAX; 2]).await?;
+                    Event::Copied
+                }
+                Action::Wait if self.core.state() == State::Draining => {
+                    tokio::task::yield_now().await;
+                    Event::Told
+                }
+                // Data not yet acknowledged by the hosts belongs to the last switch.
+                Action::Wait => {
+                    times.freeze.pop();
+                    tokio::task::yield_now().await;
+                    return Ok(());
+                }
+                Action::Look => Event::Looked(self.datapath.look(&c, &s).map(Box::new)),
+                Action::Commit { at, most } => {
+                    times.drain.push(began.elapsed().as_secs_f64() * 1e6);
+                    let commit = || self.datapath.commit([&c, &s], &at, most, [false; 2]);
+                    Event::Committed(timed(&mut times.commit, commit).map(Box::new))
+                }
+                Action::Keep => break,
+                other => return Err(format!("a splice of the bench does not go on: {other:?}").into()),
+            };
+            action = self.on(event);
+        }
+        if busy {
+            tokio::time::sleep(DWELL).await;
+        }
+        let (why, paths) = (Why::Command(Command::Unsplice), self.datapath.paths_of([&c, &s]));
+        let Action::Unsplice { .. } = self.on(Event::Seen(Box::new(Seen { why, paths, legs: None }))) else {
+            return Err("the flow is not taken back".into());
+        };
+        let at = timed(&mut times.unsplice, || self.datapath.unsplice(&c, &s)).map(Box::new);
+        let Action::Attend = self.on(Event::Unspliced { at, client_reset: false }) else {
+            return Err("the flow has ended".into());
+        };
+        self.on(Event::Attended(true));
+        wait_phase(self.datapath, &[c, s], Phase::Local).await?;
+        let end = Instant::now() + DWELL;
+        while busy && Instant::now() < end {
+            self.pass([0, BLOCK as u64]).await?;
+        }
+        Ok(())
+    }
+
+    /// Copies data that can be read now, in each direction at most this many bytes.
+    async fn pass(&mut self, most: [u64; 2]) -> io::Result<()> {
+        for (from, most) in most.into_iter().enumerate() {
+            let until = self.core.streams()[from].copied.saturating_add(most);
+            while let Next::Read(n) = self.core.streams()[from].next(&self.at[from], &self.at[1 - from], until) {
+                let n = usize::try_from(n.min(most)).unwrap_or(BLOCK).min(BLOCK);
+                let n = self.legs[from].read(&mut self.block[..n]).await?;
+                if n == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                self.legs[1 - from].write_all(&self.block[..n]).await?;
+                self.at[from].took(n);
+                self.at[1 - from].gave(n);
+                let stream = &mut self.core.streams_mut()[from];
+                stream.took(n);
+                stream.gave(n);
+                if !stream.is_draining() {
+                    break; // one read is enough
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until both directions are in this phase.
+pub async fn wait_phase(datapath: &Datapath, [c, s]: &[Tuple; 2], phase: Phase) -> Result<Switched> {
+    loop {
+        let at = datapath.look(c, s)?;
+        if at.phase == [phase; 2] {
+            return Ok(at);
+        }
+        tokio::task::yield_now().await;
+    }
+}

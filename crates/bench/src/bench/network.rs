@@ -1,0 +1,119 @@
+//! The network of the bench: a lab, its addresses, its packet sizes, and the pins in it.
+
+use super::Result;
+use longsplice::{netns_inode, pin_folder};
+use longsplice_lab::{Family, InOrder, Lab, Namespace, Options, Shape, topology};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    path::PathBuf,
+    time::Duration,
+};
+
+/// Port of server and proxies.
+pub const PORT: u16 = 7000;
+/// Time limit for starting programs, and for opening and ending connections.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Packet sizes: whether segments of up to 64 KB pass as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packets {
+    /// With segmentation offload.
+    Large,
+    /// Without: every packet is as on a wire, with a complete checksum.
+    Mtu,
+    /// The same on every link, but the forwarder's devices coalesce consecutive segments.
+    Coalesced,
+}
+
+impl Packets {
+    /// Title in tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Packets::Large => "up to 64 KB",
+            Packets::Mtu => "1500 bytes",
+            Packets::Coalesced => "1500 bytes, coalesced",
+        }
+    }
+}
+
+/// The next connection of a non-blocking listener; `None` if none arrives within the limit.
+pub fn accept(listener: &TcpListener, limit: Duration) -> io::Result<Option<TcpStream>> {
+    let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    poll(&mut ready, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX))?;
+    match listener.accept() {
+        Ok((stream, _)) => {
+            stream.set_nonblocking(false)?;
+            Ok(Some(stream))
+        }
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Creates the network of a variant; also for measurements inside this process.
+pub fn lab(packets: Packets, forwarding: bool) -> Result<Lab> {
+    let large_packets = packets == Packets::Large;
+    let options = Options { large_packets, forwarding, in_order: InOrder::Nobody, ..Options::default() };
+    let lab = Lab::new(Shape::TwoDevices, options)?;
+    if packets == Packets::Coalesced {
+        for device in [lab.client_device(), lab.server_device()] {
+            coalesce(&lab.forwarder, device)?;
+        }
+    }
+    Ok(lab)
+}
+
+/// Makes a device coalesce consecutive segments. A veth delivers packets one by one, a network card several per interrupt:
+/// therefore packets are held for as long as a card delays its interrupt.
+pub fn coalesce(host: &Namespace, device: &str) -> Result<()> {
+    const NANOSECONDS: u32 = 20_000;
+    host.execute("ethtool", &["-K", device, "gro", "on"])?;
+    let wait = format!("echo {NANOSECONDS} > /sys/class/net/{device}/gro_flush_timeout");
+    // A namespace's devices are visible only in a /sys of its own.
+    host.execute("ip", &["netns", "exec", host.name(), "sh", "-c", &wait])?;
+    Ok(())
+}
+
+/// Address of the server.
+pub fn server() -> SocketAddr {
+    topology::SERVER.port(Family::V4, PORT)
+}
+
+/// Address of the proxy.
+pub fn proxy() -> SocketAddr {
+    topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT)
+}
+
+/// The pins in bpffs that a killed longsplice leaves.
+pub struct Pins(PathBuf);
+
+impl Pins {
+    /// The pins of a lab just created. Pins that already exist under its
+    /// namespace's number belong to a deleted namespace, and are removed.
+    pub fn of(lab: &Lab) -> Result<Pins> {
+        let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
+        pins.remove();
+        Ok(pins)
+    }
+
+    /// Their folder.
+    pub fn folder(&self) -> &std::path::Path {
+        &self.0
+    }
+
+    fn remove(&self) {
+        // Most variants leave nothing.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}

@@ -1,0 +1,254 @@
+//! The handle of a data path, with access to its tables. Other files implement what needs more than that.
+
+use crate::{
+    ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
+    attachment::{Attachment, Mended},
+    conntrack::{Conntrack, ConntrackCounts},
+    error::OpenError,
+    maps::{Maps, sum_of},
+    remotes::Remotes,
+    rest::{self, Rest},
+    vias::NextHops,
+};
+use nix::sys::eventfd::EventFd;
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
+
+/// A loaded and attached data path. Dropping it leaves links and maps pinned: spliced flows go on.
+pub struct Datapath {
+    pub(crate) maps: Maps,
+    pub(crate) switch: OwnedFd,
+    pub(crate) ingress: OwnedFd,
+    pub(crate) egress: OwnedFd,
+    pub(crate) max_flows: u32,
+    pub(crate) pin: PathBuf,
+    /// Pins, links and lock. `None` after [`Datapath::remove`].
+    pub(crate) attachment: Mutex<Option<Attachment>>,
+    /// Names of the requested devices. Empty: all.
+    pub(crate) devices: Vec<String>,
+    pub(crate) xdp: Vec<String>,
+    pub(crate) next_hops: NextHops,
+    pub(crate) remotes: Mutex<Remotes>,
+    pub(crate) conntrack: Conntrack,
+    /// Held during a switch, so that there is one at a time. Apart from triggers, only user space starts switches.
+    pub(crate) switching: Mutex<()>,
+    /// Held during a trace, so that there is one at a time.
+    pub(crate) one_trace: Mutex<()>,
+    pub(crate) wake: EventFd,
+    pub(crate) rest: Rest,
+}
+
+impl Datapath {
+    /// Returns the maximum number of flows.
+    pub fn max_flows(&self) -> u32 {
+        self.max_flows
+    }
+
+    /// Returns the indices of the devices attached to.
+    pub fn attached(&self) -> Vec<u32> {
+        self.attachment().as_ref().map(Attachment::devices).unwrap_or_default()
+    }
+
+    /// Tracks connections to this address from their SYN on.
+    pub fn listen(&self, addr: SocketAddr) -> io::Result<()> {
+        self.maps.listen(addr, Some(abi::listens::LISTENS))
+    }
+
+    /// Stops tracking new connections to this address.
+    pub fn unlisten(&self, addr: SocketAddr) -> io::Result<()> {
+        self.maps.listen(addr, None)
+    }
+
+    /// Prepares the record of a connection that is about to be opened from `leg.local`. If `client` is given, the connection
+    /// is opened on behalf of that leg; returns the MSS in bytes that its host announced, if known. If there is no room, the
+    /// client's leg gives its record back, unless it has been in a switch: it cannot be spliced, but others can.
+    pub fn expect(&self, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
+        self.maps.expect(leg, client, 0)
+    }
+
+    /// Removes the entries of a leg whose connection is over, or was never opened.
+    pub fn forget(&self, leg: &Tuple) {
+        self.forget_if(abi::path_op::PATH_REMOVE, leg, None);
+    }
+
+    /// Removes the entries of both legs of a flow, in one call.
+    pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
+        self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
+    }
+
+    fn forget_if(&self, op: abi::path_op, leg: &Tuple, other: Option<&Tuple>) -> [bool; 2] {
+        let gone = self.maps.forget(op, leg, other);
+        self.free_remotes([Some(leg), other], gone);
+        gone
+    }
+
+    /// Frees what belongs to entries that were removed.
+    pub(crate) fn free_remotes(&self, legs: [Option<&Tuple>; 2], gone: [bool; 2]) {
+        self.rest.begin();
+        let mut remotes = self.remotes.lock().expect("no panic under this lock");
+        legs.into_iter().zip(gone).filter_map(|(leg, gone)| leg.filter(|_| gone)).for_each(|l| remotes.free(l));
+    }
+
+    /// Gives back the records of both legs of a flow that will not be spliced, except legs that have been in
+    /// a switch. Their sockets go on without records. Returns for each leg whether its record was given back.
+    pub fn give_back(&self, [a, b]: [&Tuple; 2]) -> [bool; 2] {
+        self.forget_if(abi::path_op::PATH_RETURN, a, Some(b))
+    }
+
+    /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.
+    pub fn forget_ended(&self, leg: &Tuple, other: Option<&Tuple>) {
+        self.forget_if(abi::path_op::PATH_CLEAR, leg, other);
+    }
+
+    pub(crate) fn forget_leg(&self, leg: &Tuple) {
+        self.maps.forget_leg(leg);
+    }
+
+    pub(crate) fn insert_leg(&self, leg: &Tuple, record: &abi::leg) -> io::Result<()> {
+        self.maps.insert_leg(leg, record)
+    }
+
+    /// Returns whether there was no room for this leg when the client completed
+    /// its handshake. Remembered until many other clients have sent SYNs.
+    pub fn found_no_room(&self, leg: &Tuple) -> bool {
+        self.maps.found_no_room(leg)
+    }
+
+    /// Returns the record of a leg.
+    pub fn leg(&self, leg: &Tuple) -> Option<LegView> {
+        self.maps.leg(leg)
+    }
+
+    /// Returns the path entry of packets that arrive on `leg`.
+    pub fn path(&self, leg: &Tuple) -> Option<PathView> {
+        self.maps.path(leg)
+    }
+
+    /// Returns the path entries of both directions of a flow, if both exist.
+    pub fn paths_of(&self, [a, b]: [&Tuple; 2]) -> Option<[PathView; 2]> {
+        self.maps.paths_of(a, b)
+    }
+
+    /// Returns the leg on which packets of `leg` leave, if it is or was spliced.
+    pub fn other_leg(&self, leg: &Tuple) -> Option<Tuple> {
+        self.maps.other_leg(leg)
+    }
+
+    /// Returns whether the flow of this leg has ended. Its entries stay for a while, for late packets.
+    pub fn is_over(&self, leg: &Tuple) -> bool {
+        let paths = self.other_leg(leg).and_then(|other| self.paths_of([leg, &other]));
+        paths.is_none_or(|paths| PathView::are_over(&paths))
+    }
+
+    /// Returns all legs.
+    pub fn legs(&self) -> Vec<(Tuple, LegView)> {
+        self.maps.all_legs()
+    }
+
+    /// Returns all path entries, of legs and of spliced flows.
+    pub fn paths(&self) -> Vec<(Tuple, PathView)> {
+        self.paths_as(abi::path_op::PATH_NEXT)
+    }
+
+    /// Returns all path entries that are not in forwarding mode.
+    pub fn stopped_paths(&self) -> Vec<(Tuple, PathView)> {
+        self.paths_as(abi::path_op::PATH_STOPPED)
+    }
+
+    fn paths_as(&self, op: abi::path_op) -> Vec<(Tuple, PathView)> {
+        self.maps.all_paths(op).unwrap_or_else(|error| {
+            tracing::warn!(%error, "path entries cannot be read");
+            Vec::new()
+        })
+    }
+
+    /// Calls `f` with each path entry in forwarding mode, until it returns false. The table may change meanwhile.
+    pub fn each_forwarded(&self, mut f: impl FnMut(&Tuple, &PathView) -> bool) -> io::Result<()> {
+        self.maps.walk(abi::path_op::PATH_NEXT, |t, e| {
+            let path = PathView::new(&e.p);
+            path.flags & PathFlags::SPLICED == 0 || f(&t, &path)
+        })
+    }
+
+    /// Returns the counters since the maps were created: names and numbers of packets.
+    pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
+        self.maps.verdicts()
+    }
+
+    /// Returns how many legs have found no room since the maps were created: the verdict `table-full`.
+    pub fn legs_without_room(&self) -> io::Result<u64> {
+        sum_of(&self.maps.verdicts, abi::verdict::V_TABLE_FULL.0)
+    }
+
+    /// Returns the index in `remotes6` for the IPv6 address to which packets of this IPv4 leg go. Assigns one if necessary.
+    pub(crate) fn remote_for(&self, leg: &Tuple) -> Result<u32, SwitchError> {
+        self.remotes.lock().expect("no panic under this lock").take(leg).ok_or(SwitchError::Full)
+    }
+
+    /// Checks whether everything is still pinned and attached, and restores it. Legs whose
+    /// segments went to their sockets unseen are no longer tracked, and cannot be spliced.
+    pub fn mend(&self) -> Result<Mended, OpenError> {
+        let mistrust = || {
+            let legs = self.maps.all_legs();
+            legs.iter().filter(|(_, l)| l.parked_at().is_none()).try_for_each(|(t, _)| self.maps.mistrust(t))
+        };
+        self.attachment().as_mut().map_or(Ok(Mended::default()), |attachment| attachment.mend(mistrust))
+    }
+
+    /// Checks whether connections are tracked by netfilter here, if that is not known. Call it about once a second.
+    pub fn look_for_conntrack(&self) {
+        self.conntrack.is_used();
+    }
+
+    /// Renews conntrack entries before the parked sockets of a flow, the client's first, get their segments
+    /// again. `away`: the time in forwarding mode, in which conntrack may have forgotten the connections.
+    pub fn renew_parked(&self, legs: [&Tuple; 2], away: Duration) {
+        let scales = |t: &Tuple| self.leg(t).map(|l| (l.raw.wscale_in, l.raw.wscale_out));
+        let [Some(a), Some(b)] = legs.map(scales) else { return };
+        self.conntrack.renew_flow(legs, [a, b], [away; 2], false);
+    }
+
+    /// Returns the counters of changes to conntrack entries so far.
+    pub fn conntrack_counts(&self) -> ConntrackCounts {
+        self.conntrack.counts()
+    }
+
+    /// Lets slots of removed entries be reused that nobody holds, until `is_over`, which is asked after [`Datapath::wake`],
+    /// returns true. Call it once per data path, on a thread of its own. Fails if the kernel does not support membarrier(2).
+    pub fn reuse_slots(&self, is_over: impl Fn() -> bool) -> io::Result<()> {
+        self.rest.reuse_slots(&self.maps, is_over)
+    }
+
+    /// Lets slots be reused whose entries were removed before, except in the last few milliseconds. Waits for a grace period.
+    pub fn reuse_slots_now(&self) -> io::Result<()> {
+        rest::reuse_slots_now(&self.maps)
+    }
+
+    /// Ends the present or the next wait for events, and for slots to be reused.
+    pub fn wake(&self) {
+        if let Err(error) = self.wake.write(1) {
+            tracing::warn!(%error, "events are heard late");
+        }
+        self.rest.wake();
+    }
+
+    /// Detaches from all devices and removes the maps. No flow survives this.
+    pub fn remove(&self) -> io::Result<()> {
+        self.attachment().take().map_or(Ok(()), Attachment::remove)
+    }
+
+    pub(crate) fn attachment(&self) -> MutexGuard<'_, Option<Attachment>> {
+        self.attachment.lock().expect("no panic under this lock")
+    }
+
+    /// Returns the directory of the pins.
+    pub fn pin(&self) -> &Path {
+        &self.pin
+    }
+}
