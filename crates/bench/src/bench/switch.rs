@@ -11,7 +11,7 @@ use super::{
 };
 use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Switched, Tuple, monotonic};
 use longsplice_engine::{
-    Command, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
+    Command, DatapathOptions, Leg, PathRule, Policy, SpliceWhen, Splicer,
     core::{Action, Context, Core, Event, Next, Position, Progress, Seen, State, Why},
 };
 use longsplice_lab::Lab;
@@ -69,7 +69,7 @@ fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
 }
 
 async fn cycles(bench: &Bench, lab: &Lab, connection: Connection, length: Duration) -> Result<SwitchCase> {
-    let splicer = Splicer::open(&OpenOptions { max_flows: 1024, ..OpenOptions::default() })?;
+    let splicer = Splicer::open(&DatapathOptions { max_flows: 1024, ..DatapathOptions::default() }.into())?;
     let hosts = Hosts::default();
     let done = on_splicer(bench, &splicer, lab, &hosts, connection, length).await;
     hosts.stop.store(true, Relaxed);
