@@ -34,8 +34,8 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// Options of the data path: its devices, tables and rings. Other crates take this struct over as it is: an option is
-/// declared here and nowhere else. Minor releases add fields: write `..Default::default()` after those you set.
+/// Options of the data path: its devices, tables and rings. Minor releases add fields:
+/// write `..Default::default()` after those you set.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Devices to attach to. Empty: all Ethernet devices of this network namespace.
@@ -49,18 +49,18 @@ pub struct Options {
     /// Directory on a bpffs for the pins of maps and links. `None`: a directory
     /// below `/sys/fs/bpf/longsplice`, named after the network namespace.
     pub pin: Option<PathBuf>,
-    /// Maximum number of flows, within [`Options::FLOWS`]; default 65536. Tables are preallocated for it.
+    /// Maximum number of flows, within [`Self::FLOWS`]; default 65536. Tables are preallocated for it.
     pub max_flows: u32,
-    /// Size in bytes of the ring that carries copies of forwarded data to taps, within [`Options::RING`]; default 16 MB.
+    /// Size in bytes of the ring that carries copies of forwarded data to taps, within [`Self::RING`]; default 16 MB.
     /// The default holds what arrives at 10 Gbit/s while the reader does not run for 13 ms.
     pub tap_ring: u32,
-    /// Size in bytes of the ring that carries held segments to user space under the hold policy, within [`Options::RING`];
+    /// Size in bytes of the ring that carries held segments to user space under the hold policy, within [`Self::RING`];
     /// default 4 MB.
     pub hold_ring: u32,
 }
 
 impl Options {
-    /// Range of [`Options::max_flows`]. Other numbers are moved to the nearer end.
+    /// Range of [`Self::max_flows`]. Other numbers are moved to the nearer end.
     pub const FLOWS: RangeInclusive<u32> = 16..=1 << 24;
     /// Range of the sizes of rings in bytes: 64 KB (the largest page size) to 1 GB. Other sizes
     /// are moved to the nearer end; the result is rounded up to a power of two.

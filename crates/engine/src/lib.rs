@@ -24,8 +24,8 @@
 //! # Versions
 //! The crate follows Semantic Versioning. Before 1.0, a minor release may break callers. Other releases add
 //! functions, enum variants and record fields. All of these types are `non_exhaustive` except [`Policy`],
-//! [`OpenOptions`], [`DatapathOptions`], [`Piece`], [`TapDirection`] and records of the data path: write
-//! `..Policy::default()` after the fields that you set. [`crate::core`] and everything hidden from this documentation may change
+//! [`OpenOptions`], [`Piece`], [`TapDirection`] and those of the data path: write `..Policy::default()`
+//! after the fields that you set. [`crate::core`] and everything hidden from this documentation may change
 //! at any time. The minimum Rust version is `rust-version` in Cargo.toml; only a minor release may raise it.
 //!
 //! # The caller's duties

@@ -6,7 +6,7 @@
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
     cache::{RawCache, disagree},
-    filter::{RawAcceptEncoding, RawFilter, filter},
+    filter::{RawAcceptEncoding, RawFilter},
     pool::PoolConfig,
     route::RawRoute,
     site::RawPool,
@@ -126,7 +126,7 @@ struct Listener {
     route: Vec<Spanned<RawRoute>>,
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     tap: Option<PathBuf>,
-    filter: Option<Spanned<RawFilter>>,
+    filter: Option<Spanned<Table<RawFilter>>>,
     cache: Option<Spanned<RawCache>>,
     #[serde(default)]
     rules: Vec<RawRule>,
@@ -346,9 +346,9 @@ impl SourceFile<'_> {
             }
             (Name::Http, None) => {
                 let mut http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
-                if let Some(raw) = raw.filter.map(Spanned::into_inner) {
+                if let Some(Table(raw)) = raw.filter.map(Spanned::into_inner) {
                     http.identity = raw.accept_encoding == RawAcceptEncoding::Identity;
-                    http.filter = Arc::new(filter(raw));
+                    http.filter = Arc::new(raw.filter);
                 }
                 http.strict_replies = raw.strict_replies.is_some_and(Spanned::into_inner);
                 http.cache = raw.cache.map(|c| self.cache(c.into_inner())).transpose()?;

@@ -1,5 +1,5 @@
-//! Tables of the TOML file that are read key by key into the value that is configured. A key is thus declared where it is
-//! used, with its default, and here is only the way from one to the other.
+//! Tables of the TOML file that are read key by key, straight into the value that they configure. So that value alone has
+//! the fields and their defaults. Tables with keys that must be there have types of their own.
 
 use serde::{
     Deserialize, Deserializer,
@@ -7,12 +7,12 @@ use serde::{
 };
 use std::{fmt, marker::PhantomData};
 
-/// A value whose fields are set by the keys of a table. Keys that are left out keep their defaults.
+/// A value whose fields are set by the keys of a table. Fields whose keys are left out keep their defaults.
 pub(super) trait Keys: Default {
-    /// The keys: an enum with `field_identifier`, so that serde refuses others at their position.
+    /// The keys: an enum with serde's `field_identifier`, so that other keys are refused at their position.
     type Key: DeserializeOwned;
 
-    /// Reads the value of this key, which is next in `table`.
+    /// Sets the field of this key to its value, which is the next one in `table`.
     fn set<'de, A: MapAccess<'de>>(&mut self, key: Self::Key, table: &mut A) -> Result<(), A::Error>;
 }
 

@@ -145,6 +145,8 @@ fn mistakes_of_the_language() {
     expect("a = 1", (1, 1), "unknown field `a`, expected one of `listener`");
     expect(&socks("tarpit = 1\n"), (4, 1), "unknown field `tarpit`");
     expect(&socks("limits = { total = 1 }\n"), (4, 12), "unknown field `total`");
+    expect(&socks("limits = 1\n"), (4, 10), "expected a table");
+    expect("log = \"off\"", (1, 7), "expected a table");
     expect("[[listener]]\nprotocol = \"plug\"\n", (1, 1), "missing field `listen`: add listen = ... here");
     expect("connections = -1", (1, 15), "");
     expect("source = [\"192.0.2.1\", \"here\"]", (1, 24), "invalid IP address");
@@ -154,6 +156,7 @@ fn mistakes_of_the_language() {
 #[test]
 fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
+    expect("xdp = [\"eth0\", \"\"]", (1, 16), "no name of a device");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
     expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `plug`");
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
