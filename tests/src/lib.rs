@@ -148,7 +148,8 @@ impl Forwarder {
         let work = move || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
-            let options = OpenOptions { max_flows: options.max_flows.min(4096), ..options };
+            let mut options = options;
+            options.datapath.max_flows = options.datapath.max_flows.min(4096);
             let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
             runtime.block_on(async {
                 tokio::select! { () = accept(splicer.clone(), record, ready) => {}, _ = stopped => {} }

@@ -1,6 +1,6 @@
 //! S19: a reply that the cache cannot read from the tap in time is not stored, and its client does not notice.
 
-use longsplice_engine::{FlowState, OpenOptions, Splicer};
+use longsplice_engine::{DatapathOptions, FlowState, Splicer};
 use longsplice_lab::{
     Family, Lab, Options, Shape, pattern,
     process::wait_for,
@@ -73,7 +73,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    fn start(lab: &Lab, listen: SocketAddr, options: OpenOptions) -> Proxy {
+    fn start(lab: &Lab, listen: SocketAddr, options: DatapathOptions) -> Proxy {
         let dir = tempfile::tempdir().unwrap();
         let (path, (ready, is_ready), (stop, stopped)) = (dir.path().to_owned(), mpsc::channel(), oneshot::channel());
         let running = lab.forwarder.spawn(move || proxy(listen, &path, options, &ready, stopped));
@@ -93,15 +93,15 @@ impl Proxy {
 fn proxy(
     listen: SocketAddr,
     dir: &Path,
-    options: OpenOptions,
+    options: DatapathOptions,
     ready: &mpsc::Sender<Splicer>,
     stop: oneshot::Receiver<()>,
 ) -> (CounterValues, u64) {
     let text = format!("[[listener]]\nprotocol = \"http\"\nlisten = \"{listen}\"\n[listener.cache]\ndir = \"cache\"\n");
     let config = Config::from_toml(&text, &dir.join("longsplice.toml")).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let options = OpenOptions { max_flows: 4096, ..options };
-    let splicer = Splicer::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
+    let options = DatapathOptions { max_flows: 4096, ..options };
+    let splicer = Splicer::open(&options.into()).expect("the data path opens: root, kernel 6.6, bpffs");
     let counted = runtime.block_on(async {
         let server = Server::start(splicer.clone(), config).await.unwrap();
         ready.send(splicer.clone()).unwrap();
@@ -128,7 +128,7 @@ fn s19_what_the_tap_has_lost_is_not_stored() {
         }
     });
     // a ring smaller than one large packet
-    let proxy = Proxy::start(&lab, at, OpenOptions { tap_ring: 1, ..OpenOptions::default() });
+    let proxy = Proxy::start(&lab, at, DatapathOptions { tap_ring: 1, ..DatapathOptions::default() });
     for _ in 0..2 {
         let got = rest(get(&lab, at, server));
         assert_eq!(got.len(), SIZE);
@@ -168,7 +168,7 @@ fn s19_what_is_forged_is_not_stored() {
                 }
             }
         });
-        let proxy = Proxy::start(&lab, at, OpenOptions::default());
+        let proxy = Proxy::start(&lab, at, DatapathOptions::default());
         let mut first = get(&lab, at, server);
         let mut got = Vec::new();
         let mut read = |part: usize| {

@@ -1,6 +1,6 @@
 //! Packets delivered directly to the other end of a veth, and devices that do not allow this.
 use longsplice_datapath::{Datapath, OpenError, Options};
-use longsplice_engine::{Command, EndReason, FlowState, OpenOptions};
+use longsplice_engine::{Command, DatapathOptions, EndReason, FlowState};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
@@ -31,7 +31,7 @@ fn through(family: Family) {
     let answer = Script::answerer().bytes(BYTES).pace(10_000_000);
     let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
     let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
-    let options = OpenOptions { peer: peers(&lab), ..OpenOptions::default() };
+    let options = DatapathOptions { peer: peers(&lab), ..DatapathOptions::default() }.into();
     let f = Forwarder::open(&lab, proxy, server, by_hand(), options);
     let script = Script::opener(1).bytes(BYTES).pace(10_000_000);
     let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));

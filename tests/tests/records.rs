@@ -1,6 +1,8 @@
 //! Records of legs that are no longer needed: of handshakes that the kernel has not accepted, and of flows that cannot be
 //! spliced. They must not keep other flows from being spliced.
-use longsplice_engine::{EndReason, Ended, FlowState, OpenOptions, PathRule, Policy, Refusal, SpliceWhen};
+use longsplice_engine::{
+    DatapathOptions, EndReason, Ended, FlowState, OpenOptions, PathRule, Policy, Refusal, SpliceWhen,
+};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
@@ -27,7 +29,7 @@ fn proxy(family: Family) -> SocketAddr {
 }
 
 fn open(lab: &Lab, family: Family, policy: Policy, max_flows: u32) -> Forwarder {
-    let options = OpenOptions { max_flows, ..OpenOptions::default() };
+    let options = DatapathOptions { max_flows, ..DatapathOptions::default() }.into();
     Forwarder::open(lab, proxy(family), SERVER.port(family, PORT), policy, options)
 }
 

@@ -1,6 +1,7 @@
 //! S19: everything that passes a tapped leg is read in order, copied or forwarded, and missing data is a marked gap.
 use longsplice_engine::{
-    Command, EndReason, FlowInfo, FlowState, Leftovers, OpenOptions, PieceKind, Policy, TapDirection, TapReader, Taps,
+    Command, DatapathOptions, EndReason, FlowInfo, FlowState, Leftovers, OpenOptions, PieceKind, Policy, TapDirection,
+    TapReader, Taps,
 };
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection as Link, Options, Shape,
@@ -221,7 +222,7 @@ fn s19_what_the_reader_cannot_keep_up_with_is_a_gap() {
     let sent = [30_000_000, 20_000_000];
     for (tap_ring, most) in [(1, PLENTY), (16 << 20, 1_000_000), (1, 100_000)] {
         let scripts = [Script::opener(SEED).bytes(sent[0]), Script::answerer().bytes(sent[1])];
-        let options = OpenOptions { tap_ring, ..OpenOptions::default() };
+        let options = DatapathOptions { tap_ring, ..DatapathOptions::default() }.into();
         let (run, reader) = start(Family::V4, simple(), (at_once(), options), most, scripts);
         let taps = run.taps.clone();
         let (f, _lab, sent) = run.intact();
@@ -249,7 +250,7 @@ fn s19_others_take_the_short_way() {
     let down = Script::answerer().bytes(2_000_000);
     let serving = lab.server.run(|| serve(listen(server, &down).expect("listen"), 2, down));
     let devices = [lab.client_device(), lab.server_device()].map(String::from).to_vec();
-    let options = OpenOptions { xdp: devices.clone(), devices, ..OpenOptions::default() };
+    let options = DatapathOptions { xdp: devices.clone(), devices, ..DatapathOptions::default() }.into();
     let (taps, reader) = Taps::new(PLENTY);
     let f = forwarder(&lab, Family::V4, (at_once(), options), taps, 1);
     let counts = || ["tapped", "forwarded-early"].map(|name| f.verdict(name));

@@ -1,5 +1,5 @@
 //! Short connections: every one ends, and its resources are reused.
-use longsplice_engine::{Command, EndReason, FlowState, Leg, OpenOptions, Policy, SpliceWhen};
+use longsplice_engine::{Command, DatapathOptions, EndReason, FlowState, Leg, OpenOptions, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, InOrder, Lab, Options, Shape,
     process::wait_for,
@@ -90,7 +90,7 @@ fn short_flows_do_not_fill_the_table_with_what_they_leave() {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let (server, proxy) = (SERVER.port(Family::V4, 7000), FORWARDER_TO_CLIENT.port(Family::V4, 7000));
     serve(&lab, server, 2);
-    let options = OpenOptions { max_flows: 16, ..OpenOptions::default() };
+    let options = DatapathOptions { max_flows: 16, ..DatapathOptions::default() }.into();
     let f = Forwarder::open(&lab, proxy, server, at_once(), options);
     lab.client.run(|| {
         for n in 0..FLOWS as u64 {

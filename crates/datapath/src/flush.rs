@@ -17,7 +17,7 @@ pub fn flush(path: &Path) -> Result<Option<Resets>, OpenError> {
     if entries == Some(0) {
         return remove(Resets::default());
     }
-    match Datapath::open(&Options { pin: Some(path.to_owned()), ..Options::default() }) {
+    match Datapath::open(&Options { pin: Some(path.to_owned()), ..Options::default() }.with_smallest_rings()) {
         Ok(d) => {
             let resets = d.reset_all_forwarded();
             d.remove().map(|()| Some(resets)).map_err(source)

@@ -28,31 +28,49 @@ use nix::sys::eventfd::EventFd;
 use std::{
     fs, io,
     mem::MaybeUninit,
+    ops::RangeInclusive,
     os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Mutex,
 };
 
-/// Options of [`Datapath::open`].
+/// Options of the data path: its devices, tables and rings. Minor releases add fields:
+/// write `..Default::default()` after those you set.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Devices to attach to. Empty: all Ethernet devices.
+    /// Devices to attach to. Empty: all Ethernet devices of this network namespace.
     pub devices: Vec<String>,
-    /// Devices on which XDP, in the driver, forwards what it can before tcx sees it. Some offloads are turned off for it.
+    /// The devices among these on which XDP, in the driver, forwards what it can before tcx sees it. Some offloads are turned
+    /// off for it.
     pub xdp: Vec<String>,
-    /// Devices (veth or netkit) whose peer is in another network namespace.
+    /// The devices among these (veth or netkit) whose peer is in another network namespace.
     /// Packets that leave over them are delivered directly to the peer.
     pub peer: Vec<String>,
-    /// Directory on a bpffs for the pins of maps and links. `None`:
-    /// one for this network namespace below `/sys/fs/bpf/longsplice`.
+    /// Directory on a bpffs for the pins of maps and links. `None`: a directory
+    /// below `/sys/fs/bpf/longsplice`, named after the network namespace.
     pub pin: Option<PathBuf>,
-    /// Maximum number of flows. Tables are preallocated for it.
+    /// Maximum number of flows, within [`Self::FLOWS`]; default 65536. Tables are preallocated for it.
     pub max_flows: u32,
-    /// Size in bytes of the ring for copies of forwarded data. Rounded up
-    /// to a power of two between 64 KB (the largest page size) and 1 GB.
+    /// Size in bytes of the ring that carries copies of forwarded data to taps, within [`Self::RING`]; default 16 MB.
+    /// The default holds what arrives at 10 Gbit/s while the reader does not run for 13 ms.
     pub tap_ring: u32,
-    /// Size in bytes of the ring for segments held by [`Datapath::freeze`]. Rounded in the same way.
+    /// Size in bytes of the ring that carries held segments to user space under the hold policy, within [`Self::RING`];
+    /// default 4 MB.
     pub hold_ring: u32,
+}
+
+impl Options {
+    /// Range of [`Self::max_flows`]. Other numbers are moved to the nearer end.
+    pub const FLOWS: RangeInclusive<u32> = 16..=1 << 24;
+    /// Range of the sizes of rings in bytes: 64 KB (the largest page size) to 1 GB. Other sizes
+    /// are moved to the nearer end; the result is rounded up to a power of two.
+    pub const RING: RangeInclusive<u32> = 1 << 16..=1 << 30;
+
+    /// Returns these options with the smallest rings, for a data path that neither taps nor holds.
+    #[must_use]
+    pub fn with_smallest_rings(self) -> Options {
+        Options { tap_ring: 0, hold_ring: 0, ..self }
+    }
 }
 
 impl Default for Options {
@@ -63,8 +81,8 @@ impl Default for Options {
             peer: Vec::new(),
             pin: None,
             max_flows: 65536,
-            tap_ring: 0,
-            hold_ring: 0,
+            tap_ring: 16 << 20,
+            hold_ring: 4 << 20,
         }
     }
 }
@@ -121,7 +139,7 @@ impl Datapath {
             clear(&pin)?;
             there = None;
         }
-        let wanted_flows = options.max_flows.max(16);
+        let wanted_flows = options.max_flows.clamp(*Options::FLOWS.start(), *Options::FLOWS.end());
         if there.is_some() && !keeps_size(&pin, wanted_flows)? {
             there = None;
         }
@@ -143,7 +161,7 @@ impl Datapath {
             open.maps.paths6.set_max_entries(pages6)?;
             open.maps.legs.set_max_entries(n.saturating_mul(2))?;
             open.maps.embryos.set_max_entries(n.clamp(1024, 65536))?;
-            let ring = |bytes: u32| bytes.clamp(65536, 1 << 30).next_power_of_two();
+            let ring = |bytes: u32| bytes.clamp(*Options::RING.start(), *Options::RING.end()).next_power_of_two();
             open.maps.held.set_max_entries(ring(options.hold_ring))?;
             open.maps.taps.set_max_entries(ring(options.tap_ring))
         })()

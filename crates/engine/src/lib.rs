@@ -67,6 +67,9 @@ pub use events::{FlowEvent, FlowEventKind, FlowEvents};
 pub use foreign::{ForeignCounts, ForeignListener};
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};
+/// Part of [`OpenOptions`].
+#[doc(inline)]
+pub use longsplice_datapath::Options as DatapathOptions;
 pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, PathChanges};
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};

@@ -20,14 +20,13 @@ use crate::{
     stretches::{self, Stretches},
     sync::lock,
 };
-use longsplice_datapath::{Datapath, OpenError, Options, Tuple, register};
+use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Tuple, register};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
     io, iter,
     net::{IpAddr, SocketAddr},
     ops::{Bound, RangeInclusive},
-    path::PathBuf,
     sync::{
         Arc, Mutex, Once,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -51,46 +50,33 @@ const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 /// Options of [`Splicer::open`]. Minor releases add fields: write `..OpenOptions::default()` after those you set.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Devices to attach to. Empty: all Ethernet devices of this network namespace.
-    pub devices: Vec<String>,
-    /// The devices among these on which XDP forwards what it can, before tcx.
-    pub xdp: Vec<String>,
-    /// The devices among these (veth or netkit) that deliver packets directly to their peer in another network namespace.
-    pub peer: Vec<String>,
+    /// Devices, tables and rings of the data path.
+    pub datapath: DatapathOptions,
     /// Local ports of connections to servers. Keep them outside of
     /// `net.ipv4.ip_local_port_range`, from which other programs get theirs.
     pub source_ports: RangeInclusive<u16>,
     /// Local addresses of connections to servers, for more connections to one server than there
     /// are ports. Addresses of the server's family are used in turn. Empty: the kernel chooses.
     pub sources: Vec<IpAddr>,
-    /// Maximum number of flows.
-    pub max_flows: u32,
-    /// Size in bytes of the ring that carries copies of forwarded data to taps: 64 KB to 1 GB, default
-    /// 16 MB. The default holds what arrives at 10 Gbit/s while the reader does not run for 13 ms.
-    pub tap_ring: u32,
-    /// Size in bytes of the ring that carries held segments to user space under the hold policy: 64 KB to 1 GB, default 4 MB.
-    pub hold_ring: u32,
     /// [`Policy::idle_limit`] for the flows of an earlier process, whose policies are lost.
     pub recovered_idle_limit: Duration,
-    /// Directory for the pins of maps and links. `None`: a directory
-    /// below /sys/fs/bpf/longsplice, named after the network namespace.
-    pub pin: Option<PathBuf>,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
         OpenOptions {
-            devices: Vec::new(),
-            xdp: Vec::new(),
-            peer: Vec::new(),
+            datapath: DatapathOptions::default(),
             source_ports: 10240..=28671,
             sources: Vec::new(),
-            max_flows: 65536,
-            tap_ring: 16 << 20,
-            hold_ring: 4 << 20,
             recovered_idle_limit: Policy::default().idle_limit,
-            pin: None,
         }
+    }
+}
+
+/// These options of the data path, and defaults for the rest.
+impl From<DatapathOptions> for OpenOptions {
+    fn from(datapath: DatapathOptions) -> Self {
+        OpenOptions { datapath, ..OpenOptions::default() }
     }
 }
 
@@ -187,15 +173,7 @@ impl Inner {
 impl Splicer {
     /// Loads the data path and starts the engine's threads. On error, use [`Splicer::copying`].
     pub fn open(options: &OpenOptions) -> Result<Splicer, OpenError> {
-        let datapath = Datapath::open(&Options {
-            devices: options.devices.clone(),
-            xdp: options.xdp.clone(),
-            peer: options.peer.clone(),
-            pin: options.pin.clone(),
-            max_flows: options.max_flows,
-            tap_ring: options.tap_ring,
-            hold_ring: options.hold_ring,
-        })?;
+        let datapath = Datapath::open(&options.datapath)?;
         let (keeper, messages) = channel();
         let s = Splicer::with(
             Some(datapath),

@@ -1,8 +1,8 @@
 //! The only table of flags. `--help`, the man page and the parser all come from here.
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
-use longsplice_engine::{FlowState, PathRule, SpliceWhen};
-use std::path::PathBuf;
+use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen};
+use std::{ops::RangeInclusive, path::PathBuf};
 
 /// Longest trace in seconds, so that a forgotten trace ends by itself.
 pub const TRACE_SECONDS_MAX: u32 = 3600;
@@ -191,7 +191,12 @@ pub struct RunArgs {
     pub tap: Option<PathBuf>,
 
     /// Maximum number of tracked flows. Tables for that many are allocated at the start.
-    #[arg(long, value_name = "N", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(16..=16_777_216))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = DatapathOptions::default().max_flows,
+        value_parser = clap::value_parser!(u32).range(within(&DatapathOptions::FLOWS))
+    )]
     pub max_flows: u32,
 }
 
@@ -286,6 +291,11 @@ pub struct StopArgs {
     /// device, and sockets without a listener. `longsplice run` does the same at its start.
     #[arg(long, requires = "flush")]
     pub all: bool,
+}
+
+/// Converts a range to the one that clap expects.
+fn within(range: &RangeInclusive<u32>) -> RangeInclusive<i64> {
+    i64::from(*range.start())..=i64::from(*range.end())
 }
 
 fn parse_when(text: &str) -> Result<SpliceWhen, String> {

@@ -10,7 +10,7 @@ use crate::{
     doctor, paths,
 };
 use longsplice_datapath::MAX_LISTENERS;
-use longsplice_engine::{OpenOptions, Refusal, SpliceWhen, Splicer};
+use longsplice_engine::{Refusal, SpliceWhen, Splicer};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
     limits::CONNECTIONS,
@@ -34,7 +34,7 @@ use tracing_subscriber::EnvFilter;
 /// `longsplice run`.
 pub fn run(args: &RunArgs, control: Option<&Path>, verbose: u8) -> Outcome {
     let config = configure(args)?;
-    for source in &config.sources {
+    for source in &config.engine.sources {
         UdpSocket::bind((*source, 0)).map_err(|e| format!("source {source}: {e}; name addresses of this host"))?;
     }
     let tracked = |l: &&ListenerConfig| l.policy.when != SpliceWhen::Never || l.protocol == Protocol::Transparent;
@@ -71,15 +71,17 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
         let after = Some(Duration::from_secs(seconds.into()));
         config.listeners.iter_mut().for_each(|l| l.policy.keepalive = after);
     }
+    let datapath = &mut config.engine.datapath;
     if !args.device.is_empty() {
-        config.devices.clone_from(&args.device);
+        datapath.devices.clone_from(&args.device);
     }
     if !args.xdp.is_empty() {
-        config.xdp.clone_from(&args.xdp);
+        datapath.xdp.clone_from(&args.xdp);
     }
     if !args.peer.is_empty() {
-        config.peer.clone_from(&args.peer);
+        datapath.peer.clone_from(&args.peer);
     }
+    datapath.max_flows = args.max_flows;
     if let Some(dir) = &args.tap {
         config.listeners.iter_mut().for_each(|l| l.tap = Some(dir.clone()));
     }
@@ -123,19 +125,10 @@ fn raise_descriptor_limit() {
 fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if args.copy_only {
         tracing::info!("copying only, as told by --copy-only");
-        return Ok(Splicer::copying_from(config.sources.clone(), Refusal::Policy));
+        return Ok(Splicer::copying_from(config.engine.sources.clone(), Refusal::Policy));
     }
     remove_leftovers();
-    let mut options = OpenOptions {
-        devices: config.devices.clone(),
-        xdp: config.xdp.clone(),
-        peer: config.peer.clone(),
-        max_flows: args.max_flows,
-        ..OpenOptions::default()
-    };
-    if let Some(ports) = &config.source_ports {
-        options.source_ports = ports.first..=ports.last;
-    }
+    let mut options = config.engine.clone();
     if let Some(kernel) = doctor::shared_ports(&options.source_ports) {
         let (first, last) = (kernel.start(), kernel.end());
         tracing::warn!(
@@ -143,12 +136,11 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
             doctor::APART
         );
     }
-    options.sources.clone_from(&config.sources);
     if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {
-        options.tap_ring = 0; // the smallest possible
+        options.datapath.tap_ring = 0; // the smallest possible
     }
     if config.listeners.iter().all(|l| !l.policy.hold) {
-        options.hold_ring = 0;
+        options.datapath.hold_ring = 0;
     }
     // the longest of all: the listener of a recovered flow is not known
     if let Some(limit) = config.listeners.iter().map(|l| l.policy.idle_limit).max() {
@@ -165,7 +157,7 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
         Err(e) => {
             let why = Refusal::from(&e);
             tracing::warn!("connections are copied, not spliced ({why}): {e}; see `longsplice doctor`");
-            Ok(Splicer::copying_from(config.sources.clone(), why))
+            Ok(Splicer::copying_from(options.sources, why))
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::fault::Fault;
 use longsplice_engine::{Ended, Refusal};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     fmt::{self, Write as _},
     fs::{File, OpenOptions},
@@ -31,7 +31,8 @@ const BATCH: usize = 64 * 1024;
 const GATHER: Duration = Duration::from_millis(5);
 
 /// How a line looks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
     /// `TIME key=value ...`, values quoted where they have to be.
     #[default]
@@ -68,6 +69,13 @@ impl fmt::Display for LogTarget {
             LogTarget::File(path) => path.display().fmt(f),
             LogTarget::Off => f.write_str("off"),
         }
+    }
+}
+
+impl LogTarget {
+    /// Returns the path of the file, if lines go to one.
+    pub(crate) fn file_mut(&mut self) -> Option<&mut PathBuf> {
+        if let LogTarget::File(path) = self { Some(path) } else { None }
     }
 }
 

@@ -11,11 +11,12 @@ pub mod pool;
 mod route;
 mod site;
 mod source;
+mod table;
 pub mod tls;
 mod value;
 
 use crate::{
-    access::{PortRange, Rules},
+    access::Rules,
     access_log::LogConfig,
     cache::CacheConfig,
     filter::Filter,
@@ -26,13 +27,13 @@ use crate::{
     target::Target,
     users::Users,
 };
-use longsplice_engine::{OpenError, Policy, SpliceWhen};
+use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen};
 pub use longsplice_http::forward::Forwarded;
 use pool::PoolConfig;
 use serde::Deserialize;
 use std::{
     fmt, io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -51,18 +52,10 @@ pub struct Config {
     pub log: LogConfig,
     /// What to do without the data path.
     pub splice: Splicing,
-    /// Devices to splice on; empty for all.
-    pub devices: Vec<String>,
-    /// Devices to forward on by XDP as well.
-    pub xdp: Vec<String>,
-    /// Devices whose other end gets packets directly.
-    pub peer: Vec<String>,
+    /// Options of the engine: devices, tables, and local addresses and ports of connections to servers.
+    pub engine: OpenOptions,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
-    /// Ports of connections to servers.
-    pub source_ports: Option<PortRange>,
-    /// Own addresses that connections to servers come from, in turn; empty: the one that the kernel chooses.
-    pub sources: Vec<IpAddr>,
     /// Let spliced flows run on when the program stops.
     pub leave_flows_on_stop: bool,
 }

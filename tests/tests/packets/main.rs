@@ -53,7 +53,7 @@ struct Bench {
 fn bench(max_flows: u32, work: impl FnOnce(&Bench) + Send) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab: root and iproute2");
     lab.forwarder.run(|| {
-        let options = Options { max_flows, ..Options::default() };
+        let options = Options { max_flows, ..Options::default() }.with_smallest_rings();
         let b = Bench { datapath: Datapath::open(&options).expect("the data path opens: root, kernel 6.6, bpffs") };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&b)));
         b.datapath.remove().expect("what was pinned is removed");

@@ -47,7 +47,8 @@ fn the_other_end_of_a_veth_is_recreated_and_moved() {
     let one = |family| {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let peer = vec!["f0".into(), "f1".into()];
-        let talk = Talk::with(&lab, family, at_once(), 2, OpenOptions { peer, ..OpenOptions::default() });
+        let talk =
+            Talk::with(&lab, family, at_once(), 2, DatapathOptions { peer, ..DatapathOptions::default() }.into());
         let goes_on = |passes: bool, how: &str| {
             let before = sent_by(&lab, "f1");
             talk.goes_on();
@@ -93,7 +94,8 @@ fn ports_that_are_named_are_not_guarded() {
         );
         address_server_wire(&lab, "up0");
         let devices = ["f0", "f1"].map(String::from).into();
-        let talk = Talk::with(&lab, family, at_once(), 2, OpenOptions { devices, ..OpenOptions::default() });
+        let talk =
+            Talk::with(&lab, family, at_once(), 2, DatapathOptions { devices, ..DatapathOptions::default() }.into());
         talk.forwarder.command(Command::Unsplice);
         talk.until("they are taken back", |t| t.states(&[FlowState::Copying]) == 2);
         talk.goes_on();
@@ -207,7 +209,7 @@ fn devices_that_take_no_more_frames_get_packets() {
         for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
             host.execute("ethtool", &["-K", device, "gro", "on", "tx", "off"]).expect("ethtool");
         }
-        let options = OpenOptions { xdp: vec!["f0".into(), "f1".into()], ..OpenOptions::default() };
+        let options = DatapathOptions { xdp: vec!["f0".into(), "f1".into()], ..DatapathOptions::default() }.into();
         let talk = Talk::with(&lab, family, at_once(), 1, options);
         talk.until("XDP forwards", |t| t.forwarder.verdict("forwarded-early") > 100);
         for (host, device) in [(&lab.client, "c0"), (&lab.server, "s0")] {
@@ -227,7 +229,7 @@ fn other_devices_have_a_name_of_their_own() {
         let answer = Script::answerer().bytes(1000).deadline(PATIENCE);
         let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
         let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
-        let options = OpenOptions { devices: vec![named.into()], ..OpenOptions::default() };
+        let options = DatapathOptions { devices: vec![named.into()], ..DatapathOptions::default() }.into();
         let forwarder = Forwarder::open(&lab, proxy, server, at_once(), options);
         let script = Script::opener(1).bytes(100_000).deadline(PATIENCE);
         let client = lab.client.run(|| converse(connect(proxy, &script).expect("connect"), &script));

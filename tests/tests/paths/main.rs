@@ -2,7 +2,7 @@
 mod devices;
 
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
-use longsplice_engine::{Command, FlowState, FlowStatus, OpenOptions, Policy, Refusal};
+use longsplice_engine::{Command, DatapathOptions, FlowState, FlowStatus, OpenOptions, Policy, Refusal};
 use longsplice_lab::{
     Family, Lab, Namespace, Shape,
     process::wait_for,
@@ -332,7 +332,8 @@ fn what_comes_by_a_device_that_is_not_spliced_on_waits() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         second_wire(&lab);
         let devices = ["f0", "f1"].map(String::from).into();
-        let talk = Talk::with(&lab, family, policy, 3, OpenOptions { devices, ..OpenOptions::default() });
+        let talk =
+            Talk::with(&lab, family, policy, 3, DatapathOptions { devices, ..DatapathOptions::default() }.into());
         if is_taken_back {
             talk.forwarder.command(Command::Unsplice);
             talk.until("all are taken back", |t| t.states(&[FlowState::Copying]) == 3);
@@ -370,7 +371,8 @@ fn flows_whose_way_leads_elsewhere_are_taken_back() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         second_wire(&lab);
         let devices = ["f0", "f1"].map(String::from).into();
-        let talk = Talk::with(&lab, family, policy, 3, OpenOptions { devices, ..OpenOptions::default() });
+        let talk =
+            Talk::with(&lab, family, policy, 3, DatapathOptions { devices, ..DatapathOptions::default() }.into());
         let [there, back] = route_to_server(family);
         let also = if family == Family::V4 { back.replace(".1/", ".11/") } else { back.replace("2::1/", "2::b/") };
         ip(&lab.forwarder, &format!("route add {there}"));

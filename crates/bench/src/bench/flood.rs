@@ -200,7 +200,7 @@ fn splice(lab: &Lab, flows: u32, options: Options, legs: fn(u32) -> Legs) -> Res
     };
     let (to_client, to_server) =
         (hop(lab.client_device(), &lab.client, "c0")?, hop(lab.server_device(), &lab.server, "s0")?);
-    let options = Options { max_flows: flows, ..options };
+    let options = Options { max_flows: flows, ..options }.with_smallest_rings();
     let datapath = lab.forwarder.run(|| Datapath::open(&options))?;
     let idle = |(leg, [end, ack]): (Tuple, [u32; 2]), hop| IdleLeg { leg, hop, end, ack, scale: SCALE };
     let flow = |[client, server]: Legs| [idle(client, to_client), idle(server, to_server)];

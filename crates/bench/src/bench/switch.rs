@@ -10,7 +10,7 @@ use super::{
     results::{Connection, SwitchCase},
     stats::Spread,
 };
-use longsplice_engine::{Leg, OpenOptions, Splicer};
+use longsplice_engine::{DatapathOptions, Leg, Splicer};
 use longsplice_lab::Lab;
 use std::{
     io::{self, Read, Write},
@@ -61,7 +61,7 @@ fn case(bench: &Bench, connection: Connection) -> Result<SwitchCase> {
 }
 
 async fn cycles(bench: &Bench, lab: &Lab, connection: Connection, length: Duration) -> Result<SwitchCase> {
-    let splicer = Splicer::open(&OpenOptions { max_flows: 1024, ..OpenOptions::default() })?;
+    let splicer = Splicer::open(&DatapathOptions { max_flows: 1024, ..DatapathOptions::default() }.into())?;
     let hosts = Hosts::default();
     let done = on_splicer(bench, &splicer, lab, &hosts, connection, length).await;
     hosts.stop.store(true, Relaxed);

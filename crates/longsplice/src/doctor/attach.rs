@@ -71,7 +71,7 @@ fn in_own_namespace() -> Result<(), Trouble> {
     let pins = Pins::new();
     let options =
         Options { devices: vec!["ls0".into()], pin: Some(pins.0.clone()), max_flows: 16, ..Options::default() };
-    Datapath::open(&options).map(drop).map_err(Trouble::Kernel)
+    Datapath::open(&options.with_smallest_rings()).map(drop).map_err(Trouble::Kernel)
 }
 
 /// The pins of the test, removed on every exit path.

@@ -1,7 +1,7 @@
 //! The plan of a connection. All of it follows from the seed, which
 //! is the first word of its stream, so the server knows it, too.
 
-use longsplice_lab::traffic::{Chunks, Ending, Script, Side, Start};
+use longsplice_lab::traffic::{Amount, Chunks, Ending, Script, Side, Start};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ impl Plan {
             }
         };
         // the seed has to arrive, so the opener must send at least that
-        if ends[0].send == bytes(0) {
+        if let Amount::Bytes(..8) = ends[0].send {
             ends[0].send = bytes(8);
         }
         let [opener, answerer] = ends.map(|end| end.deadline(seconds(time) + HANGS));
@@ -110,8 +110,8 @@ impl Plan {
     }
 }
 
-fn bytes(bytes: u64) -> longsplice_lab::traffic::Amount {
-    longsplice_lab::traffic::Amount::Bytes(bytes)
+fn bytes(bytes: u64) -> Amount {
+    Amount::Bytes(bytes)
 }
 
 /// Plans a long connection. Like the functions below, returns its duration in seconds.

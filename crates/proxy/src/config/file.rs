@@ -4,26 +4,27 @@
 //! concerns several values is checked afterwards, with the spans kept in [`Spanned`].
 
 use super::{
-    Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Splicing, Twice,
+    Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
     cache::{RawCache, disagree},
-    filter::{RawAcceptEncoding, RawFilter, filter},
+    filter::{RawAcceptEncoding, RawFilter},
     pool::PoolConfig,
     route::RawRoute,
     site::RawPool,
     source::SourceFile,
+    table::{Keys, Table},
     tls::RawProxyProtocol,
     value::{Many, OrNumber, Parsed, RawAction, Seconds, SecondsOrNever, Splice},
 };
 use crate::{
     access::{PathPattern, Pattern, PortRange, Prefix, Rule, Rules},
-    access_log::{LogConfig, LogFormat, LogTarget},
+    access_log::LogConfig,
     limits::Limits,
     plug::parse_listen,
     target::Target,
     users::Users,
 };
-use longsplice_engine::{PathRule, Policy};
-use serde::Deserialize;
+use longsplice_engine::Policy;
+use serde::{Deserialize, de::MapAccess};
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
@@ -36,44 +37,77 @@ use std::{
 };
 use toml::Spanned;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The whole file. What depends on other tables is kept apart: it is checked at the end.
+#[derive(Default)]
 struct File {
-    #[serde(default)]
-    listener: Vec<Spanned<Listener>>,
-    #[serde(default)]
-    pool: BTreeMap<String, RawPool>,
-    connections: Option<u32>,
-    #[serde(default)]
-    log: Log,
-    #[serde(default)]
-    splice: Splicing,
-    #[serde(default)]
-    devices: Many<Parsed<Device>>,
-    #[serde(default)]
-    xdp: Many<Parsed<Device>>,
-    #[serde(default)]
-    peer: Many<Parsed<Device>>,
-    control: Option<PathBuf>,
-    source_ports: Option<OrNumber<PortRange>>,
-    #[serde(default)]
-    source: Many<Parsed<IpAddr>>,
-    #[serde(default)]
-    leave_flows_on_stop: bool,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct Log {
-    format: Option<Format>,
-    file: Option<PathBuf>,
+    config: Config,
+    listeners: Vec<Spanned<Listener>>,
+    pools: BTreeMap<String, RawPool>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Format {
-    Text,
-    Json,
+#[serde(field_identifier, rename_all = "snake_case")]
+pub(super) enum FileKey {
+    Listener,
+    Pool,
+    Connections,
+    Log,
+    Splice,
+    Devices,
+    Xdp,
+    Peer,
+    Control,
+    SourcePorts,
+    Source,
+    LeaveFlowsOnStop,
+}
+
+impl Keys for File {
+    type Key = FileKey;
+
+    fn set<'de, A: MapAccess<'de>>(&mut self, key: FileKey, table: &mut A) -> Result<(), A::Error> {
+        let config = &mut self.config;
+        match key {
+            FileKey::Listener => self.listeners = table.next_value()?,
+            FileKey::Pool => self.pools = table.next_value()?,
+            FileKey::Connections => config.connections = table.next_value()?,
+            FileKey::Log => config.log = table.next_value::<Table<LogConfig>>()?.0,
+            FileKey::Splice => config.splice = table.next_value()?,
+            FileKey::Devices => config.engine.datapath.devices = names(table.next_value()?),
+            FileKey::Xdp => config.engine.datapath.xdp = names(table.next_value()?),
+            FileKey::Peer => config.engine.datapath.peer = names(table.next_value()?),
+            FileKey::Control => config.control = table.next_value()?,
+            FileKey::SourcePorts => {
+                let OrNumber(PortRange { first, last }) = table.next_value()?;
+                config.engine.source_ports = first..=last;
+            }
+            FileKey::Source => {
+                let Many(sources): Many<Parsed<IpAddr>> = table.next_value()?;
+                config.engine.sources = sources.into_iter().map(|s| s.0).collect();
+            }
+            FileKey::LeaveFlowsOnStop => config.leave_flows_on_stop = table.next_value()?,
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+pub(super) enum LogKey {
+    Format,
+    File,
+}
+
+impl Keys for LogConfig {
+    type Key = LogKey;
+
+    fn set<'de, A: MapAccess<'de>>(&mut self, key: LogKey, table: &mut A) -> Result<(), A::Error> {
+        match key {
+            LogKey::Format => self.format = table.next_value()?,
+            LogKey::File => self.to = table.next_value::<PathBuf>()?.as_path().into(),
+        }
+        Ok(())
+    }
 }
 
 #[derive(Deserialize)]
@@ -92,14 +126,14 @@ struct Listener {
     route: Vec<Spanned<RawRoute>>,
     proxy_protocol: Option<Spanned<RawProxyProtocol>>,
     tap: Option<PathBuf>,
-    filter: Option<Spanned<RawFilter>>,
+    filter: Option<Spanned<Table<RawFilter>>>,
     cache: Option<Spanned<RawCache>>,
     #[serde(default)]
     rules: Vec<RawRule>,
     #[serde(default)]
-    policy: RawPolicy,
+    policy: Table<Policy>,
     #[serde(default)]
-    limits: RawLimits,
+    limits: Table<Limits>,
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
@@ -134,28 +168,62 @@ struct RawRule {
     path: Option<Spanned<Many<Parsed<PathPattern>>>>,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct RawPolicy {
-    splice: Option<Splice>,
-    path: Option<PathRule>,
-    hold: Option<bool>,
-    drain_limit: Option<Seconds>,
-    release_after: Option<SecondsOrNever>,
-    idle_limit: Option<Seconds>,
-    keepalive: Option<Seconds>,
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+pub(super) enum PolicyKey {
+    Splice,
+    Path,
+    Hold,
+    DrainLimit,
+    ReleaseAfter,
+    IdleLimit,
+    Keepalive,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct RawLimits {
-    handshake: Option<Seconds>,
-    resolve: Option<Seconds>,
-    connect: Option<Seconds>,
-    reply: Option<Seconds>,
-    keep_alive: Option<Seconds>,
-    connections_per_client: Option<u32>,
-    connections: Option<u32>,
+impl Keys for Policy {
+    type Key = PolicyKey;
+
+    fn set<'de, A: MapAccess<'de>>(&mut self, key: PolicyKey, table: &mut A) -> Result<(), A::Error> {
+        match key {
+            PolicyKey::Splice => self.when = table.next_value::<Splice>()?.0,
+            PolicyKey::Path => self.path = table.next_value()?,
+            PolicyKey::Hold => self.hold = table.next_value()?,
+            PolicyKey::DrainLimit => self.drain_limit = table.next_value::<Seconds>()?.0,
+            PolicyKey::ReleaseAfter => self.release_after = table.next_value::<SecondsOrNever>()?.0,
+            PolicyKey::IdleLimit => self.idle_limit = table.next_value::<Seconds>()?.0,
+            PolicyKey::Keepalive => self.keepalive = Some(table.next_value::<Seconds>()?.0),
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+pub(super) enum LimitsKey {
+    Handshake,
+    Resolve,
+    Connect,
+    Reply,
+    KeepAlive,
+    ConnectionsPerClient,
+    Connections,
+}
+
+impl Keys for Limits {
+    type Key = LimitsKey;
+
+    fn set<'de, A: MapAccess<'de>>(&mut self, key: LimitsKey, table: &mut A) -> Result<(), A::Error> {
+        match key {
+            LimitsKey::Handshake => self.handshake = table.next_value::<Seconds>()?.0,
+            LimitsKey::Resolve => self.resolve = table.next_value::<Seconds>()?.0,
+            LimitsKey::Connect => self.connect = table.next_value::<Seconds>()?.0,
+            LimitsKey::Reply => self.reply = table.next_value::<Seconds>()?.0,
+            LimitsKey::KeepAlive => self.keep_alive = table.next_value::<Seconds>()?.0,
+            LimitsKey::ConnectionsPerClient => self.connections_per_client = table.next_value()?,
+            LimitsKey::Connections => self.connections = table.next_value()?,
+        }
+        Ok(())
+    }
 }
 
 /// A listening address, which has to be numeric.
@@ -199,23 +267,13 @@ impl FromStr for Method {
 
 pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
     let source = SourceFile { text, file };
-    let raw: File = toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
-    let defaults = Config::default();
-    let mut config = Config {
-        connections: raw.connections,
-        log: source.log(raw.log),
-        splice: raw.splice,
-        devices: names(raw.devices),
-        xdp: names(raw.xdp),
-        peer: names(raw.peer),
-        control: raw.control.map(|path| source.path(&path)),
-        pools: source.pools(raw.pool)?,
-        source_ports: raw.source_ports.map(|p| p.0),
-        sources: raw.source.0.into_iter().map(|s| s.0).collect(),
-        leave_flows_on_stop: raw.leave_flows_on_stop,
-        ..defaults
-    };
-    for listener in raw.listener {
+    let Table(File { mut config, listeners, pools }) =
+        toml::from_str(text).map_err(|e| source.wrong(e.span().unwrap_or(0..0), e.message()))?;
+    for path in config.control.iter_mut().chain(config.log.to.file_mut()) {
+        *path = source.path(path);
+    }
+    config.pools = source.pools(pools)?;
+    for listener in listeners {
         let listen = listener.get_ref().listen.span();
         let cache = listener.get_ref().cache.as_ref().map(Spanned::span);
         let listener = source.listener(listener, &config.pools)?;
@@ -232,18 +290,6 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
 }
 
 impl SourceFile<'_> {
-    fn log(&self, raw: Log) -> LogConfig {
-        let format = match raw.format {
-            Some(Format::Json) => LogFormat::Json,
-            Some(Format::Text) | None => LogFormat::Text,
-        };
-        let to = match raw.file.as_deref().map(LogTarget::from) {
-            Some(LogTarget::File(file)) => LogTarget::File(self.path(&file)),
-            to => to.unwrap_or_default(),
-        };
-        LogConfig { format, to }
-    }
-
     fn listener(&self, spanned: Spanned<Listener>, pools: &[PoolConfig]) -> Result<ListenerConfig, ConfigError> {
         let span = spanned.span();
         let raw = spanned.into_inner();
@@ -300,9 +346,9 @@ impl SourceFile<'_> {
             }
             (Name::Http, None) => {
                 let mut http = self.http(raw.users, raw.users_file, raw.via, raw.forwarded)?;
-                if let Some(raw) = raw.filter.map(Spanned::into_inner) {
+                if let Some(Table(raw)) = raw.filter.map(Spanned::into_inner) {
                     http.identity = raw.accept_encoding == RawAcceptEncoding::Identity;
-                    http.filter = Arc::new(filter(raw));
+                    http.filter = Arc::new(raw.filter);
                 }
                 http.strict_replies = raw.strict_replies.is_some_and(Spanned::into_inner);
                 http.cache = raw.cache.map(|c| self.cache(c.into_inner())).transpose()?;
@@ -336,8 +382,8 @@ impl SourceFile<'_> {
         let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
         listener.rules = Rules::new(raw.rules.into_iter().map(rule).collect(), listener.rules.guarded);
-        listener.policy = policy(raw.policy);
-        listener.limits = limits(raw.limits);
+        listener.policy = raw.policy.0;
+        listener.limits = raw.limits.0;
         listener.proxy_protocol = proxy_protocol;
         listener.tap = raw.tap.map(|dir| self.path(&dir));
         Ok(listener)
@@ -431,32 +477,5 @@ fn rule(raw: RawRule) -> Rule {
         ports: raw.ports.0.into_iter().map(|p| p.0).collect(),
         methods: raw.methods.into_iter().flat_map(|m| m.into_inner().0).map(|m| m.0.0).collect(),
         path: raw.path.into_iter().flat_map(|p| p.into_inner().0).map(|p| p.0).collect(),
-    }
-}
-
-fn policy(raw: RawPolicy) -> Policy {
-    let d = Policy::default();
-    Policy {
-        when: raw.splice.map_or(d.when, |s| s.0),
-        path: raw.path.unwrap_or(d.path),
-        hold: raw.hold.unwrap_or(d.hold),
-        drain_limit: raw.drain_limit.map_or(d.drain_limit, |s| s.0),
-        release_after: raw.release_after.map_or(d.release_after, |s| s.0),
-        idle_limit: raw.idle_limit.map_or(d.idle_limit, |s| s.0),
-        keepalive: raw.keepalive.map(|s| s.0),
-        ..d
-    }
-}
-
-fn limits(raw: RawLimits) -> Limits {
-    let d = Limits::default();
-    Limits {
-        handshake: raw.handshake.map_or(d.handshake, |s| s.0),
-        resolve: raw.resolve.map_or(d.resolve, |s| s.0),
-        connect: raw.connect.map_or(d.connect, |s| s.0),
-        reply: raw.reply.map_or(d.reply, |s| s.0),
-        keep_alive: raw.keep_alive.map_or(d.keep_alive, |s| s.0),
-        connections_per_client: raw.connections_per_client.unwrap_or(d.connections_per_client),
-        connections: raw.connections.or(d.connections),
     }
 }

@@ -46,7 +46,7 @@ devices = ["eth0"]
 xdp = ["eth0"]
 peer = ["veth0"]
 control = "control"
-source_ports = "10240-28671"
+source_ports = "10000-20000"
 leave_flows_on_stop = true
 connections = 100
 source = "192.0.2.7"
@@ -85,13 +85,14 @@ policy = { splice = 1000 }
 #[test]
 fn whole_file() {
     let c = read(WHOLE).unwrap();
+    let d = c.engine.datapath;
     assert_eq!(
-        (c.xdp, c.peer, c.devices, c.control),
+        (d.xdp, d.peer, d.devices, c.control),
         (vec!["eth0".into()], vec!["veth0".into()], vec!["eth0".to_string()], Some("/etc/control".into()))
     );
-    assert_eq!(c.source_ports, Some(PortRange { first: 10240, last: 28671 }));
+    assert_eq!(c.engine.source_ports, 10000..=20000);
     assert!(c.leave_flows_on_stop && c.connections == Some(100));
-    assert_eq!(c.sources, ["192.0.2.7".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(c.engine.sources, ["192.0.2.7".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(c.log, LogConfig { format: LogFormat::Json, to: LogTarget::File("/var/log/longsplice".into()) });
     let [socks, plug] = &c.listeners[..] else { panic!() };
     assert_eq!((socks.listen, plug.listen), ("0.0.0.0:1080".parse().unwrap(), "[::1]:8080".parse().unwrap()));
@@ -120,7 +121,8 @@ fn what_is_left_out_has_its_default() {
     let c = read(SOCKS).unwrap();
     assert_eq!(c.listeners[0].limits, Limits::default());
     assert_eq!(c.listeners[0].policy.when, Policy::default().when);
-    assert_eq!((c.log, c.connections, c.source_ports), (LogConfig::default(), None, None));
+    assert_eq!((c.log, c.connections), (LogConfig::default(), None));
+    assert_eq!(c.engine.source_ports, OpenOptions::default().source_ports);
     assert!(read("").unwrap().listeners.is_empty());
     for (word, to) in [("-", LogTarget::Stdout), ("off", LogTarget::Off)] {
         assert_eq!(read(&format!("log.file = \"{word}\"")).unwrap().log.to, to);
@@ -143,6 +145,8 @@ fn mistakes_of_the_language() {
     expect("a = 1", (1, 1), "unknown field `a`, expected one of `listener`");
     expect(&socks("tarpit = 1\n"), (4, 1), "unknown field `tarpit`");
     expect(&socks("limits = { total = 1 }\n"), (4, 12), "unknown field `total`");
+    expect(&socks("limits = 1\n"), (4, 10), "expected a table");
+    expect("log = \"off\"", (1, 7), "expected a table");
     expect("[[listener]]\nprotocol = \"plug\"\n", (1, 1), "missing field `listen`: add listen = ... here");
     expect("connections = -1", (1, 15), "");
     expect("source = [\"192.0.2.1\", \"here\"]", (1, 24), "invalid IP address");
@@ -152,6 +156,7 @@ fn mistakes_of_the_language() {
 #[test]
 fn mistakes_in_values() {
     expect("source_ports = \"9-1\"", (1, 16), "FIRST not above LAST");
+    expect("xdp = [\"eth0\", \"\"]", (1, 16), "no name of a device");
     expect("log.format = \"xml\"", (1, 14), "expected `text` or `json`");
     expect("[[listener]]\nprotocol = \"gopher\"", (2, 12), "expected one of `socks5`, `http`, `tls`, `plug`");
     expect("[[listener]]\nlisten = \"localhost:1\"", (2, 10), "write ADDR:PORT");
@@ -564,7 +569,8 @@ fn the_page_describes_every_key_and_no_other() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config");
     let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
     let code = files.filter(|file| !file.ends_with("tests.rs")).map(|file| fs::read_to_string(file).unwrap());
-    let tables: usize = code.map(|code| code.matches("deny_unknown_fields").count()).sum();
+    let refuse = |code: &str| ["(deny_unknown_fields", "(field_identifier"].map(|word| code.matches(word).count());
+    let tables: usize = code.flat_map(|code| refuse(&code)).sum();
     assert_eq!(tables, TABLES.len(), "tables in src/config, and in TABLES");
 }
 
