@@ -279,8 +279,8 @@ impl Config {
         file::read(text, file)
     }
 
-    /// Returns the listeners of the command line: values of `--socks5 ADDR:PORT`, `--http
-    /// ADDR:PORT`, `--tls ADDR:PORT` and `--plug ADDR:PORT=HOST:PORT`.
+    /// Returns the listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT`,
+    /// `--tls ADDR:PORT` and `--plug ADDR:PORT=HOST:PORT`.
     pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], tls: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
         let mut config = Config::default();
         config.add_args(socks5, http, tls, plugs)?;
