@@ -93,7 +93,7 @@ pub struct Record {
     pub listener: &'static str,
     /// The client's address, from the PROXY header if there was one.
     pub client: SocketAddr,
-    /// The server's address.
+    /// The server's address; none if there was no server.
     pub server: Option<SocketAddr>,
     /// The destination as the client sent it.
     pub target: Option<String>,

@@ -3,7 +3,7 @@
 use crate::target::{Target, TargetError};
 use std::{net::SocketAddr, str::FromStr};
 
-/// `ADDR:PORT=HOST:PORT`, the value of `--plug`.
+/// A plug, written `ADDR:PORT=HOST:PORT` as the value of `--plug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plug {
     /// Listening address.

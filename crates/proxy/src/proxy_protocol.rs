@@ -24,7 +24,7 @@ const V1_MAX: usize = 107;
 /// Maximum accepted length of a version 2 header in bytes. 65551 bytes are possible (section
 /// 2.2). Programs add some hundred bytes to the addresses, mainly names of certificates.
 const V2_MAX: usize = 4096;
-/// Signature, version and command, family and protocol, length (section 2.2).
+/// Length in bytes of signature, version and command, family and protocol, and length field (section 2.2).
 const V2_FIXED: usize = 16;
 
 /// A version of the protocol.

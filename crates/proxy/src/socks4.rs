@@ -10,7 +10,7 @@ pub const VERSION: u8 = 4;
 /// Maximum lengths of the two zero-terminated strings; the memos set no limit.
 const USER_MAX: usize = 255;
 const NAME_MAX: usize = 255;
-/// `VN CD DSTPORT DSTIP`.
+/// Length of `VN CD DSTPORT DSTIP` in bytes.
 const HEAD: usize = 8;
 
 /// Error in a request.

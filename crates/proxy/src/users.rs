@@ -10,7 +10,7 @@ use crate::{
 };
 use std::{collections::BTreeMap, fmt, hint::black_box, sync::Arc};
 
-/// RFC 1929, section 2: the length is one byte.
+/// Maximum length of a name or password in bytes, because the length field is one byte (RFC 1929, section 2).
 const LEN_MAX: usize = 255;
 
 /// User names and passwords. Empty: no authentication.

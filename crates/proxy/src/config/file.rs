@@ -357,7 +357,7 @@ impl SourceFile<'_> {
             return Err(self.wrong(span, "a name with a colon cannot be sent (RFC 7617, 2): choose another"));
         }
         if let Some(via) = via {
-            // A pseudonym is a token (RFC 9110, 7.6.3); a host with a port is one, too.
+            // A pseudonym is a token (RFC 9110, 7.6.3), or a host with a port.
             let good = |b: u8| b.is_ascii_alphanumeric() || b"-._:".contains(&b);
             if !via.get_ref().bytes().all(good) {
                 return Err(self.wrong(via.span(), "bad name: write letters, digits, '-', '.', '_' and ':', or \"\""));

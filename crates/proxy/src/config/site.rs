@@ -34,7 +34,7 @@ pub(super) struct RawPool {
     check: Option<RawCheck>,
 }
 
-/// `"HOST:PORT"`, or a table.
+/// A server of a pool: `"HOST:PORT"`, or a table.
 struct RawServer(ServerConfig);
 
 #[derive(Deserialize)]

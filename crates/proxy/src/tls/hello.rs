@@ -13,11 +13,11 @@ use tls_parser::{
 /// Maximum size of a ClientHello in bytes, including record headers. Browsers send 2 KB with
 /// post-quantum key shares, and tickets add to that. Common servers accept between 16 and 128 KB.
 pub const HELLO_MAX: usize = 64 * 1024;
-/// Content type, version, length (RFC 8446, 5.1).
+/// Length in bytes of content type, version and length field (RFC 8446, 5.1).
 const RECORD_HEADER: usize = 5;
 /// Maximum length of a plaintext record in bytes (RFC 8446, 5.1).
 const RECORD_MAX: usize = 1 << 14;
-/// Message type and length (RFC 8446, 4).
+/// Length in bytes of message type and length field (RFC 8446, 4).
 const MESSAGE_HEADER: usize = 4;
 /// Content type of records with handshake messages.
 const HANDSHAKE: u8 = 22;
