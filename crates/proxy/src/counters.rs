@@ -24,7 +24,7 @@ macro_rules! counters {
             pub live: u64,
             /// Transparent connections that were given up half open: there were too many, or no answer arrived.
             pub given_up: u64,
-            /// Transparent connections that were forwarded like a router does, because too many were half open.
+            /// Transparent connections that were forwarded as by a router, because too many were half open.
             pub untracked: u64,
             /// Records that were removed from the data path because the kernel had no socket for their connections.
             pub swept: u64,

@@ -1,4 +1,4 @@
-//! Pools of equivalent servers: their order, their health, and the open connections to them.
+//! Pools of equivalent servers: selection of a server, health of the servers, and open connections to them.
 //!
 //! A request takes a [`Lease`] on a server ([`Pool::pick`]), then one of its idle connections ([`Member::idle`])
 //! or a new one, and gives the connection back if it may carry another request ([`Member::keep`]). The result

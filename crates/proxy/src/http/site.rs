@@ -1,6 +1,6 @@
-//! A reverse proxy, which presents several servers as one site. Host and path of a request
-//! select a pool, and one of its servers gets the request, over a connection that is shared by
-//! all clients. Consecutive requests may therefore go to different servers.
+//! A reverse proxy, which presents several servers as one site. Host and path of a request select a pool, and a server
+//! of that pool gets the request. Its connection is kept for the next request of any client, so consecutive requests of
+//! a client may go to different servers.
 //!
 //! Paths are forwarded as they were written. If a route or a rule matches them, they are
 //! compared after [`path::plain`], which refuses paths that servers interpret in different ways.

@@ -7,17 +7,17 @@
 use crate::config::pool::HealthLimits;
 use std::time::Instant;
 
-/// A change in the opinion of requests or of checks.
+/// A change of state, as seen by requests or by checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     Up,
     Down,
 }
 
-/// Expectation for a server.
+/// State of a server, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
-    /// It should work.
+    /// The server is used.
     Up,
     /// Requests have failed; the server is out for a time.
     Out,
