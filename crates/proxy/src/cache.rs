@@ -106,13 +106,13 @@ counts! {
     Stored cache_stored,
     /// Replies removed to make room.
     Evicted cache_evicted,
-    /// Replies removed because a request may have changed their resource, or because their server declared them invalid.
+    /// Replies removed because a request may have changed their resource, or because their server did not confirm them.
     Invalidated cache_invalidated,
     /// Damaged files that were removed.
     Damaged cache_damaged,
     /// Replies not stored because the tap lost bytes.
     Gap cache_dropped_gap,
-    /// Replies not stored because the receiver may not have received the bytes in the tap.
+    /// Replies not stored because the receiver may have got other bytes than the tap.
     Doubt cache_dropped_doubt,
     /// Replies not stored because they were cut off, or invalidated while they were stored.
     Cut cache_dropped_cut,
@@ -275,7 +275,7 @@ impl Cache {
         }
     }
 
-    /// Removes a reply that its server declared invalid.
+    /// Removes a reply that its server did not confirm.
     pub fn forget(&self, found: &Found) {
         self.shared.remove(&mut self.shared.state(), found.key, found.file, Count::Invalidated);
     }

@@ -272,7 +272,7 @@ impl Row<'_> {
         (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
         (record.spliced_up, record.spliced_down) = (exchange.spliced[0], exchange.spliced[1]);
         record.splices = exchange.splices;
-        // an exchange that is repeated over another connection is not over
+        // an exchange that is repeated over another connection is not counted yet
         let tally = matches!(end, End::Done { .. } | End::Cut(..)).then_some(&self.front.policy.tally);
         if exchange.splices > 0 {
             tally.inspect(|tally| tally.splice());
