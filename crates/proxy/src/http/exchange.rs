@@ -9,7 +9,7 @@
 //! | 304 to conditions of the cache | the exchange ends: the cache answers |
 //! | body of the reply | checked, written to the client; without chunks if the client does not understand them |
 //! | reply before the end of the request | forwarded; then both connections are closed |
-//! | reply of which the rules have to see more | held back, head and body ([`Down::hold`]), or just not spliced ([`ReplyFilter`]) |
+//! | reply that the rules must see more of | held back, head and body ([`Down::hold`]), or just not spliced ([`ReplyFilter`]) |
 //!
 //! Nothing is read from the server beyond the end of the reply. Bytes after it mean that the
 //! server and we disagree about the end, and its connection is not used again.
