@@ -22,7 +22,7 @@ const ROLE: &str = "LONGSPLICE_TEST_FORWARDER";
 /// Every request takes less than a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Returns the policy with this name, which is how the process is told.
+/// Returns the policy with this name; the process gets the name as an argument.
 fn policy(name: &str) -> Policy {
     match name {
         "by-hand" => by_hand(),

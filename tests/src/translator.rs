@@ -53,7 +53,7 @@ pub enum Fate {
     Asked(Vec<u8>),
     /// A SYN or a late RST: a challenge makes the other host answer, if the rate limit allows. With the name of the verdict.
     Challenge(Vec<u8>, &'static str),
-    /// Too large: the sender is told this MTU, in terms of its own address family, if the rate limit allows.
+    /// Too large: an ICMP error reports this MTU, in terms of the sender's address family, if the rate limit allows.
     TooBig(u32),
     /// Left to the kernel unchanged.
     Passed,

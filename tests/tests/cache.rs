@@ -81,7 +81,7 @@ impl Proxy {
         Proxy { splicer, stop, running, dir }
     }
 
-    /// Stops the proxy. Returns its counters, and what the ring has lost.
+    /// Stops the proxy. Returns its counters, and the count of the verdict `tap-lost`.
     fn stop(self) -> (CounterValues, u64) {
         self.stop.send(()).unwrap();
         drop(self.splicer);

@@ -126,7 +126,7 @@ impl Run {
     }
 }
 
-/// What the data path has recorded: ECN of each leg, client's first, and which entries let marks pass.
+/// The data path's records: ECN of each leg, client's first, and whether all path entries let marks pass.
 fn noted(run: &Run) -> ([bool; 2], bool) {
     let d = run.f.splicer.datapath().expect("kernel path");
     let of_client = |remote: SocketAddr| remote.port() != PORT;

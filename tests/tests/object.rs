@@ -1,5 +1,5 @@
-//! What the compiled programs need of a verifier: stack space and instructions. Both are limited well below what the running
-//! kernel allows, because other versions may count differently.
+//! Stack space and verified instructions of the compiled programs. Both are kept well below the limits of the running
+//! kernel, because other versions may count differently.
 use longsplice_datapath::testing::{OBJECT, Verified, verify};
 use std::collections::{BTreeMap, BTreeSet};
 

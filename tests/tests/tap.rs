@@ -325,7 +325,7 @@ fn s19_what_others_say_in_the_name_of_a_host() {
     }
 }
 
-/// What the client was sent according to the tap: the length, and
+/// The bytes sent to the client according to the tap: their number, and
 /// the range in doubt. Bytes outside that range are the server's.
 fn doubtful(reader: &TapReader) -> (u64, Option<(u64, u64)>) {
     let (mut all, mut doubt, mut ended) = (Vec::new(), None::<(u64, u64)>, 0);

@@ -1,10 +1,10 @@
-//! The only table of flags. `--help`, the man page and the parser all come from here.
+//! The only table of flags: `--help`, the man page and the parser are generated from it.
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen};
 use std::{ops::RangeInclusive, path::PathBuf};
 
-/// Longest trace in seconds, so that a forgotten trace ends by itself.
+/// Maximum duration of a trace in seconds, so that a forgotten trace ends.
 pub const TRACE_SECONDS_MAX: u32 = 3600;
 
 /// A TCP proxy that hands connections over to the kernel.
@@ -50,11 +50,11 @@ pub enum Command {
     /// Each line shows the number of the flow, its protocol, client, server and target, its state, the bytes from client to
     /// server (UP) and back (DOWN), its age, and the stages that segments traverse, or why the flow is not spliced.
     Ls(LsArgs),
-    /// Show the details of one flow, for instance if its connection stands still.
+    /// Show the details of one flow, for example of a stalled connection.
     ///
-    /// For each leg: addresses, who owns the bytes (phases), flags, sequence and acknowledgement numbers, windows,
-    /// timestamps, next hop, what happens to packets from its host (path), and the state of its socket. Numbers are those of
-    /// the wire, with differences in bytes beside them. docs/troubleshooting.md says what to look at first.
+    /// For each leg: addresses, owner of the bytes (phases), flags, sequence and acknowledgement numbers, windows,
+    /// timestamps, next hop, treatment of packets from its host (path), and the state of its socket. Numbers are
+    /// those on the wire, with differences in bytes beside them. docs/troubleshooting.md says what to look at first.
     Inspect(InspectArgs),
     /// Show the segments of one flow as they pass, with their numbers before and after, and the verdicts of the data path.
     ///
@@ -85,7 +85,7 @@ pub enum Command {
     Man,
 }
 
-/// What to serve, and how.
+/// Arguments of `longsplice run`.
 #[derive(Debug, clap::Args, Default)]
 pub struct RunArgs {
     /// Listen here for SOCKS 5, 4 and 4a clients. May be repeated.
@@ -144,13 +144,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub peer: Vec<String>,
 
-    /// When to splice: never, at once, or after this many bytes were copied, both directions together [default: 262144,
-    /// from where on splicing takes less time than copying].
+    /// When to splice: never, at once, or after this many bytes were copied, both directions
+    /// together [default: 262144, from which on splicing takes less time than copying].
     #[arg(long, value_name = "never|at-once|BYTES", value_parser = parse_when)]
     pub splice: Option<SpliceWhen>,
 
-    /// Over which paths to splice. auto: copy where a splice would slow a transfer down, because its sender is nearer than
-    /// its receiver. any: splice over all paths. With --splice at-once, nothing is known yet of the path [default: auto].
+    /// Paths to splice over. auto: copy where a splice would slow a transfer down, because its sender is nearer than its
+    /// receiver. any: splice over all paths. With --splice at-once, nothing is known about the path yet [default: auto].
     #[arg(long, value_name = "auto|any", value_parser = parse_path)]
     pub path: Option<PathRule>,
 
@@ -181,12 +181,12 @@ pub struct RunArgs {
     /// Write a copy of everything that clients send and receive, on all listeners, spliced or not, into files in this
     /// directory, two per connection.
     ///
-    /// START-NUMBER-ADDRESS-PORT-client holds what the client at ADDRESS and PORT has sent, ...-server what it has received.
-    /// No connection waits for the disk: data that could not be written in time are a hole in the file, and a line OFFSET
-    /// LENGTH in a second file with the same name and .gaps. A third file, .doubts, lists bytes that were sent twice with
-    /// different content, so that the receiver may have got others. Incomplete files have .part at the end of their names,
-    /// and keep it if the disk cannot take the list of what is missing. No file grows beyond 16 GiB. The files contain
-    /// passwords and the like, so only their owner can read them.
+    /// START-NUMBER-ADDRESS-PORT-client holds the bytes sent by the client at ADDRESS and PORT, ...-server the bytes
+    /// sent to it. No connection waits for the disk: data that could not be written in time leave a hole in the file,
+    /// and are listed as a line OFFSET LENGTH in a second file with the same name and the suffix .gaps. A third file,
+    /// .doubts, lists bytes that were sent twice with different content, so the receiver may have got the other version.
+    /// The name of an incomplete file ends in .part, and keeps that suffix if the list of gaps cannot be written to the
+    /// disk. No file grows beyond 16 GiB. The files may contain passwords, so only their owner can read them.
     #[arg(long, value_name = "DIR")]
     pub tap: Option<PathBuf>,
 
@@ -200,7 +200,7 @@ pub struct RunArgs {
     pub max_flows: u32,
 }
 
-/// How lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -209,7 +209,7 @@ pub enum Format {
     Json,
 }
 
-/// How output looks.
+/// Arguments of `longsplice counters` and `longsplice doctor`.
 #[derive(Debug, clap::Args)]
 pub struct Json {
     /// Print JSON.
@@ -217,7 +217,7 @@ pub struct Json {
     pub json: bool,
 }
 
-/// Which flows to list, and how.
+/// Arguments of `longsplice ls`.
 #[derive(Debug, clap::Args)]
 pub struct LsArgs {
     /// Print JSON.
@@ -233,14 +233,14 @@ pub struct LsArgs {
     pub state: Option<FlowState>,
 }
 
-/// Which flow.
+/// Arguments of `longsplice splice` and `longsplice unsplice`.
 #[derive(Debug, clap::Args)]
 pub struct Flow {
     /// Number of the flow, as `longsplice ls` shows it.
     pub id: u64,
 }
 
-/// Which flow to show, and how.
+/// Arguments of `longsplice inspect`.
 #[derive(Debug, clap::Args)]
 pub struct InspectArgs {
     /// Number of the flow, as `longsplice ls` shows it.
@@ -251,7 +251,7 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
-/// Which flow to trace, and for how long.
+/// Arguments of `longsplice trace`.
 #[derive(Debug, clap::Args)]
 pub struct TraceArgs {
     /// Number of the flow, as `longsplice ls` shows it.
@@ -261,7 +261,7 @@ pub struct TraceArgs {
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
 
-    /// Stop after this time: at most an hour, so that no trace is forgotten.
+    /// Stop after this many seconds, at most an hour, so that a forgotten trace ends.
     #[arg(
         long,
         value_name = "S",
@@ -275,20 +275,20 @@ pub struct TraceArgs {
     pub json: bool,
 }
 
-/// How to stop.
+/// Arguments of `longsplice stop`.
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
     /// First stop accepting connections, and wait this long for the live ones to end [without a number: 30].
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "30")]
     pub drain: Option<u64>,
 
-    /// Leave nothing in the kernel: reset flows that would be left, and remove what a dead process has left in this network
-    /// namespace. Its spliced flows end.
+    /// Leave nothing in the kernel: reset flows that would otherwise stay, and remove the
+    /// remains of a dead process in this network namespace, which ends its spliced flows.
     #[arg(long)]
     pub flush: bool,
 
-    /// With --flush, also remove what is left from network namespaces that no longer exist: tables without a process and a
-    /// device, and sockets without a listener. `longsplice run` does the same at its start.
+    /// With --flush, also remove the remains of network namespaces that no longer exist: tables without a
+    /// process and a device, and sockets without a listener. `longsplice run` does the same at its start.
     #[arg(long, requires = "flush")]
     pub all: bool,
 }
@@ -314,7 +314,7 @@ fn parse_state(text: &str) -> Result<FlowState, String> {
     serde_json::from_value(text.into()).map_err(|_| "write copying, draining, spliced or released".to_owned())
 }
 
-/// The end of the man page: what is neither a flag nor a key of the configuration file.
+/// End of the man page: everything except flags and configuration keys.
 pub const MAN_TAIL: &str = r#".SH EXAMPLES
 .TP
 SOCKS on one address, spliced after 256 KiB:
@@ -386,7 +386,7 @@ mod tests {
         assert!(parse("longsplice run --splice soon").is_err());
     }
 
-    /// Figures that people read, and the constants.
+    /// Compares the figures in help, man page, README and docs/bench.md with the constants.
     #[test]
     fn the_defaults_are_as_they_are_told() {
         let mut command = Args::command();

@@ -145,7 +145,7 @@ pub struct Ending {
     pub flush: bool,
 }
 
-/// The client that asked for the shutdown. It is told the result.
+/// The client that asked for the shutdown, which gets the result.
 #[derive(Debug)]
 pub struct Stopper {
     /// The requested kind of shutdown.

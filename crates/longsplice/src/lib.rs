@@ -50,8 +50,7 @@ pub type Outcome = Result<ExitCode, Box<dyn Error>>;
 pub fn exit_code(program: &str, outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(code) => code,
-        // As in `longsplice ls
-        // head`: the reader has seen enough.
+        // As in `longsplice ls | head`: the reader has seen enough.
         Err(e) if is_broken_pipe(&*e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{program}: {e}");

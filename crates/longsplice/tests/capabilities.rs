@@ -1,4 +1,4 @@
-//! What works without a capability, and what the program says about it. Needs root and eBPF, and fails without.
+//! Missing capabilities: the functions that still work, and the messages. Needs root and eBPF, and fails without.
 
 mod running;
 

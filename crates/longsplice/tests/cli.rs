@@ -231,7 +231,7 @@ fn a_process_that_does_not_run_is_named() {
         }
     });
     proxy.signal(Signal::SIGCONT);
-    // it handles what it was told while it was stopped
+    // the process handles the `stop` that arrived while it did not run
     assert!(proxy.wait().success());
 }
 

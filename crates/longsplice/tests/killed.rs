@@ -232,7 +232,7 @@ impl Round {
         tally
     }
 
-    /// The number of flows that the new process knows. Flows without commands must be among them, or have ended before.
+    /// The number of flows that the new process lists. Flows without commands must be among them, or have ended before.
     fn recovered(&self, proxy: &Running, driver: &Driver) -> usize {
         let flows: Vec<Value> = serde_json::from_str(&proxy.client(&["ls", "--json"])).unwrap();
         let known: HashSet<&str> = flows.iter().filter_map(|flow| flow["client"].as_str()).collect();
@@ -338,7 +338,7 @@ fn killed_while_flows_begin() {
     assert!(all.survived > 0, "{all:?}");
 }
 
-/// Flows of an earlier process end with the process that has taken them over, and their hosts are told.
+/// Flows of an earlier process end with the process that has taken them over, and both hosts are reset.
 #[test]
 #[ignore = "root"]
 fn killed_and_then_stopped() {
@@ -346,7 +346,7 @@ fn killed_and_then_stopped() {
         let round = Round::new(seed);
         let mut first = round.proxy("at-once");
         let server = SERVER.port(round.family, PORT);
-        // far longer than a start and a stop take, on a busy machine too: the reset is to end it
+        // much longer than a start and a stop, even on a busy machine, so that the reset ends the connection
         let (long, deadline) = (Duration::from_secs(20), Duration::from_secs(30));
         let answer = Script::answerer().lasting(long, PACE).deadline(deadline);
         let serving = round.lab.server.run(|| serve(listen(server, &answer).unwrap(), 1, answer.clone()));
@@ -374,7 +374,7 @@ fn killed_and_then_stopped() {
     }
 }
 
-/// More than the largest window here, 65535 bytes at scale 7: a record that is this far behind is near no acceptable number.
+/// More than the largest window here (65535 bytes at scale 7): numbers in a record this far behind are outside every window.
 const BEYOND_A_WINDOW: u64 = 12_000_000;
 const FAST: u64 = 20_000_000;
 

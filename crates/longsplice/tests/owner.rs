@@ -39,7 +39,7 @@ impl Place {
         Place { pins: Pins::of(&lab.forwarder), lab, folder }
     }
 
-    /// Starts a proxy, with mounts of its own made first.
+    /// Starts a proxy in its own mount namespace, after the commands in `mount`.
     fn proxy(&self, mount: &str, port: u16) -> Running {
         let plug = format!("{}={}", FORWARDER_TO_CLIENT.port(Family::V4, port), SERVER.port(Family::V4, 7001));
         let mut command = self.lab.forwarder.command("unshare");
@@ -104,7 +104,7 @@ fn a_second_process_takes_nothing_away() {
     assert!(!place.pins.exist());
 }
 
-/// If pins cannot be removed at the end, the client that asked for the stop is told, too.
+/// If pins cannot be removed at the end, the client that asked for the stop gets the error, too.
 #[test]
 #[ignore = "root"]
 fn a_stop_that_leaves_something_is_no_success() {

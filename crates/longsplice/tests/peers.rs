@@ -340,7 +340,7 @@ fn git_clones_and_pushes() {
 #[ignore = "root"]
 fn iperf3_measures_both_ways() {
     const BYTES: u64 = 200_000_000;
-    // When another connection says so, iperf3 ends a test and resets this one, whatever is left in its buffers. So the
+    // iperf3 ends a test by a message on another connection, and resets this one with data in its buffers. So the
     // buffers are kept small, and more is sent than must arrive.
     const SENT: u64 = BYTES + 20_000_000;
     let mut scene = Scene::new(5201, "at-once");

@@ -1,4 +1,4 @@
-//! Flows that the proxy does not splice: what it says and counts; and configurations
+//! Flows that the proxy does not splice: its messages and counters; and configurations
 //! that it does not start with. Needs root and eBPF, and fails without.
 
 mod running;

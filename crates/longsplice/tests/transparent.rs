@@ -174,7 +174,7 @@ fn s9_hosts_hear_that_the_process_is_gone() {
 }
 
 /// The process dies in the middle of a handshake, before or after the server
-/// has answered: the client tries again, and the next process lets it.
+/// has answered: the client retries, and succeeds with the next process.
 #[test]
 #[ignore = "root"]
 fn s9_a_handshake_outlives_the_process() {

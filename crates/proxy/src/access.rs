@@ -1,13 +1,13 @@
-//! Who may go where: ordered rules, of which the first that matches decides.
+//! Access rules: which client may connect to which target. The first rule that matches decides.
 //!
-//! The decision falls on the *resolved* address that is then connected to, so a name cannot point somewhere else in
-//! between. A `deny` rule looks at every address that the target's address carries inside ([`guarded_ranges::faces`]), an
-//! `allow` rule at the address alone. When no rule matches, everything is allowed, except on a guarded listener, whose
-//! clients choose their targets: there, [`guarded_ranges::guarded`] addresses are denied. An `allow` rule opens a guarded
-//! address only if it names a prefix that lies wholly within a guarded range, such as 127.0.0.0/8 or 169.254.169.254:
-//! `0.0.0.0/0`, a name or no target at all do not.
+//! The *resolved* address is checked, and the connection goes to that address, so a name cannot point somewhere else
+//! in between. A `deny` rule looks at every address that is embedded in the target's address
+//! ([`guarded_ranges::faces`]), an `allow` rule only at the address itself. If no rule matches, everything is allowed,
+//! except on a guarded listener, whose clients choose their targets: there, [`guarded_ranges::guarded`] addresses are
+//! denied. An `allow` rule opens a guarded address only if it names a prefix that lies wholly within a guarded range,
+//! for example 127.0.0.0/8 or 169.254.169.254. `0.0.0.0/0`, a name or an empty target list does not open one.
 //!
-//! Rules that name methods or paths match requests of HTTP alone: what is relayed after CONNECT or SOCKS is not looked at.
+//! Rules with methods or paths match HTTP requests only: bytes relayed after CONNECT or SOCKS are not inspected.
 
 mod index;
 
@@ -25,80 +25,80 @@ use std::{
     sync::Arc,
 };
 
-/// What a rule does.
+/// Effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Let it pass.
+    /// Allow the request.
     Allow,
-    /// Refuse it.
+    /// Refuse the request.
     Deny,
 }
 
-/// Ports from first to last.
+/// A range of ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortRange {
-    /// The lowest.
+    /// Lowest port.
     pub first: u16,
-    /// The highest.
+    /// Highest port.
     pub last: u16,
 }
 
-/// A prefix, or an address for a prefix of full length. IPv4-mapped IPv6 prefixes become the IPv4 prefixes they
-/// stand for, as the addresses they are compared with do.
+/// A prefix; a single address is a prefix of full length. IPv4-mapped IPv6 prefixes are
+/// converted to IPv4 prefixes, as are the addresses that are compared with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix(pub IpNet);
 
 /// One entry of a rule's target list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pattern {
-    /// Addresses.
+    /// Addresses within this prefix.
     Prefix(Prefix),
-    /// This very name.
+    /// Exactly this name.
     Name(String),
     /// `*.suffix`: every name below the suffix, at any depth, and not the suffix itself.
     Below(String),
 }
 
-/// A rule. An empty list matches everything.
+/// An access rule. An empty list matches everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// What to do when it matches.
+    /// Effect if the rule matches.
     pub action: Action,
-    /// Clients.
+    /// Client addresses.
     pub client: Vec<Prefix>,
-    /// Targets. A name in here matches what the client asked for: a `deny` by name is no use against a client that
-    /// knows the address.
+    /// Targets. A name matches only the name that the client asked for, so a `deny` by name
+    /// does not stop a client that knows the address.
     pub target: Vec<Pattern>,
-    /// Ports of the target.
+    /// Target ports.
     pub ports: Vec<PortRange>,
-    /// Methods of HTTP. Case counts (RFC 9110, 9.1).
+    /// HTTP methods, case-sensitive (RFC 9110, 9.1).
     pub methods: Vec<String>,
     /// Paths of HTTP requests.
     pub path: Vec<PathPattern>,
 }
 
-/// One entry of a rule's list of paths, after [`longsplice_http::path::plain`]. Case counts.
+/// One entry of a rule's list of paths, compared with the result of [`longsplice_http::path::plain`]. Case-sensitive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathPattern {
-    /// This very path.
+    /// Exactly this path.
     Exact(String),
-    /// Every path that begins so: `/admin*`.
+    /// Every path with this prefix: `/admin*`.
     Begins(String),
 }
 
-/// Who asks for what, apart from the target.
+/// The parts of a request, besides its target, that rules look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject<'a> {
-    /// The client.
+    /// Client address.
     pub client: IpAddr,
-    /// The method; HTTP only.
+    /// HTTP method.
     pub method: Option<&'a str>,
-    /// The path; HTTP only, and not with CONNECT.
+    /// HTTP path; none for CONNECT.
     pub path: Option<&'a str>,
 }
 
 impl Subject<'_> {
-    /// By a protocol without methods and paths.
+    /// Returns the subject of a protocol without methods and paths.
     pub fn by(client: IpAddr) -> Subject<'static> {
         Subject { client, method: None, path: None }
     }
@@ -114,23 +114,23 @@ pub struct Rules {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Filed {
-    /// In order.
+    /// The rules in order.
     list: Vec<Rule>,
     by_address: Index,
     by_name: Index,
     know_paths: bool,
 }
 
-/// Why something is denied.
+/// Reason for a denial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Denied {
-    /// By a rule; its number in the list, from 1.
+    /// A rule; its number in the list, from 1.
     Rule(usize),
-    /// Guarded, by the range of this name.
+    /// A guarded address; the name of its range.
     Guarded(&'static str),
-    /// A reply, by a rule on replies; its number in the list, from 1.
+    /// A rule on replies; its number in the list, from 1.
     Reply(usize),
-    /// Not from a network whose PROXY headers are believed, where one is required.
+    /// The client is outside the networks whose PROXY headers are trusted, and the listener requires such a header.
     Untrusted,
 }
 
@@ -146,24 +146,24 @@ impl fmt::Display for Denied {
 }
 
 impl Rules {
-    /// In this order; `guarded`: whether guarded addresses are denied unless a rule opens them.
+    /// Keeps the rules in the order of `list`. `guarded`: whether guarded addresses are denied unless a rule opens them.
     pub fn new(list: Vec<Rule>, guarded: bool) -> Rules {
         let (by_address, by_name) = (Index::of(&list, false), Index::of(&list, true));
         let know_paths = list.iter().any(|rule| !rule.path.is_empty());
         Rules { filed: Arc::new(Filed { list, by_address, by_name, know_paths }), guarded }
     }
 
-    /// In order.
+    /// Returns the rules in order.
     pub fn list(&self) -> &[Rule] {
         &self.filed.list
     }
 
-    /// The same, with guarded addresses open.
+    /// Returns the same rules with guarded addresses open.
     pub fn unguarded(&self) -> Rules {
         Rules { filed: self.filed.clone(), guarded: false }
     }
 
-    /// Those that may match, with their numbers, in order. `ip`: unless it is not known yet.
+    /// Returns the rules that may match, with their numbers, in order. `ip`: `None` if the name is not resolved yet.
     fn candidates(
         &self,
         subject: &Subject<'_>,
@@ -176,7 +176,7 @@ impl Rules {
         index.candidates(subject.client.to_canonical(), host, ip, port).map(|i| (i, &list[i]))
     }
 
-    /// Whether the request may go to `server`, to which `target` was resolved.
+    /// Checks whether the request may go to `server`, an address of `target`.
     pub fn check(&self, subject: &Subject<'_>, target: &Target, server: SocketAddr) -> Result<(), Denied> {
         let ip = server.ip().to_canonical();
         let guarded = if self.guarded { guarded_ranges::guarded(ip) } else { None };
@@ -193,12 +193,12 @@ impl Rules {
         guarded.map_or(Ok(()), |g| Err(Denied::Guarded(g.name)))
     }
 
-    /// Whether a rule looks at paths, so that they have to be read.
+    /// Whether any rule has paths, so that request paths have to be parsed.
     pub fn know_paths(&self) -> bool {
         self.filed.know_paths
     }
 
-    /// What is denied whatever the name resolves to: such names are not looked up at all.
+    /// Checks whether the request is denied for every address of the name. Such names are not looked up at all.
     pub fn check_name(&self, subject: &Subject<'_>, target: &Target) -> Result<(), Denied> {
         for (i, rule) in self.candidates(subject, &target.host, None, target.port) {
             if !rule.covers(subject, target.port) {
@@ -209,7 +209,7 @@ impl Rules {
             match (certain, rule.action) {
                 (true, Action::Deny) => return Err(Denied::Rule(i + 1)),
                 (true, Action::Allow) => return Ok(()),
-                // Only the address can tell.
+                // Only the address decides.
                 (false, _) if open => return Ok(()),
                 (false, _) => {}
             }
@@ -254,7 +254,7 @@ impl PathPattern {
 }
 
 impl Pattern {
-    /// Whether it is this host, without asking for addresses of names.
+    /// Whether the pattern matches this host. Names are not resolved.
     pub fn matches(&self, host: &Host) -> bool {
         match host {
             Host::Ip(ip) => self.matches_ip(*ip),
@@ -289,22 +289,22 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Why a text is no part of a rule.
+/// Parse error in a part of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// No port or range.
+    /// Not a port or a range of ports.
     #[error("bad port range: write a port such as 443, or FIRST-LAST with FIRST not above LAST, from 1 to 65535")]
     Ports,
-    /// No prefix or address.
+    /// Not a prefix or an address.
     #[error("bad address prefix: write one such as 192.0.2.0/24 or 2001:db8::/32, or a single address")]
     Prefix,
-    /// No name, suffix, prefix or address.
+    /// Not a name, suffix, prefix or address.
     #[error("bad target: write a prefix (192.0.2.0/24), an address, a name (example.org) or *.SUFFIX (*.example.org)")]
     Target,
     /// `*` alone.
     #[error("`*` is no target: leave `target` out to match every target")]
     Star,
-    /// No path.
+    /// Not a path.
     #[error(
         "bad path: begin it with `/`, write it without query, %XX, `//`, `.` and `..`, and put `*` at its end or nowhere"
     )]

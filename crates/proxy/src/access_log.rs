@@ -1,7 +1,7 @@
-//! One line for every connection that has ended, and for every request of HTTP, as text or JSON.
+//! The access log: one line for each connection that has ended and for each HTTP request, as text or JSON.
 //!
-//! Lines go through a bounded queue to a thread of their own. A disk or a pipe that does not take them makes the queue
-//! run full, and then lines are dropped and counted: the log never holds up a connection.
+//! Lines go through a bounded queue to a writer thread. If the disk or pipe does not accept them,
+//! the queue fills up; further lines are dropped and counted. The log never delays a connection.
 
 use crate::fault::Fault;
 use longsplice_engine::{Ended, Refusal};
@@ -22,15 +22,15 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// About two megabytes of lines.
+/// Capacity of the queue in lines, about two megabytes.
 const QUEUE: usize = 8192;
-/// So much is written at a time, if so much is waiting.
+/// Size in bytes at which a batch is written.
 const BATCH: usize = 64 * 1024;
-/// A first line waits so long for others: to wake the writer for each costs more than all the rest of it. The queue has room
-/// for more than a million lines a second meanwhile.
+/// Time for which the writer collects more lines after the first one. Waking the writer for each line costs more
+/// than all the rest of its work. With this delay, the queue still has room for more than a million lines a second.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// How a line looks.
+/// Format of a line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
@@ -41,24 +41,24 @@ pub enum LogFormat {
     Json,
 }
 
-/// Where lines go, and how they look.
+/// Destination and format of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogConfig {
-    /// How a line looks.
+    /// Format of a line.
     pub format: LogFormat,
-    /// Where they go.
+    /// Destination.
     pub to: LogTarget,
 }
 
-/// Where lines go.
+/// Destination of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LogTarget {
     /// Standard output: `-`.
     #[default]
     Stdout,
-    /// They are appended to this file.
+    /// Append to this file.
     File(PathBuf),
-    /// Nowhere: `off`. There is no log.
+    /// No log: `off`.
     Off,
 }
 
@@ -80,7 +80,7 @@ impl LogTarget {
 }
 
 impl From<&Path> for LogTarget {
-    /// A file by the name of `off` is `./off`.
+    /// The path `off` means no log; write `./off` for a file of that name.
     fn from(path: &Path) -> LogTarget {
         match path.to_str() {
             Some("-") => LogTarget::Stdout,
@@ -90,59 +90,59 @@ impl From<&Path> for LogTarget {
     }
 }
 
-/// What a line says.
+/// Contents of a line.
 #[derive(Debug, Clone, Serialize)]
 pub struct Record {
-    /// When the connection ended: RFC 3339, UTC, milliseconds.
+    /// Time at which the connection ended: RFC 3339, UTC, milliseconds.
     pub time: String,
-    /// Number of the flow; none if there never was one.
+    /// Number of the flow; none if there was no flow.
     pub id: Option<u64>,
     /// Protocol of the listener.
     pub listener: &'static str,
-    /// The client's address, as a PROXY header named it if there was one.
+    /// The client's address, from the PROXY header if there was one.
     pub client: SocketAddr,
-    /// The server's address.
+    /// The server's address; none if there was no server.
     pub server: Option<SocketAddr>,
-    /// The destination as the client named it.
+    /// The destination as the client sent it.
     pub target: Option<String>,
-    /// Number of the route from 1, and name of its pool: `2:api`; HTTP only.
+    /// Number of the route, from 1, and name of its pool: `2:api`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
-    /// Who authenticated, or tried to.
+    /// The user name that was authenticated, or that the client tried.
     pub user: Option<String>,
     /// Method of the request; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub method: Option<String>,
-    /// Status of the reply, the server's or ours; HTTP only.
+    /// Status of the reply, from the server or from us; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Number of the rule of the filter that decided about the reply, from 1, and what: `2:deny`; HTTP only.
+    /// Number, from 1, and action of the filter rule that decided on the reply: `2:deny`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reply_rule: Option<String>,
-    /// What the cache had to do with it: `hit`, `revalidated`, `fill` (it is being stored) or `miss`; HTTP only.
+    /// Result of the cache: `hit`, `revalidated`, `fill` (the reply is being stored) or `miss`; HTTP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<&'static str>,
-    /// How it ended: [`EndReason`](longsplice_engine::EndReason), or `denied`, `bad-request`, `auth-failed`, `unreachable`,
-    /// `bad-reply`, `no-route`, `no-server`, `timeout`.
+    /// Reason for the end: [`EndReason`](longsplice_engine::EndReason), or `denied`, `bad-request`,
+    /// `auth-failed`, `unreachable`, `bad-reply`, `no-route`, `no-server`, `timeout`.
     pub how: &'static str,
     /// Bytes from client to server.
     pub bytes_up: u64,
     /// Bytes from server to client.
     pub bytes_down: u64,
-    /// Of these, bytes that passed while spliced.
+    /// Bytes of `bytes_up` that were forwarded while spliced.
     pub spliced_up: u64,
-    /// Of these, bytes that passed while spliced.
+    /// Bytes of `bytes_down` that were forwarded while spliced.
     pub spliced_down: u64,
-    /// How often the flow was spliced.
+    /// Number of splices of the flow.
     pub splices: u32,
-    /// Why it was not spliced, or what was wrong with the request.
+    /// Reason why the flow was not spliced, or error in the request.
     pub refusal: Option<String>,
     /// Time since accept, in milliseconds.
     pub duration_ms: u64,
 }
 
 impl Record {
-    /// The record of a connection that has done nothing yet.
+    /// Returns the record of a connection that has not transferred anything yet.
     pub fn new(listener: &'static str, client: SocketAddr) -> Record {
         Record {
             time: String::new(),
@@ -168,7 +168,7 @@ impl Record {
         }
     }
 
-    /// Takes over how a relayed flow ended.
+    /// Fills in the result of a relayed flow.
     pub fn ended(&mut self, e: &Ended) {
         self.id = Some(e.id);
         self.how = e.how.as_str();
@@ -178,7 +178,7 @@ impl Record {
         self.refusal = e.refusal.map(Refusal::as_str).map(String::from);
     }
 
-    /// Takes over why there was nothing to relay.
+    /// Fills in the reason why nothing was relayed.
     pub fn fault(&mut self, fault: &Fault) {
         self.how = fault.how();
         self.refusal = Some(fault.to_string());
@@ -190,7 +190,7 @@ impl Record {
     fn line(&self, format: LogFormat) -> String {
         let mut line = match format {
             LogFormat::Text => self.text(),
-            // Strings, numbers and options of them: there is nothing in a record that JSON cannot hold.
+            // A record consists of strings, numbers and options of them, so JSON can hold all of it.
             LogFormat::Json => serde_json::to_string(self).unwrap_or_default(),
         };
         line.push('\n');
@@ -240,7 +240,7 @@ impl Record {
     }
 }
 
-// Fields of a line. They are written for each request: without the formatter, which takes ten times as long.
+// Fields of a line. They are written for each request, so they avoid the formatter, which takes ten times as long.
 
 fn plain(t: &mut String, key: &str, value: &str) {
     for part in [" ", key, "=", value] {
@@ -262,7 +262,7 @@ fn address(t: &mut String, key: &str, a: SocketAddr) {
     t.push_str(itoa::Buffer::new().format(v4.port()));
 }
 
-/// What others have chosen: quoted, unless nothing in it needs to be.
+/// Writes a value that clients or servers chose; quoted if it contains special characters.
 fn text(t: &mut String, key: &str, value: &str) {
     if !value.is_empty() && value.bytes().all(|b| b.is_ascii_graphic() && !b"\"\\=".contains(&b)) {
         return plain(t, key, value);
@@ -271,8 +271,8 @@ fn text(t: &mut String, key: &str, value: &str) {
     let _ = write!(t, "{value:?}"); // writing to a String cannot fail
 }
 
-/// RFC 3339 in UTC with milliseconds. The calendar is that of Howard Hinnant's `civil_from_days`: years of the era
-/// begin in March, so that the leap day is the last.
+/// RFC 3339 in UTC with milliseconds. The calendar follows Howard Hinnant's `civil_from_days`:
+/// years of the era begin in March, so that the leap day comes last.
 pub(crate) fn rfc3339(t: SystemTime) -> String {
     let t = t.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, s) = (t.as_secs() / 86400, t.as_secs() % 86400);
@@ -310,13 +310,13 @@ struct Shared {
 #[derive(Debug)]
 pub struct AccessLog {
     format: LogFormat,
-    /// To the writer, if there is a log.
+    /// Queue to the writer, if there is a log.
     queue: Option<SyncSender<Message>>,
     shared: Arc<Shared>,
 }
 
 impl AccessLog {
-    /// Opens the file and starts the writer.
+    /// Opens the file and starts the writer. Fails if the file cannot be opened or the thread not started.
     pub fn open(config: &LogConfig) -> io::Result<AccessLog> {
         let shared = Arc::new(Shared::default());
         let mut log = AccessLog { format: config.format, queue: None, shared: shared.clone() };
@@ -328,7 +328,7 @@ impl AccessLog {
         Ok(log)
     }
 
-    /// Writes a line, or counts it as dropped if the queue is full. Never waits.
+    /// Queues a line, or counts it as dropped if the queue is full. Never waits.
     pub fn write(&self, mut record: Record) {
         let Some(queue) = &self.queue else { return };
         record.time = rfc3339(SystemTime::now());
@@ -337,19 +337,19 @@ impl AccessLog {
         }
     }
 
-    /// Opens the file anew before the next line: log rotation has moved the old one away.
+    /// Reopens the file before the next line, after log rotation has renamed it.
     pub fn reopen(&self) {
         self.shared.reopen.store(true, Relaxed);
-        // If the queue is full the writer is awake.
+        // If the queue is full, the writer is awake anyway.
         let _ = self.queue.as_ref().map(|q| q.try_send(Message::Wake));
     }
 
-    /// Lines that were not written.
+    /// Returns the number of lines that were not written.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Relaxed)
     }
 
-    /// Waits until all lines so far are written, at most for `limit`. Blocks the thread.
+    /// Waits until all lines so far are written, for `limit` at most; false if that was not enough. Blocks the thread.
     pub fn flush(&self, limit: Duration) -> bool {
         let Some(queue) = &self.queue else { return true };
         let end = Instant::now() + limit;
@@ -368,7 +368,7 @@ impl AccessLog {
 
 impl Drop for AccessLog {
     fn drop(&mut self) {
-        // The last lines of a program that ends; a pipe nobody reads must not keep it from ending.
+        // Write the last lines of a program that ends. A pipe without a reader must not keep it from ending.
         self.flush(Duration::from_secs(1));
     }
 }
@@ -405,7 +405,7 @@ fn write_lines(lines: &Receiver<Message>, mut out: Out, shared: &Shared) {
                 failing = true;
             }
         }
-        // Who waited may be gone by now.
+        // The waiting thread may have timed out by now.
         for done in flushed {
             let _ = done.send(());
         }
@@ -427,7 +427,7 @@ impl Out {
     }
 
     fn file(path: &Path) -> io::Result<File> {
-        // Who visited what is nothing for every user of the host.
+        // Other users of the machine must not read which client connected where.
         OpenOptions::new().append(true).create(true).mode(0o640).open(path)
     }
 

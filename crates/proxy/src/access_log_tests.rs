@@ -1,4 +1,4 @@
-//! Lines, their calendar, and a writer that stands still.
+//! Format of lines, calendar, and a writer that is stuck.
 
 use super::*;
 use crate::access::Denied;
@@ -101,7 +101,7 @@ fn appends_and_reopens() {
     assert_eq!((lines(&moved), lines(&path)), (3, 1));
 }
 
-/// A pipe that nobody reads: write() returns at once all the same, and what is lost is counted.
+/// With a pipe that nobody reads, `write` still returns at once, and lost lines are counted.
 #[test]
 fn a_writer_that_stands_still_drops_lines() {
     let (queue, lines) = sync_channel(2);

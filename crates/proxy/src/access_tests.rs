@@ -1,4 +1,4 @@
-//! Rules: order, matching, guarded addresses and the ways around them.
+//! Rules: order, matching, guarded addresses and attempts to get around them.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn names_and_suffixes() {
     }
 }
 
-/// The address a name resolves to counts, however trusted the name.
+/// The resolved address is checked, even if the name is allowed.
 #[test]
 fn rebinding_does_not_help() {
     for list in [&[][..], &["allow"], &["allow to good.org"], &["allow to *.org,0.0.0.0/0,::/0"]] {
@@ -108,7 +108,7 @@ fn a_rule_opens_what_it_names() {
     assert_eq!(addressed(&r, "169.254.169.254:80"), Ok(()));
     assert_eq!(addressed(&r, "169.254.169.253:80"), Err(Denied::Guarded("link-local")));
     assert_eq!(addressed(&r, "[::1]:80"), Ok(()));
-    // Only the plain address was opened, not the one that carries it.
+    // Only the plain address was opened, not the IPv6 address that embeds it.
     assert_eq!(addressed(&r, "[64:ff9b::7f00:1]:8080"), Err(Denied::Guarded("loopback")));
 }
 
@@ -166,7 +166,7 @@ fn methods_and_paths() {
     assert_eq!(check(Some("POST"), Some("/x/y")), Ok(()));
     assert_eq!(check(Some("GET"), Some("/only")), Ok(()));
     assert_eq!(check(Some("PATCH"), Some("/only")), Err(Denied::Rule(3)));
-    // case counts, and what has neither is not meant
+    // methods are case-sensitive; rules with methods or paths do not match requests without them
     assert_eq!(check(Some("post"), Some("/x")), Ok(()));
     assert_eq!((check(None, None), check(Some("CONNECT"), None)), (Ok(()), Ok(())));
     for path in ["admin", "/a*b", "/a/../b", "/%61", "*", ""] {
@@ -174,7 +174,7 @@ fn methods_and_paths() {
     }
 }
 
-/// Of those that are asked for this, by address and by name.
+/// Returns the rules that are tried for this request, by address and by name.
 fn tried(rules: &Rules, client: &str, target: &str, ip: &str) -> [Vec<usize>; 2] {
     let (client, target) = (client.parse().unwrap(), target.parse::<Target>().unwrap());
     let numbers = |ip| rules.candidates(&Subject::by(client), &target.host, ip, target.port).map(|(n, _)| n).collect();
@@ -202,7 +202,7 @@ fn of_many_rules_few_are_tried() {
     assert_eq!(ask(&by_name, "b300.example.org:80", "192.0.2.7"), [1, 1]);
 }
 
-/// Rules of few addresses, names and ports, so that they overlap, in all combinations.
+/// Compares the index with a linear search. Few addresses, names and ports are combined, so that rules overlap.
 #[test]
 fn none_is_left_out_that_matches() {
     use rand::{RngExt, SeedableRng, rngs::SmallRng};

@@ -1,16 +1,16 @@
-//! A cache of a forward proxy (RFC 9111), shared by all its clients, which fills itself from the tap and answers from the disk.
+//! The cache of a forward proxy (RFC 9111), shared by all its clients, filled from the tap and served from the disk.
 //!
-//! A reply that may be stored passes like any other, copied or spliced; what is stored comes from a tap of the server's leg, which
-//! nobody waits for. A thread of its own takes bodies from there, finds their ends, undoes chunks, and writes. What is not known
-//! to be whole when the reply has ended is thrown away, and the reason counted ([`Count`]).
+//! A reply that may be stored is relayed like any other, copied or spliced. Its stored copy comes from a tap of the server's
+//! leg, which never delays the relay. A thread takes bodies from the tap, finds their ends, decodes chunks, and writes files.
+//! If a body is not known to be complete when the reply has ended, it is discarded, and the reason is counted ([`Count`]).
 //!
-//! | file | what |
+//! | file | contents |
 //! | --- | --- |
-//! | `NUMBER.entry` | a reply ([`file`]); it says by itself what it is |
-//! | `NUMBER.tmp` | one that is being written: removed when the program starts |
-//! | `lock` | one program at a time |
+//! | `NUMBER.entry` | a reply in a self-contained format ([`file`]) |
+//! | `NUMBER.tmp` | a reply that is being written; removed at the start of the program |
+//! | `lock` | allows one program at a time |
 //!
-//! At the start, all that is needed in memory ([`index`]) is read from the files; those that are damaged are removed.
+//! At the start, the index in memory ([`index`]) is built from the files. Damaged files are removed.
 
 mod file;
 mod index;
@@ -43,36 +43,36 @@ use std::{
 use tokio::task::JoinHandle;
 use writer::Writer;
 
-/// Bytes that may wait for the disk: half a second of it at 1 Gbit/s. Beyond it, replies are not stored.
+/// Bytes that may wait for the disk: half a second of traffic at 1 Gbit/s. Beyond that, replies are not stored.
 const WAITING: usize = 64 << 20;
-/// Replies that are being stored at a time: a descriptor and a block of memory each.
+/// Number of replies stored at the same time; each takes a descriptor and a block of memory.
 const FILLS: usize = 256;
 
-/// Where a listener's cache is, and how large.
+/// Location and size of a listener's cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Its directory.
+    /// Directory of the cache.
     pub dir: PathBuf,
-    /// Bytes on the disk at most.
+    /// Maximum size on the disk, in bytes.
     pub size: u64,
-    /// Bytes of the largest body that is stored.
+    /// Maximum size of a stored body, in bytes.
     pub object: u64,
 }
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $count:ident $name:ident,)*) => {
-        /// What is counted.
+        /// Counted events.
         #[derive(Debug, Clone, Copy)]
         pub(crate) enum Count {
             $($count,)*
         }
 
-        /// What caches have done.
+        /// Counters of caches.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub struct CacheValues {
             /// Replies stored now.
             pub cache_entries: u64,
-            /// Bytes on the disk, of those that are being stored, too.
+            /// Bytes on the disk, including replies that are being stored.
             pub cache_bytes: u64,
             $($(#[$doc])* pub $name: u64,)*
         }
@@ -83,7 +83,7 @@ macro_rules! counts {
                 CacheValues { cache_entries: entries, cache_bytes: bytes, $($name: of(Count::$count),)* }
             }
 
-            /// Of two caches together.
+            /// Returns the sum of two caches.
             pub(crate) fn and(self, other: &CacheValues) -> CacheValues {
                 CacheValues {
                     cache_entries: self.cache_entries + other.cache_entries,
@@ -98,29 +98,29 @@ macro_rules! counts {
 counts! {
     /// Requests answered from the disk.
     Hits cache_hits,
-    /// Requests that could have been answered from there, and went to their server.
+    /// Requests that could have been answered from the disk, and went to their server.
     Misses cache_misses,
-    /// Requests answered from the disk after the server has said that what is stored is still good.
+    /// Requests answered from the disk after the server confirmed that the stored reply is still valid.
     Revalidated cache_revalidated,
     /// Replies stored.
     Stored cache_stored,
     /// Replies removed to make room.
     Evicted cache_evicted,
-    /// Replies removed since a request may have changed what they are of, or their server has said that they are not good.
+    /// Replies removed because a request may have changed their resource, or because their server did not confirm them.
     Invalidated cache_invalidated,
-    /// Files that were damaged, and removed.
+    /// Damaged files that were removed.
     Damaged cache_damaged,
-    /// Replies that were not stored: bytes are missing in the tap.
+    /// Replies not stored because the tap lost bytes.
     Gap cache_dropped_gap,
-    /// The same: it is not known whether its receiver has taken what the tap has brought.
+    /// Replies not stored because the receiver may have got other bytes than the tap.
     Doubt cache_dropped_doubt,
-    /// The same: they did not come to their end, or were changed meanwhile.
+    /// Replies not stored because they were cut off, or invalidated while they were stored.
     Cut cache_dropped_cut,
-    /// The same: the disk has refused something.
+    /// Replies not stored because of a disk error.
     Disk cache_dropped_disk,
-    /// The same: too large.
+    /// Replies not stored because they were too large.
     Large cache_dropped_large,
-    /// The same: another was being stored for the same URL, or too many at a time.
+    /// Replies not stored because another one was being stored for the same URL, or too many in total.
     Busy cache_dropped_busy,
 }
 
@@ -132,25 +132,25 @@ pub(crate) struct Cache {
     shared: Arc<Shared>,
 }
 
-/// What the writer and the others know.
+/// State shared by the cache handles and the writer.
 #[derive(Debug)]
 struct Shared {
     config: CacheConfig,
     state: Mutex<State>,
     counts: Counts,
-    /// Written while a head is written anew: nobody reads it half.
+    /// Held for writing while the head of a file is rewritten, so that no reader sees half of it.
     heads: RwLock<()>,
-    /// Held until the last of them is gone.
+    /// Lock of the directory, held until the last user of this state is gone.
     _lock: Flock<File>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     index: Index,
-    /// Bodies that are being written, and how many bytes of them are.
+    /// Replies that are being stored, and the number of their bytes already written.
     fills: HashMap<u64, Filling>,
     writing: u64,
-    /// The number of the next file, and of its tap.
+    /// The last number given to a file and its tap.
     next: u64,
 }
 
@@ -160,33 +160,34 @@ struct Filling {
     key: Key,
     meta: Meta,
     body: Body,
-    /// What was read before the tap began.
+    /// Bytes of the body that were read before the tap began.
     first: Vec<u8>,
-    /// It has come to its end.
+    /// The reply has ended, and was complete.
     whole: bool,
-    /// It was changed meanwhile.
+    /// The reply was invalidated while it was stored.
     stale: bool,
 }
 
-/// A reply that is being stored, for whoever passes it on. Dropped before [`Fill::complete`], it is not.
+/// Handle of a reply that is being stored, for the code that relays it. If it is dropped before
+/// [`Fill::complete`], the reply is not stored.
 #[derive(Debug)]
 pub(crate) struct Fill {
     id: u64,
     shared: Arc<Shared>,
 }
 
-/// What is in the cache for a question, if anything.
+/// A stored reply for a question.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub stored: Stored,
-    /// Otherwise its server has to be asked first.
+    /// Whether the reply may be sent as it is; otherwise its server has to be asked first.
     pub fresh: bool,
     key: Key,
     file: u64,
 }
 
 impl Cache {
-    /// Makes the directory, for its owner only, if it is not there, and learns what is in it.
+    /// Creates the directory if it is missing, accessible to its owner only, and builds the index of its contents.
     pub fn open(config: &CacheConfig) -> io::Result<Cache> {
         let (cache, reader) = Cache::prepare(config)?;
         let writer = Writer::new(cache.shared.clone());
@@ -223,14 +224,14 @@ impl Cache {
         CacheValues::new(state.index.len() as u64, state.index.bytes() + state.writing, &self.shared.counts)
     }
 
-    /// What is stored for this question, and was let through by this filter. Reads from the disk.
+    /// Returns a stored reply for this question that passed this filter. Reads from the disk.
     pub async fn look(self: &Arc<Cache>, question: Question, filter: Arc<str>) -> Option<Found> {
         let cache = self.clone();
-        // it panics only if the runtime is gone
+        // fails only if the runtime is gone
         tokio::task::spawn_blocking(move || cache.shared.look(&question, &filter)).await.ok()?
     }
 
-    /// The body from `at` on, as much as is read at once. Err: it is damaged, and removed.
+    /// Returns one block of the body, beginning at `at`. If the file is damaged, it is removed, and an error returned.
     pub async fn read(self: &Arc<Cache>, found: Arc<Found>, at: u64) -> io::Result<Vec<u8>> {
         let cache = self.clone();
         let read = move || {
@@ -243,7 +244,7 @@ impl Cache {
         tokio::task::spawn_blocking(read).await?
     }
 
-    /// Begins to store a reply of which the head has come, and `first` bytes of the body. None: not now.
+    /// Begins to store a reply whose head has arrived, with the `first` bytes of its body. `None`: it is not stored now.
     pub fn fill(&self, meta: Meta, framing: Framing, first: &[u8]) -> Option<(Fill, Tap)> {
         let most = self.shared.config.object;
         if matches!(framing, Framing::Exact(n) if n > most) {
@@ -263,7 +264,7 @@ impl Cache {
         Some((Fill { id, shared: self.shared.clone() }, self.taps.tap(id)))
     }
 
-    /// What is known of this URL does not count any more (RFC 9111, 4.4).
+    /// Invalidates everything stored for this URL (RFC 9111, 4.4).
     pub fn invalidate(&self, url: &str) {
         let key = key(url);
         let mut state = self.shared.state();
@@ -274,15 +275,15 @@ impl Cache {
         }
     }
 
-    /// Its server has said that it is not good any more.
+    /// Removes a reply that its server did not confirm.
     pub fn forget(&self, found: &Found) {
         self.shared.remove(&mut self.shared.state(), found.key, found.file, Count::Invalidated);
     }
 
-    /// What is said of it is new, here and on the disk.
+    /// Updates the metadata of a stored reply, in memory and on the disk.
     pub async fn freshen(&self, found: &mut Found, meta: Meta) {
         found.stored.meta = meta.clone();
-        // it fails only if the runtime is gone
+        // fails only if the runtime is gone
         let _ = self.freshen_file((found.key, found.file), meta).await;
     }
 
@@ -291,7 +292,7 @@ impl Cache {
         tokio::task::spawn_blocking(move || shared.freshen(key, file, &meta))
     }
 
-    /// Waits until nothing is being stored any more, at most for `limit`. Blocks the thread.
+    /// Waits until no reply is being stored any more, for `limit` at most. Blocks the thread.
     pub fn flush(&self, limit: Duration) {
         let end = Instant::now() + limit;
         while !self.shared.state().fills.is_empty() && Instant::now() < end {
@@ -334,14 +335,14 @@ impl Shared {
 
     fn damaged(&self, key: Key, file: u64, error: &io::Error) {
         let mut state = self.state();
-        // one that was evicted meanwhile is not damaged
+        // the file may have been evicted in the meantime
         if state.index.files(key).contains(&file) {
             tracing::warn!("{} is damaged, and removed: {error}", self.entry(file).display());
             self.remove(&mut state, key, file, Count::Damaged);
         }
     }
 
-    /// Reads what is in the directory. What is neither ours nor anybody's to remove stays.
+    /// Builds the index from the directory. Files with unknown names are left alone.
     fn learn(&self) -> io::Result<()> {
         let mut found = Vec::new();
         for file in fs::read_dir(&self.config.dir)? {
@@ -362,7 +363,7 @@ impl Shared {
                 _ => {}
             }
         }
-        found.sort_unstable(); // numbers grow
+        found.sort_unstable(); // oldest first: numbers grow
         let mut state = self.state();
         for (number, size, key, variant) in found {
             state.next = number;
@@ -373,7 +374,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Until what is stored and written is no more than it may be. False: there is nothing to remove any more.
+    /// Evicts replies until the total size is within the limit. False: nothing is left to evict.
     fn make_room(&self, state: &mut State) -> bool {
         while state.index.bytes() + state.writing > self.config.size {
             let Some(file) = state.index.evict() else { return false };
@@ -416,7 +417,7 @@ impl Shared {
         let path = self.entry(file);
         match Stored::open(&path).and_then(|stored| stored.rewrite(&path, meta)) {
             Ok(size) => self.state().index.touch(key, file, size),
-            // it was evicted
+            // the file was evicted
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => {
                 tracing::warn!("cannot write {}: {e}; it is removed", path.display());
@@ -427,7 +428,7 @@ impl Shared {
 }
 
 impl Fill {
-    /// It has come to its end. To be said before its tap is dropped.
+    /// Marks the reply as complete. Must be called before its tap is dropped.
     pub fn complete(self) {
         if let Some(filling) = self.shared.state().fills.get_mut(&self.id) {
             filling.whole = true;
@@ -439,46 +440,46 @@ fn key(url: &str) -> Key {
     u128::from_str_radix(&digest(url.as_bytes()), 16).unwrap_or_default() // 32 hexadecimal digits
 }
 
-/// What tells replies of one URL apart.
+/// Returns a hash that distinguishes replies with the same URL.
 fn variant(meta: &Meta) -> u64 {
     let all = format!("{}{:?}", meta.filter, meta.asked);
     u64::from_str_radix(&digest(all.as_bytes())[..16], 16).unwrap_or_default()
 }
 
-/// Tells filters apart: what one has let through another may deny.
+/// Returns a digest of the filter: a reply that one filter allowed may be denied by another.
 pub(crate) fn fingerprint(filter: &Filter) -> Arc<str> {
     if filter.rules.is_empty() { "".into() } else { digest(format!("{filter:?}").as_bytes()).into() }
 }
 
-/// A request that is passed on, and what the cache wants of its reply.
+/// A request that goes to a server, and what the cache needs to handle its reply.
 #[derive(Debug)]
 pub(crate) struct Asking {
     pub cache: Arc<Cache>,
-    /// None: whatever comes is not stored.
+    /// `None`: the reply is not stored.
     pub question: Option<Question>,
     pub filter: Arc<str>,
-    /// The server is asked whether this is still good, by us or by the client.
+    /// A stored reply that this request revalidates, with our conditions or the client's.
     pub stale: Option<Found>,
-    /// What the reply invalidates, unless it is an error.
+    /// URL that the reply invalidates, unless it is an error.
     pub changes: Option<String>,
     pub asked_at: SystemTime,
 }
 
-/// What becomes of a reply.
+/// What happens to a reply.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// It passes, and is no business of the cache.
+    /// The reply is relayed; the cache is not involved.
     Pass,
-    /// It passes, and is not stored.
+    /// The reply is relayed and not stored.
     Miss,
-    /// It passes, and is stored.
+    /// The reply is relayed and stored.
     Fill(Fill, Tap),
-    /// What is stored is good, with this said of it. None: 304 is about something else.
+    /// The stored reply is valid, with this new metadata. `None`: the 304 belongs to another reply.
     Good(Option<Box<Meta>>),
 }
 
 impl Asking {
-    /// Adds to the head of the request what makes the server say whether what is stored is good (RFC 9111, 4.3.1).
+    /// Adds conditions to the request head, which ask the server whether the stored reply is still valid (RFC 9111, 4.3.1).
     pub fn ask(&self, head: &mut Vec<u8>) {
         let Some(stale) = self.stale.as_ref().filter(|_| !self.has_condition()) else { return };
         head.truncate(head.len() - 2); // the empty line
@@ -488,12 +489,12 @@ impl Asking {
         head.extend(b"\r\n");
     }
 
-    /// The client's own condition goes on, and the answer is for it.
+    /// Whether the client sent a condition. It is sent on, and the answer goes to the client.
     fn has_condition(&self) -> bool {
         self.question.as_ref().is_some_and(|q| q.conditional)
     }
 
-    /// The head of a final reply has come, and `first` bytes of its body.
+    /// Decides what happens to a final reply, whose head and the `first` bytes of its body have arrived.
     pub fn hear(&self, reply: &Response, server: SocketAddr, first: &[u8]) -> Heard {
         if let Some(url) = self.changes.as_ref().filter(|_| (200..400).contains(&reply.status)) {
             self.cache.invalidate(url);
@@ -509,7 +510,7 @@ impl Asking {
                 return Heard::Good(meta.map(Box::new));
             }
             if let Some(meta) = meta {
-                drop(self.cache.freshen_file((stale.key, stale.file), meta)); // nobody waits for it
+                drop(self.cache.freshen_file((stale.key, stale.file), meta)); // in the background
             }
         }
         self.cache.count(Count::Misses);
@@ -519,7 +520,7 @@ impl Asking {
     }
 }
 
-/// The URL that a reference in a reply means, if it is of the same origin (RFC 9111, 4.4).
+/// Resolves a reference in a reply against the URL; `None` unless both have the same origin (RFC 9111, 4.4).
 fn same_origin(url: &str, reference: &[u8]) -> Option<String> {
     let reference = std::str::from_utf8(reference).ok()?.split('#').next()?;
     let path = url.strip_prefix("http://")?.find('/')? + "http://".len();

@@ -1,9 +1,9 @@
-//! The store: what is written is found again, whole, or not at all.
+//! The store: a written reply is found again complete, or not at all.
 
 use super::*;
 use std::{os::unix::fs::FileExt, time::Duration};
 
-/// A cache, of which the test plays the writer.
+/// A cache with the test in the role of the writer thread.
 struct Scene {
     dir: tempfile::TempDir,
     cache: Arc<Cache>,
@@ -26,7 +26,7 @@ impl Scene {
         Scene { dir, cache: Arc::new(cache), writer, _reader: reader }
     }
 
-    /// The program starts again.
+    /// Simulates a restart of the program.
     fn again(self) -> Scene {
         let Scene { dir, cache, writer, .. } = self;
         let size = cache.shared.config.size;
@@ -129,9 +129,9 @@ fn what_is_damaged_is_a_miss() {
         let open = |path: &Path| OpenOptions::new().write(true).open(path).unwrap();
         let files = scene.files();
         let size = files[0].metadata().unwrap().len();
-        open(&files[0]).write_all_at(b"?", 150_000).unwrap(); // the body
-        open(&files[1]).write_all_at(b"?", 200_020).unwrap(); // the head
-        open(&files[2]).write_all_at(b"?", size - 20).unwrap(); // its magic
+        open(&files[0]).write_all_at(b"?", 150_000).unwrap(); // body
+        open(&files[1]).write_all_at(b"?", 200_020).unwrap(); // head
+        open(&files[2]).write_all_at(b"?", size - 20).unwrap(); // magic
         open(&files[3]).set_len(size - 1).unwrap();
         open(&files[4]).set_len(0).unwrap();
         if start_again {
@@ -221,7 +221,7 @@ fn room_is_made_by_what_was_not_used() {
     let values = scene.cache.values();
     assert!(values.cache_bytes <= 1 << 20 && values.cache_evicted == 2, "{values:?}");
     assert_eq!(scene.files().len(), 3);
-    // a smaller one from now on
+    // a smaller limit from now on
     let Scene { dir, cache, writer, .. } = scene;
     drop((cache, writer));
     let scene = Scene::with(dir, 600_000);
@@ -246,7 +246,7 @@ fn one_is_stored_at_a_time_and_not_if_it_has_changed() {
     assert_eq!(scene.cache.values().cache_invalidated, 1);
 }
 
-/// Root writes anywhere, but not into a directory that is gone.
+/// Root may write anywhere, but not into a removed directory.
 #[test]
 fn what_the_disk_refuses_is_not_stored() {
     let mut scene = Scene::new(4 << 20);

@@ -1,8 +1,8 @@
-//! What the proxy is to do: from a TOML file ([`Config::from_file`]), from the command line ([`Config::from_args`]),
-//! or from both. Every error names the place and the cure.
+//! Configuration of the proxy: from a TOML file ([`Config::from_file`]), from the command line
+//! ([`Config::from_args`]), or from both. Every error names the place of the mistake and how to correct it.
 //!
-//! docs/configuration.md is the reference of the file: every table and every key, with defaults and examples. A test compares it
-//! with the types in here, so a new key has to be described there.
+//! docs/configuration.md is the reference of the file, with every table and key, defaults and
+//! examples. A test compares it with the types in this module, so a new key has to be described there.
 
 mod cache;
 mod file;
@@ -39,43 +39,43 @@ use std::{
 };
 use tls::Tls;
 
-/// What the program is told. Everything the proxy itself does not use is for the program around it.
+/// The configuration. The program around the proxy uses the fields that the proxy itself does not need.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// Where to listen for what.
+    /// Listening addresses and their protocols.
     pub listeners: Vec<ListenerConfig>,
-    /// Servers that stand for one another, by whose names routes lead to them.
+    /// Pools of equivalent servers; routes refer to them by name.
     pub pools: Vec<PoolConfig>,
-    /// Connections of all listeners together; none: [`CONNECTIONS`](crate::limits::CONNECTIONS).
+    /// Limit of connections on all listeners together; none: [`CONNECTIONS`](crate::limits::CONNECTIONS).
     pub connections: Option<u32>,
     /// The access log.
     pub log: LogConfig,
-    /// What to do without the data path.
+    /// Behaviour without the data path.
     pub splice: Splicing,
     /// Options of the engine: devices, tables, and local addresses and ports of connections to servers.
     pub engine: OpenOptions,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
-    /// Let spliced flows run on when the program stops.
+    /// Whether spliced flows continue when the program stops.
     pub leave_flows_on_stop: bool,
 }
 
-/// What to do if the data path cannot be had.
+/// Behaviour if the data path is not available.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Splicing {
-    /// Copy, unless a device was named that cannot be used: that is a mistake of whoever named it.
+    /// Copy, unless a device was named that cannot be used: that is a mistake in the configuration.
     #[default]
     #[serde(skip)]
     AsNamed,
-    /// Copy, whatever is in the way.
+    /// Copy, whatever the reason.
     IfPossible,
-    /// Do not start.
+    /// Refuse to start.
     Required,
 }
 
 impl Splicing {
-    /// Whether this ends the start.
+    /// Whether this error prevents the start.
     pub fn is_fatal(self, error: &OpenError) -> bool {
         match self {
             Splicing::AsNamed => error.is_mistake(),
@@ -88,69 +88,70 @@ impl Splicing {
 /// One listening address.
 #[derive(Debug, Clone)]
 pub struct ListenerConfig {
-    /// Where to listen.
+    /// Listening address.
     pub listen: SocketAddr,
-    /// What to speak there.
+    /// Protocol of the clients.
     pub protocol: Protocol,
-    /// Who may go where.
+    /// Access rules.
     pub rules: Rules,
-    /// When to splice.
+    /// When to splice, and for how long idle flows are kept.
     pub policy: Policy,
-    /// How much and how long.
+    /// Limits on connections and time.
     pub limits: Limits,
-    /// What proxies before us, and we, say of the client.
+    /// PROXY headers that are accepted from proxies in front of us and sent to servers.
     pub proxy_protocol: ProxyProtocol,
-    /// The directory for a copy of all that clients send and are sent; none: nothing is copied.
+    /// Directory for copies of everything that clients send and receive; none: no copies.
     pub tap: Option<PathBuf>,
 }
 
-/// What a listener speaks.
+/// Protocol of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Protocol {
-    /// SOCKS 5, and 4 and 4a if there are no users.
+    /// SOCKS 5; also 4 and 4a if there are no users.
     Socks5 {
-        /// Who may use it; empty for everybody.
+        /// Users with access; empty: everybody.
         users: Users,
     },
     /// HTTP/1.0 and 1.1, as a forward proxy (CONNECT, and requests in absolute-form) or as a reverse proxy.
     Http(Http),
-    /// TLS, to where the name asked for leads.
+    /// TLS, routed by the requested server name.
     Tls(Tls),
-    /// Everything goes to one target.
+    /// One fixed target for all clients.
     Plug {
         /// The target.
         target: Target,
     },
-    /// Connections of others, to where they go anyway.
+    /// Connections that are routed through this machine, to their original destination.
     Transparent,
 }
 
-/// What a listener of HTTP is told.
+/// Configuration of an HTTP listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Http {
-    /// Who may use it; empty for everybody.
+    /// Users with access; empty: everybody.
     pub users: Users,
-    /// Our name in `Via`; none: no `Via` (RFC 9110, 7.6.3, asks for it).
+    /// Our name in `Via`; none: no `Via`, which RFC 9110, 7.6.3, requires.
     pub via: Option<String>,
-    /// What servers are told of the client.
+    /// How servers learn the client's address.
     pub forwarded: Forwarded,
-    /// Bodies with so many bytes to come are spliced, where the policy is to splice after some.
+    /// Minimum number of remaining bytes for a body to be spliced, if the policy splices after a number of bytes.
     pub bodies: u64,
-    /// Where requests go, if it stands for servers (a reverse proxy); empty for a forward proxy.
+    /// Routes of a reverse proxy; empty: forward proxy.
     pub routes: Vec<Route>,
-    /// What servers may reply.
+    /// Filter for replies.
     pub filter: Arc<Filter>,
-    /// Servers are asked for bodies that are not compressed, so that the filter can read them.
+    /// Ask servers for uncompressed bodies, so that the filter can read them.
     pub identity: bool,
-    /// Replies that break a rule are answered with 502, also where everybody understands them.
+    /// Answer with 502 to all replies that break a rule, even if they have a single meaning.
     pub strict_replies: bool,
-    /// Where replies are stored; none: nowhere.
+    /// Cache of replies; none: no cache.
     pub cache: Option<CacheConfig>,
 }
 
 impl Http {
-    /// From so many bytes on a body is spliced: nowhere does that take longer than copying it, by the figures in bench/results
-    /// (`longsplice-bench http`). At 512 KB it took an eighth and a fifth more, at 1 MB as long, and a fifth less.
+    /// Body size in bytes from which splicing never takes longer than copying, by the figures
+    /// in bench/results (`longsplice-bench http`). In two measurements, splicing took an eighth
+    /// and a fifth longer at 512 KB, and as long and a fifth less at 1 MB.
     pub const BODY_PAYS_FROM: u64 = 1024 * 1024;
 }
 
@@ -171,7 +172,7 @@ impl Default for Http {
 }
 
 impl Protocol {
-    /// The word for logs and lists.
+    /// Returns the name for logs and lists.
     pub fn name(&self) -> &'static str {
         match self {
             Protocol::Socks5 { .. } => "socks5",
@@ -183,7 +184,7 @@ impl Protocol {
     }
 }
 
-/// Why there is no configuration.
+/// Error in the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file cannot be read.
@@ -191,38 +192,37 @@ pub enum ConfigError {
     Read {
         /// The file.
         file: PathBuf,
-        /// What the kernel said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Something in a file is wrong.
+    /// A file contains a mistake.
     #[error("{}:{line}:{column}: {message}", file.display())]
     Wrong {
         /// The file.
         file: PathBuf,
-        /// Its line, from 1.
+        /// Line, from 1.
         line: usize,
-        /// The character in the line, from 1.
+        /// Character in the line, from 1.
         column: usize,
-        /// What is wrong and what to write instead.
+        /// The mistake, and what to write instead.
         message: String,
     },
-    /// Something on the command line is wrong.
+    /// The command line contains a mistake.
     #[error("{option} {value}: {message}")]
     Argument {
         /// The option.
         option: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong and what to write instead.
+        /// The mistake, and what to write instead.
         message: String,
     },
 }
 
 impl ListenerConfig {
-    /// A listener with the defaults of its protocol.
+    /// Returns a listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // A client of SOCKS, of a forward proxy or of TLS chooses its target; others were chosen by whoever wrote the
-        // configuration.
+        // Clients of SOCKS, of a forward proxy or of TLS choose their target. Other targets come from the configuration.
         let guarded = match &protocol {
             Protocol::Socks5 { .. } => true,
             Protocol::Http(http) => http.routes.is_empty(),
@@ -240,7 +240,7 @@ impl ListenerConfig {
         }
     }
 
-    /// Where it stores replies, if it does.
+    /// Returns the configuration of the cache, if the listener has one.
     pub fn cache(&self) -> Option<&CacheConfig> {
         match &self.protocol {
             Protocol::Http(http) => http.cache.as_ref(),
@@ -248,39 +248,39 @@ impl ListenerConfig {
         }
     }
 
-    /// The policy for bodies of HTTP messages, which are spliced one by one.
+    /// Returns the policy for bodies of HTTP messages, which are spliced one by one.
     pub(crate) fn policy_of_bodies(&self) -> Policy {
         let when = match (&self.protocol, self.policy.when) {
             (Protocol::Http(http), SpliceWhen::AfterBytes(n)) => SpliceWhen::AfterBytes(n.max(http.bodies)),
             (_, when) => when,
         };
-        // counted with the request that they belong to
+        // bodies count with their request
         Policy { when, tally: Arc::default(), ..self.policy.clone() }
     }
 }
 
 impl Config {
-    /// Reads a TOML file, and the users files it names.
+    /// Reads a TOML file and the users files it names.
     pub fn from_file(file: &Path) -> Result<Config, ConfigError> {
         let read = |source| ConfigError::Read { file: file.into(), source };
         let text = std::fs::read_to_string(file).map_err(read)?;
         Config::from_toml(&text, file)
     }
 
-    /// Reads TOML; `file` is its name in errors and the place that relative paths start at.
+    /// Reads TOML. `file` is its name in errors; relative paths start at its directory.
     pub fn from_toml(text: &str, file: &Path) -> Result<Config, ConfigError> {
         file::read(text, file)
     }
 
-    /// The listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT`, `--tls ADDR:PORT` and
-    /// `--plug ADDR:PORT=HOST:PORT`.
+    /// Returns the listeners of the command line: values of `--socks5 ADDR:PORT`, `--http ADDR:PORT`,
+    /// `--tls ADDR:PORT` and `--plug ADDR:PORT=HOST:PORT`.
     pub fn from_args<S: AsRef<str>>(socks5: &[S], http: &[S], tls: &[S], plugs: &[S]) -> Result<Config, ConfigError> {
         let mut config = Config::default();
         config.add_args(socks5, http, tls, plugs)?;
         Ok(config)
     }
 
-    /// Adds the listeners of the command line to those that are there.
+    /// Adds the listeners of the command line.
     pub fn add_args<S: AsRef<str>>(
         &mut self,
         socks5: &[S],
@@ -317,13 +317,13 @@ impl Config {
         Ok(())
     }
 
-    /// Port 0 is another port each time.
+    /// Whether a listener has this address. Port 0 never counts, because it is a different port each time.
     fn listens_on(&self, addr: SocketAddr) -> bool {
         addr.port() != 0 && self.listeners.iter().any(|l| l.listen == addr)
     }
 }
 
-/// What is wrong with a listener whose address is taken by another.
+/// Error message for a listener whose address is in use by another listener.
 struct Twice(SocketAddr);
 
 impl fmt::Display for Twice {

@@ -1,7 +1,7 @@
-//! The life of one accepted connection: `(PROXY header) -> handshake -> dial -> answer -> relay -> access log`.
+//! Runs one accepted connection: `(PROXY header) -> handshake -> dial -> answer -> relay -> access log`.
 //!
-//! Every step before the relay has a time limit; in the relay the engine's idle limit takes over. The task of a connection
-//! ends when it is handed over; what the last line needs then waits with the engine ([`Relayed`]).
+//! Every step before the relay has a time limit; during the relay, the idle limit of the engine applies. The task of a
+//! connection ends when the flow is handed over. The state for its log line is then kept by the engine ([`Relayed`]).
 
 use crate::{
     access::Subject,
@@ -21,7 +21,7 @@ use longsplice_engine::{Leftovers, Leg};
 use std::{sync::Arc, time::Instant};
 use tokio::time::timeout;
 
-/// Serves one connection, and sees to it that its line is written into the access log.
+/// Serves one connection up to the relay, and makes sure that it gets its line in the access log.
 pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     let started = Instant::now();
     let listener = &front.listener;
@@ -38,14 +38,14 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
         client.reset_at_close();
         return live.shared.splicer.discard(client);
     }
-    // As at accept, without a line in the access log.
+    // Same as a limit at accept: no line in the access log.
     if live.is_from(client.source()).is_err() {
         Counters::add(&live.shared.counters.over_limit);
         client.reset_at_close();
         return live.shared.splicer.discard(client);
     }
     if let Protocol::Http(http) = &listener.protocol {
-        // by itself: the tasks of others need not be as large
+        // boxed, to keep the tasks of other protocols small
         return Box::pin(http::serve(live, &front, http, (client, buffer.rest()))).await;
     }
     let shared = &live.shared;
@@ -70,7 +70,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             record.fault(&fault);
             match listener.protocol {
                 Protocol::Socks5 { .. } | Protocol::Http(_) | Protocol::Tls(_) => linger(&mut client).await,
-                // The client believes to be connected to the target: a reset is what it would have got from there.
+                // The client believes that it is connected to the target, so it gets a reset, as the target would send.
                 Protocol::Plug { .. } | Protocol::Transparent => client.reset_at_close(),
             }
             shared.splicer.discard(client);
@@ -79,7 +79,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     }
 }
 
-/// Serves a connection of others, which goes where it goes: nothing is asked.
+/// Serves a transparent connection. Its target is its original destination, so there is no handshake.
 pub(crate) fn serve_transparent(live: Live, front: &Front, mut client: Leg, server: Leg) {
     let mut record = Record::new(front.listener.protocol.name(), client.source());
     record.target = Some(server.remote().to_string());
@@ -111,7 +111,7 @@ async fn socks_handshake(
             Ok(Ready { server, left: Leftovers::for_server(request.rest) })
         }
         Err(fault) => {
-            // The refusal is logged either way; whether the client gets to read it is its own affair.
+            // The refusal is logged either way; the client may be gone.
             let _ = timeout(limit, request.refuse(client, &fault)).await;
             Err(fault)
         }

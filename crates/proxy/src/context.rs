@@ -1,4 +1,4 @@
-//! What connections have around them: what all of them share, what those of a listener share, and the place that each takes.
+//! The context of a connection: the state shared by all, that shared by a listener, and the slot that the connection takes.
 
 use crate::{
     access_log::AccessLog,
@@ -15,29 +15,29 @@ use longsplice_engine::{Policy, Splicer};
 use std::{collections::HashMap, net::SocketAddr, path::PathBuf, sync::Arc};
 use tokio::sync::watch;
 
-/// What all connections share.
+/// State shared by all connections.
 pub(crate) struct Shared {
     pub(crate) splicer: Splicer,
     pub(crate) resolver: Resolver,
     pub(crate) log: AccessLog,
     pub(crate) counters: Arc<Counters>,
-    /// By name.
+    /// Pools by name.
     pub(crate) pools: HashMap<String, Arc<Pool>>,
-    /// By directory.
+    /// Tap directories by path.
     pub(crate) taps: HashMap<PathBuf, Arc<TapDir>>,
     pub(crate) loads: Loads,
-    /// By directory.
+    /// Caches by directory.
     pub(crate) caches: HashMap<PathBuf, Arc<Cache>>,
-    /// Connections of all listeners.
+    /// Count of the connections of all listeners.
     pub(crate) all: Arc<Counted>,
-    /// How many there are, for the end to wait on.
+    /// Number of live connections, which the end of the program waits for.
     pub(crate) live: watch::Sender<u64>,
-    /// Whether no more is to be begun.
+    /// Whether no new work may begin.
     pub(crate) stop: watch::Receiver<bool>,
 }
 
 impl Shared {
-    /// What the tasks of pools need of all this.
+    /// Returns the part that the tasks of pools need.
     pub(crate) fn upkeep(&self) -> Upkeep {
         Upkeep {
             splicer: self.splicer.clone(),
@@ -48,15 +48,15 @@ impl Shared {
     }
 }
 
-/// A listener's configuration and the count of its connections.
+/// A listener: its configuration, and the count of its connections.
 pub(crate) struct Front {
     pub(crate) listener: ListenerConfig,
-    /// The listener's, shared by all its flows.
+    /// Policy of the listener, shared by all its flows.
     pub(crate) policy: Arc<Policy>,
-    /// The same for bodies of HTTP messages, whose lengths are known.
+    /// Policy for bodies of HTTP messages, whose lengths are known.
     pub(crate) bodies: Arc<Policy>,
     pub(crate) tap: Option<Arc<TapDir>>,
-    /// And what a reply in it has passed.
+    /// Cache, and the fingerprint of the filter that stored replies have passed.
     pub(crate) cache: Option<(Arc<Cache>, Arc<str>)>,
     counted: Arc<Counted>,
 }
@@ -77,7 +77,7 @@ impl Front {
     }
 }
 
-/// Counts a connection as live while it exists, also when its task is torn down or when it has none.
+/// Counts a connection as live as long as it exists, even if its task is cancelled or it has none.
 pub(crate) struct Live {
     pub(crate) shared: Arc<Shared>,
     slots: [Slot; 2],
@@ -86,14 +86,14 @@ pub(crate) struct Live {
 
 impl Live {
     pub(crate) fn enter(shared: &Arc<Shared>, front: &Front, peer: SocketAddr, awake: usize) -> Result<Live, Full> {
-        // Of a connection that a proxy before us serves, the client is still to be told.
+        // Behind a proxy in front of us, the client is not known yet.
         let client = Some(peer.ip()).filter(|ip| !front.listener.proxy_protocol.expects(*ip));
         let slots = [shared.all.enter(client)?, front.counted.enter(client)?];
         shared.live.send_modify(|n| *n += 1);
         Ok(Live { shared: shared.clone(), slots, seat: shared.loads.seat(awake) })
     }
 
-    /// Counts the connection for its client, as soon as that is known.
+    /// Counts the connection for its client, once that is known.
     pub(crate) fn is_from(&mut self, client: SocketAddr) -> Result<(), Full> {
         self.slots.iter_mut().try_for_each(|slot| slot.is_from(client.ip()))
     }

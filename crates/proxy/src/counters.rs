@@ -1,4 +1,4 @@
-//! What the server has done so far, counted by name.
+//! Counters of the server.
 
 use crate::{access::Denied, cache::CacheValues, fault::Fault};
 use serde::Serialize;
@@ -10,51 +10,51 @@ use std::{
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The counters, live.
+        /// Live counters.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
         }
 
-        /// The counters at one moment.
+        /// A snapshot of the counters.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub struct CounterValues {
             $($(#[$doc])* pub $name: u64,)*
-            /// Connections now.
+            /// Connections that exist now.
             pub live: u64,
-            /// Connections of others that were given up half open: there were too many, or no answer came.
+            /// Transparent connections that were given up half open: there were too many, or no answer arrived.
             pub given_up: u64,
-            /// Connections of others that were passed on as by a router: there were too many half open.
+            /// Transparent connections that were forwarded as by a router, because too many were half open.
             pub untracked: u64,
-            /// Records of the data path that were removed, since the kernel had no socket of their connections.
+            /// Records that were removed from the data path because the kernel had no socket for their connections.
             pub swept: u64,
-            /// Next hops of spliced connections that were written anew, since something has changed in the network.
+            /// Next hops of spliced connections that were updated after a change in the network.
             pub path_hops: u64,
             /// Directions of spliced connections that were moved to another next hop one by one.
             pub path_flows: u64,
-            /// Directions of spliced connections without a way, when it was looked last.
+            /// Directions of spliced connections without a route at the last check.
             pub path_stranded: u64,
-            /// Entries of conntrack that were renewed or made, since connections have come back to sockets.
+            /// Conntrack entries that were renewed or created because connections returned to sockets.
             pub conntrack_renewed: u64,
-            /// Those that the kernel has refused to.
+            /// Conntrack entries that the kernel refused to renew or create.
             pub conntrack_failed: u64,
             /// Lines of the access log that were lost.
             pub log_lines_dropped: u64,
-            /// Bytes that taps have given to their files.
+            /// Bytes that taps have passed to their files.
             pub tap_bytes: u64,
-            /// Bytes that passed taps and are known to be missing.
+            /// Bytes that passed taps and are known to be missing in the files.
             pub tap_gap_bytes: u64,
-            /// Bytes of taps that came again and were not the same, or could not be compared.
+            /// Bytes of taps that were retransmitted with different contents, or could not be compared.
             pub tap_doubt_bytes: u64,
-            /// Times that the disk has refused bytes of taps, which are missing then, too.
+            /// Write errors of tap files; the bytes are missing as well.
             pub tap_errors: u64,
-            /// Caches of HTTP, all together.
+            /// HTTP caches, all together.
             #[serde(flatten)]
             pub cache: CacheValues,
         }
 
         impl Counters {
-            /// Those that are counted here.
+            /// Returns the counters of this struct; the others are zero.
             pub(crate) fn values(&self) -> CounterValues {
                 CounterValues { $($name: self.$name.load(Relaxed),)* ..CounterValues::default() }
             }
@@ -65,58 +65,58 @@ macro_rules! counters {
 counters! {
     /// Connections accepted.
     accepted,
-    /// Of these, handed to the relay.
+    /// Connections handed to the relay.
     relayed,
-    /// Closed at once, because there were too many.
+    /// Connections closed at once because a limit was reached.
     over_limit,
-    /// Forbidden by the rules.
+    /// Requests denied by the rules.
     denied,
-    /// No request, or none that can be served.
+    /// Connections without a request, or with a request that cannot be served.
     bad_requests,
-    /// Wrong password, or none.
+    /// Attempts with a wrong password, or without one.
     auth_failed,
-    /// No connection to the target.
+    /// Requests without a connection to their target.
     unreachable,
-    /// HTTP: a server's reply that cannot be passed on.
+    /// HTTP: replies of servers that cannot be forwarded.
     bad_replies,
     /// HTTP: requests, CONNECT included.
     requests,
-    /// HTTP: replies that were passed on to their end, by copying.
+    /// HTTP: replies that were copied to their end.
     replies_copied,
-    /// HTTP: the same, of which bytes were spliced.
+    /// HTTP: replies that were sent to their end, with spliced bytes.
     replies_spliced,
-    /// HTTP: replies that the filter has denied, with 403 or, in the middle, by a reset.
+    /// HTTP: replies denied by the filter, with 403 or, in the middle, with a reset.
     replies_denied,
-    /// HTTP: replies that would have been spliced, and were copied to their end for the filter to read.
+    /// HTTP: replies that would have been spliced, and were copied to their end because the filter had to read them.
     replies_filtered,
-    /// HTTP: requests that an open connection to the server was used for again.
+    /// HTTP: requests that reused an open connection to the server.
     reused,
-    /// No route of the listener for what was asked for: requests of HTTP, connections of TLS.
+    /// Requests of HTTP and connections of TLS that no route of the listener matched.
     no_route,
-    /// HTTP: requests for which no server of the pool was left.
+    /// HTTP: requests for which the pool had no server left.
     no_server,
-    /// HTTP: requests that went to another server, because one had failed.
+    /// HTTP: requests sent to another server because one had failed.
     retries,
-    /// HTTP: servers of pools that were taken out for failed requests, or that checks have found down.
+    /// HTTP: servers of pools that were taken out after failed requests, or found down by checks.
     servers_down,
     /// HTTP: servers of pools that came back.
     servers_up,
-    /// A time limit passed.
+    /// Time limits that passed.
     timeouts,
-    /// accept(2) failed for want of descriptors or memory.
+    /// Failures of accept(2) for lack of descriptors or memory.
     accept_errors,
 }
 
-/// What became of the flows of one listener: connections, counted when it is decided, and requests of HTTP, at their end.
+/// Results of the flows of one listener: connections when it is decided whether they are spliced, HTTP requests at their end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ListenerValues {
-    /// Its address.
+    /// Address of the listener.
     pub listen: SocketAddr,
-    /// What it speaks.
+    /// Protocol of the listener.
     pub protocol: &'static str,
-    /// Flows that were spliced, each once.
+    /// Number of flows that were spliced, each counted once.
     pub spliced: u64,
-    /// How often one was not, by the label of the refusal.
+    /// Number of flows that were not spliced, by the label of the refusal.
     pub refused: BTreeMap<&'static str, u64>,
 }
 

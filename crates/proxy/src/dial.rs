@@ -1,5 +1,5 @@
-//! Connecting to a target: look up, check every address, then try those that are allowed, each a little after the
-//! one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form).
+//! Connects to a target: resolves it, checks every address, and then tries the allowed addresses,
+//! each a little after the one before (RFC 8305, "Happy Eyeballs", section 5, in its simplest form).
 
 use crate::{
     access::{Rules, Subject},
@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 /// Connection Attempt Delay (RFC 8305, section 5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Connects to `target` on behalf of `client`, if `rules` let what is asked.
+/// Connects to `target` on behalf of `client`, if `rules` allow the request.
 pub(crate) async fn dial(
     splicer: &Splicer,
     resolver: &Resolver,
@@ -41,7 +41,7 @@ pub(crate) async fn dial(
             false
         }
     });
-    // The resolver returns at least one address, so an empty list was emptied by a rule.
+    // The resolver returns at least one address, so if the list is empty, the rules have removed all.
     if let (true, Some(why)) = (addresses.is_empty(), denied) {
         return Err(Fault::Denied(why));
     }
@@ -50,8 +50,8 @@ pub(crate) async fn dial(
     connected.map_err(Fault::Unreachable)
 }
 
-/// The first connection that comes about. The next address is tried when `stagger` has passed or an attempt failed;
-/// attempts that come too late are dropped.
+/// Returns the first connection that is established. The next address is tried when `stagger`
+/// has passed or an attempt has failed. Attempts that are still running then are dropped.
 async fn first_of<T, F>(addresses: &[SocketAddr], stagger: Duration, connect: impl Fn(SocketAddr) -> F) -> io::Result<T>
 where
     F: Future<Output = io::Result<T>>,
@@ -77,7 +77,7 @@ where
     }
 }
 
-/// Waits for one of the attempts and removes it.
+/// Waits for one of the attempts, removes it and returns its result.
 async fn first_done<T, F: Future<Output = T>>(attempts: &mut Vec<Pin<Box<F>>>) -> T {
     poll_fn(|cx| {
         for i in 0..attempts.len() {
@@ -91,7 +91,7 @@ async fn first_done<T, F: Future<Output = T>>(attempts: &mut Vec<Pin<Box<F>>>) -
     .await
 }
 
-/// Of two errors the one that says more: a host that refuses is at least there.
+/// Returns the more informative of two errors: a host that refuses is at least reachable.
 fn worse(a: Option<io::Error>, b: io::Error) -> io::Error {
     let rank = |e: &io::Error| match e.kind() {
         io::ErrorKind::ConnectionRefused => 0,
@@ -113,7 +113,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Ports tell what an attempt does: 1 connects, 2 is refused, 3 hangs, 4 finds no network.
+    /// The port number selects the result of an attempt: 1 connects, 2 is refused, 3 hangs, 4 has no route.
     async fn run(ports: &[u16], stagger: Duration) -> (io::Result<u16>, Vec<u16>) {
         let addresses: Vec<_> = ports.iter().map(|p| SocketAddr::from(([192, 0, 2, 1], *p))).collect();
         let tried = RefCell::new(Vec::new());

@@ -1,53 +1,53 @@
-//! Why a connection never came to be relayed: one enum for the reply, the access log and the counters alike.
+//! The reasons why a connection was not relayed: one enum for the reply, the access log and the counters.
 
 use crate::access::Denied;
 use std::{fmt, io};
 
-/// A step with a time limit of its own.
+/// A step with its own time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Greeting, authentication and request; before these, a PROXY header.
     Handshake,
-    /// Looking up the name.
+    /// Name resolution.
     Resolve,
-    /// Connecting.
+    /// Connecting to the target.
     Connect,
-    /// Waiting for the body of an HTTP request.
+    /// Body of an HTTP request.
     Body,
-    /// Waiting for a reply of HTTP.
+    /// HTTP reply.
     Reply,
 }
 
-/// Why a connection was not relayed.
+/// Reason why a connection was not relayed.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// The client said something that cannot be served, or went away before it had said all.
+    /// The client sent something that cannot be served, or closed before its request was complete.
     #[error("{0}")]
     BadRequest(String),
-    /// No acceptable method, or a wrong name or password.
+    /// The client offered no acceptable method, or sent a wrong name or password.
     #[error("{why}")]
     AuthFailed {
-        /// The name given, if one was; whatever the client sent, made readable.
+        /// The name that the client sent, if any. Invalid UTF-8 is replaced.
         user: Option<String>,
         /// What was missing or wrong.
         why: &'static str,
     },
-    /// The rules forbid it.
+    /// The rules deny the request.
     #[error("{0}")]
     Denied(Denied),
     /// The name has no address.
     #[error("no address: {0}")]
     NoAddress(io::Error),
-    /// No address of the target could be connected to.
+    /// No address of the target accepted a connection.
     #[error("{0}")]
     Unreachable(io::Error),
-    /// The server said something that cannot be passed on, or went away before it had said all.
+    /// The server sent something that cannot be forwarded, or closed before its reply was complete.
     #[error("{0}")]
     BadReply(String),
-    /// No route of the listener is for this, which the client asks for.
+    /// No route of the listener matches the request.
     #[error("no route for {0}")]
     NoRoute(String),
-    /// No server of the pool of this name is up.
+    /// No server of this pool is up.
     #[error("no server of pool {0} is up")]
     NoServer(String),
     /// A time limit passed.
@@ -56,7 +56,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The word for the access log and the counters.
+    /// Returns the name for the access log and the counters.
     pub fn how(&self) -> &'static str {
         match self {
             Fault::BadRequest(_) => "bad-request",

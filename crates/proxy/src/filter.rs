@@ -1,18 +1,18 @@
-//! What servers may reply to whom asks through us by HTTP: ordered rules, of which the first that matches decides. Without a
-//! match a reply is let through.
+//! Rules for HTTP replies: which replies may pass to clients. The first rule that matches
+//! decides. Without a match, the reply is allowed.
 //!
-//! A rule looks at the head, at the first bytes of the body, at the whole of it, or at several of these: then all have to match.
-//! What cannot be known yet leaves a rule open, and the decision with it, unless all that are open would decide alike. So the
-//! decision never depends on how a body was cut into segments.
+//! A rule may have conditions on the head, on the first bytes of the body, and on the whole body; all of them have
+//! to match. While a condition is undecided, the rule stays open. The decision stays open with it, unless all open
+//! rules would lead to the same decision. The decision therefore never depends on how a body is cut into segments.
 //!
-//! | decision | what becomes of the reply |
+//! | decision | effect on the reply |
 //! | --- | --- |
-//! | allowed | passed on, and spliced if it is long enough |
-//! | denied | 403 instead of it, or a reset if its head was passed on already |
-//! | open for want of first bytes | held back: head and body, for so many bytes and so much time as [`Filter`] says |
-//! | open otherwise | copied as far as it was read |
+//! | allowed | sent, and spliced if it is long enough |
+//! | denied | replaced by a 403, or reset if its head has been sent |
+//! | open, needs more of the first bytes | head and body are held back, within the limits of [`Filter`] |
+//! | open for another reason | copied as far as it was read |
 //!
-//! Bodies are read as they were sent: what a server has compressed is seen compressed. Chunks are put together.
+//! Bodies are read as they were sent: compressed content is not decompressed. Chunk framing is removed.
 
 use crate::access::Action;
 use longsplice_http::Response;
@@ -23,54 +23,55 @@ use regex_automata::{
 };
 use std::{error::Error, fmt, ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration};
 
-/// The most first bytes of a body: what is held back takes memory, of each reply.
+/// Maximum number of first bytes of a body: each reply that is held back takes that much memory.
 pub const FIRST_MAX: usize = 32 * 1024;
-/// The largest automaton of an expression: it is made when the configuration is read, and all connections share it.
+/// Maximum size in bytes of an expression's automaton. It is built when the configuration is
+/// read, and shared by all connections.
 const AUTOMATON_MAX: usize = 4 * 1024 * 1024;
 
-/// The rules of a listener.
+/// The reply rules of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
-    /// In order.
+    /// The rules in order.
     pub rules: Vec<ReplyRule>,
-    /// So many bytes of a body are its first ones, from 1 to [`FIRST_MAX`].
+    /// Number of bytes that count as the first bytes of a body, from 1 to [`FIRST_MAX`].
     pub first: usize,
-    /// A reply is held back for so long at most. Then its first bytes are judged as they come, which is too late for a 403.
+    /// Maximum time for which a reply is held back. After that, its first bytes are checked
+    /// while they are sent, too late for a 403.
     pub wait: Duration,
 }
 
 impl Default for Filter {
     fn default() -> Filter {
-        // Whatever tells one kind of content from another is in there. Who waits for an event stream waits no longer than for
-        // a slow page.
+        // 4096 bytes include every signature of a content type. An event stream is delayed no longer than a slow page.
         Filter { rules: Vec::new(), first: 4096, wait: Duration::from_secs(5) }
     }
 }
 
-/// A rule. What is empty, or none, matches everything.
+/// A rule on replies. Conditions that are empty or none match everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplyRule {
-    /// What to do when it matches.
+    /// Effect if the rule matches.
     pub action: Action,
-    /// The status.
+    /// Status of the reply.
     pub status: Vec<RangeInclusive<u16>>,
-    /// Content-Type. Of several, one is enough for a rule that denies, and all have to match for one that allows.
+    /// Content-Type. With several values, a deny rule needs one match, and an allow rule needs all to match.
     pub media: Vec<MediaType>,
-    /// Codings of Content-Encoding, likewise; `identity` if there is none.
+    /// Codings of Content-Encoding, matched like `media`; `identity` if there is none.
     pub encoding: Vec<Coding>,
-    /// Length of the content: as announced, or else as it is counted.
+    /// Length of the content, as announced, or otherwise as counted.
     pub length: Vec<Lengths>,
-    /// Is found in the first bytes of the body.
+    /// Expression to be found in the first bytes of the body.
     pub body_begins: Option<Pattern>,
-    /// Is found somewhere in the body.
+    /// Expression to be found anywhere in the body.
     pub body_contains: Option<Pattern>,
 }
 
-/// `text/html`, or `image/*`. In lower case.
+/// A media type, `text/html` or `image/*`, in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaType {
     kind: String,
-    /// None: whichever.
+    /// `None`: any.
     subtype: Option<String>,
 }
 
@@ -78,59 +79,60 @@ pub struct MediaType {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coding(String);
 
-/// Bytes, from and to.
+/// Range of lengths in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lengths(RangeInclusive<u64>);
 
-/// A regular expression over bytes, which reads a body piece by piece and keeps nothing of it. Equal if it is written equally.
+/// A regular expression over bytes. It reads a body piece by piece and stores nothing of it.
+/// Patterns with the same text are equal.
 #[derive(Clone)]
 pub struct Pattern {
     text: String,
     dfa: Arc<dense::DFA<Vec<u32>>>,
 }
 
-/// What is known of a condition.
+/// State of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     No,
     Yes,
-    /// The state of a pattern, if it is one.
+    /// Undecided, with the state of the automaton if the condition is a pattern.
     Open(Option<StateID>),
 }
 
-/// A rule that may match yet.
+/// A rule that may still match.
 #[derive(Debug)]
 struct Candidate {
-    /// In the list.
+    /// Index in the list.
     rule: usize,
     begins: Known,
     contains: Known,
 }
 
-/// What is to be done with a reply.
+/// Decision on a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FilterDecision {
-    /// By the rule of this number, from 1, or because none matches.
+    /// Allowed by the rule of this number, from 1, or because no rule matches.
     Allowed(Option<usize>),
-    /// By the rule of this number, from 1.
+    /// Denied by the rule of this number, from 1.
     Denied(usize),
-    /// It is too early. `hold`: for want of first bytes.
+    /// Undecided. `hold`: the first bytes of the body may decide.
     Open { hold: bool },
 }
 
-/// One reply, as far as it has come.
+/// State of the filter for one reply.
 #[derive(Debug)]
 pub(crate) struct ReplyFilter {
     filter: Arc<Filter>,
     open: Vec<Candidate>,
-    /// Bytes of content so far.
+    /// Number of content bytes so far.
     count: u64,
-    /// All of them, once it is known.
+    /// Total number of content bytes, once it is known.
     length: Option<u64>,
 }
 
 impl ReplyFilter {
-    /// Knows the head of a reply.
+    /// Starts with the head of the reply.
     pub fn new(filter: &Arc<Filter>, reply: &Response) -> ReplyFilter {
         let start = |pattern: &Option<Pattern>| pattern.as_ref().map_or(Known::Yes, Pattern::start);
         let candidate = |(rule, r): (usize, &ReplyRule)| Candidate {
@@ -142,7 +144,7 @@ impl ReplyFilter {
         ReplyFilter { filter: filter.clone(), open: heads.map(candidate).collect(), count: 0, length: reply.length() }
     }
 
-    /// The next bytes of the content.
+    /// Reads the next bytes of the content.
     pub fn read(&mut self, content: &[u8]) {
         let first = self.filter.first as u64; // at most FIRST_MAX
         let begin = usize::try_from(first.saturating_sub(self.count)).unwrap_or(usize::MAX).min(content.len());
@@ -162,7 +164,7 @@ impl ReplyFilter {
         self.open.retain(|c| c.begins != Known::No && c.contains != Known::No);
     }
 
-    /// No more will come.
+    /// Handles the end of the content.
     pub fn end(&mut self) {
         self.length.get_or_insert(self.count);
         for c in &mut self.open {
@@ -172,7 +174,7 @@ impl ReplyFilter {
         }
     }
 
-    /// What follows from all that is known.
+    /// Returns the decision on what has been read so far.
     pub fn decision(&self) -> FilterDecision {
         let (mut may_be_allowed, mut may_be_denied, mut hold) = (false, false, false);
         for c in &self.open {
@@ -210,7 +212,7 @@ impl ReplyFilter {
 
 impl ReplyRule {
     fn matches_head(&self, reply: &Response) -> bool {
-        // What can be read in several ways matches rules that deny in any of them, and those that allow in all.
+        // If a field has several values, a deny rule needs one of them to match, an allow rule all.
         let among = |found: &[String], matches: &dyn Fn(&str) -> bool| match self.action {
             Action::Deny => found.iter().any(|f| matches(f)),
             Action::Allow => !found.is_empty() && found.iter().all(|f| matches(f)),
@@ -226,7 +228,7 @@ impl ReplyRule {
     }
 }
 
-/// The elements of a field as the client gets it, without parameters, in lower case.
+/// Returns the elements of a field that the client will get, without parameters, in lower case.
 fn list(reply: &Response, name: &str) -> Vec<String> {
     let elements = reply.passed_on(name).flat_map(|value| value.split(|b| *b == b','));
     let plain = elements.map(|e| e.split(|b| *b == b';').next().unwrap_or_default().trim_ascii());
@@ -235,7 +237,7 @@ fn list(reply: &Response, name: &str) -> Vec<String> {
 
 impl Pattern {
     fn start(&self) -> Known {
-        // Fails for look-behind that was not built in, and for quit bytes: there are none.
+        // An error would mean look-behind that was not compiled in, or quit bytes. The automaton has neither.
         self.dfa.start_state(&start::Config::new()).map_or(Known::Yes, |state| Known::Open(Some(state)))
     }
 
@@ -252,7 +254,7 @@ impl Pattern {
                 }
             }
         }
-        // The automaton knows a match one byte later; often, whatever that byte is.
+        // The automaton reports a match one byte late. Often the match is certain whatever that byte is.
         let is_match = |next| self.dfa.is_match_state(next);
         let certain = (0..=u8::MAX).all(|byte| is_match(self.dfa.next_state(state, byte)))
             && is_match(self.dfa.next_eoi_state(state));
@@ -343,7 +345,7 @@ impl FromStr for Pattern {
                 while let Some(source) = cause.source() {
                     cause = source;
                 }
-                // the last line says what; those before repeat the expression and point into it
+                // the last line has the reason; the lines before repeat the expression and point into it
                 let cause = cause.to_string();
                 let last = cause.lines().last().unwrap_or_default().trim_start_matches("error: ");
                 Err(format!("bad regular expression: {last}; see https://docs.rs/regex, without Unicode"))

@@ -29,7 +29,8 @@ fn filter(rules: &[ReplyRule]) -> Arc<Filter> {
     Arc::new(Filter { rules: rules.to_vec(), first: 8, ..Filter::default() })
 }
 
-/// The decision, and after how many bytes it was certain; the same however the body is cut.
+/// Returns the decision, and the number of bytes after which it was certain. Checks that it
+/// does not depend on how the body is cut.
 #[track_caller]
 fn decision(rules: &[ReplyRule], fields: &str, body: &str) -> (FilterDecision, usize) {
     let filter = filter(rules);
@@ -53,7 +54,7 @@ fn decision(rules: &[ReplyRule], fields: &str, body: &str) -> (FilterDecision, u
     let whole = with(&bytes);
     for at in 0..=body.len() {
         let (a, b) = body.as_bytes().split_at(at);
-        // Which of several that would decide alike does not matter.
+        // The rule number may differ if several rules would decide alike.
         let kind = |v: FilterDecision| std::mem::discriminant(&v);
         assert_eq!(kind(with(&[a, b]).0), kind(whole.0), "{body}, cut at {at}");
     }
@@ -77,7 +78,7 @@ fn heads() {
         ("Content-Type: xvideo/mp4\r\n", ALLOWED),
         ("X-Content-Type: video/mp4\r\n", ALLOWED),
         ("", ALLOWED),
-        // the client gets no such field
+        // a field named in Connection is not forwarded
         ("Connection: content-type\r\nContent-Type: video/mp4\r\n", ALLOWED),
     ] {
         assert_eq!(of(&bad, fields), required, "{fields}");
@@ -126,7 +127,7 @@ fn first_bytes() {
     assert_eq!(decision(&magic, "", "hello MZ"), (ALLOWED, 1));
     assert_eq!(decision(&magic, "", "M"), (ALLOWED, 2));
     assert_eq!(decision(&magic, "", ""), (ALLOWED, 1));
-    // eight bytes are the first ones here
+    // the first eight bytes count here
     let evil = [begins("(?i)evil", deny())];
     assert_eq!(decision(&evil, "", "an eVIl one").0, FilterDecision::Denied(1));
     assert_eq!(decision(&evil, "", "1234EVIL").0, FilterDecision::Denied(1));
@@ -136,7 +137,7 @@ fn first_bytes() {
     assert_eq!(decision(&[begins("^$", deny())], "", "").0, FilterDecision::Denied(1));
     assert_eq!(decision(&[begins(r"\xff\xfe", deny())], "", "\u{ff}\u{fe}").0, ALLOWED, "bytes, not characters");
     assert_eq!(decision(&[begins("^\u{e4}", deny())], "", "\u{e4}").0, FilterDecision::Denied(1));
-    // what is held back: as long as first bytes may decide
+    // held back as long as the first bytes may decide
     let open = |body: &str| {
         let mut reply_filter = ReplyFilter::new(&filter(&evil), &reply(""));
         reply_filter.read(body.as_bytes());
@@ -168,7 +169,7 @@ fn whole_bodies() {
 fn the_first_that_matches_decides_even_if_it_is_known_last() {
     let begins = |p: &str, r: ReplyRule| ReplyRule { body_begins: pattern(p), ..r };
     let contains = |p: &str, r: ReplyRule| ReplyRule { body_contains: pattern(p), ..r };
-    // Open rules that would decide alike hold up nothing.
+    // Open rules with the same action do not delay the decision.
     let rules = [contains("zzz", deny()), begins("^MZ", deny())];
     assert_eq!(decision(&rules, "", "MZ, zzz"), (FilterDecision::Denied(2), 2));
     assert_eq!(decision(&rules, "", "ab, zzz").0, FilterDecision::Denied(1));
@@ -176,7 +177,7 @@ fn the_first_that_matches_decides_even_if_it_is_known_last() {
     assert_eq!(decision(&rules, "", "MZ, zzz").0, FilterDecision::Denied(1));
     assert_eq!(decision(&rules, "", "MZ"), (FilterDecision::Allowed(Some(2)), 3));
     assert_eq!(decision(&rules, "", "MA"), (FilterDecision::Denied(3), 2));
-    // All conditions of a rule.
+    // All conditions of a rule have to match.
     let both = ReplyRule { length: one("5-"), body_contains: pattern("x"), ..begins("^a", deny()) };
     let both = std::slice::from_ref(&both);
     assert_eq!(decision(both, "", "abcdex").0, FilterDecision::Denied(1));

@@ -1,13 +1,13 @@
-//! Addresses that a client must not reach through a proxy unless a rule says so: those that mean something else seen
-//! from the proxy's host than from the client's, and those where clouds keep their credentials.
+//! Addresses that a client must not reach through a proxy unless a rule allows it: those with a different
+//! meaning for the proxy's host than for the client's, and those where clouds serve credentials.
 //!
-//! Some IPv6 addresses carry an IPv4 address, and somewhere a translator or a tunnel may unwrap it. So an address is
-//! judged by all its [`faces`].
+//! Some IPv6 addresses embed an IPv4 address, which a translator or a tunnel may extract on the
+//! way. All [`faces`] of an address are therefore checked.
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A guarded range and what to call it in the log.
+/// A guarded range and its name in the log.
 struct Range<N> {
     net: N,
     name: &'static str,
@@ -22,12 +22,12 @@ const fn v6(s: [u16; 8], len: u8, name: &'static str) -> Range<Ipv6Net> {
     Range { net: Ipv6Net::new_assert(ip, len), name }
 }
 
-// Not here, on purpose: private addresses (RFC 1918, RFC 4193), which proxies exist to reach.
+// Private addresses (RFC 1918, RFC 4193) are left out on purpose: proxies exist to reach them.
 const GUARDED_V4: &[Range<Ipv4Net>] = &[
-    // Linux takes 0.0.0.0 for the host itself; the rest of 0/8 is "this network" (RFC 1122, 3.2.1.3).
+    // Linux treats 0.0.0.0 as the host itself; the rest of 0/8 is "this network" (RFC 1122, 3.2.1.3).
     v4(0, 0, 0, 0, 8, "unspecified"),
     v4(127, 0, 0, 0, 8, "loopback"),
-    // Contains 169.254.169.254, where most clouds answer.
+    // Contains 169.254.169.254, the metadata address of most clouds.
     v4(169, 254, 0, 0, 16, "link-local"),
     v4(224, 0, 0, 0, 4, "multicast"),
     v4(255, 255, 255, 255, 32, "broadcast"),
@@ -44,7 +44,7 @@ const GUARDED_V6: &[Range<Ipv6Net>] = &[
     v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128, "cloud metadata"),
 ];
 
-/// How an IPv6 address carries an IPv4 address.
+/// How an IPv6 address embeds an IPv4 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// The address itself.
@@ -67,20 +67,20 @@ enum Form {
     Isatap,
 }
 
-/// Why an address is guarded. Two addresses in the same range, in the same form, give equal values.
+/// Reason why an address is guarded. Two addresses in the same range and the same form give equal values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guarded {
-    /// What the range is called.
+    /// Name of the range.
     pub name: &'static str,
     range: IpNet,
     form: Form,
 }
 
-/// The range that guards `ip`, if any does.
+/// Returns the range that guards `ip`, if any.
 pub fn guarded(ip: IpAddr) -> Option<Guarded> {
     let (first, rest) = forms(ip);
     std::iter::once(first).chain(rest.into_iter().flatten()).find_map(|(form, ip)| {
-        // Three of the four readings of such an address are wrong, and most of these are 0.x.y.z: no host at all.
+        // Three of the four readings of such an address are wrong. Most of these are 0.x.y.z, which is no host.
         if matches!((form, ip), (Form::LocalNat64(_), IpAddr::V4(ip)) if ip.octets()[0] == 0) {
             return None;
         }
@@ -92,12 +92,12 @@ pub fn guarded(ip: IpAddr) -> Option<Guarded> {
     })
 }
 
-/// Whether all of `net` lies in one guarded range. Ranges have no holes: its first and its last address tell.
+/// Whether all of `net` lies in one guarded range. Ranges are contiguous, so its first and last address decide.
 pub fn wholly_guarded(net: &IpNet) -> bool {
     guarded(net.network()).is_some_and(|g| guarded(net.broadcast()) == Some(g))
 }
 
-/// `ip` and every IPv4 address it carries.
+/// Returns `ip` and every IPv4 address embedded in it.
 pub fn faces(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
     let (first, rest) = forms(ip);
     std::iter::once(first).chain(rest.into_iter().flatten()).map(|(_, ip)| ip)
@@ -105,7 +105,7 @@ pub fn faces(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
 
 type Face = (Form, IpAddr);
 
-/// The address itself, and at most five that it carries.
+/// Returns the address itself, and up to five addresses embedded in it.
 fn forms(ip: IpAddr) -> (Face, [Option<Face>; 5]) {
     let ip = ip.to_canonical();
     let IpAddr::V6(v6) = ip else { return ((Form::Plain, ip), [None; 5]) };
@@ -113,13 +113,13 @@ fn forms(ip: IpAddr) -> (Face, [Option<Face>; 5]) {
     let carried = |form, at: [usize; 4]| Some((form, IpAddr::from(at.map(|i| o[i]))));
     let last = [12, 13, 14, 15];
     let mut rest = match v6.segments() {
-        // :: and ::1 are addresses of their own.
+        // :: and ::1 embed nothing.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => [None; 5],
         [0, 0, 0, 0, 0, 0, ..] => [carried(Form::Compatible, last), None, None, None, None],
         [0, 0, 0, 0, 0xffff, 0, ..] => [carried(Form::Translated, last), None, None, None, None],
         [0x2002, ..] => [carried(Form::SixToFour, [2, 3, 4, 5]), None, None, None, None],
         [0x64, 0xff9b, 0, 0, 0, 0, ..] => [carried(Form::Nat64, last), None, None, None, None],
-        // Which length is in use cannot be told from the address. Octet 8 stays zero and is skipped.
+        // The address does not tell which prefix length is in use. Octet 8 stays zero and is skipped.
         [0x64, 0xff9b, 1, ..] => [
             carried(Form::LocalNat64(48), [6, 7, 9, 10]),
             carried(Form::LocalNat64(56), [7, 9, 10, 11]),
@@ -134,7 +134,7 @@ fn forms(ip: IpAddr) -> (Face, [Option<Face>; 5]) {
         }
         _ => [None; 5],
     };
-    // The universal/local bit may be set or not.
+    // The universal/local bit may have either value.
     if matches!(v6.segments(), [_, _, _, _, 0 | 0x200, 0x5efe, ..]) {
         rest[4] = carried(Form::Isatap, last);
     }

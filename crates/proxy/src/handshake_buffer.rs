@@ -1,21 +1,21 @@
-//! Reads messages of a dialogue through a bounded buffer, without losing what follows the last one.
+//! Reads the messages of a handshake through a bounded buffer, and keeps the bytes that follow the last one.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Longer than any message of SOCKS: the longest of RFC 1929 has 513 bytes, of SOCKS 4a 520.
+/// Maximum size in bytes of a SOCKS message; the longest of RFC 1929 has 513 bytes, that of SOCKS 4a 520.
 const CAP: usize = 1024;
-/// Room for a read: what most ClientHellos take, so that they come by one.
+/// Bytes per read: enough for most ClientHellos, so that one read suffices.
 const STEP: usize = 2048;
 
-/// Bytes read and not used yet; never more than the longest message that was waited for may have.
+/// Bytes that were read and not used yet; never more than the size limit of the message being read.
 #[derive(Debug, Default)]
 pub(crate) struct HandshakeBuffer {
     buffer: BytesMut,
 }
 
-/// Why there is no message.
+/// Reason why there is no message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HandshakeError<E> {
     #[error("the client closed before its request was complete")]
@@ -29,7 +29,7 @@ pub(crate) enum HandshakeError<E> {
 }
 
 impl HandshakeBuffer {
-    /// The next message, as soon as `parse` finds it complete.
+    /// Returns the next message, as soon as `parse` finds it complete.
     pub(crate) async fn message<T, E>(
         &mut self,
         leg: &mut (impl AsyncRead + Unpin),
@@ -38,7 +38,7 @@ impl HandshakeBuffer {
         self.message_within(CAP, leg, parse).await
     }
 
-    /// The same for a message of at most `cap` bytes.
+    /// Like `message`, with a limit of `cap` bytes.
     pub(crate) async fn message_within<T, E>(
         &mut self,
         cap: usize,
@@ -61,7 +61,7 @@ impl HandshakeBuffer {
         }
     }
 
-    /// What was read behind the last message.
+    /// Returns the bytes that were read after the last message.
     pub(crate) fn rest(self) -> Bytes {
         self.buffer.freeze()
     }
@@ -71,7 +71,7 @@ impl HandshakeBuffer {
 mod tests {
     use super::*;
 
-    /// A message is a length byte and as many bytes.
+    /// A message consists of a length byte and that many bytes.
     fn parse(input: &[u8]) -> Result<Option<(Vec<u8>, usize)>, ()> {
         let Some(&n) = input.first() else { return Ok(None) };
         let end = 1 + usize::from(n);

@@ -1,4 +1,4 @@
-//! Password hashes that are slow on purpose, as they stand in password files.
+//! Slow password hashes, in the formats of password files.
 //!
 //! | form | written by | limit |
 //! | --- | --- | --- |
@@ -6,22 +6,22 @@
 //! | `$5$`, `$6$` (SHA-crypt) | `openssl passwd -6`, `mkpasswd`, /etc/shadow | [`SHA_ROUNDS_MAX`] rounds |
 //! | `$argon2id$` (RFC 9106) | `argon2 -id -e` | [`ARGON2_MEMORY_MAX`], and [`ARGON2_WORK_MAX`] |
 //!
-//! At their limits, each takes about a second of a processor: no guess may cost us more.
+//! At its limit, each takes about a second of CPU time, so that no guess costs us more.
 
 use argon2::{Argon2, PasswordHash, PasswordVerifier, password_hash};
 use bcrypt::HashParts;
 use sha_crypt::ShaCrypt;
 
-/// The highest cost of bcrypt: twice the time for each more.
+/// Maximum cost of bcrypt; each step doubles the time.
 pub const BCRYPT_COST_MAX: u32 = 14;
-/// The most rounds of SHA-crypt; 5000 if none are said.
+/// Maximum number of rounds of SHA-crypt; the default of the format is 5000.
 pub const SHA_ROUNDS_MAX: u32 = 1_000_000;
-/// The most memory of Argon2, in KiB: two passwords of a listener may be verified at the same time.
+/// Maximum memory of Argon2 in KiB; a listener may verify two passwords at the same time.
 pub const ARGON2_MEMORY_MAX: u32 = 256 * 1024;
-/// The most KiB that Argon2 writes: memory times passes.
+/// Maximum work of Argon2 in KiB written: memory times passes.
 pub const ARGON2_WORK_MAX: u64 = 1024 * 1024;
 
-/// A hash that can be verified within the limits.
+/// A valid hash within the limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hash {
     kind: Kind,
@@ -35,27 +35,27 @@ enum Kind {
     Argon2,
 }
 
-/// Why a hash is none that can be verified.
+/// Reason why a hash cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HashError {
-    /// Another scheme, or none of its hashes.
+    /// Unknown scheme, or not a hash of its scheme.
     #[error(
         "not a hash of bcrypt ($2y$), SHA-crypt ($5$, $6$) or Argon2id: make one with `htpasswd -nB NAME`, \
          `openssl passwd -6` or `argon2 SALT -id -e`"
     )]
     Form,
-    /// bcrypt.
+    /// The cost of bcrypt is too high.
     #[error(
         "a cost of {0}: not above {BCRYPT_COST_MAX}, since each more takes twice the time: use `htpasswd -nB -C 10`"
     )]
     Cost(u32),
-    /// SHA-crypt; as crypt(5) has it, there are 1000 at least.
+    /// The number of rounds of SHA-crypt is out of range; as in crypt(5), the minimum is 1000.
     #[error("rounds={0}: write a number from 1000 to {SHA_ROUNDS_MAX}, which take about a second, or none")]
     Rounds(String),
-    /// Argon2.
+    /// The memory of Argon2 is too large.
     #[error("m={0}: not above {ARGON2_MEMORY_MAX} KiB, since two may be verified at the same time")]
     Memory(u32),
-    /// Argon2.
+    /// The work of Argon2 is too large.
     #[error(
         "m={0},t={1}: m times t must not be above {ARGON2_WORK_MAX}, which takes about a second: RFC 9106 has m=65536,t=3"
     )]
@@ -63,7 +63,7 @@ pub enum HashError {
 }
 
 impl Hash {
-    /// Reads one, and sees to it that it can be verified.
+    /// Parses a hash, and checks that it can be verified within the limits.
     pub fn read(text: &str) -> Result<Hash, HashError> {
         let scheme = text.split('$').nth(1).unwrap_or_default();
         let kind = match scheme {
@@ -80,7 +80,7 @@ impl Hash {
         Ok(Hash { kind, text: text.into() })
     }
 
-    /// Whether it is that of the password; takes its time. Err: why it cannot be told.
+    /// Whether the hash matches the password; slow. An error says why that cannot be decided.
     pub fn verify(&self, password: &[u8]) -> Result<bool, String> {
         let found = match self.kind {
             Kind::Bcrypt => return bcrypt::verify(password, &self.text).map_err(|e| e.to_string()),
@@ -95,7 +95,8 @@ impl Hash {
     }
 }
 
-/// `$6$[rounds=N$]SALT$HASH`, after crypt(5): of a longer salt some programs would read a part only.
+/// Checks `$6$[rounds=N$]SALT$HASH` according to crypt(5). Longer salts are refused, because
+/// some programs would truncate them.
 fn sha(text: &str) -> Result<(), HashError> {
     let fields: Vec<&str> = text.split('$').skip(1).collect();
     let (scheme, rounds, salt, hash) = match fields[..] {
@@ -114,7 +115,7 @@ fn sha(text: &str) -> Result<(), HashError> {
     if good { Ok(()) } else { Err(HashError::Form) }
 }
 
-/// The format of password hashing competitions: `$argon2id$v=19$m=65536,t=3,p=4$SALT$HASH`.
+/// Checks the format of the Password Hashing Competition: `$argon2id$v=19$m=65536,t=3,p=4$SALT$HASH`.
 fn argon2id(text: &str) -> Result<(), HashError> {
     let hash = PasswordHash::new(text).map_err(|_| HashError::Form)?;
     let params = argon2::Params::try_from(&hash).map_err(|_| HashError::Form)?;
@@ -136,7 +137,7 @@ fn argon2id(text: &str) -> Result<(), HashError> {
 mod tests {
     use super::*;
 
-    /// Of crypt(3), `openssl passwd`, and the reference implementation of Argon2.
+    /// From crypt(3), `openssl passwd`, and the reference implementation of Argon2.
     const KNOWN: &[(&str, &str)] = &[
         ("secret", "$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW"),
         ("secret", "$5$saltstring$C3o4O1TC6aRHF4FI.QSZMXtHbaj2gSXr4sUc/3NcUi."),

@@ -1,13 +1,13 @@
-//! HTTP/1.0 and 1.1 (RFC 9110, RFC 9112): as a forward proxy, CONNECT and requests in absolute-form; as a reverse proxy,
-//! where a listener has routes, several servers as one site ([`site`]).
+//! HTTP/1.0 and 1.1 (RFC 9110, RFC 9112): a forward proxy for CONNECT and requests in absolute-form or,
+//! on a listener with routes, a reverse proxy that presents several servers as one site ([`site`]).
 //!
-//! A connection of a client is a row of requests, each read, judged and answered before the next is looked at; what is
-//! pipelined waits, so that replies come in order. Each may go to another target: the connection to the last server is kept
-//! for the case that the next is for the same. With CONNECT, or once a server has switched protocols (101), the row ends,
-//! and the two legs are handed to the relay, which may splice them. Of other messages the bodies are spliced, if they are long
-//! enough: the engine passes on as many bytes as are ahead, and gives both legs back (`Splicer::relay_message`).
+//! A client's connection carries a sequence of requests. Each one is read, checked and answered before the next is parsed;
+//! pipelined requests wait, so that replies come in order. Each request may go to a different target; the connection to the
+//! last server is kept in case the next request has the same target. After CONNECT, or once a server has switched protocols
+//! (101), no requests follow, and both legs are handed to the relay, which may splice them. Other messages have their bodies
+//! spliced if they are long enough: the engine relays the rest of the body, and returns both legs (`Splicer::relay_message`).
 //!
-//! Each request has a line in the access log; the relay writes that of CONNECT and 101.
+//! Each request has a line in the access log. The relay writes the line of a CONNECT or 101.
 
 mod alarm;
 mod auth;
@@ -40,38 +40,38 @@ use std::{
 use stream::Stream;
 use tokio::time::timeout;
 
-/// The port of `http` (RFC 9110, 4.2.1).
+/// Default port of `http` (RFC 9110, 4.2.1).
 const PORT: u16 = 80;
 
-/// A client's connection.
+/// A client's connection, with its sequence of requests.
 struct Row<'a> {
     live: Live,
     front: &'a Front,
     http: &'a Http,
     client: Stream,
-    /// The connection to the last server.
+    /// Connection to the last server.
     server: Option<Held>,
     began: Instant,
-    /// Requests so far.
+    /// Number of requests so far.
     count: u64,
     alarm: Alarm,
-    /// Until no new requests are to be taken.
+    /// Completes when no new requests may be accepted.
     stop: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
 }
 
-/// What becomes of the connection after a request.
+/// What happens to the connection after a request.
 enum Next {
     /// Another request may follow.
     Request,
-    /// It is to be closed, once the client has read our last words.
+    /// Close it, once the client has read our last bytes.
     Close,
-    /// It is to be reset.
+    /// Reset it.
     Reset,
-    /// It belongs to the relay.
+    /// The relay has it.
     Relay(Box<Record>),
 }
 
-/// Serves one connection, of which so much was read already.
+/// Serves one connection. `read`: the bytes read from it so far.
 pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read): (Leg, Bytes)) {
     let client = Stream::with(client, &read);
     let shared = live.shared.clone();
@@ -85,7 +85,7 @@ pub(crate) async fn serve(live: Live, front: &Front, http: &Http, (client, read)
         began: Instant::now(),
         count: 0,
         alarm: Alarm::new(),
-        // or whoever would tell it is gone
+        // also completes if the sender is gone
         stop: Box::pin(async move { drop(stop.wait_for(|stop| *stop).await) }),
     };
     let next = tokio::select! {
@@ -119,7 +119,7 @@ impl Row<'_> {
         Record::new(self.front.listener.protocol.name(), self.client.leg.source())
     }
 
-    /// One request after the other.
+    /// Serves one request after the other.
     async fn requests(&mut self) -> Next {
         loop {
             let read = self.read_request().await;
@@ -146,7 +146,7 @@ impl Row<'_> {
         }
     }
 
-    /// Judges one request, and answers it.
+    /// Checks one request and answers it.
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
         let judged = if self.http.routes.is_empty() {
             self.judge(request, &mut record).await
@@ -167,7 +167,7 @@ impl Row<'_> {
                 self.answer_options(request, &mut record).await
             }
             _ if self.front.cache.is_none() => self.forward_request(&routed, None, &mut record).await,
-            // by itself: tasks of others need not be as large
+            // boxed, to keep the tasks of other connections small
             _ => match Box::pin(self.look_up(&routed, &mut record)).await {
                 Ok(next) => next,
                 Err(asking) => self.forward_request(&routed, asking, &mut record).await,
@@ -180,7 +180,7 @@ impl Row<'_> {
         next
     }
 
-    /// Who asks a forward proxy, and for what.
+    /// Checks a request to a forward proxy: authentication, target and rules.
     async fn judge<'r>(&self, request: &'r Request, record: &mut Record) -> Result<RoutedRequest<'r>, (Fault, u16)> {
         let bad = |why: &str| (Fault::BadRequest(why.into()), 400);
         let limit = self.front.listener.limits.handshake;
@@ -195,7 +195,7 @@ impl Row<'_> {
         };
         let target = target(authority).ok_or_else(|| bad("a bad host in the request target"))?;
         record.target = Some(target.to_string());
-        // Paths that can be read in several ways are the server's affair, unless a rule has to read them.
+        // A path with several readings is left to the server, unless rules have to match it.
         let path = match path.filter(|_| self.front.listener.rules.know_paths()) {
             Some(path) => Some(path::plain(path).map_err(wrong)?),
             None => None,
@@ -204,7 +204,7 @@ impl Row<'_> {
         Ok(RoutedRequest { request, site: None, path, to: To::Target(target) })
     }
 
-    /// CONNECT (RFC 9110, 9.3.6).
+    /// Serves a CONNECT request (RFC 9110, 9.3.6).
     async fn connect(&mut self, routed: &RoutedRequest<'_>, target: &Target, record: &mut Record) -> Next {
         self.drop_server();
         let listener = &self.front.listener;
@@ -226,7 +226,7 @@ impl Row<'_> {
         }
     }
 
-    /// Nobody is left who may pass it on (RFC 9110, 7.6.2).
+    /// Answers OPTIONS whose `Max-Forwards` does not allow another hop (RFC 9110, 7.6.2).
     async fn answer_options(&mut self, request: &Request, record: &mut Record) -> Next {
         let next = self.after_refusal(request);
         record.status = Some(200);
@@ -236,14 +236,14 @@ impl Row<'_> {
         next
     }
 
-    /// Answers instead of a server.
+    /// Answers in place of a server.
     async fn refuse(&mut self, request: &Request, record: &mut Record, fault: &Fault, status: u16) -> Next {
         let next = self.after_refusal(request);
         self.answer(Some(request), record, fault, Some(status), matches!(next, Next::Close)).await;
         next
     }
 
-    /// Counts and notes a fault, and tells the client, if it listens.
+    /// Counts and logs a fault, and sends the client an error reply if there is a status for it.
     async fn answer(
         &mut self,
         request: Option<&Request>,
@@ -266,7 +266,7 @@ impl Row<'_> {
         self.say(&reply.encode(SystemTime::now())).await;
     }
 
-    /// Says something of our own; whether the client gets to read it is its own affair.
+    /// Writes a reply of our own. Errors are ignored: the client may be gone.
     async fn say(&mut self, bytes: &[u8]) {
         let limit: Duration = self.front.listener.limits.handshake;
         let _ = timeout(limit, self.client.write_all(bytes)).await;
@@ -277,7 +277,8 @@ impl Row<'_> {
         request.keep_alive && !*self.shared().stop.borrow()
     }
 
-    /// After an answer of ours. What of the request was not read would be taken for the next.
+    /// Returns what follows a reply of our own. An unread request body would be parsed as the
+    /// next request, so the connection is closed then.
     fn after_refusal(&self, request: &Request) -> Next {
         let whole = matches!(request.framing, Framing::None | Framing::Exact(0));
         if whole && self.may_go_on(request) { Next::Request } else { Next::Close }
@@ -290,7 +291,7 @@ impl Row<'_> {
     }
 }
 
-/// TRACE would repeat all fields, and cookies among them, to whoever made the client ask.
+/// Refuses TRACE: its reply would disclose all fields, including cookies, to a script that made the client send it.
 fn no_trace(request: &Request) -> Result<(), (Fault, u16)> {
     if request.method == "TRACE" { Err((Fault::BadRequest("TRACE is not passed on".into()), 501)) } else { Ok(()) }
 }
@@ -299,7 +300,7 @@ fn wrong(wrong: Wrong) -> (Fault, u16) {
     (Fault::BadRequest(wrong.to_string()), wrong.status())
 }
 
-/// The status for a target that cannot be had.
+/// Returns the status for a target that cannot be reached.
 fn status_of(fault: &Fault) -> u16 {
     match fault {
         Fault::Denied(_) => 403,
@@ -312,13 +313,13 @@ fn status_of(fault: &Fault) -> u16 {
     }
 }
 
-/// What is connected to.
+/// Returns the target to connect to.
 fn target(authority: &Authority) -> Option<Target> {
     let host = Host::from_name(authority.host.as_bytes()).ok()?;
     Some(Target { host, port: authority.port.unwrap_or(PORT) })
 }
 
-/// The value of `Host`.
+/// Returns the value of `Host`.
 fn host(target: &Target) -> String {
     match &target.host {
         Host::Name(name) => forward::host(name, target.port),

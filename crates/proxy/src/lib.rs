@@ -1,18 +1,18 @@
-//! Control mode: everything that happens to a connection before, and instead of, being spliced.
+//! Control mode: all work on a connection before the splice, and on connections that are never spliced.
 //!
-//! # Way of a connection
-//! [`server`] accepts it within the [`limits`]; `connection` leads it through its protocol ([`socks5`], [`socks4`],
-//! `http`, [`tls`], [`plug`]) to a [`target`], or, by [`routes`], to a server of a `pool`; `resolve` finds addresses,
-//! [`access`] says which of them are allowed, `dial` connects to the first that answers; `onward` hands both legs to the
-//! engine, which relays and splices; [`access_log`] keeps one line. What HTTP servers reply may pass a [`filter`] first, and
-//! may come from a `cache`. Before all of it, a proxy before us may say who the client is ([`proxy_protocol`]).
+//! # Path of a connection
+//! [`server`] accepts it within the [`limits`]. `connection` runs its protocol ([`socks5`], [`socks4`], `http`, [`tls`],
+//! [`plug`]), which yields a [`target`] or, by [`routes`], a server of a `pool`. `resolve` looks up addresses, [`access`]
+//! says which of them are allowed, and `dial` connects to the first that answers. `onward` hands both legs to the engine,
+//! which relays and splices. [`access_log`] writes one line. Replies of HTTP servers may have to pass a [`filter`] first,
+//! and may come from a `cache`. Before all this, a proxy in front of us may send the client's address ([`proxy_protocol`]).
 //!
 //! Parsers do no I/O: they are functions from bytes to `Result<Option<(message, used)>, ParseError>`, where `None`
-//! means that more has to come. Every wait before the relay has a time limit, every buffer a size.
+//! means that the message is not complete. Every wait before the relay has a time limit, every buffer a size limit.
 //!
 //! # Order of calls
-//! [`Config::from_file`] or [`Config::from_args`], then [`Prepared::new`] and [`Prepared::start`]; to end, [`Server::stop_accepting`] and
-//! [`Server::drain`].
+//! [`Config::from_file`] or [`Config::from_args`], then [`Prepared::new`] and
+//! [`Prepared::start`]. To end: [`Server::stop_accepting`] and [`Server::drain`].
 
 pub mod access;
 pub mod access_log;

@@ -1,4 +1,4 @@
-//! What one connection may take in time, and one client and all clients together in number.
+//! Limits: time per connection, and number of connections per client and in total.
 
 use std::{
     collections::HashMap,
@@ -8,27 +8,27 @@ use std::{
     time::Duration,
 };
 
-/// Connections of all listeners together at most, unless the configuration says otherwise. Two descriptors each, and pipes
-/// while copying: well below the usual hard limit of a million.
+/// Default maximum number of connections on all listeners together. Each takes two descriptors,
+/// and pipes while copying: well below the usual hard limit of a million.
 pub const CONNECTIONS: u32 = 65536;
 
 /// The limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// From accept to the end of the request: greeting, authentication and request together. A PROXY header before
-    /// these may take as long again.
+    /// Time from accept to the end of the request: greeting, authentication and request
+    /// together. A PROXY header before these may take as long again.
     pub handshake: Duration,
-    /// Looking up a name.
+    /// Time to resolve a name.
     pub resolve: Duration,
-    /// Connecting, over all addresses of the name.
+    /// Time to connect, over all addresses of the name.
     pub connect: Duration,
-    /// HTTP: from the last byte in either direction to the head of the reply.
+    /// HTTP: time from the last byte in either direction to the head of the reply.
     pub reply: Duration,
-    /// HTTP: from a reply to the first byte of the client's next request.
+    /// HTTP: time from a reply to the first byte of the client's next request.
     pub keep_alive: Duration,
-    /// Connections from one client address; for IPv6 from one /64, all of which a single host may use.
+    /// Connections from one client address; for IPv6, from one /64, because a single host may use all of it.
     pub connections_per_client: u32,
-    /// Connections of this listener; none: as many as all listeners may have.
+    /// Connections of this listener; none: limited only by the total of all listeners.
     pub connections: Option<u32>,
 }
 
@@ -37,13 +37,13 @@ impl Default for Limits {
         Limits {
             // Three round trips, and time for a retransmission or two.
             handshake: Duration::from_secs(10),
-            // The default of resolv.conf for one attempt at one name server.
+            // Default of resolv.conf for one attempt at one name server.
             resolve: Duration::from_secs(5),
             // Three retransmissions of the SYN: 1, 3 and 7 seconds after the first.
             connect: Duration::from_secs(10),
-            // Servers think longer than networks take: reports, queues, long polls.
+            // Servers take longer than networks: reports, queues, long polls.
             reply: Duration::from_secs(300),
-            // What browsers expect of proxies, more or less.
+            // Roughly what browsers expect of proxies.
             keep_alive: Duration::from_secs(60),
             connections_per_client: 1024,
             connections: None,
@@ -51,12 +51,12 @@ impl Default for Limits {
     }
 }
 
-/// Which limit a new connection would exceed.
+/// The limit that a new connection would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Full {
-    /// The client has too many.
+    /// Connections of the client.
     Client,
-    /// There are too many.
+    /// Connections in total.
     Total,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Full {
     }
 }
 
-/// Counts connections. Its memory is bounded by the connections that are there: clients with none have no entry.
+/// Counter of connections. Its memory is bounded by their number: clients without connections have no entry.
 #[derive(Debug)]
 pub struct Counted {
     total_max: u32,
@@ -83,7 +83,7 @@ struct Now {
     clients: HashMap<IpAddr, u32>,
 }
 
-/// The right to be counted; counted off when it is dropped.
+/// A counted connection; dropping the slot removes it from the count.
 #[derive(Debug)]
 pub struct Slot {
     counted: Arc<Counted>,
@@ -91,12 +91,12 @@ pub struct Slot {
 }
 
 impl Counted {
-    /// A counter with a limit in total and one per client.
+    /// Returns a counter with a total limit and a limit per client.
     pub fn new(total_max: u32, client_max: u32) -> Arc<Counted> {
         Arc::new(Counted { total_max, client_max, now: Mutex::default() })
     }
 
-    /// Counts a connection from `client`, unless it is one too many; without a client, in total only.
+    /// Counts a connection from `client`, or returns the limit it would exceed; without a client, only the total counts.
     pub fn enter(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Slot, Full> {
         let mut now = self.lock();
         if now.total >= self.total_max {
@@ -110,13 +110,13 @@ impl Counted {
         Ok(Slot { counted: self.clone(), client })
     }
 
-    /// Connections now.
+    /// Returns the current number of connections.
     pub fn now(&self) -> u32 {
         self.lock().total
     }
 
     fn lock(&self) -> MutexGuard<'_, Now> {
-        // Nothing in here panics half-way through a change, so a poisoned lock guards sound data.
+        // No code panics in the middle of a change, so the data behind a poisoned lock is consistent.
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -132,7 +132,7 @@ impl Now {
 }
 
 impl Slot {
-    /// Counts the connection for its client, which was not known before.
+    /// Counts the connection for its client, which was not known at first.
     pub fn is_from(&mut self, client: IpAddr) -> Result<(), Full> {
         if self.client.is_none() {
             let client = counted_as(client);

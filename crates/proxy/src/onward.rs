@@ -1,4 +1,4 @@
-//! What every protocol does once it knows where a connection goes: connect, relay or refuse, and write the line.
+//! The steps that all protocols share once the target is known: connect, relay or refuse, and write the log line.
 
 use crate::{
     access::{Rules, Subject},
@@ -18,25 +18,25 @@ use tokio::{
     time::timeout,
 };
 
-/// How long, and for how many bytes, a client that was refused is listened to.
+/// Time and number of bytes for which a refused client is drained before the close.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 64 * 1024;
 
-/// What a handshake leaves for the relay.
+/// Result of a handshake, for the relay.
 pub(crate) struct Ready {
     pub server: Leg,
     pub left: Leftovers,
 }
 
-/// What remains of a connection while it is relayed. For each of a million: small.
+/// State of a connection while it is relayed; small, because there may be a million of them.
 pub(crate) struct Relayed {
     pub live: Live,
     pub started: Instant,
-    /// The server of a pool that is busy with it.
+    /// Lease on a server of a pool, if the connection has one.
     pub lease: Option<Lease>,
 }
 
-/// Connects to the target, if the listener's rules let the client.
+/// Connects to the target, if the rules of the listener allow it.
 pub(crate) async fn connect(
     shared: &Shared,
     listener: &ListenerConfig,
@@ -47,7 +47,7 @@ pub(crate) async fn connect(
     connect_under(&listener.rules, shared, listener, client, subject, target).await
 }
 
-/// The same under other rules.
+/// Connects under other rules than those of the listener.
 pub(crate) async fn connect_under(
     rules: &Rules,
     shared: &Shared,
@@ -67,7 +67,7 @@ pub(crate) async fn connect_under(
     }
 }
 
-/// Hands both legs to the engine. The line of the connection is written when it has ended.
+/// Hands both legs to the engine. The log line is written when the connection has ended.
 pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, record: Record) {
     let shared = relayed.live.shared.clone();
     Counters::add(&shared.counters.relayed);
@@ -88,13 +88,13 @@ pub(crate) fn relay(relayed: Relayed, front: &Front, client: Leg, ready: Ready, 
     });
 }
 
-/// Without room to grow.
+/// Removes spare capacity.
 fn exact(text: String) -> String {
     text.into_boxed_str().into_string()
 }
 
-/// Closes so that the client can read our last message: closing with unread data would send a reset, which may
-/// overtake it (RFC 9293, 3.6.1; RFC 2525, 2.17).
+/// Closes such that the client can read our last message: closing with unread data would send a
+/// reset, which may overtake the message (RFC 9293, 3.6.1; RFC 2525, 2.17).
 pub(crate) async fn linger(client: &mut Leg) {
     let drain = async {
         if client.shutdown().await.is_err() {
@@ -109,11 +109,11 @@ pub(crate) async fn linger(client: &mut Leg) {
             }
         }
     };
-    // Past the limit the client gets its reset.
+    // After the limit, the client gets the reset.
     let _ = timeout(LINGER, drain).await;
 }
 
-/// Writes the line of a connection or request that has ended.
+/// Writes the log line of a connection or request that has ended.
 pub(crate) fn write(live: &Live, mut record: Record, started: Instant) {
     record.duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     live.shared.log.write(record);

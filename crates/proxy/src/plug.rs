@@ -1,39 +1,39 @@
-//! Plugs: a listening address that stands for one fixed target. No protocol, so nothing to parse but the option.
+//! Plugs: listeners with one fixed target. There is no protocol, so only the option is parsed.
 
 use crate::target::{Target, TargetError};
 use std::{net::SocketAddr, str::FromStr};
 
-/// `ADDR:PORT=HOST:PORT`, the value of `--plug`.
+/// A plug, written `ADDR:PORT=HOST:PORT` as the value of `--plug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plug {
-    /// Where to listen.
+    /// Listening address.
     pub listen: SocketAddr,
-    /// Where every connection goes.
+    /// Target of all connections.
     pub target: Target,
 }
 
-/// Why a text is no plug.
+/// Parse error of a plug.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PlugError {
     /// There is no `=`.
     #[error("no `=`: write ADDR:PORT=HOST:PORT, for example 127.0.0.1:8080=example.org:80")]
     NoTarget,
-    /// The left side is no address to listen on.
+    /// The left side is not a listening address.
     #[error("left of `=`: {0}")]
     Listen(ListenError),
-    /// The right side is no target.
+    /// The right side is not a target.
     #[error("right of `=`: {0}")]
     Target(TargetError),
 }
 
-/// Why a text is no address to listen on.
+/// Parse error of a listening address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "bad listen address: write ADDR:PORT with a numeric address, IPv6 in brackets, such as 127.0.0.1:1080 or [::1]:1080"
 )]
 pub struct ListenError;
 
-/// Reads an address to listen on.
+/// Parses a listening address.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, ListenError> {
     text.parse().map_err(|_| ListenError)
 }

@@ -1,11 +1,11 @@
-//! Servers that stand for one another: who is next, who is up, and which connections to them are open.
+//! Pools of equivalent servers: selection of a server, health of the servers, and open connections to them.
 //!
-//! A request takes a [`Lease`] on a server ([`Pool::pick`]), then one of its idle connections ([`Member::idle`]) or a new one,
-//! and gives the connection back if it may carry another request ([`Member::keep`]). How it went is told to the server's
-//! health ([`Member::succeeded`], [`Member::failed`]).
+//! A request takes a [`Lease`] on a server ([`Pool::pick`]), then one of its idle connections ([`Member::idle`])
+//! or a new one, and gives the connection back if it may carry another request ([`Member::keep`]). The result
+//! counts for the health of the server ([`Member::succeeded`], [`Member::failed`]).
 //!
-//! An idle connection was made for another client: its server was told the MSS of that client's path
-//! (`Splicer::connect`). Copying does not care, and the data path deals with segments that are too long for this one.
+//! An idle connection was opened for another client: its server was given the MSS of that client's path (`Splicer::connect`).
+//! For copying, that does not matter, and the data path handles segments that are too long for this client's path.
 
 mod balance;
 mod check;
@@ -39,20 +39,20 @@ use tokio::{
     time::interval,
 };
 
-/// How often idle connections are looked at.
+/// Interval between two checks of the idle connections.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What the tasks of a pool work with.
+/// Everything that the tasks of a pool use.
 #[derive(Clone)]
 pub(crate) struct Upkeep {
     pub splicer: Splicer,
     pub resolver: Resolver,
     pub counters: Arc<Counters>,
-    /// Whether no more is to be begun.
+    /// Whether no new work may begin.
     pub stop: watch::Receiver<bool>,
 }
 
-/// A pool at work.
+/// A running pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub config: PoolConfig,
@@ -60,7 +60,7 @@ pub(crate) struct Pool {
     turns: Mutex<Turns>,
 }
 
-/// A server at work.
+/// A server of a running pool.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub target: Target,
@@ -71,13 +71,13 @@ pub(crate) struct Member {
     limits: HealthLimits,
     active: AtomicU32,
     health: Mutex<Health>,
-    /// The one used last at the end.
+    /// Idle connections, the most recently used last.
     idle: Mutex<VecDeque<Idle>>,
     idle_connections: usize,
     idle_time: Duration,
 }
 
-/// A connection that is not used.
+/// An idle connection.
 #[derive(Debug)]
 struct Idle {
     since: Instant,
@@ -85,12 +85,12 @@ struct Idle {
     stream: Stream,
 }
 
-/// A request, or an upgraded connection, that a server is busy with until this is dropped.
+/// A request or an upgraded connection that occupies a server until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease(pub Arc<Member>);
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics half-way through a change, so a poisoned lock guards sound data.
+    // No code panics in the middle of a change, so the data behind a poisoned lock is consistent.
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -116,7 +116,7 @@ impl Pool {
         Pool { turns: Mutex::new(Turns::new(members.len())), members, config }
     }
 
-    /// The key of a request, for consistent hashing.
+    /// Returns the key of a request for consistent hashing.
     pub fn key(&self, request: &Request, client: IpAddr) -> u64 {
         let field = match &self.config.balance {
             Balance::ConsistentHash(Key::Field(name)) => request.fields.all(name).next(),
@@ -125,8 +125,8 @@ impl Pool {
         field.map_or_else(|| hash_of(client), hash)
     }
 
-    /// A server for a request with this key, but none of those that were tried: one that is up, or, rather than none, one
-    /// that was taken out for failed requests.
+    /// Returns a server for a request with this key, except those in `tried`: one that is up;
+    /// if there is none, one that was taken out after failed requests.
     pub fn pick(&self, key: u64, tried: &[usize]) -> Option<Lease> {
         let now = Instant::now();
         let left = self.members.iter().filter(|m| !tried.contains(&m.index));
@@ -141,7 +141,7 @@ impl Pool {
         index.map(|i| Lease::new(&self.members[i]))
     }
 
-    /// Begins to check servers and to close old connections.
+    /// Starts the tasks that check servers and close old connections.
     pub fn tend(self: &Arc<Self>, upkeep: &Upkeep) -> Vec<JoinHandle<()>> {
         let mut tasks = vec![tokio::spawn(sweep_all(self.clone(), upkeep.clone()))];
         for member in self.config.check.iter().flat_map(|_| &self.members) {
@@ -153,7 +153,7 @@ impl Pool {
     }
 }
 
-/// Closes what was idle for too long, and what servers have closed; at the end, everything.
+/// Closes connections that were idle for too long or that servers have closed; at the end, all of them.
 async fn sweep_all(pool: Arc<Pool>, upkeep: Upkeep) {
     let Upkeep { splicer, mut stop, .. } = upkeep;
     let mut tick = interval(SWEEP);
@@ -174,14 +174,14 @@ impl Member {
         Candidate { index: self.index, weight: self.weight, active: self.active.load(Relaxed), hash: self.hash }
     }
 
-    /// An idle connection for `client`, on which nothing has come: neither a byte, which would be no reply to anything, nor the
-    /// end. If none is of the current runtime, it is moved there.
+    /// Returns an idle connection for `client` that has received neither a byte (which would not belong to any
+    /// request) nor the end of the stream. If no such connection belongs to the current runtime, one is moved there.
     pub fn idle(&self, splicer: &Splicer, client: &Leg) -> Option<Stream> {
         let here = Handle::current().id();
         loop {
             let (since, runtime, mut stream) = {
                 let mut idle = lock(&self.idle);
-                // what is only copied is none for a client whose replies may be spliced
+                // a connection that is only copied does not fit a client whose replies may be spliced
                 let fits = |i: &Idle| !i.stream.leg.is_only_copied() || client.is_only_copied();
                 let at =
                     idle.iter().rposition(|i| i.runtime == here && fits(i)).or_else(|| idle.iter().rposition(fits))?;
@@ -196,11 +196,12 @@ impl Member {
         }
     }
 
-    /// Keeps a connection for the next request, unless `stop` says otherwise; the one that was idle for longest makes room.
+    /// Keeps a connection for the next request, unless `stop` is set. If there are too many,
+    /// the one that was idle longest is closed.
     pub fn keep(&self, stream: Stream, splicer: &Splicer, stop: &watch::Receiver<bool>) {
         let mut idle = lock(&self.idle);
         idle.push_back(Idle { since: Instant::now(), runtime: Handle::current().id(), stream });
-        // Looked at under the lock: the last sweep, which comes after it is set, finds what is kept before.
+        // Read under the lock: the last sweep, which runs after `stop` is set, finds every connection kept before that.
         let most = if *stop.borrow() { 0 } else { self.idle_connections };
         let surplus = idle.len().saturating_sub(most);
         idle.drain(..surplus).for_each(|i| i.stream.close(splicer));
@@ -217,13 +218,13 @@ impl Member {
         }
     }
 
-    /// It has answered a request.
+    /// Records that the server has answered a request.
     pub fn succeeded(&self, counters: &Counters) {
         let change = lock(&self.health).succeeded();
         self.tell(counters, change, &"it has answered a request");
     }
 
-    /// It has not answered a request.
+    /// Records that the server has not answered a request.
     pub fn failed(&self, counters: &Counters, why: &dyn Display) {
         let change = lock(&self.health).failed(&self.limits, Instant::now());
         self.tell(counters, change, why);

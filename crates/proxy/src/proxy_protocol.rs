@@ -1,9 +1,9 @@
-//! The PROXY protocol, versions 1 and 2: what a proxy before us says of the client, and what we say to servers
-//! (HAProxy's `doc/proxy-protocol.txt`; the sections below are its).
+//! The PROXY protocol, versions 1 and 2: client addresses from proxies in front of us, and to
+//! servers (HAProxy's `doc/proxy-protocol.txt`; section numbers refer to it).
 //!
-//! A header is believed only if it comes from a network that is trusted, and there it has to come: whether a
-//! connection begins with one is never guessed (section 2). From then on, the source it names is the client for rules,
-//! limits, logs and lists. TLVs are skipped, a checksum (PP2_TYPE_CRC32C) among them.
+//! A header is accepted only from trusted networks, and there it is mandatory: the protocol forbids
+//! guessing whether a connection begins with one (section 2). The source address in the header is then the
+//! client for rules, limits, logs and lists. TLVs are skipped, including a checksum (PP2_TYPE_CRC32C).
 
 use crate::{
     access::{Denied, Prefix},
@@ -19,12 +19,12 @@ use std::{
 };
 use tokio::{io::AsyncWriteExt, time::timeout};
 
-/// The longest header of version 1, its CRLF included (section 2.1).
+/// Maximum length of a version 1 header in bytes, including CRLF (section 2.1).
 const V1_MAX: usize = 107;
-/// The longest header of version 2 that is taken. 65551 bytes are possible (section 2.2); what programs add to the
-/// addresses, names of certificates above all, takes some hundred.
+/// Maximum accepted length of a version 2 header in bytes. 65551 bytes are possible (section
+/// 2.2). Programs add some hundred bytes to the addresses, mainly names of certificates.
 const V2_MAX: usize = 4096;
-/// Signature, version and command, family and protocol, length (section 2.2).
+/// Length in bytes of signature, version and command, family and protocol, and length field (section 2.2).
 const V2_FIXED: usize = 16;
 
 /// A version of the protocol.
@@ -36,39 +36,39 @@ pub enum Version {
     V2,
 }
 
-/// What a listener is told about it.
+/// Configuration of the protocol for a listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProxyProtocol {
-    /// Connections from here begin with a header, of either version. Empty: none does.
+    /// Networks whose connections begin with a header of either version. Empty: no headers.
     pub from: Vec<Prefix>,
-    /// Refuse connections from elsewhere; otherwise these are from clients themselves.
+    /// Whether connections from elsewhere are refused; otherwise they count as direct clients.
     pub required: bool,
-    /// What is sent to servers before anything else; not to those of pools, whose connections clients share.
+    /// Header to send to servers first; not to servers of pools, because clients share those connections.
     pub send: Option<Version>,
 }
 
-/// Source and destination of the connection that a proxy before us serves.
+/// Source and destination of the connection to the proxy in front of us.
 pub type Ends = (SocketAddr, SocketAddr);
 
-/// Why something is no header.
+/// Reason why there is no valid header.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// It begins like nothing the protocol knows.
+    /// The first bytes are not those of a header.
     #[error("no PROXY header, although one is expected from this address")]
     Missing,
-    /// No end within the length that is allowed.
+    /// The end is not within the allowed length.
     #[error("a PROXY header of more than {0} bytes")]
     TooLong(usize),
-    /// A line of version 1 that is none.
+    /// Malformed version 1 line.
     #[error("bad PROXY header of version 1: {0}")]
     V1(String),
-    /// A block of version 2 that is none.
+    /// Malformed version 2 block.
     #[error("bad PROXY header of version 2: {0}")]
     V2(String),
 }
 
-/// Reads a header, and how long it is; `None` if more has to come. Without [`Ends`], the proxy speaks for itself, or
-/// knows no addresses that could be used: LOCAL, UNKNOWN, UNSPEC and UNIX.
+/// Parses a header. Returns the addresses and the length of the header; `None` if it is incomplete. Without [`Ends`],
+/// the proxy opened the connection for itself, or has no usable addresses: LOCAL, UNKNOWN, UNSPEC and UNIX.
 pub fn parse(input: &[u8]) -> Result<Option<(Option<Ends>, usize)>, HeaderError> {
     let begins = |with: &[u8]| input.iter().zip(with).all(|(a, b)| a == b);
     if begins(v2::PROTOCOL_PREFIX) {
@@ -89,7 +89,7 @@ fn parse_v1(input: &[u8]) -> Result<Option<(Option<Ends>, usize)>, HeaderError> 
     let header = v1::Header::try_from(line).map_err(|e| HeaderError::V1(e.to_string()))?;
     let ends = match header.addresses {
         v1::Addresses::Unknown => None,
-        // The parser takes "+80" for a port.
+        // The parser accepts "+80" as a port.
         _ if line.contains(&b'+') => return Err(HeaderError::V1("a port with a sign".into())),
         v1::Addresses::Tcp4(a) => {
             Some(((a.source_address, a.source_port).into(), (a.destination_address, a.destination_port).into()))
@@ -108,7 +108,7 @@ fn parse_v2(input: &[u8]) -> Result<Option<(Option<Ends>, usize)>, HeaderError> 
         return Err(HeaderError::TooLong(V2_MAX));
     }
     let Some(block) = input.get(..end) else { return Ok(None) };
-    // Of LOCAL only the length counts.
+    // In a LOCAL header, only the length matters.
     if fixed[12] == v2::Version::Two as u8 | v2::Command::Local as u8 {
         return Ok(Some((None, end)));
     }
@@ -128,9 +128,9 @@ fn parse_v2(input: &[u8]) -> Result<Option<(Option<Ends>, usize)>, HeaderError> 
     Ok(Some((ends, end)))
 }
 
-/// The header that names these addresses; of different families: the one that names none.
+/// Encodes a header with these addresses; if their families differ, a header without addresses.
 pub fn encode(version: Version, (source, destination): Ends) -> io::Result<Vec<u8>> {
-    // A socket of both families has IPv4 addresses in their IPv6 form.
+    // A dual-stack socket has IPv4 addresses in IPv6 form.
     let plain = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
     let ends = (plain(source), plain(destination));
     match version {
@@ -153,7 +153,7 @@ impl ProxyProtocol {
         self.from.iter().any(|p| p.0.contains(&peer))
     }
 
-    /// Reads the header, if there has to be one, and lets the leg know who the client is.
+    /// Reads the header if one is expected, and sets the client address of the leg.
     pub(crate) async fn receive(
         &self,
         client: &mut Leg,
@@ -172,7 +172,7 @@ impl ProxyProtocol {
         Ok(())
     }
 
-    /// Tells a server that was just connected to who the client is. Does not wait: new sockets have room for it.
+    /// Sends the client address to a server that was just connected. Does not wait: a new socket has room for it.
     pub(crate) async fn send(&self, client: &Leg, server: &mut Leg) -> io::Result<()> {
         match self.send {
             Some(version) => server.write_all(&encode(version, (client.source(), client.destination()))?).await,

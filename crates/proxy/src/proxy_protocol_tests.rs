@@ -1,4 +1,4 @@
-//! Good and bad headers, whole and cut at every byte, and those we write.
+//! Parsing of good and bad headers, complete and cut at every byte, and encoding.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn good_headers() {
         (v2(0x21, 0x11, V4), four()),
         (v2(0x21, 0x21, &v6), six()),
         (v2(0x21, 0x11, &tlvs), four()),
-        (v2(0x21, 0x11, &[V4, &[9]].concat()), four()), // what is no TLV is not looked at
+        (v2(0x21, 0x11, &[V4, &[9]].concat()), four()), // a malformed TLV is ignored
         (v2(0x21, 0x11, &[V4, &[0; V2_MAX - V2_FIXED - 12]].concat()), four()),
         (v2(0x21, 0x31, &[0; 216]), None),
         (v2(0x21, 0x00, &[]), None),
@@ -135,7 +135,7 @@ fn bad_headers() {
     for (header, want) in table {
         let text = String::from_utf8_lossy(&header).into_owned();
         assert_eq!(parse(&header).as_ref().map_err(kind), Err(want), "{text:?}");
-        // However it comes, it is refused at last, and never taken before.
+        // Byte by byte, the header ends in a refusal, and is never accepted before.
         let end = (0..=header.len()).map(|cut| parse(&header[..cut])).find(|r| *r != Ok(None));
         assert!(end.is_some_and(|end| end.is_err()), "{text:?}");
     }

@@ -1,7 +1,7 @@
-//! From a target to the addresses to try, in the order to try them.
+//! Resolves a target to a list of addresses, in the order in which to try them.
 //!
-//! `getaddrinfo` cannot be called off: a lookup that ran into its time limit goes on in a thread of its own. So the
-//! number of lookups is bounded, and each counts until it is really over.
+//! `getaddrinfo` cannot be cancelled: a lookup that exceeds its time limit goes on in its thread.
+//! The number of lookups is therefore bounded, and each counts until it has really ended.
 
 use crate::{
     fault::{Fault, Step},
@@ -10,12 +10,12 @@ use crate::{
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, time::timeout};
 
-/// Half of the threads that the runtime has for blocking calls.
+/// Half of the runtime's threads for blocking calls.
 const LOOKUPS_MAX: usize = 256;
-/// A name with more addresses than this hardly has the good one behind them.
+/// Maximum number of addresses tried per name. If none of the first ones works, later ones hardly will.
 const ADDRESSES_MAX: usize = 8;
 
-/// Looks up names. Clones share the bound on lookups.
+/// Resolver of names. Clones share the limit of lookups.
 #[derive(Debug, Clone)]
 pub(crate) struct Resolver {
     lookups: Arc<Semaphore>,
@@ -28,7 +28,7 @@ impl Default for Resolver {
 }
 
 impl Resolver {
-    /// The addresses of `target`, at least one, families alternating.
+    /// Returns the addresses of `target`, at least one, with alternating families.
     pub(crate) async fn resolve(&self, target: &Target, limit: Duration) -> Result<Vec<SocketAddr>, Fault> {
         let name = match &target.host {
             Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, target.port)]),
@@ -53,12 +53,12 @@ impl Resolver {
     }
 }
 
-/// Alternates between the families, beginning with that of the first address: the resolver has sorted them by
-/// preference (RFC 6724), and the other family shall not have to wait behind all of the first (RFC 8305, section 4).
+/// Alternates between the families, starting with that of the first address. The resolver has sorted them by
+/// preference (RFC 6724), but the other family should not have to wait for all of the first (RFC 8305, section 4).
 fn alternate(found: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let mut distinct: Vec<SocketAddr> = Vec::new();
     for address in found {
-        // Drops scope and flow label too: neither has a meaning in a name that came over the net.
+        // Also drops scope and flow label, which are meaningless in a name that came over the network.
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         if !distinct.contains(&address) {
             distinct.push(address);

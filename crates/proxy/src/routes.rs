@@ -1,46 +1,46 @@
-//! Which pool a request goes to, by host and path: the first route that matches decides.
+//! Routes: host and path of a request select a pool. The first route that matches decides.
 
 use crate::{access::Pattern, target::Host};
 use longsplice_http::path;
 use std::{fmt, str::FromStr};
 
-/// One line of the table.
+/// A route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// Hosts; empty for every one, and for requests of HTTP/1.0 that name none.
+    /// Hosts; empty: all, including requests of HTTP/1.0 without a host.
     pub hosts: Vec<Pattern>,
-    /// Paths.
+    /// Paths that match.
     pub path: Paths,
     /// Name of the pool.
     pub pool: String,
 }
 
-/// Paths, after [`path::plain`]. Case counts.
+/// A set of paths, compared with the result of [`path::plain`]. Case-sensitive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Paths {
-    /// This one, and what is below it: `/a` matches `/a` and `/a/b`, but not `/ab`.
+    /// This path and everything below it: `/a` matches `/a` and `/a/b`, but not `/ab`.
     Below(PlainPath),
-    /// This very one.
+    /// Exactly this path.
     Exact(PlainPath),
-    /// Those in which the expression is found somewhere; `^` and `$` anchor it.
+    /// Paths that contain a match of the expression; `^` and `$` anchor it.
     Regex(Regex),
 }
 
-/// A path that is written the way it is compared.
+/// A path in the form in which paths are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlainPath(String);
 
-/// A regular expression; matching takes time linear in the path. Equal if it is written equally.
+/// A regular expression; matching is linear in the length of the path. Expressions with the same text are equal.
 #[derive(Debug, Clone)]
 pub struct Regex(regex::Regex);
 
-/// Why a text is no path of a route.
+/// Parse error of a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// Not as it is compared.
+    /// The path is not in the form in which paths are compared.
     #[error("bad path: begin it with `/`, and write it without query, %XX, `//`, `.` and `..`")]
     Path,
-    /// Not a regular expression.
+    /// The text is not a regular expression.
     #[error("bad regular expression: {0}; see https://docs.rs/regex for what may be written")]
     Regex(String),
 }
@@ -52,12 +52,12 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// Whether every path is among them.
+    /// Whether the set contains every path.
     pub fn is_all(&self) -> bool {
         matches!(self, Paths::Below(PlainPath(top)) if top == "/")
     }
 
-    /// Whether `path`, which [`path::plain`] has read, is among them.
+    /// Whether the set contains `path`, which must be a result of [`path::plain`].
     pub fn contains(&self, path: &str) -> bool {
         match self {
             Paths::Below(PlainPath(top)) => {
@@ -70,7 +70,7 @@ impl Paths {
     }
 }
 
-/// The first route for `host` and `path`, and its number from 1.
+/// Returns the first route for `host` and `path`, and its number from 1.
 pub fn find<'a>(routes: &'a [Route], host: Option<&Host>, path: &str) -> Option<(usize, &'a Route)> {
     let matches = |route: &Route| {
         let here = route.hosts.is_empty() || host.is_some_and(|h| route.hosts.iter().any(|p| p.matches(h)));
@@ -100,7 +100,7 @@ impl FromStr for Regex {
     fn from_str(text: &str) -> Result<Self, PathError> {
         let wrong = |e: regex::Error| {
             let text = e.to_string();
-            // the last line says what; those before repeat the expression and point into it
+            // the last line has the reason; the lines before repeat the expression and point into it
             let last = text.lines().last().unwrap_or_default();
             PathError::Regex(last.trim_start_matches("error: ").to_owned())
         };

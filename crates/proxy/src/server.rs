@@ -1,4 +1,4 @@
-//! The server: listens, accepts within the limits, and can be stopped gently.
+//! The server: listens, accepts connections within the limits, and stops gracefully.
 
 use crate::{
     access::Subject,
@@ -30,17 +30,17 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How long accepting waits when descriptors have run out; doubled up to the second value while it lasts.
+/// Initial and maximum pause of accepting when descriptors have run out; the pause is doubled each time.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// At most one message in this time says that clients are turned away.
+/// Minimum time between two messages about refused clients.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
-/// How long [`Server::drain`] waits for the last lines of the access log, files of taps and stored replies.
+/// Time for which [`Server::drain`] waits for the last log lines, tap files and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Why a server does not start.
+/// Reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// There is nothing to listen on.
+    /// There is no listener.
     #[error(
         "no listener: add a [[listener]] to the configuration, or --socks5, --http, --tls or --plug to the command line"
     )]
@@ -50,15 +50,15 @@ pub enum StartError {
     Listen {
         /// The address.
         addr: SocketAddr,
-        /// What the kernel said.
+        /// Error of the system.
         source: io::Error,
     },
     /// The access log cannot be opened.
     #[error("cannot open the access log {to}: {source}")]
     AccessLog {
-        /// Where its lines were to go.
+        /// Destination of the log.
         to: LogTarget,
-        /// What the kernel said.
+        /// Error of the system.
         source: io::Error,
     },
     /// Taps cannot be written.
@@ -66,15 +66,15 @@ pub enum StartError {
     Tap {
         /// The directory.
         dir: PathBuf,
-        /// What the kernel said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// There is no place for a cache.
+    /// A cache cannot be opened.
     #[error("cannot keep a cache in {}: {source}; name a directory that can be written, for this program alone", dir.display())]
     Cache {
         /// The directory.
         dir: PathBuf,
-        /// What the kernel said.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -92,20 +92,20 @@ fn cure(e: &io::Error) -> &'static str {
     }
 }
 
-/// A server that runs until it is dropped. Connections that are being relayed outlive it.
+/// A running server. Connections that are being relayed outlive it.
 pub struct Server {
     shared: Arc<Shared>,
     addrs: Vec<SocketAddr>,
-    /// Protocols of the listeners, and what became of their flows, in the same order.
+    /// Protocols of the listeners and the counts of their flows, in the order of `addrs`.
     tallies: Vec<(&'static str, Arc<Tally>)>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// All that a server takes from the machine, but for the data path: what cannot be had is known before that is touched.
+/// All resources of a server except the data path: missing ones are noticed before the data path is touched.
 pub struct Prepared {
     config: Config,
-    /// None for those that bind none.
+    /// Bound sockets; `None` for listeners that do not bind one.
     sockets: Vec<Option<BoundSocket>>,
     log: AccessLog,
     taps: HashMap<PathBuf, Arc<TapDir>>,
@@ -113,7 +113,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Binds every listener, or none, and opens what is written to.
+    /// Binds all listeners, and opens the log, tap directories and caches. Fails if any of them cannot be had.
     pub fn new(config: Config) -> Result<Prepared, StartError> {
         if config.listeners.is_empty() {
             return Err(StartError::NoListener);
@@ -143,12 +143,12 @@ impl Prepared {
         Ok(Prepared { config, sockets, log, taps, caches })
     }
 
-    /// What it is to do.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Listens, and begins to serve connections on these workers.
+    /// Listens, and starts to serve connections on these workers.
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
         let Prepared { config, sockets, log, taps, caches } = self;
         let loads = workers.loads();
@@ -216,26 +216,26 @@ impl Prepared {
 }
 
 impl Server {
-    /// Binds every listener, or none, and begins to serve, in the current runtime.
+    /// Binds all listeners and starts to serve in the current runtime.
     pub async fn start(splicer: Splicer, config: Config) -> Result<Server, StartError> {
         Prepared::new(config)?.start(&Workers::here(), splicer).await
     }
 
-    /// The addresses listened on, in the order of the configuration, with the ports the kernel chose.
+    /// Returns the listening addresses in the order of the configuration, with the ports that the kernel chose.
     pub fn listen_addrs(&self) -> &[SocketAddr] {
         &self.addrs
     }
 
-    /// Closes the listening sockets; connections live on. Once done there is no way back.
+    /// Closes the listening sockets; connections continue. This cannot be undone.
     pub fn stop_accepting(&self) {
         self.stop.send_replace(true);
     }
 
-    /// Waits until no connection is left, at most for `limit`, and says how many are. Does not stop accepting.
+    /// Waits until no connection is left, for `limit` at most, and returns the number that is left. Does not stop accepting.
     pub async fn drain(&self, limit: Duration) -> u64 {
         let mut live = self.shared.live.subscribe();
         let ended = async {
-            // The sender is in `self`: the wait ends with zero or with the limit.
+            // The sender is in `self`, so the wait ends with zero or at the limit.
             let _ = live.wait_for(|n| *n == 0).await;
             self.shared.splicer.ended().await;
         };
@@ -250,12 +250,12 @@ impl Server {
         *self.shared.live.borrow()
     }
 
-    /// Opens the access log anew, after a rotation.
+    /// Reopens the access log after a rotation.
     pub fn reopen_log(&self) {
         self.shared.log.reopen();
     }
 
-    /// What was done so far.
+    /// Returns the current counters.
     pub fn counters(&self) -> CounterValues {
         let taps = self.shared.taps.values();
         let sum = |f: fn(&TapDir) -> u64| taps.clone().map(|t| f(t)).sum();
@@ -284,7 +284,7 @@ impl Server {
         }
     }
 
-    /// How many flows of each listener were spliced, and why others were not.
+    /// Returns for each listener the number of spliced flows, and of the others by reason.
     pub fn listeners(&self) -> Vec<ListenerValues> {
         let values = |(addr, (protocol, tally)): (&SocketAddr, &(&'static str, Arc<Tally>))| ListenerValues {
             listen: *addr,
@@ -325,13 +325,13 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
     }
 }
 
-/// Where connections come from.
+/// Source of connections.
 enum Bound {
     Own(Listener),
     Foreign(ForeignListener),
 }
 
-/// `number`: of the worker that does it.
+/// Accepts connections. `number`: index of the worker that runs this.
 async fn accept_all(
     shared: Arc<Shared>,
     front: Arc<Front>,
@@ -357,7 +357,7 @@ async fn accept_all(
             Err(e) => {
                 Counters::add(&shared.counters.accept_errors);
                 complain(&mut complained, &format!("cannot accept on {}: {e}", front.listener.listen));
-                // Only a connection that ends can help; meanwhile the kernel's queue holds the clients.
+                // Only the end of another connection can help. Meanwhile, clients wait in the kernel's queue.
                 sleep(wait).await;
                 wait = BACK_OFF.1.min(wait * 2);
             }
@@ -365,7 +365,7 @@ async fn accept_all(
     }
 }
 
-/// Connections of others.
+/// Accepts transparent connections.
 async fn accept_foreign(
     shared: Arc<Shared>,
     front: Arc<Front>,
@@ -396,7 +396,7 @@ async fn accept_foreign(
     }
 }
 
-/// Starts serving a connection, if it is not one too many. The first leg is its client's.
+/// Starts to serve a connection, unless a limit is reached. The first leg is that of the client.
 fn admit<const N: usize, F: Future<Output = ()> + Send>(
     shared: &Arc<Shared>,
     front: &Front,
@@ -408,7 +408,7 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
     let client = legs[0].remote();
     match Live::enter(shared, front, client, awake) {
         Ok(live) => serve_on(live, legs, serve),
-        // No line in the access log: a flood must not drive out the lines of those who are served.
+        // No line in the access log: a flood must not displace the lines of served clients.
         Err(full) => {
             Counters::add(&shared.counters.over_limit);
             complain(complained, &format!("{client} turned away: {full}"));
@@ -420,7 +420,7 @@ fn admit<const N: usize, F: Future<Output = ()> + Send>(
     }
 }
 
-/// On the worker where the connection has its seat.
+/// Serves a connection on the worker that it was assigned to.
 fn serve_on<const N: usize, F: Future<Output = ()> + Send>(
     live: Live,
     mut legs: [Leg; N],
@@ -440,7 +440,7 @@ fn serve_on<const N: usize, F: Future<Output = ()> + Send>(
     });
 }
 
-/// Errors of a connection that was gone before it was accepted; the next one may be fine (accept(2)).
+/// Whether the error concerns a connection that was gone before it was accepted; the next one may be fine (accept(2)).
 fn concerns_one_connection(e: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected, TimedOut};
     matches!(e.kind(), ConnectionAborted | ConnectionReset | Interrupted | NotConnected | TimedOut)
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn accepting_backs_off_only_when_the_next_connection_would_fail_too() {
         let one = |errno| concerns_one_connection(&io::Error::from_raw_os_error(errno));
-        // ECONNABORTED and ENOTCONN, against EMFILE, ENFILE, ENOBUFS and ENOMEM.
+        // ECONNABORTED and ENOTCONN; then EMFILE, ENFILE, ENOBUFS and ENOMEM.
         assert_eq!([103, 107].map(one), [true; 2]);
         assert_eq!([24, 23, 105, 12].map(one), [false; 4]);
     }

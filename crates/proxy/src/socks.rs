@@ -1,7 +1,7 @@
-//! The dialogue with a SOCKS client, versions 4, 4a and 5 on one listener, told apart by their first byte.
+//! The SOCKS handshake, versions 4, 4a and 5 on one listener, told apart by their first byte.
 //!
-//! `accept -> ask -> (connect) -> grant | refuse`: [`ask`] answers its own failures, those of the connect are answered
-//! by [`SocksRequest::refuse`].
+//! `accept -> ask -> (connect) -> grant | refuse`: [`ask`] answers its own failures;
+//! [`SocksRequest::refuse`] answers those of the connect.
 
 use crate::{
     fault::Fault,
@@ -15,7 +15,7 @@ use bytes::Bytes;
 use std::{convert::Infallible, fmt::Display, io, net::SocketAddr};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-/// What the dialogue runs over.
+/// The stream of a handshake.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 
@@ -25,18 +25,18 @@ enum Version {
     Socks5,
 }
 
-/// A request to connect that waits for its answer.
+/// A connect request that has not been answered yet.
 #[derive(Debug)]
 pub(crate) struct SocksRequest {
     version: Version,
     pub(crate) target: Target,
-    /// Who authenticated.
+    /// The authenticated user.
     pub(crate) user: Option<String>,
-    /// What the client sent behind its request already: for the server.
+    /// Bytes that the client has already sent after its request, for the server.
     pub(crate) rest: Bytes,
 }
 
-/// Leads the dialogue up to the request. Without a time limit of its own.
+/// Runs the handshake up to the request. It has no time limit of its own.
 pub(crate) async fn ask(
     leg: &mut impl Stream,
     mut buffer: HandshakeBuffer,
@@ -83,7 +83,7 @@ fn choose(greeting: socks5::Greeting, users: &Users) -> Method {
     }
 }
 
-/// The sub-negotiation of RFC 1929.
+/// Runs the sub-negotiation of RFC 1929.
 async fn authenticate(leg: &mut impl Stream, buffer: &mut HandshakeBuffer, users: &Users) -> Result<String, Fault> {
     let given = buffer.message(leg, socks5::parse_credentials).await.map_err(bad)?;
     let user = users.check(&given).await.map(String::from);
@@ -126,7 +126,7 @@ async fn ask_v4(leg: &mut impl Stream, mut buffer: HandshakeBuffer, users: &User
 }
 
 impl SocksRequest {
-    /// Tells the client that it is connected; `bound` is our own address on the server's leg.
+    /// Reports success to the client; `bound` is our own address on the server's leg.
     pub(crate) async fn grant(&self, leg: &mut impl Stream, bound: SocketAddr) -> io::Result<()> {
         match self.version {
             Version::Socks4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Granted, Some(bound))).await,
@@ -134,7 +134,7 @@ impl SocksRequest {
         }
     }
 
-    /// Tells the client that it is not, and why as far as its version has a word for it.
+    /// Reports failure to the client, with the reason if its version has a code for it.
     pub(crate) async fn refuse(&self, leg: &mut impl Stream, fault: &Fault) -> io::Result<()> {
         match self.version {
             Version::Socks4 => leg.write_all(&socks4::encode_reply(socks4::Reply::Rejected, None)).await,
@@ -146,7 +146,7 @@ impl SocksRequest {
 fn reply_to(fault: &Fault) -> Reply {
     match fault {
         Fault::Denied(_) | Fault::AuthFailed { .. } => Reply::NotAllowed,
-        // What Tor answers for a name that does not resolve, too: no code fits better.
+        // No code fits better; Tor also sends this one for a name that does not resolve.
         Fault::NoAddress(_) => Reply::HostUnreachable,
         Fault::Unreachable(e) => Reply::from_io(e),
         Fault::Timeout(_) => Reply::TtlExpired,

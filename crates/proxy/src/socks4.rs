@@ -1,38 +1,38 @@
-//! SOCKS version 4 and its extension 4a (the memos of Ying-Da Lee): the messages, without any I/O.
+//! SOCKS version 4 and its extension 4a (the memos of Ying-Da Lee): the messages, without I/O.
 //!
-//! Neither has authentication worth the name: the user name is a claim, which is read and dropped.
+//! Neither has real authentication: the user name is an unverified claim. It is parsed and dropped.
 
 use crate::target::{Host, Target};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// First byte of a request.
 pub const VERSION: u8 = 4;
-/// Limits on the two strings that end with a zero byte, for which the memos name none.
+/// Maximum lengths of the two zero-terminated strings; the memos set no limit.
 const USER_MAX: usize = 255;
 const NAME_MAX: usize = 255;
-/// `VN CD DSTPORT DSTIP`.
+/// Length of `VN CD DSTPORT DSTIP` in bytes.
 const HEAD: usize = 8;
 
-/// What is wrong with a request.
+/// Error in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The first byte is not 4.
     #[error("version {0} where another was expected")]
     Version(u8),
-    /// The user name has no end within 255 bytes.
+    /// The user name does not end within 255 bytes.
     #[error("user name too long")]
     UserTooLong,
-    /// The domain name has no end within 255 bytes, or is no name at all.
+    /// The domain name does not end within 255 bytes, or is not a name.
     #[error("bad domain name")]
     Name,
 }
 
-/// What a client wants done.
+/// Command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// A connection to the target.
+    /// Connect to the target.
     Connect,
-    /// A listening socket; not supported.
+    /// Open a listening socket; not supported.
     Bind,
     /// Anything else.
     Other(u8),
@@ -41,9 +41,9 @@ pub enum Command {
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// Requested command.
     pub command: Command,
-    /// With whom.
+    /// Requested target.
     pub target: Target,
 }
 
@@ -52,15 +52,15 @@ pub struct Request {
 pub enum Reply {
     /// Connected.
     Granted = 0x5a,
-    /// Rejected or failed: the memo has one code for all that concerns us.
+    /// Rejected or failed: the memo has one code for all cases that occur here.
     Rejected = 0x5b,
-    /// The client runs no identd; never sent, we do not ask.
+    /// The client runs no identd; never sent, because we do not ask identd.
     NoIdentd = 0x5c,
-    /// identd and client disagree about the user; never sent, we do not ask.
+    /// identd reports a different user; never sent, because we do not ask identd.
     OtherUser = 0x5d,
 }
 
-/// Reads `VN CD DSTPORT DSTIP USERID NUL` and, if DSTIP is 0.0.0.x with x not zero, the name of SOCKS 4a behind it.
+/// Parses `VN CD DSTPORT DSTIP USERID NUL`, and the name of SOCKS 4a after it if DSTIP is 0.0.0.x with x not zero.
 pub fn parse_request(input: &[u8]) -> Result<Option<(Request, usize)>, ParseError> {
     let Some(&version) = input.first() else { return Ok(None) };
     if version != VERSION {
@@ -86,7 +86,7 @@ pub fn parse_request(input: &[u8]) -> Result<Option<(Request, usize)>, ParseErro
     Ok(Some((Request { command, target }, used)))
 }
 
-/// The string in front of the first zero byte, which has to come within `max` bytes.
+/// Returns the string before the first zero byte, which has to come within `max` bytes.
 fn string(input: &[u8], max: usize) -> Result<Option<&[u8]>, ()> {
     match input.iter().take(max + 1).position(|b| *b == 0) {
         Some(end) => Ok(Some(&input[..end])),
@@ -95,7 +95,7 @@ fn string(input: &[u8], max: usize) -> Result<Option<&[u8]>, ()> {
     }
 }
 
-/// `VN CD DSTPORT DSTIP`, with VN 0. The address means something to BIND only; we send our own if it is an IPv4 one.
+/// Encodes `VN CD DSTPORT DSTIP`, with VN 0. The address has a meaning for BIND only; it is ours if that is IPv4.
 pub fn encode_reply(reply: Reply, bound: Option<SocketAddr>) -> [u8; 8] {
     let (port, ip) = match bound.map(|a| (a.port(), a.ip().to_canonical())) {
         Some((port, IpAddr::V4(ip))) => (port, ip),

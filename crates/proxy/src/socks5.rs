@@ -1,7 +1,7 @@
-//! SOCKS version 5 (RFC 1928) with user name and password (RFC 1929): the messages, without any I/O.
+//! SOCKS version 5 (RFC 1928) with user name and password (RFC 1929): the messages, without I/O.
 //!
-//! Every parser takes what has arrived so far and answers `Ok(None)` as long as the message is incomplete, or the
-//! message and how many bytes of the input it used. Nothing in here waits, allocates without bound or panics.
+//! Every parser takes the bytes that have arrived so far. It returns `Ok(None)` as long as the message is incomplete,
+//! or the message and the number of bytes it took. Nothing in this module waits, allocates without bound or panics.
 
 use crate::target::{Host, Target};
 use std::{
@@ -9,21 +9,21 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-/// First byte of every client message but the password's (RFC 1928, section 3).
+/// First byte of every client message except that with the password (RFC 1928, section 3).
 pub const VERSION: u8 = 5;
 /// Version of the password sub-negotiation (RFC 1929, section 2).
 const PASSWORD_VERSION: u8 = 1;
 
-/// What is wrong with a message.
+/// Error in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// The first byte is not the version that has to stand there.
+    /// The first byte is not the expected version.
     #[error("version {0} where another was expected")]
     Version(u8),
-    /// The address type is none of those of RFC 1928, section 5.
+    /// The address type is not one of RFC 1928, section 5.
     #[error("unknown address type {0}")]
     AddressType(u8),
-    /// The domain name is empty or no name at all.
+    /// The domain name is empty or not a name.
     #[error("bad domain name")]
     Name,
     /// User name or password is empty (RFC 1929 gives both a length of 1 to 255).
@@ -31,15 +31,15 @@ pub enum ParseError {
     EmptyCredential,
 }
 
-/// What a parser returns: nothing yet, or a message and the number of bytes it took.
+/// Result of a parser: `None` if the message is incomplete, or the message and its length in bytes.
 pub type Parsed<T> = Result<Option<(T, usize)>, ParseError>;
 
-/// The client's first message, reduced to the methods we know (RFC 1928, section 3).
+/// The client's first message, reduced to the supported methods (RFC 1928, section 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Greeting {
-    /// The client would do without authentication.
+    /// The client offers to go without authentication.
     pub no_auth: bool,
-    /// The client would send user name and password.
+    /// The client offers user name and password.
     pub password: bool,
 }
 
@@ -50,16 +50,16 @@ pub enum Method {
     NoAuth = 0x00,
     /// User name and password.
     Password = 0x02,
-    /// None of the offered methods will do; the client must close.
+    /// None of the offered methods is acceptable; the client must close.
     NoneAcceptable = 0xff,
 }
 
-/// User name and password (RFC 1929, section 2): any bytes but none at all.
+/// User name and password (RFC 1929, section 2): any bytes, not empty.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Who.
+    /// User name.
     pub name: Vec<u8>,
-    /// The secret.
+    /// Password.
     pub password: Vec<u8>,
 }
 
@@ -69,14 +69,14 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// What the client wants done (RFC 1928, section 4).
+/// Command of a request (RFC 1928, section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// A connection to the target.
+    /// Connect to the target.
     Connect,
-    /// A listening socket; not supported.
+    /// Open a listening socket; not supported.
     Bind,
-    /// A UDP relay; not supported.
+    /// Open a UDP relay; not supported.
     UdpAssociate,
     /// Anything else.
     Other(u8),
@@ -85,9 +85,9 @@ pub enum Command {
 /// The client's request (RFC 1928, section 4).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// Requested command.
     pub command: Command,
-    /// With whom.
+    /// Requested target.
     pub target: Target,
 }
 
@@ -96,40 +96,40 @@ pub struct Request {
 pub enum Reply {
     /// Connected.
     Succeeded = 0,
-    /// Something else went wrong.
+    /// Another error.
     GeneralFailure = 1,
-    /// The access rules forbid it.
+    /// The access rules deny the request.
     NotAllowed = 2,
     /// No route to the network.
     NetworkUnreachable = 3,
-    /// No answer from the host's network, or no such name.
+    /// No route to the host, or no such name.
     HostUnreachable = 4,
-    /// The host refused.
+    /// The host refused the connection.
     ConnectionRefused = 5,
-    /// "TTL expired": no answer in time. The RFC has no code for a time limit; this is the one others use for it.
+    /// "TTL expired": no answer in time. The RFC has no code for a timeout; other proxies use this one.
     TtlExpired = 6,
     /// BIND, UDP ASSOCIATE and unknown commands.
     CommandNotSupported = 7,
-    /// An address type that is not known.
+    /// Unknown address type.
     AddressTypeNotSupported = 8,
 }
 
 impl Reply {
-    /// The code that says best why a connection could not be made.
+    /// Returns the code that best describes why a connection could not be established.
     pub fn from_io(e: &io::Error) -> Reply {
         match e.kind() {
             io::ErrorKind::ConnectionRefused => Reply::ConnectionRefused,
             io::ErrorKind::HostUnreachable => Reply::HostUnreachable,
             io::ErrorKind::NetworkUnreachable => Reply::NetworkUnreachable,
             io::ErrorKind::TimedOut => Reply::TtlExpired,
-            // EPERM and EACCES from connect(2): a local packet filter, which is a rule like any other.
+            // EPERM and EACCES from connect(2): a local packet filter denies it, which is a rule like any other.
             io::ErrorKind::PermissionDenied => Reply::NotAllowed,
             _ => Reply::GeneralFailure,
         }
     }
 }
 
-/// Reads `VER NMETHODS METHODS`.
+/// Parses `VER NMETHODS METHODS`.
 pub fn parse_greeting(input: &[u8]) -> Parsed<Greeting> {
     let Some(&version) = input.first() else { return Ok(None) };
     if version != VERSION {
@@ -140,7 +140,7 @@ pub fn parse_greeting(input: &[u8]) -> Parsed<Greeting> {
     Ok(Some((Greeting { no_auth: offers(Method::NoAuth), password: offers(Method::Password) }, used)))
 }
 
-/// Reads `VER ULEN UNAME PLEN PASSWD` (RFC 1929, section 2).
+/// Parses `VER ULEN UNAME PLEN PASSWD` (RFC 1929, section 2).
 pub fn parse_credentials(input: &[u8]) -> Parsed<Credentials> {
     let Some(&version) = input.first() else { return Ok(None) };
     if version != PASSWORD_VERSION {
@@ -157,7 +157,7 @@ pub fn parse_credentials(input: &[u8]) -> Parsed<Credentials> {
     Ok(Some((Credentials { name: name.to_vec(), password: password.to_vec() }, used)))
 }
 
-/// Reads `VER CMD RSV ATYP DST.ADDR DST.PORT`. RSV is not looked at: nothing depends on it.
+/// Parses `VER CMD RSV ATYP DST.ADDR DST.PORT`. RSV is ignored.
 pub fn parse_request(input: &[u8]) -> Parsed<Request> {
     let Some(&version) = input.first() else { return Ok(None) };
     if version != VERSION {
@@ -176,7 +176,7 @@ pub fn parse_request(input: &[u8]) -> Parsed<Request> {
     Ok(Some((Request { command, target }, at + 2)))
 }
 
-/// Reads the address at offset 4 (RFC 1928, section 5); the second value is the offset behind it.
+/// Parses the address at offset 4 (RFC 1928, section 5); the second value is the offset after it.
 fn parse_address(input: &[u8], address_type: u8) -> Parsed<Host> {
     let ip = |ip: IpAddr, end| Some((Host::Ip(ip.to_canonical()), end));
     Ok(match address_type {
@@ -190,7 +190,7 @@ fn parse_address(input: &[u8], address_type: u8) -> Parsed<Host> {
     })
 }
 
-/// The bytes behind a length byte at `at`, and the offset behind them.
+/// Returns the bytes after the length byte at `at`, and the offset after them.
 fn counted(input: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let start = at + 1;
     let end = start + usize::from(*input.get(at)?);
@@ -201,18 +201,18 @@ fn array<const N: usize>(input: &[u8], at: usize) -> Option<[u8; N]> {
     input.get(at..at + N)?.try_into().ok()
 }
 
-/// `VER METHOD`, the answer to the greeting.
+/// Encodes `VER METHOD`, the answer to the greeting.
 pub fn encode_method(method: Method) -> [u8; 2] {
     [VERSION, method as u8]
 }
 
-/// `VER STATUS`, the answer to the password; anything but 0 is a failure (RFC 1929, section 2).
+/// Encodes `VER STATUS`, the answer to the password; any status but 0 is a failure (RFC 1929, section 2).
 pub fn encode_auth_status(ok: bool) -> [u8; 2] {
     [PASSWORD_VERSION, u8::from(!ok)]
 }
 
-/// `VER REP RSV ATYP BND.ADDR BND.PORT` (RFC 1928, section 6). `bound` is our own address on the server's leg; failures
-/// carry 0.0.0.0:0.
+/// Encodes `VER REP RSV ATYP BND.ADDR BND.PORT` (RFC 1928, section 6). `bound` is our own
+/// address on the server's leg; failures have 0.0.0.0:0.
 pub fn encode_reply(reply: Reply, bound: Option<SocketAddr>) -> Vec<u8> {
     let bound = bound.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
     let mut out = vec![VERSION, reply as u8, 0];

@@ -1,9 +1,9 @@
-//! Messages of RFC 1928 and RFC 1929, whole, cut short, and wrong.
+//! Messages of RFC 1928 and RFC 1929: complete, cut short, and wrong.
 
 use super::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// Every proper prefix is incomplete, and what follows the message is left alone.
+/// Checks that every proper prefix is incomplete, and that bytes after the message are left alone.
 fn splits<T: PartialEq + std::fmt::Debug>(parse: impl Fn(&[u8]) -> Parsed<T>, message: &[u8], want: &T) {
     for cut in 0..message.len() {
         assert_eq!(parse(&message[..cut]), Ok(None), "cut at {cut}");
@@ -59,7 +59,7 @@ fn request_with_each_address_type() {
     splits(parse_request, b"\x05\x01\x00\x03\x0bexample.org\x01\xbb", &connect("example.org:443"));
     let v6: Ipv6Addr = "2001:db8::1".parse().unwrap();
     splits(parse_request, &[&[5, 1, 0, 4][..], &v6.octets(), &[0, 80]].concat(), &connect("[2001:db8::1]:80"));
-    // An address that was sent as a name is an address, and a mapped one is the IPv4 address.
+    // An address sent as a name is parsed as an address, and a mapped address as the IPv4 address.
     splits(parse_request, b"\x05\x01\x00\x03\x09192.0.2.1\x00\x50", &connect("192.0.2.1:80"));
     let mapped: Ipv6Addr = "::ffff:127.0.0.1".parse().unwrap();
     splits(parse_request, &[&[5, 1, 0, 4][..], &mapped.octets(), &[0, 80]].concat(), &connect("127.0.0.1:80"));
@@ -109,7 +109,7 @@ fn errors_of_connect_have_their_codes() {
     }
 }
 
-/// Whatever comes in, a parser returns, uses no more than it got, and never takes back what it said of a prefix.
+/// For any input, a parser returns, uses no more than it got, and never contradicts its result for a prefix.
 #[test]
 fn garbage_never_panics() {
     let mut rng = StdRng::seed_from_u64(0x50c5);
@@ -118,7 +118,7 @@ fn garbage_never_panics() {
         rng.fill_bytes(&mut input);
         let len = round % input.len();
         input[0] = [5, 5, 1, input[0]][round % 4];
-        // Most random bytes would stop at the address type: help them past it.
+        // Most random bytes would fail at the address type, so make some valid.
         input[3] = if round % 3 == 0 { input[3] } else { input[3] % 5 };
         check(parse_greeting, &input[..len]);
         check(parse_credentials, &input[..len]);

@@ -1,4 +1,4 @@
-//! Dialogues over an in-memory stream: what the client sends at once or byte by byte, and what it reads.
+//! Handshakes over an in-memory stream: client bytes at once or one by one, and the bytes that the client receives.
 
 use super::*;
 use crate::access::Denied;
@@ -13,12 +13,12 @@ fn ann() -> Users {
     users
 }
 
-/// The result of [`ask`] and what was sent to a client that sends `input` in pieces of `size` and then its FIN.
+/// Returns the result of [`ask`] and the bytes sent to a client that sends `input` in pieces of `size`, and then its FIN.
 async fn dialogue(users: &Users, input: &[u8], size: usize) -> (Result<SocksRequest, Fault>, Vec<u8>) {
     let (mut leg, mut client) = tokio::io::duplex(4096);
     let talk = async {
         for piece in input.chunks(size) {
-            // Who is refused may find the other end closed.
+            // The handshake may have closed after a refusal.
             if client.write_all(piece).await.is_err() {
                 break;
             }
@@ -76,7 +76,7 @@ async fn version_4_and_4a() {
 
 #[tokio::test]
 async fn authentication_that_fails() {
-    // A password is required and not offered, offered and not required, wrong; version 4 has none.
+    // A password that is required and not offered, offered and not required, or wrong. Version 4 has no passwords.
     assert_eq!(refused(&ann(), &[5, 1, 0]).await, ("auth-failed", vec![5, 0xff]));
     assert_eq!(refused(&Users::default(), &[5, 1, 2]).await, ("auth-failed", vec![5, 0xff]));
     assert_eq!(refused(&Users::default(), &[5, 0]).await, ("auth-failed", vec![5, 0xff]));

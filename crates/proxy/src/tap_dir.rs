@@ -1,13 +1,14 @@
-//! Taps as files: one for each direction of each connection to a client, which a thread of its own writes. What the thread or the
-//! disk does not keep up with is a hole in the file and a line beside it: no connection waits for either.
+//! Taps as files: a thread writes one file for each direction of each client connection. If the thread or
+//! the disk cannot keep up, the file has a gap, which is recorded beside it. No connection waits for either.
 //!
-//! `START-NUMBER-ADDRESS-PORT-client` holds what the client has sent, `...-server` what it was sent; START is when the program
-//! has begun (Unix time, milliseconds), NUMBER counts connections, ADDRESS and PORT are the client's. A file with holes has
-//! another beside it, `.gaps`, with a line `OFFSET LENGTH` (bytes, decimal) for each; offsets behind a hole stay true. Another one,
-//! `.doubts`, names in the same way bytes of which the receiver may have got others ([`PieceKind::Doubt`]).
+//! `START-NUMBER-ADDRESS-PORT-client` holds the bytes sent by the client, `...-server` those sent to it.
+//! START is the start of the program (Unix time, milliseconds), NUMBER counts connections, ADDRESS and PORT
+//! are the client's. A file with gaps has a second file with the suffix `.gaps`, with a line `OFFSET LENGTH`
+//! (bytes, decimal) for each gap. Offsets after a gap stay correct. In the same format, a file with the
+//! suffix `.doubts` lists bytes for which the receiver may have got different ones ([`PieceKind::Doubt`]).
 //!
-//! Until all of that is written the file has another name, with `.part` at its end, and keeps it if the disk refuses to say what is
-//! missing, or if the program ends before: nothing looks whole that is not.
+//! Until all of that is written, the name of the file ends in `.part`. It keeps that name if the gaps cannot be
+//! recorded because of a disk error, or if the program ends before: an incomplete file never looks complete.
 
 use longsplice_engine::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
 use std::{
@@ -25,26 +26,26 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Bytes that may wait for the disk: half a second of it at 1 Gbit/s.
+/// Bytes that may wait for the disk: half a second of traffic at 1 Gbit/s.
 const WAITING: usize = 64 << 20;
-/// Files open at a time. Those that wait longest are closed, and opened again when there is something for them.
+/// Maximum number of open files. Those that were opened first are closed, and reopened when there is data for them.
 const OPEN_FILES: usize = 512;
-/// Longest file. What is beyond is a gap: one endless connection is not to fill the disk.
+/// Maximum length of a file in bytes. The rest is a gap: one endless connection must not fill the disk.
 pub const MAX_FILE: u64 = 16 << 30;
-/// At most one message about the disk in this time.
+/// Minimum time between two messages about the disk.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
-/// What the writer and the others know.
+/// State shared by the taps and the writer.
 #[derive(Debug, Default)]
 struct Shared {
-    /// Of connections of which nothing was written yet.
+    /// Names of connections of which nothing was written yet.
     names: Mutex<HashMap<u64, String>>,
-    /// Streams that have not ended.
+    /// Number of streams that have not ended.
     live: AtomicU64,
     errors: AtomicU64,
 }
 
-/// A directory that taps are written to.
+/// A directory for tap files.
 #[derive(Debug)]
 pub(crate) struct TapDir {
     taps: Taps,
@@ -54,11 +55,11 @@ pub(crate) struct TapDir {
 }
 
 impl TapDir {
-    /// Makes the directory, readable to its owner only, if it is not there, and starts to write.
+    /// Creates the directory if it is missing, accessible to its owner only, and starts the writer.
     pub fn open(dir: &Path) -> io::Result<TapDir> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        // better to be told now than by the first connection
+        // report an error now, and not at the first connection
         let probe = dir.join(format!("{start}-probe"));
         new_file(&probe)?;
         std::fs::remove_file(probe)?;
@@ -75,7 +76,7 @@ impl TapDir {
         Ok(TapDir { taps, shared, start, next: AtomicU64::new(1) })
     }
 
-    /// For a connection of this client.
+    /// Returns a tap for a connection of this client.
     pub fn tap(&self, client: SocketAddr) -> Tap {
         let id = self.next.fetch_add(1, Relaxed);
         let name = format!("{}-{id}-{}-{}", self.start, client.ip(), client.port());
@@ -88,12 +89,12 @@ impl TapDir {
         self.taps.counts()
     }
 
-    /// The disk has refused something so often.
+    /// Returns the number of disk errors.
     pub fn errors(&self) -> u64 {
         self.shared.errors.load(Relaxed)
     }
 
-    /// Waits until all of connections that have ended is written, at most for `limit`. Blocks the thread.
+    /// Waits until everything of ended connections is written, for `limit` at most. Blocks the thread.
     pub fn flush(&self, limit: Duration) {
         let end = Instant::now() + limit;
         while self.shared.live.load(Relaxed) > 0 && Instant::now() < end {
@@ -112,18 +113,18 @@ struct Stream {
     file: Option<File>,
     made: bool,
     ended: bool,
-    /// Where the last byte in the file ends.
+    /// Offset after the last byte in the file.
     length: u64,
     gaps: Beside,
     doubts: Beside,
 }
 
-/// A file beside that of a stream: parts of it, a line each.
+/// A list of byte ranges in a file beside that of a stream, one per line.
 struct Beside {
     suffix: &'static str,
-    /// Bytes of whole lines.
+    /// Bytes of complete lines.
     length: u64,
-    /// A part that was not written down yet: where it begins and ends.
+    /// Start and end of a range that was not recorded yet.
     part: Option<(u64, u64)>,
 }
 
@@ -132,7 +133,7 @@ impl Beside {
         Beside { suffix, length: 0, part: None }
     }
 
-    /// Of a line that the disk has taken half of, the rest goes to where it belongs.
+    /// Records the pending range. If only a part of a line was written before, it is overwritten.
     fn tell(&mut self, of: &Path) -> io::Result<()> {
         let Some((from, to)) = self.part else { return Ok(()) };
         let line = format!("{from} {}\n", to - from);
@@ -157,7 +158,7 @@ impl Stream {
         Stream { path, file: None, made: false, ended: false, length: 0, gaps, doubts }
     }
 
-    /// The file's name until it has ended.
+    /// Returns the name of the file before it is complete.
     fn part(&self) -> PathBuf {
         with(&self.path, ".part")
     }
@@ -179,21 +180,21 @@ impl Stream {
         Ok(())
     }
 
-    /// So many bytes are missing. Pieces follow one another: a gap that is open goes on.
+    /// Adds missing bytes to the gaps. Pieces are consecutive, so an unrecorded gap is extended.
     fn skip(&mut self, at: u64, length: u64) {
         if length > 0 {
             self.gaps.part = Some((self.gaps.part.map_or(at, |gap| gap.0), at + length));
         }
     }
 
-    /// One line for what could not be written down at once: what lies between is in doubt, too, then.
+    /// Adds a range to the doubts. If an earlier one is still unrecorded, both become one range, including the bytes between.
     fn doubt(&mut self, at: u64, length: u64) -> io::Result<()> {
         let known = self.doubts.part.unwrap_or((at, at + length));
         self.doubts.part = Some((known.0.min(at), known.1.max(at + length)));
         self.doubts.tell(&self.path)
     }
 
-    /// The file is as long as the stream, whatever is missing, and has its name if all of that is told.
+    /// Extends the file to the length of the stream, and gives it its final name if all gaps and doubts are recorded.
     fn end(&mut self, length: u64) -> io::Result<()> {
         self.ended = true;
         let told = self.gaps.tell(&self.path).and(self.doubts.tell(&self.path));
@@ -212,7 +213,7 @@ struct Writer {
     dir: PathBuf,
     shared: Arc<Shared>,
     connections: HashMap<u64, [Stream; 2]>,
-    /// Open files, those that were opened first at the front.
+    /// Open files in the order of their opening.
     open: VecDeque<(u64, TapDirection)>,
     said: Option<Instant>,
 }
@@ -356,7 +357,7 @@ mod tests {
         assert_eq!(w.shared.errors.load(Relaxed), 0);
     }
 
-    /// Root writes anywhere, but not into a directory that is gone.
+    /// Root may write anywhere, but not into a removed directory.
     #[test]
     fn what_the_disk_refuses_is_counted_and_becomes_a_gap() {
         let dir = tempfile::tempdir().unwrap();
@@ -373,13 +374,13 @@ mod tests {
         assert_eq!(w.shared.errors.load(Relaxed), 1);
     }
 
-    /// Neither before the end, nor if what is missing could not be told.
+    /// A file keeps the suffix .part until its end, and beyond if its gaps could not be recorded.
     #[test]
     fn only_what_is_told_as_it_is_gets_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let mut w = writer(dir.path());
         let [name, part, gaps] = ["", ".part", ".gaps"].map(|end| dir.path().join(format!("n1-client{end}")));
-        std::fs::create_dir(&gaps).unwrap(); // no file can be made there
+        std::fs::create_dir(&gaps).unwrap(); // prevents the creation of the file
         w.write(&piece(1, TapDirection::FromHost, 0, bytes("abc")));
         assert!(part.exists() && !name.exists());
         w.write(&piece(1, TapDirection::FromHost, 3, PieceKind::Gap(4)));
@@ -389,7 +390,7 @@ mod tests {
         assert_eq!((std::fs::metadata(&part).unwrap().len(), w.shared.errors.load(Relaxed)), (10, 2));
     }
 
-    /// As a disk does that is full in the middle of it.
+    /// A disk may be full in the middle of a line.
     #[test]
     fn a_line_of_which_half_was_written_is_written_whole() {
         let dir = tempfile::tempdir().unwrap();

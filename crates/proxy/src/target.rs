@@ -1,4 +1,4 @@
-//! Where a client wants to go: an address or a name, and a port.
+//! The target of a connection: an address or a name, and a port.
 
 use std::{
     fmt,
@@ -9,14 +9,14 @@ use std::{
 /// The host part of a [`Target`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// An address; IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2) are turned into the IPv4 address they stand for,
+    /// An address. IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2) are converted to IPv4,
     /// because that is what the kernel would connect to.
     Ip(IpAddr),
     /// A name in lower case, without the final dot, of printable ASCII only.
     Name(String),
 }
 
-/// A destination as the client or the configuration names it.
+/// A destination from a client or the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Address or name.
@@ -25,30 +25,30 @@ pub struct Target {
     pub port: u16,
 }
 
-/// Why a text is no target.
+/// Parse error of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// There is no `:PORT` at the end.
     #[error("no port: write HOST:PORT")]
     NoPort,
-    /// The part behind the colon is not a port.
+    /// The part after the colon is not a port.
     #[error("bad port: write a number from 1 to 65535")]
     BadPort,
-    /// More than one colon, so where the port starts is anybody's guess.
+    /// There is more than one colon, so the start of the port is ambiguous.
     #[error("an IPv6 address needs brackets: write [ADDR]:PORT")]
     NeedsBrackets,
-    /// The host is empty, too long, or contains characters that no host name has.
+    /// The host is empty, too long, or contains characters that are not allowed in host names.
     #[error("bad host: write a name of at most 255 letters, digits, '-', '_' and '.', or an address")]
     BadHost,
 }
 
-/// The longest name that fits the one-byte length of a SOCKS5 request (RFC 1928, section 5).
+/// Maximum length of a name in bytes, because the length of a SOCKS5 name is one byte (RFC 1928, section 5).
 const NAME_MAX: usize = 255;
 
 impl Host {
-    /// Reads a host name or an address, with or without brackets.
+    /// Parses a host name or an address, with or without brackets.
     ///
-    /// Names are restricted to printable ASCII: everything else would end up in logs and in the resolver unexamined.
+    /// Names must be printable ASCII, so that nothing else reaches logs and the resolver.
     pub fn from_name(name: &[u8]) -> Result<Host, TargetError> {
         let text = std::str::from_utf8(name).map_err(|_| TargetError::BadHost)?;
         let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
@@ -58,8 +58,8 @@ impl Host {
         let text = text.strip_suffix('.').unwrap_or(text);
         let fits = !text.is_empty() && text.len() <= NAME_MAX;
         let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-        // An empty label ("a..b", ".a") is nothing the DNS can carry, and would confuse suffix rules.
-        // An address with a dot behind it is one to some programs and a name to others.
+        // The DNS has no empty labels ("a..b", ".a"), and they would confuse suffix rules. Some
+        // programs take an address with a trailing dot for an address, others for a name.
         if !fits || !plain || text.split('.').any(str::is_empty) || text.parse::<IpAddr>().is_ok() {
             return Err(TargetError::BadHost);
         }
@@ -85,7 +85,7 @@ impl FromStr for Target {
         if host.contains(':') && !bracketed {
             return Err(TargetError::NeedsBrackets);
         }
-        // `parse` would take "+80", which no other program does.
+        // `parse` would accept "+80", which no other program does.
         if !port.bytes().all(|b| b.is_ascii_digit()) {
             return Err(TargetError::BadPort);
         }

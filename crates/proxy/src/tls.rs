@@ -1,7 +1,7 @@
-//! TLS by name: where a connection goes is read from its ClientHello, and nothing is decrypted.
+//! Routing of TLS connections by server name: the target comes from the ClientHello, and nothing is decrypted.
 //!
-//! The first [`Route`] that matches decides. What was read goes to the server with what follows, so that client and
-//! server have their handshake with each other, and the flow may be spliced as any other.
+//! The first [`Route`] that matches decides. The ClientHello is sent to the server unchanged, so client
+//! and server perform their handshake with each other, and the flow may be spliced like any other.
 
 pub mod hello;
 
@@ -30,7 +30,7 @@ const INTERNAL_ERROR: u8 = 80;
 const UNRECOGNIZED_NAME: u8 = 112;
 
 impl Tls {
-    /// The route of a ClientHello that asks for `asked`, and where it leads to.
+    /// Returns the route for a ClientHello that asks for `asked`, and its target.
     fn route<'a>(&'a self, hello: &ClientHello, asked: Option<&'a Target>) -> Option<(&'a Route, &'a Target)> {
         let route = self.routes.iter().find(|r| r.matches(hello))?;
         Some((route, route.target.as_ref().or(asked)?))
@@ -47,7 +47,7 @@ impl Route {
     }
 }
 
-/// Reads the ClientHello and connects to where it leads; a client that is refused gets an alert.
+/// Reads the ClientHello and connects to its target; a refused client gets an alert.
 pub(crate) async fn handshake(
     shared: &Shared,
     listener: &ListenerConfig,
@@ -60,7 +60,7 @@ pub(crate) async fn handshake(
         Ok(ready) => Ok(ready),
         Err((fault, alert)) => {
             if let Some(description) = alert {
-                // Content type, version, length; level fatal. Whether the client gets to read it is its own affair.
+                // Content type, version, length; level fatal. Errors are ignored: the client may be gone.
                 let alert = [21, 3, 3, 0, 2, 2, description];
                 let _ = timeout(limit, client.write_all(&alert)).await;
             }
@@ -77,7 +77,7 @@ async fn lead(
     record: &mut Record,
 ) -> Result<Ready, (Fault, Option<u8>)> {
     let mut scan = Scan::default();
-    // Nothing is used up: it is all for the server.
+    // Nothing is consumed, because the server gets all of it.
     let read = buffer.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
     let read = timeout(listener.limits.handshake, read).await;
     let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(bad)?;
@@ -87,7 +87,7 @@ async fn lead(
         return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME)));
     };
     let rules = match &route.target {
-        // Chosen by whoever wrote the configuration, as that of a plug.
+        // The target comes from the configuration, like that of a plug.
         Some(_) if listener.rules.guarded => Cow::Owned(listener.rules.unguarded()),
         _ => Cow::Borrowed(&listener.rules),
     };
@@ -106,10 +106,10 @@ async fn lead(
     Ok(Ready { server, left: Leftovers::for_server(buffer.rest()) })
 }
 
-/// Whether we are connected to our own listener: it would read the same name, connect again, and so on.
+/// Whether we have connected to our own listener, which would read the same name, connect again, and so on.
 fn comes_back(listener: &ListenerConfig, client: &Leg, server: &Leg) -> bool {
     let [to, here, from] = [server.remote(), client.local(), server.local()].map(|a| (a.ip().to_canonical(), a.port()));
-    // A host that connects to itself does so from the address it connects to.
+    // A host that connects to itself uses the destination address as the source address.
     to == here || (listener.listen.ip().is_unspecified() && to == (from.0, here.1))
 }
 

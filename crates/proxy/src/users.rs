@@ -1,8 +1,7 @@
-//! The users of a SOCKS or HTTP listener, and the check of a password that takes the same time for every answer.
+//! The users of a SOCKS or HTTP listener, and a password check that takes the same time for every result.
 //!
-//! RFC 1929 and RFC 7617 send passwords in the clear: they keep strangers out of a proxy on a trusted network and are worth
-//! nothing on any other. In the configuration they stand in the clear, or as hashes that are
-//! slow on purpose: of bcrypt, SHA-crypt or Argon2id.
+//! RFC 1929 and RFC 7617 send passwords in the clear: they keep strangers out of a proxy on a trusted network, and are
+//! useless on any other. The configuration has them in the clear, or as slow hashes: bcrypt, SHA-crypt or Argon2id.
 
 use crate::{
     hashes::{Hash, HashError},
@@ -11,10 +10,10 @@ use crate::{
 };
 use std::{collections::BTreeMap, fmt, hint::black_box, sync::Arc};
 
-/// RFC 1929, section 2: the length is one byte.
+/// Maximum length of a name or password in bytes, because the length field is one byte (RFC 1929, section 2).
 const LEN_MAX: usize = 255;
 
-/// Names and passwords. Empty means that nobody has to authenticate.
+/// User names and passwords. Empty: no authentication.
 #[derive(Clone, Default)]
 pub struct Users {
     secrets: BTreeMap<String, Secret>,
@@ -24,20 +23,20 @@ pub struct Users {
 #[derive(Clone, PartialEq, Eq)]
 enum Secret {
     Clear(String),
-    /// In the form `$SCHEME$...`.
+    /// Hash of the form `$SCHEME$...`.
     Hashed(Hash),
 }
 
-/// Why a user cannot be added.
+/// Reason why a user cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UserError {
-    /// The name was given before.
+    /// The name exists already.
     #[error("user {0:?} is there twice: remove one")]
     Twice(String),
-    /// The length does not fit the protocol.
+    /// The length of name or password does not fit the protocol.
     #[error("user {0:?}: name and password have to be 1 to 255 bytes long (RFC 1929)")]
     Length(String),
-    /// A password that looks like a hash, and is none that can be verified.
+    /// The password looks like a hash, and cannot be verified as one.
     #[error("user {0:?}: {1}")]
     Hash(String, HashError),
     /// A line of a users file has no colon.
@@ -60,7 +59,7 @@ impl PartialEq for Users {
 impl Eq for Users {}
 
 impl Secret {
-    /// A hash begins with its scheme between dollar signs, as crypt(5) has it.
+    /// A hash begins with its scheme between dollar signs, as in crypt(5).
     fn read(text: &str) -> Result<Secret, HashError> {
         let scheme = text.strip_prefix('$').and_then(|rest| rest.split_once('$')).map(|(scheme, _)| scheme);
         let is_scheme = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
@@ -72,17 +71,17 @@ impl Secret {
 }
 
 impl Users {
-    /// Whether nobody has to authenticate.
+    /// Whether authentication is not required.
     pub fn is_empty(&self) -> bool {
         self.secrets.is_empty()
     }
 
-    /// All names.
+    /// Returns all user names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.secrets.keys().map(String::as_str)
     }
 
-    /// Adds a user. A password of the form `$SCHEME$...` is taken for a hash.
+    /// Adds a user. A password of the form `$SCHEME$...` is taken as a hash.
     pub fn add(&mut self, name: &str, password: &str) -> Result<(), UserError> {
         let fits = |s: &str| (1..=LEN_MAX).contains(&s.len());
         if !fits(name) || !fits(password) {
@@ -96,8 +95,8 @@ impl Users {
         Ok(())
     }
 
-    /// Adds the users of a file with lines `NAME:PASSWORD`; empty lines and lines that begin with `#` are skipped.
-    /// The error comes with the number of its line.
+    /// Adds the users of a file with lines `NAME:PASSWORD`; empty lines and lines that begin
+    /// with `#` are skipped. An error comes with the line number, from 1.
     pub fn add_lines(&mut self, text: &str) -> Result<(), (usize, UserError)> {
         for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#')) {
             let added = line.split_once(':').ok_or(UserError::NoColon).and_then(|(n, p)| self.add(n, p));
@@ -106,8 +105,8 @@ impl Users {
         Ok(())
     }
 
-    /// The name, if the password is right. An unknown name costs as much time as a wrong password; hashes are computed by
-    /// other threads, only a few at the same time. Within a runtime.
+    /// Returns the name if the password is right. An unknown name takes as long as a wrong
+    /// password. Hashes are computed by other threads, only a few at a time. Needs a runtime.
     pub async fn check(&self, given: &Credentials) -> Option<&str> {
         let known = std::str::from_utf8(&given.name).ok().and_then(|name| self.secrets.get_key_value(name));
         let any_hash = || self.secrets.values().find(|s| matches!(s, Secret::Hashed(_)));
@@ -120,7 +119,7 @@ impl Users {
     }
 }
 
-/// Compares without stopping at the first difference, over a length that does not depend on either.
+/// Compares in constant time: all bytes, over a fixed length.
 fn equal(a: &[u8], b: &[u8]) -> bool {
     let at = |s: &[u8], i: usize| s.get(i).copied().unwrap_or(0);
     let differences = (0..LEN_MAX).fold(a.len() ^ b.len(), |d, i| black_box(d | usize::from(at(a, i) ^ at(b, i))));
@@ -131,10 +130,10 @@ fn equal(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// What crypt(3) makes of `secret`.
+    /// crypt(3) of `secret`.
     const HASHED: &str = "$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW";
 
-    /// What `openssl passwd -6` and `argon2 -id -e` make of it.
+    /// `secret` hashed by `openssl passwd -6` and `argon2 -id -e`.
     const SHA: &str =
         "$6$saltstring$AIsRs/Ee56G/tC8MEHhvReZTfx8u3rXXMl6eYrjCG9ibix19DxoMBLogdTET5Ukw9Sf7eZTITsuk0Ry5qulYz.";
     const ARGON: &str = "$argon2id$v=19$m=1024,t=3,p=4$c29tZXNhbHQxMjM$glqbMvsRZLXtVSu2QUiDfp8m3+qbyA/XV/CRg73n6wc";

@@ -1,7 +1,7 @@
-//! Verifies passwords against hashes that are slow on purpose ([`hashes`](crate::hashes)), away from the threads that serve everybody.
+//! Verifies passwords against slow hashes ([`hashes`](crate::hashes)), outside the threads that serve connections.
 //!
-//! A client of HTTP sends its password with each request: what was right is remembered for a while, as a digest over hash
-//! and password. What was wrong is not, so each guess costs its time.
+//! HTTP clients send the password with each request, so a right password is remembered for a while, as
+//! a digest of hash and password. Wrong ones are not remembered, so each guess takes its full time.
 
 use crate::hashes::Hash;
 use sha2::{Digest, Sha256};
@@ -12,11 +12,11 @@ use std::{
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
-/// So many at the same time: guesses must not take all processors.
+/// Number of concurrent verifications: guesses must not occupy all processors.
 const AT_ONCE: usize = 2;
-/// How long what was right is remembered: a client asks again and again while a page loads.
+/// Time for which a right password is remembered; a client sends it many times while a page loads.
 const REMEMBER: Duration = Duration::from_secs(60);
-/// So many are remembered: as many as a listener has clients that are busy at the same time; 100 KB or so.
+/// Number of remembered passwords, enough for the simultaneously active clients of a listener; about 100 KB.
 const REMEMBERED_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -32,16 +32,16 @@ impl Default for Verifier {
 }
 
 impl Verifier {
-    /// Whether the hash is that of the password.
+    /// Whether the hash matches the password.
     pub async fn verify(&self, hash: &Hash, password: &[u8]) -> bool {
-        // No hash contains a NUL: the digest is of this pair alone.
+        // No hash contains a NUL, so the digest is unique to this pair.
         let key = Sha256::new().chain_update(&hash.text).chain_update([0]).chain_update(password).finalize().into();
         if self.remembers(&key) {
             return true;
         }
         let Ok(permit) = self.running.clone().acquire_owned().await else { return false };
         let (hash, password) = (hash.clone(), password.to_owned());
-        // Cannot be called off: it counts until it is really over.
+        // Cannot be cancelled: it counts until it has really ended.
         let verified = spawn_blocking(move || {
             let verified = hash.verify(&password);
             drop(permit);
@@ -92,7 +92,7 @@ mod tests {
         assert!(verifier.right.lock().unwrap().is_empty());
         assert!(verifier.verify(&hash, b"secret").await);
         assert_eq!(verifier.right.lock().unwrap().len(), 1);
-        // from memory: nobody may compute any more
+        // from memory: nothing can be computed any more
         verifier.running.close();
         assert!(verifier.verify(&hash, b"secret").await);
         assert!(!verifier.verify(&hash, b"guess").await);

@@ -1,5 +1,5 @@
-//! Threads that serve connections, one for each processor, and each with a runtime of its own: a connection stays where it is
-//! begun, so that a segment wakes one thread, the one that has its sockets, and no other is asked to help.
+//! Threads that serve connections: one for each processor, each with its own runtime. A connection
+//! stays on the thread where it starts, so a segment wakes only the thread that has its sockets.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use tokio::{
     sync::watch,
 };
 
-/// Runtimes for connections. Those that it has started end when it is dropped, and with them what they run.
+/// Runtimes for connections. Dropping it ends the runtimes that it started, and everything that runs on them.
 pub struct Workers {
     runtimes: Vec<Handle>,
     stop: watch::Sender<()>,
@@ -23,16 +23,16 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// The current runtime does everything.
+    /// Uses the current runtime for everything.
     ///
     /// # Panics
     ///
-    /// Outside of a runtime.
+    /// Panics outside of a runtime.
     pub fn here() -> Workers {
         Workers { runtimes: vec![Handle::current()], stop: watch::Sender::new(()), threads: Vec::new() }
     }
 
-    /// One thread for each processor that the process may use.
+    /// Starts one thread for each processor that the process may use. Fails if a thread or runtime cannot be created.
     pub fn start() -> io::Result<Workers> {
         let count = thread::available_parallelism().map_or(1, NonZero::get);
         let stop = watch::Sender::new(());
@@ -42,7 +42,7 @@ impl Workers {
             workers.runtimes.push(runtime.handle().clone());
             let mut stopped = workers.stop.subscribe();
             let work = move || {
-                let _ = runtime.block_on(stopped.changed()); // an error: the sender is gone, which is what it waits for
+                let _ = runtime.block_on(stopped.changed()); // an error means that the sender is gone, which is the signal
                 runtime.shutdown_background();
             };
             workers.threads.push(thread::Builder::new().name(format!("worker-{number}")).spawn(work)?);
@@ -76,16 +76,16 @@ struct Load {
     live: AtomicUsize,
 }
 
-/// How many connections each worker has.
+/// Number of connections of each worker.
 pub(crate) struct Loads(Vec<Arc<Load>>);
 
 impl Loads {
-    /// The runtime of one of them.
+    /// Returns the runtime of a worker.
     pub fn runtime(&self, number: usize) -> &Handle {
         &self.0[number % self.0.len()].runtime
     }
 
-    /// The one with the fewest connections; that with this number, if others have no fewer: it is awake.
+    /// Assigns a connection to the worker with the fewest connections; among equals preferably to `awake`, which is running.
     pub fn seat(&self, awake: usize) -> Seat {
         let awake = awake % self.0.len();
         let key = |&i: &usize| (self.0[i].live.load(Relaxed), i != awake);

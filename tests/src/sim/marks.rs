@@ -20,7 +20,7 @@ pub struct Counts {
     pub marked: u32,
     /// Marks that reached a host over the path.
     pub passed: u32,
-    /// Times that a sending host first heard of a mark.
+    /// Number of echoes that were the first news of a mark to a sending host.
     pub echoed: u32,
     /// Marked segments dropped because no one would have echoed the mark.
     pub dropped: u32,

@@ -203,7 +203,7 @@ impl World {
         let r = &mut rng;
         let mut host = [Style::random(r), Style::random(r)];
         let mut ours = [Style::local(r), Style::local(r)];
-        // both legs have one MSS: the server is told the client's MSS
+        // both legs have one MSS: the SYN to the server carries the client's MSS
         let mss = host[0].mss.min(host[1].mss).min(ours[0].mss);
         if calm {
             // Hosts do nothing that may legitimately stall a flow: no windows below a few segments, no slow probes.

@@ -299,7 +299,7 @@ impl Tcp {
         self.ts_base.wrapping_add(((now + self.slept) / self.style.tick) as u32)
     }
 
-    /// Runs timers, and sends what is allowed.
+    /// Runs timers, and returns the packets that may be sent now.
     pub fn poll(&mut self, now: Time) -> Vec<Packet> {
         if self.dead || self.reset {
             // only the reset that ended the connection may still be sent

@@ -74,7 +74,7 @@ fn its_sender_is_told_in_its_own_words() {
 #[ignore = "root"]
 fn what_they_say_is_understood_by_the_other_family() {
     bench(64, |b| {
-        // families, the MTU in the error, the MTU that the client is told
+        // families, the MTU in the error, the MTU in the error to the client
         for (v6, mtu, told) in [
             ([true, true], 1000, 1280),
             ([true, false], 600, 1280),

@@ -485,7 +485,7 @@ fn sockets_show_what_was() {
         let (address, second) =
             if family == Family::V4 { ("10.77.2.2", "10.77.2.12") } else { ("fd77:2::2", "fd77:2::c") };
         ip(&lab.server, &format!("link set s0 address {old}"));
-        // the same host under another address, which is not heard of again
+        // the same host under another address, which sends nothing after that
         ip(&lab.forwarder, &format!("neigh replace {second} lladdr {old} dev f1 nud permanent"));
         let script = Script::opener(1).pause(PACE, Duration::from_secs(4));
         let upload = Upload::begin(&lab, family, by_hand(), script, PATIENCE);

@@ -94,7 +94,7 @@ impl Running {
         )
     }
 
-    /// The same with this control socket.
+    /// Like `copying`, with this control socket.
     pub fn copying_at(control: &Path, target: &str, more: &[&str]) -> Running {
         let plug = format!("127.0.0.1:0={target}");
         Running::start(Command::new(LONGSPLICE), Some(control), &["--copy-only", "--plug", &plug], more)
@@ -105,7 +105,7 @@ impl Running {
         Running::start_at(tempfile::tempdir().unwrap(), command, control, arguments, more)
     }
 
-    /// The same for the user who owns this directory.
+    /// Like `start`, with files in this directory, for the user who owns it.
     pub fn start_in(home: &Path, command: Command, arguments: &[&str]) -> Running {
         let dir = tempfile::tempdir_in(home).unwrap();
         let owner = fs::metadata(home).unwrap();
@@ -134,17 +134,17 @@ impl Running {
         running
     }
 
-    /// Its output on standard error.
+    /// Returns the proxy's output on standard error.
     pub fn messages(&self) -> String {
         fs::read_to_string(self.dir.path().join("messages")).unwrap()
     }
 
-    /// Waits until this is in its output.
+    /// Waits until the output on standard error contains `text`.
     pub fn wait_message(&self, text: &str) {
         eventually(text, || self.messages().contains(text).then_some(()));
     }
 
-    /// The address of its first listener.
+    /// Returns the address of the first listener.
     pub fn address(&self) -> SocketAddr {
         let messages = self.messages();
         let (_, rest) = messages.split_once(" on 1").expect("a listener");
@@ -187,24 +187,24 @@ impl Running {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Kills it with SIGKILL; harmless if it has exited.
+    /// Kills the proxy with SIGKILL; harmless if it has exited.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits until it exits. Returns the status.
+    /// Waits until the proxy exits. Returns the status.
     pub fn wait(&mut self) -> ExitStatus {
         let child = &mut self.child;
         eventually("the end of the proxy", || child.try_wait().unwrap())
     }
 
-    /// The number of its open descriptors.
+    /// Returns the number of open descriptors.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
-    /// Waits until it has nothing to do: each of its threads is asleep whenever checked.
+    /// Waits until the proxy is idle: each thread is asleep whenever checked.
     pub fn comes_to_rest(&self) {
         const LOOKS: u32 = 50;
         let tasks = format!("/proc/{}/task", self.child.id());
@@ -221,7 +221,7 @@ impl Running {
         });
     }
 
-    /// How often its threads have slept and been woken.
+    /// Returns how often the threads have slept and been woken.
     pub fn wake_ups(&self) -> u64 {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let slept = |task: PathBuf| {
@@ -232,7 +232,7 @@ impl Running {
         tasks.map(|task| slept(task.unwrap().path())).sum()
     }
 
-    /// Waits until all flows have ended, and stops it.
+    /// Waits until all flows have ended, and stops the proxy.
     pub fn stop(&mut self, pins: &Pins) {
         eventually("the end of all flows", || (self.client(&["ls", "--json"]).trim() == "[]").then_some(()));
         self.client(&["stop"]);
@@ -240,7 +240,7 @@ impl Running {
         assert!(!pins.exist(), "a clean stop leaves nothing pinned");
     }
 
-    /// The same; returns its JSON access log.
+    /// Like `stop`; returns the JSON access log.
     pub fn end(&mut self, pins: &Pins) -> Vec<Value> {
         self.stop(pins);
         let log = fs::read_to_string(self.access_log()).unwrap();

@@ -28,13 +28,13 @@ pub enum Card {
     Remade,
     /// Packets are lost, duplicated and reordered.
     Losses,
-    /// Many flows are told to switch, repeatedly.
+    /// Many flows get commands to switch, repeatedly.
     Storm,
     /// The MTU of a link is reduced for a while.
     Mtu,
     /// The process is killed, and started again at once.
     Killed,
-    /// The process is killed while flows are told to switch, and started again after a while.
+    /// The process is killed while flows get commands to switch, and started again after a while.
     KilledInStorm,
     /// The process is killed while a device is down.
     KilledWhileDown,

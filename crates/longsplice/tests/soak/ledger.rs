@@ -84,7 +84,7 @@ pub struct Tally {
     pub reused: usize,
     /// Requests that were allowed to fail, and did.
     pub failed_requests: usize,
-    /// Ends of connections that waited for long after a stop of which they could not be told.
+    /// Ends of connections that waited for long because the stop could not reset them.
     pub untold: usize,
 }
 
@@ -94,7 +94,7 @@ struct Book {
     known: HashSet<u64>,
     events: Vec<Event>,
     failures: Vec<String>,
-    /// When the program said that it could not tell flows of its stop: one entry per end of each flow.
+    /// Times at which the program reported flows that its stop could not reset: one entry per end of each flow.
     untold: Vec<Instant>,
     tally: Tally,
 }
@@ -151,7 +151,7 @@ impl Ledger {
         book.streams.insert(seed, stream);
     }
 
-    /// Records the seed that arrived at a server. Returns what the server is to do.
+    /// Records the seed that arrived at a server. Returns the plan for the server.
     pub fn arrived(&self, seed: u64) -> Option<Plan> {
         let mut book = self.book();
         if !book.known.contains(&seed) {
@@ -226,13 +226,13 @@ impl Ledger {
         }
     }
 
-    /// Records that the program said it could not tell this many flows of a stop: their hosts may wait.
+    /// Records that the program reported this many flows that its stop could not reset: their hosts may wait.
     pub fn untold(&self, flows: usize) {
         let now = Instant::now();
         self.book().untold.extend(vec![now; 2 * flows]);
     }
 
-    /// Records that an end of an HTTP connection has been waiting in vain since then.
+    /// Records that an end of an HTTP connection has been waiting in vain since that time.
     pub fn hung(&self, since: Instant, what: String) {
         let mut book = self.book();
         if !book.is_untold(since, 1) {
@@ -347,7 +347,7 @@ impl Book {
         right.map_err(|why| why + &all())
     }
 
-    /// Whether this many ends that have been waiting since then belong to flows not told of a stop. Each counts once.
+    /// Whether this many ends that have been waiting since then belong to flows that a stop could not reset. Each counts once.
     fn is_untold(&mut self, since: Instant, ends: usize) -> bool {
         for _ in 0..ends {
             let Some(i) = self.untold.iter().position(|at| *at >= since) else { return false };

@@ -62,7 +62,7 @@ fn everything_at_once() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limits");
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("limits");
 
-    // a transparent connection that finds no free entry is passed on as by a router
+    // transparent connections without a free entry are forwarded as by a router
     let options = Options { forwarding: true, ..Options::default() };
     let lab = Lab::new(Shape::TwoDevices, options).expect("a lab");
     let names = [&lab.client, &lab.forwarder, &lab.server].map(|namespace| namespace.path());

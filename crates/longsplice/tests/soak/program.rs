@@ -172,7 +172,7 @@ impl Program {
         lines[lines.len().saturating_sub(3 * TAIL)..].join("\n")
     }
 
-    /// Checks that everything it was asked to do is over.
+    /// Checks that all flows of the program have ended.
     pub fn has_no_flows(&self) {
         eventually("the end of all flows", || Control::of(self.running()).flows().is_empty().then_some(()));
     }
@@ -205,13 +205,13 @@ fn is_forwarded(flow: &Value) -> bool {
 }
 
 impl Told {
-    /// Whether a flow is forwarded and has not been told to unsplice.
+    /// Whether a flow is forwarded and has no command to unsplice.
     fn is_steady(&self, flow: &Value) -> bool {
         let last = flow["id"].as_u64().and_then(|id| self.0.get(&id));
         is_forwarded(flow) && last.is_none_or(|last| *last == "splice")
     }
 
-    /// Tells at most this many flows to switch.
+    /// Sends commands to switch to at most this many flows.
     pub fn tell_some(&mut self, control: &mut Control, most: usize, r: &mut SmallRng) -> std::io::Result<()> {
         let answer = control.ask(&json!({ "version": 1, "ask": "ls" }))?;
         let flows = answer["flows"].as_array().cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Whether there is to be traffic, and how much of it is left.
+//! Starts and stops the traffic, and counts the activities that are left.
 
 use crate::ledger::Ledger;
 use std::{

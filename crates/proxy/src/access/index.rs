@@ -1,8 +1,8 @@
-//! Which rules may match, of many: a list of thousands is not gone through for each connection.
+//! Index of rules: finds the few rules that may match a request in a list of thousands.
 //!
-//! Each rule is filed under its targets, its clients or its ports, whichever the fewest others are filed under. What is
-//! asked for is looked up as each of them, and the rules found are tried in the order of the list. Those that have none of
-//! them, or too many ports, are always tried.
+//! Each rule is filed under all its targets, all its clients or all its ports: the kind of key that it shares
+//! with the fewest other rules. A request looks up its own client, target and port, and tries the rules found
+//! in the order of the list. Rules that have none of these keys, or too many ports, are always tried.
 
 use super::{Pattern, Rule};
 use crate::{guarded_ranges, target::Host};
@@ -13,7 +13,7 @@ use std::{
     net::IpAddr,
 };
 
-/// A rule for more ports than this is not filed under them.
+/// Largest number of ports under which a rule is filed.
 const PORTS: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -25,18 +25,18 @@ enum Key {
     Port(u16),
 }
 
-/// Numbers of rules, from 0, by what one of them needs to match.
+/// Numbers of rules, from 0, by a key that the request must have for them to match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Index {
     filed: HashMap<Key, Vec<u32>>,
-    /// Those that are tried always.
+    /// Rules that are always tried.
     rest: Vec<u32>,
-    /// Lengths of prefixes, by family (is it IPv4?), of clients and of targets.
+    /// Prefix lengths in use, each with its family (true: IPv4): of clients, and of targets.
     lengths: [BTreeSet<(bool, u8)>; 2],
 }
 
 impl Index {
-    /// Of rules to try when all is known but the address behind a name (`by_name`), when a prefix may be met or not, or with it.
+    /// Indexes the rules. `by_name`: for requests whose name is not resolved yet, so that any rule with a prefix may match.
     pub fn of(list: &[Rule], by_name: bool) -> Index {
         let mut shared: HashMap<Key, usize> = HashMap::new();
         for key in list.iter().flat_map(|rule| ways(rule, by_name)).flatten() {
@@ -61,7 +61,7 @@ impl Index {
         self.filed.entry(key).or_default().push(n);
     }
 
-    /// The rules to be tried, in order. `ip`: unless it is not known yet.
+    /// Returns the rules to try, in order. `ip`: `None` if the name is not resolved yet.
     pub fn candidates(
         &self,
         client: IpAddr,
@@ -81,14 +81,14 @@ impl Index {
         Merged(found.chain(iter::once(self.rest.as_slice())).collect())
     }
 
-    /// Of the lengths there are, those that the address lies in.
+    /// Returns the prefixes that contain the address, one for each prefix length in use.
     fn prefixes(&self, of: usize, ip: IpAddr) -> impl Iterator<Item = IpNet> {
         let lengths = self.lengths[of].iter().filter(move |(v4, _)| *v4 == ip.is_ipv4());
         lengths.filter_map(move |(_, length)| Some(IpNet::new(ip, *length).ok()?.trunc()))
     }
 }
 
-/// What a rule may be filed under: all keys of one of these. None: it has to be tried always.
+/// Returns the sets of keys under which a rule may be filed: all keys of one set. Empty: the rule is always tried.
 fn ways(rule: &Rule, by_name: bool) -> Vec<Vec<Key>> {
     let target = |pattern: &Pattern| match pattern {
         Pattern::Prefix(net) => Key::Target(net.0.trunc()),
@@ -96,7 +96,7 @@ fn ways(rule: &Rule, by_name: bool) -> Vec<Vec<Key>> {
         Pattern::Below(suffix) => Key::Below(suffix.clone()),
     };
     let targets = if by_name && rule.target.iter().any(|p| matches!(p, Pattern::Prefix(_))) {
-        Vec::new() // any name may lead there
+        Vec::new() // any name may resolve into the prefix
     } else {
         rule.target.iter().map(target).collect()
     };
@@ -108,7 +108,7 @@ fn ways(rule: &Rule, by_name: bool) -> Vec<Vec<Key>> {
     ways
 }
 
-/// Ascending lists as one, each number once.
+/// Merges ascending lists; each number appears once.
 struct Merged<'a>(Vec<&'a [u32]>);
 
 impl Iterator for Merged<'_> {
@@ -117,7 +117,7 @@ impl Iterator for Merged<'_> {
     fn next(&mut self) -> Option<usize> {
         let least = *self.0.iter().filter_map(|list| list.first()).min()?;
         for list in &mut self.0 {
-            // a rule may be filed twice under the same
+            // one key may list a rule twice
             while list.first() == Some(&least) {
                 *list = &list[1..];
             }

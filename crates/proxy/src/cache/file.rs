@@ -1,14 +1,14 @@
-//! A stored reply as a file that says by itself what it is:
+//! A stored reply, as a self-contained file:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! | --- | --- |
-//! | `length` | the body |
-//! | 4 for each [`BLOCK`] of it | CRC-32 of the block |
+//! | `length` | body |
+//! | 4 for each [`BLOCK`] of the body | CRC-32 of the block |
 //! | `head` | [`Meta`] as JSON |
-//! | 24 | [`MAGIC`], `length` (8 bytes), `head` (4), CRC-32 of sums, head and these two (4) |
+//! | 24 | [`MAGIC`], `length` (8 bytes), `head` (4), CRC-32 of the sums, the head and these two lengths (4) |
 //!
-//! Numbers are little-endian. The body comes first, so that it can be written before anything is known of it, and what is said
-//! of it can be written anew. No byte of it is handed out whose block was not found to be whole.
+//! Numbers are little-endian. The body comes first, so that it can be written before its metadata is known, and the
+//! metadata can be rewritten later. No byte of a block is returned before the checksum of the block is verified.
 
 use super::policy::Meta;
 use std::{
@@ -18,11 +18,11 @@ use std::{
     path::Path,
 };
 
-/// Checked, read and written at once: large enough for the disk, and small, for each reply that passes has one.
+/// Unit of checksums, reads and writes in bytes: large enough for the disk, and small because each reply in progress has one.
 pub(super) const BLOCK: usize = 64 * 1024;
 const MAGIC: &[u8; 8] = b"lscache1";
 const FOOT: u64 = 24;
-/// The longest [`Meta`]: heads of request and reply, escaped.
+/// Maximum size of [`Meta`] in bytes: the heads of request and reply, escaped.
 const HEAD_MAX: u32 = 1 << 20;
 
 /// A body that is being written.
@@ -35,13 +35,13 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    /// Into a new file, for its owner only.
+    /// Creates a new file, accessible to its owner only.
     pub fn create(path: &Path) -> io::Result<Writing> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         Ok(Writing { file, length: 0, block: Vec::with_capacity(BLOCK), sums: Vec::new() })
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     pub fn length(&self) -> u64 {
         self.length + self.block.len() as u64
     }
@@ -68,14 +68,14 @@ impl Writing {
         Ok(())
     }
 
-    /// There is no more of it. Its size in the end.
+    /// Writes the end of the file. Returns the size of the file.
     pub fn finish(mut self, meta: &Meta) -> io::Result<u64> {
         self.flush()?;
         write_end(&self.file, self.length, &self.sums, meta)
     }
 }
 
-/// Writes what comes behind the body; the size of the file.
+/// Writes the part of the file after the body. Returns the size of the file.
 fn write_end(file: &File, length: u64, sums: &[u8], meta: &Meta) -> io::Result<u64> {
     let head = serde_json::to_vec(meta)?;
     let size = u32::try_from(head.len()).ok().filter(|n| *n <= HEAD_MAX);
@@ -94,15 +94,15 @@ fn sum(sums: &[u8], head: &[u8], length: u64, size: u32) -> u32 {
     hasher.finalize()
 }
 
-/// A stored reply that was found whole, but for the body, which is checked as it is read.
+/// A stored reply with verified metadata. The body is verified as it is read.
 #[derive(Debug)]
 pub(crate) struct Stored {
     file: File,
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub length: u64,
     sums: Vec<u8>,
     pub meta: Meta,
-    /// Of the file.
+    /// Size of the file in bytes.
     pub(super) size: u64,
 }
 
@@ -111,8 +111,10 @@ fn damaged() -> io::Error {
 }
 
 impl Stored {
+    /// Opens a stored reply and verifies everything except the body.
+    ///
     /// # Errors
-    /// `InvalidData`: it is damaged, or no such file.
+    /// `InvalidData` if the file is damaged, or the error of the system, for example if there is no such file.
     pub fn open(path: &Path) -> io::Result<Stored> {
         let file = File::open(path)?;
         let size = file.metadata()?.len();
@@ -138,22 +140,22 @@ impl Stored {
         Ok(Stored { file, length, sums: end, meta, size })
     }
 
-    /// The block of the body that begins here; empty at the end.
+    /// Returns the block of the body that begins at `at`; empty at the end.
     ///
     /// # Errors
-    /// `InvalidData`: it is damaged.
+    /// `InvalidData` if the block is damaged, or the error of the system.
     pub fn block(&self, at: u64) -> io::Result<Vec<u8>> {
         let n = usize::try_from(self.length - at).unwrap_or(usize::MAX).min(BLOCK);
         let mut block = vec![0; n];
         self.file.read_exact_at(&mut block, at)?;
-        let index = (at / BLOCK as u64) as usize * 4; // there is a sum for each block
+        let index = (at / BLOCK as u64) as usize * 4; // each block has a sum
         if n > 0 && self.sums[index..index + 4] != crc32fast::hash(&block).to_le_bytes() {
             return Err(damaged());
         }
         Ok(block)
     }
 
-    /// Writes anew what is said of the body. Nobody may open the file meanwhile. Its size in the end.
+    /// Rewrites the metadata in place. The file must not be opened meanwhile. Returns the size of the file.
     pub fn rewrite(&self, path: &Path, meta: &Meta) -> io::Result<u64> {
         let file = OpenOptions::new().write(true).open(path)?;
         write_end(&file, self.length, &self.sums, meta)

@@ -1,12 +1,12 @@
-//! What is stored, in memory: where, how large, and what was used last. Some 150 bytes for each reply.
+//! The index of stored replies in memory: files, sizes, and the order of their last use. It takes about 150 bytes per reply.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Replies at most: 150 MB of memory, and as many files as a directory takes well.
+/// Maximum number of replies: 150 MB of memory, and as many files as a directory handles well.
 const ENTRIES: usize = 1 << 20;
-/// Replies of one URL, told apart by fields of requests (RFC 9111, 4.1): each is opened when one of them is looked for.
+/// Maximum number of replies per URL, selected by request fields (RFC 9111, 4.1). A lookup opens each of them.
 const VARIANTS: usize = 8;
-/// What a file takes on the disk, at least: a directory's entry and the rest of its last block.
+/// Minimum disk space per file besides its contents, in bytes: the directory entry and the rest of the last block.
 const OVERHEAD: u64 = 4096;
 
 /// The first 128 bits of a URL's SHA-256.
@@ -17,15 +17,15 @@ struct Slot {
     file: u64,
     bytes: u64,
     used: u64,
-    /// What it was chosen by.
+    /// Hash of the fields that select this reply.
     variant: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// The newest last.
+    /// Replies of a URL, the newest last.
     of: HashMap<Key, Vec<Slot>>,
-    /// By last use.
+    /// Key and file by time of last use.
     order: BTreeMap<u64, (Key, u64)>,
     bytes: u64,
     clock: u64,
@@ -36,7 +36,7 @@ impl Index {
         self.order.len()
     }
 
-    /// On the disk.
+    /// Returns the bytes on the disk.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -46,7 +46,7 @@ impl Index {
         self.of.get(&key).into_iter().flatten().rev().map(|s| s.file).collect()
     }
 
-    /// The files that it takes the place of.
+    /// Adds a file. Returns the files that it replaces.
     pub fn add(&mut self, key: Key, file: u64, size: u64, variant: u64) -> Vec<u64> {
         let slots = self.of.entry(key).or_default();
         let mut gone: Vec<u64> = slots.iter().filter(|s| s.variant == variant).map(|s| s.file).collect();
@@ -67,7 +67,7 @@ impl Index {
         gone
     }
 
-    /// It was used just now, and is so large.
+    /// Marks a file as just used, and updates its size.
     pub fn touch(&mut self, key: Key, file: u64, size: u64) {
         let Some(slot) = self.of.get_mut(&key).and_then(|all| all.iter_mut().find(|s| s.file == file)) else { return };
         self.clock += 1;
@@ -78,7 +78,7 @@ impl Index {
         (slot.used, slot.bytes) = (self.clock, bytes);
     }
 
-    /// Whether it was there.
+    /// Removes a file. Returns whether it was there.
     pub fn remove(&mut self, key: Key, file: u64) -> bool {
         let Some(slots) = self.of.get_mut(&key) else { return false };
         let Some(at) = slots.iter().position(|s| s.file == file) else { return false };
@@ -91,7 +91,7 @@ impl Index {
         true
     }
 
-    /// Without what was not used for the longest time; its file.
+    /// Removes the least recently used file, and returns it.
     pub fn evict(&mut self) -> Option<u64> {
         let (_, (key, file)) = self.order.first_key_value().map(|(used, at)| (*used, *at))?;
         self.remove(key, file).then_some(file)
@@ -119,8 +119,8 @@ mod tests {
     fn variants() {
         let mut index = Index::default();
         assert!((0..VARIANTS as u64).all(|v| index.add(7, v, 1, v).is_empty()));
-        assert_eq!(index.add(7, 100, 1, 3), [3]); // in the place of its like
-        assert_eq!(index.add(7, 101, 1, 99), [0]); // of the oldest
+        assert_eq!(index.add(7, 100, 1, 3), [3]); // replaces the same variant
+        assert_eq!(index.add(7, 101, 1, 99), [0]); // replaces the oldest variant
         assert_eq!(index.files(7), [101, 100, 7, 6, 5, 4, 2, 1]);
         assert!(!index.remove(7, 0) && index.remove(7, 1) && !index.remove(8, 1));
         assert_eq!((index.files(8), index.len()), (vec![], VARIANTS - 1));

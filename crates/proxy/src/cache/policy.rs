@@ -1,8 +1,9 @@
-//! What may be stored, for whom, and for how long (RFC 9111): the rules of a shared cache are `http-cache-semantics`'s; here is
-//! what it is shown of messages, and what it leaves to others.
+//! Which replies may be stored, for which clients, and for how long (RFC 9111). `http-cache-semantics` has the
+//! rules of a shared cache. This module decides which parts of messages it is given, and which requests bypass it.
 //!
-//! It is shown fields that can be read in one way only: several lines of a name as one list, directives in lower case (RFC 9111,
-//! 5.2), the age as it was when the reply came (4.2.3). It is not shown `max-stale`: nothing is served stale (4.2.4).
+//! It is given only fields with a single meaning: several lines of a name are joined into one
+//! list, directives are in lower case (RFC 9111, 5.2), and the age is that at the time of the
+//! reply (4.2.3). It is not given `max-stale`, because no reply is served stale (4.2.4).
 
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, request, response};
 use http_cache_semantics::{BeforeRequest, CacheOptions, CachePolicy};
@@ -15,61 +16,62 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Ages beyond this are as good as this (RFC 9111, 1.2.2).
+/// Maximum age in seconds; greater ages are reduced to it (RFC 9111, 1.2.2).
 const AGE_MAX: u64 = 1 << 31;
-/// What a cache must leave to servers (RFC 9111, 4.3.2), and parts of bodies, which are not stored: such requests pass.
+/// Fields of requests that bypass the cache: conditions that only the server can check (RFC
+/// 9111, 4.3.2), and requests for parts of bodies, which are not stored.
 const NOT_OURS: [&str; 5] = ["range", "if-range", "if-match", "if-unmodified-since", "expect"];
-/// What Vary must not name: everything, or what we say of the client ourselves (RFC 9111, 4.1).
+/// Values of Vary that prevent storing: everything, and fields about the client that we set ourselves (RFC 9111, 4.1).
 const OURS: [&str; 4] = ["*", "forwarded", "via", "x-forwarded-for"];
-/// Fields whose values are secrets: of these only digests are compared and stored.
+/// Fields with secret values: only digests of these are compared and stored.
 const SECRETS: [&str; 2] = ["authorization", "cookie"];
 
-/// What a client asks for, as far as a cache is concerned.
+/// The parts of a client's request that a cache needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
     pub url: String,
     pub only_if_cached: bool,
-    /// It has a condition of its own.
+    /// The client sent a condition.
     pub conditional: bool,
     is_get: bool,
     parts: request::Parts,
 }
 
-/// What is known of a stored reply, beside its body.
+/// Metadata of a stored reply: everything except its body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Meta {
     pub url: String,
-    /// What it had to pass: a digest of the filter.
+    /// Digest of the filter that the reply passed.
     pub filter: String,
-    /// Whom it came from.
+    /// Address of the server that sent the reply.
     pub server: SocketAddr,
-    /// When (Unix time, seconds), and how old it was by then (RFC 9111, 4.2.3).
+    /// Time of the reply (Unix time, seconds), and its age at that time in seconds (RFC 9111, 4.2.3).
     pub time: u64,
     pub age: u64,
     /// `1.0` or `1.1`.
     pub version: String,
     pub status: u16,
     pub reason: String,
-    /// Fields of the request that it was chosen by (RFC 9111, 4.1).
+    /// Fields of the request that selected this reply (RFC 9111, 4.1).
     pub asked: Vec<(String, String)>,
-    /// Fields of the reply. Bytes are characters up to U+00FF.
+    /// Fields of the reply. Each byte is a character up to U+00FF.
     pub fields: Vec<(String, String)>,
 }
 
-/// What a stored reply is to a question.
+/// How a stored reply fits a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// The answer.
+    /// The reply answers the question.
     Fresh,
-    /// The answer, once its server has said so.
+    /// The reply answers the question once its server has confirmed it.
     Stale,
-    /// The answer to another.
+    /// The reply answers a different question.
     Other,
 }
 
 impl Question {
-    /// None: the answer cannot come from a cache, and is not for one. `identity`: whatever it says, servers are asked for this
-    /// coding.
+    /// Returns the question of a request; `None` if a cache may neither answer the request nor
+    /// store its reply. `identity`: servers are asked for this coding, whatever the client accepts.
     pub fn new(request: &Request, url: String, identity: bool) -> Option<Question> {
         let mut all: Vec<(&str, Cow<'_, [u8]>)> = request.end_to_end().map(|(n, v)| (n, v.into())).collect();
         let has = |name: &str| all.iter().any(|(n, _)| n.eq_ignore_ascii_case(name));
@@ -99,10 +101,11 @@ impl Question {
         })
     }
 
-    /// What is to be stored of its answer, if it may be and is of use: it is fresh, or can be asked about.
+    /// Returns the metadata to store with the reply; `None` if it may not be stored, or if
+    /// storing is useless because the reply is stale and has no validator.
     pub fn meta(&self, reply: &Response, server: SocketAddr, filter: &str, times: [SystemTime; 2]) -> Option<Meta> {
         if !self.is_get {
-            return None; // the answer to HEAD says too little of a body
+            return None; // the reply to HEAD has no body to store
         }
         let mut fields: Vec<(String, String)> = reply.end_to_end().map(|(n, v)| (n.to_owned(), text(v))).collect();
         let [asked_at, now] = times;
@@ -112,7 +115,7 @@ impl Question {
             fields.push(("Date".into(), httpdate::fmt_http_date(now))); // RFC 9110, 6.6.1
         }
         let vary = list(&fields, "vary");
-        // Users must not get one another's cookies.
+        // Users must not get each other's cookies.
         if vary.iter().any(|name| OURS.contains(&name.as_str()))
             || fields.iter().any(|(n, _)| n.eq_ignore_ascii_case("set-cookie"))
         {
@@ -123,7 +126,7 @@ impl Question {
             if vary.iter().any(|v| v == name.as_str()) {
                 asked.push((name.to_string(), text(value.as_bytes())));
             } else if name == "authorization" {
-                asked.push((name.to_string(), String::new())); // that it was there counts (RFC 9111, 3.5)
+                asked.push((name.to_string(), String::new())); // its presence matters (RFC 9111, 3.5)
             }
         }
         let meta = Meta {
@@ -139,14 +142,14 @@ impl Question {
             fields,
         };
         let policy = meta.policy()?;
-        // What this request forbids is in its own fields, of which the stored reply has only those that chose it.
+        // This request may forbid storing in fields that the stored metadata does not include.
         let may = CachePolicy::new_options(&self.parts, &meta.response()?, now, CacheOptions::default()).is_storable();
         (may && (!policy.is_stale(now) || meta.has_validator())).then_some(meta)
     }
 }
 
 impl Meta {
-    /// What it is to this question, at this moment.
+    /// Returns how the stored reply fits this question now.
     pub fn fit(&self, q: &Question, now: SystemTime) -> Fit {
         let Some(policy) = self.policy().filter(|_| self.url == q.url) else { return Fit::Other };
         match policy.before_request(&q.parts, now) {
@@ -156,7 +159,7 @@ impl Meta {
         }
     }
 
-    /// How old it is, in seconds (RFC 9111, 4.2.3).
+    /// Returns the age of the reply in seconds (RFC 9111, 4.2.3).
     pub fn age(&self, now: SystemTime) -> u64 {
         let resident = now.duration_since(self.at()).unwrap_or_default().as_secs();
         (self.age + resident).min(AGE_MAX)
@@ -180,7 +183,7 @@ impl Meta {
         Some(parts)
     }
 
-    /// The first value of this name.
+    /// Returns the first value of this field.
     fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
@@ -189,7 +192,7 @@ impl Meta {
         self.field("etag").or(self.field("last-modified")).is_some()
     }
 
-    /// The fields that ask whether it is still good (RFC 9111, 4.3.1).
+    /// Returns the fields that ask whether the reply is still valid (RFC 9111, 4.3.1).
     pub fn conditions(&self) -> Vec<(&'static str, Vec<u8>)> {
         let condition = |name, of| Some((name, bytes(self.field(of)?)));
         [condition("If-None-Match", "etag"), condition("If-Modified-Since", "last-modified")]
@@ -198,10 +201,10 @@ impl Meta {
             .collect()
     }
 
-    /// The same, after this 304 (RFC 9111, 4.3.4); none: it is about something else. `ours`: asked by [`Meta::conditions`] alone,
-    /// so one without a validator is about this.
+    /// Returns the metadata updated from this 304 (RFC 9111, 4.3.4); `None` if the 304 belongs to another reply.
+    /// `ours`: the only conditions were [`Meta::conditions`], so a 304 without a validator belongs to this reply.
     pub fn freshened(&self, reply: &Response, ours: bool, times: [SystemTime; 2]) -> Option<Meta> {
-        // They describe the body (RFC 9111, 3.2), and a filter has judged them.
+        // These fields describe the body (RFC 9111, 3.2), and the filter has checked them.
         const KEPT: [&str; 5] = ["age", "content-encoding", "content-range", "content-type", "set-cookie"];
         let new: Vec<(String, String)> = reply.end_to_end().map(|(n, v)| (n.to_owned(), text(v))).collect();
         let said = |name: &str| new.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str());
@@ -217,16 +220,16 @@ impl Meta {
         meta.age = initial_age(&new, asked_at, now);
         meta.time = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
         meta.fields.extend(new.iter().filter(|(n, _)| updates(n)).cloned());
-        // What it depends on must be what it was chosen by.
+        // The fields that select the reply must not have changed.
         (same && list(&meta.fields, "vary") == list(&self.fields, "vary")).then_some(meta)
     }
 
-    /// Whether it may still be kept: a 304 may have said that it may not.
+    /// Whether the reply may stay in the cache: a 304 may have forbidden it.
     pub fn may_stay(&self) -> bool {
         self.policy().is_some_and(|p| p.is_storable())
     }
 
-    /// Whether the client has it already, by the conditions in its request (RFC 9110, 13.1.2 and 13.1.3).
+    /// Whether the client has this reply already, according to the conditions in its request (RFC 9110, 13.1.2 and 13.1.3).
     pub fn is_known(&self, request: &Request) -> bool {
         if !(200..300).contains(&self.status) {
             return false; // RFC 9110, 13.2.1
@@ -242,9 +245,9 @@ impl Meta {
         since.zip(modified).is_some_and(|(since, modified)| modified <= since)
     }
 
-    /// Its head as a server would have sent it, or that of a 304 (RFC 9110, 15.4.5).
+    /// Returns the head as a server would send it, or that of a 304 (RFC 9110, 15.4.5).
     pub fn head(&self, known: bool, length: u64, now: SystemTime) -> Vec<u8> {
-        // The others describe a body, which the client has.
+        // The other fields describe the body, which the client has.
         const OF_304: [&str; 7] = ["cache-control", "content-location", "date", "etag", "expires", "vary", "via"];
         let (status, reason) = if known { (304, "Not Modified") } else { (self.status, self.reason.as_str()) };
         let mut head = format!("HTTP/{} {status} ", self.version).into_bytes();
@@ -264,24 +267,24 @@ impl Meta {
     }
 }
 
-/// RFC 9111, 4.2.3: `corrected_initial_age`.
+/// Returns `corrected_initial_age` (RFC 9111, 4.2.3) in seconds.
 fn initial_age(fields: &[(String, String)], asked_at: SystemTime, now: SystemTime) -> u64 {
     let field = |name: &str| fields.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str());
     let since = |from: SystemTime| now.duration_since(from).unwrap_or_default().as_secs();
     let apparent = field("date").and_then(|d| httpdate::parse_http_date(d).ok()).map_or(0, since);
-    // RFC 9111, 5.1: the first of several; what is no number does not count, one that is too large is old (1.2.2)
+    // RFC 9111, 5.1: the first value counts. Not a number: ignored; too large a number: old (1.2.2).
     let said = field("age").and_then(|a| a.split(',').next()).map_or("", str::trim);
     let is_number = !said.is_empty() && said.bytes().all(|b| b.is_ascii_digit());
     let said = if is_number { said.parse().unwrap_or(AGE_MAX) } else { 0 };
     apparent.max(said.saturating_add(since(asked_at))).min(AGE_MAX)
 }
 
-/// An entity-tag without what makes it weak (RFC 9110, 8.8.3.2).
+/// Returns an entity-tag without its weakness prefix (RFC 9110, 8.8.3.2).
 fn opaque(tag: &str) -> &str {
     tag.strip_prefix("W/").unwrap_or(tag)
 }
 
-/// Whether `If-None-Match` says `*`, or names this tag, by the weak comparison. Tags may hold commas.
+/// Whether `If-None-Match` is `*` or contains this tag (weak comparison). Tags may contain commas.
 fn names_tag(value: &str, tag: Option<&str>) -> bool {
     if value.trim() == "*" {
         return true;
@@ -298,7 +301,7 @@ fn names_tag(value: &str, tag: Option<&str>) -> bool {
     }
 }
 
-/// The elements of a field, in lower case.
+/// Returns the elements of a list field, in lower case.
 fn list(fields: &[(String, String)], name: &str) -> Vec<String> {
     let lines = fields.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name));
     let elements = lines.flat_map(|(_, value)| value.split(',')).map(|e| e.trim().to_ascii_lowercase());
@@ -310,14 +313,14 @@ fn directives(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     value.split(',').map(str::trim)
 }
 
-/// All that is asked for is told apart by URLs.
+/// Makes the parts of a request with a constant URL, because replies of different URLs are kept apart before.
 fn request_parts(headers: HeaderMap) -> request::Parts {
     let (mut parts, ()) = ::http::Request::new(()).into_parts();
     (parts.method, parts.uri, parts.headers) = (Method::GET, Uri::from_static("/"), headers);
     parts
 }
 
-/// Fields that can be read in one way only; none: there is no such way.
+/// Joins fields so that each has a single meaning; `None` if that is impossible.
 fn headers<'a>(fields: impl IntoIterator<Item = (&'a str, impl AsRef<[u8]>)>) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
@@ -335,7 +338,7 @@ fn headers<'a>(fields: impl IntoIterator<Item = (&'a str, impl AsRef<[u8]>)>) ->
         let value = said.collect::<Vec<_>>().join(", ");
         headers.insert(name, HeaderValue::from_str(&value).ok()?);
     }
-    // what cannot be read would not be compared
+    // a value that is not text could not be compared
     if headers.get_all("vary").iter().any(|v| v.to_str().is_err()) { None } else { Some(headers) }
 }
 
@@ -343,17 +346,17 @@ fn pairs(fields: &[(String, String)]) -> impl Iterator<Item = (&str, Vec<u8>)> {
     fields.iter().map(|(name, value)| (name.as_str(), bytes(value)))
 }
 
-/// 128 bits of SHA-256, hexadecimal.
+/// Returns 128 bits of SHA-256, in hexadecimal.
 pub(super) fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes)[..16].iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Bytes as characters, since JSON has no bytes.
+/// Converts bytes to characters, because JSON has no byte strings.
 fn text(bytes: &[u8]) -> String {
     bytes.iter().map(|b| char::from(*b)).collect()
 }
 
-/// And back. What is no byte comes from nobody.
+/// Reverses [`text`]. Stored texts contain no characters above U+00FF.
 fn bytes(text: &str) -> Vec<u8> {
     text.chars().map(|c| u8::try_from(c).unwrap_or(b'?')).collect()
 }

@@ -1,8 +1,9 @@
-//! What is stored and used, message by message; sections are those of RFC 9111 unless another is named.
+//! Which replies are stored and served, message by message. Section numbers are those of RFC
+//! 9111 unless another RFC is named.
 
 use super::*;
 
-/// Sunday, 6 November 1994, 08:49:37 GMT, and so many seconds later.
+/// The given number of seconds after Sunday, 6 November 1994, 08:49:37 GMT.
 fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(784_111_777 + seconds)
 }
@@ -22,7 +23,7 @@ fn reply(status: u16, fields: &str) -> Response {
     Response::parse(format!("HTTP/1.1 {status} Some\r\n{fields}\r\n").as_bytes(), "GET").unwrap()
 }
 
-/// What is stored of this reply, which came two seconds after it was asked for.
+/// Returns the metadata stored for this reply, which arrived two seconds after its request.
 fn stored(asked: &str, status: u16, fields: &str) -> Option<Meta> {
     let server = "192.0.2.1:80".parse().unwrap();
     question(asked).unwrap().meta(&reply(status, fields), server, "", [at(0), at(2)])
@@ -49,7 +50,7 @@ fn what_may_be_stored() {
         assert!(stored(asked, status, &format!("{DATE}{fields}")).is_some(), "{asked}{status} {fields}");
     }
     for (asked, status, fields) in [
-        ("", 200, ""),                                                         // of no use
+        ("", 200, ""),                                                         // useless
         ("", 200, "Cache-Control: max-age=0\r\n"),                             // likewise
         ("", 200, "Cache-Control: max-age=10\r\nCache-Control: No-Store\r\n"), // 5.2.2.5
         ("Cache-Control: no-store\r\n", 200, "Cache-Control: max-age=10\r\n"), // 5.2.1.5
@@ -61,7 +62,7 @@ fn what_may_be_stored() {
         ("", 206, "Cache-Control: max-age=10\r\nContent-Range: bytes 0-1/9\r\n"), // 3.3
         ("", 500, "Cache-Control: max-age=10\r\n"),
         ("", 302, "ETag: \"a\"\r\n"),
-        ("", 200, "Cache-Control: max-age=10\r\nAge: 8\r\n"), // with the two seconds: stale, and nothing to ask by
+        ("", 200, "Cache-Control: max-age=10\r\nAge: 8\r\n"), // stale with the two seconds, and no validator
         ("", 200, "Cache-Control: max-age=10\r\nAge: 99999999999999999999\r\n"), // RFC 9111, 1.2.2
         ("", 200, "Expires: 0\r\n"),                          // 5.3
     ] {
@@ -93,7 +94,7 @@ fn questions_that_are_none() {
 #[test]
 fn what_is_fresh() {
     let meta = stored("", 200, &format!("{DATE}Cache-Control: max-age=60\r\nAge: 10\r\nETag: \"a\"\r\n")).unwrap();
-    assert_eq!([meta.age(at(2)), meta.age(at(7))], [12, 17]); // 4.2.3: as said, and the time that it took
+    assert_eq!([meta.age(at(2)), meta.age(at(7))], [12, 17]); // 4.2.3: the Age field, and the time in transit
     let fit = |fields: &str, seconds| meta.fit(&question(fields).unwrap(), at(seconds));
     assert_eq!([fit("", 2), fit("", 49), fit("", 50), fit("", 5000)], [Fit::Fresh, Fit::Fresh, Fit::Stale, Fit::Stale]);
     for (fields, want) in [
@@ -112,7 +113,7 @@ fn what_is_fresh() {
     for fields in ["", "Cache-Control: max-stale\r\n", "Cache-Control: max-stale=9999\r\n"] {
         assert_eq!(asked_first.fit(&question(fields).unwrap(), at(3)), Fit::Stale, "{fields}"); // 5.2.2.4
     }
-    // a clock that is behind the server's, or ahead
+    // a clock behind the server's, and one ahead of it
     let late = stored("", 200, "Date: Sun, 06 Nov 1994 08:49:00 GMT\r\nCache-Control: max-age=60\r\n").unwrap();
     let early = stored("", 200, "Date: Sun, 06 Nov 1994 09:49:00 GMT\r\nCache-Control: max-age=60\r\n").unwrap();
     assert_eq!([late.age(at(2)), early.age(at(2))], [39, 2]);

@@ -1,4 +1,4 @@
-//! The thread that writes what taps bring: bodies, to their ends.
+//! The thread that writes replies: it takes bodies from the tap and finds their ends.
 
 use super::{Count, Filling, Shared, file::Writing, variant};
 use longsplice_engine::{Piece, PieceKind, TapDirection, TapReader};
@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// At most one message about the disk in this time.
+/// Minimum time between two messages about the disk.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) struct Writer {
     shared: Arc<Shared>,
-    /// None: it is not stored after all; what still comes of it is not looked at.
+    /// Replies by number. `None`: the reply is not stored after all, and the rest of it is ignored.
     open: HashMap<u64, Option<Open>>,
     said: Option<Instant>,
 }
@@ -23,11 +23,11 @@ pub(super) struct Writer {
 struct Open {
     file: Writing,
     body: Body,
-    /// Bytes that were counted as being written.
+    /// Bytes that are included in `State::writing`.
     counted: u64,
 }
 
-/// Why a reply is not stored.
+/// Reason why a reply is not stored.
 enum Lost {
     Gap,
     Doubt,
@@ -71,7 +71,7 @@ impl Writer {
             (PieceKind::Doubt(_), Some(_)) => self.keep(id, Err(Lost::Doubt)),
             (PieceKind::End, _) => self.end(id),
             (_, None) => {}
-            (_, Some(_)) => self.keep(id, Err(Lost::Gap)), // of a kind that is not known here
+            (_, Some(_)) => self.keep(id, Err(Lost::Gap)), // an unknown kind of piece
         }
     }
 
@@ -100,7 +100,7 @@ impl Writer {
         }
     }
 
-    /// Opens the file, and writes what was read before the tap began.
+    /// Creates the file, and writes the bytes that were read before the tap began.
     fn begin(&self, id: u64) -> Result<Open, Lost> {
         let mut state = self.shared.state();
         let Some(Filling { body, first, .. }) = state.fills.get_mut(&id) else { return Err(Lost::Cut) };
@@ -117,7 +117,7 @@ impl Writer {
         }
     }
 
-    /// Nothing more comes: it is stored if it is whole.
+    /// Handles the end of the tap: stores the reply if it is complete.
     fn end(&mut self, id: u64) {
         if let Some(Some(open)) = self.open.remove(&id) {
             self.shared.written(&open);
@@ -131,11 +131,11 @@ impl Writer {
 }
 
 impl Shared {
-    /// The next bytes as they came from the server.
+    /// Takes the next bytes from the server.
     fn feed(&self, open: &mut Open, mut bytes: &[u8]) -> Result<(), Lost> {
         while !bytes.is_empty() {
             if open.body.is_done() {
-                return Err(Lost::Cut); // the server and we do not agree where it ends
+                return Err(Lost::Cut); // bytes after the end of the body
             }
             let step = open.body.step(bytes).map_err(|_| Lost::Cut)?;
             let (these, rest) = bytes.split_at(step.len());
@@ -153,7 +153,7 @@ impl Shared {
         if self.make_room(&mut state) { Ok(()) } else { Err(Lost::Large) }
     }
 
-    /// It is not being written any more.
+    /// Subtracts a file from `State::writing`.
     fn written(&self, open: &Open) {
         self.state().writing -= open.counted;
     }
@@ -162,7 +162,7 @@ impl Shared {
         let meta = self.state().fills.get(&id).filter(|f| f.whole).map(|f| f.meta.clone()).ok_or(Lost::Cut)?;
         open.body.end_of_stream().map_err(|_| Lost::Cut)?;
         let size = open.file.finish(&meta).map_err(Lost::Disk)?;
-        // Whoever invalidates it finds it here or there.
+        // From here to the insertion under one lock: an invalidation finds the reply in `fills` or in the index.
         let mut state = self.state();
         let filling = state.fills.remove(&id).filter(|f| !f.stale).ok_or(Lost::Cut)?;
         fs::rename(self.temporary(id), self.entry(id)).map_err(Lost::Disk)?;

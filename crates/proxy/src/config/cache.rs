@@ -6,9 +6,9 @@ use serde::Deserialize;
 use std::{ops::Range, path::PathBuf};
 use toml::Spanned;
 
-/// Unless told otherwise: what a small machine can spare, and a quarter of it.
+/// Default maximum size in bytes, which a small machine can spare.
 const SIZE: u64 = 1 << 30;
-/// A smaller one holds nothing that is worth a cache.
+/// Minimum of the maximum size in bytes: a smaller cache is useless.
 const SIZE_MIN: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ fn value(raw: Option<Spanned<u64>>, default: u64) -> (Range<usize>, u64) {
     raw.map_or((0..0, default), |v| (v.span(), v.into_inner()))
 }
 
-/// Whether another listener has the same directory, and other sizes.
+/// Whether another listener uses the same directory with different sizes.
 pub(super) fn disagree(all: &[ListenerConfig], new: &ListenerConfig) -> bool {
     let Some(new) = new.cache() else { return false };
     all.iter().filter_map(ListenerConfig::cache).any(|c| c.dir == new.dir && c != new)

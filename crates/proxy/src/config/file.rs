@@ -1,7 +1,7 @@
-//! The TOML file: its shape, as serde sees it, and the way from there to [`Config`].
+//! The structure of the TOML file for serde, and its conversion to [`Config`].
 //!
-//! Values check themselves while they are read ([`value`](super::value)), so that serde knows where they stand; what
-//! concerns several values is checked afterwards, with the spans kept in [`Spanned`].
+//! Values are checked while they are parsed ([`value`](super::value)), so that serde knows their position.
+//! Rules that involve several values are checked afterwards, with the spans kept in [`Spanned`].
 
 use super::{
     Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
@@ -226,7 +226,7 @@ impl Keys for Limits {
     }
 }
 
-/// A listening address, which has to be numeric.
+/// A listening address; it must be numeric.
 struct Listen(SocketAddr);
 
 impl FromStr for Listen {
@@ -237,7 +237,7 @@ impl FromStr for Listen {
     }
 }
 
-/// A name that a device can have.
+/// A valid device name.
 struct Device(String);
 
 impl FromStr for Device {
@@ -253,7 +253,7 @@ fn names(devices: Many<Parsed<Device>>) -> Vec<String> {
     devices.0.into_iter().map(|device| device.0.0).collect()
 }
 
-/// A method of HTTP, as it is usually written: case counts.
+/// An HTTP method in its usual spelling; methods are case-sensitive.
 struct Method(String);
 
 impl FromStr for Method {
@@ -398,12 +398,12 @@ impl SourceFile<'_> {
     ) -> Result<Http, ConfigError> {
         let span = inline.as_ref().map(Spanned::span);
         let mut http = Http { users: self.users(inline, file)?, ..Http::default() };
-        // Lines of a file end their names at the first colon.
+        // In a users file, the name ends at the first colon.
         if let (true, Some(span)) = (http.users.names().any(|n| n.contains(':')), span) {
             return Err(self.wrong(span, "a name with a colon cannot be sent (RFC 7617, 2): choose another"));
         }
         if let Some(via) = via {
-            // A pseudonym is a token (RFC 9110, 7.6.3); a host with a port is one, too.
+            // A pseudonym is a token (RFC 9110, 7.6.3), or a host with a port.
             let good = |b: u8| b.is_ascii_alphanumeric() || b"-._:".contains(&b);
             if !via.get_ref().bytes().all(good) {
                 return Err(self.wrong(via.span(), "bad name: write letters, digits, '-', '.', '_' and ':', or \"\""));
@@ -453,7 +453,7 @@ impl SourceFile<'_> {
         Ok(users)
     }
 
-    /// Somebody who writes `users` wants a password to be asked for: an empty list must not open the door.
+    /// Checks that there are users. The key `users` asks for authentication, so an empty list must not let everybody in.
     fn some(&self, users: &Users, span: Range<usize>) -> Result<(), ConfigError> {
         if users.is_empty() {
             return Err(self.wrong(span, "no users: add one, or remove the key to let everybody in"));
@@ -462,7 +462,7 @@ impl SourceFile<'_> {
     }
 }
 
-/// What a file says, and who may read and write it.
+/// Returns the contents of a file, and its mode.
 fn read_with_mode(path: &Path) -> std::io::Result<(String, u32)> {
     let file = std::fs::File::open(path)?;
     let mode = file.metadata()?.permissions().mode();

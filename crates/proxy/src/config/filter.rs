@@ -1,4 +1,4 @@
-//! Rules on replies of HTTP, from the TOML file.
+//! Rules on HTTP replies, from the TOML file.
 
 use super::{
     site::{Number, Statuses},

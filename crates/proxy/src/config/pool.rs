@@ -1,45 +1,45 @@
-//! What a pool of servers is told: who its servers are, how they share the work, and when one of them is down.
+//! Configuration of a pool of servers: the servers, how requests are distributed, and when a server counts as down.
 
 use crate::target::Target;
 use std::{ops::RangeInclusive, time::Duration};
 
-/// Servers of a pool at most: choosing one looks at all of them.
+/// Maximum number of servers in a pool: each choice looks at all of them.
 pub const SERVERS_MAX: usize = 256;
-/// The heaviest; the weights of a pool are added up.
+/// Maximum weight; the weights of a pool are added up.
 pub const WEIGHT_MAX: u32 = 256;
 
-/// What a pool is told.
+/// Configuration of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Its name, for routes and logs.
+    /// Name of the pool, for routes and logs.
     pub name: String,
-    /// At least one, and at most [`SERVERS_MAX`].
+    /// One to [`SERVERS_MAX`] servers.
     pub servers: Vec<ServerConfig>,
-    /// How they share the work.
+    /// How requests are distributed.
     pub balance: Balance,
-    /// How many servers are tried for a request at most, the first included.
+    /// Maximum number of servers tried for a request, including the first.
     pub tries: u32,
-    /// Idle connections that are kept to each server at most.
+    /// Maximum number of idle connections kept per server.
     pub idle_connections: usize,
-    /// For how long.
+    /// Time for which an idle connection is kept.
     pub idle_time: Duration,
-    /// When a server is down.
+    /// Thresholds for taking servers out and back.
     pub health: HealthLimits,
-    /// How servers are checked; none: only by the requests.
+    /// Active checks; none: only requests tell whether a server is down.
     pub check: Option<Check>,
 }
 
 /// A server of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Where it is.
+    /// Address of the server.
     pub target: Target,
-    /// Its share of the work, relative to the others: 1 to [`WEIGHT_MAX`].
+    /// Share of the requests relative to the other servers: 1 to [`WEIGHT_MAX`].
     pub weight: u32,
 }
 
 impl PoolConfig {
-    /// A pool of these servers, with defaults for the rest.
+    /// Returns a pool of these servers, with defaults for the rest.
     pub fn new(name: String, servers: Vec<ServerConfig>) -> PoolConfig {
         PoolConfig {
             name,
@@ -47,7 +47,7 @@ impl PoolConfig {
             balance: Balance::default(),
             tries: 3,
             idle_connections: 32,
-            // As nginx has it. Servers that close earlier are noticed.
+            // The same default as in nginx. Connections that servers close earlier are noticed.
             idle_time: Duration::from_secs(60),
             health: HealthLimits::default(),
             check: None,
@@ -55,38 +55,38 @@ impl PoolConfig {
     }
 }
 
-/// How the servers of a pool share the work.
+/// How requests are distributed over the servers of a pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// In turn, the turns of the heavy spread among those of the light (smooth weighted round robin, as nginx has it).
+    /// In turn, with the turns of heavy servers spread among those of light ones (smooth weighted round robin, as in nginx).
     #[default]
     RoundRobin,
-    /// The one with the fewest requests per weight; of several, in turn.
+    /// The server with the fewest requests per weight; in turn if several are equal.
     LeastConnections,
-    /// The same key goes to the same server, for as long as that one is there: others come and go without changing it.
-    /// By rendezvous hashing (Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998).
+    /// The same key goes to the same server as long as that server is available. Other servers may come and go without
+    /// changing it. Rendezvous hashing (Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998).
     ConsistentHash(Key),
 }
 
-/// What is hashed.
+/// Input of the hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Key {
     /// The client's address.
     Client,
-    /// The first field of this name, or the client's address without it.
+    /// The first field of this name; without the field, the client's address.
     Field(String),
 }
 
-/// When a server counts as down.
+/// Thresholds at which a server counts as down, and as up again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthLimits {
-    /// Requests that fail in a row, until it is taken out.
+    /// Number of consecutive failed requests after which the server is taken out.
     pub failures: u32,
-    /// For how long.
+    /// Time for which it is taken out.
     pub out: Duration,
-    /// Good checks in a row, until it is up.
+    /// Number of consecutive good checks after which the server is up.
     pub rise: u32,
-    /// Failed checks in a row, until it is down.
+    /// Number of consecutive failed checks after which the server is down.
     pub fall: u32,
 }
 
@@ -96,23 +96,23 @@ impl Default for HealthLimits {
     }
 }
 
-/// How servers are checked.
+/// Active check of servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// The path that is asked for with GET; begins with `/`.
+    /// Path of the GET request; begins with `/`.
     pub path: String,
-    /// `Host` of the request; none: the server's address.
+    /// `Host` of the request; none: the address of the server.
     pub host: Option<String>,
-    /// From the end of one check to the next.
+    /// Time from the end of one check to the start of the next.
     pub interval: Duration,
-    /// How long one may take, looking up the name and connecting included.
+    /// Time limit of a check, including name resolution and connecting.
     pub timeout: Duration,
-    /// Statuses, from 200 to 599, that are good.
+    /// Good statuses, within 200 to 599.
     pub status: RangeInclusive<u16>,
 }
 
 impl Check {
-    /// A check with defaults for the rest.
+    /// Returns a check with defaults for the rest.
     pub fn new(path: String) -> Check {
         Check { path, host: None, interval: Duration::from_secs(5), timeout: Duration::from_secs(2), status: 200..=399 }
     }

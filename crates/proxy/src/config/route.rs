@@ -1,5 +1,5 @@
-//! The shape of a route in the TOML file: one for both protocols that have routes, so that a key of the other is known as
-//! such.
+//! The structure of a route in the TOML file. Both protocols with routes use it, so that an
+//! error can say that a key belongs to the other protocol.
 
 use super::value::{Many, Parsed};
 use crate::{
@@ -11,17 +11,17 @@ use serde::Deserialize;
 use std::{ops::Range, str::FromStr};
 use toml::Spanned;
 
-/// A list that may be left out.
+/// An optional list.
 pub(super) type Listed<T> = Option<Spanned<Many<Parsed<T>>>>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawRoute {
-    // of TLS
+    // TLS
     pub name: Listed<ServerName>,
     pub alpn: Listed<Alpn>,
     pub target: Option<Spanned<Parsed<Target>>>,
-    // of HTTP
+    // HTTP
     pub host: Listed<Pattern>,
     pub path: Option<Spanned<Parsed<PlainPath>>>,
     pub path_exact: Option<Spanned<Parsed<PlainPath>>>,
@@ -29,7 +29,7 @@ pub(super) struct RawRoute {
     pub pool: Option<Spanned<String>>,
 }
 
-/// A key, and where its value stands.
+/// A key, and the position of its value.
 type Key = (&'static str, Range<usize>);
 
 fn key<T>(name: &'static str, value: &Option<Spanned<T>>) -> Option<Key> {
@@ -37,24 +37,24 @@ fn key<T>(name: &'static str, value: &Option<Spanned<T>>) -> Option<Key> {
 }
 
 impl RawRoute {
-    /// The first key that only TLS has.
+    /// Returns the first key that only TLS has.
     pub fn key_of_tls(&self) -> Option<Key> {
         key("name", &self.name).or(key("alpn", &self.alpn)).or(key("target", &self.target))
     }
 
-    /// The first key that only HTTP has.
+    /// Returns the first key that only HTTP has.
     pub fn key_of_http(&self) -> Option<Key> {
         let path = key("path", &self.path).or(key("path_exact", &self.path_exact));
         key("host", &self.host).or(path).or(key("path_regex", &self.path_regex)).or(key("pool", &self.pool))
     }
 }
 
-/// The elements, none if it was left out.
+/// Returns the elements; none if the list was left out.
 pub(super) fn list<T>(listed: Listed<T>) -> impl Iterator<Item = T> {
     listed.into_iter().flat_map(|l| l.into_inner().0).map(|one| one.0)
 }
 
-/// A pattern for server names, which are no addresses (RFC 6066, 3).
+/// A pattern for server names. Addresses are not server names (RFC 6066, 3).
 pub(super) struct ServerName(pub Pattern);
 
 impl FromStr for ServerName {
@@ -70,7 +70,7 @@ impl FromStr for ServerName {
     }
 }
 
-/// The name of a protocol (RFC 7301, 3.1).
+/// Name of an application protocol (RFC 7301, 3.1).
 pub(super) struct Alpn(pub String);
 
 impl FromStr for Alpn {

@@ -1,4 +1,4 @@
-//! Routes of HTTP and pools in the TOML file.
+//! HTTP routes and pools in the TOML file.
 
 use super::{
     ConfigError,
@@ -34,7 +34,7 @@ pub(super) struct RawPool {
     check: Option<RawCheck>,
 }
 
-/// `"HOST:PORT"`, or a table.
+/// A server of a pool: `"HOST:PORT"`, or a table.
 struct RawServer(ServerConfig);
 
 #[derive(Deserialize)]
@@ -46,7 +46,7 @@ struct Weighted {
 
 impl<'de> Deserialize<'de> for RawServer {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        // Not untagged, because then an error would have the span of the whole list.
+        // Not untagged: an error would then have the span of the whole list.
         struct V;
         impl<'de> Visitor<'de> for V {
             type Value = ServerConfig;
@@ -86,7 +86,7 @@ struct RawCheck {
     fall: Option<Number<1, 1000>>,
 }
 
-/// A whole number from `A` to `B`.
+/// An integer from `A` to `B`.
 pub(super) struct Number<const A: u32, const B: u32>(pub(super) u32);
 
 impl<'de, const A: u32, const B: u32> Deserialize<'de> for Number<A, B> {
@@ -97,7 +97,7 @@ impl<'de, const A: u32, const B: u32> Deserialize<'de> for Number<A, B> {
     }
 }
 
-/// A token of RFC 9110, 5.1, of the characters that are in use.
+/// A token (RFC 9110, 5.1), limited to characters that are in use.
 struct FieldName(String);
 
 impl FromStr for FieldName {
@@ -109,7 +109,7 @@ impl FromStr for FieldName {
     }
 }
 
-/// What is asked for: may have a query.
+/// Path of a check; may have a query.
 struct CheckPath(String);
 
 impl FromStr for CheckPath {

@@ -1,4 +1,4 @@
-//! A TOML file that is being read: the places of mistakes in it, and the paths that it names.
+//! A TOML file during parsing: positions of mistakes, and paths relative to the file.
 
 use super::ConfigError;
 use std::{
@@ -7,16 +7,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that is being read: where errors and relative paths start from.
+/// A file during parsing, the base of error positions and relative paths.
 pub(super) struct SourceFile<'a> {
     pub text: &'a str,
     pub file: &'a Path,
 }
 
 impl SourceFile<'_> {
-    /// The error for a mistake at `span`.
+    /// Returns the error for a mistake at `span`.
     pub fn wrong(&self, span: Range<usize>, message: &(impl Display + ?Sized)) -> ConfigError {
-        // A span may lie at the very end, and, from an error in the middle of a character, inside one.
+        // A span may lie at the very end of the text, or inside a character if the error is there.
         let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
         let line = before.iter().filter(|b| **b == b'\n').count() + 1;
@@ -24,13 +24,13 @@ impl SourceFile<'_> {
         ConfigError::Wrong { file: self.file.into(), line, column, message: with_cure(&message.to_string()) }
     }
 
-    /// A path as the file means it: relative paths start at the file's directory.
+    /// Resolves a path in the file: relative paths start at the directory of the file.
     pub fn path(&self, path: &Path) -> PathBuf {
         self.file.parent().map_or_else(|| path.into(), |dir| dir.join(path))
     }
 }
 
-/// The messages of serde name what is expected, except one.
+/// Adds advice to a message of serde. Its messages name what is expected, except for missing fields.
 fn with_cure(message: &str) -> String {
     match message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         Some(field) => format!("{message}: add {field} = ... here"),

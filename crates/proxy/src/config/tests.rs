@@ -1,4 +1,4 @@
-//! A whole file, defaults, the command line, and for every mistake its place and its cure.
+//! A complete file, defaults, the command line, and the position and advice of every error.
 
 use super::pool::{Balance, Check, HealthLimits, Key};
 use super::*;
@@ -16,7 +16,7 @@ fn read(text: &str) -> Result<Config, ConfigError> {
     Config::from_toml(text, Path::new("/etc/longsplice.toml"))
 }
 
-/// Line, column and message of the error in `text`.
+/// Returns line, column and message of the error in `text`.
 fn mistake(text: &str) -> (usize, usize, String) {
     match read(text) {
         Err(ConfigError::Wrong { line, column, message, file }) => {
@@ -27,7 +27,7 @@ fn mistake(text: &str) -> (usize, usize, String) {
     }
 }
 
-/// `text` is wrong at `line:column`, and the message contains `part`.
+/// Checks that `text` is wrong at `line:column`, and that the message contains `part`.
 #[track_caller]
 fn expect(text: &str, (line, column): (usize, usize), part: &str) {
     let (l, c, message) = mistake(text);
@@ -377,14 +377,14 @@ fn users_files() {
         let e = Config::from_file(&file).unwrap_err().to_string();
         assert!(e.starts_with(&format!("{}:{line}:1: ", users.display())), "{e}");
     }
-    // Who may write it lets himself in.
+    // Anybody who may write the file could add himself.
     for (mode, refused) in [(0o620, true), (0o602, true), (0o600, false), (0o644, false)] {
         fs::write(&users, "bob:b\n").unwrap();
         fs::set_permissions(&users, fs::Permissions::from_mode(mode)).unwrap();
         let e = Config::from_file(&file).err().map(|e| e.to_string()).unwrap_or_default();
         assert_eq!(e.contains("longsplice.toml:5:14: ") && e.contains("others may write it"), refused, "{mode:o}: {e}");
     }
-    // Both sources together count, but a file without users does not open the door.
+    // The users of both sources are merged, but a file without users does not let everybody in.
     fs::write(&users, "").unwrap();
     fs::write(&file, socks("users_file = \"users\"\n")).unwrap();
     assert!(Config::from_file(&file).unwrap_err().to_string().contains("no users"));
@@ -407,7 +407,7 @@ fn command_line() {
     .unwrap();
     let names: Vec<_> = c.listeners.iter().map(|l| (l.protocol.name(), l.rules.guarded)).collect();
     assert_eq!(names, [("socks5", true), ("socks5", true), ("http", true), ("tls", true), ("plug", false)]);
-    // Port 0 is another port each time.
+    // Port 0 is a different port each time.
     assert!(Config::from_args(&["127.0.0.1:0", "127.0.0.1:0"], &[], &[], &[]).is_ok());
 }
 
@@ -480,10 +480,10 @@ fn the_proxy_protocol() {
     assert!(read(&format!("{SITE}proxy_protocol.send = \"v1\"")).is_ok());
 }
 
-/// What users read of the file.
+/// The reference of the file for users.
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
-/// For each table: a file with a key in it that does not exist, and the headings below which the page describes the table.
+/// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
 const TABLES: [(&str, &[&str]); 14] = [
     ("unknown = 1", &["Top level"]),
     ("log.unknown = 1", &["Log"]),
@@ -501,7 +501,7 @@ const TABLES: [(&str, &[&str]); 14] = [
     ("[pool.p]\ncheck.unknown = 1", &["Health checks"]),
 ];
 
-/// For each key with words for values: a file with a word that it does not have, the key, and its heading.
+/// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
 const WORDS: [(&str, &str, &str); 10] = [
     ("splice = \"unknown\"", "splice", "Top level"),
     ("log.format = \"unknown\"", "format", "Log"),
@@ -515,19 +515,19 @@ const WORDS: [(&str, &str, &str); 10] = [
     ("[pool.p]\nbalance = \"unknown\"", "balance", "Pools"),
 ];
 
-/// What the page says below a heading, up to the next one.
+/// Returns the text of the page under a heading, up to the next one.
 #[track_caller]
 fn section(heading: &str) -> &'static str {
     let mut parts = PAGE.split("\n#").map(|part| part.trim_start_matches('#').split_once('\n').unwrap());
     parts.find(|(first, _)| first.trim() == heading).unwrap_or_else(|| panic!("no heading `{heading}`")).1
 }
 
-/// The words between backticks.
+/// Returns the words between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Keys, value, default and meaning of each row that describes a key.
+/// Returns key, value, default and meaning of each row that describes a key.
 fn rows(section: &str) -> impl Iterator<Item = Vec<&str>> {
     section.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').map(str::trim).collect())
 }
@@ -542,7 +542,7 @@ fn blocks(text: &str) -> impl Iterator<Item = &str> {
     text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap())
 }
 
-/// What serde would have accepted in the place of `unknown`.
+/// Returns the words that serde would accept in place of `unknown`.
 fn accepted(text: &str) -> Vec<String> {
     let (_, _, message) = mistake(text);
     let (unknown, list) = message.split_once(", expected ").unwrap_or_else(|| panic!("{text}: {message}"));
@@ -550,7 +550,7 @@ fn accepted(text: &str) -> Vec<String> {
     quoted(list).map(str::to_owned).collect()
 }
 
-/// Nobody can add a key and not describe it.
+/// Fails if a key is added and not described.
 #[test]
 fn the_page_describes_every_key_and_no_other() {
     for (text, headings) in TABLES {
@@ -565,7 +565,7 @@ fn the_page_describes_every_key_and_no_other() {
             assert!(shown.any(|word| word == key), "docs/configuration.md, {headings:?}: no example of `{key}`");
         }
     }
-    // Every table is among them.
+    // `TABLES` has every table.
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config");
     let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path());
     let code = files.filter(|file| !file.ends_with("tests.rs")).map(|file| fs::read_to_string(file).unwrap());

@@ -1,4 +1,4 @@
-//! What a listener of TLS is told. Its routes and the PROXY protocol, from the TOML file.
+//! Configuration of a TLS listener; its routes and the PROXY protocol, from the TOML file.
 
 use super::{
     ConfigError, Http, Protocol,
@@ -14,23 +14,23 @@ use crate::{
 use serde::Deserialize;
 use toml::Spanned;
 
-/// What a listener of TLS is told.
+/// Configuration of a TLS listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// The first that matches decides; without a match the client is refused.
+    /// Routes; the first match decides. Without a match, the client is refused.
     pub routes: Vec<Route>,
-    /// Port of targets that are only known by the name asked for; none: the port listened on.
+    /// Port of targets that come from the requested name; none: the port of the listener.
     pub port: Option<u16>,
 }
 
-/// Where a ClientHello leads to. An empty list matches everything.
+/// Target for matching ClientHellos. An empty list matches everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Route {
-    /// Names; prefixes match nothing here.
+    /// Server names; prefixes never match.
     pub name: Vec<Pattern>,
-    /// Protocols, of which the client has to offer one (RFC 7301).
+    /// Application protocols, of which the client has to offer at least one (RFC 7301).
     pub alpn: Vec<String>,
-    /// The target; none: the name asked for, and no match if none is.
+    /// The target; none: the requested name, and no match if there is no name.
     pub target: Option<Target>,
 }
 

@@ -1,4 +1,4 @@
-//! Values of the TOML file that check themselves. Their errors say what to write instead.
+//! Values of the TOML file, checked while they are parsed. Their errors say what to write instead.
 
 use crate::access::Action;
 use longsplice_engine::SpliceWhen;
@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-/// A string that is parsed.
+/// A value parsed from a string.
 pub(super) struct Parsed<T>(pub(super) T);
 
-/// A string that is parsed, or a number that is read like the string of its digits.
+/// A value parsed from a string, or from the digits of a number.
 pub(super) struct OrNumber<T>(pub(super) T);
 
-/// Parses within the visitor, because only errors from there come with the span of an element of a list.
+/// Parses within the visitor: only errors from there have the span of an element of a list.
 struct ParseVisitor<T> {
     numbers: bool,
     of: PhantomData<T>,
@@ -56,7 +56,7 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for OrNumber<T> {
     }
 }
 
-/// A list, or a single value that stands for a list of one.
+/// A list, or a single value instead of a list of one.
 pub(super) struct Many<T>(pub(super) Vec<T>);
 
 impl<T> Default for Many<T> {
@@ -85,7 +85,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
                     all.push(one);
                 }
                 if all.is_empty() {
-                    // An empty list could mean all or none: better to ask.
+                    // An empty list could mean all or none, so it is an error.
                     return Err(de::Error::custom("empty list: write something into it, or leave the key out"));
                 }
                 Ok(all)
@@ -95,12 +95,12 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Many<T> {
     }
 }
 
-/// A time limit.
+/// A duration in seconds.
 pub(super) struct Seconds(pub(super) Duration);
-/// A time limit, or none.
+/// A duration in seconds, or `"never"`.
 pub(super) struct SecondsOrNever(pub(super) Option<Duration>);
 
-/// Ten years: more is a mistake, and would overflow somewhere.
+/// Maximum duration in seconds, ten years: more is a mistake, and would overflow somewhere.
 const SECONDS_MAX: f64 = 10.0 * 366.0 * 86400.0;
 
 struct SecondsVisitor {
@@ -150,7 +150,7 @@ impl<'de> Deserialize<'de> for SecondsOrNever {
     }
 }
 
-/// When to splice.
+/// The policy key `splice`.
 pub(super) struct Splice(pub(super) SpliceWhen);
 
 impl<'de> Deserialize<'de> for Splice {
@@ -177,7 +177,7 @@ impl<'de> Deserialize<'de> for Splice {
     }
 }
 
-/// What a rule says.
+/// Action of a rule.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum RawAction {

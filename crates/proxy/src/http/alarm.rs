@@ -1,5 +1,5 @@
-//! A time limit that moves with every request. The runtime's timer is set when it has gone off, or would be late: limits of
-//! seconds cost nothing while requests come by the thousand.
+//! A time limit that each request moves. The runtime's timer is only set when it has fired, or
+//! would fire too late, so limits of seconds cost nothing at thousands of requests per second.
 
 use std::{
     future::poll_fn,
@@ -12,12 +12,12 @@ use tokio::time::{Sleep, sleep_until};
 pub(super) struct Alarm(Pin<Box<Sleep>>);
 
 impl Alarm {
-    /// In a runtime with timers.
+    /// Needs a runtime with timers.
     pub fn new() -> Alarm {
         Alarm(Box::pin(sleep_until(Instant::now().into())))
     }
 
-    /// Ready so long after `since`.
+    /// Ready once `limit` has passed since `since`.
     pub fn poll(&mut self, cx: &mut Context<'_>, since: Instant, limit: Duration) -> Poll<()> {
         let Some(until) = since.checked_add(limit) else { return Poll::Pending };
         if self.0.deadline() > until.into() {
@@ -32,7 +32,7 @@ impl Alarm {
         }
     }
 
-    /// The same, to be waited for.
+    /// Waits until `limit` has passed since `since`.
     pub async fn ring(&mut self, since: Instant, limit: Duration) {
         poll_fn(|cx| self.poll(cx, since, limit)).await;
     }

@@ -4,12 +4,12 @@ use crate::{fault::Fault, socks5::Credentials, users::Users};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use longsplice_http::Fields;
 
-/// What we ask for.
+/// Value of `Proxy-Authenticate`.
 pub(crate) const CHALLENGE: &str = "Basic realm=\"longsplice\", charset=\"UTF-8\"";
-/// Longer than any that can be right: 511 bytes in base64, and the name of the scheme.
+/// Maximum length in bytes of a value that can be valid: 511 bytes in base64, and the name of the scheme.
 const LONGEST: usize = 1024;
 
-/// Who asks; nobody, if nobody has to say.
+/// Returns the authenticated user; `None` if authentication is not required.
 pub(crate) async fn authenticate(fields: &Fields, users: &Users) -> Result<Option<String>, Fault> {
     if users.is_empty() {
         return Ok(None);
@@ -28,7 +28,7 @@ pub(crate) async fn authenticate(fields: &Fields, users: &Users) -> Result<Optio
     }
 }
 
-/// `Basic base64(NAME:PASSWORD)`.
+/// Parses `Basic base64(NAME:PASSWORD)`.
 fn basic(value: &[u8]) -> Option<Credentials> {
     let space = value.iter().position(|b| *b == b' ').filter(|_| value.len() <= LONGEST)?;
     let (scheme, token) = value.split_at(space);

@@ -1,18 +1,18 @@
-//! One request and its reply: both bodies pass at the same time, each to its own end.
+//! One request and its reply: both bodies are relayed at the same time, each to its own end.
 //!
-//! | what comes | what becomes of it |
+//! | input | result |
 //! | --- | --- |
-//! | the body of the request | checked, written to the server as it is |
-//! | an interim reply (1xx) | passed on, unless the client speaks HTTP/1.0 |
-//! | 101, if it was asked for | the exchange ends: what follows is no HTTP |
-//! | the head of the reply | judged, written anew, and from then on nothing can be taken back |
-//! | a 304, if a cache has asked | the exchange ends: the cache answers |
-//! | the body of the reply | checked, written to the client; without chunks if it would not know them |
-//! | a reply before the request has ended | passed on, and both connections are closed after it |
-//! | a reply that the rules have to see more of | held back, head and body ([`Down::hold`]), or only not spliced ([`ReplyFilter`]) |
+//! | body of the request | checked, written to the server unchanged |
+//! | interim reply (1xx) | forwarded, unless the client speaks HTTP/1.0 |
+//! | 101, if the client asked for it | the exchange ends: no HTTP follows |
+//! | head of the reply | checked by the rules, rewritten; after that, the reply cannot be replaced any more |
+//! | 304 to conditions of the cache | the exchange ends: the cache answers |
+//! | body of the reply | checked, written to the client; without chunks if the client does not understand them |
+//! | reply before the end of the request | forwarded; then both connections are closed |
+//! | reply that the rules must see more of | held back, head and body ([`Down::hold`]), or just not spliced ([`ReplyFilter`]) |
 //!
-//! Nothing is read from the server beyond the reply that is looked for: bytes behind it mean that the server and we do not
-//! agree, and its connection is not used again.
+//! Nothing is read from the server beyond the end of the reply. Bytes after it mean that the
+//! server and we disagree about the end, and its connection is not used again.
 
 use super::stream::Stream;
 use crate::{
@@ -38,10 +38,10 @@ use std::{
 };
 use tokio::time::{Sleep, sleep};
 
-/// More interim replies than any server has reason to send.
+/// Maximum number of interim replies; no server has a reason to send more.
 const INTERIM_MAX: u32 = 32;
-/// Bytes of a reply that are held back at most: the longest head, the first bytes of the body, and what says where chunks begin
-/// and end, unless that is a multiple of what is in them.
+/// Maximum number of bytes of a reply that are held back: the longest head, the longest first part of the body, and as many
+/// bytes of chunk framing.
 const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
 
 pub(crate) struct Exchange<'a> {
@@ -49,108 +49,109 @@ pub(crate) struct Exchange<'a> {
     server: &'a mut Stream,
     request: &'a Request,
     http: &'a Http,
-    /// Whether the client's connection is to be closed after it, whatever the reply says.
+    /// Whether the client's connection is closed afterwards, even if the reply allows another request.
     last: bool,
-    /// What a cache wants of the reply, what it does with it, for the log, and while it is stored.
+    /// What the cache needs of the reply, its result for the access log, and the reply being stored.
     asking: Option<&'a Asking>,
     pub cache: Option<&'static str>,
     fill: Option<Fill>,
     up: Up,
     down: Down,
-    /// Status of the reply, once its head has come.
+    /// Status of the reply, once its head has arrived.
     pub status: Option<u16>,
-    /// The rule that has decided about it, and how.
+    /// The rule that decided on the reply, and its action.
     pub reply_rule: Option<String>,
-    /// Bytes written, to the server and to the client.
+    /// Bytes written to the server, and to the client.
     pub passed: [u64; 2],
-    /// When something has moved last.
+    /// Time of the last progress.
     pub moved: Instant,
-    /// From how much content ahead on it is worth a splice.
+    /// Amount of remaining content from which a splice pays.
     bodies: SpliceWhen,
-    /// It has come to that.
+    /// Whether a body with that much content was found.
     ahead: bool,
-    /// Of the bytes written, those that were spliced, how often, and what was in the way.
+    /// Of the bytes written, those that were spliced; number of splices; reason against a splice.
     pub spliced: [u64; 2],
     pub splices: u32,
     pub refusal: Option<Refusal>,
 }
 
-/// From client to server.
+/// State of the direction from client to server.
 struct Up {
     head: Vec<u8>,
     sent: usize,
     body: Body,
-    /// Bytes in hand that belong to the body and may be written.
+    /// Number of buffered bytes that belong to the body and may be written.
     checked: usize,
-    /// The server takes no more.
+    /// The server does not accept more.
     broken: bool,
-    /// What is left of the body is not to be spliced.
+    /// The rest of the body must be copied.
     copy: bool,
 }
 
-/// From server to client.
+/// State of the direction from server to client.
 struct Down {
     scan: Scan,
-    /// And what is held back of the body.
+    /// Head, followed by the part of the body that is held back.
     head: Vec<u8>,
     sent: usize,
-    /// Once the head has come.
+    /// The body, once the head has arrived.
     body: Option<Body>,
     checked: usize,
-    /// Pass on the content of chunks only.
+    /// Remove the chunk framing: the client gets only the content.
     strip: bool,
-    /// What is left of the body is not to be spliced.
+    /// The rest of the body must be copied.
     copy: bool,
     interim: u32,
-    /// It is not known yet whether the client may have it.
+    /// The filter, while it has not decided on the reply.
     filter: Option<ReplyFilter>,
-    /// Nothing of it is to be passed on until then.
+    /// While set, nothing of the reply is sent; the timer ends that.
     hold: Option<Pin<Box<Sleep>>>,
     end: End,
 }
 
-/// How an exchange has ended, or what it comes to next.
+/// Result of an exchange, or its next step.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// So much content is ahead that it is worth a splice: [`Exchange::relay_body`], and on.
+    /// Enough content remains for a splice: call [`Exchange::relay_body`], and continue.
     Ahead(Heading),
-    /// The reply was passed on. `close`: the client was told that we close; `reuse`: the server's connection is fit for more.
+    /// The reply was sent. `close`: it announced that we close; `reuse`: the server's connection may carry another request.
     Done { close: bool, reuse: bool },
-    /// The server says that what is stored is good, and this of it. None: it speaks of something else.
+    /// The server confirmed the stored reply, with this metadata. `None`: its 304 belongs to another reply.
     Validated { meta: Option<Box<Meta>>, reuse: bool },
-    /// 101 was passed on.
+    /// 101 was sent.
     Upgraded,
-    /// The server has closed without a word.
+    /// The server closed without a reply.
     Stale,
-    /// The same, and what it was sent must not be sent twice: the client hears what we have heard.
+    /// The server closed without a reply, and the request must not be sent twice. The client's
+    /// connection is closed in the same way.
     Gone,
-    /// Nothing of a final reply was passed on yet: answer with this status.
+    /// Nothing of a final reply was sent: answer with this status.
     Fault(Fault, u16),
-    /// The reply was begun, and cannot be finished.
+    /// The reply was started and cannot be finished.
     Cut(&'static str, String),
 }
 
-/// How an exchange has ended whose reply was denied in the middle.
+/// The `how` of an exchange whose reply was denied in the middle.
 pub(super) const DENIED: &str = "denied";
 
-/// Which way a body goes.
+/// Direction of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heading {
     Up,
     Down,
 }
 
-/// Which side has failed.
+/// Error, by its cause.
 enum Broken {
     Client(io::Error),
     Server(io::Error),
     Wrong(Wrong),
-    /// The rules forbid the reply.
+    /// The rules deny the reply.
     Denied(Denied),
 }
 
 impl<'a> Exchange<'a> {
-    /// With `head` for the server.
+    /// Prepares an exchange. `head`: the request head for the server.
     pub fn new(
         (client, server): (&'a mut Stream, &'a mut Stream),
         request: &'a Request,
@@ -195,18 +196,18 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Whether the head of the reply has come, and may have been passed on.
+    /// Whether the head of the reply has arrived, and may have been sent.
     pub fn replied(&self) -> bool {
         self.down.body.is_some() && self.down.hold.is_none()
     }
 
-    /// Both directions, until the reply has ended.
+    /// Drives both directions until the reply has ended.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         if !self.up_done() && !self.up.broken {
             match self.poll_up(cx) {
                 Poll::Ready(Ok(())) if self.ahead => return Poll::Ready(End::Ahead(Heading::Up)),
                 Poll::Pending | Poll::Ready(Ok(())) => {}
-                // It may have replied before it closed.
+                // The server may have replied before it closed.
                 Poll::Ready(Err(Broken::Server(_))) => self.up.broken = true,
                 Poll::Ready(Err(Broken::Client(e))) => {
                     return Poll::Ready(End::Cut("client-reset", e.to_string()));
@@ -231,7 +232,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Content that is ahead goes past us, where it can be spliced, and is copied by the engine otherwise. Some: that was the end.
+    /// Relays the rest of a body in the engine: spliced if possible, otherwise copied. `Some`: the exchange has ended.
     pub async fn relay_body(
         &mut self,
         way: Heading,
@@ -263,8 +264,8 @@ impl<'a> Exchange<'a> {
             Some(ahead) => body.passed(ahead - missing),
             None => *body = Body::UntilClose(true),
         }
-        // Its sender has stopped too early, or its receiver has something to say: both are seen by whoever copies. Nor may a call
-        // that has moved nothing be followed by another one.
+        // Either the sender stopped early or the receiver sent something; copying notices both.
+        // Copying also keeps a call that has moved nothing from being repeated.
         let copy = missing > 0;
         match way {
             Heading::Up => {
@@ -293,7 +294,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// It is over: what was being stored is whole, or not.
+    /// Ends the storing of the reply: it is complete if the exchange is done.
     pub fn end_fill(&mut self, end: &End) {
         if let Some(fill) = self.fill.take() {
             if let End::Done { .. } = end {
@@ -303,7 +304,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Whether it is the client who has to send something.
+    /// Whether the exchange waits for bytes from the client.
     pub fn waits_for_client(&self) -> bool {
         self.up.sent == self.up.head.len() && self.up.checked == 0 && !self.up.body.is_done() && !self.up.broken
     }
@@ -312,7 +313,7 @@ impl<'a> Exchange<'a> {
         self.up.sent == self.up.head.len() && self.up.checked == 0 && self.up.body.is_done()
     }
 
-    /// Notices a client that goes away while the server thinks. What it sends is its next request.
+    /// Notices a client that goes away before the reply. Bytes that it sends belong to its next request.
     fn watch_client(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.client.ended || !self.client.in_hand().is_empty() {
             return Ok(());
@@ -329,7 +330,7 @@ impl<'a> Exchange<'a> {
             while up.checked < client.in_hand().len() && !up.body.is_done() {
                 up.checked += up.body.step(&client.in_hand()[up.checked..]).map_err(Broken::Wrong)?.len();
             }
-            // Not before the body has begun: its client may wait for 100 (RFC 9110, 10.1.1).
+            // Not before the body has begun: the client may wait for 100 (RFC 9110, 10.1.1).
             let begun = up.checked > 0 && up.checked == client.in_hand().len();
             if begun && !up.copy && down.body.is_none() && is_worth(*bodies, up.body.ahead()) {
                 *ahead = true;
@@ -365,7 +366,7 @@ impl<'a> Exchange<'a> {
             }
             let Down { head, sent, checked, hold, .. } = &mut self.down;
             if hold.as_mut().is_some_and(|over| over.as_mut().poll(cx).is_ready()) {
-                *hold = None; // it is judged all the same
+                *hold = None; // the filter stays in force
                 self.server.leg.unclamp();
             }
             while hold.is_none() && *sent < head.len() {
@@ -396,7 +397,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// A head has come; Err: it is none that can be passed on.
+    /// Handles the head of a reply. An error ends the exchange.
     fn head(&mut self, reply: &Response) -> Result<(), End> {
         let refuse = |why: &str| Err(End::Fault(Fault::BadReply(why.into()), 502));
         let client = self.request.version;
@@ -425,12 +426,12 @@ impl<'a> Exchange<'a> {
                 (self.down.body, self.down.end) = (Some(Body::new(Framing::None)), End::Upgraded);
                 return Ok(());
             }
-            // It would make the client send its password for us to whoever asks (RFC 9110, 15.5.8).
+            // A 407 would make the client send its password for us to this server (RFC 9110, 15.5.8).
             407 => return refuse("the server asks for a password in the name of the proxy"),
             _ => {}
         }
         let early = !self.up_done();
-        // What the server has not read of the request, it would take for the next one.
+        // The server would take the unread rest of the request for the next one.
         let reuse = reply.keep_alive && !early && !self.request.has_odd_content();
         if let Some(asking) = self.asking {
             let (from, first) = (self.server.leg.remote(), self.server.in_hand());
@@ -457,14 +458,14 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Finds out what is in hand of the reply's body, and shows its content to the rules.
+    /// Parses the buffered part of the reply's body, and passes its content to the filter.
     fn check(&mut self) -> Result<(), Broken> {
         let Exchange { server, down, .. } = self;
         let Down { body: Some(body), checked, strip, filter, hold, head, .. } = down else { return Ok(()) };
         let mut at = *checked;
-        // From there on, what is in hand becomes this.
+        // Start of a repaired part, and its replacement.
         let mut mended: Option<(usize, Vec<u8>)> = None;
-        // Without chunks, content is taken from the beginning.
+        // When chunk framing is removed, content is taken from the start of the buffer only.
         while at < server.in_hand().len() && !body.is_done() && !(*strip && at > 0) {
             let rest = &server.in_hand()[at..];
             let step = body.step(rest).map_err(Broken::Wrong)?;
@@ -498,7 +499,7 @@ impl<'a> Exchange<'a> {
         self.until_receiver_speaks()
     }
 
-    /// What the rules say by now.
+    /// Applies the current decision of the filter.
     fn until_receiver_speaks(&mut self) -> Result<(), Broken> {
         let down = &mut self.down;
         let Some(filter) = &down.filter else { return Ok(()) };
@@ -517,14 +518,14 @@ impl<'a> Exchange<'a> {
                     down.hold = None;
                 }
                 if down.hold.is_none() {
-                    self.server.leg.unclamp(); // it is copied, and perhaps all of it
+                    self.server.leg.unclamp(); // it is copied, at least for now
                 }
             }
         }
         Ok(())
     }
 
-    /// Whether enough of the reply's body is ahead.
+    /// Whether enough of the reply's body remains for a splice.
     fn is_ahead(&mut self) -> bool {
         let (server, down) = (&self.server, &self.down);
         let (Some(body), false) = (&down.body, down.strip || down.copy) else { return false };
@@ -542,7 +543,7 @@ impl<'a> Exchange<'a> {
         self.down.sent = 0;
     }
 
-    /// The body of the reply. False: there is a decision on it, and it may be spliced.
+    /// Copies the body of the reply. False: the filter has just decided or released the reply, and it may be spliced.
     fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Broken>> {
         loop {
             let Exchange { client, server, down, passed, moved, .. } = self;
@@ -581,14 +582,14 @@ impl<'a> Exchange<'a> {
     }
 
     fn bad_reply(&self, why: &str) -> End {
-        // What is wrong with a body may have come with its head.
+        // The mistake in the body may have arrived together with the head.
         if self.replied() && self.down.sent > 0 {
             return End::Cut("server-reset", format!("the server's reply: {why}"));
         }
         End::Fault(Fault::BadReply(format!("the server's reply: {why}")), 502)
     }
 
-    /// The server's connection has failed or ended.
+    /// Returns the result if the server's connection has failed or ended.
     fn no_reply(&self, e: &io::Error) -> End {
         if self.replied() {
             return End::Cut("server-reset", format!("the server's connection: {e}"));
@@ -598,18 +599,18 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// At the first byte of a reply.
+/// Returns the scanner for a new reply.
 fn scan(http: &Http) -> Scan {
     let scan = if http.strict_replies { Scan::new } else { Scan::lenient };
     scan(Kind::Response)
 }
 
-/// The server has closed without a word.
+/// The fault of a server that closed without a reply.
 pub(super) fn no_reply() -> Fault {
     Fault::BadReply("the server closed before it had replied".into())
 }
 
-/// Writes what is left of a head, and what of the body is in hand and checked by the same call.
+/// Writes the rest of a head, together with the checked bytes of the body in the buffer.
 fn write_head(
     cx: &mut Context<'_>,
     to: &mut Stream,
@@ -625,7 +626,7 @@ fn write_head(
     Poll::Ready(Ok(n))
 }
 
-/// Whether so much content is worth a splice.
+/// Whether this much content pays for a splice.
 fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
     let ahead = ahead.unwrap_or(u64::MAX);
     match bodies {
@@ -636,7 +637,7 @@ fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
     }
 }
 
-/// The answer to a request that is wrong.
+/// Returns the answer to a malformed request.
 pub(crate) fn bad_request(wrong: Wrong) -> End {
     End::Fault(Fault::BadRequest(wrong.to_string()), wrong.status())
 }

@@ -1,14 +1,15 @@
-//! The way of one request: a connection to a server, the exchange over it, and what becomes of both connections after it.
+//! Forwards one request: finds a connection to a server, runs the exchange over it, and keeps or closes both connections.
 //!
-//! | to | the connection before | and after |
+//! | to | connection used | and afterwards |
 //! | --- | --- | --- |
-//! | a target (forward proxy) | that of the last request, if it leads there, or a new one | kept for this client |
-//! | a pool (reverse proxy) | an idle one of the server whose turn it is, or a new one | kept by the pool |
+//! | a target (forward proxy) | that of the last request, if it has the same target, or a new one | kept for this client |
+//! | a pool (reverse proxy) | an idle one to the chosen server, or a new one | kept by the pool |
 //!
-//! A request is sent twice only where that is safe: if no connection came about, or if it is idempotent, has no body, and no
-//! word of a reply has come (RFC 9110, 9.2.2). An idle connection may be closed at the very moment. So what could not be sent
-//! again gets one only if the client's own connection has carried a request before, and is then closed like the server's: who
-//! keeps connections knows that this happens, and whether to ask again (RFC 9112, 9.5).
+//! A request is sent twice only if that is safe: if no connection was established, or if it is idempotent, has no
+//! body, and no byte of a reply has arrived (RFC 9110, 9.2.2). A server may close an idle connection at any moment.
+//! A request that must not be sent twice therefore uses an idle connection only if the client's own connection has
+//! carried a request before. If the server has closed it, the client's connection is closed, too: a client with a
+//! persistent connection has to expect that, and knows whether it may repeat the request (RFC 9112, 9.5).
 
 use super::{
     Next, Row,
@@ -34,20 +35,20 @@ use longsplice_http::{
 };
 use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
 
-/// A request, and where it is to go.
+/// A request and its destination.
 pub(super) struct RoutedRequest<'a> {
     pub request: &'a Request,
-    /// The site that was asked, as the client wrote it, unless we are a forward proxy.
+    /// The requested site, as the client wrote it; none for a forward proxy.
     pub site: Option<String>,
-    /// The path as rules see it, if they do.
+    /// The path for the rules; none if no rule has paths.
     pub path: Option<String>,
     pub to: To,
 }
 
 pub(super) enum To {
-    /// What the client has named.
+    /// The target that the client requested.
     Target(Target),
-    /// A server of it, by this key.
+    /// A server of this pool, chosen by this key.
     Pool(Arc<Pool>, u64),
 }
 
@@ -55,16 +56,16 @@ pub(super) enum To {
 pub(super) struct Held {
     pub target: Target,
     pub stream: Stream,
-    /// It has carried a request before, and may have been closed meanwhile.
+    /// The connection has carried a request before, and may have been closed since.
     pub reused: bool,
-    /// The server of a pool.
+    /// The server of a pool, if it is one.
     pub lease: Option<Lease>,
 }
 
-/// What was tried for a request.
+/// Attempts for one request.
 #[derive(Default)]
 struct Tries {
-    /// A connection that had been used before was closed: the next is to be a new one.
+    /// A reused connection was closed: the next one has to be new.
     fresh: bool,
     /// Servers of the pool that have failed, and the last reason.
     failed: Vec<usize>,
@@ -72,7 +73,7 @@ struct Tries {
 }
 
 impl RoutedRequest<'_> {
-    /// For the rules.
+    /// Returns the subject for the rules.
     pub fn subject(&self, client: &Stream) -> Subject<'_> {
         let (method, path) = (Some(self.request.method.as_str()), self.path.as_deref());
         Subject { client: client.leg.source().ip(), method, path }
@@ -80,7 +81,7 @@ impl RoutedRequest<'_> {
 }
 
 impl Row<'_> {
-    /// A request that goes to a server, and its reply.
+    /// Forwards a request to a server, and its reply to the client.
     pub(super) async fn forward_request(
         &mut self,
         routed: &RoutedRequest<'_>,
@@ -98,7 +99,7 @@ impl Row<'_> {
                 End::Stale => continue,
                 End::Validated { meta, .. } => {
                     let stored = Box::pin(self.validated(routed.request, (asking.as_deref_mut(), meta), record)).await;
-                    let Some(next) = stored else { continue }; // for all of it
+                    let Some(next) = stored else { continue }; // ask again, for the complete reply
                     next
                 }
                 End::Done { close, .. } => {
@@ -128,14 +129,14 @@ impl Row<'_> {
                         Counters::add(&self.shared().counters.replies_denied);
                     }
                     (record.how, record.refusal) = (how, Some(why));
-                    // Without a length the client would take a FIN for the end.
+                    // Without a length, the client would take a FIN for the end of the reply.
                     Next::Reset
                 }
             };
         }
     }
 
-    /// Sees to it that there is a connection to a server.
+    /// Finds or opens a connection to a server.
     async fn seek(&mut self, routed: &RoutedRequest<'_>, tries: &mut Tries) -> Result<(), Fault> {
         match &routed.to {
             To::Target(target) => self.seek_target(routed, target, tries.fresh).await,
@@ -149,7 +150,7 @@ impl Row<'_> {
         if let Some(held) = &mut self.server
             && held.target == *target
             && !fresh
-            // Rules may forbid this request what they allowed the last.
+            // The rules may deny this request and have allowed the last one.
             && listener.rules.check(&subject, target, held.stream.leg.remote()).is_ok()
             && held.stream.is_quiet()
         {
@@ -187,7 +188,7 @@ impl Row<'_> {
                 self.server = Some(Held { target, stream, reused: true, lease: Some(lease) });
                 return Ok(());
             }
-            // Who may go to a pool was decided for the request as a whole.
+            // Access to the pool was decided before, for the request as a whole.
             let (rules, limits) = (Rules::default(), &self.front.listener.limits);
             let subject = routed.subject(&self.client);
             let client = &self.client.leg;
@@ -207,7 +208,7 @@ impl Row<'_> {
         if spliced { Stream::clamped(server) } else { Stream::new(server) }
     }
 
-    /// Request and reply, over the connection that was found.
+    /// Runs the exchange over the connection that was found.
     async fn exchange(
         &mut self,
         routed: &RoutedRequest<'_>,
@@ -271,7 +272,7 @@ impl Row<'_> {
         (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
         (record.spliced_up, record.spliced_down) = (exchange.spliced[0], exchange.spliced[1]);
         record.splices = exchange.splices;
-        // one that another connection is tried for is not over
+        // an exchange that is repeated over another connection is not counted yet
         let tally = matches!(end, End::Done { .. } | End::Cut(..)).then_some(&self.front.policy.tally);
         if exchange.splices > 0 {
             tally.inspect(|tally| tally.splice());
@@ -291,7 +292,7 @@ impl Row<'_> {
         }
     }
 
-    /// What becomes of the server's connection, and what its pool learns of it.
+    /// Keeps or closes the server's connection, and reports the result to its pool.
     fn settle(&mut self, end: &End, tries: &mut Tries) {
         let shared = self.live.shared.clone();
         let counters = &shared.counters;

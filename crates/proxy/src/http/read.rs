@@ -1,4 +1,4 @@
-//! Waits for a request, and for no longer than the limits say.
+//! Waits for a request within the time limits.
 
 use super::Row;
 use crate::fault::{Fault, Step};
@@ -6,7 +6,7 @@ use longsplice_http::{Kind, Request, Scan, Wrong};
 use std::time::Instant;
 
 impl Row<'_> {
-    /// The next request; none: the client has no more, or waits too long with it, or we are about to stop.
+    /// Returns the next request; `None` if the client has no more, waits too long, or the program stops.
     pub(super) async fn read_request(&mut self) -> Result<Option<Request>, (Fault, Option<u16>)> {
         let limits = &self.front.listener.limits;
         let mut scan = Scan::new(Kind::Request);
@@ -30,7 +30,7 @@ impl Row<'_> {
                 read = self.client.fill() => read,
                 () = self.alarm.ring(since, limit) => match (begun, self.count) {
                     (true, _) => return Err((Fault::Timeout(Step::Handshake), Some(408))),
-                    // Who has said nothing expects no answer.
+                    // A client that has sent nothing expects no answer.
                     (false, 0) => return Err((Fault::Timeout(Step::Handshake), None)),
                     (false, _) => return Ok(None),
                 },

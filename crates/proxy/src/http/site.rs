@@ -1,8 +1,10 @@
-//! A reverse proxy: several servers seen as one site. Each request goes to a server of the pool that its host and path lead
-//! to, over a connection that is kept for whoever comes next, so one after the other may go to different servers.
+//! A reverse proxy, which presents several servers as one site. Host and path of a request select a pool, and a server
+//! of that pool gets the request. Its connection is kept for the next request of any client, so consecutive requests of
+//! a client may go to different servers.
 //!
-//! Paths go on as they were written. If a route or a rule looks at them, they are compared after [`path::plain`], which refuses
-//! what servers read in different ways. Rules see the host and port that were asked for as the target, and our own address as the server's.
+//! Paths are forwarded as they were written. If a route or a rule matches them, they are
+//! compared after [`path::plain`], which refuses paths that servers interpret in different ways.
+//! Rules see the requested host and port as the target, and our own address as the server's.
 
 use super::{
     Row,
@@ -18,7 +20,7 @@ use crate::{
 use longsplice_http::{Authority, Form, Request, path};
 
 impl Row<'_> {
-    /// What a site is asked for, and who is to answer.
+    /// Checks a request to a site, and selects the pool.
     pub(super) fn judge_for_site<'r>(
         &self,
         request: &'r Request,
@@ -26,20 +28,20 @@ impl Row<'_> {
     ) -> Result<RoutedRequest<'r>, (Fault, u16)> {
         let named = request.fields.all("host").next().map(String::from_utf8_lossy);
         let (authority, path) = match &request.form {
-            // RFC 9112, 3.2.2: then Host does not count
+            // RFC 9112, 3.2.2: Host is ignored
             Form::Absolute(authority, path) => (Some(authority.clone()), path.as_str()),
             Form::Origin(path) => (named.and_then(|n| Authority::parse(&n).ok()), path.as_str()),
             Form::Asterisk => (named.and_then(|n| Authority::parse(&n).ok()), "*"),
             Form::Authority(_) => return Err((Fault::BadRequest("CONNECT is for forward proxies".into()), 501)),
         };
-        // The server as a whole (RFC 9110, 9.3.7): whoever has the top of the site.
+        // The server as a whole (RFC 9110, 9.3.7): handled by the route of `/`.
         let path = if path == "*" { "/" } else { path };
         let read = self.front.listener.rules.know_paths() || !self.http.routes.iter().all(|r| r.path.is_all());
         let path = read.then(|| path::plain(path)).transpose().map_err(wrong)?;
         let site = authority.as_ref().map(Authority::to_string);
         record.target.clone_from(&site);
         let here = self.client.leg.local();
-        // None: HTTP/1.0.
+        // `None`: HTTP/1.0.
         let host = authority.as_ref().map(|a| Host::from_name(a.host.as_bytes())).transpose();
         let host = host.map_err(|e| (Fault::BadRequest(e.to_string()), 400))?;
         no_trace(request)?;

@@ -1,8 +1,8 @@
-//! Answers from the cache of a forward proxy: before a request goes to its server, and after that has said that what is stored is
-//! still good.
+//! Answers from the cache of a forward proxy: before a request goes to its server, and after
+//! the server has confirmed the stored reply.
 //!
-//! Who asks has been judged by then, and is judged by the rules for the server that the reply came from; whom they do not let
-//! there gets his answer on the usual way.
+//! The request has been checked by then. The rules are checked again for the server that sent
+//! the stored reply; if they deny it, the request is forwarded as usual.
 
 use super::{
     Next, Row,
@@ -22,7 +22,7 @@ use std::{io, sync::Arc, time::SystemTime};
 use tokio::time::timeout;
 
 impl Row<'_> {
-    /// Answers a request from the cache. Err: it is to be passed on, and this is what the cache wants of the reply.
+    /// Answers a request from the cache. An error means that the request has to be forwarded, with this state of the cache.
     pub(super) async fn look_up(
         &mut self,
         routed: &RoutedRequest<'_>,
@@ -69,7 +69,7 @@ impl Row<'_> {
         Err(Some(asking))
     }
 
-    /// The server has said that what is stored is good, with this said of it. None: ask again, for all of it.
+    /// Answers after the server has confirmed the stored reply. `None`: ask again, for the complete reply.
     pub(super) async fn validated(
         &mut self,
         request: &Request,
@@ -86,7 +86,7 @@ impl Row<'_> {
         self.serve_stored(request, found, (Count::Revalidated, "revalidated"), record).await
     }
 
-    /// Answers with what is stored, or with 304 if the client has that. None: it is damaged, and nothing was said.
+    /// Answers with the stored reply, or with 304 if the client has it. `None`: the file is damaged, and nothing was sent.
     async fn serve_stored(
         &mut self,
         request: &Request,

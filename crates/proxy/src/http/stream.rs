@@ -1,4 +1,4 @@
-//! A leg, and what was read from it and is not used yet.
+//! A leg, with a buffer of bytes that were read and not used yet.
 
 use bytes::Bytes;
 use longsplice_engine::{Leg, Splicer};
@@ -11,30 +11,30 @@ use std::{
 };
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Bytes in hand at most. No head is longer ([`longsplice_http::REPLY_HEAD_MAX`]).
+/// Maximum size of the buffer in bytes. No head is longer ([`longsplice_http::REPLY_HEAD_MAX`]).
 const MOST: usize = 64 * 1024;
-/// Bytes in hand at first: what a head usually takes.
+/// Initial size of the buffer in bytes, enough for a usual head.
 const FIRST: usize = 8 * 1024;
 
 thread_local! {
-    /// Memory of a connection that has become idle, for the next that has something to read.
+    /// Buffer of a connection that has become idle, for the next one that has something to read.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub leg: Leg,
-    /// In hand, from `start` on.
+    /// The buffer; bytes from `start` on are unused.
     bytes: Vec<u8>,
     start: usize,
-    /// The last read filled all the room there was.
+    /// The last read filled the buffer.
     eager: bool,
-    /// The host has said that no more will come.
+    /// The host has sent its FIN.
     pub ended: bool,
 }
 
 impl Stream {
-    /// Of a server whose replies may be spliced.
+    /// Returns a stream to a server whose replies may be spliced.
     pub fn clamped(mut leg: Leg) -> Stream {
         leg.clamp();
         Stream::new(leg)
@@ -44,17 +44,17 @@ impl Stream {
         Stream { leg, bytes: Vec::new(), start: 0, eager: false, ended: false }
     }
 
-    /// The same with this in hand, which must not be more than is read at first.
+    /// Starts with these bytes in the buffer, at most one initial buffer of them.
     pub fn with(leg: Leg, read: &[u8]) -> Stream {
         Stream { bytes: read.to_vec(), ..Stream::new(leg) }
     }
 
-    /// What is in hand.
+    /// Returns the buffered bytes.
     pub fn in_hand(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// The first `n` bytes in hand are used.
+    /// Removes the first `n` bytes from the buffer.
     pub fn consume(&mut self, n: usize) {
         self.start += n;
         if self.start == self.bytes.len() {
@@ -63,14 +63,14 @@ impl Stream {
         }
     }
 
-    /// `n` bytes in hand, from `at` on, are to be these instead.
+    /// Replaces `n` buffered bytes, beginning at `at`.
     pub fn replace(&mut self, at: usize, n: usize, with: &[u8]) {
         let at = self.start + at;
         self.bytes.splice(at..at + n, with.iter().copied());
-        self.consume(0); // none may be left
+        self.consume(0); // clears the buffer if it is empty now
     }
 
-    /// The first bytes in hand are to be these.
+    /// Puts bytes back in front of the buffered ones.
     pub fn put_back(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.bytes.splice(..self.start, bytes.iter().copied());
@@ -78,11 +78,11 @@ impl Stream {
         }
     }
 
-    /// Reads more; 0: the end.
+    /// Reads more bytes into the buffer; 0: end of stream.
     pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.leg.poll_readable(cx)?.is_pending() {
             if self.bytes.is_empty() && self.bytes.capacity() > 0 {
-                SPARE.set(std::mem::take(&mut self.bytes)); // an idle connection holds no memory
+                SPARE.set(std::mem::take(&mut self.bytes)); // an idle connection keeps no buffer
             }
             return Poll::Pending;
         }
@@ -104,7 +104,7 @@ impl Stream {
         } else if self.bytes.len() == self.bytes.capacity() && self.start > 0 {
             self.bytes.drain(..std::mem::take(&mut self.start));
         } else if self.bytes.len() == self.bytes.capacity() {
-            // Nobody asks for more while so much is in hand.
+            // No caller reads more while `most` bytes are buffered.
             self.bytes.reserve_exact(most.saturating_sub(self.bytes.len()).max(1));
         }
     }
@@ -120,7 +120,7 @@ impl Stream {
         }
     }
 
-    /// Writes two pieces, one behind the other, by one call.
+    /// Writes two slices with one call.
     pub fn poll_write_both(&mut self, cx: &mut Context<'_>, first: &[u8], second: &[u8]) -> Poll<io::Result<usize>> {
         if second.is_empty() {
             return self.poll_write(cx, first);
@@ -136,18 +136,18 @@ impl Stream {
         self.leg.write_all(bytes).await
     }
 
-    /// Whether nothing has come, neither bytes nor the end.
+    /// Whether neither bytes nor the end of the stream have arrived.
     pub fn is_quiet(&mut self) -> bool {
         let mut nobody = Context::from_waker(Waker::noop());
         self.poll_fill(&mut nobody).is_pending() && self.in_hand().is_empty()
     }
 
-    /// Closes it. What the host has sent and nobody has read makes that a reset (RFC 2525, 2.17).
+    /// Closes the connection. If bytes of the host are unread, that is a reset (RFC 2525, 2.17).
     pub fn close(self, splicer: &Splicer) {
         splicer.discard(self.leg);
     }
 
-    /// The leg, and what was read from it.
+    /// Returns the leg and the buffered bytes.
     pub fn into_parts(self) -> (Leg, Bytes) {
         let in_hand = Bytes::copy_from_slice(self.in_hand());
         (self.leg, in_hand)

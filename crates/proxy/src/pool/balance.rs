@@ -1,20 +1,20 @@
-//! Who is next.
+//! Selection of the next server.
 
 use std::net::IpAddr;
 
-/// A server that may be chosen.
+/// A server that may be selected.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
-    /// Which of the pool.
+    /// Index in the pool.
     pub index: usize,
     pub weight: u32,
-    /// Requests and upgraded connections now.
+    /// Number of current requests and upgraded connections.
     pub active: u32,
-    /// Of its name.
+    /// Hash of the server's name.
     pub hash: u64,
 }
 
-/// Whose turn it is, by index.
+/// State of the round robin, by server index.
 #[derive(Debug)]
 pub(super) struct Turns(Vec<i64>);
 
@@ -23,7 +23,7 @@ impl Turns {
         Turns(vec![0; servers])
     }
 
-    /// The next in turn.
+    /// Selects the next server in turn.
     pub fn next(&mut self, candidates: &[Candidate]) -> Option<usize> {
         for c in candidates {
             self.0[c.index] += i64::from(c.weight);
@@ -34,7 +34,7 @@ impl Turns {
         Some(chosen)
     }
 
-    /// The one with the least to do.
+    /// Selects the server with the least load.
     pub fn least(&mut self, candidates: &[Candidate]) -> Option<usize> {
         let less = |a: &&Candidate, b: &&Candidate| {
             // a.active / a.weight against b.active / b.weight
@@ -46,7 +46,7 @@ impl Turns {
     }
 }
 
-/// The one that the key belongs to.
+/// Selects the server that owns the key.
 pub(super) fn owner(key: u64, candidates: &[Candidate]) -> Option<usize> {
     let score = |c: &Candidate| {
         // in (0, 1); the weighted form of rendezvous hashing: -w / ln(h)
@@ -57,12 +57,12 @@ pub(super) fn owner(key: u64, candidates: &[Candidate]) -> Option<usize> {
     candidates.iter().max_by(|a, b| score(a).total_cmp(&score(b))).map(|c| c.index)
 }
 
-/// FNV-1a: the same in every process, so that several proxies agree. Not for secrets.
+/// Hashes with FNV-1a: equal in every process, so that several proxies agree. Not for secrets.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
     mix(bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3)))
 }
 
-/// The hash of a client's address.
+/// Hashes a client's address.
 pub(super) fn hash_of(client: IpAddr) -> u64 {
     match client.to_canonical() {
         IpAddr::V4(ip) => hash(&ip.octets()),
@@ -70,7 +70,7 @@ pub(super) fn hash_of(client: IpAddr) -> u64 {
     }
 }
 
-/// The finalizer of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): every bit depends on every other.
+/// The finalizer of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): every output bit depends on every input bit.
 fn mix(mut h: u64) -> u64 {
     h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -97,7 +97,7 @@ mod tests {
         let mut turns = Turns::new(3);
         let order: Vec<_> = (0..14).map(|_| turns.next(&all).unwrap()).collect();
         assert_eq!(order, [0, 0, 1, 0, 2, 0, 0, 0, 0, 1, 0, 2, 0, 0]);
-        // without one of them the others go on
+        // the others keep their turns without the first one
         let order: Vec<_> = (0..4).map(|_| turns.next(&all[1..]).unwrap()).collect();
         assert_eq!(order, [1, 2, 1, 2]);
         assert_eq!(turns.next(&[]), None);
@@ -136,7 +136,7 @@ mod tests {
         let all = servers(&[1, 3]);
         let heavy = (0..10_000_u32).filter(|k| owner(hash(&k.to_be_bytes()), &all) == Some(1)).count();
         assert!((7300..7700).contains(&heavy), "{heavy} of 10000");
-        // moving to the heavier one when it becomes heavier, and never away from it
+        // keys move to the server that becomes heavier, and never away from it
         let heavier = servers(&[1, 4]);
         assert!(
             (0..10_000_u32)

@@ -1,4 +1,4 @@
-//! Active checks: a request to each server every now and then.
+//! Active checks: periodic requests to each server.
 
 use super::{Member, Upkeep};
 use crate::{config::pool::Check, http::stream::Stream};
@@ -23,7 +23,7 @@ pub(super) async fn watch(member: Arc<Member>, check: Check, upkeep: Upkeep) {
     }
 }
 
-/// One check, over a connection of its own, made as those for requests are.
+/// Runs one check over a new connection, which is opened like those for requests.
 async fn ask(member: &Member, check: &Check, upkeep: &Upkeep) -> Result<(), String> {
     let addresses = upkeep.resolver.resolve(&member.target, check.timeout).await.map_err(|e| e.to_string())?;
     let mut failed = String::new();

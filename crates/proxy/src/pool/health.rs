@@ -1,25 +1,25 @@
-//! Whether a server is up: a state machine, with the clock as an argument.
+//! Health of a server: a state machine with the clock as an argument.
 //!
-//! Two judges, and both have to agree. Requests that fail in a row take the server out for a time; after that the next one
-//! is a trial: it brings the server back, or takes it out again. Checks, if there are any, take it down after `fall` failures
-//! in a row and bring it up after `rise` good ones; it begins up.
+//! A server is up only if requests and checks both say so. Consecutive failed requests take it out for a time. The
+//! next request after that is a trial: it brings the server back, or takes it out again. Checks, if configured, take a
+//! server down after `fall` consecutive failures, and bring it up after `rise` consecutive good results. It starts up.
 
 use crate::config::pool::HealthLimits;
 use std::time::Instant;
 
-/// What one judge has come to think.
+/// A change of state, as seen by requests or by checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     Up,
     Down,
 }
 
-/// What may be expected of a server.
+/// State of a server, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum State {
-    /// It works.
+    /// The server is used.
     Up,
-    /// Requests have failed; its time is not over yet.
+    /// Requests have failed; the server is out for a time.
     Out,
     /// Checks fail.
     Down,
@@ -27,13 +27,13 @@ pub(super) enum State {
 
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Failed requests since the last good one.
+    /// Number of failed requests since the last good one.
     failures: u32,
-    /// Taken out, until then.
+    /// Time until which the server is out.
     out: Option<Instant>,
-    /// By the checks.
+    /// Whether the server is down according to the checks.
     down: bool,
-    /// Checks in a row that say the opposite of `down`.
+    /// Number of consecutive checks that contradict `down`.
     streak: u32,
 }
 
@@ -46,16 +46,16 @@ impl Health {
         }
     }
 
-    /// A request was answered.
+    /// Records a request that was answered.
     pub fn succeeded(&mut self) -> Option<Change> {
         self.failures = 0;
         self.out.take().map(|_| Change::Up)
     }
 
-    /// A request was not answered.
+    /// Records a request that was not answered.
     pub fn failed(&mut self, limits: &HealthLimits, now: Instant) -> Option<Change> {
         self.failures = self.failures.saturating_add(1);
-        // Those that were under way when it was taken out do not make it longer.
+        // Requests that were already running when the server was taken out do not prolong the time.
         if self.failures < limits.failures || self.out.is_some_and(|until| now < until) {
             return None;
         }
@@ -63,7 +63,7 @@ impl Health {
         before.is_none().then_some(Change::Down)
     }
 
-    /// A check has ended.
+    /// Records the result of a check.
     pub fn checked(&mut self, limits: &HealthLimits, good: bool) -> Option<Change> {
         if good != self.down {
             self.streak = 0;
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!((h.failed(&LIMITS, t), h.state(t)), (Some(Change::Down), State::Out));
         assert_eq!((h.failed(&LIMITS, after(5)), h.state(after(9))), (None, State::Out));
         assert_eq!(h.state(after(10)), State::Up);
-        // the trial fails: once is enough, and nothing new
+        // the trial fails: once is enough, and there is no change to report
         assert_eq!((h.failed(&LIMITS, after(11)), h.state(after(20))), (None, State::Out));
         assert_eq!((h.succeeded(), h.state(after(12))), (Some(Change::Up), State::Up));
         assert_eq!((h.failed(&LIMITS, after(13)), h.state(after(13))), (None, State::Up));

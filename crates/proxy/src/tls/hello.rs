@@ -1,8 +1,8 @@
-//! Reads the ClientHello that a TLS connection begins with (RFC 8446, 4.1.2), for the name and the protocols that it
-//! asks for.
+//! Parses the ClientHello at the start of a TLS connection (RFC 8446, 4.1.2), for the requested
+//! server name and application protocols.
 //!
-//! Nothing is judged that only concerns the server: versions, ciphers and unknown extensions pass. Of an encrypted
-//! ClientHello, the outer one is read, as it is meant to be.
+//! Anything that only concerns the server is ignored: versions, ciphers and unknown extensions.
+//! Of an encrypted ClientHello, the outer one is parsed, as intended by the protocol.
 
 use crate::target::Host;
 use tls_parser::{
@@ -10,60 +10,60 @@ use tls_parser::{
     parse_tls_handshake_client_hello,
 };
 
-/// So much is read for a ClientHello, headers of records included. Browsers send 2 KB with post-quantum key shares, and
-/// tickets add some; the servers we know take between 16 and 128 KB.
+/// Maximum size of a ClientHello in bytes, including record headers. Browsers send 2 KB with
+/// post-quantum key shares, and tickets add to that. Common servers accept between 16 and 128 KB.
 pub const HELLO_MAX: usize = 64 * 1024;
-/// Content type, version, length (RFC 8446, 5.1).
+/// Length in bytes of content type, version and length field (RFC 8446, 5.1).
 const RECORD_HEADER: usize = 5;
-/// The longest record before there are keys (RFC 8446, 5.1).
+/// Maximum length of a plaintext record in bytes (RFC 8446, 5.1).
 const RECORD_MAX: usize = 1 << 14;
-/// Message type and length (RFC 8446, 4).
+/// Length in bytes of message type and length field (RFC 8446, 4).
 const MESSAGE_HEADER: usize = 4;
 /// Content type of records with handshake messages.
 const HANDSHAKE: u8 = 22;
-/// Type of the message.
+/// Type of the ClientHello message.
 const CLIENT_HELLO: u8 = 1;
 /// Types of extensions: RFC 6066, 3, and RFC 7301, 3.1.
 const SERVER_NAME: u16 = 0;
 const ALPN: u16 = 16;
 
-/// What a ClientHello asks for.
+/// The requested name and protocols of a ClientHello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientHello {
-    /// The server's name; always a [`Host::Name`].
+    /// Server name; always a [`Host::Name`].
     pub name: Option<Host>,
-    /// Protocols, the preferred first.
+    /// Application protocols in order of preference.
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// Why something is no ClientHello.
+/// Reason why there is no valid ClientHello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// The first bytes are no record of TLS.
+    /// The first bytes are not a TLS record.
     #[error("not TLS: begins with byte 0x{0:02x}")]
     NotTls(u8),
-    /// A record of a length, or with a version, that it must not have.
+    /// A record has an invalid length or version.
     #[error("a TLS record that is none")]
     Record,
-    /// Another message than a ClientHello.
+    /// The first message is not a ClientHello.
     #[error("a TLS connection that begins with message {0} instead of a ClientHello")]
     Message(u8),
-    /// More than [`HELLO_MAX`].
+    /// The message is longer than [`HELLO_MAX`].
     #[error("a ClientHello of more than {HELLO_MAX} bytes")]
     TooLong,
-    /// Its lengths contradict each other, or something follows where nothing may.
+    /// Lengths contradict each other, or there are trailing bytes.
     #[error("a malformed ClientHello")]
     Malformed,
-    /// An extension that matters here is there twice (RFC 8446, 4.2).
+    /// An extension that is used here occurs twice (RFC 8446, 4.2).
     #[error("a ClientHello with two extensions of type {0}")]
     Twice(u16),
-    /// More than one name, or none that is a host name (RFC 6066, 3).
+    /// There is more than one name, or the name is not a host name (RFC 6066, 3).
     #[error("a ClientHello with a bad server name")]
     Name,
 }
 
 impl HelloError {
-    /// The description that an alert has for it (RFC 8446, 6.2); none for those who do not speak TLS.
+    /// Returns the description for an alert (RFC 8446, 6.2); none if the client does not speak TLS.
     pub fn alert(self) -> Option<u8> {
         match self {
             HelloError::NotTls(_) => None,
@@ -74,19 +74,19 @@ impl HelloError {
     }
 }
 
-/// Looks at each byte once, in the order of arrival, however the message is cut into records and segments.
+/// Incremental scanner: looks at each byte once, however the message is cut into records and segments.
 #[derive(Debug, Default)]
 pub struct Scan {
-    /// Bytes looked at.
+    /// Number of bytes scanned.
     at: usize,
-    /// Of the record there, bytes to come.
+    /// Bytes of the current record that are still to come.
     left: usize,
-    /// The message so far, without the headers of records.
+    /// The message so far, without record headers.
     message: Vec<u8>,
 }
 
 impl Scan {
-    /// Takes all that has come so far; `None`: more has to come.
+    /// Takes all bytes that have arrived so far; `None` if the message is incomplete.
     pub fn feed(&mut self, input: &[u8]) -> Result<Option<ClientHello>, HelloError> {
         loop {
             if self.left == 0 && !self.record(&input[self.at..])? {
@@ -105,7 +105,7 @@ impl Scan {
         }
     }
 
-    /// Takes the header of a record, if it is there.
+    /// Takes the header of a record, if it is complete.
     fn record(&mut self, input: &[u8]) -> Result<bool, HelloError> {
         match *input {
             [first, ..] if first != HANDSHAKE && self.at == 0 => return Err(HelloError::NotTls(first)),
@@ -122,7 +122,7 @@ impl Scan {
         Ok(true)
     }
 
-    /// The message without its header, if it is whole.
+    /// Returns the message without its header, if it is complete.
     fn body(&self) -> Result<Option<&[u8]>, HelloError> {
         match *self.message {
             [kind, ..] if kind != CLIENT_HELLO => Err(HelloError::Message(kind)),
@@ -144,7 +144,7 @@ fn parse(body: &[u8]) -> Result<ClientHello, HelloError> {
         return Err(HelloError::Malformed);
     }
     let (mut name, mut alpn) = (None, None);
-    // Not by the parser's own list, which takes all extensions apart, and stops at the first it does not understand.
+    // Not parsed with the parser's own list, which parses all extensions and stops at the first unknown one.
     let mut extensions = contents.ext.unwrap_or_default();
     while let [t, u, l, m, rest @ ..] = extensions {
         let (kind, len) = (u16::from_be_bytes([*t, *u]), usize::from(u16::from_be_bytes([*l, *m])));
@@ -169,7 +169,8 @@ fn server_name(content: &[u8]) -> Result<Host, HelloError> {
     let Ok(([], TlsExtension::SNI(names))) = parse_tls_extension_sni_content(content) else {
         return Err(HelloError::Malformed);
     };
-    // The parser drops what follows the last whole name in the list: two lengths and a type are all that may be there.
+    // The parser drops bytes after the last complete name in the list. Only two lengths and a
+    // type may be there besides the name.
     match names[..] {
         [(SNIType::HostName, name)] if content.len() == name.len() + 5 => match Host::from_name(name) {
             Ok(host @ Host::Name(_)) => Ok(host),
@@ -183,7 +184,7 @@ fn protocols(content: &[u8]) -> Result<Vec<Vec<u8>>, HelloError> {
     let Ok(([], TlsExtension::ALPN(names))) = parse_tls_extension_alpn_content(content) else {
         return Err(HelloError::Malformed);
     };
-    // As above; and names are not empty (RFC 7301, 3.1).
+    // Same check for trailing bytes; and names must not be empty (RFC 7301, 3.1).
     let whole = names.iter().map(|n| n.len() + 1).sum::<usize>() + 2 == content.len();
     if names.is_empty() || names.iter().any(|n| n.is_empty()) || !whole {
         return Err(HelloError::Malformed);

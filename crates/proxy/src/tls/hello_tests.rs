@@ -1,4 +1,4 @@
-//! Variations of ClientHellos, whole and cut at every byte, good, bad and hostile.
+//! ClientHellos: good, bad and hostile ones, complete and cut at every byte.
 
 use super::*;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -20,7 +20,7 @@ fn alpn(names: &[&[u8]]) -> Vec<u8> {
     extension(16, &with_len16(&list))
 }
 
-/// What precedes the extensions.
+/// The part before the extensions.
 fn start(session: usize) -> Vec<u8> {
     let id = [&[session as u8][..], &vec![7; session]].concat();
     [&[3, 3][..], &[9; 32], &id, &with_len16(&[0x13, 0x01, 0xc0, 0x2f]), &[1, 0]].concat()
@@ -44,7 +44,7 @@ fn scan(input: &[u8]) -> Result<Option<ClientHello>, HelloError> {
     Scan::default().feed(input)
 }
 
-/// At once, and as it grows byte by byte; every prefix needs more.
+/// Scans the input at once and byte by byte; every prefix is incomplete.
 #[track_caller]
 fn found(input: &[u8]) -> ClientHello {
     let mut slow = Scan::default();
@@ -80,12 +80,12 @@ fn names_and_protocols() {
         (vec![sni(&[b'a'; 255])], Some(&"a".repeat(255)), &[]),
         (vec![alpn(&[b"h2", b"http/1.1"])], None, &[b"h2", b"http/1.1"]),
         (vec![grease(), alpn(&[b"\x0a\x0a", b"h2"]), sni(b"a.b"), grease()], Some("a.b"), &[b"\x0a\x0a", b"h2"]),
-        // A key share of X25519MLKEM768, and of what may come.
+        // A key share of X25519MLKEM768, and a longer one, as may come in the future.
         (vec![key_share(1216), sni(b"pq.example")], Some("pq.example"), &[]),
         (vec![key_share(20_000), sni(b"pq.example")], Some("pq.example"), &[]),
         (vec![sni(b"outer.example"), outer()], Some("outer.example"), &[]),
         (vec![padding(400), sni(b"late.example"), padding(0)], Some("late.example"), &[]),
-        // Unknown to every parser, and malformed for those who know it.
+        // One malformed, but ignored extension, and one unknown to every parser.
         (vec![extension(43, &[9]), extension(65_000, &[1, 2, 3]), sni(b"a.b")], Some("a.b"), &[]),
     ];
     for (i, (extensions, want, protocols)) in table.iter().enumerate() {
@@ -104,15 +104,16 @@ fn names_and_protocols() {
     }
 }
 
-/// As browsers send it: GREASE (RFC 8701) wherever there is a list, ECH (draft-ietf-tls-esni) with its outer name, and a
-/// key share of X25519MLKEM768, with which it is longer than a segment. Extensions are in another order each time.
+/// Returns a ClientHello like those of browsers: GREASE (RFC 8701) in every list, ECH
+/// (draft-ietf-tls-esni) with its outer name, and a key share of X25519MLKEM768, which makes it
+/// longer than a segment. The order of extensions depends on the seed.
 fn browser(outer: &[u8], seed: u64) -> Vec<u8> {
     use rand::seq::SliceRandom;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut noise = |n: usize| (0..n).map(|_| rng.random()).collect::<Vec<u8>>();
     let share = |group: u16, key: &[u8]| [&group.to_be_bytes()[..], &with_len16(key)].concat();
     let shares = [share(0x2a2a, &[0]), share(0x11ec, &noise(1216)), share(29, &noise(32))].concat();
-    // HKDF-SHA256 and AES-128-GCM, a number, the sender's key, and what only the server can read
+    // HKDF-SHA256 and AES-128-GCM, a number, the sender's key, and the ciphertext
     let encrypted = [&[0, 0, 1, 0, 1, 77][..], &with_len16(&noise(32)), &with_len16(&noise(239))].concat();
     let mut extensions = vec![
         sni(outer),
@@ -146,7 +147,7 @@ fn a_browser_with_ech_is_led_by_its_outer_name_however_it_is_cut() {
     }
 }
 
-/// Cut into two records at every byte, and into segments where the records meet.
+/// Checks all cuts into two records, with segment boundaries around the record boundary.
 #[track_caller]
 fn found_in_two_records(message: &[u8], want: &ClientHello) {
     for at in 1..message.len() {
@@ -164,7 +165,7 @@ fn found_in_two_records(message: &[u8], want: &ClientHello) {
     }
 }
 
-/// What Chromium 156 sent: GREASE, ECH, a key share of X25519MLKEM768; in one record, longer than a segment.
+/// ClientHellos of Chromium 156: GREASE, ECH, a key share of X25519MLKEM768; one record, longer than a segment.
 #[test]
 fn chromium() {
     let table: [(&[u8], Option<&str>); 3] = [
@@ -181,19 +182,19 @@ fn chromium() {
     }
 }
 
-/// Only the outer name is looked at, and there may be none.
+/// Only the outer name counts, and it may be missing.
 #[test]
 fn ech_alone_names_nobody() {
     let encrypted = || extension(0xfe0d, &[&[0, 0, 1, 0, 1, 77, 0, 0][..], &with_len16(b"inner.example")].concat());
     assert_eq!(name(&found(&records(&hello(&[encrypted()]), 16_384))), None);
-    // The mark of an inner ClientHello (draft-ietf-tls-esni, 5) in one that came in the clear changes nothing.
+    // The mark of an inner ClientHello (draft-ietf-tls-esni, 5) in a plaintext one has no effect.
     let inner = || extension(0xfe0d, &[1]);
     assert_eq!(name(&found(&records(&hello(&[inner(), sni(b"outer.example")]), 16_384))), Some("outer.example"));
 }
 
 #[test]
 fn old_clients() {
-    // Without extensions at all, and without a session.
+    // No extensions and no session.
     assert_eq!(name(&found(&records(&message(&start(0)), 16_384))), None);
     // SSL 3.0 in the record, TLS 1.0 in the message.
     let mut old = records(&message(&[start(0), with_len16(&sni(b"old.example"))].concat()), 16_384);
@@ -273,7 +274,7 @@ fn what_is_refused() {
     ];
     for (i, (input, want)) in table.into_iter().enumerate() {
         assert_eq!(scan(&input), Err(want), "{i}: {input:?}");
-        // However it comes, it ends in a refusal, and not in another hello.
+        // Byte by byte, the input ends in the same refusal, and never in a ClientHello.
         let mut slow = Scan::default();
         let end = (0..=input.len()).map(|cut| slow.feed(&input[..cut])).find(|r| *r != Ok(None));
         assert_eq!(end, Some(Err(want)), "{i}: byte by byte");
