@@ -1,7 +1,7 @@
 //! Loading, pinning and attaching the data path.
 
 use crate::{
-    ABI_VERSION, ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
+    ABI_VERSION, ExpectError, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
     attach::{attach_all, refuse_hindered, wanted_devices, wanted_xdp},
     conntrack::Conntrack,
     devices::{Links, devices},
@@ -441,7 +441,7 @@ impl Datapath {
         self.forget_if(abi::path_op::PATH_REMOVE, leg, None);
     }
 
-    /// Removes the entries of both legs of a flow, in one call.
+    /// Removes the entries of both legs of a flow, in one call. The order of the legs does not matter.
     pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
         self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
     }
@@ -461,8 +461,8 @@ impl Datapath {
 
     /// Gives back the records of both legs of a flow that will not be spliced, except legs that have been in
     /// a switch. Their sockets go on without records. Returns for each leg whether its record was given back.
-    pub fn give_back(&self, [a, b]: [&Tuple; 2]) -> [bool; 2] {
-        self.forget_if(abi::path_op::PATH_RETURN, a, Some(b))
+    pub fn give_back(&self, legs: Pair<&Tuple>) -> Pair<bool> {
+        self.forget_if(abi::path_op::PATH_RETURN, legs.client, Some(legs.server)).into()
     }
 
     /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.
@@ -495,8 +495,8 @@ impl Datapath {
     }
 
     /// Returns the path entries of both directions of a flow, if both exist.
-    pub fn paths_of(&self, [a, b]: [&Tuple; 2]) -> Option<[PathView; 2]> {
-        self.maps.paths_of(a, b)
+    pub fn paths_of(&self, legs: Pair<&Tuple>) -> Option<Pair<PathView>> {
+        self.maps.paths_of(legs.into()).map(Pair::from)
     }
 
     /// Returns the leg on which packets of `leg` leave, if it is or was spliced.
@@ -506,8 +506,8 @@ impl Datapath {
 
     /// Returns whether the flow of this leg has ended. Its entries stay for a while, for late packets.
     pub fn is_over(&self, leg: &Tuple) -> bool {
-        let paths = self.other_leg(leg).and_then(|other| self.paths_of([leg, &other]));
-        paths.is_none_or(|paths| PathView::are_over(&paths))
+        let paths = self.other_leg(leg).and_then(|other| self.maps.paths_of([leg, &other]));
+        paths.is_none_or(|paths| PathView::are_over(paths.each_ref()))
     }
 
     /// Returns all legs.

@@ -28,6 +28,7 @@ mod pages;
 mod pins;
 mod released;
 mod rest;
+mod side;
 mod sockets;
 mod switch;
 #[cfg(feature = "testing")]
@@ -74,6 +75,7 @@ pub use names::{ABI_VERSION, LegFlags, MAX_LISTENERS, PathFlags, Phase, VERDICTS
 pub use pages::{MapSize, map_size};
 pub use pins::{Holdings, default_pin, flush, records, remove_dead};
 pub use released::{Recreated, Released, Resets, monotonic};
+pub use side::{Pair, Side};
 pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
 pub use switch::{FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
 pub use trace::{Numbers, Traced};

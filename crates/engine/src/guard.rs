@@ -112,7 +112,7 @@ fn end_spoilt(splicer: &Splicer, d: &Datapath) {
 
 fn is_spoilt(d: &Datapath, flow: &Flow) -> bool {
     match &mut *flow.place() {
-        Place::Task { .. } => [flow.client, flow.server].iter().any(|t| d.leg(t).is_some_and(|l| !l.is_untouched())),
+        Place::Task { .. } => flow.legs.iter().any(|t| d.leg(t).is_some_and(|l| !l.is_untouched())),
         Place::Kept(kept) => kept.is_spoilt(d, flow),
         Place::Gone => false,
     }

@@ -67,7 +67,7 @@ pub use events::{FlowEvent, FlowEventKind, FlowEvents};
 pub use foreign::{ForeignCounts, ForeignListener};
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::{BoundSocket, Leg, Listener};
-pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, PathChanges};
+pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, Pair, PathChanges, Side};
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
 pub use tap::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};

@@ -263,8 +263,8 @@ fn committed() {
                 l.flags |= if legs[i] { LegFlags::ECN } else { 0 };
                 testing::put_leg(&b.datapath, t, &l).expect("leg");
             }
-            let at = b.datapath.look(&f.client, &f.server).expect("legs");
-            b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]).expect("committed");
+            let at = b.datapath.look(f.legs()).expect("legs");
+            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)).expect("committed");
             let flags = [f.client, f.server].map(|t| b.datapath.path(&t).expect("path").flags);
             assert_eq!(flags.map(|f| f & PathFlags::ECT != 0), legs, "{v6:?}");
             assert_eq!(flags.map(|f| f & PathFlags::ECN != 0), [legs[0] && legs[1]; 2], "{v6:?} {legs:?}");

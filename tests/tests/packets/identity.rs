@@ -96,8 +96,8 @@ fn the_commit_finds_out() {
                 }
                 testing::put_leg(&b.datapath, t, &leg).expect("leg");
             }
-            let at = b.datapath.look(&f.client, &f.server).expect("legs");
-            b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]).expect("committed");
+            let at = b.datapath.look(f.legs()).expect("legs");
+            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)).expect("committed");
             [f.client, f.server].map(|t| b.datapath.path(&t).expect("path").flags & PathFlags::IDENTITY != 0)
         };
         for v6 in [false, true] {

@@ -15,7 +15,9 @@ mod sockets;
 mod table;
 mod tap;
 
-use longsplice_datapath::{Datapath, LegFlags, Options, PathFlags, Phase, TestContext, Tuple, VERDICTS, abi, testing};
+use longsplice_datapath::{
+    Datapath, LegFlags, Options, Pair, PathFlags, Phase, TestContext, Tuple, VERDICTS, abi, testing,
+};
 use longsplice_lab::{Lab, Shape};
 use longsplice_tests::{
     packet::{ETHERNET, Packet, flag, hex, option, verify, verify_icmp},
@@ -141,6 +143,11 @@ impl Flow {
         down.end = up.max_ack.wrapping_add(up.ack_add);
         down.max_ack = up.end.wrapping_add(up.seq_add);
         Flow { client, server, up, down }
+    }
+
+    /// Returns both legs.
+    fn legs(&self) -> Pair<&Tuple> {
+        Pair::new(&self.client, &self.server)
     }
 
     /// Puts both directions into the maps.

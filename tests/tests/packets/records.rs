@@ -90,9 +90,9 @@ fn what_is_forwarded_is_neither_found_nor_swept() {
             f.install(b, 0);
             assert!(idle(b).is_empty(), "{:?}", idle(b));
             assert!(!b.datapath.sweep(&found));
-            assert_eq!(b.datapath.give_back([&f.client, &f.server]), [false; 2]);
+            assert_eq!(b.datapath.give_back(f.legs()), Pair::both(false));
             assert_eq!(b.datapath.paths().len(), 2);
-            b.datapath.forget_flow([&f.client, &f.server]);
+            b.datapath.forget_flow(f.legs().into());
         }
     });
 }
@@ -123,8 +123,9 @@ fn a_client_without_room_for_its_server_makes_room() {
                 assert!(matches!(expect(n), Err(ExpectError::Full { given_back: false })));
                 assert!(b.datapath.leg(&clients[n]).is_some() && b.datapath.path(&clients[n]).is_some());
             }
-            assert_eq!(b.datapath.give_back([&clients[1], &server(v6, 50_001)]), [true; 2]);
-            assert_eq!(b.datapath.give_back([&clients[2], &clients[0]]), [false, true], "none is not kept, either");
+            assert_eq!(b.datapath.give_back(Pair::new(&clients[1], &server(v6, 50_001))), Pair::both(true));
+            let given_back = b.datapath.give_back(Pair::new(&clients[2], &clients[0]));
+            assert_eq!(given_back, Pair::new(false, true), "none is not kept, either");
             assert_eq!(b.datapath.legs().len(), 30);
             assert!(found_no_room(32) && !full(&clients[32]) && !found_no_room(32), "its next connection has room");
             b.datapath.legs().iter().for_each(|(t, _)| b.datapath.forget(t));

@@ -389,17 +389,19 @@ fn limits() {
                     let path = b.datapath.path(&f.client).expect("path");
                     let code = if verdict == "local" { NEXT } else { REDIRECT };
                     assert_eq!((o.code, &o.verdicts[..]), (code, &[verdict][..]), "{name}");
-                    let legs = b.datapath.look(&f.client, &f.server).expect("legs");
-                    assert_eq!(legs.end[0], (len + usize::from(fin)) as u64, "{name}");
+                    let legs = b.datapath.look(f.legs()).expect("legs");
+                    assert_eq!(legs.end.client, (len + usize::from(fin)) as u64, "{name}");
                     let out = verify(&o.frame).expect("checksums");
                     assert_eq!(out.payload, p.payload, "{name}");
                     match verdict {
                         "forwarded" => {
                             assert_eq!((path.end, path.wraps), (end.wrapping_add(len as u32), f.up.wraps), "{name}");
-                            assert_eq!(legs.phase, [Phase::Forwarding; 2], "{name}");
+                            assert_eq!(legs.phase, Pair::both(Phase::Forwarding), "{name}");
                         }
                         // the last byte, so both directions are on their way back
-                        "forwarded-slow" => assert!(!legs.phase.contains(&Phase::Forwarding), "{name}: {legs:?}"),
+                        "forwarded-slow" => {
+                            assert!(legs.phase.iter().all(|phase| *phase != Phase::Forwarding), "{name}: {legs:?}")
+                        }
                         _ => {
                             assert_eq!((path.end, path.flags & PathFlags::SPLICED, out.seq), (end, 0, p.seq), "{name}")
                         }
