@@ -140,7 +140,7 @@ fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
             namespace.sysctl(name, value).expect("sysctl");
         }
     }
-    s.impair.iter().map(|(way, i)| lab.impair(way.way(), i.impair()).expect("impairment")).collect()
+    s.impair.iter().map(|(way, i)| lab.impair(*way, i.impair()).expect("impairment")).collect()
 }
 
 fn policy(s: &Scenario, mode: Mode) -> Policy {

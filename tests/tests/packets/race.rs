@@ -1,6 +1,6 @@
 //! A switch on one processor and a packet on another: each side sees the other's effects, whichever comes first.
 
-use super::{Bench, Flow, LegFlags, TestContext, bench, sockets, testing};
+use super::{Bench, Flow, LegFlags, TestContext, V4, bench, sockets, testing};
 use longsplice_datapath::{Pair, PathFlags, abi};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
@@ -73,7 +73,7 @@ fn race(
 #[ignore = "root"]
 fn an_acknowledgement_that_is_forwarded_is_known() {
     bench(64, |b| {
-        let mut f = Flow::new([false, false]);
+        let mut f = Flow::new(V4);
         let acked = f.up.max_ack;
         let mut p = f.next(0);
         p.ack = acked;
@@ -92,7 +92,7 @@ fn an_acknowledgement_that_is_forwarded_is_known() {
 #[ignore = "root"]
 fn a_commit_is_whole_for_what_takes_it_back() {
     bench(64, |b| {
-        let f = Flow::new([false, false]);
+        let f = Flow::new(V4);
         let p = f.next(100);
         // an entry left by another flow
         let former =

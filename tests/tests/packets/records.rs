@@ -4,13 +4,13 @@ use super::{sockets::spliced_legs, *};
 use longsplice_datapath::{ExpectError, Idle, IdleEntry};
 
 fn client(v6: bool, port: u16) -> Tuple {
-    let mut t = Flow::new([v6; 2]).client;
+    let mut t = Flow::new(Pair::both(v6)).client;
     t.remote.set_port(port);
     t
 }
 
 fn server(v6: bool, port: u16) -> Tuple {
-    let mut t = Flow::new([v6; 2]).server;
+    let mut t = Flow::new(Pair::both(v6)).server;
     t.local.set_port(port);
     t
 }
@@ -82,7 +82,7 @@ fn a_record_that_is_another_by_now_is_not_swept() {
 #[ignore = "root"]
 fn what_is_forwarded_is_neither_found_nor_swept() {
     bench(64, |b| {
-        for v6 in [[false; 2], [true; 2]] {
+        for v6 in SAME {
             let f = Flow::new(v6);
             b.datapath.listen(f.client.local).expect("listen");
             shake_hands(b, &f.client, [100, 200]);
