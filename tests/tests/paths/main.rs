@@ -77,10 +77,14 @@ impl Talk {
 
     /// Checks that each connection makes progress in both directions in forwarding mode.
     fn goes_on(&self) {
-        let passed =
-            || -> Vec<[u64; 2]> { self.forwarder.splicer.flows().iter().map(|f| [f.bytes_up, f.bytes_down]).collect() };
+        let passed = || -> Vec<Pair<u64>> {
+            self.forwarder.splicer.flows().iter().map(|f| Pair::new(f.bytes_up, f.bytes_down)).collect()
+        };
         let before = passed();
-        let further = |now: &[[u64; 2]]| now.iter().zip(&before).all(|(n, b)| (0..2).all(|d| n[d] >= b[d] + 300_000));
+        let further = |now: &[Pair<u64>]| {
+            let mut both = now.iter().zip(&before).flat_map(|(now, then)| now.zip(*then));
+            both.all(|(now, then)| now >= then + 300_000)
+        };
         self.until("bytes pass", |_| further(&passed()));
     }
 
