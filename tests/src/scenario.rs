@@ -59,7 +59,7 @@ pub struct Scenario {
     pub sysctl: BTreeMap<Host, BTreeMap<String, String>>,
     /// Impairments of the links.
     #[serde(default)]
-    pub impair: BTreeMap<Direction, Impairing>,
+    pub impair: BTreeMap<LinkDirection, Impairing>,
     /// The end that connects.
     pub client: End,
     /// The end that accepts.
@@ -119,28 +119,6 @@ pub enum Host {
     Client,
     Forwarder,
     Server,
-}
-
-/// A direction of a link, as in [`LinkDirection`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs)]
-pub enum Direction {
-    FromClient,
-    ToClient,
-    FromServer,
-    ToServer,
-}
-
-impl Direction {
-    fn way(self) -> LinkDirection {
-        match self {
-            Direction::FromClient => LinkDirection::FromClient,
-            Direction::ToClient => LinkDirection::ToClient,
-            Direction::FromServer => LinkDirection::FromServer,
-            Direction::ToServer => LinkDirection::ToServer,
-        }
-    }
 }
 
 /// Impairments of one direction.

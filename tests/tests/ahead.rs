@@ -1,6 +1,6 @@
 //! Prefetching of path entries for packets that wait in a batch: the right entries, and only when there are many packets.
 
-use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple, testing::found_ahead};
+use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Pair, Tuple, testing::found_ahead};
 use longsplice_lab::{
     Family, Lab, Namespace, Shape,
     flood::{self, Aim, Flood},
@@ -27,12 +27,15 @@ fn flooded(flows: u32, work: impl FnOnce(&Lab, &Datapath, &mut Flood) + Send) {
         let (own, neighbour) = (lab.forwarder.link(device).expect("device"), host.link(its).expect("device"));
         NextHop { device: own.index, to: neighbour.mac, from: own.mac }
     };
-    let hops = [hop(lab.client_device(), &lab.client, "c0"), hop(lab.server_device(), &lab.server, "s0")];
+    let hops = Pair::new(hop(lab.client_device(), &lab.client, "c0"), hop(lab.server_device(), &lab.server, "s0"));
     let idle = |leg, hop, end, ack| IdleLeg { leg, hop, end, ack, scale: SCALE };
     let both = |n| {
         let client = Tuple { remote: Flood::source(n).into(), local: target.into() };
         let server = Tuple { remote: SERVER.port(Family::V4, PORT), local: Flood::other_side(n).into() };
-        [idle(client, hops[0], flood::FIRST_SEQ, flood::ACK), idle(server, hops[1], flood::ACK, flood::FIRST_SEQ)]
+        Pair {
+            client: idle(client, hops.client, flood::FIRST_SEQ, flood::ACK),
+            server: idle(server, hops.server, flood::ACK, flood::FIRST_SEQ),
+        }
     };
     let all: Vec<_> = (0..flows).map(both).collect();
     lab.forwarder.run(|| d.install(&all)).expect("room");

@@ -1,6 +1,6 @@
 //! Congestion marks between real hosts: a mark reaches a receiver that echoes it, and the echo reaches the sender; no host
 //! sees marks without having negotiated ECN; and a mark that would not be echoed becomes a loss.
-use longsplice_datapath::{LegFlags, PathFlags};
+use longsplice_datapath::{LegFlags, Pair, PathFlags, Side};
 use longsplice_engine::{Command, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Impairment, Lab, LinkDirection, Namespace, Options, Shape,
@@ -37,8 +37,9 @@ impl Agreed {
         }
     }
 
-    fn legs(self) -> [bool; 2] {
-        [self != Agreed::Server, self != Agreed::Client]
+    /// Whether each leg has negotiated ECN.
+    fn legs(self) -> Pair<bool> {
+        Pair::new(self != Agreed::Server, self != Agreed::Client)
     }
 }
 
@@ -48,8 +49,8 @@ struct Run {
     f: Forwarder,
     client: JoinHandle<Report>,
     server: Serving,
-    /// The links from the client and from the server.
-    links: [Impairment; 2],
+    /// The links from the hosts.
+    links: Pair<Impairment>,
 }
 
 /// A host's counters so far: packets received with a mark, and ECN-capable; marks
@@ -68,7 +69,7 @@ impl Run {
         for (host, setting) in [&lab.client, &lab.forwarder, &lab.server].into_iter().zip(agreed.settings()) {
             host.sysctl("net.ipv4.tcp_ecn", setting).expect("sysctl");
         }
-        let links = [LinkDirection::FromClient, LinkDirection::FromServer]
+        let links = Pair::new(LinkDirection::FromClient, LinkDirection::FromServer)
             .map(|way| lab.impair(way, Impair::NONE).expect("impair"));
         let script = Script::opener(1).bytes(BYTES).pace(1_500_000).chunks(Chunks::Fixed(30_000));
         let answer = Script::answerer().bytes(BYTES).pace(1_500_000).chunks(Chunks::Fixed(30_000));
@@ -101,8 +102,8 @@ impl Run {
         }
     }
 
-    fn hosts(&self) -> [Seen; 2] {
-        [self.seen(&self.lab.client), self.seen(&self.lab.server)]
+    fn hosts(&self) -> Pair<Seen> {
+        Pair::new(self.seen(&self.lab.client), self.seen(&self.lab.server))
     }
 
     fn dropped(&self) -> u64 {
@@ -126,15 +127,16 @@ impl Run {
     }
 }
 
-/// The data path's records: ECN of each leg, client's first, and whether all path entries let marks pass.
-fn noted(run: &Run) -> ([bool; 2], bool) {
+/// The data path's records: ECN of each leg, and whether all path entries let marks pass.
+fn noted(run: &Run) -> (Pair<bool>, bool) {
     let d = run.f.splicer.datapath().expect("kernel path");
     let of_client = |remote: SocketAddr| remote.port() != PORT;
     let mut legs = d.legs();
     legs.sort_by_key(|(t, _)| !of_client(t.remote));
     let legs: Vec<bool> = legs.iter().map(|(_, l)| l.flags & LegFlags::ECN != 0).collect();
     let pass = d.paths().iter().all(|(_, p)| p.flags & PathFlags::ECN != 0);
-    (legs.try_into().expect("both legs"), pass)
+    let both: [bool; 2] = legs.try_into().expect("both legs");
+    (both.into(), pass)
 }
 
 #[test]
@@ -143,7 +145,7 @@ fn spliced_marks_reach_the_other_host_and_the_echo_its_sender() {
     for family in Family::BOTH {
         let run = Run::start(Agreed::Both, family, at_once(), false);
         run.f.wait_state(FlowState::Spliced);
-        assert_eq!(noted(&run), ([true; 2], true), "{family:?}");
+        assert_eq!(noted(&run), (Pair::both(true), true), "{family:?}");
         let before = run.hosts();
         run.congested("both hosts see marks, and hear of their own", || {
             run.hosts().iter().zip(&before).all(|(now, then)| now.ce > then.ce && now.echoed > then.echoed)
@@ -160,14 +162,14 @@ fn spliced_marks_for_who_has_not_agreed_become_losses() {
         let run = Run::start(agreed, family, at_once(), false);
         run.f.wait_state(FlowState::Spliced);
         assert_eq!(noted(&run), (agreed.legs(), false), "{family:?}");
-        let sender = usize::from(agreed == Agreed::Server);
+        let sender = if agreed == Agreed::Server { Side::Server } else { Side::Client };
         let before = run.hosts()[sender];
         run.congested("what was marked is sent again", || {
             run.dropped() > 2 && run.hosts()[sender].again > before.again
         });
         let now = run.hosts();
         assert_eq!(now[sender].echoed, before.echoed, "{agreed:?} {family:?}: nobody could echo them");
-        let other = now[1 - sender];
+        let other = now[sender.other()];
         assert_eq!((other.ce, other.ect), (0, 0), "{agreed:?} {family:?}: it has agreed on nothing");
         assert!(run.links[sender].counters().marked > 2);
         run.end();
@@ -225,12 +227,12 @@ fn released_and_made_anew() {
         run.f.wait_state(FlowState::Released);
         run.f.command(Command::Unsplice);
         run.f.wait_state(FlowState::Copying);
-        assert_eq!(noted(&run).0, [true; 2], "{family:?}: the hosts have agreed as ever");
+        assert_eq!(noted(&run).0, Pair::both(true), "{family:?}: the hosts have agreed as ever");
         let before = run.hosts();
         run.congested("nobody is there to echo, so marks become losses", || {
             run.dropped() > 2 && run.hosts().iter().zip(&before).any(|(now, then)| now.again > then.again)
         });
-        let echoed = |hosts: [Seen; 2]| hosts.map(|h| h.echoed);
+        let echoed = |hosts: Pair<Seen>| hosts.map(|h| h.echoed);
         assert_eq!(echoed(run.hosts()), echoed(before), "{family:?}");
         run.f.command(Command::Splice);
         run.f.wait_state(FlowState::Spliced);
@@ -248,9 +250,9 @@ fn connections_of_others() {
     for family in Family::BOTH {
         let run = Run::start(Agreed::Client, family, by_hand(), true);
         run.f.wait_state(FlowState::Copying);
-        assert_eq!(noted(&run).0, [true; 2], "{family:?}: as the hosts say");
+        assert_eq!(noted(&run).0, Pair::both(true), "{family:?}: as the hosts say");
         run.congested("our sockets cannot echo", || run.dropped() > 2);
-        assert_eq!(run.hosts().map(|h| h.echoed), [0; 2], "{family:?}");
+        assert_eq!(run.hosts().map(|h| h.echoed), Pair::both(0), "{family:?}");
         run.f.command(Command::Splice);
         run.f.wait_state(FlowState::Spliced);
         run.congested("the hosts can", || run.hosts().iter().all(|h| h.ce > 0 && h.echoed > 0));

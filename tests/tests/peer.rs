@@ -1,5 +1,5 @@
 //! Packets delivered directly to the other end of a veth, and devices that do not allow this.
-use longsplice_datapath::{Datapath, OpenError, Options};
+use longsplice_datapath::{Datapath, OpenError, Options, Pair};
 use longsplice_engine::{Command, DatapathOptions, EndReason, FlowState};
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -45,9 +45,9 @@ fn through(family: Family) {
         }
     }
     let sent = || [lab.client_device(), lab.server_device()].map(|d| sent_by(&lab, d));
-    let passed = || f.splicer.flows().first().map(|flow| [flow.bytes_down, flow.bytes_up]);
+    let passed = || f.splicer.flows().first().map(|flow| Pair::new(flow.bytes_up, flow.bytes_down));
     let (sent_before, passed_before) = (sent(), passed().expect("a flow"));
-    let enough = |now: &[u64; 2]| (0..2).all(|d| now[d] >= passed_before[d] + 2_000_000);
+    let enough = |now: &Pair<u64>| now.zip(passed_before).iter().all(|(now, then)| *now >= then + 2_000_000);
     wait_for(Duration::from_secs(10), || passed().filter(enough)).expect("bytes flow");
     let past: Vec<u64> = sent().iter().zip(sent_before).map(|(now, then)| now - then).collect();
     assert!(past.iter().all(|n| *n < 200_000), "megabytes pass, but not by the devices: {past:?} {:?}", f.verdicts());

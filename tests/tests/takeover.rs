@@ -1,5 +1,5 @@
 //! A process is killed with SIGKILL in situations that other tests hardly reach; another one takes over.
-use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
+use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Pair, Tuple};
 use longsplice_engine::{FlowState, OpenOptions, Splicer};
 use longsplice_lab::{
     Family, Lab, Shape,
@@ -148,7 +148,7 @@ fn many_released_flows() {
         ack: 1,
         scale: 7,
     };
-    let flow = |n| [leg(18, n, SocketAddr::new(local, 7000)), leg(19, n, SocketAddr::new(server, 20_000))];
+    let flow = |n| Pair::new(leg(18, n, SocketAddr::new(local, 7000)), leg(19, n, SocketAddr::new(server, 20_000)));
     lab.forwarder.run(|| {
         let earlier = Datapath::open(&Options::default()).expect("the data path opens: root, kernel 6.6, bpffs");
         earlier.install(&(0..FLOWS).map(flow).collect::<Vec<_>>()).expect("installed");

@@ -13,7 +13,7 @@
 //! of which host opened the connection. Entries outside of the default zone are not found.
 
 use crate::{
-    Tuple,
+    Pair, Side, Tuple,
     netlink::{Netlink, attributes, find, octets, request, row},
 };
 use nix::libc;
@@ -97,17 +97,15 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(leg: &Tuple, is_client: bool, scales: Option<(u8, u8)>, moved: bool, away: Option<Duration>) -> Connection {
+    /// `side`: that of the leg's host. A client opens the connection; to a server, the proxy opens it.
+    fn new(leg: &Tuple, side: Side, scales: Option<(u8, u8)>, moved: bool, away: Option<Duration>) -> Connection {
         let canonical = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
-        let in_order = |host, ours| if is_client { [host, ours] } else { [ours, host] };
-        let ends = [canonical(leg.remote), canonical(leg.local)];
-        let [remote, local] = ends;
-        Connection {
-            ends: if is_client { [remote, local] } else { [local, remote] },
-            scales: scales.map(|(host, ours)| in_order(host, ours)),
-            moved,
-            away,
-        }
+        let [remote, local] = [canonical(leg.remote), canonical(leg.local)];
+        let (ends, scales) = match side {
+            Side::Client => ([remote, local], scales.map(|(host, ours)| [host, ours])),
+            Side::Server => ([local, remote], scales.map(|(host, ours)| [ours, host])),
+        };
+        Connection { ends, scales, moved, away }
     }
 }
 
@@ -137,19 +135,19 @@ impl Conntrack {
 
     /// Renews entries before hosts are reset, so that their answers pass even though conntrack has missed segments.
     pub fn renew_for_reset(&self, legs: &[&Tuple]) {
-        let connection = |leg: &&Tuple| Connection::new(leg, true, None, true, None);
+        let connection = |leg: &&Tuple| Connection::new(leg, Side::Client, None, true, None);
         self.renew(&legs.iter().map(connection).collect::<Vec<_>>());
     }
 
     /// Renews the entries of both legs. `scales`: for each leg the host's and ours. `away`: maximum
     /// time since conntrack has seen a segment. `moved`: whether it has missed sequence numbers.
-    pub fn renew_flow(&self, [a, b]: [&Tuple; 2], scales: [(u8, u8); 2], away: [Duration; 2], moved: bool) {
-        let [sa, sb] = scales.map(|s| Some(s).filter(|s| *s != (0, 0)));
-        let [wa, wb] = away.map(Some);
-        let (a, b) = (Connection::new(a, true, sa, moved, wa), Connection::new(b, false, sb, moved, wb));
+    pub fn renew_flow(&self, legs: Pair<&Tuple>, scales: Pair<(u8, u8)>, away: Pair<Duration>, moved: bool) {
+        let both = Side::BOTH.map(|side| {
+            let scales = Some(scales[side]).filter(|s| *s != (0, 0));
+            Connection::new(legs[side], side, scales, moved, Some(away[side]))
+        });
         // for the firewall this is one connection if both legs have the hosts' addresses
-        let both = [a, b];
-        self.renew(if a.ends == b.ends { &both[..1] } else { &both });
+        self.renew(if both[0].ends == both[1].ends { &both[..1] } else { &both });
     }
 
     fn renew(&self, connections: &[Connection]) {
@@ -309,13 +307,13 @@ fn a_transparent_connection_is_one() {
     let [client, own, ours, server] = [end(1, 40000), end(2, 80), end(2, 10240), end(3, 80)];
     let leg = |remote, local| Tuple { remote, local };
     let scales = Some((7, 9));
-    let ends = |t, is_client| {
-        let c = Connection::new(&t, is_client, scales, true, None);
+    let ends = |t, side| {
+        let c = Connection::new(&t, side, scales, true, None);
         (c.ends, c.scales)
     };
-    assert_eq!(ends(leg(client, own), true), ([client, own], Some([7, 9])));
-    assert_eq!(ends(leg(server, ours), false), ([ours, server], Some([9, 7])));
-    assert_eq!(ends(leg(client, server), true).0, ends(leg(server, client), false).0);
+    assert_eq!(ends(leg(client, own), Side::Client), ([client, own], Some([7, 9])));
+    assert_eq!(ends(leg(server, ours), Side::Server), ([ours, server], Some([9, 7])));
+    assert_eq!(ends(leg(client, server), Side::Client).0, ends(leg(server, client), Side::Server).0);
 }
 
 #[test]

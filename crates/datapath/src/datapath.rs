@@ -1,7 +1,7 @@
 //! The handle of a data path, with access to its tables. Other files implement what needs more than that.
 
 use crate::{
-    ExpectError, LegView, PathFlags, PathView, SwitchError, Tuple, abi,
+    ExpectError, LegView, Pair, PathFlags, PathView, SwitchError, Tuple, abi,
     attachment::{Attachment, Mended},
     conntrack::{Conntrack, ConntrackCounts},
     error::OpenError,
@@ -97,8 +97,8 @@ impl Datapath {
 
     /// Gives back the records of both legs of a flow that will not be spliced, except legs that have been in
     /// a switch. Their sockets go on without records. Returns for each leg whether its record was given back.
-    pub fn give_back(&self, [a, b]: [&Tuple; 2]) -> [bool; 2] {
-        self.forget_if(abi::path_op::PATH_RETURN, a, Some(b))
+    pub fn give_back(&self, legs: Pair<&Tuple>) -> Pair<bool> {
+        self.forget_if(abi::path_op::PATH_RETURN, legs.client, Some(legs.server)).into()
     }
 
     /// Removes the entries of one or both legs of a flow that is over, except legs whose port is used for a new connection.
@@ -131,8 +131,8 @@ impl Datapath {
     }
 
     /// Returns the path entries of both directions of a flow, if both exist.
-    pub fn paths_of(&self, [a, b]: [&Tuple; 2]) -> Option<[PathView; 2]> {
-        self.maps.paths_of(a, b)
+    pub fn paths_of(&self, legs: Pair<&Tuple>) -> Option<Pair<PathView>> {
+        self.maps.paths_of(legs.into()).map(Pair::from)
     }
 
     /// Returns the leg on which packets of `leg` leave, if it is or was spliced.
@@ -142,8 +142,8 @@ impl Datapath {
 
     /// Returns whether the flow of this leg has ended. Its entries stay for a while, for late packets.
     pub fn is_over(&self, leg: &Tuple) -> bool {
-        let paths = self.other_leg(leg).and_then(|other| self.paths_of([leg, &other]));
-        paths.is_none_or(|paths| PathView::are_over(&paths))
+        let paths = self.other_leg(leg).and_then(|other| self.maps.paths_of([leg, &other]));
+        paths.is_none_or(|paths| PathView::are_over(paths.each_ref()))
     }
 
     /// Returns all legs.
@@ -208,10 +208,10 @@ impl Datapath {
 
     /// Renews conntrack entries before the parked sockets of a flow, the client's first, get their segments
     /// again. `away`: the time in forwarding mode, in which conntrack may have forgotten the connections.
-    pub fn renew_parked(&self, legs: [&Tuple; 2], away: Duration) {
+    pub fn renew_parked(&self, legs: Pair<&Tuple>, away: Duration) {
         let scales = |t: &Tuple| self.leg(t).map(|l| (l.raw.wscale_in, l.raw.wscale_out));
-        let [Some(a), Some(b)] = legs.map(scales) else { return };
-        self.conntrack.renew_flow(legs, [a, b], [away; 2], false);
+        let Pair { client: Some(client), server: Some(server) } = legs.map(scales) else { return };
+        self.conntrack.renew_flow(legs, Pair::new(client, server), Pair::both(away), false);
     }
 
     /// Returns the counters of changes to conntrack entries so far.

@@ -2,7 +2,7 @@
 //! segments as a router does, and sockets for both sides, whose addresses are not ours.
 
 use crate::{
-    Datapath, ExpectError, LegFlags, Repair, Tuple, abi,
+    Datapath, ExpectError, LegFlags, Pair, Repair, Tuple, abi,
     events::poll_ring,
     maps::from_bytes,
     netlink::{Netlink, request},
@@ -364,9 +364,9 @@ impl Datapath {
     }
 }
 
-/// Creates established sockets for the client's and the server's side of a transparent connection, in control mode, with all
+/// Creates established sockets for both sides of a transparent connection, in control mode, with all
 /// options that both hosts have agreed on. Call it before the SYN-ACK is forwarded to the client, which may send data then.
-pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[OwnedFd; 2]> {
+pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<Pair<OwnedFd>> {
     let (offer, accepted) = (syn.offer(), answer.offer());
     let wscale = offer.wscale.zip(accepted.wscale);
     const MOST_UNSCALED: u32 = 65535;
@@ -388,10 +388,10 @@ pub fn foreign_sockets(syn: &Handshake, answer: &Handshake) -> io::Result<[Owned
         Ok::<_, io::Error>(s)
     };
     let stamps = offer.tsval.zip(accepted.tsval);
-    Ok([
-        make(syn, answer, offer.mss, wscale, stamps.map(|s| s.1))?,
-        make(answer, syn, accepted.mss, wscale.map(|(client, server)| (server, client)), stamps.map(|s| s.0))?,
-    ])
+    let client = make(syn, answer, offer.mss, wscale, stamps.map(|s| s.1))?;
+    let wscale = wscale.map(|(client, server)| (server, client));
+    let server = make(answer, syn, accepted.mss, wscale, stamps.map(|s| s.0))?;
+    Ok(Pair { client, server })
 }
 
 #[cfg(test)]

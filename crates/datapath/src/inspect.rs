@@ -5,7 +5,7 @@
 //! the state is read: on a busy flow, neighbouring numbers may be a few segments apart.
 
 use crate::{
-    Datapath, LegFlags, PathFlags, PathView, Phase, Released, Tuple, abi,
+    Datapath, LegFlags, Pair, PathFlags, PathView, Phase, Released, Tuple, abi,
     diag::{SocketState, socket_state},
     maps::{VIA_INDEX, address},
     monotonic,
@@ -282,10 +282,12 @@ fn record(l: &abi::leg) -> RecordDetail {
 
 impl Datapath {
     /// Describes both legs of a flow, and their sockets. `released`: the saved state of a flow without records.
-    pub fn inspect(&self, [a, b]: [&Tuple; 2], released: Option<&[Released; 2]>) -> [LegDetail; 2] {
-        let [pa, pb] = [a, b].map(|leg| self.maps.entry(leg));
-        let [ra, rb] = released.map_or([None; 2], |[a, b]| [Some(a), Some(b)]);
-        [self.leg_detail(a, pa.as_ref(), pb.as_ref(), ra), self.leg_detail(b, pb.as_ref(), pa.as_ref(), rb)]
+    pub fn inspect(&self, legs: Pair<&Tuple>, released: Option<&Pair<Released>>) -> Pair<LegDetail> {
+        let paths = legs.map(|leg| self.maps.entry(leg));
+        Pair::from_fn(|side| {
+            let (path, back) = (paths[side].as_ref(), paths[side.other()].as_ref());
+            self.leg_detail(legs[side], path, back, released.map(|both| &both[side]))
+        })
     }
 
     /// Describes one leg. `back`: the path entry of the other leg.

@@ -1,7 +1,7 @@
 //! Installs flows in forwarding mode directly: path entries of flows
 //! that were never in control mode, like those of released flows.
 
-use crate::{Datapath, PathFlags, Tuple, abi, switch::Hop};
+use crate::{Datapath, Pair, PathFlags, Tuple, abi, switch::Hop};
 use std::io;
 
 /// The next hop of packets to a host.
@@ -38,8 +38,8 @@ impl Datapath {
     /// Splices flows without sockets and without records, by installing both path entries of each, without options. For programs
     /// that make the connections elsewhere, or measure the cost of many flows; a million of them take seconds. Nobody watches
     /// such a flow: call [`Datapath::forget`] for both legs when it is over. Fails with [`io::ErrorKind::Unsupported`] for IPv6.
-    pub fn install(&self, flows: &[[IdleLeg; 2]]) -> io::Result<()> {
-        for (from, to) in flows.iter().flat_map(|[a, b]| [(a, b), (b, a)]) {
+    pub fn install(&self, flows: &[Pair<IdleLeg>]) -> io::Result<()> {
+        for (from, to) in flows.iter().flat_map(|f| [(&f.client, &f.server), (&f.server, &f.client)]) {
             let p = self.idle_path(from, to)?;
             self.maps.put_path(&from.leg, abi::path6 { p, ..Default::default() })?;
         }

@@ -238,7 +238,7 @@ pub struct PathView {
 
 impl PathView {
     /// Returns whether the flow of these two entries has ended, by a reset or with both FINs acknowledged.
-    pub fn are_over([a, b]: &[PathView; 2]) -> bool {
+    pub fn are_over([a, b]: [&PathView; 2]) -> bool {
         (a.flags | b.flags) & PathFlags::DEAD != 0 || a.flags & b.flags & PathFlags::FIN_ACKED != 0
     }
 
@@ -478,7 +478,7 @@ impl Maps {
     }
 
     /// Returns the path entries of both legs of a flow, in one call.
-    pub fn paths_of(&self, t: &Tuple, other: &Tuple) -> Option<[PathView; 2]> {
+    pub fn paths_of(&self, [t, other]: [&Tuple; 2]) -> Option<[PathView; 2]> {
         let (op, key, other) = (abi::path_op::PATH_GET, t.to_abi(), other.to_abi());
         let mut args = abi::path_args { op, key, other, ..Default::default() };
         self.path_entry(&mut args).ok()?;

@@ -1,7 +1,7 @@
 //! The decisions of the data path, compiled natively: what `bpf/step.h` and `bpf/record.h`
 //! do with the segments of one flow. For simulators; does not touch the kernel.
 
-use crate::{Frozen, Half, PathView, SwitchError, Switched, abi, switch};
+use crate::{Frozen, Half, Pair, PathView, Side, SwitchError, Switched, abi, switch};
 use std::{
     ffi::c_int,
     fmt,
@@ -56,8 +56,8 @@ pub struct Switch(abi::switch_args);
 
 impl Switch {
     /// Creates a call about two legs.
-    pub fn new(op: abi::switch_op, halves: [&Half; 2]) -> Switch {
-        Switch(switch::call(op, halves[0], halves[1]).args)
+    pub fn new(op: abi::switch_op, halves: Pair<&Half>) -> Switch {
+        Switch(switch::call(op, halves).args)
     }
 
     /// Returns the arguments that do not belong to one leg.
@@ -73,7 +73,7 @@ impl Switch {
     }
 
     /// Returns the result of a freeze, like [`Datapath::freeze`](crate::Datapath::freeze).
-    pub fn frozen(&self, consumed: [u64; 2]) -> Result<Frozen, SwitchError> {
+    pub fn frozen(&self, consumed: Pair<u64>) -> Result<Frozen, SwitchError> {
         self.answer().map(|call| switch::frozen(&call, consumed))
     }
 
@@ -136,7 +136,8 @@ unsafe impl Send for Model {}
 
 impl Model {
     /// Creates a flow of two established connections that have carried nothing.
-    pub fn new(start: &[Start; 2]) -> Model {
+    pub fn new(start: Pair<Start>) -> Model {
+        let start: [Start; 2] = start.into();
         // SAFETY: reads two elements; aborts rather than return null.
         Model(NonNull::new(unsafe { model_new(start.as_ptr()) }).expect("aborts instead"))
     }
@@ -153,24 +154,24 @@ impl Model {
         unsafe { model_close(self.0.as_ptr()) }
     }
 
-    /// Handles a segment from the host of leg `i`. Events are returned
+    /// Handles a segment from a host. Events are returned
     /// as a set of bits, `1 << event_kind`; bit 0: the segment is held.
-    pub fn ingress(&mut self, i: usize, s: &Seg) -> (Fate, u8) {
+    pub fn ingress(&mut self, from: Side, s: &Seg) -> (Fate, u8) {
         let mut out = Out::default();
-        // SAFETY: live pointers; i is 0 or 1.
-        unsafe { model_ingress(self.0.as_ptr(), index(i), s, &mut out) };
+        // SAFETY: live pointers; the index is 0 or 1.
+        unsafe { model_ingress(self.0.as_ptr(), index(from), s, &mut out) };
         fate(&out)
     }
 
-    /// Runs `work`, during which a segment from the host of leg `i` arrives on another
+    /// Runs `work`, during which a segment from a host arrives on another
     /// processor, just before the `locks`th lock is taken. Returns the fate of that segment,
     /// as [`Model::ingress`] does. `None`: fewer locks were taken, so it has not arrived.
     pub fn meanwhile<T>(
         &mut self,
-        (locks, i, s): (u32, usize, &Seg),
+        (locks, from, s): (u32, Side, &Seg),
         work: impl FnOnce(&mut Model) -> T,
     ) -> (T, Option<(Fate, u8)>) {
-        let mut meanwhile = Meanwhile { locks, leg: index(i) as u32, seg: *s, out: Out::default() };
+        let mut meanwhile = Meanwhile { locks, leg: index(from) as u32, seg: *s, out: Out::default() };
         // SAFETY: live pointers.
         unsafe { model_meanwhile(self.0.as_ptr(), &mut meanwhile) };
         let done = work(self);
@@ -179,11 +180,11 @@ impl Model {
         (done, (meanwhile.locks == 0).then(|| fate(&meanwhile.out)))
     }
 
-    /// Handles a segment from the local socket of leg `i`. `None`: muted.
-    pub fn egress(&mut self, i: usize, s: &Seg) -> Option<Edit> {
+    /// Handles a segment from the local socket of a leg. `None`: muted.
+    pub fn egress(&mut self, leg: Side, s: &Seg) -> Option<Edit> {
         let mut e = Edit::default();
-        // SAFETY: live pointers; i is 0 or 1.
-        let go = unsafe { model_egress(self.0.as_ptr(), index(i), s, &mut e) };
+        // SAFETY: live pointers; the index is 0 or 1.
+        let go = unsafe { model_egress(self.0.as_ptr(), index(leg), s, &mut e) };
         (go != 0).then_some(e)
     }
 
@@ -193,21 +194,21 @@ impl Model {
         unsafe { model_switch(self.0.as_ptr(), &mut switch.0) }
     }
 
-    /// Returns the path entry of packets from the host of leg `i`.
-    pub fn path(&self, i: usize) -> PathView {
+    /// Returns the path entry of packets from a host.
+    pub fn path(&self, from: Side) -> PathView {
         let mut p = abi::path::default();
-        // SAFETY: live pointers; i is 0 or 1.
-        unsafe { model_path(self.0.as_ptr(), index(i), &mut p) };
+        // SAFETY: live pointers; the index is 0 or 1.
+        unsafe { model_path(self.0.as_ptr(), index(from), &mut p) };
         PathView::new(&p)
     }
 
     /// Returns the record of a leg.
-    pub fn leg(&self, i: usize) -> abi::leg {
+    pub fn leg(&self, side: Side) -> abi::leg {
         let mut l = abi::leg::default();
         // SAFETY: no pointer is passed.
         assert_eq!(unsafe { model_leg_size() } as usize, size_of_val(&l), "one layout");
-        // SAFETY: live pointers; i is 0 or 1; the sizes were compared.
-        unsafe { model_look(self.0.as_ptr(), index(i), &mut l) };
+        // SAFETY: live pointers; the index is 0 or 1; the sizes were compared.
+        unsafe { model_look(self.0.as_ptr(), index(side), &mut l) };
         l
     }
 }
@@ -221,7 +222,7 @@ impl Drop for Model {
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entry(&self.leg(0)).entry(&self.leg(1)).finish()
+        f.debug_list().entries(Side::BOTH.map(|side| self.leg(side))).finish()
     }
 }
 
@@ -234,7 +235,10 @@ fn fate(out: &Out) -> (Fate, u8) {
     (Fate::Sent { local, forwarded, plain: out.plain != 0 }, out.events)
 }
 
-fn index(i: usize) -> c_int {
-    assert!(i < 2, "a flow has two legs");
-    i as c_int
+/// Returns the index of a leg in the model.
+fn index(side: Side) -> c_int {
+    match side {
+        Side::Client => 0,
+        Side::Server => 1,
+    }
 }

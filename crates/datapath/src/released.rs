@@ -1,7 +1,7 @@
 //! Released flows, which have no sockets: the state needed to count their bytes and to take them back.
 
 use crate::{
-    Datapath, LegFlags, LegView, PathFlags, PathView, Phase, Repair, SwitchError, Tuple,
+    Datapath, LegFlags, LegView, Pair, PathFlags, PathView, Phase, Repair, Side, SwitchError, Tuple,
     abi::{self, switch_op},
     clock::monotonic,
     diag,
@@ -57,10 +57,10 @@ impl Released {
 #[derive(Debug)]
 pub struct Recreated {
     /// The sockets, in control mode, with nothing unread.
-    pub sockets: [OwnedFd; 2],
+    pub sockets: Pair<OwnedFd>,
     /// Stream positions at which they begin. Everything that the hosts
     /// sent before was forwarded, and acknowledged by the other host.
-    pub ends: [u64; 2],
+    pub ends: Pair<u64>,
 }
 
 /// The result of resetting all flows in forwarding mode.
@@ -115,26 +115,26 @@ impl Datapath {
     /// unacknowledged data is then sent again by its host, and passes through the sockets.
     pub fn recreate(
         &self,
-        legs: [&Tuple; 2],
-        released: &[Released; 2],
+        legs: Pair<&Tuple>,
+        released: &Pair<Released>,
         may_be_busy: bool,
     ) -> Result<Recreated, SwitchError> {
-        let [a, b] = legs.map(bare);
-        self.run(switch_op::OP_STOP, &a, &b, |args| args.fit = u32::from(!may_be_busy))?;
+        let halves = legs.map(bare);
+        self.run(switch_op::OP_STOP, halves.each_ref(), |args| args.fit = u32::from(!may_be_busy))?;
         let made = self.sockets(legs, released);
         if made.is_err() {
-            self.run(switch_op::OP_RESUME, &a, &b, |_| {})?;
+            self.run(switch_op::OP_RESUME, halves.each_ref(), |_| {})?;
         }
         made.map_err(|e| {
-            tracing::warn!(leg = ?legs[0], error = %e, "sockets of a released flow could not be made");
+            tracing::warn!(leg = ?legs.client, error = %e, "sockets of a released flow could not be made");
             SwitchError::Run(e.raw_os_error().unwrap_or(0))
         })
     }
 
-    /// Lets a flow go on without sockets if a process died in
-    /// [`Datapath::recreate`]. Returns false if something else has stopped the flow.
+    /// Lets a flow go on without sockets if a process died in [`Datapath::recreate`]. Returns
+    /// false if something else has stopped the flow. The order of the legs does not matter.
     pub fn resume(&self, legs: [&Tuple; 2]) -> bool {
-        let Some(paths) = self.paths_of(legs) else { return false };
+        let Some(paths) = self.maps.paths_of(legs) else { return false };
         // a record that was inserted, but never used
         let is_fresh = |l: &abi::leg, p: &PathView, back: &PathView| {
             let used = LegFlags::PAIRED | LegFlags::FIN_IN | LegFlags::FIN_OUT | LegFlags::RESET | LegFlags::SYN;
@@ -149,8 +149,7 @@ impl Datapath {
             return false;
         }
         legs.iter().for_each(|t| self.forget_leg(t));
-        let [a, b] = legs.map(bare);
-        self.run(switch_op::OP_RESUME, &a, &b, |_| {}).is_ok()
+        self.run(switch_op::OP_RESUME, Pair::from(legs.map(bare)).each_ref(), |_| {}).is_ok()
     }
 
     /// Resets the leg's host if it does not know that its connection is over, and no socket is left to inform it. Returns false
@@ -200,8 +199,9 @@ impl Datapath {
     /// number that they expect (RFC 9293, 3.5.2). The stack answers segments that they send meanwhile,
     /// or because earlier segments were lost, since there is no socket. Returns false if the flow has
     /// ended already, or is not forwarded. Costs some dozen system calls, and waits for nothing.
+    /// The order of the legs does not matter.
     pub fn reset_forwarded(&self, legs: [&Tuple; 2]) -> io::Result<bool> {
-        let Some([a, b]) = self.paths_of(legs) else { return Ok(false) };
+        let Some([a, b]) = self.maps.paths_of(legs) else { return Ok(false) };
         let lives = |p: &PathView| p.flags & (PathFlags::SPLICED | PathFlags::DEAD) == PathFlags::SPLICED;
         if !lives(&a) || !lives(&b) || a.flags & b.flags & PathFlags::FIN_ACKED != 0 {
             return Ok(false);
@@ -235,15 +235,16 @@ impl Datapath {
         all
     }
 
-    fn sockets(&self, [ta, tb]: [&Tuple; 2], [a, b]: &[Released; 2]) -> io::Result<Recreated> {
+    fn sockets(&self, legs: Pair<&Tuple>, released: &Pair<Released>) -> io::Result<Recreated> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let (pa, pb) = (self.path(ta).ok_or_else(gone)?, self.path(tb).ok_or_else(gone)?);
+        let paths = Pair::new(self.path(legs.client).ok_or_else(gone)?, self.path(legs.server).ok_or_else(gone)?);
         let now = monotonic().as_nanos() as u64;
-        // p: what the leg's host has sent; back: what it was sent, including the acknowledgements and windows of the other host
-        type Side<'a> = (&'a Tuple, &'a Released, PathView);
-        let one = |(leg, l, p): Side<'_>, (_, o, back): Side<'_>| -> io::Result<(OwnedFd, abi::leg)> {
+        let one = |side: Side| -> io::Result<(OwnedFd, abi::leg)> {
+            let (leg, l, o) = (legs[side], &released[side], &released[side.other()]);
+            // p: what the leg's host has sent; back: what it was sent, including the acknowledgements and windows of the other host
+            let (p, back) = (&paths[side], &paths[side.other()]);
             // This host keeps what the other host has not acknowledged, and sends it once more.
-            let (end, ack) = (p.acked(&back), p.max_ack);
+            let (end, ack) = (p.acked(back), p.max_ack);
             let (least, most) = p.rooms();
             let scaled = l.wscale_in != 0 || l.wscale_out != 0;
             let largest = 65535 << l.wscale_out;
@@ -302,19 +303,16 @@ impl Datapath {
             };
             Ok((s, record))
         };
-        let (a, b) = ((ta, a, pa), (tb, b, pb));
-        let (sa, la) = one(a, b)?;
-        let (sb, lb) = one(b, a)?;
+        let (client_socket, client_record) = one(Side::Client)?;
+        let (server_socket, server_record) = one(Side::Server)?;
         // From here on, segments reach the sockets, and the firewall before them.
-        let legs = [a.1, b.1];
-        let away = legs.map(|l| Duration::from_nanos(now.saturating_sub(l.seen)));
-        self.conntrack.renew_flow([ta, tb], legs.map(|l| (l.wscale_in, l.wscale_out)), away, true);
-        self.insert_leg(ta, &la)?;
-        self.insert_leg(tb, &lb)?;
+        let away = released.each_ref().map(|l| Duration::from_nanos(now.saturating_sub(l.seen)));
+        self.conntrack.renew_flow(legs, released.each_ref().map(|l| (l.wscale_in, l.wscale_out)), away, true);
+        self.insert_leg(legs.client, &client_record)?;
+        self.insert_leg(legs.server, &server_record)?;
+        let sockets = Pair::new(client_socket, server_socket);
         // The path entries do not store the exact size of the hosts' windows, and a host may wait for the other's window to open.
-        for s in [&sa, &sb] {
-            Repair::Probe.set(s)?;
-        }
-        Ok(Recreated { sockets: [sa, sb], ends: [la.in64, lb.in64] })
+        sockets.iter().try_for_each(|s| Repair::Probe.set(s))?;
+        Ok(Recreated { sockets, ends: Pair::new(client_record.in64, server_record.in64) })
     }
 }

@@ -1,6 +1,6 @@
 //! What the calls take and return that switch a flow between control mode and forwarding mode.
 
-use crate::{LegFlags, Phase, Tuple, abi};
+use crate::{LegFlags, Pair, Phase, Side, Tuple, abi};
 use serde::{Deserialize, Serialize};
 
 /// Reasons why a switch was not done.
@@ -94,14 +94,14 @@ pub struct FreezeOptions {
 /// The result of a freeze: what is left to be drained.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Frozen {
-    /// Number of bytes still to be read from the first and the second leg's socket.
-    pub pending: [u32; 2],
+    /// Number of bytes still to be read from each leg's socket.
+    pub pending: Pair<u32>,
     /// Whether the end of the stream is to be read after these bytes.
-    pub fin: [bool; 2],
+    pub fin: Pair<bool>,
     /// Positions of the bounds.
-    pub bound: [u64; 2],
+    pub bound: Pair<u64>,
     /// Sequence numbers of the bounds.
-    pub seq: [u32; 2],
+    pub seq: Pair<u32>,
     /// State of the legs right after the freeze.
     pub at: Switched,
 }
@@ -116,56 +116,55 @@ pub struct Hop {
     pub(crate) mark: u32,
 }
 
-/// State of a pair of legs. Index 0 is the first leg.
+/// State of both legs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Switched {
     /// Phase of the bytes from each host.
-    pub phase: [Phase; 2],
+    pub phase: Pair<Phase>,
     /// Position of all data from each host.
-    pub end: [u64; 2],
+    pub end: Pair<u64>,
     /// Position of the last bound, low 32 bits.
-    pub bound: [u32; 2],
+    pub bound: Pair<u32>,
     /// Bits of `LegFlags` of each leg.
-    pub flags: [u32; 2],
+    pub flags: Pair<u32>,
     /// After an unsplice, also one by the data path: whether the direction was forwarded already (true), or still draining.
-    pub was_forwarded: [bool; 2],
+    pub was_forwarded: Pair<bool>,
     /// After an unsplice: whether the host's FIN lies below the bound, so that its socket will never see it.
-    pub fin: [bool; 2],
+    pub fin: Pair<bool>,
     /// Next hops towards the hosts.
-    pub hops: [Hop; 2],
+    pub hops: Pair<Hop>,
     /// MSS announced by each host, in bytes.
-    pub mss: [u32; 2],
+    pub mss: Pair<u32>,
     /// After a commit: offset from extended sequence numbers of copies (`TapRecord`) to positions.
-    pub origin: [u64; 2],
+    pub origin: Pair<u64>,
 }
 
 impl Switched {
     /// Returns whether the proxy owns all bytes of both directions.
     pub fn is_local(&self) -> bool {
-        self.phase == [Phase::Local; 2]
+        self.phase == Pair::both(Phase::Local)
     }
 
     /// Returns whether all bytes of both directions are forwarded.
     pub fn is_forwarded(&self) -> bool {
-        self.phase == [Phase::Forwarding; 2]
+        self.phase == Pair::both(Phase::Forwarding)
     }
 
     /// Returns whether all bytes of both directions are forwarded, and none are held.
     pub fn is_drained(&self) -> bool {
-        self.is_forwarded() && (self.flags[0] | self.flags[1]) & LegFlags::HOLD == 0
+        self.is_forwarded() && (self.flags.client | self.flags.server) & LegFlags::HOLD == 0
     }
 
-    /// Returns the sizes in bytes of the largest IP packets for the hosts `a` and `b`,
-    /// according to their MSS, and to the MTU of the paths to them where it is known.
-    pub fn most(&self, [a, b]: [&Tuple; 2], mtu: [Option<u32>; 2]) -> [u32; 2] {
-        let most = |leg: &Tuple, i: usize| (self.mss[i] + headers(leg)).min(mtu[i].unwrap_or(u32::MAX));
-        [most(a, 0), most(b, 1)]
+    /// Returns the sizes in bytes of the largest IP packets for both hosts, according
+    /// to their MSS, and to the MTU of the paths to them where it is known.
+    pub fn most(&self, legs: Pair<&Tuple>, mtu: Pair<Option<u32>>) -> Pair<u32> {
+        Pair::from_fn(|side| (self.mss[side] + headers(legs[side])).min(mtu[side].unwrap_or(u32::MAX)))
     }
 
-    /// Returns the position of the last bound of direction `d`. The hosts do not wait,
-    /// so `end` may be beyond it, by less than 2^32 because no window is larger.
-    pub fn bound64(&self, d: usize) -> u64 {
-        self.end[d] - u64::from((self.end[d] as u32).wrapping_sub(self.bound[d]))
+    /// Returns the position of the last bound of the bytes from this host. The hosts do not
+    /// wait, so `end` may be beyond it, by less than 2^32 because no window is larger.
+    pub fn bound64(&self, from: Side) -> u64 {
+        self.end[from] - u64::from((self.end[from] as u32).wrapping_sub(self.bound[from]))
     }
 }
 
@@ -186,7 +185,8 @@ pub(crate) fn bare(t: &Tuple) -> Half {
     Half { leg: *t, consumed: 0, produced: 0, leftover: 0, limit: Limit::None }
 }
 
-pub(crate) fn call(op: abi::switch_op, a: &Half, b: &Half) -> abi::switch_call {
+/// Builds a call. For the programs, the client's leg is `a`.
+pub(crate) fn call(op: abi::switch_op, halves: Pair<&Half>) -> abi::switch_call {
     let half = |h: &Half| abi::half {
         leg: h.leg.to_abi(),
         consumed: h.consumed as u32,
@@ -195,7 +195,7 @@ pub(crate) fn call(op: abi::switch_op, a: &Half, b: &Half) -> abi::switch_call {
         limit: h.limit.to_abi(),
         ..Default::default()
     };
-    let args = abi::switch_args { op, a: half(a), b: half(b), ..Default::default() };
+    let args = abi::switch_args { op, a: half(halves.client), b: half(halves.server), ..Default::default() };
     abi::switch_call { args, ..Default::default() }
 }
 
@@ -215,14 +215,14 @@ pub(crate) fn outcome(result: abi::switch_result) -> Result<(), SwitchError> {
 }
 
 /// Evaluates a freeze. `consumed`: positions up to which bytes had been read from the sockets.
-pub(crate) fn frozen(call: &abi::switch_call, consumed: [u64; 2]) -> Frozen {
-    let halves = [&call.args.a, &call.args.b];
+pub(crate) fn frozen(call: &abi::switch_call, consumed: Pair<u64>) -> Frozen {
+    let halves = Pair::new(&call.args.a, &call.args.b);
     // an unread FIN is included in `pending`
     let fin = halves.map(|h| h.fin != 0 && h.pending > 0);
     Frozen {
-        pending: [0, 1].map(|d| halves[d].pending - u32::from(fin[d])),
+        pending: halves.zip(fin).map(|(h, fin)| h.pending - u32::from(fin)),
         fin,
-        bound: [0, 1].map(|d| consumed[d] + u64::from(halves[d].start.wrapping_sub(consumed[d] as u32))),
+        bound: halves.zip(consumed).map(|(h, at)| at + u64::from(h.start.wrapping_sub(at as u32))),
         seq: halves.map(|h| h.seq),
         at: switched(call),
     }
@@ -231,18 +231,18 @@ pub(crate) fn frozen(call: &abi::switch_call, consumed: [u64; 2]) -> Frozen {
 pub(crate) fn switched(call: &abi::switch_call) -> Switched {
     let g = &call.args;
     Switched {
-        phase: [g.a.phase_in.into(), g.b.phase_in.into()],
-        end: [g.end_a, g.end_b],
-        bound: [g.a.start, g.b.start],
-        flags: [g.a.flags, g.b.flags],
-        fin: [g.a.fin != 0, g.b.fin != 0],
-        was_forwarded: [g.a.pending != 0, g.b.pending != 0],
-        hops: [&call.hop_a, &call.hop_b].map(|h| {
+        phase: Pair::new(g.a.phase_in.into(), g.b.phase_in.into()),
+        end: Pair::new(g.end_a, g.end_b),
+        bound: Pair::new(g.a.start, g.b.start),
+        flags: Pair::new(g.a.flags, g.b.flags),
+        fin: Pair::new(g.a.fin != 0, g.b.fin != 0),
+        was_forwarded: Pair::new(g.a.pending != 0, g.b.pending != 0),
+        hops: Pair::new(&call.hop_a, &call.hop_b).map(|h| {
             let macs = h.macs.map(u32::to_ne_bytes);
             let mac = |at| std::array::from_fn(|i| macs.as_flattened()[at + i]);
             Hop { ifindex: h.ifindex, dmac: mac(0), smac: mac(6), mark: h.mark }
         }),
-        mss: [call.hop_a.mss, call.hop_b.mss],
-        origin: [g.origin_a, g.origin_b],
+        mss: Pair::new(call.hop_a.mss, call.hop_b.mss),
+        origin: Pair::new(g.origin_a, g.origin_b),
     }
 }

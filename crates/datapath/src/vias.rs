@@ -92,7 +92,7 @@ pub(crate) struct SwitchHops(HashMap<Hop, Instant>);
 
 impl SwitchHops {
     /// Adds next hops, no more than there are slots.
-    pub fn add(&mut self, hops: &[Hop]) {
+    pub fn add<'a>(&mut self, hops: impl IntoIterator<Item = &'a Hop>) {
         for hop in hops {
             if self.0.len() < usize::from(VIAS) || self.0.contains_key(hop) {
                 self.0.insert(*hop, Instant::now());

@@ -29,7 +29,9 @@ use crate::{
 use control::Control;
 use forwarded::Forwarded;
 pub use forwarded::{Seen, Why};
-use longsplice_datapath::{Frozen, Half, LegFlags, Limit, PathFacts, PathFlags, SwitchError, Switched, Tuple};
+use longsplice_datapath::{
+    Frozen, Half, LegFlags, Limit, Pair, PathFacts, PathFlags, PathView, Side, SwitchError, Switched, Tuple,
+};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use streams::Passing;
@@ -70,11 +72,11 @@ pub struct Progress {
     /// State of the flow.
     pub state: FlowState,
     /// Bytes copied, by direction.
-    pub copied: [u64; 2],
+    pub copied: Pair<u64>,
     /// Bytes of completed spliced stretches, by direction.
-    pub spliced: [u64; 2],
+    pub spliced: Pair<u64>,
     /// Positions at which the current spliced stretch began, by direction.
-    pub since: [u64; 2],
+    pub since: Pair<u64>,
     /// Number of completed splices.
     pub splices: u32,
     /// Why the flow is not spliced, or not spliced again.
@@ -84,44 +86,23 @@ pub struct Progress {
 impl Progress {
     /// Progress of a new flow.
     pub fn new(refusal: Option<Refusal>) -> Progress {
-        Progress { state: FlowState::Copying, copied: [0; 2], spliced: [0; 2], since: [0; 2], splices: 0, refusal }
+        let none = Pair::both(0);
+        Progress { state: FlowState::Copying, copied: none, spliced: none, since: none, splices: 0, refusal }
     }
 
-    /// Counts a spliced stretch of direction `d` that has reached position `end`. Returns the number of its bytes.
-    fn forwarded_to(&mut self, d: usize, end: u64) -> u64 {
-        let forwarded = end - self.since[d];
-        self.since[d] = end;
-        self.spliced[d] += forwarded;
+    /// Counts a spliced stretch of bytes from this host that has reached position `end`. Returns their number.
+    fn forwarded_to(&mut self, from: Side, end: u64) -> u64 {
+        let forwarded = end - self.since[from];
+        self.since[from] = end;
+        self.spliced[from] += forwarded;
         forwarded
     }
 
     /// Counts the last stretches of a flow that ends while it is forwarded. `ends`:
     /// positions of all data from the hosts; `fins`: whether a FIN is the last of it.
-    pub fn ends_forwarded(&mut self, ends: [u64; 2], fins: [bool; 2]) {
-        for d in 0..2 {
-            self.spliced[d] += (ends[d] - self.since[d]).saturating_sub(fins[d].into());
-        }
-    }
-}
-
-/// One of the two hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Side {
-    Client,
-    Server,
-}
-
-impl Side {
-    /// The sender in direction `d`: 0 is client to server.
-    pub fn sender(d: usize) -> Side {
-        if d == 0 { Side::Client } else { Side::Server }
-    }
-
-    fn reset(self) -> EndReason {
-        match self {
-            Side::Client => EndReason::ClientReset,
-            Side::Server => EndReason::ServerReset,
+    pub fn ends_forwarded(&mut self, ends: Pair<u64>, fins: Pair<bool>) {
+        for from in Side::BOTH {
+            self.spliced[from] += (ends[from] - self.since[from]).saturating_sub(fins[from].into());
         }
     }
 }
@@ -154,7 +135,7 @@ pub enum Event {
     /// Answer to [`Action::Attend`]: whether both sockets can be read and written.
     Attended(bool),
     /// Answer to [`Action::Measure`].
-    Measured([PathFacts; 2]),
+    Measured(Pair<PathFacts>),
     /// Answer to [`Action::LookBehind`]: whether a stream ends there.
     LookedBehind(bool),
     /// Answer to [`Action::Freeze`].
@@ -180,7 +161,7 @@ pub enum Event {
     /// Answer to [`Action::Release`]: whether the sockets were released.
     Released(bool),
     /// Answer to [`Action::Recreate`]: the positions of the hosts.
-    Recreated(Result<[u64; 2], SwitchError>),
+    Recreated(Result<Pair<u64>, SwitchError>),
 }
 
 /// An action that the driver must perform.
@@ -211,7 +192,7 @@ pub enum Action {
         /// What the last look found.
         at: Box<Switched>,
         /// Size in bytes of the largest IP packet for each host.
-        most: [u32; 2],
+        most: Pair<u32>,
     },
     /// Hand the flow to the keeper of forwarded flows.
     Keep,
@@ -242,10 +223,10 @@ pub struct Context<'a> {
     pub now: Time,
     /// The flow's policy.
     pub policy: &'a Policy,
-    /// The client's leg and the server's leg.
-    pub legs: [Tuple; 2],
+    /// The legs.
+    pub legs: Pair<Tuple>,
     /// Positions of their sockets.
-    pub at: [&'a mut Position; 2],
+    pub at: Pair<&'a mut Position>,
     /// The progress shown in lists.
     pub shown: &'a mut Progress,
 }
@@ -267,7 +248,7 @@ pub struct Core {
     /// Why the flow can never be spliced.
     obstacle: Option<Refusal>,
     /// How much data from each host a splice may forward.
-    limits: [Limit; 2],
+    limits: Pair<Limit>,
     /// Set if the flow relays one message instead of two streams.
     message: Option<Box<Passing>>,
     /// State of control mode: set while bytes are read and written, or are about to be.
@@ -278,15 +259,15 @@ pub struct Core {
 
 impl Core {
     /// Creates a flow with bytes in hand. Its first event must be [`Event::Attended`]. `obstacle`: why it can never be spliced.
-    pub fn new(message: Option<Message>, obstacle: Option<Refusal>, in_hand: [u64; 2]) -> Core {
+    pub fn new(message: Option<Message>, obstacle: Option<Refusal>, in_hand: Pair<u64>) -> Core {
         let message = message.map(|m| Box::new(Passing::new(&m)));
-        let control = Box::new(Control::new(message.as_deref(), [0; 2], in_hand));
+        let control = Box::new(Control::new(message.as_deref(), Pair::both(0), in_hand));
         Core {
             state: State::Copying,
             stay: false,
             fin_past: false,
             obstacle,
-            limits: [Limit::None; 2],
+            limits: Pair::both(Limit::None),
             message,
             control: Some(control),
             forwarded: Forwarded::default(),
@@ -332,30 +313,30 @@ impl Core {
         matches!(self.state, State::Copying | State::Draining)
     }
 
-    /// Returns the direction of the message, if the flow relays one: 0 is client to server.
-    pub fn message_from(&self) -> Option<usize> {
+    /// Returns the sender of the message, if the flow relays one.
+    pub fn message_from(&self) -> Option<Side> {
         self.message.as_ref().map(|m| m.from)
     }
 
     /// Returns both directions. Only while bytes are copied or drained.
-    pub fn streams(&self) -> &[Stream; 2] {
+    pub fn streams(&self) -> &Pair<Stream> {
         &self.control().streams
     }
 
     /// Returns both directions, for the code that reads and writes. Only while bytes are copied or drained.
-    pub fn streams_mut(&mut self) -> &mut [Stream; 2] {
+    pub fn streams_mut(&mut self) -> &mut Pair<Stream> {
         &mut self.control_mut().streams
     }
 
     /// Sets how much the next splices may forward. A flow that relays a message sets its own limits.
-    pub fn set_limits(&mut self, limits: [Limit; 2]) {
+    pub fn set_limits(&mut self, limits: Pair<Limit>) {
         self.limits = limits;
     }
 
     /// Describes one leg for the data path.
-    pub fn half(&self, d: usize, leg: Tuple, at: &Position) -> Half {
-        let leftover = self.streams()[d].in_hand as u32;
-        Half { leg, consumed: at.consumed, produced: at.produced, leftover, limit: self.limits[d] }
+    pub fn half(&self, side: Side, leg: Tuple, at: &Position) -> Half {
+        let leftover = self.streams()[side].in_hand as u32;
+        Half { leg, consumed: at.consumed, produced: at.produced, leftover, limit: self.limits[side] }
     }
 
     /// Returns whether a FIN was forwarded past a socket, so that no socket may send its own.
@@ -378,7 +359,7 @@ impl Core {
 
     /// Returns whether nothing more of a message is to be read, so that there is nothing to splice for.
     fn is_read(&self, cx: &Context<'_>) -> bool {
-        self.streams().iter().zip(&cx.at).all(|(s, at)| s.is_read(at))
+        Side::BOTH.iter().all(|from| self.streams()[*from].is_read(cx.at[*from]))
     }
 
     /// Returns whether both streams, or the message, have ended.
@@ -390,7 +371,7 @@ impl Core {
     }
 
     fn note_copied(&self, cx: &mut Context<'_>) {
-        cx.shown.copied = self.streams().map(|s| s.copied);
+        cx.shown.copied = self.streams().each_ref().map(|s| s.copied);
     }
 
     /// Takes the flow back. It is then copied, or ends if `then` says how.
@@ -418,28 +399,28 @@ impl Core {
     /// Moves the sockets' positions by the bytes that were forwarded past them.
     fn took_back(&mut self, cx: &mut Context<'_>, at: &Switched) {
         cx.at.iter_mut().for_each(|at| at.shimmed = true);
-        for d in (0..2).filter(|d| at.was_forwarded[*d]) {
-            let forwarded = self.advance(cx, d, at.bound64(d));
-            let stream = &mut self.control_mut().streams[d];
+        for from in Side::BOTH.into_iter().filter(|from| at.was_forwarded[*from]) {
+            let forwarded = self.advance(cx, from, at.bound64(from));
+            let stream = &mut self.control_mut().streams[from];
             if let Some(left) = stream.message {
                 stream.passed(forwarded);
                 // a splice that did not pay is not tried again: the receiver keeps sending
                 self.stay |= cx.policy.threshold().is_some_and(|n| left > forwarded && forwarded < n);
             }
             // the FIN of a message's sender is never forwarded: it is still to be read
-            if at.fin[d] && !cx.at[d].eof && self.limits[d] == Limit::None {
-                (cx.at[d].eof, cx.at[1 - d].shut) = (true, true);
-                cx.shown.spliced[d] -= 1;
+            if at.fin[from] && !cx.at[from].eof && self.limits[from] == Limit::None {
+                (cx.at[from].eof, cx.at[from.other()].shut) = (true, true);
+                cx.shown.spliced[from] -= 1;
                 self.fin_past = true;
             }
         }
     }
 
-    /// Counts the bytes up to `end` that were forwarded past the sockets in direction `d`. Returns their number.
-    fn advance(&self, cx: &mut Context<'_>, d: usize, end: u64) -> u64 {
-        let forwarded = cx.shown.forwarded_to(d, end);
-        cx.at[d].consumed += forwarded;
-        cx.at[1 - d].produced += forwarded;
+    /// Counts the bytes from this host, up to `end`, that were forwarded past the sockets. Returns their number.
+    fn advance(&self, cx: &mut Context<'_>, from: Side, end: u64) -> u64 {
+        let forwarded = cx.shown.forwarded_to(from, end);
+        cx.at[from].consumed += forwarded;
+        cx.at[from.other()].produced += forwarded;
         forwarded
     }
 
@@ -471,7 +452,7 @@ impl Core {
 
     fn on_closing(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
         match event {
-            Event::Looked(Ok(at)) if at.flags[0] & at.flags[1] & LegFlags::FIN_ACKED == 0 => {
+            Event::Looked(Ok(at)) if at.flags.client & at.flags.server & LegFlags::FIN_ACKED == 0 => {
                 self.look_again(cx, EndReason::Closed)
             }
             Event::Looked(_) => self.end(cx, EndReason::Closed),
@@ -511,16 +492,16 @@ impl Core {
 }
 
 fn was_reset(at: &Switched) -> bool {
-    (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0
+    (at.flags.client | at.flags.server) & LegFlags::RESET != 0
 }
 
 /// Returns whose reset it was.
 fn reset_by(at: &Switched) -> EndReason {
-    if at.flags[0] & LegFlags::RESET_IN != 0 { EndReason::ClientReset } else { EndReason::ServerReset }
+    EndReason::reset_by(if at.flags.client & LegFlags::RESET_IN != 0 { Side::Client } else { Side::Server })
 }
 
 /// Returns whether fragments were forwarded. Taking the flow back could then lose data that a host
 /// retransmits across the bound, so the flow stays forwarded unless the alternative is worse.
-fn has_fragments(paths: &[longsplice_datapath::PathView; 2]) -> bool {
+fn has_fragments(paths: &Pair<PathView>) -> bool {
     paths.iter().any(|p| p.flags & PathFlags::FRAGMENTS != 0)
 }

@@ -10,7 +10,7 @@ use crate::{
     sync::lock,
     types::Command,
 };
-use longsplice_datapath::{Datapath, LegFlags, Recreated, Released, SwitchError, Tuple, monotonic};
+use longsplice_datapath::{Datapath, LegFlags, Pair, Recreated, Released, Side, SwitchError, Tuple, monotonic};
 use std::{
     borrow::Cow,
     net::SocketAddr,
@@ -42,10 +42,9 @@ pub(crate) enum Stop {
 pub(crate) struct Flow {
     pub id: u64,
     pub info: FlowInfo,
-    pub client: Tuple,
+    pub legs: Pair<Tuple>,
     /// Source and destination that a proxy in front announced for the client's leg.
     pub announced: Option<Box<(SocketAddr, SocketAddr)>>,
-    pub server: Tuple,
     pub began: Instant,
     pub policy: Arc<Policy>,
     pub now: Mutex<Progress>,
@@ -75,17 +74,16 @@ pub(crate) struct TaskInbox {
 }
 
 /// Returns the positions of all data from both hosts. `None` if the data path does not know the flow.
-pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&[Released; 2]>) -> Option<[u64; 2]> {
-    match released {
-        Some([a, b]) => Some([datapath.released_end(&flow.client, a)?, datapath.released_end(&flow.server, b)?]),
-        None => datapath.look(&flow.client, &flow.server).ok().map(|s| s.end),
-    }
+pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&Pair<Released>>) -> Option<Pair<u64>> {
+    let Some(released) = released else { return datapath.look(flow.legs.each_ref()).ok().map(|at| at.end) };
+    let end = |side: Side| datapath.released_end(&flow.legs[side], &released[side]);
+    Some(Pair::new(end(Side::Client)?, end(Side::Server)?))
 }
 
 impl Flow {
     /// Returns the client's address: [`Leg::source`].
     pub fn source(&self) -> SocketAddr {
-        self.announced.as_ref().map_or(self.client.remote, |a| a.0)
+        self.announced.as_ref().map_or(self.legs.client.remote, |a| a.0)
     }
 
     pub fn now(&self) -> MutexGuard<'_, Progress> {
@@ -96,11 +94,11 @@ impl Flow {
         lock(&self.owner)
     }
 
-    /// Passes an event to the core, and counts and announces the result. `at`: positions of the client's and the server's socket.
-    pub fn step(&self, core: &mut Core, at: [&mut Position; 2], event: Event) -> Action {
+    /// Passes an event to the core, and counts and announces the result. `at`: positions of the sockets.
+    pub fn step(&self, core: &mut Core, at: Pair<&mut Position>, event: Event) -> Action {
         let mut shown = self.now();
         let before = *shown;
-        let (now, legs) = (monotonic(), [self.client, self.server]);
+        let (now, legs) = (monotonic(), self.legs);
         let action = core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut shown }, event);
         self.announcer.step(self.id, &before, &shown);
         if before.state != shown.state {
@@ -125,19 +123,19 @@ impl Flow {
                 _ => ends(d, self, None),
             }),
         };
-        let live = ends.map_or([0; 2], |e| [0, 1].map(|i| e[i].saturating_sub(now.since[i])));
-        let bytes = |i: usize| now.copied[i] + now.spliced[i] + live[i];
+        let live = ends.map_or(Pair::both(0), |ends| ends.zip(now.since).map(|(end, since)| end.saturating_sub(since)));
+        let bytes = |from: Side| now.copied[from] + now.spliced[from] + live[from];
         FlowStatus {
             id: self.id,
             protocol: self.info.protocol.clone().into_owned(),
             client: self.source(),
-            server: self.server.remote,
+            server: self.legs.server.remote,
             target: self.info.target.clone(),
             user: self.info.user.clone(),
             state: now.state,
             stages: stages(now.state, self.info.protocol.clone()),
-            bytes_up: bytes(0),
-            bytes_down: bytes(1),
+            bytes_up: bytes(Side::Client),
+            bytes_down: bytes(Side::Server),
             age_ms: self.began.elapsed().as_millis() as u64,
             refusal: now.refusal,
         }
@@ -170,18 +168,18 @@ pub(crate) enum KeeperMessage {
 
 /// The state of a flow while it is forwarded.
 pub(crate) struct ForwardedFlow {
-    pub sides: [Parked; 2],
+    pub parked: Pair<Parked>,
     pub core: Core,
     pub purpose: Purpose,
     /// Set when no sockets are left.
-    pub released: Option<[Released; 2]>,
+    pub released: Option<Pair<Released>>,
     /// Time of the next look.
     pub due: Time,
 }
 
 impl ForwardedFlow {
-    pub fn new(sides: [Parked; 2], core: Core, purpose: Purpose) -> ForwardedFlow {
-        ForwardedFlow { sides, core, purpose, released: None, due: monotonic() }
+    pub fn new(parked: Pair<Parked>, core: Core, purpose: Purpose) -> ForwardedFlow {
+        ForwardedFlow { parked, core, purpose, released: None, due: monotonic() }
     }
 
     /// Returns whether the flow must be looked at before the keeper wakes up by itself.
@@ -196,19 +194,18 @@ impl ForwardedFlow {
             Why::Elsewhere { .. } => Why::Elsewhere { transparent: self.is_transparent(d, flow) },
             why => why,
         };
-        let legs = self.core.wants_legs(why).then(|| d.look(&flow.client, &flow.server).ok()).flatten();
-        Event::Seen(Box::new(Seen { why, paths: d.paths_of([&flow.client, &flow.server]), legs }))
+        let legs = self.core.wants_legs(why).then(|| d.look(flow.legs.each_ref()).ok()).flatten();
+        Event::Seen(Box::new(Seen { why, paths: d.paths_of(flow.legs.each_ref()), legs }))
     }
 
     pub fn on(&mut self, flow: &Flow, event: Event) -> Action {
-        let [a, b] = &mut self.sides;
-        flow.step(&mut self.core, [&mut a.at, &mut b.at], event)
+        flow.step(&mut self.core, self.parked.each_mut().map(|parked| &mut parked.at), event)
     }
 
     /// Returns whether the hosts believe they talk to each other.
     fn is_transparent(&self, d: &Datapath, flow: &Flow) -> bool {
-        let released = self.released.as_ref().is_some_and(|[a, _]| a.is_foreign());
-        released || d.leg(&flow.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
+        let released = self.released.as_ref().is_some_and(|released| released.client.is_foreign());
+        released || d.leg(&flow.legs.client).is_some_and(|l| l.flags & LegFlags::FOREIGN != 0)
     }
 
     /// Returns the time until the next look, at least `least`.
@@ -219,13 +216,12 @@ impl ForwardedFlow {
     /// Returns whether the flow has to end because the programs were detached for a while and its segments
     /// went to the parked sockets. Data that these hold but have not acknowledged is dropped with them.
     pub fn is_spoilt(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
-        let legs = [&flow.client, &flow.server];
-        let strays = |(side, leg): (&Parked, &Tuple)| match datapath.leg(leg).and_then(|l| l.parked_at()) {
-            Some(stood) => side.strays(stood).unwrap_or(Strays::None),
+        let strays = |(parked, leg): (&Parked, &Tuple)| match datapath.leg(leg).and_then(|l| l.parked_at()) {
+            Some(stood) => parked.strays(stood).unwrap_or(Strays::None),
             None if self.released.is_some() => Strays::None,
             None => Strays::Taken, // it was just being taken back
         };
-        match self.sides.iter().zip(legs).map(strays).max() {
+        match self.parked.iter().zip(flow.legs.iter()).map(strays).max() {
             None | Some(Strays::None) => return false,
             Some(Strays::Held) if self.core.release_at(&flow.policy).is_some() => {
                 let released = self.release(datapath, flow);
@@ -238,14 +234,15 @@ impl ForwardedFlow {
 
     /// Closes the parked sockets; the flow goes on without them. Returns false if it cannot.
     pub fn release(&mut self, datapath: &Datapath, flow: &Flow) -> bool {
-        self.sides.iter_mut().for_each(Parked::close_silently);
-        self.released = datapath.release(&flow.client).zip(datapath.release(&flow.server)).map(|(a, b)| [a, b]);
+        self.parked.iter_mut().for_each(Parked::close_silently);
+        let Pair { client, server } = flow.legs.each_ref().map(|leg| datapath.release(leg));
+        self.released = client.zip(server).map(|(client, server)| Pair::new(client, server));
         self.released.is_some()
     }
 
     pub fn recreate(&self, d: &Datapath, flow: &Flow, force: bool) -> Result<Recreated, SwitchError> {
         let released = self.released.as_ref().ok_or(SwitchError::Untracked)?;
-        let new = d.recreate([&flow.client, &flow.server], released, force);
+        let new = d.recreate(flow.legs.each_ref(), released, force);
         match &new {
             Ok(_) | Err(SwitchError::Fragments) => {}
             Err(error @ (SwitchError::Busy | SwitchError::Closing)) => {

@@ -4,7 +4,7 @@
 //! both sides, and a connection that is spliced at once takes the identity path (bpf/path.h).
 
 use crate::{Leg, Splicer, live::Live, sync::lock};
-use longsplice_datapath::{Datapath, ExpectError, Foreign, Handshake, Segment, Tuple, foreign_sockets, is_local};
+use longsplice_datapath::{Datapath, ExpectError, Foreign, Handshake, Pair, Segment, Tuple, foreign_sockets, is_local};
 use nix::libc;
 use socket2::SockRef;
 use std::{
@@ -32,13 +32,13 @@ type Allow = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
 
 struct Acceptor {
     allow: Allow,
-    pairs: mpsc::Sender<Pair>,
+    opened: mpsc::Sender<Opened>,
 }
 
 /// An open connection: the client's leg, and the sockets of both legs.
-struct Pair {
+struct Opened {
     client: Tuple,
-    sockets: [OwnedFd; 2],
+    sockets: Pair<OwnedFd>,
 }
 
 struct HalfOpen {
@@ -46,7 +46,7 @@ struct HalfOpen {
     /// The client's last SYN.
     syn: Handshake,
     /// The server's SYN-ACK, and the sockets made from it.
-    answer: Option<(Handshake, [OwnedFd; 2])>,
+    answer: Option<(Handshake, Pair<OwnedFd>)>,
 }
 
 /// Counters of transparent connections that were not opened.
@@ -80,16 +80,16 @@ pub(crate) struct TransparentFlows {
 pub struct ForeignListener {
     splicer: Splicer,
     addr: SocketAddr,
-    pairs: mpsc::Receiver<Pair>,
+    opened: mpsc::Receiver<Opened>,
 }
 
 impl ForeignListener {
     /// Accepts the next connection. Returns the client's leg and the server's leg.
     /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
-        let Pair { client, sockets: [c, s] } = self.pairs.recv().await.ok_or(io::ErrorKind::NotConnected)?;
-        self.splicer.opened(&s);
-        Ok((leg(c, &client)?, leg(s, &mirrored(&client))?))
+        let Opened { client, sockets } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        self.splicer.opened(&sockets.server);
+        Ok((leg(sockets.client, &client)?, leg(sockets.server, &mirrored(&client))?))
     }
 
     /// Returns the address listened on.
@@ -150,9 +150,9 @@ impl Splicer {
             std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine))?;
         }
         d.listen_foreign(addr)?;
-        let (tell, pairs) = mpsc::channel(BACKLOG);
-        transparent.listeners.insert(addr, Acceptor { allow: Box::new(allow), pairs: tell });
-        Ok(ForeignListener { splicer: self.clone(), addr, pairs })
+        let (tell, opened) = mpsc::channel(BACKLOG);
+        transparent.listeners.insert(addr, Acceptor { allow: Box::new(allow), opened: tell });
+        Ok(ForeignListener { splicer: self.clone(), addr, opened })
     }
 
     /// Returns the counters of connections that were not opened.
@@ -333,12 +333,12 @@ impl TransparentFlows {
             return d.forget(&client); // given up just before
         };
         self.pass_on(ack);
-        let pair = Pair { client, sockets };
+        let opened = Opened { client, sockets };
         let left = match self.acceptor(client.local) {
-            Some(acceptor) => acceptor.pairs.try_send(pair).map_err(TrySendError::into_inner).err(),
-            None => Some(pair),
+            Some(acceptor) => acceptor.opened.try_send(opened).map_err(TrySendError::into_inner).err(),
+            None => Some(opened),
         };
-        if let Some(Pair { sockets, .. }) = left {
+        if let Some(Opened { sockets, .. }) = left {
             reset(sockets);
             d.forget_flow([&client, &mirrored(&client)]);
         }
@@ -380,8 +380,8 @@ fn make_way(splicer: &Splicer, d: &Datapath, server: &Tuple) -> bool {
 }
 
 /// Resets the connections to both hosts.
-fn reset(sockets: [OwnedFd; 2]) {
-    for socket in &sockets {
+fn reset(sockets: Pair<OwnedFd>) {
+    for socket in sockets.iter() {
         // a socket that is gone cannot be reset
         let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
     }

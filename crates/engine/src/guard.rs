@@ -112,9 +112,7 @@ fn end_spoilt(splicer: &Splicer, d: &Datapath) {
 
 fn is_spoilt(d: &Datapath, flow: &Flow) -> bool {
     match &mut *flow.owner() {
-        FlowOwner::Task { .. } => {
-            [flow.client, flow.server].iter().any(|t| d.leg(t).is_some_and(|l| !l.is_untouched()))
-        }
+        FlowOwner::Task { .. } => flow.legs.iter().any(|t| d.leg(t).is_some_and(|l| !l.is_untouched())),
         FlowOwner::Keeper(kept) => kept.is_spoilt(d, flow),
         FlowOwner::Gone => false,
     }

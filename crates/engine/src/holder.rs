@@ -2,7 +2,7 @@
 //! sent on when the drain is over or was taken back. The data path limits how much may wait.
 
 use crate::{Splicer, sync::lock};
-use longsplice_datapath::{Datapath, HeldSegment, Reinjector, Tuple};
+use longsplice_datapath::{Datapath, HeldSegment, Pair, Reinjector, Side, Tuple};
 use std::{
     collections::HashMap,
     io,
@@ -41,12 +41,12 @@ impl Holder {
 /// Holds the segments from two hosts while it lives.
 pub(crate) struct Holding {
     splicer: Splicer,
-    legs: [Tuple; 2],
+    legs: Pair<Tuple>,
 }
 
 impl Holding {
     /// Starts to hold. Must be called before the freeze. Errors are those of raw sockets and threads.
-    pub fn of(splicer: &Splicer, legs: [Tuple; 2]) -> io::Result<Holding> {
+    pub fn of(splicer: &Splicer, legs: Pair<Tuple>) -> io::Result<Holding> {
         let holding = Holding { splicer: splicer.internal(), legs };
         if let Some(d) = splicer.datapath() {
             let mut holder = holding.holder();
@@ -67,17 +67,17 @@ impl Holding {
         lock(&self.splicer.inner.holder)
     }
 
-    /// Stops holding the segments from one host: 0 is the client.
-    pub fn let_go(&self, which: usize) {
+    /// Stops holding the segments from one host.
+    pub fn let_go(&self, from: Side) {
         if let Some(d) = self.splicer.datapath() {
-            self.holder().let_go(d, &self.legs[which]);
+            self.holder().let_go(d, &self.legs[from]);
         }
     }
 }
 
 impl Drop for Holding {
     fn drop(&mut self) {
-        (0..2).for_each(|which| self.let_go(which));
+        Side::BOTH.into_iter().for_each(|from| self.let_go(from));
     }
 }
 

@@ -1,7 +1,7 @@
 //! One flow in detail, for `longsplice inspect` and `longsplice trace`.
 
-use crate::{FlowStatus, Refusal, Splicer, flow::FlowOwner, sync::lock};
-use longsplice_datapath::{Datapath, LegDetail, Numbers, Traced, Tuple, untracked};
+use crate::{FlowStatus, Refusal, Splicer, flow::FlowOwner, orphans::Orphan, sync::lock};
+use longsplice_datapath::{Datapath, LegDetail, Numbers, Pair, Traced, Tuple, untracked};
 use serde::Serialize;
 use std::{
     io,
@@ -91,21 +91,21 @@ impl Splicer {
         if let Some(why) = self.refusal() {
             return Err(TraceError::NoDatapath(why));
         }
-        let (Some(d), Some([client, server])) = (self.datapath(), self.legs_of(id)) else {
+        let (Some(d), Some(legs)) = (self.datapath(), self.legs_of(id)) else {
             return Err(TraceError::NoFlow(id));
         };
-        if d.path(&client).is_none() && d.path(&server).is_none() {
+        if legs.iter().all(|leg| d.path(leg).is_none()) {
             return Err(TraceError::OnlyCopied(id));
         }
         let mut looked = Instant::now();
-        let traced = d.trace([&client, &server], |segment| {
+        let traced = d.trace(legs.each_ref().into(), |segment| {
             if segment.is_none() && looked.elapsed() > LOOK {
                 looked = Instant::now();
                 if self.legs_of(id).is_none() {
                     return false;
                 }
             }
-            f(segment.map(|s| TracedSegment::new(s, &client)))
+            f(segment.map(|s| TracedSegment::new(s, &legs.client)))
         });
         traced.map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => TraceError::Busy,
@@ -113,17 +113,17 @@ impl Splicer {
         })
     }
 
-    fn legs_of(&self, id: u64) -> Option<[Tuple; 2]> {
-        let orphan = || lock(&self.inner.orphans).get(&id).map(|o| o.legs().map(|leg| *leg));
-        self.flow(id).map(|f| [f.client, f.server]).or_else(orphan)
+    fn legs_of(&self, id: u64) -> Option<Pair<Tuple>> {
+        let orphan = || lock(&self.inner.orphans).get(&id).map(Orphan::legs);
+        self.flow(id).map(|f| f.legs).or_else(orphan)
     }
 
     /// Describes a live flow of this or an earlier process. `None` if there is no such flow.
     pub fn inspect(&self, id: u64) -> Option<FlowDetail> {
         let datapath = self.datapath();
         let Some(flow) = self.flow(id) else {
-            let (status, legs) = lock(&self.inner.orphans).get(&id).map(|o| (o.status(), o.legs().map(|leg| *leg)))?;
-            let [client_leg, server_leg] = datapath?.inspect([&legs[0], &legs[1]], None);
+            let (status, legs) = lock(&self.inner.orphans).get(&id).map(|o| (o.status(), o.legs()))?;
+            let Pair { client: client_leg, server: server_leg } = datapath?.inspect(legs.each_ref(), None);
             return Some(FlowDetail { status, splices: None, place: "the data path alone", client_leg, server_leg });
         };
         let status = flow.status(datapath);
@@ -132,9 +132,10 @@ impl Splicer {
             FlowOwner::Keeper(kept) => ("the keeper, while the data path forwards", kept.released),
             FlowOwner::Gone => return None,
         };
-        let legs = [&flow.client, &flow.server];
+        let legs = flow.legs.each_ref();
         let inspect = |d: &Datapath| d.inspect(legs, released.as_ref());
-        let [client_leg, server_leg] = datapath.map_or_else(|| legs.map(untracked), inspect);
+        let details = datapath.map_or_else(|| legs.map(untracked), inspect);
+        let Pair { client: client_leg, server: server_leg } = details;
         let splices = Some(flow.now().splices);
         Some(FlowDetail { status, splices, place, client_leg, server_leg })
     }

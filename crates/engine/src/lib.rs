@@ -70,7 +70,7 @@ pub use leg::{BoundSocket, Leg, Listener};
 /// Part of [`OpenOptions`].
 #[doc(inline)]
 pub use longsplice_datapath::Options as DatapathOptions;
-pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, PathChanges};
+pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, Pair, PathChanges, Side};
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
 pub use tap::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};

@@ -3,7 +3,7 @@
 
 use crate::{FlowState, FlowStatus, flow::stages, lingering::LINGER, splicer::Inner, sync::lock};
 use longsplice_datapath::{
-    Claim, Datapath, IdleEntry, LegFlags, OpenError, PathFlags, PathView, Phase, Sockets, SwitchError, Switched, Tuple,
+    Claim, Datapath, IdleEntry, LegFlags, OpenError, Pair, PathFlags, PathView, Sockets, SwitchError, Switched, Tuple,
 };
 use std::{
     cmp::Reverse,
@@ -22,12 +22,11 @@ const PACE: Duration = Duration::from_millis(10);
 /// A flow of an earlier process, as the last look found it.
 pub(crate) struct Orphan {
     pub id: u64,
-    client: Tuple,
-    server: Tuple,
+    legs: Pair<Tuple>,
     since: Instant,
     /// A fingerprint that changes with every byte, and the time of its last change.
-    sign: ([(u16, u32, u32); 2], Instant),
-    bytes: [u64; 2],
+    sign: (Pair<(u16, u32, u32)>, Instant),
+    bytes: Pair<u64>,
     state: FlowState,
 }
 
@@ -91,31 +90,32 @@ fn is_closing(sockets: Option<&mut Sockets>, d: &Datapath, entry: &IdleEntry) ->
 }
 
 impl Orphan {
+    /// Guesses which of the two legs is the client's.
     fn new(id: u64, [t, other]: [Tuple; 2]) -> Orphan {
         // our side of a client's connection is a port that we listened on: most likely the lower one
         let order = |leg: &Tuple| (leg.local.port(), leg.remote);
-        let (client, server) = if order(&t) <= order(&other) { (t, other) } else { (other, t) };
+        let legs = if order(&t) <= order(&other) { Pair::new(t, other) } else { Pair::new(other, t) };
         let now = Instant::now();
         let state = FlowState::Released;
-        Orphan { id, client, server, since: now, sign: ([(0, 0, 0); 2], now), bytes: [0; 2], state }
+        Orphan { id, legs, since: now, sign: (Pair::default(), now), bytes: Pair::default(), state }
     }
 
-    pub fn legs(&self) -> [&Tuple; 2] {
-        [&self.client, &self.server]
+    pub fn legs(&self) -> Pair<Tuple> {
+        self.legs
     }
 
     pub fn status(&self) -> FlowStatus {
         FlowStatus {
             id: self.id,
             protocol: "recovered".into(),
-            client: self.client.remote,
-            server: self.server.remote,
-            target: self.server.remote.to_string(),
+            client: self.legs.client.remote,
+            server: self.legs.server.remote,
+            target: self.legs.server.remote.to_string(),
             user: None,
             state: self.state,
             stages: stages(self.state, "recovered".into()),
-            bytes_up: self.bytes[0],
-            bytes_down: self.bytes[1],
+            bytes_up: self.bytes.client,
+            bytes_down: self.bytes.server,
             age_ms: self.since.elapsed().as_millis() as u64,
             refusal: None,
         }
@@ -123,11 +123,11 @@ impl Orphan {
 
     /// Looks at the orphan. After the time `idle` without a byte it is to be reset.
     fn look(&mut self, d: &Datapath, idle: Duration) -> Found {
-        let Some(paths) = d.paths_of(self.legs()) else { return Found::Gone };
-        if PathView::are_over(&paths) {
+        let Some(paths) = d.paths_of(self.legs.each_ref()) else { return Found::Gone };
+        if PathView::are_over(paths.each_ref().into()) {
             return Found::Over;
         }
-        let at = d.look(&self.client, &self.server).ok();
+        let at = d.look(self.legs.each_ref()).ok();
         self.bytes = at.map_or(self.bytes, |at| at.end);
         if paths.iter().any(|p| p.flags & PathFlags::SPLICED == 0) {
             return at.map_or(Found::Gone, |at| self.settle(d, &at));
@@ -142,31 +142,31 @@ impl Orphan {
 
     /// Handles a flow that is not in forwarding mode: its process died during a switch, or a limit has since taken it back.
     fn settle(&mut self, d: &Datapath, at: &Switched) -> Found {
-        if (at.flags[0] | at.flags[1]) & LegFlags::RESET != 0 || at.phase == [Phase::Local; 2] {
+        if (at.flags.client | at.flags.server) & LegFlags::RESET != 0 || at.is_local() {
             return Found::Deserted;
         }
         self.state = FlowState::Draining;
         if at.is_drained() {
-            let legs = self.legs();
-            return match d.commit(legs, at, at.most(legs, [None; 2]), [false; 2]) {
+            let legs = self.legs.each_ref();
+            return match d.commit(legs, at, at.most(legs, Pair::both(None)), Pair::both(false)) {
                 Ok(_) => {
                     self.state = FlowState::Released;
                     Found::Live
                 }
                 Err(SwitchError::Busy) => Found::Live, // taken back just now
                 Err(error) => {
-                    tracing::warn!(leg = ?self.client, %error, "a flow of an earlier process could not be committed");
+                    tracing::warn!(leg = ?self.legs.client, %error, "a flow of an earlier process could not be committed");
                     Found::Deserted
                 }
             };
         }
         // the kernel has its sockets, and drains on
         let is_under_way = at.phase.iter().any(|phase| phase.is_switching());
-        if is_under_way && !self.legs().iter().all(|t| is_silent(d, t)) {
+        if is_under_way && !self.legs.iter().all(|t| is_silent(d, t)) {
             return Found::Live;
         }
-        let back = d.unsplice(&self.client, &self.server);
-        tracing::debug!(leg = ?self.client, ?back, "the drain of an earlier process has stopped");
+        let back = d.unsplice(self.legs.each_ref());
+        tracing::debug!(leg = ?self.legs.client, ?back, "the drain of an earlier process has stopped");
         Found::Deserted
     }
 }
@@ -246,11 +246,12 @@ impl Adoption {
                 lock(&inner.orphans).insert(orphan.id, orphan);
             }
             Found::Over => self.over.push((
-                d.paths_of([&t, &other]).map_or(Duration::ZERO, |[p, q]| p.silence().min(q.silence())),
+                d.paths_of(orphan.legs.each_ref())
+                    .map_or(Duration::ZERO, |p| p.client.silence().min(p.server.silence())),
                 t,
                 other,
             )),
-            Found::Gone if d.paths_of([&t, &other]).is_none() => clear_half(d, [&t, &other]),
+            Found::Gone if d.paths_of(orphan.legs.each_ref()).is_none() => clear_half(d, [&t, &other]),
             Found::Deserted | Found::Gone => self.dead.extend([t, other]),
         }
     }
@@ -282,8 +283,9 @@ impl Adoption {
                 tracing::warn!(leg = ?t, %error, "what is forwarded is still copied for a tap");
             }
             // the other leg is found later, if it is there
-            let other =
-                d.other_leg(t).filter(|other| Orphan::new(0, [*t, *other]).client == *t || d.path(other).is_none());
+            let other = d
+                .other_leg(t)
+                .filter(|other| Orphan::new(0, [*t, *other]).legs.client == *t || d.path(other).is_none());
             if let Some(other) = other.filter(|other| !is_ours(other)) {
                 self.take(inner, d, *t, Some(other));
                 // their end may be assumed too late, so their slots rest for longer
@@ -363,13 +365,14 @@ fn look_at_all(inner: &Inner, d: &Datapath, idle: Duration) -> Vec<Tuple> {
         drop(orphans);
         for (o, found) in ended {
             match found {
-                Found::Over => inner.lingering.add(o.client, Some(o.server)),
-                Found::Deserted => deserted.extend([o.client, o.server]),
+                Found::Over => inner.lingering.add(o.legs.client, Some(o.legs.server)),
+                Found::Deserted => deserted.extend(o.legs),
                 _ => {
-                    if let Err(error) = d.reset_forwarded(o.legs()) {
-                        tracing::warn!(legs = ?o.legs(), %error, "a host was not told that its connection is over");
+                    let legs = o.legs.each_ref().into();
+                    if let Err(error) = d.reset_forwarded(legs) {
+                        tracing::warn!(?legs, %error, "a host was not told that its connection is over");
                     }
-                    clear_half(d, o.legs());
+                    clear_half(d, legs);
                 }
             }
         }

@@ -3,10 +3,11 @@
 
 use crate::{
     Leg,
-    core::{Next, Side, Stream},
+    core::{Next, Stream},
     pipe::Pipe,
 };
 use bytes::Bytes;
+use longsplice_datapath::{Pair, Side};
 use std::{
     cell::RefCell,
     io,
@@ -127,27 +128,28 @@ enum Broken {
     Write(io::Error),
 }
 
-/// Both directions: 0 is client to server.
+/// Both directions.
 #[derive(Debug)]
 pub(crate) struct Pump {
-    hands: [Hand; 2],
+    hands: Pair<Hand>,
 }
 
 impl Pump {
-    pub fn new(to_server: &[u8], to_client: &[u8]) -> Pump {
-        Pump { hands: [Hand::new(to_server), Hand::new(to_client)] }
+    /// `in_hand`: bytes that are to be written before what is read.
+    pub fn new(in_hand: Pair<&[u8]>) -> Pump {
+        Pump { hands: in_hand.map(Hand::new) }
     }
 
     /// Switches to pipes if they are available: the flow is to stay in control mode.
     pub fn through_pipes(&mut self) {
-        for h in &mut self.hands {
+        for h in self.hands.iter_mut() {
             h.wants_pipe = h.pipe.is_none();
         }
     }
 
-    /// Returns the bytes in hand in direction `d`, without those in the pipe.
-    pub fn rest(&self, d: usize) -> Bytes {
-        let hand = &self.hands[d];
+    /// Returns the bytes in hand from this host, without those in the pipe.
+    pub fn rest(&self, from: Side) -> Bytes {
+        let hand = &self.hands[from];
         Bytes::copy_from_slice(&hand.rest[hand.start..])
     }
 
@@ -156,24 +158,27 @@ impl Pump {
     pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        [up, down]: &mut [Stream; 2],
-        client: &mut Leg,
-        server: &mut Leg,
+        streams: &mut Pair<Stream>,
+        legs: &mut Pair<Leg>,
         enough: u64,
     ) -> Poll<Result<(), Side>> {
-        let failed = |d: usize| {
-            move |b: Broken| {
-                let (Broken::Read(error) | Broken::Write(error)) = &b;
-                let side = Side::sender(if matches!(b, Broken::Read(_)) { d } else { 1 - d });
+        let failed = |from: Side| {
+            move |broken: Broken| {
+                let (side, error) = match broken {
+                    Broken::Read(error) => (from, error),
+                    Broken::Write(error) => (from.other(), error),
+                };
                 tracing::debug!(?side, %error, "connection failed");
                 side
             }
         };
-        let [to_server, to_client] = &mut self.hands;
+        let Pair { client: to_server, server: to_client } = &mut self.hands;
+        let Pair { client: up, server: down } = streams;
+        let Pair { client, server } = legs;
         let most = enough.saturating_sub(down.copied);
-        let is_up = to_server.poll(cx, up, client, server, most).map_err(failed(0))?.is_ready();
+        let is_up = to_server.poll(cx, up, client, server, most).map_err(failed(Side::Client))?.is_ready();
         let most = enough.saturating_sub(up.copied);
-        let is_down = to_client.poll(cx, down, server, client, most).map_err(failed(1))?.is_ready();
+        let is_down = to_client.poll(cx, down, server, client, most).map_err(failed(Side::Server))?.is_ready();
         if up.copied + down.copied >= enough || (is_up && is_down) { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 }

@@ -1,6 +1,7 @@
 //! The purpose of a flow: to relay two streams to their ends, or one message, after which the legs go back to the caller.
 
 use crate::{Leg, RelayedMessage, types::Done};
+use longsplice_datapath::Pair;
 use tokio::sync::oneshot;
 
 pub(crate) enum Purpose {
@@ -11,13 +12,13 @@ pub(crate) enum Purpose {
 }
 
 /// The record for the caller, and the legs if the connections go on.
-pub(crate) type Report = (RelayedMessage, Option<(Leg, Leg)>);
+pub(crate) type Report = (RelayedMessage, Option<Pair<Leg>>);
 
 /// Reports to the caller. Returns the legs if the caller has gone.
 pub(crate) fn report(
     tell: oneshot::Sender<Report>,
     passed: RelayedMessage,
-    legs: Option<(Leg, Leg)>,
-) -> Option<(Leg, Leg)> {
+    legs: Option<Pair<Leg>>,
+) -> Option<Pair<Leg>> {
     tell.send((passed, legs)).err()?.1
 }

@@ -6,7 +6,7 @@ mod switching;
 
 use crate::{
     EndReason, Ended, FlowEventKind, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
-    core::{Action, Core, Event, Side, State},
+    core::{Action, Core, Event, State},
     flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends, is_loopback},
     holder::Holding,
     pump::Pump,
@@ -16,7 +16,7 @@ use crate::{
     types::Command,
 };
 use bytes::Bytes;
-use longsplice_datapath::{Datapath, PathFlags, Released, Tuple, monotonic};
+use longsplice_datapath::{Datapath, Pair, PathFlags, Released, Side, Tuple, monotonic};
 use std::{
     future::{pending, poll_fn},
     pin::pin,
@@ -28,15 +28,14 @@ use tokio::sync::{mpsc, watch};
 pub(crate) struct Relay {
     splicer: Splicer,
     listed: Listed,
-    client: Leg,
-    server: Leg,
+    legs: Pair<Leg>,
     pump: Pump,
     core: Core,
     purpose: Purpose,
     /// Set while the flow drains under the hold policy.
     holding: Option<Holding>,
     /// Set when no sockets are left.
-    released: Option<[Released; 2]>,
+    released: Option<Pair<Released>>,
 }
 
 /// Waits for a command. Never returns after the sender has gone.
@@ -59,22 +58,21 @@ impl Relay {
     pub fn new(
         splicer: &Splicer,
         listed: Listed,
-        [client, server]: [Leg; 2],
+        legs: Pair<Leg>,
         left: &Leftovers,
         message: Option<Message>,
         purpose: Purpose,
     ) -> Relay {
-        let is_loopback = [&client, &server].iter().any(|leg| is_loopback(&leg.tuple()));
+        let is_loopback = legs.iter().any(|leg| is_loopback(&leg.tuple()));
         let loopback = is_loopback.then_some(Refusal::Loopback);
-        let obstacle = splicer.refusal().or(loopback).or(client.refusal()).or(server.refusal());
-        let in_hand = [&left.to_server, &left.to_client].map(|b| b.len() as u64);
+        let obstacle = splicer.refusal().or(loopback).or(legs.client.refusal()).or(legs.server.refusal());
+        let in_hand = left.by_sender();
         Relay {
             splicer: splicer.clone(),
             listed,
-            client,
-            server,
-            pump: Pump::new(&left.to_server, &left.to_client),
-            core: Core::new(message, obstacle, in_hand),
+            legs,
+            pump: Pump::new(in_hand),
+            core: Core::new(message, obstacle, in_hand.map(|bytes| bytes.len() as u64)),
             purpose,
             holding: None,
             released: None,
@@ -83,15 +81,14 @@ impl Relay {
 
     /// Rebuilds a flow that the keeper gives back.
     pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
-        let ForwardedFlow { sides: [a, b], core, purpose, released, .. } = kept;
-        let (mut client, server) = (a.leg(&flow.client), b.leg(&flow.server));
-        client.announced.clone_from(&flow.announced);
+        let ForwardedFlow { parked, core, purpose, released, .. } = kept;
+        let mut legs = parked.zip(flow.legs).map(|(parked, tuple)| parked.leg(&tuple));
+        legs.client.announced.clone_from(&flow.announced);
         Relay {
             splicer: splicer.clone(),
             listed: Listed::again(splicer, flow),
-            client,
-            server,
-            pump: Pump::new(&[], &[]),
+            legs,
+            pump: Pump::new(Pair::default()),
             core,
             purpose,
             holding: None,
@@ -101,9 +98,9 @@ impl Relay {
 
     /// Hands the flow to the keeper, together with the commands that were not read.
     fn keep(self, mut ears: TaskInbox) {
-        let Relay { splicer, listed, client, server, core, purpose, .. } = self;
+        let Relay { splicer, listed, legs, core, purpose, .. } = self;
         let flow = listed.keep();
-        let kept = ForwardedFlow::new([client.parked(), server.parked()], core, purpose);
+        let kept = ForwardedFlow::new(legs.map(Leg::parked), core, purpose);
         let soon = kept.wants_look_soon(&flow);
         let mut owner = flow.owner();
         *owner = FlowOwner::Keeper(Box::new(kept));
@@ -125,8 +122,8 @@ impl Relay {
 
     /// Passes an event to the core and returns the next action.
     pub fn on(&mut self, event: Event) -> Action {
-        let Relay { core, client, server, listed, .. } = self;
-        listed.flow.step(core, [&mut client.at, &mut server.at], event)
+        let Relay { core, legs, listed, .. } = self;
+        listed.flow.step(core, legs.each_mut().map(|leg| &mut leg.at), event)
     }
 
     /// Returns the data path. Only for a flow that can be spliced.
@@ -134,8 +131,9 @@ impl Relay {
         self.splicer.datapath().expect("without it no flow is spliced")
     }
 
-    fn legs(&self) -> [Tuple; 2] {
-        [self.flow().client, self.flow().server]
+    /// Returns the legs as the data path knows them.
+    fn tuples(&self) -> Pair<Tuple> {
+        self.flow().legs
     }
 
     /// Runs until the flow ends or the keeper takes it. `action` is performed first.
@@ -164,23 +162,22 @@ impl Relay {
 
     /// Copies until an event occurs.
     async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
-        let (state, receiver) = (self.core.state(), self.core.message_from().map(|from| Side::sender(1 - from)));
+        let (state, receiver) = (self.core.state(), self.core.message_from().map(Side::other));
         let (copies, listens) = (self.core.copies(), self.core.listens());
         let most = if copies { self.core.most() } else { 0 };
         let mut fails = pin!(self.receiver_fails());
         let rest = self.core.timer().map(|at| at.saturating_sub(monotonic()));
-        let Relay { pump, core, client, server, .. } = self;
+        let Relay { pump, core, legs, .. } = self;
         let TaskInbox { orders, events, stop } = ears;
         tokio::select! {
             event = poll_fn(|cx| {
-                let heard = if receiver == Some(Side::Server) { &*server } else { &*client };
-                if listens && heard.poll_heard(cx).is_ready() {
+                if listens && receiver.is_some_and(|receiver| legs[receiver].poll_heard(cx).is_ready()) {
                     return Poll::Ready(Event::Heard);
                 }
                 if !copies {
                     return Poll::Pending;
                 }
-                match pump.poll(cx, core.streams_mut(), client, server, most) {
+                match pump.poll(cx, core.streams_mut(), legs, most) {
                     Poll::Ready(Ok(())) => Poll::Ready(Event::Copied),
                     Poll::Ready(Err(side)) => Poll::Ready(Event::Failed(side)),
                     Poll::Pending if core.has_moved() => Poll::Ready(Event::Moved),
@@ -200,8 +197,8 @@ impl Relay {
     fn receiver_fails(&self) -> impl Future<Output = Side> + use<> {
         let is_watched = self.core.state() == State::Copying && !self.core.listens();
         let watched = self.core.message_from().filter(|_| is_watched).and_then(|from| {
-            let (leg, side) = if from == 0 { (&self.server, Side::Server) } else { (&self.client, Side::Client) };
-            Some((leg.failed()?, side))
+            let receiver = from.other();
+            Some((self.legs[receiver].failed()?, receiver))
         });
         async {
             let Some((failed, side)) = watched else { return pending().await };
@@ -213,36 +210,37 @@ impl Relay {
     /// Reads once, beyond the bytes that were enough for a splice.
     async fn look_behind(&mut self) -> Event {
         let most = self.core.most().min(self.core.streams().iter().map(|s| s.copied).sum::<u64>() + 1);
-        let Relay { pump, core, client, server, .. } = self;
-        let before = [client.at.eof, server.at.eof];
-        let looked = poll_fn(|cx| match pump.poll(cx, core.streams_mut(), client, server, most) {
+        let Relay { pump, core, legs, .. } = self;
+        let ended = |legs: &Pair<Leg>| legs.each_ref().map(|leg| leg.at.eof);
+        let before = ended(legs);
+        let looked = poll_fn(|cx| match pump.poll(cx, core.streams_mut(), legs, most) {
             Poll::Ready(Err(side)) => Poll::Ready(Err(side)),
             _ => Poll::Ready(Ok(())),
         });
         match looked.await {
-            Ok(()) => Event::LookedBehind([client.at.eof, server.at.eof] != before),
+            Ok(()) => Event::LookedBehind(ended(legs) != before),
             Err(side) => Event::Failed(side),
         }
     }
 
     fn is_tapped(&self) -> bool {
-        self.client.tap.is_some() || self.server.tap.is_some()
+        self.legs.iter().any(|leg| leg.tap.is_some())
     }
 
     /// Stops the copies for taps: the flow goes on without the process that reads them.
     fn untap(&self) {
-        for leg in self.legs().iter().filter(|_| self.is_tapped()) {
+        for leg in self.tuples().iter().filter(|_| self.is_tapped()) {
             if let Some(Err(error)) = self.splicer.datapath().map(|d| d.untap(leg)) {
                 tracing::warn!(?leg, %error, "copies are made for nobody");
             }
         }
     }
 
-    /// Ends the spliced stretch of this direction for taps: from `end`
-    /// on, they get bytes from control mode again. See `Stretches::end`.
-    fn end_stretch(&self, d: usize, end: Option<u64>) {
+    /// Ends the spliced stretch of bytes from this host for taps: from
+    /// `end` on, they get bytes from control mode again. See `Stretches::end`.
+    fn end_stretch(&self, from: Side, end: Option<u64>) {
         if self.is_tapped() {
-            lock(&self.splicer.inner.stretches).end(&self.legs()[d], end);
+            lock(&self.splicer.inner.stretches).end(&self.tuples()[from], end);
         }
     }
 
@@ -251,20 +249,18 @@ impl Relay {
         if forwarded {
             self.count_forwarded();
         }
-        (0..2).for_each(|d| self.end_stretch(d, None)); // of a flow that could not be taken back
+        Side::BOTH.iter().for_each(|from| self.end_stretch(*from, None)); // of a flow that could not be taken back
         if how == EndReason::Left {
             self.untap();
         }
         match how {
             // no socket may send for a forwarded flow, and none has anything to add after both FINs have passed
             _ if forwarded || (how == EndReason::Closed && self.core.is_fin_past()) => {
-                self.client.close_silently();
-                self.server.close_silently();
+                self.legs.iter_mut().for_each(Leg::close_silently);
             }
             EndReason::Closed | EndReason::Left | EndReason::MessageRelayed => {}
             EndReason::ClientReset | EndReason::ServerReset | EndReason::Idle | EndReason::Stopped => {
-                self.client.abort();
-                self.server.abort();
+                self.legs.iter().for_each(Leg::abort);
             }
         }
         let ended = self.ended(how);
@@ -272,14 +268,14 @@ impl Relay {
         // no socket is left that could inform the hosts of a released flow
         let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
         if given_up {
-            self.splicer.reset_forwarded([&self.flow().client, &self.flow().server]);
+            self.splicer.reset_forwarded(self.flow().legs.each_ref().into());
         }
-        let Relay { splicer, listed, client, server, purpose, pump, core, .. } = self;
+        let Relay { splicer, listed, legs, purpose, pump, core, .. } = self;
         let flow = listed.flow.clone();
-        let end = |client: Leg, server: Leg| {
-            let shimmed = client.at.shimmed || server.at.shimmed;
-            let known = !(client.is_only_copied() && server.is_only_copied());
-            drop((client, server)); // the last segments of the sockets need the entries
+        let end = |legs: Pair<Leg>| {
+            let shimmed = legs.iter().any(|leg| leg.at.shimmed);
+            let known = !legs.iter().all(Leg::is_only_copied);
+            drop(legs); // the last segments of the sockets need the entries
             if known && how != EndReason::Left {
                 splicer.forget(&flow, (forwarded || shimmed) && !given_up);
             }
@@ -290,17 +286,17 @@ impl Relay {
                 let passed = RelayedMessage { ended, missing, in_hand: pump.rest(from) };
                 drop(listed);
                 // the caller has gone: nobody wants the legs
-                if let Some((client, server)) = report(tell, passed, Some((client, server))) {
-                    end(client, server);
+                if let Some(legs) = report(tell, passed, Some(legs)) {
+                    end(legs);
                 }
             }
             (Purpose::Message(tell), _) => {
-                end(client, server);
+                end(legs);
                 drop(listed);
                 report(tell, RelayedMessage { ended, missing: 0, in_hand: Bytes::new() }, None);
             }
             (Purpose::Streams(done), _) => {
-                end(client, server);
+                end(legs);
                 drop(listed); // a waiter for the end of all flows then closes the data path
                 done(ended, &flow.info);
             }
@@ -311,10 +307,12 @@ impl Relay {
     fn count_forwarded(&self) {
         let Some(d) = self.splicer.datapath() else { return };
         let Some(ends) = ends(d, self.flow(), self.released.as_ref()) else { return };
-        let [c, s] = self.legs();
-        let fins = d.paths_of([&c, &s]).map_or([false; 2], |paths| paths.map(|p| p.flags & PathFlags::FIN != 0));
+        let paths = d.paths_of(self.flow().legs.each_ref());
+        let fins = paths.map_or(Pair::both(false), |paths| paths.map(|p| p.flags & PathFlags::FIN != 0));
         self.flow().now().ends_forwarded(ends, fins);
-        (0..2).for_each(|i| self.end_stretch(i, Some(ends[i] - u64::from(fins[i]))));
+        for from in Side::BOTH {
+            self.end_stretch(from, Some(ends[from] - u64::from(fins[from])));
+        }
     }
 
     fn ended(&self, how: EndReason) -> Ended {
@@ -323,12 +321,12 @@ impl Relay {
         Ended {
             id: flow.id,
             client: flow.source(),
-            server: flow.server.remote,
+            server: flow.legs.server.remote,
             how,
-            bytes_up: now.copied[0] + now.spliced[0],
-            bytes_down: now.copied[1] + now.spliced[1],
-            spliced_up: now.spliced[0],
-            spliced_down: now.spliced[1],
+            bytes_up: now.copied.client + now.spliced.client,
+            bytes_down: now.copied.server + now.spliced.server,
+            spliced_up: now.spliced.client,
+            spliced_down: now.spliced.server,
             splices: now.splices,
             refusal: now.refusal,
             duration_ms: flow.began.elapsed().as_millis() as u64,

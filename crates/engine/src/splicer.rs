@@ -20,7 +20,7 @@ use crate::{
     stretches::{self, Stretches},
     sync::lock,
 };
-use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Tuple, register};
+use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair, Tuple, register};
 use std::{
     collections::{BTreeMap, HashMap, hash_map::RandomState},
     hash::BuildHasher,
@@ -231,7 +231,7 @@ impl Splicer {
 
     /// Routes events of both legs to the flow from now on.
     pub(crate) fn route_events(&self, flow: &Flow) {
-        let legs = [self.hash(&flow.client), self.hash(&flow.server)];
+        let legs = flow.legs.each_ref().map(|leg| self.hash(leg));
         lock(&self.inner.routes).extend(legs.map(|h| (h, flow.id)));
     }
 
@@ -359,7 +359,7 @@ impl Splicer {
         info: FlowInfo,
         done: impl FnOnce(Ended, &FlowInfo) + Send + 'static,
     ) -> u64 {
-        self.begin([client, server], &left, policy, info, None, Purpose::Streams(Box::new(done)))
+        self.begin(Pair::new(client, server), &left, policy, info, None, Purpose::Streams(Box::new(done)))
     }
 
     /// Relays one message and returns the legs. Splices if `policy` says so, judged by the bytes left of the
@@ -378,11 +378,11 @@ impl Splicer {
         message: Message,
     ) -> RelayedMessage {
         let (tell, told) = oneshot::channel();
-        let legs = [client.take(), server.take()];
+        let legs = Pair::new(client.take(), server.take());
         self.begin(legs, &left, policy, info, Some(message), Purpose::Message(tell));
         let (passed, legs) = told.await.expect("a flow ends before its runtime does");
         if let Some(legs) = legs {
-            (*client, *server) = legs;
+            (*client, *server) = (legs.client, legs.server);
         }
         passed
     }
@@ -399,22 +399,20 @@ impl Splicer {
 
     fn begin(
         &self,
-        legs: [Leg; 2],
+        legs: Pair<Leg>,
         left: &Leftovers,
         policy: Arc<Policy>,
         info: FlowInfo,
         message: Option<Message>,
         purpose: Purpose,
     ) -> u64 {
-        let [client, server] = &legs;
         let (owner, inbox) = self.inbox();
         self.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
             info,
-            client: client.tuple(),
-            announced: client.announced.clone(),
-            server: server.tuple(),
+            legs: legs.each_ref().map(Leg::tuple),
+            announced: legs.client.announced.clone(),
             began: Instant::now(),
             policy,
             now: Mutex::new(Progress::new(self.refusal())),
@@ -549,9 +547,9 @@ impl Splicer {
     pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
         let Some(d) = self.datapath() else { return };
         if linger {
-            self.inner.lingering.add(flow.client, Some(flow.server));
+            self.inner.lingering.add(flow.legs.client, Some(flow.legs.server));
         } else {
-            d.forget_flow([&flow.client, &flow.server]);
+            d.forget_flow(flow.legs.each_ref().into());
         }
     }
 
@@ -592,7 +590,7 @@ impl Drop for Listed {
             return;
         }
         let inner = &self.splicer.inner;
-        let legs = [&self.flow.client, &self.flow.server].map(|leg| self.splicer.hash(leg));
+        let legs = self.flow.legs.each_ref().map(|leg| self.splicer.hash(leg));
         lock(&inner.flows).remove(&self.flow.id);
         let mut routes = lock(&inner.routes);
         for leg in legs {

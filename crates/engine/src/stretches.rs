@@ -11,7 +11,7 @@ use crate::{
     tap::{State, Tap, TapDirection},
 };
 use bytes::Bytes;
-use longsplice_datapath::{Datapath, Phase, TapPosition, TapRecord, Tuple};
+use longsplice_datapath::{Datapath, Pair, Phase, Side, TapPosition, TapRecord, Tuple};
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, atomic::Ordering},
@@ -42,9 +42,9 @@ struct Stretch {
     /// Highest position up to which bytes were copied.
     seen: u64,
     targets: Vec<Target>,
-    /// Both legs, and the index of the sender's.
-    legs: [Tuple; 2],
-    from: usize,
+    /// Both legs, and the sender.
+    legs: Pair<Tuple>,
+    from: Side,
     /// At the last look, everything was acknowledged.
     quiet: bool,
 }
@@ -105,15 +105,16 @@ impl Stretch {
 
 /// One direction of a splice that begins.
 pub(crate) struct Begin<'a> {
-    pub legs: [Tuple; 2],
-    pub from: usize,
+    pub legs: Pair<Tuple>,
+    /// The sender.
+    pub from: Side,
     /// Position of the bound in the sender's stream, and its sequence number.
     pub start: u64,
     pub seq: u32,
     /// The same position in the stream to the receiver.
     pub out: u64,
-    /// Taps of the sender's leg and of the receiver's.
-    pub taps: [Option<&'a Tap>; 2],
+    /// Taps of the legs.
+    pub taps: Pair<Option<&'a Tap>>,
 }
 
 /// All stretches of which the ring may still hold copies, by the leg on which their bytes arrive.
@@ -138,7 +139,7 @@ impl Stretches {
             lock(&tap.state).begin();
             Target { state: tap.state.clone(), way, shift }
         };
-        let [sender, receiver] = b.taps;
+        let (sender, receiver) = (b.taps[b.from], b.taps[b.from.other()]);
         let sender = sender.map(|t| target(t, TapDirection::FromHost, 0));
         let receiver = receiver.map(|t| target(t, TapDirection::ToHost, b.out.wrapping_sub(b.start)));
         self.of.entry(b.legs[b.from]).or_default().push_back(Stretch {
@@ -224,7 +225,7 @@ impl Stretches {
 /// Returns whether no forwarded bytes of the stretch are in flight. If the
 /// flow has ended together with it, its legs are gone, or have no bound.
 fn is_acknowledged(d: &Datapath, s: &Stretch) -> bool {
-    d.look(&s.legs[0], &s.legs[1]).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
+    d.look(s.legs.each_ref()).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
 }
 
 /// Runs the thread that reads the ring, until the engine closes.

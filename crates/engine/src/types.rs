@@ -2,6 +2,7 @@
 
 use crate::{Refusal, Tally};
 use bytes::Bytes;
+use longsplice_datapath::{Pair, Side};
 use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -124,6 +125,11 @@ impl Leftovers {
     pub fn for_client(bytes: impl Into<Bytes>) -> Leftovers {
         Leftovers::new(Bytes::new(), bytes)
     }
+
+    /// Returns the bytes of each direction: those for the server are the client's.
+    pub(crate) fn by_sender(&self) -> Pair<&[u8]> {
+        Pair::new(&self.to_server, &self.to_client)
+    }
 }
 
 /// The caller's description of a flow, for lists and logs.
@@ -234,6 +240,14 @@ pub enum EndReason {
 }
 
 impl EndReason {
+    /// Returns the end by a reset from this host.
+    pub(crate) fn reset_by(host: Side) -> EndReason {
+        match host {
+            Side::Client => EndReason::ClientReset,
+            Side::Server => EndReason::ServerReset,
+        }
+    }
+
     /// Returns the label used in logs and records.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -289,8 +303,8 @@ impl Ended {
 /// For [`Splicer::relay_message`](crate::Splicer::relay_message).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// The direction: 0 is client to server.
-    pub(crate) from: usize,
+    /// The sender.
+    pub(crate) from: Side,
     pub(crate) bytes: u64,
     pub(crate) until_receiver_speaks: bool,
 }
@@ -298,12 +312,12 @@ pub struct Message {
 impl Message {
     /// A message of `bytes` bytes from the client. `None`: everything until the client closes.
     pub fn from_client(bytes: Option<u64>) -> Message {
-        Message { from: 0, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
+        Message { from: Side::Client, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
     }
 
     /// A message of `bytes` bytes from the server. `None`: everything until the server closes.
     pub fn from_server(bytes: Option<u64>) -> Message {
-        Message { from: 1, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
+        Message { from: Side::Server, bytes: bytes.unwrap_or(u64::MAX), until_receiver_speaks: false }
     }
 
     /// Stop early if the receiving host sends data or closes.

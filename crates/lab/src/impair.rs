@@ -13,6 +13,7 @@ use std::time::Duration;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, Object, ObjectBuilder, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHookBuilder,
 };
+use serde::Deserialize;
 
 use crate::delay::{DelayLine, Timing};
 use crate::process::run;
@@ -28,7 +29,8 @@ mod place {
 static PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lab.bpf.o"));
 
 /// One direction of one link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum LinkDirection {
     /// Packets sent by the client.
     FromClient,

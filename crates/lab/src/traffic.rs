@@ -32,7 +32,7 @@ pub const STEP: Duration = Duration::from_millis(50);
 
 /// Which end opened the connection; this determines which of the two streams it sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum Role {
     /// The connecting end; it sends the stream of the seed.
     Opener,
     /// The accepting end; it sends the stream of [`crate::pattern::answer_seed`].
@@ -106,7 +106,7 @@ pub enum Marks {
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Which end this is.
-    pub side: Side,
+    pub role: Role,
     /// The seed of the connection; `None`: learned from the first eight bytes received, before anything is sent.
     pub seed: Option<u64>,
     /// How much to send.
@@ -151,9 +151,9 @@ pub struct Script {
 }
 
 impl Script {
-    fn new(side: Side, seed: Option<u64>) -> Self {
+    fn new(role: Role, seed: Option<u64>) -> Self {
         Self {
-            side,
+            role,
             seed,
             send: Amount::Bytes(0),
             pace: None,
@@ -178,17 +178,17 @@ impl Script {
 
     /// The connecting end. By default it sends nothing and half-closes.
     pub fn opener(seed: u64) -> Self {
-        Self::new(Side::Opener, Some(seed))
+        Self::new(Role::Opener, Some(seed))
     }
 
     /// The accepting end. It learns each connection's seed from the opener.
     pub fn answerer() -> Self {
-        Self::new(Side::Answerer, None)
+        Self::new(Role::Answerer, None)
     }
 
     /// The accepting end with a known seed, which can therefore speak first.
     pub fn answerer_of(seed: u64) -> Self {
-        Self::new(Side::Answerer, Some(seed))
+        Self::new(Role::Answerer, Some(seed))
     }
 
     /// Sends this many bytes.

@@ -2,7 +2,7 @@
 
 use super::{Ended, Families, Host, Mode, SEED, Scenario};
 use crate::{Forwarder, at_once, by_hand, is_emulated};
-use longsplice_engine::{Command, FlowState, Policy, Refusal, SpliceWhen};
+use longsplice_engine::{Command, FlowState, Pair, Policy, Refusal, Side, SpliceWhen};
 use longsplice_lab::{
     Impairment, InOrder, Lab, Namespace,
     process::wait_for,
@@ -140,7 +140,7 @@ fn prepare(s: &Scenario, lab: &Lab) -> Vec<Impairment> {
             namespace.sysctl(name, value).expect("sysctl");
         }
     }
-    s.impair.iter().map(|(way, i)| lab.impair(way.way(), i.impair()).expect("impairment")).collect()
+    s.impair.iter().map(|(way, i)| lab.impair(*way, i.impair()).expect("impairment")).collect()
 }
 
 fn policy(s: &Scenario, mode: Mode) -> Policy {
@@ -166,7 +166,7 @@ fn steer(s: &Scenario, mode: Mode, f: &Forwarder, over: &AtomicBool) {
 fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
     let when = s.splice.expect("a mode of scenarios that name the moment");
     let sleep = || std::thread::sleep(Duration::from_millis(1));
-    while !over.load(Ordering::Relaxed) && !all_have_sent(s, f, [when.up, when.down]) {
+    while !over.load(Ordering::Relaxed) && !all_have_sent(s, f, Pair::new(when.up, when.down)) {
         sleep();
     }
     let due = Instant::now() + Duration::from_millis(when.after_ms);
@@ -178,9 +178,11 @@ fn splice_then(s: &Scenario, f: &Forwarder, over: &AtomicBool) {
 
 /// Whether all hosts have sent their bytes. Flow lists show copied
 /// bytes with a delay, but the data path counts received bytes at once.
-fn all_have_sent(s: &Scenario, f: &Forwarder, [up, down]: [u64; 2]) -> bool {
+fn all_have_sent(s: &Scenario, f: &Forwarder, bytes: Pair<u64>) -> bool {
     let legs = f.splicer.datapath().expect("kernel path").legs();
-    let sent = legs.iter().filter(|(t, l)| l.received >= if t.remote.port() == PORT { down } else { up });
+    let sent = legs
+        .iter()
+        .filter(|(t, l)| l.received >= bytes[if t.remote.port() == PORT { Side::Server } else { Side::Client }]);
     f.splicer.flows().len() == s.connections as usize && sent.count() == 2 * s.connections as usize
 }
 

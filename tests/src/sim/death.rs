@@ -6,6 +6,7 @@ use super::{
     show,
     tcp::{ACK, Packet, RST, Time},
 };
+use longsplice_datapath::Side;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 /// The time of the death.
@@ -94,28 +95,28 @@ impl World {
     }
 
     /// Answers a segment with a reset if our socket no longer exists.
-    pub(super) fn answer_for_nobody(&mut self, i: usize, p: &Packet) -> bool {
-        if !(self.has_died() || self.was_reset()) || !self.sockets[i].is_gone() {
+    pub(super) fn answer_for_nobody(&mut self, from: Side, p: &Packet) -> bool {
+        if !(self.has_died() || self.was_reset()) || !self.sockets[from].is_gone() {
             return false;
         }
-        self.note(|_| format!("{i} in {}: no socket", show(p)));
+        self.note(|_| format!("{from:?} in {}: no socket", show(p)));
         if let Some(reset) = reset_for(p) {
-            self.by_socket(i, reset);
+            self.by_socket(from, reset);
         }
         true
     }
 
     /// Answers a segment with a reset at a host whose connection no longer exists.
-    pub(super) fn answer_by_nobody(&mut self, i: usize, p: &Packet) {
-        let closing = self.now < self.hosts[i].closed_at;
+    pub(super) fn answer_by_nobody(&mut self, host: Side, p: &Packet) {
+        let closing = self.now < self.hosts[host].closed_at;
         self.note(|_| {
-            format!("host {i} <- {}: {}", show(p), if closing { "while it closes" } else { "no connection" })
+            format!("{host:?} <- {}: {}", show(p), if closing { "while it closes" } else { "no connection" })
         });
         if closing {
             return;
         }
         if let Some(reset) = reset_for(p) {
-            self.wire(i, false, reset);
+            self.wire(host, false, reset);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{
     Fate, World,
     tcp::{Packet, RST, after, later},
 };
-use longsplice_datapath::{LegFlags, model::Edit};
+use longsplice_datapath::{LegFlags, Pair, Side, model::Edit};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 const ECE: u8 = 0x40;
@@ -44,10 +44,10 @@ pub struct Marks {
     share: f64,
     /// Retransmissions and segments without data may be marked, too (RFC 8311).
     all: bool,
-    hosts: [End; 2],
-    sockets: [End; 2],
+    hosts: Pair<End>,
+    sockets: Pair<End>,
     /// The end of all data received from each host.
-    come: [Option<u32>; 2],
+    come: Pair<Option<u32>>,
     counts: Counts,
 }
 
@@ -81,7 +81,7 @@ impl Marks {
     /// Chooses ECN on both legs, one or none, with sockets that have negotiated it or were created by TCP_REPAIR.
     pub fn random(seed: u64) -> Marks {
         let mut r = SmallRng::seed_from_u64(seed.rotate_left(24));
-        let agreed = [r.random_bool(0.7), r.random_bool(0.7)];
+        let agreed = Pair::new(r.random_bool(0.7), r.random_bool(0.7));
         let restored = r.random_bool(0.3);
         let end = |agreed| End { agreed, ..End::default() };
         let share = *[0.01, 0.1, 0.4].get(r.random_range(0..3usize)).expect("three");
@@ -90,18 +90,18 @@ impl Marks {
     }
 
     /// Flags of `enum leg_flag`.
-    pub fn leg_flags(&self, i: usize) -> u32 {
+    pub fn leg_flags(&self, side: Side) -> u32 {
         let flag = |on: bool, flag: u32| if on { flag } else { 0 };
-        let (host, socket) = (self.hosts[i].agreed, self.sockets[i].agreed);
+        let (host, socket) = (self.hosts[side].agreed, self.sockets[side].agreed);
         flag(host, LegFlags::ECN) | flag(host && !socket, LegFlags::RESTORED)
     }
 
-    pub fn by_host(&mut self, i: usize, p: &mut Packet) {
-        self.hosts[i].send(p, self.all);
+    pub fn by_host(&mut self, from: Side, p: &mut Packet) {
+        self.hosts[from].send(p, self.all);
     }
 
-    pub fn by_socket(&mut self, i: usize, p: &mut Packet) {
-        self.sockets[i].send(p, self.all);
+    pub fn by_socket(&mut self, to: Side, p: &mut Packet) {
+        self.sockets[to].send(p, self.all);
     }
 
     /// Passes a packet over a link, which may mark it.
@@ -113,23 +113,23 @@ impl Marks {
         }
     }
 
-    pub fn at_socket(&mut self, i: usize, p: &Packet) {
-        self.sockets[i].hear(p);
+    pub fn at_socket(&mut self, from: Side, p: &Packet) {
+        self.sockets[from].hear(p);
     }
 
-    fn at_host(&mut self, i: usize, p: &Packet) -> Option<String> {
-        if !self.hosts[i].agreed && (p.ecn != 0 || p.flags & (ECE | CWR) != 0) {
-            return Some(format!("host {i} is shown marks that it has not agreed on: {p:?}"));
+    fn at_host(&mut self, to: Side, p: &Packet) -> Option<String> {
+        if !self.hosts[to].agreed && (p.ecn != 0 || p.flags & (ECE | CWR) != 0) {
+            return Some(format!("{to:?} is shown marks that it has not agreed on: {p:?}"));
         }
         self.counts.passed += u32::from(p.ecn == CE);
-        self.counts.echoed += u32::from(self.hosts[i].hear(p));
+        self.counts.echoed += u32::from(self.hosts[to].hear(p));
         None
     }
 
-    /// Checks how the data path has handled a segment of host `i`.
-    fn judge(&mut self, i: usize, p: &Packet, fate: &Fate) -> Option<String> {
+    /// Checks how the data path has handled a segment from this host.
+    fn judge(&mut self, from: Side, p: &Packet, fate: &Fate) -> Option<String> {
         let both = self.hosts.iter().all(|h| h.agreed);
-        let come = self.come[i];
+        let come = self.come[from];
         let end = |kept: usize| p.seq.wrapping_add(kept.min(p.data.len()) as u32);
         let (local, forwarded, whole) = match fate {
             Fate::Sent { local, forwarded, plain } => (local.as_ref(), forwarded.as_ref(), *plain),
@@ -140,7 +140,7 @@ impl Marks {
             Fate::Dropped(_) => return None,
         };
         if !p.data.is_empty() {
-            self.come[i] = Some(come.map_or(end(p.data.len()), |c| later(c, end(p.data.len()))));
+            self.come[from] = Some(come.map_or(end(p.data.len()), |c| later(c, end(p.data.len()))));
         }
         if p.flags & RST != 0 {
             return None;
@@ -149,7 +149,7 @@ impl Marks {
             return Some(format!("agreed by both: {both}, and a copy goes out so: {e:?}"));
         }
         // A mark on data that arrives for the first time must reach a side that echoes it.
-        let mark = self.hosts[i].agreed && p.ecn == CE && !p.data.is_empty();
+        let mark = self.hosts[from].agreed && p.ecn == CE && !p.data.is_empty();
         let new = |e: &Edit, whole: bool| {
             let kept = if whole { p.data.len() } else { e.keep as usize };
             kept > 0 && come.is_none_or(|c| after(end(kept), c))
@@ -158,7 +158,7 @@ impl Marks {
         if forwarded.is_some_and(|e| unheard(e, both, false)) {
             return Some(format!("the other host gets this without its mark: {p:?}"));
         }
-        if local.is_some_and(|e| unheard(e, self.sockets[i].agreed, whole)) {
+        if local.is_some_and(|e| unheard(e, self.sockets[from].agreed, whole)) {
             return Some(format!("our socket gets this, and cannot echo its mark: {p:?}"));
         }
         None
@@ -166,14 +166,14 @@ impl Marks {
 }
 
 impl World {
-    pub(super) fn judge_marks(&mut self, i: usize, p: &Packet, fate: &Fate) {
-        let wrong = self.marks.judge(i, p, fate);
+    pub(super) fn judge_marks(&mut self, from: Side, p: &Packet, fate: &Fate) {
+        let wrong = self.marks.judge(from, p, fate);
         self.out.marks = self.marks.counts;
         wrong.inspect(|w| self.fail(w));
     }
 
-    pub(super) fn judge_host(&mut self, i: usize, p: &Packet) {
-        let wrong = self.marks.at_host(i, p);
+    pub(super) fn judge_host(&mut self, to: Side, p: &Packet) {
+        let wrong = self.marks.at_host(to, p);
         wrong.inspect(|w| self.fail(w));
     }
 }

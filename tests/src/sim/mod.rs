@@ -17,7 +17,7 @@ use app::{App, byte};
 use death::Death;
 use detour::Detours;
 use longsplice_datapath::{
-    LegFlags, VERDICTS,
+    LegFlags, Pair, Side, VERDICTS,
     abi::event_kind,
     model::{Edit, Fate, Model, Seg, Start},
 };
@@ -108,11 +108,11 @@ pub struct Outcome {
 #[derive(Debug)]
 enum Event {
     /// A packet arrives at the host of this side.
-    ToHost(usize, Packet),
+    ToHost(Side, Packet),
     /// A packet arrives at our device of this side.
-    ToUs(usize, Packet),
+    ToUs(Side, Packet),
     /// A held packet is fed in again at our device of this side.
-    Back(usize, Packet),
+    Back(Side, Packet),
     Wake,
 }
 
@@ -139,24 +139,24 @@ struct World {
     serial: u64,
     rng: SmallRng,
     queue: BinaryHeap<Reverse<Queued>>,
-    hosts: [Tcp; 2],
-    apps: [App; 2],
-    sockets: [Tcp; 2],
+    hosts: Pair<Tcp>,
+    apps: Pair<App>,
+    sockets: Pair<Tcp>,
     model: Model,
     relay: Relay,
     relay_at: Option<Time>,
     weather: Weather,
-    delay: [Time; 2],
+    delay: Pair<Time>,
     jitter: Time,
     /// Segments held until the end of a drain, and when the last released one is fed in.
-    held: [Vec<Packet>; 2],
-    let_go_at: [Time; 2],
+    held: Pair<Vec<Packet>>,
+    let_go_at: Pair<Time>,
     /// The end of the data forwarded in a drain.
-    reached: [Option<u32>; 2],
+    reached: Pair<Option<u32>>,
     /// Future sleeps: the earliest time and the duration. See [`Tcp::slept`].
     sleeps: Vec<(Time, Time)>,
-    /// Earliest time at which the next packet may arrive: links keep the order.
-    fifo: [[Time; 2]; 2],
+    /// Earliest times at which the next packets to us and to the host may arrive: links keep the order.
+    fifo: Pair<[Time; 2]>,
     tracing: bool,
     /// Chooses segments that arrive in the middle of an operation, if a second processor is simulated.
     other_cpu: Option<SmallRng>,
@@ -168,7 +168,7 @@ struct World {
     detours: Option<Detours>,
     marks: Marks,
     out: Outcome,
-    progress: [u64; 2],
+    progress: Pair<u64>,
 }
 
 /// Runs one seed, and records a trace of its packets if requested.
@@ -201,10 +201,10 @@ impl World {
     fn new(seed: u64, calm: bool, marks: Marks, tracing: bool) -> World {
         let mut rng = SmallRng::seed_from_u64(seed);
         let r = &mut rng;
-        let mut host = [Style::random(r), Style::random(r)];
-        let mut ours = [Style::local(r), Style::local(r)];
+        let mut host = Pair::new(Style::random(r), Style::random(r));
+        let mut ours = Pair::new(Style::local(r), Style::local(r));
         // both legs have one MSS: the SYN to the server carries the client's MSS
-        let mss = host[0].mss.min(host[1].mss).min(ours[0].mss);
+        let mss = host.client.mss.min(host.server.mss).min(ours.client.mss);
         if calm {
             // Hosts do nothing that may legitimately stall a flow: no windows below a few segments, no slow probes.
             for h in &mut host {
@@ -216,15 +216,16 @@ impl World {
                 s.send = s.send.max(6 * mss as usize);
             }
             // An advertised window cannot be withdrawn: data that does not fit the other host's window may be lost.
-            for i in 0..2 {
-                let n = host[1 - i].receive.min(if host[1 - i].wscale == 0 { 65535 } else { u32::MAX });
-                ours[i].receive = ours[i].receive.min(n);
+            for side in Side::BOTH {
+                let other = &host[side.other()];
+                let n = other.receive.min(if other.wscale == 0 { 65535 } else { u32::MAX });
+                ours[side].receive = ours[side].receive.min(n);
             }
         }
-        for i in 0..2 {
-            let (ts, sack) = (host[i].ts && ours[i].ts, host[i].sack && ours[i].sack);
+        for side in Side::BOTH {
+            let (ts, sack) = (host[side].ts && ours[side].ts, host[side].sack && ours[side].sack);
             let scaled = r.random_bool(0.8);
-            for s in [&mut host[i], &mut ours[i]] {
+            for s in [&mut host[side], &mut ours[side]] {
                 s.mss = mss;
                 s.ts = ts;
                 s.sack = sack;
@@ -239,11 +240,11 @@ impl World {
             1 => (1u32 << 31) - r.random_range(0..200_000u32),
             _ => r.random(),
         };
-        let mut starts = [Start::default(), Start::default()];
-        let make = |i: usize, r: &mut SmallRng, start: &mut Start| {
+        let mut starts = Pair::<Start>::default();
+        let make = |side: Side, r: &mut SmallRng, start: &mut Start| {
             let (a, b) = (number(r), number(r));
             let (ta, tb): (u32, u32) = (r.random(), r.random());
-            let (h, o) = (&host[i], &ours[i]);
+            let (h, o) = (&host[side], &ours[side]);
             let far = Tcp::new(*h, o, a, b, ta, tb);
             let near = Tcp::new(*o, h, b, a, tb, ta);
             *start = Start {
@@ -253,14 +254,14 @@ impl World {
                 edge_out: a.wrapping_add(1).wrapping_add(o.receive.min(65535)),
                 tsval_in: ta,
                 tsval_out: tb,
-                flags: u32::from(h.ts) * LegFlags::TS + u32::from(h.sack) * LegFlags::SACK + marks.leg_flags(i),
+                flags: u32::from(h.ts) * LegFlags::TS + u32::from(h.sack) * LegFlags::SACK + marks.leg_flags(side),
                 wscale_in: h.wscale,
                 wscale_out: o.wscale,
             };
             (far, near)
         };
-        let (h0, s0) = make(0, r, &mut starts[0]);
-        let (h1, s1) = make(1, r, &mut starts[1]);
+        let (client, to_client) = make(Side::Client, r, &mut starts.client);
+        let (server, to_server) = make(Side::Server, r, &mut starts.server);
         let app = |seed: u64, r: &mut SmallRng| App {
             seed,
             total: match r.random_range(0..8) {
@@ -285,10 +286,10 @@ impl World {
             eof: false,
             last: 0,
         };
-        let mut apps = [app(seed * 2, r), app(seed * 2 + 1, r)];
-        for (i, a) in apps.iter_mut().enumerate() {
+        let mut apps = Pair::new(app(seed * 2, r), app(seed * 2 + 1, r));
+        for (side, a) in Side::BOTH.into_iter().zip(&mut apps) {
             // small windows are wanted, but the run must end
-            a.total = a.total.min(u64::from(host[1 - i].receive.min(ours[i].receive)) * 100);
+            a.total = a.total.min(u64::from(host[side.other()].receive.min(ours[side].receive)) * 100);
             // at most about 4000 steps
             a.chunk = a.chunk.max((a.total / 1000) as usize).max(1);
             a.sip = a.sip.max((a.total / 1000) as usize);
@@ -301,8 +302,8 @@ impl World {
                 if r.random_bool(0.4) { *[0.01, 0.1, 0.5].get(r.random_range(0..3usize)).expect("three") } else { 0.0 };
         }
         match r.random_range(0..3) {
-            0 => apps[0].after_peer = true,
-            1 => apps[1].after_peer = true,
+            0 => apps.client.after_peer = true,
+            1 => apps.server.after_peer = true,
             _ => {}
         }
         let weather = if calm {
@@ -326,7 +327,7 @@ impl World {
         let mut relay = Relay::new(habits, first);
         relay.tracing = tracing;
         let far = if calm { 20 * MS } else { 60 * MS };
-        let delay = [r.random_range(10..far), r.random_range(10..far)]
+        let delay = Pair::new(r.random_range(10..far), r.random_range(10..far))
             .map(|d: u64| if r.random_bool(0.4) { d % 500 + 10 } else { d });
         const MINUTE: Time = 60_000 * MS;
         let sleeps = [(); 4].map(|()| {
@@ -345,20 +346,20 @@ impl World {
         World {
             now: 0,
             serial: 0,
-            hosts: [h0, h1],
-            sockets: [s0, s1],
+            hosts: Pair::new(client, server),
+            sockets: Pair::new(to_client, to_server),
             apps,
-            model: Model::new(&starts),
+            model: Model::new(starts),
             relay,
             relay_at: Some(0),
             weather,
             delay,
             jitter: 20,
             sleeps,
-            held: Default::default(),
-            let_go_at: [0; 2],
-            reached: [None; 2],
-            fifo: [[0; 2]; 2],
+            held: Pair::default(),
+            let_go_at: Pair::both(0),
+            reached: Pair::both(None),
+            fifo: Pair::both([0; 2]),
             tracing,
             other_cpu: None,
             adversary: None,
@@ -367,7 +368,7 @@ impl World {
             detours: None,
             marks,
             out,
-            progress: [0; 2],
+            progress: Pair::both(0),
             queue: BinaryHeap::new(),
             rng,
         }
@@ -385,26 +386,26 @@ impl World {
         self.queue.push(Reverse(Queued(t, self.serial, e)));
     }
 
-    /// Sends a packet on the link between us and host `i`.
-    fn wire(&mut self, i: usize, to_host: bool, mut p: Packet) {
+    /// Sends a packet on the link between us and this host.
+    fn wire(&mut self, side: Side, to_host: bool, mut p: Packet) {
         let w = self.weather;
         self.marks.pass(&mut p);
-        if !self.pass_detour(i, to_host, &mut p) || self.rng.random_bool(w.loss) {
-            self.note(|_| format!("{i} lost"));
+        if !self.pass_detour(side, to_host, &mut p) || self.rng.random_bool(w.loss) {
+            self.note(|_| format!("{side:?} lost"));
             return;
         }
         let copies = 1 + u32::from(self.rng.random_bool(w.duplicate));
         for _ in 0..copies {
             let way = usize::from(to_host);
-            let mut t = self.now + self.delay[i] + self.rng.random_range(0..self.jitter);
+            let mut t = self.now + self.delay[side] + self.rng.random_range(0..self.jitter);
             if self.rng.random_bool(w.reorder) {
-                t += self.rng.random_range(0..self.delay[i] + 5 * MS);
+                t += self.rng.random_range(0..self.delay[side] + 5 * MS);
             } else {
-                t = t.max(self.fifo[i][way] + 1);
-                self.fifo[i][way] = t;
+                t = t.max(self.fifo[side][way] + 1);
+                self.fifo[side][way] = t;
             }
             let p = p.clone();
-            self.at(t, if to_host { Event::ToHost(i, p) } else { Event::ToUs(i, p) });
+            self.at(t, if to_host { Event::ToHost(side, p) } else { Event::ToUs(side, p) });
         }
     }
 
@@ -438,20 +439,20 @@ impl World {
 
     fn fail(&mut self, why: &str) {
         let mut s = format!("{why} at {} us", self.now);
-        for i in 0..2 {
-            let a = &self.apps[i];
+        for side in Side::BOTH {
+            let a = &self.apps[side];
             s += &format!(
-                "\nhost {i}: wrote {}/{} closed {}, got {}/{} eof {}; {} ignored {:?}\nsocket {i}: {} ignored {:?}",
+                "\n{side:?}: wrote {}/{} closed {}, got {}/{} eof {}; {} ignored {:?}\nits socket: {} ignored {:?}",
                 a.written,
                 a.total,
                 a.closed,
                 a.got,
-                self.apps[1 - i].total,
+                self.apps[side.other()].total,
                 a.eof,
-                self.hosts[i].brief(),
-                self.hosts[i].ignored,
-                self.sockets[i].brief(),
-                self.sockets[i].ignored
+                self.hosts[side].brief(),
+                self.hosts[side].ignored,
+                self.sockets[side].brief(),
+                self.sockets[side].ignored
             );
         }
         s += &format!("\nrelay {}\n{:?}", self.relay.brief(), self.model);
@@ -465,10 +466,10 @@ impl World {
                 t = Some(t.map_or(x, |t| t.min(x)));
             }
         };
-        for i in 0..2 {
-            also(self.hosts[i].wakes());
-            also(self.sockets[i].wakes());
-            let (a, h) = (&self.apps[i], &self.hosts[i]);
+        for side in Side::BOTH {
+            also(self.hosts[side].wakes());
+            also(self.sockets[side].wakes());
+            let (a, h) = (&self.apps[side], &self.hosts[side]);
             if h.is_gone() {
                 continue;
             }
@@ -505,14 +506,14 @@ impl World {
     /// Does everything that can happen at this instant.
     fn settle(&mut self) {
         self.sleep();
-        for i in 0..2 {
-            self.app(i);
+        for side in Side::BOTH {
+            self.app(side);
         }
         self.live_and_die();
         self.live_and_reset();
         self.live_and_move();
         if self.relay_at.is_some_and(|t| t <= self.now) {
-            self.model.time((self.now + self.hosts[0].slept) * 1000);
+            self.model.time((self.now + self.hosts.client.slept) * 1000);
             self.relay.meanwhile = self.choose_meanwhile();
             self.relay_at = self.relay.run(self.now, &mut self.model, &mut self.sockets, &mut self.rng);
             for l in std::mem::take(&mut self.relay.log) {
@@ -522,20 +523,20 @@ impl World {
             self.came_meanwhile(meanwhile);
             self.let_go();
         }
-        for i in 0..2 {
-            for mut p in self.hosts[i].poll(self.now) {
-                self.marks.by_host(i, &mut p);
-                self.note(|_| format!("host {i} -> {}", show(&p)));
-                self.wire(i, false, p);
+        for side in Side::BOTH {
+            for mut p in self.hosts[side].poll(self.now) {
+                self.marks.by_host(side, &mut p);
+                self.note(|_| format!("{side:?} -> {}", show(&p)));
+                self.wire(side, false, p);
             }
-            for p in self.sockets[i].poll(self.now) {
-                self.by_socket(i, p);
+            for p in self.sockets[side].poll(self.now) {
+                self.by_socket(side, p);
             }
-            if self.hosts[i].reset && !self.may_break_off() {
-                return self.fail(&format!("host {i} was reset"));
+            if self.hosts[side].reset && !self.may_break_off() {
+                return self.fail(&format!("{side:?} was reset"));
             }
-            if self.sockets[i].reset && !self.has_died() && !self.was_reset() {
-                return self.fail(&format!("socket {i} was reset"));
+            if self.sockets[side].reset && !self.has_died() && !self.was_reset() {
+                return self.fail(&format!("the socket to {side:?} was reset"));
             }
         }
     }
@@ -546,42 +547,42 @@ impl World {
         if !r.random_bool(0.2) {
             return;
         }
-        let i = r.random_range(0..2);
-        let p = adversary::forge(r, &self.hosts[i]);
+        let from = Side::BOTH[r.random_range(0..2)];
+        let p = adversary::forge(r, &self.hosts[from]);
         self.out.forged += 1;
-        self.note(|_| format!("forged, as of host {i}:"));
-        self.event(Event::ToUs(i, p));
+        self.note(|_| format!("forged, as of {from:?}:"));
+        self.event(Event::ToUs(from, p));
     }
 
     fn came_meanwhile(&mut self, meanwhile: Option<Meanwhile>) {
-        let Some(Meanwhile { serial, i, packet, fate: Some((fate, events)), .. }) = meanwhile else { return };
+        let Some(Meanwhile { serial, from, packet, fate: Some((fate, events)), .. }) = meanwhile else { return };
         // a segment that has to be processed again comes later
         if !matches!(fate, Fate::Dropped(v) if VERDICTS[v as usize] == "stale-cpu") {
             self.queue.retain(|q| q.0.1 != serial);
             self.note(|_| "on another processor:".into());
-            self.came(i, &packet, fate, events);
+            self.came(from, &packet, fate, events);
         }
     }
 
     /// Chooses the next segment of one of the hosts to arrive in the middle of an operation.
     fn choose_meanwhile(&mut self) -> Option<Meanwhile> {
         let r = self.other_cpu.as_mut()?;
-        let (from, lock) = (r.random_range(0..2), r.random_range(1..12));
+        let (from, lock) = (Side::BOTH[r.random_range(0..2)], r.random_range(1..12));
         let coming = self.queue.iter().filter_map(|Reverse(Queued(at, serial, e))| match e {
-            Event::ToUs(i, p) if *i == from => Some((*at, *serial, p)),
+            Event::ToUs(side, p) if *side == from => Some((*at, *serial, p)),
             _ => None,
         });
         let (_, serial, packet) = coming.min_by_key(|c| (c.0, c.1))?;
-        Some(Meanwhile { serial, i: from, packet: packet.clone(), lock, fate: None })
+        Some(Meanwhile { serial, from, packet: packet.clone(), lock, fate: None })
     }
 
-    fn app(&mut self, i: usize) {
+    fn app(&mut self, side: Side) {
         let (now, may_break_off) = (self.now, self.may_break_off());
-        if self.hosts[i].is_gone() {
+        if self.hosts[side].is_gone() {
             return;
         }
-        let a = &mut self.apps[i];
-        let h = &mut self.hosts[i];
+        let a = &mut self.apps[side];
+        let h = &mut self.hosts[side];
         if a.written < a.total && h.room() > 0 && a.write_at <= now {
             let n = (h.room().min(a.chunk) as u64).min(a.total - a.written);
             let data: Vec<u8> = (a.written..a.written + n).map(|p| byte(a.seed, p)).collect();
@@ -601,68 +602,68 @@ impl World {
             }
             h.read(a.sip, &mut got);
             let (seed, total) = {
-                let peer = &self.apps[1 - i];
+                let peer = &self.apps[side.other()];
                 (peer.seed, peer.total)
             };
-            let a = &mut self.apps[i];
+            let a = &mut self.apps[side];
             for b in &got {
                 if *b != byte(seed, a.got) {
-                    wrong = Some(format!("host {i}: byte {} is wrong", a.got));
+                    wrong = Some(format!("{side:?}: byte {} is wrong", a.got));
                     break;
                 }
                 a.got += 1;
             }
             a.read_at = now + a.nap + u64::from(a.nap == 0);
-            if self.hosts[i].at_eof() && !a.eof {
+            if self.hosts[side].at_eof() && !a.eof {
                 a.eof = true;
-                let (sent, marks) = (&self.apps[1 - i].urgent, &self.apps[i].marks);
-                if self.apps[i].got != total && may_break_off {
+                let (sent, marks) = (&self.apps[side.other()].urgent, &self.apps[side].marks);
+                if self.apps[side].got != total && may_break_off {
                     // the connection was broken off
-                } else if self.apps[i].got != total {
-                    wrong = Some(format!("host {i}: end of stream after {} of {total}", self.apps[i].got));
+                } else if self.apps[side].got != total {
+                    wrong = Some(format!("{side:?}: end of stream after {} of {total}", self.apps[side].got));
                 } else if marks.last() != sent.last() || marks.iter().any(|m| !sent.contains(m)) {
-                    wrong = Some(format!("host {i}: urgent are {sent:?}, received as such {marks:?}"));
+                    wrong = Some(format!("{side:?}: urgent are {sent:?}, received as such {marks:?}"));
                 }
             }
         }
-        let a = &mut self.apps[i];
+        let a = &mut self.apps[side];
         if a.written == a.total && !a.closed && (!a.after_peer || a.eof) {
             a.closed = true;
-            self.hosts[i].close();
+            self.hosts[side].close();
         }
         if let Some(w) = wrong {
             self.fail(&w);
         }
-        self.gap(i);
+        self.gap(side);
     }
 
     /// Measures how long this receiver has got nothing although the sender had data.
-    fn gap(&mut self, i: usize) {
-        let sent = self.apps[1 - i].written + u64::from(self.apps[1 - i].closed);
-        let a = &self.apps[i];
-        let got = a.got + self.hosts[i].unread() as u64 + u64::from(self.hosts[i].eof);
+    fn gap(&mut self, side: Side) {
+        let (a, sender) = (&self.apps[side], &self.apps[side.other()]);
+        let sent = sender.written + u64::from(sender.closed);
+        let got = a.got + self.hosts[side].unread() as u64 + u64::from(self.hosts[side].eof);
         let since = a.last;
-        if got != self.progress[i] {
-            self.progress[i] = got;
+        if got != self.progress[side] {
+            self.progress[side] = got;
             if self.now - since > self.out.gap {
                 self.out.gap = self.now - since;
                 self.out.gap_at = since;
             }
-            self.apps[i].last = self.now;
+            self.apps[side].last = self.now;
         } else if sent <= got {
-            self.apps[i].last = self.now;
+            self.apps[side].last = self.now;
         }
     }
 
-    fn by_socket(&mut self, i: usize, mut p: Packet) {
-        self.marks.by_socket(i, &mut p);
-        self.model.time((self.now + self.hosts[0].slept) * 1000);
-        match self.model.egress(i, &seg(&p)) {
-            None => self.note(|_| format!("socket {i} muted {}", show(&p))),
+    fn by_socket(&mut self, side: Side, mut p: Packet) {
+        self.marks.by_socket(side, &mut p);
+        self.model.time((self.now + self.hosts.client.slept) * 1000);
+        match self.model.egress(side, &seg(&p)) {
+            None => self.note(|_| format!("socket to {side:?} muted {}", show(&p))),
             Some(e) => {
                 let q = edited(&p, &e);
-                self.note(|_| format!("socket {i} {} as {}", show(&p), show(&q)));
-                self.wire(i, true, q);
+                self.note(|_| format!("socket to {side:?} {} as {}", show(&p), show(&q)));
+                self.wire(side, true, q);
             }
         }
         self.wake_relay();
@@ -681,50 +682,52 @@ impl World {
     fn event(&mut self, e: Event) {
         match e {
             Event::Wake => {}
-            Event::ToHost(i, p) if self.hosts[i].is_gone() => self.answer_by_nobody(i, &p),
-            Event::ToHost(i, p) => {
-                self.judge_host(i, &p);
-                let why = self.hosts[i].input(self.now, &p);
-                self.note(|w| format!("host {i} <- {} {why:?} [{}]", show(&p), w.hosts[i].brief()));
+            Event::ToHost(to, p) if self.hosts[to].is_gone() => self.answer_by_nobody(to, &p),
+            Event::ToHost(to, p) => {
+                self.judge_host(to, &p);
+                let why = self.hosts[to].input(self.now, &p);
+                self.note(|w| format!("{to:?} <- {} {why:?} [{}]", show(&p), w.hosts[to].brief()));
             }
-            Event::ToUs(i, ref p) | Event::Back(i, ref p) => {
-                self.model.time((self.now + self.hosts[0].slept) * 1000);
+            Event::ToUs(from, ref p) | Event::Back(from, ref p) => {
+                self.model.time((self.now + self.hosts.client.slept) * 1000);
                 let mut meanwhile = self.choose_meanwhile();
                 let segment = Seg { again: matches!(e, Event::Back(..)).into(), ..seg(p) };
                 let (fate, events) = match &mut meanwhile {
-                    Some(w) => w.during(&mut self.model, |m| m.ingress(i, &segment)),
-                    None => self.model.ingress(i, &segment),
+                    Some(w) => w.during(&mut self.model, |m| m.ingress(from, &segment)),
+                    None => self.model.ingress(from, &segment),
                 };
                 self.came_meanwhile(meanwhile);
-                self.came(i, p, fate, events);
+                self.came(from, p, fate, events);
             }
         }
     }
 
-    /// Processes the data path's decision about a packet of host `i`.
-    fn came(&mut self, i: usize, p: &Packet, fate: Fate, events: u8) {
+    /// Processes the data path's decision about a packet from this host.
+    fn came(&mut self, from: Side, p: &Packet, fate: Fate, events: u8) {
         if events & (EVENT_TRIGGERED | EVENT_LIMIT_REACHED) != 0 {
             self.relay.triggered();
         }
-        self.hold(i, p, events);
-        self.judge_marks(i, p, &fate);
+        self.hold(from, p, events);
+        self.judge_marks(from, p, &fate);
         match fate {
-            Fate::Dropped(v) => self.note(|_| format!("{i} in {} DROPPED verdict {v}", show(p))),
+            Fate::Dropped(v) => self.note(|_| format!("{from:?} in {} DROPPED verdict {v}", show(p))),
             Fate::Sent { local, forwarded, plain } => {
                 if let Some(e) = forwarded {
                     let q = edited(p, &e);
-                    self.watch_order(i, &q);
-                    self.note(|_| format!("{i} in {} forwarded {}", show(p), show(&q)));
-                    self.wire(1 - i, true, q);
+                    self.watch_order(from, &q);
+                    self.note(|_| format!("{from:?} in {} forwarded {}", show(p), show(&q)));
+                    self.wire(from.other(), true, q);
                 }
                 if let Some(e) = local {
                     let q = if plain { p.clone() } else { edited(p, &e) };
-                    if self.answer_for_nobody(i, &q) {
+                    if self.answer_for_nobody(from, &q) {
                         return;
                     }
-                    self.marks.at_socket(i, &q);
-                    let why = self.sockets[i].input(self.now, &q);
-                    self.note(|w| format!("{i} in {} local {} {why:?} [{}]", show(p), show(&q), w.sockets[i].brief()));
+                    self.marks.at_socket(from, &q);
+                    let why = self.sockets[from].input(self.now, &q);
+                    self.note(|w| {
+                        format!("{from:?} in {} local {} {why:?} [{}]", show(p), show(&q), w.sockets[from].brief())
+                    });
                 }
             }
         }

@@ -6,13 +6,13 @@ use super::{
     tcp::{MS, Packet, Tcp, Time},
 };
 use longsplice_datapath::{
-    Half, LegFlags, Limit, PathFacts, PathFlags, SwitchError, Switched, Tuple,
+    Half, LegFlags, Limit, Pair, PathFlags, Phase, Side, SwitchError, Switched, Tuple,
     abi::switch_op,
     model::{Fate, Model, Switch},
 };
 use longsplice_engine::{
     Command, EndReason, PathRule, Policy, SpliceWhen,
-    core::{self, Action, Context, Core, Event, Next, Position, Progress, Seen, Side, Why},
+    core::{self, Action, Context, Core, Event, Next, Position, Progress, Seen, Why},
 };
 use rand::{RngExt, rngs::SmallRng};
 use std::time::Duration;
@@ -24,16 +24,17 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 const WRITTEN_DOWN: u32 = 16;
 
 /// The address of a leg: the model does not use addresses.
-fn leg(n: u8) -> Tuple {
+fn leg(side: Side) -> Tuple {
+    let n = side as u8;
     Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() }
 }
 
-fn is_forwarded_by(flags: [u16; 2]) -> bool {
-    flags[0] & flags[1] & PathFlags::SPLICED != 0
+fn is_forwarded_by(flags: Pair<u16>) -> bool {
+    flags.client & flags.server & PathFlags::SPLICED != 0
 }
 
-fn path_flags(m: &Model) -> [u16; 2] {
-    [0, 1].map(|i| m.path(i).flags)
+fn path_flags(m: &Model) -> Pair<u16> {
+    Pair::from_fn(|from| m.path(from).flags)
 }
 
 fn is_forwarded(m: &Model) -> bool {
@@ -80,7 +81,7 @@ pub struct Habits {
 /// A segment that arrives on another processor in the middle of the next operation.
 pub struct Meanwhile {
     pub serial: u64,
-    pub i: usize,
+    pub from: Side,
     pub packet: Packet,
     /// Number of the lock before which it arrives.
     pub lock: u32,
@@ -93,7 +94,7 @@ impl Meanwhile {
         if self.fate.is_some() {
             return work(m);
         }
-        let (done, fate) = m.meanwhile((self.lock, self.i, &seg(&self.packet)), work);
+        let (done, fate) = m.meanwhile((self.lock, self.from, &seg(&self.packet)), work);
         self.fate = fate;
         done
     }
@@ -106,15 +107,15 @@ pub struct Relay {
     core: Core,
     policy: Policy,
     shown: Progress,
-    at: [Position; 2],
-    hands: [Hand; 2],
+    at: Pair<Position>,
+    hands: Pair<Hand>,
     /// The result of a freeze that the process has not seen yet.
     unheard: Option<Event>,
     /// Limits of the next splice, and the positions that it must not pass.
-    limit: [Limit; 2],
-    goal: [Option<u64>; 2],
+    limit: Pair<Limit>,
+    goal: Pair<Option<u64>>,
     /// Whether segments from this host are held.
-    pub holding: [bool; 2],
+    pub holding: Pair<bool>,
     /// When a freeze started to wait for windows to fit.
     waiting: Option<Time>,
     pub switch_at: Time,
@@ -133,7 +134,7 @@ pub struct Relay {
 struct Awake<'a> {
     now: Time,
     m: &'a mut Model,
-    sockets: &'a mut [Tcp; 2],
+    sockets: &'a mut Pair<Tcp>,
     rng: &'a mut SmallRng,
 }
 
@@ -151,15 +152,15 @@ impl Relay {
             meanwhile: None,
             habits,
             state: State::Copying,
-            core: Core::new(None, None, [0; 2]),
+            core: Core::new(None, None, Pair::both(0)),
             policy,
             shown: Progress::new(None),
-            at: Default::default(),
-            hands: Default::default(),
+            at: Pair::default(),
+            hands: Pair::default(),
             unheard: Some(Event::Attended(true)),
-            limit: [Limit::None; 2],
-            goal: [None; 2],
-            holding: [false; 2],
+            limit: Pair::both(Limit::None),
+            goal: Pair::both(None),
+            holding: Pair::both(false),
             waiting: None,
             switch_at: first,
             splices: 0,
@@ -184,7 +185,7 @@ impl Relay {
     }
 
     /// One wake-up. Returns the latest time of the next one, if any.
-    pub fn run(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2], rng: &mut SmallRng) -> Option<Time> {
+    pub fn run(&mut self, now: Time, m: &mut Model, sockets: &mut Pair<Tcp>, rng: &mut SmallRng) -> Option<Time> {
         let mut awake = Awake { now, m, sockets, rng };
         self.wakes += 1;
         if self.wakes.is_multiple_of(WRITTEN_DOWN) {
@@ -196,7 +197,7 @@ impl Relay {
         }
         match self.state {
             State::Copying | State::Draining if awake.sockets.iter().any(|s| s.reset) => {
-                let side = Side::sender(usize::from(!awake.sockets[0].reset));
+                let side = if awake.sockets.client.reset { Side::Client } else { Side::Server };
                 self.hear(&mut awake, Event::Failed(side));
                 None
             }
@@ -217,7 +218,7 @@ impl Relay {
             }
             State::Spliced => {
                 let why = if now >= self.switch_at { Why::Command(Command::Unsplice) } else { Why::Look };
-                let paths = Some([0, 1].map(|i| awake.m.path(i)));
+                let paths = Some(Pair::from_fn(|from| awake.m.path(from)));
                 self.hear(&mut awake, Event::Seen(Box::new(Seen { why, paths, legs: None })));
                 match self.state {
                     State::Spliced => Some(self.switch_at.min(now + 100 * MS)),
@@ -252,9 +253,9 @@ impl Relay {
 
     /// Passes an event to the core and returns its action.
     fn on(&mut self, now: Time, event: Event) -> Action {
-        let [a, b] = &mut self.at;
-        let (now, legs) = (Duration::from_micros(now), [leg(0), leg(1)]);
-        self.core.on(&mut Context { now, policy: &self.policy, legs, at: [a, b], shown: &mut self.shown }, event)
+        let (now, legs) = (Duration::from_micros(now), Pair::from_fn(leg));
+        let at = self.at.each_mut();
+        self.core.on(&mut Context { now, policy: &self.policy, legs, at, shown: &mut self.shown }, event)
     }
 
     /// Handles an event, and performs all actions until there are no more or the process falls asleep.
@@ -275,7 +276,7 @@ impl Relay {
                     None
                 }
                 Action::Attend => Some(Event::Attended(true)),
-                Action::Measure => Some(Event::Measured([PathFacts::default(); 2])),
+                Action::Measure => Some(Event::Measured(Pair::default())),
                 Action::Freeze { .. } => {
                     self.freeze(awake);
                     None
@@ -283,8 +284,8 @@ impl Relay {
                 Action::Look => {
                     let at = self.call(awake.m, switch_op::OP_LOOK).switched().map(Box::new);
                     if let Ok(at) = &at {
-                        let is_held = |d: usize| at.phase[d] == longsplice_datapath::Phase::ToForwarding;
-                        self.holding = [0, 1].map(|d| self.holding[d] && is_held(d));
+                        let is_held = |phase| phase == Phase::ToForwarding;
+                        self.holding = self.holding.zip(at.phase).map(|(holding, phase)| holding && is_held(phase));
                     }
                     Some(Event::Looked(at))
                 }
@@ -308,7 +309,7 @@ impl Relay {
     }
 
     /// Kills the process. Its sockets belong to the kernel now: parked ones are silent.
-    pub fn kill(&mut self, now: Time, m: &mut Model, sockets: &mut [Tcp; 2]) {
+    pub fn kill(&mut self, now: Time, m: &mut Model, sockets: &mut Pair<Tcp>) {
         let (look, state) = (self.look(m), self.state);
         self.say(|| format!("killed in {state:?}: {look:?}"));
         let parked = state == State::Spliced;
@@ -321,7 +322,7 @@ impl Relay {
         }
         self.state = State::Killed(false);
         self.unheard = None;
-        self.holding = [false; 2];
+        self.holding = Pair::both(false);
         self.goes_on = parked && self.is_forwarded_for_good(m, &look);
     }
 
@@ -347,7 +348,7 @@ impl Relay {
     }
 
     fn is_forwarded_for_good(&self, m: &Model, at: &Switched) -> bool {
-        is_forwarded(m) && (at.flags[0] | at.flags[1]) & LegFlags::TRIGGER == 0
+        is_forwarded(m) && (at.flags.client | at.flags.server) & LegFlags::TRIGGER == 0
     }
 
     /// Watches an orphaned flow. Returns false once it has ended.
@@ -356,7 +357,7 @@ impl Relay {
             self.take_over(m);
         }
         let flags = path_flags(m);
-        flags[0] & flags[1] & PathFlags::FIN_ACKED == 0
+        flags.client & flags.server & PathFlags::FIN_ACKED == 0
     }
 
     fn done(&self) -> bool {
@@ -377,73 +378,73 @@ impl Relay {
     }
 
     /// Reads from the sockets without writing.
-    fn grab(&mut self, sockets: &mut [Tcp; 2], rng: &mut SmallRng) {
-        for (d, socket) in sockets.iter_mut().enumerate() {
-            if self.hands[d].bytes.is_empty() && !self.at[d].eof && socket.unread() > 0 {
+    fn grab(&mut self, sockets: &mut Pair<Tcp>, rng: &mut SmallRng) {
+        for (from, socket) in Side::BOTH.into_iter().zip(sockets) {
+            if self.hands[from].bytes.is_empty() && !self.at[from].eof && socket.unread() > 0 {
                 let n = rng.random_range(1..=socket.unread().min(self.habits.buffer));
-                self.read(d, n, socket);
+                self.read(from, n, socket);
             }
         }
     }
 
     /// Reads at most `most` bytes and returns their number.
-    fn read(&mut self, d: usize, most: usize, socket: &mut Tcp) -> usize {
-        let hand = &mut self.hands[d];
+    fn read(&mut self, from: Side, most: usize, socket: &mut Tcp) -> usize {
+        let hand = &mut self.hands[from];
         hand.urgent = socket.at_mark();
         let n = socket.read(most, &mut hand.bytes);
         if n > 0 {
-            self.at[d].took(n);
-            self.core.streams_mut()[d].took(n);
+            self.at[from].took(n);
+            self.core.streams_mut()[from].took(n);
         }
         n
     }
 
     /// Copies in both directions. Returns whether both are done.
-    fn pump(&mut self, sockets: &mut [Tcp; 2]) -> bool {
-        let mut is_done = [false; 2];
-        for (d, is_done) in is_done.iter_mut().enumerate() {
-            let o = 1 - d;
+    fn pump(&mut self, sockets: &mut Pair<Tcp>) -> bool {
+        let mut is_done = Pair::both(false);
+        for from in Side::BOTH {
+            let to = from.other();
             loop {
-                match self.core.streams()[d].next(&self.at[d], &self.at[o], u64::MAX) {
+                match self.core.streams()[from].next(&self.at[from], &self.at[to], u64::MAX) {
                     Next::Write => {
-                        let hand = &mut self.hands[d];
-                        let n = sockets[o].room().min(hand.bytes.len());
+                        let hand = &mut self.hands[from];
+                        let n = sockets[to].room().min(hand.bytes.len());
                         if n == 0 {
                             break;
                         }
-                        sockets[o].write(&hand.bytes[..n]);
+                        sockets[to].write(&hand.bytes[..n]);
                         hand.bytes.drain(..n);
                         if std::mem::take(&mut hand.urgent) {
-                            sockets[o].mark();
+                            sockets[to].mark();
                         }
-                        self.at[o].gave(n);
-                        self.core.streams_mut()[d].gave(n);
+                        self.at[to].gave(n);
+                        self.core.streams_mut()[from].gave(n);
                     }
                     Next::Shut => {
-                        self.at[o].closed();
-                        sockets[o].close();
+                        self.at[to].closed();
+                        sockets[to].close();
                     }
-                    Next::Read(_) if sockets[d].at_eof() => self.at[d].took(0),
+                    Next::Read(_) if sockets[from].at_eof() => self.at[from].took(0),
                     Next::Read(most) => {
                         let most = most.min(self.habits.buffer as u64) as usize;
-                        if self.read(d, most, &mut sockets[d]) == 0 {
+                        if self.read(from, most, &mut sockets[from]) == 0 {
                             break;
                         }
                     }
                     Next::Done | Next::Enough => {
-                        *is_done = true;
+                        is_done[from] = true;
                         break;
                     }
                 }
             }
         }
-        is_done == [true; 2]
+        is_done == Pair::both(true)
     }
 
     /// Runs a switch operation that does not depend on the sockets' positions.
     fn call(&mut self, m: &mut Model, op: switch_op) -> Switch {
-        let half = Half { leg: leg(0), consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
-        let mut call = Switch::new(op, [&half; 2]);
+        let half = Half { leg: leg(Side::Client), consumed: 0, produced: 0, leftover: 0, limit: Limit::None };
+        let mut call = Switch::new(op, Pair::both(&half));
         call.args().trigger = u32::from(self.habits.trigger) * 3;
         self.switch(m, call)
     }
@@ -461,7 +462,7 @@ impl Relay {
         if !self.habits.limits || self.waiting.is_some() {
             return;
         }
-        self.limit = [(); 2].map(|()| match rng.random_range(0..3) {
+        self.limit = Pair::from_fn(|_| match rng.random_range(0..3) {
             0 => Limit::None,
             1 => Limit::Keep,
             _ => Limit::Bytes(1 << rng.random_range(0..20)),
@@ -471,8 +472,8 @@ impl Relay {
     /// Runs a freeze. The process learns of its success at the next wake-up.
     fn freeze(&mut self, awake: &mut Awake<'_>) {
         let since = *self.waiting.get_or_insert(awake.now);
-        let [a, b] = [0, 1].map(|d| self.core.half(d, leg(d as u8), &self.at[d]));
-        let mut call = Switch::new(switch_op::OP_FREEZE, [&a, &b]);
+        let halves = Pair::from_fn(|side| self.core.half(side, leg(side), &self.at[side]));
+        let mut call = Switch::new(switch_op::OP_FREEZE, halves.each_ref());
         call.args().hold = self.habits.hold.into();
         call.args().fit = (awake.now < since + self.habits.patience).into();
         let g = self.switch(awake.m, call);
@@ -483,13 +484,13 @@ impl Relay {
             Err(_) => self.refused += 1,
             Ok(frozen) => {
                 self.say(|| format!("freeze {g:?}"));
-                self.goal = [0, 1].map(|d| match self.limit[d] {
+                self.goal = Pair::from_fn(|from| match self.limit[from] {
                     Limit::None => None,
-                    Limit::Keep => Some(frozen.bound[d]),
-                    Limit::Bytes(n) => Some(self.at[d].consumed + u64::from(n)),
+                    Limit::Keep => Some(frozen.bound[from]),
+                    Limit::Bytes(n) => Some(self.at[from].consumed + u64::from(n)),
                 });
                 self.state = State::Draining;
-                self.holding = [self.habits.hold; 2];
+                self.holding = Pair::both(self.habits.hold);
             }
         }
         self.waiting = None;
@@ -503,16 +504,16 @@ impl Relay {
         let g = self.call(awake.m, switch_op::OP_UNSPLICE);
         self.say(|| format!("unsplice {g:?}"));
         let at = g.switched();
-        self.holding = [false; 2];
+        self.holding = Pair::both(false);
         if let Ok(at) = &at
-            && (at.flags[0] | at.flags[1]) & LegFlags::RESET == 0
+            && (at.flags.client | at.flags.server) & LegFlags::RESET == 0
         {
             for (s, _) in awake.sockets.iter_mut().zip(at.flags).filter(|(_, f)| f & LegFlags::PROBE != 0) {
                 s.ask(awake.now);
             }
-            for d in (0..2).filter(|d| at.was_forwarded[*d]) {
+            for from in Side::BOTH.into_iter().filter(|from| at.was_forwarded[*from]) {
                 assert!(
-                    self.goal[d].is_none_or(|goal| at.bound64(d) <= goal),
+                    self.goal[from].is_none_or(|goal| at.bound64(from) <= goal),
                     "forwarded beyond the limit of {:?}: {g:?}",
                     self.goal
                 );

@@ -1,11 +1,12 @@
 //! One of the hosts resets the connection at a random moment, and forgets it. The other host must learn of it.
 
 use super::{MS, World, relay::State};
+use longsplice_datapath::Side;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 /// Which host resets, and when.
 pub struct Reset {
-    host: usize,
+    host: Side,
     /// Instants left before the reset.
     turns: u32,
     /// Count only instants in a drain or in forwarding mode.
@@ -25,7 +26,8 @@ impl World {
             self.other_cpu = Some(SmallRng::seed_from_u64(!seed));
         }
         let most = 2u32 << rng.random_range(0..9);
-        let (host, turns, switched) = (rng.random_range(0..2), rng.random_range(0..most), rng.random_bool(0.8));
+        let (host, turns, switched) =
+            (Side::BOTH[rng.random_range(0..2)], rng.random_range(0..most), rng.random_bool(0.8));
         if switched {
             self.relay.switch_at = rng.random_range(0..100 * MS);
         }
@@ -47,15 +49,15 @@ impl World {
             *turns -= 1;
             return;
         }
-        let (i, h) = (*host, &mut self.hosts[*host]);
+        let (host, h) = (*host, &mut self.hosts[*host]);
         if h.fin_acked && h.eof {
             return; // it has ended normally
         }
         *done = true;
         h.abort(self.now);
         // segments that arrive while it closes get no answer; answers to the reset arrive later
-        h.closed_at = self.now + self.delay[i];
+        h.closed_at = self.now + self.delay[host];
         self.out.reset = true;
-        self.note(|_| format!("host {i} resets"));
+        self.note(|_| format!("{host:?} resets"));
     }
 }

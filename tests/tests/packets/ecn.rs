@@ -9,26 +9,28 @@ const ECT: u8 = 2;
 const CE: u8 = 3;
 const ECHO: u8 = flag::ECE | flag::CWR;
 
-/// Which legs have negotiated ECN: client's, server's.
-const LEGS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
+/// Which legs have negotiated ECN.
+const LEGS: [Pair<bool>; 4] = [BOTH, ONLY_CLIENT, Pair::new(false, true), Pair::both(false)];
+const BOTH: Pair<bool> = Pair::both(true);
+const ONLY_CLIENT: Pair<bool> = Pair::new(true, false);
 
-fn flow(v6: [bool; 2], legs: [bool; 2]) -> Flow {
+fn flow(v6: Pair<bool>, legs: Pair<bool>) -> Flow {
     let mut f = Flow::new(v6);
-    (f.up.ect, f.down.ect) = (legs[0], legs[1]);
-    f.up.ecn = legs[0] && legs[1];
+    (f.up.ect, f.down.ect) = (legs.client, legs.server);
+    f.up.ecn = legs.client && legs.server;
     f.down.ecn = f.up.ecn;
     f
 }
 
 /// Checks that ECN bits pass where both legs have negotiated ECN, and nowhere else.
 /// Returns whether the segment was dropped: a mark on new data for a host without ECN.
-fn is_lost(o: &Outcome, p: &Packet, legs: [bool; 2], is_new: bool, name: &str) -> bool {
-    if legs == [true, false] && p.tos & CE == CE && is_new {
+fn is_lost(o: &Outcome, p: &Packet, legs: Pair<bool>, is_new: bool, name: &str) -> bool {
+    if legs == ONLY_CLIENT && p.tos & CE == CE && is_new {
         assert_eq!((o.code, &o.verdicts[..]), (DROP, &["ce-dropped"][..]), "{name}");
         return true;
     }
     let out = verify(&o.frame).expect("checksums");
-    let want = if legs == [true, true] { (p.tos, p.flags) } else { (p.tos & !CE, flag::ACK) };
+    let want = if legs == BOTH { (p.tos, p.flags) } else { (p.tos & !CE, flag::ACK) };
     assert_eq!((out.tos, out.flags), want, "{name}");
     false
 }
@@ -68,7 +70,7 @@ fn forwarded() {
 fn what_was_dropped_for_a_mark_passes_when_it_comes_again() {
     bench(64, |b| {
         for v6 in FAMILIES {
-            let f = flow(v6, [true, false]);
+            let f = flow(v6, ONLY_CLIENT);
             f.install(b, 0);
             let mut p = f.next(100);
             p.tos = CE;
@@ -86,7 +88,7 @@ fn what_was_dropped_for_a_mark_passes_when_it_comes_again() {
 fn on_the_identity_path() {
     bench(64, |b| {
         for (v6, legs) in [false, true].into_iter().flat_map(|v6| LEGS.map(|legs| (v6, legs))) {
-            let mut f = flow([v6; 2], legs);
+            let mut f = flow(Pair::both(v6), legs);
             f.server = Tuple { remote: f.client.local, local: f.client.remote };
             (f.up.out_from, f.up.out_to) = (f.server.local, f.server.remote);
             (f.up.seq_add, f.up.ack_add, f.up.tsval_add, f.up.tsecr_add) = (0, 0, 0, 0);
@@ -124,14 +126,14 @@ fn while_it_is_switched() {
                 for (ecn, echo) in [(0, 0), (ECT, flag::CWR), (CE, flag::ECE)] {
                     let f = Flow::new(v6);
                     spliced_legs(&f, b, 0);
-                    for (i, t) in [&f.client, &f.server].into_iter().enumerate() {
+                    for (side, t) in Side::BOTH.into_iter().zip(f.legs()) {
                         testing::put_path(&b.datapath, t, &abi::path::default(), [0; 4]).expect("path");
                         let mut l = testing::get_leg(&b.datapath, t).expect("leg");
                         l.flags &= !(LegFlags::SPLICED | LegFlags::TRIGGER);
-                        l.flags |= made | if legs[i] { LegFlags::ECN } else { 0 };
-                        (l.phase_in, l.phase_out) = if i == 0 { (phase, 0) } else { (0, phase) };
+                        l.flags |= made | if legs[side] { LegFlags::ECN } else { 0 };
+                        (l.phase_in, l.phase_out) = if side == Side::Client { (phase, 0) } else { (0, phase) };
                         l.verbatim = l.max_in.wrapping_sub(1000);
-                        if phase == TO_LOCAL && i == 0 {
+                        if phase == TO_LOCAL && side == Side::Client {
                             l.ack_out = l.bound_in - 100;
                         }
                         testing::put_leg(&b.datapath, t, &l).expect("leg");
@@ -142,8 +144,8 @@ fn while_it_is_switched() {
                     let name = format!("phase {phase}, {begin}, {ecn}, {legs:?}, made {made:#x}, {v6:?}");
                     let o = b.ingress(&p.frame());
                     let is_new = begin > -20;
-                    let marked = ecn == CE && legs[0] && is_new;
-                    let lost_fwd = marked && forwarded && !legs[1];
+                    let marked = ecn == CE && legs.client && is_new;
+                    let lost_fwd = marked && forwarded && !legs.server;
                     // everything below the bound of a drain has been received before
                     let lost_local = marked && made != 0 && local && phase != TO_FWD;
                     assert_eq!(o.verdicts.contains(&"ce-dropped"), lost_fwd || lost_local, "{name}: {:?}", o.verdicts);
@@ -155,7 +157,7 @@ fn while_it_is_switched() {
                     if local {
                         assert_eq!((o.code, out.tos, out.flags), (NEXT, ecn, flag::ACK | echo), "{name}");
                     } else {
-                        let want = if legs == [true, true] { (ecn, flag::ACK | echo) } else { (0, flag::ACK) };
+                        let want = if legs == BOTH { (ecn, flag::ACK | echo) } else { (0, flag::ACK) };
                         assert_eq!((o.code, (out.tos, out.flags)), (REDIRECT, want), "{name}");
                     }
                     let l = testing::get_leg(&b.datapath, &f.client).expect("leg");
@@ -207,7 +209,7 @@ fn agreed() {
         let is_agreed = |t: &Tuple| testing::get_leg(&b.datapath, t).expect("tracked").flags & LegFlags::ECN != 0;
         for (v6, case) in [false, true].into_iter().flat_map(|v6| cases.iter().map(move |c| (v6, c))) {
             let &((syn_ae, syn), again, (answer_ae, answer), arrives, want) = case;
-            let f = Flow::new([v6; 2]);
+            let f = Flow::new(Pair::both(v6));
             let packet = |from, to, flags, seq, ack| {
                 let mut p = Packet::new(from, to);
                 if v6 {
@@ -256,18 +258,18 @@ fn committed() {
         for (v6, legs) in FAMILIES.into_iter().flat_map(|v6| LEGS.map(|legs| (v6, legs))) {
             let f = Flow::new(v6);
             spliced_legs(&f, b, 0);
-            for (i, t) in [&f.client, &f.server].into_iter().enumerate() {
+            for (side, t) in Side::BOTH.into_iter().zip(f.legs()) {
                 testing::put_path(&b.datapath, t, &abi::path::default(), [0; 4]).expect("path");
                 let mut l = testing::get_leg(&b.datapath, t).expect("leg");
                 l.flags &= !(LegFlags::SPLICED | LegFlags::TRIGGER);
-                l.flags |= if legs[i] { LegFlags::ECN } else { 0 };
+                l.flags |= if legs[side] { LegFlags::ECN } else { 0 };
                 testing::put_leg(&b.datapath, t, &l).expect("leg");
             }
-            let at = b.datapath.look(&f.client, &f.server).expect("legs");
-            b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]).expect("committed");
-            let flags = [f.client, f.server].map(|t| b.datapath.path(&t).expect("path").flags);
+            let at = b.datapath.look(f.legs()).expect("legs");
+            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)).expect("committed");
+            let flags = f.legs().map(|t| b.datapath.path(t).expect("path").flags);
             assert_eq!(flags.map(|f| f & PathFlags::ECT != 0), legs, "{v6:?}");
-            assert_eq!(flags.map(|f| f & PathFlags::ECN != 0), [legs[0] && legs[1]; 2], "{v6:?} {legs:?}");
+            assert_eq!(flags.map(|f| f & PathFlags::ECN != 0), Pair::both(legs == BOTH), "{v6:?} {legs:?}");
         }
     });
 }
@@ -278,7 +280,7 @@ fn committed() {
 fn in_fragments() {
     bench(64, |b| {
         for (legs, marked) in LEGS.into_iter().flat_map(|legs| [0, 1].map(|marked| (legs, marked))) {
-            let f = flow([false; 2], legs);
+            let f = flow(V4, legs);
             let fragments = |id: u16| {
                 let mut p = f.next(100);
                 (p.id, p.flags) = (id, flag::ACK | flag::CWR);
@@ -302,12 +304,12 @@ fn in_fragments() {
                 let out = fragments(7 + u16::from(again)).map(|part| b.ingress(&part));
                 for (i, o) in out.iter().enumerate() {
                     let name = format!("{legs:?}, fragment {i}, {marked} marked, again {again}: {:?}", o.verdicts);
-                    let lost = legs == [true, false] && i == marked && !again;
+                    let lost = legs == ONLY_CLIENT && i == marked && !again;
                     assert_eq!(
                         (o.code, o.verdicts.contains(&"ce-dropped")),
                         (if lost { DROP } else { REDIRECT }, lost)
                     );
-                    let both = legs == [true, true];
+                    let both = legs == BOTH;
                     if !lost {
                         let want = if !both { 0 } else { [ECT, CE][usize::from(i == marked)] };
                         assert_eq!(o.frame[ETHERNET + 1] & CE, want, "{name}");

@@ -5,7 +5,6 @@ use super::*;
 use longsplice_datapath::LegFlags;
 use longsplice_tests::packet::{check_header, cut, join};
 
-const SAME: [[bool; 2]; 2] = [[false, false], [true, true]];
 const FORWARDED: (i32, &[&str]) = (REDIRECT, &["fragment-forwarded"]);
 
 /// A segment of `n` bytes, with DF clear for IPv4.
@@ -41,8 +40,8 @@ fn ends(o: &Outcome) -> (i32, &[&'static str]) {
 }
 
 /// Whether each leg is marked as unable to return to control mode.
-fn marked(f: &Flow, b: &Bench) -> [bool; 2] {
-    [f.client, f.server].map(|t| b.datapath.path(&t).expect("path").flags & PathFlags::FRAGMENTS != 0)
+fn marked(f: &Flow, b: &Bench) -> Pair<bool> {
+    f.legs().map(|t| b.datapath.path(t).expect("path").flags & PathFlags::FRAGMENTS != 0)
 }
 
 /// Sends the fragments in this order; all must be forwarded, and reassemble to `want`. Returns their new identification.
@@ -85,7 +84,7 @@ fn what_arrives_is_the_segment() {
                     let o = b.ingress(&fragments[0]);
                     assert_eq!(ends(&o), FORWARDED, "{name}");
                     assert_eq!(state(&f, b), untouched, "{name}: nothing counts yet");
-                    assert_eq!(marked(&f, b), [true; 2], "{name}: no way back");
+                    assert_eq!(marked(&f, b), Pair::both(true), "{name}: no way back");
                     train(&name, b, &fragments, order, &want);
                     assert_eq!(state(&f, b), (after.up, after.down), "{name}: state after");
                 }
@@ -147,7 +146,7 @@ fn identifications_are_our_own() {
         for v6 in SAME {
             let f = Flow::new(v6);
             let mut g = f;
-            g.client.remote = addr(if v6[0] { "[2001:db8:1::9]:40001" } else { "10.77.1.9:40001" });
+            g.client.remote = addr(if v6.client { "[2001:db8:1::9]:40001" } else { "10.77.1.9:40001" });
             let mut ids = Vec::new();
             for f in [f, g, f, g] {
                 f.install(b, 0);
@@ -171,7 +170,7 @@ fn identifications_are_our_own() {
 #[ignore = "root"]
 fn atomic_fragment() {
     bench(64, |b| {
-        let f = Flow::new([true, true]);
+        let f = Flow::new(V6);
         for flags in [flag::ACK, flag::ACK | flag::FIN] {
             f.install(b, 0);
             let mut p = segment(&f, 300);
@@ -189,7 +188,7 @@ fn atomic_fragment() {
 fn options_and_padding() {
     bench(64, |b| {
         for n in [4, 8, 40] {
-            let f = Flow::new([false, false]);
+            let f = Flow::new(V4);
             f.install(b, 0);
             let mut p = segment(&f, 300);
             p.ip_options = vec![1; n];
@@ -225,7 +224,7 @@ fn later_ones_without_a_first() {
             let fragments = cut(&segment(&f, 1000).frame(), &[504, 800], 31);
             refused("before the first", &f, b, &fragments[1], NEXT, &["fragment-stray"]);
             refused("before the first", &f, b, &fragments[2], NEXT, &["fragment-stray"]);
-            assert_eq!(marked(&f, b), [false; 2], "nothing was forwarded");
+            assert_eq!(marked(&f, b), Pair::both(false), "nothing was forwarded");
             assert_eq!(ends(&b.ingress(&fragments[0])), FORWARDED);
             let other = cut(&segment(&f, 1000).frame(), &[504, 800], 32);
             refused("of another number", &f, b, &other[1], NEXT, &["fragment-stray"]);
@@ -233,7 +232,7 @@ fn later_ones_without_a_first() {
 
             // so old that the receiver has given up
             let k = testing::key(&f.client);
-            let id = if v6[0] { 31u32.to_be() } else { u32::from(31u16.to_be()) };
+            let id = if v6.client { 31u32.to_be() } else { u32::from(31u16.to_be()) };
             let k = abi::train_key { remote: k.remote, local: k.local, id };
             let mut t = testing::get_train(&b.datapath, &k).expect("map").expect("an entry");
             for (seconds, late) in [(13, false), (16, true)] {
@@ -309,7 +308,7 @@ fn tiny_and_overlapping() {
             }
             assert_eq!(ends(&b.ingress(&good[1])), FORWARDED);
             let mut beyond = good[2].clone();
-            if v6[0] {
+            if v6.client {
                 beyond[ETHERNET + 42..ETHERNET + 44].copy_from_slice(&0xfff8u16.to_be_bytes());
             } else {
                 beyond[ETHERNET + 6..ETHERNET + 8].copy_from_slice(&0x1fffu16.to_be_bytes());
@@ -346,7 +345,7 @@ fn refused_as_any_segment() {
                 let mut p = segment(&f, 1000);
                 change(&mut p);
                 refused(name, &f, b, &cut(&p.frame(), &[504], 71)[0], DROP, &[verdict]);
-                assert_eq!(marked(&f, b), [false; 2], "{name}");
+                assert_eq!(marked(&f, b), Pair::both(false), "{name}");
             }
             let mut low = segment(&f, 1000);
             low.ttl = 1;
@@ -363,7 +362,7 @@ fn too_big_for_the_way_out() {
         for v6 in SAME {
             let mut f = Flow::new(v6);
             f.up.mtu = 600;
-            let headers = if v6[0] { 48 } else { 20 };
+            let headers = if v6.client { 48 } else { 20 };
             for n in [552, 560, 576, 584, 592] {
                 // use another client; otherwise the answer would be rate limited
                 f.client.remote.set_port(40_000 + n as u16);
@@ -391,13 +390,13 @@ fn too_big_for_the_way_out() {
 #[ignore = "root"]
 fn the_family_cannot_change() {
     bench(64, |b| {
-        for v6 in [[false, true], [true, false]] {
+        for v6 in [Pair::new(false, true), Pair::new(true, false)] {
             let f = Flow::new(v6);
             f.install(b, 0);
             let fragments = cut(&segment(&f, 1000).frame(), &[504], 91);
             refused("first", &f, b, &fragments[0], DROP, &["fragment-cross"]);
             refused("later", &f, b, &fragments[1], NEXT, &["fragment-stray"]);
-            assert_eq!(marked(&f, b), [false; 2]);
+            assert_eq!(marked(&f, b), Pair::both(false));
         }
     });
 }
@@ -414,7 +413,7 @@ fn limited_flows_forward_none() {
             let first = b.ingress(&fragments[0]);
             assert_eq!((first.code, &first.verdicts[..]), (NEXT, &[][..]), "as it came, for there are no shims");
             assert_eq!(ends(&b.ingress(&fragments[1])).0, NEXT);
-            assert_eq!(marked(&f, b), [false; 2]);
+            assert_eq!(marked(&f, b), Pair::both(false));
             let up = b.datapath.path(&f.client).expect("path");
             assert_eq!((up.flags & PathFlags::SPLICED, up.end), (0, f.up.end));
             assert_ne!(testing::get_leg(&b.datapath, &f.client).expect("leg").flags & LegFlags::FRAGMENTS, 0);

@@ -58,8 +58,8 @@ fn its_sender_is_told_in_its_own_words() {
                 let name = format!("v6 {v6:?}, via {via:x}, {n} bytes, {mtu}");
                 assert_eq!((o.code, &o.verdicts[..]), (REDIRECT, &["icmp-translated"][..]), "{name}");
                 let icmp = verify_icmp(&o.frame).unwrap_or_else(|| panic!("{name}: {}", hex(&o.frame)));
-                let want = mtu + if v6[0] { 20 } else { 0 } - if v6[1] { 20 } else { 0 };
-                let kind = if v6[0] { (2, 0) } else { (3, 4) };
+                let want = mtu + if v6.client { 20 } else { 0 } - if v6.server { 20 } else { 0 };
+                let kind = if v6.client { (2, 0) } else { (3, 4) };
                 assert_eq!((icmp.kind, icmp.code, icmp.mtu), (kind.0, kind.1, want), "{name}");
                 assert_eq!((icmp.from, icmp.to), (p.to.ip(), p.from.ip()), "{name}");
                 assert_eq!((icmp.dmac, icmp.smac), (f.down.dmac, f.down.smac), "{name}");
@@ -76,11 +76,11 @@ fn what_they_say_is_understood_by_the_other_family() {
     bench(64, |b| {
         // families, the MTU in the error, the MTU in the error to the client
         for (v6, mtu, told) in [
-            ([true, true], 1000, 1280),
-            ([true, false], 600, 1280),
-            ([true, false], 0, 1280),
-            ([false, false], 0, 0),
-            ([true, true], 0x1_0500, 0xffff),
+            (V6, 1000, 1280),
+            (Pair::new(true, false), 600, 1280),
+            (Pair::new(true, false), 0, 1280),
+            (V4, 0, 0),
+            (V6, 0x1_0500, 0xffff),
         ] {
             let f = Flow::new(v6);
             f.install(b, 0);
@@ -100,7 +100,7 @@ fn what_is_no_such_message_moves_nothing() {
             f.install(b, 0);
             let sent = b.ingress(&f.next(100).frame()).frame;
             let good = too_big(&sent, 1400, 20);
-            let tcp = if v6[1] { 40 } else { 20 };
+            let tcp = if v6.server { 40 } else { 20 };
             let changed = |work: fn(&mut Icmp, usize)| {
                 let mut icmp = good.clone();
                 work(&mut icmp, tcp);
@@ -112,7 +112,7 @@ fn what_is_no_such_message_moves_nothing() {
                 assert_eq!((o.code, &o.verdicts[..]), (DROP, &["out-of-window"][..]), "v6 {v6:?}");
             }
             // unreachable: a soft error
-            let soft = error(&sent, if v6[1] { [1, 0] } else { [3, 1] }, 0, 20);
+            let soft = error(&sent, if v6.server { [1, 0] } else { [3, 1] }, 0, 20);
             let o = b.ingress(&soft.frame());
             assert_eq!((o.code, &o.verdicts[..]), (DROP, &["icmp-translated"][..]), "v6 {v6:?}");
             let mut damaged = good.frame();
@@ -131,7 +131,7 @@ fn what_is_no_such_message_moves_nothing() {
 #[ignore = "root"]
 fn a_socket_hears_its_own_numbers() {
     bench(64, |b| {
-        for (v6, shim) in [[false; 2], [true; 2]].into_iter().flat_map(|v6| [0, 100_000].map(|shim| (v6, shim))) {
+        for (v6, shim) in SAME.into_iter().flat_map(|v6| [0, 100_000].map(|shim| (v6, shim))) {
             let f = Flow::new(v6);
             control_leg(&f, b, [0, shim, 0]);
             let mut p = Packet::new(f.client.local, f.client.remote);

@@ -4,7 +4,7 @@ use super::*;
 
 /// A flow with the same addresses, ports and numbers on both sides.
 fn same(v6: bool) -> Flow {
-    let mut f = Flow::new([v6; 2]);
+    let mut f = Flow::new(Pair::both(v6));
     f.server = Tuple { remote: f.client.local, local: f.client.remote };
     for (d, t) in [(&mut f.up, &f.server), (&mut f.down, &f.client)] {
         (d.seq_add, d.ack_add, d.tsval_add, d.tsecr_add) = (0, 0, 0, 0);
@@ -77,28 +77,28 @@ fn nothing_is_rewritten() {
 #[test]
 #[ignore = "root"]
 fn the_commit_finds_out() {
-    type Change = (&'static str, fn(&mut abi::leg), [bool; 2]);
+    type Change = (&'static str, fn(&mut abi::leg), Pair<bool>);
     let changes: [Change; 4] = [
-        ("nothing", |_| (), [true; 2]),
-        ("sequence numbers", |l| l.seq_off = 1, [false; 2]),
-        ("clocks", |l| l.ts_from_peer = 1, [false; 2]),
-        ("the window scale of one", |l| l.wscale_in = 3, [false, true]),
+        ("nothing", |_| (), Pair::both(true)),
+        ("sequence numbers", |l| l.seq_off = 1, Pair::both(false)),
+        ("clocks", |l| l.ts_from_peer = 1, Pair::both(false)),
+        ("the window scale of one", |l| l.wscale_in = 3, Pair::new(false, true)),
     ];
     bench(64, |b| {
         let committed = |f: &Flow, change: fn(&mut abi::leg)| {
             f.install(b, 0);
             sockets::spliced_legs(f, b, 0);
-            for (i, t) in [f.client, f.server].iter().enumerate() {
+            for (side, t) in Side::BOTH.into_iter().zip(f.legs()) {
                 let mut leg = testing::get_leg(&b.datapath, t).expect("leg");
                 leg.flags &= !LegFlags::SPLICED;
-                if i == 0 {
+                if side == Side::Client {
                     change(&mut leg);
                 }
                 testing::put_leg(&b.datapath, t, &leg).expect("leg");
             }
-            let at = b.datapath.look(&f.client, &f.server).expect("legs");
-            b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]).expect("committed");
-            [f.client, f.server].map(|t| b.datapath.path(&t).expect("path").flags & PathFlags::IDENTITY != 0)
+            let at = b.datapath.look(f.legs()).expect("legs");
+            b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)).expect("committed");
+            f.legs().map(|t| b.datapath.path(t).expect("path").flags & PathFlags::IDENTITY != 0)
         };
         for v6 in [false, true] {
             for (name, change, want) in changes {
@@ -106,10 +106,10 @@ fn the_commit_finds_out() {
             }
             let mut f = same(v6);
             f.server.local.set_port(41001);
-            assert_eq!(committed(&f, |_| ()), [false; 2], "another port");
+            assert_eq!(committed(&f, |_| ()), Pair::both(false), "another port");
             let mut f = same(v6);
             f.server.remote.set_ip(if v6 { addr("[2001:db8::9]:1") } else { addr("10.0.0.9:1") }.ip());
-            assert_eq!(committed(&f, |_| ()), [false; 2], "another address");
+            assert_eq!(committed(&f, |_| ()), Pair::both(false), "another address");
         }
     });
 }

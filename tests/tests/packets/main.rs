@@ -15,7 +15,9 @@ mod sockets;
 mod table;
 mod tap;
 
-use longsplice_datapath::{Datapath, LegFlags, Options, PathFlags, Phase, TestContext, Tuple, VERDICTS, abi, testing};
+use longsplice_datapath::{
+    Datapath, LegFlags, Options, Pair, PathFlags, Phase, Side, TestContext, Tuple, VERDICTS, abi, testing,
+};
 use longsplice_lab::{Lab, Shape};
 use longsplice_tests::{
     packet::{ETHERNET, Packet, flag, hex, option, verify, verify_icmp},
@@ -99,7 +101,7 @@ const MAC: [[u8; 6]; 4] = [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2], [2, 0, 0, 0, 
 
 impl Flow {
     /// `v6`: whether the client and the server use IPv6.
-    fn new(v6: [bool; 2]) -> Flow {
+    fn new(v6: Pair<bool>) -> Flow {
         let leg = |v6: bool, net: u8, port: u16| {
             let (remote, local) = if v6 {
                 (format!("[2001:db8:{net}::2]:{port}"), format!("[2001:db8:{net}::1]:{}", port + 1000))
@@ -108,7 +110,7 @@ impl Flow {
             };
             Tuple { remote: addr(&remote), local: addr(&local) }
         };
-        let (client, server) = (leg(v6[0], 1, 40001), leg(v6[1], 2, 7000));
+        let (client, server) = (leg(v6.client, 1, 40001), leg(v6.server, 2, 7000));
         let d = |out: &Tuple, mac: usize| Direction {
             seq_add: 0x1000_0000,
             ack_add: 0xfff0_0000,
@@ -141,6 +143,11 @@ impl Flow {
         down.end = up.max_ack.wrapping_add(up.ack_add);
         down.max_ack = up.end.wrapping_add(up.seq_add);
         Flow { client, server, up, down }
+    }
+
+    /// Returns both legs.
+    fn legs(&self) -> Pair<&Tuple> {
+        Pair::new(&self.client, &self.server)
     }
 
     /// Puts both directions into the maps.
@@ -315,7 +322,11 @@ fn compare(name: &str, f: &Flow, frame: &[u8], out: &[u8], code: i32, fate: &Fat
     }
 }
 
-const FAMILIES: [[bool; 2]; 4] = [[false, false], [true, true], [false, true], [true, false]];
+const V4: Pair<bool> = Pair::both(false);
+const V6: Pair<bool> = Pair::both(true);
+/// Whether the hosts use IPv6, where both use the same.
+const SAME: [Pair<bool>; 2] = [V4, V6];
+const FAMILIES: [Pair<bool>; 4] = [V4, V6, Pair::new(false, true), Pair::new(true, false)];
 
 /// Option layouts for a segment whose acknowledgement is `ack`.
 fn layouts(ack: u32) -> Vec<(&'static str, Vec<u8>)> {
@@ -383,7 +394,7 @@ fn option_layouts() {
 #[ignore = "root"]
 fn by_hand() {
     bench(64, |b| {
-        let mut f = Flow::new([false, false]);
+        let mut f = Flow::new(V4);
         f.up.seq_add = 100;
         f.up.ack_add = 1000;
         f.up.tsval_add = 7;
@@ -573,7 +584,7 @@ fn one_packet() {
 #[ignore = "root"]
 fn ip_options_are_removed() {
     bench(64, |b| {
-        for v6 in [[false, false], [false, true]] {
+        for v6 in [V4, Pair::new(false, true)] {
             for n in [4, 8, 40] {
                 let f = Flow::new(v6);
                 let mut p = f.next(101);
@@ -606,8 +617,8 @@ fn a_wrong_checksum_stays_wrong() {
 #[ignore = "root"]
 fn not_ours() {
     bench(64, |b| {
-        let f = Flow::new([false, false]);
-        let f6 = Flow::new([true, true]);
+        let f = Flow::new(V4);
+        let f6 = Flow::new(V6);
         f.install(b, 0);
         f6.install(b, 0);
         let good = f.next(32).frame();
@@ -658,7 +669,7 @@ fn not_ours() {
 #[ignore = "root"]
 fn truncated_packets_move_nothing() {
     bench(64, |b| {
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             let f = Flow::new(v6);
             let frame = f.next(400).frame();
             for n in [1, 100, 400] {
@@ -676,7 +687,7 @@ fn truncated_packets_move_nothing() {
 #[ignore = "root"]
 fn broken_ip_header_is_not_repaired() {
     bench(64, |b| {
-        let f = Flow::new([false, false]);
+        let f = Flow::new(V4);
         for (name, options, ip_options) in [
             ("usual", vec![], vec![]),
             ("unusual", option::fill(option::ts(1, 2)), vec![]),
@@ -744,7 +755,7 @@ fn control_leg(f: &Flow, b: &Bench, shim: [u32; 3]) -> abi::leg {
 #[ignore = "root"]
 fn control_mode_leaves_packets_alone() {
     bench(64, |b| {
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             let f = Flow::new(v6);
             for flags in
                 [flag::ACK, flag::ACK | flag::PSH, flag::ACK | flag::FIN, flag::RST, flag::SYN, flag::SYN | flag::ACK]
@@ -762,7 +773,7 @@ fn control_mode_leaves_packets_alone() {
             control_leg(&f, b, [0; 3]);
             let mut p = Packet::new(f.client.local, f.client.remote);
             (p.seq, p.ack, p.payload) = (f.up.max_ack, f.up.end, vec![5; 25]);
-            if v6[0] {
+            if v6.client {
                 (p.id, p.fragment) = (0, 0);
             }
             p.options = option::usual(Some((1, 2)), &[]);

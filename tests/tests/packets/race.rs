@@ -1,7 +1,7 @@
 //! A switch on one processor and a packet on another: each side sees the other's effects, whichever comes first.
 
-use super::{Bench, Flow, LegFlags, TestContext, bench, sockets, testing};
-use longsplice_datapath::{PathFlags, abi};
+use super::{Bench, Flow, LegFlags, TestContext, V4, bench, sockets, testing};
+use longsplice_datapath::{Pair, PathFlags, abi};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::{
     hint,
@@ -23,7 +23,7 @@ fn race(
     frame: &[u8],
     prepare: impl Fn(),
     switch: impl Fn(),
-    wrong: impl Fn([abi::leg; 2]) -> bool,
+    wrong: impl Fn(Pair<abi::leg>) -> bool,
 ) {
     // spin: a sleeping barrier would wake one of the two long after the other
     let came = AtomicUsize::new(0);
@@ -60,7 +60,7 @@ fn race(
             here();
             switch();
             meet();
-            let legs = [f.client, f.server].map(|t| testing::get_leg(&b.datapath, &t).expect("leg"));
+            let legs = f.legs().map(|t| testing::get_leg(&b.datapath, t).expect("leg"));
             wrong(legs).then_some(legs)
         };
         (0..ROUNDS).filter_map(|_| round()).collect::<Vec<_>>()
@@ -73,7 +73,7 @@ fn race(
 #[ignore = "root"]
 fn an_acknowledgement_that_is_forwarded_is_known() {
     bench(64, |b| {
-        let mut f = Flow::new([false, false]);
+        let mut f = Flow::new(V4);
         let acked = f.up.max_ack;
         let mut p = f.next(0);
         p.ack = acked;
@@ -82,8 +82,8 @@ fn an_acknowledgement_that_is_forwarded_is_known() {
             sockets::spliced_legs(&f, b, 0);
             f.install(b, 0);
         };
-        let unsplice = || _ = b.datapath.unsplice(&f.client, &f.server).expect("unspliced");
-        race(b, &f, &p.frame(), prepare, unsplice, |[client, _]| client.ack_in != acked);
+        let unsplice = || _ = b.datapath.unsplice(f.legs()).expect("unspliced");
+        race(b, &f, &p.frame(), prepare, unsplice, |legs| legs.client.ack_in != acked);
     });
 }
 
@@ -92,27 +92,27 @@ fn an_acknowledgement_that_is_forwarded_is_known() {
 #[ignore = "root"]
 fn a_commit_is_whole_for_what_takes_it_back() {
     bench(64, |b| {
-        let f = Flow::new([false, false]);
+        let f = Flow::new(V4);
         let p = f.next(100);
         // an entry left by another flow
         let former =
             abi::path { word: abi::path_word { all: 0x6000_0000 }, max_ack: 0x6000_0000, ..Default::default() };
         let prepare = || {
             sockets::spliced_legs(&f, b, 0);
-            for t in [f.client, f.server] {
-                let mut leg = testing::get_leg(&b.datapath, &t).expect("leg");
+            for t in f.legs() {
+                let mut leg = testing::get_leg(&b.datapath, t).expect("leg");
                 leg.flags &= !LegFlags::SPLICED;
-                testing::put_leg(&b.datapath, &t, &leg).expect("leg");
-                testing::put_path(&b.datapath, &t, &former, [0; 4]).expect("path");
+                testing::put_leg(&b.datapath, t, &leg).expect("leg");
+                testing::put_path(&b.datapath, t, &former, [0; 4]).expect("path");
             }
         };
         prepare();
-        let at = b.datapath.look(&f.client, &f.server).expect("legs");
-        let before = [f.client, f.server].map(|t| testing::get_leg(&b.datapath, &t).expect("leg"));
-        let commit = || _ = b.datapath.commit([&f.client, &f.server], &at, [u32::MAX; 2], [false; 2]); // may lose the race
+        let at = b.datapath.look(f.legs()).expect("legs");
+        let before = f.legs().map(|t| testing::get_leg(&b.datapath, t).expect("leg"));
+        let commit = || _ = b.datapath.commit(f.legs(), &at, Pair::both(u32::MAX), Pair::both(false)); // may lose the race
         race(b, &f, &p.frame(), prepare, commit, |legs| {
             let in_force = |t| b.datapath.path(t).expect("path").flags & PathFlags::SPLICED != 0;
-            let moved = (0..2).any(|i| (legs[i].max_out, legs[i].ack_out) != (before[i].max_out, before[i].ack_out));
+            let moved = legs.zip(before).iter().any(|(l, was)| (l.max_out, l.ack_out) != (was.max_out, was.ack_out));
             moved || legs.iter().any(|l| l.flags & LegFlags::SPLICED != 0) || in_force(&f.client) || in_force(&f.server)
         });
     });

@@ -4,13 +4,13 @@ use super::{sockets::spliced_legs, *};
 use longsplice_datapath::{ExpectError, IdleEntry, IdleWalk};
 
 fn client(v6: bool, port: u16) -> Tuple {
-    let mut t = Flow::new([v6; 2]).client;
+    let mut t = Flow::new(Pair::both(v6)).client;
     t.remote.set_port(port);
     t
 }
 
 fn server(v6: bool, port: u16) -> Tuple {
-    let mut t = Flow::new([v6; 2]).server;
+    let mut t = Flow::new(Pair::both(v6)).server;
     t.local.set_port(port);
     t
 }
@@ -82,7 +82,7 @@ fn a_record_that_is_another_by_now_is_not_swept() {
 #[ignore = "root"]
 fn what_is_forwarded_is_neither_found_nor_swept() {
     bench(64, |b| {
-        for v6 in [[false; 2], [true; 2]] {
+        for v6 in SAME {
             let f = Flow::new(v6);
             b.datapath.listen(f.client.local).expect("listen");
             shake_hands(b, &f.client, [100, 200]);
@@ -90,9 +90,9 @@ fn what_is_forwarded_is_neither_found_nor_swept() {
             f.install(b, 0);
             assert!(idle(b).is_empty(), "{:?}", idle(b));
             assert!(!b.datapath.sweep(&found));
-            assert_eq!(b.datapath.give_back([&f.client, &f.server]), [false; 2]);
+            assert_eq!(b.datapath.give_back(f.legs()), Pair::both(false));
             assert_eq!(b.datapath.paths().len(), 2);
-            b.datapath.forget_flow([&f.client, &f.server]);
+            b.datapath.forget_flow(f.legs().into());
         }
     });
 }
@@ -123,8 +123,9 @@ fn a_client_without_room_for_its_server_makes_room() {
                 assert!(matches!(expect(n), Err(ExpectError::Full { given_back: false })));
                 assert!(b.datapath.leg(&clients[n]).is_some() && b.datapath.path(&clients[n]).is_some());
             }
-            assert_eq!(b.datapath.give_back([&clients[1], &server(v6, 50_001)]), [true; 2]);
-            assert_eq!(b.datapath.give_back([&clients[2], &clients[0]]), [false, true], "none is not kept, either");
+            assert_eq!(b.datapath.give_back(Pair::new(&clients[1], &server(v6, 50_001))), Pair::both(true));
+            let given_back = b.datapath.give_back(Pair::new(&clients[2], &clients[0]));
+            assert_eq!(given_back, Pair::new(false, true), "none is not kept, either");
             assert_eq!(b.datapath.legs().len(), 30);
             assert!(found_no_room(32) && !full(&clients[32]) && !found_no_room(32), "its next connection has room");
             b.datapath.legs().iter().for_each(|(t, _)| b.datapath.forget(t));

@@ -69,7 +69,7 @@ fn answers_are_budgeted_for_each_connection() {
     bench(64, |b| {
         let answered = |b: &Bench| b.counters()[VERDICTS.iter().position(|v| *v == "challenge").expect("a verdict")];
         for port in 40_001..40_041 {
-            let mut f = Flow::new([false, false]);
+            let mut f = Flow::new(V4);
             f.client.remote.set_port(port);
             f.down.out_to = f.client.remote;
             f.install(b, 0);

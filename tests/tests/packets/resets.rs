@@ -15,7 +15,7 @@ const LARGEST: u32 = 65535 << 7;
 #[ignore = "root"]
 fn a_reset_reaches_the_socket_where_it_expects_one() {
     bench(64, |b| {
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             for shim in [[0; 3], [100_000, 0u32.wrapping_sub(3000), 500]] {
                 let f = Flow::new(v6);
                 let mut leg = control_leg(&f, b, shim);
@@ -98,7 +98,7 @@ fn a_reset_is_asked_about_where_sockets_are_muted() {
 #[ignore = "root"]
 fn a_flow_that_was_reset_before_its_commit_is_not_muted() {
     bench(64, |b| {
-        let f = Flow::new([false, false]);
+        let f = Flow::new(V4);
         let mut leg = control_leg(&f, b, [0; 3]);
         (leg.phase_in, leg.phase_out) = (FWD, FWD);
         let heard = f.up.max_ack + 700;
@@ -127,7 +127,7 @@ fn a_dead_flow_is_forwarded_while_its_socket_is_parked() {
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(at).expect("listen");
             let socket = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
-            let mut f = Flow::new([at.starts_with('['); 2]);
+            let mut f = Flow::new(Pair::both(at.starts_with('[')));
             (f.client.remote, f.client.local) =
                 (socket.peer_addr().expect("peer"), socket.local_addr().expect("address"));
             (f.down.out_from, f.down.out_to) = (f.client.local, f.client.remote);

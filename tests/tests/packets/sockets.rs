@@ -8,7 +8,7 @@ use longsplice_datapath::LegFlags;
 fn shims() {
     bench(64, |b| {
         let shim = [100_000, 0u32.wrapping_sub(3000), 500];
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             let f = Flow::new(v6);
             for flags in [flag::ACK, flag::ACK | flag::FIN, flag::PSH, flag::RST | flag::ACK] {
                 for n in [0, 33] {
@@ -34,7 +34,7 @@ fn shims() {
             for n in [0, 33] {
                 control_leg(&f, b, shim);
                 let mut p = Packet::new(f.client.local, f.client.remote);
-                if v6[0] {
+                if v6.client {
                     (p.id, p.fragment) = (0, 0);
                 }
                 p.seq = f.up.max_ack.wrapping_sub(shim[1]);
@@ -58,7 +58,7 @@ fn shims() {
 #[ignore = "root"]
 fn a_socket_hears_of_nothing_that_was_lost() {
     bench(64, |b| {
-        for (v6, shim) in [([false; 2], [0; 3]), ([true; 2], [0; 3]), ([false; 2], [100_000, 0, 0])] {
+        for (v6, shim) in [(V4, [0; 3]), (V6, [0; 3]), (V4, [100_000, 0, 0])] {
             let f = Flow::new(v6);
             control_leg(&f, b, shim);
             for beyond in [1, 25, 50_000] {
@@ -82,7 +82,7 @@ fn a_socket_hears_of_nothing_that_was_lost() {
 fn a_syn_removes_no_foreign_leg() {
     bench(64, |b| {
         for (v6, foreign) in [(false, 0), (false, LegFlags::FOREIGN), (true, 0), (true, LegFlags::FOREIGN)] {
-            let f = Flow::new([v6; 2]);
+            let f = Flow::new(Pair::both(v6));
             let mut leg = control_leg(&f, b, [0; 3]);
             leg.flags |= foreign;
             testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
@@ -122,7 +122,7 @@ fn urgent_pointers() {
             (TO_LOCAL, -10, 20, 3, Some(Some(13)), Some(None)),
             (TO_LOCAL, 0, 20, 3, Some(Some(3)), None),
         ];
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             for &(phase, begin, len, urgent, local, forwarded) in cases {
                 let f = Flow::new(v6);
                 spliced_legs(&f, b, 0);
@@ -162,7 +162,7 @@ fn urgent_pointers() {
 fn a_socket_outlives_the_acknowledgement_it_holds_back() {
     bench(64, |b| {
         let shim = [100_000, 3000, 500];
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             let f = Flow::new(v6);
             for (phase_in, hidden) in [(TO_LOCAL, 1), (0, 0)] {
                 let mut leg = control_leg(&f, b, shim);
@@ -187,11 +187,11 @@ fn a_socket_outlives_the_acknowledgement_it_holds_back() {
 fn a_stale_retransmission_becomes_a_keep_alive() {
     bench(64, |b| {
         let shim = [100_000, 3000, 500];
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             let f = Flow::new(v6);
             control_leg(&f, b, shim);
             let mut p = Packet::new(f.client.local, f.client.remote);
-            if v6[0] {
+            if v6.client {
                 (p.id, p.fragment) = (0, 0);
             }
             (p.seq, p.ack) = (f.up.max_ack - 2000 - shim[1], f.up.end - shim[0]);
@@ -211,7 +211,7 @@ fn a_stale_retransmission_becomes_a_keep_alive() {
 #[ignore = "root"]
 fn our_clock_stands_still_while_two_speak() {
     bench(64, |b| {
-        for (v6, foreign) in [false, true].into_iter().flat_map(|v6| [([v6; 2], 0), ([v6; 2], LegFlags::FOREIGN)]) {
+        for (v6, foreign) in SAME.into_iter().flat_map(|v6| [(v6, 0), (v6, LegFlags::FOREIGN)]) {
             let f = Flow::new(v6);
             let mut leg = control_leg(&f, b, [0, 0, 0]);
             (leg.phase_out, leg.bound_out, leg.tsval_out) = (TO_FWD, f.up.max_ack, 1000);
@@ -220,7 +220,7 @@ fn our_clock_stands_still_while_two_speak() {
             testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
             let says = |tsval, ours| {
                 let mut p = Packet::new(f.client.local, f.client.remote);
-                if v6[0] {
+                if v6.client {
                     (p.id, p.fragment) = (0, 0);
                 }
                 (p.seq, p.ack, p.options) = (f.up.max_ack, f.up.end, option::usual(Some((tsval, 8)), &[]));
@@ -252,7 +252,7 @@ fn our_clock_stands_still_while_two_speak() {
 #[ignore = "root"]
 fn spliced_sockets_are_muted() {
     bench(64, |b| {
-        for (v6, with_leg) in [([false, false], false), ([true, true], false), ([false, false], true)] {
+        for (v6, with_leg) in [(V4, false), (V6, false), (V4, true)] {
             let f = Flow::new(v6);
             if with_leg {
                 spliced_legs(&f, b, 0);
@@ -266,7 +266,7 @@ fn spliced_sockets_are_muted() {
             }
         }
         // the kernel's RST of a dead flow passes
-        let mut f = Flow::new([false, false]);
+        let mut f = Flow::new(V4);
         f.up.dead = true;
         f.install(b, 0);
         let mut p = Packet::new(f.client.local, f.client.remote);
@@ -322,7 +322,7 @@ pub(super) fn spliced_legs(f: &Flow, b: &Bench, passed: u32) {
 #[ignore = "root"]
 fn trigger_gives_new_data_to_the_socket() {
     bench(64, |b| {
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             let mut f = Flow::new(v6);
             spliced_legs(&f, b, 1234);
             (f.up.wraps, f.down.wraps) = ((f.up.end >> 16) as u16, (f.down.end >> 16) as u16);
@@ -363,7 +363,7 @@ pub(super) fn limited(f: &mut Flow, b: &Bench, more: u32) {
 #[ignore = "root"]
 fn limits() {
     bench(64, |b| {
-        for v6 in [[false, false], [true, true]] {
+        for v6 in SAME {
             for end in [1000, u32::MAX - 500, u32::MAX - 0x1_0000, 0x7fff_ff00] {
                 for (more, len, fin, verdict) in [
                     (1000, 1000, false, "forwarded-slow"),
@@ -389,17 +389,19 @@ fn limits() {
                     let path = b.datapath.path(&f.client).expect("path");
                     let code = if verdict == "local" { NEXT } else { REDIRECT };
                     assert_eq!((o.code, &o.verdicts[..]), (code, &[verdict][..]), "{name}");
-                    let legs = b.datapath.look(&f.client, &f.server).expect("legs");
-                    assert_eq!(legs.end[0], (len + usize::from(fin)) as u64, "{name}");
+                    let legs = b.datapath.look(f.legs()).expect("legs");
+                    assert_eq!(legs.end.client, (len + usize::from(fin)) as u64, "{name}");
                     let out = verify(&o.frame).expect("checksums");
                     assert_eq!(out.payload, p.payload, "{name}");
                     match verdict {
                         "forwarded" => {
                             assert_eq!((path.end, path.wraps), (end.wrapping_add(len as u32), f.up.wraps), "{name}");
-                            assert_eq!(legs.phase, [Phase::Forwarding; 2], "{name}");
+                            assert_eq!(legs.phase, Pair::both(Phase::Forwarding), "{name}");
                         }
                         // the last byte, so both directions are on their way back
-                        "forwarded-slow" => assert!(!legs.phase.contains(&Phase::Forwarding), "{name}: {legs:?}"),
+                        "forwarded-slow" => {
+                            assert!(legs.phase.iter().all(|phase| *phase != Phase::Forwarding), "{name}: {legs:?}")
+                        }
                         _ => {
                             assert_eq!((path.end, path.flags & PathFlags::SPLICED, out.seq), (end, 0, p.seq), "{name}")
                         }
@@ -415,7 +417,7 @@ fn limits() {
 #[ignore = "root"]
 fn marked_clone() {
     bench(64, |b| {
-        let f = Flow::new([false, false]);
+        let f = Flow::new(V4);
         f.install(b, 0);
         let p = f.next(10);
         let o = b.run(false, &p.frame(), TestContext { mark: 0x6c73_706c, ..TestContext::default() });

@@ -79,7 +79,7 @@ fn positions_go_on_where_sequence_numbers_come_round() {
 #[ignore = "root"]
 fn with_a_limit_the_number_alone_is_told() {
     bench(64, |b| {
-        let mut f = Flow::new([false; 2]);
+        let mut f = Flow::new(V4);
         f.up.wraps = 100; // high position
         f.install_with(b, PathFlags::TRIGGER, TAP);
         sockets::spliced_legs(&f, b, 0);
@@ -97,7 +97,7 @@ fn with_a_limit_the_number_alone_is_told() {
 #[ignore = "root"]
 fn without_room_the_segment_goes_on() {
     bench(64, |b| {
-        let f = Flow::new([true; 2]);
+        let f = Flow::new(V6);
         f.install_with(b, 0, TAP);
         let p = f.next(1000);
         let first = b.ingress(&p.frame());

@@ -1,7 +1,7 @@
 //! Spliced connections follow the network: next hops that change their address, gateways that fail, routes that change.
 mod devices;
 
-use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
+use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Pair, Tuple};
 use longsplice_engine::{Command, DatapathOptions, FlowState, FlowStatus, OpenOptions, Policy, Refusal};
 use longsplice_lab::{
     Family, Lab, Namespace, Shape,
@@ -77,10 +77,14 @@ impl Talk {
 
     /// Checks that each connection makes progress in both directions in forwarding mode.
     fn goes_on(&self) {
-        let passed =
-            || -> Vec<[u64; 2]> { self.forwarder.splicer.flows().iter().map(|f| [f.bytes_up, f.bytes_down]).collect() };
+        let passed = || -> Vec<Pair<u64>> {
+            self.forwarder.splicer.flows().iter().map(|f| Pair::new(f.bytes_up, f.bytes_down)).collect()
+        };
         let before = passed();
-        let further = |now: &[[u64; 2]]| now.iter().zip(&before).all(|(n, b)| (0..2).all(|d| n[d] >= b[d] + 300_000));
+        let further = |now: &[Pair<u64>]| {
+            let mut both = now.iter().zip(&before).flat_map(|(now, then)| now.zip(*then));
+            both.all(|(now, then)| now >= then + 300_000)
+        };
         self.until("bytes pass", |_| further(&passed()));
     }
 
@@ -570,7 +574,8 @@ fn thousands_of_flows_are_one_write() {
     let own = FORWARDER_TO_SERVER.port(Family::V4, 0);
     let flow = |n: u32| {
         let host = |net: u8| SocketAddr::from(([198, net, (n >> 8) as u8, n as u8], 7000));
-        [leg(host(18), SocketAddr::new(own.ip(), 40000)), leg(host(19), SocketAddr::new(own.ip(), 40001))]
+        let [client, server] = [40000, 40001].map(|port| SocketAddr::new(own.ip(), port));
+        Pair::new(leg(host(18), client), leg(host(19), server))
     };
     d.install(&(0..FLOWS).map(flow).collect::<Vec<_>>()).expect("installed");
     let before = talk.changes();
@@ -603,12 +608,12 @@ fn what_was_lost_of_notifications_is_asked_for() {
             scale: 7,
         };
         let own = FORWARDER_TO_SERVER.port(Family::V4, 7000);
-        let flow = [leg([10, 77, 2, 3], own), leg([10, 77, 2, 2], own)];
+        let flow = Pair::new(leg([10, 77, 2, 3], own), leg([10, 77, 2, 2], own));
         d.install(&[flow]).expect("installed");
-        let legs = [&flow[0].leg, &flow[1].leg];
+        let legs = flow.each_ref().map(|idle| &idle.leg);
         let mut watch = d.watch().expect("a socket");
         d.follow(&mut watch).expect("followed");
-        let goes_to = || d.inspect(legs, None)[0].path.as_ref().and_then(|p| Some(p.via.as_ref()?.hop.dmac.clone()));
+        let goes_to = || Some(d.inspect(legs, None).client.path?.via?.hop.dmac);
         assert_eq!(goes_to().as_deref(), Some(old));
         // a megabyte, at more than 200 bytes per notification
         let changes = "link set f0 alias a\nlink set f0 alias b\n".repeat(5000);

@@ -13,7 +13,7 @@ use super::{
     subject::Subject,
     variant::Variant,
 };
-use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Tuple};
+use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Pair, Tuple};
 use longsplice_lab::{
     Lab,
     flood::{self, Aim, Flood},
@@ -172,24 +172,24 @@ impl Venue {
 }
 
 /// Both legs of a flow, without their next hops: as in [`IdleLeg`].
-type Legs = [(Tuple, [u32; 2]); 2];
+type Legs = Pair<(Tuple, [u32; 2])>;
 
 /// The legs of a proxy.
 fn legs(flow: u32) -> Legs {
     let (remote, local) = (Flood::source(flow).into(), Flood::other_side(flow).into());
-    [
-        (Tuple { remote, local: network::proxy() }, [flood::FIRST_SEQ, flood::ACK]),
-        (Tuple { remote: network::server(), local }, [flood::ACK + AHEAD, flood::FIRST_SEQ + AHEAD]),
-    ]
+    Pair {
+        client: (Tuple { remote, local: network::proxy() }, [flood::FIRST_SEQ, flood::ACK]),
+        server: (Tuple { remote: network::server(), local }, [flood::ACK + AHEAD, flood::FIRST_SEQ + AHEAD]),
+    }
 }
 
 /// The legs of a transparent proxy.
 fn same_legs(flow: u32) -> Legs {
     let (client, server) = (Flood::source(flow).into(), network::server());
-    [
-        (Tuple { remote: client, local: server }, [flood::FIRST_SEQ, flood::ACK]),
-        (Tuple { remote: server, local: client }, [flood::ACK, flood::FIRST_SEQ]),
-    ]
+    Pair {
+        client: (Tuple { remote: client, local: server }, [flood::FIRST_SEQ, flood::ACK]),
+        server: (Tuple { remote: server, local: client }, [flood::ACK, flood::FIRST_SEQ]),
+    }
 }
 
 /// Attaches the data path and installs the flows.
@@ -198,13 +198,12 @@ fn splice(lab: &Lab, flows: u32, options: Options, legs: fn(u32) -> Legs) -> Res
         let (own, neighbour) = (lab.forwarder.link(device)?, host.link(its)?);
         Ok(NextHop { device: own.index, to: neighbour.mac, from: own.mac })
     };
-    let (to_client, to_server) =
-        (hop(lab.client_device(), &lab.client, "c0")?, hop(lab.server_device(), &lab.server, "s0")?);
+    let to_client = hop(lab.client_device(), &lab.client, "c0")?;
+    let hops = Pair::new(to_client, hop(lab.server_device(), &lab.server, "s0")?);
     let options = Options { max_flows: flows, ..options }.with_smallest_rings();
     let datapath = lab.forwarder.run(|| Datapath::open(&options))?;
-    let idle = |(leg, [end, ack]): (Tuple, [u32; 2]), hop| IdleLeg { leg, hop, end, ack, scale: SCALE };
-    let flow = |[client, server]: Legs| [idle(client, to_client), idle(server, to_server)];
-    let all: Vec<[IdleLeg; 2]> = (0..flows).map(|n| flow(legs(n))).collect();
+    let idle = |((leg, [end, ack]), hop): ((Tuple, [u32; 2]), NextHop)| IdleLeg { leg, hop, end, ack, scale: SCALE };
+    let all: Vec<Pair<IdleLeg>> = (0..flows).map(|n| legs(n).zip(hops).map(idle)).collect();
     lab.forwarder.run(|| datapath.install(&all))?;
     Ok(datapath)
 }

@@ -5,22 +5,22 @@ use super::{
     Result,
     driver::{Driver, Times, timed, wait_phase},
 };
-use longsplice_datapath::{Datapath, FreezeOptions, Half, Phase, Released, Repair, SwitchError, Tuple};
+use longsplice_datapath::{Datapath, FreezeOptions, Half, Pair, Phase, Released, Repair, SwitchError, Tuple};
 use std::{os::fd::OwnedFd, time::Instant};
 
 /// A flow whose sockets are owned here. No data flows, so its positions stay the same.
 pub struct Flow<'a> {
     datapath: &'a Datapath,
-    legs: [Tuple; 2],
-    halves: [Half; 2],
+    legs: Pair<Tuple>,
+    halves: Pair<Half>,
     /// `None` while the flow is released.
-    sockets: Option<[OwnedFd; 2]>,
+    sockets: Option<Pair<OwnedFd>>,
 }
 
 impl<'a> Flow<'a> {
     /// Starts with the engine's legs, which cannot be recreated: they are released, and the first recreation is not counted.
     pub async fn first(mut driver: Driver<'a>) -> Result<Flow<'a>> {
-        let (datapath, legs, halves) = (driver.datapath, driver.tuples(), [driver.half(0), driver.half(1)]);
+        let (datapath, legs, halves) = (driver.datapath, driver.tuples(), driver.halves());
         let mut uncounted = Times::default();
         splice(datapath, &legs, &halves, &mut uncounted).await?;
         driver.legs.iter_mut().for_each(longsplice_engine::Leg::close_silently);
@@ -43,9 +43,9 @@ impl<'a> Flow<'a> {
     }
 }
 
-async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], times: &mut Times) -> Result<()> {
+async fn splice(datapath: &Datapath, legs: &Pair<Tuple>, halves: &Pair<Half>, times: &mut Times) -> Result<()> {
     loop {
-        match timed(&mut times.freeze, || datapath.freeze(a, b, FreezeOptions::default())) {
+        match timed(&mut times.freeze, || datapath.freeze(halves.each_ref(), FreezeOptions::default())) {
             // Data not yet acknowledged by the hosts belongs to the last switch.
             Err(SwitchError::Busy) => {
                 times.freeze.pop();
@@ -60,23 +60,23 @@ async fn splice(datapath: &Datapath, legs: &[Tuple; 2], [a, b]: &[Half; 2], time
     let began = Instant::now();
     let at = wait_phase(datapath, legs, Phase::Forwarding).await?;
     times.drain.push(began.elapsed().as_secs_f64() * 1e6);
-    timed(&mut times.commit, || datapath.commit(legs.each_ref(), &at, [u32::MAX; 2], [false; 2]))?;
+    timed(&mut times.commit, || datapath.commit(legs.each_ref(), &at, Pair::both(u32::MAX), Pair::both(false)))?;
     Ok(())
 }
 
-fn forget(datapath: &Datapath, legs: &[Tuple; 2]) -> Result<[Released; 2]> {
-    let both = datapath.release(&legs[0]).zip(datapath.release(&legs[1]));
-    both.map(|(a, b)| [a, b]).ok_or_else(|| "a leg's record is gone".into())
+fn forget(datapath: &Datapath, legs: &Pair<Tuple>) -> Result<Pair<Released>> {
+    let both = datapath.release(&legs.client).zip(datapath.release(&legs.server));
+    both.map(|(client, server)| Pair { client, server }).ok_or_else(|| "a leg's record is gone".into())
 }
 
 async fn recreate(
     datapath: &Datapath,
-    legs: &[Tuple; 2],
-    released: &[Released; 2],
+    legs: &Pair<Tuple>,
+    released: &Pair<Released>,
     times: &mut Times,
-) -> Result<[OwnedFd; 2]> {
+) -> Result<Pair<OwnedFd>> {
     loop {
-        match timed(&mut times.recreate, || datapath.recreate([&legs[0], &legs[1]], released, false)) {
+        match timed(&mut times.recreate, || datapath.recreate(legs.each_ref(), released, false)) {
             Err(SwitchError::Busy) => {
                 times.recreate.pop();
                 tokio::task::yield_now().await;

@@ -10,7 +10,7 @@ use super::{
     results::{Connection, SwitchCase},
     stats::Spread,
 };
-use longsplice_engine::{DatapathOptions, Leg, Splicer};
+use longsplice_engine::{DatapathOptions, Leg, Pair, Splicer};
 use longsplice_lab::Lab;
 use std::{
     io::{self, Read, Write},
@@ -153,7 +153,7 @@ impl Hosts {
 }
 
 /// Opens both legs with hosts at their ends, and passes one byte in each direction.
-async fn connect(splicer: &Splicer, lab: &Lab, hosts: &Hosts, busy: bool) -> Result<[Leg; 2]> {
+async fn connect(splicer: &Splicer, lab: &Lab, hosts: &Hosts, busy: bool) -> Result<Pair<Leg>> {
     let at_server = lab.server.run(|| TcpListener::bind(network::server()))?;
     at_server.set_nonblocking(true)?;
     hosts.server(at_server, busy);
@@ -167,5 +167,5 @@ async fn connect(splicer: &Splicer, lab: &Lab, hosts: &Hosts, busy: bool) -> Res
     server.write_all(&byte).await?;
     timeout(PATIENCE, server.read_exact(&mut byte)).await??;
     client.write_all(&byte).await?;
-    Ok([client, server])
+    Ok(Pair { client, server })
 }

@@ -11,7 +11,7 @@ use crate::{
     EndReason, Refusal,
     types::{Command, SpliceWhen},
 };
-use longsplice_datapath::{Frozen, Limit, PathFacts, Phase, SwitchError, Switched, can_fit};
+use longsplice_datapath::{Frozen, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, can_fit};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -32,9 +32,9 @@ const CLOSING: Duration = crate::lingering::LINGER;
 /// State of a flow while it is copied, drained or taken back.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Control {
-    pub streams: [Stream; 2],
+    pub streams: Pair<Stream>,
     /// Path MTUs to the hosts in bytes, as the sockets knew them when a splice was last considered.
-    mtu: [Option<u32>; 2],
+    mtu: Pair<Option<u32>>,
     /// Number of copied bytes after which the flow is spliced. `u64::MAX`: never.
     enough: u64,
     /// A command requests a splice.
@@ -59,16 +59,16 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub fn new(message: Option<&Passing>, copied: [u64; 2], in_hand: [u64; 2]) -> Control {
-        let streams = std::array::from_fn(|d| Stream {
-            in_hand: in_hand[d],
-            copied: copied[d],
-            message: message.map(|m| if m.from == d { m.left } else { 0 }),
+    pub fn new(message: Option<&Passing>, copied: Pair<u64>, in_hand: Pair<u64>) -> Control {
+        let streams = Pair::from_fn(|from| Stream {
+            in_hand: in_hand[from],
+            copied: copied[from],
+            message: message.map(|m| if m.from == from { m.left } else { 0 }),
             ..Stream::default()
         });
         Control {
             streams,
-            mtu: [None; 2],
+            mtu: Pair::both(None),
             enough: u64::MAX,
             wanted: false,
             again: None,
@@ -127,7 +127,7 @@ impl Core {
             Event::Copied if self.are_over(cx) => self.finish(cx),
             Event::Copied => self.moved(cx),
             Event::Heard => self.finish(cx),
-            Event::Failed(side) => self.end(cx, side.reset()),
+            Event::Failed(side) => self.end(cx, EndReason::reset_by(side)),
             Event::Timer => self.tick(cx),
             Event::Command(command) => self.command(cx, command),
             Event::Measured(facts) => self.measured(cx, &facts),
@@ -238,7 +238,7 @@ impl Core {
     }
 
     /// Decides whether a splice would slow a transfer down.
-    fn measured(&mut self, cx: &mut Context<'_>, facts: &[PathFacts; 2]) -> Action {
+    fn measured(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
         if control.wanted {
@@ -248,10 +248,11 @@ impl Core {
             policy: cx.policy,
             legs: cx.legs,
             rtt: facts.map(|f| f.min_rtt),
-            carried: [0, 1].map(|d| {
-                let s = &control.streams[d];
-                (s.copied + cx.shown.spliced[d]).saturating_add(s.message.unwrap_or(0))
-            }),
+            carried: control
+                .streams
+                .each_ref()
+                .zip(cx.shown.spliced)
+                .map(|(s, spliced)| (s.copied + spliced).saturating_add(s.message.unwrap_or(0))),
             copied: control.copied(),
         }
         .judge();
@@ -280,7 +281,7 @@ impl Core {
             return self.copy(cx, None);
         }
         if self.message.is_some() {
-            self.limits = self.streams().map(|s| match s.message {
+            self.limits = self.streams().each_ref().map(|s| match s.message {
                 None => Limit::None,
                 Some(0) => Limit::Keep,
                 Some(n) => Limit::Bytes(u32::try_from(n).unwrap_or(u32::MAX).min(Limit::MAX)),
@@ -322,10 +323,10 @@ impl Core {
         let control = self.control.as_mut().expect("not forwarded");
         (control.again, control.tries, control.wanted) = (None, 0, false);
         (control.passed, control.until) = (false, cx.now + cx.policy.drain_limit);
-        for d in 0..2 {
-            control.streams[d].drain(frozen.pending[d], frozen.fin[d]);
-            cx.shown.since[d] = frozen.bound[d];
+        for from in Side::BOTH {
+            control.streams[from].drain(frozen.pending[from], frozen.fin[from]);
         }
+        cx.shown.since = frozen.bound;
         if let Some(m) = &mut self.message
             && let Limit::Bytes(n) = self.limits[m.from]
         {
@@ -345,7 +346,8 @@ impl Core {
     /// Returns whether each host that has data to send can be told to send packets small enough for the other.
     fn can_fit(&self, cx: &Context<'_>, at: &Switched) -> bool {
         let (legs, most) = (&cx.legs, at.most(cx.legs.each_ref(), self.control().mtu));
-        (0..2).all(|d| self.streams()[d].message == Some(0) || can_fit(&legs[d], &legs[1 - d], most[1 - d]))
+        let fits = |host: Side| can_fit(&legs[host], &legs[host.other()], most[host.other()]);
+        Side::BOTH.into_iter().all(|host| self.streams()[host].message == Some(0) || fits(host))
     }
 
     pub(super) fn on_draining(&mut self, cx: &mut Context<'_>, event: Event) -> Action {
@@ -359,7 +361,7 @@ impl Core {
             }
             Event::Told | Event::Timer => Action::Look,
             // The socket reports the failure only once: reading again would find the end of a stream.
-            Event::Failed(side) => self.unsplice(Some(side.reset()), None),
+            Event::Failed(side) => self.unsplice(Some(EndReason::reset_by(side)), None),
             Event::Command(Command::Unsplice) => {
                 self.stay = true;
                 self.unsplice(None, None)
@@ -396,7 +398,8 @@ impl Core {
         }
         // The data path took one direction back, because data exceeded its limit,
         // and nothing is left in flight in the other. Or a connection was reset.
-        let is_over = was_reset(&at) || !(at.phase.contains(&Phase::ToForwarding) || at.is_forwarded());
+        let is_over =
+            was_reset(&at) || !(at.phase.iter().any(|phase| *phase == Phase::ToForwarding) || at.is_forwarded());
         if is_over {
             return self.unsplice(None, None);
         }
@@ -429,7 +432,7 @@ impl Core {
     fn finish(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
         let (state, patience) = match self.message {
-            Some(_) if cx.at[0].shimmed => (State::Settling, cx.policy.idle_limit),
+            Some(_) if cx.at.client.shimmed => (State::Settling, cx.policy.idle_limit),
             Some(_) => return self.end(cx, EndReason::MessageRelayed),
             None if self.fin_past => (State::Closing, CLOSING),
             None => return self.end(cx, EndReason::Closed),

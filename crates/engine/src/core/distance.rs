@@ -4,7 +4,7 @@
 //! then starves (BBR, which keeps its minimum for 10 s) or has spurious timeouts (RFC 6298).
 
 use crate::types::{PathRule, Policy, SpliceWhen};
-use longsplice_datapath::Tuple;
+use longsplice_datapath::{Pair, Side, Tuple};
 use std::time::Duration;
 
 /// Bytes that a direction may carry without suffering: the initial window of a sender (RFC 6928: ten segments).
@@ -13,15 +13,14 @@ const FEW: u64 = 10 * 1460;
 /// slack of a sender's timers, which are at least 200 ms, and of its windows.
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Facts about a flow that its policy would splice. Directions: client to server, server to client.
+/// Facts about a flow that its policy would splice.
 pub(crate) struct Distance<'a> {
     pub policy: &'a Policy,
-    /// The client's leg and the server's leg.
-    pub legs: [Tuple; 2],
+    pub legs: Pair<Tuple>,
     /// Minimum round-trip times of the legs. `None` while there is no measurement, which is no reason to copy.
-    pub rtt: [Option<Duration>; 2],
+    pub rtt: Pair<Option<Duration>>,
     /// Bytes that each direction has carried, or is known to carry later.
-    pub carried: [u64; 2],
+    pub carried: Pair<u64>,
     /// Bytes that were copied. If none, hosts that shook hands with each other know the whole path.
     pub copied: u64,
 }
@@ -38,22 +37,25 @@ pub(crate) enum Judgement {
 
 impl Distance<'_> {
     pub fn judge(&self) -> Judgement {
-        let [c, s] = &self.legs;
-        let is_transparent = c.remote == s.local && c.local == s.remote;
+        let Pair { client, server } = &self.legs;
+        let is_transparent = client.remote == server.local && client.local == server.remote;
         if self.policy.path == PathRule::Any || (is_transparent && self.copied == 0) {
             return Judgement::Splice;
         }
-        let [client, server] = self.rtt;
-        let (Some(client), Some(server)) = (client, server) else { return Judgement::Splice };
-        let harmless = [is_harmless(client, server), is_harmless(server, client)];
-        let carries = self.carried.map(|n| n > FEW);
-        match (harmless, carries) {
-            ([true, true], _) => Judgement::Splice,
-            (_, [false, false]) if self.policy.when == SpliceWhen::AtOnce => Judgement::Splice,
-            (_, [false, false]) => Judgement::After(FEW + 1 - self.carried[0].max(self.carried[1])),
-            _ if (0..2).any(|d| carries[d] && !harmless[d]) => Judgement::Copy,
-            _ => Judgement::Splice,
+        let Pair { client: Some(client), server: Some(server) } = self.rtt else { return Judgement::Splice };
+        let rtt = Pair::new(client, server);
+        let suffers = |from: &Side| !is_harmless(rtt[*from], rtt[from.other()]);
+        let carries = |from: &Side| self.carried[*from] > FEW;
+        if !Side::BOTH.iter().any(suffers) {
+            return Judgement::Splice;
         }
+        if !Side::BOTH.iter().any(carries) {
+            return match self.policy.when {
+                SpliceWhen::AtOnce => Judgement::Splice,
+                _ => Judgement::After(FEW + 1 - self.carried.client.max(self.carried.server)),
+            };
+        }
+        if Side::BOTH.iter().any(|from| carries(from) && suffers(from)) { Judgement::Copy } else { Judgement::Splice }
     }
 }
 
@@ -98,13 +100,15 @@ mod tests {
             remote: ([10, 0, 0, 1], remote).into(),
             local: ([10, 0, 0, 2], local).into(),
         };
-        let (ours, theirs) =
-            ([tuple(1, 2), tuple(3, 4)], [tuple(1, 2), Tuple { remote: tuple(1, 2).local, local: tuple(1, 2).remote }]);
+        let (ours, theirs) = (
+            Pair::new(tuple(1, 2), tuple(3, 4)),
+            Pair::new(tuple(1, 2), Tuple { remote: tuple(1, 2).local, local: tuple(1, 2).remote }),
+        );
         let at_once = Policy { when: SpliceWhen::AtOnce, ..Policy::default() };
         let (auto, any) = (Policy::default(), Policy { path: PathRule::Any, ..Policy::default() });
-        let judge =
-            |policy, legs, rtt, carried: [u64; 2], copied| Distance { policy, legs, rtt, carried, copied }.judge();
+        let judge = |policy, legs, rtt, carried, copied| Distance { policy, legs, rtt, carried, copied }.judge();
         for (rtt, carried, want) in cases {
+            let (rtt, carried) = (Pair::from(rtt), Pair::from(carried));
             assert_eq!(judge(&auto, ours, rtt, carried, 1), want, "{rtt:?} {carried:?}");
             assert_eq!(judge(&any, ours, rtt, carried, 1), Splice);
             let asked = if want == Copy { Copy } else { Splice };

@@ -1,11 +1,11 @@
 //! Forwarding mode: what takes a flow back, releases it or ends it.
 
-use super::{Action, Context, Control, Core, Event, Side, State, Time, has_fragments};
+use super::{Action, Context, Control, Core, Event, State, Time, has_fragments};
 use crate::{
     EndReason, Refusal,
     types::{Command, Policy, Trigger},
 };
-use longsplice_datapath::{EventKind, PathFlags, PathView, SwitchError, Switched};
+use longsplice_datapath::{EventKind, Pair, PathFlags, PathView, Side, SwitchError, Switched};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub struct Seen {
     /// The reason for the look.
     pub why: Why,
     /// The flow's path entries. `None`: the tables were flushed.
-    pub paths: Option<[PathView; 2]>,
+    pub paths: Option<Pair<PathView>>,
     /// The flow's legs, if [`Core::wants_legs`].
     pub legs: Option<Switched>,
 }
@@ -78,7 +78,7 @@ impl Back {
 pub(super) struct Forwarded {
     began: Time,
     /// A fingerprint that changes with every byte, and the time of its last change.
-    sign: ([(u16, u32, u32); 2], Time),
+    sign: (Pair<(u16, u32, u32)>, Time),
     /// Times of the first and the last oversized segments. Boxed, like the next field, because most flows have neither.
     oversize: Option<Box<[Time; 2]>>,
     /// Set if the flow is to get new sockets.
@@ -87,7 +87,7 @@ pub(super) struct Forwarded {
 
 impl Forwarded {
     pub fn new(now: Time) -> Forwarded {
-        Forwarded { began: now, sign: ([(0, 0, 0); 2], now), ..Forwarded::default() }
+        Forwarded { began: now, sign: (Pair::default(), now), ..Forwarded::default() }
     }
 }
 
@@ -260,7 +260,7 @@ impl Core {
     }
 
     fn take_back(&mut self, cx: &mut Context<'_>, then: Option<EndReason>) -> Action {
-        self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, [0; 2])));
+        self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, Pair::both(0))));
         self.unsplice(then, Some(cx.now.saturating_sub(self.forwarded.began)))
     }
 
@@ -273,18 +273,19 @@ impl Core {
     }
 
     /// Returns how long the flow has been idle, or how it has ended.
-    fn life(&mut self, cx: &mut Context<'_>, paths @ [pc, ps]: &[PathView; 2]) -> Result<Life, EndReason> {
-        if (pc.flags | ps.flags) & PathFlags::DEAD != 0 {
-            if pc.flags & ps.flags & PathFlags::FIN != 0 {
+    fn life(&mut self, cx: &mut Context<'_>, paths: &Pair<PathView>) -> Result<Life, EndReason> {
+        let Pair { client, server } = paths;
+        if (client.flags | server.flags) & PathFlags::DEAD != 0 {
+            if client.flags & server.flags & PathFlags::FIN != 0 {
                 return Err(EndReason::Closed); // a late segment met a host that had forgotten the connection
             }
-            let side = if pc.flags & PathFlags::RST != 0 { Side::Client } else { Side::Server };
-            return Err(side.reset());
+            let host = if client.flags & PathFlags::RST != 0 { Side::Client } else { Side::Server };
+            return Err(EndReason::reset_by(host));
         }
-        if pc.flags & ps.flags & PathFlags::FIN_ACKED != 0 {
+        if client.flags & server.flags & PathFlags::FIN_ACKED != 0 {
             return Err(EndReason::Closed);
         }
-        if self.state == State::Spliced && pc.flags & ps.flags & PathFlags::SPLICED == 0 {
+        if self.state == State::Spliced && client.flags & server.flags & PathFlags::SPLICED == 0 {
             return Ok(Life::Woken);
         }
         let sign = paths.map(|p| (p.wraps, p.end, p.max_ack));
@@ -315,11 +316,11 @@ impl Core {
     }
 
     /// Continues with new sockets at the positions of the hosts.
-    fn recreated(&mut self, cx: &mut Context<'_>, ends: [u64; 2]) -> Action {
+    fn recreated(&mut self, cx: &mut Context<'_>, ends: Pair<u64>) -> Action {
         self.stay |= self.forwarded.back.take().is_some_and(|back| back.stay);
-        self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, [0; 2])));
-        for (d, end) in ends.into_iter().enumerate() {
-            self.advance(cx, d, end);
+        self.control = Some(Box::new(Control::new(self.message.as_deref(), cx.shown.copied, Pair::both(0))));
+        for from in Side::BOTH {
+            self.advance(cx, from, ends[from]);
         }
         self.attend()
     }

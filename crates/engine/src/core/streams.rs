@@ -1,7 +1,7 @@
 //! Positions in a flow's two streams: bytes read and written at each leg, and bytes that may still be read.
 
 use crate::types::Message;
-use longsplice_datapath::Switched;
+use longsplice_datapath::{Side, Switched};
 use serde::{Deserialize, Serialize};
 
 /// Positions of a leg's socket. They count bytes since the SYN; a FIN counts as one.
@@ -140,8 +140,8 @@ impl Stream {
 /// A message that is being relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Passing {
-    /// The direction: 0 is client to server.
-    pub from: usize,
+    /// The sender.
+    pub from: Side,
     /// The message stops when its receiver sends data.
     pub until_receiver_speaks: bool,
     /// Bytes of the message that were not read yet. While the message is copied, its [`Stream`] counts them.

@@ -1,17 +1,17 @@
 use super::*;
 use crate::types::{PathRule, SpliceWhen, Trigger};
-use longsplice_datapath::{EventKind, PathView, Phase};
+use longsplice_datapath::{EventKind, Phase};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn forwarded() -> [PathView; 2] {
+fn forwarded() -> Pair<PathView> {
     with(|p| p.flags = PathFlags::SPLICED)
 }
 
-fn with(set: impl Fn(&mut PathView)) -> [PathView; 2] {
+fn with(set: impl Fn(&mut PathView)) -> Pair<PathView> {
     let mut path = PathView::default();
     set(&mut path);
-    [path; 2]
+    Pair::both(path)
 }
 
 /// A flow that the test drives.
@@ -19,17 +19,17 @@ struct Flow {
     core: Core,
     policy: Policy,
     shown: Progress,
-    at: [Position; 2],
+    at: Pair<Position>,
     now: Time,
 }
 
 impl Flow {
     fn new(policy: Policy, message: Option<Message>) -> Flow {
         Flow {
-            core: Core::new(message, None, [0; 2]),
+            core: Core::new(message, None, Pair::both(0)),
             policy,
             shown: Progress::new(None),
-            at: Default::default(),
+            at: Pair::default(),
             now: 100 * SECOND,
         }
     }
@@ -62,27 +62,28 @@ impl Flow {
 
     fn on(&mut self, event: Event) -> Action {
         let leg = |n| Tuple { remote: ([10, 0, n, 1], 1).into(), local: ([10, 0, n, 2], 2).into() };
-        let Flow { core, policy, shown, at: [a, b], now } = self;
+        let Flow { core, policy, shown, at, now } = self;
         let was = *shown;
-        let action = core.on(&mut Context { now: *now, policy, legs: [leg(0), leg(1)], at: [a, b], shown }, event);
+        let legs = Pair::new(leg(0), leg(1));
+        let action = core.on(&mut Context { now: *now, policy, legs, at: at.each_mut(), shown }, event);
         assert_eq!(shown.state, core.state.shown(), "from {was:?}");
         action
     }
 
     fn measured(&mut self) -> Action {
-        self.on(Event::Measured([PathFacts::default(); 2]))
+        self.on(Event::Measured(Pair::default()))
     }
 
     /// Freezes; something is still to be read.
     fn frozen(&mut self) -> Action {
-        let at = Switched { phase: [Phase::ToForwarding; 2], mss: [1460; 2], ..Switched::default() };
+        let at = Switched { phase: Pair::both(Phase::ToForwarding), mss: Pair::both(1460), ..Switched::default() };
         self.on(Event::Frozen(Ok(Box::new(Frozen { at, ..Frozen::default() }))))
     }
 
     fn drained(&mut self) -> Action {
         self.on(Event::Looked(Ok(Box::new(Switched {
-            phase: [Phase::Forwarding; 2],
-            mss: [1460; 2],
+            phase: Pair::both(Phase::Forwarding),
+            mss: Pair::both(1460),
             ..Switched::default()
         }))))
     }
@@ -91,21 +92,21 @@ impl Flow {
         self.seen(why, forwarded())
     }
 
-    fn seen(&mut self, why: Why, paths: [PathView; 2]) -> Action {
+    fn seen(&mut self, why: Why, paths: Pair<PathView>) -> Action {
         self.on(Event::Seen(Box::new(Seen { why, paths: Some(paths), legs: None })))
     }
 
-    /// Counts `n` bytes that were read and written in direction `d`.
-    fn copy(&mut self, d: usize, n: usize) {
-        self.at[d].took(n);
-        self.at[1 - d].gave(n);
-        let stream = &mut self.core.streams_mut()[d];
+    /// Counts `n` bytes from this host that were read and written.
+    fn copy(&mut self, from: Side, n: usize) {
+        self.at[from].took(n);
+        self.at[from.other()].gave(n);
+        let stream = &mut self.core.streams_mut()[from];
         stream.took(n);
         stream.gave(n);
     }
 
     fn close(&mut self) {
-        for at in &mut self.at {
+        for at in self.at.iter_mut() {
             at.took(0);
             at.closed();
         }
@@ -116,12 +117,12 @@ impl Flow {
     }
 }
 
-fn flagged(flags: u16) -> [PathView; 2] {
+fn flagged(flags: u16) -> Pair<PathView> {
     with(|p| p.flags = PathFlags::SPLICED | flags)
 }
 
 fn reset(flags: u32) -> Box<Switched> {
-    Box::new(Switched { flags: [LegFlags::RESET | flags, 0], ..Switched::default() })
+    Box::new(Switched { flags: Pair::new(LegFlags::RESET | flags, 0), ..Switched::default() })
 }
 
 fn is_end(action: &Action, why: EndReason, is_forwarded: bool) -> bool {
@@ -141,11 +142,11 @@ fn what_is_copied_ends_as_its_connections_do() {
         flow
     };
     let mut flow = begin();
-    flow.copy(0, 1000);
+    flow.copy(Side::Client, 1000);
     assert!(matches!(flow.on(Event::Copied), Action::Wait));
     flow.close();
     ends(&flow.on(Event::Copied), EndReason::Closed, false);
-    assert_eq!((flow.shown.copied, flow.shown.refusal), ([1000, 0], Some(Refusal::Short)));
+    assert_eq!((flow.shown.copied, flow.shown.refusal), (Pair::new(1000, 0), Some(Refusal::Short)));
     assert!(matches!(flow.on(Event::Timer), Action::Wait), "nothing comes after the end");
 
     ends(&begin().on(Event::Failed(Side::Client)), EndReason::ClientReset, false);
@@ -160,7 +161,7 @@ fn a_silent_flow_ends_at_its_idle_limit_and_one_that_moves_does_not() {
     let mut flow = Flow::new(Policy { idle_limit: 10 * SECOND, ..Policy::default() }, None);
     flow.on(Event::Attended(true));
     assert_eq!(flow.core.timer(), Some(flow.now + 10 * SECOND));
-    flow.copy(1, 10);
+    flow.copy(Side::Server, 10);
     assert!(flow.core.has_moved());
     flow.on(Event::Moved);
     assert!(!flow.core.has_moved());
@@ -180,13 +181,13 @@ fn the_threshold_is_looked_behind() {
     let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1000), ..Policy::default() }, None);
     flow.on(Event::Attended(true));
     assert_eq!(flow.core.most(), 1000);
-    flow.copy(0, 1000);
+    flow.copy(Side::Client, 1000);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
     assert!(matches!(flow.measured(), Action::LookBehind));
     // one stream has ended: the other has to carry that much again
     assert!(matches!(flow.on(Event::LookedBehind(true)), Action::Wait));
     assert_eq!(flow.core.most(), 2000);
-    flow.copy(1, 1000);
+    flow.copy(Side::Server, 1000);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
     assert!(matches!(flow.measured(), Action::LookBehind));
     assert!(matches!(flow.on(Event::LookedBehind(false)), Action::Freeze { fit: true }));
@@ -222,10 +223,10 @@ fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
     let mut flow =
         Flow::new(Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::Auto, ..Policy::default() }, None);
     flow.on(Event::Attended(true));
-    flow.copy(0, 100_000);
+    flow.copy(Side::Client, 100_000);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
     let rtt = |ms| PathFacts { min_rtt: Some(Duration::from_millis(ms)), mtu: None };
-    let facts = || Event::Measured([rtt(1), rtt(50)]);
+    let facts = || Event::Measured(Pair::new(rtt(1), rtt(50)));
     assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Path));
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
@@ -239,7 +240,7 @@ fn what_the_data_path_cannot_splice_yet_is_tried_again() {
     {
         let mut flow = Flow::at_once();
         flow.on(Event::Attended(true));
-        flow.copy(0, 10);
+        flow.copy(Side::Client, 10);
         assert!(matches!(flow.measured(), Action::Freeze { fit: true }));
         assert!(matches!(flow.on(Event::Frozen(Err(error))), Action::Wait));
         assert_eq!(flow.core.timer(), Some(flow.now + pause));
@@ -279,7 +280,7 @@ fn a_drain_comes_to_an_end() {
     assert!(flow.core.timer().expect("looks") < flow.now + SECOND);
     flow.now += flow.policy.drain_limit;
     assert!(matches!(flow.on(Event::Timer), Action::Look));
-    let at = Switched { phase: [Phase::ToForwarding; 2], ..Switched::default() };
+    let at = Switched { phase: Pair::both(Phase::ToForwarding), ..Switched::default() };
     assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::DrainTimeout));
 
@@ -321,7 +322,7 @@ fn a_drain_comes_to_an_end() {
 fn packets_that_would_not_fit_are_not_spliced() {
     let mut flow = Flow::at_once();
     flow.on(Event::Attended(true));
-    flow.on(Event::Measured([PathFacts { mtu: Some(1000), min_rtt: None }; 2]));
+    flow.on(Event::Measured(Pair::both(PathFacts { mtu: Some(1000), min_rtt: None })));
     assert!(matches!(flow.frozen(), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Mtu));
 }
@@ -333,26 +334,26 @@ fn what_was_forwarded_is_counted_and_moves_the_sockets() {
     let action = flow.see(Why::Command(Command::Unsplice));
     assert!(matches!(action, Action::Unsplice { away: Some(SECOND) }), "{action:?}");
     let at = Switched {
-        end: [5000, 70],
-        bound: [5000, 70],
-        was_forwarded: [true; 2],
-        fin: [true, false],
+        end: Pair::new(5000, 70),
+        bound: Pair::new(5000, 70),
+        was_forwarded: Pair::both(true),
+        fin: Pair::new(true, false),
         ..Switched::default()
     };
     assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
-    assert_eq!((flow.shown.spliced, flow.shown.splices), ([4999, 70], 1));
-    assert_eq!((flow.at[0].consumed, flow.at[1].produced, flow.at[1].consumed), (5000, 5000, 70));
-    assert!(flow.at[0].eof && flow.at[1].shut && flow.at[0].shimmed && flow.at[1].shimmed);
+    assert_eq!((flow.shown.spliced, flow.shown.splices), (Pair::new(4999, 70), 1));
+    assert_eq!((flow.at.client.consumed, flow.at.server.produced, flow.at.server.consumed), (5000, 5000, 70));
+    assert!(flow.at.client.eof && flow.at.server.shut && flow.at.iter().all(|at| at.shimmed));
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }), "it was asked to stay");
     // the other stream ends in control mode; both FINs have to be acknowledged
-    flow.at[1].took(0);
-    flow.at[0].closed();
+    flow.at.server.took(0);
+    flow.at.client.closed();
     assert!(matches!(flow.on(Event::Copied), Action::Look));
     assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Wait));
     assert!(flow.core.timer().is_some());
     assert!(matches!(flow.on(Event::Stop { leave: false }), Action::Wait));
     assert!(matches!(flow.on(Event::Timer), Action::Look));
-    let acked = Switched { flags: [LegFlags::FIN_ACKED; 2], ..Switched::default() };
+    let acked = Switched { flags: Pair::both(LegFlags::FIN_ACKED), ..Switched::default() };
     ends(&flow.on(Event::Looked(Ok(Box::new(acked)))), EndReason::Closed, false);
     assert!(flow.core.is_fin_past());
 }
@@ -361,7 +362,8 @@ fn what_was_forwarded_is_counted_and_moves_the_sockets() {
 fn fins_that_nobody_acknowledges_are_not_waited_for_for_ever() {
     let mut flow = Flow::spliced(Policy::default());
     flow.see(Why::Command(Command::Unsplice));
-    let at = Switched { end: [1, 1], bound: [1, 1], was_forwarded: [true; 2], fin: [true; 2], ..Switched::default() };
+    let (one, yes) = (Pair::both(1), Pair::both(true));
+    let at = Switched { end: one, bound: Pair::both(1), was_forwarded: yes, fin: yes, ..Switched::default() };
     flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false });
     flow.on(Event::Attended(true));
     assert!(matches!(flow.on(Event::Copied), Action::Look));
@@ -371,12 +373,11 @@ fn fins_that_nobody_acknowledges_are_not_waited_for_for_ever() {
 
 #[test]
 fn a_forwarded_flow_ends_as_its_hosts_do() {
-    let client = [PathFlags::DEAD | PathFlags::RST, 0].map(|flags| flagged(flags)[0]);
-    let [a, b] = client;
+    let by_client = Pair::new(PathFlags::DEAD | PathFlags::RST, 0).map(|flags| flagged(flags).client);
     let spliced = || Flow::spliced(Policy::default());
     ends(&spliced().seen(Why::Told(EventKind::Closed), flagged(PathFlags::FIN_ACKED)), EndReason::Closed, true);
-    ends(&spliced().seen(Why::Told(EventKind::Reset), [a, b]), EndReason::ClientReset, true);
-    ends(&spliced().seen(Why::Told(EventKind::Reset), [b, a]), EndReason::ServerReset, true);
+    ends(&spliced().seen(Why::Told(EventKind::Reset), by_client), EndReason::ClientReset, true);
+    ends(&spliced().seen(Why::Told(EventKind::Reset), by_client.swapped()), EndReason::ServerReset, true);
     ends(&spliced().seen(Why::Look, flagged(PathFlags::DEAD | PathFlags::FIN)), EndReason::Closed, true);
     ends(&spliced().on(Event::Stop { leave: true }), EndReason::Left, true);
     // the sockets inform the hosts
@@ -468,8 +469,8 @@ fn a_flow_is_released_in_time_and_comes_back_when_it_is_idle() {
     assert!(flow.core.is_returning());
     flow.now += SECOND;
     assert!(matches!(flow.see(Why::Due), Action::Recreate { force: true }), "it was never idle");
-    assert!(matches!(flow.on(Event::Recreated(Ok([7, 8]))), Action::Attend));
-    assert_eq!((flow.shown.spliced, flow.at[0].consumed, flow.at[0].produced), ([7, 8], 7, 8));
+    assert!(matches!(flow.on(Event::Recreated(Ok(Pair::new(7, 8)))), Action::Attend));
+    assert_eq!((flow.shown.spliced, flow.at.client.consumed, flow.at.client.produced), (Pair::new(7, 8), 7, 8));
     assert!(flow.core.stay && !flow.core.is_returning());
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }));
 
@@ -509,25 +510,26 @@ fn a_message_is_spliced_up_to_its_end() {
     assert!(matches!(flow.on(Event::Attended(true)), Action::Measure));
     assert!(matches!(flow.measured(), Action::Freeze { fit: true }));
     let leg = Tuple { remote: ([10, 0, 0, 1], 1).into(), local: ([10, 0, 0, 2], 2).into() };
-    let limits = [0, 1].map(|d| flow.core.half(d, leg, &flow.at[d]).limit);
-    assert_eq!(limits, [Limit::Keep, Limit::Bytes(20_000)]);
+    let limits = Pair::from_fn(|side| flow.core.half(side, leg, &flow.at[side]).limit);
+    assert_eq!(limits, Pair::new(Limit::Keep, Limit::Bytes(20_000)));
     let mut flow = new(Some(20_000)).into_spliced();
     assert_eq!(flow.core.release_at(&flow.policy), None);
 
     assert!(flow.core.wants_legs(Why::Told(EventKind::LimitReached)) && !flow.core.wants_legs(Why::Due));
-    let legs = |end| Some(Switched { end: [0, end], ..Switched::default() });
+    let legs = |end| Some(Switched { end: Pair::new(0, end), ..Switched::default() });
     let mut passed = |end| {
         let seen = Seen { why: Why::Told(EventKind::LimitReached), paths: Some(forwarded()), legs: legs(end) };
         flow.on(Event::Seen(Box::new(seen)))
     };
     assert!(matches!(passed(19_999), Action::Wait), "the event came too early");
     assert!(matches!(passed(20_000), Action::Unsplice { .. }));
-    let at = Switched { end: [0, 20_000], bound: [0, 20_000], was_forwarded: [false, true], ..Switched::default() };
+    let (end, bound) = (Pair::new(0, 20_000), Pair::new(0, 20_000));
+    let at = Switched { end, bound, was_forwarded: Pair::new(false, true), ..Switched::default() };
     assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { .. }));
     // the legs part only when everything is acknowledged
     assert!(matches!(flow.on(Event::Copied), Action::Look));
-    let at = Switched { phase: [Phase::Local, Phase::ToLocal], ..Switched::default() };
+    let at = Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..Switched::default() };
     assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Wait));
     assert!(flow.core.listens());
     assert!(matches!(flow.on(Event::Heard), Action::Look));
@@ -542,13 +544,13 @@ fn a_message_ends_without_its_connections() {
     flow.on(Event::Attended(true));
     assert!(flow.core.listens());
     ends(&flow.on(Event::Heard), EndReason::MessageRelayed, false);
-    assert_eq!(flow.core.streams()[1].message, Some(100), "all of it is missing");
+    assert_eq!(flow.core.streams().server.message, Some(100), "all of it is missing");
 
     let settling = || {
         let mut flow = Flow::new(Policy::default(), Some(Message::from_client(Some(100))));
-        flow.at[0].shimmed = true;
+        flow.at.client.shimmed = true;
         flow.on(Event::Attended(true));
-        flow.copy(0, 100);
+        flow.copy(Side::Client, 100);
         assert!(matches!(flow.on(Event::Copied), Action::Look));
         flow
     };
@@ -559,7 +561,7 @@ fn a_message_ends_without_its_connections() {
     ends(&settling().on(Event::Looked(Ok(reset(0)))), EndReason::ServerReset, false);
     let mut flow = settling();
     flow.now += flow.policy.idle_limit;
-    let at = Switched { phase: [Phase::ToLocal; 2], ..Switched::default() };
+    let at = Switched { phase: Pair::both(Phase::ToLocal), ..Switched::default() };
     ends(&flow.on(Event::Looked(Ok(Box::new(at)))), EndReason::Idle, false);
 }
 
@@ -568,10 +570,11 @@ fn a_splice_of_a_message_that_has_not_paid_is_not_tried_again() {
     let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
     let mut flow = Flow::new(policy, Some(Message::from_server(Some(20_000)))).into_spliced();
     assert!(matches!(flow.see(Why::Told(EventKind::Triggered)), Action::Unsplice { .. }));
-    let at = Switched { end: [0, 50], bound: [0, 50], was_forwarded: [true; 2], ..Switched::default() };
+    let (end, bound) = (Pair::new(0, 50), Pair::new(0, 50));
+    let at = Switched { end, bound, was_forwarded: Pair::both(true), ..Switched::default() };
     assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
     assert!(flow.core.stay);
-    assert_eq!(flow.core.streams()[1].message, Some(19_950));
+    assert_eq!(flow.core.streams().server.message, Some(19_950));
 }
 
 /// Another process can continue a flow.
@@ -592,7 +595,7 @@ fn it_can_be_written_down_in_any_state() {
     again(&mut flow);
     flow.see(Why::Command(Command::Unsplice));
     again(&mut flow);
-    flow.on(Event::Recreated(Ok([1, 2])));
+    flow.on(Event::Recreated(Ok(Pair::new(1, 2))));
     again(&mut flow);
     let mut flow = Flow::new(Policy::default(), Some(Message::from_client(None)));
     again(&mut flow);

@@ -2,14 +2,16 @@
 
 use super::Relay;
 use crate::{
-    Refusal, Trigger,
+    Leg, Refusal, Trigger,
     core::{Action, Event},
     holder::Holding,
     refusal,
     stretches::Begin,
     sync::lock,
 };
-use longsplice_datapath::{FreezeOptions, Frozen, Half, LegFlags, PathFlags, Phase, Recreated, SwitchError, Switched};
+use longsplice_datapath::{
+    FreezeOptions, Frozen, Half, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched, Tuple,
+};
 use std::time::Duration;
 
 /// Time in forwarding mode after which conntrack entries of the parked sockets' connections are
@@ -27,11 +29,10 @@ impl Relay {
                 self.copy_on();
                 None
             }
-            Action::Measure => Some(Event::Measured([self.client.path_facts(), self.server.path_facts()])),
+            Action::Measure => Some(Event::Measured(self.legs.each_ref().map(Leg::path_facts))),
             Action::Freeze { fit } => Some(self.freeze(fit)),
             Action::Look => {
-                let [c, s] = self.legs();
-                let at = self.datapath().look(&c, &s);
+                let at = self.datapath().look(self.flow().legs.each_ref());
                 at.iter().for_each(|at| self.let_go(at));
                 Some(Event::Looked(at.map(Box::new)))
             }
@@ -52,21 +53,20 @@ impl Relay {
     }
 
     fn attend(&mut self) -> bool {
-        if let Err(error) = self.client.attend().and_then(|()| self.server.attend()) {
+        let attended = self.legs.iter_mut().try_for_each(Leg::attend);
+        if let Err(error) = attended {
             // out of memory or epoll watches: both sockets are closed now, which ends both connections
             tracing::error!(flow = self.flow().id, %error, "the sockets of a flow are lost");
             return false;
         }
         let after = self.flow().policy.keepalive;
-        self.client.keep_alive(after);
-        self.server.keep_alive(after);
+        self.legs.iter_mut().for_each(|leg| leg.keep_alive(after));
         true
     }
 
     /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
-        self.client.unclamp();
-        self.server.unclamp();
+        self.legs.iter_mut().for_each(Leg::unclamp);
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();
         }
@@ -76,11 +76,11 @@ impl Relay {
     /// that relay a message are not forgotten: they go back to the caller, and may join other flows.
     fn forget(&self, why: Refusal) {
         let Some(d) = self.splicer.datapath() else { return };
-        if self.core.message_from().is_some() || self.client.at.shimmed || self.server.at.shimmed {
+        if self.core.message_from().is_some() || self.legs.iter().any(|leg| leg.at.shimmed) {
             return;
         }
-        let [c, s] = self.legs();
-        for (leg, gone) in [&self.client, &self.server].into_iter().zip(d.give_back([&c, &s])) {
+        let gone = d.give_back(self.flow().legs.each_ref());
+        for (leg, gone) in self.legs.each_ref().zip(gone) {
             if gone {
                 leg.refuse(why);
             }
@@ -89,13 +89,14 @@ impl Relay {
 
     fn freeze(&mut self, fit: bool) -> Event {
         self.splicer.route_events(self.flow());
-        let [a, b] = [(0, &self.client), (1, &self.server)].map(|(d, leg)| self.core.half(d, leg.tuple(), &leg.at));
-        let hold = self.flow().policy.hold.then(|| Holding::of(&self.splicer, [a.leg, b.leg]));
+        let halves = Pair::from_fn(|side| self.core.half(side, self.legs[side].tuple(), &self.legs[side].at));
+        let tuples = halves.each_ref().map(|half| half.leg);
+        let hold = self.flow().policy.hold.then(|| Holding::of(&self.splicer, tuples));
         match hold.transpose() {
             Ok(holding) => self.holding = holding,
             Err(_) => return Event::Refused { why: Refusal::Unprivileged, for_good: false },
         }
-        let frozen = self.freeze_both(&a, &b, fit);
+        let frozen = self.freeze_both(halves.each_ref(), fit);
         match &frozen {
             Ok(frozen) => {
                 tracing::debug!(flow = self.flow().id, ?frozen, "frozen");
@@ -105,7 +106,7 @@ impl Relay {
                 tracing::debug!(flow = self.flow().id, %error, "not frozen");
                 self.holding = None;
                 if *error == SwitchError::Untracked {
-                    let why = refusal::of_untracked(self.datapath(), &[a.leg, b.leg]);
+                    let why = refusal::of_untracked(self.datapath(), &<[Tuple; 2]>::from(tuples));
                     return Event::Refused { why, for_good: true };
                 }
             }
@@ -115,27 +116,23 @@ impl Relay {
 
     /// Freezes both directions. Holds the lock of the stretches meanwhile, because
     /// the reader of copies must know where they belong before it sees the first.
-    fn freeze_both(&self, a: &Half, b: &Half, fit: bool) -> Result<Frozen, SwitchError> {
-        let (d, legs, tap) = (self.datapath(), [a.leg, b.leg], self.is_tapped());
+    fn freeze_both(&self, halves: Pair<&Half>, fit: bool) -> Result<Frozen, SwitchError> {
+        let (d, legs, tap) = (self.datapath(), halves.map(|half| half.leg), self.is_tapped());
         let how = FreezeOptions { hold: self.holding.is_some(), fit, tap };
         if !tap {
-            return d.freeze(a, b, how);
+            return d.freeze(halves, how);
         }
         self.splicer.hear_taps();
         let mut stretches = lock(&self.splicer.inner.stretches);
         if !legs.iter().all(|leg| stretches.may_begin(leg)) {
             return Err(SwitchError::Busy);
         }
-        let frozen = d.freeze(a, b, how)?;
-        let [to_server, to_client] = [a, b].map(|h| u64::from(h.leftover));
-        let ends = [
-            (b.produced + to_server, [&self.client, &self.server]),
-            (a.produced + to_client, [&self.server, &self.client]),
-        ];
-        for (from, (out, ways)) in ends.into_iter().enumerate() {
+        let frozen = d.freeze(halves, how)?;
+        let taps = self.legs.each_ref().map(|leg| leg.tap.as_ref());
+        for from in Side::BOTH {
             let (start, seq) = (frozen.bound[from], frozen.seq[from]);
-            let out = out + u64::from(frozen.pending[from]);
-            let taps = ways.map(|leg| leg.tap.as_ref());
+            let left = u64::from(halves[from].leftover) + u64::from(frozen.pending[from]);
+            let out = halves[from.other()].produced + left;
             stretches.begin(&Begin { legs, from, start, seq, out, taps });
         }
         Ok(frozen)
@@ -144,51 +141,50 @@ impl Relay {
     /// Lets held segments go in directions that are no longer held.
     fn let_go(&self, at: &Switched) {
         if let Some(holding) = &self.holding {
-            (0..2).filter(|d| at.phase[*d] != Phase::ToForwarding).for_each(|d| holding.let_go(d));
+            let is_held = |from: &Side| at.phase[*from] == Phase::ToForwarding;
+            Side::BOTH.into_iter().filter(|from| !is_held(from)).for_each(|from| holding.let_go(from));
         }
     }
 
-    fn commit(&mut self, at: &Switched, most: [u32; 2]) -> Result<Switched, SwitchError> {
-        let [c, s] = self.legs();
+    fn commit(&mut self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
+        let tuples = self.tuples();
         let mut stretches = self.is_tapped().then(|| lock(&self.splicer.inner.stretches));
-        let trigger = [Trigger::ClientData, Trigger::ServerData].map(|t| self.flow().policy.trigger == Some(t));
-        let at = self.datapath().commit([&c, &s], at, most, trigger)?;
+        let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
+        let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
+        let at = self.datapath().commit(tuples.each_ref(), at, most, trigger)?;
         if let Some(stretches) = &mut stretches {
-            stretches.committed(&c, at.origin[0]);
-            stretches.committed(&s, at.origin[1]);
+            tuples.iter().zip(at.origin).for_each(|(leg, origin)| stretches.committed(leg, origin));
         }
         drop(stretches);
-        self.client.park();
-        self.server.park();
+        self.legs.iter_mut().for_each(Leg::park);
         tracing::debug!(flow = self.flow().id, ?at, "spliced");
         Ok(at)
     }
 
     /// Installs new sockets, at the positions of the hosts, in a flow that was released.
-    pub fn took_over(&mut self, Recreated { sockets: [x, y], ends }: Recreated) -> Action {
-        self.client.reopen(x);
-        self.server.reopen(y);
+    pub fn took_over(&mut self, Recreated { sockets, ends }: Recreated) -> Action {
+        self.legs.iter_mut().zip(sockets).for_each(|(leg, socket)| leg.reopen(socket));
         self.released = None;
-        (0..2).for_each(|d| self.end_stretch(d, Some(ends[d])));
+        Side::BOTH.into_iter().for_each(|from| self.end_stretch(from, Some(ends[from])));
         self.on(Event::Recreated(Ok(ends)))
     }
 
     /// Takes the flow back to control mode, from a drain or from forwarding mode (`away`: for how long).
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
-        let (d, [c, s]) = (self.datapath(), self.legs());
-        let client_reset = d.path(&c).is_some_and(|p| p.flags & PathFlags::RST != 0);
+        let (d, tuples) = (self.datapath(), self.tuples());
+        let client_reset = d.path(&tuples.client).is_some_and(|p| p.flags & PathFlags::RST != 0);
         if let Some(away) = away.filter(|away| *away > TRACKED) {
-            d.renew_parked([&c, &s], away);
+            d.renew_parked(tuples.each_ref(), away);
         }
-        let at = d.unsplice(&c, &s);
+        let at = d.unsplice(tuples.each_ref());
         match &at {
             Ok(at) => {
                 if away.is_some() {
-                    self.client.unpark(at.flags[0] & LegFlags::PROBE != 0);
-                    self.server.unpark(at.flags[1] & LegFlags::PROBE != 0);
+                    self.legs.iter().zip(at.flags).for_each(|(leg, flags)| leg.unpark(flags & LegFlags::PROBE != 0));
                 }
-                for d in 0..2 {
-                    self.end_stretch(d, at.was_forwarded[d].then(|| at.bound64(d) - u64::from(at.fin[d])));
+                for from in Side::BOTH {
+                    let end = at.was_forwarded[from].then(|| at.bound64(from) - u64::from(at.fin[from]));
+                    self.end_stretch(from, end);
                 }
                 tracing::debug!(flow = self.flow().id, ?at, "unspliced");
             }

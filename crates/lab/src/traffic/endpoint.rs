@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use sha2::{Digest, Sha256};
 use socket2::SockRef;
 
-use super::{Amount, Chunks, Ending, Marks, Report, STEP, Script, Side, Start, StreamEnd};
+use super::{Amount, Chunks, Ending, Marks, Report, Role, STEP, Script, Start, StreamEnd};
 use crate::pattern::{self, Mismatch};
 
 sockopt_impl!(
@@ -218,9 +218,9 @@ impl Conversation<'_> {
         let Some(seed) = self.progress().seed else {
             return Ok(());
         };
-        let seed = match self.script.side {
-            Side::Opener => seed,
-            Side::Answerer => pattern::answer_seed(seed),
+        let seed = match self.script.role {
+            Role::Opener => seed,
+            Role::Answerer => pattern::answer_seed(seed),
         };
         let mut random = StdRng::seed_from_u64(seed);
         let mut buffer = Vec::new();
@@ -425,9 +425,9 @@ impl Conversation<'_> {
         receiver.digest.update(bytes);
         let seed = self.learn(bytes, first_word);
         if let (Some(seed), None) = (seed, receiver.mismatch) {
-            let seed = match self.script.side {
-                Side::Opener => pattern::answer_seed(seed),
-                Side::Answerer => seed,
+            let seed = match self.script.role {
+                Role::Opener => pattern::answer_seed(seed),
+                Role::Answerer => seed,
             };
             receiver.mismatch = pattern::check(seed, receiver.received, bytes).err();
         }

@@ -1,7 +1,7 @@
 //! Records the events, and checks whether each connection ended as it should.
 
 use crate::plan::{Kind, Plan};
-use longsplice_lab::traffic::{Report, Side, StreamEnd, intact};
+use longsplice_lab::traffic::{Report, Role, StreamEnd, intact};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io::{self, ErrorKind},
@@ -403,8 +403,8 @@ fn is_as_planned(seed: u64, client: &Report, server: Option<&Report>) -> Result<
     let plan = Plan::of(seed).ok_or("no plan")?;
     let (from, to) = match plan.reset_by {
         None => return intact(client, server).map_err(|_| "not whole".into()),
-        Some(Side::Opener) => (client, server),
-        Some(Side::Answerer) => (server, client),
+        Some(Role::Opener) => (client, server),
+        Some(Role::Answerer) => (server, client),
     };
     let are = (&from.end, &from.send_end, &to.end);
     if are == (&StreamEnd::Own, &StreamEnd::Eof, &StreamEnd::Reset) {

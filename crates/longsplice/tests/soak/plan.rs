@@ -1,7 +1,7 @@
 //! The plan of a connection. All of it follows from the seed, which
 //! is the first word of its stream, so the server knows it, too.
 
-use longsplice_lab::traffic::{Amount, Chunks, Ending, Script, Side, Start};
+use longsplice_lab::traffic::{Amount, Chunks, Ending, Role, Script, Start};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub struct Plan {
     pub opener: Script,
     pub answerer: Script,
     /// The end that resets the connection.
-    pub reset_by: Option<Side>,
+    pub reset_by: Option<Role>,
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -93,7 +93,7 @@ impl Plan {
                 // the other end must not end by itself before
                 let other = ends[1 - first].pace.unwrap_or(1);
                 ends[1 - first].send = bytes(other * time * 3);
-                reset_by = Some(ends[first].side);
+                reset_by = Some(ends[first].role);
                 time
             }
             Kind::Short => {

@@ -23,7 +23,7 @@ use crate::{
     filter::{FIRST_MAX, FilterDecision, ReplyFilter},
 };
 use longsplice_engine::{
-    EndReason, FlowInfo, Leftovers, Message, Policy, Refusal, RelayedMessage, SpliceWhen, Splicer,
+    EndReason, FlowInfo, Leftovers, Message, Pair, Policy, Refusal, RelayedMessage, Side, SpliceWhen, Splicer,
 };
 use longsplice_http::{
     Body, Framing, Kind, REPLY_HEAD_MAX, Request, Response, Scan, Step, Version, Wrong,
@@ -61,8 +61,8 @@ pub(crate) struct Exchange<'a> {
     pub status: Option<u16>,
     /// The rule that decided on the reply, and its action.
     pub reply_rule: Option<String>,
-    /// Bytes written to the server, and to the client.
-    pub passed: [u64; 2],
+    /// Bytes written, by the side that sent them.
+    pub passed: Pair<u64>,
     /// Time of the last progress.
     pub moved: Instant,
     /// Amount of remaining content from which a splice pays.
@@ -70,7 +70,7 @@ pub(crate) struct Exchange<'a> {
     /// Whether a body with that much content was found.
     ahead: bool,
     /// Of the bytes written, those that were spliced; number of splices; reason against a splice.
-    pub spliced: [u64; 2],
+    pub spliced: Pair<u64>,
     pub splices: u32,
     pub refusal: Option<Refusal>,
 }
@@ -112,8 +112,8 @@ struct Down {
 /// Result of an exchange, or its next step.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// Enough content remains for a splice: call [`Exchange::relay_body`], and continue.
-    Ahead(Heading),
+    /// Enough content from this side remains for a splice: call [`Exchange::relay_body`], and continue.
+    Ahead(Side),
     /// The reply was sent. `close`: it announced that we close; `reuse`: the server's connection may carry another request.
     Done { close: bool, reuse: bool },
     /// The server confirmed the stored reply, with this metadata. `None`: its 304 belongs to another reply.
@@ -133,13 +133,6 @@ pub(crate) enum End {
 
 /// The `how` of an exchange whose reply was denied in the middle.
 pub(super) const DENIED: &str = "denied";
-
-/// Direction of a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heading {
-    Up,
-    Down,
-}
 
 /// Error, by its cause.
 enum Broken {
@@ -186,11 +179,11 @@ impl<'a> Exchange<'a> {
             },
             status: None,
             reply_rule: None,
-            passed: [0; 2],
+            passed: Pair::both(0),
             moved: Instant::now(),
             bodies,
             ahead: false,
-            spliced: [0; 2],
+            spliced: Pair::both(0),
             splices: 0,
             refusal: None,
         }
@@ -205,7 +198,7 @@ impl<'a> Exchange<'a> {
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         if !self.up_done() && !self.up.broken {
             match self.poll_up(cx) {
-                Poll::Ready(Ok(())) if self.ahead => return Poll::Ready(End::Ahead(Heading::Up)),
+                Poll::Ready(Ok(())) if self.ahead => return Poll::Ready(End::Ahead(Side::Client)),
                 Poll::Pending | Poll::Ready(Ok(())) => {}
                 // The server may have replied before it closed.
                 Poll::Ready(Err(Broken::Server(_))) => self.up.broken = true,
@@ -222,7 +215,7 @@ impl<'a> Exchange<'a> {
             return Poll::Ready(End::Cut("client-reset", e.to_string()));
         }
         match ready!(self.poll_down(cx)) {
-            Ok(()) if self.ahead => Poll::Ready(End::Ahead(Heading::Down)),
+            Ok(()) if self.ahead => Poll::Ready(End::Ahead(Side::Server)),
             Ok(()) => Poll::Ready(std::mem::replace(&mut self.down.end, End::Stale)),
             Err(Broken::Client(e)) => Poll::Ready(End::Cut("client-reset", e.to_string())),
             Err(Broken::Server(e)) => Poll::Ready(self.no_reply(&e)),
@@ -235,30 +228,30 @@ impl<'a> Exchange<'a> {
     /// Relays the rest of a body in the engine: spliced if possible, otherwise copied. `Some`: the exchange has ended.
     pub async fn relay_body(
         &mut self,
-        way: Heading,
+        sender: Side,
         splicer: &Splicer,
         policy: Arc<Policy>,
         info: FlowInfo,
     ) -> Option<End> {
         self.ahead = false;
         let Exchange { client, server, up, down, .. } = self;
-        let (from, head, checked, body) = match way {
-            Heading::Up => (&mut **client, &up.head[up.sent..], &mut up.checked, Some(&mut up.body)),
-            Heading::Down => (&mut **server, &down.head[down.sent..], &mut down.checked, down.body.as_mut()),
+        let (from, head, checked, body) = match sender {
+            Side::Client => (&mut **client, &up.head[up.sent..], &mut up.checked, Some(&mut up.body)),
+            Side::Server => (&mut **server, &down.head[down.sent..], &mut down.checked, down.body.as_mut()),
         };
         let body = body?;
         let first = [head, from.in_hand()].concat();
         from.consume(std::mem::take(checked));
         let ahead = body.ahead();
-        let (left, message) = match way {
-            Heading::Up => (Leftovers::for_server(first), Message::from_client(ahead).until_receiver_speaks()),
-            Heading::Down => (Leftovers::for_client(first), Message::from_server(ahead)),
+        let (left, message) = match sender {
+            Side::Client => (Leftovers::for_server(first), Message::from_client(ahead).until_receiver_speaks()),
+            Side::Server => (Leftovers::for_client(first), Message::from_server(ahead)),
         };
         let RelayedMessage { ended, missing, in_hand, .. } =
             splicer.relay_message(&mut client.leg, &mut server.leg, left, policy, info, message).await;
-        match way {
-            Heading::Up => (up.sent, up.broken) = (up.head.len(), false),
-            Heading::Down => down.sent = down.head.len(),
+        match sender {
+            Side::Client => (up.sent, up.broken) = (up.head.len(), false),
+            Side::Server => down.sent = down.head.len(),
         }
         match ahead {
             Some(ahead) => body.passed(ahead - missing),
@@ -267,20 +260,18 @@ impl<'a> Exchange<'a> {
         // Either the sender stopped early or the receiver sent something; copying notices both.
         // Copying also keeps a call that has moved nothing from being repeated.
         let copy = missing > 0;
-        match way {
-            Heading::Up => {
+        match sender {
+            Side::Client => {
                 up.copy |= copy;
                 up.checked = in_hand.len();
                 client.put_back(&in_hand);
             }
-            Heading::Down => down.copy |= copy,
+            Side::Server => down.copy |= copy,
         }
-        for (d, (all, spliced)) in
-            [(ended.bytes_up, ended.spliced_up), (ended.bytes_down, ended.spliced_down)].into_iter().enumerate()
-        {
-            self.passed[d] += all;
-            self.spliced[d] += spliced;
-        }
+        self.passed.client += ended.bytes_up;
+        self.passed.server += ended.bytes_down;
+        self.spliced.client += ended.spliced_up;
+        self.spliced.server += ended.spliced_down;
         self.splices += ended.splices;
         self.refusal = ended.refusal;
         self.moved = Instant::now();
@@ -338,14 +329,14 @@ impl<'a> Exchange<'a> {
             }
             while up.sent < up.head.len() {
                 let written = write_head(cx, server, (&up.head, &mut up.sent), client, &mut up.checked);
-                passed[0] += ready!(written).map_err(Broken::Server)? as u64;
+                passed.client += ready!(written).map_err(Broken::Server)? as u64;
                 *moved = Instant::now();
             }
             while up.checked > 0 {
                 let n = ready!(server.poll_write(cx, &client.in_hand()[..up.checked])).map_err(Broken::Server)?;
                 client.consume(n);
                 up.checked -= n;
-                passed[0] += n as u64;
+                passed.client += n as u64;
                 *moved = Instant::now();
             }
             if up.body.is_done() {
@@ -371,7 +362,7 @@ impl<'a> Exchange<'a> {
             }
             while hold.is_none() && *sent < head.len() {
                 let written = write_head(cx, self.client, (head, sent), self.server, checked);
-                self.passed[1] += ready!(written).map_err(Broken::Client)? as u64;
+                self.passed.server += ready!(written).map_err(Broken::Client)? as u64;
                 self.moved = Instant::now();
             }
             if self.down.body.is_some() {
@@ -496,11 +487,11 @@ impl<'a> Exchange<'a> {
         if let (true, Some(filter)) = (body.is_done(), filter) {
             filter.end();
         }
-        self.until_receiver_speaks()
+        self.apply_filter()
     }
 
     /// Applies the current decision of the filter.
-    fn until_receiver_speaks(&mut self) -> Result<(), Broken> {
+    fn apply_filter(&mut self) -> Result<(), Broken> {
         let down = &mut self.down;
         let Some(filter) = &down.filter else { return Ok(()) };
         let decision = filter.decision();
@@ -552,7 +543,7 @@ impl<'a> Exchange<'a> {
                 let n = ready!(client.poll_write(cx, &server.in_hand()[..down.checked])).map_err(Broken::Client)?;
                 server.consume(n);
                 down.checked -= n;
-                passed[1] += n as u64;
+                passed.server += n as u64;
                 *moved = Instant::now();
             }
             if body.is_done() {

@@ -251,10 +251,11 @@ impl Row<'_> {
                 Poll::Pending => alarm.poll(cx, since, limit).map(|()| None),
             });
             match end.await {
-                Some(End::Ahead(way)) => {
+                Some(End::Ahead(sender)) => {
                     let target = record.target.clone().unwrap_or_default();
                     let info = FlowInfo::new(record.listener, target).with_user(record.user.clone());
-                    if let Some(end) = exchange.relay_body(way, &shared.splicer, self.front.bodies.clone(), info).await
+                    if let Some(end) =
+                        exchange.relay_body(sender, &shared.splicer, self.front.bodies.clone(), info).await
                     {
                         break end;
                     }
@@ -269,8 +270,8 @@ impl Row<'_> {
         exchange.end_fill(&end);
         record.cache = exchange.cache;
         (record.status, record.reply_rule) = (exchange.status, exchange.reply_rule.take());
-        (record.bytes_up, record.bytes_down) = (exchange.passed[0], exchange.passed[1]);
-        (record.spliced_up, record.spliced_down) = (exchange.spliced[0], exchange.spliced[1]);
+        (record.bytes_up, record.bytes_down) = (exchange.passed.client, exchange.passed.server);
+        (record.spliced_up, record.spliced_down) = (exchange.spliced.client, exchange.spliced.server);
         record.splices = exchange.splices;
         // an exchange that is repeated over another connection is not counted yet
         let tally = matches!(end, End::Done { .. } | End::Cut(..)).then_some(&self.front.policy.tally);
