@@ -326,7 +326,7 @@ impl Relay {
         self.goes_on = parked && self.is_forwarded_for_good(m, &look);
     }
 
-    /// Takes over as crates/engine, orphans.rs, does: drained flows are committed, spliced flows continue unchanged.
+    /// Takes over as crates/engine, adoption.rs, does: drained flows are committed, spliced flows continue unchanged.
     pub fn take_over(&mut self, m: &mut Model) {
         self.state = State::Killed(true);
         let (before, flags) = (self.look(m), path_flags(m));
