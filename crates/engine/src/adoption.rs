@@ -2,9 +2,10 @@
 //! entries. Connections that were not spliced died with their sockets, whose last segments still need the entries for a while.
 
 use crate::{
+    core::orphan::Found,
     engine::Engine,
     lingering::LINGER,
-    orphan::{Found, Orphan, is_silent},
+    orphan::{Orphan, is_silent},
     sync::lock,
     types::FlowState,
 };
@@ -135,7 +136,7 @@ impl Adoption {
         let mut orphan = Orphan::new(engine.next_id(), [t, other]);
         match orphan.look(d, self.idle) {
             Found::Live => {
-                *(if orphan.state == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
+                *(if orphan.state() == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
                 lock(&engine.orphans).insert(orphan.id, orphan);
             }
             Found::Over => self.over.push((

@@ -18,6 +18,7 @@
 mod control;
 mod distance;
 mod forwarded;
+pub mod orphan;
 mod streams;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,14 @@
-//! A flow of an earlier process, as the last look found it.
+//! A flow of an earlier process, as the last look found it. What happens to it is decided by [`Watch`].
 
 use crate::{
+    core::{
+        Time,
+        orphan::{self, Action, Event, Found, Watch},
+    },
     flow::stages,
-    lingering::LINGER,
     types::{FlowState, FlowStatus},
 };
-use longsplice_datapath::{Datapath, LegFlags, Pair, PathFlags, PathView, SwitchError, Switched, Tuple};
+use longsplice_datapath::{Datapath, Pair, SwitchError, Tuple, monotonic};
 use std::time::{Duration, Instant};
 
 /// A flow of an earlier process, as the last look found it.
@@ -13,28 +16,13 @@ pub(crate) struct Orphan {
     pub id: u64,
     pub legs: Pair<Tuple>,
     since: Instant,
-    /// A fingerprint that changes with every byte, and the time of its last change.
-    sign: (Pair<(u16, u32, u32)>, Instant),
     bytes: Pair<u64>,
-    pub state: FlowState,
-}
-
-/// The result of a look at an orphan.
-#[derive(PartialEq, Eq)]
-pub(crate) enum Found {
-    /// Forwarded, or switching to or from forwarding.
-    Live,
-    /// Ended by both hosts, or reset. Its entries linger.
-    Over,
-    /// In control mode, without sockets.
-    Deserted,
-    /// Idle for too long, or removed.
-    Gone,
+    watch: Watch,
 }
 
 /// Returns whether nothing has arrived for so long that no last segment needs the leg's entries any more.
 pub(crate) fn is_silent(d: &Datapath, leg: &Tuple) -> bool {
-    d.leg(leg).is_none_or(|l| u128::from(l.seen) < now_ns().saturating_sub(LINGER.as_nanos()))
+    orphan::is_silent(monotonic(), d.leg(leg).map(|l| Time::from_nanos(l.seen)))
 }
 
 impl Orphan {
@@ -43,9 +31,11 @@ impl Orphan {
         // our side of a client's connection is a port that we listened on: most likely the lower one
         let order = |leg: &Tuple| (leg.local.port(), leg.remote);
         let legs = if order(&t) <= order(&other) { Pair::new(t, other) } else { Pair::new(other, t) };
-        let now = Instant::now();
-        let state = FlowState::Released;
-        Orphan { id, legs, since: now, sign: (Pair::default(), now), bytes: Pair::default(), state }
+        Orphan { id, legs, since: Instant::now(), bytes: Pair::default(), watch: Watch::new(monotonic()) }
+    }
+
+    pub fn state(&self) -> FlowState {
+        self.watch.state()
     }
 
     pub fn status(&self) -> FlowStatus {
@@ -56,8 +46,8 @@ impl Orphan {
             server: self.legs.server.remote,
             target: self.legs.server.remote.to_string(),
             user: None,
-            state: self.state,
-            stages: stages(self.state, "recovered".into()),
+            state: self.state(),
+            stages: stages(self.state(), "recovered".into()),
             bytes_up: self.bytes.client,
             bytes_down: self.bytes.server,
             age_ms: self.since.elapsed().as_millis() as u64,
@@ -67,55 +57,35 @@ impl Orphan {
 
     /// Looks at the orphan. After the time `idle` without a byte it is to be reset.
     pub fn look(&mut self, d: &Datapath, idle: Duration) -> Found {
-        let Some(paths) = d.paths_of(self.legs.each_ref()) else { return Found::Gone };
-        if PathView::are_over(paths.each_ref().into()) {
-            return Found::Over;
-        }
-        let at = d.look(self.legs.each_ref()).ok();
-        self.bytes = at.map_or(self.bytes, |at| at.end);
-        if paths.iter().any(|p| p.flags & PathFlags::SPLICED == 0) {
-            return at.map_or(Found::Gone, |at| self.settle(d, &at));
-        }
-        self.state = FlowState::Released;
-        let sign = paths.map(|p| (p.wraps, p.end, p.max_ack));
-        if sign != self.sign.0 {
-            self.sign = (sign, Instant::now());
-        }
-        if self.sign.1.elapsed() < idle { Found::Live } else { Found::Gone }
-    }
-
-    /// Handles a flow that is not in forwarding mode: its process died during a switch, or a limit has since taken it back.
-    fn settle(&mut self, d: &Datapath, at: &Switched) -> Found {
-        if (at.flags.client | at.flags.server) & LegFlags::RESET != 0 || at.is_local() {
-            return Found::Deserted;
-        }
-        self.state = FlowState::Draining;
-        if at.is_drained() {
-            let legs = self.legs.each_ref();
-            return match d.commit(legs, at, at.most(legs, Pair::both(None)), Pair::both(false)) {
-                Ok(_) => {
-                    self.state = FlowState::Released;
-                    Found::Live
+        let legs = self.legs.each_ref();
+        let mut event = Event::Paths(d.paths_of(legs));
+        loop {
+            event = match self.watch.on(monotonic(), idle, event) {
+                Action::LookAtLegs => {
+                    let heard = legs.map(|leg| d.leg(leg).map(|l| Time::from_nanos(l.seen)));
+                    Event::Legs { at: d.look(legs).ok().map(Box::new), heard }
                 }
-                Err(SwitchError::Busy) => Found::Live, // taken back just now
-                Err(error) => {
-                    tracing::warn!(leg = ?self.legs.client, %error, "a flow of an earlier process could not be committed");
-                    Found::Deserted
+                Action::Commit(at) => {
+                    let committed = d.commit(legs, &at, at.most(legs, Pair::both(None)), Pair::both(false));
+                    if let Err(error) = &committed
+                        && *error != SwitchError::Busy
+                    {
+                        tracing::warn!(leg = ?legs.client, %error, "a flow of an earlier process could not be committed");
+                    }
+                    Event::Committed(committed.map(drop))
+                }
+                Action::Unsplice => {
+                    let back = d.unsplice(legs);
+                    tracing::debug!(leg = ?legs.client, ?back, "the drain of an earlier process has stopped");
+                    Event::Unspliced
+                }
+                Action::Done(found) => {
+                    if found == Found::Live {
+                        self.bytes = d.look(legs).map_or(self.bytes, |at| at.end);
+                    }
+                    return found;
                 }
             };
         }
-        // the kernel has its sockets, and drains on
-        let is_under_way = at.phase.iter().any(|phase| phase.is_switching());
-        if is_under_way && !self.legs.iter().all(|t| is_silent(d, t)) {
-            return Found::Live;
-        }
-        let back = d.unsplice(self.legs.each_ref());
-        tracing::debug!(leg = ?self.legs.client, ?back, "the drain of an earlier process has stopped");
-        Found::Deserted
     }
-}
-
-/// Returns CLOCK_MONOTONIC in nanoseconds, like the time stamps of the data path.
-fn now_ns() -> u128 {
-    longsplice_datapath::monotonic().as_nanos()
 }
