@@ -10,6 +10,8 @@ BIN = $${CARGO_TARGET_DIR:-target}/dist/longsplice
 BENCH = $(BIN)-bench
 DEPS = dist/install-deps
 BUILD = $(CARGO) build --profile dist --locked -p longsplice
+# As another program may use it: without what is optional.
+ENGINE_ALONE = -p longsplice-engine --no-default-features
 BUILD_BENCH = $(BUILD) -p longsplice-bench
 # What has failed is said by the message; frames of runtimes would bury it.
 TEST = RUST_BACKTRACE=0 $(CARGO) test --release --locked
@@ -41,6 +43,7 @@ check:
 	@$(DEPS) build check
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked $(ENGINE_ALONE) -- -D warnings
 	$(TEST) --workspace --no-fail-fast
 	@echo 'make check: all passed'
 
@@ -53,6 +56,7 @@ demo:
 test:
 	$(AS_ROOT)
 	@$(DEPS) build lab test
+	$(CARGO) check --release --locked $(ENGINE_ALONE)
 	$(TEST) --workspace --no-fail-fast -- --include-ignored
 	@echo 'make test: all tests passed'
 

@@ -10,7 +10,6 @@ use nix::{
     libc,
     sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket},
 };
-use serde::Serialize;
 use std::{
     io,
     net::{IpAddr, SocketAddr, TcpListener},
@@ -134,7 +133,8 @@ pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {
 }
 
 /// The kernel's state of a socket (`struct inet_diag_msg`, `struct tcp_info`).
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SocketState {
     /// State of the connection (RFC 9293, 3.3.2).
     pub state: &'static str,
@@ -153,7 +153,8 @@ pub struct SocketState {
 }
 
 /// A part of `struct tcp_info`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TcpInfo {
     /// Number of consecutive timeouts of the first unacknowledged segment.
     pub retransmits: u8,

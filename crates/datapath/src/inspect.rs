@@ -12,7 +12,6 @@ use crate::{
     names::ViaFlags,
 };
 use nix::net::if_::if_indextoname;
-use serde::Serialize;
 use std::net::{IpAddr, SocketAddr};
 
 /// Returns the names of flags: `FIN_IN` becomes `fin-in`.
@@ -22,7 +21,8 @@ fn names(all: &[(&str, u32)], bits: u32) -> Vec<String> {
 }
 
 /// One leg of a flow.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LegDetail {
     /// Address and port of the host.
     pub remote: SocketAddr,
@@ -43,7 +43,8 @@ pub struct LegDetail {
 }
 
 /// A leg's record.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RecordDetail {
     /// Names of the flags, without LEG_.
     pub flags: Vec<String>,
@@ -127,7 +128,8 @@ pub struct RecordDetail {
 }
 
 /// A device, and the addresses on its link.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct HopDetail {
     /// Index of the device; 0: not known yet.
     pub ifindex: u32,
@@ -150,7 +152,8 @@ impl HopDetail {
 }
 
 /// A path entry: what happens to packets that arrive on the leg.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PathDetail {
     /// Names of the flags, without PATH_.
     pub flags: Vec<String>,
@@ -193,12 +196,13 @@ pub struct PathDetail {
 }
 
 /// A next hop. Flows share it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ViaDetail {
     /// Index of the next hop.
     pub index: u16,
     /// Device, MAC addresses and mark.
-    #[serde(flatten)]
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub hop: HopDetail,
     /// Size in bytes of the largest IP packet that the device and the hosts behind it accept.
     pub mtu: u32,

@@ -1,7 +1,6 @@
 //! Constants of `bpf/flow.h`, generated from the object's BTF at build time.
 
 use crate::abi;
-use serde::Serialize;
 
 pub use generated::*;
 
@@ -11,8 +10,8 @@ mod generated {
 }
 
 /// The owner of the bytes of one direction of a flow (`enum phase`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[repr(u8)]
 pub enum Phase {
     /// Control mode: the proxy owns all bytes.

@@ -3,14 +3,14 @@
 //! What belongs to one side belongs to the leg of that host. A direction is named by the host that sends in
 //! it: of a value that exists per direction, `x[Side::Client]` is the one of client to server.
 
-use serde::{Deserialize, Serialize};
 use std::{
     array,
     ops::{Index, IndexMut},
 };
 
 /// One of the two hosts of a flow. Stands for its leg, and for the direction in which it sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Side {
     /// The host that opened the connection to the proxy.
     Client,
@@ -33,7 +33,8 @@ impl Side {
 }
 
 /// One value for each side of a flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Pair<T> {
     /// The client's value; per direction, the one of client to server.
     pub client: T,

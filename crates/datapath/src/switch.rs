@@ -1,7 +1,6 @@
 //! What the calls take and return that switch a flow between control mode and forwarding mode.
 
 use crate::{LegFlags, Pair, Phase, Side, Tuple, abi};
-use serde::{Deserialize, Serialize};
 
 /// Reasons why a switch was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +54,8 @@ pub struct Half {
 
 /// How much of a host's data may be forwarded. Data beyond the limit makes the data
 /// path take both directions back. It forwards no byte of that data, and no FIN.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Limit {
     /// All data.
     #[default]

@@ -7,7 +7,6 @@ use crate::{
     monotonic,
 };
 use libbpf_rs::{MapCore, MapFlags};
-use serde::Serialize;
 use std::{
     io,
     sync::TryLockError,
@@ -40,7 +39,8 @@ pub struct Traced {
 }
 
 /// The fields of a TCP header, in host byte order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Numbers {
     /// Sequence number.
     pub seq: u32,

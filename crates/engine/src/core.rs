@@ -33,7 +33,6 @@ pub use forwarded::{Seen, Why};
 use longsplice_datapath::{
     Frozen, Half, LegFlags, Limit, Pair, PathFacts, PathFlags, PathView, Side, SwitchError, Switched, Tuple,
 };
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use streams::Passing;
 pub use streams::{Next, Position, Stream};
@@ -42,7 +41,8 @@ pub use streams::{Next, Position, Stream};
 pub type Time = Duration;
 
 /// The state of a flow. See the [table](self).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[allow(missing_docs)]
 pub enum State {
     Copying,
@@ -68,7 +68,8 @@ impl State {
 }
 
 /// The progress of a flow, as lists show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Progress {
     /// State of the flow.
     pub state: FlowState,
@@ -239,7 +240,8 @@ impl Context<'_> {
 }
 
 /// The state machine of one flow.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Core {
     state: State,
     /// The policy is overruled: the flow stays in control mode.

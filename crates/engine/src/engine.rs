@@ -9,8 +9,8 @@ use crate::{
     orphan::Orphan,
     ports::Ports,
     refusal::Refusal,
-    stretches::Stretches,
     sync::lock,
+    taps::TapRing,
     types::Command,
 };
 use longsplice_datapath::{Datapath, Tuple};
@@ -20,7 +20,7 @@ use std::{
     io,
     ops::Bound,
     sync::{
-        Arc, Mutex, Once,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::Sender,
     },
@@ -47,9 +47,7 @@ pub(crate) struct Engine {
     /// Number of records removed because no socket claimed them.
     swept: AtomicU64,
     keeper: Sender<KeeperMessage>,
-    /// Spliced stretches of tapped legs, and whether a thread reads the data forwarded on them.
-    pub stretches: Mutex<Stretches>,
-    pub tap_reader: Once,
+    pub tap_ring: TapRing,
     pub holder: Mutex<Holder>,
     pub announcer: Arc<Announcer>,
     stopping: AtomicBool,
@@ -73,8 +71,7 @@ impl Engine {
             descriptors: Descriptors::default(),
             swept: AtomicU64::new(0),
             keeper,
-            stretches: Mutex::default(),
-            tap_reader: Once::new(),
+            tap_ring: TapRing::default(),
             holder: Mutex::default(),
             announcer: Arc::default(),
             stopping: AtomicBool::new(false),

@@ -2,18 +2,18 @@
 
 use crate::{flow::FlowOwner, refusal::Refusal, splicer::Splicer, sync::lock, types::FlowStatus};
 use longsplice_datapath::{Datapath, LegDetail, Numbers, Pair, Traced, Tuple, untracked};
-use serde::Serialize;
 use std::{
     io,
     time::{Duration, Instant},
 };
 
 /// One live flow in full detail. The flow goes on while it is read: see [`LegDetail`].
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct FlowDetail {
     /// The flow as lists show it.
-    #[serde(flatten)]
+    #[cfg_attr(feature = "serde", serde(flatten))]
     pub status: FlowStatus,
     /// Number of splices. `None` for a flow of an earlier process.
     pub splices: Option<u32>,
@@ -26,7 +26,8 @@ pub struct FlowDetail {
 }
 
 /// One segment of a traced flow.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct TracedSegment {
     /// Time in nanoseconds, CLOCK_MONOTONIC.

@@ -1,11 +1,6 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
-use crate::{
-    core::Position,
-    live::Live,
-    refusal::Refusal,
-    tap::{Tap, TapDirection},
-};
+use crate::{core::Position, live::Live, refusal::Refusal, taps::Tap};
 use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
@@ -84,12 +79,14 @@ impl Leg {
     }
 
     /// Copies all bytes that pass from now on to `tap`. Positions count from the beginning of the connection.
+    #[cfg(feature = "taps")]
     pub fn tap(&mut self, tap: Tap) {
         tap.begin([self.bytes_in(), self.bytes_out()]);
         self.tap = Some(tap);
     }
 
     /// Removes the tap. Bytes that have passed are still delivered, followed by the end of the stream.
+    #[cfg(feature = "taps")]
     pub fn untap(&mut self) {
         self.tap = None;
     }
@@ -390,7 +387,7 @@ impl Leg {
         let urgent = ready!(open(&mut self.socket)?.poll_read(cx, buf))?;
         let n = buf.filled().len() - before;
         if let Some(tap) = self.tap.as_ref().filter(|_| n > 0) {
-            tap.passed(TapDirection::FromHost, self.at.consumed, &buf.filled()[before..]);
+            tap.read(self.at.consumed, &buf.filled()[before..]);
         }
         if n > 0 || room {
             self.at.took(n);
@@ -402,7 +399,7 @@ impl Leg {
     pub(crate) fn poll_give(&mut self, cx: &mut Context<'_>, buf: &[u8], urgent: bool) -> Poll<io::Result<usize>> {
         let n = ready!(open(&mut self.socket)?.poll_write(cx, buf, urgent))?;
         if let Some(tap) = &self.tap {
-            tap.passed(TapDirection::ToHost, self.at.produced, &buf[..n]);
+            tap.wrote(self.at.produced, &buf[..n]);
         }
         self.at.gave(n);
         Poll::Ready(Ok(n))
@@ -430,7 +427,7 @@ impl AsyncWrite for Leg {
         for buf in bufs.iter().take_while(|_| self.tap.is_some()) {
             let part = &buf[..buf.len().min(left)];
             if let Some(tap) = self.tap.as_ref().filter(|_| !part.is_empty()) {
-                tap.passed(TapDirection::ToHost, at, part);
+                tap.wrote(at, part);
             }
             (at, left) = (at + part.len() as u64, left - part.len());
         }

@@ -28,6 +28,10 @@
 //! after the fields that you set. [`crate::core`] and everything hidden from this documentation may change
 //! at any time. The minimum Rust version is `rust-version` in Cargo.toml; only a minor release may raise it.
 //!
+//! # Features
+//! Both are on by default. `serde` lets records be written, as JSON for example, and the state of a flow's [`crate::core`] be
+//! read again. Without `taps`, `Leg::tap` and [`Tap`] are missing.
+//!
 //! # The caller's duties
 //! - Read and write only through [`Leg`]. It counts bytes, and the bound of a splice is computed from these counts.
 //! - Put bytes that you have read but not passed on, or that you add, into [`Leftovers`].
@@ -62,11 +66,12 @@ mod refusal;
 mod relay;
 mod shortage;
 mod splicer;
-mod stretches;
 mod sweeper;
 mod sync;
-mod tap;
+#[cfg(feature = "taps")]
 mod tap_reader;
+#[cfg_attr(not(feature = "taps"), path = "no_taps.rs")]
+mod taps;
 mod transparent;
 mod types;
 
@@ -81,7 +86,8 @@ pub use longsplice_datapath::Options as DatapathOptions;
 pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, Pair, PathChanges, Side};
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
-pub use tap::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
+#[cfg(feature = "taps")]
+pub use taps::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
 pub use transparent::ForeignCounts;
 pub use types::{
     Command, EndReason, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, PathRule, Policy, RelayedMessage,

@@ -2,16 +2,16 @@
 
 use longsplice_datapath::{Datapath, OpenError, SwitchError, Tuple};
 use nix::libc;
-use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $name:ident = $label:literal,)*) => {
         /// The reason why a flow stays in control mode. Counted and shown; not an error.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[non_exhaustive]
         pub enum Refusal {
-            $($(#[$doc])* #[serde(rename = $label)] $name,)*
+            $($(#[$doc])* #[cfg_attr(feature = "serde", serde(rename = $label))] $name,)*
         }
 
         impl Refusal {

@@ -3,6 +3,8 @@
 //! which the keeper looks after. When the keeper gives a flow back, a new task begins.
 
 mod switching;
+#[cfg_attr(not(feature = "taps"), path = "relay/untapped.rs")]
+mod tapped;
 
 use crate::{
     core::{Action, Core, Event, State},
@@ -14,7 +16,6 @@ use crate::{
     pump::Pump,
     purpose::{Purpose, report},
     refusal::Refusal,
-    sync::lock,
     types::{Command, EndReason, Ended, Leftovers, Message, RelayedMessage},
 };
 use bytes::Bytes;
@@ -235,14 +236,6 @@ impl Relay {
             if let Some(Err(error)) = self.engine.datapath().map(|d| d.untap(leg)) {
                 tracing::warn!(?leg, %error, "copies are made for nobody");
             }
-        }
-    }
-
-    /// Ends the spliced stretch of bytes from this host for taps: from
-    /// `end` on, they get bytes from control mode again. See `Stretches::end`.
-    fn end_stretch(&self, from: Side, end: Option<u64>) {
-        if self.is_tapped() {
-            lock(&self.engine.stretches).end(&self.tuples()[from], end);
         }
     }
 

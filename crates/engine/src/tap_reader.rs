@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 
 /// Starts the thread, once. Called at the first splice of a tapped leg.
 pub(crate) fn start(engine: &Arc<Engine>) {
-    engine.tap_reader.call_once(|| {
+    engine.tap_ring.reader.get_or_init(|| {
         let of_thread = engine.clone();
         let thread = std::thread::Builder::new().name("taps".into()).spawn(move || hear(&of_thread));
         if let Err(error) = thread {
@@ -18,7 +18,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
 fn hear(engine: &Engine) {
     let Some(d) = engine.datapath() else { return };
     let heard = d.poll_taps(|copied| {
-        let mut stretches = lock(&engine.stretches);
+        let mut stretches = lock(&engine.tap_ring.stretches);
         match copied {
             Some(copied) => stretches.copied(&copied),
             None => stretches.look(d, Instant::now()),
@@ -28,5 +28,5 @@ fn hear(engine: &Engine) {
     if let Err(error) = heard {
         tracing::error!(%error, "copies of what is forwarded are lost");
     }
-    lock(&engine.stretches).close();
+    lock(&engine.tap_ring.stretches).close();
 }

@@ -3,7 +3,6 @@
 use crate::refusal::{Refusal, Tally};
 use bytes::Bytes;
 use longsplice_datapath::{Pair, Side};
-use serde::{Deserialize, Serialize};
 use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
 
 /// When a relayed pair of connections is spliced.
@@ -32,8 +31,8 @@ pub enum Trigger {
 }
 
 /// The network paths over which a flow may be spliced. [`Command::Splice`](crate::Command) ignores this rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum PathRule {
     /// Only paths on which a splice slows no transfer down; otherwise the flow is copied ([`Refusal::Path`]).
@@ -158,8 +157,8 @@ impl FlowInfo {
 }
 
 /// The state of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum FlowState {
     /// Control mode: bytes are copied.
@@ -175,7 +174,8 @@ pub enum FlowState {
 }
 
 /// One live flow, as `longsplice ls` shows it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct FlowStatus {
     /// Number of the flow, unique in this process.
@@ -219,8 +219,8 @@ pub enum Command {
 }
 
 /// How a flow ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum EndReason {
     /// Both directions were closed in order, with a FIN.
@@ -263,7 +263,8 @@ impl EndReason {
 }
 
 /// The record of a flow that has ended.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Ended {
     /// Number of the flow.

@@ -12,7 +12,6 @@ use crate::{
     types::{Command, SpliceWhen},
 };
 use longsplice_datapath::{Frozen, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, can_fit};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Maximum age of the byte counts in lists while a flow is copied.
@@ -30,7 +29,8 @@ const FIT_TRIES: u32 = 1;
 const CLOSING: Duration = crate::lingering::LINGER;
 
 /// State of a flow while it is copied, drained or taken back.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Control {
     pub streams: Pair<Stream>,
     /// Path MTUs to the hosts in bytes, as the sockets knew them when a splice was last considered.

@@ -6,7 +6,6 @@ use crate::{
     types::{Command, Policy, Trigger},
 };
 use longsplice_datapath::{EventKind, Pair, PathFlags, PathView, Side, SwitchError, Switched};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Maximum time that hosts wait for a flow to come back if the event of a trigger, or of the end of a message, is lost.
@@ -55,7 +54,8 @@ pub enum Why {
 }
 
 /// A request for new sockets for a released flow.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Back {
     /// Time limit for an instant without data in flight.
     until: Time,
@@ -74,7 +74,8 @@ impl Back {
 }
 
 /// State of a flow while it is forwarded.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Forwarded {
     began: Time,
     /// A fingerprint that changes with every byte, and the time of its last change.

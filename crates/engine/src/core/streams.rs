@@ -2,10 +2,10 @@
 
 use crate::types::Message;
 use longsplice_datapath::{Side, Switched};
-use serde::{Deserialize, Serialize};
 
 /// Positions of a leg's socket. They count bytes since the SYN; a FIN counts as one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Position {
     /// Bytes read from the host. A FIN that was read as end of stream counts as one.
     pub consumed: u64,
@@ -43,7 +43,8 @@ impl Position {
 }
 
 /// One direction of a flow while it is copied or drained.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stream {
     /// Bytes read but not written yet.
     pub in_hand: u64,
@@ -138,7 +139,8 @@ impl Stream {
 }
 
 /// A message that is being relayed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Passing {
     /// The sender.
     pub from: Side,

@@ -578,6 +578,7 @@ fn a_splice_of_a_message_that_has_not_paid_is_not_tried_again() {
 }
 
 /// Another process can continue a flow.
+#[cfg(feature = "serde")]
 #[test]
 fn it_can_be_written_down_in_any_state() {
     fn again(flow: &mut Flow) {

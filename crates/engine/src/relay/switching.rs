@@ -6,13 +6,10 @@ use crate::{
     holding::Holding,
     leg::Leg,
     refusal::{self, Refusal},
-    stretches::Begin,
-    sync::lock,
-    tap_reader,
     types::Trigger,
 };
 use longsplice_datapath::{
-    FreezeOptions, Frozen, Half, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched, Tuple,
+    FreezeOptions, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched, Tuple,
 };
 use std::time::Duration;
 
@@ -98,7 +95,8 @@ impl Relay {
             Ok(holding) => self.holding = holding,
             Err(_) => return Event::Refused { why: Refusal::Unprivileged, for_good: false },
         }
-        let frozen = self.freeze_both(halves.each_ref(), fit);
+        let how = FreezeOptions { hold: self.holding.is_some(), fit, tap: false };
+        let frozen = self.freeze_both(halves.each_ref(), how);
         match &frozen {
             Ok(frozen) => {
                 tracing::debug!(flow = self.flow().id, ?frozen, "frozen");
@@ -116,30 +114,6 @@ impl Relay {
         Event::Frozen(frozen.map(Box::new))
     }
 
-    /// Freezes both directions. Holds the lock of the stretches meanwhile, because
-    /// the reader of copies must know where they belong before it sees the first.
-    fn freeze_both(&self, halves: Pair<&Half>, fit: bool) -> Result<Frozen, SwitchError> {
-        let (d, legs, tap) = (self.datapath(), halves.map(|half| half.leg), self.is_tapped());
-        let how = FreezeOptions { hold: self.holding.is_some(), fit, tap };
-        if !tap {
-            return d.freeze(halves, how);
-        }
-        tap_reader::start(&self.engine);
-        let mut stretches = lock(&self.engine.stretches);
-        if !legs.iter().all(|leg| stretches.may_begin(leg)) {
-            return Err(SwitchError::Busy);
-        }
-        let frozen = d.freeze(halves, how)?;
-        let taps = self.legs.each_ref().map(|leg| leg.tap.as_ref());
-        for from in Side::BOTH {
-            let (start, seq) = (frozen.bound[from], frozen.seq[from]);
-            let left = u64::from(halves[from].leftover) + u64::from(frozen.pending[from]);
-            let out = halves[from.other()].produced + left;
-            stretches.begin(&Begin { legs, from, start, seq, out, taps });
-        }
-        Ok(frozen)
-    }
-
     /// Lets held segments go in directions that are no longer held.
     fn let_go(&self, at: &Switched) {
         if let Some(holding) = &self.holding {
@@ -149,18 +123,17 @@ impl Relay {
     }
 
     fn commit(&mut self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
-        let tuples = self.tuples();
-        let mut stretches = self.is_tapped().then(|| lock(&self.engine.stretches));
-        let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
-        let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
-        let at = self.datapath().commit(tuples.each_ref(), at, most, trigger)?;
-        if let Some(stretches) = &mut stretches {
-            tuples.iter().zip(at.origin).for_each(|(leg, origin)| stretches.committed(leg, origin));
-        }
-        drop(stretches);
+        let at = self.commit_both(at, most)?;
         self.legs.iter_mut().for_each(Leg::park);
         tracing::debug!(flow = self.flow().id, ?at, "spliced");
         Ok(at)
+    }
+
+    /// Commits both directions on the data path.
+    pub(super) fn commit_untapped(&self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
+        let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
+        let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
+        self.datapath().commit(self.flow().legs.each_ref(), at, most, trigger)
     }
 
     /// Installs new sockets, at the positions of the hosts, in a flow that was released.

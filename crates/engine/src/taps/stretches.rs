@@ -5,15 +5,13 @@
 //! below and above it come from control mode. After its end, a stretch stays until the receiver has acknowledged all
 //! of it and the ring has been empty since. By then control mode may be far ahead of the ring, and its bytes are held.
 
-use crate::{
-    sync::lock,
-    tap::{State, Tap, TapDirection},
-};
+use super::tap::{State, Tap, TapDirection};
+use crate::sync::lock;
 use bytes::Bytes;
 use longsplice_datapath::{Datapath, Pair, Phase, Side, TapPosition, TapRecord, Tuple};
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -114,6 +112,14 @@ pub(crate) struct Begin<'a> {
     pub out: u64,
     /// Taps of the legs.
     pub taps: Pair<Option<&'a Tap>>,
+}
+
+/// What this process knows of the ring of copies.
+#[derive(Default)]
+pub(crate) struct TapRing {
+    pub stretches: Mutex<Stretches>,
+    /// Set once a thread reads the ring.
+    pub reader: OnceLock<()>,
 }
 
 /// All stretches of which the ring may still hold copies, by the leg on which their bytes arrive.

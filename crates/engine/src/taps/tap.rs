@@ -1,7 +1,7 @@
 //! A tap: a copy of all bytes that pass through a leg, in each direction and in order, for a reader that nothing waits for.
 //!
 //! The [`Leg`](crate::Leg) copies what control mode reads and writes. The data path copies forwarded segments
-//! (bpf/tap.h); these arrive through a ring and are ordered by stream position (`stretches`). A missing range
+//! (bpf/tap.h); these arrive through a ring and are ordered by stream position (stretches.rs). A missing range
 //! stays open for a retransmission until the other host has acknowledged data beyond it, or until the flow is
 //! back in control mode with nothing in flight. Then it becomes a gap, and the stream goes on after it.
 //!
@@ -193,8 +193,17 @@ impl Tap {
         state.streams.iter_mut().zip(at).for_each(|(s, at)| s.next = at);
     }
 
-    /// Copies bytes that control mode has read or written, at this position.
-    pub(crate) fn passed(&self, way: TapDirection, at: u64, bytes: &[u8]) {
+    /// Copies bytes that control mode has read, at this position.
+    pub(crate) fn read(&self, at: u64, bytes: &[u8]) {
+        self.passed(TapDirection::FromHost, at, bytes);
+    }
+
+    /// Copies bytes that control mode has written, at this position.
+    pub(crate) fn wrote(&self, at: u64, bytes: &[u8]) {
+        self.passed(TapDirection::ToHost, at, bytes);
+    }
+
+    fn passed(&self, way: TapDirection, at: u64, bytes: &[u8]) {
         lock(&self.state).streams[way as usize].put(at, Bytes::copy_from_slice(bytes), true);
     }
 }
