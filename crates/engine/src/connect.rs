@@ -1,6 +1,11 @@
 //! Connections to servers: their source addresses, and the records that the data path needs before their SYN leaves.
 
-use crate::{Leg, Refusal, Splicer, leg::ip, live::Live, refusal};
+use crate::{
+    leg::{Leg, ip},
+    live::Live,
+    refusal::{self, Refusal},
+    splicer::Splicer,
+};
 use longsplice_datapath::{Datapath, ExpectError, Tuple};
 use nix::sys::socket::{setsockopt, sockopt::IpBindAddressNoPort};
 use socket2::{Domain, SockRef, Socket, Type};
@@ -29,7 +34,7 @@ impl Splicer {
         let began = Instant::now();
         loop {
             match self.try_connect(server, client).await {
-                Err(e) if self.is_to_be_tried_again(&e, began).await => {}
+                Err(e) if self.engine().is_to_be_tried_again(&e, began).await => {}
                 done => return done,
             }
         }
@@ -39,9 +44,9 @@ impl Splicer {
         if let Some(why) = client.and_then(Leg::refusal) {
             return self.connect_untracked(server, Some(why)).await;
         }
-        let ports = &self.inner.ports;
+        let ports = &self.engine().ports;
         let (mut source, mut fresh) = ports.source_for(server)?;
-        let Some(d) = self.inner.datapath.as_ref() else {
+        let Some(d) = self.datapath() else {
             return self.connect_untracked(server, None).await;
         };
         if source.is_loopback() || source == server.ip() {
@@ -51,7 +56,7 @@ impl Splicer {
         for tries in 0..PORT_TRIES {
             let t = ports.candidate(turn, tries, server, source);
             let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
-            self.opened(&s);
+            self.engine().opened(&s);
             s.set_reuse_address(true)?; // ports are counted per server
             match s.bind(&t.local.into()) {
                 Ok(()) => {}
@@ -79,7 +84,7 @@ impl Splicer {
                 // best effort: the kernel refuses values below its minimum and keeps its own
                 let _ = SockRef::from(&s).set_tcp_mss(mss.into());
             }
-            self.inner.lingering.begins_anew(&t);
+            self.engine().lingering.begins_anew(&t);
             // If this is dropped without a connection, by an error or because the caller gave up, nothing is left behind.
             let mut expected = Expected { datapath: d, leg: refusal.is_none().then_some(t) };
             let socket = match Live::connect(s, server).await {
@@ -98,8 +103,8 @@ impl Splicer {
 
     async fn connect_untracked(&self, server: SocketAddr, refusal: Option<Refusal>) -> io::Result<Leg> {
         let s = Socket::new(Domain::for_address(server), Type::STREAM.nonblocking(), None)?;
-        self.opened(&s);
-        if let Some(source) = self.inner.ports.named(server)? {
+        self.engine().opened(&s);
+        if let Some(source) = self.engine().ports.named(server)? {
             setsockopt(&s, IpBindAddressNoPort, &true)?; // the kernel chooses the port per server
             s.bind(&SocketAddr::new(source, 0).into())?;
         }
@@ -112,7 +117,7 @@ impl Splicer {
 
     /// Removes the entries of the connection that has used the port, if it is over.
     fn make_way(&self, d: &Datapath, leg: &Tuple, client: Option<&Tuple>) -> Result<Option<u16>, ExpectError> {
-        let (a, b) = self.inner.lingering.make_way(leg).ok_or(ExpectError::Taken)?;
+        let (a, b) = self.engine().lingering.make_way(leg).ok_or(ExpectError::Taken)?;
         d.forget_ended(&a, b.as_ref());
         d.expect(leg, client)
     }

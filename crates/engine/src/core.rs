@@ -1,6 +1,6 @@
 //! The state machine of a flow, without sockets, threads, clocks or a data path. An [`Event`] goes in, and an
-//! [`Action`] comes out; the answer to an action is the next event. The task that copies ([`relay`](crate::relay)),
-//! the [`keeper`](crate::keeper) of forwarded flows and the simulator in tests/ drive it.
+//! [`Action`] comes out; the answer to an action is the next event. The task that copies (relay.rs),
+//! the keeper of forwarded flows and the simulator in tests/ drive it.
 //!
 //! | state | bytes | leaves by |
 //! | --- | --- | --- |
@@ -18,6 +18,7 @@
 mod control;
 mod distance;
 mod forwarded;
+pub mod orphan;
 mod streams;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! Counters and attachments of the data path, for metrics and logs.
 
-use crate::Splicer;
+use crate::splicer::Splicer;
 use longsplice_datapath::{ConntrackCounts, PathChanges, PathFlags};
 use std::{io, path::Path};
 

@@ -1,22 +1,15 @@
 //! File descriptors, which are scarce: a copied or parked connection takes two. Before they
-//! run out, parked flows are released, in the order of their release times. Some are reserved
+//! run out, parked flows are released in the order of their release times. Some are reserved
 //! for clients that were accepted already, and whose servers are still to be connected to.
 //!
 //! A new descriptor shows how many are in use, because the kernel returns the lowest
 //! free number (POSIX, File Descriptor Allocation). Nothing has to be counted.
 
-use crate::{Splicer, flow::KeeperMessage};
-use nix::{
-    errno::Errno,
-    sys::resource::{Resource, getrlimit},
-};
+use nix::sys::resource::{Resource, getrlimit};
 use std::{
-    io,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::AsRawFd,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::{Duration, Instant},
 };
-use tokio::time::sleep;
 
 /// Parked flows are released while no more than one descriptor in this many is free.
 const SCARCE: u64 = 4;
@@ -25,13 +18,8 @@ const SHORT: u64 = 8;
 /// Number of flows released at a time: the limit of descriptors divided by the first, so that
 /// the next ones have time to become due; at most the second, which takes some ten milliseconds.
 const BATCH: (u64, u64) = (32, 1000);
-/// Interval at which a task that waits for descriptors checks for them.
-const TRY: Duration = Duration::from_millis(5);
-/// Time that a listener waits for descriptors. Then it reports `EMFILE`.
-const ACCEPT_PATIENCE: Duration = Duration::from_millis(100);
-/// Time that a connect waits for descriptors. The releases of a whole process take less.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
+/// What is known about the use of descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct Descriptors {
     /// The keeper was asked to release flows, and has not begun yet.
@@ -57,56 +45,30 @@ pub(crate) fn are_scarce(fd: &impl AsRawFd) -> bool {
 }
 
 impl Descriptors {
+    /// Notes a descriptor that was just opened. Returns whether descriptors are scarce.
+    pub fn opened(&self, fd: &impl AsRawFd) -> bool {
+        self.short.store(is_among_last(fd, SHORT), Relaxed);
+        are_scarce(fd)
+    }
+
+    /// Returns whether no client is accepted at present.
+    pub fn are_short(&self) -> bool {
+        self.short.load(Relaxed)
+    }
+
+    /// Notes that no descriptor could be opened.
+    pub fn ran_out(&self) {
+        self.short.store(true, Relaxed);
+    }
+
+    /// Notes that the keeper is asked to release flows. Returns false if it was asked already.
+    pub fn ask(&self) -> bool {
+        !self.asked.swap(true, Relaxed)
+    }
+
     /// Returns the number of flows to release now.
     pub fn begin(&self) -> u64 {
         self.asked.store(false, Relaxed);
         (limit() / BATCH.0).clamp(1, BATCH.1)
-    }
-}
-
-impl Splicer {
-    /// Checks a descriptor that was just opened, and asks for releases if descriptors are scarce.
-    pub(crate) fn opened(&self, fd: &impl AsRawFd) {
-        self.inner.descriptors.short.store(is_among_last(fd, SHORT), Relaxed);
-        if are_scarce(fd) {
-            self.release_some();
-        }
-    }
-
-    fn release_some(&self) {
-        if self.datapath().is_some() && !self.inner.descriptors.asked.swap(true, Relaxed) {
-            self.tell(KeeperMessage::Room);
-        }
-    }
-
-    /// Waits for descriptors before a client is accepted. Fails with `EMFILE` if there
-    /// are still too few after a while. `any`: a descriptor to duplicate as a test.
-    pub(crate) async fn await_descriptors(&self, any: impl AsFd) -> io::Result<()> {
-        let end = Instant::now() + ACCEPT_PATIENCE;
-        while self.inner.descriptors.short.load(Relaxed) {
-            match any.as_fd().try_clone_to_owned() {
-                Ok(probe) => self.opened(&probe),
-                Err(_) => self.release_some(),
-            }
-            if self.inner.descriptors.short.load(Relaxed) {
-                if Instant::now() >= end {
-                    return Err(Errno::EMFILE.into());
-                }
-                sleep(TRY).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns whether something that an accepted client needs, and that has failed since `began`,
-    /// should be tried again because descriptors may be free now. Waits before it returns true.
-    pub(crate) async fn is_to_be_tried_again(&self, error: &io::Error, began: Instant) -> bool {
-        if error.raw_os_error() != Some(Errno::EMFILE as i32) || began.elapsed() >= CONNECT_PATIENCE {
-            return false;
-        }
-        self.inner.descriptors.short.store(true, Relaxed);
-        self.release_some();
-        sleep(TRY).await;
-        true
     }
 }

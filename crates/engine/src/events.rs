@@ -1,6 +1,10 @@
 //! Events of flows, for subscribers. Nobody waits for a subscriber: a slow one misses events and counts them.
 
-use crate::{EndReason, FlowState, Refusal, Splicer, core::Progress};
+use crate::{
+    core::Progress,
+    refusal::Refusal,
+    types::{EndReason, FlowState},
+};
 use std::sync::OnceLock;
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -11,7 +15,7 @@ const UNREAD: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlowEvent {
-    /// Number of the flow, as [`Splicer::hand_over`] returns it.
+    /// Number of the flow, as [`Splicer::hand_over`](crate::Splicer::hand_over) returns it.
     pub flow: u64,
     /// The kind of event.
     pub kind: FlowEventKind,
@@ -33,7 +37,7 @@ pub enum FlowEventKind {
     Ended(EndReason),
 }
 
-/// A subscription to all flows ([`Splicer::subscribe`]).
+/// A subscription to all flows ([`Splicer::subscribe`](crate::Splicer::subscribe)).
 #[derive(Debug)]
 pub struct FlowEvents {
     events: broadcast::Receiver<FlowEvent>,
@@ -63,7 +67,8 @@ impl FlowEvents {
 pub(crate) struct Announcer(OnceLock<broadcast::Sender<FlowEvent>>);
 
 impl Announcer {
-    fn subscribe(&self) -> FlowEvents {
+    /// Subscribes to all flows from now on.
+    pub fn subscribe(&self) -> FlowEvents {
         let events = self.0.get_or_init(|| broadcast::Sender::new(UNREAD)).subscribe();
         FlowEvents { events, dropped: 0 }
     }
@@ -89,14 +94,6 @@ impl Announcer {
         if let Some(subscribers) = self.0.get() {
             let _ = subscribers.send(FlowEvent { flow, kind }); // there may be none
         }
-    }
-}
-
-impl Splicer {
-    /// Subscribes to the events of this process's flows from now on. Flows of an earlier process have none. Events of
-    /// one flow arrive in order, its end last. The engine never waits for a subscriber: see [`FlowEvents::dropped`].
-    pub fn subscribe(&self) -> FlowEvents {
-        self.inner.announcer.subscribe()
     }
 }
 

@@ -2,13 +2,12 @@
 //! ([`FlowOwner`]), and its state while it is forwarded ([`ForwardedFlow`]).
 
 use crate::{
-    FlowInfo, FlowState, FlowStatus, Policy,
     core::{Action, Context, Core, Event, Position, Progress, Seen, Time, Why},
     events::Announcer,
     leg::{Parked, Strays},
     purpose::Purpose,
     sync::lock,
-    types::Command,
+    types::{Command, FlowInfo, FlowState, FlowStatus, Policy},
 };
 use longsplice_datapath::{Datapath, LegFlags, Pair, Recreated, Released, Side, SwitchError, Tuple, monotonic};
 use std::{
@@ -81,7 +80,7 @@ pub(crate) fn ends(datapath: &Datapath, flow: &Flow, released: Option<&Pair<Rele
 }
 
 impl Flow {
-    /// Returns the client's address: [`Leg::source`].
+    /// Returns the client's address: `Leg::source`.
     pub fn source(&self) -> SocketAddr {
         self.announced.as_ref().map_or(self.legs.client.remote, |a| a.0)
     }

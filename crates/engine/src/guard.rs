@@ -14,8 +14,9 @@
 //! | released | the kernel has told the hosts that there is no socket | ends |
 
 use crate::{
-    Command, Splicer,
+    engine::Engine,
     flow::{Flow, FlowOwner},
+    types::Command,
 };
 use longsplice_datapath::{Datapath, Mended};
 use std::time::{Duration, Instant};
@@ -36,20 +37,20 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub fn new(splicer: &Splicer, now: Instant) -> Guard {
-        let before = splicer.datapath().and_then(|d| d.legs_without_room().ok());
+    pub fn new(engine: &Engine, now: Instant) -> Guard {
+        let before = engine.datapath().and_then(|d| d.legs_without_room().ok());
         Guard { next: now + EVERY, failed: String::new(), full: (before.unwrap_or(0), now) }
     }
 
-    pub fn look(&mut self, splicer: &Splicer, now: Instant) {
-        let Some(d) = splicer.datapath().filter(|_| now >= self.next) else { return };
+    pub fn look(&mut self, engine: &Engine, now: Instant) {
+        let Some(d) = engine.datapath().filter(|_| now >= self.next) else { return };
         self.next = now + EVERY;
         d.look_for_conntrack();
         let failed = match d.mend() {
             Ok(mended) => {
                 tell(d, &mended);
                 if !mended.devices.is_empty() {
-                    end_spoilt(splicer, d);
+                    end_spoilt(engine, d);
                 }
                 String::new()
             }
@@ -99,13 +100,13 @@ fn tell(d: &Datapath, mended: &Mended) {
 }
 
 /// Resets the flows whose sockets may have taken segments that the data path did not see.
-fn end_spoilt(splicer: &Splicer, d: &Datapath) {
+fn end_spoilt(engine: &Engine, d: &Datapath) {
     let mut last = 0;
-    while let Some(flows) = splicer.page(last, PAGE) {
+    while let Some(flows) = engine.page(last, PAGE) {
         last = flows[flows.len() - 1].id;
         for flow in flows.iter().filter(|f| is_spoilt(d, f)) {
             tracing::warn!(flow = flow.id, "segments of it have passed unseen: reset");
-            splicer.command(flow.id, Command::Reset);
+            engine.command(flow.id, Command::Reset);
         }
     }
 }

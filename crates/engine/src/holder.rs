@@ -1,13 +1,8 @@
 //! The hold policy: segments that arrive while a splice drains wait here unchanged, and are
 //! sent on when the drain is over or was taken back. The data path limits how much may wait.
 
-use crate::{Splicer, sync::lock};
-use longsplice_datapath::{Datapath, HeldSegment, Pair, Reinjector, Side, Tuple};
-use std::{
-    collections::HashMap,
-    io,
-    sync::{MutexGuard, atomic::Ordering},
-};
+use longsplice_datapath::{Datapath, HeldSegment, Pair, Reinjector, Tuple};
+use std::{collections::HashMap, io};
 
 #[derive(Default)]
 pub(crate) struct Holder {
@@ -17,14 +12,27 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    fn came(&mut self, d: &Datapath, held: HeldSegment) {
+    /// Starts to hold the segments that arrive on two legs. Opens raw sockets the
+    /// first time. Returns whether it did: a thread has to read what is held from now on.
+    pub fn begin(&mut self, d: &Datapath, legs: Pair<Tuple>) -> io::Result<bool> {
+        let is_first = self.reinjector.is_none();
+        if is_first {
+            self.reinjector = Some(d.reinjector()?);
+        }
+        self.of.extend(legs.map(|leg| (leg, Vec::new())));
+        Ok(is_first)
+    }
+
+    /// Takes a segment that the data path holds.
+    pub fn came(&mut self, d: &Datapath, held: HeldSegment) {
         match self.of.get_mut(&held.leg) {
             Some(waiting) => waiting.push(held),
             None => self.send(d, &held),
         }
     }
 
-    fn let_go(&mut self, d: &Datapath, leg: &Tuple) {
+    /// Sends on what is held of a leg, and what still arrives.
+    pub fn let_go(&mut self, d: &Datapath, leg: &Tuple) {
         for held in self.of.remove(leg).unwrap_or_default() {
             self.send(d, &held);
         }
@@ -35,62 +43,5 @@ impl Holder {
         if let Err(error) = d.reinject(reinjector, held) {
             tracing::debug!(leg = ?held.leg, %error, "what was held is lost, and will be sent again");
         }
-    }
-}
-
-/// Holds the segments from two hosts while it lives.
-pub(crate) struct Holding {
-    splicer: Splicer,
-    legs: Pair<Tuple>,
-}
-
-impl Holding {
-    /// Starts to hold. Must be called before the freeze. Errors are those of raw sockets and threads.
-    pub fn of(splicer: &Splicer, legs: Pair<Tuple>) -> io::Result<Holding> {
-        let holding = Holding { splicer: splicer.internal(), legs };
-        if let Some(d) = splicer.datapath() {
-            let mut holder = holding.holder();
-            if holder.reinjector.is_none() {
-                let reinjector = d.reinjector().inspect_err(
-                    |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
-                );
-                holder.reinjector = Some(reinjector?);
-                let engine = splicer.internal();
-                std::thread::Builder::new().name("holder".into()).spawn(move || hear(&engine))?;
-            }
-            holder.of.extend(legs.map(|leg| (leg, Vec::new())));
-        }
-        Ok(holding)
-    }
-
-    fn holder(&self) -> MutexGuard<'_, Holder> {
-        lock(&self.splicer.inner.holder)
-    }
-
-    /// Stops holding the segments from one host.
-    pub fn let_go(&self, from: Side) {
-        if let Some(d) = self.splicer.datapath() {
-            self.holder().let_go(d, &self.legs[from]);
-        }
-    }
-}
-
-impl Drop for Holding {
-    fn drop(&mut self) {
-        Side::BOTH.into_iter().for_each(|from| self.let_go(from));
-    }
-}
-
-/// Runs the thread that reads the ring, until the engine closes.
-fn hear(splicer: &Splicer) {
-    let Some(d) = splicer.datapath() else { return };
-    let heard = d.poll_held(|held| {
-        if let Some(held) = held {
-            lock(&splicer.inner.holder).came(d, held);
-        }
-        !splicer.inner.stopping.load(Ordering::Relaxed)
-    });
-    if let Err(error) = heard {
-        tracing::error!(%error, "what is held is lost, and will be sent again");
     }
 }

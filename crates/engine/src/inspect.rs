@@ -1,6 +1,6 @@
 //! One flow in detail, for `longsplice inspect` and `longsplice trace`.
 
-use crate::{FlowStatus, Refusal, Splicer, flow::FlowOwner, orphans::Orphan, sync::lock};
+use crate::{flow::FlowOwner, refusal::Refusal, splicer::Splicer, sync::lock, types::FlowStatus};
 use longsplice_datapath::{Datapath, LegDetail, Numbers, Pair, Traced, Tuple, untracked};
 use serde::Serialize;
 use std::{
@@ -114,15 +114,15 @@ impl Splicer {
     }
 
     fn legs_of(&self, id: u64) -> Option<Pair<Tuple>> {
-        let orphan = || lock(&self.inner.orphans).get(&id).map(Orphan::legs);
-        self.flow(id).map(|f| f.legs).or_else(orphan)
+        let orphan = || lock(&self.engine().orphans).get(&id).map(|o| o.legs);
+        self.engine().flow(id).map(|f| f.legs).or_else(orphan)
     }
 
     /// Describes a live flow of this or an earlier process. `None` if there is no such flow.
     pub fn inspect(&self, id: u64) -> Option<FlowDetail> {
         let datapath = self.datapath();
-        let Some(flow) = self.flow(id) else {
-            let (status, legs) = lock(&self.inner.orphans).get(&id).map(|o| (o.status(), o.legs()))?;
+        let Some(flow) = self.engine().flow(id) else {
+            let (status, legs) = lock(&self.engine().orphans).get(&id).map(|o| (o.status(), o.legs))?;
             let Pair { client: client_leg, server: server_leg } = datapath?.inspect(legs.each_ref(), None);
             return Some(FlowDetail { status, splices: None, place: "the data path alone", client_leg, server_leg });
         };

@@ -6,9 +6,9 @@
 //! seven minutes. Releases do not wait for looks ([`Agenda`]), and happen early when descriptors run short.
 
 use crate::{
-    Splicer,
     agenda::Agenda,
     core::{Action, Event, Time, Why},
+    engine::Engine,
     flow::{Flow, FlowOwner, KeeperMessage, Stop, TICK},
     guard::Guard,
     relay::Relay,
@@ -17,7 +17,7 @@ use crate::{
 };
 use longsplice_datapath::{Event as Told, Events, monotonic};
 use std::{
-    sync::{Arc, MutexGuard, atomic::Ordering, mpsc},
+    sync::{Arc, MutexGuard, mpsc},
     time::{Duration, Instant},
 };
 
@@ -31,7 +31,7 @@ const TRY: Duration = Duration::from_millis(1);
 const PAGE: usize = 1000;
 
 struct Keeper {
-    splicer: Splicer,
+    engine: Arc<Engine>,
     /// Times of looks and releases. A look counts only if it is [`ForwardedFlow::due`].
     agenda: Agenda,
     /// Flows that are to get new sockets.
@@ -45,11 +45,11 @@ struct Keeper {
 }
 
 /// Runs the keeper's thread until the engine closes.
-pub(crate) fn keep(splicer: Splicer, messages: &mpsc::Receiver<KeeperMessage>, events: &mut Events<'_>) {
+pub(crate) fn keep(engine: Arc<Engine>, messages: &mpsc::Receiver<KeeperMessage>, events: &mut Events<'_>) {
     let (agenda, returning, sweeper) = (Agenda::default(), Vec::new(), Sweeper::new());
-    let (now, guard) = (monotonic(), Guard::new(&splicer, Instant::now()));
-    let mut k = Keeper { splicer, agenda, returning, next_look: now, next_try: now, guard, sweeper };
-    while !k.splicer.inner.stopping.load(Ordering::Relaxed) {
+    let (now, guard) = (monotonic(), Guard::new(&engine, Instant::now()));
+    let mut k = Keeper { engine, agenda, returning, next_look: now, next_try: now, guard, sweeper };
+    while !k.engine.is_closing() {
         match events.wait(k.rest()) {
             Ok(events) => events.for_each(|event| k.route(&event)),
             Err(error) => {
@@ -72,7 +72,7 @@ pub(crate) fn keep(splicer: Splicer, messages: &mpsc::Receiver<KeeperMessage>, e
         k.release(now);
         let now = Instant::now();
         k.clear_away(now);
-        k.guard.look(&k.splicer, now);
+        k.guard.look(&k.engine, now);
         k.sweep(now);
     }
 }
@@ -91,7 +91,7 @@ impl Keeper {
 
     /// Passes an event to the task that has the flow, or handles it here. A flow that has just ended gets no events.
     fn route(&mut self, event: &Told) {
-        let Some(flow) = self.splicer.flow_of(&event.leg) else { return };
+        let Some(flow) = self.engine.flow_of(&event.leg) else { return };
         if let FlowOwner::Task { events, .. } = &*flow.owner() {
             return events.notify_one();
         }
@@ -104,15 +104,15 @@ impl Keeper {
             KeeperMessage::Command(id, command) => self.handle(id, Why::Command(command)),
             KeeperMessage::Elsewhere(id) => self.handle(id, Why::Elsewhere { transparent: false }),
             KeeperMessage::Room => {
-                for _ in 0..self.splicer.inner.descriptors.begin() {
+                for _ in 0..self.engine.descriptors.begin() {
                     let Some(id) = self.agenda.soonest_release() else { return };
                     self.handle(id, Why::Command(Command::Release));
                 }
             }
-            KeeperMessage::Stop if *self.splicer.stop_signal().borrow() == Stop::Go => {}
+            KeeperMessage::Stop if *self.engine.stop_signal().borrow() == Stop::Go => {}
             KeeperMessage::Stop => {
                 let mut last = 0;
-                while let Some(flows) = self.splicer.page(last, PAGE) {
+                while let Some(flows) = self.engine.page(last, PAGE) {
                     last = flows[flows.len() - 1].id;
                     flows.iter().for_each(|f| self.handle(f.id, Why::Due));
                 }
@@ -138,33 +138,33 @@ impl Keeper {
     }
 
     fn clear_away(&mut self, now: Instant) {
-        let Some(d) = self.splicer.datapath() else { return };
-        let live = self.splicer.live();
+        let Some(d) = self.engine.datapath() else { return };
+        let live = self.engine.live();
         for _ in 0..PAGE {
-            let Some((leg, other)) = self.splicer.inner.lingering.next_over(now, live) else { return };
+            let Some((leg, other)) = self.engine.lingering.next_over(now, live) else { return };
             d.forget_ended(&leg, other.as_ref());
         }
     }
 
     fn sweep(&mut self, now: Instant) {
-        let Some(d) = self.splicer.datapath() else { return };
+        let Some(d) = self.engine.datapath() else { return };
         let gone = self.sweeper.look(d, now);
-        self.splicer.inner.swept.fetch_add(gone as u64, Ordering::Relaxed);
+        self.engine.count_swept(gone);
     }
 
     /// Returns whether a look is due, and not left over from an earlier stay of the flow.
     fn is_due(&self, id: u64, at: Time) -> bool {
-        let flow = self.splicer.flow(id);
+        let flow = self.engine.flow(id);
         flow.is_some_and(|flow| matches!(&*flow.owner(), FlowOwner::Keeper(kept) if kept.due == at))
     }
 
     /// Performs what the core wants for a flow. Does nothing if the flow has ended, or a task has it.
     fn handle(&mut self, id: u64, why: Why) {
-        let Some(flow) = self.splicer.flow(id) else { return };
+        let Some(flow) = self.engine.flow(id) else { return };
         let mut owner = flow.owner();
         let FlowOwner::Keeper(kept) = &mut *owner else { return };
-        let (splicer, stop) = (self.splicer.clone(), *self.splicer.stop_signal().borrow());
-        let Some(d) = splicer.datapath() else { return };
+        let (engine, stop) = (self.engine.clone(), *self.engine.stop_signal().borrow());
+        let Some(d) = engine.datapath() else { return };
         let event = match stop {
             Stop::Go => kept.see(d, &flow, why),
             stop => Event::Stop { leave: stop == Stop::Leave },
@@ -204,7 +204,7 @@ impl Keeper {
         match std::mem::replace(&mut *owner, then) {
             FlowOwner::Keeper(kept) => {
                 kept.core.release_at(&flow.policy).iter().for_each(|at| self.agenda.cancel_release(*at, flow.id));
-                Relay::revive(&self.splicer, flow.clone(), *kept)
+                Relay::revive(&self.engine, flow.clone(), *kept)
             }
             _ => unreachable!("looked at under this lock"),
         }
@@ -217,7 +217,7 @@ impl Keeper {
         owner: MutexGuard<'_, FlowOwner>,
         first: impl FnOnce(&mut Relay) -> Action,
     ) {
-        let (task, inbox) = self.splicer.inbox();
+        let (task, inbox) = self.engine.inbox();
         let mut relay = self.take(flow, owner, task);
         let action = first(&mut relay);
         flow.runtime.spawn(relay.run(inbox, action));

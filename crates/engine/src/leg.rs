@@ -1,18 +1,23 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
-use crate::{Refusal, Splicer, Tap, TapDirection, core::Position, live::Live};
+use crate::{
+    core::Position,
+    live::Live,
+    refusal::Refusal,
+    tap::{Tap, TapDirection},
+};
 use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
-use socket2::{Domain, SockAddr, SockRef, Socket as Socket2, TcpKeepalive, Type};
+use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
     io::{self, IoSlice},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     sync::OnceLock,
     task::{Context, Poll, ready},
     time::Duration,
 };
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The socket of a leg.
 #[derive(Debug)]
@@ -64,7 +69,7 @@ impl Leg {
     }
 
     /// Returns whether the leg can never be spliced. This holds for connections accepted after
-    /// [`Splicer::listen_to_copy`] or for which the data path had no room, and for connections made for them.
+    /// [`Splicer::listen_to_copy`](crate::Splicer) or for which the data path had no room, and for connections made for them.
     pub fn is_only_copied(&self) -> bool {
         self.refusal().is_some()
     }
@@ -450,143 +455,4 @@ impl AsyncWrite for Leg {
 
 pub(crate) fn ip(address: &SockAddr) -> SocketAddr {
     address.as_socket().expect("a socket of TCP has an IP address")
-}
-
-/// A bound socket, for [`Splicer::listen_on`]. Binding it first shows a wrong address before the data path is loaded.
-#[derive(Debug)]
-pub struct BoundSocket {
-    pub(crate) socket: Socket2,
-    /// Connections may be in its queue already, without the options that accepted sockets inherit.
-    pub(crate) has_listened: bool,
-}
-
-impl BoundSocket {
-    /// Binds a socket with SO_REUSEADDR, and IPV6_V6ONLY for IPv6
-    /// addresses. Errors are those of socket(2), setsockopt(2) and bind(2).
-    pub fn bind(addr: SocketAddr) -> io::Result<BoundSocket> {
-        let s = Socket2::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
-        if addr.is_ipv6() {
-            s.set_only_v6(true)?;
-        }
-        s.set_reuse_address(true)?;
-        inheritable(&s)?;
-        s.bind(&addr.into())?;
-        Ok(BoundSocket { socket: s, has_listened: false })
-    }
-
-    /// Takes a listener that the caller has bound, or has received from the process that started it
-    /// (socket activation). Connections that arrived before [`Splicer::listen_on`] are copied, not
-    /// spliced. Returns [`io::ErrorKind::InvalidInput`] if it is not a TCP listener, or if it is an
-    /// IPv6 listener that accepts IPv4 connections too: set IPV6_V6ONLY, and use one listener for each.
-    pub fn from_listener(listener: std::net::TcpListener) -> io::Result<BoundSocket> {
-        let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
-        let socket = Socket2::from(listener);
-        let addr = socket.local_addr()?.as_socket().ok_or_else(|| invalid("a listener of TCP has an IP address"))?;
-        let takes_ipv4 = match addr.ip() {
-            IpAddr::V6(ip) if ip.is_unspecified() => !socket.only_v6()?,
-            IpAddr::V6(ip) => ip.to_ipv4_mapped().is_some(),
-            IpAddr::V4(_) => false,
-        };
-        if takes_ipv4 {
-            return Err(invalid("a listener for IPv6 takes connections of IPv4, too: set IPV6_V6ONLY"));
-        }
-        socket.set_nonblocking(true)?;
-        inheritable(&socket)?;
-        Ok(BoundSocket { socket, has_listened: true })
-    }
-}
-
-/// Sets the options that accepted sockets inherit.
-fn inheritable(s: &Socket2) -> io::Result<()> {
-    s.set_tcp_nodelay(true)?;
-    s.set_out_of_band_inline(true) // see live.rs
-}
-
-/// A listening socket. Its connections are tracked from their SYN on.
-pub struct Listener {
-    pub(crate) splicer: Splicer,
-    pub(crate) to_copy: bool,
-    pub(crate) has_listened: bool,
-    pub(crate) listener: AsyncFd<OwnedFd>,
-}
-
-impl Listener {
-    /// Accepts the next connection. Errors are those of accept(2). On `EMFILE`, wait a little and try again: it is returned
-    /// while one descriptor in eight is still free, because connections accepted already need descriptors for their servers.
-    pub async fn accept(&self) -> io::Result<Leg> {
-        self.splicer.await_descriptors(self.listener.get_ref()).await?;
-        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
-        self.splicer.opened(&socket);
-        socket.set_nonblocking(true)?;
-        if self.has_listened {
-            inheritable(&socket)?;
-        }
-        let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
-        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
-        self.splicer.inner.lingering.begins_anew(&leg.tuple());
-        Ok(leg)
-    }
-
-    /// Returns the address listened on, with the port that the kernel chose if 0 was requested.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(ip(&SockRef::from(&self.listener).local_addr()?))
-    }
-}
-
-/// A socket in repair mode holds its port like this before it can share it.
-#[tokio::test]
-async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
-    let splicer = Splicer::copying(Refusal::Policy);
-    let bound = BoundSocket::bind(([127, 0, 0, 1], 0).into()).expect("bound");
-    let holder =
-        BoundSocket::bind(bound.socket.local_addr().expect("its address").as_socket().expect("IP")).expect("shared");
-    holder.socket.set_reuse_address(false).expect("as after repair mode");
-    let rest = tokio::spawn(async move {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        drop(holder);
-    });
-    let in_use = bound.socket.listen(1).expect_err("held");
-    assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
-    splicer.listen_to_copy(bound).await.expect("soon free");
-    rest.await.expect("dropped");
-
-    // nor can the address be bound
-    let holder = Socket2::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    holder.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
-    let at = ip(&holder.local_addr().expect("its address"));
-    assert_eq!(BoundSocket::bind(at).expect_err("held").kind(), io::ErrorKind::AddrInUse);
-    tokio::spawn(async move {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        drop(holder);
-    });
-    splicer.listen(at).await.expect("soon free");
-}
-
-#[cfg(test)]
-#[tokio::test]
-async fn a_listener_of_the_caller_is_listened_on_with_what_it_has_got_before() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let splicer = Splicer::copying(Refusal::Policy);
-    let theirs = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
-    let at = theirs.local_addr().expect("its address");
-    let mut early = tokio::net::TcpStream::connect(at).await.expect("connected");
-    let ours = splicer.listen_on(BoundSocket::from_listener(theirs).expect("ours now")).await.expect("listened on");
-    assert_eq!(ours.local_addr().expect("its address"), at);
-    early.write_all(b"hi").await.expect("written");
-    let (mut leg, mut came) = (ours.accept().await.expect("accepted"), [0; 2]);
-    leg.read_exact(&mut came).await.expect("read");
-    assert_eq!(&came, b"hi");
-    assert!(SockRef::from(leg.socket().expect("open").get()).tcp_nodelay().expect("an option"));
-}
-
-#[cfg(test)]
-#[test]
-fn a_listener_of_the_caller_that_takes_both_families_is_refused() {
-    let Ok(both) = Socket2::new(Domain::IPV6, Type::STREAM, None) else { return };
-    both.set_only_v6(false).expect("an option");
-    if both.bind(&SocketAddr::from(([0; 16], 0)).into()).is_err() {
-        return; // no IPv6 here
-    }
-    both.listen(1).expect("it listens");
-    assert_eq!(BoundSocket::from_listener(both.into()).expect_err("both").kind(), io::ErrorKind::InvalidInput);
 }

@@ -33,22 +33,26 @@
 //! - Put bytes that you have read but not passed on, or that you add, into [`Leftovers`].
 //! - Do not share the sockets: no duplicated descriptors, no child processes.
 
+mod adoption;
 mod agenda;
 mod connect;
 pub mod core;
 mod counters;
 mod descriptors;
+mod engine;
 mod events;
 mod flow;
 mod foreign;
 mod guard;
 mod holder;
+mod holding;
 mod inspect;
 mod keeper;
 mod leg;
 mod lingering;
+mod listener;
 mod live;
-mod orphans;
+mod orphan;
 mod paths;
 mod pipe;
 mod ports;
@@ -56,17 +60,21 @@ mod pump;
 mod purpose;
 mod refusal;
 mod relay;
+mod shortage;
 mod splicer;
 mod stretches;
 mod sweeper;
 mod sync;
 mod tap;
+mod tap_reader;
+mod transparent;
 mod types;
 
 pub use events::{FlowEvent, FlowEventKind, FlowEvents};
-pub use foreign::{ForeignCounts, ForeignListener};
+pub use foreign::ForeignListener;
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
-pub use leg::{BoundSocket, Leg, Listener};
+pub use leg::Leg;
+pub use listener::{BoundSocket, Listener};
 /// Part of [`OpenOptions`].
 #[doc(inline)]
 pub use longsplice_datapath::Options as DatapathOptions;
@@ -74,6 +82,7 @@ pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, Pa
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
 pub use tap::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
+pub use transparent::ForeignCounts;
 pub use types::{
     Command, EndReason, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, PathRule, Policy, RelayedMessage,
     SpliceWhen, Trigger,

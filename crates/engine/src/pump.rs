@@ -2,8 +2,8 @@
 //! at any byte. The [core](crate::core) says what is to be read.
 
 use crate::{
-    Leg,
     core::{Next, Stream},
+    leg::Leg,
     pipe::Pipe,
 };
 use bytes::Bytes;

@@ -1,6 +1,9 @@
 //! The purpose of a flow: to relay two streams to their ends, or one message, after which the legs go back to the caller.
 
-use crate::{Leg, RelayedMessage, types::Done};
+use crate::{
+    leg::Leg,
+    types::{Done, RelayedMessage},
+};
 use longsplice_datapath::Pair;
 use tokio::sync::oneshot;
 

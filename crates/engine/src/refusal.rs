@@ -1,7 +1,6 @@
 //! Reasons why flows are not spliced, and counters of spliced and refused flows.
 
-use crate::OpenError;
-use longsplice_datapath::{Datapath, SwitchError, Tuple};
+use longsplice_datapath::{Datapath, OpenError, SwitchError, Tuple};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

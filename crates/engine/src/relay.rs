@@ -1,19 +1,21 @@
 //! A flow while bytes pass through this process, and its end: the task that drives its
 //! [core](crate::core). The task ends with the commit; the state of a forwarded flow is a [`ForwardedFlow`],
-//! which the [keeper](crate::keeper) looks after. When the keeper gives a flow back, a new task begins.
+//! which the keeper looks after. When the keeper gives a flow back, a new task begins.
 
 mod switching;
 
 use crate::{
-    EndReason, Ended, FlowEventKind, Leftovers, Leg, Message, Refusal, RelayedMessage, Splicer,
     core::{Action, Core, Event, State},
+    engine::{Engine, Listed},
+    events::FlowEventKind,
     flow::{Flow, FlowOwner, ForwardedFlow, KeeperMessage, Stop, TaskInbox, ends, is_loopback},
-    holder::Holding,
+    holding::Holding,
+    leg::Leg,
     pump::Pump,
     purpose::{Purpose, report},
-    splicer::Listed,
+    refusal::Refusal,
     sync::lock,
-    types::Command,
+    types::{Command, EndReason, Ended, Leftovers, Message, RelayedMessage},
 };
 use bytes::Bytes;
 use longsplice_datapath::{Datapath, Pair, PathFlags, Released, Side, Tuple, monotonic};
@@ -26,7 +28,7 @@ use std::{
 use tokio::sync::{mpsc, watch};
 
 pub(crate) struct Relay {
-    splicer: Splicer,
+    engine: Arc<Engine>,
     listed: Listed,
     legs: Pair<Leg>,
     pump: Pump,
@@ -56,7 +58,7 @@ async fn stopped(rx: &mut watch::Receiver<Stop>) -> Stop {
 
 impl Relay {
     pub fn new(
-        splicer: &Splicer,
+        engine: &Arc<Engine>,
         listed: Listed,
         legs: Pair<Leg>,
         left: &Leftovers,
@@ -65,10 +67,10 @@ impl Relay {
     ) -> Relay {
         let is_loopback = legs.iter().any(|leg| is_loopback(&leg.tuple()));
         let loopback = is_loopback.then_some(Refusal::Loopback);
-        let obstacle = splicer.refusal().or(loopback).or(legs.client.refusal()).or(legs.server.refusal());
+        let obstacle = engine.refusal().or(loopback).or(legs.client.refusal()).or(legs.server.refusal());
         let in_hand = left.by_sender();
         Relay {
-            splicer: splicer.clone(),
+            engine: engine.clone(),
             listed,
             legs,
             pump: Pump::new(in_hand),
@@ -80,13 +82,13 @@ impl Relay {
     }
 
     /// Rebuilds a flow that the keeper gives back.
-    pub fn revive(splicer: &Splicer, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
+    pub fn revive(engine: &Arc<Engine>, flow: Arc<Flow>, kept: ForwardedFlow) -> Relay {
         let ForwardedFlow { parked, core, purpose, released, .. } = kept;
         let mut legs = parked.zip(flow.legs).map(|(parked, tuple)| parked.leg(&tuple));
         legs.client.announced.clone_from(&flow.announced);
         Relay {
-            splicer: splicer.clone(),
-            listed: Listed::again(splicer, flow),
+            engine: engine.clone(),
+            listed: Listed::again(engine, flow),
             legs,
             pump: Pump::new(Pair::default()),
             core,
@@ -98,7 +100,7 @@ impl Relay {
 
     /// Hands the flow to the keeper, together with the commands that were not read.
     fn keep(self, mut ears: TaskInbox) {
-        let Relay { splicer, listed, legs, core, purpose, .. } = self;
+        let Relay { engine, listed, legs, core, purpose, .. } = self;
         let flow = listed.keep();
         let kept = ForwardedFlow::new(legs.map(Leg::parked), core, purpose);
         let soon = kept.wants_look_soon(&flow);
@@ -107,12 +109,12 @@ impl Relay {
         // a look finds what the task was notified of but has not seen
         let heard = pin!(ears.events.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
         if soon || heard {
-            splicer.tell(KeeperMessage::Forwarded(flow.id));
+            engine.tell(KeeperMessage::Forwarded(flow.id));
         } else {
-            splicer.tell_some_time(KeeperMessage::Forwarded(flow.id));
+            engine.tell_some_time(KeeperMessage::Forwarded(flow.id));
         }
         while let Ok(command) = ears.orders.try_recv() {
-            splicer.tell(KeeperMessage::Command(flow.id, command));
+            engine.tell(KeeperMessage::Command(flow.id, command));
         }
     }
 
@@ -128,7 +130,7 @@ impl Relay {
 
     /// Returns the data path. Only for a flow that can be spliced.
     fn datapath(&self) -> &Datapath {
-        self.splicer.datapath().expect("without it no flow is spliced")
+        self.engine.datapath().expect("without it no flow is spliced")
     }
 
     /// Returns the legs as the data path knows them.
@@ -230,7 +232,7 @@ impl Relay {
     /// Stops the copies for taps: the flow goes on without the process that reads them.
     fn untap(&self) {
         for leg in self.tuples().iter().filter(|_| self.is_tapped()) {
-            if let Some(Err(error)) = self.splicer.datapath().map(|d| d.untap(leg)) {
+            if let Some(Err(error)) = self.engine.datapath().map(|d| d.untap(leg)) {
                 tracing::warn!(?leg, %error, "copies are made for nobody");
             }
         }
@@ -240,7 +242,7 @@ impl Relay {
     /// `end` on, they get bytes from control mode again. See `Stretches::end`.
     fn end_stretch(&self, from: Side, end: Option<u64>) {
         if self.is_tapped() {
-            lock(&self.splicer.inner.stretches).end(&self.tuples()[from], end);
+            lock(&self.engine.stretches).end(&self.tuples()[from], end);
         }
     }
 
@@ -268,16 +270,16 @@ impl Relay {
         // no socket is left that could inform the hosts of a released flow
         let given_up = self.released.is_some() && matches!(how, EndReason::Stopped | EndReason::Idle);
         if given_up {
-            self.splicer.reset_forwarded(self.flow().legs.each_ref().into());
+            self.engine.reset_forwarded(self.flow().legs.each_ref().into());
         }
-        let Relay { splicer, listed, legs, purpose, pump, core, .. } = self;
+        let Relay { engine, listed, legs, purpose, pump, core, .. } = self;
         let flow = listed.flow.clone();
         let end = |legs: Pair<Leg>| {
             let shimmed = legs.iter().any(|leg| leg.at.shimmed);
             let known = !legs.iter().all(Leg::is_only_copied);
             drop(legs); // the last segments of the sockets need the entries
             if known && how != EndReason::Left {
-                splicer.forget(&flow, (forwarded || shimmed) && !given_up);
+                engine.forget(&flow, (forwarded || shimmed) && !given_up);
             }
         };
         match (purpose, core.message_from()) {
@@ -305,7 +307,7 @@ impl Relay {
 
     /// Counts the bytes forwarded since the last splice.
     fn count_forwarded(&self) {
-        let Some(d) = self.splicer.datapath() else { return };
+        let Some(d) = self.engine.datapath() else { return };
         let Some(ends) = ends(d, self.flow(), self.released.as_ref()) else { return };
         let paths = d.paths_of(self.flow().legs.each_ref());
         let fins = paths.map_or(Pair::both(false), |paths| paths.map(|p| p.flags & PathFlags::FIN != 0));

@@ -1,51 +1,34 @@
-//! [`Splicer`], the handle through which proxies connect, relay and splice, and the table of live flows.
+//! [`Splicer`], the handle through which proxies connect, relay and splice.
 
 use crate::{
-    BoundSocket, Command, Ended, FlowEventKind, FlowInfo, FlowState, FlowStatus, Leftovers, Leg, Listener, Message,
-    Policy, Refusal, RelayedMessage,
+    adoption,
     core::{Action, Progress},
-    descriptors::Descriptors,
-    events::Announcer,
-    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskInbox, is_loopback},
-    foreign::TransparentFlows,
-    holder::Holder,
+    engine::Engine,
+    events::{FlowEventKind, FlowEvents},
+    flow::{Flow, Stop, is_loopback},
     keeper,
-    leg::ip,
-    lingering::Lingering,
-    orphans::{self, Orphan},
+    leg::Leg,
     paths,
     ports::Ports,
     purpose::Purpose,
+    refusal::Refusal,
     relay::Relay,
-    stretches::{self, Stretches},
     sync::lock,
+    transparent::TransparentFlows,
+    types::{Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, Policy, RelayedMessage},
 };
-use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair, Tuple, register};
+use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair};
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::RandomState},
-    hash::BuildHasher,
     io, iter,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     ops::{Bound, RangeInclusive},
-    sync::{
-        Arc, Mutex, Once,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::{Sender, channel},
-    },
+    sync::{Arc, Mutex, mpsc::channel},
     time::{Duration, Instant},
 };
-use tokio::{
-    io::Interest,
-    runtime::Handle,
-    sync::{Notify, mpsc, oneshot, watch},
-};
+use tokio::{runtime::Handle, sync::oneshot};
 
 /// Number of flows taken from the table at a time.
 const PAGE: usize = 1000;
-/// Number of times that bind(2) and listen(2) are retried while the address is in use,
-/// with a pause between. Sockets that last for microseconds may hold the address.
-const LISTEN_TRIES: u32 = 40;
-const LISTEN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Options of [`Splicer::open`]. Minor releases add fields: write `..OpenOptions::default()` after those you set.
 #[derive(Clone, Debug)]
@@ -81,91 +64,37 @@ impl From<DatapathOptions> for OpenOptions {
 }
 
 /// The engine. Cheap to clone; one per process. When the last handle is dropped without [`Splicer::close`], flows are
-/// reset and the data path is removed, as [`Splicer::stop`] and [`Splicer::close`] do. Each [`Listener`] holds a handle.
+/// reset and the data path is removed, as [`Splicer::stop`] and [`Splicer::close`] do. Each
+/// [`Listener`](crate::Listener) holds a handle.
 #[derive(Clone)]
 pub struct Splicer {
-    pub(crate) inner: Arc<Inner>,
-    /// `None` in the engine's own threads and flows; otherwise the engine would live for ever.
-    _owner: Option<Arc<Owner>>,
+    owner: Arc<Owner>,
 }
 
-/// State shared by the handles of callers. Dropped with the last of them.
-struct Owner(Arc<Inner>);
+/// State shared by the handles of callers, and dropped with the last of them. The
+/// engine's own threads and flows hold only [`Engine`]; otherwise it would live for ever.
+struct Owner {
+    engine: Arc<Engine>,
+    /// Transparent connections that are being opened.
+    transparent: Arc<Mutex<TransparentFlows>>,
+}
+
+impl Owner {
+    fn close(&self) -> io::Result<()> {
+        self.engine.begin_to_close();
+        lock(&self.transparent).leave(self.engine.datapath());
+        self.engine.remove()
+    }
+}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if self.0.stopping.load(Ordering::Relaxed) {
+        if self.engine.is_closing() {
             return;
         }
-        self.0.stop.send_if_modified(|stop| {
-            let goes = *stop == Stop::Go;
-            if goes {
-                *stop = Stop::Reset;
-            }
-            goes
-        });
-        if let Err(error) = self.0.close() {
+        self.engine.stop_unless_stopped();
+        if let Err(error) = self.close() {
             tracing::warn!(%error, "the data path stays attached");
-        }
-    }
-}
-
-pub(crate) struct Inner {
-    pub datapath: Option<Datapath>,
-    /// Reason why there is no data path.
-    refusal: Refusal,
-    pub ports: Ports,
-    pub next_id: AtomicU64,
-    /// Live flows, by number.
-    flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
-    /// Spliced flows of an earlier process, by number.
-    pub orphans: Mutex<BTreeMap<u64, Orphan>>,
-    /// The flow of each leg, for events. Keyed by a hash, which takes an eighth of the space of a
-    /// tuple. If two legs have the same hash, one flow misses its events and notices by polling.
-    routes: Mutex<HashMap<u64, u64>>,
-    hasher: RandomState,
-    pub lingering: Lingering,
-    pub descriptors: Descriptors,
-    /// Number of records removed because no socket claimed them.
-    pub swept: AtomicU64,
-    keeper: Sender<KeeperMessage>,
-    /// Spliced stretches of tapped legs, and whether a thread reads the data forwarded on them.
-    pub stretches: Mutex<Stretches>,
-    tap_reader: Once,
-    pub holder: Mutex<Holder>,
-    /// Transparent connections that are being opened.
-    pub transparent: Mutex<TransparentFlows>,
-    pub announcer: Arc<Announcer>,
-    pub stopping: AtomicBool,
-    stop: watch::Sender<Stop>,
-}
-
-impl Inner {
-    /// Returns whether this leg belongs to a flow that this process has spliced.
-    pub fn is_routed(&self, leg: &Tuple) -> bool {
-        lock(&self.routes).contains_key(&self.hasher.hash_one(leg))
-    }
-
-    fn tell(&self, message: KeeperMessage) {
-        let _ = self.keeper.send(message);
-        if let Some(d) = &self.datapath {
-            d.wake();
-        }
-    }
-
-    fn close(&self) -> io::Result<()> {
-        self.stopping.store(true, Ordering::Relaxed);
-        lock(&self.transparent).leave(self.datapath.as_ref());
-        self.tell(KeeperMessage::Stop);
-        match &self.datapath {
-            Some(d) if *self.stop.borrow() != Stop::Leave => {
-                let resets = d.reset_all_forwarded();
-                if resets.reset + resets.failed > 0 {
-                    tracing::info!("{resets}");
-                }
-                d.remove()
-            }
-            _ => Ok(()),
         }
     }
 }
@@ -175,81 +104,32 @@ impl Splicer {
     pub fn open(options: &OpenOptions) -> Result<Splicer, OpenError> {
         let datapath = Datapath::open(&options.datapath)?;
         let (keeper, messages) = channel();
-        let s = Splicer::with(
-            Some(datapath),
-            Refusal::Unprivileged,
-            Ports::new(options.source_ports.clone(), options.sources.clone()),
-            keeper,
-        );
-        orphans::adopt(&s.inner, options.recovered_idle_limit)?;
-        s.datapath().map_or(Ok(()), |d| paths::follow(&s.inner, d))?;
+        let ports = Ports::new(options.source_ports.clone(), options.sources.clone());
+        let engine = Arc::new(Engine::new(Some(datapath), Refusal::Unprivileged, ports, keeper));
+        adoption::adopt(&engine, options.recovered_idle_limit)?;
+        engine.datapath().map_or(Ok(()), |d| paths::follow(&engine, d))?;
         // the thread holds the engine until it is told to stop
-        let (engine, (tell, told)) = (s.clone(), channel());
+        let (of_keeper, (tell, told)) = (engine.clone(), channel());
         let keep = move || {
-            let listening = engine.datapath().map(|d| d.events().map_err(|e| tell.send(e)));
+            let listening = of_keeper.datapath().map(|d| d.events().map_err(|e| tell.send(e)));
             drop(tell);
             if let Some(Ok(mut events)) = listening {
-                keeper::keep(engine.clone(), &messages, &mut events);
+                keeper::keep(of_keeper.clone(), &messages, &mut events);
             }
         };
         let failed = |source| OpenError::Kernel { what: "thread", source };
         std::thread::Builder::new().name("keeper".into()).spawn(keep).map_err(failed)?;
-        let engine = s.clone();
+        let of_slots = engine.clone();
         let reuse = move || {
-            let is_over = || engine.inner.stopping.load(Ordering::Relaxed);
-            if let Some(Err(error)) = engine.datapath().map(|d| d.reuse_slots(is_over)) {
+            if let Some(Err(error)) = of_slots.datapath().map(|d| d.reuse_slots(|| of_slots.is_closing())) {
                 tracing::debug!(%error, "slots rest for a second before they are used again");
             }
         };
         std::thread::Builder::new().name("slots".into()).spawn(reuse).map_err(failed)?;
         match told.recv() {
             Ok(source) => Err(OpenError::Kernel { what: "ring of events", source }),
-            Err(_) => Ok(s.owned()),
+            Err(_) => Ok(Splicer::of(engine)),
         }
-    }
-
-    /// Starts the thread that reads forwarded data for taps, once. Called at the first splice of a tapped leg.
-    pub(crate) fn hear_taps(&self) {
-        self.inner.tap_reader.call_once(|| {
-            let engine = self.internal();
-            let thread = std::thread::Builder::new().name("taps".into()).spawn(move || stretches::hear(&engine));
-            if let Err(error) = thread {
-                tracing::error!(%error, "taps will miss what is forwarded");
-            }
-        });
-    }
-
-    /// Returns the flow that a leg belongs to.
-    pub(crate) fn flow_of(&self, leg: &Tuple) -> Option<Arc<Flow>> {
-        let id = lock(&self.inner.routes).get(&self.hash(leg)).copied();
-        id.and_then(|id| self.flow(id))
-    }
-
-    fn hash(&self, leg: &Tuple) -> u64 {
-        self.inner.hasher.hash_one(leg)
-    }
-
-    /// Routes events of both legs to the flow from now on.
-    pub(crate) fn route_events(&self, flow: &Flow) {
-        let legs = flow.legs.each_ref().map(|leg| self.hash(leg));
-        lock(&self.inner.routes).extend(legs.map(|h| (h, flow.id)));
-    }
-
-    /// Sends a message to the keeper and wakes it. When the keeper has ended, flows have ended too.
-    pub(crate) fn tell(&self, message: KeeperMessage) {
-        self.inner.tell(message);
-    }
-
-    /// Sends a message that the keeper may read at its next round. This saves a wake-up for each flow.
-    pub(crate) fn tell_some_time(&self, message: KeeperMessage) {
-        let _ = self.inner.keeper.send(message);
-    }
-
-    /// Returns the channels of a new task: the sending ends, and the ends that it listens to.
-    pub(crate) fn inbox(&self) -> (FlowOwner, TaskInbox) {
-        let (tx, orders) = mpsc::unbounded_channel();
-        let events = Arc::new(Notify::new());
-        (FlowOwner::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
     }
 
     /// Creates an engine that only copies. Every flow shows `reason`.
@@ -259,82 +139,33 @@ impl Splicer {
 
     /// Creates an engine that only copies, with [`OpenOptions::sources`].
     pub fn copying_from(sources: Vec<IpAddr>, reason: Refusal) -> Splicer {
-        Splicer::with(None, reason, Ports::new(OpenOptions::default().source_ports, sources), channel().0).owned()
+        let ports = Ports::new(OpenOptions::default().source_ports, sources);
+        Splicer::of(Arc::new(Engine::new(None, reason, ports, channel().0)))
     }
 
-    /// Makes a handle for a caller.
-    fn owned(self) -> Splicer {
-        Splicer { _owner: Some(Arc::new(Owner(self.inner.clone()))), inner: self.inner }
+    /// Makes the first handle. When the last one is dropped, the engine ends.
+    fn of(engine: Arc<Engine>) -> Splicer {
+        Splicer { owner: Arc::new(Owner { engine, transparent: Arc::default() }) }
     }
 
-    /// Makes a handle for the engine's own threads and flows.
-    pub(crate) fn internal(&self) -> Splicer {
-        Splicer::of(self.inner.clone())
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.owner.engine
     }
 
-    pub(crate) fn of(inner: Arc<Inner>) -> Splicer {
-        Splicer { inner, _owner: None }
-    }
-
-    fn with(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<KeeperMessage>) -> Splicer {
-        let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize);
-        Splicer {
-            _owner: None,
-            inner: Arc::new(Inner {
-                datapath,
-                refusal,
-                ports,
-                next_id: AtomicU64::new(1),
-                flows: Mutex::default(),
-                orphans: Mutex::default(),
-                routes: Mutex::default(),
-                hasher: RandomState::new(),
-                lingering,
-                descriptors: Descriptors::default(),
-                swept: AtomicU64::new(0),
-                keeper,
-                stretches: Mutex::default(),
-                tap_reader: Once::new(),
-                holder: Mutex::default(),
-                transparent: Mutex::default(),
-                announcer: Arc::default(),
-                stopping: AtomicBool::new(false),
-                stop: watch::Sender::new(Stop::Go),
-            }),
-        }
+    /// Returns the transparent connections that are being opened.
+    pub(crate) fn transparent(&self) -> &Arc<Mutex<TransparentFlows>> {
+        &self.owner.transparent
     }
 
     /// Returns the data path. For the engine and the tests of this workspace.
     #[doc(hidden)]
     pub fn datapath(&self) -> Option<&Datapath> {
-        self.inner.datapath.as_ref()
+        self.engine().datapath()
     }
 
     /// Returns why no flow can be spliced, or `None` if there is a data path.
     pub fn refusal(&self) -> Option<Refusal> {
-        self.inner.datapath.is_none().then_some(self.inner.refusal)
-    }
-
-    /// Listens on `addr`; see [`BoundSocket::bind`].
-    pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
-        self.listen_on(patiently(|| BoundSocket::bind(addr)).await?).await
-    }
-
-    /// Listens on a socket that was bound by [`BoundSocket::bind`], or taken over by [`BoundSocket::from_listener`].
-    pub async fn listen_on(&self, socket: BoundSocket) -> io::Result<Listener> {
-        if let Some(d) = &self.inner.datapath {
-            d.listen(ip(&socket.socket.local_addr()?))?; // before listen(2): the first SYN counts
-        }
-        self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
-    }
-
-    /// Listens for connections that are never spliced. The connections to servers that are
-    /// made for them are not spliced either, and the data path does no work for any of them.
-    pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
-        let BoundSocket { socket, has_listened } = bound;
-        patiently(|| socket.listen(4096)).await?;
-        let listener = register(socket.into(), Interest::READABLE)?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
+        self.engine().refusal()
     }
 
     /// Relays until both directions have ended. Copies, splices when `policy` says so, and copies again when
@@ -406,49 +237,31 @@ impl Splicer {
         message: Option<Message>,
         purpose: Purpose,
     ) -> u64 {
-        let (owner, inbox) = self.inbox();
-        self.refusal().inspect(|why| policy.tally.refuse(*why));
+        let engine = self.engine();
+        let (owner, inbox) = engine.inbox();
+        engine.refusal().inspect(|why| policy.tally.refuse(*why));
         let flow = Arc::new(Flow {
-            id: self.inner.next_id.fetch_add(1, Ordering::Relaxed),
+            id: engine.next_id(),
             info,
             legs: legs.each_ref().map(Leg::tuple),
             announced: legs.client.announced.clone(),
             began: Instant::now(),
             policy,
-            now: Mutex::new(Progress::new(self.refusal())),
+            now: Mutex::new(Progress::new(engine.refusal())),
             owner: Mutex::new(owner),
             runtime: Handle::current(),
-            announcer: self.inner.announcer.clone(),
+            announcer: engine.announcer.clone(),
         });
-        if let Some(why) = self.refusal() {
-            self.inner.announcer.tell(flow.id, FlowEventKind::Refused(why));
+        let id = flow.id;
+        if let Some(why) = engine.refusal() {
+            engine.announcer.tell(id, FlowEventKind::Refused(why));
         }
-        lock(&self.inner.flows).insert(flow.id, flow.clone());
-        if let Some(d) = self.datapath().filter(|_| self.inner.lingering.is_crowd(self.live())) {
+        let listed = engine.list(flow);
+        if let Some(d) = engine.datapath().filter(|_| engine.lingering.is_crowd(engine.live())) {
             d.wake();
         }
-        let id = flow.id;
-        let engine = self.internal();
-        let listed = Listed::again(&engine, flow);
-        tokio::spawn(Relay::new(&engine, listed, legs, left, message, purpose).run(inbox, Action::Attend));
+        tokio::spawn(Relay::new(engine, listed, legs, left, message, purpose).run(inbox, Action::Attend));
         id
-    }
-
-    /// Returns the number of flows that may need room in the tables, including those of an earlier process.
-    pub(crate) fn live(&self) -> usize {
-        lock(&self.inner.flows).len() + lock(&self.inner.orphans).len()
-    }
-
-    pub(crate) fn flow(&self, id: u64) -> Option<Arc<Flow>> {
-        lock(&self.inner.flows).get(&id).cloned()
-    }
-
-    /// Returns at most `most` flows with numbers above `after`, or `None` if there are no more.
-    pub(crate) fn page(&self, after: u64, most: usize) -> Option<Vec<Arc<Flow>>> {
-        let flows = lock(&self.inner.flows);
-        let page: Vec<_> =
-            flows.range((Bound::Excluded(after), Bound::Unbounded)).take(most).map(|(_, f)| f.clone()).collect();
-        (!page.is_empty()).then_some(page)
     }
 
     /// Lists all live flows, including those that an earlier process left in forwarding mode.
@@ -461,14 +274,14 @@ impl Splicer {
     pub fn flows_after(&self, after: u64, most: usize, state: Option<FlowState>) -> Vec<FlowStatus> {
         let fits = |now: FlowState| state.is_none_or(|s| s == now);
         let orphans: Vec<FlowStatus> = {
-            let orphans = lock(&self.inner.orphans);
+            let orphans = lock(&self.engine().orphans);
             let later = orphans.range((Bound::Excluded(after), Bound::Unbounded));
             later.map(|(_, o)| o.status()).filter(|o| fits(o.state)).take(most).collect()
         };
         // orphans adopted late have later numbers
         let (mut all, mut earlier, mut last) = (Vec::new(), orphans.into_iter().peekable(), after);
         while all.len() < most
-            && let Some(page) = self.page(last, PAGE)
+            && let Some(page) = self.engine().page(last, PAGE)
         {
             last = page[page.len() - 1].id;
             for f in page.iter().filter(|f| fits(f.now().state)).take(most - all.len()) {
@@ -483,13 +296,7 @@ impl Splicer {
 
     /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
-        let Some(flow) = self.flow(id) else { return false };
-        match &*flow.owner() {
-            FlowOwner::Task { orders, .. } => return orders.send(command).is_ok(),
-            FlowOwner::Keeper(_) => self.tell(KeeperMessage::Command(id, command)),
-            FlowOwner::Gone => return false,
-        }
-        true
+        self.engine().command(id, command)
     }
 
     /// Closes a leg that will not join a flow, as dropping it does, and makes the data path forget it.
@@ -502,7 +309,7 @@ impl Splicer {
         drop(leg);
         let Some(d) = self.datapath().filter(|_| known) else { return };
         if shimmed {
-            self.inner.lingering.add(tuple, None);
+            self.engine().lingering.add(tuple, None);
         } else {
             d.forget(&tuple);
         }
@@ -511,106 +318,40 @@ impl Splicer {
     /// Waits until all flows were told to end ([`Splicer::stop`]). Work with legs outside of flows has to end then, too.
     pub async fn stopped(&self) {
         // it cannot fail: the sender is in `self`
-        let _ = self.stop_signal().wait_for(|s| *s != Stop::Go).await;
+        let _ = self.engine().stop_signal().wait_for(|s| *s != Stop::Go).await;
     }
 
     /// Waits until all flows of this process have ended and their sockets
     /// are closed. Futures of [`Splicer::relay`] may return earlier.
     pub async fn ended(&self) {
         const LOOK: Duration = Duration::from_millis(5);
-        while !lock(&self.inner.flows).is_empty() {
+        while !self.engine().is_idle() {
             tokio::time::sleep(LOOK).await;
         }
     }
 
     /// Ends all flows now. With `leave`, spliced flows go on in the kernel without this process.
     pub fn stop(&self, leave: bool) {
-        self.inner.stop.send_replace(if leave { Stop::Leave } else { Stop::Reset });
-        self.tell(KeeperMessage::Stop);
+        self.engine().stop(if leave { Stop::Leave } else { Stop::Reset });
     }
 
     /// Removes everything that was attached and pinned, unless [`Splicer::stop`] left flows to the kernel. Connections that
     /// are still forwarded, such as flows of an earlier process, are reset first. Call it after all relays have returned.
     pub fn close(self) -> io::Result<()> {
-        self.inner.close()
-    }
-
-    /// Resets both connections of a flow that has no sockets.
-    pub(crate) fn reset_forwarded(&self, legs: [&Tuple; 2]) {
-        if let Some(Err(error)) = self.datapath().map(|d| d.reset_forwarded(legs)) {
-            tracing::warn!(legs = ?legs, %error, "a host was not told that its connection is over");
-        }
-    }
-
-    /// Removes the entries of a flow that has ended: at once, or, with
-    /// `linger`, some time later, so that its last segments are still answered.
-    pub(crate) fn forget(&self, flow: &Flow, linger: bool) {
-        let Some(d) = self.datapath() else { return };
-        if linger {
-            self.inner.lingering.add(flow.legs.client, Some(flow.legs.server));
-        } else {
-            d.forget_flow(flow.legs.each_ref().into());
-        }
+        self.owner.close()
     }
 
     /// Returns the number of records removed because their connection
     /// had no socket, for example after the kernel dropped a handshake.
     pub fn swept(&self) -> u64 {
-        self.inner.swept.load(Ordering::Relaxed)
+        self.engine().swept()
     }
 
-    pub(crate) fn stop_signal(&self) -> watch::Receiver<Stop> {
-        self.inner.stop.subscribe()
+    /// Subscribes to the events of this process's flows from now on. Flows of an earlier process have none. Events of
+    /// one flow arrive in order, its end last. The engine never waits for a subscriber: see [`FlowEvents::dropped`].
+    pub fn subscribe(&self) -> FlowEvents {
+        self.engine().announcer.subscribe()
     }
-}
-
-/// A flow in the tables. It is removed when this is dropped, unless the keeper has taken it.
-pub(crate) struct Listed {
-    splicer: Splicer,
-    pub flow: Arc<Flow>,
-    kept: bool,
-}
-
-impl Listed {
-    /// Wraps a flow that a task has.
-    pub fn again(splicer: &Splicer, flow: Arc<Flow>) -> Listed {
-        Listed { splicer: splicer.clone(), flow, kept: false }
-    }
-
-    /// Releases the flow without removing it from the tables.
-    pub fn keep(mut self) -> Arc<Flow> {
-        self.kept = true;
-        self.flow.clone()
-    }
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        if self.kept {
-            return;
-        }
-        let inner = &self.splicer.inner;
-        let legs = self.flow.legs.each_ref().map(|leg| self.splicer.hash(leg));
-        lock(&inner.flows).remove(&self.flow.id);
-        let mut routes = lock(&inner.routes);
-        for leg in legs {
-            if routes.get(&leg) == Some(&self.flow.id) {
-                routes.remove(&leg);
-            }
-        }
-    }
-}
-
-/// Retries while the address is in use: a socket that resets a dead
-/// connection cannot share the port before it leaves repair mode.
-async fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    for _ in 0..LISTEN_TRIES {
-        match attempt() {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => tokio::time::sleep(LISTEN_PAUSE).await,
-            done => return done,
-        }
-    }
-    attempt()
 }
 
 #[cfg(test)]
@@ -620,18 +361,18 @@ mod tests {
     #[test]
     fn flows_are_told_to_end_when_the_last_handle_is_dropped() {
         let splicer = Splicer::copying(Refusal::Policy);
-        let (told, engine, other) = (splicer.stop_signal(), splicer.internal(), splicer.clone());
+        let (told, engine, other) = (splicer.engine().stop_signal(), splicer.engine().clone(), splicer.clone());
         drop(splicer);
         assert_eq!(*told.borrow(), Stop::Go);
         drop(other);
         assert_eq!(*told.borrow(), Stop::Reset);
-        assert!(engine.inner.stopping.load(Ordering::Relaxed));
+        assert!(engine.is_closing());
     }
 
     #[test]
     fn what_was_left_to_the_kernel_stays_when_the_last_handle_is_dropped() {
         let splicer = Splicer::copying(Refusal::Policy);
-        let told = splicer.stop_signal();
+        let told = splicer.engine().stop_signal();
         splicer.stop(true);
         drop(splicer);
         assert_eq!(*told.borrow(), Stop::Leave);

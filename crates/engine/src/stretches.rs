@@ -6,7 +6,6 @@
 //! of it and the ring has been empty since. By then control mode may be far ahead of the ring, and its bytes are held.
 
 use crate::{
-    splicer::Splicer,
     sync::lock,
     tap::{State, Tap, TapDirection},
 };
@@ -14,7 +13,7 @@ use bytes::Bytes;
 use longsplice_datapath::{Datapath, Pair, Phase, Side, TapPosition, TapRecord, Tuple};
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -174,7 +173,8 @@ impl Stretches {
         }
     }
 
-    fn copied(&mut self, c: &TapRecord<'_>) {
+    /// Passes a record from the ring to the taps.
+    pub fn copied(&mut self, c: &TapRecord<'_>) {
         let Some(stretches) = self.of.get_mut(&c.leg) else { return };
         for s in stretches.iter_mut().rev() {
             if let Some(at) = s.position(c.at)
@@ -186,7 +186,7 @@ impl Stretches {
     }
 
     /// Settles stretches that are over. Called when the ring is empty.
-    fn look(&mut self, d: &Datapath, now: Instant) {
+    pub fn look(&mut self, d: &Datapath, now: Instant) {
         if self.ended.is_empty() || self.looked.is_some_and(|t| now - t < LOOK) {
             return;
         }
@@ -216,7 +216,7 @@ impl Stretches {
     }
 
     /// Settles all stretches. Called when the ring is no longer read.
-    fn close(&mut self) {
+    pub fn close(&mut self) {
         self.ended.clear();
         self.of.drain().flat_map(|(_, stretches)| stretches).for_each(|s| s.settle());
     }
@@ -226,21 +226,4 @@ impl Stretches {
 /// flow has ended together with it, its legs are gone, or have no bound.
 fn is_acknowledged(d: &Datapath, s: &Stretch) -> bool {
     d.look(s.legs.each_ref()).map_or(true, |at| at.phase[s.from] != Phase::ToLocal)
-}
-
-/// Runs the thread that reads the ring, until the engine closes.
-pub(crate) fn hear(splicer: &Splicer) {
-    let Some(d) = splicer.datapath() else { return };
-    let heard = d.poll_taps(|copied| {
-        let mut stretches = lock(&splicer.inner.stretches);
-        match copied {
-            Some(copied) => stretches.copied(&copied),
-            None => stretches.look(d, Instant::now()),
-        }
-        !splicer.inner.stopping.load(Ordering::Relaxed)
-    });
-    if let Err(error) = heard {
-        tracing::error!(%error, "copies of what is forwarded are lost");
-    }
-    lock(&splicer.inner.stretches).close();
 }

@@ -1,6 +1,6 @@
 //! Types of the public interface: policies, commands, states and outcomes.
 
-use crate::{Refusal, Tally};
+use crate::refusal::{Refusal, Tally};
 use bytes::Bytes;
 use longsplice_datapath::{Pair, Side};
 use serde::{Deserialize, Serialize};

@@ -76,7 +76,7 @@ impl World {
         match (self.relay.state, death.next) {
             (State::Killed(false), Some(at)) if at <= now => {
                 self.model.time(now * 1000);
-                self.relay.take_over(&mut self.model);
+                self.relay.take_over(now, &mut self.model);
             }
             (State::Killed(_), _) | (State::Ended, _) => return,
             _ if self.relay_at.is_none_or(|at| at > now) => return,

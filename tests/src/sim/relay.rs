@@ -12,7 +12,7 @@ use longsplice_datapath::{
 };
 use longsplice_engine::{
     Command, EndReason, PathRule, Policy, SpliceWhen,
-    core::{self, Action, Context, Core, Event, Next, Position, Progress, Seen, Why},
+    core::{self, Action, Context, Core, Event, Next, Position, Progress, Seen, Why, orphan},
 };
 use rand::{RngExt, rngs::SmallRng};
 use std::time::Duration;
@@ -105,6 +105,8 @@ pub struct Relay {
     pub habits: Habits,
     pub state: State,
     core: Core,
+    /// Watches the flow after a death.
+    orphan: orphan::Watch,
     policy: Policy,
     shown: Progress,
     at: Pair<Position>,
@@ -153,6 +155,7 @@ impl Relay {
             habits,
             state: State::Copying,
             core: Core::new(None, None, Pair::both(0)),
+            orphan: orphan::Watch::new(Duration::ZERO),
             policy,
             shown: Progress::new(None),
             at: Pair::default(),
@@ -228,7 +231,7 @@ impl Relay {
             }
             State::Ended => None,
             State::Killed(false) => None,
-            State::Killed(true) => self.watch(awake.m).then_some(now + 1000 * MS),
+            State::Killed(true) => self.watch(now, awake.m).then_some(now + 1000 * MS),
         }
     }
 
@@ -326,21 +329,47 @@ impl Relay {
         self.goes_on = parked && self.is_forwarded_for_good(m, &look);
     }
 
-    /// Takes over as crates/engine, orphans.rs, does: drained flows are committed, spliced flows continue unchanged.
-    pub fn take_over(&mut self, m: &mut Model) {
+    /// Takes over as crates/engine, adoption.rs, does: drained flows are committed, spliced flows continue unchanged.
+    pub fn take_over(&mut self, now: Time, m: &mut Model) {
         self.state = State::Killed(true);
-        let (before, flags) = (self.look(m), path_flags(m));
-        if !before.is_forwarded() {
-            return;
+        if is_forwarded(m) {
+            self.commit_orphan(m).expect_err("a committed flow is not committed again");
         }
-        let at = self.call(m, switch_op::OP_COMMIT).switched();
-        self.say(|| format!("taken over {at:?}"));
-        let at = at.unwrap_or_else(|_| self.look(m));
+        self.watch(now, m);
+    }
+
+    /// Commits a flow of the process that died. No end and no byte may be forgotten.
+    fn commit_orphan(&mut self, m: &mut Model) -> Result<(), SwitchError> {
+        let (before, flags) = (self.look(m), path_flags(m));
+        let committed = self.call(m, switch_op::OP_COMMIT).switched();
+        self.say(|| format!("taken over {committed:?}"));
+        let at = committed.unwrap_or_else(|_| self.look(m));
         if is_forwarded_by(flags) {
             assert_eq!(flags.map(|f| f & PATH_ENDS), path_flags(m).map(|f| f & PATH_ENDS), "an end is forgotten");
             assert_eq!(before.end, at.end, "bytes are forgotten");
         }
         self.goes_on |= self.is_forwarded_for_good(m, &at);
+        committed.map(drop)
+    }
+
+    /// Looks at the flow of the process that died. Returns whether it is to be looked at again.
+    fn watch(&mut self, now: Time, m: &mut Model) -> bool {
+        let mut event = orphan::Event::Paths(Some(Pair::from_fn(|from| m.path(from))));
+        loop {
+            event = match self.orphan.on(Duration::from_micros(now), NEVER, event) {
+                orphan::Action::LookAtLegs => orphan::Event::Legs {
+                    at: Some(Box::new(self.look(m))),
+                    heard: Pair::from_fn(|side| Some(Duration::from_nanos(m.leg(side).seen))),
+                },
+                orphan::Action::Commit(_) => orphan::Event::Committed(self.commit_orphan(m)),
+                orphan::Action::Unsplice => {
+                    let back = self.call(m, switch_op::OP_UNSPLICE).switched();
+                    self.say(|| format!("the drain has stopped: {back:?}"));
+                    orphan::Event::Unspliced
+                }
+                orphan::Action::Done(found) => return found == orphan::Found::Live,
+            };
+        }
     }
 
     fn look(&mut self, m: &mut Model) -> Switched {
@@ -349,15 +378,6 @@ impl Relay {
 
     fn is_forwarded_for_good(&self, m: &Model, at: &Switched) -> bool {
         is_forwarded(m) && (at.flags.client | at.flags.server) & LegFlags::TRIGGER == 0
-    }
-
-    /// Watches an orphaned flow. Returns false once it has ended.
-    fn watch(&mut self, m: &mut Model) -> bool {
-        if !is_forwarded(m) {
-            self.take_over(m);
-        }
-        let flags = path_flags(m);
-        flags.client & flags.server & PathFlags::FIN_ACKED == 0
     }
 
     fn done(&self) -> bool {

@@ -2,12 +2,14 @@
 
 use super::Relay;
 use crate::{
-    Leg, Refusal, Trigger,
     core::{Action, Event},
-    holder::Holding,
-    refusal,
+    holding::Holding,
+    leg::Leg,
+    refusal::{self, Refusal},
     stretches::Begin,
     sync::lock,
+    tap_reader,
+    types::Trigger,
 };
 use longsplice_datapath::{
     FreezeOptions, Frozen, Half, LegFlags, Pair, PathFlags, Phase, Recreated, Side, SwitchError, Switched, Tuple,
@@ -75,7 +77,7 @@ impl Relay {
     /// Makes the data path forget legs that will never be spliced, which makes room for others. Legs
     /// that relay a message are not forgotten: they go back to the caller, and may join other flows.
     fn forget(&self, why: Refusal) {
-        let Some(d) = self.splicer.datapath() else { return };
+        let Some(d) = self.engine.datapath() else { return };
         if self.core.message_from().is_some() || self.legs.iter().any(|leg| leg.at.shimmed) {
             return;
         }
@@ -88,10 +90,10 @@ impl Relay {
     }
 
     fn freeze(&mut self, fit: bool) -> Event {
-        self.splicer.route_events(self.flow());
+        self.engine.route_events(self.flow());
         let halves = Pair::from_fn(|side| self.core.half(side, self.legs[side].tuple(), &self.legs[side].at));
         let tuples = halves.each_ref().map(|half| half.leg);
-        let hold = self.flow().policy.hold.then(|| Holding::of(&self.splicer, tuples));
+        let hold = self.flow().policy.hold.then(|| Holding::of(&self.engine, tuples));
         match hold.transpose() {
             Ok(holding) => self.holding = holding,
             Err(_) => return Event::Refused { why: Refusal::Unprivileged, for_good: false },
@@ -122,8 +124,8 @@ impl Relay {
         if !tap {
             return d.freeze(halves, how);
         }
-        self.splicer.hear_taps();
-        let mut stretches = lock(&self.splicer.inner.stretches);
+        tap_reader::start(&self.engine);
+        let mut stretches = lock(&self.engine.stretches);
         if !legs.iter().all(|leg| stretches.may_begin(leg)) {
             return Err(SwitchError::Busy);
         }
@@ -148,7 +150,7 @@ impl Relay {
 
     fn commit(&mut self, at: &Switched, most: Pair<u32>) -> Result<Switched, SwitchError> {
         let tuples = self.tuples();
-        let mut stretches = self.is_tapped().then(|| lock(&self.splicer.inner.stretches));
+        let mut stretches = self.is_tapped().then(|| lock(&self.engine.stretches));
         let triggers = Pair::new(Trigger::ClientData, Trigger::ServerData);
         let trigger = triggers.map(|t| self.flow().policy.trigger == Some(t));
         let at = self.datapath().commit(tuples.each_ref(), at, most, trigger)?;

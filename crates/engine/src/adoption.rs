@@ -1,16 +1,21 @@
 //! Flows of an earlier process. Flows that were spliced go on in the kernel; this process watches for their end and removes their
 //! entries. Connections that were not spliced died with their sockets, whose last segments still need the entries for a while.
 
-use crate::{FlowState, FlowStatus, flow::stages, lingering::LINGER, splicer::Inner, sync::lock};
-use longsplice_datapath::{
-    Claim, Datapath, IdleEntry, LegFlags, OpenError, Pair, PathFlags, PathView, Sockets, SwitchError, Switched, Tuple,
+use crate::{
+    core::orphan::Found,
+    engine::Engine,
+    lingering::LINGER,
+    orphan::{Orphan, is_silent},
+    sync::lock,
+    types::FlowState,
 };
+use longsplice_datapath::{Claim, Datapath, IdleEntry, LegFlags, OpenError, PathFlags, PathView, Sockets, Tuple};
 use std::{
     cmp::Reverse,
     collections::HashSet,
     mem,
     ops::Bound,
-    sync::{Arc, Weak, atomic::Ordering, mpsc::channel},
+    sync::{Arc, Weak, mpsc::channel},
     time::{Duration, Instant},
 };
 
@@ -18,35 +23,6 @@ use std::{
 const LOOK: Duration = Duration::from_secs(1);
 /// Pause between two pages of orphans.
 const PACE: Duration = Duration::from_millis(10);
-
-/// A flow of an earlier process, as the last look found it.
-pub(crate) struct Orphan {
-    pub id: u64,
-    legs: Pair<Tuple>,
-    since: Instant,
-    /// A fingerprint that changes with every byte, and the time of its last change.
-    sign: (Pair<(u16, u32, u32)>, Instant),
-    bytes: Pair<u64>,
-    state: FlowState,
-}
-
-/// The result of a look at an orphan.
-#[derive(PartialEq, Eq)]
-enum Found {
-    /// Forwarded, or switching to or from forwarding.
-    Live,
-    /// Ended by both hosts, or reset. Its entries linger.
-    Over,
-    /// In control mode, without sockets.
-    Deserted,
-    /// Idle for too long, or removed.
-    Gone,
-}
-
-/// Returns whether nothing has arrived for so long that no last segment needs the leg's entries any more.
-fn is_silent(d: &Datapath, leg: &Tuple) -> bool {
-    d.leg(leg).is_none_or(|l| u128::from(l.seen) < now_ns().saturating_sub(LINGER.as_nanos()))
-}
 
 /// A connection that died with its socket. By the time its entries are removed, another connection may have its addresses.
 struct Dead {
@@ -89,88 +65,6 @@ fn is_closing(sockets: Option<&mut Sockets>, d: &Datapath, entry: &IdleEntry) ->
     matches!(claims, Some(Ok(claims)) if claims[0] == Claim::Yes) && d.idle_entry(&entry.leg).is(entry)
 }
 
-impl Orphan {
-    /// Guesses which of the two legs is the client's.
-    fn new(id: u64, [t, other]: [Tuple; 2]) -> Orphan {
-        // our side of a client's connection is a port that we listened on: most likely the lower one
-        let order = |leg: &Tuple| (leg.local.port(), leg.remote);
-        let legs = if order(&t) <= order(&other) { Pair::new(t, other) } else { Pair::new(other, t) };
-        let now = Instant::now();
-        let state = FlowState::Released;
-        Orphan { id, legs, since: now, sign: (Pair::default(), now), bytes: Pair::default(), state }
-    }
-
-    pub fn legs(&self) -> Pair<Tuple> {
-        self.legs
-    }
-
-    pub fn status(&self) -> FlowStatus {
-        FlowStatus {
-            id: self.id,
-            protocol: "recovered".into(),
-            client: self.legs.client.remote,
-            server: self.legs.server.remote,
-            target: self.legs.server.remote.to_string(),
-            user: None,
-            state: self.state,
-            stages: stages(self.state, "recovered".into()),
-            bytes_up: self.bytes.client,
-            bytes_down: self.bytes.server,
-            age_ms: self.since.elapsed().as_millis() as u64,
-            refusal: None,
-        }
-    }
-
-    /// Looks at the orphan. After the time `idle` without a byte it is to be reset.
-    fn look(&mut self, d: &Datapath, idle: Duration) -> Found {
-        let Some(paths) = d.paths_of(self.legs.each_ref()) else { return Found::Gone };
-        if PathView::are_over(paths.each_ref().into()) {
-            return Found::Over;
-        }
-        let at = d.look(self.legs.each_ref()).ok();
-        self.bytes = at.map_or(self.bytes, |at| at.end);
-        if paths.iter().any(|p| p.flags & PathFlags::SPLICED == 0) {
-            return at.map_or(Found::Gone, |at| self.settle(d, &at));
-        }
-        self.state = FlowState::Released;
-        let sign = paths.map(|p| (p.wraps, p.end, p.max_ack));
-        if sign != self.sign.0 {
-            self.sign = (sign, Instant::now());
-        }
-        if self.sign.1.elapsed() < idle { Found::Live } else { Found::Gone }
-    }
-
-    /// Handles a flow that is not in forwarding mode: its process died during a switch, or a limit has since taken it back.
-    fn settle(&mut self, d: &Datapath, at: &Switched) -> Found {
-        if (at.flags.client | at.flags.server) & LegFlags::RESET != 0 || at.is_local() {
-            return Found::Deserted;
-        }
-        self.state = FlowState::Draining;
-        if at.is_drained() {
-            let legs = self.legs.each_ref();
-            return match d.commit(legs, at, at.most(legs, Pair::both(None)), Pair::both(false)) {
-                Ok(_) => {
-                    self.state = FlowState::Released;
-                    Found::Live
-                }
-                Err(SwitchError::Busy) => Found::Live, // taken back just now
-                Err(error) => {
-                    tracing::warn!(leg = ?self.legs.client, %error, "a flow of an earlier process could not be committed");
-                    Found::Deserted
-                }
-            };
-        }
-        // the kernel has its sockets, and drains on
-        let is_under_way = at.phase.iter().any(|phase| phase.is_switching());
-        if is_under_way && !self.legs.iter().all(|t| is_silent(d, t)) {
-            return Found::Live;
-        }
-        let back = d.unsplice(self.legs.each_ref());
-        tracing::debug!(leg = ?self.legs.client, ?back, "the drain of an earlier process has stopped");
-        Found::Deserted
-    }
-}
-
 /// Returns the other leg of an earlier process's flow, if any of its bytes are or may be forwarded.
 fn other_of(d: &Datapath, t: &Tuple, path: &PathView) -> Option<Tuple> {
     if path.flags & PathFlags::SPLICED != 0 {
@@ -190,8 +84,8 @@ const ADOPTION: Duration = Duration::from_millis(500);
 
 /// Adopts the pinned flows and starts to watch them. Flows without leg records are only forwarded, and there
 /// may be a million of them, so those that are not found at once are adopted while others are already served.
-pub(crate) fn adopt(inner: &Arc<Inner>, idle: Duration) -> Result<(), OpenError> {
-    let Some(d) = &inner.datapath else { return Ok(()) };
+pub(crate) fn adopt(engine: &Arc<Engine>, idle: Duration) -> Result<(), OpenError> {
+    let Some(d) = engine.datapath() else { return Ok(()) };
     let legs = d.legs();
     // the process that read the copies for taps is gone; stop these first, because a commit depends on the leg's flag
     for (t, _) in legs.iter().filter(|(_, leg)| leg.flags & LegFlags::TAP != 0) {
@@ -203,15 +97,15 @@ pub(crate) fn adopt(inner: &Arc<Inner>, idle: Duration) -> Result<(), OpenError>
         if !adoption.known.contains(&t) {
             let other = other_of(d, &t, &path);
             adoption.known.extend([Some(t), other].into_iter().flatten());
-            adoption.take(inner, d, t, other);
+            adoption.take(engine, d, t, other);
         }
     }
-    adoption.linger(inner);
-    let ((tell, told), weak) = (channel::<()>(), Arc::downgrade(inner));
+    adoption.linger(engine);
+    let ((tell, told), weak) = (channel::<()>(), Arc::downgrade(engine));
     let work = move || {
-        let Some(inner) = weak.upgrade() else { return };
-        let dead = adoption.take_forwarded(&inner);
-        drop((inner, tell));
+        let Some(engine) = weak.upgrade() else { return };
+        let dead = adoption.take_forwarded(&engine);
+        drop((engine, tell));
         watch(&weak, dead, idle);
     };
     let failed = |source| OpenError::Kernel { what: "orphan thread", source };
@@ -234,16 +128,16 @@ struct Adoption {
 }
 
 impl Adoption {
-    fn take(&mut self, inner: &Inner, d: &Datapath, t: Tuple, other: Option<Tuple>) {
+    fn take(&mut self, engine: &Engine, d: &Datapath, t: Tuple, other: Option<Tuple>) {
         let Some(other) = other else {
             self.dead.push(t);
             return;
         };
-        let mut orphan = Orphan::new(inner.next_id.fetch_add(1, Ordering::Relaxed), [t, other]);
+        let mut orphan = Orphan::new(engine.next_id(), [t, other]);
         match orphan.look(d, self.idle) {
             Found::Live => {
-                *(if orphan.state == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
-                lock(&inner.orphans).insert(orphan.id, orphan);
+                *(if orphan.state() == FlowState::Released { &mut self.spliced } else { &mut self.draining }) += 1;
+                lock(&engine.orphans).insert(orphan.id, orphan);
             }
             Found::Over => self.over.push((
                 d.paths_of(orphan.legs.each_ref())
@@ -257,22 +151,22 @@ impl Adoption {
     }
 
     /// Lets flows that have ended linger on, counted from their end.
-    fn linger(&mut self, inner: &Inner) {
+    fn linger(&mut self, engine: &Engine) {
         self.lingers = self.over.len();
         self.over.sort_by_key(|(silence, ..)| Reverse(*silence));
         let now = Instant::now();
         for (silence, t, other) in self.over.drain(..) {
-            inner.lingering.add_since(now.checked_sub(silence).unwrap_or(now), t, Some(other));
+            engine.lingering.add_since(now.checked_sub(silence).unwrap_or(now), t, Some(other));
         }
     }
 
     /// Adopts the flows without leg records, and returns the connections that died with
     /// the earlier process. Connections of this process may be among what is found.
-    fn take_forwarded(mut self, inner: &Inner) -> Vec<IdleEntry> {
-        let Some(d) = &inner.datapath else { return Vec::new() };
+    fn take_forwarded(mut self, engine: &Engine) -> Vec<IdleEntry> {
+        let Some(d) = engine.datapath() else { return Vec::new() };
         let mut dead: Vec<_> = mem::take(&mut self.dead).iter().map(|t| d.idle_entry(t)).collect();
         let mut over = self.lingers;
-        let is_ours = |leg: &Tuple| inner.is_routed(leg);
+        let is_ours = |leg: &Tuple| engine.is_routed(leg);
         let walked = d.each_forwarded(|t, path| {
             if self.known.contains(t) || is_ours(t) || d.leg(t).is_some() {
                 return true;
@@ -287,14 +181,14 @@ impl Adoption {
                 .other_leg(t)
                 .filter(|other| Orphan::new(0, [*t, *other]).legs.client == *t || d.path(other).is_none());
             if let Some(other) = other.filter(|other| !is_ours(other)) {
-                self.take(inner, d, *t, Some(other));
+                self.take(engine, d, *t, Some(other));
                 // their end may be assumed too late, so their slots rest for longer
                 for (_, t, other) in self.over.drain(..) {
                     over += 1;
-                    inner.lingering.add(t, Some(other));
+                    engine.lingering.add(t, Some(other));
                 }
             }
-            !inner.stopping.load(Ordering::Relaxed)
+            !engine.is_closing()
         });
         if let Err(error) = walked {
             tracing::warn!(%error, "path entries cannot be read: flows of an earlier process may not be listed");
@@ -320,11 +214,11 @@ fn clear_half(d: &Datapath, [a, b]: [&Tuple; 2]) {
     }
 }
 
-fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>, idle: Duration) {
+fn watch(weak: &Weak<Engine>, dead: Vec<IdleEntry>, idle: Duration) {
     let mut dead: Vec<_> = dead.into_iter().map(Dead::now).collect();
     let mut sockets = Sockets::open().ok();
-    while let Some(inner) = weak.upgrade() {
-        let (Some(d), false) = (&inner.datapath, inner.stopping.load(Ordering::Relaxed)) else { return };
+    while let Some(engine) = weak.upgrade() {
+        let (Some(d), false) = (engine.datapath(), engine.is_closing()) else { return };
         let now = Instant::now();
         dead.iter_mut().filter(|dead| !dead.told && dead.next <= now).for_each(|dead| dead.tell(d));
         dead.retain_mut(|dead| {
@@ -338,11 +232,11 @@ fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>, idle: Duration) {
             stays
         });
         let known = dead.len();
-        dead.extend(look_at_all(&inner, d, idle).iter().map(|t| Dead::now(d.idle_entry(t))));
-        if dead.is_empty() && lock(&inner.orphans).is_empty() {
+        dead.extend(look_at_all(&engine, d, idle).iter().map(|t| Dead::now(d.idle_entry(t))));
+        if dead.is_empty() && lock(&engine.orphans).is_empty() {
             return;
         }
-        drop(inner);
+        drop(engine);
         if dead.len() == known {
             std::thread::sleep(LOOK);
         }
@@ -351,11 +245,11 @@ fn watch(weak: &Weak<Inner>, dead: Vec<IdleEntry>, idle: Duration) {
 
 /// Looks at all orphans, a page at a time, at most a million in two minutes: lists and packets
 /// take precedence. Returns the legs of flows that are in control mode without sockets.
-fn look_at_all(inner: &Inner, d: &Datapath, idle: Duration) -> Vec<Tuple> {
+fn look_at_all(engine: &Engine, d: &Datapath, idle: Duration) -> Vec<Tuple> {
     const PAGE: usize = 100;
     let (mut last, mut deserted) = (0, Vec::new());
     loop {
-        let mut orphans = lock(&inner.orphans);
+        let mut orphans = lock(&engine.orphans);
         let page = orphans.range_mut((Bound::Excluded(last), Bound::Unbounded)).take(PAGE);
         let found: Vec<_> = page.map(|(id, o)| (*id, o.look(d, idle))).collect();
         let Some((end, _)) = found.last() else { return deserted };
@@ -365,7 +259,7 @@ fn look_at_all(inner: &Inner, d: &Datapath, idle: Duration) -> Vec<Tuple> {
         drop(orphans);
         for (o, found) in ended {
             match found {
-                Found::Over => inner.lingering.add(o.legs.client, Some(o.legs.server)),
+                Found::Over => engine.lingering.add(o.legs.client, Some(o.legs.server)),
                 Found::Deserted => deserted.extend(o.legs),
                 _ => {
                     let legs = o.legs.each_ref().into();
@@ -378,9 +272,4 @@ fn look_at_all(inner: &Inner, d: &Datapath, idle: Duration) -> Vec<Tuple> {
         }
         std::thread::sleep(PACE);
     }
-}
-
-/// Returns CLOCK_MONOTONIC in nanoseconds, like the time stamps of the data path.
-fn now_ns() -> u128 {
-    longsplice_datapath::monotonic().as_nanos()
 }

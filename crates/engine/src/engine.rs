@@ -1,0 +1,289 @@
+//! [`Engine`]: the state that the handles of callers, the engine's threads and its flows share, and the table of live flows.
+
+use crate::{
+    descriptors::Descriptors,
+    events::Announcer,
+    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskInbox},
+    holder::Holder,
+    lingering::Lingering,
+    orphan::Orphan,
+    ports::Ports,
+    refusal::Refusal,
+    stretches::Stretches,
+    sync::lock,
+    types::Command,
+};
+use longsplice_datapath::{Datapath, Tuple};
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    hash::BuildHasher,
+    io,
+    ops::Bound,
+    sync::{
+        Arc, Mutex, Once,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::Sender,
+    },
+};
+use tokio::sync::{Notify, mpsc, watch};
+
+/// The shared state. It lives until the last thread and the last flow have ended.
+pub(crate) struct Engine {
+    datapath: Option<Datapath>,
+    /// Reason why there is no data path.
+    refusal: Refusal,
+    pub ports: Ports,
+    next_id: AtomicU64,
+    /// Live flows, by number.
+    flows: Mutex<BTreeMap<u64, Arc<Flow>>>,
+    /// Spliced flows of an earlier process, by number.
+    pub orphans: Mutex<BTreeMap<u64, Orphan>>,
+    /// The flow of each leg, for events. Keyed by a hash, which takes an eighth of the space of a
+    /// tuple. If two legs have the same hash, one flow misses its events and notices by polling.
+    routes: Mutex<HashMap<u64, u64>>,
+    hasher: RandomState,
+    pub lingering: Lingering,
+    pub descriptors: Descriptors,
+    /// Number of records removed because no socket claimed them.
+    swept: AtomicU64,
+    keeper: Sender<KeeperMessage>,
+    /// Spliced stretches of tapped legs, and whether a thread reads the data forwarded on them.
+    pub stretches: Mutex<Stretches>,
+    pub tap_reader: Once,
+    pub holder: Mutex<Holder>,
+    pub announcer: Arc<Announcer>,
+    stopping: AtomicBool,
+    stop: watch::Sender<Stop>,
+}
+
+impl Engine {
+    /// `refusal`: why there is no data path. `keeper`: the channel to the keeper's thread.
+    pub fn new(datapath: Option<Datapath>, refusal: Refusal, ports: Ports, keeper: Sender<KeeperMessage>) -> Engine {
+        let lingering = Lingering::new(datapath.as_ref().map_or(0, Datapath::max_flows) as usize);
+        Engine {
+            datapath,
+            refusal,
+            ports,
+            next_id: AtomicU64::new(1),
+            flows: Mutex::default(),
+            orphans: Mutex::default(),
+            routes: Mutex::default(),
+            hasher: RandomState::new(),
+            lingering,
+            descriptors: Descriptors::default(),
+            swept: AtomicU64::new(0),
+            keeper,
+            stretches: Mutex::default(),
+            tap_reader: Once::new(),
+            holder: Mutex::default(),
+            announcer: Arc::default(),
+            stopping: AtomicBool::new(false),
+            stop: watch::Sender::new(Stop::Go),
+        }
+    }
+
+    pub fn datapath(&self) -> Option<&Datapath> {
+        self.datapath.as_ref()
+    }
+
+    /// Returns why no flow can be spliced, or `None` if there is a data path.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.datapath.is_none().then_some(self.refusal)
+    }
+
+    /// Returns the number for a new flow.
+    pub fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Adds a flow that a task has to the table of live flows.
+    pub fn list(self: &Arc<Self>, flow: Arc<Flow>) -> Listed {
+        lock(&self.flows).insert(flow.id, flow.clone());
+        Listed::again(self, flow)
+    }
+
+    pub fn flow(&self, id: u64) -> Option<Arc<Flow>> {
+        lock(&self.flows).get(&id).cloned()
+    }
+
+    /// Returns the flow that a leg belongs to.
+    pub fn flow_of(&self, leg: &Tuple) -> Option<Arc<Flow>> {
+        let id = lock(&self.routes).get(&self.hash(leg)).copied();
+        id.and_then(|id| self.flow(id))
+    }
+
+    /// Returns at most `most` flows with numbers above `after`, or `None` if there are no more.
+    pub fn page(&self, after: u64, most: usize) -> Option<Vec<Arc<Flow>>> {
+        let flows = lock(&self.flows);
+        let page: Vec<_> =
+            flows.range((Bound::Excluded(after), Bound::Unbounded)).take(most).map(|(_, f)| f.clone()).collect();
+        (!page.is_empty()).then_some(page)
+    }
+
+    /// Returns whether no flow of this process is live.
+    pub fn is_idle(&self) -> bool {
+        lock(&self.flows).is_empty()
+    }
+
+    /// Returns the number of flows that may need room in the tables, including those of an earlier process.
+    pub fn live(&self) -> usize {
+        lock(&self.flows).len() + lock(&self.orphans).len()
+    }
+
+    fn hash(&self, leg: &Tuple) -> u64 {
+        self.hasher.hash_one(leg)
+    }
+
+    /// Returns whether this leg belongs to a flow that this process has spliced.
+    pub fn is_routed(&self, leg: &Tuple) -> bool {
+        lock(&self.routes).contains_key(&self.hash(leg))
+    }
+
+    /// Routes events of both legs to the flow from now on.
+    pub fn route_events(&self, flow: &Flow) {
+        let legs = flow.legs.each_ref().map(|leg| self.hash(leg));
+        lock(&self.routes).extend(legs.map(|h| (h, flow.id)));
+    }
+
+    /// Sends a message to the keeper and wakes it. When the keeper has ended, flows have ended too.
+    pub fn tell(&self, message: KeeperMessage) {
+        self.tell_some_time(message);
+        if let Some(d) = &self.datapath {
+            d.wake();
+        }
+    }
+
+    /// Sends a message that the keeper may read at its next round. This saves a wake-up for each flow.
+    pub fn tell_some_time(&self, message: KeeperMessage) {
+        let _ = self.keeper.send(message);
+    }
+
+    /// Sends a command to a live flow. Returns false if there is no such flow.
+    pub fn command(&self, id: u64, command: Command) -> bool {
+        let Some(flow) = self.flow(id) else { return false };
+        match &*flow.owner() {
+            FlowOwner::Task { orders, .. } => return orders.send(command).is_ok(),
+            FlowOwner::Keeper(_) => self.tell(KeeperMessage::Command(id, command)),
+            FlowOwner::Gone => return false,
+        }
+        true
+    }
+
+    /// Returns the channels of a new task: the sending ends, and the ends that it listens to.
+    pub fn inbox(&self) -> (FlowOwner, TaskInbox) {
+        let (tx, orders) = mpsc::unbounded_channel();
+        let events = Arc::new(Notify::new());
+        (FlowOwner::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
+    }
+
+    /// Resets both connections of a flow that has no sockets.
+    pub fn reset_forwarded(&self, legs: [&Tuple; 2]) {
+        if let Some(Err(error)) = self.datapath().map(|d| d.reset_forwarded(legs)) {
+            tracing::warn!(legs = ?legs, %error, "a host was not told that its connection is over");
+        }
+    }
+
+    /// Removes the entries of a flow that has ended: at once, or, with
+    /// `linger`, some time later, so that its last segments are still answered.
+    pub fn forget(&self, flow: &Flow, linger: bool) {
+        let Some(d) = self.datapath() else { return };
+        if linger {
+            self.lingering.add(flow.legs.client, Some(flow.legs.server));
+        } else {
+            d.forget_flow(flow.legs.each_ref().into());
+        }
+    }
+
+    /// Returns the number of records removed because no socket claimed them.
+    pub fn swept(&self) -> u64 {
+        self.swept.load(Ordering::Relaxed)
+    }
+
+    /// Counts removed records.
+    pub fn count_swept(&self, n: usize) {
+        self.swept.fetch_add(n as u64, Ordering::Relaxed);
+    }
+
+    pub fn stop_signal(&self) -> watch::Receiver<Stop> {
+        self.stop.subscribe()
+    }
+
+    /// Tells all flows to end.
+    pub fn stop(&self, stop: Stop) {
+        self.stop.send_replace(stop);
+        self.tell(KeeperMessage::Stop);
+    }
+
+    /// Tells all flows to end now, unless they were told how to end before.
+    pub fn stop_unless_stopped(&self) {
+        self.stop.send_if_modified(|stop| {
+            let goes = *stop == Stop::Go;
+            if goes {
+                *stop = Stop::Reset;
+            }
+            goes
+        });
+    }
+
+    /// Returns whether the engine closes: its threads end.
+    pub fn is_closing(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Tells the threads to end.
+    pub fn begin_to_close(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.tell(KeeperMessage::Stop);
+    }
+
+    /// Resets what is still forwarded and removes the data path, unless flows were left to the kernel.
+    pub fn remove(&self) -> io::Result<()> {
+        match &self.datapath {
+            Some(d) if *self.stop.borrow() != Stop::Leave => {
+                let resets = d.reset_all_forwarded();
+                if resets.reset + resets.failed > 0 {
+                    tracing::info!("{resets}");
+                }
+                d.remove()
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A flow in the tables. It is removed when this is dropped, unless the keeper has taken it.
+pub(crate) struct Listed {
+    engine: Arc<Engine>,
+    pub flow: Arc<Flow>,
+    kept: bool,
+}
+
+impl Listed {
+    /// Wraps a flow that a task has and that is in the tables.
+    pub fn again(engine: &Arc<Engine>, flow: Arc<Flow>) -> Listed {
+        Listed { engine: engine.clone(), flow, kept: false }
+    }
+
+    /// Releases the flow without removing it from the tables.
+    pub fn keep(mut self) -> Arc<Flow> {
+        self.kept = true;
+        self.flow.clone()
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        let Listed { engine, flow, .. } = self;
+        let legs = flow.legs.each_ref().map(|leg| engine.hash(leg));
+        lock(&engine.flows).remove(&flow.id);
+        let mut routes = lock(&engine.routes);
+        for leg in legs {
+            if routes.get(&leg) == Some(&flow.id) {
+                routes.remove(&leg);
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Listening sockets: [`BoundSocket`] and [`Listener`].
+
+use crate::{
+    leg::{Leg, ip},
+    live::Live,
+    refusal::Refusal,
+    splicer::Splicer,
+};
+use longsplice_datapath::register;
+use socket2::{Domain, SockRef, Socket, Type};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+    time::Duration,
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Number of times that bind(2) and listen(2) are retried while the address is in use,
+/// with a pause between. Sockets that last for microseconds may hold the address.
+const LISTEN_TRIES: u32 = 40;
+const LISTEN_PAUSE: Duration = Duration::from_millis(5);
+
+/// A bound socket, for [`Splicer::listen_on`]. Binding it first shows a wrong address before the data path is loaded.
+#[derive(Debug)]
+pub struct BoundSocket {
+    socket: Socket,
+    /// Connections may be in its queue already, without the options that accepted sockets inherit.
+    has_listened: bool,
+}
+
+impl BoundSocket {
+    /// Binds a socket with SO_REUSEADDR, and IPV6_V6ONLY for IPv6
+    /// addresses. Errors are those of socket(2), setsockopt(2) and bind(2).
+    pub fn bind(addr: SocketAddr) -> io::Result<BoundSocket> {
+        let s = Socket::new(Domain::for_address(addr), Type::STREAM.nonblocking(), None)?;
+        if addr.is_ipv6() {
+            s.set_only_v6(true)?;
+        }
+        s.set_reuse_address(true)?;
+        inheritable(&s)?;
+        s.bind(&addr.into())?;
+        Ok(BoundSocket { socket: s, has_listened: false })
+    }
+
+    /// Takes a listener that the caller has bound, or has received from the process that started it
+    /// (socket activation). Connections that arrived before [`Splicer::listen_on`] are copied, not
+    /// spliced. Returns [`io::ErrorKind::InvalidInput`] if it is not a TCP listener, or if it is an
+    /// IPv6 listener that accepts IPv4 connections too: set IPV6_V6ONLY, and use one listener for each.
+    pub fn from_listener(listener: std::net::TcpListener) -> io::Result<BoundSocket> {
+        let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let socket = Socket::from(listener);
+        let addr = socket.local_addr()?.as_socket().ok_or_else(|| invalid("a listener of TCP has an IP address"))?;
+        let takes_ipv4 = match addr.ip() {
+            IpAddr::V6(ip) if ip.is_unspecified() => !socket.only_v6()?,
+            IpAddr::V6(ip) => ip.to_ipv4_mapped().is_some(),
+            IpAddr::V4(_) => false,
+        };
+        if takes_ipv4 {
+            return Err(invalid("a listener for IPv6 takes connections of IPv4, too: set IPV6_V6ONLY"));
+        }
+        socket.set_nonblocking(true)?;
+        inheritable(&socket)?;
+        Ok(BoundSocket { socket, has_listened: true })
+    }
+}
+
+/// Sets the options that accepted sockets inherit.
+fn inheritable(s: &Socket) -> io::Result<()> {
+    s.set_tcp_nodelay(true)?;
+    s.set_out_of_band_inline(true) // see live.rs
+}
+
+/// A listening socket. Its connections are tracked from their SYN on.
+pub struct Listener {
+    splicer: Splicer,
+    to_copy: bool,
+    has_listened: bool,
+    listener: AsyncFd<OwnedFd>,
+}
+
+impl Listener {
+    /// Accepts the next connection. Errors are those of accept(2). On `EMFILE`, wait a little and try again: it is returned
+    /// while one descriptor in eight is still free, because connections accepted already need descriptors for their servers.
+    pub async fn accept(&self) -> io::Result<Leg> {
+        self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
+        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
+        self.splicer.engine().opened(&socket);
+        socket.set_nonblocking(true)?;
+        if self.has_listened {
+            inheritable(&socket)?;
+        }
+        let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
+        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        self.splicer.engine().lingering.begins_anew(&leg.tuple());
+        Ok(leg)
+    }
+
+    /// Returns the address listened on, with the port that the kernel chose if 0 was requested.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(ip(&SockRef::from(&self.listener).local_addr()?))
+    }
+}
+
+impl Splicer {
+    /// Listens on `addr`; see [`BoundSocket::bind`].
+    pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listener> {
+        self.listen_on(patiently(|| BoundSocket::bind(addr)).await?).await
+    }
+
+    /// Listens on a socket that was bound by [`BoundSocket::bind`], or taken over by [`BoundSocket::from_listener`].
+    pub async fn listen_on(&self, socket: BoundSocket) -> io::Result<Listener> {
+        if let Some(d) = self.datapath() {
+            d.listen(ip(&socket.socket.local_addr()?))?; // before listen(2): the first SYN counts
+        }
+        self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
+    }
+
+    /// Listens for connections that are never spliced. The connections to servers that are
+    /// made for them are not spliced either, and the data path does no work for any of them.
+    pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
+        let BoundSocket { socket, has_listened } = bound;
+        patiently(|| socket.listen(4096)).await?;
+        let listener = register(socket.into(), Interest::READABLE)?;
+        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
+    }
+}
+
+/// Retries while the address is in use: a socket that resets a dead
+/// connection cannot share the port before it leaves repair mode.
+async fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    for _ in 0..LISTEN_TRIES {
+        match attempt() {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => tokio::time::sleep(LISTEN_PAUSE).await,
+            done => return done,
+        }
+    }
+    attempt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket in repair mode holds its port like this before it can share it.
+    #[tokio::test]
+    async fn a_port_that_another_socket_holds_for_an_instant_is_listened_on() {
+        let splicer = Splicer::copying(Refusal::Policy);
+        let bound = BoundSocket::bind(([127, 0, 0, 1], 0).into()).expect("bound");
+        let holder = BoundSocket::bind(bound.socket.local_addr().expect("its address").as_socket().expect("IP"))
+            .expect("shared");
+        holder.socket.set_reuse_address(false).expect("as after repair mode");
+        let rest = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            drop(holder);
+        });
+        let in_use = bound.socket.listen(1).expect_err("held");
+        assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);
+        splicer.listen_to_copy(bound).await.expect("soon free");
+        rest.await.expect("dropped");
+
+        // nor can the address be bound
+        let holder = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        holder.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
+        let at = ip(&holder.local_addr().expect("its address"));
+        assert_eq!(BoundSocket::bind(at).expect_err("held").kind(), io::ErrorKind::AddrInUse);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            drop(holder);
+        });
+        splicer.listen(at).await.expect("soon free");
+    }
+
+    #[tokio::test]
+    async fn a_listener_of_the_caller_is_listened_on_with_what_it_has_got_before() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let splicer = Splicer::copying(Refusal::Policy);
+        let theirs = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let at = theirs.local_addr().expect("its address");
+        let mut early = tokio::net::TcpStream::connect(at).await.expect("connected");
+        let ours = splicer.listen_on(BoundSocket::from_listener(theirs).expect("ours now")).await.expect("listened on");
+        assert_eq!(ours.local_addr().expect("its address"), at);
+        early.write_all(b"hi").await.expect("written");
+        let (mut leg, mut came) = (ours.accept().await.expect("accepted"), [0; 2]);
+        leg.read_exact(&mut came).await.expect("read");
+        assert_eq!(&came, b"hi");
+        assert!(SockRef::from(leg.socket().expect("open").get()).tcp_nodelay().expect("an option"));
+    }
+
+    #[test]
+    fn a_listener_of_the_caller_that_takes_both_families_is_refused() {
+        let Ok(both) = Socket::new(Domain::IPV6, Type::STREAM, None) else { return };
+        both.set_only_v6(false).expect("an option");
+        if both.bind(&SocketAddr::from(([0; 16], 0)).into()).is_err() {
+            return; // no IPv6 here
+        }
+        both.listen(1).expect("it listens");
+        assert_eq!(BoundSocket::from_listener(both.into()).expect_err("both").kind(), io::ErrorKind::InvalidInput);
+    }
+}

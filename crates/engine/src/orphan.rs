@@ -1,0 +1,91 @@
+//! A flow of an earlier process, as the last look found it. What happens to it is decided by [`Watch`].
+
+use crate::{
+    core::{
+        Time,
+        orphan::{self, Action, Event, Found, Watch},
+    },
+    flow::stages,
+    types::{FlowState, FlowStatus},
+};
+use longsplice_datapath::{Datapath, Pair, SwitchError, Tuple, monotonic};
+use std::time::{Duration, Instant};
+
+/// A flow of an earlier process, as the last look found it.
+pub(crate) struct Orphan {
+    pub id: u64,
+    pub legs: Pair<Tuple>,
+    since: Instant,
+    bytes: Pair<u64>,
+    watch: Watch,
+}
+
+/// Returns whether nothing has arrived for so long that no last segment needs the leg's entries any more.
+pub(crate) fn is_silent(d: &Datapath, leg: &Tuple) -> bool {
+    orphan::is_silent(monotonic(), d.leg(leg).map(|l| Time::from_nanos(l.seen)))
+}
+
+impl Orphan {
+    /// Guesses which of the two legs is the client's.
+    pub fn new(id: u64, [t, other]: [Tuple; 2]) -> Orphan {
+        // our side of a client's connection is a port that we listened on: most likely the lower one
+        let order = |leg: &Tuple| (leg.local.port(), leg.remote);
+        let legs = if order(&t) <= order(&other) { Pair::new(t, other) } else { Pair::new(other, t) };
+        Orphan { id, legs, since: Instant::now(), bytes: Pair::default(), watch: Watch::new(monotonic()) }
+    }
+
+    pub fn state(&self) -> FlowState {
+        self.watch.state()
+    }
+
+    pub fn status(&self) -> FlowStatus {
+        FlowStatus {
+            id: self.id,
+            protocol: "recovered".into(),
+            client: self.legs.client.remote,
+            server: self.legs.server.remote,
+            target: self.legs.server.remote.to_string(),
+            user: None,
+            state: self.state(),
+            stages: stages(self.state(), "recovered".into()),
+            bytes_up: self.bytes.client,
+            bytes_down: self.bytes.server,
+            age_ms: self.since.elapsed().as_millis() as u64,
+            refusal: None,
+        }
+    }
+
+    /// Looks at the orphan. After the time `idle` without a byte it is to be reset.
+    pub fn look(&mut self, d: &Datapath, idle: Duration) -> Found {
+        let legs = self.legs.each_ref();
+        let mut event = Event::Paths(d.paths_of(legs));
+        loop {
+            event = match self.watch.on(monotonic(), idle, event) {
+                Action::LookAtLegs => {
+                    let heard = legs.map(|leg| d.leg(leg).map(|l| Time::from_nanos(l.seen)));
+                    Event::Legs { at: d.look(legs).ok().map(Box::new), heard }
+                }
+                Action::Commit(at) => {
+                    let committed = d.commit(legs, &at, at.most(legs, Pair::both(None)), Pair::both(false));
+                    if let Err(error) = &committed
+                        && *error != SwitchError::Busy
+                    {
+                        tracing::warn!(leg = ?legs.client, %error, "a flow of an earlier process could not be committed");
+                    }
+                    Event::Committed(committed.map(drop))
+                }
+                Action::Unsplice => {
+                    let back = d.unsplice(legs);
+                    tracing::debug!(leg = ?legs.client, ?back, "the drain of an earlier process has stopped");
+                    Event::Unspliced
+                }
+                Action::Done(found) => {
+                    if found == Found::Live {
+                        self.bytes = d.look(legs).map_or(self.bytes, |at| at.end);
+                    }
+                    return found;
+                }
+            };
+        }
+    }
+}
