@@ -1,13 +1,16 @@
 //! A process is killed with SIGKILL in situations that other tests hardly reach; another one takes over.
 use longsplice_datapath::{Datapath, IdleLeg, NextHop, Options, Pair, Tuple};
-use longsplice_engine::{FlowState, OpenOptions, Splicer};
+use longsplice_engine::FlowState;
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
     topology::{CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER, SERVER},
     traffic::{Chunks, Ending, Report, Script, Serving, Start, StreamEnd, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::process::{self, Process};
+use longsplice_tests::{
+    Forwarder, at_once,
+    process::{self, Process},
+};
 use std::{collections::HashSet, net::SocketAddr, thread, thread::JoinHandle, time::Duration};
 
 /// Time limit for every wait.
@@ -134,42 +137,49 @@ fn while_a_limit_is_set() {
     }
 }
 
-/// Flows known only from the tables, as after a release: all are taken over once, while new ones are served.
+/// Flows known only from the tables, as after a release. All are taken over once, while a client is served already.
 #[test]
 #[ignore = "root"]
 fn many_released_flows() {
-    const FLOWS: u32 = 60_000;
+    const FLOWS: u32 = 200_000;
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
-    let [local, server] = [FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER].map(|a| a.port(Family::V4, 0).ip());
+    let [local, own] = [FORWARDER_TO_CLIENT, FORWARDER_TO_SERVER].map(|a| a.port(Family::V4, 0).ip());
     let leg = |net: u8, n: u32, local: SocketAddr| IdleLeg {
-        leg: Tuple { remote: ([198, net, (n >> 8) as u8, n as u8], 40_000).into(), local },
+        leg: Tuple { remote: ([198, net + (n >> 16) as u8, (n >> 8) as u8, n as u8], 40_000).into(), local },
         hop: NextHop { device: 1, to: [2; 6], from: [4; 6] },
         end: 1,
         ack: 1,
         scale: 7,
     };
-    let flow = |n| Pair::new(leg(18, n, SocketAddr::new(local, 7000)), leg(19, n, SocketAddr::new(server, 20_000)));
+    let flow = |n| Pair::new(leg(18, n, SocketAddr::new(local, 7000)), leg(28, n, SocketAddr::new(own, 20_000)));
     lab.forwarder.run(|| {
-        let earlier = Datapath::open(&Options::default()).expect("the data path opens: root, kernel 6.6, bpffs");
+        let options = Options { max_flows: FLOWS + 16, ..Options::default() };
+        let earlier = Datapath::open(&options).expect("the data path opens: root, kernel 6.6, bpffs");
         earlier.install(&(0..FLOWS).map(flow).collect::<Vec<_>>()).expect("installed");
-        drop(earlier);
-        let splicer = Splicer::open(&OpenOptions::default()).expect("it opens");
-        eprintln!("{} of {FLOWS} are listed when it is open", splicer.flows().len());
-        let all = wait_for(Duration::from_secs(60), || {
-            let all = splicer.flows();
-            (all.len() == FLOWS as usize).then_some(all)
-        });
-        let all = all.unwrap_or_else(|| panic!("{} are listed", splicer.flows().len()));
-        let legs: HashSet<_> = all.iter().map(|f| (f.client, f.server)).collect();
-        assert_eq!(legs.len(), all.len(), "each once");
-        let (mut paged, mut last) = (0, 0);
-        while let page @ [_, ..] = &splicer.flows_after(last, 1000, None)[..] {
-            assert!(page.is_sorted_by_key(|f| f.id) && page[0].id > last);
-            (paged, last) = (paged + page.len(), page[page.len() - 1].id);
-        }
-        assert_eq!(paged, all.len());
-        splicer.close().expect("what was attached is removed");
     });
+    let (proxy, server) = (FORWARDER_TO_CLIENT.port(Family::V4, 7000), SERVER.port(Family::V4, 7000));
+    let answer = Script::answerer().bytes(10_000);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+    let f = Forwarder::start(&lab, proxy, server, at_once());
+    let script = Script::opener(1).bytes(10_000);
+    let client = lab.client.run(|| converse(connect(proxy, &script).expect("connect"), &script));
+    intact(&client, &serving.join()[0]).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    let ours = f.ended(1).len();
+    let listed = f.splicer.flows().len();
+    assert!(
+        listed < FLOWS as usize,
+        "all were adopted before the client was served, which shows nothing: take more flows"
+    );
+    let all = wait_for(2 * PATIENCE, || Some(f.splicer.flows()).filter(|all| all.len() == FLOWS as usize));
+    let all = all.unwrap_or_else(|| panic!("{} are listed", f.splicer.flows().len()));
+    let legs: HashSet<_> = all.iter().map(|f| (f.client, f.server)).collect();
+    assert_eq!((legs.len(), ours), (all.len(), 1), "each once");
+    let (mut paged, mut last) = (0, 0);
+    while let page @ [_, ..] = &f.splicer.flows_after(last, 1000, None)[..] {
+        assert!(page.is_sorted_by_key(|f| f.id) && page[0].id > last);
+        (paged, last) = (paged + page.len(), page[page.len() - 1].id);
+    }
+    assert_eq!(paged, all.len());
 }
 
 /// By the time the flow is checked, its addresses are in use by another connection: that one must stay.

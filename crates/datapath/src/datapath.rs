@@ -77,7 +77,7 @@ impl Datapath {
         self.forget_if(abi::path_op::PATH_REMOVE, leg, None);
     }
 
-    /// Removes the entries of both legs of a flow, in one call.
+    /// Removes the entries of both legs of a flow, in one call. The order of the legs does not matter.
     pub fn forget_flow(&self, [a, b]: [&Tuple; 2]) {
         self.forget_if(abi::path_op::PATH_REMOVE, a, Some(b));
     }
@@ -206,8 +206,8 @@ impl Datapath {
         self.conntrack.is_used();
     }
 
-    /// Renews conntrack entries before the parked sockets of a flow, the client's first, get their segments
-    /// again. `away`: the time in forwarding mode, in which conntrack may have forgotten the connections.
+    /// Renews conntrack entries before the parked sockets of a flow get their segments again.
+    /// `away`: the time in forwarding mode, in which conntrack may have forgotten the connections.
     pub fn renew_parked(&self, legs: Pair<&Tuple>, away: Duration) {
         let scales = |t: &Tuple| self.leg(t).map(|l| (l.raw.wscale_in, l.raw.wscale_out));
         let Pair { client: Some(client), server: Some(server) } = legs.map(scales) else { return };

@@ -141,7 +141,6 @@ impl Core {
             Event::Frozen(Ok(frozen)) => self.frozen(cx, &frozen),
             Event::Frozen(Err(error)) => self.unfrozen(cx, error),
             Event::Refused { why, for_good } => {
-                self.control_mut().wanted = false;
                 cx.refuse(why);
                 self.copy(cx, for_good.then_some(why))
             }
@@ -158,7 +157,6 @@ impl Core {
 
     /// Starts to copy. `forget`: why the data path can forget the legs.
     fn copy(&mut self, cx: &mut Context<'_>, mut forget: Option<Refusal>) -> Action {
-        self.state = State::Copying;
         let can_be_spliced = !self.stay && !self.is_read(cx) && cx.shown.refusal.is_none();
         if let Some(why) = self.obstacle(cx).filter(|_| can_be_spliced) {
             cx.refuse(why);
@@ -277,7 +275,6 @@ impl Core {
     fn freeze(&mut self, cx: &mut Context<'_>) -> Action {
         self.note_copied(cx);
         if self.is_read(cx) {
-            self.stay = true;
             return self.copy(cx, None);
         }
         if self.message.is_some() {
@@ -311,7 +308,6 @@ impl Core {
             | SwitchError::Full
             | SwitchError::Run(_) => {
                 let why = error.into();
-                control.wanted = false;
                 cx.refuse(why);
                 self.copy(cx, Some(why))
             }

@@ -93,6 +93,8 @@ mod tests {
             ([far, far], [many, many], Splice),
             ([far, ms(56_000)], [many, many], Splice),
             ([far, ms(57_000)], [many, 0], Copy),
+            ([ms(8000), ms(9000)], [many, many], Splice),
+            ([ms(500), ms(1500)], [many, many], Splice),
             ([near, none], [many, many], Splice),
             ([none, none], [0, 0], Splice),
         ];
@@ -104,6 +106,7 @@ mod tests {
             Pair::new(tuple(1, 2), tuple(3, 4)),
             Pair::new(tuple(1, 2), Tuple { remote: tuple(1, 2).local, local: tuple(1, 2).remote }),
         );
+        let half = Pair::new(tuple(1, 2), Tuple { remote: tuple(1, 2).local, local: tuple(5, 6).remote });
         let at_once = Policy { when: SpliceWhen::AtOnce, ..Policy::default() };
         let (auto, any) = (Policy::default(), Policy { path: PathRule::Any, ..Policy::default() });
         let judge = |policy, legs, rtt, carried, copied| Distance { policy, legs, rtt, carried, copied }.judge();
@@ -115,6 +118,7 @@ mod tests {
             assert_eq!(judge(&at_once, ours, rtt, carried, 1), asked, "at once: {rtt:?} {carried:?}");
             assert_eq!(judge(&auto, theirs, rtt, carried, 1), want, "a transparent one that was copied");
             assert_eq!(judge(&auto, theirs, rtt, carried, 0), Splice, "the hosts shook hands");
+            assert_eq!(judge(&auto, half, rtt, carried, 0), want, "the server sees another client");
         }
     }
 }

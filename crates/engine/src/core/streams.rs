@@ -167,3 +167,67 @@ impl Passing {
         at.end[self.from] >= self.goal
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_count_bytes_and_one_fin() {
+        let mut at = Position::default();
+        at.took(5);
+        at.gave(7);
+        assert_eq!(at, Position { consumed: 5, produced: 7, ..Position::default() });
+        for _ in 0..2 {
+            at.took(0);
+            at.closed();
+        }
+        assert_eq!(at, Position { consumed: 6, produced: 8, eof: true, shut: true, shimmed: false });
+    }
+
+    #[test]
+    fn a_direction_writes_what_it_has_and_reads_no_further_than_it_may() {
+        let open = Position::default();
+        let (ended, shut) = (Position { eof: true, ..open }, Position { shut: true, ..open });
+        let stream = Stream { copied: 5, ..Stream::default() };
+        let draining = |left, fin| Stream { drain: Some(left), fin, ..stream };
+        let message = |left| Stream { message: Some(left), ..stream };
+        let cases = [
+            (Stream { in_hand: 1, ..stream }, ended, open, 5, Next::Write),
+            (stream, ended, open, 5, Next::Enough),
+            (stream, open, open, 6, Next::Read(u64::MAX)),
+            (stream, ended, open, 6, Next::Shut),
+            (stream, ended, shut, 6, Next::Done),
+            // the end of a message is not passed on
+            (message(0), open, open, 6, Next::Done),
+            (message(9), ended, open, 6, Next::Done),
+            (message(9), open, open, 6, Next::Read(9)),
+            // a drain ends before the end of the stream, or with it
+            (draining(0, false), open, open, 6, Next::Done),
+            (draining(0, true), open, open, 6, Next::Read(1)),
+            (draining(3, true), open, open, 6, Next::Read(3)),
+            (Stream { message: Some(2), ..draining(3, false) }, open, open, 6, Next::Read(2)),
+        ];
+        for (stream, from, to, most, want) in cases {
+            assert_eq!(stream.next(&from, &to, most), want, "{stream:?} {from:?} {to:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_were_read_are_in_hand_and_count_for_the_drain_and_the_message() {
+        let mut stream = Stream { message: Some(10), ..Stream::default() };
+        assert!(!stream.is_draining());
+        stream.drain(4, true);
+        assert!(stream.is_draining());
+        stream.took(3);
+        let want = Stream { in_hand: 3, copied: 0, message: Some(7), drain: Some(1), fin: true };
+        assert_eq!(stream, want);
+        stream.gave(2);
+        stream.undrained();
+        assert_eq!(stream, Stream { in_hand: 1, copied: 2, drain: None, fin: false, ..want });
+        // the length is unknown until the sender closes
+        let mut stream = Stream { message: Some(u64::MAX), ..Stream::default() };
+        stream.took(3);
+        assert_eq!(stream.message, Some(u64::MAX));
+    }
+}

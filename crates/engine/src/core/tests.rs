@@ -2,6 +2,9 @@ use super::*;
 use crate::types::{PathRule, SpliceWhen, Trigger};
 use longsplice_datapath::{EventKind, Phase};
 
+mod messages;
+mod progress;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 fn forwarded() -> Pair<PathView> {
@@ -144,12 +147,19 @@ fn what_is_copied_ends_as_its_connections_do() {
     let mut flow = begin();
     flow.copy(Side::Client, 1000);
     assert!(matches!(flow.on(Event::Copied), Action::Wait));
+    flow.at.client.took(0);
+    flow.at.server.closed();
+    assert!(matches!(flow.on(Event::Copied), Action::Wait), "the server may still send");
     flow.close();
     ends(&flow.on(Event::Copied), EndReason::Closed, false);
     assert_eq!((flow.shown.copied, flow.shown.refusal), (Pair::new(1000, 0), Some(Refusal::Short)));
     assert!(matches!(flow.on(Event::Timer), Action::Wait), "nothing comes after the end");
+    assert_eq!((flow.core.state(), flow.core.timer()), (State::Ended, None));
 
-    ends(&begin().on(Event::Failed(Side::Client)), EndReason::ClientReset, false);
+    let mut flow = begin();
+    flow.copy(Side::Server, 1000);
+    ends(&flow.on(Event::Failed(Side::Client)), EndReason::ClientReset, false);
+    assert_eq!((flow.shown.copied, flow.shown.refusal), (Pair::new(0, 1000), None), "it was not too short");
     ends(&begin().on(Event::Failed(Side::Server)), EndReason::ServerReset, false);
     ends(&begin().on(Event::Command(Command::Reset)), EndReason::Stopped, false);
     ends(&begin().on(Event::Stop { leave: true }), EndReason::Stopped, false);
@@ -165,12 +175,24 @@ fn a_silent_flow_ends_at_its_idle_limit_and_one_that_moves_does_not() {
     assert!(flow.core.has_moved());
     flow.on(Event::Moved);
     assert!(!flow.core.has_moved());
+    assert_eq!(flow.shown.copied, Pair::new(0, 10));
     let tick = flow.core.timer().expect("counts");
     assert!(tick < flow.now + SECOND, "bytes that move are counted soon");
-    for _ in 0..2 {
-        flow.now = flow.core.timer().expect("a time");
-        assert!(matches!(flow.on(Event::Timer), Action::Wait));
-    }
+    flow.now += SECOND / 10;
+    flow.copy(Side::Server, 10);
+    flow.on(Event::Copied);
+    flow.on(Event::Timer);
+    assert_eq!(
+        (flow.shown.copied.server, flow.core.timer()),
+        (20, Some(tick)),
+        "an early look does not move the count"
+    );
+    flow.copy(Side::Server, 10);
+    flow.now = tick;
+    flow.on(Event::Timer);
+    assert_eq!(flow.shown.copied, Pair::new(0, 30), "lists show what has moved since the last count");
+    flow.now = flow.core.timer().expect("a time");
+    assert!(matches!(flow.on(Event::Timer), Action::Wait));
     assert_eq!(flow.core.timer(), Some(tick + 10 * SECOND));
     flow.now = tick + 10 * SECOND;
     ends(&flow.on(Event::Timer), EndReason::Idle, false);
@@ -190,7 +212,14 @@ fn the_threshold_is_looked_behind() {
     flow.copy(Side::Server, 1000);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
     assert!(matches!(flow.measured(), Action::LookBehind));
+    flow.copy(Side::Server, 1);
     assert!(matches!(flow.on(Event::LookedBehind(false)), Action::Freeze { fit: true }));
+    assert_eq!(flow.shown.copied, Pair::new(1000, 1001), "with the byte that was read behind the threshold");
+
+    // without a threshold there is nothing to look behind
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(0), ..Policy::default() }, None);
+    assert!(matches!(flow.on(Event::Attended(true)), Action::Measure));
+    assert!(matches!(flow.measured(), Action::Freeze { fit: false }));
 }
 
 #[test]
@@ -198,6 +227,7 @@ fn what_cannot_be_spliced_is_copied_and_says_why() {
     let never = Policy { when: SpliceWhen::Never, ..Policy::default() };
     let mut flow = Flow::new(never, None);
     assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: Some(Refusal::Policy) }));
+    assert_eq!(flow.shown.refusal, Some(Refusal::Policy));
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Wait));
     assert_eq!((flow.shown.refusal, flow.core.most()), (Some(Refusal::Policy), u64::MAX));
 
@@ -214,8 +244,25 @@ fn what_cannot_be_spliced_is_copied_and_says_why() {
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
     assert_eq!(flow.shown.refusal, None);
     flow.measured();
-    let action = flow.on(Event::Frozen(Err(SwitchError::Full)));
-    assert!(matches!(action, Action::CopyOn { forget: Some(Refusal::TableFull) }), "{action:?}");
+    let refused = Event::Refused { why: Refusal::Unattached, for_good: false };
+    assert!(matches!(flow.on(refused), Action::CopyOn { forget: None }), "the data path keeps the legs");
+    assert_eq!((flow.shown.refusal, flow.core.most()), (Some(Refusal::Unattached), u64::MAX));
+
+    for error in [
+        SwitchError::Untracked,
+        SwitchError::Closing,
+        SwitchError::Fragments,
+        SwitchError::Mismatch,
+        SwitchError::Full,
+        SwitchError::Run(5),
+    ] {
+        let mut flow = Flow::at_once();
+        flow.on(Event::Attended(true));
+        flow.measured();
+        let (why, action) = (Refusal::from(error), flow.on(Event::Frozen(Err(error))));
+        assert!(matches!(action, Action::CopyOn { forget: Some(said) } if said == why), "{error}: {action:?}");
+        assert_eq!(flow.shown.refusal, Some(why));
+    }
 }
 
 #[test]
@@ -229,8 +276,69 @@ fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
     let facts = || Event::Measured(Pair::new(rtt(1), rtt(50)));
     assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Path));
+    assert!(matches!(flow.on(Event::Moved), Action::Wait), "it is not measured again");
     assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
     assert!(matches!(flow.on(facts()), Action::Freeze { .. }));
+
+    // it has carried too little to know: it is judged again after an initial window
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1), ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    flow.copy(Side::Client, 100);
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
+    assert!(matches!(flow.on(facts()), Action::Wait));
+    assert_eq!(flow.core.most(), 14_601);
+    flow.copy(Side::Client, 14_501);
+    assert!(matches!(flow.on(Event::Copied), Action::Measure));
+    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
+}
+
+#[test]
+fn commands_overrule_the_policy_of_a_copied_flow() {
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1000), ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    assert!(flow.core.takes_commands());
+    assert!(matches!(flow.on(Event::Command(Command::Release)), Action::Wait), "there is nothing to release");
+    assert_eq!(flow.core.most(), 1000);
+    assert!(matches!(flow.on(Event::Command(Command::Unsplice)), Action::Wait));
+    assert_eq!(flow.core.most(), u64::MAX);
+    flow.copy(Side::Client, 1000);
+    assert!(matches!(flow.on(Event::Moved), Action::Wait), "it is to stay");
+
+    // a command that meets an unfinished switch is carried out later, with a drain that takes all bytes
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1000), ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    flow.on(Event::Command(Command::Unsplice));
+    assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
+    assert!(matches!(flow.measured(), Action::Freeze { .. }), "not behind the threshold, which was not reached");
+    assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Busy))), Action::Wait));
+    assert_eq!(flow.core.most(), u64::MAX, "what arrives in the meantime is copied");
+    let soon = flow.core.timer().expect("another attempt");
+    flow.now = soon;
+    assert!(matches!(flow.on(Event::Timer), Action::Measure));
+    flow.measured();
+    // the opposite command takes the attempt back, and the timer with it
+    assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Busy))), Action::Wait));
+    assert!(matches!(flow.on(Event::Command(Command::Unsplice)), Action::Wait));
+    assert!(flow.core.timer() > Some(soon + SECOND), "an attempt that is not due wakes nobody");
+
+    // a freeze under way must not be tried again either
+    flow.on(Event::Command(Command::Splice));
+    flow.measured();
+    flow.on(Event::Command(Command::Unsplice));
+    assert!(matches!(flow.on(Event::Frozen(Err(SwitchError::Busy))), Action::CopyOn { forget: None }));
+
+    // a command asks for one splice: the policy decides about the next
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1000), ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    flow.on(Event::Command(Command::Splice));
+    flow.measured();
+    flow.frozen();
+    assert!(flow.core.takes_commands());
+    assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Unsplice { away: None }));
+    assert!(!flow.core.takes_commands() && !flow.core.is_ending());
+    assert!(matches!(flow.taken_back(), Action::Attend));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::Wait));
+    assert_eq!(flow.core.most(), 1000);
 }
 
 #[test]
@@ -264,6 +372,11 @@ fn a_drain_comes_to_an_end() {
         flow.measured();
         assert!(matches!(flow.frozen(), Action::Wait));
         assert_eq!((flow.shown.state, flow.core.copies()), (FlowState::Draining, true));
+        assert_eq!(
+            (flow.core.most(), flow.core.listens()),
+            (u64::MAX, false),
+            "all bytes before the bounds are copied"
+        );
         flow
     };
     let mut flow = draining();
@@ -277,7 +390,7 @@ fn a_drain_comes_to_an_end() {
     assert_eq!((flow.shown.splices, flow.shown.refusal), (0, Some(Refusal::DrainTimeout)));
 
     let mut flow = draining();
-    assert!(flow.core.timer().expect("looks") < flow.now + SECOND);
+    assert_eq!(flow.core.timer(), Some(flow.now + control::LOOK_EVERY));
     flow.now += flow.policy.drain_limit;
     assert!(matches!(flow.on(Event::Timer), Action::Look));
     let at = Switched { phase: Pair::both(Phase::ToForwarding), ..Switched::default() };
@@ -292,6 +405,12 @@ fn a_drain_comes_to_an_end() {
     assert!(matches!(flow.on(Event::Looked(Ok(reset(0)))), Action::Unsplice { away: None }));
     let at = Ok(reset(LegFlags::RESET_IN));
     ends(&flow.on(Event::Unspliced { at, client_reset: false }), EndReason::ClientReset, false);
+    // the reset was forwarded: only the path entry knows who sent it
+    for (client_reset, how) in [(false, EndReason::ServerReset), (true, EndReason::ClientReset)] {
+        let mut flow = draining();
+        flow.on(Event::Looked(Ok(reset(0))));
+        ends(&flow.on(Event::Unspliced { at: Ok(reset(0)), client_reset }), how, false);
+    }
     let mut flow = draining();
     assert!(matches!(flow.on(Event::Looked(Err(SwitchError::Untracked))), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Untracked));
@@ -350,9 +469,10 @@ fn what_was_forwarded_is_counted_and_moves_the_sockets() {
     flow.at.client.closed();
     assert!(matches!(flow.on(Event::Copied), Action::Look));
     assert!(matches!(flow.on(Event::Looked(Ok(Box::default()))), Action::Wait));
-    assert!(flow.core.timer().is_some());
+    assert_eq!(flow.core.timer(), Some(flow.now + control::LOOK_EVERY));
     assert!(matches!(flow.on(Event::Stop { leave: false }), Action::Wait));
     assert!(matches!(flow.on(Event::Timer), Action::Look));
+    assert!(matches!(flow.on(Event::Told), Action::Look));
     let acked = Switched { flags: Pair::both(LegFlags::FIN_ACKED), ..Switched::default() };
     ends(&flow.on(Event::Looked(Ok(Box::new(acked)))), EndReason::Closed, false);
     assert!(flow.core.is_fin_past());
@@ -369,6 +489,29 @@ fn fins_that_nobody_acknowledges_are_not_waited_for_for_ever() {
     assert!(matches!(flow.on(Event::Copied), Action::Look));
     flow.now += crate::lingering::LINGER;
     ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::Closed, false);
+    assert_eq!(flow.shown.refusal, None, "it was spliced");
+}
+
+/// A direction whose bytes were drained but never forwarded leaves the sockets where they are.
+#[test]
+fn what_was_drained_only_is_read_from_the_sockets() {
+    let mut flow = Flow::at_once();
+    assert!(!flow.core.is_fin_past());
+    flow.on(Event::Attended(true));
+    flow.measured();
+    let at = Switched { phase: Pair::both(Phase::ToForwarding), mss: Pair::both(1460), ..Switched::default() };
+    let (pending, bound) = (Pair::new(10, 0), Pair::new(1000, 500));
+    let frozen = Frozen { at, pending, bound, ..Frozen::default() };
+    assert!(matches!(flow.on(Event::Frozen(Ok(Box::new(frozen)))), Action::Wait));
+    let next =
+        |flow: &Flow, from: Side| flow.core.streams()[from].next(&flow.at[from], &flow.at[from.other()], u64::MAX);
+    assert_eq!((next(&flow, Side::Client), next(&flow, Side::Server)), (Next::Read(10), Next::Done));
+    flow.on(Event::Command(Command::Unsplice));
+    let (end, bound) = (Pair::new(1200, 700), Pair::new(1200, 700));
+    let at = Switched { end, bound, was_forwarded: Pair::new(false, true), ..Switched::default() };
+    assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
+    assert_eq!((flow.shown.spliced, flow.at.client.consumed, flow.at.client.produced), (Pair::new(0, 200), 0, 200));
+    assert_eq!(next(&flow, Side::Client), Next::Read(u64::MAX), "the drain is over");
 }
 
 #[test]
@@ -391,7 +534,10 @@ fn a_forwarded_flow_ends_as_its_hosts_do() {
         assert!(flow.core.is_ending());
         ends(&flow.taken_back(), EndReason::Stopped, false);
     }
-    ends(&Flow::released(Policy::default()).on(Event::Stop { leave: false }), EndReason::Stopped, true);
+    let mut flow = Flow::released(Policy::default());
+    assert_eq!(flow.core.timer(), None, "the keeper has timers of its own");
+    ends(&flow.on(Event::Stop { leave: false }), EndReason::Stopped, true);
+    assert_eq!(flow.core.state(), State::Ended);
 }
 
 #[test]
@@ -404,6 +550,77 @@ fn a_forwarded_flow_that_is_idle_ends_and_one_that_moves_does_not() {
     assert!(matches!(flow.seen(Why::Look, moved), Action::Wait));
     flow.now += SECOND;
     ends(&flow.seen(Why::Look, moved), EndReason::Idle, true);
+
+    // the sockets inform the hosts
+    let mut flow = Flow::spliced(Policy { idle_limit: 10 * SECOND, ..Policy::default() });
+    flow.see(Why::Look);
+    flow.now += 10 * SECOND;
+    assert!(matches!(flow.see(Why::Look), Action::Unsplice { away: Some(_) }));
+    ends(&flow.taken_back(), EndReason::Idle, false);
+}
+
+/// The idle limit of a flow that came back begins when it came back, whatever it had copied before.
+#[test]
+fn a_flow_that_came_back_has_its_idle_limit_again() {
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AtOnce, ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    flow.copy(Side::Client, 10);
+    flow.measured();
+    flow.frozen();
+    flow.copy(Side::Client, 20);
+    flow.drained();
+    flow.on(Event::Committed(Ok(Box::default())));
+    assert_eq!(flow.shown.copied, Pair::new(30, 0), "with the bytes of the drain");
+    flow.now += 3600 * SECOND;
+    flow.see(Why::Command(Command::Unsplice));
+    flow.taken_back();
+    flow.on(Event::Attended(true));
+    assert!(!flow.core.has_moved());
+    flow.now += flow.policy.idle_limit;
+    assert_eq!(flow.core.timer(), Some(flow.now));
+    ends(&flow.on(Event::Timer), EndReason::Idle, false);
+}
+
+/// Answers that come too late, or belong to another state, change nothing.
+#[test]
+fn events_of_other_states_change_nothing() {
+    let unchanged = |flow: &mut Flow, events: Vec<Event>| {
+        let before = format!("{:?}", flow.core);
+        for event in events {
+            let what = format!("{event:?} in {:?}", flow.core.state());
+            assert!(matches!(flow.on(event), Action::Wait), "{what}");
+            assert_eq!(before, format!("{:?}", flow.core), "{what}");
+        }
+    };
+    let gone = || Err(SwitchError::Untracked);
+    let ends = || vec![Event::Unspliced { at: gone(), client_reset: true }, Event::Committed(gone())];
+    let moves = || vec![Event::Moved, Event::Heard];
+    let answers = || {
+        let why = Refusal::Failed;
+        let refused = Event::Refused { why, for_good: true };
+        vec![Event::Attended(false), Event::LookedBehind(false), Event::Frozen(Err(SwitchError::Full)), refused]
+    };
+    let measured = || vec![Event::Measured(Pair::default())];
+    let sockets = || vec![Event::Released(true), Event::Recreated(Ok(Pair::both(1)))];
+    let seen = || vec![Event::Seen(Box::new(Seen { why: Why::Look, paths: None, legs: None }))];
+    let looked = || vec![Event::Told, Event::Looked(gone())];
+
+    let mut flow = Flow::at_once();
+    flow.on(Event::Attended(true));
+    unchanged(&mut flow, [ends(), sockets(), seen(), looked()].into_iter().flatten().collect());
+    flow.measured();
+    flow.frozen();
+    let late = [moves(), answers(), measured(), sockets(), seen()].into_iter().flatten();
+    let unspliced = Event::Unspliced { at: gone(), client_reset: false };
+    unchanged(&mut flow, late.chain([unspliced, Event::Command(Command::Release)]).collect());
+    let mut flow = Flow::spliced(Policy::default());
+    let hosts = [Event::Copied, Event::Failed(Side::Client), Event::Timer, Event::Command(Command::Reset)];
+    let late = [ends(), moves(), answers(), measured(), looked()].into_iter().flatten();
+    unchanged(&mut flow, late.chain(hosts).collect());
+    assert!(!flow.core.listens() && flow.core.timer().is_none());
+    flow.see(Why::Command(Command::Unsplice));
+    assert_eq!(flow.core.timer(), None);
+    unchanged(&mut flow, [moves(), answers(), vec![Event::Stop { leave: false }]].into_iter().flatten().collect());
 }
 
 #[test]
@@ -432,23 +649,53 @@ fn triggers_take_a_flow_back() {
 }
 
 #[test]
+fn hosts_that_wait_for_a_lost_event_do_not_wait_for_the_idle_limit() {
+    let patience = |trigger, idle_limit, message| {
+        let policy = Policy { trigger, idle_limit, ..Policy::default() };
+        Flow::new(policy.clone(), message).core.patience(&policy)
+    };
+    let hour = 3600 * SECOND;
+    assert_eq!(patience(None, hour, None), hour);
+    assert_eq!(patience(Some(Trigger::Idle(2 * hour)), hour, None), hour);
+    for trigger in [Trigger::ClientData, Trigger::ServerData] {
+        assert_eq!(patience(Some(trigger), hour, None), 8 * SECOND);
+    }
+    assert_eq!(patience(None, hour, Some(Message::from_client(None))), 8 * SECOND);
+    assert_eq!(patience(Some(Trigger::ClientData), SECOND, None), SECOND);
+}
+
+#[test]
 fn fragments_keep_a_flow_forwarded() {
     let mut flow = Flow::spliced(Policy::default());
     let fragments = flagged(PathFlags::FRAGMENTS);
     assert!(matches!(flow.seen(Why::Command(Command::Unsplice), fragments), Action::Wait));
     assert_eq!((flow.shown.refusal, flow.core.state()), (Some(Refusal::Fragments), State::Spliced));
     assert!(matches!(flow.seen(Why::Elsewhere { transparent: false }, fragments), Action::Wait));
+    // a trigger must not either
+    let mut flow = Flow::spliced(Policy { trigger: Some(Trigger::Idle(5 * SECOND)), ..Policy::default() });
+    assert!(matches!(flow.seen(Why::Look, fragments), Action::Wait));
+    flow.now += 5 * SECOND;
+    assert!(matches!(flow.seen(Why::Look, fragments), Action::Wait));
 }
 
 #[test]
 fn segments_that_do_not_fit_take_a_flow_back_unless_their_host_listens() {
     let mut flow = Flow::spliced(Policy { release_after: None, ..Policy::default() });
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Wait));
-    flow.now += 100 * SECOND; // the host has obeyed: this is a new case
+    flow.now += 90 * SECOND; // the host has obeyed: this is a new case
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Wait));
-    flow.now += 4 * SECOND;
+    flow.now += 3 * SECOND;
+    assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Wait));
+    flow.now += SECOND;
     assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Unsplice { .. }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Mtu));
+    assert!(!flow.core.stay);
+
+    let mut flow = Flow::released(Policy::default());
+    flow.see(Why::Told(EventKind::Oversize));
+    flow.now += 4 * SECOND;
+    assert!(matches!(flow.see(Why::Told(EventKind::Oversize)), Action::Recreate { .. }));
+    flow.on(Event::Recreated(Ok(Pair::both(0))));
     assert!(!flow.core.stay);
 }
 
@@ -458,7 +705,14 @@ fn a_flow_is_released_in_time_and_comes_back_when_it_is_idle() {
     assert_eq!(flow.core.release_at(&flow.policy), Some(flow.now + 60 * SECOND));
     assert!(matches!(flow.see(Why::Due), Action::Wait));
     flow.now += 60 * SECOND;
-    assert!(matches!(flow.see(Why::Due), Action::Release));
+    for why in [
+        Why::Due,
+        Why::Elsewhere { transparent: true },
+        Why::Command(Command::Splice),
+        Why::Told(EventKind::Forwarding),
+    ] {
+        assert!(matches!(flow.see(why), Action::Release), "{why:?}");
+    }
     assert!(matches!(flow.on(Event::Released(false)), Action::Wait));
     assert_eq!(flow.core.state(), State::Spliced);
     assert!(matches!(flow.on(Event::Released(true)), Action::Wait));
@@ -491,90 +745,18 @@ fn a_flow_whose_way_leads_elsewhere_goes_without_its_old_sockets() {
     assert!(matches!(flow.see(Why::Elsewhere { transparent: true }), Action::Wait));
     assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Release));
     assert_eq!(flow.shown.refusal, Some(Refusal::Unattached));
-    assert!(matches!(flow.on(Event::Released(true)), Action::Recreate { force: false }));
+    assert!(matches!(flow.see(Why::Due), Action::Wait), "no new sockets while the old ones are there");
+    // the sockets could not be released: a later release is no request for new ones
+    assert!(matches!(flow.on(Event::Released(false)), Action::Wait));
+    assert!(matches!(flow.see(Why::Command(Command::Release)), Action::Release));
+    assert!(matches!(flow.on(Event::Released(true)), Action::Wait));
+    assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Recreate { force: false }));
     flow.now += flow.policy.drain_limit;
+    assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Recreate { .. }), "the limit stays");
     assert!(matches!(flow.see(Why::Due), Action::Recreate { force: false }), "never by force");
     assert!(matches!(flow.on(Event::Recreated(Err(SwitchError::Busy))), Action::Wait));
     assert!(!flow.core.is_returning());
     assert!(matches!(flow.see(Why::Elsewhere { transparent: false }), Action::Recreate { force: false }));
-}
-
-#[test]
-fn a_message_is_spliced_up_to_its_end() {
-    let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
-    let new = |bytes| Flow::new(policy.clone(), Some(Message::from_server(bytes)));
-    // too short, unknown, and long enough
-    assert!(matches!(new(Some(9999)).on(Event::Attended(true)), Action::CopyOn { forget: None }));
-    assert!(matches!(new(None).on(Event::Attended(true)), Action::Wait));
-    let mut flow = new(Some(20_000));
-    assert!(matches!(flow.on(Event::Attended(true)), Action::Measure));
-    assert!(matches!(flow.measured(), Action::Freeze { fit: true }));
-    let leg = Tuple { remote: ([10, 0, 0, 1], 1).into(), local: ([10, 0, 0, 2], 2).into() };
-    let limits = Pair::from_fn(|side| flow.core.half(side, leg, &flow.at[side]).limit);
-    assert_eq!(limits, Pair::new(Limit::Keep, Limit::Bytes(20_000)));
-    let mut flow = new(Some(20_000)).into_spliced();
-    assert_eq!(flow.core.release_at(&flow.policy), None);
-
-    assert!(flow.core.wants_legs(Why::Told(EventKind::LimitReached)) && !flow.core.wants_legs(Why::Due));
-    let legs = |end| Some(Switched { end: Pair::new(0, end), ..Switched::default() });
-    let mut passed = |end| {
-        let seen = Seen { why: Why::Told(EventKind::LimitReached), paths: Some(forwarded()), legs: legs(end) };
-        flow.on(Event::Seen(Box::new(seen)))
-    };
-    assert!(matches!(passed(19_999), Action::Wait), "the event came too early");
-    assert!(matches!(passed(20_000), Action::Unsplice { .. }));
-    let (end, bound) = (Pair::new(0, 20_000), Pair::new(0, 20_000));
-    let at = Switched { end, bound, was_forwarded: Pair::new(false, true), ..Switched::default() };
-    assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
-    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { .. }));
-    // the legs part only when everything is acknowledged
-    assert!(matches!(flow.on(Event::Copied), Action::Look));
-    let at = Switched { phase: Pair::new(Phase::Local, Phase::ToLocal), ..Switched::default() };
-    assert!(matches!(flow.on(Event::Looked(Ok(Box::new(at)))), Action::Wait));
-    assert!(flow.core.listens());
-    assert!(matches!(flow.on(Event::Heard), Action::Look));
-    assert!(!flow.core.listens(), "once is enough");
-    ends(&flow.on(Event::Looked(Ok(Box::default()))), EndReason::MessageRelayed, false);
-}
-
-#[test]
-fn a_message_ends_without_its_connections() {
-    let until_receiver_speaks = Message::from_server(Some(100)).until_receiver_speaks();
-    let mut flow = Flow::new(Policy::default(), Some(until_receiver_speaks));
-    flow.on(Event::Attended(true));
-    assert!(flow.core.listens());
-    ends(&flow.on(Event::Heard), EndReason::MessageRelayed, false);
-    assert_eq!(flow.core.streams().server.message, Some(100), "all of it is missing");
-
-    let settling = || {
-        let mut flow = Flow::new(Policy::default(), Some(Message::from_client(Some(100))));
-        flow.at.client.shimmed = true;
-        flow.on(Event::Attended(true));
-        flow.copy(Side::Client, 100);
-        assert!(matches!(flow.on(Event::Copied), Action::Look));
-        flow
-    };
-    ends(&settling().on(Event::Stop { leave: false }), EndReason::Stopped, false);
-    assert!(matches!(settling().on(Event::Timer), Action::Look));
-    assert!(matches!(settling().on(Event::Told), Action::Look));
-    ends(&settling().on(Event::Looked(Err(SwitchError::Untracked))), EndReason::Stopped, false);
-    ends(&settling().on(Event::Looked(Ok(reset(0)))), EndReason::ServerReset, false);
-    let mut flow = settling();
-    flow.now += flow.policy.idle_limit;
-    let at = Switched { phase: Pair::both(Phase::ToLocal), ..Switched::default() };
-    ends(&flow.on(Event::Looked(Ok(Box::new(at)))), EndReason::Idle, false);
-}
-
-#[test]
-fn a_splice_of_a_message_that_has_not_paid_is_not_tried_again() {
-    let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
-    let mut flow = Flow::new(policy, Some(Message::from_server(Some(20_000)))).into_spliced();
-    assert!(matches!(flow.see(Why::Told(EventKind::Triggered)), Action::Unsplice { .. }));
-    let (end, bound) = (Pair::new(0, 50), Pair::new(0, 50));
-    let at = Switched { end, bound, was_forwarded: Pair::both(true), ..Switched::default() };
-    assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
-    assert!(flow.core.stay);
-    assert_eq!(flow.core.streams().server.message, Some(19_950));
 }
 
 /// Another process can continue a flow.
