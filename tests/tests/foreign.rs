@@ -9,7 +9,7 @@ use longsplice_lab::{
 };
 use longsplice_tests::{Forwarder, at_once, by_hand, forge::Nobody};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
@@ -271,6 +271,38 @@ fn a_server_hears_that_its_client_has_gone() {
         wait_for(Duration::from_secs(5), nothing).expect("nothing is left behind");
         assert!(late.counters().delayed >= 1);
         assert_eq!(listener.accept().expect_err("reset before").kind(), ErrorKind::WouldBlock);
+    }
+}
+
+/// The server resets a connection, and the client does not get our reset: because its device is down, or because the reset
+/// is lost. The kernel would not answer what the client sends later, since it does not have the server's address.
+#[test]
+#[ignore = "root"]
+fn a_client_that_misses_a_reset_hears_of_it_when_it_sends() {
+    let cases = [(Family::V4, true), (Family::V6, true), (Family::V4, false), (Family::V6, false)];
+    for (n, (family, is_down)) in cases.into_iter().enumerate() {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), by_hand());
+        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+        let (mut client, _) = dial(&lab, family, &Script::opener(1));
+        client.set_read_timeout(Some(PATIENCE)).expect("time limit");
+        let (server, _) = listener.accept().expect("accept");
+        f.wait_state(FlowState::Copying);
+        let nothing = Impair { loss: 1.0, ..Impair::default() };
+        let lost = (!is_down).then(|| lab.impair(LinkDirection::ToClient, nothing).expect("impair"));
+        if is_down {
+            lab.take_down(lab.client_device()).expect("down");
+        }
+        SockRef::from(&server).set_linger(Some(Duration::ZERO)).expect("linger");
+        drop(server);
+        assert_eq!(f.ended(1)[0].how, EndReason::ServerReset, "{family:?}");
+        if is_down {
+            lab.bring_up(lab.client_device()).expect("up");
+        }
+        lost.iter().for_each(|lost| lost.change(Impair::default()).expect("change"));
+        client.write_all(b"x").expect("sent");
+        let told = client.read(&mut [0]).expect_err("nobody is there");
+        assert_eq!(told.kind(), ErrorKind::ConnectionReset, "{n}: {family:?} {is_down} {:?}", f.verdicts());
     }
 }
 

@@ -15,7 +15,7 @@
 enum constant {
 	/* Raise this with every change to what this file, maps.h, table.h or place.h put into pinned maps. A process takes over
 	 * only maps of its own version. */
-	ABI_VERSION = 16,
+	ABI_VERSION = 17,
 	MAX_VIAS = 1024,      /* pairs of next hop and own address: few, since most hosts are behind routers */
 	MAX_LISTENERS = 1024, /* listening addresses, transparent or not */
 	/* Bit of path.via: copy forwarded data to user space (tap.h). With it, path.via is no index into vias, so the short way
@@ -258,6 +258,7 @@ enum event_kind {
 	EVENT_RESET = 5,      /* the flow was reset */
 	EVENT_OVERSIZE = 6,   /* the sender keeps sending segments that do not fit the next hop's MTU */
 	EVENT_LIMIT_REACHED = 7,     /* all bytes up to the limit were forwarded */
+	EVENT_DESERTED = 8,   /* a transparent connection's host sends to a socket that is gone */
 };
 
 /* How to read tap_record.at. */

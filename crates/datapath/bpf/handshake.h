@@ -70,6 +70,17 @@ static __always_inline int has_live_socket(struct __sk_buff *skb, const struct s
 	return state && state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
 }
 
+/* Report a segment to a transparent connection's socket if the socket is gone: the host has not received our reset. The kernel
+ * answers no segment to an address that is not its own, so user space resets the host again. */
+__noinline int report_deserted(struct __sk_buff *skb)
+{
+	struct scratch *sc = scratch();
+
+	if (sc && !has_socket(skb, sc) && may_answer(&sc->t, ANSWER_RESET))
+		tell(&sc->t, EVENT_DESERTED);
+	return 0;
+}
+
 /* Is this the client of a transparent connection in its handshake? An RST from a local socket belongs to an earlier attempt
  * then, whose process has died. The client would take it for an answer to its SYN. */
 static __always_inline int is_shaking_hands(const struct scratch *sc)

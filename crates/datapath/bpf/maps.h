@@ -126,6 +126,7 @@ struct {
 enum answer {
 	ANSWER_CHALLENGE, /* challenge ACK, for a SYN (RFC 5961, 7) */
 	ANSWER_TOO_BIG,   /* ICMP (RFC 1812, 4.3.2.8) */
+	ANSWER_RESET,     /* RST, for a segment to a socket that is gone (RFC 9293, 3.5.2) */
 	ANSWERS,
 };
 

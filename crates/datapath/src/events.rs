@@ -35,6 +35,9 @@ pub enum EventKind {
     Oversize,
     /// Everything up to a limit was forwarded.
     LimitReached,
+    /// The host of a transparent connection sends to a socket that is gone.
+    /// It has not received our reset ([`Datapath::reset_deserted`]).
+    Deserted,
 }
 
 /// An event, and the leg that it concerns.
@@ -55,6 +58,7 @@ impl Event {
             abi::event_kind::EVENT_LIMIT_REACHED => EventKind::LimitReached,
             abi::event_kind::EVENT_CLOSED => EventKind::Closed,
             abi::event_kind::EVENT_RESET => EventKind::Reset,
+            abi::event_kind::EVENT_DESERTED => EventKind::Deserted,
             _ => EventKind::Oversize,
         };
         Event { leg: Tuple::from_abi(&e.leg), kind }

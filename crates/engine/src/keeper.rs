@@ -15,7 +15,7 @@ use crate::{
     sweeper::Sweeper,
     types::Command,
 };
-use longsplice_datapath::{Event as Told, Events, monotonic};
+use longsplice_datapath::{Event as Told, EventKind, Events, Tuple, monotonic};
 use std::{
     sync::{Arc, MutexGuard, mpsc},
     time::{Duration, Instant},
@@ -91,11 +91,20 @@ impl Keeper {
 
     /// Passes an event to the task that has the flow, or handles it here. A flow that has just ended gets no events.
     fn route(&mut self, event: &Told) {
-        let Some(flow) = self.engine.flow_of(&event.leg) else { return };
+        let Some(flow) = self.engine.flow_of(&event.leg) else {
+            return if event.kind == EventKind::Deserted { self.reset_again(&event.leg) };
+        };
         if let FlowOwner::Task { events, .. } = &*flow.owner() {
             return events.notify_one();
         }
         self.handle(flow.id, Why::Told(event.kind));
+    }
+
+    /// Resets a host that has missed the reset of its connection.
+    fn reset_again(&self, leg: &Tuple) {
+        if let Some(Err(error)) = self.engine.datapath().map(|d| d.reset_deserted(leg)) {
+            tracing::warn!(?leg, %error, "its host was not told that its connection is over");
+        }
     }
 
     fn receive(&mut self, message: KeeperMessage) {

@@ -194,7 +194,13 @@ impl Core {
             Why::Due
             | Why::Elsewhere { .. }
             | Why::Command(Command::Splice | Command::Release)
-            | Why::Told(EventKind::Forwarding | EventKind::Control | EventKind::Closed | EventKind::Reset) => None,
+            | Why::Told(
+                EventKind::Forwarding
+                | EventKind::Control
+                | EventKind::Closed
+                | EventKind::Reset
+                | EventKind::Deserted, // its sockets are being created
+            ) => None,
         };
         if let Some(stay) = wanted
             && let Some(action) = self.want_back(cx, stay)
