@@ -190,6 +190,7 @@ fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc:
 }
 
 const SO_BUF_LOCK: libc::c_int = 72; // <asm-generic/socket.h>
+const TCP_REPAIR_WINDOW: libc::c_int = 29; // <linux/tcp.h>; libc lacks it
 
 /// Maximum size in bytes of a receive buffer that is requested. A host that uses a larger promised
 /// window fills the buffer only if nobody reads; data that does not fit is dropped, and sent again.
@@ -271,10 +272,30 @@ fn set_raw<T>(fd: BorrowedFd<'_>, option: libc::c_int, values: &[T]) -> io::Resu
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Has a socket in repair mode accept `bytes` more after those that it has received,
+/// since its host was promised them while the socket was parked.
+pub fn make_room(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    let fd = fd.as_fd();
+    let [snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup] = get_raw(fd, libc::IPPROTO_TCP, TCP_REPAIR_WINDOW)?;
+    let (next, _) = received(fd)?;
+    let rcv_wnd = rcv_wnd.max(next.wrapping_sub(rcv_wup).saturating_add(bytes));
+    set_raw(fd, TCP_REPAIR_WINDOW, &[RepairWindow { snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup }])?;
+    buffer(fd, bytes)
+}
+
+/// Makes the receive buffer large enough for a window. Afterwards the kernel may change it.
+fn buffer(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    // the kernel doubles the size, for the overhead of packets
+    if bytes > getsockopt(&fd, sockopt::RcvBuf)? as u32 / 2 {
+        setsockopt(&fd, sockopt::RcvBufForce, &(bytes.min(MOST_BUFFERED) as usize))?;
+        set_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK, 0)?;
+    }
+    Ok(())
+}
+
 /// Creates an established socket in the middle of its connection with TCP_REPAIR. It stays in repair mode, and nothing is sent.
 pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
-    // <linux/tcp.h>; libc lacks some
-    const TCP_REPAIR_WINDOW: libc::c_int = 29;
+    // <linux/tcp.h>
     const RECV_QUEUE: libc::c_int = 1;
     const SEND_QUEUE: libc::c_int = 2;
     const OPT_MSS: u32 = 2;
@@ -318,11 +339,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         rcv_wup: r.next_in,
     };
     set_raw(s.as_fd(), TCP_REPAIR_WINDOW, &[w])?;
-    // The kernel doubles the size, for the overhead of packets. Afterwards the kernel may change it.
-    if r.promised > getsockopt(&s, sockopt::RcvBuf)? as u32 / 2 {
-        setsockopt(&s, sockopt::RcvBufForce, &(r.promised.min(MOST_BUFFERED) as usize))?;
-        set_int(&s, libc::SOL_SOCKET, SO_BUF_LOCK, 0)?;
-    }
+    buffer(s.as_fd(), r.promised)?;
     Ok(s)
 }
 

@@ -1,7 +1,7 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
 use crate::{core::Position, live::Live, refusal::Refusal, taps::Tap};
-use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
+use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, make_room, path_facts, received};
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
     io::{self, IoSlice},
@@ -266,6 +266,14 @@ impl Leg {
         self.repair(Repair::On);
         if let Socket::Live(s) = std::mem::replace(&mut self.socket, Socket::Gone) {
             self.socket = Socket::Parked(s.leave());
+        }
+    }
+
+    /// Has a parked socket accept as much as its host was promised while its flow was forwarded: data
+    /// beyond the window that the socket has announced would be dropped (RFC 9293, 3.10.7.4).
+    pub(crate) fn make_room(&self, promised: u32) {
+        if let Some(Err(error)) = self.descriptor().map(|s| make_room(s, promised)) {
+            tracing::warn!(leg = ?self.tuple(), %error, "data beyond the socket's window will be sent again");
         }
     }
 

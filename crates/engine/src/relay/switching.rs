@@ -18,6 +18,9 @@ use std::time::Duration;
 /// open connection (nf_conntrack_tcp_timeout_close_wait, 60 s). Long enough for a message or two.
 const TRACKED: Duration = Duration::from_secs(5);
 
+/// Window in bytes that an idle socket has, unless net.ipv4.tcp_rmem was made smaller.
+const USUAL_WINDOW: u32 = 65_535;
+
 impl Relay {
     /// Performs an action, and returns its answer if there is one.
     pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
@@ -147,7 +150,15 @@ impl Relay {
     /// Takes the flow back to control mode, from a drain or from forwarding mode (`away`: for how long).
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
         let (d, tuples) = (self.datapath(), self.tuples());
-        let client_reset = d.path(&tuples.client).is_some_and(|p| p.flags & PathFlags::RST != 0);
+        let paths = d.paths_of(tuples.each_ref());
+        let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
+        if let Some(paths) = paths.filter(|_| away.is_some()) {
+            for (leg, promised) in self.legs.iter().zip([paths.server.window(), paths.client.window()]) {
+                if promised > USUAL_WINDOW {
+                    leg.make_room(promised);
+                }
+            }
+        }
         if let Some(away) = away.filter(|away| *away > TRACKED) {
             d.renew_parked(tuples.each_ref(), away);
         }
