@@ -4,6 +4,7 @@ use super::{
     Action, Context, Core, Event, State, Stream, Time,
     distance::{Distance, Judgement},
     forwarded::Forwarded,
+    queue::Queue,
     streams::Passing,
     was_reset,
 };
@@ -20,6 +21,11 @@ const COUNT_EVERY: Duration = Duration::from_millis(250);
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time until the next attempt, if an earlier switch may not be over or the windows may not fit yet.
 const AGAIN: Duration = Duration::from_millis(5);
+/// Time until the next look at a path on which a splice would have slowed a transfer down.
+const PATH_AGAIN: Duration = Duration::from_secs(10);
+/// Time that the queues have to become short before a splice, beyond a multiple of the time that the receiver
+/// needs for them: the sender may use the window that it was promised before it is held back.
+const APPROACH: Duration = Duration::from_secs(1);
 /// Time until the next attempt, if a host was silent for too long.
 const SILENT_AGAIN: Duration = Duration::from_secs(5);
 /// Number of attempts that wait for fitting windows. Afterwards,
@@ -42,6 +48,8 @@ pub(super) struct Control {
     /// Time of the next attempt, if the data path could not splice yet, and the number of attempts so far.
     again: Option<Time>,
     tries: u32,
+    /// Set while senders are held back.
+    approach: Option<Approach>,
     /// Number of copied bytes at the last count, and the time when bytes last moved.
     moved: (u64, Time),
     /// Bytes are moving and are counted at intervals. When they stop, nothing wakes up before the idle limit.
@@ -56,6 +64,16 @@ pub(super) struct Control {
     pub heard: bool,
     /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
+}
+
+/// An attempt to make queues short enough for a freeze.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+struct Approach {
+    /// When to give up.
+    until: Time,
+    /// The queues at the beginning. While a sender is held back, its receiver may seem slower than it is.
+    queues: Pair<Option<Queue>>,
 }
 
 impl Control {
@@ -73,6 +91,7 @@ impl Control {
             wanted: false,
             again: None,
             tries: 0,
+            approach: None,
             moved: (0, Time::ZERO),
             counts: false,
             tick_at: Time::ZERO,
@@ -240,7 +259,7 @@ impl Core {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
         if control.wanted {
-            return self.freeze(cx);
+            return self.approach(cx, facts);
         }
         let judgement = Distance {
             policy: cx.policy,
@@ -259,17 +278,47 @@ impl Core {
                 control.enough = control.copied() + n;
                 self.proceed(cx)
             }
-            Judgement::Copy => {
-                control.enough = u64::MAX;
-                cx.refuse(Refusal::Path);
-                Action::CopyOn { forget: None }
-            }
-            // A stream that ends right after the threshold has nothing left to splice for.
-            Judgement::Splice if self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0) => {
-                Action::LookBehind
-            }
-            Judgement::Splice => self.freeze(cx),
+            Judgement::Copy => self.not_now(cx),
+            Judgement::Splice => self.approach(cx, facts),
         }
+    }
+
+    /// Copies on because of the path, and looks at it again later.
+    fn not_now(&mut self, cx: &mut Context<'_>) -> Action {
+        self.control_mut().again = Some(cx.now + PATH_AGAIN);
+        cx.refuse(Refusal::Path);
+        Action::CopyOn { forget: None }
+    }
+
+    /// Freezes, once no sender would wait too long for an acknowledgement. Until then, holds senders back.
+    fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
+        let control = self.control.as_mut().expect("not forwarded");
+        let streams = control.streams.each_ref();
+        let mut queues = Pair::from_fn(|from| {
+            Queue::of(facts, from, streams[from].in_hand).filter(|_| streams[from].message != Some(0))
+        });
+        if let Some(before) = &control.approach {
+            queues = queues.zip(before.queues).map(|(now, before)| Some(now?.at_rate_of(before)));
+        }
+        let lasts = queues.iter().flatten().map(Queue::lasts).max().unwrap_or_default();
+        let until = cx.now + (4 * lasts + APPROACH).min(cx.policy.drain_limit);
+        let until = control.approach.get_or_insert(Approach { until, queues }).until;
+        let held = queues.map(|queue| queue.and_then(|queue| queue.held()));
+        let is_short = held == Pair::both(None);
+        if !is_short && cx.now < until {
+            control.again = Some(cx.now + AGAIN.max(lasts / 8));
+            return Action::HoldBack(held);
+        }
+        control.approach = None;
+        if !is_short && !control.wanted {
+            return self.not_now(cx);
+        }
+        if cx.shown.refusal == Some(Refusal::Path) {
+            cx.shown.refusal = None;
+        }
+        // A stream that ends right after the threshold has nothing left to splice for.
+        let looks = !control.wanted && self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0);
+        if looks { Action::LookBehind } else { self.freeze(cx) }
     }
 
     fn freeze(&mut self, cx: &mut Context<'_>) -> Action {

@@ -32,6 +32,15 @@ impl Relay {
                 None
             }
             Action::Measure => Some(Event::Measured(self.legs.each_ref().map(Leg::path_facts))),
+            Action::HoldBack(held) => {
+                for from in Side::BOTH {
+                    if let Some(held) = held[from] {
+                        self.legs[from].hold_back(held.window);
+                        self.legs[from.other()].limit_outstanding(held.outstanding);
+                    }
+                }
+                None
+            }
             Action::Freeze { fit } => Some(self.freeze(fit)),
             Action::Look => {
                 let at = self.datapath().look(self.flow().legs.each_ref());
@@ -68,7 +77,7 @@ impl Relay {
 
     /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
-        self.legs.iter_mut().for_each(Leg::unclamp);
+        self.legs.iter_mut().for_each(Leg::relax);
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();
         }
@@ -149,6 +158,7 @@ impl Relay {
 
     /// Takes the flow back to control mode, from a drain or from forwarding mode (`away`: for how long).
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
+        self.legs.iter_mut().for_each(Leg::relax);
         let (d, tuples) = (self.datapath(), self.tuples());
         let paths = d.paths_of(tuples.each_ref());
         let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
