@@ -23,6 +23,7 @@ mod queue;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use crate::{
     EndReason, FlowState, Refusal,

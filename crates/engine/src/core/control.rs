@@ -2,15 +2,16 @@
 
 use super::{
     Action, Context, Core, Event, State, Stream, Time,
-    distance::{Distance, Judgement},
+    distance::{Distance, Judgement, SHORT},
     forwarded::Forwarded,
     queue::Queue,
     streams::Passing,
     was_reset,
+    watch::Watch,
 };
 use crate::{
     EndReason, Refusal,
-    types::{Command, SpliceWhen},
+    types::{Command, PathRule, SpliceWhen},
 };
 use longsplice_datapath::{Frozen, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, can_fit};
 use std::time::Duration;
@@ -26,6 +27,8 @@ const PATH_AGAIN: Duration = Duration::from_secs(10);
 /// Time that the queues have to become short before a splice, beyond a multiple of the time that the receiver
 /// needs for them: the sender may use the window that it was promised before it is held back.
 const APPROACH: Duration = Duration::from_secs(1);
+/// Number of copied bytes from which a direction's rate is known: some windows.
+const WATCHED: u64 = 64 * 1024;
 /// Time until the next attempt, if a host was silent for too long.
 const SILENT_AGAIN: Duration = Duration::from_secs(5);
 /// Number of attempts that wait for fitting windows. Afterwards,
@@ -50,6 +53,10 @@ pub(super) struct Control {
     tries: u32,
     /// Set while senders are held back.
     approach: Option<Approach>,
+    /// Number of bytes copied when copying began, and that time.
+    began: (Pair<u64>, Time),
+    /// Round-trip time of the whole path, and the rates before the splice in bytes per second, if the flow is to be watched.
+    watch: Option<(Duration, Pair<u64>)>,
     /// Number of copied bytes at the last count, and the time when bytes last moved.
     moved: (u64, Time),
     /// Bytes are moving and are counted at intervals. When they stop, nothing wakes up before the idle limit.
@@ -92,6 +99,8 @@ impl Control {
             again: None,
             tries: 0,
             approach: None,
+            began: (copied, Time::MAX),
+            watch: None,
             moved: (0, Time::ZERO),
             counts: false,
             tick_at: Time::ZERO,
@@ -105,6 +114,18 @@ impl Control {
 
     fn copied(&self) -> u64 {
         self.streams.iter().map(|s| s.copied).sum()
+    }
+
+    /// Returns the rates of both directions in bytes per second: what the receivers have acknowledged lately, but not
+    /// more than the mean, because senders pause. 0 if a direction has carried little.
+    fn rates(&self, now: Time, facts: &Pair<PathFacts>) -> Pair<u64> {
+        let (before, began) = self.began;
+        let elapsed = now.saturating_sub(began).as_secs_f64().max(f64::EPSILON);
+        Pair::from_fn(|from| {
+            let copied = self.streams[from].copied - before[from];
+            let mean = (copied as f64 / elapsed) as u64;
+            if copied < WATCHED { 0 } else { mean.min(facts[from.other()].rate) }
+        })
     }
 
     fn is_due(&self) -> bool {
@@ -183,6 +204,7 @@ impl Core {
         }
         let (is_message, control) = (self.message.is_some(), self.control.as_mut().expect("not forwarded"));
         control.moved = (control.copied(), cx.now);
+        control.began.1 = control.began.1.min(cx.now);
         (control.counts, control.tick_at) = (false, cx.now + cx.policy.idle_limit);
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
@@ -316,6 +338,9 @@ impl Core {
         if cx.shown.refusal == Some(Refusal::Path) {
             cx.shown.refusal = None;
         }
+        let rtt = facts.iter().filter_map(|f| f.min_rtt).sum();
+        let is_watched = !control.wanted && cx.policy.path == PathRule::Auto && rtt > SHORT;
+        control.watch = is_watched.then(|| (rtt, control.rates(cx.now, facts)));
         // A stream that ends right after the threshold has nothing left to splice for.
         let looks = !control.wanted && self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0);
         if looks { Action::LookBehind } else { self.freeze(cx) }
@@ -467,8 +492,13 @@ impl Core {
         if let (Some(m), Some(control)) = (&mut self.message, &self.control) {
             m.left = control.streams[m.from].message.unwrap_or(0);
         }
+        let watch = self
+            .control
+            .as_mut()
+            .and_then(|control| control.watch.take())
+            .and_then(|(rtt, before)| Watch::new(cx.now, rtt, before));
         (self.state, self.control) = (State::Spliced, None);
-        self.forwarded = Forwarded::new(cx.now);
+        self.forwarded = Forwarded::new(cx.now, watch);
         Action::Keep
     }
 

@@ -102,3 +102,45 @@ fn bytes_that_stay_in_their_socket_are_no_queue() {
     let next_request = PathFacts { unread: 10_000, ..leg };
     assert!(matches!(flow.on(Event::Measured(Pair::new(next_request, leg))), Action::Freeze { .. }));
 }
+
+/// A flow whose server has sent 1 MB within a second, over a path of 20 ms, is spliced. Then it sends so many bytes per look.
+fn after_a_splice(bytes: u32) -> (Flow, Option<Action>) {
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1_000_000), ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    flow.copy(Side::Server, 1_000_000);
+    flow.now += SECOND;
+    flow.on(Event::Copied);
+    let rtt = Some(Duration::from_millis(10));
+    let leg = PathFacts { rtt, min_rtt: rtt, rate: 1_000_000, ..PathFacts::default() };
+    assert!(matches!(flow.on(Event::Measured(Pair::both(leg))), Action::LookBehind));
+    flow.on(Event::LookedBehind(false));
+    flow.frozen();
+    flow.drained();
+    assert!(matches!(flow.on(Event::Committed(Ok(Box::default()))), Action::Keep));
+    let mut paths = forwarded();
+    paths.server.sent = 1; // in flight
+    let mut looks = 0..8;
+    let action = looks.find_map(|_| {
+        let event = Event::Seen(Box::new(Seen { why: Why::Look, paths: Some(paths), legs: None }));
+        let action = flow.on(event);
+        paths.server.end = paths.server.end.wrapping_add(bytes);
+        flow.now += flow.core.look_within().unwrap_or_default();
+        (!matches!(action, Action::Wait)).then_some(action)
+    });
+    (flow, action)
+}
+
+#[test]
+fn a_flow_that_becomes_slow_after_its_splice_is_taken_back() {
+    let (mut flow, action) = after_a_splice(10_000); // each 80 ms
+    assert!(matches!(action, Some(Action::Unsplice { .. })), "{action:?}");
+    assert_eq!(flow.shown.refusal, Some(Refusal::Path));
+    let at = Switched { was_forwarded: Pair::both(true), ..Switched::default() };
+    assert!(matches!(flow.on(Event::Unspliced { at: Ok(Box::new(at)), client_reset: false }), Action::Attend));
+    assert!(matches!(flow.on(Event::Attended(true)), Action::CopyOn { forget: None }), "and left alone");
+    assert_eq!(flow.core.most(), u64::MAX);
+
+    let (flow, action) = after_a_splice(60_000);
+    assert!(action.is_none() && flow.core.look_within().is_none(), "{action:?}");
+    assert_eq!((flow.core.state(), flow.shown.refusal), (State::Spliced, None));
+}
