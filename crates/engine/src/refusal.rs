@@ -78,7 +78,7 @@ refusals! {
     /// The caller must read the whole stream.
     Filter = "filter",
     /// A sender is nearer to us than its receiver, so forwarding would
-    /// slow its transfer down ([`PathRule::Auto`](crate::PathRule::Auto)).
+    /// slow its transfer down ([`PathRule::Within`](crate::PathRule::Within)).
     Path = "path",
 }
 

@@ -31,18 +31,82 @@ pub enum Trigger {
 }
 
 /// The network paths over which a flow may be spliced. [`Command::Splice`](crate::Command) ignores this rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "lowercase"))]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(try_from = "WrittenPathRule"))]
 #[non_exhaustive]
 pub enum PathRule {
     /// Only paths on which a splice slows no transfer down; otherwise the flow is copied ([`Refusal::Path`]).
-    /// In a direction that carries more than a few kilobytes, the sender must not be nearer to us than the
-    /// receiver, unless both round-trip times together are at most 2 ms, or the hosts shook hands with each
-    /// other. Nothing is known yet of a flow that is spliced [at once](SpliceWhen::AtOnce).
-    #[default]
-    Auto,
+    ///
+    /// In a direction that carries more than a few kilobytes, the round-trip time of the whole path must be at most
+    /// `rtt_ratio` times that of the sender's part of it. The ratio does not matter if both parts together take at most
+    /// 2 ms, or if the hosts shook hands with each other. Nothing is known yet of a flow that is spliced
+    /// [at once](SpliceWhen::AtOnce).
+    ///
+    /// A path that was refused is looked at again every ten seconds. A flow that falls below half of its rate within
+    /// some round trips after its splice is taken back, and stays in control mode.
+    Within {
+        /// The limit; see [`PathRule::RTT_RATIO`].
+        rtt_ratio: f32,
+    },
     /// Any path.
     Any,
+}
+
+impl PathRule {
+    /// The default limit. Up to twice its own round-trip time, even BBR is not harmed, whose window
+    /// is twice what it has measured. An eighth is how far two measurements of the same path differ.
+    pub const RTT_RATIO: f32 = 2.125;
+
+    /// Returns the rule with another limit. Errors if it is not a number from 1 to 1000.
+    pub fn within(rtt_ratio: f32) -> Result<PathRule, String> {
+        match rtt_ratio {
+            1.0..=1000.0 => Ok(PathRule::Within { rtt_ratio }),
+            _ => Err(format!("an rtt_ratio of {rtt_ratio} is not possible: write a number from 1 to 1000")),
+        }
+    }
+}
+
+impl Default for PathRule {
+    fn default() -> PathRule {
+        PathRule::Within { rtt_ratio: PathRule::RTT_RATIO }
+    }
+}
+
+/// A [`PathRule`] as it is written in a configuration.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+#[serde(untagged, expecting = "write \"auto\", \"any\", or { rtt_ratio = NUMBER }")]
+enum WrittenPathRule {
+    Named(NamedPathRule),
+    Limits(PathLimits),
+}
+
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PathLimits {
+    rtt_ratio: f32,
+}
+
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum NamedPathRule {
+    Auto,
+    Any,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<WrittenPathRule> for PathRule {
+    type Error = String;
+
+    fn try_from(written: WrittenPathRule) -> Result<PathRule, String> {
+        match written {
+            WrittenPathRule::Named(NamedPathRule::Auto) => Ok(PathRule::default()),
+            WrittenPathRule::Named(NamedPathRule::Any) => Ok(PathRule::Any),
+            WrittenPathRule::Limits(limits) => PathRule::within(limits.rtt_ratio),
+        }
+    }
 }
 
 /// Treatment of relayed flows; one per listener. Minor releases add fields: write `..Policy::default()` after those you set.
@@ -87,7 +151,7 @@ impl Default for Policy {
     fn default() -> Self {
         Policy {
             when: SpliceWhen::AfterBytes(Policy::PAYS_FROM),
-            path: PathRule::Auto,
+            path: PathRule::default(),
             hold: false,
             drain_limit: Duration::from_secs(10),
             release_after: Some(Duration::from_secs(60)),

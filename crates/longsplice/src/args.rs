@@ -150,8 +150,10 @@ pub struct RunArgs {
     pub splice: Option<SpliceWhen>,
 
     /// Paths to splice over. auto: copy where a splice would slow a transfer down, because its sender is nearer than its
-    /// receiver. any: splice over all paths. With --splice at-once, nothing is known about the path yet [default: auto].
-    #[arg(long, value_name = "auto|any", value_parser = parse_path)]
+    /// receiver. any: splice over all paths. RATIO: copy where the round-trip time of the whole path is more than RATIO times
+    /// that of the sender's part; auto stands for 2.125. With --splice at-once, nothing is known about the path yet
+    /// [default: auto].
+    #[arg(long, value_name = "auto|any|RATIO", value_parser = parse_path)]
     pub path: Option<PathRule>,
 
     /// Enable TCP keep-alive while a connection is copied: probe a host that was silent for this time, and give it up after
@@ -307,7 +309,11 @@ fn parse_when(text: &str) -> Result<SpliceWhen, String> {
 }
 
 fn parse_path(text: &str) -> Result<PathRule, String> {
-    serde_json::from_value(text.into()).map_err(|_| "write auto or any".to_owned())
+    match text {
+        "auto" => Ok(PathRule::default()),
+        "any" => Ok(PathRule::Any),
+        n => PathRule::within(n.parse().map_err(|_| "write auto, any, or a number from 1 to 1000".to_owned())?),
+    }
 }
 
 fn parse_state(text: &str) -> Result<FlowState, String> {
@@ -373,7 +379,12 @@ mod tests {
     fn where_to_splice() {
         assert_eq!(run("longsplice run").path, None);
         assert_eq!(run("longsplice run --path any").path, Some(PathRule::Any));
-        assert_eq!(run("longsplice run --path auto").path, Some(PathRule::Auto));
+        assert_eq!(run("longsplice run --path auto").path, Some(PathRule::default()));
+        assert_eq!(run("longsplice run --path 3.5").path, Some(PathRule::Within { rtt_ratio: 3.5 }));
+        for wrong in ["far", "0.5", "NaN", "1001"] {
+            let error = Args::try_parse_from(["longsplice", "run", "--path", wrong]).expect_err(wrong);
+            assert!(error.to_string().contains("from 1 to 1000"), "{error}");
+        }
         assert!(parse("longsplice run --path short").is_err());
     }
 

@@ -339,7 +339,7 @@ impl Core {
             cx.shown.refusal = None;
         }
         let rtt = facts.iter().filter_map(|f| f.min_rtt).sum();
-        let is_watched = !control.wanted && cx.policy.path == PathRule::Auto && rtt > SHORT;
+        let is_watched = !control.wanted && cx.policy.path != PathRule::Any && rtt > SHORT;
         control.watch = is_watched.then(|| (rtt, control.rates(cx.now, facts)));
         // A stream that ends right after the threshold has nothing left to splice for.
         let looks = !control.wanted && self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0);

@@ -39,12 +39,13 @@ impl Distance<'_> {
     pub fn judge(&self) -> Judgement {
         let Pair { client, server } = &self.legs;
         let is_transparent = client.remote == server.local && client.local == server.remote;
-        if self.policy.path == PathRule::Any || (is_transparent && self.copied == 0) {
+        let PathRule::Within { rtt_ratio } = self.policy.path else { return Judgement::Splice };
+        if is_transparent && self.copied == 0 {
             return Judgement::Splice;
         }
         let Pair { client: Some(client), server: Some(server) } = self.rtt else { return Judgement::Splice };
         let rtt = Pair::new(client, server);
-        let suffers = |from: &Side| !is_harmless(rtt[*from], rtt[from.other()]);
+        let suffers = |from: &Side| !is_harmless(rtt[*from], rtt[from.other()], rtt_ratio);
         let carries = |from: &Side| self.carried[*from] > FEW;
         if !Side::BOTH.iter().any(suffers) {
             return Judgement::Splice;
@@ -59,10 +60,8 @@ impl Distance<'_> {
     }
 }
 
-/// A window that BBR has measured lasts for up to twice the sender's own round-trip time,
-/// since BBR doubles it. An eighth is how far two measurements of the same path differ.
-fn is_harmless(sender: Duration, receiver: Duration) -> bool {
-    receiver <= sender + sender / 8 || sender + receiver <= SHORT
+fn is_harmless(sender: Duration, receiver: Duration, rtt_ratio: f32) -> bool {
+    sender + receiver <= sender.mul_f32(rtt_ratio).max(SHORT)
 }
 
 #[cfg(test)]

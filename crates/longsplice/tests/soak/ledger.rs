@@ -315,6 +315,8 @@ impl Book {
             Some(Err(error)) if is_waiting(error) && self.is_untold(s.began, 1) => return Ok(()),
             Some(Err(error)) if is_waiting(error) => return Err(format!("hung: {error}")),
             Some(Err(error)) if self.excuses(s) => return self.excused(s),
+            // in the handshake of a proxy protocol
+            Some(Err(error)) if error.kind() == ErrorKind::ConnectionReset && self.may_be_unheard() => return Ok(()),
             Some(Err(error)) => return Err(format!("not connected: {error}")),
             None => return Ok(()),
         };
@@ -340,11 +342,17 @@ impl Book {
         if self.excuses(s) {
             return self.excused(s);
         }
-        if reports().all(|r| r.received == 0) && self.tally.unheard <= self.known.len() / UNHEARD {
-            self.tally.unheard += 1;
+        if reports().all(|r| r.received == 0) && self.may_be_unheard() {
             return Ok(());
         }
         right.map_err(|why| why + &all())
+    }
+
+    /// Counts a connection that was reset before a byte has arrived. Returns whether the kernel alone resets as many.
+    fn may_be_unheard(&mut self) -> bool {
+        let may = self.tally.unheard <= self.known.len() / UNHEARD;
+        self.tally.unheard += usize::from(may);
+        may
     }
 
     /// Whether this many ends that have been waiting since then belong to flows that a stop could not reset. Each counts once.

@@ -79,7 +79,7 @@ connections = 5
 protocol = "plug"
 listen = "[::1]:8080"
 target = "example.org:80"
-policy = { splice = 1000 }
+policy = { splice = 1000, path = { rtt_ratio = 3.5 } }
 "#;
 
 #[test]
@@ -107,7 +107,10 @@ fn whole_file() {
     assert_eq!((p.when, p.path, p.hold, p.release_after), (SpliceWhen::AtOnce, PathRule::Any, true, None));
     assert_eq!((p.drain_limit, p.idle_limit), (Duration::from_millis(2500), Duration::from_secs(60)));
     assert_eq!(p.keepalive, Some(Duration::from_secs(30)));
-    assert_eq!((plug.policy.when, plug.policy.path), (SpliceWhen::AfterBytes(1000), PathRule::Auto));
+    assert_eq!(
+        (plug.policy.when, plug.policy.path),
+        (SpliceWhen::AfterBytes(1000), PathRule::Within { rtt_ratio: 3.5 })
+    );
     let l = &socks.limits;
     assert_eq!(
         (l.handshake, l.resolve, l.connect),
@@ -163,6 +166,11 @@ fn mistakes_in_values() {
     expect("# \u{e4}\n[[listener]]\nlisten = \"::1:1\"", (3, 10), "IPv6 in brackets");
     expect(&socks("policy.splice = \"soon\""), (4, 17), "expected \"never\", \"at-once\" or a number of bytes");
     expect(&socks("policy.splice = -1"), (4, 17), "a number of bytes");
+    for wrong in ["\"near\"", "3", "{ ratio = 3 }", "{}"] {
+        let says = "write \"auto\", \"any\", or { rtt_ratio = NUMBER }";
+        expect(&socks(&format!("policy.path = {wrong}")), (4, 15), says);
+    }
+    expect(&socks("policy.path = { rtt_ratio = 0 }"), (4, 15), "write a number from 1 to 1000");
     expect(&socks("policy.idle_limit = 0"), (4, 21), "a number of seconds above 0");
     expect(&socks("policy.idle_limit = nan"), (4, 21), "a number of seconds above 0");
     expect(&socks("policy.idle_limit = 1e300"), (4, 21), "a number of seconds above 0");
@@ -502,13 +510,12 @@ const TABLES: [(&str, &[&str]); 14] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &str); 10] = [
+const WORDS: [(&str, &str, &str); 9] = [
     ("splice = \"unknown\"", "splice", "Top level"),
     ("log.format = \"unknown\"", "format", "Log"),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", "Listeners"),
     ("[[listener]]\nforwarded = \"unknown\"", "forwarded", "HTTP"),
     ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", "Rules"),
-    ("[[listener]]\npolicy.path = \"unknown\"", "path", "Policy"),
     ("[[listener]]\nproxy_protocol.send = \"unknown\"", "send", "PROXY protocol"),
     ("[[listener]]\nfilter.rules = [{ action = \"unknown\" }]", "action", "Filter rules"),
     ("[[listener]]\nfilter.accept_encoding = \"unknown\"", "accept_encoding", "Filter"),
@@ -599,7 +606,7 @@ fn the_page_has_the_right_defaults() {
         ("Top level", "source_ports", word(&format!("{}-{}", ports.start(), ports.end()))),
         ("Top level", "connections", CONNECTIONS.to_string()),
         ("Policy", "splice", bytes.to_string()),
-        ("Policy", "path", word(&format!("{:?}", policy.path).to_lowercase())),
+        ("Policy", "path", word("auto")),
         ("Policy", "hold", policy.hold.to_string()),
         ("Policy", "drain_limit", seconds(policy.drain_limit)),
         ("Policy", "release_after", seconds(policy.release_after.unwrap())),
@@ -628,6 +635,8 @@ fn the_page_has_the_right_defaults() {
     ] {
         assert_eq!(row(heading, key)[3], format!("`{default}`"), "docs/configuration.md, \"{heading}\", `{key}`");
     }
+    assert_eq!(policy.path, PathRule::Within { rtt_ratio: PathRule::RTT_RATIO });
+    assert!(row("Policy", "path")[4].contains(&format!("`\"auto\"` stands for {}.", PathRule::RTT_RATIO)));
     assert!(PAGE.contains(&format!("bodies from {} MB on", Http::BODY_PAYS_FROM >> 20)));
     for maximum in [
         format!("| cost {BCRYPT_COST_MAX} |"),

@@ -4,7 +4,7 @@ use super::*;
 #[test]
 fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
     let mut flow =
-        Flow::new(Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::Auto, ..Policy::default() }, None);
+        Flow::new(Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::default(), ..Policy::default() }, None);
     flow.on(Event::Attended(true));
     flow.copy(Side::Client, 100_000);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
