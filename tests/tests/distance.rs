@@ -100,7 +100,9 @@ fn a_switch_causes_no_timeout() {
             f.wait_state(FlowState::Spliced);
         });
         let timeouts = lab.server.counter("TcpExt", "TCPTimeouts").expect("a counter");
-        assert_eq!((beyond, again, timeouts), (0, 0, 0), "{family:?}");
+        // a probe for the loss of the last segment is due after two round trips without an acknowledgement (RFC 8985, 7.2)
+        assert!(again <= 2, "{family:?}: {again} segments were sent again");
+        assert_eq!((beyond, timeouts), (0, 0), "{family:?}");
     }
 }
 

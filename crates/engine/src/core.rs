@@ -183,7 +183,7 @@ pub enum Action {
     },
     /// Measure the paths, as the sockets know them.
     Measure,
-    /// Hold these senders back, since their queues are too long for a freeze.
+    /// Hold these senders back, since their queues are too long for a freeze. If none: no longer hold any back.
     HoldBack(Pair<Option<Held>>),
     /// Read once more, beyond the bytes that were enough for a splice.
     LookBehind,

@@ -16,6 +16,9 @@ use std::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+/// Window of [`Leg::clamp`], in bytes. Half of the usual first window: bytes in hand and bytes to come fit.
+const FIRST_WINDOW: u32 = 32_768;
+
 /// The socket of a leg.
 #[derive(Debug)]
 enum Socket {
@@ -40,6 +43,8 @@ pub struct Leg {
     pub(crate) at: Position,
     /// Whether the receive window is limited; see [`Leg::clamp`].
     clamped: bool,
+    /// Whether the host is held back; see [`Leg::hold_back`].
+    held_back: bool,
     /// Size of the send buffer before it was limited; see [`Leg::limit_outstanding`].
     buffered: Option<usize>,
     /// Whether the socket sends keep-alive probes; see [`Leg::keep_alive`].
@@ -61,6 +66,7 @@ impl Leg {
             announced: None,
             at: Position::default(),
             clamped: false,
+            held_back: false,
             buffered: None,
             keeps_alive: false,
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
@@ -148,7 +154,6 @@ impl Leg {
     /// for. The engine lifts the limit when it keeps copying, as does [`Leg::unclamp`].
     #[doc(hidden)]
     pub fn clamp(&mut self) {
-        const FIRST_WINDOW: u32 = 32_768; // half of the usual first window: bytes in hand and bytes to come fit
         if let Socket::Live(s) = &self.socket {
             self.clamped = clamp_window(s.get(), FIRST_WINDOW).is_ok(); // on failure, more is copied
         }
@@ -167,7 +172,7 @@ impl Leg {
     /// Has the host send no more than `window` bytes ahead of what was read. A larger window that was announced stays.
     pub(crate) fn hold_back(&mut self, window: u32) {
         let narrowed = self.descriptor().map(|s| clamp_window(s, window));
-        self.clamped |= narrowed.is_some_and(|set| set.is_ok()); // on failure, the queue stays long
+        self.held_back |= narrowed.is_some_and(|set| set.is_ok()); // on failure, the queue stays long
     }
 
     /// Limits the bytes that the socket holds until its host acknowledges them.
@@ -178,13 +183,14 @@ impl Leg {
         }
     }
 
-    /// Lifts the limits of [`Leg::hold_back`], [`Leg::clamp`] and [`Leg::limit_outstanding`].
+    /// Lifts the limits of [`Leg::hold_back`] and [`Leg::limit_outstanding`].
     pub(crate) fn relax(&mut self) {
-        self.unclamp();
-        if let Some(before) = self.buffered.take()
-            && let Some(Err(error)) = self.descriptor().map(|s| lift_outstanding(s, before))
-        {
-            tracing::warn!(leg = ?self.tuple(), %error, "the send buffer stays small");
+        let window = if self.clamped { FIRST_WINDOW } else { u32::MAX };
+        let window = std::mem::take(&mut self.held_back).then_some(window);
+        let (buffered, Some(s)) = (self.buffered.take(), self.descriptor()) else { return };
+        let lifted = window.map_or(Ok(()), |window| clamp_window(s, window));
+        if let Err(error) = lifted.and(buffered.map_or(Ok(()), |before| lift_outstanding(s, before))) {
+            tracing::warn!(leg = ?self.tuple(), %error, "buffers of a connection stay small");
         }
     }
 
@@ -382,6 +388,7 @@ impl Parked {
             announced: None,
             at,
             clamped: false,
+            held_back: false,
             buffered: None,
             keeps_alive: false,
             refusal: OnceLock::new(),

@@ -258,6 +258,7 @@ impl Relay {
                 self.legs.iter().for_each(Leg::abort);
             }
         }
+        self.legs.iter_mut().for_each(Leg::relax); // they may go back to the caller
         let ended = self.ended(how);
         self.flow().announcer.tell(ended.id, FlowEventKind::Ended(how));
         // no socket is left that could inform the hosts of a released flow

@@ -42,7 +42,7 @@ pub enum PathRule {
     /// 2 ms, or if the hosts shook hands with each other. Nothing is known yet of a flow that is spliced
     /// [at once](SpliceWhen::AtOnce).
     ///
-    /// A path that was refused is looked at again every ten seconds. A flow that falls below half of its rate within
+    /// A path that was refused is looked at again after ten seconds, and then ever more rarely. A flow that falls below half of its rate within
     /// some round trips after its splice is taken back, and stays in control mode.
     Within {
         /// The limit; see [`PathRule::RTT_RATIO`].

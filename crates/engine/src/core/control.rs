@@ -22,7 +22,7 @@ const COUNT_EVERY: Duration = Duration::from_millis(250);
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time until the next attempt, if an earlier switch may not be over or the windows may not fit yet.
 const AGAIN: Duration = Duration::from_millis(5);
-/// Time until the next look at a path on which a splice would have slowed a transfer down.
+/// Minimum time until the next look at a path on which a splice would have slowed a transfer down.
 const PATH_AGAIN: Duration = Duration::from_secs(10);
 /// Time that the queues have to become short before a splice, beyond a multiple of the time that the receiver
 /// needs for them: the sender may use the window that it was promised before it is held back.
@@ -176,7 +176,8 @@ impl Core {
                 // the other direction has to be worth a splice by itself
                 let control = self.control_mut();
                 control.enough = control.copied() + cx.policy.threshold().unwrap_or(0);
-                self.moved(cx)
+                self.note_copied(cx);
+                Action::HoldBack(Pair::both(None))
             }
             Event::Frozen(Ok(frozen)) => self.frozen(cx, &frozen),
             Event::Frozen(Err(error)) => self.unfrozen(cx, error),
@@ -269,6 +270,9 @@ impl Core {
                 self.stay = true;
                 let control = self.control_mut();
                 (control.wanted, control.enough) = (false, u64::MAX);
+                if control.approach.take().is_some() {
+                    return Action::HoldBack(Pair::both(None));
+                }
             }
             Command::Release => {}
             Command::Reset => return self.end(cx, EndReason::Stopped),
@@ -297,8 +301,8 @@ impl Core {
         .judge();
         match judgement {
             Judgement::After(n) => {
-                control.enough = control.copied() + n;
-                self.proceed(cx)
+                (control.enough, control.approach) = (control.copied() + n, None);
+                Action::HoldBack(Pair::both(None))
             }
             Judgement::Copy => self.not_now(cx),
             Judgement::Splice => self.approach(cx, facts),
@@ -307,7 +311,10 @@ impl Core {
 
     /// Copies on because of the path, and looks at it again later.
     fn not_now(&mut self, cx: &mut Context<'_>) -> Action {
-        self.control_mut().again = Some(cx.now + PATH_AGAIN);
+        let control = self.control_mut();
+        control.approach = None;
+        // ever more rarely: a path seldom changes
+        control.again = Some(cx.now + PATH_AGAIN.max(cx.now.saturating_sub(control.began.1)));
         cx.refuse(Refusal::Path);
         Action::CopyOn { forget: None }
     }

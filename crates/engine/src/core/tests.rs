@@ -208,7 +208,7 @@ fn the_threshold_is_looked_behind() {
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
     assert!(matches!(flow.measured(), Action::LookBehind));
     // one stream has ended: the other has to carry that much again
-    assert!(matches!(flow.on(Event::LookedBehind(true)), Action::Wait));
+    assert!(matches!(flow.on(Event::LookedBehind(true)), Action::HoldBack(_)));
     assert_eq!(flow.core.most(), 2000);
     flow.copy(Side::Server, 1000);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));

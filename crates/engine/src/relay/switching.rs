@@ -33,11 +33,12 @@ impl Relay {
             }
             Action::Measure => Some(Event::Measured(self.legs.each_ref().map(Leg::path_facts))),
             Action::HoldBack(held) => {
-                for from in Side::BOTH {
-                    if let Some(held) = held[from] {
-                        self.legs[from].hold_back(held.window);
-                        self.legs[from.other()].limit_outstanding(held.outstanding);
-                    }
+                if held == Pair::both(None) {
+                    self.legs.iter_mut().for_each(Leg::relax);
+                }
+                for (from, held) in Side::BOTH.iter().filter_map(|from| Some((*from, held[*from]?))) {
+                    self.legs[from].hold_back(held.window);
+                    self.legs[from.other()].limit_outstanding(held.outstanding);
                 }
                 None
             }
@@ -77,6 +78,7 @@ impl Relay {
 
     /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
+        self.legs.iter_mut().for_each(Leg::unclamp);
         self.legs.iter_mut().for_each(Leg::relax);
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();

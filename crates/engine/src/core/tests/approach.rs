@@ -35,7 +35,7 @@ fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
     flow.on(Event::Attended(true));
     flow.copy(Side::Client, 100);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
-    assert!(matches!(flow.on(facts()), Action::Wait));
+    assert!(matches!(flow.on(facts()), Action::HoldBack(_)));
     assert_eq!(flow.core.most(), 14_601);
     flow.copy(Side::Client, 14_501);
     assert!(matches!(flow.on(Event::Copied), Action::Measure));
@@ -64,6 +64,15 @@ fn senders_are_held_back_until_their_queues_are_short() {
     flow.now = flow.core.timer().expect("another look");
     assert!(matches!(flow.on(Event::Timer), Action::Measure));
     assert!(matches!(flow.on(queued(50_000)), Action::Freeze { .. }));
+
+    // the command is revoked
+    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1), ..Policy::default() }, None);
+    flow.on(Event::Attended(true));
+    assert!(matches!(flow.on(Event::Command(Command::Unsplice)), Action::Wait));
+    flow.on(Event::Command(Command::Splice));
+    assert!(matches!(flow.on(queued(1_000_000)), Action::HoldBack(held) if held.server.is_some()));
+    let Action::HoldBack(held) = flow.on(Event::Command(Command::Unsplice)) else { panic!("nobody is held back") };
+    assert_eq!(held, Pair::both(None));
 }
 
 #[test]
