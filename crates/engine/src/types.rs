@@ -37,13 +37,13 @@ pub enum Trigger {
 pub enum PathRule {
     /// Only paths on which a splice slows no transfer down; otherwise the flow is copied ([`Refusal::Path`]).
     ///
-    /// In a direction that carries more than a few kilobytes, the round-trip time of the whole path must be at most
-    /// `rtt_ratio` times that of the sender's part of it. The ratio does not matter if both parts together take at most
-    /// 2 ms, or if the hosts shook hands with each other. Nothing is known yet of a flow that is spliced
-    /// [at once](SpliceWhen::AtOnce).
+    /// In a direction that carries more than a few kilobytes, and more than a sixteenth of all bytes, the round-trip time of
+    /// the whole path must be at most `rtt_ratio` times that of the sender's part of it. The ratio does not matter if both
+    /// parts together take at most 2 ms, or if the hosts shook hands with each other. Nothing is known yet of a flow that is
+    /// spliced [at once](SpliceWhen::AtOnce).
     ///
-    /// A path that was refused is looked at again after ten seconds, and then ever more rarely. A flow that falls below half of its rate within
-    /// some round trips after its splice is taken back, and stays in control mode.
+    /// A path that was refused is looked at again after ten seconds, and then ever more rarely. A flow that falls below
+    /// half of its rate within some round trips after its splice is taken back, and stays in control mode.
     Within {
         /// The limit; see [`PathRule::RTT_RATIO`].
         rtt_ratio: f32,

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Bytes that a direction may carry without suffering: the initial window of a sender (RFC 6928: ten segments).
 const FEW: u64 = 10 * 1460;
+/// A direction with less than this part of the bytes carries only requests or acknowledgements for the other one.
+const PART: u64 = 16;
 /// Round-trip time of both legs together that does no harm: covered by the
 /// slack of a sender's timers, which are at least 200 ms, and of its windows.
 pub(super) const SHORT: Duration = Duration::from_millis(2);
@@ -46,7 +48,8 @@ impl Distance<'_> {
         let Pair { client: Some(client), server: Some(server) } = self.rtt else { return Judgement::Splice };
         let rtt = Pair::new(client, server);
         let suffers = |from: &Side| !is_harmless(rtt[*from], rtt[from.other()], rtt_ratio);
-        let carries = |from: &Side| self.carried[*from] > FEW;
+        let all = self.carried.client.saturating_add(self.carried.server);
+        let carries = |from: &Side| self.carried[*from] > FEW.max(all / PART);
         if !Side::BOTH.iter().any(suffers) {
             return Judgement::Splice;
         }
@@ -79,6 +82,9 @@ mod tests {
             ([near, far], [500, many], Splice),
             ([near, far], [many, 500], Copy),
             ([near, far], [many, many], Copy),
+            // requests for a download from a far server
+            ([near, far], [20_000, 301_000], Splice),
+            ([near, far], [20_000, 299_000], Copy),
             // the same for a far client
             ([far, near], [500, many], Copy),
             ([far, near], [many, 500], Splice),
