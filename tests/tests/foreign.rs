@@ -306,6 +306,33 @@ fn a_client_that_misses_a_reset_hears_of_it_when_it_sends() {
     }
 }
 
+/// The client has received more than we have seen it acknowledge when we stop. It ignores a reset with the number that it has
+/// acknowledged (RFC 5961, 3.2), and has nothing to send.
+#[test]
+#[ignore = "root"]
+fn a_client_that_is_ahead_of_the_reset_is_reset_again() {
+    for (family, policy) in [(Family::V4, at_once()), (Family::V6, at_once()), (Family::V4, by_hand())] {
+        let state = if policy.when == SpliceWhen::AtOnce { FlowState::Spliced } else { FlowState::Copying };
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), policy);
+        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+        let (mut client, _) = dial(&lab, family, &Script::opener(1));
+        client.set_read_timeout(Some(PATIENCE)).expect("time limit");
+        let (mut server, _) = listener.accept().expect("accept");
+        f.wait_state(state);
+        let nothing = Impair { loss: 1.0, ..Impair::default() };
+        let lost = lab.impair(LinkDirection::FromClient, nothing).expect("impair");
+        server.write_all(b"x").expect("sent");
+        client.read_exact(&mut [0]).expect("received");
+        lost.change(Impair::default()).expect("change");
+        drop(f);
+        let told = client.read(&mut [0]).expect_err("the flow is over");
+        assert_eq!(told.kind(), ErrorKind::ConnectionReset, "{family:?} {state:?}");
+        let told = server.read(&mut [0]).expect_err("the flow is over");
+        assert_eq!(told.kind(), ErrorKind::ConnectionReset, "{family:?} {state:?}: server");
+    }
+}
+
 /// A server that does not answer, and a client that sends SYN after SYN from new ports.
 #[test]
 #[ignore = "root"]

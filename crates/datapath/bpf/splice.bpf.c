@@ -201,7 +201,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 
 	if (sc->s.flags & (TH_SYN | TH_RST))
 		return slow_special(skb);
-	if (sc->foreign && in_control(l) && !refuses(l, &sc->s))
+	if (sc->foreign && (in_control(l) || l->flags & LEG_RESET) && !refuses(l, &sc->s))
 		report_deserted(skb);
 
 	/* Check the size before the segment changes any state: if it cannot be forwarded, it must not count as received. */

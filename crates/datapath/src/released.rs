@@ -96,6 +96,9 @@ pub(crate) fn restore_instead(r: &Restore) -> io::Result<OwnedFd> {
     }
 }
 
+/// Time that the hosts of transparent connections have to answer a probe before the data path is removed.
+const ANSWER: Duration = Duration::from_millis(100);
+
 impl Datapath {
     /// Removes the leg's record from the data path; its path entry stays.
     /// Close the socket silently first. `None` if there is no record.
@@ -225,13 +228,24 @@ impl Datapath {
                 Err(error) => (all.failed, all.error) = (all.failed + 1, Some(error)),
             }
         }
-        for (leg, record) in self.legs() {
+        let legs = self.legs();
+        let mut reset = |(leg, record): &(Tuple, LegView)| {
             // after a switch, a socket's segments are useless without the leg's record
             let restore = if record.flags & LegFlags::PAIRED != 0 { restore_instead } else { restore };
-            if let Err(error) = self.reset_host(&leg, restore) {
+            if let Err(error) = self.reset_host(leg, restore) {
                 (all.failed, all.error) = (all.failed + 1, Some(error));
             }
+        };
+        legs.iter().for_each(&mut reset);
+        // A host that was ahead of its reset has ignored it, and answers the probe. The stack does
+        // not answer for an address that is not ours, but now the record has the right number.
+        let foreign = || legs.iter().filter(|(_, record)| record.flags & LegFlags::FOREIGN != 0);
+        if foreign().next().is_some() {
+            std::thread::sleep(ANSWER);
         }
+        let is_ahead =
+            |(leg, before): &&(Tuple, LegView)| self.leg(leg).is_some_and(|l| l.raw.ack_in != before.raw.ack_in);
+        foreign().filter(is_ahead).for_each(reset);
         all
     }
 
