@@ -324,7 +324,7 @@ fn a_client_that_is_ahead_of_the_reset_is_reset_again() {
         let lost = lab.impair(LinkDirection::FromClient, nothing).expect("impair");
         server.write_all(b"x").expect("sent");
         client.read_exact(&mut [0]).expect("received");
-        lost.change(Impair::default()).expect("change");
+        lost.change(Impair { delay: Duration::from_millis(20), ..Impair::default() }).expect("change");
         drop(f);
         let told = client.read(&mut [0]).expect_err("the flow is over");
         assert_eq!(told.kind(), ErrorKind::ConnectionReset, "{family:?} {state:?}");
