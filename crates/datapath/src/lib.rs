@@ -94,7 +94,10 @@ pub use pins::{default_pin, remove_dead};
 pub use released::{Recreated, Released, Resets};
 pub use requirements::{OLDEST, kernel_release, missing_capabilities, tested_kernels};
 pub use side::{Pair, Side};
-pub use sockets::{PathFacts, Repair, clamp_window, is_urgent, low_water, path_facts, receive, received, register};
+pub use sockets::{
+    PathFacts, Repair, SenderFacts, clamp_window, is_urgent, low_water, path_facts, receive, received, register,
+    sender_facts,
+};
 pub use switch::{FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
 pub use test_run::TestContext;
 pub use trace::{Numbers, Traced};
