@@ -1,11 +1,11 @@
 //! A connection is copied where a splice would make the transfer slower.
 use longsplice_engine::{Command, EndReason, Ended, FlowState, PathRule, Policy, SpliceWhen};
 use longsplice_lab::{
-    Family, Impair, Lab, LinkDirection, Shape,
+    Family, Impair, Lab, LinkDirection, Options, Shape,
     topology::{FORWARDER_TO_CLIENT, SERVER},
     traffic::{Script, connect, converse, intact, listen, serve},
 };
-use longsplice_tests::Forwarder;
+use longsplice_tests::{Forwarder, at_once};
 use std::time::Duration;
 
 const MANY: u64 = 400_000;
@@ -57,5 +57,74 @@ fn near_senders_are_not_spliced_to_far_receivers() {
             let ended = transfer(family, LinkDirection::FromClient, policy, FEW, MANY, command);
             assert_eq!((ended.splices, ended.refusal), (1, None), "{family:?} {command}: {ended:?}");
         }
+    }
+}
+
+/// Downloads `bytes`. Returns the number of segments that the forwarder's stack has dropped because they were beyond the window,
+/// and of those that the server has sent again.
+fn download(lab: &Lab, family: Family, policy: Policy, bytes: u64, drive: impl FnOnce(&Forwarder)) -> (u64, u64) {
+    let answer = Script::answerer().bytes(bytes);
+    let server = SERVER.port(family, 7000);
+    let serving = lab.server.run(|| serve(listen(server, &answer).expect("listen"), 1, answer.clone()));
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let f = Forwarder::start(lab, proxy, server, policy);
+    let script = Script::opener(5).bytes(100);
+    let client = lab.client.spawn(move || converse(connect(proxy, &script).expect("connect"), &script));
+    drive(&f);
+    let (client, server) = (client.join().expect("client"), serving.join().remove(0));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    let ended = f.ended(1).remove(0);
+    eprintln!("{family:?} client {client}\nserver {server}\n{ended:?} {:?}", f.verdicts());
+    assert_eq!(ended.splices, 1, "{ended:?}");
+    let beyond = lab.forwarder.counter("TcpExt", "BeyondWindow").unwrap_or(0); // Linux 6.15
+    (beyond, lab.server.counter("Tcp", "RetransSegs").expect("a counter"))
+}
+
+/// A client that takes 2 MB/s, and a far server that sends much faster: megabytes wait in the forwarder and in the queue of the
+/// client's link. Had they to be drained first, the server would not hear of anything for longer than its timeout of 300 ms.
+#[test]
+#[ignore = "root"]
+fn a_switch_causes_no_timeout() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+        let far = Impair { delay: Duration::from_millis(100), queue: Duration::from_secs(4), ..Impair::NONE };
+        let slow = Impair { rate_bytes_per_s: Some(2_000_000), delay: Duration::ZERO, ..far };
+        let ways = [(LinkDirection::FromClient, far), (LinkDirection::ToServer, far), (LinkDirection::ToClient, slow)];
+        let _far = ways.map(|(way, impair)| lab.impair(way, impair).expect("impair"));
+        for (host, memory) in [(&lab.server, "tcp_wmem"), (&lab.forwarder, "tcp_rmem")] {
+            host.sysctl("net.ipv4.tcp_congestion_control", "reno").expect("sysctl");
+            host.sysctl(&format!("net.ipv4.{memory}"), "4096 65536 2000000").expect("sysctl");
+        }
+        let policy = Policy { when: SpliceWhen::AfterBytes(2_000_000), ..Policy::default() };
+        let (beyond, again) = download(&lab, family, policy, 12_000_000, |f| {
+            f.wait_state(FlowState::Spliced);
+        });
+        let timeouts = lab.server.counter("TcpExt", "TCPTimeouts").expect("a counter");
+        assert_eq!((beyond, again, timeouts), (0, 0, 0), "{family:?}");
+    }
+}
+
+/// The client has promised megabytes, and the parked socket less. What the server sends by that promise must not be dropped.
+#[test]
+#[ignore = "root"]
+fn an_unsplice_in_mid_transfer_loses_nothing() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+        let far = Impair { delay: Duration::from_millis(30), queue: Duration::from_secs(2), ..Impair::NONE };
+        let rated = Impair { rate_bytes_per_s: Some(5_000_000), ..far };
+        let ways = [(LinkDirection::FromClient, far), (LinkDirection::FromServer, rated)];
+        let _far = ways.map(|(way, impair)| lab.impair(way, impair).expect("impair"));
+        for host in [&lab.server, &lab.forwarder] {
+            host.sysctl("net.ipv4.tcp_congestion_control", "reno").expect("sysctl");
+        }
+        let lost = download(&lab, family, at_once(), 10_000_000, |f| {
+            f.wait_state(FlowState::Spliced);
+            // the data path drops what a parked socket sends, which must not look like congestion
+            let sockets = lab.forwarder.execute("ss", &["-Htino"]).expect("ss");
+            assert!(sockets.contains("cwnd:") && !sockets.contains(" ssthresh:"), "{sockets}");
+            std::thread::sleep(Duration::from_millis(1500));
+            f.command(Command::Unsplice);
+        });
+        assert_eq!(lost, (0, 0), "{family:?}");
     }
 }

@@ -564,8 +564,7 @@ __noinline int slow_egress(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-SEC("tcx/egress")
-int egress(struct __sk_buff *skb)
+static __always_inline int from_socket(struct __sk_buff *skb)
 {
 	struct scratch *sc;
 	struct path *p;
@@ -598,4 +597,14 @@ int egress(struct __sk_buff *skb)
 		r = slow_egress(skb);
 	}
 	return sc->traced ? trace(skb, r) : r;
+}
+
+SEC("tcx/egress")
+int egress(struct __sk_buff *skb)
+{
+	int r = from_socket(skb);
+
+	/* A socket takes NET_XMIT_DROP, which TCX_DROP becomes, for congestion, and would be slow after the return of its flow
+	 * (tcp_enter_cwr()). A packet redirected to no device is dropped as well, but counts as sent. */
+	return r == TCX_DROP ? bpf_redirect(0, 0) : r;
 }

@@ -757,14 +757,19 @@ INLINE void stop_drain(struct leg *to)
  * forwarded. */
 INLINE int unsplice_in(struct leg *from, const struct leg *to, __u32 at)
 {
+	__u32 promised;
+
 	from->flags &= ~LEG_HOLD;
 	if (from->phase_in == PHASE_TO_FWD) /* the drain may have ended before step 1: then it counts as forwarded */
 		from->phase_in = *(volatile __u8 *)&to->phase_out == PHASE_FWD ? PHASE_FWD : PHASE_LOCAL;
 	if (from->phase_in != PHASE_FWD)
 		return 0;
 	from->flags |= LEG_BYPASSED;
-	/* The socket's window moves with its numbers. Everything up to the old bound was read from it. */
+	/* The socket's window moves with its numbers. Everything up to the old bound was read from it. The receiver's window was
+	 * passed on to the sender, and is not taken back (RFC 9293, 3.8.6): user space has the socket make room for as much. */
+	promised = *(volatile __u32 *)&to->edge_in - from->seq_off;
 	from->win_local = later(edge_local(from), from->bound_in) - from->bound_in;
+	from->win_local = later(at + from->win_local, promised) - at;
 	from->ack_local = at;
 	from->shim_in += at - from->bound_in;
 	from->bound_in = at;

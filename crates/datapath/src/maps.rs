@@ -232,6 +232,8 @@ pub struct PathView {
     pub tapped: bool,
     /// The window that came with `max_ack`, encoded by `room_code()` in bpf/step.h.
     pub room: u8,
+    /// Window scale of the host, as a shift.
+    pub scale: u8,
     /// The IPv4 host to which packets go, or an index in `remotes6` if `PathFlags::CROSS` is set. Network byte order if a host.
     pub(crate) remote4: u32,
 }
@@ -255,6 +257,7 @@ impl PathView {
             via: p.via & VIA_INDEX,
             tapped: p.via & VIA_TAP != 0,
             room: ((p.via & !VIA_TAP) / (VIA_INDEX + 1)) as u8,
+            scale: p.scales & 15,
             remote4: p.remote4,
         }
     }
@@ -282,6 +285,11 @@ impl PathView {
         };
         let least = self.room.checked_sub(1).map_or(0, |below| of(below) + 1);
         (least, of(self.room).min(65535))
+    }
+
+    /// Returns the maximum of the window that came with `max_ack`, in bytes.
+    pub fn window(&self) -> u32 {
+        self.rooms().1 << self.scale
     }
 
     /// Returns the number of bytes forwarded since `end` was `since`. Like `path_passed` in bpf/path.h.

@@ -74,6 +74,23 @@ pub fn clamp_window(fd: impl AsFd, bytes: u32) -> io::Result<()> {
     set_int(fd, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, i32::try_from(bytes).unwrap_or(i32::MAX))
 }
 
+/// Limits the bytes that a socket holds until they are acknowledged (SO_SNDBUF). Bytes that it holds already stay.
+/// Returns what [`lift_outstanding`] needs.
+pub fn limit_outstanding(fd: impl AsFd, bytes: u32) -> io::Result<usize> {
+    let fd = fd.as_fd();
+    let before = getsockopt(&fd, sockopt::SndBuf)?;
+    // the kernel doubles the size, for the overhead of packets
+    setsockopt(&fd, sockopt::SndBuf, &(bytes as usize))?;
+    Ok(before)
+}
+
+/// Lifts the limit: the kernel chooses the size again, from `before` on.
+pub fn lift_outstanding(fd: impl AsFd, before: usize) -> io::Result<()> {
+    let fd = fd.as_fd();
+    setsockopt(&fd, sockopt::SndBufForce, &(before / 2))?;
+    set_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
+}
+
 /// TCP_REPAIR: a socket in this mode sends nothing, not even when it is closed. Needs CAP_NET_ADMIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
@@ -159,24 +176,56 @@ pub fn received(fd: impl AsFd) -> io::Result<(u32, bool)> {
 pub struct PathFacts {
     /// Minimum round-trip time of the last five minutes. `None` if not measured.
     pub min_rtt: Option<Duration>,
+    /// Smoothed round-trip time (RFC 6298). `None` if not measured.
+    pub rtt: Option<Duration>,
+    /// Bytes per second that the host has acknowledged lately. 0 if not measured.
+    pub rate: u64,
+    /// Bytes for the host that it has not acknowledged, sent or not.
+    pub outstanding: u32,
+    /// Bytes from the host that wait to be read.
+    pub unread: u32,
     /// Path MTU: size in bytes of the largest IP packet, from the route and from routers. `None`
     /// if not known, for example after the socket's device was deleted, until it sends again.
     pub mtu: Option<u32>,
 }
 
+/// Returns the number of bytes that wait to be read (FIONREAD).
+fn unread(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one int.
+    let r = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(bytes.unsigned_abs()) }
+}
+
 /// Returns the facts about the path to a socket's host.
 pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     // offsets in struct tcp_info of <linux/tcp.h>, in units of 4 bytes
+    const SND_MSS: usize = 4;
+    const UNACKED: usize = 6; // segments
     const PMTU: usize = 15;
+    const RTT: usize = 17; // microseconds
+    const SND_CWND: usize = 20; // segments
+    const NOTSENT_BYTES: usize = 36;
     const MIN_RTT: usize = 37; // microseconds
+    const DELIVERY_RATE: usize = 40; // bytes per second, 64 bits
     const NOT_MEASURED: u32 = u32::MAX;
     // net.ipv4.route.min_pmtu: the kernel believes no router that reports less. A route whose
     // device was deleted leads to the kernel's blackhole device, which has an MTU of 68.
     const LEAST_PMTU: u32 = 552;
-    let info: [u32; MIN_RTT + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
-    let min_rtt = Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED);
+    let info: [u32; DELIVERY_RATE + 2] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let micros = |us: u32| Duration::from_micros(us.into());
+    let rtt = Some(info[RTT]).filter(|us| *us != 0).map(micros);
+    let [low, high] = [info[DELIVERY_RATE], info[DELIVERY_RATE + 1]].map(u32::to_ne_bytes);
+    let delivered = u64::from_ne_bytes(std::array::from_fn(|i| [low, high].as_flattened()[i]));
+    // what the congestion window allows, until data has been acknowledged
+    let window = u64::from(info[SND_CWND]) * u64::from(info[SND_MSS]);
+    let possible = rtt.map_or(0, |rtt| window * 1_000_000 / rtt.as_micros().max(1) as u64);
     Ok(PathFacts {
-        min_rtt: min_rtt.map(|us| Duration::from_micros(us.into())),
+        min_rtt: Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED).map(micros),
+        rtt,
+        rate: if delivered > 0 { delivered } else { possible },
+        outstanding: info[UNACKED].saturating_mul(info[SND_MSS]).saturating_add(info[NOTSENT_BYTES]),
+        unread: unread(fd.as_fd())?,
         mtu: Some(info[PMTU]).filter(|bytes| *bytes >= LEAST_PMTU),
     })
 }
@@ -209,6 +258,7 @@ fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc:
 }
 
 const SO_BUF_LOCK: libc::c_int = 72; // <asm-generic/socket.h>
+const TCP_REPAIR_WINDOW: libc::c_int = 29; // <linux/tcp.h>; libc lacks it
 
 /// Maximum size in bytes of a receive buffer that is requested. A host that uses a larger promised
 /// window fills the buffer only if nobody reads; data that does not fit is dropped, and sent again.
@@ -290,10 +340,30 @@ fn set_raw<T>(fd: BorrowedFd<'_>, option: libc::c_int, values: &[T]) -> io::Resu
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Has a socket in repair mode accept `bytes` more after those that it has received,
+/// since its host was promised them while the socket was parked.
+pub fn make_room(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    let fd = fd.as_fd();
+    let [snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup] = get_raw(fd, libc::IPPROTO_TCP, TCP_REPAIR_WINDOW)?;
+    let (next, _) = received(fd)?;
+    let rcv_wnd = rcv_wnd.max(next.wrapping_sub(rcv_wup).saturating_add(bytes));
+    set_raw(fd, TCP_REPAIR_WINDOW, &[RepairWindow { snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup }])?;
+    buffer(fd, bytes)
+}
+
+/// Makes the receive buffer large enough for a window. Afterwards the kernel may change it.
+fn buffer(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    // the kernel doubles the size, for the overhead of packets
+    if bytes > getsockopt(&fd, sockopt::RcvBuf)? as u32 / 2 {
+        setsockopt(&fd, sockopt::RcvBufForce, &(bytes.min(MOST_BUFFERED) as usize))?;
+        set_int(fd, libc::SOL_SOCKET, SO_BUF_LOCK, 0)?;
+    }
+    Ok(())
+}
+
 /// Creates an established socket in the middle of its connection with TCP_REPAIR. It stays in repair mode, and nothing is sent.
 pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
-    // <linux/tcp.h>; libc lacks some
-    const TCP_REPAIR_WINDOW: libc::c_int = 29;
+    // <linux/tcp.h>
     const RECV_QUEUE: libc::c_int = 1;
     const SEND_QUEUE: libc::c_int = 2;
     const OPT_MSS: u32 = 2;
@@ -337,11 +407,7 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
         rcv_wup: r.next_in,
     };
     set_raw(s.as_fd(), TCP_REPAIR_WINDOW, &[w])?;
-    // The kernel doubles the size, for the overhead of packets. Afterwards the kernel may change it.
-    if r.promised > getsockopt(&s, sockopt::RcvBuf)? as u32 / 2 {
-        setsockopt(&s, sockopt::RcvBufForce, &(r.promised.min(MOST_BUFFERED) as usize))?;
-        set_int(&s, libc::SOL_SOCKET, SO_BUF_LOCK, 0)?;
-    }
+    buffer(s.as_fd(), r.promised)?;
     Ok(s)
 }
 

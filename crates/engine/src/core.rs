@@ -19,9 +19,11 @@ mod control;
 mod distance;
 mod forwarded;
 pub mod orphan;
+mod queue;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use crate::{
     EndReason, FlowState, Refusal,
@@ -33,6 +35,7 @@ pub use forwarded::{Seen, Why};
 use longsplice_datapath::{
     Frozen, Half, LegFlags, Limit, Pair, PathFacts, PathFlags, PathView, Side, SwitchError, Switched, Tuple,
 };
+pub use queue::Held;
 use std::time::Duration;
 use streams::Passing;
 pub use streams::{Next, Position, Stream};
@@ -180,6 +183,8 @@ pub enum Action {
     },
     /// Measure the paths, as the sockets know them.
     Measure,
+    /// Hold these senders back, since their queues are too long for a freeze.
+    HoldBack(Pair<Option<Held>>),
     /// Read once more, beyond the bytes that were enough for a splice.
     LookBehind,
     /// Freeze both directions. With `fit`, fail if a host may send more than the other has room for.

@@ -209,7 +209,8 @@ impl ForwardedFlow {
 
     /// Returns the time until the next look, at least `least`.
     pub fn pause(&self, flow: &Flow, least: Duration) -> Duration {
-        (self.core.patience(&flow.policy) / 8).clamp(*EVERY.start(), *EVERY.end()).max(least)
+        let pause = (self.core.patience(&flow.policy) / 8).min(self.core.look_within().unwrap_or(Duration::MAX));
+        pause.clamp(*EVERY.start(), *EVERY.end()).max(least)
     }
 
     /// Returns whether the flow has to end because the programs were detached for a while and its segments
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn records_are_small() {
         assert!(
-            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 688,
+            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 696,
             "{} {}",
             size_of::<ForwardedFlow>(),
             size_of::<Flow>()

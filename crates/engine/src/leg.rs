@@ -1,7 +1,9 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
 use crate::{core::Position, live::Live, refusal::Refusal, taps::Tap};
-use longsplice_datapath::{PathFacts, Repair, Tuple, clamp_window, path_facts, received};
+use longsplice_datapath::{
+    PathFacts, Repair, Tuple, clamp_window, lift_outstanding, limit_outstanding, make_room, path_facts, received,
+};
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
     io::{self, IoSlice},
@@ -38,6 +40,8 @@ pub struct Leg {
     pub(crate) at: Position,
     /// Whether the receive window is limited; see [`Leg::clamp`].
     clamped: bool,
+    /// Size of the send buffer before it was limited; see [`Leg::limit_outstanding`].
+    buffered: Option<usize>,
     /// Whether the socket sends keep-alive probes; see [`Leg::keep_alive`].
     keeps_alive: bool,
     /// Why the leg can never be spliced: the data path does not track it.
@@ -57,6 +61,7 @@ impl Leg {
             announced: None,
             at: Position::default(),
             clamped: false,
+            buffered: None,
             keeps_alive: false,
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
             tap: None,
@@ -152,11 +157,34 @@ impl Leg {
     /// Lifts the limit of the receive window.
     #[doc(hidden)]
     pub fn unclamp(&mut self) {
-        if let Socket::Live(s) = &self.socket
-            && std::mem::take(&mut self.clamped)
-            && let Err(error) = clamp_window(s.get(), u32::MAX)
+        if std::mem::take(&mut self.clamped)
+            && let Some(Err(error)) = self.descriptor().map(|s| clamp_window(s, u32::MAX))
         {
             tracing::warn!(leg = ?self.tuple(), %error, "the window stays small");
+        }
+    }
+
+    /// Has the host send no more than `window` bytes ahead of what was read. A larger window that was announced stays.
+    pub(crate) fn hold_back(&mut self, window: u32) {
+        let narrowed = self.descriptor().map(|s| clamp_window(s, window));
+        self.clamped |= narrowed.is_some_and(|set| set.is_ok()); // on failure, the queue stays long
+    }
+
+    /// Limits the bytes that the socket holds until its host acknowledges them.
+    pub(crate) fn limit_outstanding(&mut self, bytes: u32) {
+        let limited = self.descriptor().map(|s| limit_outstanding(s, bytes));
+        if let (None, Some(Ok(before))) = (self.buffered, limited) {
+            self.buffered = Some(before);
+        }
+    }
+
+    /// Lifts the limits of [`Leg::hold_back`], [`Leg::clamp`] and [`Leg::limit_outstanding`].
+    pub(crate) fn relax(&mut self) {
+        self.unclamp();
+        if let Some(before) = self.buffered.take()
+            && let Some(Err(error)) = self.descriptor().map(|s| lift_outstanding(s, before))
+        {
+            tracing::warn!(leg = ?self.tuple(), %error, "the send buffer stays small");
         }
     }
 
@@ -269,6 +297,14 @@ impl Leg {
         }
     }
 
+    /// Has a parked socket accept as much as its host was promised while its flow was forwarded: data
+    /// beyond the window that the socket has announced would be dropped (RFC 9293, 3.10.7.4).
+    pub(crate) fn make_room(&self, promised: u32) {
+        if let Some(Err(error)) = self.descriptor().map(|s| make_room(s, promised)) {
+            tracing::warn!(leg = ?self.tuple(), %error, "data beyond the socket's window will be sent again");
+        }
+    }
+
     /// Takes a parked socket out of repair mode. With `probe`, it sends window
     /// probes, because its host may have gone or may wait for a window update.
     pub(crate) fn unpark(&self, probe: bool) {
@@ -346,6 +382,7 @@ impl Parked {
             announced: None,
             at,
             clamped: false,
+            buffered: None,
             keeps_alive: false,
             refusal: OnceLock::new(),
             tap,

@@ -6,7 +6,7 @@ use super::{
     tcp::{MS, Packet, Tcp, Time},
 };
 use longsplice_datapath::{
-    Half, LegFlags, Limit, Pair, PathFlags, Phase, Side, SwitchError, Switched, Tuple,
+    Half, LegFlags, Limit, Pair, PathFacts, PathFlags, Phase, Side, SwitchError, Switched, Tuple,
     abi::switch_op,
     model::{Fate, Model, Switch},
 };
@@ -272,14 +272,14 @@ impl Relay {
                 _ => State::Copying,
             };
             event = match action {
-                Action::Wait | Action::CopyOn { .. } => None,
+                Action::Wait | Action::CopyOn { .. } | Action::HoldBack(_) => None,
                 Action::Keep => {
                     self.splices += 1;
                     self.next_switch(awake.now, awake.rng);
                     None
                 }
                 Action::Attend => Some(Event::Attended(true)),
-                Action::Measure => Some(Event::Measured(Pair::default())),
+                Action::Measure => Some(Event::Measured(Pair::both(measured(awake.rng)))),
                 Action::Freeze { .. } => {
                     self.freeze(awake);
                     None
@@ -564,4 +564,11 @@ impl Relay {
     pub fn triggered(&mut self) {
         self.switch_at = 0;
     }
+}
+
+/// What the sockets know of a path: sometimes, that a drain would take too long.
+fn measured(rng: &mut SmallRng) -> PathFacts {
+    let unread = if rng.random_bool(0.2) { 1_000_000 } else { 0 };
+    let rtt = Some(Duration::from_millis(1));
+    PathFacts { rtt, min_rtt: rtt, rate: 1_000_000, unread, ..PathFacts::default() }
 }

@@ -32,6 +32,8 @@ use std::{
 /// Return codes of tcx programs (enum tcx_action_base, and TC_ACT_REDIRECT).
 const NEXT: i32 = -1;
 const DROP: i32 = 2;
+/// A socket's segment is dropped, and the socket does not notice.
+const MUTE: i32 = REDIRECT;
 const REDIRECT: i32 = 7;
 
 /// Phase values as in a leg's record.

@@ -262,7 +262,7 @@ fn spliced_sockets_are_muted() {
                 let mut p = Packet::new(f.client.local, f.client.remote);
                 (p.seq, p.ack, p.flags) = (f.up.max_ack, f.up.end, flags);
                 let o = b.run(true, &p.frame(), TestContext::default());
-                assert_eq!((o.code, &o.verdicts[..]), (DROP, &["local-muted"][..]), "{v6:?} leg {with_leg} {flags:x}");
+                assert_eq!((o.code, &o.verdicts[..]), (MUTE, &["local-muted"][..]), "{v6:?} leg {with_leg} {flags:x}");
             }
         }
         // the kernel's RST of a dead flow passes

@@ -2,14 +2,16 @@
 
 use super::{
     Action, Context, Core, Event, State, Stream, Time,
-    distance::{Distance, Judgement},
+    distance::{Distance, Judgement, SHORT},
     forwarded::Forwarded,
+    queue::Queue,
     streams::Passing,
     was_reset,
+    watch::Watch,
 };
 use crate::{
     EndReason, Refusal,
-    types::{Command, SpliceWhen},
+    types::{Command, PathRule, SpliceWhen},
 };
 use longsplice_datapath::{Frozen, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, can_fit};
 use std::time::Duration;
@@ -20,6 +22,13 @@ const COUNT_EVERY: Duration = Duration::from_millis(250);
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time until the next attempt, if an earlier switch may not be over or the windows may not fit yet.
 const AGAIN: Duration = Duration::from_millis(5);
+/// Time until the next look at a path on which a splice would have slowed a transfer down.
+const PATH_AGAIN: Duration = Duration::from_secs(10);
+/// Time that the queues have to become short before a splice, beyond a multiple of the time that the receiver
+/// needs for them: the sender may use the window that it was promised before it is held back.
+const APPROACH: Duration = Duration::from_secs(1);
+/// Number of copied bytes from which a direction's rate is known: some windows.
+const WATCHED: u64 = 64 * 1024;
 /// Time until the next attempt, if a host was silent for too long.
 const SILENT_AGAIN: Duration = Duration::from_secs(5);
 /// Number of attempts that wait for fitting windows. Afterwards,
@@ -42,6 +51,12 @@ pub(super) struct Control {
     /// Time of the next attempt, if the data path could not splice yet, and the number of attempts so far.
     again: Option<Time>,
     tries: u32,
+    /// Set while senders are held back.
+    approach: Option<Approach>,
+    /// Number of bytes copied when copying began, and that time.
+    began: (Pair<u64>, Time),
+    /// Round-trip time of the whole path, and the rates before the splice in bytes per second, if the flow is to be watched.
+    watch: Option<(Duration, Pair<u64>)>,
     /// Number of copied bytes at the last count, and the time when bytes last moved.
     moved: (u64, Time),
     /// Bytes are moving and are counted at intervals. When they stop, nothing wakes up before the idle limit.
@@ -56,6 +71,16 @@ pub(super) struct Control {
     pub heard: bool,
     /// How the flow ends once it has been taken back.
     pub then: Option<EndReason>,
+}
+
+/// An attempt to make queues short enough for a freeze.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+struct Approach {
+    /// When to give up.
+    until: Time,
+    /// The queues at the beginning. While a sender is held back, its receiver may seem slower than it is.
+    queues: Pair<Option<Queue>>,
 }
 
 impl Control {
@@ -73,6 +98,9 @@ impl Control {
             wanted: false,
             again: None,
             tries: 0,
+            approach: None,
+            began: (copied, Time::MAX),
+            watch: None,
             moved: (0, Time::ZERO),
             counts: false,
             tick_at: Time::ZERO,
@@ -86,6 +114,18 @@ impl Control {
 
     fn copied(&self) -> u64 {
         self.streams.iter().map(|s| s.copied).sum()
+    }
+
+    /// Returns the rates of both directions in bytes per second: what the receivers have acknowledged lately, but not
+    /// more than the mean, because senders pause. 0 if a direction has carried little.
+    fn rates(&self, now: Time, facts: &Pair<PathFacts>) -> Pair<u64> {
+        let (before, began) = self.began;
+        let elapsed = now.saturating_sub(began).as_secs_f64().max(f64::EPSILON);
+        Pair::from_fn(|from| {
+            let copied = self.streams[from].copied - before[from];
+            let mean = (copied as f64 / elapsed) as u64;
+            if copied < WATCHED { 0 } else { mean.min(facts[from.other()].rate) }
+        })
     }
 
     fn is_due(&self) -> bool {
@@ -164,6 +204,7 @@ impl Core {
         }
         let (is_message, control) = (self.message.is_some(), self.control.as_mut().expect("not forwarded"));
         control.moved = (control.copied(), cx.now);
+        control.began.1 = control.began.1.min(cx.now);
         (control.counts, control.tick_at) = (false, cx.now + cx.policy.idle_limit);
         control.enough = match cx.policy.when {
             _ if !can_be_spliced || forget.is_some() => u64::MAX,
@@ -240,7 +281,7 @@ impl Core {
         let control = self.control.as_mut().expect("not forwarded");
         control.mtu = facts.map(|f| f.mtu);
         if control.wanted {
-            return self.freeze(cx);
+            return self.approach(cx, facts);
         }
         let judgement = Distance {
             policy: cx.policy,
@@ -259,17 +300,50 @@ impl Core {
                 control.enough = control.copied() + n;
                 self.proceed(cx)
             }
-            Judgement::Copy => {
-                control.enough = u64::MAX;
-                cx.refuse(Refusal::Path);
-                Action::CopyOn { forget: None }
-            }
-            // A stream that ends right after the threshold has nothing left to splice for.
-            Judgement::Splice if self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0) => {
-                Action::LookBehind
-            }
-            Judgement::Splice => self.freeze(cx),
+            Judgement::Copy => self.not_now(cx),
+            Judgement::Splice => self.approach(cx, facts),
         }
+    }
+
+    /// Copies on because of the path, and looks at it again later.
+    fn not_now(&mut self, cx: &mut Context<'_>) -> Action {
+        self.control_mut().again = Some(cx.now + PATH_AGAIN);
+        cx.refuse(Refusal::Path);
+        Action::CopyOn { forget: None }
+    }
+
+    /// Freezes, once no sender would wait too long for an acknowledgement. Until then, holds senders back.
+    fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
+        let control = self.control.as_mut().expect("not forwarded");
+        let streams = control.streams.each_ref();
+        let mut queues = Pair::from_fn(|from| {
+            Queue::of(facts, from, streams[from].in_hand).filter(|_| streams[from].message != Some(0))
+        });
+        if let Some(before) = &control.approach {
+            queues = queues.zip(before.queues).map(|(now, before)| Some(now?.at_rate_of(before)));
+        }
+        let lasts = queues.iter().flatten().map(Queue::lasts).max().unwrap_or_default();
+        let until = cx.now + (4 * lasts + APPROACH).min(cx.policy.drain_limit);
+        let until = control.approach.get_or_insert(Approach { until, queues }).until;
+        let held = queues.map(|queue| queue.and_then(|queue| queue.held()));
+        let is_short = held == Pair::both(None);
+        if !is_short && cx.now < until {
+            control.again = Some(cx.now + AGAIN.max(lasts / 8));
+            return Action::HoldBack(held);
+        }
+        control.approach = None;
+        if !is_short && !control.wanted {
+            return self.not_now(cx);
+        }
+        if cx.shown.refusal == Some(Refusal::Path) {
+            cx.shown.refusal = None;
+        }
+        let rtt = facts.iter().filter_map(|f| f.min_rtt).sum();
+        let is_watched = !control.wanted && cx.policy.path == PathRule::Auto && rtt > SHORT;
+        control.watch = is_watched.then(|| (rtt, control.rates(cx.now, facts)));
+        // A stream that ends right after the threshold has nothing left to splice for.
+        let looks = !control.wanted && self.message.is_none() && cx.policy.threshold().is_some_and(|n| n > 0);
+        if looks { Action::LookBehind } else { self.freeze(cx) }
     }
 
     fn freeze(&mut self, cx: &mut Context<'_>) -> Action {
@@ -418,8 +492,13 @@ impl Core {
         if let (Some(m), Some(control)) = (&mut self.message, &self.control) {
             m.left = control.streams[m.from].message.unwrap_or(0);
         }
+        let watch = self
+            .control
+            .as_mut()
+            .and_then(|control| control.watch.take())
+            .and_then(|(rtt, before)| Watch::new(cx.now, rtt, before));
         (self.state, self.control) = (State::Spliced, None);
-        self.forwarded = Forwarded::new(cx.now);
+        self.forwarded = Forwarded::new(cx.now, watch);
         Action::Keep
     }
 

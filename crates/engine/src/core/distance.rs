@@ -11,7 +11,7 @@ use std::time::Duration;
 const FEW: u64 = 10 * 1460;
 /// Round-trip time of both legs together that does no harm: covered by the
 /// slack of a sender's timers, which are at least 200 ms, and of its windows.
-const SHORT: Duration = Duration::from_millis(2);
+pub(super) const SHORT: Duration = Duration::from_millis(2);
 
 /// Facts about a flow that its policy would splice.
 pub(crate) struct Distance<'a> {

@@ -1,6 +1,6 @@
 //! Forwarding mode: what takes a flow back, releases it or ends it.
 
-use super::{Action, Context, Control, Core, Event, State, Time, has_fragments};
+use super::{Action, Context, Control, Core, Event, State, Time, has_fragments, watch::Watch};
 use crate::{
     EndReason, Refusal,
     types::{Command, Policy, Trigger},
@@ -84,11 +84,13 @@ pub(super) struct Forwarded {
     oversize: Option<Box<[Time; 2]>>,
     /// Set if the flow is to get new sockets.
     back: Option<Box<Back>>,
+    /// Set while the flow is watched for harm that the splice has done.
+    watch: Option<Box<Watch>>,
 }
 
 impl Forwarded {
-    pub fn new(now: Time) -> Forwarded {
-        Forwarded { began: now, sign: (Pair::default(), now), ..Forwarded::default() }
+    pub fn new(now: Time, watch: Option<Watch>) -> Forwarded {
+        Forwarded { began: now, sign: (Pair::default(), now), watch: watch.map(Box::new), ..Forwarded::default() }
     }
 }
 
@@ -127,6 +129,11 @@ impl Core {
     /// Returns when forwarding began.
     pub fn began(&self) -> Time {
         self.forwarded.began
+    }
+
+    /// Returns the time until the flow must be looked at again, if that is soon.
+    pub fn look_within(&self) -> Option<Duration> {
+        self.forwarded.watch.as_ref().map(|watch| watch.pause())
     }
 
     /// Returns how long the hosts may wait for something whose event was lost.
@@ -174,7 +181,7 @@ impl Core {
 
     fn seen(&mut self, cx: &mut Context<'_>, seen: &Seen) -> Action {
         let Some(paths) = &seen.paths else { return self.end_forwarded(cx, EndReason::Stopped) };
-        let wanted = match seen.why {
+        let mut wanted = match seen.why {
             Why::Command(Command::Reset) => return self.end_forwarded(cx, EndReason::Stopped),
             Why::Command(Command::Release) if self.may_release(cx) => return Action::Release,
             Why::Command(Command::Unsplice) if has_fragments(paths) => {
@@ -195,13 +202,19 @@ impl Core {
             | Why::Elsewhere { .. }
             | Why::Command(Command::Splice | Command::Release)
             | Why::Told(
-                EventKind::Forwarding
-                | EventKind::Control
-                | EventKind::Closed
-                | EventKind::Reset
-                | EventKind::Deserted, // its sockets are being created
+                EventKind::Forwarding | EventKind::Control | EventKind::Closed | EventKind::Reset | EventKind::Deserted, // its sockets are being created
             ) => None,
         };
+        if let Some(watch) = &mut self.forwarded.watch {
+            let is_slow = watch.look(cx.now, paths);
+            if is_slow || watch.is_over() || self.state != State::Spliced {
+                self.forwarded.watch = None;
+            }
+            if is_slow && self.state == State::Spliced {
+                cx.refuse(Refusal::Path);
+                wanted = Some(true);
+            }
+        }
         if let Some(stay) = wanted
             && let Some(action) = self.want_back(cx, stay)
         {

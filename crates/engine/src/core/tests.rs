@@ -2,6 +2,7 @@ use super::*;
 use crate::types::{PathRule, SpliceWhen, Trigger};
 use longsplice_datapath::{EventKind, Phase};
 
+mod approach;
 mod messages;
 mod progress;
 
@@ -266,33 +267,6 @@ fn what_cannot_be_spliced_is_copied_and_says_why() {
 }
 
 #[test]
-fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
-    let mut flow =
-        Flow::new(Policy { when: SpliceWhen::AfterBytes(1), path: PathRule::Auto, ..Policy::default() }, None);
-    flow.on(Event::Attended(true));
-    flow.copy(Side::Client, 100_000);
-    assert!(matches!(flow.on(Event::Copied), Action::Measure));
-    let rtt = |ms| PathFacts { min_rtt: Some(Duration::from_millis(ms)), mtu: None };
-    let facts = || Event::Measured(Pair::new(rtt(1), rtt(50)));
-    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
-    assert_eq!(flow.shown.refusal, Some(Refusal::Path));
-    assert!(matches!(flow.on(Event::Moved), Action::Wait), "it is not measured again");
-    assert!(matches!(flow.on(Event::Command(Command::Splice)), Action::Measure));
-    assert!(matches!(flow.on(facts()), Action::Freeze { .. }));
-
-    // it has carried too little to know: it is judged again after an initial window
-    let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1), ..Policy::default() }, None);
-    flow.on(Event::Attended(true));
-    flow.copy(Side::Client, 100);
-    assert!(matches!(flow.on(Event::Copied), Action::Measure));
-    assert!(matches!(flow.on(facts()), Action::Wait));
-    assert_eq!(flow.core.most(), 14_601);
-    flow.copy(Side::Client, 14_501);
-    assert!(matches!(flow.on(Event::Copied), Action::Measure));
-    assert!(matches!(flow.on(facts()), Action::CopyOn { forget: None }));
-}
-
-#[test]
 fn commands_overrule_the_policy_of_a_copied_flow() {
     let mut flow = Flow::new(Policy { when: SpliceWhen::AfterBytes(1000), ..Policy::default() }, None);
     flow.on(Event::Attended(true));
@@ -441,7 +415,7 @@ fn a_drain_comes_to_an_end() {
 fn packets_that_would_not_fit_are_not_spliced() {
     let mut flow = Flow::at_once();
     flow.on(Event::Attended(true));
-    flow.on(Event::Measured(Pair::both(PathFacts { mtu: Some(1000), min_rtt: None })));
+    flow.on(Event::Measured(Pair::both(PathFacts { mtu: Some(1000), ..PathFacts::default() })));
     assert!(matches!(flow.frozen(), Action::Unsplice { away: None }));
     assert_eq!(flow.shown.refusal, Some(Refusal::Mtu));
 }

@@ -18,6 +18,9 @@ use std::time::Duration;
 /// open connection (nf_conntrack_tcp_timeout_close_wait, 60 s). Long enough for a message or two.
 const TRACKED: Duration = Duration::from_secs(5);
 
+/// Window in bytes that an idle socket has, unless net.ipv4.tcp_rmem was made smaller.
+const USUAL_WINDOW: u32 = 65_535;
+
 impl Relay {
     /// Performs an action, and returns its answer if there is one.
     pub(super) fn perform(&mut self, action: Action) -> Option<Event> {
@@ -29,6 +32,15 @@ impl Relay {
                 None
             }
             Action::Measure => Some(Event::Measured(self.legs.each_ref().map(Leg::path_facts))),
+            Action::HoldBack(held) => {
+                for from in Side::BOTH {
+                    if let Some(held) = held[from] {
+                        self.legs[from].hold_back(held.window);
+                        self.legs[from.other()].limit_outstanding(held.outstanding);
+                    }
+                }
+                None
+            }
             Action::Freeze { fit } => Some(self.freeze(fit)),
             Action::Look => {
                 let at = self.datapath().look(self.flow().legs.each_ref());
@@ -65,7 +77,7 @@ impl Relay {
 
     /// Prepares to copy for the foreseeable future.
     fn copy_on(&mut self) {
-        self.legs.iter_mut().for_each(Leg::unclamp);
+        self.legs.iter_mut().for_each(Leg::relax);
         if !self.core.listens() && !self.is_tapped() {
             self.pump.through_pipes();
         }
@@ -146,8 +158,17 @@ impl Relay {
 
     /// Takes the flow back to control mode, from a drain or from forwarding mode (`away`: for how long).
     fn unsplice(&mut self, away: Option<Duration>) -> Event {
+        self.legs.iter_mut().for_each(Leg::relax);
         let (d, tuples) = (self.datapath(), self.tuples());
-        let client_reset = d.path(&tuples.client).is_some_and(|p| p.flags & PathFlags::RST != 0);
+        let paths = d.paths_of(tuples.each_ref());
+        let client_reset = paths.as_ref().is_some_and(|p| p.client.flags & PathFlags::RST != 0);
+        if let Some(paths) = paths.filter(|_| away.is_some()) {
+            for (leg, promised) in self.legs.iter().zip([paths.server.window(), paths.client.window()]) {
+                if promised > USUAL_WINDOW {
+                    leg.make_room(promised);
+                }
+            }
+        }
         if let Some(away) = away.filter(|away| *away > TRACKED) {
             d.renew_parked(tuples.each_ref(), away);
         }

@@ -1,0 +1,100 @@
+//! How long a drain would take, and when that is too long. From the freeze on, the oldest data of a sender is acknowledged when
+//! the receiver has taken everything before it: the bytes that wait here, and those that are under way to it. A sender that
+//! waits longer than its retransmission timeout (RFC 6298) retransmits in vain, and starts again from one segment.
+
+use longsplice_datapath::{Pair, PathFacts, Side};
+use std::time::Duration;
+
+/// Minimum retransmission timeout beyond the round-trip time: TCP_RTO_MIN of Linux. Other systems wait longer.
+const TIMEOUT: Duration = Duration::from_millis(200);
+/// By how much a drain may exceed a round trip of the receiver's leg in any case.
+const SHORT: Duration = Duration::from_millis(5);
+/// Smallest window for a sender that is held back, in bytes: ten segments, its initial window (RFC 6928).
+const LEAST_WINDOW: u64 = 10 * 1460;
+
+/// The bytes of one direction that a drain would have to pass on: in this process, in both sockets, and on the way.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(super) struct Queue {
+    bytes: u64,
+    /// Bytes per second at which the receiver takes them.
+    rate: u64,
+    /// How long it may take.
+    allowed: Duration,
+}
+
+/// How to hold a sender back until its queue is short. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Receive window to announce to the sender.
+    pub window: u32,
+    /// Bytes that the receiver's socket may hold, sent or not, until they are acknowledged.
+    pub outstanding: u32,
+}
+
+impl Queue {
+    /// Returns the queue of the direction from `from`'s host. `in_hand`: bytes read but not written. `None` while a leg is not
+    /// measured.
+    pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64) -> Option<Queue> {
+        let (sender, receiver) = (&facts[from], &facts[from.other()]);
+        Some(Queue {
+            bytes: u64::from(sender.unread) + in_hand + u64::from(receiver.outstanding),
+            rate: receiver.rate.max(1),
+            allowed: ((TIMEOUT + sender.rtt?) / 2).max(receiver.min_rtt? + SHORT),
+        })
+    }
+
+    /// Returns the queue, with the rate of an earlier one if that is higher.
+    pub fn at_rate_of(self, before: Option<Queue>) -> Queue {
+        Queue { rate: before.map_or(0, |before| before.rate).max(self.rate), ..self }
+    }
+
+    /// Returns how long the receiver takes to acknowledge everything.
+    pub fn lasts(&self) -> Duration {
+        Duration::from_secs_f64(self.bytes as f64 / self.rate as f64)
+    }
+
+    /// Returns how to hold the sender back, if the queue is too long for a freeze.
+    pub fn held(&self) -> Option<Held> {
+        if self.lasts() <= self.allowed {
+            return None;
+        }
+        let quarter = (self.rate as f64 * self.allowed.as_secs_f64() / 4.0) as u64;
+        let size = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        Some(Held { window: size(quarter.max(LEAST_WINDOW)), outstanding: size(3 * quarter) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_may_take_half_of_the_timeout() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let facts = |near, far, unread, outstanding| {
+            let server = PathFacts { rtt: ms(near), min_rtt: ms(near), unread, ..PathFacts::default() };
+            // a queue on the way makes the round trip longer than it need be
+            let client = PathFacts { rtt: ms(far + 500), min_rtt: ms(far), outstanding, rate: 1_000_000, ..server };
+            Pair::new(PathFacts { unread: 0, ..client }, server)
+        };
+        let held = |near, far, unread, in_hand, outstanding| {
+            Queue::of(&facts(near, far, unread, outstanding), Side::Server, in_hand).expect("measured").held()
+        };
+        // the sender's timeout is 200 ms and its round trip
+        assert_eq!(held(0, 50, 25_000, 25_000, 50_000), None);
+        assert_eq!(held(0, 50, 25_000, 25_001, 50_000), Some(Held { window: 25_000, outstanding: 75_000 }));
+        assert_eq!(held(300, 200, 0, 0, 250_000), None);
+        assert_eq!(held(300, 200, 0, 0, 250_001).expect("too long").outstanding, 187_500);
+        // an acknowledgement takes longer in any case
+        assert_eq!(held(0, 300, 0, 305_000, 0), None);
+        assert_eq!(held(0, 300, 0, 305_001, 0).expect("too long").window, 76_250);
+        let slow = |client: PathFacts| Pair::new(PathFacts { rate: 10_000, ..client }, facts(0, 0, 0, 0).server);
+        let queue = Queue::of(&slow(facts(0, 0, 0, 1001).client), Side::Server, 0).expect("measured");
+        assert_eq!(queue.held(), Some(Held { window: 14_600, outstanding: 750 }));
+        assert!(Queue::of(&Pair::default(), Side::Server, 1 << 30).is_none(), "not measured");
+        let queue = Queue::of(&facts(0, 0, 500_000, 500_000), Side::Server, 0).expect("measured");
+        assert_eq!(queue.lasts(), Duration::from_secs(1));
+        assert!(Queue::of(&facts(0, 0, 0, 0), Side::Client, 5001).expect("rate unknown").held().is_some());
+    }
+}
