@@ -85,10 +85,6 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = parse_connections)]
     pub connections: usize,
 
-    /// What `wan` measures.
-    #[command(flatten)]
-    pub wan: WanArgs,
-
     /// Directory of results [default: bench/results].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -97,15 +93,20 @@ pub struct BenchArgs {
     /// between `<!-- figures -->` and `<!-- /figures -->`.
     #[arg(long, conflicts_with = "what")]
     pub readme: bool,
+
+    /// What `wan` measures.
+    #[command(flatten)]
+    pub wan: WanArgs,
 }
 
-/// What `wan` measures. If a flag of a cell is given, the cells are all combinations of the given values, and c100, 1m,
-/// bbr, no loss, plug, down and v4 where a flag is left out. Then the slow readers and the unsplice are left out, too,
-/// unless they are named.
+/// What `wan` measures.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Options of wan")]
 pub struct WanArgs {
     /// Round-trip times in milliseconds: at the client's link (c100), at the server's (s100), or half at each (b100).
+    ///
+    /// With this flag or one of those up to --ip, `wan` measures all combinations of their values, and c100, 1m, bbr, 0, plug,
+    /// down and v4 for those that are left out. Without any of them, it measures a selection that covers all of them.
     #[arg(long, value_name = "PLACE,...", value_delimiter = ',')]
     pub rtt: Vec<Distance>,
 
@@ -113,7 +114,7 @@ pub struct WanArgs {
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
     pub size: Vec<Size>,
 
-    /// Congestion control of client and server; that of a proxy is the same, but reno instead of cubic.
+    /// Congestion control of client and server. A proxy's is the same, but reno instead of cubic.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
     pub cc: Vec<Congestion>,
 
@@ -236,8 +237,7 @@ pub enum Measurement {
     Trace,
     /// A million simultaneous connections; takes minutes and some 12 GB, so it runs only if it is named.
     Million,
-    /// Transfers over long and lossy paths, over which a splice must not be slower; takes up to 15 minutes, so it runs only
-    /// if it is named.
+    /// Time of transfers over long and lossy paths; takes up to 15 minutes, so it runs only if it is named.
     Wan,
 }
 

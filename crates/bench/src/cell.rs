@@ -109,7 +109,7 @@ pub enum Congestion {
     Reno,
     /// BBR.
     Bbr,
-    /// CUBIC. Connections of proxies have Reno then.
+    /// CUBIC.
     Cubic,
 }
 
@@ -145,13 +145,13 @@ pub enum Protocol {
     Http,
 }
 
-/// Who sends the object.
+/// The direction of the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
-    /// The server.
+    /// The server sends it.
     Down,
-    /// The client.
+    /// The client sends it.
     Up,
 }
 
@@ -222,7 +222,7 @@ pub struct Cell {
     pub loss: f64,
     /// The protocol.
     pub protocol: Protocol,
-    /// The sender.
+    /// The direction.
     pub direction: Direction,
     /// The IP version.
     pub version: IpVersion,
@@ -275,7 +275,7 @@ impl Cell {
         for distance in far.into_iter().chain(near) {
             cells.push(Cell { distance, ..base });
         }
-        for distance in [client(10), client(100), client(300), server(100), both(100)] {
+        for distance in [client(10), client(100), client(300), server(100)] {
             cells.push(Cell { distance, congestion: Reno, ..base });
         }
         cells.push(Cell { congestion: Cubic, ..base });
@@ -285,12 +285,12 @@ impl Cell {
         for (distance, congestion) in [(client(100), Reno), (server(100), Bbr)] {
             cells.push(Cell { distance, congestion, size: Size(10_000_000), ..base });
         }
-        for (distance, loss) in [(client(100), 0.1), (client(50), 1.0), (both(50), 1.0), (both(20), 2.0)] {
+        for (distance, loss) in [(client(50), 0.1), (client(50), 1.0), (both(50), 1.0), (both(20), 2.0)] {
             cells.push(Cell { distance, loss, congestion: Reno, ..base });
         }
         cells.push(Cell { loss: 1.0, ..base });
         for (distance, congestion) in
-            [(client(10), Bbr), (client(50), Bbr), (client(100), Reno), (client(100), Cubic), (server(100), Bbr)]
+            [(client(10), Bbr), (client(20), Bbr), (client(100), Reno), (client(100), Cubic), (server(100), Bbr)]
         {
             cells.push(Cell { distance, congestion, protocol: Protocol::Http, size: BODY, ..base });
         }

@@ -88,7 +88,7 @@ pub fn unsplices(bench: &Bench, venues: &[Venue]) -> Result<Vec<Unspliced>> {
     let Some(venue) = venues.iter().find(|venue| venue.middle == Middle::Once) else { return Ok(Vec::new()) };
     let cell = |congestion, size| Cell { congestion, size: Size(size), ..Cell::BASE };
     let mut all = Vec::new();
-    for cell in [cell(Congestion::Reno, 10_000_000), cell(Congestion::Bbr, 3_000_000)] {
+    for cell in [cell(Congestion::Reno, 10_000_000), cell(Congestion::Bbr, 2_000_000)] {
         venue.prepare(&cell)?;
         let unspliced = unsplice(bench, venue, cell)
             .map_err(|e| format!("unsplice: {}: {e}{}", cell.label(), venue.last_words()))?;

@@ -173,6 +173,9 @@ impl Line {
     /// What happened to the connection; empty if nothing did.
     fn happened(&self) -> String {
         let mut parts = Vec::new();
+        if self.late > 0 {
+            parts.push(format!("{} of {} cut off", self.late, self.seconds.n));
+        }
         if self.timeouts > 0 {
             parts.push(format!("{} RTO", self.timeouts));
         }
@@ -256,7 +259,7 @@ impl WanResults {
             self.rounds, self.requests
         );
         let rates = "Rate, KB per second:";
-        let happened = "What happened in the worst round: the sender's retransmission timeouts (RTO), segments that it sent \
+        let happened = "What happened in the worst round: transfers cut off after 20 seconds, the sender's retransmission timeouts (RTO), segments that it sent \
                         again, segments that any host received in vain, the share of bytes that were spliced, and why \
                         they were not:";
         table(&times, "path and object", &titles, rows(Line::time_and_ratios))
@@ -358,6 +361,7 @@ mod tests {
         assert_eq!(line.happened(), "1 RTO, 3 needless, 0.25 spliced, path");
         assert_eq!(line.rate, 1_000_000.0 / line.seconds.median);
         assert_eq!(row.line(Middle::Once).unwrap().time_and_ratios(), ">20: 100.00 / 50.00");
+        assert_eq!(row.line(Middle::Once).unwrap().happened(), "1 of 1 cut off");
         assert!(row.line(Middle::Haproxy).is_none());
     }
 
