@@ -5,6 +5,7 @@ use super::super::{
     machine::Machine,
     report::{self, table, wrap},
     stats::Spread,
+    subject::plural,
 };
 use super::{ALL, LIMIT};
 use crate::cell::{Cell, Middle};
@@ -55,6 +56,9 @@ pub struct Run {
     /// Why the connection was not spliced.
     pub refusal: Option<String>,
 }
+
+/// One run with each subject.
+type RoundOfRuns = [(Middle, Run)];
 
 /// A cell, measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,16 +129,16 @@ impl Row {
 
 impl Line {
     fn of(middle: Middle, cell: Cell, rounds: &[Vec<(Middle, Run)>]) -> Option<Line> {
-        fn time(round: &[(Middle, Run)], middle: Middle) -> Option<f64> {
+        fn time(round: &RoundOfRuns, middle: Middle) -> Option<f64> {
             round.iter().find(|(m, _)| *m == middle).map(|(_, run)| run.seconds)
         }
         let runs: Vec<&Run> = rounds.iter().flatten().filter(|(m, _)| *m == middle).map(|(_, run)| run).collect();
         let seconds = Spread::of(runs.iter().map(|run| run.seconds))?;
-        let ratio = |base: &dyn Fn(&[(Middle, Run)]) -> Option<f64>| {
+        let ratio = |base: &dyn Fn(&RoundOfRuns) -> Option<f64>| {
             Spread::of(rounds.iter().filter_map(|round| Some(time(round, middle)? / base(round)?)))
         };
-        let routed = |round: &[(Middle, Run)]| time(round, Middle::Routed);
-        let copied = |round: &[(Middle, Run)]| time(round, Middle::Copied);
+        let routed = |round: &RoundOfRuns| time(round, Middle::Routed);
+        let copied = |round: &RoundOfRuns| time(round, Middle::Copied);
         let spliced: Vec<f64> = runs.iter().filter_map(|run| run.spliced).collect();
         Some(Line {
             middle,
@@ -279,10 +283,12 @@ impl WanResults {
         let needless: u64 = lossless().map(|(row, line, _)| row.more_needless(line)).sum();
         let text = format!(
             "The default policy takes {median:.2} times as long as the slower of routing and copying in the median of {} \
-             rows, and {most:.2} times at most ({}). In the rows without loss, its worst rounds have {timeouts} timeouts, \
-             and {needless} needless segments more than those of copying, all rows together.",
+             rows, and {most:.2} times at most ({}). In the rows without loss, its worst rounds have {}, \
+             and {} in vain more than those of copying, all rows together.",
             ratios.len(),
             worst.cell.label(),
+            plural(timeouts.into(), "timeout"),
+            plural(needless, "segment"),
         );
         wrap(&text).join("\n") + "\n\n"
     }
@@ -378,18 +384,18 @@ mod tests {
             readers: vec![Readers { middle: Middle::Once, clients: 10, peak: 2e6, median: 1e6, seconds: 10.1 }],
             unsplices: Vec::new(),
         };
-        let text = results.text();
+        let text = results.text().replace('\n', " ");
         for part in [
             "| path and object | routed | copied | spliced at once | default policy |",
             "| c100, 1 MB, bbr | 0.500 | 0.400: 1.25 |",
             "1.25 times at most (c100, 1 MB, bbr)",
-            "have 1 timeouts, and 3 needless",
+            "have 1 timeout, and 3 segments in vain",
             "| spliced at once | 10 | 2000 | 1000 | 10.1 |",
         ] {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
         let json = serde_json::to_string(&results).unwrap();
-        assert_eq!(serde_json::from_str::<WanResults>(&json).unwrap(), results);
+        assert_eq!(serde_json::from_str::<WanResults>(&json).unwrap().text(), results.text());
         results.rows.clear();
         assert!(!results.text().contains("times at most"));
     }
