@@ -106,7 +106,7 @@ pub struct WanArgs {
     /// Round-trip times in milliseconds: at the client's link (c100), at the server's (s100), or half at each (b100).
     ///
     /// With this flag or one of those up to --ip, `wan` measures all combinations of their values, and c100, 1m, bbr, 0, plug,
-    /// down and v4 for those that are left out. Without any of them, it measures a selection that covers all of them.
+    /// down and v4 for those that are left out. Without any of them, it measures a selection in which each varies.
     #[arg(long, value_name = "PLACE,...", value_delimiter = ',')]
     pub rtt: Vec<Distance>,
 

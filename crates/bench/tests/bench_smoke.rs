@@ -214,7 +214,7 @@ fn wan_smoke() {
             assert_eq!(line(middle)["dropped"], 0, "{row}");
         }
         assert_eq!(line("copied")["spliced"], 0.0, "{row}");
-        assert!(line("once")["spliced"].as_f64() > Some(0.9), "{row}");
+        assert!(line("once")["spliced"].as_f64() > Some(0.5), "{row}");
     }
     assert_eq!(kept["unsplices"].as_array().unwrap().len(), 2, "{kept}");
 }
