@@ -1,5 +1,6 @@
 //! The only table of flags of `longsplice-bench`.
 
+use crate::cell::{Cell, Congestion, Direction, Distance, IpVersion, Middle, Protocol, Size};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -62,14 +63,14 @@ pub enum Show {
 /// What to measure, and where to keep it.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
-    /// What to measure [default: everything but million]. If only a part is measured, results are written only with --out;
-    /// `million` always writes to a file of its own.
+    /// What to measure [default: everything but million and wan]. If only a part is measured, results are written only
+    /// with --out; `million`, and `wan` with its default cells, always write to files of their own.
     #[arg(value_name = "WHAT", value_enum)]
     pub what: Vec<Measurement>,
 
-    /// Number of rounds to take the median of.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
+    /// Number of rounds to take the median of [default: 5; for wan 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
 
     /// Length of one transfer in seconds, from 0.1 to 60.
     #[arg(long, value_name = "S", default_value = "1", value_parser = parse_seconds)]
@@ -92,6 +93,119 @@ pub struct BenchArgs {
     /// between `<!-- figures -->` and `<!-- /figures -->`.
     #[arg(long, conflicts_with = "what")]
     pub readme: bool,
+
+    /// What `wan` measures.
+    #[command(flatten)]
+    pub wan: WanArgs,
+}
+
+/// What `wan` measures.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Options of wan")]
+pub struct WanArgs {
+    /// Round-trip times in milliseconds: at the client's link (c100), at the server's (s100), or half at each (b100).
+    ///
+    /// With this flag or one of those up to --ip, `wan` measures all combinations of their values, and c100, 1m, bbr, 0, plug,
+    /// down and v4 for those that are left out. Without any of them, it measures a selection in which each varies.
+    #[arg(long, value_name = "PLACE,...", value_delimiter = ',')]
+    pub rtt: Vec<Distance>,
+
+    /// Sizes of the object: bytes, or with k or m for thousands or millions of them.
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',')]
+    pub size: Vec<Size>,
+
+    /// Congestion control of client and server. A proxy's is the same, but reno instead of cubic.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
+    pub cc: Vec<Congestion>,
+
+    /// Percentages of packets lost on the path, in both directions.
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = parse_loss)]
+    pub loss: Vec<f64>,
+
+    /// Protocols between client and proxy.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
+    pub proto: Vec<Protocol>,
+
+    /// Downloads or uploads.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
+    pub direction: Vec<Direction>,
+
+    /// IP versions.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
+    pub ip: Vec<IpVersion>,
+
+    /// What to compare [default: everything].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
+    pub subjects: Vec<Middle>,
+
+    /// Parts to measure [default: all; only the cells if some are chosen].
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_enum)]
+    pub parts: Vec<WanPart>,
+}
+
+/// A part of `wan`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WanPart {
+    /// Transfers: the time of each, and what happened to the connection.
+    Cells,
+    /// Memory of the forwarder's sockets with ten slow readers.
+    SlowReaders,
+    /// An unsplice in mid-transfer.
+    Unsplice,
+}
+
+impl WanArgs {
+    /// Whether cells are chosen.
+    fn chooses(&self) -> bool {
+        let empty = self.rtt.is_empty() && self.size.is_empty() && self.cc.is_empty() && self.loss.is_empty();
+        !(empty && self.proto.is_empty() && self.direction.is_empty() && self.ip.is_empty())
+    }
+
+    /// Whether everything is measured as by default.
+    pub fn is_default(&self) -> bool {
+        !self.chooses() && self.subjects.is_empty() && self.parts.is_empty()
+    }
+
+    /// Whether this part is wanted.
+    pub fn wants(&self, part: WanPart) -> bool {
+        match self.parts.is_empty() {
+            true => part == WanPart::Cells || !self.chooses(),
+            false => self.parts.contains(&part),
+        }
+    }
+
+    /// Whether this one is to be compared.
+    pub fn compares(&self, middle: Middle) -> bool {
+        self.subjects.is_empty() || self.subjects.contains(&middle)
+    }
+
+    /// The cells to measure.
+    pub fn cells(&self) -> Vec<Cell> {
+        if !self.chooses() {
+            return Cell::defaults();
+        }
+        let mut cells = vec![Cell::BASE];
+        vary(&mut cells, &self.ip, |cell, version| cell.version = version);
+        vary(&mut cells, &self.direction, |cell, direction| cell.direction = direction);
+        vary(&mut cells, &self.proto, |cell, protocol| cell.protocol = protocol);
+        vary(&mut cells, &self.loss, |cell, loss| cell.loss = loss);
+        vary(&mut cells, &self.cc, |cell, congestion| cell.congestion = congestion);
+        vary(&mut cells, &self.size, |cell, size| cell.size = size);
+        vary(&mut cells, &self.rtt, |cell, distance| cell.distance = distance);
+        cells
+    }
+}
+
+/// Replaces each cell by one for each value; without values they stay.
+fn vary<T: Copy>(cells: &mut Vec<Cell>, values: &[T], set: impl Fn(&mut Cell, T)) {
+    if values.is_empty() {
+        return;
+    }
+    let with = |mut cell: Cell, value: T| {
+        set(&mut cell, value);
+        cell
+    };
+    *cells = cells.iter().flat_map(|cell| values.iter().map(|value| with(*cell, *value))).collect();
 }
 
 /// A measurement.
@@ -123,6 +237,8 @@ pub enum Measurement {
     Trace,
     /// A million simultaneous connections; takes minutes and some 12 GB, so it runs only if it is named.
     Million,
+    /// Time of transfers over long and lossy paths; takes up to 15 minutes, so it runs only if it is named.
+    Wan,
 }
 
 fn parse_connections(text: &str) -> Result<usize, String> {
@@ -130,7 +246,50 @@ fn parse_connections(text: &str) -> Result<usize, String> {
     n.ok_or_else(|| "write a number from 100 to 4000000".to_owned())
 }
 
+fn parse_loss(text: &str) -> Result<f64, String> {
+    let percent = text.parse().ok().filter(|p| (0.0..=50.0).contains(p));
+    percent.ok_or_else(|| "write a percentage from 0 to 50".to_owned())
+}
+
 fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|s| (0.1..=60.0).contains(s));
     seconds.ok_or_else(|| "write a number of seconds from 0.1 to 60".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wan(arguments: &[&str]) -> WanArgs {
+        let all = ["longsplice-bench", "wan"].iter().chain(arguments);
+        Args::try_parse_from(all).expect("valid arguments").bench.wan
+    }
+
+    #[test]
+    fn cells_are_all_combinations_of_what_is_given() {
+        let args = wan(&["--rtt", "c100,s50", "--loss", "0,1", "--cc", "reno", "--subjects", "copied,default"]);
+        let labels: Vec<String> = args.cells().iter().map(Cell::label).collect();
+        assert_eq!(
+            labels,
+            ["c100, 1 MB, reno", "s50, 1 MB, reno", "c100, 1 MB, reno, 1 % lost", "s50, 1 MB, reno, 1 % lost"]
+        );
+        assert!(args.compares(Middle::Copied) && !args.compares(Middle::Routed));
+        assert!(!args.is_default() && args.wants(WanPart::Cells) && !args.wants(WanPart::Unsplice));
+    }
+
+    #[test]
+    fn everything_is_measured_by_default() {
+        let args = wan(&[]);
+        assert!(args.is_default() && args.wants(WanPart::SlowReaders) && args.compares(Middle::Haproxy));
+        assert_eq!(args.cells(), Cell::defaults());
+        let part = wan(&["--parts", "unsplice"]);
+        assert!(!part.is_default() && part.wants(WanPart::Unsplice) && !part.wants(WanPart::Cells));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (flag, value) in [("--rtt", "x1"), ("--size", "0"), ("--loss", "51"), ("--cc", "vegas"), ("--ip", "v5")] {
+            assert!(Args::try_parse_from(["longsplice-bench", "wan", flag, value]).is_err(), "{flag} {value}");
+        }
+    }
 }

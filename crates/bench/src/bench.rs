@@ -6,7 +6,7 @@
 //! is compared and what is measured. [`venue`] sets up a variant: a [`network`], and in it one of the
 //! [`programs`], longsplice or one of its [`peers`]. [`segment`], [`ratio`], [`bulk`], [`response`], [`rate`],
 //! [`threshold`], [`http`] (at a [`site`], by [`requests`]), [`switch`] (by [`driver`] and [`release`]),
-//! [`memory`], [`flood`] (with room from [`conntrack`]) and [`million`] are the measurements. [`machine`]
+//! [`memory`], [`flood`] (with room from [`conntrack`]), [`million`] and [`wan`] are the measurements. [`machine`]
 //! measures the cost and detects disturbances, [`counters`] packet sizes; [`results`] keeps everything,
 //! [`trace`] and [`plots`] draw, [`report`] formats tables, and [`readme`] writes them into the documents.
 
@@ -42,6 +42,7 @@ mod threshold;
 mod trace;
 pub(crate) mod variant;
 mod venue;
+mod wan;
 
 use crate::{
     args::{BenchArgs, Measurement},
@@ -71,6 +72,10 @@ use venue::Venue;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
+/// Number of rounds, unless the command line says another.
+const ROUNDS: usize = 5;
+/// Measurements that run only if they are named, and have files of their own.
+const ALONE: [Measurement; 2] = [Measurement::Million, Measurement::Wan];
 /// Directory of the results.
 const RESULTS: &str = "bench/results";
 
@@ -88,7 +93,7 @@ pub fn bench(args: &BenchArgs) -> Outcome {
     }
     let bench = Bench::new(args)?;
     let dir = |date: &str| out.join(format!("{date}-{}", bench.machine.slug()));
-    if args.what != [Measurement::Million] {
+    if args.what.is_empty() || args.what.iter().any(|w| !ALONE.contains(w)) {
         let (results, cases) = bench.measure(args)?;
         let full = report::full(&results);
         print!("{full}");
@@ -106,6 +111,15 @@ pub fn bench(args: &BenchArgs) -> Outcome {
         let dir = dir(&kept.date);
         kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         println!("{}\nkept in {}", kept.text(), dir.join(million::JSON).display());
+    }
+    if args.what.contains(&Measurement::Wan) {
+        let kept = wan::measure(&bench, &args.wan)?;
+        println!("{}", kept.text());
+        if args.wan.is_default() || args.out.is_some() {
+            let dir = dir(&kept.date);
+            kept.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+            println!("kept in {}", dir.join(wan::JSON).display());
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -139,7 +153,9 @@ impl Bench {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
         Ok(Bench {
-            rounds: args.rounds as usize,
+            rounds: args
+                .rounds
+                .map_or(if args.what == [Measurement::Wan] { wan::ROUNDS } else { ROUNDS }, |n| n as usize),
             seconds: args.seconds,
             machine: Machine::here(),
             began: Instant::now(),

@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod cell;
 mod demo;
 mod shell;
 

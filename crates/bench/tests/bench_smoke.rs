@@ -190,6 +190,36 @@ fn a_small_million() {
 }
 
 #[test]
+#[ignore = "root"]
+fn wan_smoke() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().to_str().unwrap();
+    let chosen = ["--rtt", "c10,s10", "--size", "1m", "--cc", "cubic", "--proto", "plug,http", "--ip", "v6"];
+    let parts = ["--parts", "cells,unsplice", "--rounds", "1", "--out", out];
+    let bench = longsplice_bench(&[&["wan"][..], &chosen, &parts].concat());
+    let (said, complained) = (String::from_utf8_lossy(&bench.stdout), String::from_utf8_lossy(&bench.stderr));
+    assert!(bench.status.success(), "{said}\n{complained}");
+    assert!(said.contains("| c10, 1 MB, cubic, HTTP, IPv6 |"), "{said}");
+    let entry = fs::read_dir(dir.path()).unwrap().next().expect("a directory of results").unwrap();
+    let kept: Value = serde_json::from_str(&fs::read_to_string(entry.path().join("wan.json")).unwrap()).unwrap();
+    let rows = kept["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "{kept}");
+    for row in rows {
+        let line =
+            |middle: &str| row["lines"].as_array().unwrap().iter().find(|line| line["middle"] == middle).unwrap();
+        // Connecting and the request are two round trips; a request on a warm connection is one.
+        let least = if row["cell"]["protocol"] == "http" { 0.01 } else { 0.02 };
+        for middle in ["routed", "copied", "once", "default"] {
+            assert!(line(middle)["seconds"]["median"].as_f64() > Some(least), "{row}");
+            assert_eq!(line(middle)["dropped"], 0, "{row}");
+        }
+        assert_eq!(line("copied")["spliced"], 0.0, "{row}");
+        assert!(line("once")["spliced"].as_f64() > Some(0.5), "{row}");
+    }
+    assert_eq!(kept["unsplices"].as_array().unwrap().len(), 2, "{kept}");
+}
+
+#[test]
 fn without_results_there_are_no_figures() {
     let dir = tempfile::tempdir().unwrap();
     let bench = longsplice_bench(&["--readme", "--out", dir.path().to_str().unwrap()]);

@@ -230,6 +230,25 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     })
 }
 
+/// What the kernel has counted of a connection's sending (TCP_INFO).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SenderFacts {
+    /// Segments sent again.
+    pub retransmitted: u32,
+    /// Retransmission timeouts; 0 before Linux 6.7, which counts them first.
+    pub timeouts: u32,
+}
+
+/// Returns what the kernel has counted of a connection's sending.
+pub fn sender_facts(fd: impl AsFd) -> io::Result<SenderFacts> {
+    // offsets in struct tcp_info of <linux/tcp.h>, in units of 4 bytes
+    const TOTAL_RETRANS: usize = 25;
+    const TOTAL_RTO: usize = 60; // its first half
+    let info: [u32; TOTAL_RTO + 1] = get_raw(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let [a, b, ..] = info[TOTAL_RTO].to_ne_bytes();
+    Ok(SenderFacts { retransmitted: info[TOTAL_RETRANS], timeouts: u16::from_ne_bytes([a, b]).into() })
+}
+
 fn get_raw<const N: usize>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> io::Result<[u32; N]> {
     let mut values = [0; N];
     let mut size = size_of_val(&values) as libc::socklen_t;

@@ -2,10 +2,11 @@
 //!
 //! One thread reads a packet socket on the far end of a veth pair (see bpf/lab.bpf.c). It assigns each frame a departure
 //! time, by rate, delay and reordering, and sends frames in the order of these times. The queue is bounded as in a router: a
-//! frame that would wait for the rate longer than [`Timing::queue`] is dropped and counted.
+//! frame that would wait for the rate longer than [`Timing::queue`] is dropped and counted. Each connection can have a queue
+//! of its own, which no other connection delays.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,6 +33,8 @@ const BATCH: usize = 64;
 const SOCKET_BUFFER: usize = 64 << 20;
 /// Maximum number of queued frames at any rate: a limit on memory, far above what any test has in flight.
 const FRAMES: usize = 50_000;
+/// Maximum number of queues. Connections beyond that share one.
+const QUEUES: usize = 1024;
 /// How often the thread checks whether it is to exit.
 const IDLE: Duration = Duration::from_millis(50);
 
@@ -44,6 +47,8 @@ pub(crate) struct Timing {
     pub rate: Option<u64>,
     /// Maximum time that a frame may wait for the rate.
     pub queue: Duration,
+    /// Whether each connection has the rate, and a queue, to itself.
+    pub per_connection: bool,
     /// Fraction of the frames on the detour that are held back.
     pub reorder: f64,
     /// Additional delay of frames that are held back.
@@ -83,7 +88,7 @@ impl DelayLine {
             random: StdRng::seed_from_u64(seed),
             waiting: BinaryHeap::new(),
             arrived: 0,
-            free_at: Instant::now(),
+            queues: Queues::default(),
         };
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || line.run(&stopped));
@@ -140,8 +145,63 @@ struct Line {
     random: StdRng,
     waiting: BinaryHeap<Reverse<Waiting>>,
     arrived: u64,
-    /// When the last queued frame will have been sent at the given rate.
-    free_at: Instant,
+    queues: Queues,
+}
+
+/// The sender and the receiver of a frame: IP addresses and ports of TCP or UDP. IPv4 addresses are padded with zeros.
+type Connection = [u8; 36];
+
+/// The queues for the rate: for each, when its last frame will have been sent.
+#[derive(Default)]
+struct Queues {
+    busy_until: HashMap<Option<Connection>, Instant>,
+}
+
+impl Queues {
+    /// Queues a frame that takes `sending` at the rate. Returns when it will have been sent; `None`
+    /// if it would wait longer than `limit`. Frames without a connection share one queue.
+    fn push(
+        &mut self,
+        mut connection: Option<Connection>,
+        now: Instant,
+        sending: Duration,
+        limit: Duration,
+    ) -> Option<Instant> {
+        if self.busy_until.len() >= QUEUES && !self.busy_until.contains_key(&connection) {
+            self.busy_until.retain(|_, until| *until > now);
+            if self.busy_until.len() >= QUEUES {
+                connection = None;
+            }
+        }
+        let until = self.busy_until.entry(connection).or_insert(now);
+        let begins = now.max(*until);
+        if begins - now > limit {
+            return None;
+        }
+        *until = begins + sending;
+        Some(*until)
+    }
+}
+
+/// The connection that an Ethernet frame belongs to; `None` for fragments and for anything but TCP and UDP.
+fn connection(frame: &[u8]) -> Option<Connection> {
+    const ETHERNET: usize = 14;
+    const PROTOCOLS: [u8; 2] = [6, 17];
+    let packet = frame.get(ETHERNET..)?;
+    let mut key = [0; 36];
+    let (addresses, protocol, header) = match packet.first()? >> 4 {
+        4 if packet.get(6..8)?[0] & 0x3f == 0 && packet[7] == 0 => {
+            (packet.get(12..20)?, packet[9], usize::from(packet[0] & 0xf) * 4)
+        }
+        6 => (packet.get(8..40)?, packet[6], 40),
+        _ => return None,
+    };
+    if !PROTOCOLS.contains(&protocol) {
+        return None;
+    }
+    key[..addresses.len()].copy_from_slice(addresses);
+    key[32..].copy_from_slice(packet.get(header..header + 4)?);
+    Some(key)
 }
 
 impl Line {
@@ -175,16 +235,16 @@ impl Line {
 
     fn admit(&mut self, frame: &[u8]) {
         let timing = *self.timing.lock().expect("nothing panics under this lock");
-        let now = Instant::now();
-        let free_at = self.free_at.max(now);
-        if free_at - now > timing.queue || self.waiting.len() >= FRAMES {
-            self.counts.overflowed.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
         let sending =
             timing.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(frame.len() as f64 / rate.max(1) as f64));
-        self.free_at = free_at + sending;
-        let mut leaves = self.free_at + timing.delay;
+        let connection = timing.per_connection.then(|| connection(frame)).flatten();
+        let has_room = self.waiting.len() < FRAMES;
+        let sent = has_room.then(|| self.queues.push(connection, Instant::now(), sending, timing.queue)).flatten();
+        let Some(sent) = sent else {
+            self.counts.overflowed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let mut leaves = sent + timing.delay;
         if self.random.random_bool(timing.reorder) {
             leaves += timing.reorder_by;
             self.counts.reordered.fetch_add(1, Ordering::Relaxed);
@@ -203,5 +263,57 @@ impl Line {
             let count = if sent.is_ok() { &self.counts.delayed } else { &self.counts.unsent };
             count.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn frame(version: u8, ports: [u8; 4]) -> Vec<u8> {
+        let (header, protocol) = if version == 4 { (20, 9) } else { (40, 6) };
+        let mut packet = vec![0; header];
+        packet[0] = if version == 4 { 0x45 } else { 0x60 };
+        packet[protocol] = 6;
+        [&[0; 14][..], &packet, &ports].concat()
+    }
+
+    #[test]
+    fn frames_are_told_apart_by_addresses_and_ports() {
+        for version in [4, 6] {
+            let one = frame(version, [0, 1, 0, 2]);
+            assert_eq!(connection(&one).unwrap()[32..], [0, 1, 0, 2]);
+            assert_ne!(connection(&one), connection(&frame(version, [0, 2, 0, 1])));
+            assert_eq!(connection(&one[..one.len() - 1]), None, "cut short");
+        }
+        let mut fragment = frame(4, [0, 1, 0, 2]);
+        fragment[14 + 7] = 1;
+        assert_eq!(connection(&fragment), None);
+    }
+
+    #[test]
+    fn a_connection_waits_for_its_own_frames_only() {
+        let (mut queues, now) = (Queues::default(), Instant::now());
+        let [one, other] = [1, 2].map(|n| Some([n; 36]));
+        assert_eq!(queues.push(one, now, MS, MS), Some(now + MS));
+        assert_eq!(queues.push(one, now, MS, MS), Some(now + 2 * MS));
+        assert_eq!(queues.push(one, now, MS, MS), None, "the queue is full");
+        assert_eq!(queues.push(other, now, MS, MS), Some(now + MS));
+        assert_eq!(queues.push(one, now + 5 * MS, MS, MS), Some(now + 6 * MS), "it has run empty");
+    }
+
+    #[test]
+    fn the_number_of_queues_is_limited() {
+        let (mut queues, now) = (Queues::default(), Instant::now());
+        for n in 0..2 * QUEUES {
+            let mut key = [0; 36];
+            key[..8].copy_from_slice(&n.to_ne_bytes());
+            queues.push(Some(key), now, MS, Duration::MAX);
+        }
+        assert_eq!(queues.busy_until.len(), QUEUES + 1);
+        queues.push(Some([9; 36]), now + 5000 * MS, MS, MS);
+        assert_eq!(queues.busy_until.len(), 1, "queues that have run empty make room");
     }
 }

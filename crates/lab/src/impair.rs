@@ -63,6 +63,8 @@ pub struct Impair {
     pub rate_bytes_per_s: Option<u64>,
     /// Maximum time that a packet may wait for the rate; beyond it packets are dropped, as in a router.
     pub queue: Duration,
+    /// Whether each connection has the rate and the queue to itself, so that none delays another.
+    pub per_connection: bool,
     /// Seed that determines which packets are affected.
     pub seed: u64,
 }
@@ -85,6 +87,7 @@ impl Impair {
         delay: Duration::ZERO,
         rate_bytes_per_s: None,
         queue: Duration::from_millis(100),
+        per_connection: false,
         seed: 1,
     };
 
@@ -99,6 +102,7 @@ impl Impair {
             delay: self.delay,
             rate: self.rate_bytes_per_s,
             queue: self.queue,
+            per_connection: self.per_connection,
             reorder: if self.all_detoured() { self.reorder.clamp(0.0, 1.0) } else { 1.0 },
             reorder_by: self.reorder_by,
         }
@@ -217,6 +221,13 @@ impl Impairment {
         self.set(&impair.settings())
     }
 
+    /// Starts the impairments again: the packets from now on meet the fate
+    /// of the first ones, as the seed determines it. The counters continue.
+    pub fn restart(&self, impair: Impair) -> Result<(), LabError> {
+        let seen = self.counters().seen;
+        self.change(Impair { seed: restarted(impair.seed, seen), ..impair })
+    }
+
     /// The counters so far.
     pub fn counters(&self) -> Impaired {
         use std::sync::atomic::Ordering::Relaxed;
@@ -261,6 +272,14 @@ impl Drop for Impairment {
     }
 }
 
+/// The seed with which the packet after `seen` others meets the fate of the
+/// first one: `chance()` in bpf/lab.bpf.c adds this much to it for each packet.
+fn restarted(seed: u64, seen: u64) -> u64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    const DICE: u64 = 4;
+    seed.wrapping_sub(seen.wrapping_mul(DICE).wrapping_mul(GOLDEN))
+}
+
 /// Creates the detour. The near end must deliver single packets
 /// with complete checksums, because they are read as raw frames.
 fn make_detour(namespace: &Namespace, near: &str, far: &str) -> Result<(), LabError> {
@@ -294,4 +313,17 @@ fn hook(object: &Object, program: &str, index: u32, at: TcAttachPoint) -> libbpf
     let mut hook =
         TcHookBuilder::new(program.as_fd()).ifindex(index as i32).replace(true).handle(1).priority(1).hook(at);
     hook.attach().map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restarted_seed_makes_up_for_the_packets_seen() {
+        assert_eq!(restarted(7, 0), 7);
+        assert_eq!(restarted(restarted(7, 3), 5), restarted(7, 8));
+        let golden = 0x9e37_79b9_7f4a_7c15_u64;
+        assert_eq!(restarted(7, 2).wrapping_add(golden.wrapping_mul(2 * 4)), 7);
+    }
 }

@@ -144,6 +144,9 @@ pub struct Script {
     pub nodelay: bool,
     /// TCP_MAXSEG, set before the handshake.
     pub max_segment: Option<u32>,
+    /// TCP_CONGESTION, set before the handshake; accepted sockets have that of their
+    /// listener. Unlike the sysctl, it accepts cubic in a namespace.
+    pub congestion: Option<&'static str>,
     /// Local address of the opener.
     pub local: Option<SocketAddr>,
     /// Time limit for everything, from connecting on.
@@ -171,6 +174,7 @@ impl Script {
             send_buffer: None,
             nodelay: true,
             max_segment: None,
+            congestion: None,
             local: None,
             deadline: Duration::from_secs(20),
         }

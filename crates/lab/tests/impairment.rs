@@ -70,6 +70,27 @@ fn a_share_is_a_share() {
 
 #[test]
 #[ignore = "root"]
+fn fates_repeat_after_a_restart() {
+    let lab = wire(Shape::TwoDevices);
+    let impair = Impair { loss: 0.5, seed: 7, ..Impair::default() };
+    let impairment = lab.impair(LinkDirection::FromClient, impair).unwrap();
+    let fates = || {
+        impairment.restart(impair).unwrap();
+        let socket = lab.client.run(|| std::net::UdpSocket::bind("0.0.0.0:0")).unwrap();
+        let lost = |_| {
+            let before = impairment.counters().lost;
+            socket.send_to(b"datagram", SERVER.port(Family::V4, 9)).unwrap();
+            impairment.counters().lost > before
+        };
+        (0..50).map(lost).collect::<Vec<bool>>()
+    };
+    let first = fates();
+    assert!(first.contains(&true) && first.contains(&false));
+    assert_eq!(fates(), first);
+}
+
+#[test]
+#[ignore = "root"]
 fn duplicates_are_made_and_do_no_harm() {
     let lab = wire(Shape::OneArmed);
     for way in WAYS {
@@ -133,6 +154,32 @@ fn rate_limits() {
     let short = Impair { rate_bytes_per_s: Some(1 << 20), queue: Duration::from_millis(5), ..Impair::default() };
     let (counters, ..) = half_megabytes(&lab, Family::V4, LinkDirection::FromClient, short);
     assert!(counters.overflowed > 0, "{counters:?}");
+}
+
+/// Sends over two connections at once, which share the rate or do not. Returns the duration of the longer transfer.
+fn two_at_once(per_connection: bool) -> Duration {
+    let lab = wire(Shape::TwoDevices);
+    let impair =
+        Impair { rate_bytes_per_s: Some(2 << 20), queue: Duration::from_secs(5), per_connection, ..Impair::default() };
+    let _impairment = lab.impair(LinkDirection::FromClient, impair).unwrap();
+    let at = SERVER.port(Family::V4, 7000);
+    let server = serve(lab.server.run(|| listen(at, &Script::answerer())).unwrap(), 2, Script::answerer());
+    let opener = |seed| Script { congestion: Some("cubic"), ..Script::opener(seed).bytes(1 << 20) };
+    std::thread::scope(|scope| {
+        let lab = &lab;
+        let send = move |seed| converse(lab.client.run(|| connect(at, &opener(seed))).unwrap(), &opener(seed));
+        let clients = [5, 6].map(|seed| scope.spawn(move || send(seed)));
+        clients.into_iter().for_each(|client| assert!(client.join().unwrap().clean()));
+    });
+    server.join().iter().map(|report| report.duration).max().unwrap()
+}
+
+#[test]
+#[ignore = "root"]
+fn a_connection_can_have_the_rate_to_itself() {
+    let (shared, own) = (two_at_once(false), two_at_once(true));
+    assert!(shared > Duration::from_millis(950), "{shared:?}");
+    assert!(own < shared.mul_f64(0.75), "{own:?} and {shared:?}");
 }
 
 #[test]

@@ -7,7 +7,9 @@ use super::{
     results::{FORMAT, Results},
     subject::Subject,
     variant::Variant,
+    wan::{self, WanResults},
 };
+use crate::cell::{Cell, Distance, Middle, Place};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::{
@@ -33,7 +35,11 @@ pub fn update(results: &Path, top: &Path) -> Result<Vec<PathBuf>> {
     if let Some((dir, million)) = latest::<million::MillionResults>(results, million::JSON)? {
         let _ = write!(full, "\n{}From {}.\n", million.text(), source(&dir));
     }
-    let documents = [("README.md", short(&all, &dir)), ("docs/bench.md", full)];
+    let wan = latest::<WanResults>(results, wan::JSON)?.map(|(dir, wan)| (source(&dir), wan));
+    if let Some((dir, wan)) = &wan {
+        let _ = write!(full, "\n{}From {dir}.\n", wan.text());
+    }
+    let documents = [("README.md", short(&all, &dir, wan.as_ref())), ("docs/bench.md", full)];
     let mut written = Vec::new();
     for (name, figures) in documents {
         let file = top.join(name);
@@ -102,12 +108,32 @@ const FLOODS: [(Variant, &str); 4] = [
     (Variant::Identity, "CPU time per small packet, tcx, identity path"),
 ];
 
+/// Rows from the results of `wan`: longsplice's default policy, copying and HAProxy.
+const FAR: [(Distance, &str); 2] = [
+    (Distance { place: Place::Client, ms: 100 }, "time of 1 MB, BBR, client 100 ms away, default policy"),
+    (Distance { place: Place::Server, ms: 100 }, "time of 1 MB, BBR, server 100 ms away, default policy"),
+];
+
 const fn bulk(packets: Packets, connections: u64) -> Subject {
     Subject::Bulk { packets, connections }
 }
 
+/// The rows over long paths.
+fn far(wan: &WanResults) -> String {
+    let mut text = String::new();
+    for (distance, name) in FAR {
+        let cell = Cell { distance, ..Cell::BASE };
+        let Some(row) = wan.rows.iter().find(|row| row.cell == cell) else { continue };
+        let ratio = |middle| row.line(middle).and_then(|line| line.to_routed);
+        let cells = [Middle::Default, Middle::Copied, Middle::Haproxy].map(ratio);
+        let cells = cells.map(|r| r.map_or_else(String::new, |r| format!(" {:.2}", r.median)));
+        let _ = writeln!(text, "| {name} |{} |{}", cells.join(" |"), " |".repeat(COLUMNS.len() - cells.len()));
+    }
+    text
+}
+
 /// The overview table, with ratios only.
-fn short(results: &Results, source: &str) -> String {
+fn short(results: &Results, source: &str, wan: Option<&(String, WanResults)>) -> String {
     let s = &results.summary;
     let figure = |subject, of_cpu: bool, variants: [Variant; 2]| {
         let line = variants.iter().find_map(|v| s.line(subject, *v))?;
@@ -131,6 +157,7 @@ fn short(results: &Results, source: &str) -> String {
             let _ = writeln!(text, "| {name} | {:.2} |{}", line.ratio.median, " |".repeat(COLUMNS.len() - 1));
         }
     }
+    text += &wan.map_or_else(String::new, |(_, wan)| far(wan));
     text.push('\n');
     let m = &results.machine;
     let _ = writeln!(
@@ -139,6 +166,9 @@ fn short(results: &Results, source: &str) -> String {
         results.setup.rounds, results.date, m.cpus, m.cpu
     );
     let _ = writeln!(text, "included), Linux {}. From {source}.", m.kernel.split(' ').next().unwrap_or_default());
+    if let Some((dir, _)) = wan {
+        let _ = writeln!(text, "Transfers over 100 ms: from {dir}.");
+    }
     if !s.all_disturbed.is_empty() {
         text += "The machine was not quiet during all of it: see there.\n";
     }

@@ -279,7 +279,7 @@ fn remarks(results: &Results) -> String {
 }
 
 /// Wraps prose to the line width allowed in documents.
-fn wrap(text: &str) -> Vec<String> {
+pub fn wrap(text: &str) -> Vec<String> {
     const WIDTH: usize = 116;
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

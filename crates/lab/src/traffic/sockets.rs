@@ -46,6 +46,9 @@ fn socket(address: SocketAddr, script: &Script) -> io::Result<Socket> {
     if let Some(size) = script.max_segment {
         socket.set_tcp_mss(size)?;
     }
+    if let Some(name) = script.congestion {
+        socket.set_tcp_congestion(name.as_bytes())?;
+    }
     Ok(socket)
 }
 

@@ -1,0 +1,168 @@
+//! Memory of the forwarder's sockets while clients read slowly, and the cost of an unsplice in mid-transfer.
+
+use super::super::{Bench, Result, stats::Spread};
+use super::{
+    minus,
+    results::{Readers, Unspliced},
+    transfers,
+    venue::Venue,
+};
+use crate::cell::{Cell, Congestion, Distance, Middle, Place, Size};
+use longsplice::Ask;
+use longsplice_lab::{Namespace, process::wait_for};
+use std::{
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Number of slow readers.
+const CLIENTS: usize = 10;
+/// Bytes that each of them reads per second.
+const PER_SECOND: u64 = 1_000_000;
+/// The object that slow readers fetch, and the path.
+const SLOW: Cell = Cell {
+    distance: Distance { place: Place::Client, ms: 50 },
+    size: Size(10_000_000),
+    congestion: Congestion::Reno,
+    ..Cell::BASE
+};
+/// How often the memory is read.
+const EVERY: Duration = Duration::from_millis(250);
+/// Time until a connection is spliced, at most.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Measures the memory of the forwarder's sockets in all venues with a proxy.
+pub fn slow_readers(bench: &Bench, venues: &[Venue]) -> Result<Vec<Readers>> {
+    let mut all = Vec::new();
+    for venue in venues.iter().filter(|venue| venue.middle != Middle::Routed) {
+        bench.check()?;
+        venue.prepare(&SLOW)?;
+        let readers = readers(venue).map_err(|e| format!("slow readers: {}: {e}", venue.middle.title()))?;
+        bench.say(&format!("slow readers: {}: {:.0} KB each", venue.middle.title(), readers.peak / 1e3));
+        all.push(readers);
+    }
+    Ok(all)
+}
+
+fn readers(venue: &Venue) -> Result<Readers> {
+    let began = Instant::now();
+    let read = || venue.connect(&SLOW)?.read_slowly(SLOW.size.0, PER_SECOND);
+    let samples = Mutex::new(Vec::new());
+    let outcome = thread::scope(|scope| {
+        let threads: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| venue.lab.client.run(read))).collect();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            thread::sleep(EVERY);
+            samples.lock().expect("one thread").push(socket_memory(&venue.lab.forwarder)? as f64 / CLIENTS as f64);
+        }
+        for thread in threads {
+            thread.join().map_err(|_| "a reader panicked")??;
+        }
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+    outcome?;
+    let seconds = began.elapsed().as_secs_f64();
+    let samples = samples.into_inner().expect("one thread");
+    let median = Spread::of(samples.iter().copied()).ok_or("no sample")?.median;
+    let peak = samples.iter().copied().fold(0.0, f64::max);
+    Ok(Readers { middle: venue.middle, clients: CLIENTS, peak, median, seconds })
+}
+
+/// Bytes of kernel memory charged to a host's connections.
+fn socket_memory(host: &Namespace) -> Result<u64> {
+    Ok(charged(&host.execute("ss", &["-tmnH"])?))
+}
+
+/// The sum of what ss(8) reports: memory of received data, of data to be sent, and reserved for either.
+fn charged(output: &str) -> u64 {
+    let fields = output.split("skmem:(").skip(1).filter_map(|rest| rest.split(')').next());
+    let counted = |field: &str| {
+        let digits = field.strip_prefix(['r', 'f', 'w'])?;
+        digits.parse::<u64>().ok()
+    };
+    fields.flat_map(|fields| fields.split(',')).filter_map(counted).sum()
+}
+
+/// Measures unsplices with Reno and BBR, a far client and a near server.
+pub fn unsplices(bench: &Bench, venues: &[Venue]) -> Result<Vec<Unspliced>> {
+    let Some(venue) = venues.iter().find(|venue| venue.middle == Middle::Once) else { return Ok(Vec::new()) };
+    let cell = |congestion, size| Cell { congestion, size: Size(size), ..Cell::BASE };
+    let mut all = Vec::new();
+    for cell in [cell(Congestion::Reno, 10_000_000), cell(Congestion::Bbr, 2_000_000)] {
+        venue.prepare(&cell)?;
+        let unspliced = unsplice(bench, venue, cell)
+            .map_err(|e| format!("unsplice: {}: {e}{}", cell.label(), venue.last_words()))?;
+        bench.say(&format!(
+            "unsplice: {}: {:.2} s, without {:.2}",
+            cell.label(),
+            unspliced.with.median,
+            unspliced.without.median
+        ));
+        all.push(unspliced);
+    }
+    Ok(all)
+}
+
+fn unsplice(bench: &Bench, venue: &Venue, cell: Cell) -> Result<Unspliced> {
+    let beyond = || venue.lab.forwarder.counter("TcpExt", "BeyondWindow");
+    let (mut without, mut with, mut worst) = (Vec::new(), Vec::new(), (None, 0, 0));
+    for _ in 0..bench.rounds {
+        bench.check()?;
+        let undisturbed = fetch(venue, &cell)?;
+        let half = Duration::from_secs_f64(undisturbed.iter().sum::<f64>() / 2.0);
+        without.extend(undisturbed);
+        let mut control = venue.control()?;
+        let ended = || longsplice::flows(&mut control).is_ok_and(|rows| rows.is_empty()).then_some(());
+        wait_for(PATIENCE, ended).ok_or("the connection did not end in time")?;
+        let before = (beyond(), venue.server.facts());
+        let (seconds, taken) = thread::scope(|scope| {
+            let taken = scope.spawn(|| take_back(venue, half).map_err(|e| e.to_string()));
+            let seconds = fetch(venue, &cell);
+            (seconds, taken.join())
+        });
+        with.extend(seconds?);
+        taken.map_err(|_| "the unsplice panicked")??;
+        let facts = minus(venue.server.facts(), before.1);
+        worst.0 = worst.0.max(beyond().zip(before.0).map(|(after, before)| after - before));
+        worst.1 = worst.1.max(facts.retransmitted);
+        worst.2 = worst.2.max(facts.timeouts);
+    }
+    Ok(Unspliced {
+        cell,
+        without: Spread::of(without).ok_or("no transfer")?,
+        with: Spread::of(with).ok_or("no transfer")?,
+        beyond_window: worst.0,
+        retransmitted: worst.1,
+        timeouts: worst.2,
+    })
+}
+
+fn fetch(venue: &Venue, cell: &Cell) -> Result<Vec<f64>> {
+    Ok(venue.lab.client.run(|| transfers(venue, cell).map(|(seconds, _)| seconds).map_err(|e| e.to_string()))?)
+}
+
+/// Unsplices the flow that is about to be opened, this long after it was spliced.
+fn take_back(venue: &Venue, after: Duration) -> Result<()> {
+    let mut control = venue.control()?;
+    let found = wait_for(PATIENCE, || match longsplice::flows(&mut control) {
+        Ok(rows) => rows.iter().find(|row| row.state == "spliced").map(|row| Ok(row.id)),
+        Err(e) => Some(Err(e)),
+    });
+    let id = found.ok_or("no flow was spliced in time")??;
+    thread::sleep(after);
+    control.ask(Ask::Unsplice { id })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_sockets() {
+        let output = "ESTAB 0 0 10.77.1.1:7000 10.77.1.2:4000\n\t skmem:(r100,rb131072,t7,tb87040,f20,w3,o0,bl0,d5)\n\
+                      ESTAB 0 0 a b skmem:(r1,rb1,t0,tb1,f0,w0,o0,bl0,d0)\n";
+        assert_eq!(charged(output), 124);
+        assert_eq!(charged(""), 0);
+    }
+}

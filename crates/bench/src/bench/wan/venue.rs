@@ -1,0 +1,283 @@
+//! The network of a comparison: a lab with long and lossy links, a server, and what stands in the middle. One venue serves
+//! all cells: links change while nobody uses them.
+
+use super::{
+    super::{
+        Result,
+        network::{PATIENCE, PORT, Pins},
+        peers::Peer,
+        programs::{control_socket, run_longsplice, when_ready},
+        variant::Variant,
+    },
+    ends::{Client, Server},
+};
+use crate::cell::{Cell, Middle, Protocol};
+use longsplice_lab::{
+    ChildGuard, Family, Impair, Impairment, Lab, LinkDirection, Namespace, Options, Shape, process::wait_for, topology,
+};
+use serde::Deserialize;
+use std::{
+    fs, io,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+/// Bytes per second of each link, for each connection: 40 Mbit/s.
+pub const RATE: u64 = 5_000_000;
+/// Frames wait this long for the rate: longer than windows allow, so that only the packets are lost that should be.
+const QUEUE: Duration = Duration::from_secs(2);
+/// Ports of a proxy; its plug has that of the server.
+const SOCKS_PORT: u16 = PORT + 1;
+const HTTP_PORT: u16 = PORT + 2;
+/// Time until a proxy knows that the server has closed a connection, over the longest path.
+const HANGING_UP: Duration = Duration::from_millis(600);
+/// Name of the access log.
+const LOG: &str = "access.log";
+
+/// A lab with one subject in the middle. Fields are dropped in order: programs before their namespaces.
+pub struct Venue {
+    /// What stands in the middle.
+    pub middle: Middle,
+    proxy: Option<ChildGuard>,
+    _pins: Pins,
+    links: Vec<(LinkDirection, Impairment)>,
+    /// The server.
+    pub server: Server,
+    /// The network.
+    pub lab: Lab,
+    dir: tempfile::TempDir,
+}
+
+impl Venue {
+    /// Sets up a venue; its links are short until [`Venue::prepare`].
+    pub fn set(middle: Middle) -> Result<Venue> {
+        let dir = tempfile::Builder::new().prefix("longsplice-bench-").tempdir()?;
+        let forwarding = middle == Middle::Routed;
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, forwarding, ..Options::default() })?;
+        let pins = Pins::of(&lab)?;
+        let listeners = lab.server.run(|| {
+            Family::BOTH.map(|f| listen(topology::SERVER.port(f, PORT))).into_iter().collect::<io::Result<_>>()
+        })?;
+        let server = Server::start(listeners)?;
+        use LinkDirection::{FromClient, FromServer, ToClient, ToServer};
+        let links = [FromClient, ToClient, FromServer, ToServer].map(|way| Ok((way, lab.impair(way, Impair::NONE)?)));
+        let links = links.into_iter().collect::<Result<_>>()?;
+        let proxy = start(middle, &lab, dir.path())?;
+        Ok(Venue { middle, proxy, _pins: pins, links, server, lab, dir })
+    }
+
+    /// Makes the network that of a cell. Connections that exist are closed by the server.
+    pub fn prepare(&self, cell: &Cell) -> Result<()> {
+        if self.server.hang_up() {
+            thread::sleep(HANGING_UP);
+        }
+        self.server.set_congestion(cell.congestion)?;
+        self.lab.forwarder.sysctl("net.ipv4.tcp_congestion_control", cell.congestion.of_forwarder())?;
+        for (way, link) in &self.links {
+            link.change(impairment(cell, *way))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the links lose the same packets as in this round of the other venues, counted from now on.
+    pub fn lose(&self, cell: &Cell, round: usize) -> Result<()> {
+        if cell.loss > 0.0 {
+            // The last connection may still be closing.
+            thread::sleep(HANGING_UP);
+            for (seed, (way, link)) in (round as u64 * self.links.len() as u64..).zip(&self.links) {
+                link.restart(Impair { seed, ..impairment(cell, *way) })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Connects as the cell says. Must be called in the client's namespace.
+    pub fn connect(&self, cell: &Cell) -> io::Result<Client> {
+        let family = cell.version.family();
+        let server = topology::SERVER.port(family, PORT);
+        if self.middle == Middle::Routed {
+            return Client::connect(server, None, cell.congestion);
+        }
+        let at = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
+        match cell.protocol {
+            Protocol::Plug => Client::connect(at(PORT), None, cell.congestion),
+            Protocol::Socks => Client::connect(at(SOCKS_PORT), Some(server), cell.congestion),
+            Protocol::Http => Client::connect(at(HTTP_PORT), None, cell.congestion),
+        }
+    }
+
+    /// All hosts.
+    pub fn hosts(&self) -> [&Namespace; 3] {
+        [&self.lab.client, &self.lab.forwarder, &self.lab.server]
+    }
+
+    /// Packets dropped because a queue was full, or that the lab could not send.
+    pub fn dropped(&self) -> u64 {
+        self.links.iter().map(|(_, link)| link.counters()).map(|c| c.overflowed + c.unsent).sum()
+    }
+
+    /// Connects to longsplice's control socket.
+    pub fn control(&self) -> Result<longsplice::Client> {
+        Ok(longsplice::Client::connect(Some(&control_socket(self.dir.path())))?)
+    }
+
+    /// Length of longsplice's access log, from which [`Venue::records`] is to read.
+    pub fn logged(&self) -> u64 {
+        fs::metadata(self.log()).map_or(0, |log| log.len())
+    }
+
+    /// Waits until at least `count` records follow after `from` in longsplice's access log, and returns them; fewer if
+    /// they do not come in time. None for other programs.
+    pub fn records(&self, from: u64, count: usize) -> Vec<Record> {
+        if !matches!(self.middle, Middle::Copied | Middle::Once | Middle::Default) {
+            return Vec::new();
+        }
+        let read = || {
+            let text = fs::read_to_string(self.log()).unwrap_or_default();
+            let new = text.get(from as usize..).unwrap_or_default();
+            new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<Record>>()
+        };
+        wait_for(Duration::from_secs(2), || Some(read()).filter(|all| all.len() >= count)).unwrap_or_else(read)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join(LOG)
+    }
+
+    /// The last lines of the proxy's output.
+    pub fn last_words(&self) -> String {
+        let output = self.proxy.as_ref().map(ChildGuard::output).unwrap_or_default();
+        let lines: Vec<&str> = output.lines().rev().take(5).collect();
+        lines.iter().rev().map(|line| format!("\n  {line}")).collect()
+    }
+}
+
+/// A line of the access log.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Record {
+    /// Bytes from client to server.
+    pub bytes_up: u64,
+    /// Bytes from server to client.
+    pub bytes_down: u64,
+    /// Those forwarded while spliced.
+    pub spliced_up: u64,
+    /// The same.
+    pub spliced_down: u64,
+    /// Why the connection was not spliced.
+    pub refusal: Option<String>,
+}
+
+/// The impairment of one direction of a link.
+fn impairment(cell: &Cell, way: LinkDirection) -> Impair {
+    let [client, server] = cell.distance.shares();
+    let share = match way {
+        LinkDirection::FromClient | LinkDirection::ToClient => client,
+        LinkDirection::FromServer | LinkDirection::ToServer => server,
+    };
+    Impair {
+        // There and back.
+        delay: Duration::from_millis(cell.distance.ms.into()).mul_f64(share / 2.0),
+        loss: cell.loss / 100.0 * share,
+        rate_bytes_per_s: Some(RATE),
+        queue: QUEUE,
+        per_connection: true,
+        ..Impair::NONE
+    }
+}
+
+fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(at)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn start(middle: Middle, lab: &Lab, dir: &Path) -> Result<Option<ChildGuard>> {
+    if middle == Middle::Routed {
+        return Ok(None);
+    }
+    if middle == Middle::Haproxy {
+        let file = dir.join("haproxy.cfg");
+        fs::write(&file, haproxy_config())?;
+        let mut run = lab.forwarder.command(Peer::Haproxy.program());
+        let guard = ChildGuard::spawn(run.arg("-db").arg("-f").arg(&file))?.ended_gently();
+        return when_ready(guard, |_| lab.forwarder.wait_listening(HTTP_PORT, PATIENCE)).map(Some);
+    }
+    let log = dir.join(LOG);
+    let mut arguments = vec!["--log-format", "json", "--access-log", log.to_str().ok_or("a path that is no text")?];
+    let splice = match middle {
+        Middle::Copied => Variant::Copy.splice(),
+        Middle::Once => Variant::Spliced.splice(),
+        _ => None,
+    };
+    arguments.extend(splice.iter().flat_map(|when| ["--splice", when]));
+    let guard = run_longsplice(lab, dir, &longsplice_config(middle), &arguments, PATIENCE)?;
+    let words = guard.output();
+    if words.contains("are copied, not spliced") {
+        return Err(format!("this machine cannot splice:\n{words}").into());
+    }
+    Ok(Some(guard))
+}
+
+/// The configuration of longsplice: a plug, SOCKS and a reverse proxy, each for both IP versions.
+pub fn longsplice_config(middle: Middle) -> String {
+    let policy = if middle == Middle::Once { "policy = { path = \"any\" }\n" } else { "" };
+    let mut text = String::new();
+    for family in Family::BOTH {
+        let own = |port| topology::FORWARDER_TO_CLIENT.port(family, port);
+        let server = topology::SERVER.port(family, PORT);
+        let pool = format!("{family:?}").to_lowercase();
+        for (port, rest) in [
+            (PORT, format!("protocol = \"plug\"\ntarget = \"{server}\"\n")),
+            (SOCKS_PORT, "protocol = \"socks5\"\n".to_owned()),
+            (HTTP_PORT, format!("protocol = \"http\"\nroute = [{{ pool = \"{pool}\" }}]\n")),
+        ] {
+            text += &format!("[[listener]]\nlisten = \"{}\"\n{rest}{policy}", own(port));
+        }
+        text += &format!("[pool.{pool}]\nservers = [\"{server}\"]\n");
+    }
+    text
+}
+
+/// The configuration of HAProxy.
+pub fn haproxy_config() -> String {
+    let mut text =
+        "global\n  maxconn 4096\ndefaults\n  option splice-auto\n  http-reuse always\n  timeout connect 5s\n  \
+                    timeout client 60s\n  timeout server 60s\n"
+            .to_owned();
+    for family in Family::BOTH {
+        for (mode, port) in [("tcp", PORT), ("http", HTTP_PORT)] {
+            let own = topology::FORWARDER_TO_CLIENT.port(family, port);
+            let server = topology::SERVER.port(family, PORT);
+            text += &format!("listen {mode}{family:?}\n  mode {mode}\n  bind {own}\n  server bench {server}\n");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::{Distance, Place};
+
+    #[test]
+    fn links_have_their_share_of_the_path() {
+        let cell = |place| Cell { distance: Distance { place, ms: 100 }, loss: 2.0, ..Cell::BASE };
+        let far = impairment(&cell(Place::Client), LinkDirection::ToClient);
+        assert_eq!((far.delay, far.loss, far.rate_bytes_per_s), (Duration::from_millis(50), 0.02, Some(RATE)));
+        let near = impairment(&cell(Place::Client), LinkDirection::FromServer);
+        assert_eq!((near.delay, near.loss, near.rate_bytes_per_s), (Duration::ZERO, 0.0, Some(RATE)));
+        let half = impairment(&cell(Place::Both), LinkDirection::ToServer);
+        assert_eq!((half.delay, half.loss), (Duration::from_millis(25), 0.01));
+    }
+
+    #[test]
+    fn listeners_are_told_apart_by_port() {
+        let config = longsplice_config(Middle::Once);
+        assert_eq!(config.matches("[[listener]]").count(), 6);
+        assert_eq!(config.matches("path = \"any\"").count(), 6, "{config}");
+        assert!(!longsplice_config(Middle::Default).contains("any"));
+        assert_eq!(haproxy_config().matches("bind").count(), 4);
+    }
+}
