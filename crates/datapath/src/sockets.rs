@@ -180,6 +180,8 @@ pub struct PathFacts {
     pub rtt: Option<Duration>,
     /// Bytes per second that the host has acknowledged lately. 0 if not measured.
     pub rate: u64,
+    /// Congestion window towards the host, in bytes.
+    pub cwnd: u32,
     /// Bytes for the host that it has not acknowledged, sent or not.
     pub outstanding: u32,
     /// Bytes from the host that wait to be read.
@@ -216,14 +218,11 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
     let micros = |us: u32| Duration::from_micros(us.into());
     let rtt = Some(info[RTT]).filter(|us| *us != 0).map(micros);
     let [low, high] = [info[DELIVERY_RATE], info[DELIVERY_RATE + 1]].map(u32::to_ne_bytes);
-    let delivered = u64::from_ne_bytes(std::array::from_fn(|i| [low, high].as_flattened()[i]));
-    // what the congestion window allows, until data has been acknowledged
-    let window = u64::from(info[SND_CWND]) * u64::from(info[SND_MSS]);
-    let possible = rtt.map_or(0, |rtt| window * 1_000_000 / rtt.as_micros().max(1) as u64);
     Ok(PathFacts {
         min_rtt: Some(info[MIN_RTT]).filter(|us| *us != NOT_MEASURED).map(micros),
         rtt,
-        rate: if delivered > 0 { delivered } else { possible },
+        rate: u64::from_ne_bytes(std::array::from_fn(|i| [low, high].as_flattened()[i])),
+        cwnd: info[SND_CWND].saturating_mul(info[SND_MSS]),
         outstanding: info[UNACKED].saturating_mul(info[SND_MSS]).saturating_add(info[NOTSENT_BYTES]),
         unread: unread(fd.as_fd())?,
         mtu: Some(info[PMTU]).filter(|bytes| *bytes >= LEAST_PMTU),

@@ -21,6 +21,10 @@ pub(super) struct Queue {
     rate: u64,
     /// How long it may take.
     allowed: Duration,
+    /// Smallest window in bytes with which the sender sends at its full rate.
+    window: u64,
+    /// Smallest number of outstanding bytes with which the receiver takes them at its full rate.
+    outstanding: u64,
 }
 
 /// How to hold a sender back until its queue is short. Sizes in bytes.
@@ -37,10 +41,18 @@ impl Queue {
     /// measured.
     pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64) -> Option<Queue> {
         let (sender, receiver) = (&facts[from], &facts[from.other()]);
+        let (near, far, shortest) = (sender.rtt?, receiver.rtt?, receiver.min_rtt?);
+        // A queue on the way to the receiver makes its round trips longer. Then it gets no more than it has got lately. Otherwise
+        // the congestion window may still grow, and must be used up to do so (RFC 5681).
+        let is_queued = far > shortest * 3 / 2 + SHORT;
+        let cwnd = if is_queued { 0 } else { u64::from(receiver.cwnd) };
+        let rate = receiver.rate.max((cwnd as f64 / far.as_secs_f64().max(1e-6)) as u64).max(1);
         Some(Queue {
             bytes: u64::from(sender.unread) + in_hand + u64::from(receiver.outstanding),
-            rate: receiver.rate.max(1),
-            allowed: ((TIMEOUT + sender.rtt?) / 2).max(receiver.min_rtt? + SHORT),
+            rate,
+            allowed: ((TIMEOUT + near) / 2).max(shortest + SHORT),
+            window: (2.0 * rate as f64 * near.as_secs_f64()) as u64,
+            outstanding: 2 * cwnd,
         })
     }
 
@@ -61,7 +73,10 @@ impl Queue {
         }
         let quarter = (self.rate as f64 * self.allowed.as_secs_f64() / 4.0) as u64;
         let size = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
-        Some(Held { window: size(quarter.max(LEAST_WINDOW)), outstanding: size(3 * quarter) })
+        Some(Held {
+            window: size((self.window + quarter).max(LEAST_WINDOW)),
+            outstanding: size(self.outstanding.max(3 * quarter)),
+        })
     }
 }
 
@@ -85,10 +100,16 @@ mod tests {
         assert_eq!(held(0, 50, 25_000, 25_000, 50_000), None);
         assert_eq!(held(0, 50, 25_000, 25_001, 50_000), Some(Held { window: 25_000, outstanding: 75_000 }));
         assert_eq!(held(300, 200, 0, 0, 250_000), None);
-        assert_eq!(held(300, 200, 0, 0, 250_001).expect("too long").outstanding, 187_500);
+        // a far sender needs a window for two of its round trips
+        assert_eq!(held(300, 200, 0, 0, 250_001), Some(Held { window: 662_500, outstanding: 187_500 }));
         // an acknowledgement takes longer in any case
         assert_eq!(held(0, 300, 0, 305_000, 0), None);
         assert_eq!(held(0, 300, 0, 305_001, 0).expect("too long").window, 76_250);
+        // nothing is queued on the way: the congestion window grows
+        let mut growing = facts(0, 100, 100_000, 14_600);
+        (growing.client.rtt, growing.client.cwnd, growing.client.rate) = (ms(100), 14_600, 50_000);
+        let queue = Queue::of(&growing, Side::Server, 0).expect("measured");
+        assert_eq!((queue.rate, queue.held()), (146_000, Some(Held { window: 14_600, outstanding: 29_200 })));
         let slow = |client: PathFacts| Pair::new(PathFacts { rate: 10_000, ..client }, facts(0, 0, 0, 0).server);
         let queue = Queue::of(&slow(facts(0, 0, 0, 1001).client), Side::Server, 0).expect("measured");
         assert_eq!(queue.held(), Some(Held { window: 14_600, outstanding: 750 }));
