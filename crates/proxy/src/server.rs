@@ -14,7 +14,7 @@ use crate::{
     tap_dir::TapDir,
     workers::Workers,
 };
-use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, SpliceWhen, Splicer, Tally};
+use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, SpliceWhen, Splicer, Tally};
 use std::{
     collections::HashMap,
     io,
@@ -328,7 +328,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 /// Source of connections.
 enum Bound {
     Own(Listener),
-    Foreign(ForeignListener),
+    Foreign(EndToEndListener),
 }
 
 /// Accepts connections. `number`: index of the worker that runs this.
@@ -369,7 +369,7 @@ async fn accept_all(
 async fn accept_foreign(
     shared: Arc<Shared>,
     front: Arc<Front>,
-    (mut socket, number): (ForeignListener, usize),
+    (mut socket, number): (EndToEndListener, usize),
     mut stop: watch::Receiver<bool>,
 ) {
     let mut complained = None;
