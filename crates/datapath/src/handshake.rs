@@ -270,6 +270,13 @@ impl Datapath {
         self.maps.expect(leg, Some(client), flags).map(drop)
     }
 
+    /// Tells conntrack of a handshake between hosts through our addresses. Call it
+    /// before the SYN-ACK is passed on, which conntrack would take for invalid.
+    pub fn track_handshake(&self, legs: Pair<&Tuple>, syn: &Handshake, answer: &Handshake) {
+        let scales = syn.offer().wscale.zip(answer.offer().wscale).unwrap_or_default();
+        self.conntrack.open_flow(legs, Pair::new(scales, (scales.1, scales.0)));
+    }
+
     /// Leaves the rest of this client's handshake to the stack, until its next SYN. If
     /// the connection is transparent and this machine is a router, the stack routes it.
     pub fn let_go_handshake(&self, client: &Tuple) {

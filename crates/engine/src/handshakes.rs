@@ -347,6 +347,9 @@ impl Handshakes {
         let Some(half) = self.half.get_mut(&client) else { return };
         match established_sockets(&half.syn, &answer, half.foreign) {
             Ok(sockets) => {
+                if !half.foreign {
+                    d.track_handshake(Pair::new(&client, &answer.leg), &half.syn, &answer);
+                }
                 half.answer = Some((answer, sockets));
                 self.pass_on(&answer, &client);
             }
