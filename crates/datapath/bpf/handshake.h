@@ -94,10 +94,10 @@ static __always_inline int is_shaking_hands(const struct scratch *sc)
 	return e && e->opts_in & OPT_END_TO_END;
 }
 
-/* Has the client completed its handshake with the server? l: the server's leg. A socket that was recreated has no `peer`. */
+/* Has the client completed its handshake with the server? l: the server's leg. If its socket was recreated, `peer` is not set. */
 static __always_inline int has_client(const struct leg *l)
 {
-	return !l->peer.lport || bpf_map_lookup_elem(&legs, &l->peer);
+	return l->flags & LEG_RESTORED || bpf_map_lookup_elem(&legs, &l->peer);
 }
 
 #endif

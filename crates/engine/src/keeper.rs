@@ -92,9 +92,7 @@ impl Keeper {
     /// Passes an event to the task that has the flow, or handles it here. A flow that has just ended gets no events.
     fn route(&mut self, event: &Told) {
         let Some(flow) = self.engine.flow_of(&event.leg) else {
-            return if event.kind == EventKind::Deserted {
-                self.reset_again(&event.leg)
-            };
+            return if event.kind == EventKind::Deserted { self.reset_again(&event.leg) };
         };
         if let FlowOwner::Task { events, .. } = &*flow.owner() {
             return events.notify_one();

@@ -195,7 +195,11 @@ impl Core {
             | Why::Elsewhere { .. }
             | Why::Command(Command::Splice | Command::Release)
             | Why::Told(
-                EventKind::Forwarding | EventKind::Control | EventKind::Closed | EventKind::Reset | EventKind::Deserted, // its sockets are being created
+                EventKind::Forwarding
+                | EventKind::Control
+                | EventKind::Closed
+                | EventKind::Reset
+                | EventKind::Deserted, // its sockets are being created
             ) => None,
         };
         if let Some(stay) = wanted
