@@ -74,9 +74,10 @@ INLINE __u32 our_tsval(struct leg *l, __u32 tsval, int newest, __u32 *add)
 	return tsval + *add;
 }
 
-/* The same for a leg with LEG_END_TO_END. Its socket sends in the name of the other host and has that host's clock, but a second
- * late (BEHIND in handshake.rs). So it repeats the latest TSval, rather than get ahead of the host's own segments. An echo of a TSval
- * that is repeated stands for the socket's newest one: or the socket would take the length of a drain for a round-trip time. */
+/* The same for a leg with LEG_END_TO_END. Its socket sends in the name of the other host and has that host's clock, but a
+ * second late (BEHIND in handshake.rs). So it repeats the latest TSval, rather than get ahead of the host's own segments. An
+ * echo of a TSval that is repeated stands for the socket's newest one: or the socket would take the length of a drain for a
+ * round-trip time. */
 INLINE __u32 shared_tsval(struct leg *l, __u32 tsval)
 {
 	if (both_speak(l))

@@ -220,7 +220,8 @@ struct embryo {
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_END_TO_END, OPT_FULL */
+	/* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_END_TO_END, OPT_FULL */
+	__u8 opts_in, opts_out;
 	__u32 edge_out;
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];

@@ -3,8 +3,8 @@
  * hosts' SYN, SYN-ACK and first ACK, and creates a socket for each side before its host may send data. There are two kinds:
  * - Transparent ("foreign") connections: neither end has an address of ours, and neither must notice us. Packets for the sockets
  *   get a mark, by which a routing rule delivers them locally.
- * - Connections of our clients to a listening socket of ours: user space chooses the server. User space gives back a SYN for which
- *   it has none, and the listening socket gets it. */
+ * - Connections of clients to a listening socket of ours: user space chooses the server. If it has none for a SYN, it gives the
+ *   SYN back, and the listening socket gets it. */
 #ifndef LONGSPLICE_HANDSHAKE_H
 #define LONGSPLICE_HANDSHAKE_H
 

@@ -185,9 +185,10 @@ __noinline int before_leg(int parsed)
 }
 
 /* Does the client that sends this SYN shake hands with a server? Returns OPT_END_TO_END, perhaps with OPT_FOREIGN, or 0. With a
- * listening socket, it does unless user space has given the SYN back (`again`), or another socket must decide. known: of an earlier
- * SYN. Without a listening socket, the process is dead, and the kernel refuses the connection. */
-static __always_inline __u32 end_to_end(struct __sk_buff *skb, const struct scratch *sc, __u32 listens, const struct embryo *known)
+ * listening socket, it does unless user space has given the SYN back (`again`), or another socket must decide. Without one, the
+ * process is dead, and the kernel refuses the connection. known: of an earlier SYN. */
+static __always_inline __u32 end_to_end(struct __sk_buff *skb, const struct scratch *sc, __u32 listens,
+					const struct embryo *known)
 {
 	if (listens == LISTENS_FOREIGN)
 		return OPT_FOREIGN | OPT_END_TO_END;
