@@ -129,6 +129,39 @@ impl Forwarder {
         Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
     }
 
+    /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are
+    /// relayed to `otherwise`.
+    pub fn plugged(
+        lab: &Lab,
+        listen: SocketAddr,
+        [target, otherwise]: [SocketAddr; 2],
+        policy: Policy,
+        options: OpenOptions,
+    ) -> Forwarder {
+        let serve = plug(otherwise, policy.clone());
+        let policy = Arc::new(policy);
+        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
+            let listener = splicer.listen(listen).await.expect("listen");
+            let mut pairs = splicer.end_to_end(&listener, move |_| Some(target)).expect("raw sockets");
+            ready.send(splicer.clone()).expect("the test waits");
+            loop {
+                tokio::select! {
+                    client = listener.accept() => {
+                        tokio::spawn(serve(splicer.clone(), client.expect("accept"), record.clone()));
+                    }
+                    legs = pairs.accept() => {
+                        let (client, server) = legs.expect("accept");
+                        let info = FlowInfo::new("plug", server.remote().to_string());
+                        let record = record.clone();
+                        let done = move |e, _: &FlowInfo| record.lock().expect("lock").push(e);
+                        splicer.hand_over(client, server, Leftovers::default(), policy.clone(), info, done);
+                    }
+                }
+            }
+        };
+        Forwarder::running(|work| lab.forwarder.spawn(work), options, accept)
+    }
+
     fn running<A>(
         spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> JoinHandle<()>,
         options: OpenOptions,

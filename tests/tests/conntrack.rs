@@ -1,5 +1,5 @@
 //! Unsplicing behind a stateful firewall (nftables, `ct state`), which has not seen the forwarded segments.
-use longsplice_engine::{Command, FlowState, Policy, Trigger};
+use longsplice_engine::{Command, FlowState, OpenOptions, Policy, Trigger};
 use longsplice_lab::{
     Family, Lab, Shape,
     process::wait_for,
@@ -111,6 +111,7 @@ impl Away {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Plug,
+    EndToEnd,
     Transparent,
 }
 
@@ -120,6 +121,10 @@ fn forwarder(lab: &Lab, family: Family, kind: Kind, policy: Policy) -> (Forwarde
         Kind::Plug => {
             let proxy = FORWARDER_TO_CLIENT.port(family, PORT);
             (Forwarder::start(lab, proxy, server, policy), proxy)
+        }
+        Kind::EndToEnd => {
+            let proxy = FORWARDER_TO_CLIENT.port(family, PORT);
+            (Forwarder::plugged(lab, proxy, [server; 2], policy, OpenOptions::default()), proxy)
         }
         Kind::Transparent => {
             let any: SocketAddr = match family {
@@ -228,6 +233,19 @@ fn transparent_and_released_for_longer_than_conntrack_remembers() {
 #[ignore = "root"]
 fn transparent_and_parked_for_longer_than_conntrack_remembers() {
     come_back(Kind::Transparent, Away::ParkedAndExpired);
+}
+
+/// Conntrack sees neither the client's SYN nor the server's answer.
+#[test]
+#[ignore = "root"]
+fn opened_end_to_end_and_released() {
+    come_back(Kind::EndToEnd, Away::Released);
+}
+
+#[test]
+#[ignore = "root"]
+fn opened_end_to_end_and_parked_for_longer_than_conntrack_remembers() {
+    come_back(Kind::EndToEnd, Away::ParkedAndExpired);
 }
 
 /// Marks of a conntrack entry are kept, over several unsplices.

@@ -146,10 +146,11 @@ int switch_flow(struct switch_call *ctx)
 }
 
 /* Can the socket go on without the leg's record? It can if the leg was never in a switch: host and socket use the same
- * numbers. It cannot if the connection is transparent: no segment would find the socket. */
+ * numbers. It cannot if the hosts shook hands with each other: the socket's clock is late, and if the connection is transparent,
+ * no segment would find the socket. */
 static __always_inline int is_spare(const struct leg *l)
 {
-	return !(l->flags & (LEG_PAIRED | LEG_FOREIGN));
+	return !(l->flags & (LEG_PAIRED | LEG_END_TO_END));
 }
 
 /* May the kernel still send to the host, perhaps for a socket that is closed already? The host would not understand it without
@@ -201,7 +202,7 @@ static __always_inline int forget_if_may(const struct path_args *args, const str
 /* Add the record of a connection that user space is about to open. */
 static __noinline int await_answer(const struct path_args *args, __u64 now)
 {
-	struct leg l = { .flags = LEG_SYN | args->leg_flags, .seen = now };
+	struct leg l = { .flags = LEG_SYN | args->leg_flags, .peer = args->other, .seen = now };
 
 	return bpf_map_update_elem(&legs, &args->key, &l, BPF_ANY);
 }
@@ -213,7 +214,7 @@ static __noinline int add(struct path_args *args)
 	struct leg *client = bpf_map_lookup_elem(&legs, &args->other);
 	__u64 now = bpf_ktime_get_ns();
 
-	if (args->other.lport && !client)
+	if (args->other.lport && !client && !(args->leg_flags & LEG_END_TO_END))
 		return 2;
 	args->mss = client ? client->mss_in : 0;
 	if (!insert_path(&args->key)) {

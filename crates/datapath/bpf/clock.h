@@ -74,10 +74,11 @@ INLINE __u32 our_tsval(struct leg *l, __u32 tsval, int newest, __u32 *add)
 	return tsval + *add;
 }
 
-/* The same for the socket of a foreign leg. It sends in the name of the other host and has that host's clock, but a second late
- * (BEHIND in foreign.rs). So it repeats the latest TSval, rather than get ahead of the host's own segments. An echo of a TSval
- * that is repeated stands for the socket's newest one: or the socket would take the length of a drain for a round-trip time. */
-INLINE __u32 foreign_tsval(struct leg *l, __u32 tsval)
+/* The same for a leg with LEG_END_TO_END. Its socket sends in the name of the other host and has that host's clock, but a
+ * second late (BEHIND in handshake.rs). So it repeats the latest TSval, rather than get ahead of the host's own segments. An
+ * echo of a TSval that is repeated stands for the socket's newest one: or the socket would take the length of a drain for a
+ * round-trip time. */
+INLINE __u32 shared_tsval(struct leg *l, __u32 tsval)
 {
 	if (both_speak(l))
 		l->shim_ts = l->tsval_out - tsval;
@@ -87,11 +88,11 @@ INLINE __u32 foreign_tsval(struct leg *l, __u32 tsval)
 }
 
 /* Set the offset for the TSvals of the other host a last time, at the commit: they must not be older than what the local
- * socket has sent. A foreign leg uses the other host's clock unchanged, unless later TSvals were sent. Under to's lock. */
+ * socket has sent. With LEG_END_TO_END, it is the other host's clock, unless later TSvals were sent. Under to's lock. */
 INLINE void settle_tsval(struct leg *to, __u32 tsval)
 {
 	to->ts_from_peer = later(to->ts_from_peer, to->tsval_out - tsval);
-	if (to->flags & LEG_FOREIGN)
+	if (to->flags & LEG_END_TO_END)
 		to->ts_from_peer = later(to->ts_from_peer, 0);
 }
 

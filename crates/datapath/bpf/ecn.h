@@ -45,7 +45,7 @@ INLINE void plan_marks(const struct leg *l, const struct seg *s, struct plan *p,
 	int marked = l->flags & LEG_ECN && is_marked(s->ecn, s->seq, s->len, come);
 
 	p->ecn = !!(l->flags & LEG_ECN);
-	p->lose_local = marked && l->flags & (LEG_FOREIGN | LEG_RESTORED) && after(local_end, come);
+	p->lose_local = marked && l->flags & (LEG_END_TO_END | LEG_RESTORED) && after(local_end, come);
 	p->lose_fwd = marked && p->fwd_data && after(p->fwd_end, come);
 }
 

@@ -79,13 +79,14 @@ enum leg_flag {
 	LEG_RESTORED = 1 << 20, /* the socket was recreated with TCP_REPAIR */
 	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamp clock ticks much faster than 1 kHz */
 	LEG_PROBE = 1 << 22,   /* the socket probes when it is unmuted: its host may be gone, or wait for the window to open */
+	LEG_END_TO_END = 1 << 23, /* the hosts shook hands: same numbers, clocks, options on both legs (handshake.h) */
 };
 
 /* The record of a leg. `lock` protects it; docs/switching.md (Concurrency) lists what is accessed without the lock. */
 struct leg {
 	struct bpf_spin_lock lock;
 	__u32 flags;                /* enum leg_flag */
-	struct tuple peer;          /* key of the flow's other leg (LEG_PAIRED) */
+	struct tuple peer;          /* key of the flow's other leg (LEG_PAIRED); server's leg: of the client's, as of PATH_ADD */
 	__u8 phase_in, phase_out;   /* enum phase of the direction from the host / to the host */
 	__u8 wscale_in, wscale_out; /* window scale (shift) announced by the host / by us */
 	__u16 mss_in, mss_out;      /* announced by the host / by us, bytes */
@@ -219,13 +220,15 @@ struct embryo {
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	__u8 opts_in, opts_out; /* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_FULL */
+	/* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_END_TO_END, OPT_FULL */
+	__u8 opts_in, opts_out;
 	__u32 edge_out;
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
 };
 #define OPT_WSCALE 0x80
 #define OPT_FOREIGN 0x40 /* opts_in: LEG_FOREIGN */
+#define OPT_END_TO_END 0x08 /* opts_in: LEG_END_TO_END */
 #define OPT_ECN 0x20
 
 /* Identifies the fragments of one TCP segment as they arrive (RFC 791, 3.2; RFC 8200, 4.5). Network byte order. */
@@ -412,7 +415,8 @@ struct path_args {
 	 *   PATH_NEXT, PATH_IDLE, PATH_STOPPED: 1: none found yet, call again; -1: no more slots */
 	__s32 result;
 	struct tuple key;
-	struct tuple other; /* a second leg, or all zero; PATH_ADD: the client's leg for which the connection is opened */
+	struct tuple other; /* a second leg, or all zero; PATH_ADD: the client's leg for which the connection is
+			     * opened. It must have a record, unless leg_flags has LEG_END_TO_END. */
 	__u32 mss;          /* PATH_ADD: out: announced by the host of `other`, bytes; 0: no `other` */
 	__u32 leg_flags;    /* PATH_ADD: flags for the record beside LEG_SYN; PATH_IDLE: out: those of the record, 0: no record */
 	__u32 irs, iss;     /* of the record (PATH_IDLE: out, PATH_SWEEP: in); they identify one connection of the four-tuple */
@@ -423,9 +427,12 @@ struct path_args {
 	struct path p_other; /* PATH_GET: out: the entry of `other`; PATH_MOVE: `via` is the old next hop */
 };
 
-/* The headers of a handshake segment of a transparent connection, which user space passes on. */
+/* The headers of a segment of a handshake between hosts, which user space passes on. */
 struct handshake {
 	struct tuple leg; /* where it arrived */
+	__u32 ifindex;
+	__u8 eth[14];
+	__u8 fill[2];
 	__u8 ip[40];      /* IPv4: 20 bytes, without options */
 	__u8 tcp[60];
 };
@@ -453,6 +460,7 @@ enum held_bytes {
 enum listens {
 	LISTENS = 1,
 	LISTENS_FOREIGN = 2, /* for transparent connections */
+	LISTENS_END_TO_END = 3, /* a listening socket whose clients may shake hands with a server */
 };
 
 /* Describes the pinned maps. Written when they are created. */
@@ -504,7 +512,7 @@ enum verdict {
 	V_FRAGMENT_CROSS,   /* fragment that would have to change the address family */
 	V_TAPPED,           /* piece of a forwarded segment, copied to user space */
 	V_TAP_LOST,         /* piece that was not copied, because the reader is behind; the segment was forwarded anyway */
-	V_HANDSHAKE,        /* handshake segment of a transparent connection, given to user space */
+	V_HANDSHAKE,        /* segment of a handshake between hosts, given to user space */
 	V_HANDSHAKE_LOST,   /* ... dropped, because user space is behind: its sender retransmits it */
 	V_RST_UNPROVEN,     /* RST not in order: its sender is challenged, and no state changes */
 	V_NO_ACK,           /* segment without ACK that is neither SYN nor RST */

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Transparent ("foreign") connections: neither end has an address of ours, and neither must notice us. The hosts shake hands
- * with each other, so that sequence numbers, clocks and options are the same on both sides. User space passes on their SYN,
- * SYN-ACK and first ACK, and creates a socket for each side before its host may send data. Packets for these sockets get a
- * mark, by which a routing rule delivers them locally. */
+/* Handshakes between hosts, end to end: sequence numbers, clocks and options are the same on both sides. User space passes on the
+ * hosts' SYN, SYN-ACK and first ACK, and creates a socket for each side before its host may send data. There are two kinds:
+ * - Transparent ("foreign") connections: neither end has an address of ours, and neither must notice us. Packets for the sockets
+ *   get a mark, by which a routing rule delivers them locally.
+ * - Connections of clients to a listening socket of ours: user space chooses the server. If it has none for a SYN, it gives the
+ *   SYN back, and the listening socket gets it. */
 #ifndef LONGSPLICE_HANDSHAKE_H
 #define LONGSPLICE_HANDSHAKE_H
 
@@ -28,6 +30,8 @@ __noinline int report_handshake(struct __sk_buff *skb)
 		return 0;
 	}
 	h->leg = sc->t;
+	h->ifindex = skb->ifindex;
+	bpf_skb_load_bytes(skb, 0, h->eth, ETH_LEN);
 	__builtin_memcpy(h->ip, sc->l3, 40);
 	__builtin_memcpy(h->tcp, sc->orig, 60);
 	bpf_ringbuf_submit(h, 0);
@@ -81,25 +85,19 @@ __noinline int report_deserted(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Is this the client of a transparent connection in its handshake? An RST from a local socket belongs to an earlier attempt
+/* Is this a client that shakes hands with a server? An RST from a local socket belongs to an earlier attempt
  * then, whose process has died. The client would take it for an answer to its SYN. */
 static __always_inline int is_shaking_hands(const struct scratch *sc)
 {
 	const struct embryo *e = bpf_map_lookup_elem(&embryos, &sc->t);
 
-	return e && e->opts_in & OPT_FOREIGN;
+	return e && e->opts_in & OPT_END_TO_END;
 }
 
-/* Has the client of a transparent connection completed the handshake? sc: of a segment from the server. */
-static __always_inline int has_client(struct scratch *sc)
+/* Has the client completed its handshake with the server? l: the server's leg. If its socket was recreated, `peer` is not set. */
+static __always_inline int has_client(const struct leg *l)
 {
-	struct tuple *client = &sc->other;
-
-	__builtin_memcpy(client->remote, sc->t.local, 16);
-	__builtin_memcpy(client->local, sc->t.remote, 16);
-	client->rport = sc->t.lport;
-	client->lport = sc->t.rport;
-	return !!bpf_map_lookup_elem(&legs, client);
+	return l->flags & LEG_RESTORED || bpf_map_lookup_elem(&legs, &l->peer);
 }
 
 #endif

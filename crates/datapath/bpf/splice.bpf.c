@@ -66,24 +66,24 @@ __noinline int slow_special(struct __sk_buff *skb)
 	if (!sc)
 		return TCX_NEXT;
 	p = &sc->p;
-	/* A retransmitted SYN-ACK goes to the client, like the first one, until the client has completed the handshake. Our
-	 * socket would complete it for a client that may not exist. */
-	if (sc->foreign && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK) && !has_client(sc)) {
-		report_handshake(skb);
-		return TCX_DROP;
-	}
 	l = bpf_map_lookup_elem(&legs, &sc->t);
 	if (!l)
 		return TCX_NEXT;
+	/* A retransmitted SYN-ACK goes to the client, like the first one, until the client has completed the handshake. Our
+	 * socket would complete it for a client that may not exist. */
+	if (sc->end_to_end && (sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK) && !has_client(l)) {
+		report_handshake(skb);
+		return TCX_DROP;
+	}
 	/* A SYN begins a new connection if the old one is over, or has no live socket in control mode. A live socket gets the
-	 * SYN, and challenges its sender. The leg towards a server of a foreign connection has no socket while the connection is
+	 * SYN, and challenges its sender. With LEG_END_TO_END, the leg towards a server has no socket while the connection is
 	 * being opened: a SYN must not end that. */
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN &&
 	    (l->flags & LEG_RESET || is_over(l) ||
-	     (in_control(l) && (!sc->foreign || listened(sc)) && !has_live_socket(skb, sc))))
+	     (in_control(l) && (!sc->end_to_end || listened(sc)) && !has_live_socket(skb, sc))))
 		return begin_anew(&sc->t);
 	/* Until user space has created the socket, the kernel would answer with a reset. */
-	if (sc->foreign && sc->s.flags & TH_SYN && !has_socket(skb, sc))
+	if (sc->end_to_end && sc->s.flags & TH_SYN && !has_socket(skb, sc))
 		return drop(V_HANDSHAKE_LOST);
 	if (sc->s.flags & TH_SYN && !in_control(l))
 		return drop(V_SYN);
@@ -151,6 +151,7 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (!l)
 		return find_path(&sc->t) ? drop(V_NO_PEER) : TCX_NEXT;
 	sc->foreign = !!(l->flags & LEG_FOREIGN);
+	sc->end_to_end = !!(l->flags & LEG_END_TO_END);
 	if (l->flags & LEG_SYN) {
 		struct syn_options opt = {};
 
@@ -160,10 +161,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			own_syn_ack(l, sc, &opt);
 			bpf_spin_unlock(&l->lock);
 			l->seen = bpf_ktime_get_coarse_ns(); /* tsval_reached() estimates later TSvals from this time */
-			if (!sc->foreign && classic_ecn(skb))
+			if (!sc->end_to_end && classic_ecn(skb))
 				return drop(V_REWRITE_FAILED);
 		}
-		if (!sc->foreign)
+		if (!sc->end_to_end)
 			return TCX_NEXT;
 		report_handshake(skb);
 		return TCX_DROP;

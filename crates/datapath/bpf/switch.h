@@ -660,11 +660,11 @@ INLINE int local_segment(struct leg *l, const struct seg *s, struct plan *p, __u
 	e->sack_hi = s->ack + FAR;
 	e->tsecr = s->tsecr;
 	if (s->has_ts) {
-		if (l->flags & LEG_CLOCK && !(l->flags & LEG_FOREIGN))
+		if (l->flags & LEG_CLOCK && !(l->flags & LEG_END_TO_END))
 			l->shim_ts = l->tsval_out - s->tsval;
 		l->flags &= ~LEG_CLOCK;
-		if (l->flags & LEG_FOREIGN)
-			e->tsval = foreign_tsval(l, s->tsval);
+		if (l->flags & LEG_END_TO_END)
+			e->tsval = shared_tsval(l, s->tsval);
 		else
 			e->tsval = our_tsval(l, s->tsval, 1, &l->shim_ts);
 	}

@@ -131,6 +131,8 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	agree(&l, e->opts_in, e->opts_out, e->wscale_in, e->wscale_out);
 	if (e->opts_in & OPT_FOREIGN)
 		l.flags |= LEG_FOREIGN;
+	if (e->opts_in & OPT_END_TO_END)
+		l.flags |= LEG_END_TO_END;
 	l.max_in = l.ack_out = l.ack_local = e->irs + 1;
 	l.max_out = l.local_out = l.ack_in = e->iss + 1;
 	l.edge_in = l.ack_in + ((__u32)sc->s.win << l.wscale_in);
@@ -175,11 +177,26 @@ __noinline int before_leg(int parsed)
 	e = bpf_map_lookup_elem(&embryos, &sc->t);
 	if (!e || !e->iss || sc->s.flags & (TH_SYN | TH_RST))
 		return TCX_NEXT;
-	if (parsed != PARSED_EXTENSION || e->opts_in & OPT_FOREIGN)
+	if (parsed != PARSED_EXTENSION || e->opts_in & OPT_END_TO_END)
 		return drop(parsed == PARSED_TINY ? V_FRAGMENT_TINY : V_FRAGMENT);
 	if (completes(e, &sc->s))
 		bpf_map_delete_elem(&embryos, &sc->t);
 	return TCX_NEXT;
+}
+
+/* Does the client that sends this SYN shake hands with a server? Returns OPT_END_TO_END, perhaps with OPT_FOREIGN, or 0. With a
+ * listening socket, it does unless user space has given the SYN back (`again`), or another socket must decide. Without one, the
+ * process is dead, and the kernel refuses the connection. known: of an earlier SYN. */
+static __always_inline __u32 end_to_end(struct __sk_buff *skb, const struct scratch *sc, __u32 listens,
+					const struct embryo *known)
+{
+	if (listens == LISTENS_FOREIGN)
+		return OPT_FOREIGN | OPT_END_TO_END;
+	if (listens != LISTENS_END_TO_END || sc->s.again)
+		return 0;
+	if (known && known->irs == sc->s.seq && !(known->opts_in & OPT_FULL))
+		return known->opts_in & OPT_END_TO_END;
+	return socket_state(skb, sc) == BPF_TCP_LISTEN ? OPT_END_TO_END : 0;
 }
 
 /* Track a segment from a host that has no path entry. Returns 1 if it has a leg now, 2 if it must be dropped, and 0 to leave
@@ -198,33 +215,36 @@ __noinline int track_ingress(struct __sk_buff *skb)
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
 		struct syn_options o = {};
 		struct embryo e = {};
+		__u32 opts;
 
-		if (listens == LISTENS && classic_ecn(skb)) {
+		known = bpf_map_lookup_elem(&embryos, &sc->t);
+		opts = end_to_end(skb, sc, listens, known);
+		if (!opts && classic_ecn(skb)) {
 			count(V_REWRITE_FAILED);
 			return 2;
 		}
-		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && known->iss && known->irs != sc->s.seq && has_socket(skb, sc))
 			return 0; /* another SYN does not end a handshake, since it may be forged */
 		parse_syn(skb, &o);
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;
 		e.wscale_in = o.wscale;
-		e.opts_in = o.opts | (listens == LISTENS_FOREIGN ? OPT_FOREIGN : 0);
+		e.opts_in = o.opts | opts;
 		if (known && known->irs == e.irs) /* a retransmission may omit ECN (RFC 3168, 6.1.1.1) */
 			e.opts_in |= known->opts_in & OPT_ECN;
 		e.tsval_in = o.tsval;
 		bpf_map_update_elem(&embryos, &sc->t, &e, BPF_ANY);
-		if (listens == LISTENS_FOREIGN) {
+		if (opts) {
 			report_handshake(skb);
 			return 2;
 		}
 	} else if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_ACK) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		if (known && completes(known, &sc->s) && tcp_sum_right(skb)) {
+			__u32 opts = known->opts_in;
 			int room = hatch(sc, known);
 
-			if (listens == LISTENS_FOREIGN && !report_handshake(skb)) { /* lost: the next segment reports it */
+			if (opts & OPT_END_TO_END && !report_handshake(skb)) { /* lost: the next segment reports it */
 				bpf_map_delete_elem(&legs, &sc->t);
 				remove_path(&sc->t);
 				return 2;
@@ -241,11 +261,11 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		 * too low, and a later bound would be wrong. */
 		if (!known)
 			return !!bpf_map_lookup_elem(&legs, &sc->t);
-	} else if (listens == LISTENS_FOREIGN && sc->s.flags & TH_RST) {
+	} else if (sc->s.flags & TH_RST) {
 		known = bpf_map_lookup_elem(&embryos, &sc->t);
 		/* Report any RST until the server has answered: the server may have an earlier connection of this port, which
 		 * the client resets. Afterwards, only one in order. */
-		if (known && !(known->opts_in & OPT_FULL) && (!known->iss || sc->s.seq == known->irs + 1)) {
+		if (known && known->opts_in & OPT_END_TO_END && (!known->iss || sc->s.seq == known->irs + 1)) {
 			report_handshake(skb);
 			return 2;
 		}

@@ -109,6 +109,14 @@ impl Connection {
     }
 }
 
+/// Returns the connections of a flow.
+fn connections(legs: Pair<&Tuple>, scales: Pair<(u8, u8)>, away: Pair<Duration>, moved: bool) -> [Connection; 2] {
+    Side::BOTH.map(|side| {
+        let scales = Some(scales[side]).filter(|s| *s != (0, 0));
+        Connection::new(legs[side], side, scales, moved, Some(away[side]))
+    })
+}
+
 /// Renews entries. Asks the kernel nothing before a connection has been tracked in this network namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Conntrack {
@@ -139,13 +147,24 @@ impl Conntrack {
         self.renew(&legs.iter().map(connection).collect::<Vec<_>>());
     }
 
+    /// Makes the entries of both legs established, for hosts that have shaken hands with each other through our addresses:
+    /// conntrack has seen neither the client's SYN nor the server's answer. Does nothing if the server's leg is not tracked.
+    pub fn open_flow(&self, legs: Pair<&Tuple>, scales: Pair<(u8, u8)>) {
+        let [client, server] = connections(legs, scales, Pair::both(Duration::MAX), true);
+        if self.is_used() && self.has(server.ends) {
+            self.renew(&[client, server]);
+        }
+    }
+
+    /// Returns whether conntrack has an entry for a connection.
+    fn has(&self, ends: [SocketAddr; 2]) -> bool {
+        Netlink::netfilter().and_then(|mut netlink| find_entry(&mut netlink, ends)).is_ok_and(|found| found.is_some())
+    }
+
     /// Renews the entries of both legs. `scales`: for each leg the host's and ours. `away`: maximum
     /// time since conntrack has seen a segment. `moved`: whether it has missed sequence numbers.
     pub fn renew_flow(&self, legs: Pair<&Tuple>, scales: Pair<(u8, u8)>, away: Pair<Duration>, moved: bool) {
-        let both = Side::BOTH.map(|side| {
-            let scales = Some(scales[side]).filter(|s| *s != (0, 0));
-            Connection::new(legs[side], side, scales, moved, Some(away[side]))
-        });
+        let both = connections(legs, scales, away, moved);
         // for the firewall this is one connection if both legs have the hosts' addresses
         self.renew(if both[0].ends == both[1].ends { &both[..1] } else { &both });
     }

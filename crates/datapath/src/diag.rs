@@ -110,6 +110,11 @@ impl Sockets {
     }
 }
 
+/// Returns whether a socket has this connection. If the kernel does not answer, it has not.
+pub fn is_claimed(t: &Tuple) -> bool {
+    socket_state(t).is_some()
+}
+
 /// Destroys the socket of a connection if it is closing and no process holds it.
 /// Returns false if there is no such socket. The other host may be informed.
 pub(crate) fn end_closing(t: &Tuple) -> io::Result<bool> {

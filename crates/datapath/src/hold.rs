@@ -3,7 +3,7 @@
 use crate::{
     Datapath, Tuple, abi,
     events::poll_ring,
-    foreign::{fold, sum},
+    handshake::{fold, sum},
     maps::{bytes_of, from_bytes, io_error},
     sockets::{send_frame, with_virtio_header},
 };
@@ -51,12 +51,12 @@ impl HeldSegment {
         let r: abi::held_record = from_bytes(data);
         let payload = &data[size_of::<abi::held_record>()..][..r.len as usize];
         let leg = Tuple::from_abi(&r.leg);
-        HeldSegment { leg, len: payload.len(), ifindex: r.ifindex, packet: packet(&r, leg.is_v4(), payload) }
+        HeldSegment { leg, len: payload.len(), ifindex: r.ifindex, packet: held_packet(&r, leg.is_v4(), payload) }
     }
 }
 
 /// Builds the packet. The headers are those of the whole segment; a piece becomes a segment of its own.
-fn packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn held_packet(r: &abi::held_record, v4: bool, payload: &[u8]) -> Vec<u8> {
     let doff = (usize::from(r.tcp[12] >> 4) * 4).clamp(20, r.tcp.len());
     let mut tcp = r.tcp[..doff].to_vec();
     let (first, last) = (r.at == 0, r.at + r.len >= r.payload);
@@ -115,13 +115,19 @@ pub struct Reinjector {
     back: u64,
 }
 
+/// Opens a packet socket whose frames the data path turns round, as if they had just arrived. Needs CAP_NET_RAW.
+pub(crate) fn returning_socket() -> io::Result<OwnedFd> {
+    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?; // receives nothing
+    setsockopt(&socket, sockopt::Mark, &MARK)?;
+    with_virtio_header(&socket)?;
+    Ok(socket)
+}
+
 impl Datapath {
     /// Opens the socket for held segments. Needs CAP_NET_RAW. There must be only one: it tells the data path how much is still held.
     pub fn reinjector(&self) -> io::Result<Reinjector> {
-        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?; // receives nothing
-        setsockopt(&socket, sockopt::Mark, &MARK)?;
+        let socket = returning_socket()?;
         setsockopt(&socket, sockopt::SndBufForce, &MOST)?;
-        with_virtio_header(&socket)?;
         Ok(Reinjector { socket, back: 0 })
     }
 

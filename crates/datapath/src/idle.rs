@@ -20,7 +20,7 @@ impl IdleEntry {
     /// Returns whether a handshake between the host and us is complete, and there was
     /// no switch since. The socket, if there is one, works without such an entry.
     pub fn is_spare(&self) -> bool {
-        self.flags & (LegFlags::TRACKED | LegFlags::PAIRED | LegFlags::FOREIGN) == LegFlags::TRACKED
+        self.flags & (LegFlags::TRACKED | LegFlags::PAIRED | LegFlags::END_TO_END) == LegFlags::TRACKED
     }
 
     /// Returns whether this is the same connection as one found before.

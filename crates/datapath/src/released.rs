@@ -53,6 +53,9 @@ impl Released {
     }
 }
 
+/// Flags of a record that a recreated one keeps.
+const KEPT: u32 = LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN | LegFlags::END_TO_END | LegFlags::ECN;
+
 /// New sockets for a released flow.
 #[derive(Debug)]
 pub struct Recreated {
@@ -284,7 +287,7 @@ impl Datapath {
             let position = l.in64 + p.passed(l.max_in) - u64::from(p.end.wrapping_sub(end));
             let hop = self.maps.via(back.via).ok_or_else(gone)?;
             let record = abi::leg {
-                flags: l.flags & (LegFlags::TS | LegFlags::SACK | LegFlags::FOREIGN | LegFlags::ECN)
+                flags: l.flags & KEPT
                     | LegFlags::TRACKED
                     | LegFlags::RESTORED
                     | LegFlags::PROBE

@@ -1,31 +1,34 @@
-//! Listeners for transparent connections: [`ForeignListener`].
+//! Listeners for connections whose hosts shake hands with each other: [`EndToEndListener`].
 
 use crate::{
+    handshakes::{self, Course, ForeignCounts, Opened},
     leg::Leg,
+    listener::Listener,
     live::Live,
     splicer::Splicer,
     sync::lock,
-    transparent::{self, ForeignCounts, Opened, mirrored},
 };
-use longsplice_datapath::Tuple;
+use longsplice_datapath::{Datapath, Tuple};
 use socket2::SockRef;
 use std::{io, net::SocketAddr, os::fd::OwnedFd};
 use tokio::sync::mpsc;
 
-/// A listener for transparent connections, which are routed through this machine ([`Splicer::listen_foreign`]).
-pub struct ForeignListener {
+/// A listener for connections whose hosts shake hands with each other: transparent ones
+/// ([`Splicer::listen_foreign`]), and those of clients of a listening socket ([`Splicer::end_to_end`]).
+pub struct EndToEndListener {
     splicer: Splicer,
     addr: SocketAddr,
+    foreign: bool,
     opened: mpsc::Receiver<Opened>,
 }
 
-impl ForeignListener {
+impl EndToEndListener {
     /// Accepts the next connection. Returns the client's leg and the server's leg.
     /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
-        let Opened { client, sockets } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        let Opened { legs, sockets } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
         self.splicer.engine().opened(&sockets.server);
-        Ok((leg(sockets.client, &client)?, leg(sockets.server, &mirrored(&client))?))
+        Ok((leg(sockets.client, &legs.client)?, leg(sockets.server, &legs.server)?))
     }
 
     /// Returns the address listened on.
@@ -34,10 +37,11 @@ impl ForeignListener {
     }
 }
 
-impl Drop for ForeignListener {
+impl Drop for EndToEndListener {
     fn drop(&mut self) {
-        lock(self.splicer.transparent()).unlisten(self.addr);
-        if let Some(Err(error)) = self.splicer.datapath().map(|d| d.unlisten(self.addr)) {
+        lock(self.splicer.handshakes()).unlisten(self.addr);
+        let stop = |d: &Datapath| if self.foreign { d.unlisten(self.addr) } else { d.listen(self.addr) };
+        if let Some(Err(error)) = self.splicer.datapath().map(stop) {
             tracing::warn!(addr = %self.addr, %error, "connections are still taken");
         }
     }
@@ -46,7 +50,7 @@ impl Drop for ForeignListener {
 fn leg(socket: OwnedFd, tuple: &Tuple) -> io::Result<Leg> {
     SockRef::from(&socket).set_tcp_nodelay(true)?;
     let mut leg = Leg::new(Live::new(socket)?, tuple.remote, tuple.local, None);
-    leg.at.shimmed = true; // without its entry, no segment would find the socket
+    leg.at.shimmed = true; // the socket needs its entry: for its clock, and to get segments for addresses that are not ours
     Ok(leg)
 }
 
@@ -61,18 +65,37 @@ impl Splicer {
         &self,
         addr: SocketAddr,
         allow: impl Fn(SocketAddr, SocketAddr) -> bool + Send + 'static,
-    ) -> io::Result<ForeignListener> {
+    ) -> io::Result<EndToEndListener> {
         let without = || io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this");
         let d = self.datapath().ok_or_else(without)?;
         if addr.port() == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "connections of others have a port: name it"));
         }
-        let opened = transparent::listen(self.transparent(), self.engine(), d, addr, Box::new(allow))?;
-        Ok(ForeignListener { splicer: self.clone(), addr, opened })
+        let opened = handshakes::listen(self.handshakes(), self.engine(), d, addr, Course::Foreign(Box::new(allow)))?;
+        Ok(EndToEndListener { splicer: self.clone(), addr, foreign: true, opened })
+    }
+
+    /// Lets the clients of a listening socket shake hands with a server: a client's SYN becomes the server's SYN at once,
+    /// with the same numbers, clock and options, from an address and port of ours. `choose` names the server for a client's
+    /// address; a thread calls it, and it must not block. A connection is accepted when its client has completed the
+    /// handshake. A client whose server refuses is refused. `listener` serves the other clients, so accept from both: those
+    /// for which `choose` returns `None`, a server of another address family or on this machine, and those for which there is
+    /// no room or no free port. Errors are those of raw sockets, which need CAP_NET_RAW; and [`io::ErrorKind::Unsupported`]
+    /// without a data path, or if `listener` only copies.
+    pub fn end_to_end(
+        &self,
+        listener: &Listener,
+        choose: impl Fn(SocketAddr) -> Option<SocketAddr> + Send + 'static,
+    ) -> io::Result<EndToEndListener> {
+        let without = || io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this");
+        let d = self.datapath().filter(|_| !listener.is_to_copy()).ok_or_else(without)?;
+        let addr = listener.local_addr()?;
+        let opened = handshakes::listen(self.handshakes(), self.engine(), d, addr, Course::Chosen(Box::new(choose)))?;
+        Ok(EndToEndListener { splicer: self.clone(), addr, foreign: false, opened })
     }
 
     /// Returns the counters of connections that were not opened.
     pub fn foreign_counts(&self) -> ForeignCounts {
-        lock(self.transparent()).counts()
+        lock(self.handshakes()).counts()
     }
 }

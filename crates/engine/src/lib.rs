@@ -48,6 +48,7 @@ mod events;
 mod flow;
 mod foreign;
 mod guard;
+mod handshakes;
 mod holder;
 mod holding;
 mod inspect;
@@ -72,11 +73,11 @@ mod sync;
 mod tap_reader;
 #[cfg_attr(not(feature = "taps"), path = "no_taps.rs")]
 mod taps;
-mod transparent;
 mod types;
 
 pub use events::{FlowEvent, FlowEventKind, FlowEvents};
-pub use foreign::ForeignListener;
+pub use foreign::EndToEndListener;
+pub use handshakes::ForeignCounts;
 pub use inspect::{FlowDetail, TraceError, TracedSegment};
 pub use leg::Leg;
 pub use listener::{BoundSocket, Listener};
@@ -88,7 +89,6 @@ pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
 #[cfg(feature = "taps")]
 pub use taps::{Piece, PieceKind, Tap, TapCounts, TapDirection, TapReader, Taps};
-pub use transparent::ForeignCounts;
 pub use types::{
     Command, EndReason, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, PathRule, Policy, RelayedMessage,
     SpliceWhen, Trigger,

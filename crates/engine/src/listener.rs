@@ -96,6 +96,11 @@ impl Listener {
         Ok(leg)
     }
 
+    /// Returns whether its connections are never spliced ([`Splicer::listen_to_copy`]).
+    pub(crate) fn is_to_copy(&self) -> bool {
+        self.to_copy
+    }
+
     /// Returns the address listened on, with the port that the kernel chose if 0 was requested.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(ip(&SockRef::from(&self.listener).local_addr()?))

@@ -6,6 +6,7 @@ use crate::{
     engine::Engine,
     events::{FlowEventKind, FlowEvents},
     flow::{Flow, Stop, is_loopback},
+    handshakes::Handshakes,
     keeper,
     leg::Leg,
     paths,
@@ -14,7 +15,6 @@ use crate::{
     refusal::Refusal,
     relay::Relay,
     sync::lock,
-    transparent::TransparentFlows,
     types::{Command, Ended, FlowInfo, FlowState, FlowStatus, Leftovers, Message, Policy, RelayedMessage},
 };
 use longsplice_datapath::{Datapath, OpenError, Options as DatapathOptions, Pair};
@@ -75,14 +75,14 @@ pub struct Splicer {
 /// engine's own threads and flows hold only [`Engine`]; otherwise it would live for ever.
 struct Owner {
     engine: Arc<Engine>,
-    /// Transparent connections that are being opened.
-    transparent: Arc<Mutex<TransparentFlows>>,
+    /// Handshakes between hosts.
+    handshakes: Arc<Mutex<Handshakes>>,
 }
 
 impl Owner {
     fn close(&self) -> io::Result<()> {
         self.engine.begin_to_close();
-        lock(&self.transparent).leave(self.engine.datapath());
+        lock(&self.handshakes).leave(self.engine.datapath());
         self.engine.remove()
     }
 }
@@ -145,16 +145,16 @@ impl Splicer {
 
     /// Makes the first handle. When the last one is dropped, the engine ends.
     fn of(engine: Arc<Engine>) -> Splicer {
-        Splicer { owner: Arc::new(Owner { engine, transparent: Arc::default() }) }
+        Splicer { owner: Arc::new(Owner { engine, handshakes: Arc::default() }) }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.owner.engine
     }
 
-    /// Returns the transparent connections that are being opened.
-    pub(crate) fn transparent(&self) -> &Arc<Mutex<TransparentFlows>> {
-        &self.owner.transparent
+    /// Returns the handshakes between hosts.
+    pub(crate) fn handshakes(&self) -> &Arc<Mutex<Handshakes>> {
+        &self.owner.handshakes
     }
 
     /// Returns the data path. For the engine and the tests of this workspace.

@@ -120,9 +120,22 @@ pub enum Protocol {
     Plug {
         /// The target.
         target: Target,
+        /// Who answers the client's SYN.
+        handshake: PlugHandshake,
     },
     /// Connections that are routed through this machine, to their original destination.
     Transparent,
+}
+
+/// Who answers the SYN of a plug's client.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlugHandshake {
+    /// The proxy, which then connects to the target.
+    #[default]
+    Proxy,
+    /// The target, if it has the client's address family and the data path is there; otherwise the proxy.
+    EndToEnd,
 }
 
 /// Configuration of an HTTP listener.
@@ -240,6 +253,14 @@ impl ListenerConfig {
         }
     }
 
+    /// Returns the target with which clients shake hands themselves, if they do.
+    pub(crate) fn end_to_end(&self) -> Option<&Target> {
+        match &self.protocol {
+            Protocol::Plug { target, handshake: PlugHandshake::EndToEnd } => Some(target),
+            _ => None,
+        }
+    }
+
     /// Returns the configuration of the cache, if the listener has one.
     pub fn cache(&self) -> Option<&CacheConfig> {
         match &self.protocol {
@@ -303,7 +324,7 @@ impl Config {
         }
         for value in plugs.iter().map(AsRef::as_ref) {
             let plug: Plug = value.parse().map_err(|e| wrong_argument("--plug", value, &e))?;
-            let protocol = Protocol::Plug { target: plug.target };
+            let protocol = Protocol::Plug { target: plug.target, handshake: PlugHandshake::default() };
             self.add("--plug", value, ListenerConfig::new(plug.listen, protocol))?;
         }
         Ok(())

@@ -54,7 +54,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             socks_handshake(shared, listener, users, (&mut client, buffer), &mut record).await
         }
         Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, buffer), &mut record).await,
-        Protocol::Plug { target } => {
+        Protocol::Plug { target, .. } => {
             record.target = Some(target.to_string());
             let subject = Subject::by(client.source().ip());
             let server = connect(shared, listener, &client, &subject, target).await;
@@ -79,10 +79,14 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
     }
 }
 
-/// Serves a transparent connection. Its target is its original destination, so there is no handshake.
-pub(crate) fn serve_transparent(live: Live, front: &Front, mut client: Leg, server: Leg) {
+/// Serves a connection whose hosts have shaken hands with each other. The target
+/// is that of the plug, or the original destination of a transparent connection.
+pub(crate) fn serve_end_to_end(live: Live, front: &Front, mut client: Leg, server: Leg) {
     let mut record = Record::new(front.listener.protocol.name(), client.source());
-    record.target = Some(server.remote().to_string());
+    record.target = Some(match &front.listener.protocol {
+        Protocol::Plug { target, .. } => target.to_string(),
+        _ => server.remote().to_string(),
+    });
     if let Some(dir) = &front.tap {
         client.tap(dir.tap(client.remote()));
     }

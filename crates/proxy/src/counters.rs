@@ -22,8 +22,10 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
             /// Connections that exist now.
             pub live: u64,
-            /// Transparent connections that were given up half open: there were too many, or no answer arrived.
+            /// Handshakes between hosts that were given up: there were too many, or no answer arrived.
             pub given_up: u64,
+            /// Clients of plugs with `handshake = "end-to-end"` whose SYN the proxy has answered itself.
+            pub handshakes_left: u64,
             /// Transparent connections that were forwarded as by a router, because too many were half open.
             pub untracked: u64,
             /// Records that were removed from the data path because the kernel had no socket for their connections.

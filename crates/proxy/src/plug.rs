@@ -1,7 +1,23 @@
 //! Plugs: listeners with one fixed target. There is no protocol, so only the option is parsed.
+//! With `handshake = "end-to-end"`, the clients shake hands with the target themselves.
 
-use crate::target::{Target, TargetError};
-use std::{net::SocketAddr, str::FromStr};
+use crate::{
+    access::Subject,
+    config::ListenerConfig,
+    context::Shared,
+    resolve::Resolver,
+    target::{Host, Target, TargetError},
+};
+use longsplice_engine::{EndToEndListener, Listener};
+use std::{
+    net::SocketAddr,
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+/// Time after which a target's name is looked up again. The resolver does not tell how long an answer is valid.
+const LOOK_UP_EVERY: Duration = Duration::from_secs(10);
 
 /// A plug, written `ADDR:PORT=HOST:PORT` as the value of `--plug`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +61,62 @@ impl FromStr for Plug {
         let (listen, target) = text.split_once('=').ok_or(PlugError::NoTarget)?;
         let listen = parse_listen(listen).map_err(PlugError::Listen)?;
         Ok(Plug { listen, target: target.parse().map_err(PlugError::Target)? })
+    }
+}
+
+/// The addresses of a target. The thread that handles SYNs reads them, since it must not wait for the resolver.
+#[derive(Clone, Debug, Default)]
+struct Addresses(Arc<Mutex<Vec<SocketAddr>>>);
+
+impl Addresses {
+    fn get(&self) -> Vec<SocketAddr> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, addresses: Vec<SocketAddr>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+    }
+
+    /// Looks the name up again and again. While that fails, clients are left to the proxy, which reports the failure.
+    async fn follow(self, resolver: Resolver, target: Target, limit: Duration) {
+        loop {
+            self.set(resolver.resolve(&target, limit).await.unwrap_or_default());
+            tokio::time::sleep(LOOK_UP_EVERY).await;
+        }
+    }
+}
+
+/// Lets the clients of a plug shake hands with its target, if it is configured and possible. Returns the connections, and
+/// the work of following the target's name, if it has one. A client that the rules deny, or whose address family the target
+/// does not have, is left to `listening`.
+pub(crate) fn end_to_end(
+    shared: &Shared,
+    listener: &ListenerConfig,
+    listening: &Listener,
+) -> Option<(EndToEndListener, Option<impl Future<Output = ()> + Send + use<>>)> {
+    let target = listener.end_to_end()?.clone();
+    let (addresses, rules) = (Addresses::default(), listener.rules.clone());
+    let follow = match &target.host {
+        Host::Ip(ip) => {
+            addresses.set(vec![SocketAddr::new(*ip, target.port)]);
+            None
+        }
+        Host::Name(_) => {
+            Some(addresses.clone().follow(shared.resolver.clone(), target.clone(), listener.limits.resolve))
+        }
+    };
+    let choose = move |client: SocketAddr| {
+        let subject = Subject::by(client.ip());
+        rules.check_name(&subject, &target).ok()?;
+        let fits = |a: &SocketAddr| a.is_ipv4() == client.is_ipv4() && rules.check(&subject, &target, *a).is_ok();
+        addresses.get().into_iter().find(fits)
+    };
+    match shared.splicer.end_to_end(listening, choose) {
+        Ok(pairs) => Some((pairs, follow)),
+        Err(error) => {
+            tracing::warn!("the proxy answers the clients of {} itself, not the target: {error}", listener.listen);
+            None
+        }
     }
 }
 

@@ -9,12 +9,13 @@ use crate::{
     context::{Front, Live, Shared},
     counters::{CounterValues, Counters, ListenerValues},
     limits::{CONNECTIONS, Counted},
+    plug,
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
     workers::Workers,
 };
-use longsplice_engine::{BoundSocket, ForeignListener, Leg, Listener, SpliceWhen, Splicer, Tally};
+use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, SpliceWhen, Splicer, Tally};
 use std::{
     collections::HashMap,
     io,
@@ -156,7 +157,8 @@ impl Prepared {
         for (number, (listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
             let failed = cannot_listen(listener.listen);
             let (socket, addr) = if let Some(socket) = socket {
-                let (splicer, copied) = (splicer.clone(), listener.policy.when == SpliceWhen::Never);
+                let splicer = splicer.clone();
+                let copied = listener.policy.when == SpliceWhen::Never && listener.end_to_end().is_none();
                 let listen = async move {
                     let listening =
                         if copied { splicer.listen_to_copy(socket).await } else { splicer.listen_on(socket).await }?;
@@ -196,6 +198,10 @@ impl Prepared {
         }
         for (number, (socket, addr, listener)) in bound.into_iter().enumerate() {
             announce(addr, &listener);
+            let pairs = match &socket {
+                Bound::Own(socket) => plug::end_to_end(&server.shared, &listener, socket),
+                Bound::Foreign(_) => None,
+            };
             if addr.ip().is_loopback() && server.shared.splicer.refusal().is_none() {
                 tracing::info!(
                     "clients of {addr} are on this host: their connections are copied, not spliced (loopback)"
@@ -205,9 +211,14 @@ impl Prepared {
             let front = Arc::new(Front::new(listener, &server.shared));
             let (shared, stop) = (server.shared.clone(), server.stop.subscribe());
             let runtime = server.shared.loads.runtime(number);
+            if let Some((pairs, follow)) = pairs {
+                let (shared, front, stop) = (shared.clone(), front.clone(), server.stop.subscribe());
+                server.tasks.push(runtime.spawn(accept_pairs(shared, front, (pairs, number), stop)));
+                server.tasks.extend(follow.map(|follow| runtime.spawn(follow)));
+            }
             server.tasks.push(match socket {
                 Bound::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
-                Bound::Foreign(socket) => runtime.spawn(accept_foreign(shared, front, (socket, number), stop)),
+                Bound::Foreign(socket) => runtime.spawn(accept_pairs(shared, front, (socket, number), stop)),
             });
             server.addrs.push(addr);
         }
@@ -267,6 +278,7 @@ impl Server {
             live: *self.shared.live.borrow(),
             denied: values.denied + foreign.denied,
             given_up: foreign.given_up,
+            handshakes_left: foreign.left,
             untracked: foreign.untracked,
             swept: self.shared.splicer.swept(),
             path_hops: paths.hops,
@@ -314,7 +326,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             tracing::warn!("{} on {addr}: open to everybody who can reach it; add users or rules", protocol.name());
         }
         Protocol::Socks5 { .. } | Protocol::Http(_) => tracing::info!("{} on {addr}", protocol.name()),
-        Protocol::Plug { target } => tracing::info!("plug on {addr} to {target}"),
+        Protocol::Plug { target, .. } => tracing::info!("plug on {addr} to {target}"),
         Protocol::Tls(tls) if tls.forwards() && !addr.ip().is_loopback() && listener.rules.list().is_empty() => {
             tracing::warn!(
                 "tls on {addr}: leads everybody who can reach it to any name; give routes targets or add rules"
@@ -328,7 +340,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
 /// Source of connections.
 enum Bound {
     Own(Listener),
-    Foreign(ForeignListener),
+    Foreign(EndToEndListener),
 }
 
 /// Accepts connections. `number`: index of the worker that runs this.
@@ -365,11 +377,11 @@ async fn accept_all(
     }
 }
 
-/// Accepts transparent connections.
-async fn accept_foreign(
+/// Accepts connections whose hosts have shaken hands with each other.
+async fn accept_pairs(
     shared: Arc<Shared>,
     front: Arc<Front>,
-    (mut socket, number): (ForeignListener, usize),
+    (mut socket, number): (EndToEndListener, usize),
     mut stop: watch::Receiver<bool>,
 ) {
     let mut complained = None;
@@ -383,7 +395,7 @@ async fn accept_foreign(
             Ok((client, server)) => {
                 let front_of = front.clone();
                 let serve = async move |live, [client, server]: [Leg; 2]| {
-                    connection::serve_transparent(live, &front_of, client, server);
+                    connection::serve_end_to_end(live, &front_of, client, server);
                 };
                 admit(&shared, &front, ([client, server], number), &mut complained, serve);
             }

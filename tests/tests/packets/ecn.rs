@@ -121,7 +121,7 @@ fn while_it_is_switched() {
     bench(64, |b| {
         for (v6, legs) in FAMILIES.into_iter().flat_map(|v6| LEGS.map(|legs| (v6, legs))) {
             for (&(phase, begin, local, forwarded), made) in
-                cases.iter().flat_map(|c| [0, LegFlags::RESTORED, LegFlags::FOREIGN].map(|made| (c, made)))
+                cases.iter().flat_map(|c| [0, LegFlags::RESTORED, LegFlags::END_TO_END].map(|made| (c, made)))
             {
                 for (ecn, echo) in [(0, 0), (ECT, flag::CWR), (CE, flag::ECE)] {
                     let f = Flow::new(v6);

@@ -116,7 +116,7 @@ fn a_client_without_room_for_its_server_makes_room() {
             assert!(b.datapath.leg(&clients[0]).is_none() && b.datapath.path(&clients[0]).is_none());
             assert!(matches!(expect(0), Err(ExpectError::Untracked)));
             assert!(matches!(expect(1), Ok(Some(_))), "there is room again");
-            for (n, needed) in [(2, LegFlags::PAIRED), (3, longsplice_datapath::LegFlags::FOREIGN)] {
+            for (n, needed) in [(2, LegFlags::PAIRED), (3, LegFlags::END_TO_END)] {
                 let mut leg = testing::get_leg(&b.datapath, &clients[n]).expect("tracked");
                 leg.flags |= needed;
                 testing::put_leg(&b.datapath, &clients[n], &leg).expect("leg");

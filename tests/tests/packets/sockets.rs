@@ -74,6 +74,9 @@ fn a_socket_hears_of_nothing_that_was_lost() {
     });
 }
 
+/// Flags of a transparent connection's leg.
+const FOREIGN: u32 = LegFlags::FOREIGN | LegFlags::END_TO_END;
+
 /// Without its leg, the socket of a foreign connection would receive no segment, and
 /// anyone can send a SYN. Until there is a socket the stack must not see the SYN: it would
 /// reset the connection being opened. User space passes on the server's second SYN-ACK.
@@ -81,7 +84,7 @@ fn a_socket_hears_of_nothing_that_was_lost() {
 #[ignore = "root"]
 fn a_syn_removes_no_foreign_leg() {
     bench(64, |b| {
-        for (v6, foreign) in [(false, 0), (false, LegFlags::FOREIGN), (true, 0), (true, LegFlags::FOREIGN)] {
+        for (v6, foreign) in [(false, 0), (false, FOREIGN), (true, 0), (true, FOREIGN)] {
             let f = Flow::new(Pair::both(v6));
             let mut leg = control_leg(&f, b, [0; 3]);
             leg.flags |= foreign;
@@ -211,7 +214,7 @@ fn a_stale_retransmission_becomes_a_keep_alive() {
 #[ignore = "root"]
 fn our_clock_stands_still_while_two_speak() {
     bench(64, |b| {
-        for (v6, foreign) in SAME.into_iter().flat_map(|v6| [(v6, 0), (v6, LegFlags::FOREIGN)]) {
+        for (v6, foreign) in SAME.into_iter().flat_map(|v6| [(v6, 0), (v6, FOREIGN)]) {
             let f = Flow::new(v6);
             let mut leg = control_leg(&f, b, [0, 0, 0]);
             (leg.phase_out, leg.bound_out, leg.tsval_out) = (TO_FWD, f.up.max_ack, 1000);

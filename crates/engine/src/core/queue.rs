@@ -21,8 +21,10 @@ pub(super) struct Queue {
     rate: u64,
     /// How long it may take.
     allowed: Duration,
-    /// Smallest window in bytes with which the sender sends at its full rate.
-    window: u64,
+    /// Bytes that have arrived, but were not read.
+    unread: u64,
+    /// Round-trip time of the sender's leg.
+    near: Duration,
     /// Smallest number of outstanding bytes with which the receiver takes them at its full rate.
     outstanding: u64,
 }
@@ -42,16 +44,17 @@ impl Queue {
     pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64) -> Option<Queue> {
         let (sender, receiver) = (&facts[from], &facts[from.other()]);
         let (near, far, shortest) = (sender.rtt?, receiver.rtt?, receiver.min_rtt?);
-        // A queue on the way to the receiver makes its round trips longer. Then it gets no more than it has got lately. Otherwise
-        // the congestion window may still grow, and must be used up to do so (RFC 5681).
-        let is_queued = far > shortest * 3 / 2 + SHORT;
-        let cwnd = if is_queued { 0 } else { u64::from(receiver.cwnd) };
+        // A congestion window that is used up, while no queue on the way makes round trips longer, limits the rate and grows.
+        // It must be used up to grow further (RFC 5681).
+        let grows = receiver.outstanding >= receiver.cwnd && far <= shortest * 3 / 2 + SHORT;
+        let cwnd = if grows { u64::from(receiver.cwnd) } else { 0 };
         let rate = receiver.rate.max((cwnd as f64 / far.as_secs_f64().max(1e-6)) as u64).max(1);
         Some(Queue {
             bytes: u64::from(sender.unread) + in_hand + u64::from(receiver.outstanding),
             rate,
             allowed: ((TIMEOUT + near) / 2).max(shortest + SHORT),
-            window: (2.0 * rate as f64 * near.as_secs_f64()) as u64,
+            unread: sender.unread.into(),
+            near,
             outstanding: 2 * cwnd,
         })
     }
@@ -71,12 +74,12 @@ impl Queue {
         if self.lasts() <= self.allowed {
             return None;
         }
-        let quarter = (self.rate as f64 * self.allowed.as_secs_f64() / 4.0) as u64;
+        let carried = |time: Duration| (self.rate as f64 * time.as_secs_f64()) as u64;
+        let part = carried(self.allowed / 8);
+        // A window counts from what has arrived, read or not. So the sender has to be slower than the receiver until it is read.
+        let window = if self.unread > part { carried(self.near / 2) } else { carried(self.near) + part };
         let size = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
-        Some(Held {
-            window: size((self.window + quarter).max(LEAST_WINDOW)),
-            outstanding: size(self.outstanding.max(3 * quarter)),
-        })
+        Some(Held { window: size(window.max(LEAST_WINDOW)), outstanding: size(self.outstanding.max(6 * part)) })
     }
 }
 
@@ -98,13 +101,15 @@ mod tests {
         };
         // the sender's timeout is 200 ms and its round trip
         assert_eq!(held(0, 50, 25_000, 25_000, 50_000), None);
-        assert_eq!(held(0, 50, 25_000, 25_001, 50_000), Some(Held { window: 25_000, outstanding: 75_000 }));
+        assert_eq!(held(0, 50, 25_000, 25_001, 50_000), Some(Held { window: 14_600, outstanding: 75_000 }));
         assert_eq!(held(300, 200, 0, 0, 250_000), None);
-        // a far sender needs a window for two of its round trips
-        assert_eq!(held(300, 200, 0, 0, 250_001), Some(Held { window: 662_500, outstanding: 187_500 }));
+        // a far sender needs a window for a round trip
+        assert_eq!(held(300, 200, 0, 0, 250_001), Some(Held { window: 331_250, outstanding: 187_500 }));
         // an acknowledgement takes longer in any case
         assert_eq!(held(0, 300, 0, 305_000, 0), None);
-        assert_eq!(held(0, 300, 0, 305_001, 0).expect("too long").window, 76_250);
+        assert_eq!(held(0, 300, 0, 305_001, 0).expect("too long").window, 38_125);
+        // the sender is slower than the receiver until its bytes are read
+        assert_eq!(held(100, 100, 150_001, 0, 0), Some(Held { window: 50_000, outstanding: 112_500 }));
         // nothing is queued on the way: the congestion window grows
         let mut growing = facts(0, 100, 100_000, 14_600);
         (growing.client.rtt, growing.client.cwnd, growing.client.rate) = (ms(100), 14_600, 50_000);

@@ -4,7 +4,7 @@
 //! Rules that involve several values are checked afterwards, with the spans kept in [`Spanned`].
 
 use super::{
-    Config, ConfigError, Forwarded, Http, ListenerConfig, Protocol, Twice,
+    Config, ConfigError, Forwarded, Http, ListenerConfig, PlugHandshake, Protocol, Twice,
     cache::{RawCache, disagree},
     filter::{RawAcceptEncoding, RawFilter},
     pool::PoolConfig,
@@ -116,6 +116,7 @@ struct Listener {
     protocol: Name,
     listen: Spanned<Parsed<Listen>>,
     target: Option<Spanned<Parsed<Target>>>,
+    handshake: Option<Spanned<PlugHandshake>>,
     users: Option<Spanned<BTreeMap<String, String>>>,
     users_file: Option<Spanned<PathBuf>>,
     via: Option<Spanned<String>>,
@@ -320,6 +321,10 @@ impl SourceFile<'_> {
         if let (Some(port), true) = (&raw.port, raw.protocol != Name::Tls) {
             return Err(self.wrong(port.span(), "only TLS has such a port: remove it, or use protocol = \"tls\""));
         }
+        if let (Some(handshake), true) = (&raw.handshake, raw.protocol != Name::Plug) {
+            let cure = "only plugs know the target before the client's SYN: remove the key, or use protocol = \"plug\"";
+            return Err(self.wrong(handshake.span(), cure));
+        }
         if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent) = (raw.route.first(), raw.protocol) {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
             return Err(self.wrong(route.span(), cure));
@@ -370,7 +375,10 @@ impl SourceFile<'_> {
             (Name::Plug, None) => {
                 return Err(self.wrong(span, "a plug needs a target: add target = \"HOST:PORT\""));
             }
-            (Name::Plug, Some(target)) => Protocol::Plug { target: target.into_inner().0 },
+            (Name::Plug, Some(target)) => Protocol::Plug {
+                target: target.into_inner().0,
+                handshake: raw.handshake.map(Spanned::into_inner).unwrap_or_default(),
+            },
             (Name::Transparent, None) => Protocol::Transparent,
             (Name::Transparent, Some(target)) => {
                 return Err(self.wrong(

@@ -97,7 +97,10 @@ fn whole_file() {
     let [socks, plug] = &c.listeners[..] else { panic!() };
     assert_eq!((socks.listen, plug.listen), ("0.0.0.0:1080".parse().unwrap(), "[::1]:8080".parse().unwrap()));
     assert_eq!(format!("{:?}", socks.protocol), r#"Socks5 { users: {"ann", "bob b"} }"#);
-    assert_eq!(plug.protocol, Protocol::Plug { target: "example.org:80".parse().unwrap() });
+    assert_eq!(
+        plug.protocol,
+        Protocol::Plug { target: "example.org:80".parse().unwrap(), handshake: PlugHandshake::Proxy }
+    );
     assert_eq!((socks.rules.guarded, plug.rules.guarded), (true, false));
     let [allow, deny] = socks.rules.list() else { panic!() };
     assert_eq!((allow.action, allow.target.len(), allow.ports.len()), (Action::Allow, 2, 2));
@@ -488,6 +491,21 @@ fn the_proxy_protocol() {
     assert!(read(&format!("{SITE}proxy_protocol.send = \"v1\"")).is_ok());
 }
 
+#[test]
+fn only_a_plug_without_proxy_headers_shakes_hands_end_to_end() {
+    let plug = "[[listener]]\nprotocol = \"plug\"\nlisten = \"[::1]:1\"\ntarget = \"a:1\"\nhandshake = ";
+    let handshake = |text: &str| match &read(text).unwrap().listeners[0].protocol {
+        Protocol::Plug { handshake, .. } => *handshake,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(handshake(&format!("{plug}\"end-to-end\"")), PlugHandshake::EndToEnd);
+    assert_eq!(handshake(&format!("{plug}\"proxy\"")), PlugHandshake::Proxy);
+    let with_header = format!("{plug}\"end-to-end\"\nproxy_protocol.send = \"v1\"");
+    assert!(mistake(&with_header).2.contains("no room for a PROXY header"), "{:?}", mistake(&with_header));
+    assert!(read(&with_header.replace("end-to-end", "proxy")).is_ok());
+    assert!(mistake(&format!("{HTTP}handshake = \"proxy\"")).2.contains("only plugs"));
+}
+
 /// The reference of the file for users.
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
@@ -495,7 +513,7 @@ const PAGE: &str = include_str!("../../../../docs/configuration.md");
 const TABLES: [(&str, &[&str]); 14] = [
     ("unknown = 1", &["Top level"]),
     ("log.unknown = 1", &["Log"]),
-    ("[[listener]]\nunknown = 1", &["Listeners", "SOCKS", "HTTP", "TLS", "Plugs"]),
+    ("[[listener]]\nunknown = 1", &["Listeners", "SOCKS", "HTTP", "TLS", "Plugs", "Handshakes end to end"]),
     ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),
     ("[[listener]]\npolicy.unknown = 1", &["Policy"]),
     ("[[listener]]\nlimits.unknown = 1", &["Limits"]),
@@ -510,11 +528,12 @@ const TABLES: [(&str, &[&str]); 14] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &str); 9] = [
+const WORDS: [(&str, &str, &str); 10] = [
     ("splice = \"unknown\"", "splice", "Top level"),
     ("log.format = \"unknown\"", "format", "Log"),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", "Listeners"),
     ("[[listener]]\nforwarded = \"unknown\"", "forwarded", "HTTP"),
+    ("[[listener]]\nhandshake = \"unknown\"", "handshake", "Plugs"),
     ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", "Rules"),
     ("[[listener]]\nproxy_protocol.send = \"unknown\"", "send", "PROXY protocol"),
     ("[[listener]]\nfilter.rules = [{ action = \"unknown\" }]", "action", "Filter rules"),

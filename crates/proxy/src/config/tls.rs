@@ -1,7 +1,7 @@
 //! Configuration of a TLS listener; its routes and the PROXY protocol, from the TOML file.
 
 use super::{
-    ConfigError, Http, Protocol,
+    ConfigError, Http, PlugHandshake, Protocol,
     route::{RawRoute, list},
     source::SourceFile,
     value::{Many, Parsed},
@@ -94,6 +94,11 @@ impl SourceFile<'_> {
         let (span, raw) = (spanned.span(), spanned.into_inner());
         if *protocol == Protocol::Transparent {
             return Err(self.wrong(span, "nobody sends such a header where nobody sees us: remove the key"));
+        }
+        if let Protocol::Plug { handshake: PlugHandshake::EndToEnd, .. } = protocol {
+            let cure = "client and target shake hands with each other, which leaves no room for a PROXY header: \
+                        remove the key, or use handshake = \"proxy\"";
+            return Err(self.wrong(span, cure));
         }
         if raw.required && raw.from.0.is_empty() {
             let cure = "nobody may send the header that is required: add from = [\"PREFIX\", ...]";

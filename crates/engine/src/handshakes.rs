@@ -1,0 +1,506 @@
+//! Handshakes between hosts, end to end: we forward their segments one by one, and create sockets for both sides
+//! as soon as all numbers are known. Numbers are therefore the same on both legs. There are two kinds of connections:
+//! transparent ones, between hosts that do not know of us, and whose addresses are not ours; and those of clients of a
+//! listening socket to a server of our choice. If a transparent one is spliced at once, it takes the identity path (bpf/path.h).
+
+use crate::{engine::Engine, sync::lock};
+use longsplice_datapath::{
+    Datapath, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Segment, Tuple, established_sockets, is_claimed,
+    is_local,
+};
+use nix::libc;
+use socket2::{Domain, SockRef, Socket, Type};
+use std::{
+    collections::HashMap,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc::{self, error::TrySendError};
+
+/// Maximum number of half-open connections of all listeners. It bounds what a flood of SYNs takes: an entry
+/// each, and two sockets for each that a server answers. At the limit, a listening socket serves its clients itself. A
+/// transparent connection takes the place of the oldest unanswered one. If all are answered, it is not tracked, and
+/// goes on without us where this machine is a router.
+const HALF_OPEN: usize = 1024;
+/// Maximum age of a half-open connection: as long as a server repeats its SYN-ACK (tcp_synack_retries).
+const PATIENCE: Duration = Duration::from_secs(64);
+/// Maximum number of connections that wait to be accepted, for each
+/// listener, like the backlog of a listening socket. More are reset.
+const BACKLOG: usize = 4096;
+
+/// Decides whether this client may connect to this server.
+pub(crate) type Allow = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
+
+/// Chooses the server for this client. `None`: the listening socket serves the client.
+pub(crate) type Choose = Box<dyn Fn(SocketAddr) -> Option<SocketAddr> + Send>;
+
+/// Where the connections of a listener lead.
+pub(crate) enum Course {
+    /// To their own destination: they are transparent.
+    Foreign(Allow),
+    /// From a listening socket to a server, from an address of ours.
+    Chosen(Choose),
+}
+
+struct Acceptor {
+    course: Course,
+    opened: mpsc::Sender<Opened>,
+}
+
+/// An open connection: both legs, and their sockets.
+pub(crate) struct Opened {
+    pub legs: Pair<Tuple>,
+    pub sockets: Pair<OwnedFd>,
+}
+
+struct HalfOpen {
+    since: Instant,
+    /// The server's leg.
+    server: Tuple,
+    /// It is transparent: our addresses on both legs are not ours.
+    foreign: bool,
+    /// The client's last SYN.
+    syn: Handshake,
+    /// The server's SYN-ACK, and the sockets made from it.
+    answer: Option<(Handshake, Pair<OwnedFd>)>,
+}
+
+/// Counters of connections that were not opened from host to host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ForeignCounts {
+    /// SYNs that were not forwarded, including those to addresses of this machine.
+    pub denied: u64,
+    /// Half-open connections that were given up: the oldest without an
+    /// answer when there were more than 1024, and those older than 64 s.
+    pub given_up: u64,
+    /// Connections that were forwarded as by a router, but not tracked: 1024 others were
+    /// half open and answered, the tables were full, or sockets could not be created.
+    pub untracked: u64,
+    /// Clients that were left to their listening socket ([`Splicer::end_to_end`](crate::Splicer::end_to_end)): no server
+    /// was chosen, it has another address family or is on this machine, or there was no room or no free port.
+    pub left: u64,
+}
+
+/// Means to take part in handshakes of one address family.
+struct Way {
+    sender: HandshakeSender,
+    /// Routing rules, if there is a listener for transparent connections.
+    foreign: Option<Foreign>,
+}
+
+/// All connections that are not accepted yet.
+#[derive(Default)]
+pub(crate) struct Handshakes {
+    /// There is a thread for them.
+    hears: bool,
+    /// For IPv4 and IPv6.
+    ways: [Option<Way>; 2],
+    listeners: HashMap<SocketAddr, Acceptor>,
+    /// Half-open connections by the client's leg.
+    half: HashMap<Tuple, HalfOpen>,
+    /// The client's leg by the server's.
+    clients: HashMap<Tuple, Tuple>,
+    /// When old half-open connections were last looked for.
+    looked: Option<Instant>,
+    counts: ForeignCounts,
+}
+
+/// Returns the other host's leg of the same transparent connection.
+fn mirrored(leg: &Tuple) -> Tuple {
+    Tuple { remote: leg.local, local: leg.remote }
+}
+
+/// Begins to take connections to `addr`. Returns where those that are open arrive. The first call starts the thread.
+pub(crate) fn listen(
+    all: &Arc<Mutex<Handshakes>>,
+    engine: &Arc<Engine>,
+    d: &Datapath,
+    addr: SocketAddr,
+    course: Course,
+) -> io::Result<mpsc::Receiver<Opened>> {
+    let mut handshakes = lock(all);
+    if handshakes.listeners.contains_key(&addr) {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    let foreign = matches!(course, Course::Foreign(_));
+    handshakes.make_way(addr.is_ipv6(), foreign).map_err(|e| no_way(&e, addr))?;
+    if !handshakes.hears {
+        let (engine, all) = (engine.clone(), all.clone());
+        std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine, &all))?;
+        handshakes.hears = true;
+    }
+    if foreign {
+        d.listen_foreign(addr)?;
+    } else {
+        d.listen_end_to_end(addr)?;
+    }
+    let (tell, opened) = mpsc::channel(BACKLOG);
+    handshakes.listeners.insert(addr, Acceptor { course, opened: tell });
+    Ok(opened)
+}
+
+fn no_way(e: &io::Error, addr: SocketAddr) -> io::Error {
+    let cure = match e.raw_os_error() {
+        Some(libc::EPERM) => "; CAP_NET_RAW and CAP_NET_ADMIN are needed",
+        Some(libc::EACCES | libc::EAFNOSUPPORT) if addr.is_ipv6() => {
+            "; is IPv6 disabled (net.ipv6.conf.lo.disable_ipv6)?"
+        }
+        _ => "",
+    };
+    io::Error::other(format!("raw sockets and routing: {e}{cure}"))
+}
+
+/// Runs the thread that handles handshakes, until the engine closes.
+fn hear(engine: &Engine, handshakes: &Mutex<Handshakes>) {
+    let Some(d) = engine.datapath() else { return };
+    let heard = d.poll_handshakes(|handshake| {
+        let mut f = lock(handshakes);
+        match handshake {
+            Some(h) => f.hear(engine, d, h),
+            None => f.look(d, Instant::now()),
+        }
+        !engine.is_closing()
+    });
+    if let Err(error) = heard {
+        tracing::error!(%error, "connections of others cannot be heard of; they get no answer");
+    }
+}
+
+impl Handshakes {
+    pub fn counts(&self) -> ForeignCounts {
+        self.counts
+    }
+
+    fn make_way(&mut self, v6: bool, foreign: bool) -> io::Result<()> {
+        let way = &mut self.ways[usize::from(v6)];
+        let way = match way.take() {
+            Some(known) => way.insert(known),
+            None => way.insert(Way { sender: HandshakeSender::new(v6)?, foreign: None }),
+        };
+        if foreign && way.foreign.is_none() {
+            way.foreign = Some(Foreign::new(v6)?);
+        }
+        Ok(())
+    }
+
+    /// Takes no more connections to `addr`.
+    pub fn unlisten(&mut self, addr: SocketAddr) {
+        self.listeners.remove(&addr);
+    }
+
+    /// Gives up all half-open connections when the engine closes.
+    pub fn leave(&mut self, d: Option<&Datapath>) {
+        let half_open: Vec<Tuple> = self.half.keys().copied().collect();
+        d.iter().for_each(|d| half_open.iter().for_each(|client| self.give_up(d, client)));
+        *self = Handshakes::default();
+    }
+
+    fn hear(&mut self, engine: &Engine, d: &Datapath, h: Handshake) {
+        tracing::trace!(?h);
+        match h.segment {
+            Some(Segment::Syn) => self.asked(engine, d, h),
+            Some(Segment::SynAck) => self.answered(d, h),
+            Some(Segment::Reset) => self.refused(d, &h),
+            Some(Segment::Ack) => self.opened(d, &h),
+            None => {}
+        }
+    }
+
+    fn sender(&self, leg: &Tuple) -> Option<&HandshakeSender> {
+        self.ways[usize::from(!leg.is_v4())].as_ref().map(|way| &way.sender)
+    }
+
+    /// Passes a segment on to the host of `out`.
+    fn pass_on(&self, h: &Handshake, out: &Tuple) {
+        if let Some(Err(error)) = self.sender(&h.leg).map(|sender| sender.pass_on(h, out)) {
+            tracing::debug!(?h, %error, "not passed on; it will come again");
+        }
+    }
+
+    fn insert(&mut self, client: Tuple, half: HalfOpen) {
+        self.clients.insert(half.server, client);
+        self.half.insert(client, half);
+    }
+
+    fn remove(&mut self, client: &Tuple) -> Option<HalfOpen> {
+        let half = self.half.remove(client)?;
+        self.clients.remove(&half.server);
+        Some(half)
+    }
+
+    fn asked(&mut self, engine: &Engine, d: &Datapath, syn: Handshake) {
+        let client = syn.leg;
+        match self.half.get_mut(&client) {
+            Some(half) if half.syn.seq() == syn.seq() => {
+                // one of the two segments was lost
+                half.syn = syn;
+                let (next, out) = half.answer.as_ref().map_or((syn, half.server), |(answer, _)| (*answer, client));
+                return self.pass_on(&next, &out);
+            }
+            Some(_) => self.give_up(d, &client),
+            None => {}
+        }
+        match self.acceptor(client.local).map(|a| &a.course) {
+            Some(Course::Chosen(choose)) => match choose(client.remote) {
+                Some(server) => self.asked_for(engine, d, syn, server),
+                None => self.leave_to_listener(d, &syn),
+            },
+            Some(Course::Foreign(allow)) => {
+                // without a route, the segment goes nowhere
+                let is_ours = is_local(client.local.ip()).unwrap_or(false);
+                if is_ours || !allow(client.remote, client.local) {
+                    self.counts.denied += 1;
+                    return tracing::debug!(?client, is_ours, "not let pass");
+                }
+                self.asked_through(engine, d, syn);
+            }
+            None => self.counts.denied += 1,
+        }
+    }
+
+    /// Handles the SYN of a transparent connection.
+    fn asked_through(&mut self, engine: &Engine, d: &Datapath, syn: Handshake) {
+        let client = syn.leg;
+        if !self.has_room(d) {
+            return self.let_go(d, &syn, &mirrored(&client));
+        }
+        let server = mirrored(&client);
+        match expect(engine, d, &server, &client, true) {
+            Ok(()) => self.begin(engine, syn, server, true),
+            Err(ExpectError::Full { .. }) => self.let_go(d, &syn, &server),
+            Err(error) => tracing::debug!(?client, %error, "no answer"),
+        }
+    }
+
+    /// Handles the SYN of a client of a listening socket.
+    fn asked_for(&mut self, engine: &Engine, d: &Datapath, syn: Handshake, server: SocketAddr) {
+        let client = syn.leg;
+        let leg = if self.half.len() < HALF_OPEN { server_leg(engine, d, &client, server) } else { None };
+        match leg {
+            Some(leg) => self.begin(engine, syn, leg, false),
+            None => self.leave_to_listener(d, &syn),
+        }
+    }
+
+    fn begin(&mut self, engine: &Engine, syn: Handshake, server: Tuple, foreign: bool) {
+        let client = syn.leg;
+        [client, server].iter().for_each(|leg| engine.lingering.begins_anew(leg));
+        self.insert(client, HalfOpen { since: Instant::now(), server, foreign, syn, answer: None });
+        self.pass_on(&syn, &server);
+    }
+
+    /// Gives the client's SYN to the listening socket.
+    fn leave_to_listener(&mut self, d: &Datapath, syn: &Handshake) {
+        self.counts.left += 1;
+        d.let_go_handshake(&syn.leg);
+        if let Some(Err(error)) = self.sender(&syn.leg).map(|sender| sender.give_back(syn)) {
+            tracing::debug!(?syn, %error, "not given to the listening socket; it will come again");
+        }
+    }
+
+    /// Makes room for one more half-open transparent connection. Returns false if there is none.
+    fn has_room(&mut self, d: &Datapath) -> bool {
+        if self.half.len() < HALF_OPEN {
+            return true;
+        }
+        let unanswered = self.half.iter().filter(|(_, half)| half.answer.is_none());
+        let oldest = unanswered.min_by_key(|(_, half)| half.since).map(|(client, _)| *client);
+        oldest.iter().for_each(|client| self.give_up(d, client));
+        oldest.is_some()
+    }
+
+    /// Lets a transparent connection go on untracked, as a router does. The hosts shake hands without us. `next` is the segment
+    /// on its way to the host of `out`.
+    fn let_go(&mut self, d: &Datapath, next: &Handshake, out: &Tuple) {
+        self.counts.untracked += 1;
+        let client = if next.segment == Some(Segment::Syn) { &next.leg } else { out };
+        d.let_go_handshake(client);
+        self.pass_on(next, out);
+    }
+
+    fn acceptor(&self, target: SocketAddr) -> Option<&Acceptor> {
+        let any = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        self.listeners.get(&target).or_else(|| self.listeners.get(&SocketAddr::new(any, target.port())))
+    }
+
+    /// Returns the client of the unanswered half-open connection that a segment of its server belongs to.
+    fn asked_by(&self, h: &Handshake) -> Option<Tuple> {
+        let client = self.clients.get(&h.leg)?;
+        let half = self.half.get(client)?;
+        (half.answer.is_none() && h.ack() == half.syn.seq().wrapping_add(1)).then_some(*client)
+    }
+
+    fn answered(&mut self, d: &Datapath, answer: Handshake) {
+        let Some(client) = self.clients.get(&answer.leg).copied() else { return self.answered_late(d, &answer) };
+        // a repeated SYN-ACK: the client has not received it, or its answer was lost
+        let is_repeated = |half: &HalfOpen| half.answer.as_ref().is_some_and(|(first, _)| first.repeats(&answer));
+        if self.half.get(&client).is_some_and(is_repeated) {
+            return self.pass_on(&answer, &client);
+        }
+        if self.asked_by(&answer).is_none() {
+            return;
+        }
+        let Some(half) = self.half.get_mut(&client) else { return };
+        match established_sockets(&half.syn, &answer, half.foreign) {
+            Ok(sockets) => {
+                if !half.foreign {
+                    d.track_handshake(Pair::new(&client, &answer.leg), &half.syn, &answer);
+                }
+                half.answer = Some((answer, sockets));
+                self.pass_on(&answer, &client);
+            }
+            Err(error) => {
+                tracing::warn!(leg = ?answer.leg, %error, "no sockets for a handshake between hosts");
+                let (syn, foreign) = (half.syn, half.foreign);
+                self.remove(&client);
+                d.forget(&answer.leg);
+                if foreign {
+                    self.let_go(d, &answer, &client);
+                } else {
+                    self.leave_to_listener(d, &syn); // the stack resets the server when it answers again
+                }
+            }
+        }
+    }
+
+    /// Handles the answer to a SYN that was given up just before, or that an earlier process has passed on.
+    fn answered_late(&self, d: &Datapath, answer: &Handshake) {
+        if is_local(answer.leg.local.ip()).unwrap_or(false) {
+            d.forget(&answer.leg); // the stack resets the server when it answers again
+        } else {
+            self.pass_on(answer, &mirrored(&answer.leg));
+        }
+    }
+
+    /// Handles a reset: the server refuses the connection, or the client gives it up.
+    fn refused(&mut self, d: &Datapath, h: &Handshake) {
+        if let Some(half) = self.half.get(&h.leg) {
+            let server = half.server;
+            self.pass_on(h, &server);
+            // otherwise, the client resets an earlier connection
+            if half.answer.is_some() || h.seq() == half.syn.seq().wrapping_add(1) {
+                let half = self.remove(&h.leg);
+                half.and_then(|half| half.answer).into_iter().for_each(|(_, sockets)| reset(sockets));
+                d.forget_flow([&h.leg, &server]);
+            }
+        } else if let Some(client) = self.asked_by(h) {
+            self.remove(&client);
+            d.forget(&h.leg);
+            d.let_go_handshake(&client); // otherwise the client would not get the reset
+            self.pass_on(h, &client);
+        }
+    }
+
+    fn opened(&mut self, d: &Datapath, ack: &Handshake) {
+        // The server still has an earlier connection from this port. The client
+        // resets that one when it sees this segment, and then repeats its SYN.
+        if let Some(client) = self.clients.get(&ack.leg)
+            && self.half.get(client).is_some_and(|half| half.answer.is_none())
+        {
+            return self.pass_on(ack, client);
+        }
+        let client = ack.leg;
+        let Some(HalfOpen { answer: Some((_, sockets)), server, .. }) = self.remove(&client) else {
+            return d.forget(&client); // given up just before
+        };
+        self.pass_on(ack, &server);
+        let opened = Opened { legs: Pair::new(client, server), sockets };
+        let left = match self.acceptor(client.local) {
+            Some(acceptor) => acceptor.opened.try_send(opened).map_err(TrySendError::into_inner).err(),
+            None => Some(opened),
+        };
+        if let Some(Opened { sockets, .. }) = left {
+            reset(sockets);
+            d.forget_flow([&client, &server]);
+        }
+    }
+
+    /// Gives up half-open connections that are too old. Looks once a second.
+    fn look(&mut self, d: &Datapath, now: Instant) {
+        if self.looked.is_some_and(|at| now < at + Duration::from_secs(1)) {
+            return;
+        }
+        self.looked = Some(now);
+        let old: Vec<Tuple> =
+            self.half.iter().filter(|(_, half)| now >= half.since + PATIENCE).map(|(client, _)| *client).collect();
+        old.iter().for_each(|client| self.give_up(d, client));
+    }
+
+    /// Gives up a half-open connection. Later segments of its hosts are not for us: if
+    /// it is transparent and the server has not answered yet, they go on without us.
+    fn give_up(&mut self, d: &Datapath, client: &Tuple) {
+        if let Some(half) = self.remove(client) {
+            self.counts.given_up += 1;
+            d.let_go_handshake(client);
+            half.answer.into_iter().for_each(|(_, sockets)| reset(sockets));
+            d.forget_flow([client, &half.server]);
+        }
+    }
+}
+
+/// Number of source ports to try before a client is left to its listening socket.
+const PORT_TRIES: u32 = 32;
+
+/// Finds an address and a port of ours for a connection to `server`, and prepares its record.
+fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr) -> Option<Tuple> {
+    let (source, _) = engine.ports.source_for(server).ok()?;
+    if server.is_ipv4() != client.is_v4() || source.is_loopback() || source == server.ip() {
+        return None;
+    }
+    let turn = engine.ports.next_turn();
+    for tries in 0..PORT_TRIES {
+        let leg = engine.ports.candidate(turn, tries, server, source);
+        match expect(engine, d, &leg, client, false) {
+            Ok(()) if is_free(&leg) => return Some(leg),
+            Ok(()) => d.forget(&leg),
+            Err(ExpectError::Taken) => {}
+            Err(error) => {
+                tracing::debug!(?leg, %error, "not tracked");
+                return None;
+            }
+        }
+    }
+    None
+}
+
+/// Returns whether a socket could be bound to our address of a leg.
+fn is_free(leg: &Tuple) -> bool {
+    let bind = || {
+        let s = Socket::new(Domain::for_address(leg.local), Type::STREAM, None)?;
+        s.set_reuse_address(true)?; // ports are counted per server
+        s.bind(&leg.local.into())
+    };
+    bind().is_ok() && !is_claimed(leg)
+}
+
+/// Prepares the record of the leg towards a server.
+fn expect(engine: &Engine, d: &Datapath, server: &Tuple, client: &Tuple, foreign: bool) -> Result<(), ExpectError> {
+    match d.expect_end_to_end(server, client, foreign) {
+        Err(ExpectError::Taken) if make_way(engine, d, server, foreign) => d.expect_end_to_end(server, client, foreign),
+        expected => expected,
+    }
+}
+
+/// Removes the server's leg of an earlier connection, when a client without a leg sends a SYN. The earlier connection
+/// is over, or its process died before the client had completed the handshake. Returns whether the leg is gone.
+fn make_way(engine: &Engine, d: &Datapath, server: &Tuple, foreign: bool) -> bool {
+    match engine.lingering.make_way(server) {
+        Some((a, b)) => {
+            d.forget_ended(&a, b.as_ref());
+            true
+        }
+        None => foreign && !engine.is_routed(server) && d.forget_unopened(server),
+    }
+}
+
+/// Resets the connections to both hosts.
+fn reset(sockets: Pair<OwnedFd>) {
+    for socket in sockets.iter() {
+        // a socket that is gone cannot be reset
+        let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+    }
+}
