@@ -79,7 +79,7 @@ pub(super) struct Control {
 struct Approach {
     /// When to give up.
     until: Time,
-    /// The queues at the beginning. While a sender is held back, its receiver may seem slower than it is.
+    /// The queues at the beginning.
     queues: Pair<Option<Queue>>,
 }
 
@@ -323,12 +323,10 @@ impl Core {
     fn approach(&mut self, cx: &mut Context<'_>, facts: &Pair<PathFacts>) -> Action {
         let control = self.control.as_mut().expect("not forwarded");
         let streams = control.streams.each_ref();
-        let mut queues = Pair::from_fn(|from| {
-            Queue::of(facts, from, streams[from].in_hand).filter(|_| streams[from].message != Some(0))
+        let queues = Pair::from_fn(|from| {
+            let before = control.approach.and_then(|approach| approach.queues[from]);
+            Queue::of(facts, from, streams[from].in_hand, before).filter(|_| streams[from].message != Some(0))
         });
-        if let Some(before) = &control.approach {
-            queues = queues.zip(before.queues).map(|(now, before)| Some(now?.at_rate_of(before)));
-        }
         let lasts = queues.iter().flatten().map(Queue::lasts).max().unwrap_or_default();
         let until = cx.now + (4 * lasts + APPROACH).min(cx.policy.drain_limit);
         let until = control.approach.get_or_insert(Approach { until, queues }).until;

@@ -19,6 +19,8 @@ pub(super) struct Queue {
     bytes: u64,
     /// Bytes per second at which the receiver takes them.
     rate: u64,
+    /// Bytes wait on the way to the receiver.
+    is_queued: bool,
     /// How long it may take.
     allowed: Duration,
     /// Bytes that have arrived, but were not read.
@@ -39,29 +41,26 @@ pub struct Held {
 }
 
 impl Queue {
-    /// Returns the queue of the direction from `from`'s host. `in_hand`: bytes read but not written. `None` while a leg is not
-    /// measured.
-    pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64) -> Option<Queue> {
+    /// Returns the queue of the direction from `from`'s host. `None` while a leg is not measured. `in_hand`: bytes read but not
+    /// written. `before`: the queue when its sender began to be held back, if it is.
+    pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64, before: Option<Queue>) -> Option<Queue> {
         let (sender, receiver) = (&facts[from], &facts[from.other()]);
         let (near, far, shortest) = (sender.rtt?, receiver.rtt?, receiver.min_rtt?);
-        // A congestion window that is used up, while no queue on the way makes round trips longer, limits the rate and grows.
-        // It must be used up to grow further (RFC 5681).
-        let grows = receiver.outstanding >= receiver.cwnd && far <= shortest * 3 / 2 + SHORT;
-        let cwnd = if grows { u64::from(receiver.cwnd) } else { 0 };
-        let rate = receiver.rate.max((cwnd as f64 / far.as_secs_f64().max(1e-6)) as u64).max(1);
+        // If a queue on the way makes round trips longer, the receiver takes no more than it has taken lately. Otherwise the
+        // congestion window says more: a sender may have paused, and the window may grow, for which it must be used up.
+        let is_queued = far > shortest * 3 / 2 + SHORT || before.is_some_and(|before| before.is_queued);
+        let cwnd = if is_queued { 0 } else { u64::from(receiver.cwnd) };
+        let possible = (cwnd as f64 / far.as_secs_f64().max(1e-6)) as u64;
         Some(Queue {
             bytes: u64::from(sender.unread) + in_hand + u64::from(receiver.outstanding),
-            rate,
+            // while the sender is held back, the receiver may seem slower than it is
+            rate: receiver.rate.max(possible).max(before.map_or(1, |before| before.rate)),
+            is_queued,
             allowed: ((TIMEOUT + near) / 2).max(shortest + SHORT),
             unread: sender.unread.into(),
             near,
             outstanding: 2 * cwnd,
         })
-    }
-
-    /// Returns the queue, with the rate of an earlier one if that is higher.
-    pub fn at_rate_of(self, before: Option<Queue>) -> Queue {
-        Queue { rate: before.map_or(0, |before| before.rate).max(self.rate), ..self }
     }
 
     /// Returns how long the receiver takes to acknowledge everything.
@@ -97,7 +96,7 @@ mod tests {
             Pair::new(PathFacts { unread: 0, ..client }, server)
         };
         let held = |near, far, unread, in_hand, outstanding| {
-            Queue::of(&facts(near, far, unread, outstanding), Side::Server, in_hand).expect("measured").held()
+            Queue::of(&facts(near, far, unread, outstanding), Side::Server, in_hand, None).expect("measured").held()
         };
         // the sender's timeout is 200 ms and its round trip
         assert_eq!(held(0, 50, 25_000, 25_000, 50_000), None);
@@ -113,14 +112,18 @@ mod tests {
         // nothing is queued on the way: the congestion window grows
         let mut growing = facts(0, 100, 100_000, 14_600);
         (growing.client.rtt, growing.client.cwnd, growing.client.rate) = (ms(100), 14_600, 50_000);
-        let queue = Queue::of(&growing, Side::Server, 0).expect("measured");
+        let queue = Queue::of(&growing, Side::Server, 0, None).expect("measured");
         assert_eq!((queue.rate, queue.held()), (146_000, Some(Held { window: 14_600, outstanding: 29_200 })));
+        // the same while it is held back because of a queue on the way
+        let before = Queue { is_queued: true, rate: 60_000, ..queue };
+        let queue = Queue::of(&growing, Side::Server, 0, Some(before)).expect("measured");
+        assert_eq!((queue.rate, queue.held()), (60_000, Some(Held { window: 14_600, outstanding: 4_722 })));
         let slow = |client: PathFacts| Pair::new(PathFacts { rate: 10_000, ..client }, facts(0, 0, 0, 0).server);
-        let queue = Queue::of(&slow(facts(0, 0, 0, 1001).client), Side::Server, 0).expect("measured");
+        let queue = Queue::of(&slow(facts(0, 0, 0, 1001).client), Side::Server, 0, None).expect("measured");
         assert_eq!(queue.held(), Some(Held { window: 14_600, outstanding: 750 }));
-        assert!(Queue::of(&Pair::default(), Side::Server, 1 << 30).is_none(), "not measured");
-        let queue = Queue::of(&facts(0, 0, 500_000, 500_000), Side::Server, 0).expect("measured");
+        assert!(Queue::of(&Pair::default(), Side::Server, 1 << 30, None).is_none(), "not measured");
+        let queue = Queue::of(&facts(0, 0, 500_000, 500_000), Side::Server, 0, None).expect("measured");
         assert_eq!(queue.lasts(), Duration::from_secs(1));
-        assert!(Queue::of(&facts(0, 0, 0, 0), Side::Client, 5001).expect("rate unknown").held().is_some());
+        assert!(Queue::of(&facts(0, 0, 0, 0), Side::Client, 5001, None).expect("rate unknown").held().is_some());
     }
 }
