@@ -569,6 +569,6 @@ impl Relay {
 /// What the sockets know of a path: sometimes, that a drain would take too long.
 fn measured(rng: &mut SmallRng) -> PathFacts {
     let unread = if rng.random_bool(0.2) { 1_000_000 } else { 0 };
-    let rtt = Some(Duration::from_millis(1));
+    let rtt = Some(Duration::from_millis(10));
     PathFacts { rtt, min_rtt: rtt, rate: 1_000_000, unread, ..PathFacts::default() }
 }

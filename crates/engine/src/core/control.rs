@@ -79,7 +79,7 @@ pub(super) struct Control {
 struct Approach {
     /// When to give up.
     until: Time,
-    /// The queues at the beginning.
+    /// The queues at the last look.
     queues: Pair<Option<Queue>>,
 }
 
@@ -329,7 +329,8 @@ impl Core {
         });
         let lasts = queues.iter().flatten().map(Queue::lasts).max().unwrap_or_default();
         let until = cx.now + (4 * lasts + APPROACH).min(cx.policy.drain_limit);
-        let until = control.approach.get_or_insert(Approach { until, queues }).until;
+        let until = control.approach.map_or(until, |approach| approach.until);
+        control.approach = Some(Approach { until, queues });
         let held = queues.map(|queue| queue.and_then(|queue| queue.held()));
         let is_short = held == Pair::both(None);
         if !is_short && cx.now < until {

@@ -9,6 +9,11 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_millis(200);
 /// By how much a drain may exceed a round trip of the receiver's leg in any case.
 const SHORT: Duration = Duration::from_millis(5);
+/// Paths with shorter round trips are spliced at once. Their queues are short in time unless a host or this machine is slow, and
+/// a sender that times out recovers within some round trips.
+const CLOSE: Duration = Duration::from_millis(10);
+/// How much longer a round trip may be for other reasons than a queue: acknowledgements are delayed by up to 40 ms on Linux.
+const DELAYED: Duration = Duration::from_millis(50);
 /// Smallest window for a sender that is held back, in bytes: ten segments, its initial window (RFC 6928).
 const LEAST_WINDOW: u64 = 10 * 1460;
 
@@ -41,20 +46,24 @@ pub struct Held {
 }
 
 impl Queue {
-    /// Returns the queue of the direction from `from`'s host. `None` while a leg is not measured. `in_hand`: bytes read but not
-    /// written. `before`: the queue when its sender began to be held back, if it is.
+    /// Returns the queue of the direction from `from`'s host. `None` if the hosts are close, or a leg is not measured. `in_hand`: bytes read but not
+    /// written. `before`: the queue at the last look, if its sender is held back.
     pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64, before: Option<Queue>) -> Option<Queue> {
         let (sender, receiver) = (&facts[from], &facts[from.other()]);
         let (near, far, shortest) = (sender.rtt?, receiver.rtt?, receiver.min_rtt?);
+        if sender.min_rtt? + shortest <= CLOSE {
+            return None;
+        }
         // If a queue on the way makes round trips longer, the receiver takes no more than it has taken lately. Otherwise the
         // congestion window says more: a sender may have paused, and the window may grow, for which it must be used up.
-        let is_queued = far > shortest * 3 / 2 + SHORT || before.is_some_and(|before| before.is_queued);
+        let is_queued = far > shortest * 3 / 2 + DELAYED || before.is_some_and(|before| before.is_queued);
         let cwnd = if is_queued { 0 } else { u64::from(receiver.cwnd) };
+        // while the sender is held back, the receiver may seem slower than it is
+        let known = before.filter(|before| before.is_queued == is_queued);
         let possible = (cwnd as f64 / far.as_secs_f64().max(1e-6)) as u64;
         Some(Queue {
             bytes: u64::from(sender.unread) + in_hand + u64::from(receiver.outstanding),
-            // while the sender is held back, the receiver may seem slower than it is
-            rate: receiver.rate.max(possible).max(before.map_or(1, |before| before.rate)),
+            rate: receiver.rate.max(possible).max(known.map_or(1, |before| before.rate)),
             is_queued,
             allowed: ((TIMEOUT + near) / 2).max(shortest + SHORT),
             unread: sender.unread.into(),
@@ -118,12 +127,15 @@ mod tests {
         let before = Queue { is_queued: true, rate: 60_000, ..queue };
         let queue = Queue::of(&growing, Side::Server, 0, Some(before)).expect("measured");
         assert_eq!((queue.rate, queue.held()), (60_000, Some(Held { window: 14_600, outstanding: 4_722 })));
-        let slow = |client: PathFacts| Pair::new(PathFacts { rate: 10_000, ..client }, facts(0, 0, 0, 0).server);
-        let queue = Queue::of(&slow(facts(0, 0, 0, 1001).client), Side::Server, 0, None).expect("measured");
+        let slow = |bytes| {
+            let Pair { client, server } = facts(0, 20, 0, bytes);
+            Pair::new(PathFacts { rate: 10_000, ..client }, server)
+        };
+        let queue = Queue::of(&slow(1001), Side::Server, 0, None).expect("measured");
         assert_eq!(queue.held(), Some(Held { window: 14_600, outstanding: 750 }));
+        assert_eq!(queue.lasts(), Duration::from_micros(100_100));
         assert!(Queue::of(&Pair::default(), Side::Server, 1 << 30, None).is_none(), "not measured");
-        let queue = Queue::of(&facts(0, 0, 500_000, 500_000), Side::Server, 0, None).expect("measured");
-        assert_eq!(queue.lasts(), Duration::from_secs(1));
-        assert!(Queue::of(&facts(0, 0, 0, 0), Side::Client, 5001, None).expect("rate unknown").held().is_some());
+        assert!(Queue::of(&facts(5, 5, 1 << 30, 0), Side::Server, 0, None).is_none(), "close to each other");
+        assert!(Queue::of(&facts(0, 20, 0, 0), Side::Client, 5001, None).expect("rate unknown").held().is_some());
     }
 }

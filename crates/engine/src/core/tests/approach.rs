@@ -45,8 +45,8 @@ fn a_splice_that_would_slow_it_down_is_refused_and_can_be_asked_for() {
 /// Both legs are measured, and bytes from the server are queued for a client that takes 1 MB/s.
 fn queued(bytes: u32) -> Event {
     let leg = PathFacts {
-        rtt: Some(Duration::from_millis(1)),
-        min_rtt: Some(Duration::from_millis(1)),
+        rtt: Some(Duration::from_millis(10)),
+        min_rtt: Some(Duration::from_millis(10)),
         rate: 1_000_000,
         ..PathFacts::default()
     };
@@ -103,8 +103,8 @@ fn bytes_that_stay_in_their_socket_are_no_queue() {
     let mut flow = Flow::new(policy, Some(Message::from_server(Some(10_000))));
     flow.on(Event::Attended(true));
     let leg = PathFacts {
-        rtt: Some(Duration::from_millis(1)),
-        min_rtt: Some(Duration::from_millis(1)),
+        rtt: Some(Duration::from_millis(10)),
+        min_rtt: Some(Duration::from_millis(10)),
         rate: 1_000,
         ..PathFacts::default()
     };
