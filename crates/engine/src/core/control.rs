@@ -7,7 +7,7 @@ use super::{
     queue::Queue,
     streams::Passing,
     was_reset,
-    watch::Watch,
+    watch::RateWatch,
 };
 use crate::{
     EndReason, Refusal,
@@ -502,7 +502,7 @@ impl Core {
             .control
             .as_mut()
             .and_then(|control| control.watch.take())
-            .and_then(|(rtt, before)| Watch::new(cx.now, rtt, before));
+            .and_then(|(rtt, before)| RateWatch::new(cx.now, rtt, before));
         (self.state, self.control) = (State::Spliced, None);
         self.forwarded = Forwarded::new(cx.now, watch);
         Action::Keep

@@ -1,6 +1,6 @@
 //! Forwarding mode: what takes a flow back, releases it or ends it.
 
-use super::{Action, Context, Control, Core, Event, State, Time, has_fragments, watch::Watch};
+use super::{Action, Context, Control, Core, Event, State, Time, has_fragments, watch::RateWatch};
 use crate::{
     EndReason, Refusal,
     types::{Command, Policy, Trigger},
@@ -85,11 +85,11 @@ pub(super) struct Forwarded {
     /// Set if the flow is to get new sockets.
     back: Option<Box<Back>>,
     /// Set while the flow is watched for harm that the splice has done.
-    watch: Option<Box<Watch>>,
+    watch: Option<Box<RateWatch>>,
 }
 
 impl Forwarded {
-    pub fn new(now: Time, watch: Option<Watch>) -> Forwarded {
+    pub fn new(now: Time, watch: Option<RateWatch>) -> Forwarded {
         Forwarded { began: now, sign: (Pair::default(), now), watch: watch.map(Box::new), ..Forwarded::default() }
     }
 }

@@ -46,8 +46,8 @@ pub struct Held {
 }
 
 impl Queue {
-    /// Returns the queue of the direction from `from`'s host. `None` if the hosts are close, or a leg is not measured. `in_hand`: bytes read but not
-    /// written. `before`: the queue at the last look, if its sender is held back.
+    /// Returns the queue of the direction from `from`'s host. `None` if the hosts are close, or a leg is not measured.
+    /// `in_hand`: bytes read but not written. `before`: the queue at the last look, if its sender is held back.
     pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64, before: Option<Queue>) -> Option<Queue> {
         let (sender, receiver) = (&facts[from], &facts[from.other()]);
         let (near, far, shortest) = (sender.rtt?, receiver.rtt?, receiver.min_rtt?);

@@ -15,7 +15,7 @@ const SLOW: u32 = 2;
 /// The state of the watch.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub(super) struct Watch {
+pub(super) struct RateWatch {
     /// Bytes per second while each direction was copied. 0: it is not watched.
     before: Pair<u64>,
     pause: Duration,
@@ -26,10 +26,10 @@ pub(super) struct Watch {
     looks: u32,
 }
 
-impl Watch {
+impl RateWatch {
     /// `rtt`: of the whole path. Returns `None` if nothing is to be watched.
-    pub fn new(now: Time, rtt: Duration, before: Pair<u64>) -> Option<Watch> {
-        let watch = Watch { before, pause: ROUNDS * rtt, looked: now, ends: None, slow: Pair::both(0), looks: 0 };
+    pub fn new(now: Time, rtt: Duration, before: Pair<u64>) -> Option<RateWatch> {
+        let watch = RateWatch { before, pause: ROUNDS * rtt, looked: now, ends: None, slow: Pair::both(0), looks: 0 };
         before.iter().any(|rate| *rate > 0).then_some(watch)
     }
 
@@ -72,7 +72,7 @@ mod tests {
     /// Looks at a server that sends so many bytes between two looks. Returns after which look it was found to be slow.
     fn found_slow(bytes: &[u32], in_flight: u32) -> Option<usize> {
         let mut now = Duration::from_secs(1);
-        let mut watch = Watch::new(now, Duration::from_millis(25), Pair::new(0, 1_000_000)).expect("a watch");
+        let mut watch = RateWatch::new(now, Duration::from_millis(25), Pair::new(0, 1_000_000)).expect("a watch");
         let mut paths = Pair::<PathView>::default();
         paths.server.end = u32::MAX - 1000;
         assert!(!watch.look(now, &paths), "there is nothing to compare with");
@@ -96,8 +96,8 @@ mod tests {
     #[test]
     fn it_looks_at_intervals_and_comes_to_an_end() {
         let (now, rtt) = (Duration::from_secs(1), Duration::from_millis(10));
-        assert!(Watch::new(now, rtt, Pair::both(0)).is_none(), "no direction has a rate");
-        let mut watch = Watch::new(now, rtt, Pair::both(1_000_000)).expect("a watch");
+        assert!(RateWatch::new(now, rtt, Pair::both(0)).is_none(), "no direction has a rate");
+        let mut watch = RateWatch::new(now, rtt, Pair::both(1_000_000)).expect("a watch");
         assert_eq!(watch.pause(), Duration::from_millis(40));
         let mut paths = Pair::<PathView>::default();
         paths.client.sent = 1;
