@@ -74,6 +74,13 @@ fn without_loss() {
     assert!(long.get() <= most, "{} seeds with long gaps, at most {most}", long.get());
 }
 
+/// A queue drains while data is forwarded, so that the other host is sent TSvals that grow faster than time. What our socket
+/// sends after the unsplice must not look older.
+#[test]
+fn behind_queues() {
+    all(Kind::Queued, |_, o| (o.outdated > 0).then(|| format!("{} segments looked old", o.outdated)));
+}
+
 /// Segments that arrive during a drain wait for its end, and are forwarded in order.
 #[test]
 fn what_is_held_keeps_its_order() {

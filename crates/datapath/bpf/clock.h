@@ -25,6 +25,19 @@ INLINE __u64 silent_for(const struct leg *l, __u64 now)
 	return now > l->seen ? now - l->seen : 0;
 }
 
+/* Longest delay of a segment, beyond that of the fastest, for which the offset of the host's clock is kept, ms. A path may
+ * queue segments for seconds. Clocks that tick less often than every millisecond seem to fall behind by no more than this. */
+#define LONGEST_QUEUE 8192
+
+/* Update the offset of the host's clock. The segment that was delayed least tells it best, and yields the highest value. */
+INLINE void compare_clocks(struct leg *l, __u32 tsval, __u64 now)
+{
+	__u32 offset = tsval - (__u32)(now / NS_PER_MS);
+
+	if (l->clock_in - offset > LONGEST_QUEUE) /* higher, or far off: the clock has jumped, or there is no offset yet */
+		l->clock_in = offset;
+}
+
 /* Record the time of the host's latest TSval, and whether its clock is a fast one. Most clocks tick every millisecond, and
  * those of Linux's tcp_usec_ts a thousand times as often. A clock mistaken for a fast one only has to be heard more often
  * (lost_clock()). */
@@ -36,6 +49,8 @@ INLINE void heard(struct leg *l, const struct seg *s, __u64 now)
 		return;
 	if (s->has_ts && !(l->flags & LEG_FAST_CLOCK) && s->tsval - l->tsval_in > (ms + 64) * 4) /* 64: for varying delays */
 		__sync_fetch_and_or(&l->flags, LEG_FAST_CLOCK);
+	if (s->has_ts)
+		compare_clocks(l, s->tsval, now);
 	l->seen = now;
 }
 
@@ -97,13 +112,17 @@ INLINE void settle_tsval(struct leg *to, __u32 tsval)
 }
 
 /* Estimate the latest TSval that l's host was sent in forwarding mode, since path entries have no room for it. It must not be
- * too low. The other host's clock has advanced since it was seen, by ticks of 1 ms on most hosts (RFC 7323, 5.4, allows 1 ms
- * to 1 s). 8 more are for delays and our coarse clock. If the clock was faster (1 MHz in Linux with tcp_usec_ts), the host
- * drops one segment (PAWS), and its answer corrects the estimate (learn_from_host()). Hosts compare modulo 2^32, so this works
- * after any length of time. */
+ * too low: the host would drop all that the socket sends until its answer corrects the estimate (PAWS, learn_from_host()). The
+ * latest segment of the other host, o's, may have waited in a queue that has drained since, so that the TSvals behind it grew
+ * faster than time: its clock is estimated as of the segment delayed least (compare_clocks()). It ticks every millisecond on
+ * most hosts (RFC 7323, 5.4, allows 1 ms to 1 s), give or take 1/2048 while it was not compared. 8 more are for rounding and a
+ * shorter delay than ever seen. With a faster clock (1 MHz in Linux with tcp_usec_ts) the estimate is too low. Hosts
+ * compare modulo 2^32, so this works after any length of time. */
 INLINE __u32 tsval_reached(const struct leg *l, const struct leg *o, __u64 now)
 {
-	return o->tsval_in + (__u32)(silent_for(o, now) / NS_PER_MS) + 8 + l->ts_from_peer;
+	__u32 silent = silent_for(o, now) / NS_PER_MS;
+
+	return o->clock_in + (__u32)(now / NS_PER_MS) + (silent >> 11) + 8 + l->ts_from_peer;
 }
 
 #endif

@@ -15,7 +15,7 @@
 enum constant {
 	/* Raise this with every change to what this file, maps.h, table.h or place.h put into pinned maps. A process takes over
 	 * only maps of its own version. */
-	ABI_VERSION = 17,
+	ABI_VERSION = 18,
 	MAX_VIAS = 1024,      /* pairs of next hop and own address: few, since most hosts are behind routers */
 	MAX_LISTENERS = 1024, /* listening addresses, transparent or not */
 	/* Bit of path.via: copy forwarded data to user space (tap.h). With it, path.via is no index into vias, so the short way
@@ -119,6 +119,7 @@ struct leg {
 	__u32 ifindex;
 	__u8 dmac[6], smac[6];
 	__u32 mark;      /* firewall mark of the socket's packets: policy routing may use it */
+	__u32 clock_in;  /* the host's clock less ours, ms (clock.h) */
 	__u64 in64;      /* stream position of max_in: bytes since the SYN, 64 bits */
 	__u64 seen;      /* ns, CLOCK_MONOTONIC: when the host was last heard (clock.h) */
 };

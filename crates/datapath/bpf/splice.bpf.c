@@ -160,7 +160,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 			bpf_spin_lock(&l->lock);
 			own_syn_ack(l, sc, &opt);
 			bpf_spin_unlock(&l->lock);
-			l->seen = bpf_ktime_get_coarse_ns(); /* tsval_reached() estimates later TSvals from this time */
+			l->seen = bpf_ktime_get_coarse_ns();
+			compare_clocks(l, l->tsval_in, l->seen);
 			if (!sc->end_to_end && classic_ecn(skb))
 				return drop(V_REWRITE_FAILED);
 		}

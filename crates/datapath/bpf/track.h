@@ -144,6 +144,7 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 	__builtin_memcpy(l.dmac, e->dmac, 6);
 	__builtin_memcpy(l.smac, e->smac, 6);
 	l.seen = bpf_ktime_get_coarse_ns();
+	compare_clocks(&l, sc->s.has_ts ? sc->s.tsval : e->tsval_in, l.seen);
 	r = bpf_map_update_elem(&legs, &sc->t, &l, BPF_NOEXIST);
 	if (r == -EEXIST) /* a duplicate of the segment, on another processor: that one adds the entry */
 		return 1;

@@ -68,6 +68,7 @@ struct model *model_new(const struct model_start *s)
 		l->win_out = l->win_local = s->edge_out - l->ack_out;
 		l->tsval_in = s->tsval_in;
 		l->tsval_out = s->tsval_out;
+		compare_clocks(l, l->tsval_in, m->now);
 	}
 	return m;
 }

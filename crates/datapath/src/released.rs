@@ -21,6 +21,7 @@ pub struct Released {
     max_in: u32,
     iss: u32,
     tsval_in: u32,
+    clock_in: u32,
     tsval_out: u32,
     ts_from_peer: u32,
     mss_in: u16,
@@ -38,6 +39,7 @@ impl Released {
             max_in: l.max_in,
             iss: l.iss,
             tsval_in: l.tsval_in,
+            clock_in: l.clock_in,
             tsval_out: l.tsval_out,
             ts_from_peer: l.ts_from_peer,
             mss_in: l.mss_in,
@@ -268,9 +270,11 @@ impl Datapath {
             // the part of the other host's last window that can be announced to this host
             let promised = (back.rooms().1 << o.wscale_in).min(largest);
             let ts = l.flags & o.flags & LegFlags::TS != 0;
-            // like tsval_reached in bpf/path.h
-            let reached = o.tsval_in.wrapping_add(((now - o.seen) / 1_000_000) as u32 + 8).wrapping_add(l.ts_from_peer);
-            let tsval = if ts { reached } else { l.tsval_out.wrapping_add(((now - l.seen) / 1_000_000) as u32) };
+            let silent = |l: &Released| (now - l.seen) / 1_000_000;
+            // like tsval_reached in bpf/clock.h
+            let ms = now / 1_000_000 + (silent(o) >> 11) + 8;
+            let reached = o.clock_in.wrapping_add(ms as u32).wrapping_add(l.ts_from_peer);
+            let tsval = if ts { reached } else { l.tsval_out.wrapping_add(silent(l) as u32) };
             let s = restore_instead(&Restore {
                 local: leg.local,
                 remote: leg.remote,
@@ -302,6 +306,7 @@ impl Datapath {
                 ack_in: ack,
                 edge_in: ack.wrapping_add(most << l.wscale_in), // like wake() in bpf/path.h, and so is edge_out
                 tsval_in: l.tsval_in,
+                clock_in: l.clock_in,
                 max_out: back.sent,
                 local_out: ack,
                 ack_out: end,

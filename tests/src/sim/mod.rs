@@ -52,6 +52,8 @@ pub enum Kind {
     Still,
     /// Like [`Kind::Calm`], with the hold policy.
     Held,
+    /// Like [`Kind::Calm`], and segments to us wait in queues that fill and drain.
+    Queued,
     /// Everything that can happen to packets.
     Bad,
     /// Like [`Kind::Bad`], and other segments arrive on another processor in the middle of switches and of other segments.
@@ -93,6 +95,8 @@ pub struct Outcome {
     pub detours: u32,
     /// Segments sent by the attacker.
     pub forged: u32,
+    /// Segments that a host rejected because of their timestamps, though no clock ticks faster than every millisecond.
+    pub outdated: u32,
     /// Retransmission timeouts of hosts and sockets.
     pub rtos: u32,
     /// Congestion marks.
@@ -148,6 +152,9 @@ struct World {
     weather: Weather,
     delay: Pair<Time>,
     jitter: Time,
+    /// Time that segments to us wait in the queue of each link, if there are queues.
+    waits: Pair<Time>,
+    queues: Option<SmallRng>,
     /// Segments held until the end of a drain, and when the last released one is fed in.
     held: Pair<Vec<Packet>>,
     let_go_at: Pair<Time>,
@@ -174,10 +181,11 @@ struct World {
 /// Runs one seed, and records a trace of its packets if requested.
 pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
     let marks = if kind == Kind::Marked { Marks::random(seed) } else { Marks::default() };
-    let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still | Kind::Held), marks, tracing);
+    let mut w = World::new(seed, matches!(kind, Kind::Calm | Kind::Still | Kind::Held | Kind::Queued), marks, tracing);
     match kind {
         Kind::Still => w.relay.habits.switches = 0,
         Kind::Held => w.relay.habits.hold = true,
+        Kind::Queued => w.queues = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Crossing => w.other_cpu = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Hostile => w.adversary = Some(SmallRng::seed_from_u64(!seed)),
         Kind::Killed => w.is_to_die(seed),
@@ -191,6 +199,10 @@ pub fn run(seed: u64, kind: Kind, tracing: bool) -> Outcome {
     }
     w.go();
     w.out.rtos = w.hosts.iter().chain(&w.sockets).map(|t| t.rtos).sum();
+    if w.hosts.iter().all(|h| h.style.tick >= MS) {
+        let old = |h: &Tcp| h.ignored.iter().find(|i| i.0 == tcp::Ignored::Paws).map_or(0, |i| i.1);
+        w.out.outdated = w.hosts.iter().map(old).sum();
+    }
     w.out.splices = w.relay.splices;
     w.out.time = w.now;
     w.out.whole = w.relay.goes_on;
@@ -355,6 +367,8 @@ impl World {
             weather,
             delay,
             jitter: 20,
+            waits: Pair::default(),
+            queues: None,
             sleeps,
             held: Pair::default(),
             let_go_at: Pair::both(0),
@@ -394,10 +408,16 @@ impl World {
             self.note(|_| format!("{side:?} lost"));
             return;
         }
+        if let Some(r) = self.queues.as_mut().filter(|_| !to_host)
+            && r.random_bool(0.05)
+        {
+            self.waits[side] = if r.random_bool(0.5) { r.random_range(0..1000 * MS) } else { 0 };
+        }
+        let queue = if to_host { 0 } else { self.waits[side] };
         let copies = 1 + u32::from(self.rng.random_bool(w.duplicate));
         for _ in 0..copies {
             let way = usize::from(to_host);
-            let mut t = self.now + self.delay[side] + self.rng.random_range(0..self.jitter);
+            let mut t = self.now + self.delay[side] + queue + self.rng.random_range(0..self.jitter);
             if self.rng.random_bool(w.reorder) {
                 t += self.rng.random_range(0..self.delay[side] + 5 * MS);
             } else {

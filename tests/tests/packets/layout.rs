@@ -58,6 +58,7 @@ fn layouts_are_those_of_the_object() {
                 dmac,
                 smac,
                 mark,
+                clock_in,
                 in64,
                 seen
             }
