@@ -7,12 +7,14 @@ pub mod scenario;
 pub mod sim;
 pub mod translator;
 
+use longsplice_datapath::{Tpot, TpotOptions};
 use longsplice_engine::{
-    Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
+    BoundSocket, Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
+    Splicer,
 };
-use longsplice_lab::{Lab, process::wait_for};
+use longsplice_lab::{Family, Lab, process::wait_for};
 use std::{
-    net::SocketAddr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
@@ -129,6 +131,27 @@ impl Forwarder {
         Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
     }
 
+    /// Intercepts connections of the clients that ask for a proxy, by translucent proxying (TPOT).
+    pub fn taker(lab: &Lab, family: Family, policy: Policy, options: TpotOptions) -> Forwarder {
+        let policy = Arc::new(policy);
+        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
+            let tpot = TestTpot::open(&options);
+            let any: SocketAddr = match family {
+                Family::V4 => (Ipv4Addr::UNSPECIFIED, 0).into(),
+                Family::V6 => (Ipv6Addr::UNSPECIFIED, 0).into(),
+            };
+            let socket = BoundSocket::bind(any).expect("bind");
+            let listener = splicer.listen_for_askers(socket, &tpot).await.expect("listen");
+            ready.send(splicer.clone()).expect("the test waits");
+            loop {
+                let client = listener.accept().await.expect("accept");
+                let serve = plug(client.local(), Policy::clone(&policy));
+                tokio::spawn(serve(splicer.clone(), client, record.clone()));
+            }
+        };
+        Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
+    }
+
     /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are
     /// relayed to `otherwise`.
     pub fn plugged(
@@ -228,6 +251,37 @@ impl Forwarder {
     /// The value of one verdict counter.
     pub fn verdict(&self, name: &str) -> u64 {
         self.verdicts().iter().find(|v| v.0 == name).map_or(0, |v| v.1)
+    }
+}
+
+/// Translucent proxying in a test. Dropping it prints the counters and removes what was attached.
+pub struct TestTpot(Option<Tpot>);
+
+impl TestTpot {
+    /// Attaches in the caller's network namespace.
+    pub fn open(options: &TpotOptions) -> TestTpot {
+        TestTpot(Some(Tpot::open(options).expect("TPOT: root, kernel 6.6, bpffs")))
+    }
+
+    /// The value of one verdict counter.
+    pub fn verdict(&self, name: &str) -> u64 {
+        self.verdicts().expect("counters").iter().find(|v| v.0 == name).expect("a verdict").1
+    }
+}
+
+impl std::ops::Deref for TestTpot {
+    type Target = Tpot;
+
+    fn deref(&self) -> &Tpot {
+        self.0.as_ref().expect("open")
+    }
+}
+
+impl Drop for TestTpot {
+    fn drop(&mut self) {
+        let all = self.verdicts().expect("counters");
+        eprintln!("TPOT: {:?}", all.into_iter().filter(|v| v.1 > 0).collect::<Vec<_>>());
+        self.0.take().expect("open").remove().expect("removed");
     }
 }
 

@@ -457,7 +457,7 @@ SEC("tcx/ingress")
 int ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc;
-	int r, parsed, again;
+	int r, parsed, again, taken;
 
 	if (skb->pkt_type != PACKET_HOST) /* broadcast, multicast, or for another machine: TCP ignores these */
 		return TCX_NEXT;
@@ -474,7 +474,8 @@ int ingress(struct __sk_buff *skb)
 	if (skb->mark == MARK_FOREIGN)
 		return TCX_NEXT;
 	again = skb->mark == MARK_HELD;
-	if (again)
+	taken = skb->mark == MARK_TAKEN;
+	if (again || taken)
 		skb->mark = 0; /* or egress() would send it back again */
 	if (is_worth_prefetching())
 		prefetch(skb);
@@ -491,6 +492,7 @@ int ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);
 	sc->s.again = again;
+	sc->taken = taken;
 	if (parsed == PARSED_LATER)
 		return later_fragment(skb);
 	if (parsed == PARSED_OTHER)
@@ -501,7 +503,7 @@ int ingress(struct __sk_buff *skb)
 		r = decide(skb, parsed);
 	if (r == RETRY)
 		r = decide(skb, parsed);
-	if (r == TCX_NEXT && sc->foreign)
+	if (r == TCX_NEXT && (sc->foreign || taken))
 		skb->mark = MARK_FOREIGN;
 	if (r == RETRY)
 		r = drop(V_STALE_CPU);

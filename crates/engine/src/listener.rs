@@ -5,8 +5,9 @@ use crate::{
     live::Live,
     refusal::Refusal,
     splicer::Splicer,
+    sync::lock,
 };
-use longsplice_datapath::register;
+use longsplice_datapath::{Tpot, register, set_transparent};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
@@ -119,6 +120,22 @@ impl Splicer {
             d.listen(ip(&socket.socket.local_addr()?))?; // before listen(2): the first SYN counts
         }
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
+    }
+
+    /// Listens for connections that `tpot` intercepts: those of hosts that ask for a proxy. The local address of an accepted
+    /// leg is that of the server which its client wants. The socket's own address receives nothing else, and only matters
+    /// for its family. Errors are those of routing rules and of IP_TRANSPARENT, which need CAP_NET_ADMIN, and
+    /// [`io::ErrorKind::Unsupported`] without a data path.
+    pub async fn listen_for_askers(&self, bound: BoundSocket, tpot: &Tpot) -> io::Result<Listener> {
+        if self.datapath().is_none() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this"));
+        }
+        let v6 = ip(&bound.socket.local_addr()?).is_ipv6();
+        lock(self.handshakes()).route_foreign(v6)?;
+        set_transparent(&bound.socket, v6)?;
+        let listener = self.listen_to_copy(bound).await?;
+        tpot.listen(listener.listener.get_ref(), v6)?;
+        Ok(Listener { to_copy: false, ..listener })
     }
 
     /// Listens for connections that are never spliced. The connections to servers that are

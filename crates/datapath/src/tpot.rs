@@ -1,0 +1,361 @@
+//! Translucent proxying (TPOT): the programs of bpf/tpot.bpf.c, which ask for proxies, intercept connections
+//! that ask for one, and carry both in tunnels. docs/tpot.md describes the protocol.
+
+use crate::{
+    OpenError, Tuple, attach,
+    attach::{Hook, attach_at, wanted_devices},
+    devices::devices,
+    load::load_object,
+    monotonic,
+    pins::{Owned, tpot_pin},
+    tpot_abi as abi,
+};
+use libbpf_rs::{MapCore, MapFlags, MapImpl, Object, ObjectBuilder};
+use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv6Addr},
+    ops::RangeInclusive,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    time::Duration,
+};
+
+const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
+
+/// Time for which the entry of an ended connection is kept: its last segments may be retransmitted (2 MSL on Linux).
+const LINGER: Duration = Duration::from_secs(60);
+/// Time without a packet after which a connection is given up, as by conntrack.
+const IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
+
+/// A range of destinations: addresses and ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destinations {
+    /// Address of the network. Bits beyond the prefix are ignored.
+    pub net: IpAddr,
+    /// Length of the prefix in bits.
+    pub prefix: u8,
+    /// Ports.
+    pub ports: RangeInclusive<u16>,
+}
+
+/// A rule for SYNs, or for their answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TpotRule {
+    /// Ask for a proxy when this host connects to these destinations.
+    Ask(Destinations),
+    /// Intercept connections of other hosts to these destinations, if they ask for a proxy.
+    Take(Destinations),
+    /// Proxies with these addresses may intercept the connections of this host. The ports do not count.
+    Trust(Destinations),
+}
+
+/// Options of [`Tpot::open`].
+#[derive(Clone, Debug)]
+pub struct TpotOptions {
+    /// Names of the devices to attach to. Empty: all Ethernet devices.
+    pub devices: Vec<String>,
+    /// At most [`TPOT_RULES`] rules, with those for this machine's own addresses, which are never intercepted.
+    pub rules: Vec<TpotRule>,
+    /// Identifier of the option (RFC 6994). Hosts and proxies must agree on it.
+    pub exid: u16,
+    /// How many proxies may intercept a connection of this host, one after the other. At most 255; 0: none.
+    pub hops: u8,
+    /// Directory of the pins. `None`: one for this network namespace.
+    pub pin: Option<PathBuf>,
+}
+
+impl Default for TpotOptions {
+    fn default() -> Self {
+        TpotOptions { devices: Vec::new(), rules: Vec::new(), exid: TPOT_EXID, hops: 8, pin: None }
+    }
+}
+
+/// The default identifier of the option: "tp". It is not registered with IANA.
+pub const TPOT_EXID: u16 = 0x7470;
+/// Maximum number of rules.
+pub const TPOT_RULES: usize = abi::tpot_constant::TPOT_RULES.0 as usize;
+
+/// Which end of a tunnel we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TpotRole {
+    /// This host has asked for a proxy.
+    Asker,
+    /// We are the proxy.
+    Taker,
+}
+
+/// A connection in a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TpotTunnel {
+    /// Address of the other end of the tunnel.
+    pub peer: IpAddr,
+    /// Our address in the tunnel.
+    pub own: IpAddr,
+    /// Which end we are.
+    pub role: TpotRole,
+    /// Whether both hosts have sent a FIN, or one of them an RST.
+    pub over: bool,
+    /// Time since the last packet, precise to about two seconds.
+    pub silent: Duration,
+}
+
+/// The programs and maps of translucent proxying in this network namespace. They are pinned: tunnels outlive the process, and
+/// the next one takes them over.
+pub struct Tpot {
+    object: Object,
+    links: Vec<OwnedFd>,
+    owned: Owned,
+}
+
+impl Tpot {
+    /// Loads the programs, or takes over the tunnels of an earlier process, and attaches to the devices. The data path
+    /// ([`Datapath`](crate::Datapath)) must be attached already if there is to be one: intercepted packets reach it through
+    /// these programs, and it hands its own to them.
+    pub fn open(options: &TpotOptions) -> Result<Tpot, OpenError> {
+        let failed = |what| move |source| OpenError::Kernel { what, source };
+        let all = devices().map_err(failed("list of devices"))?;
+        let indices = wanted_devices(&options.devices, &all)?;
+        let pin = options.pin.clone().map_or_else(tpot_pin, Ok).map_err(failed("network namespace"))?;
+        let owned = Owned::take(&pin)?;
+        let mut open = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .map_err(|e| OpenError::Kernel { what: "read programs", source: io::Error::other(e) })?;
+        // the others hold constants
+        for mut map in open.maps_mut().filter(|map| map.name().to_string_lossy().starts_with("tpot_")) {
+            let path = owned.path.join(map.name());
+            map.set_pin_path(&path).map_err(|e| OpenError::Kernel { what: "pin maps", source: io::Error::other(e) })?;
+        }
+        let object = load_object(open)?;
+        let mut tpot = Tpot { object, links: Vec::new(), owned };
+        tpot.configure(options).map_err(failed("rules"))?;
+        tpot.learn_addresses().map_err(failed("addresses of devices"))?;
+        for device in indices {
+            for (hook, name) in [(Hook::Ingress, "tpot_ingress"), (Hook::Egress, "tpot_egress")] {
+                let program = tpot.object.progs().find(|p| p.name() == name).expect("the object has it");
+                // before `ingress` of the data path, and after its `egress`
+                let place = if hook == Hook::Ingress { attach::Place::First } else { attach::Place::Last };
+                tpot.links.push(attach_at(hook, place, program.as_fd(), device, &tpot.owned.path)?);
+            }
+        }
+        Ok(tpot)
+    }
+
+    fn map(&self, name: &str) -> MapImpl<'_> {
+        self.object.maps().find(|m| m.name() == name).expect("the object has it")
+    }
+
+    /// Puts the rules in force. Connections in tunnels go on.
+    fn configure(&self, options: &TpotOptions) -> io::Result<()> {
+        use abi::tpot_rule_kind as kind;
+        let own =
+            own_addresses()?.into_values().flatten().map(|net| Destinations { net, prefix: 128, ports: 0..=u16::MAX });
+        let rules: Vec<_> = options
+            .rules
+            .iter()
+            .map(|rule| match rule {
+                TpotRule::Ask(to) => raw(to, kind::TPOT_RULE_ASK),
+                TpotRule::Take(to) => raw(to, kind::TPOT_RULE_TAKE),
+                TpotRule::Trust(of) => raw(&Destinations { ports: 0..=u16::MAX, ..of.clone() }, kind::TPOT_RULE_TRUST),
+            })
+            .chain(own.map(|own| raw(&own, kind::TPOT_RULE_LEAVE)))
+            .collect();
+        if rules.len() > TPOT_RULES {
+            let why = format!("{} rules and own addresses; there is room for {TPOT_RULES}", rules.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        self.set_config(0, options)?; // no SYN sees half of the rules
+        for (i, rule) in rules.iter().enumerate() {
+            update(&self.map("tpot_rules"), &(i as u32), rule)?;
+        }
+        self.set_config(rules.len(), options)
+    }
+
+    fn set_config(&self, rules: usize, options: &TpotOptions) -> io::Result<()> {
+        let config =
+            abi::tpot_config { rules: rules as u32, exid: options.exid, hops: options.hops, ..Default::default() };
+        update(&self.map("tpot_config"), &0u32, &config)
+    }
+
+    /// Reads the addresses of all devices again. SYNs are intercepted only on devices with an address of their family.
+    pub fn learn_addresses(&self) -> io::Result<()> {
+        for (index, addresses) in own_addresses()? {
+            let of = |v6: bool| addresses.iter().find(|a| a.is_ipv6() == v6).map_or([0; 4], |a| words(*a));
+            update(&self.map("tpot_own"), &index, &abi::tpot_own { v4: of(false), v6: of(true) })?;
+        }
+        Ok(())
+    }
+
+    /// Gives intercepted connections of the socket's family to this listening socket, which must have IP_TRANSPARENT.
+    pub fn listen(&self, socket: impl AsFd, v6: bool) -> io::Result<()> {
+        update(&self.map("tpot_listeners"), &u32::from(v6), &(socket.as_fd().as_raw_fd() as u64))
+    }
+
+    /// Returns the connections in tunnels.
+    pub fn tunnels(&self) -> Vec<(Tuple, TpotTunnel)> {
+        let (map, now) = (self.map("tpot_tunnels"), monotonic());
+        let view = |key: Vec<u8>| {
+            let value = map.lookup(&key, MapFlags::ANY).ok()??;
+            let (t, tn): (crate::abi::tuple, abi::tpot_tunnel) = (plain(&key)?, plain(&value)?);
+            let role = if tn.role == abi::tpot_role::TPOT_ASKER.0 as u8 { TpotRole::Asker } else { TpotRole::Taker };
+            Some((
+                Tuple::from_abi(&t),
+                TpotTunnel {
+                    peer: address(tn.peer),
+                    own: address(tn.own),
+                    role,
+                    over: tn.flags & RST != 0 || tn.flags & FINS == FINS,
+                    silent: now.saturating_sub(Duration::from_nanos(tn.seen)),
+                },
+            ))
+        };
+        map.keys().filter_map(view).collect()
+    }
+
+    /// Forgets connections that have ended, a minute later, and those silent for five days. Call it every few seconds.
+    pub fn sweep(&self) {
+        let map = self.map("tpot_tunnels");
+        for (t, tunnel) in self.tunnels() {
+            if tunnel.silent > if tunnel.over { LINGER } else { IDLE } {
+                // one that is gone already needs no removal
+                let _ = map.delete(bytes(&t.to_abi()));
+            }
+        }
+    }
+
+    /// Returns the counters: names and numbers of packets.
+    pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
+        let map = self.map("tpot_verdicts");
+        let sum = |(i, name): (usize, &&'static str)| {
+            let all = map.lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)?;
+            let sum = |all: Vec<Vec<u8>>| all.iter().filter_map(|v| plain::<u64>(v)).sum::<u64>();
+            Ok((*name, all.map_or(0, sum)))
+        };
+        generated::TPOT_VERDICTS.iter().enumerate().map(sum).collect()
+    }
+
+    /// Asks for no more proxies and intercepts no more connections. If none is in a tunnel, everything is detached and removed.
+    /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process.
+    pub fn close(self) -> io::Result<usize> {
+        self.set_config(0, &TpotOptions::default())?;
+        let left = self.tunnels().iter().filter(|(_, t)| !t.over).count();
+        if left == 0 {
+            self.owned.remove()?;
+        }
+        Ok(left)
+    }
+
+    /// Detaches and removes everything. Connections in tunnels break.
+    pub fn remove(self) -> io::Result<()> {
+        self.owned.remove()
+    }
+}
+
+#[allow(dead_code)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/tpot.rs"));
+}
+
+const RST: u32 = abi::tpot_tunnel_flag::TPOT_RST.0;
+const FINS: u32 = abi::tpot_tunnel_flag::TPOT_FIN_IN.0 | abi::tpot_tunnel_flag::TPOT_FIN_OUT.0;
+
+/// Returns the addresses of each device, by its index, without those that cannot be routed.
+fn own_addresses() -> io::Result<HashMap<u32, Vec<IpAddr>>> {
+    let mut all: HashMap<u32, Vec<IpAddr>> = HashMap::new();
+    for a in getifaddrs()? {
+        let ip = a.address.as_ref().and_then(ip).filter(|ip| match ip {
+            IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_loopback(),
+            IpAddr::V6(v6) => !v6.is_unicast_link_local() && !v6.is_loopback(),
+        });
+        if let (Some(ip), Ok(index)) = (ip, nix::net::if_::if_nametoindex(a.interface_name.as_str())) {
+            all.entry(index).or_default().push(ip);
+        }
+    }
+    Ok(all)
+}
+
+fn ip(a: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+    v4.or_else(|| a.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+}
+
+/// Returns an address as the programs have it: network byte order, IPv4 as ::ffff:a.b.c.d.
+fn words(ip: IpAddr) -> [u32; 4] {
+    let octets = match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    std::array::from_fn(|i| {
+        u32::from_ne_bytes([octets[4 * i], octets[4 * i + 1], octets[4 * i + 2], octets[4 * i + 3]])
+    })
+}
+
+fn address(words: [u32; 4]) -> IpAddr {
+    let mut octets = [0; 16];
+    octets.chunks_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+    Ipv6Addr::from(octets).to_canonical()
+}
+
+fn raw(d: &Destinations, kind: abi::tpot_rule_kind) -> abi::tpot_rule {
+    let bits = u32::from(d.prefix.min(if d.net.is_ipv4() { 32 } else { 128 })) + if d.net.is_ipv4() { 96 } else { 0 };
+    let mask: u128 = if bits == 0 { 0 } else { u128::MAX << (128 - bits) };
+    let mask = words(IpAddr::V6(Ipv6Addr::from(mask)));
+    let net = words(d.net);
+    abi::tpot_rule {
+        net: std::array::from_fn(|i| net[i] & mask[i]),
+        mask,
+        low: *d.ports.start(),
+        high: *d.ports.end(),
+        kind: kind.0 as u8,
+        ..Default::default()
+    }
+}
+
+/// Types of the programs that are plain data: integers and arrays of them, without padding.
+trait Plain: Default + Copy {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for abi::tpot_rule {}
+impl Plain for abi::tpot_config {}
+impl Plain for abi::tpot_own {}
+impl Plain for abi::tpot_tunnel {}
+impl Plain for crate::abi::tuple {}
+
+fn bytes<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: a `Plain` type has no padding, so all its bytes are initialized; the slice borrows `value`.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
+}
+
+fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
+    let mut value = T::default();
+    if bytes.len() != size_of::<T>() {
+        return None;
+    }
+    // SAFETY: any bytes are a valid `Plain` value, and the lengths are equal.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut value).cast(), bytes.len()) };
+    Some(value)
+}
+
+fn update<K: Plain, V: Plain>(map: &MapImpl<'_>, key: &K, value: &V) -> io::Result<()> {
+    map.update(bytes(key), bytes(value), MapFlags::ANY)
+        .map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_have_addresses_in_network_order() {
+        let to = Destinations { net: [10, 1, 2, 3].into(), prefix: 8, ports: 80..=443 };
+        let r = raw(&to, abi::tpot_rule_kind::TPOT_RULE_ASK);
+        assert_eq!(address(r.net), IpAddr::from([10, 0, 0, 0]));
+        assert_eq!((r.low, r.high, r.mask[3]), (80, 443, u32::from_ne_bytes([255, 0, 0, 0])));
+        let any = raw(
+            &Destinations { net: Ipv6Addr::UNSPECIFIED.into(), prefix: 0, ..to },
+            abi::tpot_rule_kind::TPOT_RULE_ASK,
+        );
+        assert_eq!((any.net, any.mask), ([0; 4], [0; 4]));
+    }
+}
