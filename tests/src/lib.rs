@@ -7,14 +7,13 @@ pub mod scenario;
 pub mod sim;
 pub mod translator;
 
-use longsplice_datapath::{Tpot, TpotOptions};
+use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
-    BoundSocket, Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
-    Splicer,
+    Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
 };
-use longsplice_lab::{Family, Lab, process::wait_for};
+use longsplice_lab::{Lab, process::wait_for};
 use std::{
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     pin::Pin,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
@@ -132,16 +131,11 @@ impl Forwarder {
     }
 
     /// Intercepts connections of the clients that ask for a proxy, by translucent proxying (TPOT).
-    pub fn taker(lab: &Lab, family: Family, policy: Policy, options: TpotOptions) -> Forwarder {
+    pub fn taker(lab: &Lab, to: Destinations, policy: Policy) -> Forwarder {
         let policy = Arc::new(policy);
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
-            let tpot = TestTpot::open(&options);
-            let any: SocketAddr = match family {
-                Family::V4 => (Ipv4Addr::UNSPECIFIED, 0).into(),
-                Family::V6 => (Ipv6Addr::UNSPECIFIED, 0).into(),
-            };
-            let socket = BoundSocket::bind(any).expect("bind");
-            let listener = splicer.listen_for_askers(socket, &tpot).await.expect("listen");
+            let tpot = TestTpot::open();
+            let listener = splicer.listen_for_askers(&tpot, &to).await.expect("listen");
             ready.send(splicer.clone()).expect("the test waits");
             loop {
                 let client = listener.accept().await.expect("accept");
@@ -259,8 +253,8 @@ pub struct TestTpot(Option<Tpot>);
 
 impl TestTpot {
     /// Attaches in the caller's network namespace.
-    pub fn open(options: &TpotOptions) -> TestTpot {
-        TestTpot(Some(Tpot::open(options).expect("TPOT: root, kernel 6.6, bpffs")))
+    pub fn open() -> TestTpot {
+        TestTpot(Some(Tpot::open(&TpotOptions::default()).expect("TPOT: root, kernel 6.6, bpffs")))
     }
 
     /// The value of one verdict counter.

@@ -1,6 +1,6 @@
 //! Translucent proxying: hosts that ask for a proxy, and a forwarder that intercepts their connections.
 
-use longsplice_datapath::{Destinations, TpotOptions, TpotRule};
+use longsplice_datapath::Destinations;
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
@@ -31,13 +31,10 @@ fn everywhere(family: Family) -> Destinations {
 
 /// The client's host asks for proxies.
 fn asker(lab: &Lab, family: Family) -> TestTpot {
-    let rules = vec![TpotRule::Ask(everywhere(family)), TpotRule::Trust(everywhere(family))];
-    lab.client.run(|| TestTpot::open(&TpotOptions { rules, ..TpotOptions::default() }))
-}
-
-fn taker(lab: &Lab, family: Family, policy: Policy) -> Forwarder {
-    let rules = vec![TpotRule::Take(everywhere(family))];
-    Forwarder::taker(lab, family, policy, TpotOptions { rules, ..TpotOptions::default() })
+    let tpot = lab.client.run(TestTpot::open);
+    tpot.ask(&everywhere(family)).expect("a rule");
+    tpot.trust(&everywhere(family)).expect("a rule");
+    tpot
 }
 
 /// Serves one connection at the server. Returns the client's apparent address and the report.
@@ -62,7 +59,7 @@ fn dial(lab: &Lab, family: Family, script: &Script) -> TcpStream {
 fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Forwarder)) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let asker = asker(&lab, family);
-    let f = taker(&lab, family, policy);
+    let f = Forwarder::taker(&lab, everywhere(family), policy);
     let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
     let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
     let stream = dial(&lab, family, &script);

@@ -66,15 +66,22 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
+	__uint(max_entries, TPOT_ADDRESSES);
 	__type(key, __u32);
 	__type(value, struct tpot_own);
 } tpot_own SEC(".maps");
 
-/* The listening sockets for intercepted connections: 0 for IPv4, 1 for IPv6. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TPOT_ADDRESSES);
+	__type(key, struct tpot_address);
+	__type(value, __u32);
+} tpot_addresses SEC(".maps");
+
+/* The listening sockets for intercepted connections, by the index of their rule. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
-	__uint(max_entries, 2);
+	__uint(max_entries, TPOT_RULES);
 	__type(key, __u32);
 	__type(value, __u64);
 } tpot_listeners SEC(".maps");
@@ -206,7 +213,8 @@ static __always_inline struct tpot_config *configured(void)
 	return bpf_map_lookup_elem(&tpot_config, &zero);
 }
 
-/* Does a rule of this kind apply to the remote address and port? A global function, so that the verifier checks its loop once. */
+/* Return the index of the first rule of this kind for the remote address and port, plus 1; 0: none. A global function, so that the
+ * verifier checks its loop once. */
 __noinline int rule_for(__u32 kind, const struct tuple *t)
 {
 	struct tpot_config *c = configured();
@@ -227,7 +235,7 @@ __noinline int rule_for(__u32 kind, const struct tuple *t)
 			continue;
 		if ((t->remote[0] & r->mask[0]) == r->net[0] && (t->remote[1] & r->mask[1]) == r->net[1] &&
 		    (t->remote[2] & r->mask[2]) == r->net[2] && (t->remote[3] & r->mask[3]) == r->net[3])
-			return 1;
+			return i + 1;
 	}
 	return 0;
 }
@@ -375,11 +383,12 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	struct tpot_syn syn = {}, *known;
 	struct tpot_own *own;
 	struct bpf_sock *sk;
-	__u32 key = skb->ifindex, r;
+	__u32 key = skb->ifindex, rule, r;
 
 	__builtin_memcpy(dest.remote, p->t.local, 16); /* rules are about the destination */
 	dest.rport = p->t.lport;
-	if (!o->hops || !rule_for(TPOT_RULE_TAKE, &dest) || rule_for(TPOT_RULE_LEAVE, &dest)) {
+	rule = rule_for(TPOT_RULE_TAKE, &dest);
+	if (!rule || !o->hops || bpf_map_lookup_elem(&tpot_addresses, p->t.local)) {
 		count(T_LEFT);
 		return TCX_NEXT;
 	}
@@ -398,7 +407,7 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 		syn.iss = known->iss;
 		syn.answered = known->answered;
 	}
-	key = p->v6;
+	key = rule - 1;
 	sk = bpf_map_lookup_elem(&tpot_listeners, &key);
 	if (!sk) {
 		count(T_UNSERVED);

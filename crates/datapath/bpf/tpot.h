@@ -32,7 +32,8 @@ struct tpot_option {
 enum tpot_constant {
 	TPOT_KIND = 253,     /* experimental (RFC 4727) */
 	TPOT_VERSION = 1,
-	TPOT_RULES = 64,     /* rules of one configuration; each SYN is compared with all */
+	TPOT_RULES = 64,     /* rules; each SYN is compared with all */
+	TPOT_ADDRESSES = 4096, /* addresses and devices of this machine */
 	TPOT_SYNS = 65536,   /* half-open connections; the oldest one makes room */
 	TPOT_TUNNELS = 65536, /* connections in tunnels; beyond, SYNs are left alone */
 };
@@ -44,24 +45,28 @@ enum tpot_role {
 
 enum tpot_rule_kind {
 	TPOT_RULE_ASK = 1,   /* ask for a proxy: connections of this host to these destinations */
-	TPOT_RULE_TAKE = 2,  /* intercept: connections of others to these destinations */
-	TPOT_RULE_LEAVE = 3, /* not these, whatever TPOT_RULE_TAKE says: our own addresses */
-	TPOT_RULE_TRUST = 4, /* proxies that may intercept: the taker's address */
+	TPOT_RULE_TAKE = 2,  /* intercept: connections of others to these destinations, with the listener of the rule's index */
+	TPOT_RULE_TRUST = 3, /* proxies that may intercept: the taker's address */
 };
 
 struct tpot_rule {
 	__u32 net[4], mask[4]; /* network byte order, IPv4 as ::ffff:a.b.c.d */
 	__u16 low, high;       /* ports, host byte order; not for TPOT_RULE_TRUST */
-	__u8 kind;             /* enum tpot_rule_kind */
+	__u8 kind;             /* enum tpot_rule_kind; 0: none */
 	__u8 fill[3];
 };
 
 /* What user space configures. */
 struct tpot_config {
-	__u32 rules;   /* number of rules in force */
+	__u32 rules;   /* number of rules; 0: nothing is asked for or intercepted */
 	__u16 exid;    /* host byte order */
 	__u8 hops;     /* of SYNs of this host */
 	__u8 fill;
+};
+
+/* An address of this machine, which is never intercepted. Network byte order, IPv4 as ::ffff:a.b.c.d. */
+struct tpot_address {
+	__u32 words[4];
 };
 
 /* Our addresses on a device, for the tunnels of SYNs that arrive there; zero: none. */

@@ -17,8 +17,9 @@ use std::{
     io,
     net::{IpAddr, Ipv6Addr},
     ops::RangeInclusive,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::PathBuf,
+    sync::Mutex,
     time::Duration,
 };
 
@@ -40,27 +41,14 @@ pub struct Destinations {
     pub ports: RangeInclusive<u16>,
 }
 
-/// A rule for SYNs, or for their answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TpotRule {
-    /// Ask for a proxy when this host connects to these destinations.
-    Ask(Destinations),
-    /// Intercept connections of other hosts to these destinations, if they ask for a proxy.
-    Take(Destinations),
-    /// Proxies with these addresses may intercept the connections of this host. The ports do not count.
-    Trust(Destinations),
-}
-
 /// Options of [`Tpot::open`].
 #[derive(Clone, Debug)]
 pub struct TpotOptions {
     /// Names of the devices to attach to. Empty: all Ethernet devices.
     pub devices: Vec<String>,
-    /// At most [`TPOT_RULES`] rules, with those for this machine's own addresses, which are never intercepted.
-    pub rules: Vec<TpotRule>,
     /// Identifier of the option (RFC 6994). Hosts and proxies must agree on it.
     pub exid: u16,
-    /// How many proxies may intercept a connection of this host, one after the other. At most 255; 0: none.
+    /// How many proxies may intercept a connection of this host, one after the other. 0: none.
     pub hops: u8,
     /// Directory of the pins. `None`: one for this network namespace.
     pub pin: Option<PathBuf>,
@@ -68,7 +56,7 @@ pub struct TpotOptions {
 
 impl Default for TpotOptions {
     fn default() -> Self {
-        TpotOptions { devices: Vec::new(), rules: Vec::new(), exid: TPOT_EXID, hops: 8, pin: None }
+        TpotOptions { devices: Vec::new(), exid: TPOT_EXID, hops: 8, pin: None }
     }
 }
 
@@ -105,6 +93,9 @@ pub struct TpotTunnel {
 /// the next one takes them over.
 pub struct Tpot {
     object: Object,
+    config: abi::tpot_config,
+    /// Number of rules.
+    rules: Mutex<u32>,
     links: Vec<OwnedFd>,
     owned: Owned,
 }
@@ -128,8 +119,9 @@ impl Tpot {
             map.set_pin_path(&path).map_err(|e| OpenError::Kernel { what: "pin maps", source: io::Error::other(e) })?;
         }
         let object = load_object(open)?;
-        let mut tpot = Tpot { object, links: Vec::new(), owned };
-        tpot.configure(options).map_err(failed("rules"))?;
+        let config = abi::tpot_config { exid: options.exid, hops: options.hops, ..Default::default() };
+        let mut tpot = Tpot { object, config, rules: Mutex::new(0), links: Vec::new(), owned };
+        tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
         tpot.learn_addresses().map_err(failed("addresses of devices"))?;
         for device in indices {
             for (hook, name) in [(Hook::Ingress, "tpot_ingress"), (Hook::Egress, "tpot_egress")] {
@@ -146,36 +138,40 @@ impl Tpot {
         self.object.maps().find(|m| m.name() == name).expect("the object has it")
     }
 
-    /// Puts the rules in force. Connections in tunnels go on.
-    fn configure(&self, options: &TpotOptions) -> io::Result<()> {
-        use abi::tpot_rule_kind as kind;
-        let own =
-            own_addresses()?.into_values().flatten().map(|net| Destinations { net, prefix: 128, ports: 0..=u16::MAX });
-        let rules: Vec<_> = options
-            .rules
-            .iter()
-            .map(|rule| match rule {
-                TpotRule::Ask(to) => raw(to, kind::TPOT_RULE_ASK),
-                TpotRule::Take(to) => raw(to, kind::TPOT_RULE_TAKE),
-                TpotRule::Trust(of) => raw(&Destinations { ports: 0..=u16::MAX, ..of.clone() }, kind::TPOT_RULE_TRUST),
-            })
-            .chain(own.map(|own| raw(&own, kind::TPOT_RULE_LEAVE)))
-            .collect();
-        if rules.len() > TPOT_RULES {
-            let why = format!("{} rules and own addresses; there is room for {TPOT_RULES}", rules.len());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        }
-        self.set_config(0, options)?; // no SYN sees half of the rules
-        for (i, rule) in rules.iter().enumerate() {
-            update(&self.map("tpot_rules"), &(i as u32), rule)?;
-        }
-        self.set_config(rules.len(), options)
+    fn set_rules(&self, rules: u32) -> io::Result<()> {
+        update(&self.map("tpot_config"), &0u32, &abi::tpot_config { rules, ..self.config })
     }
 
-    fn set_config(&self, rules: usize, options: &TpotOptions) -> io::Result<()> {
-        let config =
-            abi::tpot_config { rules: rules as u32, exid: options.exid, hops: options.hops, ..Default::default() };
-        update(&self.map("tpot_config"), &0u32, &config)
+    /// Adds a rule, with the socket that accepts what it intercepts. There is room for [`TPOT_RULES`].
+    fn add(&self, rule: &abi::tpot_rule, listener: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut rules = self.rules.lock().expect("no panic under this lock");
+        if *rules as usize >= TPOT_RULES {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is room for {TPOT_RULES} rules")));
+        }
+        update(&self.map("tpot_rules"), &*rules, rule)?;
+        if let Some(listener) = listener {
+            update(&self.map("tpot_listeners"), &*rules, &(listener.as_raw_fd() as u64))?;
+        }
+        self.set_rules(*rules + 1)?; // only now SYNs are compared with it
+        *rules += 1;
+        Ok(())
+    }
+
+    /// Asks for a proxy when this host connects to these destinations.
+    pub fn ask(&self, to: &Destinations) -> io::Result<()> {
+        self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_ASK), None)
+    }
+
+    /// Lets proxies with these addresses intercept the connections of this host. Ports do not count.
+    pub fn trust(&self, proxies: &Destinations) -> io::Result<()> {
+        let any_port = Destinations { ports: 0..=u16::MAX, ..proxies.clone() };
+        self.add(&raw(&any_port, abi::tpot_rule_kind::TPOT_RULE_TRUST), None)
+    }
+
+    /// Intercepts connections of other hosts to these destinations, if they ask for a proxy, and gives them to a listening
+    /// socket of the same family, which must have IP_TRANSPARENT. Addresses of this machine are never intercepted.
+    pub fn take(&self, to: &Destinations, listener: impl AsFd) -> io::Result<()> {
+        self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE), Some(listener.as_fd()))
     }
 
     /// Reads the addresses of all devices again. SYNs are intercepted only on devices with an address of their family.
@@ -183,13 +179,11 @@ impl Tpot {
         for (index, addresses) in own_addresses()? {
             let of = |v6: bool| addresses.iter().find(|a| a.is_ipv6() == v6).map_or([0; 4], |a| words(*a));
             update(&self.map("tpot_own"), &index, &abi::tpot_own { v4: of(false), v6: of(true) })?;
+            for a in addresses {
+                update(&self.map("tpot_addresses"), &abi::tpot_address { words: words(a) }, &1u32)?;
+            }
         }
         Ok(())
-    }
-
-    /// Gives intercepted connections of the socket's family to this listening socket, which must have IP_TRANSPARENT.
-    pub fn listen(&self, socket: impl AsFd, v6: bool) -> io::Result<()> {
-        update(&self.map("tpot_listeners"), &u32::from(v6), &(socket.as_fd().as_raw_fd() as u64))
     }
 
     /// Returns the connections in tunnels.
@@ -238,7 +232,7 @@ impl Tpot {
     /// Asks for no more proxies and intercepts no more connections. If none is in a tunnel, everything is detached and removed.
     /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process.
     pub fn close(self) -> io::Result<usize> {
-        self.set_config(0, &TpotOptions::default())?;
+        self.set_rules(0)?;
         let left = self.tunnels().iter().filter(|(_, t)| !t.over).count();
         if left == 0 {
             self.owned.remove()?;
@@ -319,6 +313,7 @@ impl Plain for u64 {}
 impl Plain for abi::tpot_rule {}
 impl Plain for abi::tpot_config {}
 impl Plain for abi::tpot_own {}
+impl Plain for abi::tpot_address {}
 impl Plain for abi::tpot_tunnel {}
 impl Plain for crate::abi::tuple {}
 

@@ -7,11 +7,11 @@ use crate::{
     splicer::Splicer,
     sync::lock,
 };
-use longsplice_datapath::{Tpot, register, set_transparent};
+use longsplice_datapath::{Destinations, Tpot, register, set_transparent};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
     time::Duration,
 };
@@ -122,19 +122,22 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
-    /// Listens for connections that `tpot` intercepts: those of hosts that ask for a proxy. The local address of an accepted
-    /// leg is that of the server which its client wants. The socket's own address receives nothing else, and only matters
-    /// for its family. Errors are those of routing rules and of IP_TRANSPARENT, which need CAP_NET_ADMIN, and
-    /// [`io::ErrorKind::Unsupported`] without a data path.
-    pub async fn listen_for_askers(&self, bound: BoundSocket, tpot: &Tpot) -> io::Result<Listener> {
+    /// Listens for connections of other hosts to `to` that ask for a proxy ([`Tpot`]). The local address of an accepted leg
+    /// is that of the server which its client wants. Errors are those of routing rules and of IP_TRANSPARENT, which need
+    /// CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path, and [`io::ErrorKind::InvalidInput`] if there is no
+    /// room for another rule.
+    pub async fn listen_for_askers(&self, tpot: &Tpot, to: &Destinations) -> io::Result<Listener> {
         if self.datapath().is_none() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this"));
         }
-        let v6 = ip(&bound.socket.local_addr()?).is_ipv6();
+        let v6 = to.net.is_ipv6();
         lock(self.handshakes()).route_foreign(v6)?;
+        // its own address gets nothing but connections of this host, which are refused as guarded
+        let own: IpAddr = if v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        let bound = BoundSocket::bind((own, 0).into())?;
         set_transparent(&bound.socket, v6)?;
         let listener = self.listen_to_copy(bound).await?;
-        tpot.listen(listener.listener.get_ref(), v6)?;
+        tpot.take(to, listener.listener.get_ref())?;
         Ok(Listener { to_copy: false, ..listener })
     }
 
