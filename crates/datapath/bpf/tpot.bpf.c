@@ -615,6 +615,8 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p)
 
 	if (!c || !c->rules || !rule_for(TPOT_RULE_ASK, &p->t))
 		return TCX_NEXT;
+	if (c->cgroup && bpf_skb_ancestor_cgroup_id(skb, c->level) != c->cgroup)
+		return TCX_NEXT;
 	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
 	if (known && known->role == TPOT_ASKER && known->seq == p->seq)
 		syn.asked = known->asked;

@@ -62,6 +62,9 @@ struct tpot_config {
 	__u16 exid;    /* host byte order */
 	__u8 hops;     /* of SYNs of this host */
 	__u8 fill;
+	__u64 cgroup;  /* only its processes ask, and those of cgroups below; 0: all */
+	__u32 level;   /* of the cgroup: its distance from the root */
+	__u32 fill2;
 };
 
 /* An address of this machine, which is never intercepted. Network byte order, IPv4 as ::ffff:a.b.c.d. */

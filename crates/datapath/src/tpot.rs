@@ -10,15 +10,24 @@ use crate::{
     pins::{Owned, tpot_pin},
     tpot_abi as abi,
 };
-use libbpf_rs::{MapCore, MapFlags, MapImpl, Object, ObjectBuilder};
-use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder};
+use nix::{
+    ifaddrs::getifaddrs,
+    sys::{
+        socket::SockaddrStorage,
+        statfs::{CGROUP2_SUPER_MAGIC, statfs},
+    },
+};
 use std::{
     collections::HashMap,
-    io,
+    fs, io,
     net::{IpAddr, Ipv6Addr},
     ops::RangeInclusive,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
     sync::Mutex,
     time::Duration,
 };
@@ -50,13 +59,15 @@ pub struct TpotOptions {
     pub exid: u16,
     /// How many proxies may intercept a connection of this host, one after the other. 0: none.
     pub hops: u8,
+    /// Directory of a cgroup2: only its processes, and those below it, ask for proxies. `None`: all.
+    pub cgroup: Option<PathBuf>,
     /// Directory of the pins. `None`: one for this network namespace.
     pub pin: Option<PathBuf>,
 }
 
 impl Default for TpotOptions {
     fn default() -> Self {
-        TpotOptions { devices: Vec::new(), exid: TPOT_EXID, hops: 8, pin: None }
+        TpotOptions { devices: Vec::new(), exid: TPOT_EXID, hops: 8, cgroup: None, pin: None }
     }
 }
 
@@ -119,7 +130,8 @@ impl Tpot {
             map.set_pin_path(&path).map_err(|e| OpenError::Kernel { what: "pin maps", source: io::Error::other(e) })?;
         }
         let object = load_object(open)?;
-        let config = abi::tpot_config { exid: options.exid, hops: options.hops, ..Default::default() };
+        let (cgroup, level) = options.cgroup.as_deref().map_or(Ok((0, 0)), cgroup).map_err(failed("cgroup"))?;
+        let config = abi::tpot_config { exid: options.exid, hops: options.hops, cgroup, level, ..Default::default() };
         let mut tpot = Tpot { object, config, rules: Mutex::new(0), links: Vec::new(), owned };
         tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
         tpot.learn_addresses().map_err(failed("addresses of devices"))?;
@@ -188,23 +200,7 @@ impl Tpot {
 
     /// Returns the connections in tunnels.
     pub fn tunnels(&self) -> Vec<(Tuple, TpotTunnel)> {
-        let (map, now) = (self.map("tpot_tunnels"), monotonic());
-        let view = |key: Vec<u8>| {
-            let value = map.lookup(&key, MapFlags::ANY).ok()??;
-            let (t, tn): (crate::abi::tuple, abi::tpot_tunnel) = (plain(&key)?, plain(&value)?);
-            let role = if tn.role == abi::tpot_role::TPOT_ASKER.0 as u8 { TpotRole::Asker } else { TpotRole::Taker };
-            Some((
-                Tuple::from_abi(&t),
-                TpotTunnel {
-                    peer: address(tn.peer),
-                    own: address(tn.own),
-                    role,
-                    over: tn.flags & RST != 0 || tn.flags & FINS == FINS,
-                    silent: now.saturating_sub(Duration::from_nanos(tn.seen)),
-                },
-            ))
-        };
-        map.keys().filter_map(view).collect()
+        tunnels_in(&self.map("tpot_tunnels"))
     }
 
     /// Forgets connections that have ended, a minute later, and those silent for five days. Call it every few seconds.
@@ -231,7 +227,7 @@ impl Tpot {
 
     /// Asks for no more proxies and intercepts no more connections. If none is in a tunnel, everything is detached and removed.
     /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process.
-    pub fn close(self) -> io::Result<usize> {
+    pub fn close(&self) -> io::Result<usize> {
         self.set_rules(0)?;
         let left = self.tunnels().iter().filter(|(_, t)| !t.over).count();
         if left == 0 {
@@ -241,9 +237,46 @@ impl Tpot {
     }
 
     /// Detaches and removes everything. Connections in tunnels break.
-    pub fn remove(self) -> io::Result<()> {
+    pub fn remove(&self) -> io::Result<()> {
         self.owned.remove()
     }
+}
+
+/// Returns the connections in tunnels of this network namespace, without a running process. Fails if there was none.
+pub fn tpot_tunnels() -> io::Result<Vec<(Tuple, TpotTunnel)>> {
+    let map = MapHandle::from_pinned_path(tpot_pin()?.join("tpot_tunnels"));
+    Ok(tunnels_in(&map.map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))?))
+}
+
+fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {
+    let now = monotonic();
+    let view = |key: Vec<u8>| {
+        let value = map.lookup(&key, MapFlags::ANY).ok()??;
+        let (t, tn): (crate::abi::tuple, abi::tpot_tunnel) = (plain(&key)?, plain(&value)?);
+        let role = if tn.role == abi::tpot_role::TPOT_ASKER.0 as u8 { TpotRole::Asker } else { TpotRole::Taker };
+        let tunnel = TpotTunnel {
+            peer: address(tn.peer),
+            own: address(tn.own),
+            role,
+            over: tn.flags & RST != 0 || tn.flags & FINS == FINS,
+            silent: now.saturating_sub(Duration::from_nanos(tn.seen)),
+        };
+        Some((Tuple::from_abi(&t), tunnel))
+    };
+    map.keys().filter_map(view).collect()
+}
+
+/// Returns the number of a cgroup, and its distance from the root.
+fn cgroup(dir: &Path) -> io::Result<(u64, u32)> {
+    let is_cgroup2 = |dir: &Path| statfs(dir).map(|s| s.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    if !is_cgroup2(dir)? {
+        let why = format!("{} is not a directory of cgroup2", dir.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let dir = dir.canonicalize()?;
+    let root = |dir: &&Path| !dir.parent().is_some_and(|above| is_cgroup2(above).unwrap_or(false));
+    let level = dir.ancestors().take_while(|dir| !root(dir)).count();
+    Ok((fs::metadata(&dir)?.ino(), level as u32))
 }
 
 #[allow(dead_code)]

@@ -15,13 +15,16 @@ use crate::{
     tap_dir::TapDir,
     workers::Workers,
 };
-use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, SpliceWhen, Splicer, Tally};
+use longsplice_engine::{
+    BoundSocket, Destinations, EndToEndListener, Leg, Listener, OpenError, SpliceWhen, Splicer, Tally, Tpot,
+    TpotOptions,
+};
 use std::{
     collections::HashMap,
     io,
     net::SocketAddr,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -37,6 +40,8 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 /// Time for which [`Server::drain`] waits for the last log lines, tap files and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
+/// Time between two looks at tunnels and addresses.
+const TEND_EVERY: Duration = Duration::from_secs(10);
 
 /// Reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +59,12 @@ pub enum StartError {
         /// Error of the system.
         source: io::Error,
     },
+    /// Translucent proxying cannot be opened.
+    #[error("cannot intercept connections (protocol = \"tpot\"): {0}")]
+    Tpot(#[from] OpenError),
+    /// Packets would bypass the tunnels.
+    #[error("packets that leave {0} by XDP or to a veth's peer would bypass the tunnels of tpot: remove xdp and peer")]
+    Bypass(String),
     /// The access log cannot be opened.
     #[error("cannot open the access log {to}: {source}")]
     AccessLog {
@@ -101,6 +112,8 @@ pub struct Server {
     tallies: Vec<(&'static str, Arc<Tally>)>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
+    /// Translucent proxying, if a listener needs it.
+    tpot: Option<Arc<Tpot>>,
 }
 
 /// All resources of a server except the data path: missing ones are noticed before the data path is touched.
@@ -120,7 +133,7 @@ impl Prepared {
             return Err(StartError::NoListener);
         }
         let bind = |l: &ListenerConfig| {
-            let own = l.protocol != Protocol::Transparent;
+            let own = !matches!(l.protocol, Protocol::Transparent | Protocol::Tpot);
             own.then(|| BoundSocket::bind(l.listen)).transpose().map_err(cannot_listen(l.listen))
         };
         let sockets = config.listeners.iter().map(bind).collect::<Result<_, _>>()?;
@@ -153,6 +166,7 @@ impl Prepared {
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
         let Prepared { config, sockets, log, taps, caches } = self;
         let loads = workers.loads();
+        let tpot = open_tpot(&config)?;
         let mut bound = Vec::new();
         for (number, (listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
             let failed = cannot_listen(listener.listen);
@@ -167,6 +181,11 @@ impl Prepared {
                 };
                 let listen = loads.runtime(number).spawn(listen);
                 listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?
+            } else if let (Protocol::Tpot, Some(tpot)) = (&listener.protocol, &tpot) {
+                let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), destinations(listener.listen));
+                let listen = async move { splicer.listen_for_askers(&tpot, &to).await };
+                let listening = loads.runtime(number).spawn(listen).await.map_err(io::Error::other);
+                (Bound::Own(listening.and_then(|listening| listening).map_err(failed)?), listener.listen)
             } else {
                 let rules = listener.rules.clone();
                 let allow = move |client: SocketAddr, server: SocketAddr| {
@@ -191,7 +210,9 @@ impl Prepared {
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
-        let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new() };
+        let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
+        let runtime = server.shared.loads.runtime(0);
+        server.tasks.extend(server.tpot.as_ref().map(|tpot| runtime.spawn(tend(Arc::downgrade(tpot)))));
         let upkeep = server.shared.upkeep();
         for pool in server.shared.pools.values() {
             server.tasks.extend(pool.tend(&upkeep));
@@ -240,6 +261,11 @@ impl Server {
     /// Closes the listening sockets; connections continue. This cannot be undone.
     pub fn stop_accepting(&self) {
         self.stop.send_replace(true);
+    }
+
+    /// Returns translucent proxying, if a listener needs it. Close it after the engine: the last segments need their tunnels.
+    pub fn tpot(&self) -> Option<Arc<Tpot>> {
+        self.tpot.clone()
     }
 
     /// Waits until no connection is left, for `limit` at most, and returns the number that is left. Does not stop accepting.
@@ -308,6 +334,37 @@ impl Server {
     }
 }
 
+/// Opens translucent proxying if a listener needs it. The data path has been opened before.
+fn open_tpot(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
+    if config.listeners.iter().all(|l| l.protocol != Protocol::Tpot) {
+        return Ok(None);
+    }
+    let datapath = &config.engine.datapath;
+    if let Some(device) = datapath.xdp.iter().chain(&datapath.peer).next() {
+        return Err(StartError::Bypass(device.clone()));
+    }
+    let options = TpotOptions { devices: datapath.devices.clone(), ..TpotOptions::default() };
+    Ok(Some(Arc::new(Tpot::open(&options)?)))
+}
+
+/// Returns what a listener of transparent or translucent connections stands for.
+fn destinations(listen: SocketAddr) -> Destinations {
+    let prefix = if listen.ip().is_unspecified() { 0 } else { u8::MAX };
+    Destinations { net: listen.ip(), prefix, ports: listen.port()..=listen.port() }
+}
+
+/// Forgets ended connections, and follows the addresses of this machine.
+async fn tend(tpot: Weak<Tpot>) {
+    while let Some(tpot) = tpot.upgrade() {
+        tpot.sweep();
+        if let Err(error) = tpot.learn_addresses() {
+            tracing::warn!(%error, "connections to new addresses of this machine may be intercepted");
+        }
+        drop(tpot);
+        sleep(TEND_EVERY).await;
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
@@ -333,7 +390,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Tls(_) => tracing::info!("tls on {addr}"),
-        Protocol::Transparent => tracing::info!("transparent on {addr}"),
+        Protocol::Transparent | Protocol::Tpot => tracing::info!("{} on {addr}", protocol.name()),
     }
 }
 

@@ -145,6 +145,7 @@ enum Name {
     Tls,
     Plug,
     Transparent,
+    Tpot,
 }
 
 #[derive(Deserialize, Clone, Copy)]
@@ -325,13 +326,15 @@ impl SourceFile<'_> {
             let cure = "only plugs know the target before the client's SYN: remove the key, or use protocol = \"plug\"";
             return Err(self.wrong(handshake.span(), cure));
         }
-        if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent) = (raw.route.first(), raw.protocol) {
+        if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent | Name::Tpot) =
+            (raw.route.first(), raw.protocol)
+        {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
             return Err(self.wrong(route.span(), cure));
         }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
         match (raw.protocol, users, raw.route.first()) {
-            (Name::Plug | Name::Tls | Name::Transparent, Some(span), _) => {
+            (Name::Plug | Name::Tls | Name::Transparent | Name::Tpot, Some(span), _) => {
                 let cure =
                     "clients of this protocol cannot authenticate: remove the users, or use protocol = \"socks5\"";
                 return Err(self.wrong(span, cure));
@@ -380,7 +383,8 @@ impl SourceFile<'_> {
                 handshake: raw.handshake.map(Spanned::into_inner).unwrap_or_default(),
             },
             (Name::Transparent, None) => Protocol::Transparent,
-            (Name::Transparent, Some(target)) => {
+            (Name::Tpot, None) => Protocol::Tpot,
+            (Name::Transparent | Name::Tpot, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
                     "such connections have their targets: remove `target`, or use protocol = \"plug\"",
