@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Marks that the programs on a device leave on packets: for each other, and for the routing rules. Packets from outside have none. */
+/* Marks that the programs on a device leave on packets: for each other, and for the routing rules. Packets from outside have
+ * none. */
 #ifndef LONGSPLICE_MARK_H
 #define LONGSPLICE_MARK_H
 

@@ -213,8 +213,8 @@ static __always_inline struct tpot_config *configured(void)
 	return bpf_map_lookup_elem(&tpot_config, &zero);
 }
 
-/* Return the index of the first rule of this kind for the remote address and port, plus 1; 0: none. A global function, so that the
- * verifier checks its loop once. */
+/* Return the index of the first rule of this kind for the remote address and port, plus 1; 0: none. A global function, so that
+ * the verifier checks its loop once. */
 __noinline int rule_for(__u32 kind, const struct tuple *t)
 {
 	struct tpot_config *c = configured();
@@ -240,7 +240,8 @@ __noinline int rule_for(__u32 kind, const struct tuple *t)
 	return 0;
 }
 
-/* Read the options of a segment with SYN into the scratch space. Returns 0 if they are malformed. The cursor is there as well: the verifier does not follow values in maps, so its work does not grow with each round. */
+/* Read the options of a segment with SYN into the scratch space. Returns 0 if they are malformed. The cursor is there as well:
+ * the verifier does not follow values in maps, so its work does not grow with each round. */
 __noinline int find_options(struct __sk_buff *skb, __u32 at, __u32 len)
 {
 	struct options *o = options();
@@ -368,8 +369,8 @@ static __always_inline int is_over(const struct tpot_tunnel *tn)
 
 /* ---- packets that arrive ---- */
 
-/* Give a packet for an address that is not ours to our socket: `ingress` of splice.bpf.c, which sees it next, leaves the mark that
- * the routing rule knows. */
+/* Give a packet for an address that is not ours to our socket: `ingress` of splice.bpf.c, which sees it next, leaves the mark
+ * that the routing rule knows. */
 static __always_inline int deliver(struct __sk_buff *skb)
 {
 	skb->mark = MARK_TAKEN;
@@ -456,9 +457,9 @@ static __always_inline int open_tunnel(struct __sk_buff *skb, const struct tuple
 	return 0;
 }
 
-/* A tunnelled packet. Decapsulated is only what belongs to a known connection and comes from the other end of its tunnel; anything
- * else is for the stack, which may have tunnels of its own. No inner SYN ever is, so that nobody can open connections in
- * another's name. */
+/* A tunnelled packet. Decapsulated is only what belongs to a known connection and comes from the other end of its tunnel;
+ * anything else is for the stack, which may have tunnels of its own. No inner SYN ever is, so that nobody can open connections
+ * in another's name. */
 static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *outer)
 {
 	struct packet in = {};
@@ -561,8 +562,8 @@ static __always_inline __u16 header_sum(struct iphdr *ip)
 	return ~sum;
 }
 
-/* Put the packet into the tunnel. The inner segment's size stays as it is: the MSS has left room for the header. A segment of more
- * than 64 KB, before its segmentation, has no length in its outer header, as BIG TCP defines it. */
+/* Put the packet into the tunnel. The inner segment's size stays as it is: the MSS has left room for the header. A segment of
+ * more than 64 KB, before its segmentation, has no length in its outer header, as BIG TCP defines it. */
 static __always_inline int encapsulate(struct __sk_buff *skb, const struct packet *p, const __u32 *peer, const __u32 *own)
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO |

@@ -13,13 +13,12 @@
 /* The TCP option, all in network byte order. In a SYN it asks; in a SYN-ACK, which is tunnelled, it is the taker's answer.
  *
  *    0        1        2        3        4        5        6        7
- *   +--------+--------+--------+--------+--------+--------+--------+--------+
- *   |  253   |   8    |      ExID       |version | hops   |  capabilities   |
- *   +--------+--------+--------+--------+--------+--------+--------+--------+
+ *   +--------+--------+--------+--------+--------+--------+--------+--------+   |  253   |   8    |      ExID       |version |
+ * hops   |  capabilities   |   +--------+--------+--------+--------+--------+--------+--------+--------+
  *
- * hops: how many proxies may still intercept. capabilities: bits for what a proxy may do to the stream; none is defined, so none is
- * set. The taker's address is the source of the tunnelled SYN-ACK, which fits both families. An option of another length or
- * version counts as none. */
+ * hops: how many proxies may still intercept. capabilities: bits for what a proxy may do to the stream; none is defined, so
+ * none is set. The taker's address is the source of the tunnelled SYN-ACK, which fits both families. An option of another
+ * length or version counts as none. */
 struct tpot_option {
 	__u8 kind;   /* TPOT_KIND */
 	__u8 length; /* 8 */
