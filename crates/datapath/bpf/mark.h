@@ -8,6 +8,7 @@
 #define MARK_FOREIGN 0x6c73706d /* for a socket with a foreign address: a routing rule delivers it locally */
 #define MARK_HELD 0x6c73706e    /* a held segment on its way back */
 #define MARK_TAKEN 0x6c737074   /* of a connection that tpot.bpf.c has intercepted: its socket has a foreign address */
+#define MARK_PLAIN 0x6c737070   /* a reset of tpot.bpf.c, which is not to enter a tunnel */
 
 #define IS_OUR_MARK(mark) (((mark) & 0xffffff00) == 0x6c737000)
 

@@ -367,6 +367,16 @@ static __always_inline int is_over(const struct tpot_tunnel *tn)
 	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
 }
 
+/* The sum of an IPv4 header without options. */
+static __always_inline __u16 header_sum(struct iphdr *ip)
+{
+	__s64 sum = bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0);
+
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
+	return ~sum;
+}
+
 /* ---- packets that arrive ---- */
 
 /* Give a packet for an address that is not ours to our socket: `ingress` of splice.bpf.c, which sees it next, leaves the mark
@@ -389,7 +399,8 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	__builtin_memcpy(dest.remote, p->t.local, 16); /* rules are about the destination */
 	dest.rport = p->t.lport;
 	rule = rule_for(TPOT_RULE_TAKE, &dest);
-	if (!rule || !o->hops || bpf_map_lookup_elem(&tpot_addresses, p->t.local)) {
+	if (!rule || !o->hops || bpf_map_lookup_elem(&tpot_addresses, p->t.local) ||
+	    bpf_map_lookup_elem(&tpot_addresses, p->t.remote)) { /* our own SYN, in a loop */
 		count(T_LEFT);
 		return TCX_NEXT;
 	}
@@ -442,6 +453,76 @@ static __always_inline int decapsulate(struct __sk_buff *skb, const struct packe
 	return TCX_NEXT;
 }
 
+/* Swap the addresses of an IP header, and set its length: `len` bytes follow the header. */
+static __always_inline int turn_ip(struct __sk_buff *skb, const struct packet *p, __u32 len)
+{
+	if (p->v6) {
+		struct ipv6hdr ip;
+		struct in6_addr from;
+
+		if (bpf_skb_load_bytes(skb, p->l3, &ip, sizeof(ip)))
+			return -1;
+		from = ip.saddr;
+		ip.saddr = ip.daddr;
+		ip.daddr = from;
+		ip.payload_len = bpf_htons(len);
+		ip.hop_limit = TTL;
+		return bpf_skb_store_bytes(skb, p->l3, &ip, sizeof(ip), 0);
+	}
+	struct iphdr ip;
+	__u32 from;
+
+	if (bpf_skb_load_bytes(skb, p->l3, &ip, sizeof(ip)))
+		return -1;
+	from = ip.saddr;
+	ip.saddr = ip.daddr;
+	ip.daddr = from;
+	ip.tot_len = bpf_htons(sizeof(ip) + len);
+	ip.ttl = TTL;
+	ip.check = 0;
+	ip.check = header_sum(&ip);
+	return bpf_skb_store_bytes(skb, p->l3, &ip, sizeof(ip), 0);
+}
+
+/* Answer a second SYN-ACK of a connection with an RST, on the way that it came: through its tunnel, or without one. The socket's
+ * own answer would take the connection's way, and would only be a challenge. The packet is turned round, and its checksum
+ * updated, so it does not matter who completes that. */
+static __always_inline int reset_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p)
+{
+	struct options *o = options();
+	struct tcphdr *old = (void *)o, th = {
+		.source = p->t.lport, .dest = p->t.rport, .seq = bpf_htonl(p->ack), .doff = 5, .rst = 1,
+	};
+	__u8 mac[12], turned[12];
+	__u32 size = p->doff;
+	__s64 sum;
+
+	if (!o || size < 20 || size > 60)
+		return TCX_DROP;
+	size = ((size - 1) & 63) + 1;
+	if (bpf_skb_load_bytes(skb, p->l4, o->bytes, size))
+		return TCX_DROP;
+	old->check = 0; /* updated, not compared */
+	sum = bpf_csum_diff((__be32 *)o->bytes, size & 0x3c, (__be32 *)&th, sizeof(th), 0);
+	if (sum < 0 || bpf_skb_load_bytes(skb, p->l4 + 16, &th.check, 2))
+		return TCX_DROP;
+	if (bpf_skb_change_tail(skb, p->l4 + sizeof(th), 0) || bpf_skb_store_bytes(skb, p->l4, &th, sizeof(th), 0) ||
+	    bpf_l4_csum_replace(skb, p->l4 + 16, 0, sum, 0) ||
+	    bpf_l4_csum_replace(skb, p->l4 + 16, bpf_htons(p->doff), bpf_htons(sizeof(th)), 2 | BPF_F_PSEUDO_HDR))
+		return TCX_DROP;
+	if (turn_ip(skb, p, sizeof(th)) || (outer && turn_ip(skb, outer, p->l3_len + sizeof(th))))
+		return TCX_DROP;
+	if (bpf_skb_load_bytes(skb, 0, mac, 12))
+		return TCX_DROP;
+	__builtin_memcpy(turned, mac + 6, 6);
+	__builtin_memcpy(turned + 6, mac, 6);
+	if (bpf_skb_store_bytes(skb, 0, turned, 12, 0))
+		return TCX_DROP;
+	skb->mark = MARK_PLAIN;
+	count(T_SECOND_ANSWER);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
 /* A connection enters its tunnel. */
 static __always_inline int open_tunnel(struct __sk_buff *skb, const struct tuple *t, const __u32 *peer, const __u32 *own,
 				       __u8 role, __u8 hops)
@@ -465,45 +546,50 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 	struct packet in = {};
 	struct tpot_tunnel *tn;
 	struct tpot_syn *syn;
-	int r, taken = 0;
+	int r, answers, taken = 0;
 
 	if (!parse(skb, &in, outer->l4, outer->v6, 0) || in.proto != IPPROTO_TCP || (in.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		goto unproven;
+	answers = (in.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &in.t);
-	if (tn) {
-		if (!same(tn->peer, outer->t.remote) || !same(tn->own, outer->t.local))
-			goto unproven;
+	syn = tn ? NULL : bpf_map_lookup_elem(&tpot_syns, &in.t);
+	if (tn && same(tn->peer, outer->t.remote) && same(tn->own, outer->t.local)) {
 		tn->ifindex = skb->ifindex;
 		note(tn, &in, TPOT_FIN_IN);
 		taken = tn->role == TPOT_TAKER;
-	} else {
-		syn = bpf_map_lookup_elem(&tpot_syns, &in.t);
-		if (!syn || !(in.flags & TH_ACK))
-			goto unproven;
-		if (syn->role == TPOT_ASKER) {
-			struct tuple taker = {};
-			struct options *o;
+	} else if (tn && tn->role == TPOT_ASKER && answers) {
+		return reset_back(skb, outer, &in); /* another proxy was faster */
+	} else if (syn && syn->role == TPOT_ASKER) {
+		struct tuple taker = {};
+		struct options *o;
 
-			if (in.ack != syn->seq + 1 || !(in.flags & (TH_SYN | TH_RST)) || !same(outer->t.local, in.t.local))
+		if (!(in.flags & TH_ACK) || in.ack != syn->seq + 1 || !(in.flags & (TH_SYN | TH_RST)) ||
+		    !same(outer->t.local, in.t.local))
+			goto unproven;
+		if (syn->answered)
+			return answers ? reset_back(skb, outer, &in) : drop(T_UNPROVEN); /* the server was faster */
+		__builtin_memcpy(taker.remote, outer->t.remote, 16);
+		if (!rule_for(TPOT_RULE_TRUST, &taker))
+			return drop(T_UNTRUSTED);
+		if (answers) {
+			o = read_options(skb, &in);
+			if (!o || !o->asks)
 				goto unproven;
-			__builtin_memcpy(taker.remote, outer->t.remote, 16);
-			if (!rule_for(TPOT_RULE_TRUST, &taker))
-				return drop(T_UNTRUSTED);
-			if (in.flags & TH_SYN) {
-				o = read_options(skb, &in);
-				if (!o || !o->asks)
-					goto unproven;
-				if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, TPOT_ASKER, 0))
-					return drop(T_FAILED);
-			}
-		} else {
-			if (!syn->answered || in.ack != syn->iss + 1 || !same(syn->peer, outer->t.remote) ||
-			    !same(syn->own, outer->t.local))
-				goto unproven;
-			taken = 1;
-			if (open_tunnel(skb, &in.t, syn->peer, syn->own, TPOT_TAKER, syn->hops))
+			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, TPOT_ASKER, 0))
 				return drop(T_FAILED);
 		}
+	} else if (syn && syn->answered && same(syn->peer, outer->t.remote) && same(syn->own, outer->t.local)) {
+		taken = 1;
+		if (in.flags & TH_RST) { /* the asker has another answer already */
+			if (in.seq != syn->seq + 1)
+				goto unproven;
+		} else if (!(in.flags & TH_ACK) || in.ack != syn->iss + 1) {
+			goto unproven;
+		} else if (open_tunnel(skb, &in.t, syn->peer, syn->own, TPOT_TAKER, syn->hops)) {
+			return drop(T_FAILED);
+		}
+	} else {
+		goto unproven;
 	}
 	r = decapsulate(skb, outer, &in);
 	return r == TCX_NEXT && taken ? deliver(skb) : r;
@@ -530,6 +616,10 @@ int tpot_ingress(struct __sk_buff *skb)
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);
 		tn = NULL;
 	}
+	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK)) {
+		/* SYN and retransmission took different routes, and the server has got one of them */
+		return reset_back(skb, NULL, &p);
+	}
 	if (tn && tn->role == TPOT_ASKER)
 		return drop(T_PLAIN_REFUSED);
 	if (tn) {
@@ -546,21 +636,11 @@ int tpot_ingress(struct __sk_buff *skb)
 	/* The server itself has answered. */
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1)
-		bpf_map_delete_elem(&tpot_syns, &p.t);
+		syn->answered = 1;
 	return TCX_NEXT;
 }
 
 /* ---- packets that leave ---- */
-
-/* The sum of an IPv4 header without options. */
-static __always_inline __u16 header_sum(struct iphdr *ip)
-{
-	__s64 sum = bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0);
-
-	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
-	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
-	return ~sum;
-}
 
 /* Put the packet into the tunnel. The inner segment's size stays as it is: the MSS has left room for the header. A segment of
  * more than 64 KB, before its segmentation, has no length in its outer header, as BIG TCP defines it. */
@@ -662,6 +742,10 @@ int tpot_egress(struct __sk_buff *skb)
 
 	if (skb->mark == MARK_TAKEN) /* forwarded */
 		skb->mark = 0;
+	if (skb->mark == MARK_PLAIN) {
+		skb->mark = 0;
+		return TCX_NEXT;
+	}
 	if (!parse_frame(skb, &p, 1) || p.proto != IPPROTO_TCP)
 		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);

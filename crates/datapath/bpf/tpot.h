@@ -83,7 +83,7 @@ struct tpot_syn {
 	__u32 peer[4], own[4]; /* taker: the ends of the tunnel */
 	__u8 role;       /* enum tpot_role */
 	__u8 asked;      /* asker: SYNs sent with the option */
-	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid */
+	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered */
 	__u8 hops;       /* of the SYN */
 };
 
@@ -113,6 +113,7 @@ enum tpot_verdict {
 	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
 	T_UNSERVED,       /* SYN with the option routed on: no listener, no address or no room */
 	T_OPENED,         /* connection enters its tunnel */
+	T_SECOND_ANSWER,  /* second SYN-ACK of a connection: answered with an RST on the way that it came */
 	T_UNTRUSTED,      /* answer of a proxy that may not intercept: dropped */
 	T_ENCAPSULATED,
 	T_DECAPSULATED,

@@ -10,6 +10,8 @@ use crate::{
     pins::{Owned, tpot_pin},
     tpot_abi as abi,
 };
+#[cfg(feature = "testing")]
+use crate::{TestContext, test_run};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder};
 use nix::{
     ifaddrs::getifaddrs,
@@ -234,6 +236,21 @@ impl Tpot {
             self.owned.remove()?;
         }
         Ok(left)
+    }
+
+    /// Runs a program on one packet, for tests: `tpot_ingress` or `tpot_egress`. Writes the resulting packet to `out`. Returns
+    /// the program's return code, and the packet's mark.
+    #[cfg(feature = "testing")]
+    pub fn test_run(
+        &self,
+        egress: bool,
+        packet: &[u8],
+        context: &TestContext,
+        out: &mut Vec<u8>,
+    ) -> io::Result<(i32, u32)> {
+        let name = if egress { "tpot_egress" } else { "tpot_ingress" };
+        let program = self.object.progs().find(|p| p.name() == name).expect("the object has it");
+        test_run::run(program.as_fd(), packet, context, out)
     }
 
     /// Detaches and removes everything. Connections in tunnels break.

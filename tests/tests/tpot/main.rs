@@ -1,5 +1,7 @@
 //! Translucent proxying: hosts that ask for a proxy, and a forwarder that intercepts their connections.
 
+mod packets;
+
 use longsplice_datapath::Destinations;
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
