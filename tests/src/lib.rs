@@ -11,7 +11,7 @@ use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
     Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
 };
-use longsplice_lab::{Lab, process::wait_for};
+use longsplice_lab::{Lab, Namespace, process::wait_for};
 use std::{
     net::SocketAddr,
     pin::Pin,
@@ -130,11 +130,14 @@ impl Forwarder {
         Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
     }
 
-    /// Intercepts connections of the clients that ask for a proxy, by translucent proxying (TPOT).
-    pub fn taker(lab: &Lab, to: Destinations, policy: Policy) -> Forwarder {
+    /// Intercepts connections of hosts that ask for a proxy, by translucent proxying (TPOT). `onward`: asks for another one.
+    pub fn taker(at: &Namespace, to: Destinations, policy: Policy, onward: bool) -> Forwarder {
         let policy = Arc::new(policy);
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
             let tpot = TestTpot::open();
+            if onward {
+                tpot.ask(&to).and_then(|()| tpot.trust(&to)).expect("rules");
+            }
             let listener = splicer.listen_for_askers(&tpot, &to).await.expect("listen");
             ready.send(splicer.clone()).expect("the test waits");
             loop {
@@ -143,7 +146,7 @@ impl Forwarder {
                 tokio::spawn(serve(splicer.clone(), client, record.clone()));
             }
         };
-        Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
+        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), accept)
     }
 
     /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are
@@ -249,12 +252,17 @@ impl Forwarder {
 }
 
 /// Translucent proxying in a test. Dropping it prints the counters and removes what was attached.
-pub struct TestTpot(Option<Tpot>);
+pub struct TestTpot(Arc<Tpot>);
 
 impl TestTpot {
     /// Attaches in the caller's network namespace.
     pub fn open() -> TestTpot {
-        TestTpot(Some(Tpot::open(&TpotOptions::default()).expect("TPOT: root, kernel 6.6, bpffs")))
+        TestTpot::with(&TpotOptions::default())
+    }
+
+    /// The same with other options.
+    pub fn with(options: &TpotOptions) -> TestTpot {
+        TestTpot(Arc::new(Tpot::open(options).expect("TPOT: root, kernel 6.6, bpffs")))
     }
 
     /// The value of one verdict counter.
@@ -264,10 +272,10 @@ impl TestTpot {
 }
 
 impl std::ops::Deref for TestTpot {
-    type Target = Tpot;
+    type Target = Arc<Tpot>;
 
-    fn deref(&self) -> &Tpot {
-        self.0.as_ref().expect("open")
+    fn deref(&self) -> &Arc<Tpot> {
+        &self.0
     }
 }
 
@@ -275,7 +283,7 @@ impl Drop for TestTpot {
     fn drop(&mut self) {
         let all = self.verdicts().expect("counters");
         eprintln!("TPOT: {:?}", all.into_iter().filter(|v| v.1 > 0).collect::<Vec<_>>());
-        self.0.take().expect("open").remove().expect("removed");
+        self.remove().expect("removed");
     }
 }
 

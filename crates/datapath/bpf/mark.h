@@ -9,6 +9,7 @@
 #define MARK_HELD 0x6c73706e    /* a held segment on its way back */
 #define MARK_TAKEN 0x6c737074   /* of a connection that tpot.bpf.c has intercepted: its socket has a foreign address */
 #define MARK_PLAIN 0x6c737070   /* a reset of tpot.bpf.c, which is not to enter a tunnel */
+#define MARK_HOPS 0x6c737100    /* of the SYNs of a socket: how many proxies may intercept them, in the low byte */
 
 #define IS_OUR_MARK(mark) (((mark) & 0xffffff00) == 0x6c737000)
 

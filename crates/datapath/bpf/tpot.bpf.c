@@ -4,6 +4,7 @@
  * These programs see packets before `ingress` and after `egress` of splice.bpf.c. So the data path, sockets included, has to do
  * with inner packets only, whatever it does with a connection: copy, splice, unsplice.
  */
+#include <asm-generic/errno.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
 #include <linux/in.h>
@@ -650,12 +651,17 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct packe
 		      (p->v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4);
 	__u32 len = skb->len - p->l3, df = 0;
 	__u16 frag = 0;
+	int r;
 
 	if (!p->v6) {
 		bpf_skb_load_bytes(skb, p->l3 + 6, &frag, 2);
 		df = frag & bpf_htons(0x4000);
 	}
-	if (bpf_skb_adjust_room(skb, p->l3_len, BPF_ADJ_ROOM_MAC, flags))
+	r = bpf_skb_adjust_room(skb, p->l3_len, BPF_ADJ_ROOM_MAC, flags);
+	/* A packet that was decapsulated here counts as encapsulated until Linux 7.1 or so, with the right inner header. */
+	if (r == -EALREADY)
+		r = bpf_skb_adjust_room(skb, p->l3_len, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO);
+	if (r)
 		return drop(T_FAILED);
 	if (p->v6) {
 		struct ipv6hdr ip = {
@@ -688,13 +694,18 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct packe
 }
 
 /* A SYN of this host. */
-static __always_inline int ask(struct __sk_buff *skb, struct packet *p)
+static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 mark)
 {
 	struct tpot_config *c = configured();
 	struct tpot_syn syn = { .seq = p->seq, .role = TPOT_ASKER }, *known;
+	__u8 hops;
 	int r;
 
 	if (!c || !c->rules || !rule_for(TPOT_RULE_ASK, &p->t))
+		return TCX_NEXT;
+	/* a proxy asks the next one with what was left when it was asked */
+	hops = (mark & 0xffffff00) == MARK_HOPS ? mark : c->hops;
+	if (!hops)
 		return TCX_NEXT;
 	if (c->cgroup && bpf_skb_ancestor_cgroup_id(skb, c->level) != c->cgroup)
 		return TCX_NEXT;
@@ -708,7 +719,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p)
 	syn.asked++;
 	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY))
 		return TCX_NEXT;
-	r = append_option(skb, p, c->hops);
+	r = append_option(skb, p, hops);
 	if (r < 0)
 		return drop(T_FAILED);
 	count(r ? T_NO_SPACE : T_ASKED);
@@ -738,14 +749,13 @@ int tpot_egress(struct __sk_buff *skb)
 	struct packet p = {};
 	struct tpot_tunnel *tn;
 	struct tpot_syn *syn;
+	__u32 mark = skb->mark;
 	int r;
 
-	if (skb->mark == MARK_TAKEN) /* forwarded */
-		skb->mark = 0;
-	if (skb->mark == MARK_PLAIN) {
-		skb->mark = 0;
+	if (mark == MARK_PLAIN || mark == MARK_TAKEN || (mark & 0xffffff00) == MARK_HOPS)
+		skb->mark = 0; /* this was the last to know it */
+	if (mark == MARK_PLAIN)
 		return TCX_NEXT;
-	}
 	if (!parse_frame(skb, &p, 1) || p.proto != IPPROTO_TCP)
 		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
@@ -760,7 +770,7 @@ int tpot_egress(struct __sk_buff *skb)
 		return r == TCX_NEXT && tn->role == TPOT_ASKER ? bpf_redirect_neigh(tn->ifindex, NULL, 0, 0) : r;
 	}
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN)
-		return skb->ingress_ifindex ? TCX_NEXT : ask(skb, &p);
+		return skb->ingress_ifindex ? TCX_NEXT : ask(skb, &p, mark);
 	if (!(p.flags & (TH_SYN | TH_RST)))
 		return TCX_NEXT;
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);

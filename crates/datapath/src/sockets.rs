@@ -39,6 +39,12 @@ pub fn set_transparent(fd: impl AsFd, v6: bool) -> io::Result<()> {
     }
 }
 
+/// Lets so many proxies intercept the socket's connection (`MARK_HOPS` of bpf/mark.h). Needs CAP_NET_ADMIN.
+pub fn set_hops(fd: impl AsFd, hops: u8) -> io::Result<()> {
+    const MARK_HOPS: libc::c_int = 0x6c73_7100;
+    set_int(fd, libc::SOL_SOCKET, libc::SO_MARK, MARK_HOPS | libc::c_int::from(hops))
+}
+
 /// Returns SO_NETNS_COOKIE: a number of this network namespace that, unlike its inode, is not reused until the machine reboots.
 pub(crate) fn namespace_cookie() -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71; // <asm-generic/socket.h>; the libc crate does not have it

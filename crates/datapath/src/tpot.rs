@@ -205,6 +205,12 @@ impl Tpot {
         tunnels_in(&self.map("tpot_tunnels"))
     }
 
+    /// Returns how many more proxies may intercept a connection that was intercepted here; `None` if it was not.
+    pub fn hops_left(&self, leg: &Tuple) -> Option<u8> {
+        let value = self.map("tpot_tunnels").lookup(bytes(&leg.to_abi()), MapFlags::ANY).ok()??;
+        plain::<abi::tpot_tunnel>(&value).map(|tunnel| tunnel.hops.saturating_sub(1))
+    }
+
     /// Forgets connections that have ended, a minute later, and those silent for five days. Call it every few seconds.
     pub fn sweep(&self) {
         let map = self.map("tpot_tunnels");

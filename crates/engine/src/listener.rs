@@ -13,6 +13,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
+    sync::Arc,
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -77,6 +78,8 @@ pub struct Listener {
     splicer: Splicer,
     to_copy: bool,
     has_listened: bool,
+    /// Where its connections are in tunnels.
+    tpot: Option<Arc<Tpot>>,
     listener: AsyncFd<OwnedFd>,
 }
 
@@ -92,7 +95,8 @@ impl Listener {
             inheritable(&socket)?;
         }
         let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
-        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        let mut leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        leg.hops = self.tpot.as_ref().and_then(|tpot| tpot.hops_left(&leg.tuple()));
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)
     }
@@ -126,7 +130,7 @@ impl Splicer {
     /// is that of the server which its client wants. Errors are those of routing rules and of IP_TRANSPARENT, which need
     /// CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path, and [`io::ErrorKind::InvalidInput`] if there is no
     /// room for another rule.
-    pub async fn listen_for_askers(&self, tpot: &Tpot, to: &Destinations) -> io::Result<Listener> {
+    pub async fn listen_for_askers(&self, tpot: &Arc<Tpot>, to: &Destinations) -> io::Result<Listener> {
         if self.datapath().is_none() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this"));
         }
@@ -138,7 +142,7 @@ impl Splicer {
         set_transparent(&bound.socket, v6)?;
         let listener = self.listen_to_copy(bound).await?;
         tpot.take(to, listener.listener.get_ref())?;
-        Ok(Listener { to_copy: false, ..listener })
+        Ok(Listener { to_copy: false, tpot: Some(tpot.clone()), ..listener })
     }
 
     /// Listens for connections that are never spliced. The connections to servers that are
@@ -147,7 +151,7 @@ impl Splicer {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(4096)).await?;
         let listener = register(socket.into(), Interest::READABLE)?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
+        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, tpot: None, listener })
     }
 }
 

@@ -4,21 +4,15 @@ use crate::{
     Outcome,
     args::{TpotArgs, TpotCommand, TpotHostArgs, TpotLsArgs},
 };
-use longsplice_datapath::{Destinations, TPOT_RULES, Tpot, TpotOptions, TpotRole, tpot_tunnels};
-use longsplice_proxy::access::{PortRange, Prefix};
+use longsplice_datapath::{Tpot, TpotOptions, TpotRole, tpot_tunnels};
+use longsplice_proxy::tpot::{Asking, tend};
 use serde_json::json;
 use std::{
     io::{self, Write},
     process::ExitCode,
-    time::Duration,
+    sync::Arc,
 };
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::sleep,
-};
-
-/// Time between two looks for ended connections and new addresses.
-const TEND_EVERY: Duration = Duration::from_secs(10);
+use tokio::signal::unix::{SignalKind, signal};
 
 /// `longsplice tpot`.
 pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
@@ -34,37 +28,21 @@ pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
 
 async fn run(args: &TpotHostArgs) -> Outcome {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let TpotHostArgs { proxy, port, to, hops, exid, cgroup, device } = args;
     let options = TpotOptions {
-        devices: args.device.clone(),
-        exid: args.exid,
-        hops: args.hops,
-        cgroup: args.cgroup.clone(),
+        devices: device.clone(),
+        exid: *exid,
+        hops: *hops,
+        cgroup: cgroup.clone(),
         ..TpotOptions::default()
     };
-    let tpot = Tpot::open(&options)?;
-    let full =
-        |e: io::Error| format!("{e}: each --to with each --port, and each --proxy, is a rule ({TPOT_RULES} at most)");
-    for proxies in &args.proxy {
-        tpot.trust(&destinations(*proxies, PortRange { first: 0, last: u16::MAX })).map_err(full)?;
-    }
-    let everywhere = ["0.0.0.0/0", "::/0"].map(|all| all.parse().expect("a prefix"));
-    for to in if args.to.is_empty() { &everywhere[..] } else { &args.to } {
-        for ports in &args.port {
-            tpot.ask(&destinations(*to, *ports)).map_err(full)?;
-        }
-    }
+    let asking = Asking { proxies: proxy.clone(), ports: port.clone(), to: to.clone(), hops: *hops, exid: *exid };
+    let tpot = Arc::new(Tpot::open(&options)?);
+    let each = "every --proxy is a rule, and so is every --to with every --port";
+    asking.begin(&tpot).map_err(|e| format!("{e}; {each}"))?;
     tracing::info!("asking for proxies");
-    let tend = async {
-        loop {
-            tpot.sweep();
-            if let Err(error) = tpot.learn_addresses() {
-                tracing::warn!(%error, "the addresses of this host cannot be read");
-            }
-            sleep(TEND_EVERY).await;
-        }
-    };
     tokio::select! {
-        () = tend => {}
+        () = tend(Arc::downgrade(&tpot)) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
@@ -76,10 +54,6 @@ async fn run(args: &TpotHostArgs) -> Outcome {
         left => tracing::info!("stopped; {left} connections stay in their tunnels, which the next start takes over"),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn destinations(net: Prefix, ports: PortRange) -> Destinations {
-    Destinations { net: net.0.addr(), prefix: net.0.prefix_len(), ports: ports.first..=ports.last }
 }
 
 /// `longsplice tpot ls`: reads the pinned table, so that it needs no running process.

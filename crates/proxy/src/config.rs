@@ -25,6 +25,7 @@ use crate::{
     proxy_protocol::ProxyProtocol,
     routes::Route,
     target::Target,
+    tpot::Asking,
     users::Users,
 };
 use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen};
@@ -54,6 +55,8 @@ pub struct Config {
     pub splice: Splicing,
     /// Options of the engine: devices, tables, and local addresses and ports of connections to servers.
     pub engine: OpenOptions,
+    /// Which connections to servers ask for a translucent proxy; none: none do.
+    pub tpot: Option<Asking>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
     /// Whether spliced flows continue when the program stops.

@@ -13,18 +13,16 @@ use crate::{
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
+    tpot,
     workers::Workers,
 };
-use longsplice_engine::{
-    BoundSocket, Destinations, EndToEndListener, Leg, Listener, OpenError, SpliceWhen, Splicer, Tally, Tpot,
-    TpotOptions,
-};
+use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, OpenError, SpliceWhen, Splicer, Tally, Tpot};
 use std::{
     collections::HashMap,
     io,
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -40,8 +38,6 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 /// Time for which [`Server::drain`] waits for the last log lines, tap files and stored replies.
 const FLUSH: Duration = Duration::from_secs(2);
-/// Time between two looks at tunnels and addresses.
-const TEND_EVERY: Duration = Duration::from_secs(10);
 
 /// Reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +58,9 @@ pub enum StartError {
     /// Translucent proxying cannot be opened.
     #[error("cannot intercept connections (protocol = \"tpot\"): {0}")]
     Tpot(#[from] OpenError),
+    /// There are too many rules for connections of this machine.
+    #[error("tpot: {0}; every prefix of proxies is a rule, and so is every prefix of `to` with every port")]
+    Asking(io::Error),
     /// Packets would bypass the tunnels.
     #[error("packets that leave {0} by XDP or to a veth's peer would bypass the tunnels of tpot: remove xdp and peer")]
     Bypass(String),
@@ -112,7 +111,7 @@ pub struct Server {
     tallies: Vec<(&'static str, Arc<Tally>)>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
-    /// Translucent proxying, if a listener needs it.
+    /// Translucent proxying, if the configuration needs it.
     tpot: Option<Arc<Tpot>>,
 }
 
@@ -166,7 +165,7 @@ impl Prepared {
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
         let Prepared { config, sockets, log, taps, caches } = self;
         let loads = workers.loads();
-        let tpot = open_tpot(&config)?;
+        let tpot = tpot::open(&config)?;
         let mut bound = Vec::new();
         for (number, (listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
             let failed = cannot_listen(listener.listen);
@@ -182,7 +181,7 @@ impl Prepared {
                 let listen = loads.runtime(number).spawn(listen);
                 listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?
             } else if let (Protocol::Tpot, Some(tpot)) = (&listener.protocol, &tpot) {
-                let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), destinations(listener.listen));
+                let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
                 let listen = async move { splicer.listen_for_askers(&tpot, &to).await };
                 let listening = loads.runtime(number).spawn(listen).await.map_err(io::Error::other);
                 (Bound::Own(listening.and_then(|listening| listening).map_err(failed)?), listener.listen)
@@ -212,7 +211,7 @@ impl Prepared {
         });
         let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
         let runtime = server.shared.loads.runtime(0);
-        server.tasks.extend(server.tpot.as_ref().map(|tpot| runtime.spawn(tend(Arc::downgrade(tpot)))));
+        server.tasks.extend(server.tpot.as_ref().map(|tpot| runtime.spawn(tpot::tend(Arc::downgrade(tpot)))));
         let upkeep = server.shared.upkeep();
         for pool in server.shared.pools.values() {
             server.tasks.extend(pool.tend(&upkeep));
@@ -263,7 +262,7 @@ impl Server {
         self.stop.send_replace(true);
     }
 
-    /// Returns translucent proxying, if a listener needs it. Close it after the engine: the last segments need their tunnels.
+    /// Returns translucent proxying, if the configuration needs it. Close it after the engine: the last segments need their tunnels.
     pub fn tpot(&self) -> Option<Arc<Tpot>> {
         self.tpot.clone()
     }
@@ -331,37 +330,6 @@ impl Server {
             refused: tally.refused().map(|(why, n)| (why.as_str(), n)).collect(),
         };
         self.addrs.iter().zip(&self.tallies).map(values).collect()
-    }
-}
-
-/// Opens translucent proxying if a listener needs it. The data path has been opened before.
-fn open_tpot(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
-    if config.listeners.iter().all(|l| l.protocol != Protocol::Tpot) {
-        return Ok(None);
-    }
-    let datapath = &config.engine.datapath;
-    if let Some(device) = datapath.xdp.iter().chain(&datapath.peer).next() {
-        return Err(StartError::Bypass(device.clone()));
-    }
-    let options = TpotOptions { devices: datapath.devices.clone(), ..TpotOptions::default() };
-    Ok(Some(Arc::new(Tpot::open(&options)?)))
-}
-
-/// Returns what a listener of transparent or translucent connections stands for.
-fn destinations(listen: SocketAddr) -> Destinations {
-    let prefix = if listen.ip().is_unspecified() { 0 } else { u8::MAX };
-    Destinations { net: listen.ip(), prefix, ports: listen.port()..=listen.port() }
-}
-
-/// Forgets ended connections, and follows the addresses of this machine.
-async fn tend(tpot: Weak<Tpot>) {
-    while let Some(tpot) = tpot.upgrade() {
-        tpot.sweep();
-        if let Err(error) = tpot.learn_addresses() {
-            tracing::warn!(%error, "connections to new addresses of this machine may be intercepted");
-        }
-        drop(tpot);
-        sleep(TEND_EVERY).await;
     }
 }
 

@@ -2,12 +2,12 @@
 
 mod packets;
 
-use longsplice_datapath::Destinations;
+use longsplice_datapath::{Destinations, TpotOptions};
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
     process::wait_for,
-    topology::{CLIENT, SERVER},
+    topology::{CLIENT, FORWARDER_TO_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, SERVER},
     traffic::{Report, Script, connect, converse, intact, listen},
 };
 use longsplice_tests::{Forwarder, TestTpot, at_once, by_hand};
@@ -61,7 +61,7 @@ fn dial(lab: &Lab, family: Family, script: &Script) -> TcpStream {
 fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Forwarder)) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
     let asker = asker(&lab, family);
-    let f = Forwarder::taker(&lab, everywhere(family), policy);
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), policy, false);
     let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
     let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
     let stream = dial(&lab, family, &script);
@@ -123,5 +123,67 @@ fn nobody_intercepts() {
         intact(&client, &server).expect("intact");
         assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
         assert_eq!([asker.verdict("asked"), asker.verdict("opened"), asker.verdict("encapsulated")], [1, 0, 0]);
+    }
+}
+
+/// Each proxy asks for the next one. `hops`: how many the client lets intercept.
+fn through_two(family: Family, hops: u8, policy: &Policy) -> [u64; 2] {
+    let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let tpot = lab.client.run(|| TestTpot::with(&TpotOptions { hops, ..TpotOptions::default() }));
+    tpot.ask(&everywhere(family)).and_then(|()| tpot.trust(&everywhere(family))).expect("rules");
+    let first = Forwarder::taker(&lab.forwarder, everywhere(family), policy.clone(), true);
+    let second = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), policy.clone(), true);
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
+    let client = converse(dial(&lab, family, &script), &script);
+    let (from, server) = serving.join().expect("server");
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}\n{:?}", first.verdicts(), second.verdicts()));
+    let spliced = |f: &Forwarder, through: bool| {
+        let ended = if through { f.ended(1) } else { Vec::new() };
+        assert!(ended.iter().all(|e| e.how == EndReason::Closed && e.splices > 0), "{ended:?}");
+        ended.len() as u64
+    };
+    // the server sees the last of them
+    let last = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
+    let (by_first, by_second) =
+        (FORWARDER_TO_SECOND.ip(family) == from.ip(), last.iter().any(|a| a.ip(family) == from.ip()));
+    [spliced(&first, by_first || by_second), spliced(&second, by_second)]
+}
+
+#[test]
+#[ignore = "root"]
+fn r11_r38_a_chain_as_long_as_the_hops_allow() {
+    for family in Family::BOTH {
+        assert_eq!(through_two(family, 8, &at_once()), [1, 1]);
+        assert_eq!(through_two(family, 1, &at_once()), [1, 0]);
+    }
+}
+
+/// A route changes in the middle of a connection: it stays with its proxy, and only the next one does not meet it.
+#[test]
+#[ignore = "root"]
+fn r47_a_connection_stays_with_its_proxy() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::OneArmed).expect("lab");
+        let _asker = asker(&lab, family);
+        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
+        let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
+        let stream = dial(&lab, family, &script);
+        let client = std::thread::spawn(move || converse(stream, &script));
+        f.wait_state(FlowState::Spliced);
+        // server and client reach each other without the forwarder from now on
+        let (to_server, to_client) = (SERVER.ip(family), CLIENT.ip(family));
+        lab.client.ip(&format!("route replace {to_server} dev c0\n")).expect("a route");
+        lab.server.ip(&format!("route replace {to_client} dev s0\n")).expect("a route");
+        let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
+        intact(&client, &server).expect("intact");
+        assert_ne!(from.ip(), to_client);
+        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let script = Script::opener(1).bytes(1000);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (from, server) = serving.join().expect("server");
+        intact(&client, &server).expect("intact");
+        assert_eq!(from.ip(), to_client);
     }
 }
