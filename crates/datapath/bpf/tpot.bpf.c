@@ -178,7 +178,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p, __u32 
 	}
 	p->l4 = l3 + p->l3_len;
 	if (p->proto != IPPROTO_TCP)
-		return p->proto == (v6 ? IPPROTO_IPV6 : IPPROTO_IPIP);
+		return p->proto == (v6 ? IPPROTO_IPV6 : IPPROTO_IPIP) || p->proto == (v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
 	if (bpf_skb_load_bytes(skb, p->l4, &th, sizeof(th)))
 		return 0;
 	p->t.rport = out ? th.dest : th.source;
@@ -309,6 +309,31 @@ static __always_inline int shrink_mss(struct __sk_buff *skb, const struct packet
 	return bpf_l4_csum_replace(skb, check, old, new, 2);
 }
 
+/* Fold a sum, and complement it. */
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/* The sum of an IPv4 header without options. */
+static __always_inline __u16 header_sum(struct iphdr *ip)
+{
+	return fold(bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
+}
+
+/* Set the length of the IP packet: `len` bytes follow the header. */
+static __always_inline int set_length(struct __sk_buff *skb, const struct packet *p, __u32 len)
+{
+	__u16 old, new = bpf_htons(p->v6 ? len : len + p->l3_len);
+	__u32 at = p->l3 + (p->v6 ? 4 : 2);
+
+	if (bpf_skb_load_bytes(skb, at, &old, 2) || bpf_skb_store_bytes(skb, at, &new, 2, 0))
+		return -1;
+	return p->v6 ? 0 : bpf_l3_csum_replace(skb, p->l3 + 10, old, new, 2);
+}
+
 /* Append our option to a SYN or SYN-ACK. Returns 0 if it is there, 1 if it does not fit, and below 0 on errors, after which the
  * packet may be damaged. */
 static __always_inline int append_option(struct __sk_buff *skb, const struct packet *p, __u8 hops)
@@ -336,15 +361,7 @@ static __always_inline int append_option(struct __sk_buff *skb, const struct pac
 	new = (old & bpf_htons(0x0fff)) | bpf_htons((p->doff + size) << 10);
 	if (bpf_skb_store_bytes(skb, p->l4 + 12, &new, 2, 0) || bpf_l4_csum_replace(skb, check, old, new, 2))
 		return -1;
-	if (p->v6) {
-		new = bpf_htons(p->doff + size);
-		return bpf_skb_store_bytes(skb, p->l3 + 4, &new, 2, 0);
-	}
-	old = bpf_htons(p->l3_len + p->doff);
-	new = bpf_htons(p->l3_len + p->doff + size);
-	if (bpf_skb_store_bytes(skb, p->l3 + 2, &new, 2, 0))
-		return -1;
-	return bpf_l3_csum_replace(skb, p->l3 + 10, old, new, 2);
+	return set_length(skb, p, p->doff + size);
 }
 
 static __always_inline __u64 now(void)
@@ -366,16 +383,6 @@ static __always_inline void note(struct tpot_tunnel *tn, const struct packet *p,
 static __always_inline int is_over(const struct tpot_tunnel *tn)
 {
 	return tn->flags & TPOT_RST || (tn->flags & (TPOT_FIN_IN | TPOT_FIN_OUT)) == (TPOT_FIN_IN | TPOT_FIN_OUT);
-}
-
-/* The sum of an IPv4 header without options. */
-static __always_inline __u16 header_sum(struct iphdr *ip)
-{
-	__s64 sum = bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0);
-
-	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
-	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
-	return ~sum;
 }
 
 /* ---- packets that arrive ---- */
@@ -600,6 +607,58 @@ unproven:
 	return TCX_NEXT;
 }
 
+/* A router's report that a tunnelled packet was too big for its link. What it quotes becomes the inner packet, and the MTU that of
+ * the tunnel: then it concerns the connection, and goes to its socket or, spliced, to the other host (RFC 2003, 4.1; RFC 2473,
+ * 8.1). Only the headers are quoted, which is enough for both. */
+static __always_inline int translate_error(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 at = p->l4 + 8, size, check = p->l4 + 2;
+	struct packet outer = {}, in = {};
+	__u8 quote[60];
+	__u16 kind; /* type and code */
+	struct tpot_tunnel *tn;
+	__be32 mtu;
+	__s64 sum;
+
+	/* v4: unused, MTU; v6: MTU */
+	if (bpf_skb_load_bytes(skb, p->l4, &kind, 2) || bpf_skb_load_bytes(skb, p->l4 + 4, &mtu, 4))
+		return TCX_NEXT;
+	if (kind != (p->v6 ? bpf_htons(2 << 8) : bpf_htons(3 << 8 | 4)))
+		return TCX_NEXT;
+	if (!parse(skb, &outer, at, p->v6, 1) || outer.proto == IPPROTO_TCP || !parse(skb, &in, outer.l4, p->v6, 1) ||
+	    in.proto != IPPROTO_TCP)
+		return TCX_NEXT;
+	tn = bpf_map_lookup_elem(&tpot_tunnels, &in.t);
+	if (!tn || !same(tn->peer, outer.t.remote) || !same(tn->own, outer.t.local))
+		return TCX_NEXT;
+	size = in.l3_len + 20;
+	if (bpf_ntohl(mtu) < 256 + in.l3_len)
+		return TCX_NEXT;
+	mtu = bpf_htonl(bpf_ntohl(mtu) - in.l3_len);
+	if (bpf_skb_load_bytes(skb, in.l3, quote, p->v6 ? 60 : 40) || bpf_skb_change_tail(skb, at + size, 0) ||
+	    bpf_skb_store_bytes(skb, at, quote, p->v6 ? 60 : 40, BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, p->l4 + 4, &mtu, 4, BPF_F_RECOMPUTE_CSUM))
+		return drop(T_FAILED);
+	/* the sum anew: type, MTU, quote, and for ICMPv6 the pseudo-header */
+	sum = bpf_csum_diff(NULL, 0, &mtu, 4, kind);
+	if (p->v6) {
+		__be32 tail[2] = { bpf_htonl(8 + size), bpf_htonl(IPPROTO_ICMPV6) };
+
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)quote, 60, sum);
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)p->t.remote, 16, sum);
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)p->t.local, 16, sum);
+		sum = bpf_csum_diff(NULL, 0, tail, 8, sum);
+	} else {
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)quote, 40, sum);
+	}
+	__u16 folded = fold(sum);
+
+	if (bpf_skb_store_bytes(skb, check, &folded, 2, BPF_F_RECOMPUTE_CSUM) || set_length(skb, p, 8 + size))
+		return drop(T_FAILED);
+	count(T_TOO_BIG);
+	return TCX_NEXT;
+}
+
 SEC("tcx/ingress")
 int tpot_ingress(struct __sk_buff *skb)
 {
@@ -610,6 +669,8 @@ int tpot_ingress(struct __sk_buff *skb)
 
 	if (skb->pkt_type != PACKET_HOST || IS_OUR_MARK(skb->mark) || !parse_frame(skb, &p, 0))
 		return TCX_NEXT;
+	if (p.proto == (p.v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+		return translate_error(skb, &p);
 	if (p.proto != IPPROTO_TCP)
 		return from_tunnel(skb, &p);
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);

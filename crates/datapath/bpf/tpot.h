@@ -120,6 +120,7 @@ enum tpot_verdict {
 	T_PLAIN,          /* packet of the asker outside of the tunnel: accepted */
 	T_PLAIN_REFUSED,  /* packet to the asker outside of its tunnel: dropped */
 	T_UNPROVEN,       /* tunnelled packet of no connection, or from another outer address: left to the stack */
+	T_TOO_BIG,        /* ICMP error about a tunnelled packet: translated for the connection */
 	T_CE_DROPPED,     /* congestion mark on the tunnel of a packet that cannot bear it (RFC 6040) */
 	T_FAILED,         /* a helper of the kernel has failed: dropped */
 	T_MAX,

@@ -187,3 +187,22 @@ fn r47_a_connection_stays_with_its_proxy() {
         assert_eq!(from.ip(), to_client);
     }
 }
+
+/// A link between host and proxy is narrower than theirs, which only its router knows.
+#[test]
+#[ignore = "root"]
+fn r27_r28_a_narrow_path_to_the_proxy() {
+    for (family, policy) in Family::BOTH.into_iter().flat_map(|f| [(f, at_once()), (f, by_hand())]) {
+        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+        lab.forwarder.ip("link set f1 mtu 1400\n").expect("a narrow link");
+        let asker = asker(&lab, family);
+        let f = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), policy, false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let script = Script::opener(1).bytes(BYTES);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (_, server) = serving.join().expect("server");
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        assert_eq!(asker.verdict("opened"), 1);
+        assert!(asker.verdict("too-big") > 0);
+    }
+}

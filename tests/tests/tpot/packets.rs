@@ -8,7 +8,7 @@ use longsplice_lab::{
 };
 use longsplice_tests::{
     TestTpot,
-    packet::{ETHERNET, Packet, check_header, flag, verify},
+    packet::{ETHERNET, Icmp, Packet, check_header, flag, verify, verify_icmp},
 };
 use std::net::{IpAddr, SocketAddr};
 
@@ -337,5 +337,43 @@ fn r16_a_tunnelled_reset_refuses_the_connection() {
         let (code, _, out) = h.run(false, &h.tunnelled(&refusal, h.proxy, h.client.ip()));
         assert_eq!((code, verify(&out)), (NEXT, Ok(refusal)));
         assert_eq!(h.tpot.verdict("opened"), 0);
+    });
+}
+
+/// A router reports that a tunnelled packet was too big: the connection hears of it, with what the tunnel leaves.
+#[test]
+#[ignore = "root"]
+fn r28_too_big_reports_concern_the_connection() {
+    each(|h| {
+        h.open();
+        let (header, kind, code) = match h.family {
+            Family::V4 => (20, 3, 4),
+            Family::V6 => (40, 2, 0),
+        };
+        let sent = h.tunnelled(&h.from_client(), h.client.ip(), h.proxy);
+        let report = |quote: &[u8], mtu| Icmp {
+            dmac: [0; 6],
+            smac: [2, 0, 0, 0, 0, 2],
+            from: FORWARDER_TO_CLIENT.ip(h.family),
+            to: h.client.ip(),
+            kind,
+            code,
+            mtu,
+            quote: quote.to_vec(),
+        };
+        for shown in [sent.len(), ETHERNET + 2 * header + 20] {
+            let icmp = report(&sent[ETHERNET..shown], 1400);
+            let (code, _, out) = h.run(false, &icmp.frame());
+            let got = verify_icmp(&out).expect("lengths and sums");
+            assert_eq!((code, got.mtu, got.from, got.to), (NEXT, 1400 - header as u32, icmp.from, icmp.to));
+            assert_eq!(got.quote, h.from_client().frame()[ETHERNET..][..header + 20]);
+        }
+        assert_eq!(h.tpot.verdict("too-big"), 2);
+        // about others' packets, or too little of one, or from somebody who makes the path very narrow
+        let other = h.tunnelled(&h.from_client(), h.client.ip(), SERVER.ip(h.family));
+        let short = &sent[ETHERNET..ETHERNET + 2 * header + 8];
+        for icmp in [report(&other[ETHERNET..], 1400), report(short, 1400), report(&sent[ETHERNET..], 100)] {
+            assert_eq!(h.run(false, &icmp.frame()), (NEXT, 0, icmp.frame()));
+        }
     });
 }
