@@ -79,6 +79,14 @@ struct {
 	__type(value, __u32);
 } tpot_addresses SEC(".maps");
 
+/* Destinations that have only answered SYNs without the option, and when, ns, CLOCK_MONOTONIC. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, TPOT_AVOIDED);
+	__type(key, struct tpot_address);
+	__type(value, __u64);
+} tpot_avoided SEC(".maps");
+
 /* The listening sockets for intercepted connections, by the index of their rule. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
@@ -697,8 +705,13 @@ int tpot_ingress(struct __sk_buff *skb)
 	}
 	/* The server itself has answered. */
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
-	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1)
+	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
+		__u64 at = now();
+
 		syn->answered = 1;
+		if (syn->bare) /* something on the path drops segments with the option */
+			bpf_map_update_elem(&tpot_avoided, p.t.remote, &at, BPF_ANY);
+	}
 	return TCX_NEXT;
 }
 
@@ -759,6 +772,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 {
 	struct tpot_config *c = configured();
 	struct tpot_syn syn = { .seq = p->seq, .role = TPOT_ASKER }, *known;
+	__u64 *avoided;
 	__u8 hops;
 	int r;
 
@@ -770,12 +784,19 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 ma
 		return TCX_NEXT;
 	if (c->cgroup && bpf_skb_ancestor_cgroup_id(skb, c->level) != c->cgroup)
 		return TCX_NEXT;
-	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
-	if (known && known->role == TPOT_ASKER && known->seq == p->seq)
-		syn.asked = known->asked;
-	if (syn.asked >= ASK_TIMES) {
-		count(T_NOT_ASKED);
+	avoided = bpf_map_lookup_elem(&tpot_avoided, p->t.remote);
+	if (avoided && now() - *avoided < TPOT_AVOID * SECOND) {
+		count(T_AVOIDED);
 		return TCX_NEXT;
+	}
+	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
+	if (known && known->role == TPOT_ASKER && known->seq == p->seq) {
+		syn.asked = known->asked;
+		if (syn.asked >= ASK_TIMES) {
+			known->bare = 1;
+			count(T_NOT_ASKED);
+			return TCX_NEXT;
+		}
 	}
 	syn.asked++;
 	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY))

@@ -32,6 +32,8 @@ enum tpot_constant {
 	TPOT_KIND = 253,     /* experimental (RFC 4727) */
 	TPOT_VERSION = 1,
 	TPOT_RULES = 64,     /* rules; each SYN is compared with all */
+	TPOT_AVOIDED = 4096, /* destinations that are not asked about; the oldest one makes room */
+	TPOT_AVOID = 3600,   /* for this time, seconds: then the path may be another one */
 	TPOT_ADDRESSES = 4096, /* addresses and devices of this machine */
 	TPOT_SYNS = 65536,   /* half-open connections; the oldest one makes room */
 	TPOT_TUNNELS = 65536, /* connections in tunnels; beyond, SYNs are left alone */
@@ -85,6 +87,8 @@ struct tpot_syn {
 	__u8 asked;      /* asker: SYNs sent with the option */
 	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered */
 	__u8 hops;       /* of the SYN */
+	__u8 bare;       /* asker: a SYN without the option was sent, because nobody had answered the others */
+	__u8 fill[3];
 };
 
 enum tpot_tunnel_flag {
@@ -108,6 +112,7 @@ struct tpot_tunnel {
 enum tpot_verdict {
 	T_ASKED = 0,      /* SYN with the option sent */
 	T_NOT_ASKED,      /* retransmitted SYN sent without the option: nobody has answered the ones with it */
+	T_AVOIDED,        /* SYN to a destination that has only answered SYNs without the option in the last hour */
 	T_NO_SPACE,       /* SYN without space for the option */
 	T_INTERCEPTED,    /* SYN with the option given to our listener */
 	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */

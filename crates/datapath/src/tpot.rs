@@ -38,6 +38,8 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
 
 /// Time for which the entry of an ended connection is kept: its last segments may be retransmitted (2 MSL on Linux).
 const LINGER: Duration = Duration::from_secs(60);
+/// Time for which a destination that answers only SYNs without the option is not asked about.
+const AVOID: Duration = Duration::from_secs(abi::tpot_constant::TPOT_AVOID.0 as u64);
 /// Time without a packet after which a connection is given up, as by conntrack.
 const IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
 
@@ -267,8 +269,34 @@ impl Tpot {
 
 /// Returns the connections in tunnels of this network namespace, without a running process. Fails if there was none.
 pub fn tpot_tunnels() -> io::Result<Vec<(Tuple, TpotTunnel)>> {
-    let map = MapHandle::from_pinned_path(tpot_pin()?.join("tpot_tunnels"));
-    Ok(tunnels_in(&map.map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))?))
+    Ok(tunnels_in(&pinned("tpot_tunnels")?))
+}
+
+/// Returns the destinations in this network namespace that have only answered SYNs without the option, and how long ago. They
+/// are not asked about for an hour.
+pub fn tpot_avoided() -> io::Result<Vec<(IpAddr, Duration)>> {
+    let (map, now) = (pinned("tpot_avoided")?, monotonic());
+    let view = |key: Vec<u8>| {
+        let at: u64 = plain(&map.lookup(&key, MapFlags::ANY).ok()??)?;
+        let address = address(plain::<abi::tpot_address>(&key)?.words);
+        Some((address, now.saturating_sub(Duration::from_nanos(at)))).filter(|(_, ago)| *ago < AVOID)
+    };
+    Ok(map.keys().filter_map(view).collect())
+}
+
+/// Asks about all destinations again. Returns how many were avoided.
+pub fn tpot_flush() -> io::Result<usize> {
+    let (all, map) = (tpot_avoided()?, pinned("tpot_avoided")?);
+    for (address, _) in &all {
+        // one that is gone already needs no removal
+        let _ = map.delete(bytes(&abi::tpot_address { words: words(*address) }));
+    }
+    Ok(all.len())
+}
+
+fn pinned(name: &str) -> io::Result<MapHandle> {
+    let map = MapHandle::from_pinned_path(tpot_pin()?.join(name));
+    map.map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))
 }
 
 fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {

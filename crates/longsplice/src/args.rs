@@ -225,8 +225,13 @@ pub enum TpotCommand {
     /// connections are as usual. SIGTERM and SIGINT stop it. Connections in tunnels outlive it, and the next start takes them
     /// over.
     Host(TpotHostArgs),
-    /// List the connections in tunnels on this machine, as asker (host) or taker (proxy).
+    /// List the connections in tunnels on this machine, as asker (host) or taker (proxy), and the destinations that are avoided.
+    ///
+    /// A destination is avoided for an hour if it has only answered SYNs without the option: something on the path drops
+    /// segments with options that it does not know.
     Ls(TpotLsArgs),
+    /// Avoid no destination any more.
+    Flush,
 }
 
 /// Arguments of `longsplice tpot host`.

@@ -4,7 +4,7 @@ use crate::{
     Outcome,
     args::{TpotArgs, TpotCommand, TpotHostArgs, TpotLsArgs},
 };
-use longsplice_datapath::{Tpot, TpotOptions, TpotRole, tpot_tunnels};
+use longsplice_datapath::{Tpot, TpotOptions, TpotRole, tpot_avoided, tpot_flush, tpot_tunnels};
 use longsplice_proxy::tpot::{Asking, tend};
 use serde_json::json;
 use std::{
@@ -23,6 +23,10 @@ pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
             runtime.block_on(run(host))
         }
         TpotCommand::Ls(ls) => list(ls),
+        TpotCommand::Flush => {
+            writeln!(io::stdout(), "{} destinations", tpot_flush().map_err(no_tables)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -59,7 +63,7 @@ async fn run(args: &TpotHostArgs) -> Outcome {
 /// `longsplice tpot ls`: reads the pinned table, so that it needs no running process.
 fn list(args: &TpotLsArgs) -> Outcome {
     let mut out = io::stdout().lock();
-    for (t, tunnel) in tpot_tunnels()? {
+    for (t, tunnel) in tpot_tunnels().map_err(no_tables)? {
         let role = match tunnel.role {
             TpotRole::Asker => "asker",
             TpotRole::Taker => "taker",
@@ -77,5 +81,20 @@ fn list(args: &TpotLsArgs) -> Outcome {
             writeln!(out, "{role}  {} -> {}  tunnel {way}  silent {silent} s{over}", t.local, t.remote)?;
         }
     }
+    for (address, ago) in tpot_avoided().map_err(no_tables)? {
+        if args.json {
+            writeln!(out, "{}", json!({ "avoided": address, "since_ms": ago.as_millis() as u64 }))?;
+        } else {
+            writeln!(out, "avoided  {address}  since {} s", ago.as_secs())?;
+        }
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn no_tables(e: io::Error) -> String {
+    let cure = "start `longsplice tpot host`, or `longsplice run` with a listener of protocol = \"tpot\"";
+    match e.kind() {
+        io::ErrorKind::NotFound => format!("translucent proxying has not been used in this network namespace: {cure}"),
+        _ => e.to_string(),
+    }
 }

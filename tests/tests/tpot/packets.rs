@@ -1,7 +1,7 @@
 //! Single packets through the programs of translucent proxying: every header field, and what must be refused. The numbers in the
 //! names are those of the requirements.
 
-use longsplice_datapath::{Destinations, TPOT_EXID, TestContext};
+use longsplice_datapath::{Destinations, TPOT_EXID, TestContext, tpot_flush};
 use longsplice_lab::{
     Family, Lab, Shape,
     topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
@@ -33,7 +33,7 @@ struct Host {
     client: SocketAddr,
     server: SocketAddr,
     proxy: IpAddr,
-    _lab: Lab,
+    lab: Lab,
 }
 
 impl Host {
@@ -44,7 +44,7 @@ impl Host {
         let proxy = FORWARDER_TO_CLIENT.ip(family);
         tpot.ask(&Destinations { net: server.ip(), prefix: 255, ports: PORT..=PORT }).expect("a rule");
         tpot.trust(&Destinations { net: proxy, prefix: 255, ports: 0..=0 }).expect("a rule");
-        Host { family, tpot, client: CLIENT.port(family, 4000), server, proxy, _lab: lab }
+        Host { family, tpot, client: CLIENT.port(family, 4000), server, proxy, lab }
     }
 
     fn run(&self, egress: bool, frame: &[u8]) -> (i32, u32, Vec<u8>) {
@@ -171,9 +171,21 @@ fn r51_the_second_retransmission_does_not_ask() {
         }
         assert_eq!(h.run(true, &h.syn().frame()), (NEXT, 0, h.syn().frame()));
         assert_eq!([h.tpot.verdict("asked"), h.tpot.verdict("not-asked")], [2, 1]);
-        // the port's next connection asks again
-        let next = Packet { seq: 77, ..h.syn() };
-        assert_eq!(verify(&h.run(true, &next.frame()).2).expect("sums").options.len(), 28);
+        // the port's next connection asks again, unless only the SYN without the option is answered
+        let next = |seq| Packet { seq, ..h.syn() };
+        assert_eq!(verify(&h.run(true, &next(77).frame()).2).expect("sums").options.len(), 28);
+        let direct = |seq: u32| Packet { ack: seq + 1, options: USUAL.to_vec(), ..h.answer() };
+        h.run(false, &direct(77).frame());
+        assert_eq!(verify(&h.run(true, &next(78).frame()).2).expect("sums").options.len(), 28);
+        for _ in 0..2 {
+            h.run(true, &next(78).frame());
+        }
+        h.run(false, &direct(78).frame());
+        assert_eq!(h.run(true, &next(79).frame()), (NEXT, 0, next(79).frame()));
+        assert_eq!(h.tpot.verdict("avoided"), 1);
+        let flushed = h.lab.client.run(|| tpot_flush().expect("a table"));
+        assert_eq!(flushed, 1);
+        assert_eq!(verify(&h.run(true, &next(79).frame()).2).expect("sums").options.len(), 28);
     });
 }
 
