@@ -403,14 +403,45 @@ static __always_inline int deliver(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
+/* Give the packet to the listening socket of a rule. Returns 0 if there is one. */
+static __always_inline int assign(struct __sk_buff *skb, __u32 rule)
+{
+	struct bpf_sock *sk = bpf_map_lookup_elem(&tpot_listeners, &rule);
+	int r;
+
+	if (!sk)
+		return -1;
+	r = bpf_sk_assign(skb, sk, 0);
+	bpf_sk_release(sk);
+	return r;
+}
+
+/* Is there a socket, or a request of one, for this connection? Not a listening one: its address may be any, and its port the
+ * server's. struct tuple and struct tuple4 have the layout of struct bpf_sock_tuple. */
+static __always_inline int has_socket(struct __sk_buff *skb, const struct packet *p)
+{
+	struct tuple4 k = { p->t.remote[3], p->t.local[3], p->t.rport, p->t.lport };
+	struct bpf_sock *sk;
+	__u32 state;
+
+	if (p->v6)
+		sk = bpf_skc_lookup_tcp(skb, (void *)&p->t, sizeof(p->t), BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_skc_lookup_tcp(skb, (void *)&k, sizeof(k), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state != BPF_TCP_LISTEN;
+}
+
 /* A SYN with the option. */
 static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, struct options *o)
 {
 	struct tuple dest = p->t;
 	struct tpot_syn syn = {}, *known;
 	struct tpot_own *own;
-	struct bpf_sock *sk;
-	__u32 key = skb->ifindex, rule, r;
+	__u32 key = skb->ifindex, rule;
 
 	__builtin_memcpy(dest.remote, p->t.local, 16); /* rules are about the destination */
 	dest.rport = p->t.lport;
@@ -435,15 +466,8 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 		syn.iss = known->iss;
 		syn.answered = known->answered;
 	}
-	key = rule - 1;
-	sk = bpf_map_lookup_elem(&tpot_listeners, &key);
-	if (!sk) {
-		count(T_UNSERVED);
-		return TCX_NEXT;
-	}
-	r = bpf_sk_assign(skb, sk, 0);
-	bpf_sk_release(sk);
-	if (r || bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY)) {
+	syn.listener = rule - 1;
+	if (bpf_map_update_elem(&tpot_syns, &p->t, &syn, BPF_ANY) || assign(skb, rule - 1)) {
 		count(T_UNSERVED);
 		return TCX_NEXT;
 	}
@@ -539,15 +563,15 @@ static __always_inline int reset_back(struct __sk_buff *skb, const struct packet
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* A connection enters its tunnel. */
+/* A connection enters its tunnel. tn: what is special about it. */
 static __always_inline int open_tunnel(struct __sk_buff *skb, const struct tuple *t, const __u32 *peer, const __u32 *own,
-				       __u8 role, __u8 hops)
+				       struct tpot_tunnel *tn)
 {
-	struct tpot_tunnel tn = { .ifindex = skb->ifindex, .seen = now(), .role = role, .hops = hops };
-
-	__builtin_memcpy(tn.peer, peer, 16);
-	__builtin_memcpy(tn.own, own, 16);
-	if (bpf_map_update_elem(&tpot_tunnels, t, &tn, BPF_ANY))
+	tn->ifindex = skb->ifindex;
+	tn->seen = now();
+	__builtin_memcpy(tn->peer, peer, 16);
+	__builtin_memcpy(tn->own, own, 16);
+	if (bpf_map_update_elem(&tpot_tunnels, t, tn, BPF_ANY))
 		return -1;
 	bpf_map_delete_elem(&tpot_syns, t);
 	count(T_OPENED);
@@ -562,7 +586,9 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 	struct packet in = {};
 	struct tpot_tunnel *tn;
 	struct tpot_syn *syn;
-	int r, answers, taken = 0;
+	struct tpot_tunnel like = {};
+	int r, answers, taken = 0, cookie = 0;
+	__u32 listener = 0;
 
 	if (!parse(skb, &in, outer->l4, outer->v6, 0) || in.proto != IPPROTO_TCP || (in.flags & (TH_SYN | TH_ACK)) == TH_SYN)
 		goto unproven;
@@ -573,6 +599,10 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 		tn->ifindex = skb->ifindex;
 		note(tn, &in, TPOT_FIN_IN);
 		taken = tn->role == TPOT_TAKER;
+		if (tn->flags & TPOT_COOKIE && has_socket(skb, &in))
+			__sync_fetch_and_and(&tn->flags, ~TPOT_COOKIE);
+		cookie = tn->flags & TPOT_COOKIE;
+		listener = tn->listener;
 	} else if (tn && tn->role == TPOT_ASKER && answers) {
 		return reset_back(skb, outer, &in); /* another proxy was faster */
 	} else if (syn && syn->role == TPOT_ASKER) {
@@ -591,7 +621,8 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 			o = read_options(skb, &in);
 			if (!o || !o->asks)
 				goto unproven;
-			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, TPOT_ASKER, 0))
+			like.role = TPOT_ASKER;
+			if (open_tunnel(skb, &in.t, outer->t.remote, outer->t.local, &like))
 				return drop(T_FAILED);
 		}
 	} else if (syn && syn->answered && same(syn->peer, outer->t.remote) && same(syn->own, outer->t.local)) {
@@ -601,13 +632,23 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 				goto unproven;
 		} else if (!(in.flags & TH_ACK) || in.ack != syn->iss + 1) {
 			goto unproven;
-		} else if (open_tunnel(skb, &in.t, syn->peer, syn->own, TPOT_TAKER, syn->hops)) {
-			return drop(T_FAILED);
+		} else {
+			listener = syn->listener;
+			cookie = !has_socket(skb, &in);
+			like.role = TPOT_TAKER;
+			like.hops = syn->hops;
+			like.listener = listener;
+			like.flags = cookie ? TPOT_COOKIE : 0;
+			if (open_tunnel(skb, &in.t, syn->peer, syn->own, &like))
+				return drop(T_FAILED);
 		}
 	} else {
 		goto unproven;
 	}
 	r = decapsulate(skb, outer, &in);
+	/* With SYN cookies, only the acknowledgement is left of the handshake. The kernel would not find our listener by it. */
+	if (r == TCX_NEXT && cookie && assign(skb, listener))
+		return drop(T_UNSERVED);
 	return r == TCX_NEXT && taken ? deliver(skb) : r;
 
 unproven:

@@ -88,13 +88,15 @@ struct tpot_syn {
 	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered */
 	__u8 hops;       /* of the SYN */
 	__u8 bare;       /* asker: a SYN without the option was sent, because nobody had answered the others */
-	__u8 fill[3];
+	__u8 listener;   /* taker: index of the rule and of its socket */
+	__u8 fill[2];
 };
 
 enum tpot_tunnel_flag {
 	TPOT_FIN_IN = 1 << 0, /* the peer has sent a FIN */
 	TPOT_FIN_OUT = 1 << 1,
 	TPOT_RST = 1 << 2,
+	TPOT_COOKIE = 1 << 3, /* taker: our SYN-ACK was a SYN cookie, so there may be no socket yet */
 };
 
 /* A connection in a tunnel; the key is struct tuple as the inner packets have it. */
@@ -105,7 +107,8 @@ struct tpot_tunnel {
 	__u64 seen;            /* ns, CLOCK_MONOTONIC, coarse: the last packet, to the second */
 	__u8 role;             /* enum tpot_role */
 	__u8 hops;             /* taker: of the SYN */
-	__u8 fill[6];
+	__u8 listener;         /* taker: as in struct tpot_syn */
+	__u8 fill[5];
 };
 
 /* What was done with a packet. */

@@ -2,8 +2,8 @@
 //! that ask for one, and carry both in tunnels. docs/tpot.md describes the protocol.
 
 use crate::{
-    OpenError, Tuple, attach,
-    attach::{Hook, attach_at, wanted_devices},
+    OpenError, Tuple,
+    attach::{Hook, Place, attach_at, wanted_devices},
     devices::devices,
     load::load_object,
     monotonic,
@@ -12,7 +12,7 @@ use crate::{
 };
 #[cfg(feature = "testing")]
 use crate::{TestContext, test_run};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder, OpenMapMut};
 use nix::{
     ifaddrs::getifaddrs,
     sys::{
@@ -111,7 +111,10 @@ pub struct Tpot {
     config: abi::tpot_config,
     /// Number of rules.
     rules: Mutex<u32>,
-    links: Vec<OwnedFd>,
+    /// Names of the devices to attach to; empty: all.
+    devices: Vec<String>,
+    /// The links to each device, by its index.
+    links: Mutex<HashMap<u32, Vec<OwnedFd>>>,
     owned: Owned,
 }
 
@@ -121,8 +124,7 @@ impl Tpot {
     /// these programs, and it hands its own to them.
     pub fn open(options: &TpotOptions) -> Result<Tpot, OpenError> {
         let failed = |what| move |source| OpenError::Kernel { what, source };
-        let all = devices().map_err(failed("list of devices"))?;
-        let indices = wanted_devices(&options.devices, &all)?;
+        wanted_devices(&options.devices, &devices().map_err(failed("list of devices"))?)?; // a typo shows before anything changes
         let pin = options.pin.clone().map_or_else(tpot_pin, Ok).map_err(failed("network namespace"))?;
         let owned = Owned::take(&pin)?;
         let mut open = ObjectBuilder::default()
@@ -131,27 +133,51 @@ impl Tpot {
         // the others hold constants
         for mut map in open.maps_mut().filter(|map| map.name().to_string_lossy().starts_with("tpot_")) {
             let path = owned.path.join(map.name());
+            remove_outdated(&path, &map)?;
             map.set_pin_path(&path).map_err(|e| OpenError::Kernel { what: "pin maps", source: io::Error::other(e) })?;
         }
         let object = load_object(open)?;
         let (cgroup, level) = options.cgroup.as_deref().map_or(Ok((0, 0)), cgroup).map_err(failed("cgroup"))?;
         let config = abi::tpot_config { exid: options.exid, hops: options.hops, cgroup, level, ..Default::default() };
-        let mut tpot = Tpot { object, config, rules: Mutex::new(0), links: Vec::new(), owned };
+        let (devices, links) = (options.devices.clone(), Mutex::default());
+        let tpot = Tpot { object, config, rules: Mutex::new(0), devices, links, owned };
         tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
-        tpot.learn_addresses().map_err(failed("addresses of devices"))?;
-        for device in indices {
-            for (hook, name) in [(Hook::Ingress, "tpot_ingress"), (Hook::Egress, "tpot_egress")] {
-                let program = tpot.object.progs().find(|p| p.name() == name).expect("the object has it");
-                // before `ingress` of the data path, and after its `egress`
-                let place = if hook == Hook::Ingress { attach::Place::First } else { attach::Place::Last };
-                tpot.links.push(attach_at(hook, place, program.as_fd(), device, &tpot.owned.path)?);
-            }
-        }
+        tpot.follow()?;
         Ok(tpot)
+    }
+
+    /// Attaches to new devices, and reads the addresses of all devices again: SYNs are intercepted only on devices with an address
+    /// of their family, and never if they are for an address of this machine. Call it every few seconds.
+    pub fn follow(&self) -> Result<(), OpenError> {
+        let failed = |what| move |source| OpenError::Kernel { what, source };
+        let all = devices().map_err(failed("list of devices"))?;
+        let mut links = self.links.lock().expect("no panic under this lock");
+        links.retain(|index, _| all.iter().any(|d| d.index == *index));
+        let known: Vec<_> = self.devices.iter().filter(|name| all.iter().any(|d| d.name == **name)).cloned().collect();
+        let indices =
+            if known.is_empty() && !self.devices.is_empty() { Vec::new() } else { wanted_devices(&known, &all)? };
+        for device in indices.into_iter().filter(|index| !links.contains_key(index)).collect::<Vec<_>>() {
+            let attach = |(hook, name): (Hook, &str)| {
+                let program = self.object.progs().find(|p| p.name() == name).expect("the object has it");
+                // before `ingress` of the data path, and after its `egress`
+                let place = if hook == Hook::Ingress { Place::First } else { Place::Last };
+                attach_at(hook, place, program.as_fd(), device, &self.owned.path)
+            };
+            let both = [(Hook::Ingress, "tpot_ingress"), (Hook::Egress, "tpot_egress")].into_iter().map(attach);
+            links.insert(device, both.collect::<Result<_, _>>()?);
+        }
+        self.learn_addresses().map_err(failed("addresses of devices"))
     }
 
     fn map(&self, name: &str) -> MapImpl<'_> {
         self.object.maps().find(|m| m.name() == name).expect("the object has it")
+    }
+
+    /// Returns the devices to which the programs are attached, each once for every program, by their indices. For tests.
+    #[doc(hidden)]
+    pub fn attached(&self) -> Vec<u32> {
+        let links = self.links.lock().expect("no panic under this lock");
+        links.iter().flat_map(|(device, links)| links.iter().map(|_| *device)).collect()
     }
 
     fn set_rules(&self, rules: u32) -> io::Result<()> {
@@ -190,8 +216,7 @@ impl Tpot {
         self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE), Some(listener.as_fd()))
     }
 
-    /// Reads the addresses of all devices again. SYNs are intercepted only on devices with an address of their family.
-    pub fn learn_addresses(&self) -> io::Result<()> {
+    fn learn_addresses(&self) -> io::Result<()> {
         for (index, addresses) in own_addresses()? {
             let of = |v6: bool| addresses.iter().find(|a| a.is_ipv6() == v6).map_or([0; 4], |a| words(*a));
             update(&self.map("tpot_own"), &index, &abi::tpot_own { v4: of(false), v6: of(true) })?;
@@ -265,6 +290,26 @@ impl Tpot {
     pub fn remove(&self) -> io::Result<()> {
         self.owned.remove()
     }
+}
+
+/// Removes a pinned map of another version, whose entries have another size. Fails if it holds connections.
+fn remove_outdated(path: &Path, map: &OpenMapMut<'_>) -> Result<(), OpenError> {
+    let failed = |what| move |e: libbpf_rs::Error| OpenError::Kernel { what, source: io::Error::other(e) };
+    if !path.exists() {
+        return Ok(());
+    }
+    let there = MapHandle::from_pinned_path(path).map_err(failed("open a pinned map"))?;
+    let same = (there.key_size(), there.value_size(), there.max_entries())
+        == (map.key_size(), map.value_size(), map.max_entries());
+    if same {
+        return Ok(());
+    }
+    let left = if map.name() == "tpot_tunnels" { there.keys().count() } else { 0 };
+    if left > 0 {
+        let why = format!("{left} connections are in tunnels of another version; run that one until they have ended");
+        return Err(OpenError::Kernel { what: "take over tunnels", source: io::Error::other(why) });
+    }
+    fs::remove_file(path).map_err(|source| OpenError::Kernel { what: "remove a map of another version", source })
 }
 
 /// Returns the connections in tunnels of this network namespace, without a running process. Fails if there was none.

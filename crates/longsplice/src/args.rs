@@ -256,7 +256,7 @@ pub struct TpotHostArgs {
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
 
-    /// Attach to this device. May be repeated. The default is all Ethernet devices that exist at the start.
+    /// Attach to this device. May be repeated. The default is all Ethernet devices.
     #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
     pub device: Vec<String>,
 

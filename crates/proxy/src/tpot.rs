@@ -81,12 +81,12 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     Ok(Some(Arc::new(tpot)))
 }
 
-/// Forgets ended connections, and follows the addresses of this machine, until nobody else holds `tpot`.
+/// Forgets ended connections, and follows the devices and addresses of this machine, until nobody else holds `tpot`.
 pub async fn tend(tpot: Weak<Tpot>) {
     while let Some(tpot) = tpot.upgrade() {
         tpot.sweep();
-        if let Err(error) = tpot.learn_addresses() {
-            tracing::warn!(%error, "connections to new addresses of this machine may be intercepted");
+        if let Err(error) = tpot.follow() {
+            tracing::warn!(%error, "new devices and addresses are not known to translucent proxying");
         }
         drop(tpot);
         sleep(TEND_EVERY).await;

@@ -2,7 +2,7 @@
 
 mod packets;
 
-use longsplice_datapath::{Destinations, TpotOptions};
+use longsplice_datapath::{Destinations, TPOT_EXID, TpotOptions};
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
@@ -10,7 +10,7 @@ use longsplice_lab::{
     topology::{CLIENT, FORWARDER_TO_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, SERVER},
     traffic::{Report, Script, connect, converse, intact, listen},
 };
-use longsplice_tests::{Forwarder, TestTpot, at_once, by_hand};
+use longsplice_tests::{Forwarder, TestTpot, at_once, by_hand, forge::Nobody};
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     thread::JoinHandle,
@@ -204,5 +204,48 @@ fn r27_r28_a_narrow_path_to_the_proxy() {
         intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
         assert_eq!(asker.verdict("opened"), 1);
         assert!(asker.verdict("too-big") > 0);
+    }
+}
+
+/// A device that appears later is attached, behind the data path where packets leave.
+#[test]
+#[ignore = "root"]
+fn devices_that_appear_later() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let asker = asker(&lab, Family::V4);
+    lab.client.ip("link add v0 type veth peer name v1\n").expect("a device");
+    lab.client.run(|| asker.follow()).expect("attached");
+    let all = asker.attached();
+    assert!(all.len() == 6, "both ends and the device towards the forwarder, each twice: {all:?}");
+    lab.client.ip("link del v0\n").expect("removed");
+    lab.client.run(|| asker.follow()).expect("followed");
+}
+
+/// SYNs of nobody, more than there is room for half-open connections: those that are open do not suffer, and new ones open.
+#[test]
+#[ignore = "root"]
+fn r18_a_flood_of_syns_that_ask() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let asker = asker(&lab, family);
+        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
+        let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
+        let stream = dial(&lab, family, &script);
+        let client = std::thread::spawn(move || converse(stream, &script));
+        f.wait_state(FlowState::Spliced);
+        let nobody = Nobody::new(&lab, family);
+        let [high, low] = TPOT_EXID.to_be_bytes();
+        for port in 1..=u16::MAX {
+            nobody.asks_with(port, SERVER.port(family, PORT), vec![253, 8, high, low, 1, 8, 0, 0]);
+        }
+        let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let script = Script::opener(1).bytes(1000);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (_, server) = serving.join().expect("server");
+        intact(&client, &server).expect("intact");
+        assert_eq!(asker.verdict("opened"), 2);
     }
 }
