@@ -14,6 +14,7 @@
 #include <linux/tcp.h>
 #include <bpf/bpf_endian.h>
 #include "tpot.h"
+#include "kernel.h"
 #include "mark.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -34,6 +35,7 @@ const volatile enum tpot_verdict verdict_layout;
 #define ECN_CE 3
 /* SYNs of a connection that carry the option. Something on the path may drop segments with it (TP 2.4). */
 #define ASK_TIMES 2
+#define CHECKSUM_PARTIAL 3 /* <linux/skbuff.h> */
 #define TTL 64 /* of the outer header */
 
 struct {
@@ -524,31 +526,26 @@ static __always_inline int turn_ip(struct __sk_buff *skb, const struct packet *p
 	return bpf_skb_store_bytes(skb, p->l3, &ip, sizeof(ip), 0);
 }
 
-/* Answer a second SYN-ACK of a connection with an RST, on the way that it came: through its tunnel, or without one. The socket's
- * own answer would take the connection's way, and would only be a challenge. The packet is turned round, and its checksum
- * updated, so it does not matter who completes that. */
-static __always_inline int reset_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p)
+/* Answer with an RST, on the way that the packet came: through its tunnel, or without one. A second SYN-ACK of a connection must
+ * be answered so, because the socket's own answer would take the connection's way, and would only be a challenge. */
+static __always_inline int reset_back(struct __sk_buff *skb, const struct packet *outer, const struct packet *p, __u32 verdict)
 {
-	struct options *o = options();
-	struct tcphdr *old = (void *)o, th = {
+	struct tcphdr th = {
 		.source = p->t.lport, .dest = p->t.rport, .seq = bpf_htonl(p->ack), .doff = 5, .rst = 1,
 	};
+	struct sk_buff *kernel_skb = bpf_cast_to_kern_ctx(skb);
+	__be32 tail[2] = { bpf_htonl(sizeof(th)), bpf_htonl(IPPROTO_TCP) };
 	__u8 mac[12], turned[12];
-	__u32 size = p->doff;
 	__s64 sum;
 
-	if (!o || size < 20 || size > 60)
-		return TCX_DROP;
-	size = ((size - 1) & 63) + 1;
-	if (bpf_skb_load_bytes(skb, p->l4, o->bytes, size))
-		return TCX_DROP;
-	old->check = 0; /* updated, not compared */
-	sum = bpf_csum_diff((__be32 *)o->bytes, size & 0x3c, (__be32 *)&th, sizeof(th), 0);
-	if (sum < 0 || bpf_skb_load_bytes(skb, p->l4 + 16, &th.check, 2))
-		return TCX_DROP;
-	if (bpf_skb_change_tail(skb, p->l4 + sizeof(th), 0) || bpf_skb_store_bytes(skb, p->l4, &th, sizeof(th), 0) ||
-	    bpf_l4_csum_replace(skb, p->l4 + 16, 0, sum, 0) ||
-	    bpf_l4_csum_replace(skb, p->l4 + 16, bpf_htons(p->doff), bpf_htons(sizeof(th)), 2 | BPF_F_PSEUDO_HDR))
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)p->t.remote, 16, 0);
+	sum = bpf_csum_diff(NULL, 0, (__be32 *)p->t.local, 16, sum);
+	sum = bpf_csum_diff(NULL, 0, tail, 8, sum);
+	if (BPF_CORE_READ_BITFIELD(kernel_skb, ip_summed) == CHECKSUM_PARTIAL) /* whoever sends it completes the sum of the pseudo-header */
+		th.check = ~fold(sum);
+	else
+		th.check = fold(bpf_csum_diff(NULL, 0, (__be32 *)&th, sizeof(th), sum));
+	if (bpf_skb_change_tail(skb, p->l4 + sizeof(th), 0) || bpf_skb_store_bytes(skb, p->l4, &th, sizeof(th), 0))
 		return TCX_DROP;
 	if (turn_ip(skb, p, sizeof(th)) || (outer && turn_ip(skb, outer, p->l3_len + sizeof(th))))
 		return TCX_DROP;
@@ -559,7 +556,7 @@ static __always_inline int reset_back(struct __sk_buff *skb, const struct packet
 	if (bpf_skb_store_bytes(skb, 0, turned, 12, 0))
 		return TCX_DROP;
 	skb->mark = MARK_PLAIN;
-	count(T_SECOND_ANSWER);
+	count(verdict);
 	return bpf_redirect(skb->ifindex, 0);
 }
 
@@ -573,7 +570,8 @@ static __always_inline int open_tunnel(struct __sk_buff *skb, const struct tuple
 	__builtin_memcpy(tn->own, own, 16);
 	if (bpf_map_update_elem(&tpot_tunnels, t, tn, BPF_ANY))
 		return -1;
-	bpf_map_delete_elem(&tpot_syns, t);
+	if (tn->role == TPOT_TAKER) /* the asker's counts SYNs: it sends another one if its stack drops the answer */
+		bpf_map_delete_elem(&tpot_syns, t);
 	count(T_OPENED);
 	return 0;
 }
@@ -604,16 +602,18 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 		cookie = tn->flags & TPOT_COOKIE;
 		listener = tn->listener;
 	} else if (tn && tn->role == TPOT_ASKER && answers) {
-		return reset_back(skb, outer, &in); /* another proxy was faster */
+		return reset_back(skb, outer, &in, T_SECOND_ANSWER); /* another proxy was faster */
 	} else if (syn && syn->role == TPOT_ASKER) {
 		struct tuple taker = {};
 		struct options *o;
 
-		if (!(in.flags & TH_ACK) || in.ack != syn->seq + 1 || !(in.flags & (TH_SYN | TH_RST)) ||
-		    !same(outer->t.local, in.t.local))
+		/* An acknowledgement without SYN is of an earlier connection, which the proxy still has. The socket resets it
+		 * (RFC 9293, 3.10.7.3). */
+		if (!(in.flags & TH_ACK) || !same(outer->t.local, in.t.local) ||
+		    (in.flags & (TH_SYN | TH_RST) && in.ack != syn->seq + 1))
 			goto unproven;
 		if (syn->answered)
-			return answers ? reset_back(skb, outer, &in) : drop(T_UNPROVEN); /* the server was faster */
+			return answers ? reset_back(skb, outer, &in, T_SECOND_ANSWER) : drop(T_UNPROVEN); /* the server was faster */
 		__builtin_memcpy(taker.remote, outer->t.remote, 16);
 		if (!rule_for(TPOT_RULE_TRUST, &taker))
 			return drop(T_UNTRUSTED);
@@ -643,7 +643,16 @@ static __always_inline int from_tunnel(struct __sk_buff *skb, struct packet *out
 				return drop(T_FAILED);
 		}
 	} else {
-		goto unproven;
+		/* Of a connection that we have forgotten: we were restarted without our tables. As any host does, we reset it. Rules
+		 * are about the destination. */
+		struct tuple dest = {};
+
+		__builtin_memcpy(dest.remote, in.t.local, 16);
+		dest.rport = in.t.lport;
+		if (tn || syn || (in.flags & (TH_SYN | TH_ACK | TH_RST)) != TH_ACK || !same(outer->t.remote, in.t.remote) ||
+		    !bpf_map_lookup_elem(&tpot_addresses, outer->t.local) || !rule_for(TPOT_RULE_TAKE, &dest))
+			goto unproven;
+		return reset_back(skb, outer, &in, T_FORGOTTEN);
 	}
 	r = decapsulate(skb, outer, &in);
 	/* With SYN cookies, only the acknowledgement is left of the handshake. The kernel would not find our listener by it. */
@@ -708,6 +717,25 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 	return TCX_NEXT;
 }
 
+/* A SYN without the option, for a connection that is half open here: our answer has not reached the asker. End that, by making an
+ * RST of the SYN. Otherwise the stack would drop the packets between asker and server, because our half-open connection has the
+ * same addresses. The asker sends its SYN again. */
+static __always_inline int give_up(struct __sk_buff *skb, const struct packet *p)
+{
+	__be32 old = bpf_htonl(p->seq), new = bpf_htonl(p->seq + 1);
+	__u16 from, to;
+
+	if (bpf_skb_load_bytes(skb, p->l4 + 12, &from, 2))
+		return drop(T_FAILED);
+	to = (from & bpf_htons(0xf000)) | bpf_htons(TH_RST);
+	if (bpf_skb_store_bytes(skb, p->l4 + 4, &new, 4, 0) || bpf_skb_store_bytes(skb, p->l4 + 12, &to, 2, 0) ||
+	    bpf_l4_csum_replace(skb, p->l4 + 16, old, new, 4) || bpf_l4_csum_replace(skb, p->l4 + 16, from, to, 2))
+		return drop(T_FAILED);
+	bpf_map_delete_elem(&tpot_syns, &p->t);
+	count(T_GIVEN_UP);
+	return deliver(skb);
+}
+
 SEC("tcx/ingress")
 int tpot_ingress(struct __sk_buff *skb)
 {
@@ -729,7 +757,7 @@ int tpot_ingress(struct __sk_buff *skb)
 	}
 	if (tn && tn->role == TPOT_ASKER && (p.flags & (TH_SYN | TH_ACK | TH_RST)) == (TH_SYN | TH_ACK)) {
 		/* SYN and retransmission took different routes, and the server has got one of them */
-		return reset_back(skb, NULL, &p);
+		return reset_back(skb, NULL, &p, T_SECOND_ANSWER);
 	}
 	if (tn && tn->role == TPOT_ASKER)
 		return drop(T_PLAIN_REFUSED);
@@ -740,12 +768,14 @@ int tpot_ingress(struct __sk_buff *skb)
 	}
 	if (!(p.flags & (TH_SYN | TH_RST)))
 		return TCX_NEXT;
+	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN) {
 		o = read_options(skb, &p);
-		return o && o->asks ? intercept(skb, &p, o) : TCX_NEXT;
+		if (o && o->asks)
+			return intercept(skb, &p, o);
+		return syn && syn->role == TPOT_TAKER ? give_up(skb, &p) : TCX_NEXT;
 	}
 	/* The server itself has answered. */
-	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);
 	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
 		__u64 at = now();
 
@@ -881,6 +911,9 @@ int tpot_egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (!parse_frame(skb, &p, 1) || p.proto != IPPROTO_TCP)
 		return TCX_NEXT;
+	/* Not ours. The server may have got a SYN that passed here without the option, and its answer has the same addresses. */
+	if (p.flags & TH_SYN && skb->ingress_ifindex)
+		return TCX_NEXT;
 	tn = bpf_map_lookup_elem(&tpot_tunnels, &p.t);
 	if (tn && (p.flags & (TH_SYN | TH_ACK)) == TH_SYN) { /* the port of an earlier connection */
 		bpf_map_delete_elem(&tpot_tunnels, &p.t);
@@ -893,7 +926,7 @@ int tpot_egress(struct __sk_buff *skb)
 		return r == TCX_NEXT && tn->role == TPOT_ASKER ? bpf_redirect_neigh(tn->ifindex, NULL, 0, 0) : r;
 	}
 	if ((p.flags & (TH_SYN | TH_ACK)) == TH_SYN)
-		return skb->ingress_ifindex ? TCX_NEXT : ask(skb, &p, mark);
+		return ask(skb, &p, mark);
 	if (!(p.flags & (TH_SYN | TH_RST)))
 		return TCX_NEXT;
 	syn = bpf_map_lookup_elem(&tpot_syns, &p.t);

@@ -120,8 +120,10 @@ enum tpot_verdict {
 	T_INTERCEPTED,    /* SYN with the option given to our listener */
 	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
 	T_UNSERVED,       /* SYN with the option routed on: no listener, no address or no room */
+	T_GIVEN_UP,       /* SYN without the option, after others with it: our half-open connection is reset */
 	T_OPENED,         /* connection enters its tunnel */
 	T_SECOND_ANSWER,  /* second SYN-ACK of a connection: answered with an RST on the way that it came */
+	T_FORGOTTEN,      /* tunnelled packet of a connection that this proxy does not know any more: answered with an RST */
 	T_UNTRUSTED,      /* answer of a proxy that may not intercept: dropped */
 	T_ENCAPSULATED,
 	T_DECAPSULATED,

@@ -11,8 +11,10 @@ use longsplice_lab::{
     traffic::{Report, Script, connect, converse, intact, listen},
 };
 use longsplice_tests::{Forwarder, TestTpot, at_once, by_hand, forge::Nobody};
+use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use std::{
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    io::{Read, Write},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     thread::JoinHandle,
     time::Duration,
 };
@@ -247,5 +249,68 @@ fn r18_a_flood_of_syns_that_ask() {
         let (_, server) = serving.join().expect("server");
         intact(&client, &server).expect("intact");
         assert_eq!(asker.verdict("opened"), 2);
+    }
+}
+
+/// The host crashes and comes back, and uses the port of a connection that the proxy still has.
+#[test]
+#[ignore = "root"]
+fn a_host_that_has_forgotten_its_connection() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+        let before = asker(&lab, family);
+        let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
+        let echo = std::thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().expect("accept");
+                stream.set_read_timeout(Some(PATIENCE)).expect("an option");
+                let mut back = [0; 5];
+                while stream.read_exact(&mut back).is_ok() {
+                    stream.write_all(&back).expect("the echo");
+                }
+            }
+        });
+        let talk = |mut stream: &TcpStream| {
+            stream.set_read_timeout(Some(PATIENCE)).expect("an option");
+            stream.write_all(b"hello").expect("sent");
+            let mut back = [0; 5];
+            stream.read_exact(&mut back).expect("an echo");
+            assert_eq!(&back, b"hello");
+        };
+        let stream = dial(&lab, family, &Script::opener(1));
+        talk(&stream);
+        f.wait_state(FlowState::Spliced);
+        let mut script = Script::opener(1);
+        script.local = Some(stream.local_addr().expect("bound"));
+        setsockopt(&stream, TcpRepair, &1).expect("repair mode: the close is silent");
+        drop((stream, before));
+        let _after = asker(&lab, family);
+        let again = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("the port is of use again");
+        talk(&again);
+        drop(again);
+        echo.join().expect("server");
+    }
+}
+
+/// A middlebox drops everything that is tunnelled: the connection opens without a proxy, and the next one at once.
+#[test]
+#[ignore = "root"]
+fn r50_r51_a_path_that_drops_tunnels() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+        let asker = asker(&lab, family);
+        let _f = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), at_once(), false);
+        let drop = "table inet t { chain c { type filter hook forward priority 0; meta l4proto { 4, 41 } drop; }; }";
+        lab.forwarder.execute("nft", &[drop]).expect("a rule");
+        for avoided in [0, 1] {
+            let serving = serve(&lab, family, &Script::answerer().bytes(BYTES));
+            let script = Script::opener(1).bytes(BYTES);
+            let client = converse(dial(&lab, family, &script), &script);
+            let (from, server) = serving.join().expect("server");
+            intact(&client, &server).expect("intact");
+            assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
+            assert_eq!((asker.verdict("avoided"), asker.verdict("opened")), (avoided, 0));
+        }
     }
 }

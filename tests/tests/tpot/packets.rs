@@ -260,7 +260,6 @@ fn forged_answers_and_packets_are_refused() {
             versions(4, 2), // version
             versions(3, 0), // identifier
             Packet { flags: flag::SYN, ..h.answer() },
-            Packet { flags: flag::ACK, ..h.answer() },
         ];
         for p in wrong {
             let frame = h.tunnelled(&p, h.proxy, us);
@@ -386,6 +385,52 @@ fn r28_too_big_reports_concern_the_connection() {
         let short = &sent[ETHERNET..ETHERNET + 2 * header + 8];
         for icmp in [report(&other[ETHERNET..], 1400), report(short, 1400), report(&sent[ETHERNET..], 100)] {
             assert_eq!(h.run(false, &icmp.frame()), (NEXT, 0, icmp.frame()));
+        }
+    });
+}
+
+/// The host has rebooted, and its port still has a connection at the proxy: the socket hears of that, and resets it.
+#[test]
+#[ignore = "root"]
+fn the_proxy_has_an_earlier_connection_of_the_port() {
+    each(|h| {
+        h.ask();
+        let challenge = Packet { seq: 70_000, ack: 80_000, ..h.from_server() };
+        let (code, _, out) = h.run(false, &h.tunnelled(&challenge, h.proxy, h.client.ip()));
+        assert_eq!((code, verify(&out)), (NEXT, Ok(challenge.clone())));
+        assert_eq!(h.tpot.verdict("opened"), 0);
+        let (code, ..) = h.run(false, &h.tunnelled(&challenge, SERVER.ip(h.family), h.client.ip()));
+        assert_eq!((code, h.tpot.verdict("untrusted")), (DROP, 1));
+    });
+}
+
+/// The proxy has rebooted: it resets the connections that are still sent to it, and nothing else.
+#[test]
+#[ignore = "root"]
+fn r48_the_proxy_has_forgotten_the_connection() {
+    each(|h| {
+        // this machine as the proxy
+        let (us, asker) = (h.client.ip(), SocketAddr::new(h.proxy, 4000));
+        let socket = std::net::TcpListener::bind(SocketAddr::new(us, 0))
+            .or_else(|_| h.lab.client.run(|| std::net::TcpListener::bind(SocketAddr::new(us, 0))));
+        let to = Destinations { net: h.server.ip(), prefix: 255, ports: PORT..=PORT };
+        h.tpot.take(&to, socket.expect("a listener")).expect("a rule");
+        let data = Packet { seq: 7, ack: 9, payload: vec![1; 50], ..packet(asker, h.server) };
+        let (code, _, out) = h.run(false, &h.tunnelled(&data, asker.ip(), us));
+        assert_eq!((code, h.tpot.verdict("forgotten")), (REDIRECT, 1));
+        let (from, to, _, inner) = unwrap(h.family, &out);
+        let reset = verify(&inner).expect("sums");
+        assert_eq!((from, to, reset.from, reset.to), (us, asker.ip(), h.server, asker));
+        assert_eq!((reset.flags, reset.seq, reset.payload.len()), (flag::RST, 9, 0));
+        let others = [
+            h.tunnelled(&Packet { flags: flag::RST | flag::ACK, ..data.clone() }, asker.ip(), us),
+            h.tunnelled(&Packet { flags: flag::SYN, ..data.clone() }, asker.ip(), us),
+            h.tunnelled(&data, SERVER.ip(h.family), us),
+            h.tunnelled(&data, asker.ip(), SERVER.ip(h.family)),
+            h.tunnelled(&Packet { to: SocketAddr::new(h.server.ip(), 9), ..data }, asker.ip(), us),
+        ];
+        for frame in others {
+            assert_eq!(h.run(false, &frame), (NEXT, 0, frame.clone()));
         }
     });
 }
