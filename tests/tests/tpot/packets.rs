@@ -64,11 +64,11 @@ impl Host {
         Packet { seq: 5000, ack: 1001, flags: SYN_ACK, options, ..packet(self.server, self.client) }
     }
 
-    fn from_client(&self) -> Packet {
+    fn client_says(&self) -> Packet {
         Packet { seq: 1001, ack: 5001, payload: vec![7; 100], ..packet(self.client, self.server) }
     }
 
-    fn from_server(&self) -> Packet {
+    fn server_says(&self) -> Packet {
         Packet { seq: 5001, ack: 1001, payload: vec![8; 100], ..packet(self.server, self.client) }
     }
 
@@ -156,7 +156,7 @@ fn r1_r3_r34_a_syn_asks_and_nothing_else_changes() {
         let want = Packet { options: [USUAL.to_vec(), option(8)].concat(), ..h.syn() };
         assert_eq!((code, verify(&out)), (NEXT, Ok(want)));
         let elsewhere = Packet { to: SocketAddr::new(h.server.ip(), PORT + 1), ..h.syn() };
-        for p in [elsewhere, h.from_client(), Packet { flags: flag::RST, ..h.from_client() }] {
+        for p in [elsewhere, h.client_says(), Packet { flags: flag::RST, ..h.client_says() }] {
             assert_eq!(h.run(true, &p.frame()), (NEXT, 0, p.frame()), "{p:?}");
         }
     });
@@ -208,13 +208,13 @@ fn r8_r20_r22_r25_the_tunnel() {
     each(|h| {
         h.open();
         for tos in [0, 0x2a, 3] {
-            let p = Packet { tos, ..h.from_client() };
+            let p = Packet { tos, ..h.client_says() };
             let (code, _, out) = h.run(true, &p.frame());
             let (from, to, outer, inner) = unwrap(h.family, &out);
             assert_eq!((code, from, to, outer), (REDIRECT, h.client.ip(), h.proxy, tos));
             assert_eq!(verify(&inner), Ok(p), "the inner packet is as it was");
         }
-        let p = h.from_server();
+        let p = h.server_says();
         let (code, mark, out) = h.run(false, &h.tunnelled(&p, h.proxy, h.client.ip()));
         assert_eq!((code, mark, verify(&out)), (NEXT, 0, Ok(p)));
     });
@@ -226,7 +226,7 @@ fn r25_a_mark_on_the_tunnel_reaches_the_packet_or_drops_it() {
     each(|h| {
         h.open();
         for (inner, want) in [(2, Some(3)), (1, Some(3)), (3, Some(3)), (0, None)] {
-            let p = Packet { tos: inner, ..h.from_server() };
+            let p = Packet { tos: inner, ..h.server_says() };
             let (code, _, out) = h.run(false, &wrap(&p.frame(), h.proxy, h.client.ip(), 3));
             match want {
                 Some(tos) => assert_eq!((code, verify(&out).expect("sums").tos), (NEXT, tos)),
@@ -242,7 +242,7 @@ fn r25_a_mark_on_the_tunnel_reaches_the_packet_or_drops_it() {
 fn forged_answers_and_packets_are_refused() {
     each(|h| {
         let (us, stranger) = (h.client.ip(), SERVER.ip(h.family));
-        let before = [h.tunnelled(&h.answer(), h.proxy, us), h.tunnelled(&h.from_server(), h.proxy, us)];
+        let before = [h.tunnelled(&h.answer(), h.proxy, us), h.tunnelled(&h.server_says(), h.proxy, us)];
         for frame in before {
             assert_eq!(h.run(false, &frame), (NEXT, 0, frame.clone()), "nobody has asked");
         }
@@ -267,18 +267,18 @@ fn forged_answers_and_packets_are_refused() {
         }
         assert_eq!(h.tpot.verdict("opened"), 0);
         h.open();
-        let syn = Packet { flags: flag::SYN, ..h.from_server() };
+        let syn = Packet { flags: flag::SYN, ..h.server_says() };
         let others = [
-            h.tunnelled(&h.from_server(), stranger, us),
-            h.tunnelled(&h.from_server(), h.proxy, stranger),
+            h.tunnelled(&h.server_says(), stranger, us),
+            h.tunnelled(&h.server_says(), h.proxy, stranger),
             h.tunnelled(&syn, h.proxy, us),
-            h.tunnelled(&Packet { from: SocketAddr::new(stranger, 1), ..h.from_server() }, h.proxy, us),
+            h.tunnelled(&Packet { from: SocketAddr::new(stranger, 1), ..h.server_says() }, h.proxy, us),
         ];
         for frame in others {
             assert_eq!(h.run(false, &frame), (NEXT, 0, frame.clone()), "the stack has no protocol for it");
         }
-        assert_eq!(h.run(false, &h.from_server().frame()).0, DROP, "outside of the tunnel");
-        assert_eq!(h.run(false, &Packet { flags: flag::RST, ..h.from_server() }.frame()).0, DROP, "a blind reset");
+        assert_eq!(h.run(false, &h.server_says().frame()).0, DROP, "outside of the tunnel");
+        assert_eq!(h.run(false, &Packet { flags: flag::RST, ..h.server_says() }.frame()).0, DROP, "a blind reset");
     });
 }
 
@@ -327,7 +327,7 @@ fn r45_r46_the_proxy_answers_after_the_server_or_another_proxy() {
         assert_eq!((from, to), (h.client.ip(), h.proxy));
         is_reset(&h, &inner);
         // the connection with the server is not in a tunnel
-        assert_eq!(h.run(true, &h.from_client().frame()), (NEXT, 0, h.from_client().frame()));
+        assert_eq!(h.run(true, &h.client_says().frame()), (NEXT, 0, h.client_says().frame()));
     });
     each(|h| {
         h.open();
@@ -361,7 +361,7 @@ fn r28_too_big_reports_concern_the_connection() {
             Family::V4 => (20, 3, 4),
             Family::V6 => (40, 2, 0),
         };
-        let sent = h.tunnelled(&h.from_client(), h.client.ip(), h.proxy);
+        let sent = h.tunnelled(&h.client_says(), h.client.ip(), h.proxy);
         let report = |quote: &[u8], mtu| Icmp {
             dmac: [0; 6],
             smac: [2, 0, 0, 0, 0, 2],
@@ -377,11 +377,11 @@ fn r28_too_big_reports_concern_the_connection() {
             let (code, _, out) = h.run(false, &icmp.frame());
             let got = verify_icmp(&out).expect("lengths and sums");
             assert_eq!((code, got.mtu, got.from, got.to), (NEXT, 1400 - header as u32, icmp.from, icmp.to));
-            assert_eq!(got.quote, h.from_client().frame()[ETHERNET..][..header + 20]);
+            assert_eq!(got.quote, h.client_says().frame()[ETHERNET..][..header + 20]);
         }
         assert_eq!(h.tpot.verdict("too-big"), 2);
         // about others' packets, or too little of one, or from somebody who makes the path very narrow
-        let other = h.tunnelled(&h.from_client(), h.client.ip(), SERVER.ip(h.family));
+        let other = h.tunnelled(&h.client_says(), h.client.ip(), SERVER.ip(h.family));
         let short = &sent[ETHERNET..ETHERNET + 2 * header + 8];
         for icmp in [report(&other[ETHERNET..], 1400), report(short, 1400), report(&sent[ETHERNET..], 100)] {
             assert_eq!(h.run(false, &icmp.frame()), (NEXT, 0, icmp.frame()));
@@ -395,7 +395,7 @@ fn r28_too_big_reports_concern_the_connection() {
 fn the_proxy_has_an_earlier_connection_of_the_port() {
     each(|h| {
         h.ask();
-        let challenge = Packet { seq: 70_000, ack: 80_000, ..h.from_server() };
+        let challenge = Packet { seq: 70_000, ack: 80_000, ..h.server_says() };
         let (code, _, out) = h.run(false, &h.tunnelled(&challenge, h.proxy, h.client.ip()));
         assert_eq!((code, verify(&out)), (NEXT, Ok(challenge.clone())));
         assert_eq!(h.tpot.verdict("opened"), 0);

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Translucent proxying: the maps, and the counters. */
+#ifndef LONGSPLICE_TPOT_MAPS_H
+#define LONGSPLICE_TPOT_MAPS_H
+
+#include <linux/pkt_cls.h>
+#include "tpot.h"
+
+const volatile enum tpot_constant constant_layout;
+const volatile enum tpot_role role_layout;
+const volatile enum tpot_rule_kind rule_kind_layout;
+const volatile enum tpot_tunnel_flag flag_layout;
+const volatile enum tpot_verdict verdict_layout;
+
+#define SECOND 1000000000ull
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, TPOT_SYNS);
+	__type(key, struct tuple);
+	__type(value, struct tpot_syn);
+} tpot_syns SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, TPOT_TUNNELS);
+	__type(key, struct tuple);
+	__type(value, struct tpot_tunnel);
+} tpot_tunnels SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, TPOT_RULES);
+	__type(key, __u32);
+	__type(value, struct tpot_rule);
+} tpot_rules SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tpot_config);
+} tpot_config SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TPOT_ADDRESSES);
+	__type(key, __u32);
+	__type(value, struct tpot_own);
+} tpot_own SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TPOT_ADDRESSES);
+	__type(key, struct tpot_address);
+	__type(value, __u32);
+} tpot_addresses SEC(".maps");
+
+/* Destinations that have only answered SYNs without the option, and when, ns, CLOCK_MONOTONIC. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, TPOT_AVOIDED);
+	__type(key, struct tpot_address);
+	__type(value, __u64);
+} tpot_avoided SEC(".maps");
+
+/* The listening sockets for intercepted connections, by the index of their rule. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, TPOT_RULES);
+	__type(key, __u32);
+	__type(value, __u64);
+} tpot_listeners SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, T_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} tpot_verdicts SEC(".maps");
+
+static __always_inline void count(__u32 verdict)
+{
+	__u64 *n = bpf_map_lookup_elem(&tpot_verdicts, &verdict);
+
+	if (n)
+		(*n)++;
+}
+
+static __always_inline int drop(__u32 verdict)
+{
+	count(verdict);
+	return TCX_DROP;
+}
+
+static __always_inline __u64 now(void)
+{
+	return bpf_ktime_get_coarse_ns();
+}
+
+#endif
