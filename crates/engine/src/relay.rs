@@ -24,7 +24,7 @@ use std::{
     future::{pending, poll_fn},
     pin::pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::Poll,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -104,18 +104,19 @@ impl Relay {
         let Relay { engine, listed, legs, core, purpose, .. } = self;
         let flow = listed.keep();
         let kept = ForwardedFlow::new(legs.map(Leg::parked), core, purpose);
-        let soon = kept.wants_look_soon(&flow);
+        let mut soon = kept.wants_look_soon(&flow);
         let mut owner = flow.owner();
         *owner = FlowOwner::Keeper(Box::new(kept));
-        // a look finds what the task was notified of but has not seen
-        let heard = pin!(ears.events.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        if soon || heard {
-            engine.tell(KeeperMessage::Forwarded(flow.id));
-        } else {
-            engine.tell_some_time(KeeperMessage::Forwarded(flow.id));
-        }
+        engine.tell_some_time(KeeperMessage::Forwarded(flow.id));
         while let Ok(command) = ears.orders.try_recv() {
-            engine.tell(KeeperMessage::Command(flow.id, command));
+            engine.tell_some_time(KeeperMessage::Command(flow.id, command));
+            soon = true;
+        }
+        // Events that came before the last look may concern the keeper, too: both hosts may have closed before the commit.
+        soon |= ears.events.are_for_keeper();
+        drop(owner); // or the keeper would wake up to wait for this lock
+        if soon {
+            engine.wake_keeper_soon();
         }
     }
 
