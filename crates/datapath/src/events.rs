@@ -255,7 +255,7 @@ mod tests {
         let mut at = |ms, any| pace.heard(any, begin + Duration::from_millis(ms));
         assert_eq!([at(0, true), at(100, true), at(1100, false), at(1200, true)], [None; 4], "now and then");
         assert_eq!(at(1203, true), Some(true));
-        assert_eq!([at(1204, false), at(1207, false), at(1208, true), at(1212, false)], [None; 4], "a short pause");
-        assert_eq!([at(1213, false), at(1214, false), at(1300, true)], [Some(false), None, None]);
+        assert_eq!([at(1204, false), at(1206, false), at(1207, true), at(1211, false)], [None; 4], "a short pause");
+        assert_eq!([at(1212, false), at(1213, false), at(1300, true)], [Some(false), None, None]);
     }
 }

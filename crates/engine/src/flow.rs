@@ -9,7 +9,9 @@ use crate::{
     sync::lock,
     types::{Command, FlowInfo, FlowState, FlowStatus, Policy},
 };
-use longsplice_datapath::{Datapath, EventKind, LegFlags, Pair, Recreated, Released, Side, SwitchError, Tuple, monotonic};
+use longsplice_datapath::{
+    Datapath, EventKind, LegFlags, Pair, Recreated, Released, Side, SwitchError, Tuple, monotonic,
+};
 use std::{
     borrow::Cow,
     net::SocketAddr,

@@ -6,7 +6,7 @@ use crate::{
     refusal::Refusal,
     splicer::Splicer,
 };
-use longsplice_datapath::register;
+use longsplice_datapath::{accept, register};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
@@ -76,6 +76,8 @@ pub struct Listener {
     splicer: Splicer,
     to_copy: bool,
     has_listened: bool,
+    /// The local address of all its connections. `None`: each may have another one.
+    local: Option<SocketAddr>,
     listener: AsyncFd<OwnedFd>,
 }
 
@@ -84,14 +86,13 @@ impl Listener {
     /// while one descriptor in eight is still free, because connections accepted already need descriptors for their servers.
     pub async fn accept(&self) -> io::Result<Leg> {
         self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
-        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
+        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| accept(l)).await?;
         self.splicer.engine().opened(&socket);
-        socket.set_nonblocking(true)?;
         if self.has_listened {
-            inheritable(&socket)?;
+            inheritable(&SockRef::from(&socket))?;
         }
-        let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
-        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
+        let leg = Leg::new(Live::new(socket)?, remote, local, self.to_copy.then_some(Refusal::Policy));
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)
     }
@@ -126,9 +127,15 @@ impl Splicer {
     pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(4096)).await?;
+        let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register(socket.into(), Interest::READABLE)?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
+        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, local, listener })
     }
+}
+
+/// Returns whether a listener's address is that of its connections, with scope.
+fn is_of_all(local: &SocketAddr) -> bool {
+    !local.ip().is_unspecified() && !matches!(local.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// Retries while the address is in use: a socket that resets a dead

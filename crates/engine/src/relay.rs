@@ -70,12 +70,13 @@ impl Relay {
         let loopback = is_loopback.then_some(Refusal::Loopback);
         let obstacle = engine.refusal().or(loopback).or(legs.client.refusal()).or(legs.server.refusal());
         let in_hand = left.by_sender();
+        let lengths = in_hand.each_ref().map(|bytes| bytes.len() as u64);
         Relay {
             engine: engine.clone(),
             listed,
             legs,
             pump: Pump::new(in_hand),
-            core: Core::new(message, obstacle, in_hand.map(|bytes| bytes.len() as u64)),
+            core: Core::new(message, obstacle, lengths),
             purpose,
             holding: None,
             released: None,
@@ -243,7 +244,7 @@ impl Relay {
     /// Ends the flow: counts its bytes, closes the sockets, reports the end, and removes the entries once nobody needs them.
     fn finish(mut self, how: EndReason, forwarded: bool) {
         if forwarded {
-            self.count_forwarded();
+            self.count_forwarded(how);
         }
         Side::BOTH.iter().for_each(|from| self.end_stretch(*from, None)); // of a flow that could not be taken back
         if how == EndReason::Left {
@@ -301,15 +302,22 @@ impl Relay {
     }
 
     /// Counts the bytes forwarded since the last splice.
-    fn count_forwarded(&self) {
+    fn count_forwarded(&self, how: EndReason) {
         let Some(d) = self.engine.datapath() else { return };
         let Some(ends) = ends(d, self.flow(), self.released.as_ref()) else { return };
-        let paths = d.paths_of(self.flow().legs.each_ref());
-        let fins = paths.map_or(Pair::both(false), |paths| paths.map(|p| p.flags & PathFlags::FIN != 0));
+        // closed: by both hosts
+        let fins = if how == EndReason::Closed { Some(Pair::both(true)) } else { self.fins(d) };
+        let fins = fins.unwrap_or(Pair::both(false));
         self.flow().now().ends_forwarded(ends, fins);
         for from in Side::BOTH {
             self.end_stretch(from, Some(ends[from] - u64::from(fins[from])));
         }
+    }
+
+    /// Returns whose FINs were forwarded.
+    fn fins(&self, d: &Datapath) -> Option<Pair<bool>> {
+        let paths = d.paths_of(self.flow().legs.each_ref())?;
+        Some(paths.map(|p| p.flags & PathFlags::FIN != 0))
     }
 
     fn ended(&self, how: EndReason) -> Ended {
