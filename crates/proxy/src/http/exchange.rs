@@ -650,3 +650,30 @@ fn is_to_come(bodies: SpliceWhen, ahead: Option<u64>, from: &Leg) -> bool {
 pub(crate) fn bad_request(wrong: Wrong) -> End {
     End::Fault(Fault::BadRequest(wrong.to_string()), wrong.status())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::{io::AsyncWriteExt, net::TcpStream};
+
+    /// An attempt to splice such a body would fail, and cost more than to copy it.
+    #[tokio::test]
+    async fn what_has_come_already_is_not_worth_a_splice() {
+        const COME: u64 = 20_000;
+        let splicer = Splicer::copying(Refusal::Policy);
+        let listener = splicer.listen(([127, 0, 0, 1], 0).into()).await.expect("a listener");
+        let mut server = TcpStream::connect(listener.local_addr().expect("its address")).await.expect("connected");
+        let leg = listener.accept().await.expect("accepted");
+        server.write_all(&vec![0; COME as usize]).await.expect("written");
+        while u64::from(leg.unread()) < COME {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let worth = |bodies, ahead| is_to_come(bodies, ahead, &leg);
+        assert!(!worth(SpliceWhen::AtOnce, Some(COME)), "nothing is left to forward");
+        assert!(worth(SpliceWhen::AtOnce, Some(COME + 1)));
+        let some = SpliceWhen::AfterBytes(1);
+        assert!(!worth(some, Some(COME + LEAST_TO_COME - 1)) && worth(some, Some(COME + LEAST_TO_COME)));
+        assert!(worth(some, None), "nobody knows how much will come");
+    }
+}
