@@ -46,6 +46,8 @@ const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
 
 /// Number of bytes still to come from which a splice may pay, if it is left to us.
 const LEAST_TO_COME: u64 = 16 * 1024;
+/// Size of a body from which the engine copies it for less than we do, through pipes, so that a failed attempt does no harm.
+const LONG: u64 = 512 * 1024;
 
 pub(crate) struct Exchange<'a> {
     client: &'a mut Stream,
@@ -640,10 +642,10 @@ fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
     }
 }
 
-/// Whether enough of this content is still to come: what the socket holds has to be copied anyway.
+/// Whether enough of this content is still to come: what the socket holds has to be copied anyway. Or it is long.
 fn is_to_come(bodies: SpliceWhen, ahead: Option<u64>, from: &Leg) -> bool {
     let least = if bodies == SpliceWhen::AtOnce { 1 } else { LEAST_TO_COME };
-    ahead.is_none_or(|ahead| ahead >= u64::from(from.unread()) + least)
+    ahead.is_none_or(|ahead| ahead >= LONG || ahead >= u64::from(from.unread()) + least)
 }
 
 /// Returns the answer to a malformed request.
