@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use libbpf_cargo::SkeletonBuilder;
 
 /// The name in bpf/NAME.bpf.c and bpf/NAME.h, and the file of constants.
-const PROGRAMS: [(&str, &str); 2] = [("lab", "places.rs"), ("flood", "flood.rs")];
+const PROGRAMS: [(&str, &str); 3] = [("lab", "places.rs"), ("flood", "flood.rs"), ("calls", "calls.rs")];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");

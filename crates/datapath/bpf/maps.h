@@ -165,6 +165,14 @@ struct {
 	__uint(max_entries, 1 << 18); /* about 4000 events; user space polls phases, too, so a lost one only causes a delay */
 } events SEC(".maps");
 
+/* Not 0: user space reads `events` at short intervals, so that most events need no wake-up. Not pinned: it is about a process. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} polling SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, V_MAX);

@@ -221,8 +221,8 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	/* Go back at once, so that the remaining acknowledgements announce the window of the local socket. */
 	if (p->events & 1 << EVENT_LIMIT_REACHED && woken)
 		unsplice_legs(&sc->t, &sc->other);
-	if (p->events)
-		tell_all(&sc->t, p->events);
+	if (p->events) /* held segments wait for user space */
+		tell_all(&sc->t, p->events | (o && (l->flags | o->flags) & LEG_HOLD ? AT_ONCE : 0));
 	if (step == STEP_DROP)
 		return p->dropped ? drop(p->dropped) : TCX_DROP;
 	if (p->plain)

@@ -36,8 +36,9 @@ static __always_inline int drop(__u32 verdict)
 	return TCX_DROP;
 }
 
-/* Send an event to user space. */
-static __always_inline void tell(const struct tuple *leg, __u32 kind)
+/* Send an event to user space. `wake`: a flag of bpf_ringbuf_submit(). A wake-up is an interrupt that the CPU sends to itself, in
+ * the middle of the packet path. */
+static __always_inline void submit(const struct tuple *leg, __u32 kind, __u64 wake)
 {
 	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 
@@ -45,19 +46,53 @@ static __always_inline void tell(const struct tuple *leg, __u32 kind)
 		return;
 	e->leg = *leg;
 	e->kind = kind;
-	bpf_ringbuf_submit(e, 0);
+	bpf_ringbuf_submit(e, wake);
 }
 
-/* Send several events. kinds: 1 << enum event_kind. A global function, to save its callers' stacks. */
+/* Send an event for which somebody waits. By default, the ring wakes user space only for the first unread event, but that may be
+ * one that was sent without a wake-up. */
+static __always_inline void tell(const struct tuple *leg, __u32 kind)
+{
+	submit(leg, kind, BPF_RB_FORCE_WAKEUP);
+}
+
+static __always_inline int is_polled(void)
+{
+	__u32 zero = 0, *polled = bpf_map_lookup_elem(&polling, &zero);
+
+	return polled && *(volatile __u32 *)polled;
+}
+
+/* Events that can wait until user space reads the ring by itself, since no host waits for what it does then. After
+ * EVENT_LIMIT_REACHED the next message may arrive at once. */
+#define CAN_WAIT (1 << EVENT_FORWARDING | 1 << EVENT_CONTROL | 1 << EVENT_CLOSED)
+/* In the argument of tell_all(): no event of these can wait. */
+#define AT_ONCE 1
+
+/* Send several events. kinds: 1 << enum event_kind, and AT_ONCE. A global function, to save its callers' stacks. */
 __noinline int tell_all(const struct tuple *leg, __u32 kinds)
 {
+	int polled = is_polled();
+	struct event *e;
 	__u32 kind;
 
 	if (!leg)
 		return 0;
-	bpf_for(kind, EVENT_FORWARDING, EVENT_LIMIT_REACHED + 1)
-		if (kinds >> kind & 1)
+	bpf_for(kind, EVENT_FORWARDING, EVENT_LIMIT_REACHED + 1) {
+		if (!(kinds >> kind & 1))
+			continue;
+		if (kinds & AT_ONCE || !(CAN_WAIT >> kind & 1))
 			tell(leg, kind);
+		else
+			submit(leg, kind, polled ? BPF_RB_NO_WAKEUP : 0);
+	}
+	/* User space clears the flag before it reads the ring for the last time and sleeps. Submitting is a full barrier, so either
+	 * it has read the events, or the flag is clear here. */
+	if (!polled || is_polled())
+		return 0;
+	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (e)
+		bpf_ringbuf_discard(e, BPF_RB_FORCE_WAKEUP);
 	return 0;
 }
 

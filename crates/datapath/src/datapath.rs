@@ -16,7 +16,10 @@ use std::{
     net::SocketAddr,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering::SeqCst, fence},
+    },
     time::Duration,
 };
 
@@ -41,6 +44,8 @@ pub struct Datapath {
     /// Held during a trace, so that there is one at a time.
     pub(crate) one_trace: Mutex<()>,
     pub(crate) wake: EventFd,
+    /// Events are read at short intervals at present.
+    pub(crate) polls: AtomicBool,
     pub(crate) rest: Rest,
 }
 
@@ -236,6 +241,14 @@ impl Datapath {
             tracing::warn!(%error, "events are heard late");
         }
         self.rest.wake();
+    }
+
+    /// Ends the next wait for events within a millisecond or two. Costs nothing if it ends by itself.
+    pub fn wake_soon(&self) {
+        fence(SeqCst); // what the waiter is to find is written before: see `Events::wait`
+        if !self.polls.load(SeqCst) {
+            self.wake();
+        }
     }
 
     /// Detaches from all devices and removes the maps. No flow survives this.

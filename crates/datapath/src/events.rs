@@ -14,8 +14,11 @@ use std::{
     cell::{Cell, RefCell},
     io,
     os::fd::{AsFd, BorrowedFd},
-    sync::mpsc::{Receiver, channel},
-    time::Duration,
+    sync::{
+        atomic::{Ordering::SeqCst, fence},
+        mpsc::{Receiver, channel},
+    },
+    time::{Duration, Instant},
 };
 
 /// The kind of an event.
@@ -66,10 +69,43 @@ impl Event {
 }
 
 /// Receives events. There may be only one receiver.
+///
+/// Normally, the first event wakes the receiver up, by an interrupt in the middle of the packet path, which costs more than
+/// the whole rest of a segment. While events come often, the receiver reads them at short intervals instead ([`Pace`]), and
+/// tells the data path not to wake it up for those that can wait (`tell_all()` in verdict.h).
 pub struct Events<'a> {
     datapath: &'a Datapath,
     ring: RingBuffer<'a>,
     heard: Receiver<Event>,
+    pace: Pace,
+}
+
+/// Interval at which events are read while they come often. A drain may be committed that much later; until then, its
+/// segments are forwarded all the same, but the general way.
+const POLL: Duration = Duration::from_millis(1);
+/// Events come often if no more than this passes between them.
+const OFTEN: Duration = Duration::from_millis(4);
+
+/// Whether the receiver polls.
+#[derive(Debug)]
+struct Pace {
+    polls: bool,
+    /// When events were last read.
+    last: Option<Instant>,
+}
+
+impl Pace {
+    /// Notes whether there were events at `now`. Returns whether to begin or to stop polling.
+    fn heard(&mut self, any: bool, now: Instant) -> Option<bool> {
+        let often = self.last.is_some_and(|last| now.saturating_duration_since(last) <= OFTEN);
+        if any {
+            self.last = Some(now);
+        }
+        let polls = often && (any || self.polls);
+        let changes = polls != self.polls;
+        self.polls = polls;
+        changes.then_some(polls)
+    }
 }
 
 /// A copy of forwarded bytes.
@@ -147,7 +183,8 @@ impl Datapath {
             0
         })
         .map_err(failed)?;
-        Ok(Events { datapath: self, ring: b.build().map_err(failed)?, heard })
+        let pace = Pace { polls: false, last: None };
+        Ok(Events { datapath: self, ring: b.build().map_err(failed)?, heard, pace })
     }
 
     /// Passes copies of forwarded data ([`Datapath::freeze`] with `tap`) to `f` until it returns false.
@@ -163,12 +200,13 @@ impl Datapath {
 }
 
 impl Events<'_> {
-    /// Waits until there are events, [`Datapath::wake`] is called, a signal arrives,
-    /// or `limit` has passed, in whole milliseconds. Returns the events, if any.
+    /// Waits until there are events, [`Datapath::wake`] is called, a signal arrives, or `limit` has passed, in whole
+    /// milliseconds. While events come often, it returns every millisecond. Returns the events, if any.
     pub fn wait(&mut self, limit: Duration) -> io::Result<impl Iterator<Item = Event> + '_> {
         // SAFETY: the ring is borrowed longer than this, and does not close its descriptor before it is dropped.
         let ring = unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) };
         let mut fds = [ring, self.datapath.wake.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let limit = if self.pace.polls { limit.min(POLL) } else { limit };
         let limit = PollTimeout::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, limit) {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -177,9 +215,47 @@ impl Events<'_> {
         if fds[1].any() == Some(true) {
             self.datapath.wake.read()?; // nobody else reads: it cannot block
         }
+        let any = self.read()?;
+        if let Some(polls) = self.pace.heard(any, Instant::now()) {
+            self.datapath.maps.set_polling(polls)?;
+            self.datapath.polls.store(polls, SeqCst);
+            if !polls {
+                // From here on everybody wakes us up. What was left without that is read now: events here, and what else
+                // the caller waits for when this returns, before it calls again (`Datapath::wake_soon`).
+                fence(SeqCst);
+                self.read()?;
+            }
+        }
+        Ok(self.heard.try_iter())
+    }
+
+    /// Reads the ring. Returns whether there were events.
+    fn read(&mut self) -> io::Result<bool> {
         match self.ring.consume_raw() {
-            0.. => Ok(self.heard.try_iter()),
+            n @ 0.. => Ok(n > 0),
             e => Err(io::Error::from_raw_os_error(-e)),
         }
+    }
+}
+
+impl Drop for Events<'_> {
+    fn drop(&mut self) {
+        self.datapath.polls.store(false, SeqCst);
+        let _ = self.datapath.maps.set_polling(false); // nobody reads any more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_polled_only_while_they_come_often() {
+        let (mut pace, begin) = (Pace { polls: false, last: None }, Instant::now());
+        let mut at = |ms, any| pace.heard(any, begin + Duration::from_millis(ms));
+        assert_eq!([at(0, true), at(100, true), at(1100, false), at(1200, true)], [None; 4], "now and then");
+        assert_eq!(at(1203, true), Some(true));
+        assert_eq!([at(1204, false), at(1206, false), at(1207, true), at(1211, false)], [None; 4], "a short pause");
+        assert_eq!([at(1212, false), at(1213, false), at(1300, true)], [Some(false), None, None]);
     }
 }

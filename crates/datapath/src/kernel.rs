@@ -31,7 +31,7 @@ use std::{
     ops::RangeInclusive,
     os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, atomic::AtomicBool},
 };
 
 /// Options of the data path: its devices, tables and rings. Minor releases add fields:
@@ -192,6 +192,7 @@ impl Datapath {
             remotes6: handle(&m.remotes6)?,
             verdicts: handle(&m.verdicts)?,
             events: handle(&m.events)?,
+            polling: handle(&m.polling)?,
             taps: handle(&m.taps)?,
             traces: handle(&m.traces)?,
             tracing: handle(&m.tracing)?,
@@ -246,6 +247,7 @@ impl Datapath {
             switching: Mutex::new(()),
             one_trace: Mutex::new(()),
             wake: EventFd::new().map_err(|e| OpenError::Kernel { what: "eventfd", source: e.into() })?,
+            polls: AtomicBool::new(false),
             rest: Rest::default(),
         })
     }

@@ -314,6 +314,7 @@ pub(crate) struct Maps {
     pub remotes6: MapHandle,
     pub verdicts: MapHandle,
     pub events: MapHandle,
+    pub polling: MapHandle,
     pub taps: MapHandle,
     pub traces: MapHandle,
     pub tracing: MapHandle,
@@ -360,6 +361,11 @@ impl Maps {
     }
 
     /// Records that nobody holds slots any more that were freed before `since`: nanoseconds, CLOCK_MONOTONIC.
+    /// Tells the data path whether events are read at short intervals.
+    pub fn set_polling(&self, polling: bool) -> io::Result<()> {
+        self.polling.update(bytes_of(&0_u32), bytes_of(&u32::from(polling)), MapFlags::ANY).map_err(io_error)
+    }
+
     pub fn set_unheld(&self, since: u64) -> io::Result<()> {
         self.unheld.update(bytes_of(&0u32), &since.to_ne_bytes(), MapFlags::ANY).map_err(io_error)
     }

@@ -5,14 +5,15 @@ use bytes::BufMut;
 use nix::{
     libc,
     sys::socket::{
-        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, getsockopt, setsockopt, socket,
+        AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, bind, connect, getsockopt, setsockopt,
+        socket,
         sockopt::{self, Linger},
     },
 };
 use std::{
     io,
-    net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    net::{SocketAddr, SocketAddrV4, SocketAddrV6},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -148,6 +149,27 @@ pub fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
+/// Accepts a connection (accept4(2)). The socket does not block, and is closed on exec. Returns the address of its host, too.
+pub fn accept(listener: impl AsFd) -> io::Result<(OwnedFd, SocketAddr)> {
+    // SAFETY: sockaddr_storage is plain data; all-zero is valid.
+    let mut from: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut size = size_of_val(&from) as libc::socklen_t;
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the kernel writes at most `size` bytes of an address.
+    let fd = unsafe { libc::accept4(listener.as_fd().as_raw_fd(), (&raw mut from).cast(), &raw mut size, flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nobody else has it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the address is that of a socket, with its family, and `size` bytes long.
+    let from = unsafe { SockaddrStorage::from_raw((&raw const from).cast(), Some(size)) };
+    let v4 = from.as_ref().and_then(|a| a.as_sockaddr_in()).map(|a| SocketAddr::from(SocketAddrV4::from(*a)));
+    let v6 = || from.as_ref().and_then(|a| a.as_sockaddr_in6()).map(|a| SocketAddr::from(SocketAddrV6::from(*a)));
+    let from = v4.or_else(v6).ok_or_else(|| io::Error::other("a host without an IP address"))?;
+    Ok((socket, from))
+}
+
 /// Reads at most `most` bytes from a socket, and appends them. Returns their number; 0
 /// at the end of the stream. A read never goes beyond an urgent mark (RFC 9293, 3.8.5).
 pub fn receive(fd: impl AsFd, to: &mut impl BufMut, most: usize) -> io::Result<usize> {
@@ -198,7 +220,7 @@ pub struct PathFacts {
     pub cwnd: u32,
     /// Bytes for the host that it has not acknowledged, sent or not.
     pub outstanding: u32,
-    /// Bytes from the host that wait to be read.
+    /// Bytes from the host that wait to be read ([`unread`]). [`path_facts`] leaves it at 0.
     pub unread: u32,
     /// Path MTU: size in bytes of the largest IP packet, from the route and from routers. `None`
     /// if not known, for example after the socket's device was deleted, until it sends again.
@@ -206,10 +228,10 @@ pub struct PathFacts {
 }
 
 /// Returns the number of bytes that wait to be read (FIONREAD).
-fn unread(fd: BorrowedFd<'_>) -> io::Result<u32> {
+pub fn unread(fd: impl AsFd) -> io::Result<u32> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one int.
-    let r = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+    let r = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(bytes.unsigned_abs()) }
 }
 
@@ -238,7 +260,7 @@ pub fn path_facts(fd: impl AsFd) -> io::Result<PathFacts> {
         rate: u64::from_ne_bytes(std::array::from_fn(|i| [low, high].as_flattened()[i])),
         cwnd: info[SND_CWND].saturating_mul(info[SND_MSS]),
         outstanding: info[UNACKED].saturating_mul(info[SND_MSS]).saturating_add(info[NOTSENT_BYTES]),
-        unread: unread(fd.as_fd())?,
+        unread: 0,
         mtu: Some(info[PMTU]).filter(|bytes| *bytes >= LEAST_PMTU),
     })
 }

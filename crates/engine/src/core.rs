@@ -5,7 +5,7 @@
 //! | state | bytes | leaves by |
 //! | --- | --- | --- |
 //! | `Copying` | both directions are copied | threshold or command: freeze; end of both streams |
-//! | `Draining` | copied up to the bound, forwarded beyond it | both forwarded: commit; time limit, command, failure: unsplice |
+//! | `Draining` | copied up to the bound, forwarded beyond it | both forwarded: commit, or end if both FINs are acknowledged; time limit, command, failure: unsplice |
 //! | `Spliced` | forwarded; sockets parked | trigger, command, MTU: unsplice; release; both FINs acknowledged, RST, idle: end |
 //! | `Released` | forwarded; there are no sockets | command, MTU: recreation, when idle; both FINs acknowledged, RST, idle: end |
 //! | `Unsplicing` | the data path gives both directions back | its answer: copied by a task again; end |
@@ -35,7 +35,7 @@ pub use forwarded::{Seen, Why};
 use longsplice_datapath::{
     Frozen, Half, LegFlags, Limit, Pair, PathFacts, PathFlags, PathView, Side, SwitchError, Switched, Tuple,
 };
-pub use queue::Held;
+pub use queue::{Held, needs_queues};
 use std::time::Duration;
 use streams::Passing;
 pub use streams::{Next, Position, Stream};

@@ -5,10 +5,11 @@
 //! A new descriptor shows how many are in use, because the kernel returns the lowest
 //! free number (POSIX, File Descriptor Allocation). Nothing has to be counted.
 
+use longsplice_datapath::monotonic;
 use nix::sys::resource::{Resource, getrlimit};
 use std::{
     os::fd::AsRawFd,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 /// Parked flows are released while no more than one descriptor in this many is free.
@@ -28,9 +29,19 @@ pub(crate) struct Descriptors {
     short: AtomicBool,
 }
 
-/// Returns the limit of descriptors of this process.
+/// The limit of descriptors of this process, at most `u32::MAX`, and the second in which the kernel was asked for it, plus one.
+static KNOWN: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the limit of descriptors of this process. Asks the kernel once a second: others may change the limit.
 fn limit() -> u64 {
-    getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
+    let second = monotonic().as_secs() + 1;
+    let known = KNOWN.load(Relaxed);
+    if known >> 32 == second & 0xffff_ffff {
+        return known & 0xffff_ffff;
+    }
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft).min(0xffff_ffff);
+    KNOWN.store(second << 32 | limit, Relaxed);
+    limit
 }
 
 /// Returns whether a descriptor, just opened, is among the last of the limit: one part of `part`.

@@ -3,7 +3,7 @@
 use crate::{
     descriptors::Descriptors,
     events::Announcer,
-    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskInbox},
+    flow::{Flow, FlowOwner, KeeperMessage, Stop, TaskEvents, TaskInbox},
     holder::Holder,
     lingering::Lingering,
     orphan::Orphan,
@@ -25,7 +25,7 @@ use std::{
         mpsc::Sender,
     },
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 /// The shared state. It lives until the last thread and the last flow have ended.
 pub(crate) struct Engine {
@@ -155,6 +155,11 @@ impl Engine {
         let _ = self.keeper.send(message);
     }
 
+    /// Lets the keeper read its messages within a millisecond or two.
+    pub fn wake_keeper_soon(&self) {
+        self.datapath.iter().for_each(Datapath::wake_soon);
+    }
+
     /// Sends a command to a live flow. Returns false if there is no such flow.
     pub fn command(&self, id: u64, command: Command) -> bool {
         let Some(flow) = self.flow(id) else { return false };
@@ -169,7 +174,7 @@ impl Engine {
     /// Returns the channels of a new task: the sending ends, and the ends that it listens to.
     pub fn inbox(&self) -> (FlowOwner, TaskInbox) {
         let (tx, orders) = mpsc::unbounded_channel();
-        let events = Arc::new(Notify::new());
+        let events = Arc::new(TaskEvents::default());
         (FlowOwner::Task { orders: tx, events: events.clone() }, TaskInbox { orders, events, stop: self.stop_signal() })
     }
 

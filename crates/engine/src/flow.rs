@@ -9,12 +9,17 @@ use crate::{
     sync::lock,
     types::{Command, FlowInfo, FlowState, FlowStatus, Policy},
 };
-use longsplice_datapath::{Datapath, LegFlags, Pair, Recreated, Released, Side, SwitchError, Tuple, monotonic};
+use longsplice_datapath::{
+    Datapath, EventKind, LegFlags, Pair, Recreated, Released, Side, SwitchError, Tuple, monotonic,
+};
 use std::{
     borrow::Cow,
     net::SocketAddr,
     ops::RangeInclusive,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
@@ -56,7 +61,7 @@ pub(crate) struct Flow {
 /// The present owner of a flow.
 pub(crate) enum FlowOwner {
     /// A task, which copies or drains, and the channels to it.
-    Task { orders: mpsc::UnboundedSender<Command>, events: Arc<Notify> },
+    Task { orders: mpsc::UnboundedSender<Command>, events: Arc<TaskEvents> },
     /// The keeper.
     Keeper(Box<ForwardedFlow>),
     /// It has ended.
@@ -67,9 +72,34 @@ pub(crate) enum FlowOwner {
 pub(crate) struct TaskInbox {
     /// Commands.
     pub orders: mpsc::UnboundedReceiver<Command>,
-    /// Wakes the task when the data path reports an event.
-    pub events: Arc<Notify>,
+    pub events: Arc<TaskEvents>,
     pub stop: watch::Receiver<Stop>,
+}
+
+/// Wakes a task when the data path reports an event of its flow.
+#[derive(Default)]
+pub(crate) struct TaskEvents {
+    wake: Notify,
+    /// There was an event that is no sign of a drain's success: it may have to be heard of after the commit.
+    others: AtomicBool,
+}
+
+impl TaskEvents {
+    pub fn notify(&self, kind: EventKind) {
+        if kind != EventKind::Forwarding {
+            self.others.store(true, Ordering::Relaxed);
+        }
+        self.wake.notify_one();
+    }
+
+    pub async fn notified(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Returns whether there was an event that the keeper has to look into.
+    pub fn are_for_keeper(&self) -> bool {
+        self.others.load(Ordering::Relaxed)
+    }
 }
 
 /// Returns the positions of all data from both hosts. `None` if the data path does not know the flow.

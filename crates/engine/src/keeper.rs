@@ -97,7 +97,7 @@ impl Keeper {
             };
         };
         if let FlowOwner::Task { events, .. } = &*flow.owner() {
-            return events.notify_one();
+            return events.notify(event.kind);
         }
         self.handle(flow.id, Why::Told(event.kind));
     }

@@ -3,6 +3,7 @@
 use crate::{core::Position, live::Live, refusal::Refusal, taps::Tap};
 use longsplice_datapath::{
     PathFacts, Repair, Tuple, clamp_window, lift_outstanding, limit_outstanding, make_room, path_facts, received,
+    unread,
 };
 use socket2::{SockAddr, SockRef, TcpKeepalive};
 use std::{
@@ -250,6 +251,12 @@ impl Leg {
     /// Returns what the socket knows of the path to the host; the default if there is no socket.
     pub(crate) fn path_facts(&self) -> PathFacts {
         self.descriptor().and_then(|fd| path_facts(fd).ok()).unwrap_or_default()
+    }
+
+    /// Returns the number of bytes from the host that wait to be read.
+    #[doc(hidden)]
+    pub fn unread(&self) -> u32 {
+        self.descriptor().and_then(|fd| unread(fd).ok()).unwrap_or_default()
     }
 
     /// Returns the socket, for `splice(2)`. The caller must count the bytes in [`Leg::at`].

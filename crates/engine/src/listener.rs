@@ -7,7 +7,7 @@ use crate::{
     splicer::Splicer,
     sync::lock,
 };
-use longsplice_datapath::{Destinations, Tpot, register, set_transparent};
+use longsplice_datapath::{Destinations, Tpot, accept, register, set_transparent};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
@@ -80,6 +80,8 @@ pub struct Listener {
     has_listened: bool,
     /// Where its connections are in tunnels.
     tpot: Option<Arc<Tpot>>,
+    /// The local address of all its connections. `None`: each may have another one.
+    local: Option<SocketAddr>,
     listener: AsyncFd<OwnedFd>,
 }
 
@@ -88,14 +90,13 @@ impl Listener {
     /// while one descriptor in eight is still free, because connections accepted already need descriptors for their servers.
     pub async fn accept(&self) -> io::Result<Leg> {
         self.splicer.engine().await_descriptors(self.listener.get_ref()).await?;
-        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| SockRef::from(l).accept()).await?;
+        let (socket, remote) = self.listener.async_io(Interest::READABLE, |l| accept(l)).await?;
         self.splicer.engine().opened(&socket);
-        socket.set_nonblocking(true)?;
         if self.has_listened {
-            inheritable(&socket)?;
+            inheritable(&SockRef::from(&socket))?;
         }
-        let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
-        let mut leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        let local = self.local.map_or_else(|| Ok(ip(&SockRef::from(&socket).local_addr()?)), Ok::<_, io::Error>)?;
+        let mut leg = Leg::new(Live::new(socket)?, remote, local, self.to_copy.then_some(Refusal::Policy));
         leg.hops = self.tpot.as_ref().and_then(|tpot| tpot.hops_left(&leg.tuple()));
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)
@@ -142,7 +143,7 @@ impl Splicer {
         set_transparent(&bound.socket, v6)?;
         let listener = self.listen_to_copy(bound).await?;
         tpot.take(to, listener.listener.get_ref())?;
-        Ok(Listener { to_copy: false, tpot: Some(tpot.clone()), ..listener })
+        Ok(Listener { to_copy: false, tpot: Some(tpot.clone()), local: None, ..listener })
     }
 
     /// Listens for connections that are never spliced. The connections to servers that are
@@ -150,9 +151,15 @@ impl Splicer {
     pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(4096)).await?;
+        let local = Some(ip(&socket.local_addr()?)).filter(is_of_all);
         let listener = register(socket.into(), Interest::READABLE)?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, tpot: None, listener })
+        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, tpot: None, local, listener })
     }
+}
+
+/// Returns whether a listener's address is that of its connections, with scope.
+fn is_of_all(local: &SocketAddr) -> bool {
+    !local.ip().is_unspecified() && !matches!(local.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// Retries while the address is in use: a socket that resets a dead

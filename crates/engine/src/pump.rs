@@ -6,7 +6,7 @@ use crate::{
     leg::Leg,
     pipe::Pipe,
 };
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use longsplice_datapath::{Pair, Side};
 use std::{
     cell::RefCell,
@@ -29,9 +29,8 @@ thread_local! {
 /// The bytes in hand of one direction.
 #[derive(Debug)]
 struct Hand {
-    /// Bytes in hand, from `start` on. An idle connection holds no memory.
-    rest: Vec<u8>,
-    start: usize,
+    /// Bytes in hand. An idle connection holds no memory.
+    rest: Bytes,
     /// One byte is in hand, and it is urgent.
     urgent: bool,
     /// Replaces `rest` once that is empty.
@@ -40,8 +39,8 @@ struct Hand {
 }
 
 impl Hand {
-    fn new(first: &[u8]) -> Hand {
-        Hand { rest: first.to_vec(), start: 0, urgent: false, pipe: None, wants_pipe: false }
+    fn new(first: Bytes) -> Hand {
+        Hand { rest: first, urgent: false, pipe: None, wants_pipe: false }
     }
 
     /// Writes the bytes in hand, and reads more. Ready when the direction has ended, or has drained to its
@@ -62,6 +61,11 @@ impl Hand {
                 }
                 Next::Enough => return Poll::Pending,
                 Next::Done => return Poll::Ready(Ok(())),
+                // the end of the connection: closing it, which follows, sends the FIN
+                Next::Shut if stream.ends_with(&from.at, &to.at) => {
+                    to.at.closed();
+                    continue;
+                }
                 Next::Shut => return Pin::new(&mut *to).poll_shutdown(cx).map_err(Broken::Write),
                 Next::Read(most) => usize::try_from(most).unwrap_or(usize::MAX),
             };
@@ -85,10 +89,10 @@ impl Hand {
         if let Some(p) = self.pipe.as_mut().filter(|_| self.rest.is_empty()) {
             return p.empty(cx, to);
         }
-        let n = ready!(to.poll_give(cx, &self.rest[self.start..], self.urgent))?;
-        self.start += n;
-        if self.start == self.rest.len() {
-            (self.rest, self.start, self.urgent) = (Vec::new(), 0, false);
+        let n = ready!(to.poll_give(cx, &self.rest, self.urgent))?;
+        self.rest.advance(n);
+        if self.rest.is_empty() {
+            (self.rest, self.urgent) = (Bytes::new(), false); // frees its memory
         }
         Poll::Ready(Ok(n))
     }
@@ -115,7 +119,7 @@ impl Hand {
         };
         stream.gave(written);
         if written < bytes.len() {
-            (self.rest, self.urgent) = (bytes[written..].to_vec(), urgent);
+            (self.rest, self.urgent) = (Bytes::copy_from_slice(&bytes[written..]), urgent);
         }
         Poll::Ready(Ok(()))
     }
@@ -136,7 +140,7 @@ pub(crate) struct Pump {
 
 impl Pump {
     /// `in_hand`: bytes that are to be written before what is read.
-    pub fn new(in_hand: Pair<&[u8]>) -> Pump {
+    pub fn new(in_hand: Pair<Bytes>) -> Pump {
         Pump { hands: in_hand.map(Hand::new) }
     }
 
@@ -149,8 +153,7 @@ impl Pump {
 
     /// Returns the bytes in hand from this host, without those in the pipe.
     pub fn rest(&self, from: Side) -> Bytes {
-        let hand = &self.hands[from];
-        Bytes::copy_from_slice(&hand.rest[hand.start..])
+        self.hands[from].rest.clone()
     }
 
     /// Copies both directions. Ready when both have ended or drained, when `enough`

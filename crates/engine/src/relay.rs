@@ -24,7 +24,7 @@ use std::{
     future::{pending, poll_fn},
     pin::pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::Poll,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -70,12 +70,13 @@ impl Relay {
         let loopback = is_loopback.then_some(Refusal::Loopback);
         let obstacle = engine.refusal().or(loopback).or(legs.client.refusal()).or(legs.server.refusal());
         let in_hand = left.by_sender();
+        let lengths = in_hand.each_ref().map(|bytes| bytes.len() as u64);
         Relay {
             engine: engine.clone(),
             listed,
             legs,
             pump: Pump::new(in_hand),
-            core: Core::new(message, obstacle, in_hand.map(|bytes| bytes.len() as u64)),
+            core: Core::new(message, obstacle, lengths),
             purpose,
             holding: None,
             released: None,
@@ -104,18 +105,19 @@ impl Relay {
         let Relay { engine, listed, legs, core, purpose, .. } = self;
         let flow = listed.keep();
         let kept = ForwardedFlow::new(legs.map(Leg::parked), core, purpose);
-        let soon = kept.wants_look_soon(&flow);
+        let mut soon = kept.wants_look_soon(&flow);
         let mut owner = flow.owner();
         *owner = FlowOwner::Keeper(Box::new(kept));
-        // a look finds what the task was notified of but has not seen
-        let heard = pin!(ears.events.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        if soon || heard {
-            engine.tell(KeeperMessage::Forwarded(flow.id));
-        } else {
-            engine.tell_some_time(KeeperMessage::Forwarded(flow.id));
-        }
+        engine.tell_some_time(KeeperMessage::Forwarded(flow.id));
         while let Ok(command) = ears.orders.try_recv() {
-            engine.tell(KeeperMessage::Command(flow.id, command));
+            engine.tell_some_time(KeeperMessage::Command(flow.id, command));
+            soon = true;
+        }
+        // Events that came before the last look may concern the keeper, too: both hosts may have closed before the commit.
+        soon |= ears.events.are_for_keeper();
+        drop(owner); // or the keeper would wake up to wait for this lock
+        if soon {
+            engine.wake_keeper_soon();
         }
     }
 
@@ -242,7 +244,7 @@ impl Relay {
     /// Ends the flow: counts its bytes, closes the sockets, reports the end, and removes the entries once nobody needs them.
     fn finish(mut self, how: EndReason, forwarded: bool) {
         if forwarded {
-            self.count_forwarded();
+            self.count_forwarded(how);
         }
         Side::BOTH.iter().for_each(|from| self.end_stretch(*from, None)); // of a flow that could not be taken back
         if how == EndReason::Left {
@@ -300,15 +302,22 @@ impl Relay {
     }
 
     /// Counts the bytes forwarded since the last splice.
-    fn count_forwarded(&self) {
+    fn count_forwarded(&self, how: EndReason) {
         let Some(d) = self.engine.datapath() else { return };
         let Some(ends) = ends(d, self.flow(), self.released.as_ref()) else { return };
-        let paths = d.paths_of(self.flow().legs.each_ref());
-        let fins = paths.map_or(Pair::both(false), |paths| paths.map(|p| p.flags & PathFlags::FIN != 0));
+        // closed: by both hosts
+        let fins = if how == EndReason::Closed { Some(Pair::both(true)) } else { self.fins(d) };
+        let fins = fins.unwrap_or(Pair::both(false));
         self.flow().now().ends_forwarded(ends, fins);
         for from in Side::BOTH {
             self.end_stretch(from, Some(ends[from] - u64::from(fins[from])));
         }
+    }
+
+    /// Returns whose FINs were forwarded.
+    fn fins(&self, d: &Datapath) -> Option<Pair<bool>> {
+        let paths = d.paths_of(self.flow().legs.each_ref())?;
+        Some(paths.map(|p| p.flags & PathFlags::FIN != 0))
     }
 
     fn ended(&self, how: EndReason) -> Ended {

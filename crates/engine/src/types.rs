@@ -190,8 +190,8 @@ impl Leftovers {
     }
 
     /// Returns the bytes of each direction: those for the server are the client's.
-    pub(crate) fn by_sender(&self) -> Pair<&[u8]> {
-        Pair::new(&self.to_server, &self.to_client)
+    pub(crate) fn by_sender(&self) -> Pair<Bytes> {
+        Pair::new(self.to_server.clone(), self.to_client.clone())
     }
 }
 

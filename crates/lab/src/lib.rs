@@ -7,12 +7,14 @@
 //! - [`impair`] loses, duplicates, reorders and delays packets on a device, and counts them,
 //! - [`traffic`] sends streams whose bytes are all known, and reports what arrived,
 //! - [`flood`] sends small packets over up to a million flows, and counts the arrivals,
+//! - [`calls`] counts the system calls of a process,
 //! - [`trace`] captures on a device and returns the sequence numbers seen.
 //!
 //! Every operation has a time limit, and everything is cleaned up on drop, even after a
 //! panic; the remains of a killed process are removed by the next one ([`Lab::sweep`]).
 //! Root is required, and the Debian packages iproute2, ethtool, util-linux and tcpdump.
 
+pub mod calls;
 mod delay;
 pub mod error;
 pub mod flood;

@@ -13,7 +13,7 @@ use crate::{
     EndReason, Refusal,
     types::{Command, PathRule, SpliceWhen},
 };
-use longsplice_datapath::{Frozen, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, can_fit};
+use longsplice_datapath::{Frozen, LegFlags, Limit, Pair, PathFacts, Phase, Side, SwitchError, Switched, can_fit};
 use std::time::Duration;
 
 /// Maximum age of the byte counts in lists while a flow is copied.
@@ -469,6 +469,9 @@ impl Core {
             if self.message.as_ref().is_some_and(|m| m.is_passed(&at)) {
                 return self.unsplice(None, None);
             }
+            if self.message.is_none() && at.flags.client & at.flags.server & LegFlags::FIN_ACKED != 0 {
+                return self.closed(cx);
+            }
             let most = at.most(cx.legs.each_ref(), self.control().mtu);
             return Action::Commit { at, most };
         }
@@ -485,6 +488,15 @@ impl Core {
         }
         control.look_at = cx.now + LOOK_EVERY;
         Action::Wait
+    }
+
+    /// Ends a flow whose hosts have both closed before it was noticed that it had drained. Most short connections end like
+    /// this. The commit would change nothing for them.
+    fn closed(&mut self, cx: &mut Context<'_>) -> Action {
+        self.note_copied(cx);
+        cx.shown.splices += 1;
+        self.state = State::Ended;
+        Action::End { how: EndReason::Closed, forwarded: true }
     }
 
     fn undrained(&mut self, cx: &mut Context<'_>, why: Refusal) -> Action {

@@ -45,13 +45,18 @@ pub struct Held {
     pub outstanding: u32,
 }
 
+/// Returns whether queues matter on these paths, so that [`PathFacts::unread`] is needed. Not if a path is not measured.
+pub fn needs_queues(facts: &Pair<PathFacts>) -> bool {
+    facts.client.min_rtt.zip(facts.server.min_rtt).is_some_and(|(client, server)| client + server > CLOSE)
+}
+
 impl Queue {
     /// Returns the queue of the direction from `from`'s host. `None` if the hosts are close, or a leg is not measured.
     /// `in_hand`: bytes read but not written. `before`: the queue at the last look, if its sender is held back.
     pub fn of(facts: &Pair<PathFacts>, from: Side, in_hand: u64, before: Option<Queue>) -> Option<Queue> {
         let (sender, receiver) = (&facts[from], &facts[from.other()]);
         let (near, far, shortest) = (sender.rtt?, receiver.rtt?, receiver.min_rtt?);
-        if sender.min_rtt? + shortest <= CLOSE {
+        if !needs_queues(facts) {
             return None;
         }
         // If a queue on the way makes round trips longer, the receiver takes no more than it has taken lately. Otherwise the

@@ -98,6 +98,12 @@ impl Stream {
         Next::Read(drain.min(self.message.unwrap_or(u64::MAX)))
     }
 
+    /// Returns whether the flow ends with this stream, which is at its end, so that both sockets are closed next. Not in a
+    /// drain. After a splice, sockets may have to be closed silently.
+    pub fn ends_with(&self, from: &Position, to: &Position) -> bool {
+        self.message.is_none() && !self.is_draining() && to.eof && from.shut && !from.shimmed && !to.shimmed
+    }
+
     /// Counts bytes that were read. They are in hand until they are written.
     pub fn took(&mut self, n: usize) {
         self.in_hand += n as u64;

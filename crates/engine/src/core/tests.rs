@@ -466,6 +466,26 @@ fn fins_that_nobody_acknowledges_are_not_waited_for_for_ever() {
     assert_eq!(flow.shown.refusal, None, "it was spliced");
 }
 
+/// Short connections end before anybody notices that they have drained: nothing is left to commit.
+#[test]
+fn what_was_closed_in_a_drain_is_not_committed() {
+    let closed = |fins: Pair<u32>| {
+        let mut flow = Flow::at_once();
+        flow.on(Event::Attended(true));
+        flow.measured();
+        flow.frozen();
+        let phase = Pair::both(Phase::Forwarding);
+        let at = Switched { phase, flags: fins, mss: Pair::both(1460), ..Switched::default() };
+        let action = flow.on(Event::Looked(Ok(Box::new(at))));
+        (action, flow.shown.splices)
+    };
+    let (action, splices) = closed(Pair::both(LegFlags::FIN_ACKED));
+    assert!(matches!(action, Action::End { how: EndReason::Closed, forwarded: true }), "{action:?}");
+    assert_eq!(splices, 1, "it was forwarded all the same");
+    let (action, _) = closed(Pair::new(LegFlags::FIN_ACKED, 0));
+    assert!(matches!(action, Action::Commit { .. }), "one half is open: {action:?}");
+}
+
 /// A direction whose bytes were drained but never forwarded leaves the sockets where they are.
 #[test]
 fn what_was_drained_only_is_read_from_the_sockets() {

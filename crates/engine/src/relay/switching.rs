@@ -2,7 +2,7 @@
 
 use super::Relay;
 use crate::{
-    core::{Action, Event},
+    core::{self, Action, Event},
     holding::Holding,
     leg::Leg,
     refusal::{self, Refusal},
@@ -31,7 +31,13 @@ impl Relay {
                 self.copy_on();
                 None
             }
-            Action::Measure => Some(Event::Measured(self.legs.each_ref().map(Leg::path_facts))),
+            Action::Measure => {
+                let mut facts = self.legs.each_ref().map(Leg::path_facts);
+                if core::needs_queues(&facts) {
+                    facts.iter_mut().zip(self.legs.iter()).for_each(|(facts, leg)| facts.unread = leg.unread());
+                }
+                Some(Event::Measured(facts))
+            }
             Action::HoldBack(held) => {
                 if held == Pair::both(None) {
                     self.legs.iter_mut().for_each(Leg::relax);

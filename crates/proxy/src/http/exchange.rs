@@ -23,7 +23,7 @@ use crate::{
     filter::{FIRST_MAX, FilterDecision, ReplyFilter},
 };
 use longsplice_engine::{
-    EndReason, FlowInfo, Leftovers, Message, Pair, Policy, Refusal, RelayedMessage, Side, SpliceWhen, Splicer,
+    EndReason, FlowInfo, Leftovers, Leg, Message, Pair, Policy, Refusal, RelayedMessage, Side, SpliceWhen, Splicer,
 };
 use longsplice_http::{
     Body, Framing, Kind, REPLY_HEAD_MAX, Request, Response, Scan, Step, Version, Wrong,
@@ -43,6 +43,11 @@ const INTERIM_MAX: u32 = 32;
 /// Maximum number of bytes of a reply that are held back: the longest head, the longest first part of the body, and as many
 /// bytes of chunk framing.
 const HELD_MAX: usize = REPLY_HEAD_MAX + 2 * FIRST_MAX;
+
+/// Number of bytes still to come from which a splice may pay, if it is left to us.
+const LEAST_TO_COME: u64 = 16 * 1024;
+/// Size of a body from which the engine copies it for less than we do, through pipes, so that a failed attempt does no harm.
+const LONG: u64 = 512 * 1024;
 
 pub(crate) struct Exchange<'a> {
     client: &'a mut Stream,
@@ -323,7 +328,12 @@ impl<'a> Exchange<'a> {
             }
             // Not before the body has begun: the client may wait for 100 (RFC 9110, 10.1.1).
             let begun = up.checked > 0 && up.checked == client.in_hand().len();
-            if begun && !up.copy && down.body.is_none() && is_worth(*bodies, up.body.ahead()) {
+            if begun
+                && !up.copy
+                && down.body.is_none()
+                && is_worth(*bodies, up.body.ahead())
+                && is_to_come(*bodies, up.body.ahead(), &client.leg)
+            {
                 *ahead = true;
                 return Poll::Ready(Ok(()));
             }
@@ -522,10 +532,14 @@ impl<'a> Exchange<'a> {
         let (Some(body), false) = (&down.body, down.strip || down.copy) else { return false };
         let all = down.checked == server.in_hand().len() && !body.is_done();
         let worth = all && self.up_done() && is_worth(self.bodies, body.ahead());
-        if worth && down.filter.is_some() {
-            self.refusal = Some(Refusal::Filter);
+        if !worth {
+            return false;
         }
-        worth && self.down.filter.is_none()
+        if down.filter.is_some() {
+            self.refusal = Some(Refusal::Filter);
+            return false;
+        }
+        is_to_come(self.bodies, body.ahead(), &self.server.leg)
     }
 
     fn begin(&mut self, reply: &Response, close: bool) {
@@ -628,7 +642,40 @@ fn is_worth(bodies: SpliceWhen, ahead: Option<u64>) -> bool {
     }
 }
 
+/// Whether enough of this content is still to come: what the socket holds has to be copied anyway. Or it is long.
+fn is_to_come(bodies: SpliceWhen, ahead: Option<u64>, from: &Leg) -> bool {
+    let least = if bodies == SpliceWhen::AtOnce { 1 } else { LEAST_TO_COME };
+    ahead.is_none_or(|ahead| ahead >= LONG || ahead >= u64::from(from.unread()) + least)
+}
+
 /// Returns the answer to a malformed request.
 pub(crate) fn bad_request(wrong: Wrong) -> End {
     End::Fault(Fault::BadRequest(wrong.to_string()), wrong.status())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::{io::AsyncWriteExt, net::TcpStream};
+
+    /// An attempt to splice such a body would fail, and cost more than to copy it.
+    #[tokio::test]
+    async fn what_has_come_already_is_not_worth_a_splice() {
+        const COME: u64 = 20_000;
+        let splicer = Splicer::copying(Refusal::Policy);
+        let listener = splicer.listen(([127, 0, 0, 1], 0).into()).await.expect("a listener");
+        let mut server = TcpStream::connect(listener.local_addr().expect("its address")).await.expect("connected");
+        let leg = listener.accept().await.expect("accepted");
+        server.write_all(&vec![0; COME as usize]).await.expect("written");
+        while u64::from(leg.unread()) < COME {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let worth = |bodies, ahead| is_to_come(bodies, ahead, &leg);
+        assert!(!worth(SpliceWhen::AtOnce, Some(COME)), "nothing is left to forward");
+        assert!(worth(SpliceWhen::AtOnce, Some(COME + 1)));
+        let some = SpliceWhen::AfterBytes(1);
+        assert!(!worth(some, Some(COME + LEAST_TO_COME - 1)) && worth(some, Some(COME + LEAST_TO_COME)));
+        assert!(worth(some, None), "nobody knows how much will come");
+    }
 }

@@ -1,0 +1,182 @@
+//! What a spliced connection costs the machine, in counts: interrupts, context switches, system calls.
+//! Times would depend on the machine; counts hardly do. They are the best of some rounds, because others use it, too.
+
+mod running;
+
+use longsplice_lab::{Family, Lab, Shape, calls::SystemCalls, topology};
+use nix::libc::SYS_bpf;
+use running::{LONGSPLICE, Pins, Running, connect, eventually};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+const PORT: u16 = 7000;
+/// Clients at a time.
+const CLIENTS: [usize; 2] = [1, 8];
+/// Connections in a round.
+const CONNECTIONS: usize = 2000;
+const ROUNDS: usize = 5;
+
+/// A client, a forwarder with a plug, and a server.
+struct Place {
+    proxy: Running,
+    pins: Pins,
+    lab: Lab,
+}
+
+impl Place {
+    fn new(serve: impl FnOnce(&Lab, SocketAddr), splice: &str) -> Place {
+        let lab = Lab::simple(Shape::TwoDevices).unwrap();
+        let server = topology::SERVER.port(Family::V4, PORT);
+        serve(&lab, server);
+        let plug = format!("{}={server}", Place::front());
+        let arguments = ["--plug", &plug, "--splice", splice, "--log-format", "json"];
+        let proxy = Running::start(lab.forwarder.command(LONGSPLICE), None, &arguments, &[]);
+        Place { proxy, pins: Pins::of(&lab.forwarder), lab }
+    }
+
+    fn front() -> SocketAddr {
+        topology::FORWARDER_TO_CLIENT.port(Family::V4, PORT)
+    }
+
+    /// Runs short connections, some at a time.
+    fn load(&self, clients: usize) {
+        let client = |_| self.lab.client.spawn(move || (0..CONNECTIONS / clients).for_each(|_| ask()));
+        let clients: Vec<_> = (0..clients).map(client).collect();
+        clients.into_iter().for_each(|c| c.join().unwrap());
+    }
+
+    fn is_empty(&self) -> bool {
+        self.proxy.client(&["ls", "--json"]).trim() == "[]"
+    }
+
+    /// Ends the proxy. All connections, or nearly all, must have been spliced.
+    fn all_are_spliced(&mut self) {
+        let log = self.proxy.end(&self.pins);
+        let spliced = log.iter().filter(|record| record["splices"] == 1).count();
+        assert!(spliced > log.len() * 9 / 10, "{spliced} of {} spliced", log.len());
+    }
+
+    /// The least count per connection under load, of some rounds.
+    fn per_connection(&self, clients: usize, count: impl Fn() -> u64) -> f64 {
+        let round = |_| {
+            let before = count();
+            self.load(clients);
+            let n = count() - before;
+            eventually("the end of all flows", || self.is_empty().then_some(()));
+            n as f64 / CONNECTIONS as f64
+        };
+        (0..ROUNDS).map(round).fold(f64::INFINITY, f64::min)
+    }
+}
+
+/// One short connection.
+fn ask() {
+    let mut stream = connect(Place::front());
+    stream.write_all(b"question").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"question");
+}
+
+/// Answers eight bytes, and closes first.
+fn answer(lab: &Lab, at: SocketAddr) {
+    let listener = Arc::new(lab.server.run(|| TcpListener::bind(at)).unwrap());
+    for _ in 0..CLIENTS[1] {
+        let listener = listener.clone();
+        thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                let mut bytes = [0; 8];
+                stream.read_exact(&mut bytes).unwrap();
+                stream.write_all(&bytes).unwrap();
+            }
+        });
+    }
+}
+
+/// Interrupts by which a processor has asked itself for work later: wake-ups by the data path. `None`: not known here.
+fn interrupts() -> Option<u64> {
+    let all = fs::read_to_string("/proc/interrupts").unwrap();
+    let line = all.lines().find_map(|line| line.trim_start().strip_prefix("IWI:"))?;
+    Some(line.split_whitespace().map_while(|n| n.parse::<u64>().ok()).sum())
+}
+
+/// An interrupt in the middle of the packet path is dear, above all in a virtual machine.
+#[test]
+#[ignore = "root"]
+fn no_segment_waits_for_an_interrupt_under_load() {
+    let mut place = Place::new(answer, "at-once");
+    place.load(1);
+    for clients in CLIENTS {
+        // where they are not counted, context switches tell as well: each interrupt wakes the proxy up
+        let n = place.per_connection(clients, || interrupts().unwrap_or(0));
+        let switches = place.per_connection(clients, || place.proxy.wake_ups());
+        println!("{clients} clients: per connection {n:.3} interrupts, {switches:.2} context switches of the proxy");
+        assert!(n <= 0.1, "{n} interrupts per connection, {clients} clients");
+        assert!(switches <= 2.5, "{switches} context switches per connection, {clients} clients");
+    }
+    place.all_are_spliced();
+}
+
+/// The most system calls per connection, and the bpf(2) among them.
+#[test]
+#[ignore = "root"]
+fn a_connection_takes_few_system_calls() {
+    for (splice, most, most_bpf) in [("at-once", 37.0, 7.0), ("never", 35.0, 2.0)] {
+        let mut place = Place::new(answer, splice);
+        place.load(1);
+        let calls = SystemCalls::of(place.proxy.id()).unwrap();
+        let all = place.per_connection(1, || calls.so_far().iter().sum());
+        let bpf = place.per_connection(1, || calls.so_far()[SYS_bpf as usize]);
+        println!("{splice}: per connection {all:.1} system calls, {bpf:.1} of them bpf(2)");
+        assert!(all <= most, "{splice}: {all} system calls per connection");
+        assert!(bpf <= most_bpf, "{splice}: {bpf} calls of bpf(2) per connection");
+        if splice == "at-once" {
+            place.all_are_spliced();
+        }
+    }
+}
+
+/// The end of a connection is heard of at once, whether the program is polling, falling asleep, or asleep.
+#[test]
+#[ignore = "root"]
+fn no_event_is_missed_at_the_moment_of_falling_asleep() {
+    const PAUSES: u64 = 12_000;
+    let mut place = Place::new(answer, "at-once");
+    place.lab.client.run(|| {
+        for n in 0..1500 {
+            ask();
+            // some go on at once, so that it polls; the next one comes at any moment of the time until it sleeps
+            if n % 4 == 0 {
+                thread::sleep(Duration::from_micros(n * 7919 % PAUSES));
+            }
+        }
+    });
+    let log = place.proxy.end(&place.pins);
+    let late = log.iter().filter(|record| record["duration_ms"].as_u64().unwrap() > 200).count();
+    assert!(late == 0, "{late} of {} ended late", log.len());
+    assert!(log.iter().all(|record| record["splices"] == 1 && record["how"] == "closed"));
+}
+
+/// While a flow is forwarded, the program has nothing to do: it checks once a second that all is still attached.
+#[test]
+#[ignore = "root"]
+fn an_idle_program_does_not_tick_while_flows_are_forwarded() {
+    const SECONDS: u64 = 4;
+    let place = Place::new(|lab, at| running::echo(lab.server.run(|| TcpListener::bind(at)).unwrap()), "at-once");
+    let mut stream = place.lab.client.run(|| connect(Place::front()));
+    running::round_trip(&mut stream, b"hello");
+    eventually("spliced", || place.proxy.client(&["ls"]).contains("spliced").then_some(()));
+    place.proxy.comes_to_rest();
+    let (before, began) = (place.proxy.wake_ups(), Instant::now());
+    while began.elapsed() < Duration::from_secs(SECONDS) {
+        running::round_trip(&mut stream, &[7; 5000]);
+    }
+    let n = place.proxy.wake_ups() - before;
+    assert!(n <= 20 * SECONDS, "{n} wake-ups in {SECONDS} s"); // the walks through the tables for records without a socket included
+}
