@@ -14,15 +14,21 @@ fn main() {
         Ok("aarch64") => "aarch64-linux-gnu",
         _ => "x86_64-linux-gnu",
     };
-    let object = out.join("splice.bpf.o");
     println!("cargo:rerun-if-changed={}", bpf.display());
-    libbpf_cargo::SkeletonBuilder::new()
-        .source(bpf.join("splice.bpf.c"))
-        .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-fno-strict-aliasing", "-I", &format!("/usr/include/{arch}")])
-        .obj(&object)
-        .build_and_generate(out.join("splice.skel.rs"))
-        .expect("bpf/splice.bpf.c compiles: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
-    fs::write(out.join("names.rs"), names(&object)).expect("OUT_DIR can be written");
+    let compile = |name: &str| {
+        let object = out.join(format!("{name}.bpf.o"));
+        libbpf_cargo::SkeletonBuilder::new()
+            .source(bpf.join(format!("{name}.bpf.c")))
+            .clang_args(["-mcpu=v3", "-Wall", "-Werror", "-fno-strict-aliasing", "-I", &format!("/usr/include/{arch}")])
+            .obj(&object)
+            .build_and_generate(out.join(format!("{name}.skel.rs")))
+            .expect("bpf/*.bpf.c compile: clang 14 or newer, libelf-dev and linux-libc-dev are installed");
+        object
+    };
+    fs::write(out.join("names.rs"), names(&compile("splice"))).expect("OUT_DIR can be written");
+    let labels =
+        labels("TPOT_VERDICTS", &Btf::from_path(compile("tpot")).expect("clang -g leaves BTF"), "tpot_verdict", "T_");
+    fs::write(out.join("tpot.rs"), labels).expect("OUT_DIR can be written");
     #[cfg(feature = "model")]
     model(&bpf);
 }
@@ -30,12 +36,7 @@ fn main() {
 /// Enumerations of the object, as constants under the names that Rust code uses.
 fn names(object: &Path) -> String {
     let btf = Btf::from_path(object).expect("clang -g leaves BTF");
-    let members = |of: &str, prefix: &str| -> Vec<(String, i64)> {
-        let all: Enum<'_> =
-            btf.type_by_name(of).unwrap_or_else(|| panic!("enum {of} is in the BTF: a variable has it"));
-        let name = |name: &std::ffi::OsStr| name.to_str().and_then(|n| n.strip_prefix(prefix)).map(str::to_owned);
-        all.iter().map(|m| (m.name.and_then(name).expect("a name with the prefix"), m.value)).collect()
-    };
+    let members = |of: &str, prefix: &str| members(&btf, of, prefix);
     let mut text = String::new();
     let flags = [
         ("leg_flag", "LEG_", "LegFlags", "u32"),
@@ -52,16 +53,30 @@ fn names(object: &Path) -> String {
         text += &format!("/// Bits of `enum {of}`.\n{allow}\n#[derive(Debug)]\npub struct {name};\n");
         text += &format!("{allow}\nimpl {name} {{\n{constants}}}\n");
     }
-    let mut verdicts = members("verdict", "V_");
-    assert_eq!(verdicts.pop().map(|last| last.0), Some("MAX".into()), "the last verdict is none");
-    let label = |(name, _): (String, i64)| format!("    {:?},\n", name.to_lowercase().replace('_', "-"));
-    let labels: String = verdicts.into_iter().map(label).collect();
-    text += "/// Labels of `enum verdict`, in its order: what the data path did with a packet.\n";
-    text += &format!("pub const VERDICTS: &[&str] = &[\n{labels}];\n");
+    text += &labels("VERDICTS", &btf, "verdict", "V_");
     for (name, value) in members("constant", "") {
         text += &format!("/// `{name}` of bpf/flow.h.\npub const {name}: u32 = {value};\n");
     }
     text
+}
+
+/// The members of an enumeration, without their prefix, and their values.
+fn members(btf: &Btf<'_>, of: &str, prefix: &str) -> Vec<(String, i64)> {
+    let all: Enum<'_> = btf.type_by_name(of).unwrap_or_else(|| panic!("enum {of} is in the BTF: a variable has it"));
+    let name = |name: &std::ffi::OsStr| name.to_str().and_then(|n| n.strip_prefix(prefix)).map(str::to_owned);
+    all.iter().map(|m| (m.name.and_then(name).expect("a name with the prefix"), m.value)).collect()
+}
+
+/// The labels of an enumeration of verdicts, as a constant.
+fn labels(constant: &str, btf: &Btf<'_>, of: &str, prefix: &str) -> String {
+    let mut verdicts = members(btf, of, prefix);
+    assert_eq!(verdicts.pop().map(|last| last.0), Some("MAX".into()), "the last verdict is none");
+    let label = |(name, _): (String, i64)| format!("    {:?},\n", name.to_lowercase().replace('_', "-"));
+    let labels: String = verdicts.into_iter().map(label).collect();
+    format!(
+        "/// Labels of `enum {of}`, in its order: what the programs did with a packet.\n\
+         pub const {constant}: &[&str] = &[\n{labels}];\n"
+    )
 }
 
 /// The decision logic for user space.

@@ -66,7 +66,12 @@ impl Nobody {
 
     /// Sends a SYN.
     pub fn asks(&self, port: u16, to: SocketAddr) {
-        let syn = Packet { flags: flag::SYN, ..Packet::new(self.address(port), to) };
+        self.asks_with(port, to, Vec::new());
+    }
+
+    /// Sends a SYN with TCP options.
+    pub fn asks_with(&self, port: u16, to: SocketAddr, options: Vec<u8>) {
+        let syn = Packet { flags: flag::SYN, options, ..Packet::new(self.address(port), to) };
         // for a raw socket, the port of an address is a protocol number
         self.socket.send_to(&syn.frame()[ETHERNET..], &SocketAddr::new(to.ip(), 0).into()).expect("send");
     }

@@ -8,11 +8,12 @@ pub mod scenario;
 pub mod sim;
 pub mod translator;
 
+use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
     Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
     Splicer,
 };
-use longsplice_lab::{Lab, process::wait_for};
+use longsplice_lab::{Lab, Namespace, process::wait_for};
 use std::{
     net::SocketAddr,
     pin::Pin,
@@ -132,6 +133,25 @@ impl Forwarder {
         Forwarder::running(|work| lab.forwarder.spawn(work), OpenOptions::default(), accept)
     }
 
+    /// Intercepts connections of hosts that ask for a proxy, by translucent proxying (TPOT). `onward`: asks for another one.
+    pub fn taker(at: &Namespace, to: Destinations, policy: Policy, onward: bool) -> Forwarder {
+        let policy = Arc::new(policy);
+        let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
+            let tpot = TestTpot::open();
+            if onward {
+                tpot.ask(&to).and_then(|()| tpot.trust(&to)).expect("rules");
+            }
+            let listener = splicer.listen_for_askers(&tpot, &to).await.expect("listen");
+            ready.send(splicer.clone()).expect("the test waits");
+            loop {
+                let client = listener.accept().await.expect("accept");
+                let serve = plug(client.local(), Policy::clone(&policy));
+                tokio::spawn(serve(splicer.clone(), client, record.clone()));
+            }
+        };
+        Forwarder::running(|work| at.spawn(work), OpenOptions::default(), accept)
+    }
+
     /// Listens on `listen` in the forwarder namespace, and lets each client shake hands with `target`. Clients that cannot are
     /// relayed to `otherwise`.
     pub fn plugged(
@@ -239,6 +259,42 @@ impl Forwarder {
 fn hold_first_data(listener: &EndToEndListener, policy: &Policy) {
     if policy.when == SpliceWhen::AtOnce {
         listener.hold_first_data().expect("raw sockets");
+    }
+}
+
+/// Translucent proxying in a test. Dropping it prints the counters and removes what was attached.
+pub struct TestTpot(Arc<Tpot>);
+
+impl TestTpot {
+    /// Attaches in the caller's network namespace.
+    pub fn open() -> TestTpot {
+        TestTpot::with(&TpotOptions::default())
+    }
+
+    /// The same with other options.
+    pub fn with(options: &TpotOptions) -> TestTpot {
+        TestTpot(Arc::new(Tpot::open(options).expect("TPOT: root, kernel 6.6, bpffs")))
+    }
+
+    /// The value of one verdict counter.
+    pub fn verdict(&self, name: &str) -> u64 {
+        self.verdicts().expect("counters").iter().find(|v| v.0 == name).expect("a verdict").1
+    }
+}
+
+impl std::ops::Deref for TestTpot {
+    type Target = Arc<Tpot>;
+
+    fn deref(&self) -> &Arc<Tpot> {
+        &self.0
+    }
+}
+
+impl Drop for TestTpot {
+    fn drop(&mut self) {
+        let all = self.verdicts().expect("counters");
+        eprintln!("TPOT: {:?}", all.into_iter().filter(|v| v.1 > 0).collect::<Vec<_>>());
+        self.remove().expect("removed");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Stack space and verified instructions of the compiled programs. Both are kept well below the limits of the running
 //! kernel, because other versions may count differently.
-use longsplice_datapath::testing::{OBJECT, Verified, verify};
+use longsplice_datapath::testing::{OBJECT, TPOT_OBJECT, Verified, verify};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Kernels before 6.8 round each frame up to this many bytes; later ones round to 16.
@@ -161,9 +161,10 @@ fn of_name(all: &BTreeMap<Place, Function>, name: &str) -> Place {
 
 #[test]
 fn the_deepest_chain_of_calls_leaves_room_on_the_stack() {
-    let all = functions(OBJECT);
-    assert!(all.len() > 20, "{all:?}");
-    let mut chains: Vec<_> = all.keys().map(|from| deepest(&all, *from)).collect();
+    let (all, tpot) = (functions(OBJECT), functions(TPOT_OBJECT));
+    assert!(all.len() > 20 && tpot.len() > 3, "{all:?} {tpot:?}");
+    let mut chains: Vec<_> =
+        [&all, &tpot].into_iter().flat_map(|all| all.keys().map(|from| deepest(all, *from))).collect();
     chains.sort();
     for (bytes, chain) in chains.iter().rev().take(5) {
         println!("{bytes}: {}", chain.join(" > "));
@@ -176,15 +177,17 @@ fn the_deepest_chain_of_calls_leaves_room_on_the_stack() {
 #[test]
 #[ignore = "root"]
 fn the_verifier_is_done_in_half_the_instructions_it_allows() {
-    let all = functions(OBJECT);
-    let programs = verify().expect("the programs load: root, and no more than this");
-    assert!(programs.len() >= 5, "{programs:?}");
-    for Verified { program, instructions, stacks } in programs {
+    let programs =
+        [OBJECT, TPOT_OBJECT].map(|object| verify(object).expect("the programs load: root, and no more than this"));
+    assert!(programs[0].len() >= 5 && programs[1].len() == 2, "{programs:?}");
+    let of = [OBJECT, TPOT_OBJECT].map(functions);
+    let all = programs.into_iter().zip(&of).flat_map(|(programs, all)| programs.into_iter().map(move |p| (p, all)));
+    for (Verified { program, instructions, stacks }, all) in all {
         println!("{program}: {instructions} instructions");
         assert!(instructions <= INSTRUCTIONS, "{program}: {instructions} instructions, at most {INSTRUCTIONS}");
         // the size read from the object is at least the verifier's, which counts in words
         let mut read = BTreeMap::new();
-        frames(&all, of_name(&all, &program), &mut read);
+        frames(all, of_name(all, &program), &mut read);
         let (mut read, mut stacks): (Vec<u32>, _) =
             (read.into_values().map(|n| n.next_multiple_of(8)).collect(), stacks);
         read.sort();

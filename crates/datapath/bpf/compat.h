@@ -21,4 +21,8 @@ struct bpf_iter_num {
 #define TCX_DROP 2
 #define TCX_REDIRECT 7
 
+/* Flags of bpf_skb_adjust_room(), since Linux 6.3. As macros, too. */
+#define BPF_F_ADJ_ROOM_DECAP_L3_IPV4 (1ull << 7)
+#define BPF_F_ADJ_ROOM_DECAP_L3_IPV6 (1ull << 8)
+
 #endif

@@ -54,9 +54,6 @@ __noinline int emit_forward(struct __sk_buff *skb, int clone)
 	return bpf_redirect(sc->ifindex, 0);
 }
 
-/* Mark of the socket's clone on its way through ingress(). Packets from outside have no mark. */
-#define MARK_LOCAL 0x6c73706c
-
 /* Send both copies. */
 __noinline int emit_both(struct __sk_buff *skb)
 {

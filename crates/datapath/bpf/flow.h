@@ -74,7 +74,7 @@ enum leg_flag {
 	LEG_RESET_IN = 1 << 15, /* with LEG_RESET: the RST came from this leg's host */
 	LEG_BYPASSED = 1 << 16,  /* the host's direction was being forwarded, past its socket, when it was taken back */
 	LEG_TAP = 1 << 17,     /* forwarded data is copied to user space, in both directions */
-	LEG_FOREIGN = 1 << 18, /* transparent: neither address is ours, the hosts see each other's (handshake.h) */
+	LEG_FOREIGN = 1 << 18, /* the socket's address is not ours: the host sees the other host's (handshake.h, tpot.h) */
 	LEG_ECN = 1 << 19,     /* congestion marks negotiated (RFC 3168; ecn.h) */
 	LEG_RESTORED = 1 << 20, /* the socket was recreated with TCP_REPAIR */
 	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamp clock ticks much faster than 1 kHz */

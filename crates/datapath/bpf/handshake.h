@@ -8,12 +8,10 @@
 #ifndef LONGSPLICE_HANDSHAKE_H
 #define LONGSPLICE_HANDSHAKE_H
 
+#include "mark.h"
 #include "parse.h"
 #include "place.h"
 #include "verdict.h"
-
-/* Mark of packets for sockets with foreign addresses: a routing rule delivers them locally. */
-#define MARK_FOREIGN 0x6c73706d
 
 /* Give a handshake segment to user space. Returns 0 if the ring is full. */
 __noinline int report_handshake(struct __sk_buff *skb)

@@ -8,15 +8,13 @@
 #ifndef LONGSPLICE_HOLD_H
 #define LONGSPLICE_HOLD_H
 
+#include "mark.h"
 #include "parse.h"
 #include "switch.h"
 #include "verdict.h"
 
 #define HOLD_CHUNKS 33 /* limit of pieces of one packet: 512 KB (BIG TCP), and an incomplete piece */
 #define HOLD_ALL (64 << 20) /* limit for all flows, bytes: enough for eight flows at their limit, or hundreds of usual ones */
-
-/* Mark of held segments on their way back. Packets from outside have no mark. */
-#define MARK_HELD 0x6c73706e
 
 /* Give user space one piece of the payload, or the headers alone for a FIN without payload. Returns 0, or a negative number. */
 static __always_inline int hold_piece(struct __sk_buff *skb, struct hold_chunk *c, __u32 from, __u32 n)

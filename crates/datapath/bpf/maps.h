@@ -256,6 +256,7 @@ struct scratch {
 	__u8 fragment;      /* 1 for a fragment, or a segment behind an extension header */
 	__u8 more;          /* 1 for a fragment other than the last one */
 	__u8 foreign;       /* 1 if the leg has LEG_FOREIGN */
+	__u8 taken;         /* 1 for packets with MARK_TAKEN */
 	__u8 end_to_end;    /* 1 if the leg has LEG_END_TO_END */
 	__u16 frag_at;      /* offset of the fragment in the datagram, bytes */
 	__u32 frag_id;      /* identification, network order */

@@ -464,7 +464,7 @@ SEC("tcx/ingress")
 int ingress(struct __sk_buff *skb)
 {
 	struct scratch *sc;
-	int r, parsed, again;
+	int r, parsed, again, taken;
 
 	if (skb->pkt_type != PACKET_HOST) /* broadcast, multicast, or for another machine: TCP ignores these */
 		return TCX_NEXT;
@@ -481,7 +481,8 @@ int ingress(struct __sk_buff *skb)
 	if (skb->mark == MARK_FOREIGN)
 		return TCX_NEXT;
 	again = skb->mark == MARK_HELD;
-	if (again)
+	taken = skb->mark == MARK_TAKEN;
+	if (again || taken)
 		skb->mark = 0; /* or egress() would send it back again */
 	if (is_worth_prefetching())
 		prefetch(skb);
@@ -498,6 +499,7 @@ int ingress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	parsed = parse(skb, sc, 0);
 	sc->s.again = again;
+	sc->taken = taken;
 	if (parsed == PARSED_LATER)
 		return later_fragment(skb);
 	if (parsed == PARSED_OTHER)
@@ -508,7 +510,7 @@ int ingress(struct __sk_buff *skb)
 		r = decide(skb, parsed);
 	if (r == RETRY)
 		r = decide(skb, parsed);
-	if (r == TCX_NEXT && sc->foreign)
+	if (r == TCX_NEXT && (sc->foreign || taken))
 		skb->mark = MARK_FOREIGN;
 	if (r == RETRY)
 		r = drop(V_STALE_CPU);

@@ -216,7 +216,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 	if (!sc)
 		return 0;
 	listens = listened(sc);
-	if (!listens)
+	if (!listens && !sc->taken)
 		return 0;
 	if ((sc->s.flags & (TH_SYN | TH_ACK | TH_RST)) == TH_SYN) {
 		struct syn_options o = {};
@@ -235,7 +235,7 @@ __noinline int track_ingress(struct __sk_buff *skb)
 		e.irs = sc->s.seq;
 		e.mss_in = o.mss;
 		e.wscale_in = o.wscale;
-		e.opts_in = o.opts | opts;
+		e.opts_in = o.opts | opts | (sc->taken ? OPT_FOREIGN : 0);
 		if (known && known->irs == e.irs) /* a retransmission may omit ECN (RFC 3168, 6.1.1.1) */
 			e.opts_in |= known->opts_in & OPT_ECN;
 		e.tsval_in = o.tsval;

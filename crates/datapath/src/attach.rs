@@ -135,12 +135,20 @@ pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
     Ok(all)
 }
 
+/// Where a program of tcx runs among those that are attached already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    First,
+    Last,
+}
+
 /// Creates a link.
-pub(crate) fn create(hook: Hook, program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
+pub(crate) fn create(hook: Hook, place: Place, program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
     const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+    let place = if place == Place::First { libbpf_sys::BPF_F_BEFORE } else { 0 };
     let (kind, flags) = match hook {
-        Hook::Ingress => (libbpf_sys::BPF_TCX_INGRESS, 0),
-        Hook::Egress => (libbpf_sys::BPF_TCX_EGRESS, 0),
+        Hook::Ingress => (libbpf_sys::BPF_TCX_INGRESS, place),
+        Hook::Egress => (libbpf_sys::BPF_TCX_EGRESS, place),
         Hook::Early => (libbpf_sys::BPF_XDP, XDP_FLAGS_DRV_MODE),
     };
     // SAFETY: bpf_link_create_opts is plain data; all-zero but for its size and the flags is valid.
@@ -185,8 +193,19 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
     checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) }).map(drop)
 }
 
-/// Attaches a program with a pinned link, or updates the existing link.
+/// Attaches a program behind others with a pinned link, or updates the existing link.
 pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
+    attach_at(hook, Place::Last, program, device, folder)
+}
+
+/// Like [`attach`]. A link that exists keeps its place.
+pub(crate) fn attach_at(
+    hook: Hook,
+    place: Place,
+    program: BorrowedFd<'_>,
+    device: u32,
+    folder: &Path,
+) -> Result<OwnedFd, OpenError> {
     let path = folder.join(hook.pin(device));
     if path.exists() {
         let taken = bpffs::open(&path).and_then(|link| replace(link.as_fd(), program).map(|()| link));
@@ -196,7 +215,7 @@ pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &
         // it was detached, or its device is gone and another device has got the index
         fs::remove_file(&path).map_err(|source| OpenError::Kernel { what: "remove a stale link", source })?;
     }
-    let link = create(hook, program, device).map_err(|source| match hook {
+    let link = create(hook, place, program, device).map_err(|source| match hook {
         Hook::Early => OpenError::Kernel { what: "attach XDP", source },
         _ => OpenError::Kernel { what: "attach tcx", source },
     })?;

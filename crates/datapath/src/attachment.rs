@@ -2,7 +2,7 @@
 //! objects. So objects survive when their pins are removed, and can be attached again when they were detached.
 
 use crate::{
-    attach::{Hook, attach, attached_program, create, replace},
+    attach::{Hook, Place, attach, attached_program, create, replace},
     bpffs::pin,
     devices::{Device, devices},
     error::{OpenError, kernel},
@@ -203,7 +203,7 @@ impl Attachment {
             if *replaced {
                 replace(link.object.as_fd(), program.as_fd()).map_err(failed)?;
             } else {
-                link.object = create(*hook, program.as_fd(), *device).map_err(failed)?;
+                link.object = create(*hook, Place::Last, program.as_fd(), *device).map_err(failed)?;
                 link.put_into(&folder).map_err(failed)?;
             }
         }

@@ -48,6 +48,7 @@ mod switch;
 mod test_run;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod tpot;
 mod trace;
 mod vias;
 
@@ -68,6 +69,17 @@ pub mod abi {
 #[allow(non_snake_case, non_camel_case_types, dead_code, unused_imports, unsafe_op_in_unsafe_fn)]
 mod skel {
     include!(concat!(env!("OUT_DIR"), "/splice.skel.rs"));
+}
+
+/// Types of the maps of translucent proxying (bpf/tpot.h).
+mod tpot_abi {
+    pub use crate::tpot_skel::types::*;
+}
+
+#[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[allow(non_snake_case, non_camel_case_types, dead_code, unused_imports, unsafe_op_in_unsafe_fn)]
+mod tpot_skel {
+    include!(concat!(env!("OUT_DIR"), "/tpot.skel.rs"));
 }
 
 pub use attachment::Mended;
@@ -98,8 +110,12 @@ pub use requirements::{OLDEST, kernel_release, missing_capabilities, tested_kern
 pub use side::{Pair, Side};
 pub use sockets::{
     PathFacts, Repair, SenderFacts, clamp_window, is_urgent, lift_outstanding, limit_outstanding, low_water, make_room,
-    path_facts, receive, received, register, sender_facts,
+    path_facts, receive, received, register, sender_facts, set_hops, set_transparent,
 };
 pub use switch::{FreezeOptions, Frozen, Half, Limit, SwitchError, Switched, can_fit};
 pub use test_run::TestContext;
+pub use tpot::{
+    Destinations, TPOT_EXID, TPOT_RULES, Tpot, TpotOptions, TpotRole, TpotTunnel, tpot_avoided, tpot_flush,
+    tpot_tunnels,
+};
 pub use trace::{Numbers, Traced};

@@ -7,7 +7,7 @@ use crate::{
     requirements::missing_capabilities,
     skel::{OpenSpliceSkel, SpliceSkel},
 };
-use libbpf_rs::{AsRawLibbpf, OpenObject, PrintLevel, set_print, skel::OpenSkel};
+use libbpf_rs::{AsRawLibbpf, Object, OpenObject, PrintLevel, set_print, skel::OpenSkel};
 use nix::libc;
 use std::{cell::RefCell, ffi::CStr, fmt::Write, fs, io, path::Path, sync::Once};
 
@@ -32,6 +32,12 @@ fn hear(_: PrintLevel, text: String) {
 /// Loads the programs of an object whose maps have their final sizes.
 pub(crate) fn load<'o>(mut open: OpenSpliceSkel<'o>) -> Result<SpliceSkel<'o>, OpenError> {
     let mut attempt = Attempt::at(open.open_object_mut())?;
+    attempt.hear(|| open.load()).map_err(|e| attempt.verdict(&e, Path::new(LOG)))
+}
+
+/// Loads the programs of another object.
+pub(crate) fn load_object(mut open: OpenObject) -> Result<Object, OpenError> {
+    let mut attempt = Attempt::at(&mut open)?;
     attempt.hear(|| open.load()).map_err(|e| attempt.verdict(&e, Path::new(LOG)))
 }
 

@@ -50,6 +50,12 @@ pub fn default_pin() -> io::Result<PathBuf> {
     Ok(Path::new(ALL).join(format!("net-{ns}")))
 }
 
+/// Returns the directory for the pins of translucent proxying in this network namespace.
+pub(crate) fn tpot_pin() -> io::Result<PathBuf> {
+    let ns = fs::metadata("/proc/thread-self/ns/net")?.ino();
+    Ok(Path::new(ALL).join(format!("tpot-{ns}")))
+}
+
 /// A directory of pins that this process owns while this value lives.
 #[derive(Debug)]
 pub(crate) struct Owned {
@@ -156,7 +162,8 @@ pub fn remove_dead() -> io::Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     for folder in folders {
         let path = folder?.path();
-        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("net-")) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !["net-", "tpot-"].iter().any(|of| name.starts_with(of)) {
             continue;
         }
         match is_dead(&path).and_then(|dead| dead.map(|owned| owned.remove()).transpose()) {

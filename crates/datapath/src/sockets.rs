@@ -31,6 +31,20 @@ fn set_int(fd: impl AsFd, level: libc::c_int, option: libc::c_int, value: libc::
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Sets IP_TRANSPARENT: the socket, and those that it accepts, may have addresses that are not ours. Needs CAP_NET_ADMIN.
+pub fn set_transparent(fd: impl AsFd, v6: bool) -> io::Result<()> {
+    match v6 {
+        false => set_int(fd, libc::IPPROTO_IP, libc::IP_TRANSPARENT, 1),
+        true => set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, 1),
+    }
+}
+
+/// Lets so many proxies intercept the socket's connection (`MARK_HOPS` of bpf/mark.h). Needs CAP_NET_ADMIN.
+pub fn set_hops(fd: impl AsFd, hops: u8) -> io::Result<()> {
+    const MARK_HOPS: libc::c_int = 0x6c73_7100;
+    set_int(fd, libc::SOL_SOCKET, libc::SO_MARK, MARK_HOPS | libc::c_int::from(hops))
+}
+
 /// Returns SO_NETNS_COOKIE: a number of this network namespace that, unlike its inode, is not reused until the machine reboots.
 pub(crate) fn namespace_cookie() -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71; // <asm-generic/socket.h>; the libc crate does not have it
@@ -373,10 +387,8 @@ pub fn restore(r: &Restore) -> io::Result<OwnedFd> {
     let family = if r.remote.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let s = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
     Repair::On.set(&s)?;
-    match r.local {
-        _ if !r.foreign => {}
-        SocketAddr::V4(_) => set_int(&s, libc::IPPROTO_IP, libc::IP_TRANSPARENT, 1)?,
-        SocketAddr::V6(_) => set_int(&s, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, 1)?,
+    if r.foreign {
+        set_transparent(&s, r.local.is_ipv6())?;
     }
     bind(s.as_raw_fd(), &SockaddrStorage::from(r.local))?;
     for (queue, seq) in [(SEND_QUEUE, r.next_out), (RECV_QUEUE, r.next_in)] {

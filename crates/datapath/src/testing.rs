@@ -8,21 +8,21 @@ use crate::{
     switch::bare,
 };
 use libbpf_rs::{
-    AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType,
+    AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType, ObjectBuilder,
     btf::{Btf, types::Composite},
-    skel::{OpenSkel, SkelBuilder},
 };
 use std::{
     ffi::CStr,
     fs, io,
-    mem::MaybeUninit,
     net::Ipv6Addr,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::Path,
 };
 
-/// The compiled programs: an ELF file for the machine `bpf`.
+/// The compiled programs of the data path: an ELF file for the machine `bpf`.
 pub const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/splice.bpf.o"));
+/// The same for translucent proxying.
+pub const TPOT_OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
 
 /// The verifier's statistics on a program, from the running kernel.
 #[derive(Clone, Debug)]
@@ -35,14 +35,13 @@ pub struct Verified {
     pub stacks: Vec<u32>,
 }
 
-/// Loads all programs with the smallest tables. Pins and attaches nothing.
-pub fn verify() -> io::Result<Vec<Verified>> {
+/// Loads all programs of an object. Pins and attaches nothing.
+pub fn verify(object: &[u8]) -> io::Result<Vec<Verified>> {
     const STATISTICS: u32 = 4; // BPF_LOG_STATS
     const LOG: usize = 65536; // statistics take a few lines
-    let mut object = MaybeUninit::uninit();
-    let mut open = crate::skel::SpliceSkelBuilder::default().open(&mut object).map_err(io_error)?;
+    let mut open = ObjectBuilder::default().open_memory(object).map_err(io_error)?;
     let mut logs: Vec<(String, Vec<u8>)> = Vec::new();
-    for mut program in open.open_object_mut().progs_mut() {
+    for mut program in open.progs_mut() {
         program.set_log_level(STATISTICS);
         let mut log = vec![0; LOG];
         // SAFETY: the program is open; the buffer, whose size is passed, is not moved with its vector and outlives the load.

@@ -226,6 +226,11 @@ impl Handshakes {
         hear_syns(d, addr, acceptor.course.is_foreign(), true)
     }
 
+    /// Routes segments for addresses that are not ours to local sockets, until the engine closes.
+    pub fn route_foreign(&mut self, v6: bool) -> io::Result<()> {
+        self.make_way(v6, true)
+    }
+
     /// Takes no more connections to `addr`.
     pub fn unlisten(&mut self, addr: SocketAddr) {
         self.listeners.remove(&addr);

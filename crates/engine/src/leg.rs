@@ -41,6 +41,8 @@ pub struct Leg {
     pub(crate) announced: Option<Box<(SocketAddr, SocketAddr)>>,
     /// The socket's position in both streams.
     pub(crate) at: Position,
+    /// How many more proxies may intercept the connection to the server, if the client has asked for that (TPOT).
+    pub(crate) hops: Option<u8>,
     /// Whether the receive window is limited; see [`Leg::clamp`].
     clamped: bool,
     /// Whether the host is held back; see [`Leg::hold_back`].
@@ -67,6 +69,7 @@ impl Leg {
             local,
             announced: None,
             at: Position::default(),
+            hops: None,
             clamped: false,
             held_back: false,
             buffered: None,
@@ -391,6 +394,7 @@ impl Parked {
             local: tuple.local,
             announced: None,
             at,
+            hops: None,
             clamped: false,
             held_back: false,
             buffered: None,

@@ -84,7 +84,9 @@ pub use listener::{BoundSocket, Listener};
 /// Part of [`OpenOptions`].
 #[doc(inline)]
 pub use longsplice_datapath::Options as DatapathOptions;
-pub use longsplice_datapath::{ConntrackCounts, LegDetail, Numbers, OpenError, Pair, PathChanges, Side};
+pub use longsplice_datapath::{
+    ConntrackCounts, Destinations, LegDetail, Numbers, OpenError, Pair, PathChanges, Side, Tpot, TpotOptions,
+};
 pub use refusal::{Refusal, Tally};
 pub use splicer::{OpenOptions, Splicer};
 #[cfg(feature = "taps")]

@@ -5,13 +5,15 @@ use crate::{
     live::Live,
     refusal::Refusal,
     splicer::Splicer,
+    sync::lock,
 };
-use longsplice_datapath::register;
+use longsplice_datapath::{Destinations, Tpot, register, set_transparent};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
+    sync::Arc,
     time::Duration,
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -76,6 +78,8 @@ pub struct Listener {
     splicer: Splicer,
     to_copy: bool,
     has_listened: bool,
+    /// Where its connections are in tunnels.
+    tpot: Option<Arc<Tpot>>,
     listener: AsyncFd<OwnedFd>,
 }
 
@@ -91,7 +95,8 @@ impl Listener {
             inheritable(&socket)?;
         }
         let (local, remote) = (ip(&socket.local_addr()?), ip(&remote));
-        let leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        let mut leg = Leg::new(Live::new(socket.into())?, remote, local, self.to_copy.then_some(Refusal::Policy));
+        leg.hops = self.tpot.as_ref().and_then(|tpot| tpot.hops_left(&leg.tuple()));
         self.splicer.engine().lingering.begins_anew(&leg.tuple());
         Ok(leg)
     }
@@ -121,13 +126,32 @@ impl Splicer {
         self.listen_to_copy(socket).await.map(|listener| Listener { to_copy: false, ..listener })
     }
 
+    /// Listens for connections of other hosts to `to` that ask for a proxy ([`Tpot`]). The local address of an accepted leg
+    /// is that of the server which its client wants. Errors are those of routing rules and of IP_TRANSPARENT, which need
+    /// CAP_NET_ADMIN; [`io::ErrorKind::Unsupported`] without a data path, and [`io::ErrorKind::InvalidInput`] if there is no
+    /// room for another rule.
+    pub async fn listen_for_askers(&self, tpot: &Arc<Tpot>, to: &Destinations) -> io::Result<Listener> {
+        if self.datapath().is_none() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's packet path is needed for this"));
+        }
+        let v6 = to.net.is_ipv6();
+        lock(self.handshakes()).route_foreign(v6)?;
+        // its own address gets nothing but connections of this host, which are refused as guarded
+        let own: IpAddr = if v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        let bound = BoundSocket::bind((own, 0).into())?;
+        set_transparent(&bound.socket, v6)?;
+        let listener = self.listen_to_copy(bound).await?;
+        tpot.take(to, listener.listener.get_ref())?;
+        Ok(Listener { to_copy: false, tpot: Some(tpot.clone()), ..listener })
+    }
+
     /// Listens for connections that are never spliced. The connections to servers that are
     /// made for them are not spliced either, and the data path does no work for any of them.
     pub async fn listen_to_copy(&self, bound: BoundSocket) -> io::Result<Listener> {
         let BoundSocket { socket, has_listened } = bound;
         patiently(|| socket.listen(4096)).await?;
         let listener = register(socket.into(), Interest::READABLE)?;
-        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, listener })
+        Ok(Listener { splicer: self.clone(), to_copy: true, has_listened, tpot: None, listener })
     }
 }
 

@@ -8,6 +8,8 @@
 //! OneArmed     client c0 ──┐
 //!           forwarder f0 ──┼── bridge br0, in a namespace of its own
 //!              server s0 ──┘
+//!
+//! TwoForwarders   client c0 ──── f0 forwarder f1 ──── g0 second g1 ──── s0 server
 //! ```
 //!
 //! The client's prefixes are 10.77.1.0/24 and fd77:1::/64, the server's 10.77.2.0/24 and fd77:2::/64. The forwarder has the
@@ -39,6 +41,9 @@ pub enum Shape {
     TwoDevices,
     /// All three are on one segment, and the forwarder has one device.
     OneArmed,
+    /// A second forwarder is between the first one and the server. It has the addresses that the first one otherwise has
+    /// on the server's network; between the two is 10.77.3.0/24 and fd77:3::/64, where they have the addresses 1 and 2.
+    TwoForwarders,
 }
 
 /// Options of a lab; the default suits most tests.
@@ -141,6 +146,10 @@ pub const FORWARDER_TO_CLIENT: Address = Address::new(1, 1);
 pub const FORWARDER_TO_SERVER: Address = Address::new(2, 1);
 /// A second address of the forwarder on the server's network.
 pub const FORWARDER_TO_SERVER_SECOND: Address = Address::new(2, 11);
+/// The forwarder's address on the network between two forwarders.
+pub const FORWARDER_TO_SECOND: Address = Address::new(3, 1);
+/// The second forwarder's address there.
+pub const SECOND_TO_FORWARDER: Address = Address::new(3, 2);
 /// The server's address.
 pub const SERVER: Address = Address::new(2, 2);
 /// A second address of the server.
@@ -155,6 +164,8 @@ pub struct Lab {
     pub forwarder: Namespace,
     /// The host that accepts connections. Its device is `s0`.
     pub server: Namespace,
+    /// The second forwarder, for [`Shape::TwoForwarders`].
+    pub second: Option<Namespace>,
     segment: Option<Namespace>,
     shape: Shape,
     options: Options,
@@ -195,6 +206,7 @@ impl Lab {
             client: open("client")?,
             forwarder: open("forwarder")?,
             server: open("server")?,
+            second: (shape == Shape::TwoForwarders).then(|| open("second")).transpose()?,
             segment: (shape == Shape::OneArmed).then(|| open("segment")).transpose()?,
             shape,
             options: options.clone(),
@@ -208,6 +220,9 @@ impl Lab {
         lab.forwarder.ip(&plan.forwarder())?;
         if let Some(segment) = &lab.segment {
             segment.ip(&plan.segment())?;
+        }
+        if let Some(second) = &lab.second {
+            second.ip(&plan.second())?;
         }
         lab.set_offloads()?;
         if options.in_order >= InOrder::EndHosts {
@@ -241,7 +256,7 @@ impl Lab {
     /// The forwarder's device towards the server; with one arm, the only one.
     pub fn server_device(&self) -> &'static str {
         match self.shape {
-            Shape::TwoDevices => "f1",
+            Shape::TwoDevices | Shape::TwoForwarders => "f1",
             Shape::OneArmed => "f0",
         }
     }
@@ -307,7 +322,7 @@ impl Lab {
     }
 
     fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
-        [&self.client, &self.forwarder, &self.server].into_iter().chain(&self.segment)
+        [&self.client, &self.forwarder, &self.server].into_iter().chain(&self.second).chain(&self.segment)
     }
 
     /// Disables everything that sends packets no test asked for, or that delays an IPv6 address.
@@ -327,7 +342,7 @@ impl Lab {
             // What one connection learned about a path must not affect the next test.
             ("ipv4/tcp_no_metrics_save", "1"),
         ];
-        if namespace.name() == self.forwarder.name() {
+        if [Some(&self.forwarder), self.second.as_ref()].iter().flatten().any(|f| f.name() == namespace.name()) {
             settings.extend([("ipv4/ip_forward", forwarding), ("ipv6/conf/all/forwarding", forwarding)]);
         }
         let written = namespace.run(|| {
@@ -397,6 +412,7 @@ impl Plan<'_> {
         match self.shape {
             Shape::TwoDevices => &["client", "forwarder", "server"],
             Shape::OneArmed => &["client", "forwarder", "server", "segment"],
+            Shape::TwoForwarders => &["client", "forwarder", "server", "second"],
         }
     }
 
@@ -408,6 +424,11 @@ impl Plan<'_> {
             Shape::TwoDevices => vec![
                 self.wire(0, ("client", "c0"), ("forwarder", "f0"), client),
                 self.wire(1, ("server", "s0"), ("forwarder", "f1"), server),
+            ],
+            Shape::TwoForwarders => vec![
+                self.wire(0, ("client", "c0"), ("forwarder", "f0"), client),
+                self.wire(1, ("second", "g0"), ("forwarder", "f1"), server),
+                self.wire(2, ("server", "s0"), ("second", "g1"), server),
             ],
             Shape::OneArmed => vec![
                 self.wire(0, ("client", "c0"), ("segment", "pc"), client),
@@ -440,6 +461,11 @@ impl Plan<'_> {
         let to_server = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
         match self.shape {
             Shape::TwoDevices => addresses_of("f0", &[FORWARDER_TO_CLIENT]) + &addresses_of("f1", &to_server),
+            Shape::TwoForwarders => {
+                addresses_of("f0", &[FORWARDER_TO_CLIENT])
+                    + &addresses_of("f1", &[FORWARDER_TO_SECOND])
+                    + &route(2, SECOND_TO_FORWARDER)
+            }
             Shape::OneArmed => {
                 let mut batch = addresses_of("f0", &[&[FORWARDER_TO_CLIENT][..], &to_server].concat());
                 // A device has only one MTU; the MTU of the smaller link is set on its routes.
@@ -453,6 +479,12 @@ impl Plan<'_> {
         }
     }
 
+    fn second(&self) -> String {
+        addresses_of("g0", &[SECOND_TO_FORWARDER])
+            + &addresses_of("g1", &[FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND])
+            + &route(1, FORWARDER_TO_SECOND)
+    }
+
     fn segment(&self) -> String {
         let mtu = self.options.mtu_client.max(self.options.mtu_server);
         let mut batch = format!(
@@ -463,6 +495,11 @@ impl Plan<'_> {
         }
         batch
     }
+}
+
+/// A route to the client's or the server's network.
+fn route(side: u8, via: Address) -> String {
+    format!("route add 10.77.{side}.0/24 via {}\nroute add fd77:{side}::/64 via {}\n", via.v4, via.v6)
 }
 
 fn end_host(device: &str, side: u8, addresses: &[Address]) -> String {

@@ -1,7 +1,8 @@
 //! The only table of flags: `--help`, the man page and the parser are generated from it.
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
-use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen};
+use longsplice_engine::{DatapathOptions, FlowState, PathRule, SpliceWhen, TpotOptions};
+use longsplice_proxy::access::{PortRange, Prefix};
 use std::{ops::RangeInclusive, path::PathBuf};
 
 /// Maximum duration of a trace in seconds, so that a forgotten trace ends.
@@ -76,6 +77,10 @@ pub enum Command {
     /// Flows are reset, unless the proxy was started with `--leave-flows`. The exit status is 0 if the proxy has cleaned up
     /// and exited, and 1 if it could not clean up, was killed meanwhile, does not answer or does not exit.
     Stop(StopArgs),
+    /// Translucent proxying (TPOT): proxies anywhere on the path of a connection, which intercept it if its host asks for one.
+    ///
+    /// The proxies are `longsplice run` with a listener of protocol = "tpot". docs/tpot.md describes the protocol.
+    Tpot(TpotArgs),
     /// Check whether this machine can splice, and say how to fix what is missing.
     ///
     /// This changes nothing: programs are loaded and attached in a temporary network namespace. The exit status is 0 if
@@ -200,6 +205,76 @@ pub struct RunArgs {
         value_parser = clap::value_parser!(u32).range(within(&DatapathOptions::FLOWS))
     )]
     pub max_flows: u32,
+}
+
+/// Arguments of `longsplice tpot`.
+#[derive(Debug, clap::Args)]
+pub struct TpotArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: TpotCommand,
+}
+
+/// The subcommands of `longsplice tpot`.
+#[derive(Debug, Subcommand)]
+pub enum TpotCommand {
+    /// Let the connections of this host ask for proxies, in the foreground. Programs need no change.
+    ///
+    /// A SYN carries a TCP option. A proxy on the route may answer it; all later packets of the connection then travel in a
+    /// tunnel to that proxy, whatever happens to the route. Without a proxy, or if something on the path drops such SYNs,
+    /// connections are as usual. SIGTERM and SIGINT stop it. Connections in tunnels outlive it, and the next start takes them
+    /// over.
+    Host(TpotHostArgs),
+    /// List the connections in tunnels on this machine, as asker (host) or taker (proxy), and the destinations that are avoided.
+    ///
+    /// A destination is avoided for an hour if it has only answered SYNs without the option: something on the path drops
+    /// segments with options that it does not know.
+    Ls(TpotLsArgs),
+    /// Avoid no destination any more.
+    Flush,
+}
+
+/// Arguments of `longsplice tpot host`.
+#[derive(Debug, clap::Args)]
+pub struct TpotHostArgs {
+    /// Addresses of proxies that may intercept connections. May be repeated.
+    ///
+    /// Whoever can intercept a connection can read and change what is not encrypted, as any machine on the path could. A
+    /// tunnelled connection can be led off its path, so only name proxies that you trust.
+    #[arg(long, value_name = "PREFIX", required = true)]
+    pub proxy: Vec<Prefix>,
+
+    /// Ask for proxies for connections to these ports. May be repeated.
+    #[arg(long, value_name = "PORT|FIRST-LAST", required = true)]
+    pub port: Vec<PortRange>,
+
+    /// Ask only for connections to these addresses. May be repeated [default: all].
+    #[arg(long, value_name = "PREFIX")]
+    pub to: Vec<Prefix>,
+
+    /// Ask only for connections of the processes in this cgroup, and those below it: a directory of cgroup2.
+    #[arg(long, value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
+
+    /// Attach to this device. May be repeated. The default is all Ethernet devices.
+    #[arg(long, value_name = "DEV", value_parser = NonEmptyStringValueParser::new())]
+    pub device: Vec<String>,
+
+    /// How many proxies may intercept a connection, one after the other.
+    #[arg(long, value_name = "N", default_value_t = TpotOptions::default().hops, value_parser = clap::value_parser!(u8).range(1..))]
+    pub hops: u8,
+
+    /// Identifier of the TCP option (RFC 6994). Hosts and proxies must agree on it.
+    #[arg(long, value_name = "NUMBER", default_value_t = TpotOptions::default().exid)]
+    pub exid: u16,
+}
+
+/// Arguments of `longsplice tpot ls`.
+#[derive(Debug, clap::Args)]
+pub struct TpotLsArgs {
+    /// Print JSON: one object per connection.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Format of log lines.

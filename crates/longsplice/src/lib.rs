@@ -13,6 +13,7 @@ mod ls;
 mod man;
 mod paths;
 mod run;
+mod tpot;
 mod trace;
 
 pub use client::{AskError, Client};
@@ -27,9 +28,9 @@ use std::{error::Error, io, process::ExitCode};
 /// Runs the program: parses the arguments and executes the subcommand.
 pub fn main() -> ExitCode {
     let args = Args::parse();
-    let control = args.control.as_deref();
+    let (control, verbose) = (args.control.as_deref(), args.verbose);
     let outcome = match &args.command {
-        Command::Run(run) => run::run(run, control, args.verbose),
+        Command::Run(run) => run::run(run, control, verbose),
         Command::Ls(args) => ls::ls(control, args),
         Command::Inspect(args) => inspect::inspect(control, args),
         Command::Trace(args) => trace::trace(control, args),
@@ -37,6 +38,7 @@ pub fn main() -> ExitCode {
         Command::Unsplice(flow) => client::unsplice(control, flow.id),
         Command::Counters(json) => client::counters(control, json.json),
         Command::Stop(stop) => client::stop(control, stop),
+        Command::Tpot(args) => tpot::tpot(args, verbose),
         Command::Doctor(json) => doctor::doctor(json.json),
         Command::Man => man::man(),
     };

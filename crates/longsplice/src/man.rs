@@ -24,9 +24,12 @@ pub fn man() -> Outcome {
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    let subcommands = command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help");
-    for subcommand in subcommands {
-        writeln!(page, ".SH \"LONGSPLICE {}\"", subcommand.get_name().to_uppercase())?;
+    let subcommands = |c: &clap::Command| -> Vec<_> {
+        c.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help").cloned().collect()
+    };
+    for subcommand in subcommands(&command).iter().flat_map(|c| [vec![c.clone()], subcommands(c)].concat()) {
+        let name = subcommand.get_bin_name().unwrap_or(subcommand.get_name());
+        writeln!(page, ".SH \"{}\"", name.to_uppercase())?;
         // Global options are already described above.
         let own =
             subcommand.clone().mut_args(|a| if a.is_global_set() || a.get_id() == "help" { a.hide(true) } else { a });

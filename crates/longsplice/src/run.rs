@@ -10,7 +10,7 @@ use crate::{
     doctor, paths,
 };
 use longsplice_datapath::MAX_LISTENERS;
-use longsplice_engine::{Refusal, SpliceWhen, Splicer};
+use longsplice_engine::{Refusal, SpliceWhen, Splicer, Tpot};
 use longsplice_proxy::{
     Config, ConfigError, ListenerConfig, Prepared, Protocol, Server, Workers, access_log::LogFormat,
     limits::CONNECTIONS,
@@ -98,7 +98,7 @@ fn configure(args: &RunArgs) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-fn start_log(verbose: u8, json: bool) {
+pub(crate) fn start_log(verbose: u8, json: bool) {
     let level = ["info", "debug", "trace"][usize::from(verbose).min(2)];
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
@@ -218,8 +218,9 @@ async fn serve(args: &RunArgs, config: Config, path: &Path, workers: &Workers) -
         () = control.serve(&splicer, &server, &stop) => unreachable!("it serves until dropped"),
         () = end(&splicer, &server, ending, leave, (&mut signals, &mut stops, &mut stoppers)) => {}
     }
+    let tpot = server.tpot();
     drop(server);
-    let closed = close(splicer, leave && !ending.flush);
+    let closed = close(splicer, leave && !ending.flush).and_then(|()| tpot.as_deref().map_or(Ok(()), close_tpot));
     drop(control);
     stoppers.extend(from_fn(|| stops.try_recv().ok()));
     stoppers.into_iter().for_each(|s| s.tell(&closed));
@@ -266,6 +267,18 @@ fn close(splicer: Splicer, keep: bool) -> Result<(), String> {
         tracing::info!("stopped");
     }
     Ok(())
+}
+
+/// Detaches the programs of translucent proxying, unless connections are left in tunnels.
+fn close_tpot(tpot: &Tpot) -> Result<(), String> {
+    match tpot.close() {
+        Ok(0) => Ok(()),
+        Ok(left) => {
+            tracing::info!("{left} connections stay in their tunnels, which the next start takes over");
+            Ok(())
+        }
+        Err(e) => Err(format!("cannot detach translucent proxying: {e}")),
+    }
 }
 
 /// The signals that the process handles.

@@ -25,6 +25,7 @@ use crate::{
     proxy_protocol::ProxyProtocol,
     routes::Route,
     target::Target,
+    tpot::Asking,
     users::Users,
 };
 use longsplice_engine::{OpenError, OpenOptions, Policy, SpliceWhen};
@@ -54,6 +55,8 @@ pub struct Config {
     pub splice: Splicing,
     /// Options of the engine: devices, tables, and local addresses and ports of connections to servers.
     pub engine: OpenOptions,
+    /// Which connections to servers ask for a translucent proxy; none: none do.
+    pub tpot: Option<Asking>,
     /// Path of the control socket.
     pub control: Option<PathBuf>,
     /// Whether spliced flows continue when the program stops.
@@ -125,6 +128,8 @@ pub enum Protocol {
     },
     /// Connections that are routed through this machine, to their original destination.
     Transparent,
+    /// Connections that are routed through this machine, and whose hosts ask for a proxy (TPOT).
+    Tpot,
 }
 
 /// Who answers the SYN of a plug's client.
@@ -193,6 +198,7 @@ impl Protocol {
             Protocol::Tls(_) => "tls",
             Protocol::Plug { .. } => "plug",
             Protocol::Transparent => "transparent",
+            Protocol::Tpot => "tpot",
         }
     }
 }
@@ -235,9 +241,9 @@ pub enum ConfigError {
 impl ListenerConfig {
     /// Returns a listener with the defaults of its protocol.
     pub fn new(listen: SocketAddr, protocol: Protocol) -> ListenerConfig {
-        // Clients of SOCKS, of a forward proxy or of TLS choose their target. Other targets come from the configuration.
+        // Clients of SOCKS, of a forward proxy, of TLS or of TPOT choose their target. Other targets come from the configuration.
         let guarded = match &protocol {
-            Protocol::Socks5 { .. } => true,
+            Protocol::Socks5 { .. } | Protocol::Tpot => true,
             Protocol::Http(http) => http.routes.is_empty(),
             Protocol::Tls(tls) => tls.forwards(),
             Protocol::Plug { .. } | Protocol::Transparent => false,
@@ -265,7 +271,11 @@ impl ListenerConfig {
     pub fn cache(&self) -> Option<&CacheConfig> {
         match &self.protocol {
             Protocol::Http(http) => http.cache.as_ref(),
-            Protocol::Socks5 { .. } | Protocol::Tls(_) | Protocol::Plug { .. } | Protocol::Transparent => None,
+            Protocol::Socks5 { .. }
+            | Protocol::Tls(_)
+            | Protocol::Plug { .. }
+            | Protocol::Transparent
+            | Protocol::Tpot => None,
         }
     }
 

@@ -54,10 +54,14 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             socks_handshake(shared, listener, users, (&mut client, buffer), &mut record).await
         }
         Protocol::Tls(tls) => tls::handshake(shared, listener, tls, (&mut client, buffer), &mut record).await,
-        Protocol::Plug { target, .. } => {
+        Protocol::Plug { .. } | Protocol::Tpot => {
+            let target = match &listener.protocol {
+                Protocol::Plug { target, .. } => target.clone(),
+                _ => client.local().into(), // the address that the client wants
+            };
             record.target = Some(target.to_string());
             let subject = Subject::by(client.source().ip());
-            let server = connect(shared, listener, &client, &subject, target).await;
+            let server = connect(shared, listener, &client, &subject, &target).await;
             let left = Leftovers::for_server(buffer.rest());
             server.map(|server| Ready { server, left })
         }
@@ -71,7 +75,7 @@ pub(crate) async fn serve(mut live: Live, front: Arc<Front>, client: Leg) {
             match listener.protocol {
                 Protocol::Socks5 { .. } | Protocol::Http(_) | Protocol::Tls(_) => linger(&mut client).await,
                 // The client believes that it is connected to the target, so it gets a reset, as the target would send.
-                Protocol::Plug { .. } | Protocol::Transparent => client.reset_at_close(),
+                Protocol::Plug { .. } | Protocol::Transparent | Protocol::Tpot => client.reset_at_close(),
             }
             shared.splicer.discard(client);
             write(&live, record, started);

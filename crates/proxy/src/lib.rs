@@ -42,6 +42,7 @@ pub mod socks5;
 mod tap_dir;
 pub mod target;
 pub mod tls;
+pub mod tpot;
 pub mod users;
 mod verify;
 mod workers;

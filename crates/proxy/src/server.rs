@@ -13,9 +13,10 @@ use crate::{
     pool::Pool,
     resolve::Resolver,
     tap_dir::TapDir,
+    tpot,
     workers::Workers,
 };
-use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, SpliceWhen, Splicer, Tally};
+use longsplice_engine::{BoundSocket, EndToEndListener, Leg, Listener, OpenError, SpliceWhen, Splicer, Tally, Tpot};
 use std::{
     collections::HashMap,
     io,
@@ -54,6 +55,15 @@ pub enum StartError {
         /// Error of the system.
         source: io::Error,
     },
+    /// Translucent proxying cannot be opened.
+    #[error("cannot intercept connections (protocol = \"tpot\"): {0}")]
+    Tpot(#[from] OpenError),
+    /// There are too many rules for connections of this machine.
+    #[error("tpot: {0}; every prefix of proxies is a rule, and so is every prefix of `to` with every port")]
+    Asking(io::Error),
+    /// Packets would bypass the tunnels.
+    #[error("packets that leave {0} by XDP or to a veth's peer would bypass the tunnels of tpot: remove xdp and peer")]
+    Bypass(String),
     /// The access log cannot be opened.
     #[error("cannot open the access log {to}: {source}")]
     AccessLog {
@@ -101,6 +111,8 @@ pub struct Server {
     tallies: Vec<(&'static str, Arc<Tally>)>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
+    /// Translucent proxying, if the configuration needs it.
+    tpot: Option<Arc<Tpot>>,
 }
 
 /// All resources of a server except the data path: missing ones are noticed before the data path is touched.
@@ -120,7 +132,7 @@ impl Prepared {
             return Err(StartError::NoListener);
         }
         let bind = |l: &ListenerConfig| {
-            let own = l.protocol != Protocol::Transparent;
+            let own = !matches!(l.protocol, Protocol::Transparent | Protocol::Tpot);
             own.then(|| BoundSocket::bind(l.listen)).transpose().map_err(cannot_listen(l.listen))
         };
         let sockets = config.listeners.iter().map(bind).collect::<Result<_, _>>()?;
@@ -153,6 +165,7 @@ impl Prepared {
     pub async fn start(self, workers: &Workers, splicer: Splicer) -> Result<Server, StartError> {
         let Prepared { config, sockets, log, taps, caches } = self;
         let loads = workers.loads();
+        let tpot = tpot::open(&config)?;
         let mut bound = Vec::new();
         for (number, (listener, socket)) in config.listeners.into_iter().zip(sockets).enumerate() {
             let failed = cannot_listen(listener.listen);
@@ -167,6 +180,11 @@ impl Prepared {
                 };
                 let listen = loads.runtime(number).spawn(listen);
                 listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?
+            } else if let (Protocol::Tpot, Some(tpot)) = (&listener.protocol, &tpot) {
+                let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
+                let listen = async move { splicer.listen_for_askers(&tpot, &to).await };
+                let listening = loads.runtime(number).spawn(listen).await.map_err(io::Error::other);
+                (Bound::Own(listening.and_then(|listening| listening).map_err(failed)?), listener.listen)
             } else {
                 let rules = listener.rules.clone();
                 let allow = move |client: SocketAddr, server: SocketAddr| {
@@ -191,7 +209,9 @@ impl Prepared {
             live: watch::Sender::new(0),
             stop: stop.subscribe(),
         });
-        let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new() };
+        let mut server = Server { shared, addrs: Vec::new(), tallies: Vec::new(), stop, tasks: Vec::new(), tpot };
+        let runtime = server.shared.loads.runtime(0);
+        server.tasks.extend(server.tpot.as_ref().map(|tpot| runtime.spawn(tpot::tend(Arc::downgrade(tpot)))));
         let upkeep = server.shared.upkeep();
         for pool in server.shared.pools.values() {
             server.tasks.extend(pool.tend(&upkeep));
@@ -240,6 +260,11 @@ impl Server {
     /// Closes the listening sockets; connections continue. This cannot be undone.
     pub fn stop_accepting(&self) {
         self.stop.send_replace(true);
+    }
+
+    /// Returns translucent proxying, if the configuration needs it. Close it after the engine: the last segments need their tunnels.
+    pub fn tpot(&self) -> Option<Arc<Tpot>> {
+        self.tpot.clone()
     }
 
     /// Waits until no connection is left, for `limit` at most, and returns the number that is left. Does not stop accepting.
@@ -333,7 +358,7 @@ fn announce(addr: SocketAddr, listener: &ListenerConfig) {
             );
         }
         Protocol::Tls(_) => tracing::info!("tls on {addr}"),
-        Protocol::Transparent => tracing::info!("transparent on {addr}"),
+        Protocol::Transparent | Protocol::Tpot => tracing::info!("{} on {addr}", protocol.name()),
     }
 }
 

@@ -6,6 +6,7 @@ mod app;
 mod death;
 mod detour;
 mod holder;
+mod kind;
 mod marks;
 mod relay;
 mod reset;
@@ -16,6 +17,7 @@ mod tcp;
 use app::{App, byte};
 use death::Death;
 use detour::Detours;
+pub use kind::{Kind, Weather};
 use longsplice_datapath::{
     LegFlags, Pair, Side, VERDICTS,
     abi::event_kind,
@@ -31,46 +33,6 @@ use tcp::{FIN, MS, Packet, RST, Tcp, Time, URG};
 
 const EVENT_TRIGGERED: u8 = 1 << event_kind::EVENT_TRIGGERED.0;
 const EVENT_LIMIT_REACHED: u8 = 1 << event_kind::EVENT_LIMIT_REACHED.0;
-
-/// Impairments of the links.
-#[derive(Clone, Copy, Debug)]
-pub struct Weather {
-    /// Probability of loss.
-    pub loss: f64,
-    /// Probability of duplication.
-    pub duplicate: f64,
-    /// Probability of an extra delay.
-    pub reorder: f64,
-}
-
-/// The kind of run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// No loss, duplication or reordering, and little that legitimately makes hosts wait.
-    Calm,
-    /// Like [`Kind::Calm`], but the flow stays in control mode, for comparison.
-    Still,
-    /// Like [`Kind::Calm`], with the hold policy.
-    Held,
-    /// Like [`Kind::Calm`], and segments to us wait in queues that fill and drain.
-    Queued,
-    /// Everything that can happen to packets.
-    Bad,
-    /// Like [`Kind::Bad`], and other segments arrive on another processor in the middle of switches and of other segments.
-    Crossing,
-    /// Like [`Kind::Bad`], with ECN negotiated at random and a network that marks.
-    Marked,
-    /// Like [`Kind::Bad`], and an off-path attacker sends segments with the hosts' addresses.
-    Hostile,
-    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at a random moment; another one takes over.
-    Killed,
-    /// Like [`Kind::Bad`] or [`Kind::Crossing`] without loss, and one of the hosts resets the connection at a random moment.
-    Reset,
-    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the paths to the hosts change.
-    Moved,
-    /// [`Kind::Moved`] and [`Kind::Hostile`] combined.
-    HostileMoved,
-}
 
 /// The results of a run.
 #[derive(Clone, Debug, Default)]

@@ -61,6 +61,12 @@ impl Pins {
         Pins(Path::new("/sys/fs/bpf/longsplice").join(format!("net-{inode}")))
     }
 
+    /// Those of translucent proxying.
+    pub fn of_tpot(namespace: &Namespace) -> Pins {
+        let inode = fs::metadata(namespace.path()).unwrap().ino();
+        Pins(Path::new("/sys/fs/bpf/longsplice").join(format!("tpot-{inode}")))
+    }
+
     pub fn exist(&self) -> bool {
         self.0.exists()
     }

@@ -21,6 +21,7 @@ use crate::{
     limits::Limits,
     plug::parse_listen,
     target::Target,
+    tpot::Asking,
     users::Users,
 };
 use longsplice_engine::Policy;
@@ -28,7 +29,7 @@ use serde::{Deserialize, de::MapAccess};
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    num::NonZeroU16,
+    num::{NonZeroU8, NonZeroU16},
     ops::Range,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -56,6 +57,7 @@ pub(super) enum FileKey {
     Devices,
     Xdp,
     Peer,
+    Tpot,
     Control,
     SourcePorts,
     Source,
@@ -76,6 +78,7 @@ impl Keys for File {
             FileKey::Devices => config.engine.datapath.devices = names(table.next_value()?),
             FileKey::Xdp => config.engine.datapath.xdp = names(table.next_value()?),
             FileKey::Peer => config.engine.datapath.peer = names(table.next_value()?),
+            FileKey::Tpot => config.tpot = Some(table.next_value::<RawAsking>()?.into()),
             FileKey::Control => config.control = table.next_value()?,
             FileKey::SourcePorts => {
                 let OrNumber(PortRange { first, last }) = table.next_value()?;
@@ -88,6 +91,30 @@ impl Keys for File {
             FileKey::LeaveFlowsOnStop => config.leave_flows_on_stop = table.next_value()?,
         }
         Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawAsking {
+    proxies: Many<Parsed<Prefix>>,
+    ports: Many<OrNumber<PortRange>>,
+    to: Option<Many<Parsed<Prefix>>>,
+    hops: Option<NonZeroU8>,
+    exid: Option<u16>,
+}
+
+impl From<RawAsking> for Asking {
+    fn from(raw: RawAsking) -> Asking {
+        let all = |prefixes: Many<Parsed<Prefix>>| prefixes.0.into_iter().map(|p| p.0).collect();
+        let usual = Asking::default();
+        Asking {
+            proxies: all(raw.proxies),
+            ports: raw.ports.0.into_iter().map(|p| p.0).collect(),
+            to: raw.to.map(all).unwrap_or_default(),
+            hops: raw.hops.map_or(usual.hops, NonZeroU8::get),
+            exid: raw.exid.unwrap_or(usual.exid),
+        }
     }
 }
 
@@ -145,6 +172,7 @@ enum Name {
     Tls,
     Plug,
     Transparent,
+    Tpot,
 }
 
 #[derive(Deserialize, Clone, Copy)]
@@ -325,13 +353,15 @@ impl SourceFile<'_> {
             let cure = "only plugs know the target before the client's SYN: remove the key, or use protocol = \"plug\"";
             return Err(self.wrong(handshake.span(), cure));
         }
-        if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent) = (raw.route.first(), raw.protocol) {
+        if let (Some(route), Name::Socks5 | Name::Plug | Name::Transparent | Name::Tpot) =
+            (raw.route.first(), raw.protocol)
+        {
             let cure = "only HTTP and TLS have routes: remove them, or use protocol = \"http\" or \"tls\"";
             return Err(self.wrong(route.span(), cure));
         }
         let users = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span));
         match (raw.protocol, users, raw.route.first()) {
-            (Name::Plug | Name::Tls | Name::Transparent, Some(span), _) => {
+            (Name::Plug | Name::Tls | Name::Transparent | Name::Tpot, Some(span), _) => {
                 let cure =
                     "clients of this protocol cannot authenticate: remove the users, or use protocol = \"socks5\"";
                 return Err(self.wrong(span, cure));
@@ -380,7 +410,8 @@ impl SourceFile<'_> {
                 handshake: raw.handshake.map(Spanned::into_inner).unwrap_or_default(),
             },
             (Name::Transparent, None) => Protocol::Transparent,
-            (Name::Transparent, Some(target)) => {
+            (Name::Tpot, None) => Protocol::Tpot,
+            (Name::Transparent | Name::Tpot, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
                     "such connections have their targets: remove `target`, or use protocol = \"plug\"",

@@ -206,6 +206,17 @@ fn values_that_do_not_go_together() {
     expect(&transparent("target = \"a:1\""), (4, 10), "remove `target`");
     expect(&transparent("users = { a = \"b\" }"), (4, 9), "cannot authenticate");
     expect(&transparent("proxy_protocol = { send = \"v2\" }"), (4, 18), "nobody sees us: remove the key");
+    let tpot = "[[listener]]\nprotocol = \"tpot\"\nlisten = \"0.0.0.0:80\"\n";
+    let c =
+        Config::from_toml(&format!("{tpot}[tpot]\nproxies = \"10.0.0.0/8\"\nports = [80, \"90-99\"]"), Path::new("f"))
+            .unwrap();
+    assert_eq!((&c.listeners[0].protocol, c.listeners[0].rules.guarded), (&Protocol::Tpot, true));
+    let asking = c.tpot.unwrap();
+    assert_eq!((asking.proxies.len(), asking.ports.len(), asking.to.len()), (1, 2, 0));
+    assert_eq!((asking.hops, asking.exid), (Asking::default().hops, Asking::default().exid));
+    expect(&format!("{tpot}target = \"a:1\""), (4, 10), "remove `target`");
+    expect(&format!("{tpot}[tpot]\nports = 80"), (4, 1), "proxies");
+    expect(&format!("{tpot}[tpot]\nproxies = \"10.0.0.0/8\"\nports = 80\nhops = 0"), (7, 8), "nonzero");
     expect(&format!("{SOCKS}{SOCKS}"), (6, 10), "another listener has 127.0.0.1:1080 already");
 }
 
@@ -510,8 +521,9 @@ fn only_a_plug_without_proxy_headers_shakes_hands_end_to_end() {
 const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
-const TABLES: [(&str, &[&str]); 14] = [
+const TABLES: [(&str, &[&str]); 15] = [
     ("unknown = 1", &["Top level"]),
+    ("tpot.unknown = 1", &["Translucent"]),
     ("log.unknown = 1", &["Log"]),
     ("[[listener]]\nunknown = 1", &["Listeners", "SOCKS", "HTTP", "TLS", "Plugs", "Handshakes end to end"]),
     ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Translucent proxying (TPOT): the layout that tpot.bpf.c shares with user space, and the wire format of the option.
+ *
+ * Words: the *asker* is the host or proxy whose SYN carries the option, the *taker* the proxy that intercepts it. Everything
+ * after the SYN travels between the two in a tunnel: IP in IP, the outer addresses are their own, the inner ones are those of the
+ * connection. Either may be the host of a leg of ours: the taker's client, or the asker's server.
+ */
+#ifndef LONGSPLICE_TPOT_H
+#define LONGSPLICE_TPOT_H
+
+#include "flow.h"
+
+/* The TCP option, all in network byte order. In a SYN it asks; in a SYN-ACK, which is tunnelled, it is the taker's answer.
+ *
+ *    0        1        2        3        4        5        6        7
+ *   +--------+--------+--------+--------+--------+--------+--------+--------+   |  253   |   8    |      ExID       |version |
+ * hops   |  capabilities   |   +--------+--------+--------+--------+--------+--------+--------+--------+
+ *
+ * hops: how many proxies may still intercept. capabilities: bits for what a proxy may do to the stream; none is defined, so
+ * none is set. The taker's address is the source of the tunnelled SYN-ACK, which fits both families. An option of another
+ * length or version counts as none. */
+struct tpot_option {
+	__u8 kind;   /* TPOT_KIND */
+	__u8 length; /* 8 */
+	__u16 exid;  /* RFC 6994 */
+	__u8 version;
+	__u8 hops;
+	__u16 capabilities;
+};
+
+enum tpot_constant {
+	TPOT_KIND = 253,     /* experimental (RFC 4727) */
+	TPOT_VERSION = 1,
+	TPOT_RULES = 64,     /* rules; each SYN is compared with all */
+	TPOT_AVOIDED = 4096, /* destinations that are not asked about; the oldest one makes room */
+	TPOT_AVOID = 3600,   /* for this time, seconds: then the path may be another one */
+	TPOT_ADDRESSES = 4096, /* addresses and devices of this machine */
+	TPOT_SYNS = 65536,   /* half-open connections; the oldest one makes room */
+	TPOT_TUNNELS = 65536, /* connections in tunnels; beyond, SYNs are left alone */
+};
+
+enum tpot_role {
+	TPOT_ASKER = 1,
+	TPOT_TAKER = 2,
+};
+
+enum tpot_rule_kind {
+	TPOT_RULE_ASK = 1,   /* ask for a proxy: connections of this host to these destinations */
+	TPOT_RULE_TAKE = 2,  /* intercept: connections of others to these destinations, with the listener of the rule's index */
+	TPOT_RULE_TRUST = 3, /* proxies that may intercept: the taker's address */
+};
+
+struct tpot_rule {
+	__u32 net[4], mask[4]; /* network byte order, IPv4 as ::ffff:a.b.c.d */
+	__u16 low, high;       /* ports, host byte order; not for TPOT_RULE_TRUST */
+	__u8 kind;             /* enum tpot_rule_kind; 0: none */
+	__u8 fill[3];
+};
+
+/* What user space configures. */
+struct tpot_config {
+	__u32 rules;   /* number of rules; 0: nothing is asked for or intercepted */
+	__u16 exid;    /* host byte order */
+	__u8 hops;     /* of SYNs of this host */
+	__u8 fill;
+	__u64 cgroup;  /* only its processes ask, and those of cgroups below; 0: all */
+	__u32 level;   /* of the cgroup: its distance from the root */
+	__u32 fill2;
+};
+
+/* An address of this machine, which is never intercepted. Network byte order, IPv4 as ::ffff:a.b.c.d. */
+struct tpot_address {
+	__u32 words[4];
+};
+
+/* Our addresses on a device, for the tunnels of SYNs that arrive there; zero: none. */
+struct tpot_own {
+	__u32 v4[4], v6[4];
+};
+
+/* A half-open connection. */
+struct tpot_syn {
+	__u32 seq;       /* of the SYN, host byte order */
+	__u32 iss;       /* taker: of our SYN-ACK */
+	__u32 peer[4], own[4]; /* taker: the ends of the tunnel */
+	__u8 role;       /* enum tpot_role */
+	__u8 asked;      /* asker: SYNs sent with the option */
+	__u8 answered;   /* taker: our SYN-ACK was sent, `iss` is valid; asker: the server itself has answered */
+	__u8 hops;       /* of the SYN */
+	__u8 bare;       /* asker: a SYN without the option was sent, because nobody had answered the others */
+	__u8 listener;   /* taker: index of the rule and of its socket */
+	__u8 fill[2];
+};
+
+enum tpot_tunnel_flag {
+	TPOT_FIN_IN = 1 << 0, /* the peer has sent a FIN */
+	TPOT_FIN_OUT = 1 << 1,
+	TPOT_RST = 1 << 2,
+	TPOT_COOKIE = 1 << 3, /* taker: our SYN-ACK was a SYN cookie, so there may be no socket yet */
+};
+
+/* A connection in a tunnel; the key is struct tuple as the inner packets have it. */
+struct tpot_tunnel {
+	__u32 peer[4], own[4]; /* outer addresses */
+	__u32 ifindex;         /* where the peer's last packet arrived */
+	__u32 flags;           /* enum tpot_tunnel_flag */
+	__u64 seen;            /* ns, CLOCK_MONOTONIC, coarse: the last packet, to the second */
+	__u8 role;             /* enum tpot_role */
+	__u8 hops;             /* taker: of the SYN */
+	__u8 listener;         /* taker: as in struct tpot_syn */
+	__u8 fill[5];
+};
+
+/* What was done with a packet. */
+enum tpot_verdict {
+	T_ASKED = 0,      /* SYN with the option sent */
+	T_NOT_ASKED,      /* retransmitted SYN sent without the option: nobody has answered the ones with it */
+	T_AVOIDED,        /* SYN to a destination that has only answered SYNs without the option in the last hour */
+	T_NO_SPACE,       /* SYN without space for the option */
+	T_INTERCEPTED,    /* SYN with the option given to our listener */
+	T_LEFT,           /* SYN with the option routed on: no rule, or no hops left */
+	T_UNSERVED,       /* SYN with the option routed on: no listener, no address or no room */
+	T_OPENED,         /* connection enters its tunnel */
+	T_SECOND_ANSWER,  /* second SYN-ACK of a connection: answered with an RST on the way that it came */
+	T_UNTRUSTED,      /* answer of a proxy that may not intercept: dropped */
+	T_ENCAPSULATED,
+	T_DECAPSULATED,
+	T_PLAIN,          /* packet of the asker outside of the tunnel: accepted */
+	T_PLAIN_REFUSED,  /* packet to the asker outside of its tunnel: dropped */
+	T_UNPROVEN,       /* tunnelled packet of no connection, or from another outer address: left to the stack */
+	T_TOO_BIG,        /* ICMP error about a tunnelled packet: translated for the connection */
+	T_CE_DROPPED,     /* congestion mark on the tunnel of a packet that cannot bear it (RFC 6040) */
+	T_FAILED,         /* a helper of the kernel has failed: dropped */
+	T_MAX,
+};
+
+#endif

@@ -1,0 +1,485 @@
+//! Translucent proxying (TPOT): the programs of bpf/tpot.bpf.c, which ask for proxies, intercept connections
+//! that ask for one, and carry both in tunnels. docs/tpot.md describes the protocol.
+
+use crate::{
+    OpenError, Tuple,
+    attach::{Hook, Place, attach_at, wanted_devices},
+    devices::devices,
+    load::load_object,
+    monotonic,
+    pins::{Owned, tpot_pin},
+    tpot_abi as abi,
+};
+#[cfg(feature = "testing")]
+use crate::{TestContext, test_run};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder, OpenMapMut};
+use nix::{
+    ifaddrs::getifaddrs,
+    sys::{
+        socket::SockaddrStorage,
+        statfs::{CGROUP2_SUPER_MAGIC, statfs},
+    },
+};
+use std::{
+    collections::HashMap,
+    fs, io,
+    net::{IpAddr, Ipv6Addr},
+    ops::RangeInclusive,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::Duration,
+};
+
+const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
+
+/// Time for which the entry of an ended connection is kept: its last segments may be retransmitted (2 MSL on Linux).
+const LINGER: Duration = Duration::from_secs(60);
+/// Time for which a destination that answers only SYNs without the option is not asked about.
+const AVOID: Duration = Duration::from_secs(abi::tpot_constant::TPOT_AVOID.0 as u64);
+/// Time without a packet after which a connection is given up, as by conntrack.
+const IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
+
+/// A range of destinations: addresses and ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destinations {
+    /// Address of the network. Bits beyond the prefix are ignored.
+    pub net: IpAddr,
+    /// Length of the prefix in bits.
+    pub prefix: u8,
+    /// Ports.
+    pub ports: RangeInclusive<u16>,
+}
+
+/// Options of [`Tpot::open`].
+#[derive(Clone, Debug)]
+pub struct TpotOptions {
+    /// Names of the devices to attach to. Empty: all Ethernet devices.
+    pub devices: Vec<String>,
+    /// Identifier of the option (RFC 6994). Hosts and proxies must agree on it.
+    pub exid: u16,
+    /// How many proxies may intercept a connection of this host, one after the other. 0: none.
+    pub hops: u8,
+    /// Directory of a cgroup2: only its processes, and those below it, ask for proxies. `None`: all.
+    pub cgroup: Option<PathBuf>,
+    /// Directory of the pins. `None`: one for this network namespace.
+    pub pin: Option<PathBuf>,
+}
+
+impl Default for TpotOptions {
+    fn default() -> Self {
+        TpotOptions { devices: Vec::new(), exid: TPOT_EXID, hops: 8, cgroup: None, pin: None }
+    }
+}
+
+/// The default identifier of the option: "tp". It is not registered with IANA.
+pub const TPOT_EXID: u16 = 0x7470;
+/// Maximum number of rules.
+pub const TPOT_RULES: usize = abi::tpot_constant::TPOT_RULES.0 as usize;
+
+/// Which end of a tunnel we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TpotRole {
+    /// This host has asked for a proxy.
+    Asker,
+    /// We are the proxy.
+    Taker,
+}
+
+/// A connection in a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TpotTunnel {
+    /// Address of the other end of the tunnel.
+    pub peer: IpAddr,
+    /// Our address in the tunnel.
+    pub own: IpAddr,
+    /// Which end we are.
+    pub role: TpotRole,
+    /// Whether both hosts have sent a FIN, or one of them an RST.
+    pub over: bool,
+    /// Time since the last packet, precise to about two seconds.
+    pub silent: Duration,
+}
+
+/// The programs and maps of translucent proxying in this network namespace. They are pinned: tunnels outlive the process, and
+/// the next one takes them over.
+pub struct Tpot {
+    object: Object,
+    config: abi::tpot_config,
+    /// Number of rules.
+    rules: Mutex<u32>,
+    /// Names of the devices to attach to; empty: all.
+    devices: Vec<String>,
+    /// The links to each device, by its index.
+    links: Mutex<HashMap<u32, Vec<OwnedFd>>>,
+    owned: Owned,
+}
+
+impl Tpot {
+    /// Loads the programs, or takes over the tunnels of an earlier process, and attaches to the devices. The data path
+    /// ([`Datapath`](crate::Datapath)) must be attached already if there is to be one: intercepted packets reach it through
+    /// these programs, and it hands its own to them.
+    pub fn open(options: &TpotOptions) -> Result<Tpot, OpenError> {
+        let failed = |what| move |source| OpenError::Kernel { what, source };
+        wanted_devices(&options.devices, &devices().map_err(failed("list of devices"))?)?; // a typo shows before anything changes
+        let pin = options.pin.clone().map_or_else(tpot_pin, Ok).map_err(failed("network namespace"))?;
+        let owned = Owned::take(&pin)?;
+        let mut open = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .map_err(|e| OpenError::Kernel { what: "read programs", source: io::Error::other(e) })?;
+        // the others hold constants
+        for mut map in open.maps_mut().filter(|map| map.name().to_string_lossy().starts_with("tpot_")) {
+            let path = owned.path.join(map.name());
+            remove_outdated(&path, &map)?;
+            map.set_pin_path(&path).map_err(|e| OpenError::Kernel { what: "pin maps", source: io::Error::other(e) })?;
+        }
+        let object = load_object(open)?;
+        let (cgroup, level) = options.cgroup.as_deref().map_or(Ok((0, 0)), cgroup).map_err(failed("cgroup"))?;
+        let config = abi::tpot_config { exid: options.exid, hops: options.hops, cgroup, level, ..Default::default() };
+        let (devices, links) = (options.devices.clone(), Mutex::default());
+        let tpot = Tpot { object, config, rules: Mutex::new(0), devices, links, owned };
+        tpot.set_rules(0).map_err(failed("rules"))?; // those of an earlier process, and their listeners, are gone
+        tpot.follow()?;
+        Ok(tpot)
+    }
+
+    /// Attaches to new devices, and reads the addresses of all devices again: SYNs are intercepted only on devices with an address
+    /// of their family, and never if they are for an address of this machine. Call it every few seconds.
+    pub fn follow(&self) -> Result<(), OpenError> {
+        let failed = |what| move |source| OpenError::Kernel { what, source };
+        let all = devices().map_err(failed("list of devices"))?;
+        let mut links = self.links.lock().expect("no panic under this lock");
+        links.retain(|index, _| all.iter().any(|d| d.index == *index));
+        let known: Vec<_> = self.devices.iter().filter(|name| all.iter().any(|d| d.name == **name)).cloned().collect();
+        let indices =
+            if known.is_empty() && !self.devices.is_empty() { Vec::new() } else { wanted_devices(&known, &all)? };
+        for device in indices.into_iter().filter(|index| !links.contains_key(index)).collect::<Vec<_>>() {
+            let attach = |(hook, name): (Hook, &str)| {
+                let program = self.object.progs().find(|p| p.name() == name).expect("the object has it");
+                // before `ingress` of the data path, and after its `egress`
+                let place = if hook == Hook::Ingress { Place::First } else { Place::Last };
+                attach_at(hook, place, program.as_fd(), device, &self.owned.path)
+            };
+            let both = [(Hook::Ingress, "tpot_ingress"), (Hook::Egress, "tpot_egress")].into_iter().map(attach);
+            links.insert(device, both.collect::<Result<_, _>>()?);
+        }
+        self.learn_addresses().map_err(failed("addresses of devices"))
+    }
+
+    fn map(&self, name: &str) -> MapImpl<'_> {
+        self.object.maps().find(|m| m.name() == name).expect("the object has it")
+    }
+
+    /// Returns the devices to which the programs are attached, each once for every program, by their indices. For tests.
+    #[doc(hidden)]
+    pub fn attached(&self) -> Vec<u32> {
+        let links = self.links.lock().expect("no panic under this lock");
+        links.iter().flat_map(|(device, links)| links.iter().map(|_| *device)).collect()
+    }
+
+    fn set_rules(&self, rules: u32) -> io::Result<()> {
+        update(&self.map("tpot_config"), &0u32, &abi::tpot_config { rules, ..self.config })
+    }
+
+    /// Adds a rule, with the socket that accepts what it intercepts. There is room for [`TPOT_RULES`].
+    fn add(&self, rule: &abi::tpot_rule, listener: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut rules = self.rules.lock().expect("no panic under this lock");
+        if *rules as usize >= TPOT_RULES {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is room for {TPOT_RULES} rules")));
+        }
+        update(&self.map("tpot_rules"), &*rules, rule)?;
+        if let Some(listener) = listener {
+            update(&self.map("tpot_listeners"), &*rules, &(listener.as_raw_fd() as u64))?;
+        }
+        self.set_rules(*rules + 1)?; // only now SYNs are compared with it
+        *rules += 1;
+        Ok(())
+    }
+
+    /// Asks for a proxy when this host connects to these destinations.
+    pub fn ask(&self, to: &Destinations) -> io::Result<()> {
+        self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_ASK), None)
+    }
+
+    /// Lets proxies with these addresses intercept the connections of this host. Ports do not count.
+    pub fn trust(&self, proxies: &Destinations) -> io::Result<()> {
+        let any_port = Destinations { ports: 0..=u16::MAX, ..proxies.clone() };
+        self.add(&raw(&any_port, abi::tpot_rule_kind::TPOT_RULE_TRUST), None)
+    }
+
+    /// Intercepts connections of other hosts to these destinations, if they ask for a proxy, and gives them to a listening
+    /// socket of the same family, which must have IP_TRANSPARENT. Addresses of this machine are never intercepted.
+    pub fn take(&self, to: &Destinations, listener: impl AsFd) -> io::Result<()> {
+        self.add(&raw(to, abi::tpot_rule_kind::TPOT_RULE_TAKE), Some(listener.as_fd()))
+    }
+
+    fn learn_addresses(&self) -> io::Result<()> {
+        for (index, addresses) in own_addresses()? {
+            let of = |v6: bool| addresses.iter().find(|a| a.is_ipv6() == v6).map_or([0; 4], |a| words(*a));
+            update(&self.map("tpot_own"), &index, &abi::tpot_own { v4: of(false), v6: of(true) })?;
+            for a in addresses {
+                update(&self.map("tpot_addresses"), &abi::tpot_address { words: words(a) }, &1u32)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the connections in tunnels.
+    pub fn tunnels(&self) -> Vec<(Tuple, TpotTunnel)> {
+        tunnels_in(&self.map("tpot_tunnels"))
+    }
+
+    /// Returns how many more proxies may intercept a connection that was intercepted here; `None` if it was not.
+    pub fn hops_left(&self, leg: &Tuple) -> Option<u8> {
+        let value = self.map("tpot_tunnels").lookup(bytes(&leg.to_abi()), MapFlags::ANY).ok()??;
+        plain::<abi::tpot_tunnel>(&value).map(|tunnel| tunnel.hops.saturating_sub(1))
+    }
+
+    /// Forgets connections that have ended, a minute later, and those silent for five days. Call it every few seconds.
+    pub fn sweep(&self) {
+        let map = self.map("tpot_tunnels");
+        for (t, tunnel) in self.tunnels() {
+            if tunnel.silent > if tunnel.over { LINGER } else { IDLE } {
+                // one that is gone already needs no removal
+                let _ = map.delete(bytes(&t.to_abi()));
+            }
+        }
+    }
+
+    /// Returns the counters: names and numbers of packets.
+    pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
+        let map = self.map("tpot_verdicts");
+        let sum = |(i, name): (usize, &&'static str)| {
+            let all = map.lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)?;
+            let sum = |all: Vec<Vec<u8>>| all.iter().filter_map(|v| plain::<u64>(v)).sum::<u64>();
+            Ok((*name, all.map_or(0, sum)))
+        };
+        generated::TPOT_VERDICTS.iter().enumerate().map(sum).collect()
+    }
+
+    /// Asks for no more proxies and intercepts no more connections. If none is in a tunnel, everything is detached and removed.
+    /// Otherwise returns how many there are: their programs stay attached, until [`Tpot::close`] of a later process.
+    pub fn close(&self) -> io::Result<usize> {
+        self.set_rules(0)?;
+        let left = self.tunnels().iter().filter(|(_, t)| !t.over).count();
+        if left == 0 {
+            self.owned.remove()?;
+        }
+        Ok(left)
+    }
+
+    /// Runs a program on one packet, for tests: `tpot_ingress` or `tpot_egress`. Writes the resulting packet to `out`. Returns
+    /// the program's return code, and the packet's mark.
+    #[cfg(feature = "testing")]
+    pub fn test_run(
+        &self,
+        egress: bool,
+        packet: &[u8],
+        context: &TestContext,
+        out: &mut Vec<u8>,
+    ) -> io::Result<(i32, u32)> {
+        let name = if egress { "tpot_egress" } else { "tpot_ingress" };
+        let program = self.object.progs().find(|p| p.name() == name).expect("the object has it");
+        test_run::run(program.as_fd(), packet, context, out)
+    }
+
+    /// Detaches and removes everything. Connections in tunnels break.
+    pub fn remove(&self) -> io::Result<()> {
+        self.owned.remove()
+    }
+}
+
+/// Removes a pinned map of another version, whose entries have another size. Fails if it holds connections.
+fn remove_outdated(path: &Path, map: &OpenMapMut<'_>) -> Result<(), OpenError> {
+    let failed = |what| move |e: libbpf_rs::Error| OpenError::Kernel { what, source: io::Error::other(e) };
+    if !path.exists() {
+        return Ok(());
+    }
+    let there = MapHandle::from_pinned_path(path).map_err(failed("open a pinned map"))?;
+    let same = (there.key_size(), there.value_size(), there.max_entries())
+        == (map.key_size(), map.value_size(), map.max_entries());
+    if same {
+        return Ok(());
+    }
+    let left = if map.name() == "tpot_tunnels" { there.keys().count() } else { 0 };
+    if left > 0 {
+        let why = format!("{left} connections are in tunnels of another version; run that one until they have ended");
+        return Err(OpenError::Kernel { what: "take over tunnels", source: io::Error::other(why) });
+    }
+    fs::remove_file(path).map_err(|source| OpenError::Kernel { what: "remove a map of another version", source })
+}
+
+/// Returns the connections in tunnels of this network namespace, without a running process. Fails if there was none.
+pub fn tpot_tunnels() -> io::Result<Vec<(Tuple, TpotTunnel)>> {
+    Ok(tunnels_in(&pinned("tpot_tunnels")?))
+}
+
+/// Returns the destinations in this network namespace that have only answered SYNs without the option, and how long ago. They
+/// are not asked about for an hour.
+pub fn tpot_avoided() -> io::Result<Vec<(IpAddr, Duration)>> {
+    let (map, now) = (pinned("tpot_avoided")?, monotonic());
+    let view = |key: Vec<u8>| {
+        let at: u64 = plain(&map.lookup(&key, MapFlags::ANY).ok()??)?;
+        let address = address(plain::<abi::tpot_address>(&key)?.words);
+        Some((address, now.saturating_sub(Duration::from_nanos(at)))).filter(|(_, ago)| *ago < AVOID)
+    };
+    Ok(map.keys().filter_map(view).collect())
+}
+
+/// Asks about all destinations again. Returns how many were avoided.
+pub fn tpot_flush() -> io::Result<usize> {
+    let (all, map) = (tpot_avoided()?, pinned("tpot_avoided")?);
+    for (address, _) in &all {
+        // one that is gone already needs no removal
+        let _ = map.delete(bytes(&abi::tpot_address { words: words(*address) }));
+    }
+    Ok(all.len())
+}
+
+fn pinned(name: &str) -> io::Result<MapHandle> {
+    let map = MapHandle::from_pinned_path(tpot_pin()?.join(name));
+    map.map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))
+}
+
+fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {
+    let now = monotonic();
+    let view = |key: Vec<u8>| {
+        let value = map.lookup(&key, MapFlags::ANY).ok()??;
+        let (t, tn): (crate::abi::tuple, abi::tpot_tunnel) = (plain(&key)?, plain(&value)?);
+        let role = if tn.role == abi::tpot_role::TPOT_ASKER.0 as u8 { TpotRole::Asker } else { TpotRole::Taker };
+        let tunnel = TpotTunnel {
+            peer: address(tn.peer),
+            own: address(tn.own),
+            role,
+            over: tn.flags & RST != 0 || tn.flags & FINS == FINS,
+            silent: now.saturating_sub(Duration::from_nanos(tn.seen)),
+        };
+        Some((Tuple::from_abi(&t), tunnel))
+    };
+    map.keys().filter_map(view).collect()
+}
+
+/// Returns the number of a cgroup, and its distance from the root.
+fn cgroup(dir: &Path) -> io::Result<(u64, u32)> {
+    let is_cgroup2 = |dir: &Path| statfs(dir).map(|s| s.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    if !is_cgroup2(dir)? {
+        let why = format!("{} is not a directory of cgroup2", dir.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let dir = dir.canonicalize()?;
+    let root = |dir: &&Path| !dir.parent().is_some_and(|above| is_cgroup2(above).unwrap_or(false));
+    let level = dir.ancestors().take_while(|dir| !root(dir)).count();
+    Ok((fs::metadata(&dir)?.ino(), level as u32))
+}
+
+#[allow(dead_code)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/tpot.rs"));
+}
+
+const RST: u32 = abi::tpot_tunnel_flag::TPOT_RST.0;
+const FINS: u32 = abi::tpot_tunnel_flag::TPOT_FIN_IN.0 | abi::tpot_tunnel_flag::TPOT_FIN_OUT.0;
+
+/// Returns the addresses of each device, by its index, without those that cannot be routed.
+fn own_addresses() -> io::Result<HashMap<u32, Vec<IpAddr>>> {
+    let mut all: HashMap<u32, Vec<IpAddr>> = HashMap::new();
+    for a in getifaddrs()? {
+        let ip = a.address.as_ref().and_then(ip).filter(|ip| match ip {
+            IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_loopback(),
+            IpAddr::V6(v6) => !v6.is_unicast_link_local() && !v6.is_loopback(),
+        });
+        if let (Some(ip), Ok(index)) = (ip, nix::net::if_::if_nametoindex(a.interface_name.as_str())) {
+            all.entry(index).or_default().push(ip);
+        }
+    }
+    Ok(all)
+}
+
+fn ip(a: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = a.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+    v4.or_else(|| a.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+}
+
+/// Returns an address as the programs have it: network byte order, IPv4 as ::ffff:a.b.c.d.
+fn words(ip: IpAddr) -> [u32; 4] {
+    let octets = match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    std::array::from_fn(|i| {
+        u32::from_ne_bytes([octets[4 * i], octets[4 * i + 1], octets[4 * i + 2], octets[4 * i + 3]])
+    })
+}
+
+fn address(words: [u32; 4]) -> IpAddr {
+    let mut octets = [0; 16];
+    octets.chunks_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+    Ipv6Addr::from(octets).to_canonical()
+}
+
+fn raw(d: &Destinations, kind: abi::tpot_rule_kind) -> abi::tpot_rule {
+    let bits = u32::from(d.prefix.min(if d.net.is_ipv4() { 32 } else { 128 })) + if d.net.is_ipv4() { 96 } else { 0 };
+    let mask: u128 = if bits == 0 { 0 } else { u128::MAX << (128 - bits) };
+    let mask = words(IpAddr::V6(Ipv6Addr::from(mask)));
+    let net = words(d.net);
+    abi::tpot_rule {
+        net: std::array::from_fn(|i| net[i] & mask[i]),
+        mask,
+        low: *d.ports.start(),
+        high: *d.ports.end(),
+        kind: kind.0 as u8,
+        ..Default::default()
+    }
+}
+
+/// Types of the programs that are plain data: integers and arrays of them, without padding.
+trait Plain: Default + Copy {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for abi::tpot_rule {}
+impl Plain for abi::tpot_config {}
+impl Plain for abi::tpot_own {}
+impl Plain for abi::tpot_address {}
+impl Plain for abi::tpot_tunnel {}
+impl Plain for crate::abi::tuple {}
+
+fn bytes<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: a `Plain` type has no padding, so all its bytes are initialized; the slice borrows `value`.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
+}
+
+fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
+    let mut value = T::default();
+    if bytes.len() != size_of::<T>() {
+        return None;
+    }
+    // SAFETY: any bytes are a valid `Plain` value, and the lengths are equal.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut value).cast(), bytes.len()) };
+    Some(value)
+}
+
+fn update<K: Plain, V: Plain>(map: &MapImpl<'_>, key: &K, value: &V) -> io::Result<()> {
+    map.update(bytes(key), bytes(value), MapFlags::ANY)
+        .map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_have_addresses_in_network_order() {
+        let to = Destinations { net: [10, 1, 2, 3].into(), prefix: 8, ports: 80..=443 };
+        let r = raw(&to, abi::tpot_rule_kind::TPOT_RULE_ASK);
+        assert_eq!(address(r.net), IpAddr::from([10, 0, 0, 0]));
+        assert_eq!((r.low, r.high, r.mask[3]), (80, 443, u32::from_ne_bytes([255, 0, 0, 0])));
+        let any = raw(
+            &Destinations { net: Ipv6Addr::UNSPECIFIED.into(), prefix: 0, ..to },
+            abi::tpot_rule_kind::TPOT_RULE_ASK,
+        );
+        assert_eq!((any.net, any.mask), ([0; 4], [0; 4]));
+    }
+}

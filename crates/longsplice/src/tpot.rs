@@ -1,0 +1,100 @@
+//! `longsplice tpot`: translucent proxying on a host, and the connections in tunnels of this machine.
+
+use crate::{
+    Outcome,
+    args::{TpotArgs, TpotCommand, TpotHostArgs, TpotLsArgs},
+};
+use longsplice_datapath::{Tpot, TpotOptions, TpotRole, tpot_avoided, tpot_flush, tpot_tunnels};
+use longsplice_proxy::tpot::{Asking, tend};
+use serde_json::json;
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    sync::Arc,
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// `longsplice tpot`.
+pub fn tpot(args: &TpotArgs, verbose: u8) -> Outcome {
+    match &args.command {
+        TpotCommand::Host(host) => {
+            crate::run::start_log(verbose, false);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(run(host))
+        }
+        TpotCommand::Ls(ls) => list(ls),
+        TpotCommand::Flush => {
+            writeln!(io::stdout(), "{} destinations", tpot_flush().map_err(no_tables)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn run(args: &TpotHostArgs) -> Outcome {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let TpotHostArgs { proxy, port, to, hops, exid, cgroup, device } = args;
+    let options = TpotOptions {
+        devices: device.clone(),
+        exid: *exid,
+        hops: *hops,
+        cgroup: cgroup.clone(),
+        ..TpotOptions::default()
+    };
+    let asking = Asking { proxies: proxy.clone(), ports: port.clone(), to: to.clone(), hops: *hops, exid: *exid };
+    let tpot = Arc::new(Tpot::open(&options)?);
+    let each = "every --proxy is a rule, and so is every --to with every --port";
+    asking.begin(&tpot).map_err(|e| format!("{e}; {each}"))?;
+    tracing::info!("asking for proxies");
+    tokio::select! {
+        () = tend(Arc::downgrade(&tpot)) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    for (what, packets) in tpot.verdicts()?.into_iter().filter(|v| v.1 > 0) {
+        tracing::info!("{what}: {packets}");
+    }
+    match tpot.close()? {
+        0 => tracing::info!("stopped"),
+        left => tracing::info!("stopped; {left} connections stay in their tunnels, which the next start takes over"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `longsplice tpot ls`: reads the pinned table, so that it needs no running process.
+fn list(args: &TpotLsArgs) -> Outcome {
+    let mut out = io::stdout().lock();
+    for (t, tunnel) in tpot_tunnels().map_err(no_tables)? {
+        let role = match tunnel.role {
+            TpotRole::Asker => "asker",
+            TpotRole::Taker => "taker",
+        };
+        if args.json {
+            let line = json!({
+                "role": role, "remote": t.remote, "local": t.local, "peer": tunnel.peer, "own": tunnel.own,
+                "over": tunnel.over, "silent_ms": tunnel.silent.as_millis() as u64,
+            });
+            writeln!(out, "{line}")?;
+        } else {
+            let over = if tunnel.over { " over" } else { "" };
+            let silent = tunnel.silent.as_secs();
+            let way = format!("{} -> {}", tunnel.own, tunnel.peer);
+            writeln!(out, "{role}  {} -> {}  tunnel {way}  silent {silent} s{over}", t.local, t.remote)?;
+        }
+    }
+    for (address, ago) in tpot_avoided().map_err(no_tables)? {
+        if args.json {
+            writeln!(out, "{}", json!({ "avoided": address, "since_ms": ago.as_millis() as u64 }))?;
+        } else {
+            writeln!(out, "avoided  {address}  since {} s", ago.as_secs())?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn no_tables(e: io::Error) -> String {
+    let cure = "start `longsplice tpot host`, or `longsplice run` with a listener of protocol = \"tpot\"";
+    match e.kind() {
+        io::ErrorKind::NotFound => format!("translucent proxying has not been used in this network namespace: {cure}"),
+        _ => e.to_string(),
+    }
+}

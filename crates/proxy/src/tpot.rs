@@ -1,0 +1,94 @@
+//! Translucent proxying: what a machine asks for, and the programs that carry it.
+
+use crate::{
+    access::{PortRange, Prefix},
+    config::{Config, Protocol},
+    server::StartError,
+};
+use longsplice_engine::{Destinations, Tpot, TpotOptions};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use tokio::time::sleep;
+
+/// Time between two looks at tunnels and addresses.
+const TEND_EVERY: Duration = Duration::from_secs(10);
+
+/// For which connections of this machine to ask for a proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asking {
+    /// Addresses of the proxies that may intercept them.
+    pub proxies: Vec<Prefix>,
+    /// Ports of their destinations.
+    pub ports: Vec<PortRange>,
+    /// Addresses of their destinations; empty: all.
+    pub to: Vec<Prefix>,
+    /// How many proxies may intercept them, one after the other. Does not apply to connections that were intercepted here.
+    pub hops: u8,
+    /// Identifier of the TCP option. Applies to interception as well.
+    pub exid: u16,
+}
+
+impl Default for Asking {
+    fn default() -> Asking {
+        let TpotOptions { hops, exid, .. } = TpotOptions::default();
+        Asking { proxies: Vec::new(), ports: Vec::new(), to: Vec::new(), hops, exid }
+    }
+}
+
+impl Asking {
+    /// Puts it in force. Fails if there are too many rules: one for each of `proxies`, and for each of `to` with each of `ports`.
+    pub fn begin(&self, tpot: &Tpot) -> io::Result<()> {
+        for proxies in &self.proxies {
+            tpot.trust(&destinations(*proxies, PortRange { first: 0, last: u16::MAX }))?;
+        }
+        let everywhere = ["0.0.0.0/0", "::/0"].map(|all| all.parse().expect("a prefix"));
+        for to in if self.to.is_empty() { &everywhere[..] } else { &self.to } {
+            for ports in &self.ports {
+                tpot.ask(&destinations(*to, *ports))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn destinations(net: Prefix, ports: PortRange) -> Destinations {
+    Destinations { net: net.0.addr(), prefix: net.0.prefix_len(), ports: ports.first..=ports.last }
+}
+
+/// Returns the connections that a listener intercepts.
+pub(crate) fn intercepted(listen: SocketAddr) -> Destinations {
+    let prefix = if listen.ip().is_unspecified() { 0 } else { u8::MAX };
+    Destinations { net: listen.ip(), prefix, ports: listen.port()..=listen.port() }
+}
+
+/// Opens translucent proxying if the configuration needs it. The data path has been opened before.
+pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
+    let asking = config.tpot.as_ref();
+    if asking.is_none() && config.listeners.iter().all(|l| l.protocol != Protocol::Tpot) {
+        return Ok(None);
+    }
+    let datapath = &config.engine.datapath;
+    if let Some(device) = datapath.xdp.iter().chain(&datapath.peer).next() {
+        return Err(StartError::Bypass(device.clone()));
+    }
+    let Asking { hops, exid, .. } = asking.cloned().unwrap_or_default();
+    let tpot = Tpot::open(&TpotOptions { devices: datapath.devices.clone(), hops, exid, ..TpotOptions::default() })?;
+    asking.map_or(Ok(()), |asking| asking.begin(&tpot)).map_err(StartError::Asking)?;
+    Ok(Some(Arc::new(tpot)))
+}
+
+/// Forgets ended connections, and follows the devices and addresses of this machine, until nobody else holds `tpot`.
+pub async fn tend(tpot: Weak<Tpot>) {
+    while let Some(tpot) = tpot.upgrade() {
+        tpot.sweep();
+        if let Err(error) = tpot.follow() {
+            tracing::warn!(%error, "new devices and addresses are not known to translucent proxying");
+        }
+        drop(tpot);
+        sleep(TEND_EVERY).await;
+    }
+}

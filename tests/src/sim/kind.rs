@@ -1,0 +1,41 @@
+//! What a run is like: its links, and what happens to hosts and process.
+
+/// Impairments of the links.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// Probability of loss.
+    pub loss: f64,
+    /// Probability of duplication.
+    pub duplicate: f64,
+    /// Probability of an extra delay.
+    pub reorder: f64,
+}
+
+/// The kind of run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No loss, duplication or reordering, and little that legitimately makes hosts wait.
+    Calm,
+    /// Like [`Kind::Calm`], but the flow stays in control mode, for comparison.
+    Still,
+    /// Like [`Kind::Calm`], with the hold policy.
+    Held,
+    /// Like [`Kind::Calm`], and segments to us wait in queues that fill and drain.
+    Queued,
+    /// Everything that can happen to packets.
+    Bad,
+    /// Like [`Kind::Bad`], and other segments arrive on another processor in the middle of switches and of other segments.
+    Crossing,
+    /// Like [`Kind::Bad`], with ECN negotiated at random and a network that marks.
+    Marked,
+    /// Like [`Kind::Bad`], and an off-path attacker sends segments with the hosts' addresses.
+    Hostile,
+    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the process dies at a random moment; another one takes over.
+    Killed,
+    /// Like [`Kind::Bad`] or [`Kind::Crossing`] without loss, and one of the hosts resets the connection at a random moment.
+    Reset,
+    /// Like [`Kind::Bad`] or [`Kind::Crossing`], and the paths to the hosts change.
+    Moved,
+    /// [`Kind::Moved`] and [`Kind::Hostile`] combined.
+    HostileMoved,
+}

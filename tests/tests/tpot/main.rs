@@ -1,0 +1,251 @@
+//! Translucent proxying: hosts that ask for a proxy, and a forwarder that intercepts their connections.
+
+mod packets;
+
+use longsplice_datapath::{Destinations, TPOT_EXID, TpotOptions};
+use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
+use longsplice_lab::{
+    Family, Lab, Options, Shape,
+    process::wait_for,
+    topology::{CLIENT, FORWARDER_TO_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, SERVER},
+    traffic::{Report, Script, connect, converse, intact, listen},
+};
+use longsplice_tests::{Forwarder, TestTpot, at_once, by_hand, forge::Nobody};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+const PORT: u16 = 7000;
+const BYTES: u64 = 5_000_000;
+/// Longer than any retransmission takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// All addresses of a family, at the port of the tests.
+fn everywhere(family: Family) -> Destinations {
+    let net = match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    Destinations { net, prefix: 0, ports: PORT..=PORT }
+}
+
+/// The client's host asks for proxies.
+fn asker(lab: &Lab, family: Family) -> TestTpot {
+    let tpot = lab.client.run(TestTpot::open);
+    tpot.ask(&everywhere(family)).expect("a rule");
+    tpot.trust(&everywhere(family)).expect("a rule");
+    tpot
+}
+
+/// Serves one connection at the server. Returns the client's apparent address and the report.
+fn serve(lab: &Lab, family: Family, script: &Script) -> JoinHandle<(SocketAddr, Report)> {
+    let listener = lab.server.run(|| listen(SERVER.port(family, PORT), script)).expect("listen");
+    let script = script.clone();
+    std::thread::spawn(move || {
+        listener.set_nonblocking(true).expect("nonblocking");
+        let (stream, from) = wait_for(PATIENCE, || listener.accept().ok()).expect("a connection comes to the server");
+        stream.set_nonblocking(false).expect("blocking");
+        (from, converse(stream, &script))
+    })
+}
+
+fn dial(lab: &Lab, family: Family, script: &Script) -> TcpStream {
+    let mut script = script.clone();
+    script.local = Some(CLIENT.port(family, 0));
+    lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("the client connects to the server")
+}
+
+/// Runs one connection through a forwarder that intercepts it.
+fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Forwarder)) {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let asker = asker(&lab, family);
+    let f = Forwarder::taker(&lab.forwarder, everywhere(family), policy, false);
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
+    let stream = dial(&lab, family, &script);
+    let client = std::thread::spawn(move || converse(stream, &script));
+    drive(&f);
+    let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+    assert_ne!(from.ip(), CLIENT.ip(family), "the server sees the proxy");
+    let e = f.ended(1).remove(0);
+    eprintln!("client {client}\nserver {server}\n{e:?} {:?}", f.verdicts());
+    assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
+    assert_eq!(e.splices > 0, spliced, "{e:?}");
+    assert_eq!(asker.verdict("opened"), 1);
+    assert_eq!([asker.verdict("plain-refused"), asker.verdict("unproven"), asker.verdict("failed")], [0; 3]);
+}
+
+#[test]
+#[ignore = "root"]
+fn copied() {
+    for family in Family::BOTH {
+        through(family, Policy { when: SpliceWhen::Never, ..Policy::default() }, false, |_| {});
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn spliced_at_once() {
+    for family in Family::BOTH {
+        through(family, at_once(), true, |f| f.wait_state(FlowState::Spliced));
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn switched_again_and_again() {
+    for family in Family::BOTH {
+        through(family, by_hand(), true, |f| {
+            for _ in 0..10 {
+                f.wait_state(FlowState::Copying);
+                f.command(Command::Splice);
+                f.wait_state(FlowState::Spliced);
+                f.command(Command::Unsplice);
+            }
+        });
+    }
+}
+
+/// Without a proxy on the path, or with one that does not want the connection, the server itself answers.
+#[test]
+#[ignore = "root"]
+fn nobody_intercepts() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+        let asker = asker(&lab, family);
+        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES));
+        let script = Script::opener(1).bytes(BYTES);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (from, server) = serving.join().expect("server");
+        intact(&client, &server).expect("intact");
+        assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
+        assert_eq!([asker.verdict("asked"), asker.verdict("opened"), asker.verdict("encapsulated")], [1, 0, 0]);
+    }
+}
+
+/// Each proxy asks for the next one. `hops`: how many the client lets intercept.
+fn through_two(family: Family, hops: u8, policy: &Policy) -> [u64; 2] {
+    let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let tpot = lab.client.run(|| TestTpot::with(&TpotOptions { hops, ..TpotOptions::default() }));
+    tpot.ask(&everywhere(family)).and_then(|()| tpot.trust(&everywhere(family))).expect("rules");
+    let first = Forwarder::taker(&lab.forwarder, everywhere(family), policy.clone(), true);
+    let second = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), policy.clone(), true);
+    let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
+    let client = converse(dial(&lab, family, &script), &script);
+    let (from, server) = serving.join().expect("server");
+    intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}\n{:?}", first.verdicts(), second.verdicts()));
+    let spliced = |f: &Forwarder, through: bool| {
+        let ended = if through { f.ended(1) } else { Vec::new() };
+        assert!(ended.iter().all(|e| e.how == EndReason::Closed && e.splices > 0), "{ended:?}");
+        ended.len() as u64
+    };
+    // the server sees the last of them
+    let last = [FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND];
+    let (by_first, by_second) =
+        (FORWARDER_TO_SECOND.ip(family) == from.ip(), last.iter().any(|a| a.ip(family) == from.ip()));
+    [spliced(&first, by_first || by_second), spliced(&second, by_second)]
+}
+
+#[test]
+#[ignore = "root"]
+fn r11_r38_a_chain_as_long_as_the_hops_allow() {
+    for family in Family::BOTH {
+        assert_eq!(through_two(family, 8, &at_once()), [1, 1]);
+        assert_eq!(through_two(family, 1, &at_once()), [1, 0]);
+    }
+}
+
+/// A route changes in the middle of a connection: it stays with its proxy, and only the next one does not meet it.
+#[test]
+#[ignore = "root"]
+fn r47_a_connection_stays_with_its_proxy() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::OneArmed).expect("lab");
+        let _asker = asker(&lab, family);
+        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
+        let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
+        let stream = dial(&lab, family, &script);
+        let client = std::thread::spawn(move || converse(stream, &script));
+        f.wait_state(FlowState::Spliced);
+        // server and client reach each other without the forwarder from now on
+        let (to_server, to_client) = (SERVER.ip(family), CLIENT.ip(family));
+        lab.client.ip(&format!("route replace {to_server} dev c0\n")).expect("a route");
+        lab.server.ip(&format!("route replace {to_client} dev s0\n")).expect("a route");
+        let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
+        intact(&client, &server).expect("intact");
+        assert_ne!(from.ip(), to_client);
+        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let script = Script::opener(1).bytes(1000);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (from, server) = serving.join().expect("server");
+        intact(&client, &server).expect("intact");
+        assert_eq!(from.ip(), to_client);
+    }
+}
+
+/// A link between host and proxy is narrower than theirs, which only its router knows.
+#[test]
+#[ignore = "root"]
+fn r27_r28_a_narrow_path_to_the_proxy() {
+    for (family, policy) in Family::BOTH.into_iter().flat_map(|f| [(f, at_once()), (f, by_hand())]) {
+        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+        lab.forwarder.ip("link set f1 mtu 1400\n").expect("a narrow link");
+        let asker = asker(&lab, family);
+        let f = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), policy, false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let script = Script::opener(1).bytes(BYTES);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (_, server) = serving.join().expect("server");
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        assert_eq!(asker.verdict("opened"), 1);
+        assert!(asker.verdict("too-big") > 0);
+    }
+}
+
+/// A device that appears later is attached, behind the data path where packets leave.
+#[test]
+#[ignore = "root"]
+fn devices_that_appear_later() {
+    let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+    let asker = asker(&lab, Family::V4);
+    lab.client.ip("link add v0 type veth peer name v1\n").expect("a device");
+    lab.client.run(|| asker.follow()).expect("attached");
+    let all = asker.attached();
+    assert!(all.len() == 6, "both ends and the device towards the forwarder, each twice: {all:?}");
+    lab.client.ip("link del v0\n").expect("removed");
+    lab.client.run(|| asker.follow()).expect("followed");
+}
+
+/// SYNs of nobody, more than there is room for half-open connections: those that are open do not suffer, and new ones open.
+#[test]
+#[ignore = "root"]
+fn r18_a_flood_of_syns_that_ask() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let asker = asker(&lab, family);
+        let f = Forwarder::taker(&lab.forwarder, everywhere(family), at_once(), false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(1_000_000));
+        let script = Script::opener(1).bytes(BYTES).pace(1_000_000);
+        let stream = dial(&lab, family, &script);
+        let client = std::thread::spawn(move || converse(stream, &script));
+        f.wait_state(FlowState::Spliced);
+        let nobody = Nobody::new(&lab, family);
+        let [high, low] = TPOT_EXID.to_be_bytes();
+        for port in 1..=u16::MAX {
+            nobody.asks_with(port, SERVER.port(family, PORT), vec![253, 8, high, low, 1, 8, 0, 0]);
+        }
+        let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let script = Script::opener(1).bytes(1000);
+        let client = converse(dial(&lab, family, &script), &script);
+        let (_, server) = serving.join().expect("server");
+        intact(&client, &server).expect("intact");
+        assert_eq!(asker.verdict("opened"), 2);
+    }
+}

@@ -1,0 +1,391 @@
+//! Single packets through the programs of translucent proxying: every header field, and what must be refused. The numbers in the
+//! names are those of the requirements.
+
+use longsplice_datapath::{Destinations, TPOT_EXID, TestContext, tpot_flush};
+use longsplice_lab::{
+    Family, Lab, Shape,
+    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
+};
+use longsplice_tests::{
+    TestTpot,
+    packet::{ETHERNET, Icmp, Packet, check_header, flag, verify, verify_icmp},
+};
+use std::net::{IpAddr, SocketAddr};
+
+const PORT: u16 = 7000;
+const NEXT: i32 = -1;
+const DROP: i32 = 2;
+const REDIRECT: i32 = 7;
+/// MSS, SACK permitted, timestamps, window scale: as Linux sends them.
+const USUAL: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 9, 0, 0, 0, 0, 1, 3, 3, 7];
+const SYN_ACK: u8 = flag::SYN | flag::ACK;
+
+/// The option, with a number of hops.
+fn option(hops: u8) -> Vec<u8> {
+    let [high, low] = TPOT_EXID.to_be_bytes();
+    vec![253, 8, high, low, 1, hops, 0, 0]
+}
+
+/// The programs at a client, which asks for proxies in its own network.
+struct Host {
+    family: Family,
+    tpot: TestTpot,
+    client: SocketAddr,
+    server: SocketAddr,
+    proxy: IpAddr,
+    lab: Lab,
+}
+
+impl Host {
+    fn new(family: Family) -> Host {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let tpot = lab.client.run(TestTpot::open);
+        let server = SERVER.port(family, PORT);
+        let proxy = FORWARDER_TO_CLIENT.ip(family);
+        tpot.ask(&Destinations { net: server.ip(), prefix: 255, ports: PORT..=PORT }).expect("a rule");
+        tpot.trust(&Destinations { net: proxy, prefix: 255, ports: 0..=0 }).expect("a rule");
+        Host { family, tpot, client: CLIENT.port(family, 4000), server, proxy, lab }
+    }
+
+    fn run(&self, egress: bool, frame: &[u8]) -> (i32, u32, Vec<u8>) {
+        let mut out = Vec::new();
+        let context = TestContext::default();
+        let (code, mark) = self.tpot.test_run(egress, frame, &context, &mut out).expect("a test run");
+        (code, mark, out)
+    }
+
+    fn syn(&self) -> Packet {
+        Packet { seq: 1000, flags: flag::SYN, options: USUAL.to_vec(), ..packet(self.client, self.server) }
+    }
+
+    /// The answer to it, with the option.
+    fn answer(&self) -> Packet {
+        let options = [USUAL.to_vec(), option(7)].concat();
+        Packet { seq: 5000, ack: 1001, flags: SYN_ACK, options, ..packet(self.server, self.client) }
+    }
+
+    fn from_client(&self) -> Packet {
+        Packet { seq: 1001, ack: 5001, payload: vec![7; 100], ..packet(self.client, self.server) }
+    }
+
+    fn from_server(&self) -> Packet {
+        Packet { seq: 5001, ack: 1001, payload: vec![8; 100], ..packet(self.server, self.client) }
+    }
+
+    /// Puts a packet into the tunnel from one address to another.
+    fn tunnelled(&self, p: &Packet, from: IpAddr, to: IpAddr) -> Vec<u8> {
+        wrap(&p.frame(), from, to, p.tos)
+    }
+
+    fn ask(&self) {
+        assert_eq!(self.run(true, &self.syn().frame()).0, NEXT);
+    }
+
+    fn open(&self) {
+        self.ask();
+        let (code, _, out) = self.run(false, &self.tunnelled(&self.answer(), self.proxy, self.client.ip()));
+        assert_eq!((code, verify(&out)), (NEXT, Ok(self.answer())), "the socket gets the inner packet");
+        assert_eq!(self.tpot.verdict("opened"), 1);
+    }
+}
+
+/// An ordinary segment, without the fields that IPv6 does not have.
+fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
+    let p = Packet::new(from, to);
+    if from.is_ipv4() { p } else { Packet { id: 0, fragment: 0, ..p } }
+}
+
+/// Puts an outer header in front of a frame's IP packet.
+fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
+    let inner = &frame[ETHERNET..];
+    let mut outer = frame[..ETHERNET].to_vec();
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            outer.extend([0x45, tos]);
+            outer.extend((20 + inner.len() as u16).to_be_bytes());
+            outer.extend([0, 1, 0x40, 0, 64, 4, 0, 0]);
+            outer.extend(from.octets());
+            outer.extend(to.octets());
+            check_header(&mut outer);
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            outer.extend((6 << 28 | u32::from(tos) << 20).to_be_bytes());
+            outer.extend((inner.len() as u16).to_be_bytes());
+            outer.extend([41, 64]);
+            outer.extend(from.octets());
+            outer.extend(to.octets());
+        }
+        _ => panic!("one family"),
+    }
+    outer.extend(inner);
+    outer
+}
+
+/// The outer addresses, DSCP and ECN, and the frame without the outer header. Its lengths and checksum must be right.
+fn unwrap(family: Family, frame: &[u8]) -> (IpAddr, IpAddr, u8, Vec<u8>) {
+    let ip = &frame[ETHERNET..];
+    let inner = |n: usize| [&frame[..ETHERNET], &ip[n..]].concat();
+    match family {
+        Family::V4 => {
+            assert_eq!((ip[0], ip[8], ip[9]), (0x45, 64, 4), "{ip:?}");
+            assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), ip.len());
+            let mut again = frame.to_vec();
+            check_header(&mut again);
+            assert_eq!(again, frame, "the sum of the outer header");
+            let at = |n: usize| IpAddr::from(<[u8; 4]>::try_from(&ip[n..n + 4]).expect("four"));
+            (at(12), at(16), ip[1], inner(20))
+        }
+        Family::V6 => {
+            assert_eq!((ip[0] >> 4, ip[6], ip[7]), (6, 41, 64), "{ip:?}");
+            assert_eq!(usize::from(u16::from_be_bytes([ip[4], ip[5]])), ip.len() - 40);
+            let at = |n: usize| IpAddr::from(<[u8; 16]>::try_from(&ip[n..n + 16]).expect("sixteen"));
+            (at(8), at(24), ip[0] << 4 | ip[1] >> 4, inner(40))
+        }
+    }
+}
+
+fn each(test: impl Fn(Host)) {
+    Family::BOTH.map(Host::new).into_iter().for_each(test);
+}
+
+#[test]
+#[ignore = "root"]
+fn r1_r3_r34_a_syn_asks_and_nothing_else_changes() {
+    each(|h| {
+        let (code, _, out) = h.run(true, &h.syn().frame());
+        let want = Packet { options: [USUAL.to_vec(), option(8)].concat(), ..h.syn() };
+        assert_eq!((code, verify(&out)), (NEXT, Ok(want)));
+        let elsewhere = Packet { to: SocketAddr::new(h.server.ip(), PORT + 1), ..h.syn() };
+        for p in [elsewhere, h.from_client(), Packet { flags: flag::RST, ..h.from_client() }] {
+            assert_eq!(h.run(true, &p.frame()), (NEXT, 0, p.frame()), "{p:?}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "root"]
+fn r51_the_second_retransmission_does_not_ask() {
+    each(|h| {
+        for _ in 0..2 {
+            assert_eq!(verify(&h.run(true, &h.syn().frame()).2).expect("sums").options.len(), 28);
+        }
+        assert_eq!(h.run(true, &h.syn().frame()), (NEXT, 0, h.syn().frame()));
+        assert_eq!([h.tpot.verdict("asked"), h.tpot.verdict("not-asked")], [2, 1]);
+        // the port's next connection asks again, unless only the SYN without the option is answered
+        let next = |seq| Packet { seq, ..h.syn() };
+        assert_eq!(verify(&h.run(true, &next(77).frame()).2).expect("sums").options.len(), 28);
+        let direct = |seq: u32| Packet { ack: seq + 1, options: USUAL.to_vec(), ..h.answer() };
+        h.run(false, &direct(77).frame());
+        assert_eq!(verify(&h.run(true, &next(78).frame()).2).expect("sums").options.len(), 28);
+        for _ in 0..2 {
+            h.run(true, &next(78).frame());
+        }
+        h.run(false, &direct(78).frame());
+        assert_eq!(h.run(true, &next(79).frame()), (NEXT, 0, next(79).frame()));
+        assert_eq!(h.tpot.verdict("avoided"), 1);
+        let flushed = h.lab.client.run(|| tpot_flush().expect("a table"));
+        assert_eq!(flushed, 1);
+        assert_eq!(verify(&h.run(true, &next(79).frame()).2).expect("sums").options.len(), 28);
+    });
+}
+
+#[test]
+#[ignore = "root"]
+fn r2_a_syn_without_space_or_with_data_does_not_ask() {
+    each(|h| {
+        let full = Packet { options: [USUAL.to_vec(), vec![1; 16]].concat(), ..h.syn() };
+        let data = Packet { seq: 9, payload: vec![1; 10], ..h.syn() };
+        for p in [full, data] {
+            assert_eq!(h.run(true, &p.frame()), (NEXT, 0, p.frame()), "{p:?}");
+        }
+        assert_eq!(h.tpot.verdict("no-space"), 2);
+    });
+}
+
+#[test]
+#[ignore = "root"]
+fn r8_r20_r22_r25_the_tunnel() {
+    each(|h| {
+        h.open();
+        for tos in [0, 0x2a, 3] {
+            let p = Packet { tos, ..h.from_client() };
+            let (code, _, out) = h.run(true, &p.frame());
+            let (from, to, outer, inner) = unwrap(h.family, &out);
+            assert_eq!((code, from, to, outer), (REDIRECT, h.client.ip(), h.proxy, tos));
+            assert_eq!(verify(&inner), Ok(p), "the inner packet is as it was");
+        }
+        let p = h.from_server();
+        let (code, mark, out) = h.run(false, &h.tunnelled(&p, h.proxy, h.client.ip()));
+        assert_eq!((code, mark, verify(&out)), (NEXT, 0, Ok(p)));
+    });
+}
+
+#[test]
+#[ignore = "root"]
+fn r25_a_mark_on_the_tunnel_reaches_the_packet_or_drops_it() {
+    each(|h| {
+        h.open();
+        for (inner, want) in [(2, Some(3)), (1, Some(3)), (3, Some(3)), (0, None)] {
+            let p = Packet { tos: inner, ..h.from_server() };
+            let (code, _, out) = h.run(false, &wrap(&p.frame(), h.proxy, h.client.ip(), 3));
+            match want {
+                Some(tos) => assert_eq!((code, verify(&out).expect("sums").tos), (NEXT, tos)),
+                None => assert_eq!((code, h.tpot.verdict("ce-dropped")), (DROP, 1)),
+            }
+        }
+    });
+}
+
+/// Nobody else can answer, or send packets of the connection.
+#[test]
+#[ignore = "root"]
+fn forged_answers_and_packets_are_refused() {
+    each(|h| {
+        let (us, stranger) = (h.client.ip(), SERVER.ip(h.family));
+        let before = [h.tunnelled(&h.answer(), h.proxy, us), h.tunnelled(&h.from_server(), h.proxy, us)];
+        for frame in before {
+            assert_eq!(h.run(false, &frame), (NEXT, 0, frame.clone()), "nobody has asked");
+        }
+        h.ask();
+        let (code, ..) = h.run(false, &h.tunnelled(&h.answer(), stranger, us));
+        assert_eq!((code, h.tpot.verdict("untrusted")), (DROP, 1));
+        let versions = |at: usize, value: u8| {
+            let mut options = h.answer().options;
+            options[20 + at] = value;
+            Packet { options, ..h.answer() }
+        };
+        let wrong = [
+            Packet { ack: 1002, ..h.answer() },
+            Packet { options: USUAL.to_vec(), ..h.answer() },
+            versions(4, 2), // version
+            versions(3, 0), // identifier
+            Packet { flags: flag::SYN, ..h.answer() },
+            Packet { flags: flag::ACK, ..h.answer() },
+        ];
+        for p in wrong {
+            let frame = h.tunnelled(&p, h.proxy, us);
+            assert_eq!(h.run(false, &frame), (NEXT, 0, frame.clone()), "{p:?}");
+        }
+        assert_eq!(h.tpot.verdict("opened"), 0);
+        h.open();
+        let syn = Packet { flags: flag::SYN, ..h.from_server() };
+        let others = [
+            h.tunnelled(&h.from_server(), stranger, us),
+            h.tunnelled(&h.from_server(), h.proxy, stranger),
+            h.tunnelled(&syn, h.proxy, us),
+            h.tunnelled(&Packet { from: SocketAddr::new(stranger, 1), ..h.from_server() }, h.proxy, us),
+        ];
+        for frame in others {
+            assert_eq!(h.run(false, &frame), (NEXT, 0, frame.clone()), "the stack has no protocol for it");
+        }
+        assert_eq!(h.run(false, &h.from_server().frame()).0, DROP, "outside of the tunnel");
+        assert_eq!(h.run(false, &Packet { flags: flag::RST, ..h.from_server() }.frame()).0, DROP, "a blind reset");
+    });
+}
+
+/// The RST that answers a second SYN-ACK.
+fn reset_of(h: &Host) -> Packet {
+    Packet { seq: 1001, ack: 0, flags: flag::RST, window: 0, ..Packet::new(h.client, h.server) }
+}
+
+/// Checks an answer on the way that the SYN-ACK came.
+fn is_reset(h: &Host, frame: &[u8]) {
+    let p = verify(frame).expect("sums");
+    let want = reset_of(h);
+    assert_eq!((p.from, p.to, p.seq, p.ack), (want.from, want.to, want.seq, want.ack), "{p:?}");
+    assert_eq!((p.flags, p.window, p.options.len(), p.payload.len()), (flag::RST, 0, 0, 0), "{p:?}");
+    assert_eq!((p.dmac, p.smac), ([2, 0, 0, 0, 0, 2], [0; 6]), "back to the sender");
+}
+
+#[test]
+#[ignore = "root"]
+fn r45_r46_the_server_answers_after_the_proxy() {
+    each(|h| {
+        h.open();
+        let late = Packet { options: USUAL.to_vec(), ..h.answer() };
+        let (code, mark, out) = h.run(false, &late.frame());
+        assert_eq!((code, h.tpot.verdict("second-answer")), (REDIRECT, 1));
+        is_reset(&h, &out);
+        assert_ne!(mark, 0, "it must not enter the tunnel");
+        let mut sent = Vec::new();
+        let context = TestContext { mark, ..TestContext::default() };
+        assert_eq!(h.tpot.test_run(true, &out, &context, &mut sent).expect("a test run"), (NEXT, 0));
+        assert_eq!(sent, out);
+    });
+}
+
+#[test]
+#[ignore = "root"]
+fn r45_r46_the_proxy_answers_after_the_server_or_another_proxy() {
+    each(|h| {
+        h.ask();
+        let direct = Packet { options: USUAL.to_vec(), ..h.answer() };
+        assert_eq!(h.run(false, &direct.frame()).0, NEXT);
+        let late = h.tunnelled(&h.answer(), h.proxy, h.client.ip());
+        let (code, _, out) = h.run(false, &late);
+        assert_eq!((code, h.tpot.verdict("second-answer"), h.tpot.verdict("opened")), (REDIRECT, 1, 0));
+        let (from, to, _, inner) = unwrap(h.family, &out);
+        assert_eq!((from, to), (h.client.ip(), h.proxy));
+        is_reset(&h, &inner);
+        // the connection with the server is not in a tunnel
+        assert_eq!(h.run(true, &h.from_client().frame()), (NEXT, 0, h.from_client().frame()));
+    });
+    each(|h| {
+        h.open();
+        let (code, _, out) = h.run(false, &h.tunnelled(&h.answer(), SERVER.ip(h.family), h.client.ip()));
+        let (from, to, _, inner) = unwrap(h.family, &out);
+        assert_eq!((code, from, to), (REDIRECT, h.client.ip(), SERVER.ip(h.family)));
+        is_reset(&h, &inner);
+    });
+}
+
+/// A proxy refuses the connection on behalf of the server.
+#[test]
+#[ignore = "root"]
+fn r16_a_tunnelled_reset_refuses_the_connection() {
+    each(|h| {
+        h.ask();
+        let refusal = Packet { flags: flag::RST | flag::ACK, seq: 0, options: Vec::new(), ..h.answer() };
+        let (code, _, out) = h.run(false, &h.tunnelled(&refusal, h.proxy, h.client.ip()));
+        assert_eq!((code, verify(&out)), (NEXT, Ok(refusal)));
+        assert_eq!(h.tpot.verdict("opened"), 0);
+    });
+}
+
+/// A router reports that a tunnelled packet was too big: the connection hears of it, with what the tunnel leaves.
+#[test]
+#[ignore = "root"]
+fn r28_too_big_reports_concern_the_connection() {
+    each(|h| {
+        h.open();
+        let (header, kind, code) = match h.family {
+            Family::V4 => (20, 3, 4),
+            Family::V6 => (40, 2, 0),
+        };
+        let sent = h.tunnelled(&h.from_client(), h.client.ip(), h.proxy);
+        let report = |quote: &[u8], mtu| Icmp {
+            dmac: [0; 6],
+            smac: [2, 0, 0, 0, 0, 2],
+            from: FORWARDER_TO_CLIENT.ip(h.family),
+            to: h.client.ip(),
+            kind,
+            code,
+            mtu,
+            quote: quote.to_vec(),
+        };
+        for shown in [sent.len(), ETHERNET + 2 * header + 20] {
+            let icmp = report(&sent[ETHERNET..shown], 1400);
+            let (code, _, out) = h.run(false, &icmp.frame());
+            let got = verify_icmp(&out).expect("lengths and sums");
+            assert_eq!((code, got.mtu, got.from, got.to), (NEXT, 1400 - header as u32, icmp.from, icmp.to));
+            assert_eq!(got.quote, h.from_client().frame()[ETHERNET..][..header + 20]);
+        }
+        assert_eq!(h.tpot.verdict("too-big"), 2);
+        // about others' packets, or too little of one, or from somebody who makes the path very narrow
+        let other = h.tunnelled(&h.from_client(), h.client.ip(), SERVER.ip(h.family));
+        let short = &sent[ETHERNET..ETHERNET + 2 * header + 8];
+        for icmp in [report(&other[ETHERNET..], 1400), report(short, 1400), report(&sent[ETHERNET..], 100)] {
+            assert_eq!(h.run(false, &icmp.frame()), (NEXT, 0, icmp.frame()));
+        }
+    });
+}
