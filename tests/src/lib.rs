@@ -1,6 +1,7 @@
 //! Shared code of the tests of the whole program: a forwarder inside a lab, driven from the test.
 
 pub mod forge;
+pub mod handshake;
 pub mod packet;
 pub mod process;
 pub mod scenario;
@@ -9,7 +10,8 @@ pub mod translator;
 
 use longsplice_datapath::{Destinations, Tpot, TpotOptions};
 use longsplice_engine::{
-    Command, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen, Splicer,
+    Command, EndToEndListener, Ended, FlowInfo, FlowState, Leftovers, Leg, OpenOptions, PathRule, Policy, SpliceWhen,
+    Splicer,
 };
 use longsplice_lab::{Lab, Namespace, process::wait_for};
 use std::{
@@ -118,6 +120,7 @@ impl Forwarder {
         let policy = Arc::new(policy);
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
             let mut listener = splicer.listen_foreign(to, |_, _| true).expect("listen");
+            hold_first_data(&listener, &policy);
             ready.send(splicer.clone()).expect("the test waits");
             loop {
                 let (client, server) = listener.accept().await.expect("accept");
@@ -163,6 +166,7 @@ impl Forwarder {
         let accept = async move |splicer: Splicer, record: Record, ready: mpsc::Sender<Splicer>| {
             let listener = splicer.listen(listen).await.expect("listen");
             let mut pairs = splicer.end_to_end(&listener, move |_| Some(target)).expect("raw sockets");
+            hold_first_data(&pairs, &policy);
             ready.send(splicer.clone()).expect("the test waits");
             loop {
                 tokio::select! {
@@ -248,6 +252,13 @@ impl Forwarder {
     /// The value of one verdict counter.
     pub fn verdict(&self, name: &str) -> u64 {
         self.verdicts().iter().find(|v| v.0 == name).map_or(0, |v| v.1)
+    }
+}
+
+/// As the proxy does: no byte of a flow that is spliced at once is copied.
+fn hold_first_data(listener: &EndToEndListener, policy: &Policy) {
+    if policy.when == SpliceWhen::AtOnce {
+        listener.hold_first_data().expect("raw sockets");
     }
 }
 

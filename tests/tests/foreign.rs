@@ -1,24 +1,29 @@
 //! Transparent connections: the hosts know nothing of the forwarder, which does not have their addresses.
 use longsplice_datapath::{LegFlags, PathFlags, Tuple};
-use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
+use longsplice_engine::{Command, EndReason, Ended, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
     process::wait_for,
     topology::{CLIENT, SERVER},
-    traffic::{Report, Script, connect, converse, intact, listen},
+    traffic::{Script, connect, converse, intact, listen},
 };
-use longsplice_tests::{Forwarder, at_once, by_hand, forge::Nobody};
+use longsplice_tests::{
+    Forwarder, at_once, by_hand,
+    forge::Nobody,
+    handshake::{PATIENCE, Route, spliced_whole},
+};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
-    thread::JoinHandle,
     time::Duration,
 };
 
 const PORT: u16 = 7000;
 const BYTES: u64 = 5_000_000;
+/// More than fits into a first flight.
+const BYTES_AT_ONCE: u64 = 100_000;
 
 /// Any address, with the port of the tests.
 fn any(family: Family) -> SocketAddr {
@@ -28,28 +33,8 @@ fn any(family: Family) -> SocketAddr {
     }
 }
 
-/// Serves one connection at the server. Returns the client's apparent address and the report.
-fn serve(lab: &Lab, family: Family, script: &Script) -> JoinHandle<(SocketAddr, Report)> {
-    let listener = lab.server.run(|| listen(SERVER.port(family, PORT), script)).expect("listen");
-    let script = script.clone();
-    std::thread::spawn(move || {
-        listener.set_nonblocking(true).expect("nonblocking");
-        let (stream, from) = wait_for(PATIENCE, || listener.accept().ok()).expect("a connection comes to the server");
-        stream.set_nonblocking(false).expect("blocking");
-        (from, converse(stream, &script))
-    })
-}
-
-/// Longer than any retransmission takes.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Opens a connection of the client. Returns it with its local address.
-fn dial(lab: &Lab, family: Family, script: &Script) -> (TcpStream, SocketAddr) {
-    let mut script = script.clone();
-    script.local = Some(CLIENT.port(family, 0));
-    let c = lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("the client connects to the server");
-    let own = c.local_addr().expect("bound");
-    (c, own)
+fn route(family: Family) -> Route {
+    Route { to: SERVER.port(family, PORT), server: SERVER.port(family, PORT) }
 }
 
 /// The tuples of both legs of a connection.
@@ -64,9 +49,9 @@ fn both(family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAdd
 
 fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, SocketAddr)) {
     let f = Forwarder::foreign(lab, any(family), policy);
-    let serving = serve(lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    let serving = route(family).serve(lab, &Script::answerer().bytes(BYTES).pace(5_000_000));
     let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
-    let (stream, own) = dial(lab, family, &script);
+    let (stream, own) = route(family).dial(lab, &script);
     let client = std::thread::spawn(move || converse(stream, &script));
     drive(&f, own);
     let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
@@ -152,7 +137,7 @@ fn released_and_taken_back() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let f = Forwarder::foreign(&lab, any(family), at_once());
         let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
-        let (mut client, _) = dial(&lab, family, &Script::opener(1));
+        let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
         let (mut server, _) = listener.accept().expect("accept");
         let mut exchange = |text: &[u8]| {
             let mut heard = vec![0; text.len()];
@@ -177,30 +162,21 @@ fn released_and_taken_back() {
 #[test]
 #[ignore = "root"]
 fn lost_segments_of_the_handshake_come_again() {
-    // SYN, SYN-ACK and ACK, each before and after the forwarder
-    let syn = [(LinkDirection::FromClient, 1), (LinkDirection::ToServer, 1)];
-    let answer = [(LinkDirection::FromServer, 1), (LinkDirection::ToClient, 1)];
-    let ack = [(LinkDirection::FromClient, 2), (LinkDirection::ToServer, 2)];
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
         let f = Forwarder::foreign(&lab, any(family), at_once());
-        let server = SERVER.port(family, PORT);
-        for (n, (way, which)) in [syn, answer, ack].concat().into_iter().enumerate() {
-            let impairment = lab.impair(way, Impair { drop_every: Some(which), ..Impair::default() }).expect("impair");
-            let serving = serve(&lab, family, &Script::answerer().bytes(1000));
-            let script = Script::opener(1).bytes(1000);
-            let client = lab.client.spawn(move || connect(server, &script).map(|c| converse(c, &script)));
-            let lost = wait_for(Duration::from_secs(5), || (impairment.counters().lost >= 1).then_some(()));
-            impairment.change(Impair::default()).expect("change");
-            lost.unwrap_or_else(|| panic!("a segment is lost: {way:?} {which}: {:?}", impairment.counters()));
-            let client = client.join().expect("client").expect("the client connects in the end");
-            let legs = || f.splicer.datapath().map(|d| d.legs());
-            let served = serving.join();
-            let (_, server) =
-                served.unwrap_or_else(|_| panic!("{way:?} {which}: {client}, {:?}, {:?}", f.verdicts(), legs()));
-            intact(&client, &server).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
-            assert_eq!(f.ended(n + 1)[n].how, EndReason::Closed, "{way:?} {which}");
-        }
+        let whole = |ended: &Ended, name: &str| spliced_whole(ended, BYTES_AT_ONCE, name);
+        route(family).lose_handshake_segments(&lab, &f, BYTES_AT_ONCE, whole);
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn data_right_behind_the_handshake_is_spliced() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = Forwarder::foreign(&lab, any(family), at_once());
+        route(family).splice_from_the_first_byte(&lab, &f);
     }
 }
 
@@ -284,7 +260,7 @@ fn a_client_that_misses_a_reset_hears_of_it_when_it_sends() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let f = Forwarder::foreign(&lab, any(family), by_hand());
         let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
-        let (mut client, _) = dial(&lab, family, &Script::opener(1));
+        let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
         client.set_read_timeout(Some(PATIENCE)).expect("time limit");
         let (server, _) = listener.accept().expect("accept");
         f.wait_state(FlowState::Copying);
@@ -316,7 +292,7 @@ fn a_client_that_is_ahead_of_the_reset_is_reset_again() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let f = Forwarder::foreign(&lab, any(family), policy);
         let listener = lab.server.run(|| TcpListener::bind(SERVER.port(family, PORT))).expect("listen");
-        let (mut client, _) = dial(&lab, family, &Script::opener(1));
+        let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
         client.set_read_timeout(Some(PATIENCE)).expect("time limit");
         let (mut server, _) = listener.accept().expect("accept");
         f.wait_state(state);
@@ -363,9 +339,9 @@ fn flood(family: Family) {
     assert!(legs.iter().all(|(_, l)| l.flags & LegFlags::FOREIGN != 0));
     drop(flood);
     drop(silence);
-    let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+    let serving = route(family).serve(&lab, &Script::answerer().bytes(1000));
     let script = Script::opener(1).bytes(1000);
-    let client = converse(dial(&lab, family, &script).0, &script);
+    let client = converse(route(family).dial(&lab, &script).0, &script);
     intact(&client, &serving.join().expect("server").1).expect("another connection is served as ever");
 }
 

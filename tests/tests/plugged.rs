@@ -1,27 +1,30 @@
 //! Listening sockets whose clients shake hands with the server: from host to host, but with our addresses.
 use longsplice_datapath::{LegFlags, Tuple, path_facts};
-use longsplice_engine::{Command, EndReason, FlowState, OpenOptions, Policy, SpliceWhen};
+use longsplice_engine::{Command, EndReason, Ended, FlowState, OpenOptions, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Impair, Lab, LinkDirection, Options, Shape,
     process::wait_for,
-    topology::{CLIENT, FORWARDER_TO_CLIENT, SERVER},
-    traffic::{Report, Script, connect, converse, intact, listen},
+    topology::{FORWARDER_TO_CLIENT, SERVER},
+    traffic::{Script, connect, converse, intact, listen},
 };
-use longsplice_tests::{Forwarder, at_once, by_hand, forge::Nobody};
+use longsplice_tests::{
+    Forwarder, at_once, by_hand,
+    forge::Nobody,
+    handshake::{PATIENCE, Route, spliced_whole},
+};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use socket2::{Domain, Socket, Type};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 const PORT: u16 = 7000;
 const SERVER_PORT: u16 = 8000;
 const BYTES: u64 = 5_000_000;
-/// Longer than any retransmission takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// More than fits into a first flight.
+const BYTES_AT_ONCE: u64 = 100_000;
 
 fn listening(family: Family) -> SocketAddr {
     FORWARDER_TO_CLIENT.port(family, PORT)
@@ -35,32 +38,15 @@ fn forwarder(lab: &Lab, family: Family, policy: Policy) -> Forwarder {
     Forwarder::plugged(lab, listening(family), [server(family); 2], policy, OpenOptions::default())
 }
 
-/// Serves one connection at the server. Returns the client's apparent address and the report.
-fn serve(lab: &Lab, family: Family, script: &Script) -> JoinHandle<(SocketAddr, Report)> {
-    let listener = lab.server.run(|| listen(server(family), script)).expect("listen");
-    let script = script.clone();
-    std::thread::spawn(move || {
-        listener.set_nonblocking(true).expect("nonblocking");
-        let (stream, from) = wait_for(PATIENCE, || listener.accept().ok()).expect("a connection comes to the server");
-        stream.set_nonblocking(false).expect("blocking");
-        (from, converse(stream, &script))
-    })
-}
-
-/// Opens a connection of the client. Returns it with its local address.
-fn dial(lab: &Lab, family: Family, script: &Script) -> (TcpStream, SocketAddr) {
-    let mut script = script.clone();
-    script.local = Some(CLIENT.port(family, 0));
-    let c = lab.client.run(|| connect(listening(family), &script)).expect("the client connects");
-    let own = c.local_addr().expect("bound");
-    (c, own)
+fn route(family: Family) -> Route {
+    Route { to: listening(family), server: server(family) }
 }
 
 fn through(lab: &Lab, family: Family, policy: Policy, drive: impl FnOnce(&Forwarder, [Tuple; 2])) {
     let f = forwarder(lab, family, policy);
-    let serving = serve(lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+    let serving = route(family).serve(lab, &Script::answerer().bytes(BYTES).pace(5_000_000));
     let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
-    let (stream, own) = dial(lab, family, &script);
+    let (stream, own) = route(family).dial(lab, &script);
     let client = std::thread::spawn(move || converse(stream, &script));
     let legs = wait_for(PATIENCE, || {
         let d = f.splicer.datapath().expect("kernel path");
@@ -141,7 +127,7 @@ fn released_and_taken_back() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let f = forwarder(&lab, family, at_once());
         let listener = lab.server.run(|| TcpListener::bind(server(family))).expect("listen");
-        let (mut client, _) = dial(&lab, family, &Script::opener(1));
+        let (mut client, _) = route(family).dial(&lab, &Script::opener(1));
         let (mut server, _) = listener.accept().expect("accept");
         let mut exchange = |text: &[u8]| {
             let mut heard = vec![0; text.len()];
@@ -174,7 +160,7 @@ fn both_hosts_measure_the_whole_path() {
         let _far = lab.impair(LinkDirection::FromClient, Impair { delay: DELAY, ..Impair::default() }).expect("impair");
         let listener = lab.server.run(|| listen(server(family), &Script::answerer())).expect("listen");
         let began = Instant::now();
-        let (client, _) = dial(&lab, family, &Script::opener(1));
+        let (client, _) = route(family).dial(&lab, &Script::opener(1));
         let took = began.elapsed();
         let (server, _) = listener.accept().expect("accept");
         for (host, name) in [(&client, "client"), (&server, "server")] {
@@ -196,31 +182,22 @@ fn both_hosts_measure_the_whole_path() {
 #[test]
 #[ignore = "root"]
 fn lost_segments_of_the_handshake_come_again() {
-    // SYN, SYN-ACK and ACK, each before and after the forwarder
-    let syn = [(LinkDirection::FromClient, 1), (LinkDirection::ToServer, 1)];
-    let answer = [(LinkDirection::FromServer, 1), (LinkDirection::ToClient, 1)];
-    let ack = [(LinkDirection::FromClient, 2), (LinkDirection::ToServer, 2)];
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
         let f = forwarder(&lab, family, at_once());
-        for (n, (way, which)) in [syn, answer, ack].concat().into_iter().enumerate() {
-            let impairment = lab.impair(way, Impair { drop_every: Some(which), ..Impair::default() }).expect("impair");
-            let serving = serve(&lab, family, &Script::answerer().bytes(1000));
-            let script = Script::opener(1).bytes(1000);
-            let client = lab.client.spawn(move || connect(listening(family), &script).map(|c| converse(c, &script)));
-            let lost = wait_for(Duration::from_secs(5), || (impairment.counters().lost >= 1).then_some(()));
-            impairment.change(Impair::default()).expect("change");
-            lost.unwrap_or_else(|| panic!("a segment is lost: {way:?} {which}: {:?}", impairment.counters()));
-            let client = client.join().expect("client").expect("the client connects in the end");
-            let legs = || f.splicer.datapath().map(|d| d.legs());
-            let served = serving.join();
-            let (_, server) =
-                served.unwrap_or_else(|_| panic!("{way:?} {which}: {client}, {:?}, {:?}", f.verdicts(), legs()));
-            intact(&client, &server).unwrap_or_else(|e| panic!("{way:?} {which}: {e}"));
-            let ended = &f.ended(n + 1)[n];
-            assert_eq!((&ended.how, ended.splices), (&EndReason::Closed, 1), "{way:?} {which}");
-        }
+        let whole = |ended: &Ended, name: &str| spliced_whole(ended, BYTES_AT_ONCE, name);
+        route(family).lose_handshake_segments(&lab, &f, BYTES_AT_ONCE, whole);
         assert_eq!(f.splicer.foreign_counts().left, 0);
+    }
+}
+
+#[test]
+#[ignore = "root"]
+fn data_right_behind_the_handshake_is_spliced() {
+    for family in Family::BOTH {
+        let lab = Lab::simple(Shape::TwoDevices).expect("lab");
+        let f = forwarder(&lab, family, at_once());
+        route(family).splice_from_the_first_byte(&lab, &f);
     }
 }
 
@@ -319,11 +296,11 @@ fn ports_in_use_are_passed_over() {
     let _connected = lab.forwarder.run(|| connect(server(family), &script)).expect("connected");
     let accept = || listener.accept().expect("accept").1.port();
     assert_eq!([accept(), accept()], [ours.port(), 20_002]);
-    let mut client = dial(&lab, family, &Script::opener(2)).0;
+    let mut client = route(family).dial(&lab, &Script::opener(2)).0;
     assert_eq!(accept(), 20_003, "{:?}", f.splicer.foreign_counts());
     f.wait_state(FlowState::Spliced);
     client.write_all(b"x").expect("write");
-    let mut second = dial(&lab, family, &Script::opener(3)).0;
+    let mut second = route(family).dial(&lab, &Script::opener(3)).0;
     assert_eq!(f.splicer.foreign_counts().left, 1);
     assert_eq!(second.read(&mut [0]).expect_err("reset").kind(), ErrorKind::ConnectionReset);
 }
@@ -336,10 +313,10 @@ fn the_proxy_answers_where_the_families_differ() {
         let lab = Lab::simple(Shape::TwoDevices).expect("lab");
         let options = OpenOptions::default();
         let f = Forwarder::plugged(&lab, listening(family), [server(other); 2], at_once(), options);
-        let serving = serve(&lab, other, &Script::answerer().bytes(BYTES).pace(5_000_000));
+        let serving = route(other).serve(&lab, &Script::answerer().bytes(BYTES).pace(5_000_000));
         let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
         let began = Instant::now();
-        let (stream, _) = dial(&lab, family, &script);
+        let (stream, _) = route(family).dial(&lab, &script);
         assert!(began.elapsed() < Duration::from_millis(500), "the SYN need not come again: {:?}", began.elapsed());
         let client = converse(stream, &script);
         intact(&client, &serving.join().expect("server").1).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
@@ -368,9 +345,9 @@ fn a_flood_of_syns_takes_no_more_than_its_share() {
         assert!(legs.len() <= HALF_OPEN, "{}", legs.len());
         assert!(legs.iter().all(|(_, l)| l.flags & LegFlags::END_TO_END != 0));
         drop(silence);
-        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
+        let serving = route(family).serve(&lab, &Script::answerer().bytes(1000));
         let script = Script::opener(1).bytes(1000);
-        let client = converse(dial(&lab, family, &script).0, &script);
+        let client = converse(route(family).dial(&lab, &script).0, &script);
         intact(&client, &serving.join().expect("server").1).expect("another connection is served as ever");
     }
 }

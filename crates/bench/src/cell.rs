@@ -240,6 +240,15 @@ impl Cell {
         version: IpVersion::V4,
     };
 
+    /// Whether the receiver is the near host, or both are near. A splice then does no harm.
+    pub fn is_towards_near_host(&self) -> bool {
+        let sender = match self.direction {
+            Direction::Down => Place::Server,
+            Direction::Up => Place::Client,
+        };
+        self.distance.place == sender || self.distance.ms <= 2
+    }
+
     /// Head of its row: what differs from a download by a plug over IPv4 without loss is said.
     pub fn label(&self) -> String {
         let mut text = format!("{}, {}, {}", self.distance, self.size, self.congestion.name());

@@ -241,6 +241,19 @@ static __always_inline void untap(struct tuple *t)
 		__sync_fetch_and_and((__u64 *)&p->max_ack, ~((__u64)VIA_TAP << 32));
 }
 
+/* Hold no more data of the host. */
+static __noinline int decided(const struct tuple *t)
+{
+	struct leg *l = bpf_map_lookup_elem(&legs, t);
+
+	if (!l)
+		return 0;
+	bpf_spin_lock(&l->lock);
+	l->flags &= ~LEG_WAITS;
+	bpf_spin_unlock(&l->lock);
+	return 0;
+}
+
 /* Set or clear PATH_TRACE. */
 static __always_inline void set_trace(const struct path_args *args)
 {
@@ -367,6 +380,11 @@ int path_entry(struct path_args *ctx)
 	}
 	if (args.op == PATH_IDLE) {
 		args.result = !describe(&args);
+		goto out;
+	}
+	if (args.op == PATH_DECIDED) {
+		decided(&args.key);
+		decided(&args.other);
 		goto out;
 	}
 	if (args.op == PATH_MOVE || args.op == PATH_HOP) {

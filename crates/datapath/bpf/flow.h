@@ -15,7 +15,7 @@
 enum constant {
 	/* Raise this with every change to what this file, maps.h, table.h or place.h put into pinned maps. A process takes over
 	 * only maps of its own version. */
-	ABI_VERSION = 18,
+	ABI_VERSION = 19,
 	MAX_VIAS = 1024,      /* pairs of next hop and own address: few, since most hosts are behind routers */
 	MAX_LISTENERS = 1024, /* listening addresses, transparent or not */
 	/* Bit of path.via: copy forwarded data to user space (tap.h). With it, path.via is no index into vias, so the short way
@@ -80,6 +80,7 @@ enum leg_flag {
 	LEG_FAST_CLOCK = 1 << 21, /* the host's timestamp clock ticks much faster than 1 kHz */
 	LEG_PROBE = 1 << 22,   /* the socket probes when it is unmuted: its host may be gone, or wait for the window to open */
 	LEG_END_TO_END = 1 << 23, /* the hosts shook hands: same numbers, clocks, options on both legs (handshake.h) */
+	LEG_WAITS = 1 << 24,   /* data from the host is held (hold.h) until user space has decided whether to splice */
 };
 
 /* The record of a leg. `lock` protects it; docs/switching.md (Concurrency) lists what is accessed without the lock. */
@@ -221,7 +222,7 @@ struct embryo {
 	__u32 tsval_in, tsval_out;
 	__u16 mss_in, mss_out;
 	__u8 wscale_in, wscale_out;
-	/* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_END_TO_END, OPT_FULL */
+	/* LEG_TS, LEG_SACK, OPT_WSCALE, OPT_ECN offered by the host / by us; in: OPT_FOREIGN, OPT_END_TO_END, OPT_WAITS, OPT_FULL */
 	__u8 opts_in, opts_out;
 	__u32 edge_out;
 	__u32 ifindex;
@@ -230,6 +231,7 @@ struct embryo {
 #define OPT_WSCALE 0x80
 #define OPT_FOREIGN 0x40 /* opts_in: LEG_FOREIGN */
 #define OPT_END_TO_END 0x08 /* opts_in: LEG_END_TO_END */
+#define OPT_WAITS 0x04 /* opts_in: LEG_WAITS */
 #define OPT_ECN 0x20
 
 /* Identifies the fragments of one TCP segment as they arrive (RFC 791, 3.2; RFC 8200, 4.5). Network byte order. */
@@ -401,6 +403,7 @@ enum path_op {
 	PATH_HOP = 14,     /* write next hop p.p.via to the leg's record, for segments forwarded to its host in a switch */
 	PATH_TRACED = 15,   /* set PATH_TRACE */
 	PATH_UNTRACED = 16, /* clear PATH_TRACE */
+	PATH_DECIDED = 17, /* clear LEG_WAITS of the records of `key` and `other` */
 };
 
 /* The argument of path_entry(): user space's access to one path entry. */
@@ -462,6 +465,7 @@ enum listens {
 	LISTENS = 1,
 	LISTENS_FOREIGN = 2, /* for transparent connections */
 	LISTENS_END_TO_END = 3, /* a listening socket whose clients may shake hands with a server */
+	LISTENS_WAITS = 4, /* flag, with one of the last two: connections have LEG_WAITS */
 };
 
 /* Describes the pinned maps. Written when they are created. */

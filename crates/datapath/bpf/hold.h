@@ -2,12 +2,15 @@
 /* The hold policy (Spatscheck et al., III-C): segments that arrive in a drain wait for its end. BPF cannot queue packets, so
  * they go to user space. When the drain is over or was taken back, user space sends them, with a mark, into the egress of the
  * device by which they arrived. egress() turns them round to ingress(), as if they had just arrived. If one is lost meanwhile,
- * its host retransmits it. */
+ * its host retransmits it.
+ * With LEG_WAITS, the first data of a connection between hosts waits in the same way, until user space has spliced the flow or
+ * begins to copy: a flow that is spliced at once carries no byte through the sockets. */
 #ifndef LONGSPLICE_HOLD_H
 #define LONGSPLICE_HOLD_H
 
 #include "mark.h"
 #include "parse.h"
+#include "switch.h"
 #include "verdict.h"
 
 #define HOLD_CHUNKS 33 /* limit of pieces of one packet: 512 KB (BIG TCP), and an incomplete piece */
@@ -66,6 +69,13 @@ __noinline int hold(struct __sk_buff *skb)
 	}
 	count(V_HELD);
 	return 1;
+}
+
+/* Must the segment wait until user space has decided whether to splice the flow? A segment that arrives a second time never
+ * waits again, so no mistake in user space can keep it. A fragment cannot be held. */
+static __always_inline int waits(const struct leg *l, const struct scratch *sc)
+{
+	return l->flags & LEG_WAITS && (sc->s.len || sc->s.flags & TH_FIN) && !sc->s.again && !sc->fragment && !refuses(l, &sc->s);
 }
 
 #endif

@@ -206,6 +206,13 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (sc->foreign && (in_control(l) || l->flags & LEG_RESET) && !refuses(l, &sc->s))
 		report_deserted(skb);
 
+	if (waits(l, sc)) {
+		p->hold = HOLD;
+		p->held_from = 0;
+		hold(skb);
+		return TCX_DROP;
+	}
+
 	/* Check the size before the segment changes any state: if it cannot be forwarded, it must not count as received. */
 	if (o && to_be_forwarded(l, &sc->s)) {
 		r = make_fit(skb, mtu_towards(skb, sc, o));

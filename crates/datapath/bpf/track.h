@@ -133,6 +133,8 @@ static __always_inline int hatch(struct scratch *sc, const struct embryo *e)
 		l.flags |= LEG_FOREIGN;
 	if (e->opts_in & OPT_END_TO_END)
 		l.flags |= LEG_END_TO_END;
+	if (e->opts_in & OPT_WAITS)
+		l.flags |= LEG_WAITS;
 	l.max_in = l.ack_out = l.ack_local = e->irs + 1;
 	l.max_out = l.local_out = l.ack_in = e->iss + 1;
 	l.edge_in = l.ack_in + ((__u32)sc->s.win << l.wscale_in);
@@ -185,19 +187,22 @@ __noinline int before_leg(int parsed)
 	return TCX_NEXT;
 }
 
-/* Does the client that sends this SYN shake hands with a server? Returns OPT_END_TO_END, perhaps with OPT_FOREIGN, or 0. With a
+/* Does the client that sends this SYN shake hands with a server? Returns OPT_END_TO_END, perhaps with other options, or 0. With a
  * listening socket, it does unless user space has given the SYN back (`again`), or another socket must decide. Without one, the
  * process is dead, and the kernel refuses the connection. known: of an earlier SYN. */
 static __always_inline __u32 end_to_end(struct __sk_buff *skb, const struct scratch *sc, __u32 listens,
 					const struct embryo *known)
 {
+	__u32 opts = OPT_END_TO_END | (listens & LISTENS_WAITS ? OPT_WAITS : 0);
+
+	listens &= ~LISTENS_WAITS;
 	if (listens == LISTENS_FOREIGN)
-		return OPT_FOREIGN | OPT_END_TO_END;
+		return OPT_FOREIGN | opts;
 	if (listens != LISTENS_END_TO_END || sc->s.again)
 		return 0;
 	if (known && known->irs == sc->s.seq && !(known->opts_in & OPT_FULL))
-		return known->opts_in & OPT_END_TO_END;
-	return socket_state(skb, sc) == BPF_TCP_LISTEN ? OPT_END_TO_END : 0;
+		return known->opts_in & (OPT_END_TO_END | OPT_WAITS);
+	return socket_state(skb, sc) == BPF_TCP_LISTEN ? opts : 0;
 }
 
 /* Track a segment from a host that has no path entry. Returns 1 if it has a leg now, 2 if it must be dropped, and 0 to leave

@@ -3,6 +3,7 @@
 
 use crate::{
     Datapath, abi,
+    handshake::listens,
     netlink::{Netlink, request},
 };
 use nix::libc;
@@ -139,8 +140,9 @@ fn ask(kind: u16, flags: libc::c_int, body: &[u8; 12], attributes: &[(u16, Vec<u
 
 impl Datapath {
     /// Passes SYNs of transparent connections to this address (any address if it is unspecified)
-    /// to [`Datapath::poll_handshakes`] instead of the stack, until [`Datapath::unlisten`].
-    pub fn listen_foreign(&self, addr: SocketAddr) -> io::Result<()> {
-        self.maps.listen(addr, Some(abi::listens::LISTENS_FOREIGN))
+    /// to [`Datapath::poll_handshakes`] instead of the stack, until [`Datapath::unlisten`]. `waits`:
+    /// as for [`Datapath::listen_end_to_end`].
+    pub fn listen_foreign(&self, addr: SocketAddr, waits: bool) -> io::Result<()> {
+        self.maps.listen(addr, Some(listens(abi::listens::LISTENS_FOREIGN, waits)))
     }
 }

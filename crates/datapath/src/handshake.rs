@@ -256,17 +256,37 @@ impl HandshakeSender {
     }
 }
 
+/// A kind of connections whose hosts shake hands with each other.
+#[derive(Clone, Copy, Debug)]
+pub struct EndToEnd {
+    /// As for [`established_sockets`].
+    pub foreign: bool,
+    /// As for [`Datapath::listen_end_to_end`].
+    pub waits: bool,
+}
+
+/// Returns the kind of a listener, with or without `LISTENS_WAITS`.
+pub(crate) fn listens(kind: abi::listens, waits: bool) -> abi::listens {
+    abi::listens(kind.0 | if waits { abi::listens::LISTENS_WAITS.0 } else { 0 })
+}
+
 impl Datapath {
     /// Lets clients of a listening socket shake hands with servers: passes their SYNs to [`Datapath::poll_handshakes`]
-    /// instead of the stack, until [`Datapath::listen`] or [`Datapath::unlisten`].
-    pub fn listen_end_to_end(&self, addr: SocketAddr) -> io::Result<()> {
-        self.maps.listen(addr, Some(abi::listens::LISTENS_END_TO_END))
+    /// instead of the stack, until [`Datapath::listen`] or [`Datapath::unlisten`]. With `waits`, the first
+    /// data of each connection is held until [`Datapath::decided`].
+    pub fn listen_end_to_end(&self, addr: SocketAddr, waits: bool) -> io::Result<()> {
+        self.maps.listen(addr, Some(listens(abi::listens::LISTENS_END_TO_END, waits)))
     }
 
-    /// Prepares the record of a leg towards a server before the client's SYN is passed on. `foreign`: as for
-    /// [`established_sockets`].
-    pub fn expect_end_to_end(&self, leg: &Tuple, client: &Tuple, foreign: bool) -> Result<(), ExpectError> {
-        let flags = LegFlags::END_TO_END | if foreign { LegFlags::FOREIGN } else { 0 };
+    /// Holds no more data from the hosts of a connection ([`Datapath::listen_end_to_end`]).
+    pub fn decided(&self, legs: Pair<&Tuple>) -> io::Result<()> {
+        self.maps.decided(legs)
+    }
+
+    /// Prepares the record of a leg towards a server before the client's SYN is passed on.
+    pub fn expect_end_to_end(&self, leg: &Tuple, client: &Tuple, kind: EndToEnd) -> Result<(), ExpectError> {
+        let flag = |wanted, flag| if wanted { flag } else { 0 };
+        let flags = flag(kind.foreign, LegFlags::FOREIGN) | flag(kind.waits, LegFlags::WAITS) | LegFlags::END_TO_END;
         self.maps.expect(leg, Some(client), flags).map(drop)
     }
 

@@ -94,7 +94,7 @@ pub use flush::flush;
 pub use follow::{PathChanges, Watch};
 pub use foreign::{Foreign, is_local};
 pub use guard::has_guard;
-pub use handshake::{Handshake, HandshakeSender, Segment, established_sockets};
+pub use handshake::{EndToEnd, Handshake, HandshakeSender, Segment, established_sockets};
 pub use hold::{HeldSegment, Reinjector};
 pub use idle::{IdleEntry, IdleWalk};
 pub use inspect::{HopDetail, LegDetail, PathDetail, RecordDetail, ViaDetail, untracked};

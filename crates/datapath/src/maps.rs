@@ -1,6 +1,6 @@
 //! Typed access to the maps of the data path.
 
-use crate::{LegFlags, PathFlags, Phase, abi, clock::monotonic, names};
+use crate::{LegFlags, Pair, PathFlags, Phase, abi, clock::monotonic, names};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::libc;
 use std::{
@@ -460,6 +460,11 @@ impl Maps {
     /// Stops copying the forwarded data of a leg.
     pub fn untap(&self, t: &Tuple) -> io::Result<()> {
         self.path_op(abi::path_op::PATH_UNTAP, t, abi::path6::default()).map(drop)
+    }
+
+    pub fn decided(&self, legs: Pair<&Tuple>) -> io::Result<()> {
+        let (op, [key, other]) = (abi::path_op::PATH_DECIDED, [legs.client, legs.server].map(|leg| leg.to_abi()));
+        self.path_entry(&mut abi::path_args { op, key, other, ..Default::default() })
     }
 
     /// Stops tracking a leg of which segments have passed unseen.

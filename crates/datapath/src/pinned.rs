@@ -55,6 +55,7 @@ impl Holdings {
     /// Counts the contents of the tables pinned in a directory, whichever process uses them. Errors are those of the maps.
     pub fn of(folder: &Path) -> io::Result<Holdings> {
         const LISTENS_FOREIGN: u8 = abi::listens::LISTENS_FOREIGN.0 as u8;
+        const WAITS: u8 = abi::listens::LISTENS_WAITS.0 as u8;
         let map = |name| match folder.join(name) {
             path if path.exists() => MapHandle::from_pinned_path(path).map(Some).map_err(io_error),
             _ => Ok(None),
@@ -62,7 +63,8 @@ impl Holdings {
         let counted =
             map("entries")?.map(|m| m.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(io_error)).transpose()?;
         let is_foreign = |map: &MapHandle, key: &[u8]| {
-            map.lookup(key, MapFlags::ANY).is_ok_and(|value| value.is_some_and(|v| v.contains(&LISTENS_FOREIGN)))
+            map.lookup(key, MapFlags::ANY)
+                .is_ok_and(|value| value.is_some_and(|v| v.iter().any(|byte| byte & !WAITS == LISTENS_FOREIGN)))
         };
         Ok(Holdings {
             entries: counted.flatten().and_then(|value| Some(u64::from_ne_bytes(value.try_into().ok()?))),

@@ -26,9 +26,19 @@ impl EndToEndListener {
     /// Accepts the next connection. Returns the client's leg and the server's leg.
     /// Fails with [`io::ErrorKind::NotConnected`] after the engine was closed.
     pub async fn accept(&mut self) -> io::Result<(Leg, Leg)> {
-        let Opened { legs, sockets } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
+        let Opened { legs, sockets, first } = self.opened.recv().await.ok_or(io::ErrorKind::NotConnected)?;
         self.splicer.engine().opened(&sockets.server);
-        Ok((leg(sockets.client, &legs.client)?, leg(sockets.server, &legs.server)?))
+        let mut client = leg(sockets.client, &legs.client)?;
+        client.first = first;
+        Ok((client, leg(sockets.server, &legs.server)?))
+    }
+
+    /// Holds the first data of connections that are opened from now on, until their flow is spliced, or the legs are read or
+    /// dropped. A flow that is spliced at once then carries no byte through the sockets. Meant for
+    /// [`SpliceWhen::AtOnce`](crate::SpliceWhen::AtOnce); other flows only lose some microseconds. Hand the legs over at once.
+    pub fn hold_first_data(&self) -> io::Result<()> {
+        let d = self.splicer.datapath().ok_or(io::ErrorKind::NotConnected)?;
+        lock(self.splicer.handshakes()).hold_first_data(d, self.addr)
     }
 
     /// Returns the address listened on.

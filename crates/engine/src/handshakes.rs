@@ -3,10 +3,10 @@
 //! transparent ones, between hosts that do not know of us, and whose addresses are not ours; and those of clients of a
 //! listening socket to a server of our choice. If a transparent one is spliced at once, it takes the identity path (bpf/path.h).
 
-use crate::{engine::Engine, sync::lock};
+use crate::{engine::Engine, holding::FirstData, sync::lock};
 use longsplice_datapath::{
-    Datapath, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Segment, Tuple, established_sockets, is_claimed,
-    is_local,
+    Datapath, EndToEnd, ExpectError, Foreign, Handshake, HandshakeSender, Pair, Segment, Tuple, established_sockets,
+    is_claimed, is_local,
 };
 use nix::libc;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -45,8 +45,16 @@ pub(crate) enum Course {
     Chosen(Choose),
 }
 
+impl Course {
+    fn is_foreign(&self) -> bool {
+        matches!(self, Course::Foreign(_))
+    }
+}
+
 struct Acceptor {
     course: Course,
+    /// The first data of connections is held.
+    holds: bool,
     opened: mpsc::Sender<Opened>,
 }
 
@@ -54,6 +62,30 @@ struct Acceptor {
 pub(crate) struct Opened {
     pub legs: Pair<Tuple>,
     pub sockets: Pair<OwnedFd>,
+    pub first: Option<Box<FirstData>>,
+}
+
+/// The server's SYN-ACK, and what is made from it.
+struct Answer {
+    segment: Handshake,
+    sockets: Pair<OwnedFd>,
+    first: Option<Box<FirstData>>,
+}
+
+impl Answer {
+    /// Creates the sockets, and begins to hold the first data if `holds`.
+    fn of(engine: &Arc<Engine>, half: &HalfOpen, segment: Handshake, holds: bool) -> io::Result<Answer> {
+        let sockets = established_sockets(&half.syn, &segment, half.foreign)?;
+        let legs = Pair::new(half.syn.leg, segment.leg);
+        let first = holds.then(|| FirstData::of(engine, legs).map(Box::new)).transpose();
+        match first {
+            Ok(first) => Ok(Answer { segment, sockets, first }),
+            Err(error) => {
+                reset(sockets);
+                Err(error)
+            }
+        }
+    }
 }
 
 struct HalfOpen {
@@ -64,8 +96,7 @@ struct HalfOpen {
     foreign: bool,
     /// The client's last SYN.
     syn: Handshake,
-    /// The server's SYN-ACK, and the sockets made from it.
-    answer: Option<(Handshake, Pair<OwnedFd>)>,
+    answer: Option<Answer>,
 }
 
 /// Counters of connections that were not opened from host to host.
@@ -126,21 +157,21 @@ pub(crate) fn listen(
     if handshakes.listeners.contains_key(&addr) {
         return Err(io::ErrorKind::AddrInUse.into());
     }
-    let foreign = matches!(course, Course::Foreign(_));
+    let foreign = course.is_foreign();
     handshakes.make_way(addr.is_ipv6(), foreign).map_err(|e| no_way(&e, addr))?;
     if !handshakes.hears {
         let (engine, all) = (engine.clone(), all.clone());
         std::thread::Builder::new().name("handshakes".into()).spawn(move || hear(&engine, &all))?;
         handshakes.hears = true;
     }
-    if foreign {
-        d.listen_foreign(addr)?;
-    } else {
-        d.listen_end_to_end(addr)?;
-    }
+    hear_syns(d, addr, foreign, false)?;
     let (tell, opened) = mpsc::channel(BACKLOG);
-    handshakes.listeners.insert(addr, Acceptor { course, opened: tell });
+    handshakes.listeners.insert(addr, Acceptor { course, holds: false, opened: tell });
     Ok(opened)
+}
+
+fn hear_syns(d: &Datapath, addr: SocketAddr, foreign: bool, holds: bool) -> io::Result<()> {
+    if foreign { d.listen_foreign(addr, holds) } else { d.listen_end_to_end(addr, holds) }
 }
 
 fn no_way(e: &io::Error, addr: SocketAddr) -> io::Error {
@@ -155,7 +186,7 @@ fn no_way(e: &io::Error, addr: SocketAddr) -> io::Error {
 }
 
 /// Runs the thread that handles handshakes, until the engine closes.
-fn hear(engine: &Engine, handshakes: &Mutex<Handshakes>) {
+fn hear(engine: &Arc<Engine>, handshakes: &Mutex<Handshakes>) {
     let Some(d) = engine.datapath() else { return };
     let heard = d.poll_handshakes(|handshake| {
         let mut f = lock(handshakes);
@@ -187,6 +218,14 @@ impl Handshakes {
         Ok(())
     }
 
+    /// Holds the first data of connections to `addr` from now on.
+    pub fn hold_first_data(&mut self, d: &Datapath, addr: SocketAddr) -> io::Result<()> {
+        let acceptor = self.listeners.get_mut(&addr).ok_or(io::ErrorKind::NotConnected)?;
+        // first here: what the data path holds must have somebody who releases it
+        acceptor.holds = true;
+        hear_syns(d, addr, acceptor.course.is_foreign(), true)
+    }
+
     /// Routes segments for addresses that are not ours to local sockets, until the engine closes.
     pub fn route_foreign(&mut self, v6: bool) -> io::Result<()> {
         self.make_way(v6, true)
@@ -204,11 +243,11 @@ impl Handshakes {
         *self = Handshakes::default();
     }
 
-    fn hear(&mut self, engine: &Engine, d: &Datapath, h: Handshake) {
+    fn hear(&mut self, engine: &Arc<Engine>, d: &Datapath, h: Handshake) {
         tracing::trace!(?h);
         match h.segment {
             Some(Segment::Syn) => self.asked(engine, d, h),
-            Some(Segment::SynAck) => self.answered(d, h),
+            Some(Segment::SynAck) => self.answered(engine, d, h),
             Some(Segment::Reset) => self.refused(d, &h),
             Some(Segment::Ack) => self.opened(d, &h),
             None => {}
@@ -243,7 +282,7 @@ impl Handshakes {
             Some(half) if half.syn.seq() == syn.seq() => {
                 // one of the two segments was lost
                 half.syn = syn;
-                let (next, out) = half.answer.as_ref().map_or((syn, half.server), |(answer, _)| (*answer, client));
+                let (next, out) = half.answer.as_ref().map_or((syn, half.server), |answer| (answer.segment, client));
                 return self.pass_on(&next, &out);
             }
             Some(_) => self.give_up(d, &client),
@@ -274,7 +313,8 @@ impl Handshakes {
             return self.let_go(d, &syn, &mirrored(&client));
         }
         let server = mirrored(&client);
-        match expect(engine, d, &server, &client, true) {
+        let kind = EndToEnd { foreign: true, waits: self.holds(&client) };
+        match expect(engine, d, &server, &client, kind) {
             Ok(()) => self.begin(engine, syn, server, true),
             Err(ExpectError::Full { .. }) => self.let_go(d, &syn, &server),
             Err(error) => tracing::debug!(?client, %error, "no answer"),
@@ -284,7 +324,8 @@ impl Handshakes {
     /// Handles the SYN of a client of a listening socket.
     fn asked_for(&mut self, engine: &Engine, d: &Datapath, syn: Handshake, server: SocketAddr) {
         let client = syn.leg;
-        let leg = if self.half.len() < HALF_OPEN { server_leg(engine, d, &client, server) } else { None };
+        let waits = self.holds(&client);
+        let leg = if self.half.len() < HALF_OPEN { server_leg(engine, d, &client, server, waits) } else { None };
         match leg {
             Some(leg) => self.begin(engine, syn, leg, false),
             None => self.leave_to_listener(d, &syn),
@@ -332,6 +373,11 @@ impl Handshakes {
         self.listeners.get(&target).or_else(|| self.listeners.get(&SocketAddr::new(any, target.port())))
     }
 
+    /// Returns whether the first data of this client's connection is held.
+    fn holds(&self, client: &Tuple) -> bool {
+        self.acceptor(client.local).is_some_and(|a| a.holds)
+    }
+
     /// Returns the client of the unanswered half-open connection that a segment of its server belongs to.
     fn asked_by(&self, h: &Handshake) -> Option<Tuple> {
         let client = self.clients.get(&h.leg)?;
@@ -339,23 +385,24 @@ impl Handshakes {
         (half.answer.is_none() && h.ack() == half.syn.seq().wrapping_add(1)).then_some(*client)
     }
 
-    fn answered(&mut self, d: &Datapath, answer: Handshake) {
+    fn answered(&mut self, engine: &Arc<Engine>, d: &Datapath, answer: Handshake) {
         let Some(client) = self.clients.get(&answer.leg).copied() else { return self.answered_late(d, &answer) };
         // a repeated SYN-ACK: the client has not received it, or its answer was lost
-        let is_repeated = |half: &HalfOpen| half.answer.as_ref().is_some_and(|(first, _)| first.repeats(&answer));
+        let is_repeated = |half: &HalfOpen| half.answer.as_ref().is_some_and(|first| first.segment.repeats(&answer));
         if self.half.get(&client).is_some_and(is_repeated) {
             return self.pass_on(&answer, &client);
         }
         if self.asked_by(&answer).is_none() {
             return;
         }
+        let holds = self.holds(&client);
         let Some(half) = self.half.get_mut(&client) else { return };
-        match established_sockets(&half.syn, &answer, half.foreign) {
-            Ok(sockets) => {
+        match Answer::of(engine, half, answer, holds) {
+            Ok(made) => {
                 if !half.foreign {
                     d.track_handshake(Pair::new(&client, &answer.leg), &half.syn, &answer);
                 }
-                half.answer = Some((answer, sockets));
+                half.answer = Some(made);
                 self.pass_on(&answer, &client);
             }
             Err(error) => {
@@ -389,7 +436,7 @@ impl Handshakes {
             // otherwise, the client resets an earlier connection
             if half.answer.is_some() || h.seq() == half.syn.seq().wrapping_add(1) {
                 let half = self.remove(&h.leg);
-                half.and_then(|half| half.answer).into_iter().for_each(|(_, sockets)| reset(sockets));
+                half.and_then(|half| half.answer).into_iter().for_each(|answer| reset(answer.sockets));
                 d.forget_flow([&h.leg, &server]);
             }
         } else if let Some(client) = self.asked_by(h) {
@@ -409,11 +456,11 @@ impl Handshakes {
             return self.pass_on(ack, client);
         }
         let client = ack.leg;
-        let Some(HalfOpen { answer: Some((_, sockets)), server, .. }) = self.remove(&client) else {
+        let Some(HalfOpen { answer: Some(Answer { sockets, first, .. }), server, .. }) = self.remove(&client) else {
             return d.forget(&client); // given up just before
         };
         self.pass_on(ack, &server);
-        let opened = Opened { legs: Pair::new(client, server), sockets };
+        let opened = Opened { legs: Pair::new(client, server), sockets, first };
         let left = match self.acceptor(client.local) {
             Some(acceptor) => acceptor.opened.try_send(opened).map_err(TrySendError::into_inner).err(),
             None => Some(opened),
@@ -441,7 +488,7 @@ impl Handshakes {
         if let Some(half) = self.remove(client) {
             self.counts.given_up += 1;
             d.let_go_handshake(client);
-            half.answer.into_iter().for_each(|(_, sockets)| reset(sockets));
+            half.answer.into_iter().for_each(|answer| reset(answer.sockets));
             d.forget_flow([client, &half.server]);
         }
     }
@@ -451,7 +498,8 @@ impl Handshakes {
 const PORT_TRIES: u32 = 32;
 
 /// Finds an address and a port of ours for a connection to `server`, and prepares its record.
-fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr) -> Option<Tuple> {
+fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr, waits: bool) -> Option<Tuple> {
+    let kind = EndToEnd { foreign: false, waits };
     let (source, _) = engine.ports.source_for(server).ok()?;
     if server.is_ipv4() != client.is_v4() || source.is_loopback() || source == server.ip() {
         return None;
@@ -459,7 +507,7 @@ fn server_leg(engine: &Engine, d: &Datapath, client: &Tuple, server: SocketAddr)
     let turn = engine.ports.next_turn();
     for tries in 0..PORT_TRIES {
         let leg = engine.ports.candidate(turn, tries, server, source);
-        match expect(engine, d, &leg, client, false) {
+        match expect(engine, d, &leg, client, kind) {
             Ok(()) if is_free(&leg) => return Some(leg),
             Ok(()) => d.forget(&leg),
             Err(ExpectError::Taken) => {}
@@ -483,9 +531,11 @@ fn is_free(leg: &Tuple) -> bool {
 }
 
 /// Prepares the record of the leg towards a server.
-fn expect(engine: &Engine, d: &Datapath, server: &Tuple, client: &Tuple, foreign: bool) -> Result<(), ExpectError> {
-    match d.expect_end_to_end(server, client, foreign) {
-        Err(ExpectError::Taken) if make_way(engine, d, server, foreign) => d.expect_end_to_end(server, client, foreign),
+fn expect(engine: &Engine, d: &Datapath, server: &Tuple, client: &Tuple, kind: EndToEnd) -> Result<(), ExpectError> {
+    match d.expect_end_to_end(server, client, kind) {
+        Err(ExpectError::Taken) if make_way(engine, d, server, kind.foreign) => {
+            d.expect_end_to_end(server, client, kind)
+        }
         expected => expected,
     }
 }

@@ -19,7 +19,9 @@ impl Holder {
         if is_first {
             self.reinjector = Some(d.reinjector()?);
         }
-        self.of.extend(legs.map(|leg| (leg, Vec::new())));
+        for leg in legs {
+            self.of.entry(leg).or_default(); // keeps what is held already
+        }
         Ok(is_first)
     }
 

@@ -1,10 +1,14 @@
-//! The hold policy at work: the segments of one flow are held while it drains, and a thread reads them.
+//! Segments of one flow that are held, and the thread that reads them: under the hold policy while the flow drains
+//! ([`Holding`]), and between two hosts' handshake and the first splice ([`FirstData`]).
 
 use crate::{engine::Engine, holder::Holder, sync::lock};
 use longsplice_datapath::{Pair, Side, Tuple};
 use std::{
     io,
-    sync::{Arc, MutexGuard},
+    sync::{
+        Arc, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// Holds the segments from two hosts while it lives.
@@ -44,6 +48,45 @@ impl Holding {
 impl Drop for Holding {
     fn drop(&mut self) {
         Side::BOTH.into_iter().for_each(|from| self.let_go(from));
+    }
+}
+
+/// The first data of two hosts that shook hands with each other waits in the data path until this is
+/// dropped or [released](FirstData::release): it then belongs to whoever has the bytes of the flow.
+pub(crate) struct FirstData {
+    held: Holding,
+    released: AtomicBool,
+}
+
+impl FirstData {
+    /// Starts to hold. Must be called before a host may send. Errors are those of raw sockets and threads.
+    pub fn of(engine: &Arc<Engine>, legs: Pair<Tuple>) -> io::Result<FirstData> {
+        Ok(FirstData { held: Holding::of(engine, legs)?, released: AtomicBool::new(false) })
+    }
+
+    /// Stops holding. Calls after the first one do nothing.
+    pub fn release(&self) {
+        if self.released.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let legs = self.held.legs.each_ref();
+        // held segments that are sent on do not wait again, so an error costs time only
+        if let Some(Err(error)) = self.held.engine.datapath().map(|d| d.decided(legs)) {
+            tracing::warn!(?legs, %error, "the data of two hosts takes a detour");
+        }
+        Side::BOTH.into_iter().for_each(|from| self.held.let_go(from));
+    }
+}
+
+impl Drop for FirstData {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl std::fmt::Debug for FirstData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("FirstData").field(&self.held.legs).finish()
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Leg`], our end of one connection: a byte stream that counts the bytes that pass.
 
-use crate::{core::Position, live::Live, refusal::Refusal, taps::Tap};
+use crate::{core::Position, holding::FirstData, live::Live, refusal::Refusal, taps::Tap};
 use longsplice_datapath::{
     PathFacts, Repair, Tuple, clamp_window, lift_outstanding, limit_outstanding, make_room, path_facts, received,
     unread,
@@ -56,6 +56,8 @@ pub struct Leg {
     refusal: OnceLock<Refusal>,
     /// Receives a copy of all bytes that pass.
     pub(crate) tap: Option<Tap>,
+    /// Holds back the first data of both hosts; see [`EndToEndListener::hold_first_data`](crate::EndToEndListener).
+    pub(crate) first: Option<Box<FirstData>>,
 }
 
 impl Leg {
@@ -75,6 +77,7 @@ impl Leg {
             keeps_alive: false,
             refusal: refusal.map(OnceLock::from).unwrap_or_default(),
             tap: None,
+            first: None,
         }
     }
 
@@ -201,6 +204,7 @@ impl Leg {
     /// Waits until there is something to read, or the stream ends, as
     /// far as the runtime knows. The next read may still have to wait.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.first.iter().for_each(|first| first.release());
         self.socket()?.poll_readable(cx)
     }
 
@@ -223,7 +227,7 @@ impl Leg {
     /// Takes the leg and leaves a closed one in its place.
     pub(crate) fn take(&mut self) -> Leg {
         let (announced, refusal) = (self.announced.clone(), self.refusal.clone());
-        let closed = Leg { socket: Socket::Gone, announced, refusal, tap: None, ..*self };
+        let closed = Leg { socket: Socket::Gone, announced, refusal, tap: None, first: None, ..*self };
         std::mem::replace(self, closed)
     }
 
@@ -404,6 +408,7 @@ impl Parked {
             keeps_alive: false,
             refusal: OnceLock::new(),
             tap,
+            first: None,
         }
     }
 
@@ -437,6 +442,7 @@ fn parked() -> io::Error {
 impl Leg {
     /// Reads once. Returns `true` if the read is one byte of urgent data (RFC 9293, 3.8.5). Other reads end before such a byte.
     pub(crate) fn poll_take(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<bool>> {
+        self.first = None;
         let before = buf.filled().len();
         let room = buf.remaining() > 0;
         let urgent = ready!(open(&mut self.socket)?.poll_read(cx, buf))?;

@@ -167,6 +167,7 @@ impl Relay {
 
     /// Copies until an event occurs.
     async fn wait(&mut self, ears: &mut TaskInbox) -> Event {
+        self.legs.client.first = None; // it was not spliced at once: what has come is copied
         let (state, receiver) = (self.core.state(), self.core.message_from().map(Side::other));
         let (copies, listens) = (self.core.copies(), self.core.listens());
         let most = if copies { self.core.most() } else { 0 };

@@ -410,6 +410,13 @@ async fn accept_pairs(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut complained = None;
+    let policy = &front.listener.policy;
+    if policy.when == SpliceWhen::AtOnce
+        && policy.trigger.is_none()
+        && let Err(error) = socket.hold_first_data()
+    {
+        tracing::warn!("the first data of connections to {} is copied: {error}", front.listener.listen);
+    }
     loop {
         let accepted = tokio::select! {
             biased;

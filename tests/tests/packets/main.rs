@@ -263,9 +263,15 @@ fn fate(f: &Flow, frame: &[u8], gso: Option<usize>, is_cut: impl FnOnce() -> boo
     (translate(&mut want.up, &mut want.down, &p.frame(), None), want)
 }
 
-/// Runs one frame from the client from state `f`, and compares the result with the translator's.
+/// Runs one frame from the client from state `f`, and compares the result with the translator's: by the general way alone, which
+/// traced flows take, and then as any other flow, by the short way where that is possible. Returns the result of the latter.
 fn agree(b: &Bench, name: &str, f: &Flow, frame: &[u8], gso: Option<usize>) -> Outcome {
-    f.install(b, 0);
+    agree_with(b, PathFlags::TRACE, &format!("{name}, by the general way"), f, frame, gso);
+    agree_with(b, 0, name, f, frame, gso)
+}
+
+fn agree_with(b: &Bench, more_flags: u16, name: &str, f: &Flow, frame: &[u8], gso: Option<usize>) -> Outcome {
+    f.install(b, more_flags);
     let context = TestContext {
         gso_size: gso.unwrap_or(0) as u32,
         gso_segs: gso.map_or(0, |g| frame.len().div_ceil(g) as u32),

@@ -289,8 +289,23 @@ impl WanResults {
             worst.cell.label(),
             plural(timeouts.into(), "timeout"),
             plural(needless, "segment"),
-        );
+        ) + &self.share_towards_near_hosts();
         wrap(&text).join("\n") + "\n\n"
+    }
+
+    /// How much the default policy splices where a splice does no harm, by bytes.
+    fn share_towards_near_hosts(&self) -> String {
+        let near = self.rows.iter().filter(|row| row.cell.is_towards_near_host());
+        let shares = near.filter_map(|row| Some((row.cell.size.0 as f64, row.line(Middle::Default)?.spliced?)));
+        let (all, spliced) = shares.fold((0.0, 0.0), |sum, (size, share)| (sum.0 + size, sum.1 + size * share));
+        if all == 0.0 {
+            return String::new();
+        }
+        format!(
+            " Of the bytes sent to a near host by a far one, or over 2 ms at most, it splices {:.2}: all but the first \
+             256 KB of each connection that is not HTTP.",
+            spliced / all
+        )
     }
 
     fn slow_readers(&self) -> String {
