@@ -71,11 +71,25 @@ __noinline int hold(struct __sk_buff *skb)
 	return 1;
 }
 
-/* Must the segment wait until user space has decided whether to splice the flow? A segment that arrives a second time never
- * waits again, so no mistake in user space can keep it. A fragment cannot be held. */
-static __always_inline int waits(const struct leg *l, const struct scratch *sc)
+/* Must the segment wait until user space has decided whether to splice the flow? A fragment cannot be held. A retransmission ends
+ * the wait: user space has taken longer than the host's timeout, and may be dead. So it cannot keep a segment for ever. */
+static __always_inline int waits(struct leg *l, const struct scratch *sc)
 {
-	return l->flags & LEG_WAITS && (sc->s.len || sc->s.flags & TH_FIN) && !sc->s.again && !sc->fragment && !refuses(l, &sc->s);
+	__u32 end = sc->s.seq + sc->s.len + !!(sc->s.flags & TH_FIN);
+	int first;
+
+	if (!(l->flags & LEG_WAITS) || end == sc->s.seq || sc->s.again || sc->fragment || refuses(l, &sc->s))
+		return 0;
+	bpf_spin_lock(&l->lock);
+	first = !l->held || after(end, l->held_in); /* a freeze sets both for the hold policy */
+	if (first) {
+		l->held_in = end;
+		l->held = 1;
+	} else {
+		l->flags &= ~LEG_WAITS;
+	}
+	bpf_spin_unlock(&l->lock);
+	return first;
 }
 
 #endif

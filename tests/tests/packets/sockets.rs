@@ -251,6 +251,29 @@ fn our_clock_stands_still_while_two_speak() {
     });
 }
 
+/// The first data of a host waits for the process, which may have died: its retransmission does not wait.
+#[test]
+#[ignore = "root"]
+fn first_data_waits_once() {
+    bench(64, |b| {
+        for v6 in SAME {
+            let f = Flow::new(v6);
+            let mut leg = control_leg(&f, b, [0, 0, 0]);
+            leg.flags |= LegFlags::WAITS;
+            testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+            let (one, mut two) = (f.next(100), f.next(100));
+            two.seq += 100;
+            for p in [&one, &two] {
+                assert_eq!(b.ingress(&p.frame()).code, DROP, "held: {v6:?}");
+            }
+            assert_eq!(b.ingress(&f.next(0).frame()).code, NEXT, "an acknowledgement: {v6:?}");
+            for p in [&one, &two, &one] {
+                assert_eq!(b.ingress(&p.frame()).code, NEXT, "the socket gets it: {v6:?}");
+            }
+        }
+    });
+}
+
 #[test]
 #[ignore = "root"]
 fn spliced_sockets_are_muted() {
