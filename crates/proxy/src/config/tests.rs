@@ -140,7 +140,7 @@ fn the_example_of_the_readme_is_right() {
     let readme = include_str!("../../../../README.md");
     let text = readme.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let c = read(text).unwrap();
-    assert_eq!((c.listeners.len(), c.pools.len()), (6, 1));
+    assert_eq!((c.listeners.len(), c.pools.len()), (7, 1));
     let taps: Vec<_> = c.listeners.iter().filter_map(|l| l.tap.as_ref()).collect();
     assert!(matches!(taps[..], [dir] if dir.ends_with("taps")), "{taps:?}");
 }
