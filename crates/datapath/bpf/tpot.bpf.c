@@ -97,6 +97,9 @@ static __always_inline int intercept(struct __sk_buff *skb, struct packet *p, st
 	__builtin_memcpy(syn.peer, p->t.remote, 16);
 	__builtin_memcpy(syn.own, p->v6 ? own->v6 : own->v4, 16);
 	known = bpf_map_lookup_elem(&tpot_syns, &p->t);
+	/* Another SYN does not end a handshake, since it may be forged. The half-open connection challenges its sender. */
+	if (known && known->seq != p->seq && known->role == TPOT_TAKER && has_socket(skb, p))
+		return deliver(skb);
 	if (known && known->seq == p->seq && known->role == TPOT_TAKER) { /* sent again */
 		syn.iss = known->iss;
 		syn.answered = known->answered;
@@ -273,7 +276,7 @@ int tpot_ingress(struct __sk_buff *skb)
 		o = read_options(skb, &p);
 		if (o && o->asks)
 			return intercept(skb, &p, o);
-		return syn && syn->role == TPOT_TAKER ? give_up(skb, &p) : TCX_NEXT;
+		return syn && syn->role == TPOT_TAKER && syn->seq == p.seq ? give_up(skb, &p) : TCX_NEXT;
 	}
 	/* The server itself has answered. */
 	if (syn && syn->role == TPOT_ASKER && p.flags & TH_ACK && p.ack == syn->seq + 1 && !syn->answered) {
