@@ -411,8 +411,7 @@ fn r48_the_proxy_has_forgotten_the_connection() {
     each(|h| {
         // this machine as the proxy
         let (us, asker) = (h.client.ip(), SocketAddr::new(h.proxy, 4000));
-        let socket = std::net::TcpListener::bind(SocketAddr::new(us, 0))
-            .or_else(|_| h.lab.client.run(|| std::net::TcpListener::bind(SocketAddr::new(us, 0))));
+        let socket = h.lab.client.run(|| std::net::TcpListener::bind(SocketAddr::new(us, 0)));
         let to = Destinations { net: h.server.ip(), prefix: 255, ports: PORT..=PORT };
         h.tpot.take(&to, socket.expect("a listener")).expect("a rule");
         let data = Packet { seq: 7, ack: 9, payload: vec![1; 50], ..packet(asker, h.server) };
