@@ -165,7 +165,8 @@ pub fn counters(control: Option<&Path>, json: bool) -> Outcome {
             writeln!(out, "  {:<20} {n:>15}", format!("not: {why}"))?;
         }
     }
-    for (title, key) in [("proxy", "proxy"), ("data path, packets", "verdicts")] {
+    let sections = [("proxy", "proxy"), ("data path, packets", "verdicts"), ("translucent proxying, packets", "tpot")];
+    for (title, key) in sections {
         let Some(counters) = answer.get(key).and_then(Value::as_object).filter(|c| !c.is_empty()) else { continue };
         writeln!(out, "{title}")?;
         for (name, n) in counters {

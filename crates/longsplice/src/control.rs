@@ -8,7 +8,7 @@
 //! {"version":1,"ask":"inspect","id":7}            {"version":1,"flow":{...}}, with all details (`FlowDetail`)
 //! {"version":1,"ask":"trace","id":7,"count":null,"seconds":60}   {"version":1,"segments":[...]}, repeated at least once per
 //! second (`TracedSegment`); then {"version":1,"segments":[],"lost":0}, with the number of missing segments
-//! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"proxy":{...},"listeners":[...]}
+//! {"version":1,"ask":"counters"}                  {"version":1,"verdicts":{...},"tpot":{...},"proxy":{...},"listeners":[...]}
 //! {"version":1,"ask":"splice","id":7}             {"version":1,"done":true}
 //! {"version":1,"ask":"unsplice","id":7}           {"version":1,"done":true}
 //! {"version":1,"ask":"stop","drain":30,"flush":false}   {"version":1,"stopping":true,"within":35}, the most
@@ -406,12 +406,16 @@ impl Office {
     }
 
     fn counters(&self) -> Value {
-        let verdicts: serde_json::Map<String, Value> = match self.splicer.verdicts() {
-            Ok(verdicts) => verdicts.into_iter().map(|(name, n)| (name.to_owned(), json!(n))).collect(),
+        let named = |all: Vec<(&'static str, u64)>| -> serde_json::Map<String, Value> {
+            all.into_iter().map(|(name, n)| (name.to_owned(), json!(n))).collect()
+        };
+        let tpot = self.server.tpot().map_or(Ok(Vec::new()), |tpot| tpot.verdicts());
+        let (verdicts, tpot) = match self.splicer.verdicts().and_then(|verdicts| Ok((named(verdicts), named(tpot?)))) {
+            Ok(both) => both,
             Err(e) => return error(&format!("cannot read the verdicts: {e}")),
         };
         let (proxy, listeners) = (self.server.counters(), self.server.listeners());
-        json!({ "version": VERSION, "verdicts": verdicts, "proxy": proxy, "listeners": listeners })
+        json!({ "version": VERSION, "verdicts": verdicts, "tpot": tpot, "proxy": proxy, "listeners": listeners })
     }
 }
 

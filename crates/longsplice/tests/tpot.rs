@@ -88,6 +88,8 @@ fn programs_that_know_nothing_of_it() {
         assert_eq!((&ours["role"], &ours["over"]), (&"asker".into(), &true.into()), "{ours}");
     }
     assert!(stop(host).contains("opened: 2"));
+    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    assert_eq!((&counters["tpot"]["intercepted"], &counters["tpot"]["opened"]), (&2.into(), &2.into()));
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
 }
