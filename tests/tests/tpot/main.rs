@@ -7,7 +7,9 @@ use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
     Family, Lab, Options, Shape,
     process::wait_for,
-    topology::{CLIENT, FORWARDER_TO_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, SERVER},
+    topology::{
+        CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, SERVER,
+    },
     traffic::{Report, Script, connect, converse, intact, listen},
 };
 use longsplice_tests::{Forwarder, TestTpot, at_once, by_hand, forge::Nobody};
@@ -15,6 +17,7 @@ use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
+    path::Path,
     thread::JoinHandle,
     time::Duration,
 };
@@ -313,4 +316,53 @@ fn r50_r51_a_path_that_drops_tunnels() {
             assert_eq!((asker.verdict("avoided"), asker.verdict("opened")), (avoided, 0));
         }
     }
+}
+
+/// A client that knows nothing of all this: the proxy that it uses asks for the next one.
+#[test]
+#[ignore = "root"]
+fn r42_r43_an_edge_proxy_asks_for_its_clients() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
+        let (listen, server) = (FORWARDER_TO_CLIENT.port(family, PORT + 1), SERVER.port(family, PORT));
+        let edge = Forwarder::start(&lab, listen, server, at_once());
+        let tpot = lab.forwarder.run(TestTpot::open);
+        tpot.ask(&everywhere(family)).and_then(|()| tpot.trust(&everywhere(family))).expect("rules");
+        let second = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), at_once(), false);
+        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
+        let script = Script::opener(1).bytes(BYTES).pace(5_000_000);
+        let stream = lab.client.run(|| connect(listen, &script)).expect("the client connects to its proxy");
+        let client = converse(stream, &script);
+        let (_, served) = serving.join().expect("server");
+        intact(&client, &served).unwrap_or_else(|e| panic!("{e}\n{:?}\n{:?}", edge.verdicts(), second.verdicts()));
+        for e in [edge.ended(1).remove(0), second.ended(1).remove(0)] {
+            assert_eq!((&e.how, e.bytes_up, e.bytes_down), (&EndReason::Closed, BYTES, BYTES), "{e:?}");
+            assert!(e.splices > 0, "{e:?}");
+        }
+        assert_eq!(tpot.verdict("opened"), 1);
+    }
+}
+
+/// Only the processes of a cgroup ask.
+#[test]
+#[ignore = "root"]
+fn r30_by_cgroup() {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc");
+    let root =
+        mounts.lines().filter_map(|l| l.split_once(" cgroup2 ").map(|(l, _)| l)).find_map(|l| l.split(' ').nth(1));
+    let group = Path::new(root.expect("cgroup2 is mounted")).join(format!("longsplice-test-{}", std::process::id()));
+    std::fs::create_dir(&group).expect("a cgroup");
+    let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
+    let tpot =
+        lab.client.run(|| TestTpot::with(&TpotOptions { cgroup: Some(group.clone()), ..TpotOptions::default() }));
+    tpot.ask(&everywhere(Family::V4)).expect("a rule");
+    for (inside, asked) in [(false, 0), (true, 1)] {
+        let serving = serve(&lab, Family::V4, &Script::answerer());
+        let join = if inside { format!("echo $$ > {}/cgroup.procs; ", group.display()) } else { String::new() };
+        let dial = format!("{join}exec bash -c 'exec 3<>/dev/tcp/{}/{PORT}'", SERVER.ip(Family::V4));
+        lab.client.execute("bash", &["-c", &dial]).expect("connected");
+        serving.join().expect("server");
+        assert_eq!(tpot.verdict("asked"), asked);
+    }
+    std::fs::remove_dir(&group).expect("it is empty");
 }
