@@ -5,6 +5,7 @@ use crate::{
     devices::{Device, xdp_abilities},
     error::{OpenError, refused},
 };
+use libbpf_rs::query::ProgInfoIter;
 use std::{
     fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -140,12 +141,21 @@ pub(crate) fn attached_programs(index: u32) -> Result<Vec<u32>, OpenError> {
 pub(crate) enum Place {
     First,
     Last,
+    /// Behind others, but before `tpot_egress`: the data path must see packets that leave before they enter a tunnel.
+    Inside,
+}
+
+/// Returns whether `tpot_egress` is attached to the device.
+fn has_tunnels(device: u32) -> bool {
+    let Ok(all) = attached_programs(device) else { return false };
+    !all.is_empty() && ProgInfoIter::default().any(|p| all.contains(&p.id) && p.name == "tpot_egress")
 }
 
 /// Creates a link.
 pub(crate) fn create(hook: Hook, place: Place, program: BorrowedFd<'_>, device: u32) -> io::Result<OwnedFd> {
     const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-    let place = if place == Place::First { libbpf_sys::BPF_F_BEFORE } else { 0 };
+    let first = place == Place::First || place == Place::Inside && hook == Hook::Egress && has_tunnels(device);
+    let place = if first { libbpf_sys::BPF_F_BEFORE } else { 0 };
     let (kind, flags) = match hook {
         Hook::Ingress => (libbpf_sys::BPF_TCX_INGRESS, place),
         Hook::Egress => (libbpf_sys::BPF_TCX_EGRESS, place),
@@ -193,9 +203,9 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
     checked(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) }).map(drop)
 }
 
-/// Attaches a program behind others with a pinned link, or updates the existing link.
+/// Attaches a program of the data path with a pinned link, or updates the existing link.
 pub(crate) fn attach(hook: Hook, program: BorrowedFd<'_>, device: u32, folder: &Path) -> Result<OwnedFd, OpenError> {
-    attach_at(hook, Place::Last, program, device, folder)
+    attach_at(hook, Place::Inside, program, device, folder)
 }
 
 /// Like [`attach`]. A link that exists keeps its place.

@@ -203,7 +203,7 @@ impl Attachment {
             if *replaced {
                 replace(link.object.as_fd(), program.as_fd()).map_err(failed)?;
             } else {
-                link.object = create(*hook, Place::Last, program.as_fd(), *device).map_err(failed)?;
+                link.object = create(*hook, Place::Inside, program.as_fd(), *device).map_err(failed)?;
                 link.put_into(&folder).map_err(failed)?;
             }
         }

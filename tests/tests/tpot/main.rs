@@ -322,11 +322,13 @@ fn r50_r51_a_path_that_drops_tunnels() {
 #[test]
 #[ignore = "root"]
 fn r42_r43_an_edge_proxy_asks_for_its_clients() {
-    for family in Family::BOTH {
+    // whichever of the two programs on the edge starts first
+    for (family, tpot_first) in Family::BOTH.into_iter().flat_map(|f| [(f, false), (f, true)]) {
         let lab = Lab::new(Shape::TwoForwarders, Options { forwarding: true, ..Options::default() }).expect("lab");
         let (listen, server) = (FORWARDER_TO_CLIENT.port(family, PORT + 1), SERVER.port(family, PORT));
+        let before = tpot_first.then(|| lab.forwarder.run(TestTpot::open));
         let edge = Forwarder::start(&lab, listen, server, at_once());
-        let tpot = lab.forwarder.run(TestTpot::open);
+        let tpot = before.unwrap_or_else(|| lab.forwarder.run(TestTpot::open));
         tpot.ask(&everywhere(family)).and_then(|()| tpot.trust(&everywhere(family))).expect("rules");
         let second = Forwarder::taker(lab.second.as_ref().expect("a second"), everywhere(family), at_once(), false);
         let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(5_000_000));
