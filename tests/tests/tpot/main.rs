@@ -5,7 +5,7 @@ mod packets;
 use longsplice_datapath::{Destinations, TPOT_EXID, TpotOptions};
 use longsplice_engine::{Command, EndReason, FlowState, Policy, SpliceWhen};
 use longsplice_lab::{
-    Family, Lab, Options, Shape,
+    Family, Impair, Lab, LinkDirection, Options, Shape,
     process::wait_for,
     topology::{
         CLIENT, FORWARDER_TO_CLIENT, FORWARDER_TO_SECOND, FORWARDER_TO_SERVER, FORWARDER_TO_SERVER_SECOND, SERVER,
@@ -367,4 +367,32 @@ fn r30_by_cgroup() {
         assert_eq!(tpot.verdict("asked"), asked);
     }
     std::fs::remove_dir(&group).expect("it is empty");
+}
+
+/// Losses, duplicates and changes of order on the tunnel and behind it, with packets as on a wire.
+#[test]
+#[ignore = "root"]
+fn spliced_and_taken_back_while_packets_are_lost() {
+    for family in Family::BOTH {
+        let lab = Lab::new(Shape::TwoDevices, Options { large_packets: false, ..Options::default() }).expect("lab");
+        let bad = Impair { loss: 0.01, duplicate: 0.01, reorder: 0.01, ..Impair::default() };
+        let ways =
+            [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer];
+        let asker = asker(&lab, family);
+        let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);
+        let _bad: Vec<_> = ways.iter().map(|way| lab.impair(*way, bad.clone()).expect("impaired")).collect();
+        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(3_000_000));
+        let script = Script::opener(1).bytes(BYTES).pace(3_000_000);
+        let stream = dial(&lab, family, &script);
+        let client = std::thread::spawn(move || converse(stream, &script));
+        for _ in 0..5 {
+            f.wait_state(FlowState::Copying);
+            f.command(Command::Splice);
+            f.wait_state(FlowState::Spliced);
+            f.command(Command::Unsplice);
+        }
+        let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
+        intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
+        assert_eq!([asker.verdict("opened"), asker.verdict("failed")], [1, 0]);
+    }
 }
