@@ -87,9 +87,18 @@ fn programs_that_know_nothing_of_it() {
         let ours = tunnels.iter().find(|t| t["remote"] == at.to_string()).unwrap_or_else(|| panic!("{tunnels:?}"));
         assert_eq!((&ours["role"], &ours["over"]), (&"asker".into(), &true.into()), "{ours}");
     }
-    assert!(stop(host).contains("opened: 2"));
+    // two connections of iperf3, one after the other: it talks to its server, and sends
+    let port = PORT.to_string();
+    let mut server = here.lab.server.command("iperf3");
+    let mut server = ChildGuard::spawn(server.args(["-s", "-1", "-p", &port])).unwrap();
+    here.lab.server.wait_listening(PORT, PATIENCE).unwrap();
+    let at = topology::SERVER.ip(Family::V4).to_string();
+    let sent = here.lab.client.execute("iperf3", &["-c", &at, "-p", &port, "-n", "20M"]);
+    assert!(sent.as_ref().is_ok_and(|out| out.contains("receiver")), "{sent:?}");
+    assert!(server.wait(PATIENCE).unwrap().success());
+    assert!(stop(host).contains("opened: 4"));
     let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
-    assert_eq!((&counters["tpot"]["intercepted"], &counters["tpot"]["opened"]), (&2.into(), &2.into()));
+    assert_eq!((&counters["tpot"]["intercepted"], &counters["tpot"]["opened"]), (&4.into(), &4.into()));
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
 }
