@@ -32,7 +32,8 @@ pub enum Command {
     ///
     /// nginx serves a file, and curl downloads it through longsplice. longsplice is killed with SIGKILL half way, and the
     /// file must arrive with the right SHA-256. A sequence-number trace of the switch is written as SVG. `demo http` sends a
-    /// thousand requests to a site of two servers over six connections, and compares every byte. The demo needs root, nginx,
+    /// thousand requests to a site of two servers over six connections, and compares every byte. `demo tpot` downloads a
+    /// file through two translucent proxies, changes the route and stops one of them half way. The demo needs root, nginx,
     /// curl, iproute2, tcpdump and util-linux, and takes less than a minute. The exit status is 0 only if everything worked.
     Demo(DemoArgs),
     /// Make a client, a forwarder and a server, and start $SHELL in the client. The network is removed when the shell ends.
@@ -58,6 +59,8 @@ pub enum Show {
     Download,
     /// A thousand requests to a site of two servers, over persistent connections; writes nothing.
     Http,
+    /// A download through two translucent proxies, whose route changes half way; writes nothing.
+    Tpot,
 }
 
 /// What to measure, and where to keep it.

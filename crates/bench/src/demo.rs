@@ -1,9 +1,11 @@
 //! `longsplice-bench demo`: one download, with a commentary. [`stage`] sets it up, this module tells the story, and [`plot`]
-//! draws the switch. `longsplice-bench demo http` shows many requests instead ([`http`]).
+//! draws the switch. `longsplice-bench demo http` shows many requests instead ([`http`]), and
+//! `demo tpot` a chain of translucent proxies ([`tpot`]).
 
 mod http;
 pub mod plot;
 mod stage;
+mod tpot;
 
 use crate::{
     args::{DemoArgs, Show},
@@ -40,9 +42,14 @@ pub fn demo(args: &DemoArgs) -> Outcome {
     if !nix::unistd::Uid::effective().is_root() {
         return Err("the demo makes network namespaces: run it as root".into());
     }
-    if args.what == Show::Http {
+    let other = match args.what {
+        Show::Http => Some(http::tell as fn(&Story) -> Result<()>),
+        Show::Tpot => Some(tpot::tell as _),
+        Show::Download => None,
+    };
+    if let Some(tell) = other {
         let story = Story { began: Instant::now(), interrupted: watch_interrupts()? };
-        return http::tell(&story).map(|()| ExitCode::SUCCESS);
+        return tell(&story).map(|()| ExitCode::SUCCESS);
     }
     fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     println!("client 10.77.1.2 ──── longsplice ──── server 10.77.2.2   (three network namespaces)\n");
@@ -116,7 +123,7 @@ impl Story {
         let taps = (Tap::start(&stage.lab.server, "s0")?, Tap::start(&stage.lab.client, "c0")?);
         let mut client = Client::connect(Some(&stage.control))?;
         let retransmitted = stage.retransmitted();
-        let mut download = Download::start(&stage.lab)?;
+        let mut download = Download::start(&stage.lab, &["--socks5-hostname", &stage::proxy_address(), &stage::url()])?;
         self.say(&format!("curl --socks5-hostname {} {} | sha256sum", stage::proxy_address(), stage::url()));
 
         let switch = self.watch_switch(stage, &mut client, &download)?;

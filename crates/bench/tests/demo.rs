@@ -27,3 +27,10 @@ fn the_demo_of_http_works() {
     let text = demo(&["http"]);
     assert!(text.contains("all 1000 replies are what was asked for") && text.contains("went past the proxy"), "{text}");
 }
+
+#[test]
+#[ignore = "root"]
+fn the_demo_of_tpot_works() {
+    let text = demo(&["tpot"]);
+    assert!(text.contains("the download stays with its proxies") && text.contains("as served"), "{text}");
+}

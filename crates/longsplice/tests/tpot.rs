@@ -118,6 +118,12 @@ fn connections_outlive_the_processes() {
         eventually("spliced", || proxy.client(&["ls"]).contains("spliced").then_some(()));
         assert!(stop(host).contains("1 connections stay"));
         round_trip(&mut early, &[8; 100_000]);
+        proxy.client(&["stop"]);
+        assert!(proxy.wait().success());
+        round_trip(&mut early, &[9; 100_000]);
+        let mut proxy = here.proxy();
+        eventually("adopted", || proxy.client(&["ls"]).contains("recovered").then_some(()));
+        round_trip(&mut early, &[9; 100_000]);
         proxy.kill();
         round_trip(&mut early, &[9; 100_000]);
         let (mut proxy, host) = (here.proxy(), here.host());

@@ -380,7 +380,7 @@ fn spliced_and_taken_back_while_packets_are_lost() {
             [LinkDirection::FromClient, LinkDirection::ToClient, LinkDirection::FromServer, LinkDirection::ToServer];
         let asker = asker(&lab, family);
         let f = Forwarder::taker(&lab.forwarder, everywhere(family), by_hand(), false);
-        let _bad: Vec<_> = ways.iter().map(|way| lab.impair(*way, bad.clone()).expect("impaired")).collect();
+        let _bad: Vec<_> = ways.iter().map(|way| lab.impair(*way, bad).expect("impaired")).collect();
         let serving = serve(&lab, family, &Script::answerer().bytes(BYTES).pace(3_000_000));
         let script = Script::opener(1).bytes(BYTES).pace(3_000_000);
         let stream = dial(&lab, family, &script);

@@ -50,9 +50,9 @@ impl Stage {
     /// Sets the stage. `threshold`: bytes after which the proxy splices.
     pub fn set(threshold: u64) -> Result<Stage> {
         let dir = tempfile::Builder::new().prefix("longsplice-demo-").tempdir()?;
-        let digest = make_file(&dir.path().join("file"))?;
+        let digest = make_file(&dir.path().join("file"), SIZE)?;
         let lab = Lab::simple(Shape::TwoDevices)?;
-        let nginx = start_nginx(&lab.server, dir.path())?;
+        let nginx = start_nginx(&lab.server, dir.path(), RATE)?;
         let pins = Pins(pin_folder(netns_inode(&lab.forwarder.path())?));
         let control = dir.path().join("control.sock");
         let mut run = command(&lab.forwarder, &control)?;
@@ -106,11 +106,11 @@ fn command(namespace: &Namespace, control: &Path) -> Result<Command> {
 }
 
 /// Creates the file and returns its digest.
-fn make_file(path: &Path) -> Result<String> {
+pub fn make_file(path: &Path, size: u64) -> Result<String> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     let mut hash = Sha256::new();
     let mut block = vec![0; 1 << 20];
-    for at in (0..SIZE).step_by(block.len()) {
+    for at in (0..size).step_by(block.len()) {
         pattern::fill(SEED, at, &mut block);
         hash.update(&block);
         file.write_all(&block)?;
@@ -124,12 +124,13 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Starts nginx as one process without a master: a worker would outlive a killed master.
-fn start_nginx(server: &Namespace, dir: &Path) -> Result<ChildGuard> {
+/// `rate`: bytes per second that it sends.
+pub fn start_nginx(server: &Namespace, dir: &Path, rate: u64) -> Result<ChildGuard> {
     let config = dir.join("nginx.conf");
     let text = format!(
         "daemon off;\nmaster_process off;\nuser root;\npid {dir}/nginx.pid;\nerror_log stderr;\nevents {{}}\n\
          http {{\n  access_log off;\n  sendfile on;\n  sendfile_max_chunk {CHUNK};\n  server {{\n    listen {address};\n    root {dir};\n    \
-         limit_rate {RATE};\n  }}\n}}\n",
+         limit_rate {rate};\n  }}\n}}\n",
         dir = dir.display(),
         address = topology::SERVER.port(Family::V4, HTTP),
     );
@@ -159,18 +160,10 @@ pub struct Download {
 }
 
 impl Download {
-    pub fn start(lab: &Lab) -> Result<Download> {
+    /// `arguments`: those of curl beside the usual ones.
+    pub fn start(lab: &Lab, arguments: &[&str]) -> Result<Download> {
         let mut curl = lab.client.command("curl");
-        curl.args([
-            "--silent",
-            "--show-error",
-            "--fail",
-            "--noproxy",
-            "",
-            "--socks5-hostname",
-            &proxy_address(),
-            &url(),
-        ]);
+        curl.args(["--silent", "--show-error", "--fail", "--noproxy", ""]).args(arguments);
         let mut curl = curl.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut body = curl.stdout.take().expect("piped above");
         let received = Arc::new(AtomicU64::new(0));
