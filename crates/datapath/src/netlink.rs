@@ -135,6 +135,10 @@ impl Netlink {
         Ok(Netlink { socket, datagram: vec![0; ANSWER] })
     }
 
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
     pub fn send(&self, requests: &[u8]) -> io::Result<()> {
         send(self.socket.as_raw_fd(), requests, MsgFlags::empty()).map(drop).map_err(io::Error::from)
     }

@@ -7,16 +7,20 @@ use crate::{
     devices::devices,
     load::load_object,
     monotonic,
+    netlink::Netlink,
     pins::{Owned, tpot_pin},
+    sockets::register,
     tpot_abi as abi,
 };
 #[cfg(feature = "testing")]
 use crate::{TestContext, test_run};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapImpl, Object, ObjectBuilder, OpenMapMut};
 use nix::{
+    errno::Errno,
     ifaddrs::getifaddrs,
+    libc,
     sys::{
-        socket::SockaddrStorage,
+        socket::{MsgFlags, SockaddrStorage, recv},
         statfs::{CGROUP2_SUPER_MAGIC, statfs},
     },
 };
@@ -33,6 +37,7 @@ use std::{
     sync::Mutex,
     time::Duration,
 };
+use tokio::io::{Interest, unix::AsyncFd};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tpot.bpf.o"));
 
@@ -310,6 +315,33 @@ fn remove_outdated(path: &Path, map: &OpenMapMut<'_>) -> Result<(), OpenError> {
         return Err(OpenError::Kernel { what: "take over tunnels", source: io::Error::other(why) });
     }
     fs::remove_file(path).map_err(|source| OpenError::Kernel { what: "remove a map of another version", source })
+}
+
+/// Tells of new devices and addresses in the network namespace in which it was made.
+#[derive(Debug)]
+pub struct DeviceChanges(AsyncFd<OwnedFd>);
+
+impl DeviceChanges {
+    /// Listens from now on. Must be called within a runtime. Errors are those of netlink(7).
+    pub fn new() -> io::Result<DeviceChanges> {
+        let groups = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
+        register(Netlink::open(&groups.map(|g| g as u32))?.into_socket(), Interest::READABLE).map(DeviceChanges)
+    }
+
+    /// Waits for the next change. Several may count as one.
+    pub async fn changed(&self) -> io::Result<()> {
+        let drain = |socket: &OwnedFd| {
+            let (mut any, mut datagram) = (false, [0; 64]); // what has changed is read anew, so the rest may be cut off
+            loop {
+                match recv(socket.as_raw_fd(), &mut datagram, MsgFlags::MSG_DONTWAIT) {
+                    Ok(_) | Err(Errno::ENOBUFS) => any = true,
+                    Err(Errno::EAGAIN) if any => return Ok(()),
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        };
+        self.0.async_io(Interest::READABLE, drain).await
+    }
 }
 
 /// Returns the connections in tunnels of this network namespace, without a running process. Fails if there was none.

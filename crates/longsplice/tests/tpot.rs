@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Translucent {
     lab: Lab,
     file: PathBuf,
-    _pins: [Pins; 3],
+    pins: [Pins; 3],
     _dir: tempfile::TempDir,
 }
 
@@ -32,7 +32,7 @@ impl Translucent {
             )
         };
         fs::write(&file, format!("leave_flows_on_stop = true\n{}{}", listener("0.0.0.0"), listener("[::]"))).unwrap();
-        Translucent { lab, file, _pins: pins, _dir: dir }
+        Translucent { lab, file, pins, _dir: dir }
     }
 
     fn proxy(&self) -> Running {
@@ -137,4 +137,30 @@ fn connections_outlive_the_processes() {
         proxy.client(&["stop"]);
         assert!(proxy.wait().success());
     }
+}
+
+/// A new device is attached as soon as it appears, so that a route may lead there: tunnelled packets leave by it as well.
+#[test]
+#[ignore = "root"]
+fn a_route_to_a_new_device() {
+    let here = Translucent::new();
+    let (mut proxy, host) = (here.proxy(), here.host());
+    let at = topology::SERVER.port(Family::V4, PORT);
+    here.lab.server.run(|| echo(TcpListener::bind(at).unwrap()));
+    let mut stream = here.lab.client.run(|| running::connect(at));
+    round_trip(&mut stream, &[7; 100_000]);
+    let (client, server) = (&here.lab.client, &here.lab.server);
+    client
+        .ip(&format!("link add c1 index 77 netns {} type veth peer name s1 netns {}\n", client.name(), server.name()))
+        .unwrap();
+    client.ip("addr add 10.77.9.1/24 dev c1\nlink set c1 up\n").unwrap();
+    server.ip("addr add 10.77.9.2/24 dev s1\nlink set s1 up\n").unwrap();
+    let pin = here.pins[2].path().join("egress-77");
+    eventually("attached", || pin.exists().then_some(()));
+    client.ip(&format!("route add {} via 10.77.9.2 src {}\n", at.ip(), topology::CLIENT.v4)).unwrap();
+    round_trip(&mut stream, &[8; 100_000]);
+    drop(stream);
+    stop(host);
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
 }

@@ -5,16 +5,16 @@ use crate::{
     config::{Config, Protocol},
     server::StartError,
 };
-use longsplice_engine::{Destinations, Tpot, TpotOptions};
+use longsplice_engine::{Destinations, DeviceChanges, Tpot, TpotOptions};
 use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Weak},
     time::Duration,
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-/// Time between two looks at tunnels and addresses.
+/// Maximum time between two looks at tunnels, devices and addresses.
 const TEND_EVERY: Duration = Duration::from_secs(10);
 
 /// For which connections of this machine to ask for a proxy.
@@ -83,12 +83,25 @@ pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
 
 /// Forgets ended connections, and follows the devices and addresses of this machine, until nobody else holds `tpot`.
 pub async fn tend(tpot: Weak<Tpot>) {
+    let changes = DeviceChanges::new().inspect_err(|error| {
+        tracing::warn!(%error, "new devices and addresses are looked for every {} seconds only", TEND_EVERY.as_secs());
+    });
     while let Some(tpot) = tpot.upgrade() {
         tpot.sweep();
         if let Err(error) = tpot.follow() {
             tracing::warn!(%error, "new devices and addresses are not known to translucent proxying");
         }
         drop(tpot);
-        sleep(TEND_EVERY).await;
+        let changed = async {
+            match &changes {
+                Ok(changes) => changes.changed().await,
+                Err(_) => std::future::pending().await,
+            }
+        };
+        // an error shows again at the next look, and must not make this a busy loop
+        if let Ok(Err(error)) = timeout(TEND_EVERY, changed).await {
+            tracing::debug!(%error, "changes of devices are not heard");
+            sleep(TEND_EVERY).await;
+        }
     }
 }
