@@ -325,7 +325,7 @@ impl DeviceChanges {
     /// Listens from now on. Must be called within a runtime. Errors are those of netlink(7).
     pub fn new() -> io::Result<DeviceChanges> {
         let groups = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
-        register(Netlink::open(&groups.map(|g| g as u32))?.into_socket(), Interest::READABLE).map(DeviceChanges)
+        register(Netlink::open(&groups)?.into_socket(), Interest::READABLE).map(DeviceChanges)
     }
 
     /// Waits for the next change. Several may count as one.
