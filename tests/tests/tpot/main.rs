@@ -62,6 +62,16 @@ fn dial(lab: &Lab, family: Family, script: &Script) -> TcpStream {
     lab.client.run(|| connect(SERVER.port(family, PORT), &script)).expect("the client connects to the server")
 }
 
+/// Sends `bytes` in both directions. Returns the client's apparent address.
+fn exchange(lab: &Lab, family: Family, bytes: u64) -> SocketAddr {
+    let serving = serve(lab, family, &Script::answerer().bytes(bytes));
+    let script = Script::opener(1).bytes(bytes);
+    let client = converse(dial(lab, family, &script), &script);
+    let (from, server) = serving.join().expect("server");
+    intact(&client, &server).expect("intact");
+    from
+}
+
 /// Runs one connection through a forwarder that intercepts it.
 fn through(family: Family, policy: Policy, spliced: bool, drive: impl FnOnce(&Forwarder)) {
     let lab = Lab::simple(Shape::TwoDevices).expect("lab");
@@ -121,11 +131,7 @@ fn nobody_intercepts() {
     for family in Family::BOTH {
         let lab = Lab::new(Shape::TwoDevices, Options { forwarding: true, ..Options::default() }).expect("lab");
         let asker = asker(&lab, family);
-        let serving = serve(&lab, family, &Script::answerer().bytes(BYTES));
-        let script = Script::opener(1).bytes(BYTES);
-        let client = converse(dial(&lab, family, &script), &script);
-        let (from, server) = serving.join().expect("server");
-        intact(&client, &server).expect("intact");
+        let from = exchange(&lab, family, BYTES);
         assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
         assert_eq!([asker.verdict("asked"), asker.verdict("opened"), asker.verdict("encapsulated")], [1, 0, 0]);
     }
@@ -184,11 +190,7 @@ fn r47_a_connection_stays_with_its_proxy() {
         let (client, (from, server)) = (client.join().expect("client"), serving.join().expect("server"));
         intact(&client, &server).expect("intact");
         assert_ne!(from.ip(), to_client);
-        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
-        let script = Script::opener(1).bytes(1000);
-        let client = converse(dial(&lab, family, &script), &script);
-        let (from, server) = serving.join().expect("server");
-        intact(&client, &server).expect("intact");
+        let from = exchange(&lab, family, 1000);
         assert_eq!(from.ip(), to_client);
     }
 }
@@ -246,11 +248,7 @@ fn r18_a_flood_of_syns_that_ask() {
         }
         let (client, (_, server)) = (client.join().expect("client"), serving.join().expect("server"));
         intact(&client, &server).unwrap_or_else(|e| panic!("{e}\n{:?}", f.verdicts()));
-        let serving = serve(&lab, family, &Script::answerer().bytes(1000));
-        let script = Script::opener(1).bytes(1000);
-        let client = converse(dial(&lab, family, &script), &script);
-        let (_, server) = serving.join().expect("server");
-        intact(&client, &server).expect("intact");
+        exchange(&lab, family, 1000);
         assert_eq!(asker.verdict("opened"), 2);
     }
 }
@@ -307,11 +305,7 @@ fn r50_r51_a_path_that_drops_tunnels() {
         let drop = "table inet t { chain c { type filter hook forward priority 0; meta l4proto { 4, 41 } drop; }; }";
         lab.forwarder.execute("nft", &[drop]).expect("a rule");
         for avoided in [0, 1] {
-            let serving = serve(&lab, family, &Script::answerer().bytes(BYTES));
-            let script = Script::opener(1).bytes(BYTES);
-            let client = converse(dial(&lab, family, &script), &script);
-            let (from, server) = serving.join().expect("server");
-            intact(&client, &server).expect("intact");
+            let from = exchange(&lab, family, BYTES);
             assert_eq!(from.ip(), CLIENT.ip(family), "the server sees the client itself");
             assert_eq!((asker.verdict("avoided"), asker.verdict("opened")), (avoided, 0));
         }
