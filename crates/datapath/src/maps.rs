@@ -26,7 +26,8 @@ impl std::fmt::Debug for Tuple {
     }
 }
 
-fn words(ip: IpAddr) -> [u32; 4] {
+/// Returns an address as the programs have it: network byte order, IPv4 as ::ffff:a.b.c.d.
+pub(crate) fn words(ip: IpAddr) -> [u32; 4] {
     let o = match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -100,6 +101,8 @@ unsafe impl Pod for abi::handshake {}
 unsafe impl Pod for abi::trace_record {}
 // SAFETY: an integer.
 unsafe impl Pod for u32 {}
+// SAFETY: an integer.
+unsafe impl Pod for u64 {}
 // SAFETY: as above.
 unsafe impl Pod for abi::held_record {}
 
@@ -326,7 +329,7 @@ pub(crate) struct Maps {
 }
 
 /// Returns the sum of a counter over all CPUs: the first eight bytes of an entry.
-pub(crate) fn sum_of(counters: &MapHandle, which: u32) -> io::Result<u64> {
+pub(crate) fn sum_of(counters: &impl MapCore, which: u32) -> io::Result<u64> {
     let per_cpu = counters.lookup_percpu(bytes_of(&which), MapFlags::ANY).map_err(io_error)?.unwrap_or_default();
     Ok(per_cpu.iter().map(|b| u64::from_ne_bytes(b[..8].try_into().expect("8 bytes"))).sum())
 }

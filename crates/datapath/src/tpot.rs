@@ -6,6 +6,7 @@ use crate::{
     attach::{Hook, Place, attach_at, wanted_devices},
     devices::devices,
     load::load_object,
+    maps::{Pod, address, bytes_of, from_bytes, io_error, sum_of, words},
     monotonic,
     netlink::Netlink,
     pins::{Owned, tpot_pin},
@@ -239,7 +240,7 @@ impl Tpot {
 
     /// Returns how many more proxies may intercept a connection that was intercepted here; `None` if it was not.
     pub fn hops_left(&self, leg: &Tuple) -> Option<u8> {
-        let value = self.map("tpot_tunnels").lookup(bytes(&leg.to_abi()), MapFlags::ANY).ok()??;
+        let value = self.map("tpot_tunnels").lookup(bytes_of(&leg.to_abi()), MapFlags::ANY).ok()??;
         plain::<abi::tpot_tunnel>(&value).map(|tunnel| tunnel.hops.saturating_sub(1))
     }
 
@@ -249,7 +250,7 @@ impl Tpot {
         for (t, tunnel) in self.tunnels() {
             if tunnel.silent > if tunnel.over { LINGER } else { IDLE } {
                 // one that is gone already needs no removal
-                let _ = map.delete(bytes(&t.to_abi()));
+                let _ = map.delete(bytes_of(&t.to_abi()));
             }
         }
     }
@@ -257,11 +258,7 @@ impl Tpot {
     /// Returns the counters: names and numbers of packets.
     pub fn verdicts(&self) -> io::Result<Vec<(&'static str, u64)>> {
         let map = self.map("tpot_verdicts");
-        let sum = |(i, name): (usize, &&'static str)| {
-            let all = map.lookup_percpu(&(i as u32).to_ne_bytes(), MapFlags::ANY).map_err(io::Error::other)?;
-            let sum = |all: Vec<Vec<u8>>| all.iter().filter_map(|v| plain::<u64>(v)).sum::<u64>();
-            Ok((*name, all.map_or(0, sum)))
-        };
+        let sum = |(i, name): (usize, &&'static str)| Ok((*name, sum_of(&map, i as u32)?));
         generated::TPOT_VERDICTS.iter().enumerate().map(sum).collect()
     }
 
@@ -366,14 +363,14 @@ pub fn tpot_flush() -> io::Result<usize> {
     let (all, map) = (tpot_avoided()?, pinned("tpot_avoided")?);
     for (address, _) in &all {
         // one that is gone already needs no removal
-        let _ = map.delete(bytes(&abi::tpot_address { words: words(*address) }));
+        let _ = map.delete(bytes_of(&abi::tpot_address { words: words(*address) }));
     }
     Ok(all.len())
 }
 
 fn pinned(name: &str) -> io::Result<MapHandle> {
     let map = MapHandle::from_pinned_path(tpot_pin()?.join(name));
-    map.map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))
+    map.map_err(io_error)
 }
 
 fn tunnels_in(map: &impl MapCore) -> Vec<(Tuple, TpotTunnel)> {
@@ -435,23 +432,6 @@ fn ip(a: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| a.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
 }
 
-/// Returns an address as the programs have it: network byte order, IPv4 as ::ffff:a.b.c.d.
-fn words(ip: IpAddr) -> [u32; 4] {
-    let octets = match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    std::array::from_fn(|i| {
-        u32::from_ne_bytes([octets[4 * i], octets[4 * i + 1], octets[4 * i + 2], octets[4 * i + 3]])
-    })
-}
-
-fn address(words: [u32; 4]) -> IpAddr {
-    let mut octets = [0; 16];
-    octets.chunks_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
-    Ipv6Addr::from(octets).to_canonical()
-}
-
 fn raw(d: &Destinations, kind: abi::tpot_rule_kind) -> abi::tpot_rule {
     let bits = u32::from(d.prefix.min(if d.net.is_ipv4() { 32 } else { 128 })) + if d.net.is_ipv4() { 96 } else { 0 };
     let mask: u128 = if bits == 0 { 0 } else { u128::MAX << (128 - bits) };
@@ -467,35 +447,24 @@ fn raw(d: &Destinations, kind: abi::tpot_rule_kind) -> abi::tpot_rule {
     }
 }
 
-/// Types of the programs that are plain data: integers and arrays of them, without padding.
-trait Plain: Default + Copy {}
-impl Plain for u32 {}
-impl Plain for u64 {}
-impl Plain for abi::tpot_rule {}
-impl Plain for abi::tpot_config {}
-impl Plain for abi::tpot_own {}
-impl Plain for abi::tpot_address {}
-impl Plain for abi::tpot_tunnel {}
-impl Plain for crate::abi::tuple {}
+// SAFETY: C structs of integers and arrays of them, with explicit fillers in place of padding.
+unsafe impl Pod for abi::tpot_rule {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tpot_config {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tpot_own {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tpot_address {}
+// SAFETY: as above.
+unsafe impl Pod for abi::tpot_tunnel {}
 
-fn bytes<T: Plain>(value: &T) -> &[u8] {
-    // SAFETY: a `Plain` type has no padding, so all its bytes are initialized; the slice borrows `value`.
-    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
+/// Reads an entry. `None` if it has another size: the map is of another version.
+fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
+    (bytes.len() == size_of::<T>()).then(|| from_bytes(bytes))
 }
 
-fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
-    let mut value = T::default();
-    if bytes.len() != size_of::<T>() {
-        return None;
-    }
-    // SAFETY: any bytes are a valid `Plain` value, and the lengths are equal.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut value).cast(), bytes.len()) };
-    Some(value)
-}
-
-fn update<K: Plain, V: Plain>(map: &MapImpl<'_>, key: &K, value: &V) -> io::Result<()> {
-    map.update(bytes(key), bytes(value), MapFlags::ANY)
-        .map_err(|e| io::Error::from_raw_os_error(crate::maps::errno(&e)))
+fn update<K: Pod, V: Pod>(map: &MapImpl<'_>, key: &K, value: &V) -> io::Result<()> {
+    map.update(bytes_of(key), bytes_of(value), MapFlags::ANY).map_err(io_error)
 }
 
 #[cfg(test)]
