@@ -177,7 +177,7 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 	    bpf_skb_store_bytes(skb, at, quote, p->v6 ? 60 : 40, BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, p->l4 + 4, &mtu, 4, BPF_F_RECOMPUTE_CSUM))
 		return drop(T_FAILED);
-	/* the sum anew: type, MTU, quote, and for ICMPv6 the pseudo-header */
+	/* compute the checksum: type, MTU, quote, and for ICMPv6 the pseudo-header */
 	sum = bpf_csum_diff(NULL, 0, &mtu, 4, kind);
 	if (p->v6) {
 		__be32 tail[2] = { bpf_htonl(8 + size), bpf_htonl(IPPROTO_ICMPV6) };

@@ -328,7 +328,7 @@ impl DeviceChanges {
     /// Waits for the next change. Several may count as one.
     pub async fn changed(&self) -> io::Result<()> {
         let drain = |socket: &OwnedFd| {
-            let (mut any, mut datagram) = (false, [0; 64]); // what has changed is read anew, so the rest may be cut off
+            let (mut any, mut datagram) = (false, [0; 64]); // follow() reads everything again, so the message may be cut off
             loop {
                 match recv(socket.as_raw_fd(), &mut datagram, MsgFlags::MSG_DONTWAIT) {
                     Ok(_) | Err(Errno::ENOBUFS) => any = true,

@@ -433,3 +433,25 @@ fn r48_the_proxy_has_forgotten_the_connection() {
         }
     });
 }
+
+/// A proxy does not intercept its own SYN, one for itself, or one with no hops left.
+#[test]
+#[ignore = "root"]
+fn r37_r38_loops_end() {
+    each(|h| {
+        // this machine as the proxy
+        let us = h.client.ip();
+        let socket = h.lab.client.run(|| std::net::TcpListener::bind(SocketAddr::new(us, 0)));
+        let everywhere = Destinations { net: us, prefix: 0, ports: 1..=u16::MAX };
+        h.tpot.take(&everywhere, socket.expect("a listener")).expect("a rule");
+        let other = SocketAddr::new(h.proxy, 4000);
+        let asks = |from, to, hops| {
+            let options = [USUAL.to_vec(), option(hops)].concat();
+            Packet { flags: flag::SYN, options, ..packet(from, to) }
+        };
+        for p in [asks(h.client, h.server, 8), asks(other, h.client, 8), asks(other, h.server, 0)] {
+            assert_eq!(h.run(false, &p.frame()), (NEXT, 0, p.frame()), "{p:?}");
+        }
+        assert_eq!((h.tpot.verdict("left"), h.tpot.verdict("intercepted")), (3, 0));
+    });
+}
