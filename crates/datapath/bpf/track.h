@@ -6,6 +6,7 @@
 #define LONGSPLICE_TRACK_H
 
 #include <asm-generic/errno-base.h>
+#include "clock.h"
 #include "handshake.h"
 #include "sum.h"
 #include "table.h"

@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn records_are_small() {
         assert!(
-            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 696,
+            size_of::<ForwardedFlow>() + size_of::<Flow>() <= 712,
             "{} {}",
             size_of::<ForwardedFlow>(),
             size_of::<Flow>()
