@@ -44,6 +44,14 @@ struct {
 	__type(value, __u64);
 } counts SEC(".maps");
 
+/* Packets of each connection, by its ports: within one lab they are enough. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u64);
+} connections SEC(".maps");
+
 static __always_inline __u64 setting(__u32 which)
 {
 	__u64 *value = bpf_map_lookup_elem(&settings, &which);
@@ -71,15 +79,35 @@ static __always_inline bool chance(__u32 probability, __u64 number, __u64 dice)
 	return (z >> 32) < limit;
 }
 
-static __always_inline bool is_transport(struct __sk_buff *skb)
+/* Returns the offset of the TCP or UDP header, or 0 for other packets. */
+static __always_inline __u32 transport(struct __sk_buff *skb)
 {
-	__u8 protocol = 0;
+	__u8 protocol = 0, version_and_length = 0;
+	__u32 header = 0;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP))
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, protocol), &protocol, 1);
-	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		bpf_skb_load_bytes(skb, ETH_HLEN, &version_and_length, 1);
+		header = (version_and_length & 0xf) * 4;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, nexthdr), &protocol, 1);
-	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP;
+		header = sizeof(struct ipv6hdr);
+	}
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP ? ETH_HLEN + header : 0;
+}
+
+/* Is the packet one that SETTING_LOSS may lose? */
+static __always_inline bool may_be_lost(struct __sk_buff *skb, __u32 header)
+{
+	__u64 first = setting(SETTING_LOSS_AMONG_FIRST), none = 0, *packets;
+	__u32 ports = 0;
+
+	if (!first)
+		return true;
+	bpf_skb_load_bytes(skb, header, &ports, sizeof(ports));
+	bpf_map_update_elem(&connections, &ports, &none, BPF_NOEXIST);
+	packets = bpf_map_lookup_elem(&connections, &ports);
+	return packets && __sync_fetch_and_add(packets, 1) < first;
 }
 
 /* The copy goes the way the packet itself will go. */
@@ -101,17 +129,19 @@ SEC("tc")
 int impair(struct __sk_buff *skb)
 {
 	__u64 number, every;
+	__u32 header;
 
 	if (skb->mark == DECIDED) {
 		skb->mark = 0;
 		return TC_ACT_UNSPEC;
 	}
-	if (!is_transport(skb))
+	header = transport(skb);
+	if (!header)
 		return TC_ACT_UNSPEC;
 
 	number = count(COUNT_SEEN);
 	every = setting(SETTING_DROP_EVERY);
-	if ((every && number % every == every - 1) || chance(SETTING_LOSS, number, 0)) {
+	if ((every && number % every == every - 1) || (may_be_lost(skb, header) && chance(SETTING_LOSS, number, 0))) {
 		count(COUNT_LOST);
 		/* Not TC_ACT_SHOT: a sender's TCP would be told, and would not count the packet as sent. */
 		return TC_ACT_STOLEN;

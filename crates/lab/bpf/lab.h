@@ -10,6 +10,8 @@
 enum setting {
 	SETTING_SEED,
 	SETTING_LOSS,
+	/* Only so many packets of each connection can be lost by SETTING_LOSS; 0: all. */
+	SETTING_LOSS_AMONG_FIRST,
 	SETTING_DUPLICATE,
 	SETTING_REORDER,
 	SETTING_MARK,

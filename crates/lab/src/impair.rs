@@ -47,6 +47,8 @@ pub enum LinkDirection {
 pub struct Impair {
     /// Fraction of packets lost.
     pub loss: f64,
+    /// Only the first n packets of each connection can be lost by `loss`, which bounds how long a connection is delayed.
+    pub loss_among_first: Option<u64>,
     /// Lose every n-th packet, starting with the n-th.
     pub drop_every: Option<u64>,
     /// Fraction of ECN-capable packets that are marked: ECT becomes CE (RFC 3168).
@@ -79,6 +81,7 @@ impl Impair {
     /// No impairment, which is the default.
     pub const NONE: Self = Self {
         loss: 0.0,
+        loss_among_first: None,
         drop_every: None,
         mark: 0.0,
         duplicate: 0.0,
@@ -108,11 +111,12 @@ impl Impair {
         }
     }
 
-    fn settings(&self) -> [(u32, u64); 7] {
+    fn settings(&self) -> [(u32, u64); 8] {
         let share = |probability: f64| (probability.clamp(0.0, 1.0) * 2f64.powi(32)) as u64;
         [
             (place::SETTING_SEED, self.seed),
             (place::SETTING_LOSS, share(self.loss)),
+            (place::SETTING_LOSS_AMONG_FIRST, self.loss_among_first.unwrap_or(0)),
             (place::SETTING_DUPLICATE, share(self.duplicate)),
             (place::SETTING_REORDER, share(self.reorder)),
             (place::SETTING_MARK, share(self.mark)),

@@ -70,6 +70,25 @@ fn a_share_is_a_share() {
 
 #[test]
 #[ignore = "root"]
+fn losses_end_with_the_first_packets_of_each_connection() {
+    let lab = wire(Shape::TwoDevices);
+    let impair = Impair { loss: 1.0, loss_among_first: Some(6), ..Impair::default() };
+    for family in Family::BOTH {
+        let impairment = lab.impair(LinkDirection::FromClient, impair).unwrap();
+        lab.client.run(|| {
+            for _ in 0..2 {
+                let any: std::net::IpAddr = if family == Family::V4 { [0; 4].into() } else { [0; 16].into() };
+                let socket = std::net::UdpSocket::bind((any, 0)).unwrap();
+                (0..10).for_each(|_| drop(socket.send_to(b"datagram", SERVER.port(family, 9))));
+            }
+        });
+        let counters = impairment.counters();
+        assert_eq!((counters.seen, counters.lost), (20, 12));
+    }
+}
+
+#[test]
+#[ignore = "root"]
 fn fates_repeat_after_a_restart() {
     let lab = wire(Shape::TwoDevices);
     let impair = Impair { loss: 0.5, seed: 7, ..Impair::default() };
