@@ -7,9 +7,17 @@ use longsplice_lab::{ChildGuard, Family, Lab, Shape, topology};
 use nix::sys::signal::Signal;
 use running::{LONGSPLICE, Pins, Running, echo, eventually, round_trip};
 use serde_json::Value;
-use std::{fs, net::TcpListener, path::PathBuf, process::Command, time::Duration};
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::{Command, Output},
+    time::Duration,
+};
 
 const PORT: u16 = 7000;
+/// Where a test needs two ports.
+const SECOND_PORT: u16 = 7001;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A lab whose forwarder intercepts connections to the port of the tests.
@@ -22,16 +30,16 @@ struct Translucent {
 
 impl Translucent {
     fn new() -> Translucent {
+        let listener = |any| format!("{}policy = {{ splice = \"at-once\" }}\n", listener(any, PORT));
+        Translucent::with(&format!("{}{}", listener("0.0.0.0"), listener("[::]")))
+    }
+
+    fn with(listeners: &str) -> Translucent {
         let lab = Lab::simple(Shape::TwoDevices).unwrap();
         let pins = [Pins::of(&lab.forwarder), Pins::of_tpot(&lab.forwarder), Pins::of_tpot(&lab.client)];
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("longsplice.toml");
-        let listener = |any| {
-            format!(
-                "[[listener]]\nprotocol = \"tpot\"\nlisten = \"{any}:{PORT}\"\npolicy = {{ splice = \"at-once\" }}\n"
-            )
-        };
-        fs::write(&file, format!("leave_flows_on_stop = true\n{}{}", listener("0.0.0.0"), listener("[::]"))).unwrap();
+        fs::write(&file, format!("leave_flows_on_stop = true\n{listeners}")).unwrap();
         Translucent { lab, file, pins, _dir: dir }
     }
 
@@ -41,7 +49,8 @@ impl Translucent {
 
     fn host(&self) -> ChildGuard {
         let mut command = self.lab.client.command(LONGSPLICE);
-        command.args(["tpot", "host", "--proxy", "10.77.0.0/16", "--proxy", "fd77::/16", "--port", &PORT.to_string()]);
+        command.args(["tpot", "host", "--proxy", "10.77.0.0/16", "--proxy", "fd77::/16"]);
+        command.args(["--port", &PORT.to_string(), "--port", &SECOND_PORT.to_string()]);
         let mut host = ChildGuard::spawn(command.env_remove("RUST_LOG")).unwrap();
         host.wait_output("asking for proxies", PATIENCE).unwrap();
         host
@@ -53,6 +62,10 @@ impl Translucent {
         assert!(out.status.success(), "{out:?}");
         String::from_utf8(out.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
+}
+
+fn listener(any: &str, port: u16) -> String {
+    format!("[[listener]]\nprotocol = \"tpot\"\nlisten = \"{any}:{port}\"\n")
 }
 
 fn stop(mut host: ChildGuard) -> String {
@@ -99,6 +112,102 @@ fn programs_that_know_nothing_of_it() {
     assert!(stop(host).contains("opened: 4"));
     let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
     assert_eq!((&counters["tpot"]["intercepted"], &counters["tpot"]["opened"]), (&4.into(), &4.into()));
+    proxy.client(&["stop"]);
+    assert!(proxy.wait().success());
+}
+
+/// Serves the files of its directory at an address; by HTTPS if there are further arguments: a certificate and its key.
+const FILE_SERVER: &str = "
+import http.server, socket, ssl, sys
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+class Handler(http.server.SimpleHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+server = Server((sys.argv[1], int(sys.argv[2])), Handler)
+if sys.argv[3:]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*sys.argv[3:])
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+";
+
+/// Requests and names are read of intercepted connections: for rules and the log. They go to the server that the client wants,
+/// whichever host it names.
+#[test]
+#[ignore = "root"]
+fn r39_http_and_tls_inside() {
+    let rules = "rules = [{ action = \"deny\", target = \"bad.test\" }";
+    let of_http = format!("inside = \"http\"\n{rules}, {{ action = \"deny\", path = \"/secret/*\" }}]\n");
+    let of_tls = format!("inside = \"tls\"\n{rules}]\n");
+    let at_once = "policy = { splice = \"at-once\" }\n";
+    let both = ["0.0.0.0", "[::]"].map(|any| {
+        let (http, tls) = (listener(any, PORT), listener(any, SECOND_PORT));
+        format!("{http}{of_http}{at_once}{tls}{of_tls}{at_once}")
+    });
+    let here = Translucent::with(&both.concat());
+    let (mut proxy, host) = (here.proxy(), here.host());
+    let site = tempfile::tempdir().unwrap();
+    let file: Vec<u8> = (0..20_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    fs::write(site.path().join("file"), &file).unwrap();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
+        .args(["-keyout", "key", "-out", "certificate", "-subj", "/CN=test"])
+        .current_dir(site.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let serve = |at: SocketAddr, certificate: &[&str]| {
+        let mut server = here.lab.server.command("python3");
+        server.args(["-c", FILE_SERVER, &at.ip().to_string(), &at.port().to_string()]).args(certificate);
+        let server = ChildGuard::spawn(server.current_dir(site.path())).unwrap();
+        here.lab.server.wait_listening(at.port(), PATIENCE).unwrap();
+        server
+    };
+    let curl = |arguments: &[&str]| -> Output {
+        let mut curl: Command = here.lab.client.command("curl");
+        curl.args(["-sSgk", "--max-time", "20"]).args(arguments).output().unwrap()
+    };
+    let logged = |what: &[&str]| {
+        eventually("a line of the access log", || {
+            let log = fs::read_to_string(proxy.access_log()).unwrap();
+            log.lines().find(|line| what.iter().all(|w| line.contains(w))).map(str::to_owned)
+        })
+    };
+    for family in Family::BOTH {
+        let at = topology::SERVER.port(family, PORT);
+        let _server = serve(at, &[]);
+        // two requests on one connection, for hosts that have nothing to do with the address
+        let (file_at, missing) = (format!("http://{at}/file"), format!("http://{at}/none"));
+        let got = curl(&["-HHost: good.test", &file_at, "--next", "-sS", "-o/dev/null", &missing]);
+        assert!(got.status.success() && got.stdout == file, "{}", String::from_utf8_lossy(&got.stderr));
+        logged(&["http", "good.test:7000", &at.to_string(), "GET", "200"]);
+        logged(&[&at.to_string(), "GET", "404"]);
+        for denied in [["-HHost: bad.test", &file_at], ["-HHost: good.test", &format!("http://{at}/secret/1")]] {
+            let got = curl(&[&["-o/dev/null", "-w%{http_code}"], &denied[..]].concat());
+            assert_eq!(String::from_utf8_lossy(&got.stdout), "403", "{denied:?}");
+        }
+        // the server would serve a CONNECT's target to everybody
+        let got = curl(&["-p", "-x", &format!("http://{at}"), "http://other.test/"]);
+        assert!(String::from_utf8_lossy(&got.stderr).contains("501"), "{got:?}");
+
+        let at = topology::SERVER.port(family, SECOND_PORT);
+        let _server = serve(at, &["certificate", "key"]);
+        for (name, allowed) in [("good.test", true), ("bad.test", false)] {
+            let resolve = format!("{name}:{SECOND_PORT}:{}", at.ip());
+            let got = curl(&["--resolve", &resolve, &format!("https://{name}:{SECOND_PORT}/file")]);
+            assert_eq!(got.status.success() && got.stdout == file, allowed, "{}", String::from_utf8_lossy(&got.stderr));
+        }
+        logged(&["tls", "good.test:7001", &at.to_string()]);
+        logged(&["tls", "bad.test:7001", "denied"]);
+        // a client that names no server
+        let got = curl(&[&format!("https://{at}/file")]);
+        assert!(got.status.success() && got.stdout == file, "{}", String::from_utf8_lossy(&got.stderr));
+    }
+    let counters: Value = serde_json::from_str(&proxy.client(&["counters", "--json"])).unwrap();
+    assert!(counters["proxy"]["replies_spliced"].as_u64() >= Some(2), "{counters}");
+    let spliced = |i: usize| counters["listeners"][i]["spliced"].as_u64().unwrap();
+    assert_eq!([1, 3].map(spliced), [2, 2], "{counters}");
+    stop(host);
     proxy.client(&["stop"]);
     assert!(proxy.wait().success());
 }

@@ -95,6 +95,9 @@ pub struct ListenerConfig {
     pub listen: SocketAddr,
     /// Protocol of the clients.
     pub protocol: Protocol,
+    /// Intercept connections that are routed through this machine and whose hosts ask for a proxy (TPOT), instead of listening.
+    /// They go to the server that the client wants, whatever is read inside.
+    pub intercepts: bool,
     /// Access rules.
     pub rules: Rules,
     /// When to splice, and for how long idle flows are kept.
@@ -128,7 +131,7 @@ pub enum Protocol {
     },
     /// Connections that are routed through this machine, to their original destination.
     Transparent,
-    /// Connections that are routed through this machine, and whose hosts ask for a proxy (TPOT).
+    /// Bytes of intercepted connections ([`ListenerConfig::intercepts`]).
     Tpot,
 }
 
@@ -250,6 +253,7 @@ impl ListenerConfig {
         };
         ListenerConfig {
             listen,
+            intercepts: protocol == Protocol::Tpot,
             protocol,
             rules: Rules::new(Vec::new(), guarded),
             policy: Policy::default(),

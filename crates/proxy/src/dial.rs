@@ -22,18 +22,22 @@ use tokio::time::{Instant, sleep_until, timeout};
 /// Connection Attempt Delay (RFC 8305, section 5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Connects to `target` on behalf of `client`, if `rules` allow the request.
+/// Connects to `target` on behalf of `client`, if `rules` allow the request. `at`: the address, where it is not the resolver that
+/// knows it.
 pub(crate) async fn dial(
     splicer: &Splicer,
     resolver: &Resolver,
     (rules, limits): (&Rules, &Limits),
     client: &Leg,
     subject: &Subject<'_>,
-    target: &Target,
+    (target, at): (&Target, Option<SocketAddr>),
 ) -> Result<Leg, Fault> {
     rules.check_name(subject, target).map_err(Fault::Denied)?;
     let mut denied = None;
-    let mut addresses = resolver.resolve(target, limits.resolve).await?;
+    let mut addresses = match at {
+        Some(at) => vec![at],
+        None => resolver.resolve(target, limits.resolve).await?,
+    };
     addresses.retain(|a| match rules.check(subject, target, *a) {
         Ok(()) => true,
         Err(why) => {
@@ -41,7 +45,7 @@ pub(crate) async fn dial(
             false
         }
     });
-    // The resolver returns at least one address, so if the list is empty, the rules have removed all.
+    // There was at least one address, so if the list is empty, the rules have removed all.
     if let (true, Some(why)) = (addresses.is_empty(), denied) {
         return Err(Fault::Denied(why));
     }

@@ -1,5 +1,6 @@
 //! HTTP/1.0 and 1.1 (RFC 9110, RFC 9112): a forward proxy for CONNECT and requests in absolute-form or,
-//! on a listener with routes, a reverse proxy that presents several servers as one site ([`site`]).
+//! on a listener with routes, a reverse proxy that presents several servers as one site ([`site`]). Intercepted
+//! requests go to the server that the client wants.
 //!
 //! A client's connection carries a sequence of requests. Each one is read, checked and answered before the next is parsed;
 //! pipelined requests wait, so that replies come in order. Each request may go to a different target; the connection to the
@@ -148,7 +149,9 @@ impl Row<'_> {
 
     /// Checks one request and answers it.
     async fn serve(&mut self, request: &Request, mut record: Record, started: Instant) -> Next {
-        let judged = if self.http.routes.is_empty() {
+        let judged = if self.front.listener.intercepts {
+            self.judge_intercepted(request, &mut record)
+        } else if self.http.routes.is_empty() {
             self.judge(request, &mut record).await
         } else {
             self.judge_for_site(request, &mut record)

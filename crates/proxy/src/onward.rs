@@ -56,8 +56,9 @@ pub(crate) async fn connect_under(
     subject: &Subject<'_>,
     target: &Target,
 ) -> Result<Leg, Fault> {
+    let at = listener.intercepts.then(|| client.local());
     let mut server =
-        dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, subject, target).await?;
+        dial(&shared.splicer, &shared.resolver, (rules, &listener.limits), client, subject, (target, at)).await?;
     match listener.proxy_protocol.send(client, &mut server).await {
         Ok(()) => Ok(server),
         Err(e) => {

@@ -132,7 +132,7 @@ impl Prepared {
             return Err(StartError::NoListener);
         }
         let bind = |l: &ListenerConfig| {
-            let own = !matches!(l.protocol, Protocol::Transparent | Protocol::Tpot);
+            let own = l.protocol != Protocol::Transparent && !l.intercepts;
             own.then(|| BoundSocket::bind(l.listen)).transpose().map_err(cannot_listen(l.listen))
         };
         let sockets = config.listeners.iter().map(bind).collect::<Result<_, _>>()?;
@@ -180,7 +180,7 @@ impl Prepared {
                 };
                 let listen = loads.runtime(number).spawn(listen);
                 listen.await.map_err(io::Error::other).and_then(|listening| listening).map_err(failed)?
-            } else if let (Protocol::Tpot, Some(tpot)) = (&listener.protocol, &tpot) {
+            } else if let (true, Some(tpot)) = (listener.intercepts, &tpot) {
                 let (splicer, tpot, to) = (splicer.clone(), tpot.clone(), tpot::intercepted(listener.listen));
                 let listen = async move { splicer.listen_for_askers(&tpot, &to).await };
                 let listening = loads.runtime(number).spawn(listen).await.map_err(io::Error::other);
@@ -342,6 +342,7 @@ impl Drop for Server {
 fn announce(addr: SocketAddr, listener: &ListenerConfig) {
     let protocol = &listener.protocol;
     match protocol {
+        _ if listener.intercepts => tracing::info!("tpot on {addr}: {}", protocol.name()),
         Protocol::Http(Http { routes, .. }) if !routes.is_empty() => {
             tracing::info!("http on {addr}, {} routes", routes.len());
         }

@@ -1,4 +1,5 @@
-//! Routing of TLS connections by server name: the target comes from the ClientHello, and nothing is decrypted.
+//! Routing of TLS connections by server name: the target comes from the ClientHello, and nothing is decrypted. Of intercepted
+//! connections, the name is read for the rules and the log only: they go to the server that the client wants.
 //!
 //! The first [`Route`] that matches decides. The ClientHello is sent to the server unchanged, so client
 //! and server perform their handshake with each other, and the flow may be spliced like any other.
@@ -81,15 +82,21 @@ async fn lead(
     let read = buffer.message_within(HELLO_MAX, client, |input| Ok(scan.feed(input)?.map(|hello| (hello, 0))));
     let read = timeout(listener.limits.handshake, read).await;
     let hello = read.map_err(|_| (Fault::Timeout(Step::Handshake), None))?.map_err(bad)?;
-    let asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
+    let mut asked = hello.name.clone().map(|host| Target { host, port: tls.port.unwrap_or(client.local().port()) });
+    if listener.intercepts {
+        asked.get_or_insert_with(|| client.local().into());
+    }
     record.target = asked.as_ref().map(Target::to_string);
-    let Some((route, target)) = tls.route(&hello, asked.as_ref()) else {
-        return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME)));
+    let (configured, target) = match (tls.route(&hello, asked.as_ref()), &asked) {
+        (_, Some(asked)) if listener.intercepts => (false, asked),
+        (Some((route, target)), _) => (route.target.is_some(), target),
+        (None, _) => return Err((Fault::NoRoute(describe(&hello)), Some(UNRECOGNIZED_NAME))),
     };
-    let rules = match &route.target {
-        // The target comes from the configuration, like that of a plug.
-        Some(_) if listener.rules.guarded => Cow::Owned(listener.rules.unguarded()),
-        _ => Cow::Borrowed(&listener.rules),
+    // A configured target is like that of a plug.
+    let rules = if configured && listener.rules.guarded {
+        Cow::Owned(listener.rules.unguarded())
+    } else {
+        Cow::Borrowed(&listener.rules)
     };
     record.target.get_or_insert_with(|| target.to_string());
     let refused = |fault| {
@@ -99,7 +106,7 @@ async fn lead(
     let subject = Subject::by(client.source().ip());
     let server = connect_under(&rules, shared, listener, client, &subject, target).await.map_err(refused)?;
     record.server = Some(server.remote());
-    if comes_back(listener, client, &server) {
+    if !listener.intercepts && comes_back(listener, client, &server) {
         shared.splicer.discard(server);
         return Err((Fault::Unreachable(std::io::Error::other("the name leads back here")), Some(INTERNAL_ERROR)));
     }

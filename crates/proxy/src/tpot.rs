@@ -2,7 +2,7 @@
 
 use crate::{
     access::{PortRange, Prefix},
-    config::{Config, Protocol},
+    config::Config,
     server::StartError,
 };
 use longsplice_engine::{Destinations, DeviceChanges, Tpot, TpotOptions};
@@ -68,7 +68,7 @@ pub(crate) fn intercepted(listen: SocketAddr) -> Destinations {
 /// Opens translucent proxying if the configuration needs it. The data path has been opened before.
 pub(crate) fn open(config: &Config) -> Result<Option<Arc<Tpot>>, StartError> {
     let asking = config.tpot.as_ref();
-    if asking.is_none() && config.listeners.iter().all(|l| l.protocol != Protocol::Tpot) {
+    if asking.is_none() && !config.listeners.iter().any(|l| l.intercepts) {
         return Ok(None);
     }
     let datapath = &config.engine.datapath;

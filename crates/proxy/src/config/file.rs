@@ -141,6 +141,7 @@ impl Keys for LogConfig {
 #[serde(deny_unknown_fields)]
 struct Listener {
     protocol: Name,
+    inside: Option<Spanned<Inside>>,
     listen: Spanned<Parsed<Listen>>,
     target: Option<Spanned<Parsed<Target>>>,
     handshake: Option<Spanned<PlugHandshake>>,
@@ -173,6 +174,15 @@ enum Name {
     Plug,
     Transparent,
     Tpot,
+}
+
+/// What is read of intercepted connections.
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum Inside {
+    Bytes,
+    Http,
+    Tls,
 }
 
 #[derive(Deserialize, Clone, Copy)]
@@ -321,7 +331,8 @@ pub(super) fn read(text: &str, file: &Path) -> Result<Config, ConfigError> {
 impl SourceFile<'_> {
     fn listener(&self, spanned: Spanned<Listener>, pools: &[PoolConfig]) -> Result<ListenerConfig, ConfigError> {
         let span = spanned.span();
-        let raw = spanned.into_inner();
+        let mut raw = spanned.into_inner();
+        let intercepts = self.inside(&mut raw)?;
         let listen = raw.listen.into_inner().0.0;
         let of_http = [
             raw.via.as_ref().map(Spanned::span),
@@ -410,8 +421,8 @@ impl SourceFile<'_> {
                 handshake: raw.handshake.map(Spanned::into_inner).unwrap_or_default(),
             },
             (Name::Transparent, None) => Protocol::Transparent,
-            (Name::Tpot, None) => Protocol::Tpot,
-            (Name::Transparent | Name::Tpot, Some(target)) => {
+            (Name::Tpot, _) => Protocol::Tpot,
+            (Name::Transparent, Some(target)) => {
                 return Err(self.wrong(
                     target.span(),
                     "such connections have their targets: remove `target`, or use protocol = \"plug\"",
@@ -420,12 +431,41 @@ impl SourceFile<'_> {
         };
         let proxy_protocol = self.proxy_protocol(raw.proxy_protocol, &protocol)?;
         let mut listener = ListenerConfig::new(listen, protocol);
+        listener.intercepts = intercepts;
         listener.rules = Rules::new(raw.rules.into_iter().map(rule).collect(), listener.rules.guarded);
         listener.policy = raw.policy.0;
         listener.limits = raw.limits.0;
         listener.proxy_protocol = proxy_protocol;
         listener.tap = raw.tap.map(|dir| self.path(&dir));
         Ok(listener)
+    }
+
+    /// Returns whether the listener intercepts connections, and sets the protocol that is read inside of them.
+    fn inside(&self, raw: &mut Listener) -> Result<bool, ConfigError> {
+        let inside = raw.inside.as_ref();
+        if raw.protocol != Name::Tpot {
+            let only = "only intercepted connections have this: remove the key, or use protocol = \"tpot\"";
+            return inside.map_or(Ok(false), |inside| Err(self.wrong(inside.span(), only)));
+        }
+        raw.protocol = match inside.map(Spanned::get_ref) {
+            None | Some(Inside::Bytes) => Name::Tpot,
+            Some(Inside::Http) => Name::Http,
+            Some(Inside::Tls) => Name::Tls,
+        };
+        let destination = raw.route.first().map(Spanned::span).or(raw.target.as_ref().map(Spanned::span));
+        if let Some(span) = destination.or(raw.port.as_ref().map(Spanned::span)) {
+            return Err(self.wrong(span, "intercepted connections go where their clients want: remove this"));
+        }
+        if let Some(users) = raw.users.as_ref().map(Spanned::span).or(raw.users_file.as_ref().map(Spanned::span)) {
+            let cure =
+                "clients of intercepted connections cannot authenticate, as they know of no proxy: remove the users";
+            return Err(self.wrong(users, cure));
+        }
+        if let Some(cache) = &raw.cache {
+            let cure = "a client could store a reply of its own server for any host: remove the cache";
+            return Err(self.wrong(cache.span(), cure));
+        }
+        Ok(true)
     }
 
     fn http(

@@ -214,7 +214,20 @@ fn values_that_do_not_go_together() {
     let asking = c.tpot.unwrap();
     assert_eq!((asking.proxies.len(), asking.ports.len(), asking.to.len()), (1, 2, 0));
     assert_eq!((asking.hops, asking.exid), (Asking::default().hops, Asking::default().exid));
-    expect(&format!("{tpot}target = \"a:1\""), (4, 10), "remove `target`");
+    for (inside, name) in [("bytes", "tpot"), ("http", "http"), ("tls", "tls")] {
+        let c = Config::from_toml(&format!("{tpot}inside = \"{inside}\""), Path::new("f")).unwrap();
+        let listener = &c.listeners[0];
+        assert_eq!((listener.protocol.name(), listener.intercepts, listener.rules.guarded), (name, true, true));
+    }
+    expect(&socks("inside = \"http\""), (4, 10), "use protocol = \"tpot\"");
+    expect(&format!("{tpot}target = \"a:1\""), (4, 10), "where their clients want");
+    expect(&format!("{tpot}inside = \"tls\"\nport = 443"), (5, 8), "where their clients want");
+    expect(&format!("{tpot}inside = \"tls\"\nvia = \"a\""), (5, 7), "only HTTP has this");
+    expect(&format!("{tpot}inside = \"http\"\nusers = {{ a = \"b\" }}"), (5, 9), "cannot authenticate");
+    expect(&format!("{tpot}inside = \"http\"\ncache = {{ dir = \"c\" }}"), (5, 9), "remove the cache");
+    let pool = "[pool.p]\nservers = [\"a:1\"]\n";
+    let route = format!("{pool}{tpot}inside = \"http\"\n[[listener.route]]\npool = \"p\"");
+    expect(&route, (7, 1), "where their clients want");
     expect(&format!("{tpot}[tpot]\nports = 80"), (4, 1), "proxies");
     expect(&format!("{tpot}[tpot]\nproxies = \"10.0.0.0/8\"\nports = 80\nhops = 0"), (7, 8), "nonzero");
     expect(&format!("{SOCKS}{SOCKS}"), (6, 10), "another listener has 127.0.0.1:1080 already");
@@ -523,9 +536,12 @@ const PAGE: &str = include_str!("../../../../docs/configuration.md");
 /// For each table: a file with an unknown key in it, and the headings under which the page describes the table.
 const TABLES: [(&str, &[&str]); 15] = [
     ("unknown = 1", &["Top level"]),
-    ("tpot.unknown = 1", &["Translucent"]),
+    ("tpot.unknown = 1", &["Asking for proxies"]),
     ("log.unknown = 1", &["Log"]),
-    ("[[listener]]\nunknown = 1", &["Listeners", "SOCKS", "HTTP", "TLS", "Plugs", "Handshakes end to end"]),
+    (
+        "[[listener]]\nunknown = 1",
+        &["Listeners", "SOCKS", "HTTP", "TLS", "Plugs", "Handshakes end to end", "Translucent"],
+    ),
     ("[[listener]]\nrules = [{ unknown = 1 }]", &["Rules"]),
     ("[[listener]]\npolicy.unknown = 1", &["Policy"]),
     ("[[listener]]\nlimits.unknown = 1", &["Limits"]),
@@ -540,10 +556,11 @@ const TABLES: [(&str, &[&str]); 15] = [
 ];
 
 /// For each key with a fixed set of words: a file with an unknown word, the key, and its heading.
-const WORDS: [(&str, &str, &str); 10] = [
+const WORDS: [(&str, &str, &str); 11] = [
     ("splice = \"unknown\"", "splice", "Top level"),
     ("log.format = \"unknown\"", "format", "Log"),
     ("[[listener]]\nprotocol = \"unknown\"", "protocol", "Listeners"),
+    ("[[listener]]\ninside = \"unknown\"", "inside", "Translucent"),
     ("[[listener]]\nforwarded = \"unknown\"", "forwarded", "HTTP"),
     ("[[listener]]\nhandshake = \"unknown\"", "handshake", "Plugs"),
     ("[[listener]]\nrules = [{ action = \"unknown\" }]", "action", "Rules"),

@@ -38,7 +38,7 @@ use std::{borrow::Cow, future::poll_fn, sync::Arc, task::Poll};
 /// A request and its destination.
 pub(super) struct RoutedRequest<'a> {
     pub request: &'a Request,
-    /// The requested site, as the client wrote it; none for a forward proxy.
+    /// The requested site, as the client wrote it; none for a forward proxy, which knows it from the target.
     pub site: Option<String>,
     /// The path for the rules; none if no rule has paths.
     pub path: Option<String>,
@@ -192,7 +192,7 @@ impl Row<'_> {
             let (rules, limits) = (Rules::default(), &self.front.listener.limits);
             let subject = routed.subject(&self.client);
             let client = &self.client.leg;
-            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &subject, &target).await {
+            match dial(&shared.splicer, &shared.resolver, (&rules, limits), client, &subject, (&target, None)).await {
                 Ok(leg) => {
                     self.server = Some(Held { target, stream: self.stream(leg), reused: false, lease: Some(lease) });
                     return Ok(());
@@ -221,9 +221,9 @@ impl Row<'_> {
         let idle = self.front.policy.idle_limit;
         let Some(Held { target, stream: server, reused, .. }) = &mut self.server else { return End::Stale };
         record.server = Some(server.leg.remote());
-        let more = match &routed.to {
-            To::Target(_) => false,
-            To::Pool(pool, _) => tries.failed.len() + 1 < pool.config.tries as usize,
+        let (more, site) = match &routed.to {
+            To::Target(_) => (false, None),
+            To::Pool(pool, _) => (tries.failed.len() + 1 < pool.config.tries as usize, routed.site.as_deref()),
         };
         let host = routed.site.as_deref().map_or_else(|| host(target).into(), Cow::Borrowed);
         let onward = Onward {
@@ -232,7 +232,7 @@ impl Row<'_> {
             forwarded: self.http.forwarded,
             client: self.client.leg.source().ip(),
             identity: self.http.identity,
-            site: routed.site.as_deref(),
+            site,
         };
         let mut head = forward::request(request, &onward);
         if let Some(asking) = asking {

@@ -1,4 +1,6 @@
-//! A reverse proxy, which presents several servers as one site. Host and path of a request select a pool, and a server
+//! Requests as servers get them: of clients that speak to a reverse proxy, or know of no proxy.
+//!
+//! A reverse proxy presents several servers as one site. Host and path of a request select a pool, and a server
 //! of that pool gets the request. Its connection is kept for the next request of any client, so consecutive requests of
 //! a client may go to different servers.
 //!
@@ -19,6 +21,17 @@ use crate::{
 };
 use longsplice_http::{Authority, Form, Request, path};
 
+/// What a request asks of a server.
+struct Asked {
+    /// Host and port, as the client wrote them; none: HTTP/1.0.
+    site: Option<String>,
+    host: Option<Host>,
+    /// The path for routes and rules; none if none of them has paths.
+    path: Option<String>,
+    /// The target for the rules.
+    target: Target,
+}
+
 impl Row<'_> {
     /// Checks a request to a site, and selects the pool.
     pub(super) fn judge_for_site<'r>(
@@ -26,6 +39,36 @@ impl Row<'_> {
         request: &'r Request,
         record: &mut Record,
     ) -> Result<RoutedRequest<'r>, (Fault, u16)> {
+        let Asked { site, host, path, target } = self.asked(request, record)?;
+        let here = self.client.leg.local();
+        let no_route = || (Fault::NoRoute("this host and path".into()), 404);
+        let (number, route) =
+            routes::find(&self.http.routes, host.as_ref(), path.as_deref().unwrap_or("/")).ok_or_else(no_route)?;
+        record.route = Some(format!("{number}:{}", route.pool));
+        let lost = || (Fault::NoServer(route.pool.clone()), 503);
+        let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
+        let key = pool.key(request, self.client.leg.source().ip());
+        let routed = RoutedRequest { request, site, path, to: To::Pool(pool.clone(), key) };
+        let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);
+        denied.map_err(|why| (Fault::Denied(why), 403))?;
+        Ok(routed)
+    }
+
+    /// Checks an intercepted request. It goes to the server that the client wants, whichever host it names. The rules see the
+    /// name, and the server's address.
+    pub(super) fn judge_intercepted<'r>(
+        &self,
+        request: &'r Request,
+        record: &mut Record,
+    ) -> Result<RoutedRequest<'r>, (Fault, u16)> {
+        let Asked { site, path, mut target, .. } = self.asked(request, record)?;
+        target.port = self.client.leg.local().port();
+        record.target = Some(target.to_string());
+        Ok(RoutedRequest { request, site, path, to: To::Target(target) })
+    }
+
+    /// Reads what a request asks of a server.
+    fn asked(&self, request: &Request, record: &mut Record) -> Result<Asked, (Fault, u16)> {
         let named = request.fields.all("host").next().map(String::from_utf8_lossy);
         let (authority, path) = match &request.form {
             // RFC 9112, 3.2.2: Host is ignored
@@ -40,25 +83,15 @@ impl Row<'_> {
         let path = read.then(|| path::plain(path)).transpose().map_err(wrong)?;
         let site = authority.as_ref().map(Authority::to_string);
         record.target.clone_from(&site);
-        let here = self.client.leg.local();
         // `None`: HTTP/1.0.
         let host = authority.as_ref().map(|a| Host::from_name(a.host.as_bytes())).transpose();
         let host = host.map_err(|e| (Fault::BadRequest(e.to_string()), 400))?;
         no_trace(request)?;
+        let here = self.client.leg.local();
         let target = Target {
             host: host.clone().unwrap_or(Host::Ip(here.ip())),
             port: authority.and_then(|a| a.port).unwrap_or(here.port()),
         };
-        let no_route = || (Fault::NoRoute("this host and path".into()), 404);
-        let (number, route) =
-            routes::find(&self.http.routes, host.as_ref(), path.as_deref().unwrap_or("/")).ok_or_else(no_route)?;
-        record.route = Some(format!("{number}:{}", route.pool));
-        let lost = || (Fault::NoServer(route.pool.clone()), 503);
-        let pool = self.shared().pools.get(&route.pool).ok_or_else(lost)?;
-        let key = pool.key(request, self.client.leg.source().ip());
-        let routed = RoutedRequest { request, site, path, to: To::Pool(pool.clone(), key) };
-        let denied = self.front.listener.rules.check(&routed.subject(&self.client), &target, here);
-        denied.map_err(|why| (Fault::Denied(why), 403))?;
-        Ok(routed)
+        Ok(Asked { site, host, path, target })
     }
 }
