@@ -2,9 +2,8 @@
 
 use super::super::{Bench, Result, stats::Spread};
 use super::{
-    minus,
+    LIMIT, minus,
     results::{Readers, Unspliced},
-    transfers,
     venue::Venue,
 };
 use crate::cell::{Cell, Congestion, Distance, Middle, Place, Size};
@@ -29,7 +28,7 @@ const SLOW: Cell = Cell {
 };
 /// How often the memory is read.
 const EVERY: Duration = Duration::from_millis(250);
-/// Time until a connection is spliced, at most.
+/// Time until a connection has ended, at most.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Measures the memory of the forwarder's sockets in all venues with a proxy.
@@ -108,20 +107,12 @@ fn unsplice(bench: &Bench, venue: &Venue, cell: Cell) -> Result<Unspliced> {
     let (mut without, mut with, mut worst) = (Vec::new(), Vec::new(), (None, 0, 0));
     for _ in 0..bench.rounds {
         bench.check()?;
-        let undisturbed = fetch(venue, &cell)?;
-        let half = Duration::from_secs_f64(undisturbed.iter().sum::<f64>() / 2.0);
-        without.extend(undisturbed);
+        without.push(fetch(venue, &cell, || Ok(()))?);
         let mut control = venue.control()?;
         let ended = || longsplice::flows(&mut control).is_ok_and(|rows| rows.is_empty()).then_some(());
         wait_for(PATIENCE, ended).ok_or("the connection did not end in time")?;
         let before = (beyond(), venue.server.facts());
-        let (seconds, taken) = thread::scope(|scope| {
-            let taken = scope.spawn(|| take_back(venue, half).map_err(|e| e.to_string()));
-            let seconds = fetch(venue, &cell);
-            (seconds, taken.join())
-        });
-        with.extend(seconds?);
-        taken.map_err(|_| "the unsplice panicked")??;
+        with.push(fetch(venue, &cell, || take_back(venue, cell.size.0 / 2))?);
         let facts = minus(venue.server.facts(), before.1);
         worst.0 = worst.0.max(beyond().zip(before.0).map(|(after, before)| after - before));
         worst.1 = worst.1.max(facts.retransmitted);
@@ -137,19 +128,27 @@ fn unsplice(bench: &Bench, venue: &Venue, cell: Cell) -> Result<Unspliced> {
     })
 }
 
-fn fetch(venue: &Venue, cell: &Cell) -> Result<Vec<f64>> {
-    Ok(venue.lab.client.run(|| transfers(venue, cell).map(|(seconds, _)| seconds).map_err(|e| e.to_string()))?)
+/// Fetches the object, and returns the seconds. The connection stays open until `meanwhile` has ended, too.
+fn fetch(venue: &Venue, cell: &Cell, meanwhile: impl FnOnce() -> Result<()> + Send) -> Result<f64> {
+    let began = Instant::now();
+    let client = venue.lab.client.run(|| venue.connect(cell))?;
+    let (ended, done) = thread::scope(|scope| {
+        let meanwhile = scope.spawn(|| meanwhile().map_err(|e| e.to_string()));
+        (client.transfer(cell.direction, cell.size.0, began + LIMIT), meanwhile.join())
+    });
+    done.map_err(|_| "what was to be done meanwhile has panicked")??;
+    Ok(ended?.map_or(LIMIT, |ended| ended - began).as_secs_f64())
 }
 
-/// Unsplices the flow that is about to be opened, this long after it was spliced.
-fn take_back(venue: &Venue, after: Duration) -> Result<()> {
+/// Unsplices the flow that is open once it is spliced and this many bytes have come from the server. Not after a
+/// time: transfers of the same object differ in their duration, with BBR by a factor of some.
+fn take_back(venue: &Venue, after: u64) -> Result<()> {
     let mut control = venue.control()?;
-    let found = wait_for(PATIENCE, || match longsplice::flows(&mut control) {
-        Ok(rows) => rows.iter().find(|row| row.state == "spliced").map(|row| Ok(row.id)),
+    let found = wait_for(LIMIT, || match longsplice::flows(&mut control) {
+        Ok(rows) => rows.iter().find(|row| row.state == "spliced" && row.bytes_down >= after).map(|row| Ok(row.id)),
         Err(e) => Some(Err(e)),
     });
-    let id = found.ok_or("no flow was spliced in time")??;
-    thread::sleep(after);
+    let id = found.ok_or("no flow was spliced and half-way in time")??;
     control.ask(Ask::Unsplice { id })?;
     Ok(())
 }
