@@ -2,6 +2,7 @@
 
 use crate::{
     handshakes::{self, Course, ForeignCounts, Opened},
+    holding::prepare,
     leg::Leg,
     listener::Listener,
     live::Live,
@@ -36,8 +37,10 @@ impl EndToEndListener {
     /// Holds the first data of connections that are opened from now on, until their flow is spliced, or the legs are read or
     /// dropped. A flow that is spliced at once then carries no byte through the sockets. Meant for
     /// [`SpliceWhen::AtOnce`](crate::SpliceWhen::AtOnce); other flows only lose some microseconds. Hand the legs over at once.
+    /// Errors are those of raw sockets, which need CAP_NET_RAW, and threads.
     pub fn hold_first_data(&self) -> io::Result<()> {
         let d = self.splicer.datapath().ok_or(io::ErrorKind::NotConnected)?;
+        prepare(self.splicer.engine())?;
         lock(self.splicer.handshakes()).hold_first_data(d, self.addr)
     }
 

@@ -2,7 +2,7 @@
 //! sent on when the drain is over or was taken back. The data path limits how much may wait.
 
 use longsplice_datapath::{Datapath, HeldSegment, Pair, Reinjector, Tuple};
-use std::{collections::HashMap, io};
+use std::collections::HashMap;
 
 #[derive(Default)]
 pub(crate) struct Holder {
@@ -12,17 +12,21 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Starts to hold the segments that arrive on two legs. Opens raw sockets the
-    /// first time. Returns whether it did: a thread has to read what is held from now on.
-    pub fn begin(&mut self, d: &Datapath, legs: Pair<Tuple>) -> io::Result<bool> {
-        let is_first = self.reinjector.is_none();
-        if is_first {
-            self.reinjector = Some(d.reinjector()?);
-        }
+    /// Returns whether a thread reads what is held, and it can be sent on.
+    pub fn is_open(&self) -> bool {
+        self.reinjector.is_some()
+    }
+
+    /// From now on, a thread reads what is held, and `reinjector` sends it on.
+    pub fn open(&mut self, reinjector: Reinjector) {
+        self.reinjector = Some(reinjector);
+    }
+
+    /// Starts to hold the segments that arrive on two legs.
+    pub fn begin(&mut self, legs: Pair<Tuple>) {
         for leg in legs {
             self.of.entry(leg).or_default(); // keeps what is held already
         }
-        Ok(is_first)
     }
 
     /// Takes a segment that the data path holds.

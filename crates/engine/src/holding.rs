@@ -11,6 +11,20 @@ use std::{
     },
 };
 
+/// Opens a raw socket for held segments, and starts the thread that reads them, if that has not been done. A listener all of
+/// whose flows begin by holding does it beforehand: later, there may be no free descriptor. Errors are those of raw sockets
+/// and threads.
+pub(crate) fn prepare(engine: &Arc<Engine>) -> io::Result<()> {
+    let Some(d) = engine.datapath() else { return Ok(()) };
+    let mut holder = lock(&engine.holder);
+    if !holder.is_open() {
+        let (reinjector, of_thread) = (d.reinjector()?, engine.clone());
+        std::thread::Builder::new().name("holder".into()).spawn(move || hear(&of_thread))?;
+        holder.open(reinjector);
+    }
+    Ok(())
+}
+
 /// Holds the segments from two hosts while it lives.
 pub(crate) struct Holding {
     engine: Arc<Engine>,
@@ -20,16 +34,11 @@ pub(crate) struct Holding {
 impl Holding {
     /// Starts to hold. Must be called before the freeze. Errors are those of raw sockets and threads.
     pub fn of(engine: &Arc<Engine>, legs: Pair<Tuple>) -> io::Result<Holding> {
+        prepare(engine).inspect_err(
+            |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
+        )?;
         let holding = Holding { engine: engine.clone(), legs };
-        if let Some(d) = engine.datapath() {
-            let is_first = holding.holder().begin(d, legs).inspect_err(
-                |error| tracing::warn!(%error, "flows that are to be held are copied: that needs root or CAP_NET_RAW"),
-            )?;
-            if is_first {
-                let of_thread = engine.clone();
-                std::thread::Builder::new().name("holder".into()).spawn(move || hear(&of_thread))?;
-            }
-        }
+        holding.holder().begin(legs);
         Ok(holding)
     }
 

@@ -233,12 +233,16 @@ impl Prepared {
             let runtime = server.shared.loads.runtime(number);
             if let Some((pairs, follow)) = pairs {
                 let (shared, front, stop) = (shared.clone(), front.clone(), server.stop.subscribe());
+                hold_first_data(&front.listener, &pairs);
                 server.tasks.push(runtime.spawn(accept_pairs(shared, front, (pairs, number), stop)));
                 server.tasks.extend(follow.map(|follow| runtime.spawn(follow)));
             }
             server.tasks.push(match socket {
                 Bound::Own(socket) => runtime.spawn(accept_all(shared, front, (socket, number), stop)),
-                Bound::Foreign(socket) => runtime.spawn(accept_pairs(shared, front, (socket, number), stop)),
+                Bound::Foreign(socket) => {
+                    hold_first_data(&front.listener, &socket);
+                    runtime.spawn(accept_pairs(shared, front, (socket, number), stop))
+                }
             });
             server.addrs.push(addr);
         }
@@ -403,6 +407,17 @@ async fn accept_all(
     }
 }
 
+/// Holds the first data of connections that are spliced at once.
+fn hold_first_data(listener: &ListenerConfig, socket: &EndToEndListener) {
+    let policy = &listener.policy;
+    if policy.when == SpliceWhen::AtOnce
+        && policy.trigger.is_none()
+        && let Err(error) = socket.hold_first_data()
+    {
+        tracing::warn!("the first data of connections to {} is copied: {error}", listener.listen);
+    }
+}
+
 /// Accepts connections whose hosts have shaken hands with each other.
 async fn accept_pairs(
     shared: Arc<Shared>,
@@ -411,13 +426,6 @@ async fn accept_pairs(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut complained = None;
-    let policy = &front.listener.policy;
-    if policy.when == SpliceWhen::AtOnce
-        && policy.trigger.is_none()
-        && let Err(error) = socket.hold_first_data()
-    {
-        tracing::warn!("the first data of connections to {} is copied: {error}", front.listener.listen);
-    }
     loop {
         let accepted = tokio::select! {
             biased;

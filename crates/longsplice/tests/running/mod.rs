@@ -10,6 +10,7 @@ use nix::{
 };
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -210,6 +211,21 @@ impl Running {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
+    /// Returns a line for each open descriptor: its number and what it is, and for programs, maps and links what the kernel
+    /// says of them.
+    pub fn open_files(&self) -> BTreeSet<String> {
+        let of = |part: &str, number: &str| PathBuf::from(format!("/proc/{}/{part}/{number}", self.child.id()));
+        let describe = |number: &str| {
+            let target = fs::read_link(of("fd", number)).ok()?.display().to_string(); // it may just have been closed
+            let details = fs::read_to_string(of("fdinfo", number)).unwrap_or_default();
+            let details =
+                details.lines().skip_while(|line| !line.contains("_type:")).map(|line| line.replace('\t', " "));
+            Some(format!("{number}: {target} {}", details.collect::<Vec<_>>().join(" ")))
+        };
+        let all = fs::read_dir(of("fd", "")).unwrap();
+        all.filter_map(|entry| describe(entry.unwrap().file_name().to_str().unwrap())).collect()
+    }
+
     /// Waits until the proxy is idle: each thread is asleep whenever checked.
     pub fn comes_to_rest(&self) {
         const LOOKS: u32 = 50;
@@ -341,4 +357,11 @@ pub fn round_trip(stream: &mut TcpStream, bytes: &[u8]) {
     let mut back = vec![0; bytes.len()];
     stream.read_exact(&mut back).unwrap();
     assert_eq!(back, bytes);
+}
+
+/// Returns what is open, if it is more than before: what is new, and what is gone.
+pub fn more_open(before: &BTreeSet<String>, after: &BTreeSet<String>) -> Option<String> {
+    let (was, is) = (before.len(), after.len());
+    let [new, gone] = [after.difference(before), before.difference(after)].map(Vec::from_iter);
+    (is > was).then(|| format!("{is} descriptors, and {was} at the start; new: {new:#?}, gone: {gone:#?}"))
 }

@@ -24,8 +24,11 @@ use longsplice_lab::{Family, Lab, Namespace, Options, Shape, process::wait_for, 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use program::{Going, Means, Program};
 use rand::{SeedableRng, rngs::SmallRng};
+use running::more_open;
 use std::{
+    collections::BTreeSet,
     env,
+    fmt::{self, Display, Formatter},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -97,6 +100,26 @@ impl Capture {
     }
 }
 
+/// What an idle program uses.
+struct Footprint {
+    /// A line for each.
+    descriptors: BTreeSet<String>,
+    /// Kilobytes.
+    memory: u64,
+}
+
+impl Footprint {
+    fn of(program: &Program) -> Footprint {
+        Footprint { descriptors: program.running().open_files(), memory: program.memory() }
+    }
+}
+
+impl Display for Footprint {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} descriptors and {} KB of memory", self.descriptors.len(), self.memory)
+    }
+}
+
 impl Soak {
     fn run(mut self, time: Duration) {
         let began = Instant::now();
@@ -104,10 +127,10 @@ impl Soak {
         program::tell_now_and_then(&self.stage.program, self.seed, &stop);
         self.stage.pass(2000, 3000);
         self.play(true, began + time * 6 / 10);
-        let [descriptors, memory] = self.begin_anew();
+        let before = self.begin_anew();
         self.play(false, began + time);
         stop.store(true, Relaxed);
-        self.end(descriptors, memory);
+        self.end(&before);
     }
 
     /// Plays at least one whole deck.
@@ -123,16 +146,16 @@ impl Soak {
         }
     }
 
-    /// Starts a new process, and returns its number of descriptors and its memory before it has served anyone.
-    fn begin_anew(&mut self) -> [u64; 2] {
+    /// Starts a new process, and returns what it uses before it has served anyone.
+    fn begin_anew(&mut self) -> Footprint {
         self.stage.traffic.open(false);
         self.stage.replace(Going::Clean, Means::Ample, |_| {});
         self.quiet();
         let program = &self.stage.program;
         program.has_no_flows();
         program.running().comes_to_rest();
-        let before = [program.running().descriptors() as u64, program.memory()];
-        self.stage.traffic.ledger.note(&format!("descriptors and memory at the start: {before:?}"));
+        let before = Footprint::of(program);
+        self.stage.traffic.ledger.note(&format!("at the start: {before}"));
         self.stage.traffic.open(true);
         self.stage.pass(1000, 2000);
         before
@@ -150,7 +173,7 @@ impl Soak {
         self.check();
     }
 
-    fn end(mut self, descriptors: u64, memory: u64) {
+    fn end(mut self, before: &Footprint) {
         let traffic = self.stage.traffic.clone();
         traffic.ledger.note("no more traffic");
         traffic.end();
@@ -164,13 +187,13 @@ impl Soak {
             None => traffic.ledger.fail(format!("the tables are not empty: {}", program.holdings())),
         }
         program.running().comes_to_rest();
-        let after = [program.running().descriptors() as u64, program.memory()];
-        traffic.ledger.note(&format!("descriptors and memory at the end: {after:?}"));
-        if after[0] > descriptors {
-            traffic.ledger.fail(format!("{} descriptors, and {descriptors} at the start", after[0]));
+        let after = Footprint::of(program);
+        traffic.ledger.note(&format!("at the end: {after}"));
+        if let Some(more) = more_open(&before.descriptors, &after.descriptors) {
+            traffic.ledger.fail(more);
         }
-        if after[1] > memory + MEMORY {
-            traffic.ledger.fail(format!("{} KB of memory, and {memory} at the start", after[1]));
+        if after.memory > before.memory + MEMORY {
+            traffic.ledger.fail(format!("{} KB of memory, and {} at the start", after.memory, before.memory));
         }
         self.check();
         self.taps.clear();
