@@ -4,6 +4,7 @@
 #ifndef LONGSPLICE_CALLS_H
 #define LONGSPLICE_CALLS_H
 
+#include "hold.h"
 #include "unsplice.h"
 #include "verdict.h"
 
@@ -246,11 +247,8 @@ static __noinline int decided(const struct tuple *t)
 {
 	struct leg *l = bpf_map_lookup_elem(&legs, t);
 
-	if (!l)
-		return 0;
-	bpf_spin_lock(&l->lock);
-	l->flags &= ~LEG_WAITS;
-	bpf_spin_unlock(&l->lock);
+	if (l)
+		wait_no_more(l);
 	return 0;
 }
 

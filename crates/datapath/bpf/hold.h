@@ -71,6 +71,14 @@ __noinline int hold(struct __sk_buff *skb)
 	return 1;
 }
 
+/* Hold no more of the host's first data. */
+static __always_inline void wait_no_more(struct leg *l)
+{
+	bpf_spin_lock(&l->lock);
+	l->flags &= ~LEG_WAITS;
+	bpf_spin_unlock(&l->lock);
+}
+
 /* Must the segment wait until user space has decided whether to splice the flow? A fragment cannot be held. A retransmission ends
  * the wait: user space has taken longer than the host's timeout, and may be dead. So it cannot keep a segment for ever. */
 static __always_inline int waits(struct leg *l, const struct scratch *sc)

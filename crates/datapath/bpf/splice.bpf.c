@@ -209,8 +209,10 @@ __noinline int slow_ingress(struct __sk_buff *skb)
 	if (waits(l, sc)) {
 		p->hold = HOLD;
 		p->held_from = 0;
-		hold(skb);
-		return TCX_DROP;
+		if (hold(skb))
+			return TCX_DROP;
+		p->hold = 0; /* no room: it need not wait, and its host would retransmit it only after a timeout */
+		wait_no_more(l);
 	}
 
 	/* Check the size before the segment changes any state: if it cannot be forwarded, it must not count as received. */

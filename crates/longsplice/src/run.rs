@@ -139,7 +139,7 @@ fn open(args: &RunArgs, config: &Config) -> Result<Splicer, String> {
     if config.listeners.iter().all(|l| l.tap.is_none() && l.cache().is_none()) {
         options.datapath.tap_ring = 0; // the smallest possible
     }
-    if config.listeners.iter().all(|l| !l.policy.hold) {
+    if config.listeners.iter().all(|l| !l.policy.hold && !l.holds_first_data()) {
         options.datapath.hold_ring = 0;
     }
     // the longest of all: the listener of a recovered flow is not known

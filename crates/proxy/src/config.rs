@@ -271,6 +271,13 @@ impl ListenerConfig {
         }
     }
 
+    /// Returns whether the first data of connections is held until they are spliced: their hosts shake hands with each other,
+    /// and they are spliced at once.
+    pub fn holds_first_data(&self) -> bool {
+        let between_hosts = self.protocol == Protocol::Transparent || self.end_to_end().is_some();
+        between_hosts && self.policy.when == SpliceWhen::AtOnce && self.policy.trigger.is_none()
+    }
+
     /// Returns the configuration of the cache, if the listener has one.
     pub fn cache(&self) -> Option<&CacheConfig> {
         match &self.protocol {

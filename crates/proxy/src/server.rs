@@ -409,9 +409,7 @@ async fn accept_all(
 
 /// Holds the first data of connections that are spliced at once.
 fn hold_first_data(listener: &ListenerConfig, socket: &EndToEndListener) {
-    let policy = &listener.policy;
-    if policy.when == SpliceWhen::AtOnce
-        && policy.trigger.is_none()
+    if listener.holds_first_data()
         && let Err(error) = socket.hold_first_data()
     {
         tracing::warn!("the first data of connections to {} is copied: {error}", listener.listen);

@@ -274,6 +274,35 @@ fn first_data_waits_once() {
     });
 }
 
+/// First data for which there is no room does not wait. If it were dropped, its host would wait for a timeout.
+#[test]
+#[ignore = "root"]
+fn first_data_without_room_goes_on() {
+    bench(64, |b| {
+        for v6 in SAME {
+            let f = Flow::new(v6);
+            let mut leg = control_leg(&f, b, [0, 0, 0]);
+            leg.flags |= LegFlags::WAITS;
+            // nobody reads what is held
+            let gone_on = (0..100_000).find_map(|_| {
+                testing::put_leg(&b.datapath, &f.client, &leg).expect("leg");
+                let o = b.ingress(&f.next(1400).frame());
+                assert!(
+                    o.verdicts.contains(&if o.code == DROP { "held" } else { "hold-overflow" }),
+                    "{:?}",
+                    o.verdicts
+                );
+                (o.code != DROP).then_some(o)
+            });
+            assert_eq!(gone_on.expect("the ring is full").code, NEXT, "the socket gets it: {v6:?}");
+            assert_eq!(b.datapath.leg(&f.client).expect("leg").flags & LegFlags::WAITS, 0);
+            let mut after = f.next(100);
+            after.seq += 1400;
+            assert_eq!(b.ingress(&after.frame()).code, NEXT, "what follows does not wait either: {v6:?}");
+        }
+    });
+}
+
 #[test]
 #[ignore = "root"]
 fn spliced_sockets_are_muted() {
