@@ -99,54 +99,62 @@ fn edges(host: &Namespace, trace: &Trace, to: impl Fn(&Packet) -> bool) -> Vec<u
 #[test]
 #[ignore = "root"]
 fn a_flow_that_comes_back_keeps_the_windows_that_were_promised() {
+    for family in Family::BOTH {
+        assert!((0..3).any(|_| windows_are_kept(family)), "{family:?}: segments are lost before the flow comes back");
+    }
+}
+
+/// Returns false if segments are lost before the flow comes back: a lab on a busy machine loses some itself.
+fn windows_are_kept(family: Family) -> bool {
     // more than a new socket offers by itself, and less than the queue of a network device, which holds a thousand packets
     const BURST: usize = 300_000;
-    for family in Family::BOTH {
-        let bursts = |s: Script| s.bytes(10_000_000).pace(3_000_000).chunks(Chunks::Fixed(BURST));
-        let mut r = start(family, at_once(), bursts(Script::opener(5)), bursts(Script::answerer()));
-        let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
-        let _far =
-            [LinkDirection::FromClient, LinkDirection::FromServer].map(|way| r.lab.impair(way, far).expect("delay"));
-        let hosts = [&r.lab.client, &r.lab.server];
-        for host in hosts {
-            host.sysctl("net.ipv4.tcp_slow_start_after_idle", "0").expect("sysctl");
-        }
-        let count = |group: &str, name: &str| hosts.map(|h| h.counter(group, name).expect("a counter") as i64);
-        let lost = || {
-            let ([c, s], [of_c, of_s]) = (count("Tcp", "RetransSegs"), count("TcpExt", "TCPDSACKRecvSegs"));
-            [c - of_c, s - of_s]
-        };
-        let passed = || r.f.splicer.flows().first().map_or(0, |f| f.bytes_up.min(f.bytes_down));
-        let wait_passed = |n: u64| {
-            wait_for(Duration::from_secs(10), || (passed() > n).then_some(())).expect("bytes pass");
-        };
-        r.f.wait_state(FlowState::Spliced);
-        r.f.command(Command::Release);
-        r.f.wait_state(FlowState::Released);
-        wait_passed(4_000_000);
-        let taps = [(hosts[0], "c0"), (hosts[1], "s0")].map(|(h, device)| Tap::start(h, device).expect("tcpdump"));
-        let (before, first) = (lost(), passed());
-        wait_passed(first + 100_000);
-        r.f.command(Command::Unsplice);
-        r.f.wait_state(FlowState::Copying);
-        wait_passed(passed() + 3 * BURST as u64);
-        let traces = taps.map(|t| t.stop().expect("a trace"));
-        assert!(traces.iter().all(|t| t.dropped == 0), "tcpdump has missed some");
-        // A retransmission that was not needed is received twice, and the receiver reports this (RFC 2883).
-        let none_lost = || before.iter().zip(lost()).all(|(before, now)| now <= *before);
-        wait_for(Duration::from_secs(5), || none_lost().then_some(()))
-            .unwrap_or_else(|| panic!("lost: {before:?}, then {:?}, {:?}", lost(), r.f.verdicts()));
-        let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
-        let told = [
-            edges(hosts[0], &traces[0], |p| p.from == proxy),
-            edges(hosts[1], &traces[1], |p| p.to == SERVER.port(family, 7000)),
-        ];
-        for (who, edges) in ["client", "server"].iter().zip(told) {
-            let back = edges.windows(2).position(|e| (e[1].wrapping_sub(e[0]) as i32) < 0);
-            assert_eq!(back, None, "{who}, of {} edges: {:?}", edges.len(), back.map(|n| &edges[n..n + 2]));
-        }
-        r.intact();
+    let bursts = |s: Script| s.bytes(10_000_000).pace(3_000_000).chunks(Chunks::Fixed(BURST));
+    let mut r = start(family, at_once(), bursts(Script::opener(5)), bursts(Script::answerer()));
+    let far = Impair { delay: Duration::from_millis(10), ..Impair::default() };
+    let _far = [LinkDirection::FromClient, LinkDirection::FromServer].map(|way| r.lab.impair(way, far).expect("delay"));
+    let hosts = [&r.lab.client, &r.lab.server];
+    for host in hosts {
+        host.sysctl("net.ipv4.tcp_slow_start_after_idle", "0").expect("sysctl");
     }
+    let count = |group: &str, name: &str| hosts.map(|h| h.counter(group, name).expect("a counter") as i64);
+    let lost = || {
+        let ([c, s], [of_c, of_s]) = (count("Tcp", "RetransSegs"), count("TcpExt", "TCPDSACKRecvSegs"));
+        [c - of_c, s - of_s]
+    };
+    let passed = || r.f.splicer.flows().first().map_or(0, |f| f.bytes_up.min(f.bytes_down));
+    let wait_passed = |n: u64| {
+        wait_for(Duration::from_secs(10), || (passed() > n).then_some(())).expect("bytes pass");
+    };
+    r.f.wait_state(FlowState::Spliced);
+    r.f.command(Command::Release);
+    r.f.wait_state(FlowState::Released);
+    wait_passed(4_000_000);
+    let taps = [(hosts[0], "c0"), (hosts[1], "s0")].map(|(h, device)| Tap::start(h, device).expect("tcpdump"));
+    let (before, first) = (lost(), passed());
+    if before.iter().any(|n| *n > 0) {
+        return false;
+    }
+    wait_passed(first + 100_000);
+    r.f.command(Command::Unsplice);
+    r.f.wait_state(FlowState::Copying);
+    wait_passed(passed() + 3 * BURST as u64);
+    let traces = taps.map(|t| t.stop().expect("a trace"));
+    assert!(traces.iter().all(|t| t.dropped == 0), "tcpdump has missed some");
+    // A retransmission that was not needed is received twice, and the receiver reports this (RFC 2883).
+    let none_lost = || before.iter().zip(lost()).all(|(before, now)| now <= *before);
+    wait_for(Duration::from_secs(5), || none_lost().then_some(()))
+        .unwrap_or_else(|| panic!("lost: {before:?}, then {:?}, {:?}", lost(), r.f.verdicts()));
+    let proxy = FORWARDER_TO_CLIENT.port(family, 7000);
+    let told = [
+        edges(hosts[0], &traces[0], |p| p.from == proxy),
+        edges(hosts[1], &traces[1], |p| p.to == SERVER.port(family, 7000)),
+    ];
+    for (who, edges) in ["client", "server"].iter().zip(told) {
+        let back = edges.windows(2).position(|e| (e[1].wrapping_sub(e[0]) as i32) < 0);
+        assert_eq!(back, None, "{who}, of {} edges: {:?}", edges.len(), back.map(|n| &edges[n..n + 2]));
+    }
+    r.intact();
+    true
 }
 
 /// A client that waits for the server's window no longer sees the server's updates once its flow is unspliced. It gets ours

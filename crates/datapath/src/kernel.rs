@@ -54,8 +54,8 @@ pub struct Options {
     /// Size in bytes of the ring that carries copies of forwarded data to taps, within [`Self::RING`]; default 16 MB.
     /// The default holds what arrives at 10 Gbit/s while the reader does not run for 13 ms.
     pub tap_ring: u32,
-    /// Size in bytes of the ring that carries held segments to user space under the hold policy, within [`Self::RING`];
-    /// default 4 MB.
+    /// Size in bytes of the ring that carries held segments to user space, under the hold policy or as the first data of
+    /// connections between hosts, within [`Self::RING`]; default 4 MB.
     pub hold_ring: u32,
 }
 

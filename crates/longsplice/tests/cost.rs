@@ -8,9 +8,12 @@ use nix::libc::SYS_bpf;
 use running::{LONGSPLICE, Pins, Running, connect, eventually};
 use std::{
     fs,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -21,6 +24,8 @@ const CLIENTS: [usize; 2] = [1, 8];
 /// Connections in a round.
 const CONNECTIONS: usize = 2000;
 const ROUNDS: usize = 5;
+/// Connections of all tests that the kernel may reset; see [`ask`].
+const MOST_RESETS: usize = 5;
 
 /// A client, a forwarder with a plug, and a server.
 struct Place {
@@ -75,13 +80,22 @@ impl Place {
     }
 }
 
-/// One short connection.
+/// One short connection. Linux resets one in some ten thousand: while it puts the socket of a new connection into the place of
+/// its request, a segment that arrives on another processor may find neither (inet_ehash_insert(), seen on 6.18). The proxy
+/// does not hear of it, and neither does the data path.
 fn ask() {
-    let mut stream = connect(Place::front());
-    stream.write_all(b"question").unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    assert_eq!(answer, b"question");
+    static RESETS: AtomicUsize = AtomicUsize::new(0);
+    let exchange = || {
+        let mut stream = connect(Place::front());
+        stream.write_all(b"question")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).map(|_| answer)
+    };
+    let answer = exchange().or_else(|e| match e.kind() {
+        ErrorKind::ConnectionReset if RESETS.fetch_add(1, Ordering::Relaxed) < MOST_RESETS => exchange(),
+        _ => Err(e),
+    });
+    assert_eq!(answer.unwrap(), b"question");
 }
 
 /// Answers eight bytes, and closes first.
@@ -92,8 +106,11 @@ fn answer(lab: &Lab, at: SocketAddr) {
         thread::spawn(move || {
             while let Ok((mut stream, _)) = listener.accept() {
                 let mut bytes = [0; 8];
-                stream.read_exact(&mut bytes).unwrap();
-                stream.write_all(&bytes).unwrap();
+                // nothing more comes from a client that was reset
+                stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+                if stream.read_exact(&mut bytes).is_ok() {
+                    stream.write_all(&bytes).unwrap();
+                }
             }
         });
     }
