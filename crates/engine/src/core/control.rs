@@ -77,8 +77,10 @@ pub(super) struct Control {
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Approach {
-    /// When to give up.
-    until: Time,
+    /// The first look.
+    began: Time,
+    /// What the longest of the queues so far would take.
+    longest: Duration,
     /// The queues at the last look.
     queues: Pair<Option<Queue>>,
 }
@@ -328,9 +330,14 @@ impl Core {
             Queue::of(facts, from, streams[from].in_hand, before).filter(|_| streams[from].message != Some(0))
         });
         let lasts = queues.iter().flatten().map(Queue::lasts).max().unwrap_or_default();
-        let until = cx.now + (4 * lasts + APPROACH).min(cx.policy.drain_limit);
-        let until = control.approach.map_or(until, |approach| approach.until);
-        control.approach = Some(Approach { until, queues });
+        // A queue on the way to the receiver may show only after the first look, and by then take longer.
+        let approach = control.approach.map_or(Approach { began: cx.now, longest: lasts, queues }, |before| Approach {
+            longest: lasts.max(before.longest),
+            queues,
+            ..before
+        });
+        let until = approach.began + (4 * approach.longest + APPROACH).min(cx.policy.drain_limit);
+        control.approach = Some(approach);
         let held = queues.map(|queue| queue.and_then(|queue| queue.held()));
         let is_short = held == Pair::both(None);
         if !is_short && cx.now < until {

@@ -98,6 +98,23 @@ fn a_queue_that_stays_long_is_copied_on() {
 }
 
 #[test]
+fn a_queue_that_shows_late_has_its_time() {
+    let mut flow = Flow::at_once();
+    flow.on(Event::Attended(true));
+    let began = flow.now;
+    let mut action = flow.on(queued(200_000));
+    while flow.now < began + 4 * SECOND {
+        assert!(matches!(action, Action::HoldBack(_)), "1.8 s are for the first of the queues: {action:?}");
+        flow.now = flow.core.timer().expect("another look");
+        assert!(matches!(flow.on(Event::Timer), Action::Measure));
+        action = flow.on(queued(1_000_000));
+    }
+    flow.now = flow.core.timer().expect("another look");
+    flow.on(Event::Timer);
+    assert!(matches!(flow.on(queued(50_000)), Action::Freeze { .. }));
+}
+
+#[test]
 fn bytes_that_stay_in_their_socket_are_no_queue() {
     let policy = Policy { when: SpliceWhen::AfterBytes(10_000), ..Policy::default() };
     let mut flow = Flow::new(policy, Some(Message::from_server(Some(10_000))));
