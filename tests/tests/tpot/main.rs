@@ -1,5 +1,6 @@
 //! Translucent proxying: hosts that ask for a proxy, and a forwarder that intercepts their connections.
 
+mod authenticator;
 mod packets;
 
 use longsplice_datapath::{Destinations, TPOT_EXID, TpotOptions};
