@@ -13,7 +13,8 @@ static __always_inline struct signing *signing(void)
 	return bpf_map_lookup_elem(&tpot_signing, &zero);
 }
 
-/* Compute the MAC of what is in the scratch space. Global, so that it has a stack of its own. Returns 0 if there is such a key. */
+/* Compute the MAC of what is in the scratch space, with the key of this index. Returns 0 if there is one. Global, so that the
+ * verifier checks its loop once. */
 __noinline int sign(__u32 key)
 {
 	struct tpot_config *c = configured();
@@ -44,7 +45,7 @@ static __always_inline void cover(struct signing *s, const __u32 *asker, __u16 a
 	s->covered.isn = bpf_htonl(isn);
 }
 
-/* Append our option to a taker's SYN-ACK: signed, if there are keys. Returns as append(). */
+/* Append our option to a taker's SYN-ACK: signed, if there are keys. Returns what append() does. */
 static __always_inline int append_answer(struct __sk_buff *skb, const struct packet *p, const struct tpot_syn *syn)
 {
 	struct tpot_config *c = configured();
