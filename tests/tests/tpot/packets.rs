@@ -100,7 +100,7 @@ pub(crate) fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
 }
 
 /// Puts an outer header in front of a frame's IP packet.
-fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
+pub(crate) fn wrap(frame: &[u8], from: IpAddr, to: IpAddr, tos: u8) -> Vec<u8> {
     let inner = &frame[ETHERNET..];
     let mut outer = frame[..ETHERNET].to_vec();
     match (from, to) {
