@@ -727,6 +727,9 @@ fn the_page_has_the_right_defaults() {
 fn the_examples_of_the_page_are_right() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("users"), "carl:pw\n").unwrap();
+    let keys = dir.path().join("tpot.keys");
+    fs::write(&keys, "000102030405060708090a0b0c0d0e0f\n").unwrap();
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
     let read = |text: &str| Config::from_toml(text, &dir.path().join("longsplice.toml"));
     let all: Vec<Config> = blocks(PAGE).map(|text| read(text).unwrap_or_else(|e| panic!("{e}\n{text}"))).collect();
     assert!(all.len() >= TABLES.len() && all[0].listeners.len() == 2, "{}", all.len());
